@@ -1,31 +1,107 @@
-"""Times of convolution and pooling kernels on one thread, beside PyTorch's where it is installed.
+"""Convolution and pooling on one thread: times and errors of each way to compute them, beside PyTorch's where it is installed.
 
-    python benchmarks/conv_kernels.py [--rounds 15] [--order batch_innermost|plain] [--batch N]
+    python benchmarks/conv_kernels.py [--only NAME] [--rounds 15]     milliseconds of y, dx and dw, and who computes them
+    python benchmarks/conv_kernels.py --each                          the same of every implementation that can
+    python benchmarks/conv_kernels.py --errors                        largest errors in float32: jobflow/kernels/cpu/convolution_costs.py, ERRORS
+    python benchmarks/conv_kernels.py --constants                     what products and copies cost: the same file, COSTS
 
-Every round runs each variant once, one after the other, so that a busy machine slows all of them alike; the medians are printed, and the
-ratio to PyTorch (below 1: faster than it), whose tensors are in its default order.
+Every round runs each variant once, one after the other, so that a busy machine slows all of them alike; the least CPU times are printed, and
+their ratio to PyTorch's (below 1: faster than it), whose tensors are in its default order.  Ours lie as a plan stores them.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from jobflow.core.types import DType
-from jobflow.ops.conv import Conv
-from jobflow.ops.pool import AvgPool, MaxPool, MaxPoolGrad
+from jobflow.core.types import DType, TensorType, dtype_of
+from jobflow.kernels import registry
+from jobflow.kernels.target import CPU, Target, target_of
+from jobflow.ops.conv import ConvOp, conv_op
+from jobflow.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 
 Run = Callable[[], Any]
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+PARTS = ("y", "dx", "dw")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A convolution with the same kernel, stride, padding and dilation along every axis."""
+
+    name: str
+    shape: tuple[int, ...]
+    filters: int
+    kernel: int
+    stride: int = 1
+    padding: int = 0
+    dilation: int = 1
+    groups: int = 1
+
+    @property
+    def dims(self) -> int:
+        return len(self.shape) - 2
+
+    @property
+    def filter_shape(self) -> tuple[int, ...]:
+        return (self.filters, self.shape[1] // self.groups, *(self.kernel,) * self.dims)
+
+    def op(self, dtype: DType, algorithm: Any = "auto") -> ConvOp:
+        pads = ((self.padding, self.padding),) * self.dims
+        types = TensorType(self.shape, dtype), TensorType(self.filter_shape, dtype)
+        return conv_op(*types, self.stride, pads, self.dilation, self.groups, algorithm)
+
+
+CASES = [
+    Case("lenet conv1", (100, 1, 28, 28), 32, 5, 1, 2),
+    Case("lenet conv2", (100, 32, 14, 14), 64, 5, 1, 2),
+    Case("3x3 16@32", (32, 16, 32, 32), 16, 3, 1, 1),
+    Case("3x3 64@28", (8, 64, 28, 28), 64, 3, 1, 1),
+    Case("3x3 128@14", (8, 128, 14, 14), 128, 3, 1, 1),
+    Case("3x3 256@14", (8, 256, 14, 14), 256, 3, 1, 1),
+    Case("3x3 512@7", (8, 512, 7, 7), 512, 3, 1, 1),
+    Case("3x3/2 16@32", (32, 16, 32, 32), 32, 3, 2, 1),
+    Case("3x3/2 64@28", (8, 64, 28, 28), 128, 3, 2, 1),
+    Case("1x1 64@28", (8, 64, 28, 28), 256, 1),
+    Case("1x1/2 64@28", (8, 64, 28, 28), 128, 1, 2),
+    Case("stem 7x7/2", (8, 3, 64, 64), 64, 7, 2, 3),
+    Case("stem 3x3", (32, 3, 32, 32), 32, 3, 1, 1),
+    Case("depthwise 32@32", (16, 32, 32, 32), 32, 3, 1, 1, 1, 32),
+    Case("depthwise/2 64@32", (16, 64, 32, 32), 64, 3, 2, 1, 1, 64),
+    Case("depthwise 256@14", (8, 256, 14, 14), 256, 3, 1, 1, 1, 256),
+    Case("4 groups 64@28", (8, 64, 28, 28), 64, 3, 1, 1, 1, 4),
+    Case("dilated 32@32", (8, 32, 32, 32), 32, 3, 1, 2, 2),
+    Case("1-D TCN 32@256", (16, 32, 256), 32, 3, 1, 4, 4),
+    Case("1-D WaveNet 64@1024", (4, 64, 1024), 64, 2, 1, 8, 8),
+    Case("1-D 1@1024", (16, 1, 1024), 16, 3, 1, 1),
+    Case("1-D k9 16@512", (16, 16, 512), 16, 9, 1, 4),
+    Case("1-D depthwise 64@256", (16, 64, 256), 64, 5, 1, 2, 1, 64),
+    Case("U-net up 64@14", (8, 32, 28, 28), 64, 2, 2),
+    Case("one sample 32@32", (1, 32, 32, 32), 32, 3, 1, 1),
+    Case("two samples 64@56", (2, 64, 56, 56), 64, 3, 1, 1),
+    Case("3-D 8@16", (4, 8, 16, 16, 16), 16, 3, 1, 1),
+]
+#: filters of 3 and 5 along one axis and two, by channels
+ERROR_CASES = [
+    Case(f"{'x'.join([str(kernel)] * len(image))}, {channels} channels", (16, channels, *image), channels, kernel, 1, kernel // 2)
+    for image in ((196,), (14, 14))
+    for kernel in (3, 5)
+    for channels in (32, 64, 128, 256)
+]
+POOLS = [("pool 2x2 32@28", (100, 32, 28, 28)), ("pool 2x2 64@56", (8, 64, 56, 56)), ("pool 2 64@256", (16, 64, 256))]
+
+
+#: how many of [m,k] @ [k,n], as convolutions have them
+PRODUCTS = [(1, 16, 144, 2048), (1, 64, 576, 512), (1, 32, 27, 2048), (1, 128, 1152, 512), (16, 16, 36, 512), (64, 1, 9, 2048)]
+PRODUCTS += [(36, 64, 64, 32), (36, 16, 16, 512), (36, 128, 128, 32), (64, 24, 18, 64), (384, 6, 6, 112), (384, 24, 18, 8), (384, 6, 6, 32)]
 
 
 class Cpu:
@@ -37,9 +113,7 @@ class Cpu:
         return np.zeros(shape, dtype.numpy)
 
 
-def prepared(op: Any, inputs: Sequence[Any], output: Any) -> Run:
-    calls = op.bind(Cpu(), inputs, (output,))
-
+def running(calls: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]]) -> Run:
     def run() -> None:
         for function, arguments in calls:
             function(*arguments)
@@ -47,68 +121,65 @@ def prepared(op: Any, inputs: Sequence[Any], output: Any) -> Run:
     return run
 
 
-def ordered(shape: tuple[int, ...], order: str) -> Any:
-    """Random float32 of logical `shape`, stored plainly or batch innermost."""
-    values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    if order == "plain":
+def stored(values: Any, target: Target) -> Any:
+    """As a plan stores images: batch innermost from so many samples on."""
+    if target.batch_innermost is None or len(values) < target.batch_innermost:
         return values
     return np.moveaxis(np.ascontiguousarray(np.moveaxis(values, 0, -1)), -1, 0)
 
 
-def medians(variants: dict[str, Run], rounds: int) -> dict[str, float]:
-    """Median milliseconds of each, from interleaved rounds."""
-    times: dict[str, list[float]] = {name: [] for name in variants}
-    for i in range(rounds + 2):
-        for name, run in variants.items():
-            start = time.perf_counter()
-            run()
-            if i >= 2:
-                times[name].append((time.perf_counter() - start) * 1e3)
-    return {name: statistics.median(values) for name, values in times.items()}
+def ours(ops: dict[str, tuple[Any, tuple[Any, ...], Any]], target: Target, each: bool) -> dict[str, dict[str, Run]]:
+    """By implementation and part, or those that the target chooses, with their names by part."""
+    found: dict[str, dict[str, Run]] = {}
+    for part, (op, inputs, output) in ops.items():
+        chosen = registry.choose(op, target, inputs, (output,)).implementation
+        for one in registry.candidates(type(op), target) if each else (chosen,):
+            able = op if one is chosen else replace(op, algorithm="winograd") if isinstance(op, ConvOp) else op
+            if one is chosen or one.refuses(able, inputs, (output,)) is None or one.name.startswith("im2col"):
+                name = f"{'* ' if one is chosen else ''}{one.name}" if each else "jobflow"
+                found.setdefault(name, {})[part] = running(one.bind(op, Cpu(), inputs, (output,)))
+    return found
 
 
-def conv_runs(shape: tuple[int, ...], filters: int, kernel: int, stride: int, algorithm: Any, order: str) -> dict[str, Run]:
-    """The convolution and both gradients."""
-    pad, channels = kernel // 2, shape[1]
-    op = Conv((stride,) * 2, ((pad, pad),) * 2, (1, 1), 1, algorithm)
-    x, w = ordered(shape, order), ordered((filters, channels, kernel, kernel), "plain")
-    out = op.window((kernel, kernel)).out_sizes("conv", shape[2:])
-    y = ordered((shape[0], filters, *out), order)
+def conv_ops(case: Case, dtype: Any = np.float32, order: Callable[[Any], Any] = np.asarray, algorithm: Any = "auto") -> dict[str, Any]:
+    """op, inputs and output of y, dx and dw."""
+    rng, op = np.random.default_rng(0), case.op(dtype_of(np.dtype(dtype)), algorithm)
+    x, w = (rng.standard_normal(shape).astype(np.float32).astype(dtype) for shape in (case.shape, case.filter_shape))
+    out = op.window(w.shape[2:]).out_sizes("conv", x.shape[2:])
+    dy = rng.standard_normal((len(x), case.filters, *out)).astype(np.float32).astype(dtype)
     return {
-        "y": prepared(op, (x, w), y.copy("K")),
-        "dx": prepared(op._input_gradient(shape[2:]), (y, w), x.copy("K")),
-        "dw": prepared(op._weight_gradient((kernel, kernel)), (x, y), w.copy()),
+        "y": (op, (order(x), w), order(np.empty_like(dy))),
+        "dx": (op._input_gradient(x.shape[2:]), (order(dy), w), order(np.empty_like(x))),
+        "dw": (op._weight_gradient(w.shape[2:]), (order(x), order(dy)), np.empty_like(w)),
     }
 
 
-def torch_conv_runs(shape: tuple[int, ...], filters: int, kernel: int, stride: int) -> dict[str, Run]:
+def torch_runs(case: Case, ops: dict[str, Any]) -> dict[str, Callable[[], Any]]:
     import torch
 
     torch.set_num_threads(1)
-    pad = [kernel // 2] * 2
-    x, w = torch.randn(shape), torch.randn(filters, shape[1], kernel, kernel)
-    y = torch.nn.functional.conv2d(x, w, stride=stride, padding=pad)
+    x, w, dy = (torch.from_numpy(np.ascontiguousarray(a)) for a in (*ops["y"][1], ops["dx"][1][0]))
+    every = [[n] * case.dims for n in (case.stride, case.padding, case.dilation)]
 
-    def backward(mask: list[bool]) -> Run:
-        return lambda: torch.ops.aten.convolution_backward(y, x, w, [0], [stride] * 2, pad, [1, 1], False, [0, 0], 1, mask)
+    def backward(i: int) -> Any:
+        mask = [i == 0, i == 1, False]
+        return torch.ops.aten.convolution_backward(dy, x, w, [0], *every, False, [0] * case.dims, case.groups, mask)[i]
 
+    forward = lambda: torch.ops.aten.convolution(x, w, None, *every, False, [0] * case.dims, case.groups)  # noqa: E731
+    return {"y": forward, "dx": lambda: backward(0), "dw": lambda: backward(1)}
+
+
+def pool_ops(shape: tuple[int, ...], target: Target) -> dict[str, Any]:
+    dims = len(shape) - 2
+    attributes: Any = ((2,) * dims, (2,) * dims, ((0, 0),) * dims)
+    x = stored(np.random.default_rng(0).standard_normal(shape).astype(np.float32), target)
+    y = stored(np.empty((*shape[:2], *(n // 2 for n in shape[2:])), np.float32), target)
+    MaxPool(*attributes).kernel(np, x, y)
     return {
-        "y": lambda: torch.nn.functional.conv2d(x, w, stride=stride, padding=pad),
-        "dx": backward([True, False, False]),
-        "dw": backward([False, True, False]),
-    }
-
-
-def pool_runs(shape: tuple[int, ...], order: str) -> dict[str, Run]:
-    attributes: Any = ((2, 2), (2, 2), ((0, 0), (0, 0)))
-    x = ordered(shape, order)
-    y = ordered((*shape[:2], shape[2] // 2, shape[3] // 2), order)
-    first = prepared(MaxPool(*attributes), (x,), y)
-    first()
-    return {
-        "max": first,
-        "max grad": prepared(MaxPoolGrad(*attributes), (x, y, y.copy("K")), x.copy("K")),
-        "avg": prepared(AvgPool(*attributes), (x,), y.copy("K")),
+        "max": (MaxPool(*attributes), (x,), y.copy("K")),
+        "max dx": (MaxPoolGrad(*attributes), (x, y, y.copy("K")), x.copy("K")),
+        "mean": (AvgPool(*attributes), (x,), y.copy("K")),
+        "mean dx": (AvgPoolGrad(*attributes, spatial=shape[2:]), (y,), x.copy("K")),
     }
 
 
@@ -116,81 +187,151 @@ def torch_pool_runs(shape: tuple[int, ...]) -> dict[str, Run]:
     import torch
 
     torch.set_num_threads(1)
-    pool = torch.nn.functional
-    x = torch.randn(shape)
-    y, at = pool.max_pool2d(x, 2, return_indices=True)
+    dims = len(shape) - 2
+    pool, aten = torch.nn.functional, torch.ops.aten
+    x = torch.randn(shape if dims > 1 else (*shape[:2], 1, shape[2]))
+    window = [2, 2] if dims > 1 else [1, 2]
+    y, at = pool.max_pool2d(x, window, return_indices=True)
     return {
-        "max": lambda: pool.max_pool2d(x, 2),
-        "max grad": lambda: torch.ops.aten.max_pool2d_with_indices_backward(y, x, [2, 2], [2, 2], [0, 0], [1, 1], False, at),
-        "avg": lambda: pool.avg_pool2d(x, 2),
+        "max": lambda: pool.max_pool2d(x, window),
+        "max dx": lambda: aten.max_pool2d_with_indices_backward(y, x, window, window, [0, 0], [1, 1], False, at),
+        "mean": lambda: pool.avg_pool2d(x, window),
+        "mean dx": lambda: aten.avg_pool2d_backward(y, x, window, window, [0, 0], False, False, None),
     }
 
 
-def table(title: str, rows: dict[str, dict[str, float]]) -> None:
-    columns = list(next(iter(rows.values())))
-    print(f"\n{title}\n{'':12}" + "".join(f"{c:>10}" for c in [*columns, "sum", "ratio"]))
-    peer = sum(rows.get("torch", {}).values())
+def least(variants: dict[str, dict[str, Run]], rounds: int) -> dict[str, dict[str, float]]:
+    """Least milliseconds of each, from interleaved rounds."""
+    times: dict[str, dict[str, float]] = {name: dict.fromkeys(runs, np.inf) for name, runs in variants.items()}
+    for _ in range(rounds + 1):
+        for part in next(iter(variants.values())):
+            for name, runs in variants.items():
+                if part in runs:
+                    start = time.thread_time()
+                    runs[part]()
+                    times[name][part] = min(times[name][part], (time.thread_time() - start) * 1e3)
+    return times
+
+
+def table(title: str, rows: dict[str, dict[str, float]], note: str = "") -> float:
+    """Print times; the first row's share of PyTorch's."""
+    peer = rows.get("torch")
+    parts = list(next(iter(rows.values())))
+    print(f"\n{title}   {note}\n{'':22}" + "".join(f"{part:>16}" for part in [*parts, "sum"]))
     for name, row in rows.items():
-        total = sum(row.values())
-        ratio = f"{total / peer:10.2f}" if peer else f"{'-':>10}"
-        print(f"{name:12}" + "".join(f"{row[c]:10.3f}" for c in columns) + f"{total:10.3f}{ratio}")
+        cells = [(row.get(part, np.nan), peer[part] if peer else np.nan) for part in parts]
+        cells.append((sum(ms for ms, _ in cells), sum(ms for _, ms in cells)))
+        print(f"{name:22}" + "".join(f"{ms:10.3f}{ms / of:6.2f}" for ms, of in cells), flush=True)
+    return sum(next(iter(rows.values())).values()) / sum(peer.values()) if peer else np.nan
 
 
-def measure(variants: dict[str, dict[str, Run]], rounds: int) -> dict[str, dict[str, float]]:
-    flat = medians({f"{name}/{part}": run for name, runs in variants.items() for part, run in runs.items()}, rounds)
-    return {name: {part: flat[f"{name}/{part}"] for part in runs} for name, runs in variants.items()}
+def speeds(options: argparse.Namespace) -> None:
+    target, shares = target_of("cpu", options.kernels), []
+    with_torch = importlib.util.find_spec("torch") is not None
+    for case in CASES:
+        if options.only in case.name:
+            ops = conv_ops(case, np.float32, lambda a: stored(a, target), options.algorithm)
+            variants = ours(ops, target, options.each)
+            if with_torch:
+                variants["torch"] = torch_runs(case, ops)
+            who = [registry.choose(op, target, given, (made,)).implementation.name for op, given, made in ops.values()]
+            shares.append(table(f"{case}", least(variants, options.rounds), "" if options.each else ", ".join(who)))
+    for title, shape in POOLS:
+        if options.only in title:
+            variants = ours(pool_ops(shape, target), target, options.each)
+            if with_torch:
+                variants["torch"] = torch_pool_runs(shape)
+            shares.append(table(f"{title} {shape}", least(variants, options.rounds)))
+    if not options.each:
+        print(f"\ngeometric mean of sums to PyTorch's: {np.exp(np.mean(np.log(shares))):.2f}, worst {max(shares):.2f}")
 
 
-CONVOLUTIONS = [
-    # name, shape, filters, kernel, stride
-    ("lenet conv1", (100, 1, 28, 28), 32, 5, 1),
-    ("lenet conv2", (100, 32, 14, 14), 64, 5, 1),
-    ("3x3 64@56", (8, 64, 56, 56), 64, 3, 1),
-    ("3x3 128@28", (8, 128, 28, 28), 128, 3, 1),
-    ("3x3 256@14", (8, 256, 14, 14), 256, 3, 1),
-    ("3x3 512@7", (8, 512, 7, 7), 512, 3, 1),
-    ("3x3 16@32", (64, 16, 32, 32), 16, 3, 1),
-    ("3x3/2 128@56", (8, 128, 56, 56), 128, 3, 2),
-    ("1x1 64@56", (8, 64, 56, 56), 256, 1, 1),
-    ("7x7/2 3@112", (8, 3, 112, 112), 64, 7, 2),
-]
-POOLS = [("pool 2x2 lenet 1", (100, 32, 28, 28)), ("pool 2x2 lenet 2", (100, 64, 14, 14)), ("pool 2x2 64@56", (8, 64, 56, 56))]
+def errors() -> None:
+    """The largest error of each way in float32, relative to the largest element, against float64, and as a multiple of PyTorch's."""
+    print("| filters | way | y | dx | dw |\n|---|---|---|---|---|")
+    for case in ERROR_CASES:
+        exact = conv_ops(case, np.float64)
+        ops = conv_ops(case, algorithm="winograd")
+        for op, inputs, output in exact.values():
+            op.kernel(np, *inputs, output)
+        peers = {part: run().numpy() for part, run in torch_runs(case, ops).items()}
+        ours_by_way: dict[str, dict[str, Any]] = {"PyTorch": peers}
+        for part, (op, inputs, output) in ops.items():
+            for one in registry.candidates(type(op), CPU):
+                if one.name.startswith(("im2col", "Winograd")) and (case.kernel, one.name) != (3, "Winograd, 3 outputs"):
+                    made = np.empty_like(output)
+                    running(one.bind(op, Cpu(), inputs, (made,)))()
+                    ours_by_way.setdefault(one.name.split(" of ")[0], {})[part] = made
+        for way, made in ours_by_way.items():
+            found = [float(np.abs(made[part] - exact[part][2]).max() / np.abs(exact[part][2]).max()) for part in PARTS]
+            base = [float(np.abs(peers[part] - exact[part][2]).max() / np.abs(exact[part][2]).max()) for part in PARTS]
+            cells = " | ".join(f"{e:.1e} ({e / b:.1f})" for e, b in zip(found, base, strict=True))
+            print(f"| {case.name} | {way} | {cells} |", flush=True)
+
+
+def constants() -> None:
+    """Fit what products cost to times of many shapes, and time copies."""
+    rows, times = [], []
+    for times_, m, k, n in PRODUCTS:
+        a, b, y = (np.ones(shape, np.float32) for shape in ((times_, m, k), (times_, k, n), (times_, m, n)))
+        rows.append([times_, times_ * m * k * n, times_ * (m * k + k * n), times_ * m * n])
+        times.append(_nanoseconds(lambda a=a, b=b, y=y: np.matmul(a, b, y)) - 900)  # type: ignore[misc]
+    weighted = np.array(rows) / np.array(times)[:, None]
+    fitted = _positive_fit(weighted, np.ones(len(times)))
+    for name, value in zip(("product", "multiply", "pack", "write"), fitted, strict=True):
+        print(f"{name:10}{value:10.4f}")
+    print("predicted / measured:", np.round(weighted @ fitted, 2).tolist())
+    few, large = np.ones((4, 4), np.float32), np.ones((64, 34, 34, 8), np.float32)
+    print(f"{'call':10}{_nanoseconds(lambda: np.matmul(few, few, few.copy())):10.1f}")
+    target = np.empty((64, 32, 32, 8), np.float32)
+    long, short = target.reshape(64, 32, 256), np.empty((64, 32, 32, 4), np.float32)
+    wide = large.reshape(64, 34, 272)[:, 1:33, 8:264]
+    copied = _nanoseconds(lambda: np.copyto(long, wide)) / long.size
+    print(
+        f"{'copy':10}{copied:10.3f}\n{'run':10}{4 * (_nanoseconds(lambda: np.copyto(short, large[:, 1:33, 1:33, :4])) / short.size - copied):10.2f}"
+    )
+    print(f"{'add':10}{_nanoseconds(lambda: np.add(long, wide, long)) / long.size:10.3f}")
+    filters, turned = np.ones((128, 128, 3, 3), np.float32), np.empty((128, 128, 3, 3), np.float32)
+    print(f"{'gather':10}{_nanoseconds(lambda: np.copyto(turned, filters[..., ::-1, ::-1].swapaxes(0, 1))) / turned.size:10.3f}")
+
+
+def _positive_fit(a: Any, b: Any) -> Any:
+    """The least squares of a x = b with x >= 0: what comes out below 0 is left out."""
+    kept = list(range(a.shape[1]))
+    while True:
+        x = np.zeros(a.shape[1])
+        x[kept] = np.linalg.lstsq(a[:, kept], b, rcond=None)[0]
+        if (x >= 0).all():
+            return x
+        kept.remove(int(x.argmin()))
+
+
+def _nanoseconds(run: Run) -> float:
+    found = np.inf
+    for _ in range(40):
+        start = time.perf_counter_ns()
+        run()
+        found = min(found, time.perf_counter_ns() - start)
+    return float(found)
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--rounds", type=int, default=15)
-    arguments.add_argument("--order", choices=["batch_innermost", "plain"], default="batch_innermost")
-    arguments.add_argument("--batch", type=int, help="use this batch size in every case")
     arguments.add_argument("--only", default="", help="cases whose name contains this")
+    arguments.add_argument("--kernels", default="auto", help="the tier, as in flow.config.kernels")
+    arguments.add_argument("--algorithm", default="auto", choices=["auto", "direct", "winograd"])
+    for name in ("each", "errors", "constants"):
+        arguments.add_argument(f"--{name}", action="store_true")
     options = arguments.parse_args()
     if any(os.environ.get(name) != "1" for name in _THREADS):  # libraries read these when they are loaded: begin again with them set
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | dict.fromkeys(_THREADS, "1"))
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    with_torch = importlib.util.find_spec("torch") is not None
-    results: dict[str, Any] = {}
-    for title, shape, filters, kernel, stride in CONVOLUTIONS:
-        if options.only not in title:
-            continue
-        shape = (options.batch or shape[0], *shape[1:])
-        tiles = {3: (2, 4), 5: (2, 3, 4)}.get(kernel, ()) if stride == 1 else ()
-        algorithms = ["direct", *(f"winograd{m}" for m in tiles)]
-        variants = {a: conv_runs(shape, filters, kernel, stride, a, options.order) for a in algorithms}
-        if with_torch:
-            variants["torch"] = torch_conv_runs(shape, filters, kernel, stride)
-        results[title] = measure(variants, options.rounds)
-        table(f"{title} {shape} -> {filters}, {kernel}x{kernel} stride {stride}, ms", results[title])
-    for title, shape in POOLS:
-        if options.only not in title:
-            continue
-        shape = (options.batch or shape[0], *shape[1:])
-        variants = {"numpy": pool_runs(shape, options.order)}
-        if with_torch:
-            variants["torch"] = torch_pool_runs(shape)
-        results[title] = measure(variants, options.rounds)
-        table(f"{title} {shape}, ms", results[title])
-    print("\n" + json.dumps({"order": options.order, "batch": options.batch, "ms": results}))
+    if options.errors:
+        errors()
+    elif options.constants:
+        constants()
+    else:
+        speeds(options)
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ def _conv(
         padding=pads(what, padding, ndim, last),
         dilations=1 if dilations is None else dilations,
         groups=groups,
-        algorithm=cast(cv.Choice, current_job(what).conv_algorithm),
+        algorithm=cast(cv.Algorithm, current_job(what).conv_algorithm),
         name=name,
     )
     return to_last(y, last)
@@ -144,7 +144,7 @@ def conv2d_transpose(
         strides=strides,
         padding="same_upper" if word == "same" else word,
         dilations=1 if dilations is None else dilations,
-        algorithm=cast(cv.Choice, current_job(what).conv_algorithm),
+        algorithm=cast(cv.Algorithm, current_job(what).conv_algorithm),
         name=name,
     )
     return to_last(y, last)

@@ -5,29 +5,30 @@
 The three ops are the partial derivatives of one trilinear form <y, conv(x, w)>, so each one's gradients are the other two.
 With `groups` > 1 the channels fall into equal groups that do not see each other: w is [o, c/groups, *kernel].
 
-The algorithm is fixed by `conv` from logical sizes, never by a kernel from local ones, so results do not depend on how tensors are cut.
+The kernels are one product with what windows see (im2col).  How a target computes the three is its own choice; it makes it from the
+setting `algorithm` and the logical sizes, which `localize` keeps, never from a rank's own, so that it does not depend on how tensors are cut.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
 from jobflow.core.errors import DtypeError, ShapeError
-from jobflow.core.layout import Rule
-from jobflow.core.types import Array, Tensor, TensorType, Xp, float32
-from jobflow.ops import conv_cpu, conv_kernels
-from jobflow.ops.op import Binder, Call, Grads, Op, Sample, apply, sample
-from jobflow.ops.windows import Pads, Window, axis_values, explicit_padding
+from jobflow.core.layout import Box, Rule
+from jobflow.core.types import Array, Tensor, TensorType, Xp
+from jobflow.ops.op import Grads, Op, Sample, apply, sample
+from jobflow.ops.windows import Pads, Window, axis_values, explicit_padding, spread
 from jobflow.ops.windows import same_padding as same_padding
 
-#: How products are formed: tap by tap, or by Winograd's F(m,r) on tiles of m = 2, 3 or 4 outputs per axis.
-Algorithm = Literal["direct", "winograd2", "winograd3", "winograd4"]
-Choice = Literal["auto", "direct", "winograd"]
+#: "auto": the fastest way that rounds about as the direct sum does; "direct": no other; "winograd": the fastest of all
+Algorithm = Literal["auto", "direct", "winograd"]
+#: shapes of x and w
+Shapes = tuple[tuple[int, ...], tuple[int, ...]]
 
 _AXES = "XYZ"
 
@@ -40,21 +41,32 @@ def _check_operand(what: str, name: str, t: TensorType, ndim: int) -> None:
 
 
 @dataclass(frozen=True)
-class _ConvOp(Op):
+class ConvOp(Op):
     """Attributes and checks that the three ops share; `padding` is (before, after) per spatial axis."""
 
+    abstract = True
     precision = "half"
     strides: tuple[int, ...]
     padding: Pads
     dilations: tuple[int, ...]
     groups: int = 1
-    algorithm: Algorithm = "direct"
+    algorithm: Algorithm = "auto"
+    #: of the whole tensors, where this is one rank's part
+    logical: Shapes | None = field(default=None, kw_only=True)
 
+    unshown = frozenset({"logical"})
     #: the compiler may store 4-D operands batch innermost, which is what the CPU kernels like best
     batch_innermost: ClassVar[bool] = True
 
     def window(self, kernel: tuple[int, ...]) -> Window:
         return Window(kernel, self.strides, self.padding, self.dilations)
+
+    def shapes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Shapes:
+        """Those of x and w, from what the operands' are."""
+        raise NotImplementedError
+
+    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
+        return replace(self, logical=self.shapes([box.whole for box in inputs], [box.whole for box in outputs]))
 
     def _check(self, **operands: TensorType) -> None:
         for name, t in operands.items():
@@ -67,6 +79,12 @@ class _ConvOp(Op):
         if channels % self.groups or filters % self.groups:
             raise ShapeError(f"{self.word()}: {text}: {channels} channels and {filters} filters must both be multiples of groups={self.groups}")
 
+    def _columns(self, xp: Xp, x: Array, kernel: tuple[int, ...], out: tuple[int, ...]) -> Array:
+        """What windows see of x: [n, groups, (c k), positions]."""
+        padded = xp.pad(x, ((0, 0), (0, 0), *self.padding))
+        seen = _windows(xp, self.window(kernel), padded, out)
+        return seen.reshape(x.shape[0], self.groups, x.shape[1] // self.groups * math.prod(kernel), math.prod(out))
+
     def _rule(self, spec: str) -> Rule:
         """`spec` with H for the image's spatial axes and K for the kernel's; channel axes stay whole in grouped convolutions."""
         axes = _AXES[: len(self.strides)]
@@ -75,8 +93,20 @@ class _ConvOp(Op):
         return Rule(spec.replace("H", axes).replace("K", axes), linear=((0,), (1,)))
 
 
+def _windows(xp: Xp, window: Window, image: Array, out: tuple[int, ...]) -> Array:
+    """[n, c, *kernel, *out]: a view of a padded image [n, c, *spatial]."""
+    along = image.strides[2:]
+    strides = (*(d * n for d, n in zip(window.dilations, along, strict=True)), *(s * n for s, n in zip(window.strides, along, strict=True)))
+    return xp.lib.stride_tricks.as_strided(image, (*image.shape[:2], *window.kernel, *out), (*image.strides[:2], *strides))
+
+
+def _samples_last(a: Array) -> Array:
+    """[n, g, rows, positions] as [g, rows, (n positions)]."""
+    return a.transpose(1, 2, 0, 3).reshape(*a.shape[1:3], a.shape[0] * a.shape[3])
+
+
 @dataclass(frozen=True)
-class Conv(_ConvOp):
+class Conv(ConvOp):
     """y[n,o,i] = sum_ck x[n,c,i*stride+k*dilation-before] w[o,c,k]; x [n,c,*spatial], w [o,c/groups,*kernel]."""
 
     def infer(self, x: TensorType, w: TensorType) -> TensorType:
@@ -93,11 +123,11 @@ class Conv(_ConvOp):
         return self._rule("ncH,ocK->noH")
 
     def kernel(self, xp: Xp, x: Array, w: Array, y: Array) -> None:
-        conv_kernels.forward(xp, self.window(w.shape[2:]), self.groups, x, w, y)
+        filters = w.reshape(self.groups, w.shape[0] // self.groups, math.prod(w.shape[1:]))
+        y[...] = xp.matmul(filters, self._columns(xp, x, w.shape[2:], y.shape[2:])).reshape(y.shape)
 
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        fast = conv_cpu.bind_forward(self.window(inputs[1].shape[2:]), self.groups, self.algorithm, device, *inputs, *outputs)
-        return super().bind(device, inputs, outputs) if fast is None else fast
+    def shapes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Shapes:
+        return inputs[0], inputs[1]
 
     def grad(self, x: Any, w: Any, y: Any, dy: Any) -> Grads:
         spatial, kernel = x.type.shape[2:], w.type.shape[2:]
@@ -116,7 +146,7 @@ class Conv(_ConvOp):
 
 
 @dataclass(frozen=True)
-class ConvGradInput(_ConvOp):
+class ConvGradInput(ConvOp):
     """dx[n,c,j] = sum of dy[n,o,i] w[o,c,k] over o and all i, k with i*stride+k*dilation-before == j; dx has the sizes `spatial`.
 
     As an operation of its own right this is the transposed convolution: dy has w's first axis as channels, dx its second.
@@ -138,11 +168,26 @@ class ConvGradInput(_ConvOp):
         return self._rule("noH,ocK->ncH")
 
     def kernel(self, xp: Xp, dy: Array, w: Array, dx: Array) -> None:
-        conv_kernels.grad_input(xp, self.window(w.shape[2:]), self.groups, dy, w, dx)
+        """The convolution of dy, with stride - 1 zeros between its elements, with w turned round."""
+        (o, c), kernel, axes = w.shape[:2], w.shape[2:], range(len(self.strides))
+        reach = [spread(k, d) - 1 for k, d in zip(kernel, self.dilations, strict=True)]
+        apart = xp.zeros((*dy.shape[:2], *(size + r for size, r in zip(dx.shape[2:], reach, strict=True))), dy.dtype)
+        taken, places = zip(*(self._between(a, dy.shape[2 + a], apart.shape[2 + a], reach[a]) for a in axes), strict=True)
+        apart[:, :, *places] = dy[:, :, *taken]
+        seen = _windows(xp, Window(kernel, (1,) * len(kernel), ((0, 0),) * len(kernel), self.dilations), apart, dx.shape[2:])
+        rows = o // self.groups * math.prod(kernel)
+        turned = w[(..., *(slice(None, None, -1),) * len(kernel))].reshape(self.groups, o // self.groups, c, *kernel).swapaxes(1, 2)
+        columns = seen.reshape(dy.shape[0], self.groups, rows, math.prod(dx.shape[2:]))
+        dx[...] = xp.matmul(turned.reshape(self.groups, c, rows), columns).reshape(dx.shape)
 
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        fast = conv_cpu.bind_grad_input(self.window(inputs[1].shape[2:]), self.groups, self.algorithm, device, *inputs, *outputs)
-        return super().bind(device, inputs, outputs) if fast is None else fast
+    def _between(self, a: int, count: int, room: int, reach: int) -> tuple[slice, slice]:
+        """Which positions of dy along an axis have a place among `room` with zeros between them, and where."""
+        stride, first = self.strides[a], reach - self.padding[a][0]
+        low, high = max(0, -(first // stride)), min(count, (room - 1 - first) // stride + 1)
+        return slice(low, max(low, high)), slice(first + low * stride, max(first + low * stride, first + (high - 1) * stride + 1), stride)
+
+    def shapes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Shapes:
+        return outputs[0], inputs[1]
 
     def grad(self, dy: Any, w: Any, dx: Any, ddx: Any) -> Grads:
         conv_op = Conv(self.strides, self.padding, self.dilations, self.groups, self.algorithm)
@@ -155,7 +200,7 @@ class ConvGradInput(_ConvOp):
 
 
 @dataclass(frozen=True)
-class ConvGradWeight(_ConvOp):
+class ConvGradWeight(ConvOp):
     """dw[o,c,k] = sum_ni x[n,c,i*stride+k*dilation-before] dy[n,o,i], for kernel sizes `kernel_sizes`."""
 
     kernel_sizes: tuple[int, ...] = ()
@@ -174,11 +219,12 @@ class ConvGradWeight(_ConvOp):
         return self._rule("ncH,noH->ocK")
 
     def kernel(self, xp: Xp, x: Array, dy: Array, dw: Array) -> None:
-        conv_kernels.grad_weight(xp, self.window(dw.shape[2:]), self.groups, x, dy, dw)
+        columns = self._columns(xp, x, dw.shape[2:], dy.shape[2:])
+        given = dy.reshape(dy.shape[0], self.groups, dy.shape[1] // self.groups, columns.shape[3])
+        dw[...] = xp.matmul(_samples_last(given), _samples_last(columns).swapaxes(1, 2)).reshape(dw.shape)
 
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        fast = conv_cpu.bind_grad_weight(self.window(self.kernel_sizes), self.groups, self.algorithm, device, *inputs, *outputs)
-        return super().bind(device, inputs, outputs) if fast is None else fast
+    def shapes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Shapes:
+        return inputs[0], outputs[0]
 
     def grad(self, x: Any, dy: Any, dw: Any, ddw: Any) -> Grads:
         conv_op = Conv(self.strides, self.padding, self.dilations, self.groups, self.algorithm)
@@ -198,36 +244,15 @@ def _cases() -> Iterator[tuple[Conv, Any, Any, Any]]:
         (Conv((2, 1), ((1, 0), (0, 2)), (1, 2)), (2, 3, 5, 6), (2, 3, 3, 2)),
         (Conv((1, 1), ((0, 0), (0, 0)), (1, 1)), (3, 4, 3, 2), (2, 4, 1, 1)),
         (Conv((1, 2), ((1, 1), (1, 1)), (1, 1), groups=2), (2, 4, 3, 4), (6, 2, 2, 3)),
-        (Conv((1, 1), ((1, 1), (1, 1)), (1, 1), 1, "winograd2"), (3, 2, 4, 3), (2, 2, 3, 3)),
-        (Conv((1, 1), ((2, 2), (2, 2)), (1, 1), 1, "winograd3"), (2, 1, 5, 4), (2, 1, 5, 5)),
-        (Conv((1, 1), ((2, 2), (1, 0)), (1, 1), 1, "winograd4"), (2, 1, 3, 6), (2, 1, 5, 5)),
+        (Conv((1, 1), ((1, 1), (1, 1)), (1, 1), 1, "winograd"), (3, 2, 4, 3), (2, 2, 3, 3)),
+        (Conv((1, 1), ((2, 2), (2, 2)), (1, 1), 1, "winograd"), (2, 1, 5, 4), (2, 1, 5, 5)),
+        (Conv((1, 1), ((2, 2), (1, 0)), (1, 1), 1, "winograd"), (2, 1, 3, 6), (2, 1, 5, 5)),
         (Conv((1, 2, 1), ((1, 0), (0, 1), (1, 1)), (1, 1, 1)), (2, 2, 2, 3, 3), (2, 2, 2, 2, 3)),
     )
     rng = np.random.default_rng(0)
     for op, x_shape, w_shape in shapes:
         out = op.window(w_shape[2:]).out_sizes("conv", x_shape[2:])
         yield op, rng.standard_normal(x_shape), rng.standard_normal(w_shape), rng.standard_normal((x_shape[0], w_shape[0], *out))
-
-
-#: Kernel size -> Winograd tiles.  "auto" takes the largest whose float32 error stays below 3e-6 of the largest element (direct: 1e-6; with the
-#: points that `winograd` uses, F(4,3) has 1.5e-6, F(3,5) 2.6e-6 and F(4,5) 7e-6); "winograd" takes the fastest.
-_AUTO: Mapping[int, Algorithm] = {3: "winograd4", 5: "winograd3"}
-_FASTEST: Mapping[int, Algorithm] = {3: "winograd4", 5: "winograd4"}
-
-
-def choose_algorithm(choice: Choice, x: TensorType, w: TensorType, strides: tuple[int, ...], dilations: tuple[int, ...], groups: int) -> Algorithm:
-    """The algorithm for logical sizes: Winograd only for square 3x3 and 5x5 windows that step by one.
-
-    "auto" asks for 16 channels and filters and a batch of 8, and for enough positions beside the channels: the transforms of weights and of
-    narrow rows must pay.  float64 is asked for where exactness matters, and is always direct under "auto".
-    """
-    if choice not in ("auto", "direct", "winograd"):
-        raise ShapeError(f'conv: algorithm "{choice}" is not one of "auto", "direct", "winograd"')
-    fits = w.shape[2:] in ((3, 3), (5, 5)) and set(strides) == set(dilations) == {1} and groups == 1
-    if choice == "winograd" and fits:
-        return _FASTEST[w.shape[2]]
-    pays = min(w.shape[:2]) >= 16 and x.shape[0] >= 8 and math.prod(x.shape[2:]) * x.shape[0] >= 8 * max(w.shape[:2])
-    return _AUTO[w.shape[2]] if choice == "auto" and fits and pays and x.dtype is float32 else "direct"
 
 
 def conv(
@@ -238,7 +263,7 @@ def conv(
     padding: str | Sequence[tuple[int, int]] = "valid",
     dilations: int | Sequence[int] = 1,
     groups: int = 1,
-    algorithm: Choice = "auto",
+    algorithm: Algorithm = "auto",
     name: str | None = None,
 ) -> Any:
     """Convolution of x [n,c,*spatial] with w [o,c/groups,*kernel]; see `explicit_padding` for the forms of `padding`."""
@@ -252,7 +277,7 @@ def conv_op(
     padding: str | Sequence[tuple[int, int]] = "valid",
     dilations: int | Sequence[int] = 1,
     groups: int = 1,
-    algorithm: Choice = "auto",
+    algorithm: Algorithm = "auto",
 ) -> Conv:
     """The op that `conv` applies to operands of these logical types."""
     ndim = x.ndim - 2
@@ -261,8 +286,9 @@ def conv_op(
     strides, dilations = axis_values("conv", "strides", strides, ndim), axis_values("conv", "dilations", dilations, ndim)
     if groups < 1:
         raise ShapeError(f"conv: groups {groups} must be at least 1")
-    pads = explicit_padding("conv", padding, x.shape[2:], w.shape[2:], strides, dilations)
-    return Conv(strides, pads, dilations, groups, choose_algorithm(algorithm, x, w, strides, dilations, groups))
+    if algorithm not in get_args(Algorithm):
+        raise ShapeError(f'conv: algorithm "{algorithm}" is not one of "auto", "direct", "winograd"')
+    return Conv(strides, explicit_padding("conv", padding, x.shape[2:], w.shape[2:], strides, dilations), dilations, groups, algorithm)
 
 
 def conv_transpose(
@@ -274,7 +300,7 @@ def conv_transpose(
     padding: str | Sequence[tuple[int, int]] = "valid",
     dilations: int | Sequence[int] = 1,
     groups: int = 1,
-    algorithm: Choice = "auto",
+    algorithm: Algorithm = "auto",
     name: str | None = None,
 ) -> Any:
     """Transposed convolution: x [n,i,*], w [i,o/groups,*kernel] -> [n,o,*spatial], the input gradient of the `conv` from spatial to x's sizes.

@@ -16,8 +16,7 @@ import numpy as np
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import MAX, Rule
 from jobflow.core.types import Array, Tensor, TensorType, Xp
-from jobflow.ops import pool_kernels
-from jobflow.ops.op import Binder, Call, Grads, Op, Sample, apply, sample
+from jobflow.ops.op import Grads, Op, Sample, apply, sample
 from jobflow.ops.windows import Pads, Window, axis_values, explicit_padding
 
 _AXES = "XYZ"
@@ -87,10 +86,6 @@ class MaxPool(_PoolOp):
             part = y[:, :, *tap.target]
             xp.maximum(part, x[:, :, *tap.source], out=part)
 
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        fast = pool_kernels.bind_max(self.window, device, *inputs, *outputs)
-        return super().bind(device, inputs, outputs) if fast is None else fast
-
     def grad(self, x: Any, y: Any, dy: Any) -> Grads:
         return (apply(MaxPoolGrad(self.ksize, self.strides, self.padding, self.ceil_mode), x, y, dy),)
 
@@ -118,10 +113,6 @@ class MaxPoolGrad(_PoolOp):
         dx[...] = 0
         for tap, first in _first_maxima(xp, self.window, x, y):
             dx[:, :, *tap.source] += xp.where(first, dy[:, :, *tap.target], dy.dtype.type(0))
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        fast = pool_kernels.bind_max_grad(self.window, device, *inputs, *outputs)
-        return super().bind(device, inputs, outputs) if fast is None else fast
 
     def grad(self, x: Any, y: Any, dy: Any, dx: Any, ddx: Any) -> Grads:
         return None, None, apply(MaxPoolPick(self.ksize, self.strides, self.padding, self.ceil_mode), x, y, ddx)
@@ -186,11 +177,7 @@ class AvgPool(_PoolOp):
         total = xp.zeros(y.shape, _summing_dtype(xp, x))
         for tap in self.window.taps(x.shape[2:], y.shape[2:]):
             total[:, :, *tap.target] += x[:, :, *tap.source]
-        y[...] = total / pool_kernels.counts(xp, self.window, x.shape[2:], y.shape[2:], total.dtype)
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        fast = pool_kernels.bind_avg(self.window, device, *inputs, *outputs)
-        return super().bind(device, inputs, outputs) if fast is None else fast
+        y[...] = total / counts(xp, self.window, x.shape[2:], y.shape[2:], total.dtype)
 
     def grad(self, x: Any, y: Any, dy: Any) -> Grads:
         return (apply(AvgPoolGrad(self.ksize, self.strides, self.padding, self.ceil_mode, x.type.shape[2:]), dy),)
@@ -218,14 +205,10 @@ class AvgPoolGrad(_PoolOp):
 
     def kernel(self, xp: Xp, dy: Array, dx: Array) -> None:
         total = xp.zeros(dx.shape, _summing_dtype(xp, dy))
-        each = dy / pool_kernels.counts(xp, self.window, dx.shape[2:], dy.shape[2:], total.dtype)
+        each = dy / counts(xp, self.window, dx.shape[2:], dy.shape[2:], total.dtype)
         for tap in self.window.taps(dx.shape[2:], dy.shape[2:]):
             total[:, :, *tap.source] += each[:, :, *tap.target]
         dx[...] = total
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        fast = pool_kernels.bind_avg_grad(self.window, device, *inputs, *outputs)
-        return super().bind(device, inputs, outputs) if fast is None else fast
 
     def grad(self, dy: Any, dx: Any, ddx: Any) -> Grads:
         return (apply(AvgPool(self.ksize, self.strides, self.padding, self.ceil_mode), ddx),)
@@ -234,6 +217,18 @@ class AvgPoolGrad(_PoolOp):
     def samples(cls) -> Iterator[Sample]:
         for attributes, x, dy in _cases():
             yield sample(cls(*attributes, x.shape[2:]), dy)
+
+
+def counts(xp: Xp, window: Window, spatial: Sequence[int], out: Sequence[int], dtype: Any) -> Array:
+    """How many positions of each window lie inside the image, shaped like the output's spatial axes."""
+    count = xp.ones((1,) * len(out), dtype)
+    for a, k in enumerate(window.kernel):
+        along = np.zeros(out[a])
+        for reach in (window.reach(a, tap, spatial[a], out[a]) for tap in range(k)):
+            if reach is not None:
+                along[reach[1]] += 1
+        count = count * xp.asarray(along, dtype).reshape(tuple(-1 if i == a else 1 for i in range(len(out))))
+    return count
 
 
 def _summing_dtype(xp: Xp, x: Array) -> Any:

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from jobflow.core.errors import DtypeError, ShapeError
+from jobflow.core.layout import whole_box
 from jobflow.core.types import TensorType, dtype_of, float32, float64, int32
 from jobflow.kernels import registry
 from jobflow.kernels.target import CPU
 from jobflow.ops import conv as conv_module
-from jobflow.ops.conv import Conv, ConvGradInput, ConvGradWeight, choose_algorithm, conv_op, same_padding
+from jobflow.ops.conv import Conv, ConvGradInput, ConvGradWeight, conv_op, same_padding
 
 _CASES = [
     # strides, padding, dilations, groups, x, w
@@ -158,13 +159,16 @@ def test_bound_calls_equal_kernel(case: Any, order: tuple[str, str]) -> None:
         close(actual, expected, 1e-12)
 
 
-@pytest.mark.parametrize("algorithm", ["direct", "winograd2", "winograd3", "winograd4"])
-def test_weights_may_be_strided_while_images_are_batch_innermost(algorithm: Any) -> None:
-    op = Conv((1, 1), ((2, 2), (2, 2)), (1, 1), 1, algorithm)
+def test_weights_may_be_strided_while_images_are_batch_innermost() -> None:
     x, w = operands((6, 3, 8, 8), (4, 3, 5, 5))
-    x, w = batch_innermost(x), spaced(w)
-    y = run_bound(op, x, w, output=batch_innermost(np.zeros((6, 4, 8, 8))))
-    close(y, reference(op, x, w), 1e-11)
+    for op, (a, b), output in all_three(Conv((1, 1), ((2, 2), (2, 2)), (1, 1)), x, w):
+        expected = np.empty(output.shape)
+        op.kernel(np, a, b, expected)
+        for way in registry.candidates(type(op), CPU):
+            actual = batch_innermost(np.zeros(output.shape)) if output is not w else spaced(np.zeros(output.shape))
+            for function, arguments in way.bind(op, CpuDevice(), (batch_innermost(a), spaced(b) if b is w else batch_innermost(b)), (actual,)):
+                function(*arguments)
+            close(actual, expected, 1e-11)
 
 
 def test_half_precision_is_summed_in_float32() -> None:
@@ -195,24 +199,30 @@ def test_words_for_padding() -> None:
     assert conv_op(x, w, 2, "same").infer(x, w).shape == (2, 4, 4, 4)
 
 
-def test_auto_takes_winograd_from_logical_sizes_only() -> None:
-    def chosen(choice: Any, x: tuple[int, ...], w: tuple[int, ...], dtype: Any = float32, stride: int = 1, dilation: int = 1, groups: int = 1) -> str:
-        ndim = len(x) - 2
-        return choose_algorithm(choice, TensorType(x, dtype), TensorType(w, dtype), (stride,) * ndim, (dilation,) * ndim, groups)
+def chosen(algorithm: Any, x: tuple[int, ...], w: tuple[int, ...], dtype: Any = float32, batch: int | None = None, **options: int) -> tuple[str, str]:
+    """Who computes a convolution of which a rank holds `batch` samples, and why Winograd's largest tiles do not."""
+    types = TensorType(x, dtype), TensorType(w, dtype)
+    op = conv_op(*types, padding="same", algorithm=algorithm, **options)
+    boxes = tuple(whole_box(shape) for shape in (x, w)), (whole_box(op.infer(*types).shape),)
+    images = [np.empty((batch or shape[0], *shape[1:]), dtype.numpy) for shape in (x, boxes[1][0].whole)]
+    found = registry.choose(op.localize(*boxes), CPU, (images[0], np.empty(w, dtype.numpy)), (images[1],))
+    return found.implementation.name, dict(found.refused).get("Winograd, 4 outputs", "")
 
-    image, wide = (8, 32, 14, 14), (64, 32, 5, 5)
-    assert chosen("auto", image, wide) == "winograd3"
-    assert chosen("auto", image, (32, 32, 3, 3)) == "winograd4"
-    assert chosen("auto", (1, *image[1:]), wide) == "direct", "rows of one image are too narrow"
-    assert chosen("auto", (8, 512, 7, 7), (512, 512, 3, 3)) == "direct", "transforming so many weights does not pay"
-    assert chosen("auto", image, wide, float64) == "direct"
-    assert chosen("auto", image, (64, 32, 7, 7)) == "direct"
-    assert chosen("auto", (8, 8, 14, 14), (64, 8, 5, 5)) == "direct"
-    assert chosen("auto", image, wide, stride=2) == chosen("auto", image, wide, dilation=2) == "direct"
-    assert chosen("auto", image, (64, 16, 3, 3), groups=2) == "direct"
-    assert chosen("winograd", (8, 3, 14, 14), (4, 3, 3, 3)) == "winograd4"
-    assert chosen("winograd", image, wide, float64) == "winograd4"
-    assert chosen("direct", image, wide) == "direct"
+
+def test_the_way_is_chosen_by_cost_and_error_from_logical_sizes() -> None:
+    image, wide = (32, 32, 14, 14), (64, 32, 5, 5)
+    assert chosen("auto", image, wide) == ("Winograd, 3 outputs", "it errs 14 times as much as PyTorch; the setting winograd allows it")
+    assert chosen("winograd", image, wide) == ("Winograd, 4 outputs", "")
+    assert chosen("auto", image, wide, batch=1) == chosen("auto", image, wide), "on many ranks as on one"
+    assert chosen("auto", (8, 64, 28, 28), (64, 64, 3, 3))[0] == "Winograd, 4 outputs"
+    assert chosen("direct", image, wide) == ("im2col", "the setting is direct")
+    assert chosen("auto", (1, 32, 32, 32), (32, 32, 3, 3))[0] == "im2col", "rows of one image are too narrow"
+    assert chosen("winograd", (8, 3, 14, 14), (4, 3, 3, 3))[1].startswith("estimated at 0.")
+    assert chosen("auto", image, wide, float64) == ("im2col", "float64 is asked for where exactness matters; the setting winograd allows it")
+    assert chosen("winograd", image, wide, float64)[0] == "Winograd, 4 outputs"
+    assert chosen("auto", image, (64, 32, 7, 7)) == ("im2col", "there are no tiles of 4 outputs for a window of (7, 7)")
+    assert chosen("auto", image, wide, strides=2)[1] == "groups 1, strides (2, 2), dilations (1, 1); it takes 1 only"
+    assert chosen("auto", image, wide, dilations=2)[0] == chosen("auto", image, (64, 16, 3, 3), groups=2)[0] == "im2col"
     with pytest.raises(ShapeError, match='"fft"'):
         chosen("fft", image, wide)
 
@@ -283,4 +293,4 @@ def test_transposed_convolution_is_the_input_gradient() -> None:
         with pytest.raises(ShapeError, match="an image of"):
             conv_module.conv_transpose(x, w, spatial=(12, 12), strides=2, padding="same_upper")
     assert y.type.shape == (2, 3, 10, 10)
-    assert recorder.ops[0] == ConvGradInput((2, 2), ((0, 1), (0, 1)), (1, 1), 1, "direct", (10, 10))
+    assert recorder.ops[0] == ConvGradInput((2, 2), ((0, 1), (0, 1)), (1, 1), 1, "auto", (10, 10))

@@ -1,9 +1,10 @@
-"""Winograd convolution F(m,r) in two dimensions, as prepared GEMMs on images in the order c,h,w,n.
+"""Winograd convolution F(m,r) along one or two axes, as prepared products on images in the order c,h,w,n.
 
     y = A' [ (G w G') . (B' d B) ] A          for each tile of m x m outputs, which sees t x t inputs d,  t = m + r - 1
 
 (' transposes, . multiplies element by element).  Summed over input channels, each of the t*t products is a GEMM [o,c] @ [c, tiles n]:
-m*m*r*r / (t*t) times fewer multiplications than the direct sum (4 for F(4,3), 4.6 for F(3,5)).
+m*m*r*r / (t*t) times fewer multiplications than the direct sum (4 for F(4,3), 4.6 for F(3,5)).  Along an axis where the filter has one
+element the matrices are [1], so a convolution in one dimension is one of images of height 1.
 
 A tile row of a few tile columns is worked on at a time, so that its intermediate values stay in the cache.  Within it the transforms
 along a row of tiles are one banded matrix, `band`, whose rows are ordered (j, tile): then the columns (tile, n) of each product are one run.
@@ -23,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.types import Array, dtype_of
+from jobflow.kernels.cpu.images import lifted_image, lifted_window, load, mirror, store
 from jobflow.ops.op import Binder, Call
 from jobflow.ops.windows import Window
 
@@ -45,6 +47,8 @@ Matrix = np.ndarray[Any, np.dtype[np.float64]]
 @cache
 def matrices(m: int, r: int) -> tuple[Matrix, Matrix, Matrix]:
     """A' [m,t], G [t,r] and B' [t,t] of F(m,r)."""
+    if r == 1:
+        return np.eye(m), np.ones((1, 1)), np.eye(m)
     t = m + r - 1
     points = _POINTS[t]
     others = [points[:i] + points[i + 1 :] for i in range(t - 1)]
@@ -82,31 +86,60 @@ class _Span:
     kept_inputs: slice
 
 
-def _spans(m: int, r: int, size: int, before: int, out: int, group: int) -> list[_Span]:
-    """The tiles of an axis, `group` at a time; `kept_*` say which positions of the group, counted from its own start, exist."""
-    spans = []
-    for first in range(0, -(-out // m), group):
-        tiles = min(group, -(-out // m) - first)
-        low, seen = first * m - before, tiles * m + r - 1
-        inputs = slice(max(0, low), max(0, low, min(size, low + seen)))
-        outputs = slice(first * m, min(out, (first + tiles) * m))
-        kept_outputs, kept_inputs = slice(0, outputs.stop - outputs.start), slice(inputs.start - low, inputs.stop - low)
-        spans.append(_Span(tiles, outputs, inputs, kept_outputs, kept_inputs))
-    return spans
+@dataclass(frozen=True)
+class Axis:
+    """F(m,r) along one axis."""
+
+    m: int
+    r: int
+
+    @property
+    def t(self) -> int:
+        return self.m + self.r - 1
+
+    def a(self, dtype: Any, kept: slice = slice(None)) -> Array:
+        return matrices(self.m, self.r)[0][kept].astype(dtype)
+
+    def b(self, dtype: Any, kept: slice = slice(None)) -> Array:
+        return matrices(self.m, self.r)[2][:, kept].astype(dtype)
+
+    def spans(self, size: int, before: int, out: int, group: int) -> list[_Span]:
+        """The tiles of an axis, `group` at a time; `kept_*` say which positions of the group, counted from its own start, exist."""
+        spans = []
+        for first in range(0, -(-out // self.m), group):
+            tiles = min(group, -(-out // self.m) - first)
+            low, seen = first * self.m - before, tiles * self.m + self.r - 1
+            inputs = slice(max(0, low), max(0, low, min(size, low + seen)))
+            outputs = slice(first * self.m, min(out, (first + tiles) * self.m))
+            kept_outputs, kept_inputs = slice(0, outputs.stop - outputs.start), slice(inputs.start - low, inputs.stop - low)
+            spans.append(_Span(tiles, outputs, inputs, kept_outputs, kept_inputs))
+        return spans
+
+    def group(self, out: int, row_bytes: int) -> int:
+        """How many tiles to work on at a time, where one's values in a block take so many bytes."""
+        tiles = -(-out // self.m)
+        most = max(1, min((_WIDEST - self.r + 1) // self.m, _BLOCK // row_bytes))
+        return -(-tiles // -(-tiles // most))
+
+
+def axes(m: int, window: Window) -> tuple[Axis, Axis]:
+    """F(m,r) along the axes of a window of two dimensions."""
+    down, along = (Axis(m if r > 1 else 1, r) for r in window.kernel)
+    return down, along
 
 
 @dataclass(frozen=True)
 class _Tiling:
     """F(m,r) over an image, cut into blocks, with memory for one block's values."""
 
-    m: int
-    r: int
+    down: Axis
+    along: Axis
     rows: list[_Span]
     columns: list[_Span]
 
     @property
-    def t(self) -> int:
-        return self.m + self.r - 1
+    def t(self) -> tuple[int, int]:
+        return self.down.t, self.along.t
 
     def blocks(self) -> Iterator[tuple[_Span, _Span]]:
         return ((row, column) for row in self.rows for column in self.columns)
@@ -114,13 +147,10 @@ class _Tiling:
 
 def _tiling(window: Window, m: int, image: tuple[int, ...], out: tuple[int, ...], channels: int, itemsize: int) -> _Tiling:
     """`image` is h,w,n; `channels` counts those of input and output together."""
-    r, (height, width, n) = window.kernel[0], image
-    t = m + r - 1
-    tiles = -(-out[1] // m)
-    most = max(1, min((_WIDEST - r + 1) // m, _BLOCK // (t * t * channels * n * itemsize)))
-    even = -(-tiles // -(-tiles // most))
+    (height, width, n), (down, along) = image, axes(m, window)
+    group = along.group(out[1], down.t * along.t * channels * n * itemsize)
     (top, _), (left, _) = window.padding
-    return _Tiling(m, r, _spans(m, r, height, top, out[0], 1), _spans(m, r, width, left, out[1], even))
+    return _Tiling(down, along, down.spans(height, top, out[0], 1), along.spans(width, left, out[1], group))
 
 
 class _BlockScratch:
@@ -144,18 +174,18 @@ def _columns(image: Array) -> Array:
 
 def _see(tiling: _Tiling, row: _Span, column: _Span, memory: _BlockScratch, x: Array) -> tuple[Array, list[Call]]:
     """V [i,c,j,tile,n] = B' d B of a block of x [c,h,w,n]."""
-    t, bt = tiling.t, matrices(tiling.m, tiling.r)[2]
+    t, u = tiling.t
     part = x[:, row.inputs, column.inputs]
     c, _, w, n = part.shape
     half = memory("half", c, t, w, n)
-    v = memory("v", t, c, t * column.tiles, n)
-    down = bt[:, row.kept_inputs].astype(x.dtype)
-    along = band(bt, column.tiles, tiling.m, column.kept_inputs).astype(x.dtype)
+    v = memory("v", t, c, u * column.tiles, n)
+    down = tiling.down.b(x.dtype, row.kept_inputs)
+    along = band(tiling.along.b(np.float64), column.tiles, tiling.along.m, column.kept_inputs).astype(x.dtype)
     calls: list[Call] = [
         (np.matmul, (down, _columns(part), _columns(half))),
         (np.matmul, (along, half, v.transpose(1, 0, 2, 3))),
     ]
-    return v.reshape(t, c, t, column.tiles, n), calls
+    return v.reshape(t, c, u, column.tiles, n), calls
 
 
 def _products(v: Array) -> Array:
@@ -163,75 +193,89 @@ def _products(v: Array) -> Array:
     return _columns(v).transpose(0, 2, 1, 3)
 
 
-def _transformed_weights(device: Binder, m: int, w: Array) -> tuple[Array, list[Call]]:
+def _kron(down: Axis, along: Axis, dtype: Any) -> Array:
+    """G of both axes: [(i j), (r s)]."""
+    return np.kron(matrices(down.m, down.r)[1], matrices(along.m, along.r)[1]).astype(dtype)
+
+
+def _transformed_weights(device: Binder, window: Window, m: int, w: Array) -> tuple[Array, list[Call]]:
     """G w G' as [i,j,o,c]."""
-    o, c, r, _ = w.shape
-    g = matrices(m, r)[1]
-    t = m + r - 1
+    o, c, *kernel = w.shape
+    down, along = axes(m, window)
     flat, calls = w, []
     if not w.flags.c_contiguous:
         flat = device.scratch(w.shape, dtype_of(w.dtype))
         calls = [(np.copyto, (flat, w))]
-    u = device.scratch((t * t, o * c), dtype_of(w.dtype))
-    return u.reshape(t, t, o, c), [*calls, (np.matmul, (np.kron(g, g).astype(w.dtype), flat.reshape(o * c, r * r).T, u))]
+    u = device.scratch((down.t * along.t, o * c), dtype_of(w.dtype))
+    transformed: Call = (np.matmul, (_kron(down, along, w.dtype), flat.reshape(o * c, math.prod(kernel)).T, u))
+    return u.reshape(down.t, along.t, o, c), [*calls, transformed]
 
 
 def _sums(window: Window, m: int, device: Binder, x: Array, u: Array, y: Array) -> list[Call]:
     """y [o,h,w,n] from x [c,h,w,n] and transformed weights u [i,j,o,c]."""
     c, o = x.shape[0], y.shape[0]
     tiling = _tiling(window, m, x.shape[1:], y.shape[1:3], c + o, x.itemsize)
-    at, memory, t, n = matrices(m, tiling.r)[0], _BlockScratch(device, x.dtype), tiling.t, x.shape[3]
+    memory, (t, s), n = _BlockScratch(device, x.dtype), tiling.t, x.shape[3]
     calls: list[Call] = []
     for row, column in tiling.blocks():
         v, seen = _see(tiling, row, column, memory, x)
         part = y[:, row.outputs, column.outputs]
-        product = memory("product", t, o, t, column.tiles, n)
+        product = memory("product", t, o, s, column.tiles, n)
         half = memory("half", t, o, part.shape[2], n)
-        along = band(at.T, column.tiles, m, column.kept_outputs).T.astype(x.dtype)
-        down = at[row.kept_outputs].astype(x.dtype)
+        along = band(tiling.along.a(np.float64).T, column.tiles, tiling.along.m, column.kept_outputs).T.astype(x.dtype)
         calls += [
             *seen,
             (np.matmul, (u, _products(v), _products(product))),
-            (np.matmul, (along, product.reshape(t, o, t * column.tiles, n), half)),
-            (np.matmul, (down, _columns(half).transpose(1, 0, 2), _columns(part))),
+            (np.matmul, (along, product.reshape(t, o, s * column.tiles, n), half)),
+            (np.matmul, (tiling.down.a(x.dtype, row.kept_outputs), _columns(half).transpose(1, 0, 2), _columns(part))),
         ]
     return calls
 
 
 def forward(window: Window, m: int, device: Binder, x: Array, w: Array, y: Array) -> list[Call]:
-    """The calls of y [o,h,w,n] = conv(x [c,h,w,n], w [o,c,r,r]) by F(m,r)."""
-    u, prepared = _transformed_weights(device, m, w)
-    return prepared + _sums(window, m, device, x, u, y)
+    """The calls of y = conv(x, w) by F(m,r)."""
+    window = lifted_window(window)
+    source, before = load(device, x)
+    target, after = store(device, y)
+    u, prepared = _transformed_weights(device, window, m, w)
+    return [*before, *prepared, *_sums(window, m, device, lifted_image(source), u, lifted_image(target)), *after]
 
 
-def grad_input(mirror: Window, m: int, device: Binder, dy: Array, w: Array, dx: Array) -> list[Call]:
-    """The calls of dx: the convolution of dy with w reversed in space and transposed in channels, through the window `mirror`."""
-    u, prepared = _transformed_weights(device, m, w[..., ::-1, ::-1])
-    return prepared + _sums(mirror, m, device, dy, u.transpose(0, 1, 3, 2), dx)
+def grad_input(window: Window, m: int, device: Binder, dy: Array, w: Array, dx: Array) -> list[Call]:
+    """The calls of dx: the convolution of dy with w reversed in space and transposed in channels."""
+    turned = mirror(lifted_window(window))
+    assert turned is not None
+    source, before = load(device, dy)
+    target, after = store(device, dx)
+    u, prepared = _transformed_weights(device, turned, m, w[(..., *(slice(None, None, -1),) * (w.ndim - 2))])
+    sums = _sums(turned, m, device, lifted_image(source), u.transpose(0, 1, 3, 2), lifted_image(target))
+    return [*before, *prepared, *sums, *after]
 
 
 def grad_weight(window: Window, m: int, device: Binder, x: Array, dy: Array, dw: Array) -> list[Call]:
-    """The calls of dw [o,c,r,r] = G' [ sum over tiles of (A dy A') . V ] G."""
-    c, o, n, r = x.shape[0], dy.shape[0], x.shape[3], window.kernel[0]
-    tiling = _tiling(window, m, x.shape[1:], dy.shape[1:3], c + o, x.itemsize)
-    at, g, _ = matrices(m, r)
-    memory, t = _BlockScratch(device, x.dtype), tiling.t
-    total, product = device.scratch((t, t, o, c), dtype_of(x.dtype)), device.scratch((t, t, o, c), dtype_of(x.dtype))
-    calls: list[Call] = []
+    """The calls of dw [o,c,r,s] = G' [ sum over tiles of (A dy A') . V ] G."""
+    window = lifted_window(window)
+    source, first = load(device, x)
+    given, second = load(device, dy)
+    image, other = lifted_image(source), lifted_image(given)
+    c, o, n = image.shape[0], other.shape[0], image.shape[3]
+    tiling = _tiling(window, m, image.shape[1:], other.shape[1:3], c + o, x.itemsize)
+    memory, (t, u) = _BlockScratch(device, x.dtype), tiling.t
+    total, product = device.scratch((t, u, o, c), dtype_of(x.dtype)), device.scratch((t, u, o, c), dtype_of(x.dtype))
+    calls = [*first, *second]
     for i, (row, column) in enumerate(tiling.blocks()):
-        v, seen = _see(tiling, row, column, memory, x)
-        part = dy[:, row.outputs, column.outputs]
+        v, seen = _see(tiling, row, column, memory, image)
+        part = other[:, row.outputs, column.outputs]
         half = memory("half", o, t, part.shape[2], n)
-        spread = memory("spread", t, o, t * column.tiles, n)
-        down = at[row.kept_outputs].T.astype(x.dtype)
-        along = band(at.T, column.tiles, m, column.kept_outputs).astype(x.dtype)
-        operands = _products(spread.reshape(t, o, t, column.tiles, n)), _products(v).swapaxes(2, 3)
+        spread = memory("spread", t, o, u * column.tiles, n)
+        along = band(tiling.along.a(np.float64).T, column.tiles, tiling.along.m, column.kept_outputs).astype(x.dtype)
+        operands = _products(spread.reshape(t, o, u, column.tiles, n)), _products(v).swapaxes(2, 3)
         calls += [
             *seen,
-            (np.matmul, (down, _columns(part), _columns(half))),
+            (np.matmul, (tiling.down.a(x.dtype, row.kept_outputs).T, _columns(part), _columns(half))),
             (np.matmul, (along, half, spread.transpose(1, 0, 2, 3))),
         ]
         calls += [(np.matmul, (*operands, product)), (np.add, (total, product, total))] if i else [(np.matmul, (*operands, total))]
-    flat = device.scratch((r * r, o * c), dtype_of(x.dtype))
-    gathered = flat.reshape(r, r, o, c).transpose(2, 3, 0, 1)
-    return [*calls, (np.matmul, (np.kron(g, g).T.astype(x.dtype), total.reshape(t * t, o * c), flat)), (np.copyto, (dw, gathered))]
+    flat = device.scratch((math.prod(window.kernel), o * c), dtype_of(x.dtype))
+    gathered = np.moveaxis(flat.reshape(*dw.shape[2:], o, c), (-2, -1), (0, 1))
+    return [*calls, (np.matmul, (_kron(tiling.down, tiling.along, x.dtype).T, total.reshape(t * u, o * c), flat)), (np.copyto, (dw, gathered))]

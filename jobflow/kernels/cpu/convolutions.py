@@ -1,0 +1,210 @@
+"""Convolutions on CPUs as products with what windows see (im2col), some rows of the output at a time, or Winograd's where these cost less.
+
+y  [g, o, (rows m)]     = w [g, o, (c k)]  @  columns [g, (c k), (rows m)]
+dw [g, o, (c k)]        = dy [g, o, (rows m)]  @  columns'
+dx                      = the convolution of dy with w turned round, or what w' @ dy adds where each tap reads
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from jobflow.core.types import Array, dtype_of
+from jobflow.kernels.cpu import convolution_costs, winograd
+from jobflow.kernels.cpu.images import PaddedPhases, has_runs, is_innermost, load, mirror, refused, seen, stage, store
+from jobflow.kernels.registry import ArrayCalls, implements, register
+from jobflow.ops.conv import Conv, ConvGradInput, ConvGradWeight, ConvOp, Shapes
+from jobflow.ops.op import Binder, Call, Op
+from jobflow.ops.windows import Window
+
+#: bytes of columns at a time, so that they stay in the cache, and how many columns make a product fast
+_BUFFER, _COLUMNS = 1 << 18, 512
+
+
+def _grouped(image: Array, groups: int) -> Array:
+    """[b, g*c, ...] as [b, g, c, ...]: a view."""
+    return image.reshape(image.shape[0], groups, image.shape[1] // groups, *image.shape[2:], copy=False)
+
+
+def _flat(image: Array, axis: int) -> Array:
+    """All axes from this one on as one: a view."""
+    return image.reshape(*image.shape[:axis], math.prod(image.shape[axis:]), copy=False)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Some samples and output rows."""
+
+    samples: slice
+    rows: slice
+
+    def of(self, image: Array) -> Array:
+        """This block of [b, c, *out, m]."""
+        return image[self.samples, :, self.rows]
+
+
+def _blocks(b: int, out: tuple[int, ...], m: int, column_bytes: int) -> Iterator[_Block]:
+    """Blocks of output rows, of m times out[1:] columns each: as many rows as the buffer holds, or several samples whole."""
+    row = math.prod(out[1:]) * m
+    most = max(_BUFFER // column_bytes, _COLUMNS) // row
+    rows = -(-out[0] // -(-out[0] // max(1, min(out[0], most))))
+    samples = max(1, most // out[0]) if rows == out[0] else 1
+    for first in range(0, b, samples):
+        for row in range(0, out[0], rows):
+            yield _Block(slice(first, min(b, first + samples)), slice(row, min(out[0], row + rows)))
+
+
+def _columns(device: Binder, window: Window, groups: int, image: Array, out: tuple[int, ...]) -> Iterator[tuple[_Block, list[Call], Array]]:
+    """Block by block of the output, what its windows see of an image [b, c, *spatial, m], as [b, g, (c k), (rows m)]."""
+    phases = PaddedPhases(window, image.shape[2:-1], out)
+    staged, before = stage(device, phases, image)
+    views = list(phases.views(staged))
+    b, c, m = image.shape[0], image.shape[1], image.shape[-1]
+    if math.prod(window.kernel) == 1 and has_runs(views[0][1][:, :, *(0,) * len(out)]):
+        yield _Block(slice(0, b), slice(0, out[0])), before, _flat(_grouped(views[0][1][:, :, *(0,) * len(out)], groups), 3)
+        return
+    calls = before
+    for block, buffer in _buffers(device, (b, c, *window.kernel), out, m, image.dtype):
+        at = (block.samples, *(slice(None),) * (1 + len(out)), block.rows)
+        calls = [*calls, *((np.copyto, (buffer[:, :, *taps], view[at])) for taps, view in views)]
+        yield block, calls, buffer.reshape(buffer.shape[0], groups, c // groups * math.prod(window.kernel), -1)
+        calls = []
+
+
+def _buffers(device: Binder, taps: tuple[int, ...], out: tuple[int, ...], m: int, dtype: Any) -> Iterator[tuple[_Block, Array]]:
+    """Blocks of the output, and memory [b, c, *kernel, rows, *out[1:], m] for what all taps (b, c, *kernel) read or add there."""
+    b, *rest = taps
+    blocks = list(_blocks(b, out, m, math.prod(rest) * dtype.itemsize))
+    shapes = [(x.samples.stop - x.samples.start, *rest, x.rows.stop - x.rows.start, *out[1:], m) for x in blocks]
+    memory = device.scratch((max(map(math.prod, shapes)),), dtype_of(dtype))
+    return ((block, memory[: math.prod(shape)].reshape(shape)) for block, shape in zip(blocks, shapes, strict=True))
+
+
+def _product(a: Array, b: Array, y: Array) -> Call:
+    """y = a @ b; of a column and a row NumPy makes a product faster by broadcasting."""
+    return (np.multiply if a.shape[-1] == 1 else np.matmul), (a, b, y)
+
+
+def _matrix(device: Binder, w: Array, groups: int) -> tuple[Array, list[Call]]:
+    """Filters [g*o, c, *kernel] as [g, o, (c k)], and the copy that makes them so if need be."""
+    shape = (groups, w.shape[0] // groups, math.prod(w.shape[1:]))
+    if w.flags.c_contiguous:
+        return w.reshape(shape), []
+    staged = device.scratch(w.shape, dtype_of(w.dtype))
+    return staged.reshape(shape), [(np.copyto, (staged, w))]
+
+
+def _turned(device: Binder, w: Array, groups: int) -> tuple[Array, list[Call]]:
+    """Filters whose convolution with dy is dx where the stride is 1: [g, c, (o k)], reversed in space."""
+    o, c, *kernel = w.shape
+    source = w.reshape(groups, o // groups, c, *kernel)[(..., *(slice(None, None, -1) for _ in kernel))].swapaxes(1, 2)
+    staged = device.scratch(source.shape, dtype_of(w.dtype))
+    return staged.reshape(groups, c, -1), [(np.copyto, (staged, source))]
+
+
+def _sums(device: Binder, window: Window, groups: int, x: Array, weights: Array, y: Array) -> list[Call]:
+    """y = weights times what windows see of x; both [b, c, *spatial, m]."""
+    calls: list[Call] = []
+    for block, gathered, columns in _columns(device, window, groups, x, y.shape[2:-1]):
+        calls += [*gathered, _product(weights, columns, _flat(_grouped(block.of(y), groups), 3))]
+    return calls
+
+
+def _refused(op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
+    return refused((*inputs, *outputs))
+
+
+@implements(Conv, refuses=_refused)
+def im2col(op: Conv, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    (x, w), (y,) = inputs, outputs
+    innermost = is_innermost(x)
+    weights, before = _matrix(device, w, op.groups)
+    target, after = store(device, y, innermost)
+    return [*before, *_sums(device, op.window(w.shape[2:]), op.groups, seen(x, innermost), weights, target), *after]
+
+
+@implements(ConvGradInput, refuses=_refused)
+def im2col_of_gradient(op: ConvGradInput, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    (dy, w), (dx,) = inputs, outputs
+    innermost, window = is_innermost(dy), op.window(w.shape[2:])
+    turned = mirror(window)
+    sizes = convolution_costs.sizes(op, op.logical or (dx.shape, w.shape))
+    if turned is not None and convolution_costs.turning(sizes) <= convolution_costs.scattering(sizes):
+        weights, before = _turned(device, w, op.groups)
+        target, after = store(device, dx, innermost)
+        return [*before, *_sums(device, turned, op.groups, seen(dy, innermost), weights, target), *after]
+    weights, before = _matrix(device, w, op.groups)
+    source, loaded = load(device, dy, innermost)
+    return [*before, *loaded, *_scatter(device, window, op.groups, source, weights.swapaxes(1, 2), seen(dx, innermost))]
+
+
+def _scatter(device: Binder, window: Window, groups: int, dy: Array, weights: Array, dx: Array) -> list[Call]:
+    """dx = 0; for some rows of dy at a time, one product gives what each tap adds, and it is added where the tap reads."""
+    out, m, c, kernel = dy.shape[2:-1], dy.shape[-1], dx.shape[1], window.kernel
+    phases = PaddedPhases(window, dx.shape[2:-1], out)
+    direct = phases.is_image and dx.shape[2:-1] == phases.sizes and has_runs(dx)
+    shape = phases.shape(dx)
+    total = dx.reshape(shape, copy=False) if direct else device.scratch(shape, dtype_of(dx.dtype))
+    views, after = list(phases.views(total)), [] if direct else _unstage(phases, dx, total)
+    if math.prod(kernel) == 1 and has_runs(total[:, :, *(0,) * len(out)]) and phases.sizes == out:
+        first = total[:, :, *(0,) * len(out)]
+        product = _product(weights, _flat(_grouped(dy, groups), 3), _flat(_grouped(first, groups), 3))
+        return [*([(total.fill, (0,))] if first.size < total.size else []), product, *after]
+    calls: list[Call] = [(total.fill, (0,))]
+    for block, added in _buffers(device, (dy.shape[0], c, *kernel), out, m, dy.dtype):
+        products = added.reshape(added.shape[0], groups, weights.shape[1], -1)
+        calls.append(_product(weights, _flat(_grouped(block.of(dy), groups), 3), products))
+        at = (block.samples, *(slice(None),) * (1 + len(out)), block.rows)
+        for taps, view in views:
+            parts, terms = view[at], added[:, :, *taps]
+            calls += [(np.add, (parts[:, :, *tap], terms[:, :, *tap], parts[:, :, *tap])) for tap in np.ndindex(*terms.shape[2 : 2 + len(out)])]
+    return [*calls, *after]
+
+
+def _unstage(phases: PaddedPhases, dx: Array, total: Array) -> list[Call]:
+    parts = list(phases.pairs(dx, total))
+    whole = sum(part.size for part, _ in parts) == dx.size
+    return [*([] if whole else [(dx.fill, (0,))]), *((np.copyto, (part, place)) for part, place in parts)]
+
+
+@implements(ConvGradWeight, refuses=_refused)
+def im2col_of_filters(op: ConvGradWeight, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    (x, dy), (dw,) = inputs, outputs
+    innermost, groups = is_innermost(x), op.groups
+    given, calls = load(device, dy, innermost)
+    total = dw if dw.flags.c_contiguous else device.scratch(dw.shape, dtype_of(dw.dtype))
+    flat = total.reshape(groups, dw.shape[0] // groups, -1)
+    pieces = list(_columns(device, op.window(op.kernel_sizes), groups, seen(x, innermost), dy.shape[2:]))
+    several = len(pieces) > 1 or pieces[0][2].shape[0] > 1
+    product = device.scratch((pieces[0][2].shape[0], *flat.shape), dtype_of(dw.dtype)) if several else flat[None]
+    calls += [(flat.fill, (0,))] if several else []
+    for block, gathered, columns in pieces:
+        part = product[: columns.shape[0]]
+        calls += [*gathered, _product(_flat(_grouped(block.of(given), groups), 3), columns.swapaxes(2, 3), part)]
+        calls += [(np.add, (flat, one, flat)) for one in part] if several else []
+    return calls if total is dw else [*calls, (np.copyto, (dw, total))]
+
+
+def _winograd(prepare: Any, m: convolution_costs.Tiles, op: ConvOp, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    return prepare(op.window(_shapes(op, inputs, outputs)[1][2:]), m, device, *inputs, *outputs)  # type: ignore[no-any-return]
+
+
+def _shapes(op: ConvOp, inputs: Sequence[Array], outputs: Sequence[Array]) -> Shapes:
+    return op.shapes([a.shape for a in inputs], [a.shape for a in outputs])
+
+
+def _not_winograd(m: convolution_costs.Tiles, op: ConvOp, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
+    shapes = op.logical or _shapes(op, inputs, outputs)
+    return refused((*inputs, *outputs)) or convolution_costs.why_not(op, shapes, inputs[0].dtype == np.float32, m)
+
+
+_PREPARE: dict[type[ConvOp], Any] = {Conv: winograd.forward, ConvGradInput: winograd.grad_input, ConvGradWeight: winograd.grad_weight}
+for _op, _prepare in _PREPARE.items():
+    for _m in convolution_costs.TILES:
+        register(_op, "cpu", "numpy", ArrayCalls(f"Winograd, {_m} outputs", partial(_winograd, _prepare, _m), partial(_not_winograd, _m)), rank=_m)
