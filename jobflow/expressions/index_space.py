@@ -51,7 +51,7 @@ class IndexSpace:
     def _wide(self, operand: int, x: Array) -> Array:
         """With an axis for each of the space's, of one element where it has none."""
         places = self.operands[operand]
-        kept = x[tuple(0 if place is None else slice(None) for place in places)]
+        kept = x[(*(0 if place is None else slice(None) for place in places), ...)]  # a view, never a number that is read
         order = [place for place in places if place is not None]
         turned = kept.transpose(sorted(range(len(order)), key=order.__getitem__))
         return turned[tuple(slice(None) if i in order else None for i in range(len(self.sizes)))]

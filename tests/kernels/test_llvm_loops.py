@@ -8,11 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from jobflow.core.types import DType, bfloat16, bool_, float16, float32, float64, int8, int32, int64, uint8
+from jobflow.core.types import DType, TensorType, bfloat16, bool_, float16, float32, float64, int8, int32, int64, uint8
 from jobflow.expressions import language as f
 from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import evaluate
 from jobflow.kernels.llvm import bind, loops, machine_code, refuses
+from jobflow.kernels.registry import refusal
+from jobflow.kernels.target import target_of
+from jobflow.ops.random_tensors import DropoutMask
 
 SIZES = (0, 1, 2, 15, 16, 17, 33, 64)
 TYPES = (float32, float32, float64, int32, int64, int8, uint8, bool_, float16, bfloat16)
@@ -214,6 +217,41 @@ def test_quotients_and_powers_of_integers(dtype: DType) -> None:
     run(outputs, [a, b], targets)
     for z, target, value in zip(outputs, targets, expected, strict=True):
         assert np.array_equal(target, np.broadcast_to(value, a.shape)), z
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5, 17), (40, 32), (4, 1, 6)])
+def test_indices_and_random_words_are_those_of_the_reference(shape: tuple[int, ...]) -> None:
+    """Counts that make one axis of several, that do not, and of one axis only; and rows that are summed with them."""
+    x, stream = f.element(0, float32), f.number(1, int64)
+    strides = [int(np.prod(shape[axis + 1 :])) for axis in range(len(shape))]
+    dense = f.constant(5, int64)
+    for axis, stride in enumerate(strides):
+        dense = f.index(axis - len(shape)) * stride + dense
+    cut = f.index(-1) * 3 + f.index(-2) * 1000
+    drawn = f.philox(dense, stream, (0xDEADBEEF, 77), 2)
+    chosen = f.row_element(x, f.cast(f.index(-2), int32))
+    outputs = [
+        dense,
+        cut,
+        drawn,
+        f.philox(cut, stream, (1, 2)),
+        f.where(f.equal(f.index(-1), f.index(-2)), x, 0.0),
+        chosen,
+        x + f.cast(cut - 7, float32),
+    ]
+    inputs = [random_array(random.Random(1), shape, float32), np.array([(3 << 40) + 9])]
+    targets = [np.empty((*shape[:-1], 1) if y is chosen else shape, y.dtype.numpy) for y in outputs]
+    for group in (slice(0, 5), slice(5, None)):
+        run(outputs[group], inputs, targets[group])
+    for y, target, value in zip(outputs, targets, evaluate(outputs, inputs, np, shape), strict=True):
+        assert same(target, np.broadcast_to(value, target.shape)), y
+
+
+def test_an_operand_is_looked_at_before_it_has_memory() -> None:
+    """The place of the run counter of a dropout is viewed, not read: it is at an address where there is nothing yet."""
+    op = DropoutMask(0.5, "mask")
+    types = TensorType((8, 32), float32), TensorType((1,), int64)
+    assert refusal(op, target_of("cpu", "llvm"), types, [types[0]]) is None
 
 
 def test_a_number_is_read_when_the_loop_runs() -> None:
