@@ -9,6 +9,7 @@ from dataclasses import asdict
 
 from jobflow.cli.health.finding import NOTE, PROBLEM, Finding
 from jobflow.core.errors import ConfigError
+from jobflow.kernels.object_cache import ObjectCache
 from jobflow.runtime.world.environment import launched
 
 DESCRIPTION = """\
@@ -20,11 +21,13 @@ What may hang or crash is tried in child processes with a time limit.  The exit 
 EXAMPLES = """\
 examples:
   jobflow doctor
-  jobflow doctor --json"""
+  jobflow doctor --json
+  jobflow doctor --clear-cache"""
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = DESCRIPTION, EXAMPLES
+    parser.add_argument("--clear-cache", action="store_true", help="remove the compiled loops that are kept, and look at nothing")
     parser.add_argument("--json", action="store_true", help='print {"healthy", "findings": [{"name", "status", "text", "fix", "command"}]}')
 
 
@@ -32,6 +35,10 @@ def run(given: argparse.Namespace) -> int:
     """Print what is found as it is found; 1 if there is a problem."""
     if (started := launched()) is not None:
         raise ConfigError(f"jobflow doctor starts ranks of its own; run it without {started.launcher}")
+    if given.clear_cache:
+        cache = ObjectCache()
+        print(f"{_count(cache.clear(), 'file')} removed from {cache.folder}")
+        return 0
     found: list[Finding] = []
     for check in checks():
         for finding in check():

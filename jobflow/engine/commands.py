@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
+from jobflow.core.cache_folder import choose_cache_folder
 from jobflow.core.errors import JobflowError
 from jobflow.core.layout import Layout
 from jobflow.core.types import Array
@@ -37,8 +38,11 @@ class Bind:
     number: int
     storage: StorageChoice = ALONE
     target: Target = CPU
+    #: where the rank keeps compiled loops, if the program said
+    cache_folder: str | None = None
 
     def __call__(self, rank: Rank, table: Wire) -> None:
+        choose_cache_folder(self.cache_folder)
         ready = Loaded(physical_from_wire(table), self.storage, self.target).bind(rank)
         executors_of(rank)[self.number] = ready.executor
         if ready.opening is not None:

@@ -143,6 +143,8 @@ class Settings:
     conv_algorithm: str = option("auto", str, choices=("auto", "direct", "winograd"))
     #: what computes operations, see `kernels.target`; what is compiled already is compiled anew
     kernels: str = option(kernels_at_first, str, choices=tuple(SETTINGS), late=True)
+    #: where what can be made again is kept, such as compiled loops; None: $JOBFLOW_CACHE, or jobflow in ~/.cache
+    cache_folder: str | None = option(None, str)
     #: of all random numbers that have no seed of their own
     seed: int | None = option(None, int, least=0)
     #: whether variables that the ranks of a node hold whole are stored there once, each rank updating its part

@@ -233,7 +233,8 @@ class Session:
         tables = {id(program): physical_to_wire(program) for program in compiled.programs}
         io_buffers = world.size > 1 and not world.multi and len(tables) == 1
         storage = StorageChoice(share=self.settings.share_variables, io_buffers=io_buffers)
-        world.call(Bind(compiled.number, storage, self.target()), [tables[id(program)] for program in compiled.programs])
+        command = Bind(compiled.number, storage, self.target(), self.settings.cache_folder)
+        world.call(command, [tables[id(program)] for program in compiled.programs])
 
     def _compare_programs(self, world: World, job: Declared, compiled: Compiled) -> None:
         """JobError unless every client has traced the same program."""

@@ -17,6 +17,7 @@ from jobflow.cli.health.child import Answer
 from jobflow.cli.health.finding import NOTE, OK, PROBLEM, Finding
 from jobflow.core.extras import PACKAGES
 from jobflow.distributed import mpiexec
+from jobflow.kernels.object_cache import ObjectCache
 
 ROOT = Path(__file__).parents[2]
 Disk = namedtuple("Disk", "f_frsize f_blocks f_bavail")
@@ -47,6 +48,22 @@ class TestCommand:
         assert main(["doctor"]) == 1
         lines = capsys.readouterr().out.splitlines()
         assert lines[0] == "OK       a          fine" and lines[2].strip() == "fix: try this" and lines[-1] == "1 problem, 1 note"
+
+    def test_the_cache_of_compiled_loops(self, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("JOBFLOW_CACHE", str(tmp_path))
+        monkeypatch.setenv("JOBFLOW_KERNELS", "llvm")
+        for key in "ab":
+            ObjectCache().write(key * 64, bytes(1 << 20))
+        first, second = libraries.kernels()
+        assert first.status == second.status == OK and first.text.endswith("; JOBFLOW_KERNELS=llvm")
+        assert second.text.startswith(f"2 compiled loops, 2.0 of at most 256 MiB in {tmp_path}/loops; ")
+        (tmp_path / "loops").chmod(0o777)
+        _, second = libraries.kernels()
+        assert second.status == NOTE and "can be written by others" in second.text
+        (tmp_path / "loops").chmod(0o700)
+        for said in ("2 files", "no files"):
+            assert main(["doctor", "--clear-cache"]) == 0
+            assert capsys.readouterr().out == f"{said} removed from {tmp_path}/loops\n"
 
     def test_not_under_mpiexec(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PMI_RANK", "0")

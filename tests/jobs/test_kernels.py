@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 import jobflow as flow
 import jobflow.typing as tp
+from jobflow.core.cache_folder import cache_folder
 from jobflow.core.errors import ConfigError
 from jobflow.engine.commands import executors_of
 from jobflow.engine.job import job_of
@@ -22,10 +24,10 @@ from jobflow.tools.explain import explain
 X = np.linspace(-2, 2, 64 * 8, dtype=np.float32).reshape(64, 8)
 
 
-def make_job() -> Any:
+def make_job(more: float = 1.0) -> Any:
     @flow.global_function()
     def chain(x: tp.Numpy.Placeholder((64, 8))) -> tp.Numpy:
-        return flow.math.square(flow.math.sigmoid(x + 1.0) * x)
+        return flow.math.square(flow.math.sigmoid(x + more) * x)
 
     return chain
 
@@ -90,6 +92,19 @@ def test_the_environment_says_who_computes_where_the_program_does_not(monkeypatc
     monkeypatch.setenv("JOBFLOW_KERNELS", "lvm")
     with pytest.raises(ConfigError, match=r'JOBFLOW_KERNELS: the value must be .* got .lvm.; did you mean "llvm"'):
         Settings()
+
+
+@pytest.mark.usefixtures("fresh")
+def test_compiled_loops_are_kept_where_the_program_says(tmp_path: Path) -> None:
+    flow.config.cache_folder(str(tmp_path))
+    flow.config.kernels("llvm")
+    job = make_job(0.1875)
+    job(X)
+    (kept,) = (tmp_path / "loops").iterdir()
+    assert kept.suffix == ".code"
+    flow.clear_default_session()
+    make_job()(X)
+    assert cache_folder("loops") != tmp_path / "loops", "the next session says nothing"
 
 
 def test_explain_says_who_computes_and_why_nobody_else() -> None:

@@ -6,13 +6,13 @@ import importlib.metadata
 import os
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 
 from jobflow.cli.health.child import ask, probe
 from jobflow.cli.health.finding import NOTE, OK, PROBLEM, Finding, judged
 from jobflow.core.extras import PACKAGES
+from jobflow.kernels.object_cache import LIMIT, ObjectCache
 from jobflow.kernels.target import SETTINGS
-from jobflow.runtime.world.environment import usable_cores
+from jobflow.runtime.world.environment import KERNELS, usable_cores
 
 #: variables that say how many threads a matrix library has
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -53,13 +53,19 @@ def _blas(name: str, threads: int | None, one: float, most: float) -> Finding:
 
 
 def kernels() -> Iterator[Finding]:
-    """Which kernels there are, and which run where `flow.config.kernels` was not called."""
-    with suppress(importlib.metadata.PackageNotFoundError):
-        llvm = f", llvm (llvmlite {importlib.metadata.version('llvmlite')})"
-        yield Finding("kernels", OK, f"reference, numpy{llvm}; without flow.config.kernels: {SETTINGS['auto']}")
+    """Which kernels there are, which run where `flow.config.kernels` was not called, and where compiled loops are kept."""
+    said = os.environ.get(KERNELS, "").strip()
+    where = f"{KERNELS}={said}" if said else f"without flow.config.kernels: {SETTINGS['auto']}"
+    try:
+        version = importlib.metadata.version("llvmlite")
+    except importlib.metadata.PackageNotFoundError:
+        yield Finding("kernels", NOTE, f'reference, numpy; {where}; flow.config.kernels("llvm") needs llvmlite', "", 'pip install "jobflow-sbp[jit]"')
         return
-    text = f'reference, numpy; without flow.config.kernels: {SETTINGS["auto"]}; flow.config.kernels("llvm") needs llvmlite'
-    yield Finding("kernels", NOTE, text, "", 'pip install "jobflow-sbp[jit]"')
+    yield Finding("kernels", OK, f"reference, numpy, llvm (llvmlite {version}); {where}")
+    state = ObjectCache().state()
+    kept = f"{state.entries} compiled loops, {state.nbytes / 2**20:.1f} of at most {LIMIT >> 20} MiB in {state.folder}"
+    bad = (bool(state.problem), NOTE, f"; it is not used, and loops are compiled by each process: {state.problem}", "", f"ls -ld {state.folder}")
+    yield judged("cache", kept, bad, (True, OK, "; jobflow doctor --clear-cache removes them", "", ""))
 
 
 def packages() -> Iterator[Finding]:

@@ -42,7 +42,14 @@ class Compiler:
         self._libraries: list[Any] = []
         self._numbers = itertools.count()
         self.versions = (optional("llvmlite", "kernels('llvm')").__version__, *llvm.llvm_version_info)
-        self.cache = cache or ObjectCache()
+        self._given, self._cache = cache, ObjectCache()
+
+    @property
+    def cache(self) -> ObjectCache:
+        """What was compiled before: in the folder that was given, or in the one that is set now."""
+        if self._cache.folder != (now := ObjectCache().folder):
+            self._cache = ObjectCache(now)
+        return self._given or self._cache
 
     def _has(self, feature: str) -> bool:
         """Has the CPU this feature of x86?  All others that NumPy runs on have what is asked for here."""

@@ -15,6 +15,7 @@ import numpy as np
 
 import jobflow.core.scope as scope
 from jobflow.compiler.compile import distribute
+from jobflow.core.cache_folder import choose_cache_folder
 from jobflow.core.errors import DivergedError, JobError, user_line
 from jobflow.core.layout import Layout, Placement
 from jobflow.core.types import Array, TensorType
@@ -198,6 +199,7 @@ class Bound:
         rank = self.memory.rank = self.memory.rank or Rank(index, len(ranks), here.device, comm)
         fresh = self._adopt(state_of(rank), comm)
         storage = StorageChoice(share=current_session().settings.share_variables, copies=True, in_place=True)
+        choose_cache_folder(current_session().settings.cache_folder)
         ready = Loaded(self.physical, storage, target_of(rank.device.tag, self.key[0])).bind(rank)
         self._fill(state_of(rank), fresh, loaded)
         self.executor = ready.executor
