@@ -322,6 +322,7 @@ from jobflow.functional.saving import save as save
 from jobflow.legacy import advanced as advanced
 from jobflow.legacy import deprecated as deprecated
 from jobflow.legacy import experimental as experimental
+from jobflow.legacy import image as image
 from jobflow.legacy import initializers as initializers
 from jobflow.legacy import layers as layers
 from jobflow.legacy import linalg as linalg
@@ -365,6 +366,13 @@ from jobflow.legacy.arrays import slice as slice
 from jobflow.legacy.arrays import slice_v2 as slice_v2
 from jobflow.legacy.arrays import zero_pad2d as zero_pad2d
 from jobflow.legacy.declare import global_function as global_function
+from jobflow.legacy.image import batch_align as image_batch_align
+from jobflow.legacy.image import decode as image_decode
+from jobflow.legacy.image import flip as image_flip
+from jobflow.legacy.image import normalize as image_normalize
+from jobflow.legacy.image import random_crop as image_random_crop
+from jobflow.legacy.image import resize as image_resize
+from jobflow.legacy.image import target_resize as image_target_resize
 from jobflow.legacy.initializers import constant_initializer as constant_initializer
 from jobflow.legacy.initializers import empty_initializer as empty_initializer
 from jobflow.legacy.initializers import glorot_normal_initializer as glorot_normal_initializer
@@ -389,6 +397,7 @@ from jobflow.legacy.math import multi_count_not_finite as multi_count_not_finite
 from jobflow.legacy.math import unsorted_batch_segment_sum as unsorted_batch_segment_sum
 from jobflow.legacy.math import unsorted_segment_sum as unsorted_segment_sum
 from jobflow.legacy.math import unsorted_segment_sum_like as unsorted_segment_sum_like
+from jobflow.legacy.record_data import tensor_buffer_to_tensor as tensor_buffer_to_tensor
 from jobflow.legacy.shared_names import cast as cast
 from jobflow.legacy.shared_names import clamp as clamp
 from jobflow.legacy.shared_names import clip as clip
@@ -440,6 +449,7 @@ __all__ = [
     "ReplacedError",
     "SbpError",
     "ShapeError",
+    "__version__",
     "amp_white_identity",
     "assign",
     "bfloat16",
@@ -483,8 +493,8 @@ __all__ = [
     "enable_eager_execution",
     "env",
     "expand",
-    "experimental",
     "expand_dims",
+    "experimental",
     "fixed_placement",
     "flatten",
     "float",
@@ -502,6 +512,14 @@ __all__ = [
     "hierarchical_parallel_cast",
     "identity",
     "identity_n",
+    "image",
+    "image_batch_align",
+    "image_decode",
+    "image_flip",
+    "image_normalize",
+    "image_random_crop",
+    "image_resize",
+    "image_target_resize",
     "in_top_k",
     "initializers",
     "int",
@@ -527,8 +545,8 @@ __all__ = [
     "optimizer",
     "pad",
     "pad_grad",
-    "placement",
     "parallel_cast",
+    "placement",
     "random",
     "random_normal_initializer",
     "random_uniform_initializer",
@@ -541,13 +559,14 @@ __all__ = [
     "reverse",
     "sbp",
     "scope",
-    "strategies",
     "slice",
     "slice_v2",
     "smooth_l1_loss",
     "squeeze",
     "stack",
+    "strategies",
     "sync_default_session",
+    "tensor_buffer_to_tensor",
     "train",
     "transpose",
     "truncated_normal",
@@ -568,5 +587,4 @@ __all__ = [
     "zeros",
     "zeros_initializer",
     "zeros_like",
-    "__version__",
 ]

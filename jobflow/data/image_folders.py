@@ -53,7 +53,7 @@ class ImageFolders(Samples):
         split: Split = "all",
         validation_every: int = 10,
     ) -> None:
-        self._pillow, self._copies = _pillow(), dict[RemotePath, Path]()
+        self._pillow, self._copies = pillow(), dict[RemotePath, Path]()
         self._folder, self._size, self._channels, self.what = path_of(path), size, channels, f"{WHAT}: {path_of(path)}"
         self._resize = size if resize is None else resize
         self._random, self._flip, self._key = crop == "random", flip, philox.key_of(seed, "augmentation")
@@ -128,7 +128,8 @@ class ImageFolders(Samples):
         return square.transpose(2, 0, 1)
 
 
-def _pillow() -> Any:
+def pillow() -> Any:
+    """Pillow, with the limit of images that is in force."""
     Image = optional("PIL.Image", WHAT)
     if IMAGE.most > IMAGE.default:
         Image.MAX_IMAGE_PIXELS = IMAGE.most  # Pillow's own limit

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import accumulate
 from typing import Any
@@ -21,7 +21,7 @@ from jobflow.core.errors import ArgumentError, DataError, counted, did_you_mean
 from jobflow.core.extras import optional
 from jobflow.core.remote import AnyPath, path_of
 from jobflow.core.types import Array
-from jobflow.core.untrusted import RECORD, mapped
+from jobflow.core.untrusted import RECORD, Fault, mapped
 from jobflow.data.files import fault_of
 from jobflow.data.samples import Field, Keep, Samples, Split, checked_name, named_dtype, own_dtype
 from jobflow.data.waiting import one_by_one
@@ -127,10 +127,14 @@ def _files(path: AnyPath, prefix: str) -> list[AnyPath]:
 
 def _records(file: AnyPath, content: Array) -> Array:
     """Where the records of a file begin."""
-    at, starts = 0, array("q")
-    size = len(content)
-    if not size:
+    if not len(content):
         raise fault(f"{file} is empty")
+    return np.array(array("q", (start - HEAD for start, _ in spans_of(file, content, fault))), np.int64)
+
+
+def spans_of(file: AnyPath, content: Array, fault: Fault) -> Iterator[tuple[int, int]]:
+    """Where each record of a file begins and ends, without the length before it."""
+    at, size = 0, len(content)
     while at < size:
         if size - at < HEAD:
             raise fault(f"{file} is damaged: it ends within the length of the record at byte {at}")
@@ -138,9 +142,8 @@ def _records(file: AnyPath, content: Array) -> Array:
         if not 0 <= length <= size - at - HEAD:
             raise fault(f"{file} is damaged: the record at byte {at} has {length} bytes, but {size - at - HEAD} are left")
         RECORD.check(length, f"{file}: the record at byte {at}", fault)
-        starts.append(at)
         at += HEAD + length
-    return np.array(starts, np.int64)
+        yield at - length, at
 
 
 def features_of(record: bytes) -> dict[str, Array]:

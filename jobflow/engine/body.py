@@ -38,6 +38,8 @@ class JobBody:
         #: by variable, the tensor of the program that it is; by id of a module that is called, what tells its mode
         self.tensors: dict[str, Any] = {}
         self.modes: dict[int, Callable[[], Any]] = {}
+        #: what gives the arguments that nobody passes: see `DataFeed`
+        self.feed: Any = None
         self._handles: dict[Value, Handle] = {}
 
     def handle(self, value: Value) -> Handle:
@@ -73,6 +75,10 @@ class JobBody:
     def new_region(self) -> int:
         """A number that no region of the job has."""
         return self.tracer.new_region()
+
+    def fed(self, name: str, type: TensorType) -> Handle:
+        """An argument of this name that the job's feed gives."""
+        return self.handle(self.tracer.as_seen(self.tracer.input(name, type)))
 
     # ---------------------------------------------------------------- variables
 

@@ -13,6 +13,7 @@ from jobflow.compiler.front.trace import RUN_COUNTER
 from jobflow.core.errors import JobflowError, SourceLine, user_line
 from jobflow.core.layout import Box, Layout, Local
 from jobflow.core.types import Array
+from jobflow.engine.data_feed import Fed
 from jobflow.graph.ir import Graph, Physical, Variable
 from jobflow.graph.training import ValidRange, Watch
 from jobflow.ops.source import Input
@@ -67,6 +68,8 @@ class Compiled:
     #: `tensors` and `modes` of its tracer
     tensors: Mapping[str, Any]
     modes: Mapping[int, Callable[[], Any]]
+    #: the arguments that nobody passes, if there are any
+    fed: Fed | None = None
 
     @property
     def graph(self) -> Graph:
@@ -76,10 +79,18 @@ class Compiled:
     def variables(self) -> dict[str, Variable]:
         return self.graph.variables
 
+    def read(self, run: int) -> list[Bound]:
+        """The arguments of a run that nobody passes."""
+        found = [] if self.fed is None else self.fed.bound(run)
+        self.check_limits(found)
+        return found
+
     def check_limits(self, bound: Sequence[Bound]) -> None:
-        """An error if an argument holds what its reader cannot take; of lazy ones, `feeds` looks at what is read."""
+        """An error if one of these arguments holds what its reader cannot take; of lazy ones, `feeds` looks at what is read."""
         values = {name: value for name, _, value in bound}
         for limit in self.limits:
+            if limit.argument not in values:
+                continue
             given = values[limit.argument]
             start = 0
             for device, array in enumerate(given if isinstance(given, list) else [given]):
@@ -131,6 +142,11 @@ class Compiled:
                 if limit.argument == part.argument:
                     self._check_limit(limit, found, first=part.slices(value.shape)[0].start if value.shape else 0)
         return found
+
+    def close(self) -> None:
+        """Read no further ahead."""
+        if self.fed is not None:
+            self.fed.feed.close()
 
     def values(self, parts: Sequence[Sequence[tuple[int, Array]]]) -> list[Any]:
         """Per returned tensor: the whole array, or a list of one array per device of a mirrored one."""

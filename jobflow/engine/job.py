@@ -21,6 +21,7 @@ from jobflow.core.layout import Placement
 from jobflow.core.types import TensorType, float32
 from jobflow.engine.body import JobBody
 from jobflow.engine.compiled import Compiled, argument_parts
+from jobflow.engine.data_feed import Fed
 from jobflow.engine.handle import value_of
 from jobflow.engine.job_config import FunctionConfig
 from jobflow.engine.returned import deliver
@@ -38,6 +39,8 @@ from jobflow.typing.signature import JobSignature
 OptimizerOf = Callable[[FunctionConfig], Optimizer]
 #: The shapes of one call: per array its shape, or a tuple of shapes, one per rank.
 Shapes = tuple[tuple[Any, ...], ...]
+#: the option that says how many microbatches a run has
+ACCUMULATION = "train.num_gradient_accumulation_steps"
 
 
 class Version(NamedTuple):
@@ -118,17 +121,48 @@ class Job:
             programs.append(each[own].physical)
         first = each[next(iter(each))]
         parts = tuple(argument_parts(program, rank) for rank, program in enumerate(programs))
-        told = first.results, first.watches, first.limits, parts, first.pieces, first.program.tensors, first.program.modes
+        program = first.program
+        cut = program.microbatches
+        fed = None if program.feed is None else Fed.of(program.feed, self.where, 1 if cut is None else cut.count, parts, session.here)
+        told = first.results, first.watches, first.limits, parts, first.pieces, program.tensors, program.modes, fed
         return Compiled(self.name, self.where, number, tuple(programs), *told)
+
+    @property
+    def _microbatch_count(self) -> int:
+        """How many microbatches a run passes through the body."""
+        asked = self.config.options.get(ACCUMULATION) or (self.strategy.microbatches if self.strategy is not None else None) or 1
+        return asked if self.trainable else 1
 
     def microbatches(self, shapes: Sequence[tuple[int, ...]]) -> Microbatches | None:
         """How the batch of a train job is cut, for arguments of these shapes; None if it passes whole."""
-        option = "train.num_gradient_accumulation_steps"
-        count = self.config.options.get(option) or (self.strategy.microbatches if self.strategy is not None else None) or 1
-        if count == 1 or not self.trainable:
+        if self._microbatch_count == 1:
             return None
         named = zip(self.signature.placeholders(), shapes, strict=True)
-        return cut_batch(f"job {self.name}", count, self.config.lines.get(option, self.where), {name: shape for (name, _), shape in named})
+        where = self.config.lines.get(ACCUMULATION, self.where)
+        return cut_batch(f"job {self.name}", self._microbatch_count, where, {name: shape for (name, _), shape in named})
+
+    def _reads_its_batch(self) -> bool:
+        """Whether nobody passes the batch that is to be cut, so that each microbatch is one that the body reads."""
+        return self._microbatch_count > 1 and not self.signature.parameters
+
+    def _passes(self, program: Traced, results: Results) -> tuple[Traced, Results]:
+        """A body that reads its batch, passed as often as there are microbatches: a run takes so many batches."""
+        if program.feed is None:
+            self.microbatches(())  # which says that there is no batch
+        rows = {type.shape[0] for type in program.feed.types.values()}
+        where, count = self.config.lines.get(ACCUMULATION, self.where), self._microbatch_count
+        if len(rows) > 1:
+            raise JobError(
+                f"job {self.name}: {count} microbatches, asked for at {where}: its readers have batches of different sizes, {sorted(rows)}"
+            )
+        cut = Microbatches(count, count * rows.pop(), tuple(program.feed.types), where)
+        return replace(program, microbatches=cut, schedule=self._schedule), results
+
+    @property
+    def _schedule(self) -> str | None:
+        """The order of the stages of a pipeline, by name."""
+        asked: str | None = self.config.options.get("pipeline_schedule")
+        return asked or (self.strategy.schedule if self.strategy is not None else None)
 
     def trace(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...] = ()) -> tuple[Traced, Results]:
         """Run the body: what it recorded, and the nesting of what it returned.  `rows` as in `Tracer`.
@@ -136,6 +170,8 @@ class Job:
         Once; or once for each size of microbatches, if the batch is cut.
         """
         self.config.check()
+        if self._reads_its_batch():
+            return self._passes(*self._traced(session, placement, shapes, rows))
         cut = self.microbatches(shapes)
         if cut is None:
             return self._traced(session, placement, shapes, rows)
@@ -146,7 +182,7 @@ class Job:
             with explained(cut, size):
                 each.append(self._traced(session, placement, own, rows))
         (program, results), *others = each
-        schedule = self.config.options.get("pipeline_schedule") or (self.strategy.schedule if self.strategy is not None else None)
+        schedule = self._schedule
         tail = next(((body, returned_values(returned)) for body, returned in others), None)
         return replace(program, microbatches=cut, schedule=schedule, tail=tail), results
 
@@ -156,9 +192,8 @@ class Job:
         dtype = self.config.options.get("default_data_type") or float32
         body = JobBody(tracer, seed=settings.seed or 0, conv_algorithm=settings.conv_algorithm, default_dtype=dtype, config=self.config)
         with scope.using(interpreter=body, placement=placement, view=view, namespace=()):
-            values = [
-                body.handle(self._argument(tracer, name, d, shape)) for (name, d), shape in zip(self.signature.placeholders(), shapes, strict=True)
-            ]
+            declared = zip(self.signature.placeholders(), shapes, strict=True)
+            values = [body.handle(tracer.as_seen(self._argument(tracer, name, d, shape))) for (name, d), shape in declared]
             try:
                 returned = self.function(*self.signature.arguments(values))
             except Exception as error:
@@ -167,7 +202,7 @@ class Job:
             results = self.signature.results(returned)
             self._train(tracer)
         program = tracer.traced(returned_values(results))
-        return replace(program, half=self.config.half, strategy=self.strategy, tensors=body.tensors, modes=body.modes), results
+        return replace(program, half=self.config.half, strategy=self.strategy, tensors=body.tensors, modes=body.modes, feed=body.feed), results
 
     def _lay_out(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...]) -> Version:
         program, results = self.trace(session, placement, shapes, rows)

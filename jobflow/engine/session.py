@@ -96,7 +96,7 @@ class Session:
         return self.world is not None and self.world.multi
 
     @property
-    def _here(self) -> tuple[int, ...] | None:
+    def here(self) -> tuple[int, ...] | None:
         """The ranks whose parts of arguments this client cuts; None for all."""
         return tuple(rank.index for rank in self.world.ranks) if self.world is not None and self.world.multi else None
 
@@ -271,7 +271,9 @@ class Session:
         if len(mine) > most:
             notice(many_shapes(f"job {job.name}", most))
         for key in [*self._replaced, *mine[:-most]]:
-            self.world.call(Unbind(self._compiled.pop(key).number))
+            dropped = self._compiled.pop(key)
+            dropped.close()
+            self.world.call(Unbind(dropped.number))
         self._replaced.clear()
 
     def call(self, job: Declared, args: tuple[Any, ...]) -> Any:
@@ -290,9 +292,10 @@ class Session:
         assert self.world is not None
         self.settle()
         run = self.runs.get(compiled.name, 0)
+        bound = [*bound, *compiled.read(run)]
         opening = openings_of(self.world.ranks[0]).get(compiled.number)
         if opening is None:
-            values = compiled.values(performed(self.world, Run(compiled.number, compiled.name), compiled.feeds(bound, run, self._here)))
+            values = compiled.values(performed(self.world, Run(compiled.number, compiled.name), compiled.feeds(bound, run, self.here)))
         else:
             opening.put({name: value for name, _, value in bound} | {RUN_COUNTER: run})
             performed(self.world, Run(compiled.number, compiled.name))
@@ -384,6 +387,8 @@ class Session:
                     self.world = None
                 self.tensors = None
                 self._modes.clear()
+                for compiled in self._compiled.values():
+                    compiled.close()
                 self._compiled.clear()
                 self._replaced.clear()
 

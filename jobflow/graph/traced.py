@@ -63,6 +63,8 @@ class Traced:
     tensors: Mapping[str, Any] = field(default_factory=dict)
     #: by id of an object that the body calls: what tells whether it would still record the same
     modes: Mapping[int, Callable[[], Any]] = field(default_factory=dict)
+    #: of a job: what gives the arguments that its body reads from files
+    feed: Any = None
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}"

@@ -111,7 +111,7 @@ class Runner:
     def watched(self, arguments: Arrays, step: int) -> dict[str, Seen]:
         """One step: every tensor by name."""
         world = self.session.start()
-        parts = performed(world, Run(WATCHED), self.fetched.feeds(self.bound(arguments), step))
+        parts = performed(world, Run(WATCHED), self.fetched.feeds([*self.bound(arguments), *self.compiled.read(step)], step))
         found: dict[str, Seen] = {}
         for position, value in enumerate(self.fetched.graph.outputs):
             shards = {rank: dict(fetched)[position] for rank, fetched in enumerate(parts) if position in dict(fetched)}
@@ -122,7 +122,7 @@ class Runner:
     def plain(self, arguments: Arrays, step: int) -> Arrays:
         """One step as the job always runs: its results by number."""
         world = self.session.start()
-        parts = performed(world, Run(self.compiled.number), self.compiled.feeds(self.bound(arguments), step))
+        parts = performed(world, Run(self.compiled.number), self.compiled.feeds([*self.bound(arguments), *self.compiled.read(step)], step))
         values = self.compiled.values(parts)
         return {f"result {i}": np.concatenate(v) if isinstance(v, list) and v[0].ndim else np.asarray(v) for i, v in enumerate(values)}
 

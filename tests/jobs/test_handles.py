@@ -171,9 +171,9 @@ class TestScope:
             return y, flow.cast_to_current_logical_view(y)
 
         listed, _ = job(X)
-        assert per_device == [(True, (4, 6))]
-        for each in listed:
-            np.testing.assert_array_equal(each, X + 1)
+        assert per_device == [(True, (2, 6))]
+        for each, rows in zip(listed, np.split(X, 2), strict=True):
+            np.testing.assert_array_equal(each, rows + 1)
 
     def test_the_job(self, fresh: None) -> None:
         assert ask(lambda x: (flow.current_global_function_desc().job_name, flow.current_global_function_desc().IsTrainable())) == ("job", False)

@@ -130,13 +130,14 @@ class Tracer:
         return value
 
     def _cross(self, value: Value, local: bool, where: SourceLine) -> Value:
-        """The value as the view in force sees it."""
+        """The value as the view in force sees it: in the mirrored view, of an argument with a row or more for each rank its rows, of others all."""
         if value.local == local:
             return value
         source = value.node.op
         op: Crossing = ToGlobal((S(0),))
         if local:
-            op = ToLocal(source.sbp if isinstance(source, ToGlobal) else (B,))
+            rows = isinstance(source, Input) and source.split and bool(value.shape) and value.shape[0] >= value.node.placement.size
+            op = ToLocal(source.sbp if isinstance(source, ToGlobal) else (S(0) if rows else B,))
         return self._crossed(value, op, where)
 
     def _crossed(self, value: Value, op: Crossing, where: SourceLine) -> Value:
@@ -288,6 +289,10 @@ class Tracer:
         (value,) = self._record(op, (), key, self.placement if lies is None else lies.placement, self.where, local=local)
         self.inputs[key] = value
         return value
+
+    def as_seen(self, value: Value) -> Value:
+        """The value as the view in force sees it."""
+        return self._cross(value, scope.current().view == "mirrored", self._where or self.where)
 
     def new_region(self) -> int:
         """A number that no region of the program has."""

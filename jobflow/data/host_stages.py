@@ -1,0 +1,318 @@
+"""What is done on the host to each sample before a job gets it: a chain of stages, each a function of a sample.
+
+    record = ReadRecord(files)
+    image = Resized(RandomlyCropped(Decoded(record, "encoded"), ...), (224, 224))        Pillow's images, one after another
+    Pixels(image, bgr=True)                                                              an array of one shape, which a job can take
+
+What a stage draws at random is a function of (its key, the number of the sample).
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from jobflow.core.errors import DataError, JobflowError, did_you_mean
+from jobflow.core.extras import optional
+from jobflow.core.types import Array, DType
+from jobflow.core.untrusted import IMAGE
+from jobflow.data.files import fault_of
+from jobflow.data.image_folders import FORMATS, pillow
+from jobflow.data.ofrecord import features_of
+from jobflow.data.record_order import RecordFiles, RecordPlace
+from jobflow.expressions import philox
+
+#: Pillow's name of the filter that does what each published name of an interpolation does to an image that shrinks, or grows
+FILTERS = {
+    "bilinear": ("", ""),
+    "nearest_neighbor": ("NEAREST", "NEAREST"),
+    "bicubic": ("BICUBIC", "BICUBIC"),
+    "area": ("BOX", "BOX"),
+    "auto": ("BOX", ""),
+}
+Image = Any
+
+
+@dataclass(frozen=True, eq=False)
+class Stage(ABC):
+    """Something that each sample has; `of` makes it of what other stages made of the same sample."""
+
+    @property
+    def inputs(self) -> tuple[Stage, ...]:
+        """The stages before."""
+        return tuple(value for value in vars(self).values() if isinstance(value, Stage))
+
+    @property
+    def files(self) -> RecordFiles:
+        """Where its samples come from."""
+        return self.inputs[0].files
+
+    @abstractmethod
+    def of(self, place: RecordPlace, *values: Any) -> Any:
+        """What the sample at a place has."""
+
+    def value(self, place: RecordPlace, known: dict[Stage, Any]) -> Any:
+        """The same, with what is `known` of the sample already; DataError that names the record."""
+        if self not in known:
+            before = [stage.value(place, known) for stage in self.inputs]
+            try:
+                known[self] = self.of(place, *before)
+            except JobflowError as error:
+                error.args = (f"{self.files.where(place)}: {error}",)
+                raise
+            except Exception as error:
+                raise DataError(f"{self.files.where(place)}: {type(error).__name__}: {error}") from error
+        return known[self]
+
+
+@dataclass(frozen=True, eq=False)
+class ReadRecord(Stage):
+    """The features of a record, by name."""
+
+    source: RecordFiles
+
+    @property
+    def files(self) -> RecordFiles:
+        return self.source
+
+    def of(self, place: RecordPlace, *values: Any) -> Mapping[str, Array]:
+        try:
+            return features_of(self.source.record(place))
+        except (optional("google.protobuf.message", "ofrecord_reader").DecodeError, ValueError):
+            raise DataError("it is damaged: these bytes are not an OFRecord message") from None
+
+
+def _feature(features: Mapping[str, Array], name: str) -> Array:
+    if name not in features:
+        raise DataError(f'there is no feature "{name}"{did_you_mean(name, features) or "."}')
+    return features[name]
+
+
+@dataclass(frozen=True, eq=False)
+class Raw(Stage):
+    """The numbers of a feature in one shape; bytes are int8.  With `filled`, zeros stand behind those that are fewer."""
+
+    record: Stage
+    feature: str
+    shape: tuple[int, ...]
+    dtype: DType
+    filled: bool = False
+
+    def of(self, place: RecordPlace, *values: Any) -> Array:
+        found, size = _feature(values[0], self.feature), math.prod(self.shape)
+        if found.size != size and not (self.filled and found.size < size):
+            raise DataError(f'feature "{self.feature}" has {found.size} values, which do not fill the shape {list(self.shape)}')
+        numbers = (found.view(np.int8) if found.dtype == np.uint8 else found).astype(self.dtype.numpy)
+        return np.append(numbers, np.zeros(size - found.size, numbers.dtype)).reshape(self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Content(Stage):
+    """The bytes of a feature."""
+
+    record: Stage
+    feature: str
+
+    def of(self, place: RecordPlace, *values: Any) -> Array:
+        return _feature(values[0], self.feature)
+
+
+# Images of Pillow ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Decoded(Stage):
+    """The image whose file has these bytes, in colours or grey."""
+
+    content: Stage
+    grey: bool = False
+
+    def of(self, place: RecordPlace, *values: Any) -> Image:
+        with pillow().open(io.BytesIO(values[0].tobytes()), formats=FORMATS) as opened:
+            IMAGE.check(opened.width * opened.height, "the image", fault_of("it"))
+            return opened.convert("L" if self.grey else "RGB")
+
+
+@dataclass(frozen=True, eq=False)
+class RandomlyCropped(Stage):
+    """A part of an image whose area and aspect ratio are drawn; the largest that is allowed, if none of `attempts` lies in the image."""
+
+    image: Stage
+    key: philox.Key
+    attempts: int = 10
+    area: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (0.75, 1.333333)
+
+    def of(self, place: RecordPlace, *values: Any) -> Image:
+        image = values[0]
+        left, top, width, height = self.box(place.number, *image.size)
+        return image.crop((left, top, left + width, top + height))
+
+    def box(self, number: int, width: int, height: int) -> tuple[int, int, int, int]:
+        """(left, top, width, height) of the part of an image of this size."""
+        drawn = philox.words(np, self.key, np.arange(max(self.attempts, 1), dtype=np.uint64), number) * 2.0**-32
+        logs = np.log(self.ratio)
+        for area, ratio, x, y in drawn.T.tolist()[: self.attempts]:
+            target = width * height * (self.area[0] + area * (self.area[1] - self.area[0]))
+            aspect = math.exp(logs[0] + ratio * (logs[1] - logs[0]))
+            w, h = round(math.sqrt(target * aspect)), round(math.sqrt(target / aspect))
+            if 0 < w <= width and 0 < h <= height:
+                return int(x * (width - w + 1)), int(y * (height - h + 1)), w, h
+        w = min(width, max(round(height * self.ratio[1]), 1))
+        h = min(height, max(round(width / self.ratio[0]), 1))
+        return int(drawn[2, -1] * (width - w + 1)), int(drawn[3, -1] * (height - h + 1)), w, h
+
+
+@dataclass(frozen=True, eq=False)
+class Sides:
+    """To what size images are resized: (width, height), or the shorter (longer) side alone, within limits, where the aspect ratio is kept."""
+
+    target: tuple[int, int] | int
+    longer: bool = False
+    least: int | None = None
+    most: int | None = None
+
+    def of(self, width: int, height: int) -> tuple[int, int]:
+        """The size that an image of this size gets."""
+        if not isinstance(self.target, int):
+            return self.target
+        low, high = min(width, height), max(width, height)
+        scale = self.target / (high if self.longer else low)
+        if self.longer and self.least is not None:
+            scale = max(scale, self.least / low)
+        if not self.longer and self.most is not None:
+            scale = min(scale, self.most / high)
+        return max(round(width * scale), 1), max(round(height * scale), 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Resized(Stage):
+    """An image in another size."""
+
+    image: Stage
+    sides: Sides
+    interpolation: str = "auto"
+
+    def of(self, place: RecordPlace, *values: Any) -> Image:
+        image, size = values[0], self.sides.of(*values[0].size)
+        if size == image.size:
+            return image
+        grows = size[0] * size[1] >= image.width * image.height
+        name = FILTERS[self.interpolation][grows]
+        if name:
+            return image.resize(size, pillow().Resampling[name])
+        step = image.width / size[0], image.height / size[1]  # four neighbours, however far apart the samples lie
+        return image.transform(size, pillow().Transform.AFFINE, (step[0], 0, 0, 0, step[1], 0), pillow().Resampling.BILINEAR)
+
+
+@dataclass(frozen=True, eq=False)
+class Scale(Stage):
+    """By how much a resized image is wider and higher, float32[2]; with `sizes` its width and height instead, int32[2]."""
+
+    image: Stage
+    sides: Sides
+    sizes: bool = False
+
+    def of(self, place: RecordPlace, *values: Any) -> Array:
+        width, height = values[0].size
+        w, h = self.sides.of(width, height)
+        return np.array((w, h), np.int32) if self.sizes else np.array((w / width, h / height), np.float32)
+
+
+# Arrays -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Pixels(Stage):
+    """An image as uint8[height, width, channels]."""
+
+    image: Stage
+    bgr: bool
+
+    def of(self, place: RecordPlace, *values: Any) -> Array:
+        found = np.asarray(values[0])
+        found = found[:, :, None] if found.ndim == 2 else found
+        return found[:, :, ::-1] if self.bgr else found
+
+
+@dataclass(frozen=True, eq=False)
+class Normalized(Stage):
+    """(x - mean) / deviation by channel, float32."""
+
+    pixels: Stage
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+    def of(self, place: RecordPlace, *values: Any) -> Array:
+        found: Array = (values[0] - np.array(self.mean, np.float32)) / np.array(self.deviation, np.float32)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Mirrored(Stage):
+    """An array from right to left."""
+
+    pixels: Stage
+
+    def of(self, place: RecordPlace, *values: Any) -> Array:
+        found: Array = values[0][:, ::-1]
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Cropped(Stage):
+    """The part of this height and width of an array; `at` says how much of what is left over lies above and to the left of it."""
+
+    pixels: Stage
+    size: tuple[int, int]
+    at: tuple[float, float]
+
+    def of(self, place: RecordPlace, *values: Any) -> Array:
+        found: Array = values[0]
+        free = [have - want for have, want in zip(found.shape, self.size, strict=False)]
+        if min(free) < 0:
+            raise DataError(f"an image of {found.shape[1]} x {found.shape[0]} pixels has no part of {self.size[1]} x {self.size[0]}")
+        top, left = (int(n * share) for n, share in zip(free, self.at, strict=True))
+        return found[top : top + self.size[0], left : left + self.size[1]]
+
+
+@dataclass(frozen=True, eq=False)
+class Padded(Stage):
+    """An array in a shape that is at least as large along every axis, with zeros behind it."""
+
+    pixels: Stage
+    shape: tuple[int, ...]
+    dtype: DType
+
+    @cached_property
+    def _zeros(self) -> Array:
+        return np.zeros(self.shape, self.dtype.numpy)
+
+    def of(self, place: RecordPlace, *values: Any) -> Array:
+        found: Array = values[0]
+        if found.ndim != len(self.shape) or any(n > most for n, most in zip(found.shape, self.shape, strict=True)):
+            raise DataError(f"an array {list(found.shape)} does not lie in the shape {list(self.shape)}")
+        whole = self._zeros.copy()
+        whole[tuple(map(slice, found.shape))] = found
+        return whole
+
+
+@dataclass(frozen=True, eq=False)
+class Exactly(Stage):
+    """An array, which must have this shape."""
+
+    array: Stage
+    shape: tuple[int, ...]
+
+    def of(self, place: RecordPlace, *values: Any) -> Array:
+        found: Array = values[0]
+        if found.shape != self.shape:
+            raise DataError(f"an array {list(found.shape)} stands where every sample has the shape {list(self.shape)}")
+        return found

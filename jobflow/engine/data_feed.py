@@ -1,0 +1,89 @@
+"""What a job takes beside its arguments: arrays that its body reads from files.
+
+A reader that is called in the body of a job (`flow.data.ofrecord_reader`) records an argument that no caller passes.  The job's feed gives all of
+them together, one batch for each run: which samples a batch has is a function of the number of the run, so a job that goes on where a checkpoint
+ended sees what follows.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jobflow.core.errors import SourceLine
+from jobflow.core.types import Array, TensorType
+from jobflow.typing.annotations import Declared
+from jobflow.typing.lazy import Lazy
+from jobflow.typing.signature import Bound
+
+if TYPE_CHECKING:
+    from jobflow.engine.compiled import ArgumentPart
+
+#: rows of an array: the first, and behind the last
+Span = tuple[int, int]
+
+
+class DataFeed(ABC):
+    """Gives the arrays of a job that are read from files; `types` says which, of one run through the body."""
+
+    types: Mapping[str, TensorType]
+
+    @abstractmethod
+    def arrays(self, run: int, passes: int, rows: Mapping[str, Span]) -> dict[str, Array]:
+        """The arrays of a run that passes so often through the body, one batch for each: of each name these rows."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Read no further."""
+
+
+@dataclass(frozen=True)
+class Fed:
+    """A job's feed as arguments of its runs: what is not asked for in this process is not read."""
+
+    feed: DataFeed
+    where: SourceLine
+    #: how often a run passes through the body
+    passes: int
+    rows: Mapping[str, Span]
+    types: Mapping[str, TensorType]
+
+    @classmethod
+    def of(cls, feed: DataFeed, where: SourceLine, passes: int, parts: Sequence[Sequence[ArgumentPart]], here: Collection[int] | None) -> Fed:
+        """For ranks that take these parts of arguments; of them only those `here` if given."""
+        types = {name: type.with_shape((type.shape[0] * passes, *type.shape[1:])) for name, type in feed.types.items()}
+        rows: dict[str, Span] = {}
+        for part in (part for rank, own in enumerate(parts) if here is None or rank in here for part in own):
+            if part.argument in types:
+                whole = types[part.argument].shape
+                start, stop = (0, whole[0]) if here is None else (part.slices(whole)[0].start, part.slices(whole)[0].stop)
+                known = rows.get(part.argument, (start, stop))
+                rows[part.argument] = (min(start, known[0]), max(stop, known[1]))
+        return cls(feed, where, passes, rows, types)
+
+    def bound(self, run: int) -> list[Bound]:
+        """The further arguments of a run."""
+        found = self.feed.arrays(run, self.passes, self.rows)
+        return [(name, Declared(self.types[name], False, self.where), self._given(name, run, rows)) for name, rows in found.items()]
+
+    def _given(self, name: str, run: int, rows: Array) -> Array | Lazy:
+        type = self.types[name]
+        return rows if rows.shape == type.shape else RowsHere(f"{name}/{run}", type, self.rows[name][0], rows)
+
+
+class RowsHere(Lazy):
+    """An array of which this process has some rows."""
+
+    def __init__(self, what: str, type: TensorType, start: int, rows: Array) -> None:
+        self.shape, self.dtype = type.shape, type.dtype.numpy
+        self.start, self.rows, self._what = start, rows, what
+
+    @property
+    def fingerprint(self) -> str:
+        return self._what
+
+    def part(self, slices: tuple[slice, ...]) -> Array:
+        first, *others = slices
+        return self.rows[(slice(first.start - self.start, first.stop - self.start), *others)]

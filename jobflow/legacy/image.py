@@ -1,0 +1,232 @@
+"""`flow.image`: what is done to images in the body of a job.
+
+Those that a reader gives, of different sizes, are decoded, cropped and resized on the host, before the job gets them; tensors of one size are
+cropped, mirrored and normalised by operations of the job, on its devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jobflow.core.errors import ArgumentError, JobError, ShapeError, user_line
+from jobflow.core.notices import notice
+from jobflow.core.types import DType, Tensor, float32, int32, uint8
+from jobflow.data import host_stages as st
+from jobflow.legacy import arrays, math
+from jobflow.legacy.record_data import AREA, RATIO, OnHost, as_tensor, decoded, on_host, randomly_cropped
+
+__all__ = [
+    "CropMirrorNormalize",
+    "Resize",
+    "batch_align",
+    "crop_mirror_normalize",
+    "decode",
+    "flip",
+    "normalize",
+    "random_crop",
+    "resize",
+    "target_resize",
+]
+
+_ZERO, _ONE = [0.0], [1.0]
+#: old names of interpolations
+_OLD = {"Linear": "bilinear", "NN": "nearest_neighbor", "Cubic": "bicubic"}
+
+
+def decode(images_bytes_buffer: OnHost, dtype: DType = uint8, color_space: str = "BGR", name: str | None = None) -> OnHost:
+    """The images whose files have these bytes."""
+    if dtype is not uint8:
+        raise ArgumentError(f"image.decode at {user_line()}: images are uint8, not {dtype.name}; image.normalize and batch_align give other types")
+    content = on_host("image.decode", images_bytes_buffer, "bytes")
+    return decoded("image.decode", content.stage, content.rows, color_space)
+
+
+def random_crop(
+    input_blob: OnHost,
+    num_attempts: int = 10,
+    seed: int | None = None,
+    random_area: Sequence[float] | None = None,
+    random_aspect_ratio: Sequence[float] | None = None,
+    name: str = "ImageRandomCrop",
+) -> OnHost:
+    """Of each image a part whose area and aspect ratio are drawn."""
+    images = on_host("image.random_crop", input_blob, "images")
+    return randomly_cropped("image.random_crop", images, num_attempts, seed, random_area or AREA, random_aspect_ratio or RATIO, name)
+
+
+def _sides(what: str, target: Any, least: int | None, most: int | None, side: str) -> st.Sides:
+    if isinstance(target, int) and target > 0 and side in ("shorter", "longer"):
+        return st.Sides(target, side == "longer", least, most)
+    raise ArgumentError(f'{what} at {user_line()}: the aspect ratio is kept with a target_size that is one int and resize_side "shorter" or "longer"')
+
+
+def _interpolation(what: str, name: str) -> str:
+    if name not in st.FILTERS:
+        raise ArgumentError(f"{what} at {user_line()}: interpolation_type is one of {', '.join(st.FILTERS)}, not {name!r}")
+    return name
+
+
+def Resize(
+    image: OnHost,
+    target_size: int | Sequence[int] | None = None,
+    min_size: int | None = None,
+    max_size: int | None = None,
+    keep_aspect_ratio: bool = False,
+    resize_side: str = "shorter",
+    channels: int = 3,
+    dtype: DType | None = None,
+    interpolation_type: str = "auto",
+    name: str | None = None,
+    color_space: str | None = None,
+    interp_type: str | None = None,
+    resize_shorter: int = 0,
+    resize_x: int = 0,
+    resize_y: int = 0,
+) -> Any:
+    """(images, scale, new_size): all in target_size (width, height), a tensor uint8 [batch, height, width, channels]; new_size is None then.
+
+    With keep_aspect_ratio target_size is the length of the shorter or longer side, and images stay different.  `scale` is [batch, 2], of the
+    widths and the heights.  The arguments from color_space on are old spellings, with any of which the images alone are given.
+    """
+    what, images = "image.Resize", on_host("image.Resize", image, "images")
+    old = bool(color_space or interp_type or resize_shorter or resize_x or resize_y)
+    if old:
+        notice("image.Resize: color_space, interp_type, resize_shorter, resize_x and resize_y are old; write target_size and interpolation_type")
+        interpolation_type = _OLD.get(interp_type or "", "auto")
+        keep_aspect_ratio = bool(resize_shorter)
+        target_size = resize_shorter or (resize_x, resize_y)
+    interpolation = _interpolation(what, interpolation_type)
+    if keep_aspect_ratio:
+        sides = _sides(what, target_size, min_size, max_size, resize_side)
+        made: Any = OnHost(st.Resized(images.stage, sides, interpolation), images.rows, "images", images.colours)
+        size = None if old else as_tensor(what, st.Scale(images.stage, sides, sizes=True), images.rows, (2,), int32, None)
+    else:
+        if not isinstance(target_size, list | tuple) or len(target_size) != 2 or min(target_size) < 1:
+            raise ArgumentError(f"{what} at {user_line()}: target_size is (width, height), not {target_size!r}")
+        if channels != images.channels:
+            raise ArgumentError(f"{what} at {user_line()}: channels is {channels}, but the images have {images.channels}")
+        sides, size = st.Sides((int(target_size[0]), int(target_size[1]))), None
+        resized = OnHost(st.Resized(images.stage, sides, interpolation), images.rows, "images", images.colours)
+        made = as_tensor(what, resized.pixels(), images.rows, (int(target_size[1]), int(target_size[0]), channels), uint8, name)
+        made = arrays.cast(made, dtype) if dtype is not None and dtype is not uint8 else made
+    return made if old else (made, as_tensor(what, st.Scale(images.stage, sides), images.rows, (2,), float32, None), size)
+
+
+def target_resize(
+    images: OnHost,
+    target_size: int,
+    min_size: int | None = None,
+    max_size: int | None = None,
+    resize_side: str = "shorter",
+    interpolation_type: str = "auto",
+    name: str | None = None,
+) -> tuple[OnHost, Any, Any]:
+    """(images, new_size, scale) with the aspect ratio kept; see `Resize`."""
+    made, scale, size = Resize(images, target_size, min_size, max_size, True, resize_side, interpolation_type=interpolation_type, name=name)
+    return made, size, scale
+
+
+def CropMirrorNormalize(
+    input_blob: Any,
+    mirror_blob: Tensor | None = None,
+    color_space: str = "BGR",
+    output_layout: str = "NCHW",
+    crop_h: int = 0,
+    crop_w: int = 0,
+    crop_pos_y: float = 0.5,
+    crop_pos_x: float = 0.5,
+    mean: Sequence[float] = _ZERO,
+    std: Sequence[float] = _ONE,
+    output_dtype: DType = float32,
+    name: str | None = None,
+) -> Any:
+    """(x - mean) / std by channel, of the part crop_h x crop_w of each image, from right to left where mirror_blob is 1.
+
+    A crop of 0 is the whole image; `crop_pos` says how much of what is left over lies before it.  Images that a reader gives, of different
+    sizes, need a crop.  The result is [batch, channels, height, width], or with output_layout "NHWC" has the channels last.
+    """
+    what = "image.CropMirrorNormalize"
+    if output_layout not in ("NCHW", "NHWC"):
+        raise ArgumentError(f'{what} at {user_line()}: output_layout is "NCHW" or "NHWC", not {output_layout!r}')
+    x = input_blob
+    if isinstance(x, OnHost):
+        images = on_host(what, x, "images", "arrays")
+        if min(crop_h, crop_w) < 1:
+            raise ArgumentError(f"{what} at {user_line()}: images of different sizes need crop_h and crop_w")
+        stage = st.Cropped(images.pixels(), (crop_h, crop_w), (crop_pos_y, crop_pos_x))
+        x = as_tensor(what, stage, images.rows, (crop_h, crop_w, images.channels), images.dtype, None)
+    elif x.type.ndim != 4:
+        raise ShapeError(f"{what} at {user_line()}: images are [batch, height, width, channels], not {x.type}")
+    else:
+        x = _cropped(what, x, (crop_h, crop_w), (crop_pos_y, crop_pos_x))
+    if mirror_blob is not None:
+        x = flip(x, mirror_blob)
+    y = _normalized(what, arrays.cast(x, output_dtype), mean, std)
+    return arrays.transpose(y, [0, 3, 1, 2], name=name) if output_layout == "NCHW" else arrays.identity(y, name=name)
+
+
+def _cropped(what: str, x: Tensor, size: Sequence[int], at: Sequence[float]) -> Tensor:
+    """The part of this height and width of every image of a tensor."""
+    wanted = [want or have for want, have in zip(size, x.type.shape[1:3], strict=True)]
+    if wanted == list(x.type.shape[1:3]):
+        return x
+    if any(want > have for want, have in zip(wanted, x.type.shape[1:3], strict=True)):
+        raise ShapeError(f"{what} at {user_line()}: {x.type} has no part of {wanted[0]} x {wanted[1]}")
+    begin = [int((have - want) * share) for want, have, share in zip(wanted, x.type.shape[1:3], at, strict=True)]
+    return arrays.slice(x, [0, *begin, 0], [-1, *wanted, -1])
+
+
+def _normalized(what: str, x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """(x - mean) / std, of one number or one for each channel."""
+    channels = x.type.shape[-1]
+    for word, given in (("mean", mean), ("std", std)):
+        if len(given) not in (1, channels) or (word == "std" and 0 in given):
+            raise ArgumentError(f"{what} at {user_line()}: {word} {list(given)} is not a number, or one for each of {channels} channels")
+    shifted = math.subtract(x, _by_channel(mean, x.type.dtype)) if any(mean) else x
+    return math.multiply(shifted, _by_channel([1.0 / each for each in std], x.type.dtype)) if set(std) != {1} else shifted
+
+
+def _by_channel(numbers: Sequence[float], dtype: DType) -> Any:
+    """A number, or a tensor with one for each channel."""
+    return arrays.concat([arrays.constant(number, dtype, (1,)) for number in numbers]) if len(set(numbers)) > 1 else numbers[0]
+
+
+def flip(image: Any, flip_code: Any, name: str | None = None) -> Any:
+    """Images from right to left where flip_code, an int or a tensor with one for each, is not 0."""
+    if isinstance(image, OnHost):
+        images = on_host("image.flip", image, "images", "arrays")
+        if not isinstance(flip_code, int):
+            raise JobError(
+                f"image.flip at {user_line()}: images of different sizes are mirrored before the job runs, all or none: flip_code is an int; "
+                f"give a tensor of codes with images of one size, or as mirror_blob of CropMirrorNormalize"
+            )
+        return OnHost(st.Mirrored(images.pixels()), images.rows, "arrays", images.colours, images.dtype) if flip_code else images
+    if isinstance(flip_code, int):
+        return arrays.reverse(image, 2, name=name) if flip_code else image
+    codes = arrays.reshape(flip_code, (-1, 1, 1, 1))
+    return arrays.where(codes, arrays.reverse(image, 2), image, name=name)
+
+
+def normalize(image: Any, std: Sequence[float], mean: Sequence[float], name: str | None = None) -> Any:
+    """(x - mean) / std by channel, float32."""
+    if not isinstance(image, OnHost):
+        return _normalized("image.normalize", arrays.cast(image, float32), mean, std)
+    images = on_host("image.normalize", image, "images", "arrays")
+    stage = st.Normalized(images.pixels(), tuple(map(float, mean)), tuple(map(float, std)))
+    return OnHost(stage, images.rows, "arrays", images.colours, float32)
+
+
+def batch_align(images: OnHost, shape: Sequence[int], dtype: DType, alignment: int, name: str | None = None) -> Any:
+    """Images of different sizes in a tensor [batch, *shape], which has room for each; zeros stand below and to the right of them.
+
+    Height and width of `shape` are raised to multiples of `alignment`.
+    """
+    given = on_host("image.batch_align", images, "images", "arrays")
+    height, width = (-(-int(n) // alignment) * alignment for n in shape[:2])
+    whole = (height, width, *map(int, shape[2:]))
+    return as_tensor("image.batch_align", st.Padded(given.pixels(), whole, dtype), given.rows, whole, dtype, name)
+
+
+resize = Resize
+crop_mirror_normalize = CropMirrorNormalize

@@ -1,0 +1,103 @@
+"""`flow.data.decode_ofrecord`: the old way to read records in one call, with a description of each feature."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from jobflow.core.errors import ArgumentError, user_line
+from jobflow.core.types import DType, Tensor
+from jobflow.legacy import arrays, image
+from jobflow.legacy.random import CoinFlip
+from jobflow.legacy.record_data import OFRecordImageDecoder, OFRecordRawDecoder, OnHost, ofrecord_reader
+
+
+@dataclass(frozen=True)
+class RawCodec:
+    """Numbers of a feature; with `auto_zero_padding` there may be fewer than the shape has."""
+
+    auto_zero_padding: bool = False
+
+
+@dataclass(frozen=True)
+class ImagePreprocessor:
+    """What is done to an image: "bgr2rgb", or "mirror" to half of them."""
+
+    preprocessor: str
+
+    def __post_init__(self) -> None:
+        if self.preprocessor not in ("bgr2rgb", "mirror"):
+            raise ArgumentError(f'ImagePreprocessor at {user_line()}: "bgr2rgb" or "mirror", not {self.preprocessor!r}')
+
+
+@dataclass(frozen=True)
+class ImageResizePreprocessor:
+    """The size that an image gets."""
+
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class ImageCodec:
+    """A JPEG or PNG file in a feature."""
+
+    image_preprocessors: Sequence[ImagePreprocessor | ImageResizePreprocessor] | None = None
+
+
+@dataclass(frozen=True)
+class NormByChannelPreprocessor:
+    """(x - mean) / std by channel; "channels_last" leaves the channels last, anything else puts them first."""
+
+    mean_values: Sequence[float]
+    std_values: Sequence[float] = (1.0, 1.0, 1.0)
+    data_format: str = "channels_last"
+
+
+Codec: TypeAlias = RawCodec | ImageCodec
+
+
+@dataclass(frozen=True)
+class BlobConf:
+    """A feature: its name, the shape and element type of what is made of it, how, and what is done to it then."""
+
+    name: str
+    shape: Sequence[int]
+    dtype: DType
+    codec: Codec
+    preprocessors: Sequence[NormByChannelPreprocessor] | None = field(default=None)
+
+
+def decode_ofrecord(
+    ofrecord_dir: str,
+    blobs: Sequence[BlobConf],
+    batch_size: int = 1,
+    data_part_num: int = 1,
+    part_name_prefix: str = "part-",
+    part_name_suffix_length: int = -1,
+    shuffle: bool = False,
+    buffer_size: int = 1024,
+    name: str | None = None,
+) -> tuple[Tensor, ...]:
+    """The described features of a batch of records; see `ofrecord_reader`."""
+    record = ofrecord_reader(ofrecord_dir, batch_size, data_part_num, part_name_prefix, part_name_suffix_length, shuffle, buffer_size)
+    return tuple(_decoded(record, each, batch_size) for each in blobs)
+
+
+def _decoded(record: OnHost, wanted: BlobConf, batch_size: int) -> Any:
+    if isinstance(wanted.codec, RawCodec):
+        return OFRecordRawDecoder(record, wanted.name, wanted.shape, wanted.dtype, auto_zero_padding=wanted.codec.auto_zero_padding)
+    if len(wanted.shape) != 3:
+        raise ArgumentError(f"decode_ofrecord at {user_line()}: the shape of an image is (height, width, channels), not {wanted.shape}")
+    steps = wanted.codec.image_preprocessors or ()
+    named = {step.preprocessor for step in steps if isinstance(step, ImagePreprocessor)}
+    sizes = [(step.width, step.height) for step in steps if isinstance(step, ImageResizePreprocessor)] or [(wanted.shape[1], wanted.shape[0])]
+    images = OFRecordImageDecoder(record, wanted.name, "RGB" if "bgr2rgb" in named else "BGR")
+    x, _, _ = image.Resize(images, target_size=sizes[-1])
+    if "mirror" in named:
+        x = image.flip(x, CoinFlip(batch_size, name=f"{wanted.name}-mirror"))
+    for step in wanted.preprocessors or ():
+        layout = "NHWC" if step.data_format == "channels_last" else "NCHW"
+        x = image.CropMirrorNormalize(x, output_layout=layout, mean=step.mean_values, std=step.std_values)
+    return arrays.cast(x, wanted.dtype)

@@ -1,0 +1,283 @@
+"""`flow.data` in the body of a job: readers of OFRecord files and what decodes their records, before the job gets them.
+
+    record = flow.data.ofrecord_reader(folder, batch_size=64, data_part_num=4)
+    label = flow.data.OFRecordRawDecoder(record, "class/label", shape=(), dtype=flow.int32)
+    image = flow.data.OFRecordImageDecoder(record, "encoded", color_space="RGB")
+    image, scale, size = flow.image.Resize(image, target_size=(224, 224))
+
+Samples are read and decoded by threads, ahead of the runs that need them.  What has one shape for all samples is a tensor of the job, an
+argument that nobody passes; records, bytes and images of different sizes are `OnHost`.  The batch is split among the ranks like any argument;
+which samples it has does not depend on how many there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jobflow.core.scope as scope
+from jobflow.core.errors import ArgumentError, DuplicateNameError, JobError, user_line
+from jobflow.core.layout import Placement
+from jobflow.core.types import DType, Tensor, TensorType, int32, uint8
+from jobflow.data import host_stages as st
+from jobflow.data.job_batches import JobBatches
+from jobflow.data.record_order import RecordFiles
+from jobflow.engine.body import JobBody
+from jobflow.engine.distribute import current_placement
+from jobflow.expressions import philox
+from jobflow.legacy.initializers import Initializer, random_uniform_initializer
+from jobflow.ops.op import apply
+from jobflow.ops.random_tensors import RandomSource
+
+#: between which fractions of an image's area, and which aspect ratios, random crops are drawn
+AREA, RATIO = [0.08, 1.0], [0.75, 1.333333]
+
+
+@dataclass(frozen=True, eq=False)
+class OnHost:
+    """One thing of each sample of a batch, which may differ in shape: a record, bytes, an image."""
+
+    stage: st.Stage
+    rows: int
+    kind: str
+    #: of images: the order of their colours, or one grey channel
+    colours: str = ""
+    dtype: DType = uint8
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.rows,)
+
+    @property
+    def is_dynamic(self) -> bool:
+        """True: samples differ in shape."""
+        return True
+
+    @property
+    def channels(self) -> int:
+        return 1 if self.colours == "GRAY" else 3
+
+    def pixels(self) -> st.Stage:
+        """Of images: those as arrays."""
+        return st.Pixels(self.stage, self.colours == "BGR") if self.kind == "images" else self.stage
+
+
+def body_of(what: str) -> JobBody:
+    """The body of the job in which `what` is called; JobError outside of one."""
+    body = scope.current().interpreter
+    if not isinstance(body, JobBody):
+        raise JobError(f"{what} at {user_line()} was called outside a job; call it in the body of a function decorated with global_function")
+    return body
+
+
+def on_host(what: str, x: Any, *kinds: str) -> OnHost:
+    """What a reader or a decoder gave, of one of these kinds."""
+    if not isinstance(x, OnHost) or x.kind not in kinds:
+        given = f"{x.kind} from a reader" if isinstance(x, OnHost) else getattr(x, "type", type(x).__name__)
+        raise ArgumentError(f"{what} at {user_line()}: it takes {' or '.join(kinds)} of samples that a reader in this job gives, not {given}")
+    return x
+
+
+def as_tensor(what: str, stage: st.Stage, rows: int, shape: Sequence[int], dtype: DType, name: str | None) -> Any:
+    """What a stage gives, which has this shape for every sample, as a tensor of the job."""
+    body = body_of(what)
+    label = body.unique_name(what) if name is None else scope.current().full_name(name)
+    body.feed = body.feed or JobBatches()
+    if label in body.feed.types:
+        raise DuplicateNameError(f'{what} at {user_line()}: another decoder of this job has the name "{label}"')
+    type = TensorType((rows, *shape), dtype)
+    body.feed.add(label, type, stage)
+    return body.fed(label, type)
+
+
+def key_of(what: str, seed: int | None, name: str) -> philox.Key:
+    """The key of random numbers that this op draws."""
+    return philox.key_of(body_of(what).seed if seed is None else seed, scope.current().full_name(name))
+
+
+# Readers ------------------------------------------------------------------------------------------------------------
+
+
+def ofrecord_reader(
+    ofrecord_dir: str,
+    batch_size: int = 1,
+    data_part_num: int = 1,
+    part_name_prefix: str = "part-",
+    part_name_suffix_length: int = -1,
+    random_shuffle: bool = False,
+    shuffle_buffer_size: int = 1024,
+    shuffle_after_epoch: bool = False,
+    name: str | None = None,
+) -> OnHost:
+    """Records of part files, without end, `batch_size` for each run; in the mirrored view for each device.
+
+    Batches run across the ends of epochs.  `random_shuffle` draws from a buffer of so many records; with `shuffle_after_epoch` the files come in
+    another order from the second epoch on.
+    """
+    body, where = body_of("ofrecord_reader"), f"ofrecord_reader at {user_line()}"
+    devices: Placement = current_placement("ofrecord_reader")
+    if min(batch_size, data_part_num, shuffle_buffer_size) < 1:
+        raise ArgumentError(f"{where}: batch_size, data_part_num and shuffle_buffer_size are at least 1")
+    mirrored = scope.current().view == "mirrored"
+    if not mirrored and batch_size % devices.size:
+        raise ArgumentError(f"{where}: batch_size {batch_size} is not divisible among the {devices.size} devices of {devices}")
+    order = random_shuffle, shuffle_buffer_size, shuffle_after_epoch
+    files = RecordFiles(str(ofrecord_dir), data_part_num, part_name_prefix, part_name_suffix_length, *order, seed=body.seed)
+    return OnHost(st.ReadRecord(files), batch_size * devices.size if mirrored else batch_size, "records")
+
+
+def ofrecord_loader(
+    ofrecord_dir: str,
+    batch_size: int = 1,
+    data_part_num: int = 1,
+    part_name_prefix: str = "part-",
+    part_name_suffix_length: int = -1,
+    shuffle: bool = False,
+    shuffle_buffer_size: int = 1024,
+    name: str | None = None,
+) -> OnHost:
+    """The old name of `ofrecord_reader`."""
+    return ofrecord_reader(ofrecord_dir, batch_size, data_part_num, part_name_prefix, part_name_suffix_length, shuffle, shuffle_buffer_size)
+
+
+def ofrecord_image_classification_reader(
+    ofrecord_dir: str,
+    image_feature_name: str,
+    label_feature_name: str,
+    batch_size: int = 1,
+    data_part_num: int = 1,
+    part_name_prefix: str = "part-",
+    part_name_suffix_length: int = -1,
+    random_shuffle: bool = False,
+    shuffle_buffer_size: int = 1024,
+    shuffle_after_epoch: bool = False,
+    color_space: str = "BGR",
+    decode_buffer_size_per_thread: int = 32,
+    num_decode_threads_per_machine: int | None = None,
+    name: str | None = None,
+) -> tuple[OnHost, Any]:
+    """(images, int32 labels) of records."""
+    order = random_shuffle, shuffle_buffer_size, shuffle_after_epoch
+    record = ofrecord_reader(ofrecord_dir, batch_size, data_part_num, part_name_prefix, part_name_suffix_length, *order)
+    label = OFRecordRawDecoder(record, label_feature_name, (), int32, name=None if name is None else f"{name}-label")
+    return OFRecordImageDecoder(record, image_feature_name, color_space), label
+
+
+# Decoders -----------------------------------------------------------------------------------------------------------
+
+
+def OFRecordRawDecoder(
+    input_blob: OnHost,
+    blob_name: str,
+    shape: Sequence[int],
+    dtype: DType,
+    dim1_varying_length: bool = False,
+    auto_zero_padding: bool = False,
+    name: str | None = None,
+) -> Any:
+    """The numbers of a feature, [batch, *shape], as `dtype`; bytes are read as int8.
+
+    There must be as many as the shape has; with `dim1_varying_length` or `auto_zero_padding` there may be fewer, and zeros stand behind them.
+    """
+    record = on_host("OFRecordRawDecoder", input_blob, "records")
+    own = tuple(int(n) for n in shape)
+    stage = st.Raw(record.stage, blob_name, own, dtype, dim1_varying_length or auto_zero_padding)
+    return as_tensor("OFRecordRawDecoder", stage, record.rows, own, dtype, name)
+
+
+def OFRecordBytesDecoder(input_blob: OnHost, blob_name: str, name: str | None = None) -> OnHost:
+    """The bytes of a feature."""
+    record = on_host("OFRecordBytesDecoder", input_blob, "records")
+    return OnHost(st.Content(record.stage, blob_name), record.rows, "bytes")
+
+
+def decoded(what: str, content: st.Stage, rows: int, color_space: str) -> OnHost:
+    """The images whose files have these bytes."""
+    if color_space not in ("BGR", "RGB", "GRAY"):
+        raise ArgumentError(f'{what} at {user_line()}: color_space is "BGR", "RGB" or "GRAY", not {color_space!r}')
+    return OnHost(st.Decoded(content, color_space == "GRAY"), rows, "images", color_space)
+
+
+def OFRecordImageDecoder(input_blob: OnHost, blob_name: str, color_space: str = "BGR", name: str | None = None) -> OnHost:
+    """The images whose JPEG or PNG file is a feature."""
+    record = on_host("OFRecordImageDecoder", input_blob, "records")
+    return decoded("OFRecordImageDecoder", st.Content(record.stage, blob_name), record.rows, color_space)
+
+
+def OFRecordImageDecoderRandomCrop(
+    input_blob: OnHost,
+    blob_name: str,
+    color_space: str = "BGR",
+    num_attempts: int = 10,
+    seed: int | None = None,
+    random_area: Sequence[float] = AREA,
+    random_aspect_ratio: Sequence[float] = RATIO,
+    name: str = "OFRecordImageDecoderRandomCrop",
+) -> OnHost:
+    """The same, of each image a part whose area and aspect ratio are drawn."""
+    images = OFRecordImageDecoder(input_blob, blob_name, color_space)
+    return randomly_cropped("OFRecordImageDecoderRandomCrop", images, num_attempts, seed, random_area, random_aspect_ratio, name)
+
+
+def randomly_cropped(what: str, images: OnHost, attempts: int, seed: int | None, area: Sequence[float], ratio: Sequence[float], name: str) -> OnHost:
+    """Of each image a part whose area and aspect ratio are drawn between these."""
+    for word, (low, high) in (("random_area", area), ("random_aspect_ratio", ratio)):
+        if not 0 < low <= high or (word == "random_area" and high > 1):
+            raise ArgumentError(f"{what} at {user_line()}: {word} {[low, high]} is no range of {'fractions' if high > 1 else 'ratios'}")
+    key = key_of(what, seed, name)
+    stage = st.RandomlyCropped(images.stage, key, attempts, (area[0], area[1]), (ratio[0], ratio[1]))
+    return OnHost(stage, images.rows, "images", images.colours)
+
+
+def image_decoder_random_crop_resize(
+    input_blob: OnHost,
+    target_width: int,
+    target_height: int,
+    num_attempts: int | None = None,
+    seed: int | None = None,
+    random_area: Sequence[float] | None = None,
+    random_aspect_ratio: Sequence[float] | None = None,
+    num_workers: int | None = None,
+    warmup_size: int | None = None,
+    max_num_pixels: int | None = None,
+    name: str | None = None,
+) -> Any:
+    """Of the images whose files have these bytes a random part, resized: uint8 [batch, height, width, 3], RGB."""
+    what = "image_decoder_random_crop_resize"
+    content = on_host(what, input_blob, "bytes")
+    images = decoded(what, content.stage, content.rows, "RGB")
+    own = body_of(what).unique_name(what) if name is None else name
+    part = randomly_cropped(what, images, num_attempts or 10, seed, random_area or AREA, random_aspect_ratio or RATIO, own)
+    stage = st.Pixels(st.Resized(part.stage, st.Sides((target_width, target_height))), bgr=False)
+    return as_tensor(what, stage, images.rows, (target_height, target_width, 3), uint8, name)
+
+
+def tensor_buffer_to_tensor(x: OnHost, dtype: DType, instance_shape: Sequence[int], name: str | None = None) -> Any:
+    """What is of one shape for every sample, as a tensor [batch, *instance_shape]."""
+    what, shape = "tensor_buffer_to_tensor", tuple(int(n) for n in instance_shape)
+    given = on_host(what, x, "bytes", "images", "arrays")
+    return as_tensor(what, st.Exactly(given.pixels(), shape), given.rows, shape, dtype, name)
+
+
+def decode_random(
+    shape: Sequence[int],
+    dtype: DType,
+    batch_size: int = 1,
+    initializer: Initializer | None = None,
+    tick: Tensor | None = None,
+    name: str | None = None,
+) -> Any:
+    """Random numbers [batch_size, *shape], other ones at every run; U[0, 1) unless the initializer says otherwise."""
+    body = body_of("decode_random")
+    label = body.unique_name("decode_random") if name is None else scope.current().full_name(name)
+    whole = (int(batch_size), *map(int, shape))
+    op = (initializer or random_uniform_initializer()).op(whole, dtype, label, body.seed)
+    return apply(op, body.run_counter(), name=name) if isinstance(op, RandomSource) else apply(op, name=name)
+
+
+ofrecord_raw_decoder = OFRecordRawDecoder
+ofrecord_bytes_decoder = OFRecordBytesDecoder
+ofrecord_image_decoder = OFRecordImageDecoder
+ofrecord_image_decoder_random_crop = OFRecordImageDecoderRandomCrop
+ImageDecoderRandomCropResize = image_decoder_random_crop_resize

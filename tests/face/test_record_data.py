@@ -1,0 +1,268 @@
+"""Readers and decoders in the body of a job: the samples that files hold, in a known order, the same on any number of devices."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import jobflow as flow
+import jobflow.typing as tp
+from jobflow.data.ofrecord import record_classes
+from jobflow.data.record_order import RecordFiles
+from jobflow.data.sample_order import Order as SampleOrder
+
+COUNT = 12
+IMAGES = np.random.default_rng(0).integers(0, 256, (COUNT, 16, 20, 3), np.uint8)
+NUMBERS = np.random.default_rng(1).normal(size=(COUNT, 6)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Two part files of six records each; sample i has label i, i + 1 numbers in "ragged", and an image of 16 x (20 + i)."""
+    path, kinds = tmp_path_factory.mktemp("records"), record_classes()
+    for part in range(2):
+        with open(path / f"part-{part:05d}", "wb") as file:
+            for i in range(part * 6, part * 6 + 6):
+                features = {
+                    "label": {"int32_list": {"value": [i]}},
+                    "numbers": {"float_list": {"value": NUMBERS[i].tolist()}},
+                    "ragged": {"int64_list": {"value": list(range(i + 1))}},
+                    "signed": {"bytes_list": {"value": [bytes([255, i])]}},
+                    "image": {"bytes_list": {"value": [png(IMAGES[i])]}},
+                    "wider": {"bytes_list": {"value": [png(np.pad(IMAGES[i], ((0, 0), (0, i), (0, 0))))]}},
+                }
+                record = kinds["OFRecord"](feature={name: kinds["Feature"](**value) for name, value in features.items()}).SerializeToString()
+                file.write(len(record).to_bytes(8, "little") + record)
+    return str(path)
+
+
+def png(pixels: Any) -> bytes:
+    content = io.BytesIO()
+    Image.fromarray(pixels).save(content, "PNG")
+    return content.getvalue()
+
+
+@pytest.fixture(params=[1, 2])
+def devices(request: pytest.FixtureRequest) -> Iterator[int]:
+    flow.clear_default_session()
+    flow.config.cpu_device_num(request.param)
+    yield request.param
+    flow.clear_default_session()
+
+
+@pytest.fixture
+def session() -> Iterator[None]:
+    flow.clear_default_session()
+    yield
+    flow.clear_default_session()
+
+
+def reader(folder: str, batch: int = 4, **more: Any) -> Any:
+    return flow.data.ofrecord_reader(folder, batch_size=batch, data_part_num=2, part_name_suffix_length=5, **more)
+
+
+def told(body: Callable[[], Any], runs: int = 1) -> list[Any]:
+    """What a job with this body gives in so many runs."""
+
+    @flow.global_function()
+    def job() -> tp.Bundle[tp.Numpy]:
+        return body()
+
+    found = [job() for _ in range(runs)]
+    return found if runs > 1 else found[0]
+
+
+def test_images_labels_and_numbers(devices: int, folder: str) -> None:
+    """As usual: an augmented image, its label; batches go on across the end of an epoch."""
+    mean, std = [123.0, 116.0, 103.0], [58.0, 57.0, 57.0]
+
+    def body() -> list[Any]:
+        record = reader(folder)
+        label = flow.data.OFRecordRawDecoder(record, "label", shape=(), dtype=flow.int64)
+        numbers = flow.data.OFRecordRawDecoder(record, "numbers", shape=(2, 3), dtype=flow.float)
+        image, scale, size = flow.image.Resize(flow.data.OFRecordImageDecoder(record, "image", "RGB"), target_size=(20, 16))
+        assert image.shape == (4, 16, 20, 3) and image.dtype is flow.uint8 and size is None
+        mirror = flow.cast(flow.math.mod(label, flow.constant(2, flow.int64, (1,))), flow.int8)
+        y = flow.image.CropMirrorNormalize(image, mirror, "RGB", crop_h=8, crop_w=10, crop_pos_x=1.0, mean=mean, std=std)
+        return [label, numbers, y, scale]
+
+    for run, (label, numbers, y, scale) in enumerate(told(body, runs=4)):
+        which = (np.arange(4) + 4 * run) % COUNT
+        assert label.tolist() == which.tolist() and (scale == 1).all()
+        np.testing.assert_array_equal(numbers, NUMBERS[which].reshape(4, 2, 3))
+        part = IMAGES[which][:, 4:12, 10:]
+        part[which % 2 == 1] = part[which % 2 == 1][:, :, ::-1]
+        np.testing.assert_allclose(y, ((part - np.float32(mean)) / np.float32(std)).transpose(0, 3, 1, 2), rtol=1e-5, atol=1e-6)
+
+
+def test_rows_of_one_shape_from_features_that_have_several(session: None, folder: str) -> None:
+    def body() -> list[Any]:
+        record = reader(folder)
+        wider = flow.data.OFRecordImageDecoder(record, "wider")
+        small, scale, size = flow.image.Resize(wider, target_size=8, keep_aspect_ratio=True)
+        return [
+            flow.data.OFRecordRawDecoder(record, "ragged", (5,), flow.float, auto_zero_padding=True),
+            flow.data.OFRecordRawDecoder(record, "signed", (2,), flow.int32),
+            flow.image.batch_align(wider, (16, 30, 3), flow.uint8, alignment=16),
+            size,
+            scale,
+            flow.image.CropMirrorNormalize(small, crop_h=8, crop_w=8),
+            flow.tensor_buffer_to_tensor(flow.image.flip(flow.data.OFRecordImageDecoder(record, "image"), 1), flow.uint8, (16, 20, 3)),
+        ]
+
+    ragged, signed, aligned, size, scale, small, flipped = told(body)
+    assert ragged.tolist() == [[0, 0, 0, 0, 0], [0, 1, 0, 0, 0], [0, 1, 2, 0, 0], [0, 1, 2, 3, 0]]
+    assert signed.tolist() == [[-1, i] for i in range(4)]
+    assert aligned.shape == (4, 16, 32, 3) and not aligned[0, :, 20:].any()
+    np.testing.assert_array_equal(aligned[:, :, :20], IMAGES[:4, :, :, ::-1])
+    assert size.tolist() == [[10, 8], [10, 8], [11, 8], [12, 8]]  # round(21 / 2) is 10
+    np.testing.assert_allclose(scale[:, 0], [0.5, 10 / 21, 0.5, 12 / 23], rtol=1e-6)
+    assert small.shape == (4, 3, 8, 8)
+    np.testing.assert_array_equal(flipped, IMAGES[:4, :, ::-1, ::-1])
+
+
+def test_random_crops_are_of_the_seed_and_the_sample(devices: int, folder: str) -> None:
+    def body() -> Any:
+        content = flow.data.OFRecordBytesDecoder(reader(folder), "image")
+        return flow.data.image_decoder_random_crop_resize(content, target_width=6, target_height=5, seed=7, name="crop")
+
+    first, second = told(body, runs=2)
+    assert first.shape == (4, 5, 6, 3) and first.std() > 0 and (first != second).any()
+    assert (int(first.sum()), int(second.sum())) == (46321, 46456)  # by Pillow 12
+
+
+def test_the_old_call_and_the_old_spellings(session: None, folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    data = flow.data
+
+    def body() -> list[Any]:
+        norm = data.NormByChannelPreprocessor((10.0, 20.0, 30.0), (2.0, 4.0, 5.0), "channels_first")
+        codec = data.ImageCodec([data.ImageResizePreprocessor(20, 16), data.ImagePreprocessor("bgr2rgb")])
+        wanted = (data.BlobConf("image", (16, 20, 3), flow.float, codec, [norm]), data.BlobConf("label", (1,), flow.int32, data.RawCodec()))
+        images, labels = data.decode_ofrecord(folder, wanted, batch_size=3, data_part_num=2, part_name_suffix_length=5)
+        old = flow.image.Resize(
+            data.OFRecordImageDecoder(reader(folder, 3), "image", "GRAY"), resize_x=20, resize_y=16, channels=1, color_space="GRAY"
+        )
+        return [images, labels, old]
+
+    images, labels, old = told(body)
+    np.testing.assert_allclose(images, ((IMAGES[:3] - np.float32([10, 20, 30])) / np.float32([2, 4, 5])).transpose(0, 3, 1, 2), rtol=1e-5)
+    assert labels.tolist() == [[0], [1], [2]] and old.shape == (3, 16, 20, 1) and "old" in capsys.readouterr().err
+
+
+def test_microbatches_are_batches_of_the_reader(devices: int, folder: str) -> None:
+    """A job that accumulates gradients over two batches does what a job with batches of twice the size does."""
+    losses = []
+    for batch, microbatches in ((2, 2), (4, 1)):
+        flow.clear_default_session()
+        flow.config.cpu_device_num(devices)
+        config = flow.function_config()
+        config.train.num_gradient_accumulation_steps(microbatches)
+
+        @flow.global_function(type="train", function_config=config)
+        def job() -> tp.Numpy:
+            record = reader(folder, batch)  # noqa: B023
+            x = flow.data.OFRecordRawDecoder(record, "numbers", (6,), flow.float)
+            logits = flow.layers.dense(x, COUNT, kernel_initializer=flow.random_normal_initializer(), name="dense")
+            loss = flow.nn.sparse_softmax_cross_entropy_with_logits(flow.data.OFRecordRawDecoder(record, "label", (), flow.int32), logits)
+            flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.5]), momentum=0).minimize(loss)
+            return loss
+
+        losses.append([job() for _ in range(3)])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+
+
+def test_the_mirrored_view_has_a_batch_on_each_device(devices: int, folder: str) -> None:
+    @flow.global_function()
+    def job() -> tp.ListNumpy:
+        with flow.scope.mirrored_view():
+            label = flow.data.OFRecordRawDecoder(reader(folder, 2), "label", (), flow.int32)
+            assert label.shape == (2,)
+            return label + 0
+
+    assert [each.tolist() for each in job()] == [[0, 1], [2, 3]][:devices]
+
+
+def test_a_placeholder_is_cut_over_the_devices_of_the_mirrored_view(devices: int) -> None:
+    config = flow.function_config()
+    config.default_logical_view(flow.scope.mirrored_view())
+
+    @flow.global_function(function_config=config)
+    def job(x: tp.Numpy.Placeholder((4, 3)), y: tp.Numpy.Placeholder((1,))) -> tp.ListNumpy:  # type: ignore[valid-type]
+        assert x.shape == (4 // devices, 3) and y.shape == (1,)
+        return x * y
+
+    x = np.arange(12, dtype=np.float32).reshape(4, 3)
+    assert [each.tolist() for each in job(x, np.float32([2]))] == [(2 * each).tolist() for each in np.split(x, devices)]
+
+
+def test_random_numbers_are_other_ones_in_each_run(session: None) -> None:
+    def body() -> list[Any]:
+        normal = flow.random_normal_initializer(mean=5, stddev=0.1)
+        return [flow.data.decode_random((50,), flow.float, batch_size=2), flow.data.decode_random((50,), flow.float, 2, normal, name="n")]
+
+    (first, near), (second, _) = told(body, runs=2)
+    assert first.shape == (2, 50) and (first != second).any() and first.min() >= 0 and first.max() < 1 and abs(near.mean() - 5) < 0.1
+
+
+#: a seed for which the second epoch begins with the second file
+SWAPS = next(seed for seed in range(20) if SampleOrder(seed, 2).indices(1, 0, 2)[0] == 1)
+ORDERS = {
+    "in order": ({}, [*range(12), *range(12)]),
+    "other files in other epochs": ({"after_epoch": True, "seed": SWAPS}, [*range(12), *range(6, 12), *range(6)]),
+}
+
+
+@pytest.mark.parametrize(("options", "expected"), ORDERS.values(), ids=list(ORDERS))
+def test_the_order_of_records(options: dict[str, Any], expected: list[int], folder: str) -> None:
+    assert order(folder, 24, **options) == expected
+
+
+def order(folder: str, count: int, **options: Any) -> list[int]:
+    """The labels of the first records."""
+    files = RecordFiles(folder, 2, suffix_length=5, **options)
+    batches = files.batches(count)
+    kind = record_classes()["OFRecord"]
+    return [kind.FromString(files.record(place)).feature["label"].int32_list.value[0] for place in next(batches)]
+
+
+def test_a_buffer_shuffles_within_its_length(folder: str) -> None:
+    drawn = order(folder, 120, shuffle=True, buffer=5)
+    assert drawn == order(folder, 120, shuffle=True, buffer=5) != order(folder, 120, shuffle=True, buffer=5, seed=1)
+    assert drawn[:7] != list(range(7)) and all(drawn[i] < i + 5 for i in range(7))  # the i-th is one of the first i + 5
+
+
+WRONG = {
+    "no folder": (lambda folder: reader(folder + "x"), "there is no file"),
+    "a feature that is not there": (lambda folder: flow.data.OFRecordRawDecoder(reader(folder), "labl", (), flow.int32), 'did you mean "label"'),
+    "too many values": (lambda folder: flow.data.OFRecordRawDecoder(reader(folder), "numbers", (5,), flow.float), "has 6 values"),
+    "images of different sizes": (
+        lambda folder: flow.image.CropMirrorNormalize(flow.data.OFRecordImageDecoder(reader(folder), "image")),
+        "need crop_h",
+    ),
+    "not an image": (lambda folder: flow.data.OFRecordImageDecoder(reader(folder), "numbers"), "cannot identify image"),
+    "a tensor": (lambda folder: flow.image.random_crop(flow.constant(1.0, flow.float, (4, 4))), "samples that a reader in this job gives"),
+}
+
+
+@pytest.mark.parametrize(("make", "said"), WRONG.values(), ids=list(WRONG))
+def test_what_is_wrong_is_told(make: Callable[[str], Any], said: str, session: None, folder: str) -> None:
+    def body() -> Any:
+        made = make(folder)
+        if getattr(made, "kind", "") == "records":
+            return flow.data.OFRecordRawDecoder(made, "label", (), flow.int32)
+        return flow.tensor_buffer_to_tensor(made, flow.uint8, (16, 20, 3)) if hasattr(made, "kind") else made
+
+    with pytest.raises((flow.ArgumentError, flow.errors.DataError), match=said):
+        told(body)
+
+
+def test_a_reader_needs_a_job(folder: str) -> None:
+    with pytest.raises(flow.JobError, match="outside a job"):
+        reader(folder)
+    assert Path(folder).exists()
