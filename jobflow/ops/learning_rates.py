@@ -1,8 +1,46 @@
-"""Learning rates as formulas of the number of steps made, in float64, from which jobs and optimizers over tensors make their schedules."""
+"""Learning rates as formulas of the number of steps made, in float64, from which jobs and optimizers over tensors make their schedules.
+
+The number of steps is a number, or an expression of float64, and so is the rate: a GPU computes it where the step is stored.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jobflow.core.types import float64
+from jobflow.expressions import language
+from jobflow.expressions.language import Expression
+
+
+def _function(name: str, of_numbers: Callable[..., float]) -> Callable[..., float]:
+    of_expressions: Callable[..., Any] = getattr(language, name)
+    return lambda *x: of_expressions(*x) if any(isinstance(each, Expression) for each in x) else of_numbers(*x)
+
+
+_cos, _exp, _floor, _ceil = (_function(name, getattr(math, name)) for name in ("cos", "exp", "floor", "ceil"))
+_least, _most = _function("minimum", min), _function("maximum", max)
+
+
+def _float(x: Any) -> float:
+    rate: Any = x if isinstance(x, Expression) else float(x)
+    return rate  # type: ignore[no-any-return]
+
+
+def chosen(condition: Any, first: Callable[[], Any], second: Callable[[], Any]) -> Any:
+    """first() where the condition holds, else second()"""
+    if isinstance(condition, Expression):
+        yes, no = first(), second()
+        return language.where(condition, yes if isinstance(yes, Expression) else language.constant(yes, float64), no)
+    return first() if condition else second()
+
+
+def piece(boundaries: Sequence[float], values: Sequence[float], step: Any) -> Any:
+    """values[i] for the first i with step <= boundaries[i], else the last value"""
+    if not boundaries:
+        return values[0]
+    return chosen(step <= boundaries[0], lambda: values[0], lambda: piece(boundaries[1:], values[1:], step))
 
 
 def rising(base_lr: float, step: float, steps: float, start: float, end: float = 1.0) -> float:
@@ -11,12 +49,12 @@ def rising(base_lr: float, step: float, steps: float, start: float, end: float =
 
 
 def _periods(step: int, steps: float, staircase: bool) -> float:
-    return math.floor(step / steps) if staircase else step / steps
+    return _floor(step / steps) if staircase else step / steps
 
 
 def exponential(base_lr: float, step: int, steps: float, decay_rate: float, staircase: bool = False) -> float:
     """base_lr decay_rate^p, p = step / steps, rounded down when `staircase`"""
-    return float(base_lr * decay_rate ** _periods(step, steps, staircase))
+    return _float(base_lr * decay_rate ** _periods(step, steps, staircase))
 
 
 def inverse_time(base_lr: float, step: int, steps: float, decay_rate: float, staircase: bool) -> float:
@@ -26,26 +64,26 @@ def inverse_time(base_lr: float, step: int, steps: float, decay_rate: float, sta
 
 def natural_exponential(base_lr: float, step: int, steps: float, decay_rate: float, staircase: bool) -> float:
     """base_lr exp(-decay_rate p), p as above"""
-    return base_lr * math.exp(-decay_rate * _periods(step, steps, staircase))
+    return base_lr * _exp(-decay_rate * _periods(step, steps, staircase))
 
 
 def cosine(base_lr: float, step: int, steps: float, alpha: float) -> float:
     """base_lr ((1 - alpha) (1 + cos(pi s / steps)) / 2 + alpha), s = min(step, steps)"""
-    return base_lr * ((1 - alpha) * 0.5 * (1 + math.cos(math.pi * min(step, steps) / steps)) + alpha)
+    return base_lr * ((1 - alpha) * 0.5 * (1 + _cos(math.pi * _least(step, steps) / steps)) + alpha)
 
 
 def annealing(base_lr: float, step: int, steps: float, end: float) -> float:
     """end + (base_lr - end) (1 + cos(pi step / steps)) / 2, which rises again after `steps`"""
-    return end + (base_lr - end) * (1 + math.cos(math.pi * step / steps)) / 2
+    return end + (base_lr - end) * (1 + _cos(math.pi * step / steps)) / 2
 
 
 def linear_cosine(base_lr: float, step: int, steps: float, num_periods: float, alpha: float, beta: float) -> float:
     """base_lr ((alpha + (steps - s) / steps) (1 + cos(2 pi num_periods s / steps)) / 2 + beta), s = min(step, steps)"""
-    s = min(step, steps)
-    return base_lr * ((alpha + (steps - s) / steps) * (0.5 * (1 + math.cos(2 * math.pi * num_periods * s / steps))) + beta)
+    s = _least(step, steps)
+    return base_lr * ((alpha + (steps - s) / steps) * (0.5 * (1 + _cos(2 * math.pi * num_periods * s / steps))) + beta)
 
 
 def polynomial(base_lr: float, step: int, steps: float, end_learning_rate: float, power: float, cycle: bool) -> float:
     """(base_lr - end) (1 - min(step, d) / d)^power + end, d = steps, or with `cycle` the next multiple of it"""
-    d = steps * max(1, math.ceil(step / steps)) if cycle else steps
-    return float((base_lr - end_learning_rate) * (1 - min(step, d) / d) ** power + end_learning_rate)
+    d = steps * _most(1, _ceil(step / steps)) if cycle else steps
+    return _float((base_lr - end_learning_rate) * (1 - _least(step, d) / d) ** power + end_learning_rate)

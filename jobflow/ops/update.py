@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
 
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import Rule
 from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, float32, float64, int64
+from jobflow.expressions import language
 from jobflow.expressions.language import Expression, element, number
 from jobflow.ops.arithmetic import add
 from jobflow.ops.op import LETTERS, Op, Sample, apply, sample
@@ -30,6 +31,7 @@ class ConstantRate:
     """The same rate at every step."""
 
     value: float
+    by_formula: ClassVar[bool] = True
 
     def rate(self, step: int) -> float:
         return self.value
@@ -150,6 +152,13 @@ class LearningRate(Op):
 
     def kernel(self, xp: Xp, step: Array, rate: Array) -> None:
         rate[0] = self.schedule.rate(int(step[0]))
+
+    def expression(self, *types: TensorType) -> tuple[Expression, ...] | None:
+        """None for schedules of users, which look at the number."""
+        if not getattr(self.schedule, "by_formula", False):
+            return None
+        rate: Any = self.schedule.rate(cast(Any, language.cast(element(0, int64), float64)))
+        return (language.cast(rate if isinstance(rate, Expression) else language.constant(rate, float64), self.dtype),)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

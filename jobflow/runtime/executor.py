@@ -154,9 +154,10 @@ class Executor:
                 raise late.error(late.text)
             if self.depart is not None:
                 self.depart()
-        self.device.synchronize()
         if arguments is not None:
-            return [(position, self.device.to_host(view)) for position, view in self.fetches]
+            found = self.device.to_host_together([view for _, view in self.fetches])
+            return [(position, value) for (position, _), value in zip(self.fetches, found, strict=True)]
+        self.device.synchronize()
         for target, value in self._gives:
             np.copyto(target, value)
         return []

@@ -37,9 +37,17 @@ class Schedule(ABC):
         """The rate without warm-up."""
 
     def rate(self, step: int) -> float:
-        if self.warmup is not None and step < self.warmup.steps:
-            return self.warmup.rate(self.base, step)
-        return self.decayed(step)
+        warmup = self.warmup
+        if warmup is None:
+            return self.decayed(step)
+        rate: float = learning_rates.chosen(step < warmup.steps, lambda: warmup.rate(self.base, step), lambda: self.decayed(step))
+        return rate
+
+    @property
+    def by_formula(self) -> bool:
+        """Whether `rate` takes an expression as well as a number: all of it is written here, in functions that expressions have."""
+        parts = [type(self).rate, type(self).decayed, *([] if self.warmup is None else [type(self.warmup).rate])]
+        return all(part.__module__.startswith(__package__) for part in parts)
 
 
 class _Checked(Schedule):
@@ -81,7 +89,8 @@ class PiecewiseConstantScheduler(_Checked):
         return self.values[0]
 
     def decayed(self, step: int) -> float:
-        return self.values[_piece(self.boundaries, step)]
+        rate: float = learning_rates.piece(self.boundaries, self.values, step)
+        return rate
 
 
 @dataclass(frozen=True)
@@ -107,7 +116,8 @@ class PiecewiseScalingScheduler(_Checked):
         return (1.0, *self.scale)
 
     def decayed(self, step: int) -> float:
-        return self.base_lr * self._scales[_piece(self.boundaries, step)]
+        rate: float = self.base_lr * learning_rates.piece(self.boundaries, self._scales, step)
+        return rate
 
 
 class _Decay(_Checked):
@@ -200,10 +210,6 @@ class CustomScheduler:
             f"CustomScheduler at {user_line()}: a learning rate taken from a tensor of the job is not supported yet; "
             "write the schedule as a frozen dataclass with `def rate(self, step: int) -> float` and pass it as lr_scheduler"
         )
-
-
-def _piece(boundaries: Sequence[float], step: int) -> int:
-    return next((i for i, boundary in enumerate(boundaries) if step <= boundary), len(boundaries))
 
 
 def _store(schedule: Any, **values: Any) -> None:

@@ -11,7 +11,7 @@ import importlib.util
 import platform
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +23,8 @@ from jobflow.runtime.device.device import Scratch
 
 #: bytes; what the widest vectorised loads and library kernels ask for
 ALIGNMENT = 256
+#: bytes of page-locked memory from which uploads may be under way; larger ones are waited for
+STAGED = 64 << 20
 #: looks at the stream before a host that has to listen meanwhile gives its core away: about a millisecond
 SPINS = 1000
 #: seconds between looks after that
@@ -62,6 +64,9 @@ class CudaDevice:
         # what CuPy imports when it is first asked for, which must not happen in two threads at once
         self._empty_pinned = importlib.import_module("cupyx").empty_pinned
         importlib.import_module("cupyx.scipy.special")
+        #: page-locked memory whose copies to the GPU may be under way, how many bytes of the last of it are in use, and of all
+        self._staged: list[Array] = []
+        self._used = self._under_way = 0
         with self._cupy.cuda.Device(index):
             # the legacy stream would wait for every other stream, and cannot be captured
             self.stream = self._cupy.cuda.Stream(non_blocking=True)
@@ -111,16 +116,39 @@ class CudaDevice:
     def upload(self, target: Array, value: Array) -> None:
         if not target.size:
             return
-        host = np.asarray(value, target.dtype, order="C")
-        if target.flags.c_contiguous:
-            self.put(target, host)
-        else:  # bytes can only be copied to where they lie together
-            made = self._cupy.empty(target.shape, target.dtype)
-            self.put(made, host)
+        large = target.nbytes > STAGED
+        host = np.empty(target.shape, target.dtype) if large else self._staging(target.nbytes).view(target.dtype).reshape(target.shape)
+        np.copyto(host, value, casting="unsafe")
+        # bytes can only be copied to where they lie together
+        made = target if target.flags.c_contiguous else self._cupy.empty(target.shape, target.dtype)
+        made.set(host, stream=self.stream)
+        if made is not target:
             target[...] = made
+        if large:
+            self.synchronize()
+
+    def _staging(self, nbytes: int) -> Array:
+        """Page-locked memory, from which the GPU fetches when its turn comes; nobody waits for that, and `synchronize` makes it free again."""
+        if self._under_way + nbytes > STAGED:
+            self.synchronize()
+        if not self._staged or self._used + nbytes > self._staged[-1].size:
+            before = self._staged[-1].size if self._staged else 0
+            self._staged.append(self.host_array(max(nbytes, min(2 * before, STAGED), 1 << 16), "uint8"))
+            self._used = 0
+        staged: Array = self._staged[-1][self._used : self._used + nbytes]
+        self._used = -(-(self._used + nbytes) // ALIGNMENT) * ALIGNMENT
+        self._under_way += nbytes
+        return staged
 
     def to_host(self, array: Array) -> Any:
         return self._cupy.asnumpy(array, stream=self.stream)  # blocking: returns when the copy is complete
+
+    def to_host_together(self, arrays: Sequence[Array]) -> list[Array]:
+        hosts = [self.host_array(array.size, array.dtype).reshape(array.shape) for array in arrays]
+        for array, host in zip(arrays, hosts, strict=True):
+            array.get(stream=self.stream, out=host, blocking=False)
+        self.synchronize()
+        return [np.array(host) for host in hosts]
 
     def host_array(self, count: int, dtype: Any) -> Array:
         """Page-locked host memory, which the GPU copies to and from at full speed."""
@@ -138,6 +166,11 @@ class CudaDevice:
         self.stream.synchronize()
 
     def synchronize(self) -> None:
+        self._wait()
+        del self._staged[:-1]  # the largest is kept
+        self._used = self._under_way = 0
+
+    def _wait(self) -> None:
         if self.listen is None:
             self.stream.synchronize()
             return

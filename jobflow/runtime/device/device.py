@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from jobflow.core.types import Array, DType, Xp
@@ -38,6 +39,9 @@ class Device(Protocol):
 
     def to_host(self, array: Array) -> Array:
         """A NumPy copy."""
+
+    def to_host_together(self, arrays: Sequence[Array]) -> list[Array]:
+        """NumPy copies; returns when everything launched has finished."""
 
     def synchronize(self) -> None:
         """Wait until everything launched has finished."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from jobflow.core.types import Array, DType, Xp
@@ -48,6 +50,9 @@ class CpuDevice:
 
     def to_host(self, array: Array) -> Array:
         return np.array(array)
+
+    def to_host_together(self, arrays: Sequence[Array]) -> list[Array]:
+        return [np.array(array) for array in arrays]
 
     def synchronize(self) -> None:
         """Nothing: NumPy calls have finished when they return."""
