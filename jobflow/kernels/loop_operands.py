@@ -8,10 +8,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from jobflow.core.types import Array, DType, float32
+from jobflow.core.types import Array, DType, TensorType, dtype_of, float32
 from jobflow.expressions.language import Expression, in_order
 from jobflow.kernels.loop_space import LoopForm, OperandAccess, Space, address, overlaps, space_of, steps
 from jobflow.kernels.row_phases import COLUMNS, REDUCTIONS, of_columns, position
+from jobflow.ops.op import Op
 
 _MOST_AXES = 6
 
@@ -120,3 +121,22 @@ def loop_form(known: Facts, space: Space, inputs: Sequence[Array], outputs: Sequ
     read = [space.access(k, types[k], k >= real) if k in elements else OperandAccess(types.get(k, float32), "number") for k in range(len(inputs))]
     written = [space.access(len(inputs) + k, y.dtype) for k, y in enumerate(outputs)]
     return LoopForm(len(space.sizes) - 1, tuple(read), tuple(written))
+
+
+def _types(arrays: Sequence[Array]) -> list[TensorType]:
+    return [TensorType(tuple(a.shape), dtype_of(a.dtype)) for a in arrays]
+
+
+def seen_in_space(op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> tuple[list[Array], list[Array]] | None:
+    """The arrays as the index space sees them; None where it cannot."""
+    space = op.index_space(*_types(inputs))
+    if space is None:
+        return list(inputs), list(outputs)
+    views = [space.view(k, a) for k, a in enumerate((*inputs, *outputs))]
+    found = [v for v in views if v is not None]
+    return (found[: len(inputs)], found[len(inputs) :]) if len(found) == len(views) else None
+
+
+def expression_of(op: Op, inputs: Sequence[Array]) -> tuple[Expression, ...] | None:
+    """What an operation computes for inputs of these types."""
+    return op.expression(*_types(inputs))

@@ -121,15 +121,15 @@ class HostKernels:
     def run(self) -> None:
         texts = dict[str, str]()
         for case in self.cases:
-            form, _ = prepared(case.outputs, case.inputs, case.targets)
-            texts.setdefault(print_kernel(lowered(case.outputs, NATIVE)[0], form, "NAME"), f"{NAME}{len(texts)}")
+            ready = prepared(case.outputs, case.inputs, case.targets)
+            texts.setdefault(print_kernel(lowered(ready.outputs, NATIVE)[0], ready.form, "NAME"), f"{NAME}{len(texts)}")
         loaded = library([text.replace("NAME", name) for text, name in texts.items()], self.folder)
         for case in self.cases:
             self._run(case, loaded, texts)
 
     def _run(self, case: Case, loaded: Any, texts: dict[str, str]) -> None:
-        form, space = prepared(case.outputs, case.inputs, case.targets)
-        name = texts[print_kernel(lowered(case.outputs, NATIVE)[0], form, "NAME")]
+        ready = prepared(case.outputs, case.inputs, case.targets)
+        name = texts[print_kernel(lowered(ready.outputs, NATIVE)[0], ready.form, "NAME")]
         scratch: list[Array] = []
 
         def taken(shape: tuple[int, ...], dtype: DType) -> Array:
@@ -140,7 +140,7 @@ class HostKernels:
             blocks = min(max(-(-count // 256), 1), 3)  # fewer than there is work for: kernels go over what is left
             return launch, (loaded, which.replace(NAME, name), (blocks,), block, arguments)
 
-        for function, arguments in launches(launcher, taken, case.outputs, form, space, [*case.inputs, *case.targets]):
+        for function, arguments in launches(launcher, taken, ready):
             function(*arguments)
 
 

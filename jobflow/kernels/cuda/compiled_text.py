@@ -19,7 +19,7 @@ OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--p
 #: blocks for each multiprocessor; kernels go over what is left
 BLOCKS = 8
 #: launches a function of a GPU: grid, block, arguments
-Launch = Callable[[tuple[int, ...], tuple[int, ...], tuple[Any, ...]], None]
+Launcher = Callable[[tuple[int, ...], tuple[int, ...], tuple[Any, ...]], None]
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Module:
 
     loaded: Any
 
-    def function(self, name: str) -> Launch:
-        found: Launch = self.loaded.get_function(name)
+    def function(self, name: str) -> Launcher:
+        found: Launcher = self.loaded.get_function(name)
         return found
 
 

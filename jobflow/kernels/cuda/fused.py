@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -11,12 +12,13 @@ import numpy as np
 from jobflow.core.types import Array, TensorType, dtype_of
 from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import BLOCK
-from jobflow.kernels.cuda.compiled_text import compiler, whole_number
+from jobflow.kernels.cuda.compiled_text import Launcher, compiler, whole_number
 from jobflow.kernels.cuda.kernel_text import NAME, THREADS, KernelForm, lanes_of, print_kernel
 from jobflow.kernels.cuda.primitives import NATIVE, refused_primitive
 from jobflow.kernels.decompositions import lowered
 from jobflow.kernels.loop_operands import facts, loop_form, loop_space, refused_columns, refused_operands
-from jobflow.kernels.loop_space import OperandAccess, Space
+from jobflow.kernels.loop_space import OperandAccess, Space, address
+from jobflow.kernels.positions import with_positions
 from jobflow.kernels.registry import at
 from jobflow.ops.op import Binder, Call
 
@@ -32,13 +34,13 @@ def _problem(outputs: tuple[Expression, ...]) -> str:
 
 
 def refuses(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> str | None:
-    """Why there is no kernel of these outputs for these arrays, of a GPU or imagined; None if there is one."""
-    known, read, written = facts(tuple(outputs)), _lying(inputs), _lying(targets)
-    why = _problem(tuple(outputs)) or refused_operands(known, outputs, read, written)
+    """Why there is no kernel of these outputs for arrays that lie so; None if there is one."""
+    known = facts(tuple(outputs))
+    why = _problem(tuple(outputs)) or refused_operands(known, outputs, inputs, targets)
     if why:
         return why
     if known.rows and all(target.size for target in targets):
-        shape = _shape(known.elements, read, written)
+        shape = _shape(known.elements, inputs, targets)
         width = shape[-1] if shape else 1
         rows = int(np.prod(shape)) // max(width, 1)
         if width > LONGEST and rows < FEW and not known.per_column:
@@ -46,47 +48,61 @@ def refuses(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Seq
     return None
 
 
-def bind(device: Binder, outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> list[Call]:
-    """The launches that compute the outputs from these arrays into those; `refuses` says whether there are such."""
+def bind(
+    device: Binder, index: int, outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array], kept: Sequence[Array]
+) -> list[Call]:
+    """The launches on GPU `index` that compute the outputs from arrays that lie so; `kept` are those whose memory it is."""
     if any(target.size == 0 for target in targets):
         return []
-    form, space = prepared(outputs, inputs, targets)
-    text = print_kernel(lowered(outputs, NATIVE)[0], form)
-    here = compiler(int((targets[0]).device.id))
-    module = here.module(text)
+    ready = prepared(outputs, inputs, targets)
+    here = compiler(index)
+    module = here.module(print_kernel(lowered(ready.outputs, NATIVE)[0], ready.form))
 
-    def launch(name: str, threads: int, block: tuple[int, ...], arguments: tuple[Any, ...]) -> Call:
+    def launcher(name: str, threads: int, block: tuple[int, ...], arguments: tuple[Any, ...]) -> Call:
         blocks = min(max(-(-threads // THREADS), 1), here.blocks)
-        return module.function(name), ((blocks,), block, arguments)
+        return Launch(module.function(name), kept), ((blocks,), block, arguments)
 
-    return launches(launch, device.scratch, outputs, form, space, [*inputs, *targets])
+    return launches(launcher, device.scratch, ready)
 
 
-def prepared(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> tuple[KernelForm, Space]:
-    """How a kernel goes over these arrays."""
-    known, read, written = facts(tuple(outputs)), _lying(inputs), _lying(targets)
-    shape = _shape(known.elements, read, written)
-    space = loop_space(known, read, written, shape)
-    rows = known.rows or any(target.shape != shape for target in written)
+@dataclass(frozen=True)
+class Launch:
+    """A kernel, and the arrays whose addresses it is given."""
+
+    function: Launcher
+    kept: Sequence[Array]
+
+    def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
+        self.function(grid, block, arguments)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Outputs, with positions in place of indices, and how a kernel goes over the operands."""
+
+    outputs: Sequence[Expression]
+    form: KernelForm
+    space: Space
+    operands: Sequence[Array]
+
+
+def prepared(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> Prepared:
+    """The kernel's form for these arrays."""
+    shape = _shape(facts(tuple(outputs)).elements, inputs, targets)
+    outputs, positions = with_positions(outputs, len(inputs), shape)
+    known, read = facts(tuple(outputs)), [*inputs, *positions]
+    space = loop_space(known, read, targets, shape)
+    rows = known.rows or any(target.shape != shape for target in targets)
     lanes = lanes_of(space.sizes[-1], bool(known.per_column)) if rows else 0
-    furthest = max((sum(abs(s) * (n - 1) for s, n in zip(a.strides, a.shape, strict=True)) for a in (*read, *written)), default=0)
+    furthest = max((sum(abs(s) * (n - 1) for s, n in zip(a.strides, a.shape, strict=True)) for a in (*inputs, *targets)), default=0)
     wide = max(int(np.prod(space.sizes)), furthest) >= 1 << 30
-    return KernelForm(loop_form(known, space, read, outputs), lanes, wide), space
+    form = KernelForm(loop_form(known, space, read, outputs, len(positions)), lanes, wide)
+    return Prepared(outputs, form, space, [*read, *targets])
 
 
-#: makes the call that launches a kernel: name, threads, block, arguments
-Launcher = Callable[[str, int, tuple[int, ...], tuple[Any, ...]], Call]
-
-
-def launches(
-    launcher: Launcher,
-    scratch: Callable[..., Array],
-    outputs: Sequence[Expression],
-    form: KernelForm,
-    space: Space,
-    operands: Sequence[Array],
-) -> list[Call]:
-    """The kernel of a form on these operands, and the one that adds up columns."""
+def launches(launcher: Callable[[str, int, tuple[int, ...], tuple[Any, ...]], Call], scratch: Callable[..., Array], ready: Prepared) -> list[Call]:
+    """The kernel, and the one that adds up columns; `launcher` makes calls: name, threads, block, arguments."""
+    outputs, form, space = ready.outputs, ready.form, ready.space
     known = facts(tuple(outputs))
     rows = int(np.prod(space.sizes[:-1]))
     columns = space.sizes[-1]
@@ -94,12 +110,12 @@ def launches(
     accesses = [*form.loop.inputs, *form.loop.outputs]
 
     def arguments(chosen: Sequence[int]) -> tuple[Any, ...]:
-        numbers = [columns, *space.sizes[:-1]]
+        words = [whole_number(n, form.wide) for n in (columns, *space.sizes[:-1])]
         for k in chosen:
-            numbers += _apart(accesses[k], space.strides[k])
-        return (*(operands[k] for k in chosen), *sums, *(whole_number(n, form.wide) for n in numbers))
+            words += [whole_number(n, form.wide or accesses[k].counted) for n in _apart(accesses[k], space.strides[k])]
+        return (*(np.int64(address(ready.operands[k])) for k in chosen), *sums, *words)
 
-    everything = range(len(operands))
+    everything = range(len(accesses))
     if not form.lanes:
         return [launcher(NAME, rows * columns, (THREADS,), arguments(everything))]
     block = (form.lanes, THREADS // form.lanes)
@@ -116,7 +132,7 @@ def _apart(access: OperandAccess, strides: Sequence[int]) -> list[int]:
     """How many elements the elements of an operand are apart, along the axes that its kernel asks for."""
     if access.inner == "number":
         return []
-    size = access.dtype.itemsize
+    size = 1 if access.counted else access.dtype.itemsize
     return [s // size for s in strides[:-1]] + ([strides[-1] // size] if access.inner == "strided" else [])
 
 
@@ -124,6 +140,6 @@ def _shape(elements: Sequence[int], inputs: Sequence[Array], targets: Sequence[A
     return np.broadcast_shapes(*(inputs[k].shape for k in elements), *(target.shape for target in targets))
 
 
-def _lying(arrays: Sequence[Array]) -> list[Array]:
+def lying(arrays: Sequence[Array]) -> list[Array]:
     """What NumPy can be asked about how arrays of a GPU lie in memory."""
     return [a if isinstance(a, np.ndarray) else at(TensorType(tuple(a.shape), dtype_of(a.dtype)), tuple(a.strides), int(a.data.ptr)) for a in arrays]

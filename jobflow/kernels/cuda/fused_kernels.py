@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jobflow.core.types import Array, TensorType, dtype_of
-from jobflow.expressions.language import Expression
+from jobflow.core.types import Array
 from jobflow.kernels.cuda import fused
+from jobflow.kernels.loop_operands import expression_of, seen_in_space
 from jobflow.kernels.registry import register
 from jobflow.ops.op import Binder, Call, Op
 
@@ -19,17 +19,17 @@ class FusedKernel:
     name: str = "nvrtc"
 
     def refuses(self, op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
-        found = _expression(op, inputs)
-        return "it has no expression" if found is None else fused.refuses(found, inputs, outputs)
+        found = expression_of(op, inputs)
+        if found is None:
+            return "it has no expression"
+        seen = seen_in_space(op, fused.lying(inputs), fused.lying(outputs))
+        return "a row of several axes does not lie in memory as one" if seen is None else fused.refuses(found, *seen)
 
     def bind(self, op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        found = _expression(op, inputs)
-        assert found is not None
-        return fused.bind(device, found, inputs, outputs)
-
-
-def _expression(op: Op, inputs: Sequence[Array]) -> tuple[Expression, ...] | None:
-    return op.expression(*(TensorType(tuple(a.shape), dtype_of(a.dtype)) for a in inputs))
+        found, seen = expression_of(op, inputs), seen_in_space(op, fused.lying(inputs), fused.lying(outputs))
+        assert found is not None and seen is not None
+        index = int(outputs[0].device.id)
+        return fused.bind(device, index, found, *seen, kept=(*inputs, *outputs))
 
 
 register(Op, "cuda", "nvrtc", FusedKernel())

@@ -147,12 +147,17 @@ class _Kernel:
     def _function(self, name: str, operands: Sequence[int]) -> str:
         index = self.form.index
         inputs = len(self.form.loop.inputs)
-        words = [f"{'const ' if k < inputs else ''}{stored_type(self.operands[k].dtype)} *{self.letters[k]}" for k in operands]
+        words = [self._parameter(k, k < inputs) for k in operands]
         words += [f"{value_type(x.dtype)} *sums{n}" for n, x in enumerate(self.phases.columns)]
         words += [f"{index} columns", *(f"{index} n{axis}" for axis in range(self.form.loop.outer))]
         for k in operands:
-            words += [f"{index} {self.letters[k]}_{axis}" for axis in self._axes(self.operands[k])]
+            kind = "long long" if self.operands[k].counted else index
+            words += [f"{kind} {self.letters[k]}_{axis}" for axis in self._axes(self.operands[k])]
         return "\n".join([f'extern "C" __global__ void __launch_bounds__({THREADS}) {name}(', f"    {', '.join(words)}) {{", *self.lines, "}"])
+
+    def _parameter(self, k: int, read: bool) -> str:
+        access, letter = self.operands[k], self.letters[k]
+        return f"long long {letter}" if access.counted else f"{'const ' if read else ''}{stored_type(access.dtype)} *{letter}"
 
     def _axes(self, access: OperandAccess) -> list[str]:
         """The axes along which a kernel must be told how far elements are apart."""
@@ -235,7 +240,7 @@ class _Kernel:
     def _row_pass(self, phase: Phase, stores: Sequence[int]) -> None:
         for x in phase.row:
             if x.primitive == "element":
-                self._name(x, from_memory(self._place(position(x), ""), x.dtype))
+                self._name(x, self._read(x, ""))
             else:
                 self._value(x)
         if not (stores or phase.reductions or phase.columns):
@@ -263,7 +268,7 @@ class _Kernel:
                 self._value(x)
         for x in phase.elements:
             if x.primitive == "element":
-                self._name(x, from_memory(self._place(position(x), "k"), x.dtype))
+                self._name(x, self._read(x, "k"))
             else:
                 self._value(x)
         for n, x in enumerate(self.phases.columns):
@@ -308,6 +313,14 @@ class _Kernel:
         if along and access.inner != "splat":
             terms.append(f"{along} * {letter}_k" if access.inner == "strided" else along)
         return " + ".join(terms) or "0"
+
+    def _read(self, x: Expression, along: str) -> str:
+        """An element of an input, or where the first of them would lie and how far it is from there: a position."""
+        operand = position(x)
+        if self.operands[operand].counted:
+            offset = re.sub(r"\b(i\d+|k) \*", r"(long long)\1 *", self._offset(operand, along, range(self.form.loop.outer)))
+            return f"{self.letters[operand]} + {offset}"
+        return from_memory(self._place(operand, along), x.dtype)
 
     def _place(self, operand: int, along: str) -> str:
         """An element of an operand: at `along` the row, or what it has for the whole of it."""

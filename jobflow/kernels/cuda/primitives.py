@@ -74,17 +74,6 @@ FUNCTIONS: dict[str, str] = {
     "sign": """template <typename T> static __device__ T sign(T a) {
   return a > T(0) ? T(1) : a < T(0) ? T(-1) : a != a ? a : T(0);
 }""",
-    "floor_divide": """template <typename T> static __device__ T floor_divide(T a, T b) {  // 0 for a division by 0
-  if (b == T(0)) return T(0);
-  if (T(-1) < T(0) && b == T(-1)) return (T)(0ULL - (unsigned long long)a);
-  T quotient = (T)(a / b);
-  return (T)(quotient - (a % b != 0 && (a < T(0)) != (b < T(0))));
-}""",
-    "remainder_of": """template <typename T> static __device__ T remainder_of(T a, T b) {
-  if (b == T(0) || (T(-1) < T(0) && b == T(-1))) return T(0);
-  T rest = (T)(a % b);
-  return (T)(rest != 0 && (rest < T(0)) != (b < T(0)) ? rest + b : rest);
-}""",
     "power_of": """template <typename T> static __device__ T power_of(T base, T exponent) {  // by squaring; 1 / base^-n is rounded to zero
   if (exponent < T(0)) return base == T(1) ? T(1) : base == T(-1) ? (exponent % 2 ? T(-1) : T(1)) : T(0);
   unsigned long long result = 1, square = (unsigned long long)base;
@@ -250,8 +239,7 @@ PRINTED: dict[str, Print] = {
     "maximum": _template("larger"),
     "minimum": _template("smaller"),
     "sign": _template("sign"),
-    "floor_divide": _template("floor_divide"),
-    "remainder": _template("remainder_of"),
+    "quotient": lambda x, operands: f"({value_type(x.dtype)})({operands[0]} / {operands[1]})",
     "power": _power,
     "negative": _negative,
     "absolute": _absolute,
@@ -272,7 +260,7 @@ NATIVE = frozenset(_NAMED) | {"power"}
 
 
 #: primitives that a kernel reads, counts or sums up, rather than computes
-GIVEN = frozenset({"element", "number", "constant", "columns", *REDUCTIONS, COLUMNS})
+GIVEN = frozenset({"element", "number", "constant", "columns", "index", *REDUCTIONS, COLUMNS})
 #: types whose numbers a float cannot hold
 _WIDER = {"int32", "int64", "float64"}
 
@@ -285,4 +273,6 @@ def refused_primitive(x: Expression) -> str:
             return f"the bits of {before.name} as {after.name} are not taken"
         if after.is_half and before.name in _WIDER:
             return f"cast from {before.name} to {after.name} would be rounded twice"
+    if x.primitive in (*REDUCTIONS, COLUMNS) and not x.dtype.is_float:
+        return f"{x.primitive} of {x.dtype.name} is left to CuPy"
     return "" if x.primitive in PRINTED or x.primitive in GIVEN else f"{x.primitive} is not printed as CUDA C"
