@@ -6,15 +6,19 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+import laws
 import numpy as np
 import pytest
 from host_cuda import COMPILER, HostKernels
+from on_device import OPS, TOLERANCE, cases, single
 from test_llvm_loops import SIZES, TYPES, operand, random_expression, same
 
-from jobflow.core.types import DType, bfloat16, float16, float32, float64
+from jobflow.core.types import DType, bfloat16, float16, float32, float64, type_of
 from jobflow.expressions import language as f
 from jobflow.expressions.on_arrays import evaluate
 from jobflow.kernels.cuda.fused import refuses
+from jobflow.kernels.loop_operands import expression_of, seen_in_space
+from jobflow.ops.op import types_tuple
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler (g++)")
 
@@ -104,3 +108,30 @@ def test_refusals_say_why() -> None:
         "2 rows of 131072 elements would leave most of a GPU idle"
     )
     assert refuses([x], [a[:4]], [a[1:5]]) == "output 0 shares memory with another operand, and not element by element"
+
+
+def test_every_op_gives_what_its_expression_gives(tmp_path: Path) -> None:
+    kernels, expected, alone = HostKernels(tmp_path), [], []
+    for case, arrays in (found for cls in OPS.values() for found in cases(cls)):
+        op, types = case.op, [type_of(a) for a in arrays]
+        made = expression_of(op, arrays)
+        outputs = laws.empties(types_tuple(op.infer(*types)), fill=0)
+        seen = None if made is None else seen_in_space(op, arrays, outputs)
+        if made is None or seen is None or any(target.size == 0 for target in outputs):
+            continue
+        why = refuses(made, *seen)
+        if why is not None:
+            alone.append(why)
+            continue
+        kernels.add(made, *seen)
+        space = op.index_space(*types)
+        with np.errstate(all="ignore"):
+            values = evaluate(made, seen[0], np, space.shape if space else outputs[0].shape)
+        expected.append((f"{case} {arrays[0].dtype}", seen[1], values))
+    kernels.run()
+    for what, targets, values in expected:
+        for target, value in zip(targets, values, strict=True):
+            want = np.broadcast_to(value, target.shape).astype(target.dtype)
+            laws.close(single(target), single(want), TOLERANCE[target.dtype.name], laws.magnitude(single(want)), what)
+    assert len(expected) > 600
+    assert {why.partition(" of ")[0] for why in alone} <= {"row_sum", "column_sum", "cast from float64 to float16 would be rounded twice"}, set(alone)
