@@ -1,0 +1,59 @@
+"""NVIDIA's compiler for CUDA C, where one is installed: NVRTC of the wheel `nvidia-cuda-nvrtc`, else nvcc of a toolkit.  No GPU is needed."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from jobflow.kernels.cuda.compiled_text import OPTIONS
+
+
+def nvrtc() -> Path | None:
+    """The library of the wheel."""
+    spec = importlib.util.find_spec("nvidia")
+    places = [] if spec is None else list(spec.submodule_search_locations or ())
+    return next((file for place in places for file in sorted(Path(place).glob("cu*/lib/libnvrtc.so.*"))), None)
+
+
+def missing() -> str:
+    """Why nothing can be compiled; "" if it can."""
+    return "" if nvrtc() or shutil.which("nvcc") else "neither nvidia-cuda-nvrtc (pip install '.[gpu-checks]') nor nvcc is installed"
+
+
+def compiled(text: str, architecture: str) -> bytes:
+    """Machine code for a kind of GPU: "sm_90"."""
+    library = nvrtc()
+    return _by_nvcc(text, architecture) if library is None else _by_nvrtc(library, text, architecture)
+
+
+def _by_nvrtc(library: Path, text: str, architecture: str) -> bytes:
+    calls, program = ctypes.CDLL(str(library)), ctypes.c_void_p()
+    assert calls.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"fused.cu", 0, None, None) == 0
+    options = [*(option.encode() for option in OPTIONS), f"--gpu-architecture={architecture}".encode()]
+    failed = calls.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+    size = ctypes.c_size_t()
+    if failed:
+        calls.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+        log = ctypes.create_string_buffer(size.value)
+        calls.nvrtcGetProgramLog(program, log)
+        raise AssertionError(log.value.decode())
+    assert calls.nvrtcGetCUBINSize(program, ctypes.byref(size)) == 0
+    code = ctypes.create_string_buffer(size.value)
+    assert calls.nvrtcGetCUBIN(program, code) == 0
+    calls.nvrtcDestroyProgram(ctypes.byref(program))
+    return code.raw
+
+
+def _by_nvcc(text: str, architecture: str) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        source, made = Path(folder, "fused.cu"), Path(folder, "fused.cubin")
+        source.write_text(text)
+        done = subprocess.run(
+            ["nvcc", *OPTIONS, f"-arch={architecture}", "-cubin", str(source), "-o", str(made)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return made.read_bytes()
