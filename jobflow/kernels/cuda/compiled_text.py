@@ -23,7 +23,7 @@ Launcher = Callable[[tuple[int, ...], tuple[int, ...], tuple[Any, ...]], None]
 
 
 @dataclass(frozen=True)
-class Module:
+class LoadedText:
     """The functions of a text on the current GPU."""
 
     loaded: Any
@@ -43,16 +43,16 @@ class TextCompiler:
         self.architecture: str = device.compute_capability
         self.blocks: int = BLOCKS * int(device.attributes["MultiProcessorCount"])
         self.cache = cache or ObjectCache()
-        self._modules: dict[str, Module] = {}
+        self._modules: dict[str, LoadedText] = {}
         self._lock = threading.Lock()
 
-    def module(self, text: str) -> Module:
+    def module(self, text: str) -> LoadedText:
         with self._lock:
             found = self._modules.get(text)
             if found is None:
                 loaded = importlib.import_module("cupy.cuda.function").Module()
                 loaded.load(self._binary(text))
-                self._modules[text] = found = Module(loaded)
+                self._modules[text] = found = LoadedText(loaded)
         return found
 
     def _binary(self, text: str) -> bytes:

@@ -60,13 +60,13 @@ def bind(
 
     def launcher(name: str, threads: int, block: tuple[int, ...], arguments: tuple[Any, ...]) -> Call:
         blocks = min(max(-(-threads // THREADS), 1), here.blocks)
-        return Launch(module.function(name), kept), ((blocks,), block, arguments)
+        return KernelLaunch(module.function(name), kept), ((blocks,), block, arguments)
 
     return launches(launcher, device.scratch, ready)
 
 
 @dataclass(frozen=True)
-class Launch:
+class KernelLaunch:
     """A kernel, and the arrays whose addresses it is given."""
 
     function: Launcher
@@ -77,7 +77,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedKernel:
     """Outputs, with positions in place of indices, and how a kernel goes over the operands."""
 
     outputs: Sequence[Expression]
@@ -86,7 +86,7 @@ class Prepared:
     operands: Sequence[Array]
 
 
-def prepared(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> Prepared:
+def prepared(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> PreparedKernel:
     """The kernel's form for these arrays."""
     shape = _shape(facts(tuple(outputs)).elements, inputs, targets)
     outputs, positions = with_positions(outputs, len(inputs), shape)
@@ -97,10 +97,12 @@ def prepared(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Se
     furthest = max((sum(abs(s) * (n - 1) for s, n in zip(a.strides, a.shape, strict=True)) for a in (*inputs, *targets)), default=0)
     wide = max(int(np.prod(space.sizes)), furthest) >= 1 << 30
     form = KernelForm(loop_form(known, space, read, outputs, len(positions)), lanes, wide)
-    return Prepared(outputs, form, space, [*read, *targets])
+    return PreparedKernel(outputs, form, space, [*read, *targets])
 
 
-def launches(launcher: Callable[[str, int, tuple[int, ...], tuple[Any, ...]], Call], scratch: Callable[..., Array], ready: Prepared) -> list[Call]:
+def launches(
+    launcher: Callable[[str, int, tuple[int, ...], tuple[Any, ...]], Call], scratch: Callable[..., Array], ready: PreparedKernel
+) -> list[Call]:
     """The kernel, and the one that adds up columns; `launcher` makes calls: name, threads, block, arguments."""
     outputs, form, space = ready.outputs, ready.form, ready.space
     known = facts(tuple(outputs))
