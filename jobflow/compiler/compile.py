@@ -5,6 +5,7 @@
     differentiate  add gradients and updates        -> Graph      (unroll: the same, once per microbatch)
     guard          make updates conditional         -> Graph
     simplify       merge equal nodes, drop unused   -> Graph
+    update_rows    update tables by the rows read   -> Graph
     pipeline       order nodes by the schedule      -> Graph
     recompute      compute regions again            -> Graph
     shard          choose layouts                   -> Sharded
@@ -39,6 +40,7 @@ from jobflow.compiler.front.microbatch import unroll
 from jobflow.compiler.front.pipeline_order import pipeline
 from jobflow.compiler.front.precision import lower_precision
 from jobflow.compiler.front.recompute import recompute
+from jobflow.compiler.front.row_updates import update_rows
 from jobflow.compiler.front.simplify import simplify
 from jobflow.compiler.layouts.box import box
 from jobflow.compiler.layouts.bucket import bucket
@@ -66,7 +68,7 @@ def logical(program: Traced, outputs: Sequence[Value]) -> LogicalProgram:
     else:
         bodies = [(program, outputs)] if program.tail is None else [(program, outputs), program.tail]
         found = unroll([prepared(body, made) for body, made in bodies], program.microbatches)
-    return replace(found, graph=recompute(pipeline(simplify(guard(found.graph)), program.schedule)))
+    return replace(found, graph=recompute(pipeline(update_rows(simplify(guard(found.graph))), program.schedule)))
 
 
 def prepared(program: Traced, outputs: Sequence[Value]) -> tuple[Traced, Sequence[Value]]:

@@ -8,7 +8,7 @@ the first entry a rank has.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import B, Box, P, Rule, S, Signature
 from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, float64
-from jobflow.ops.op import LETTERS, Binder, Call, Grads, Op, Sample, adds, normal_axis, sample
+from jobflow.ops.op import LETTERS, Grads, Op, Sample, adds, normal_axis, sample
 from jobflow.ops.pointwise import call, numbers
 from jobflow.ops.triangle import tril as tril
 
@@ -84,11 +84,6 @@ class Gather(Op):
         found = found.reshape(found.shape + (1,) * (params.ndim - self.axis - 1))
         y[...] = xp.where(found, xp.take(params, at, axis=self.axis), params.dtype.type(0))
 
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        if device.xp is not np or not inputs[0].shape[self.axis]:
-            return super().bind(device, inputs, outputs)
-        return [(_gather, (self, *inputs, *outputs))]
-
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         return replace(self, offset=self.offset + inputs[0].start[self.axis])
 
@@ -100,16 +95,6 @@ class Gather(Op):
         yield sample(cls(0), numbers(1, 7, 3), np.array([0, 6, 3, 3, 5]))
         yield sample(cls(1), numbers(2, 3, 5, 2), np.array([[0, 4, 9], [-1, 2, 2]]))
         yield sample(cls(0), numbers(3, 4), np.array(2))
-
-
-def _gather(op: Gather, params: Array, ids: Array, y: Array) -> None:
-    """Rows copied without a mask if all numbers are in range, as they are unless the table is split."""
-    size = params.shape[op.axis]
-    at = ids - op.offset if op.offset else ids
-    if at.size and (at.min() < 0 or at.max() >= size):
-        op.kernel(np, params, ids, y)
-    else:
-        np.take(params, at, op.axis, y, "clip")
 
 
 @dataclass(frozen=True)
@@ -148,17 +133,6 @@ class UnsortedSegmentSum(Op):
             _add_at(xp, total.reshape(-1, total.shape[self.axis], rows.shape[2]).swapaxes(0, 1), at, found[:, None, None], rows)
         y[...] = total
 
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        (data, ids), (y,) = inputs, outputs
-        width = data.size // max(ids.size, 1)
-        if device.xp is not np or self.axis or not y.flags.c_contiguous or not y.size or width < 8:
-            return super().bind(device, inputs, outputs)
-        try:
-            rows = data.reshape(ids.size, width, copy=False)
-        except ValueError:
-            return super().bind(device, inputs, outputs)
-        return [(y.fill, (0,)), (_add_rows, (rows, ids, y.reshape(-1, width), self.offset))]
-
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         start = outputs[0].start[self.axis]
         return replace(self, offset=self.offset + start, local=outputs[0].shape[self.axis])
@@ -171,15 +145,6 @@ class UnsortedSegmentSum(Op):
         yield sample(cls(0, 7), numbers(1, 5, 9), np.array([0, 6, 3, 3, 5]))
         yield sample(cls(1, 5), numbers(2, 3, 2, 3, 2), np.array([[0, 4, 9], [-1, 2, 2]]))
         yield sample(cls(0, 3), numbers(3, 4), np.array([2, 0, 2, 2]))
-
-
-def _add_rows(rows: Array, ids: Array, y: Array, offset: int) -> None:
-    """y[ids[i] - offset] += rows[i]: a loop over rows beats np.add.at from a few numbers per row on."""
-    size = len(y)
-    for row, k in zip(rows, ids.reshape(-1).tolist(), strict=True):
-        if 0 <= k - offset < size:
-            target = y[k - offset]
-            np.add(target, row, target)
 
 
 @dataclass(frozen=True)

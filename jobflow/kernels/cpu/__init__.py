@@ -11,5 +11,7 @@ and `MODULES` says for the operations of which module of `jobflow` it is importe
 #: module of operations -> the modules of this package that register implementations of them
 MODULES: dict[str, tuple[str, ...]] = {
     "ops.conv": ("convolutions",),
+    "ops.index": ("segments",),
     "ops.pool": ("pooling",),
+    "ops.row_update": ("row_updates",),
 }

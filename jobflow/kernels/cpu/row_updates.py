@@ -1,0 +1,113 @@
+"""Updates of the rows that a step has read, in NumPy.
+
+1  the old values of these rows, of the table and its slots, are put by
+2  all rows are updated as those are that have no gradient, in one pass; nothing where that leaves them as they are (SGD, Adagrad)
+3  the rows that have a gradient are computed from their old values, and put in their places
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from jobflow.core.types import Array, DType, dtype_of
+from jobflow.expressions import language
+from jobflow.expressions.language import Expression
+from jobflow.expressions.on_arrays import functions
+from jobflow.expressions.zero_input import where_zero
+from jobflow.kernels.cpu.segments import Groups, local_ids
+from jobflow.kernels.registry import implements
+from jobflow.ops.numpy_calls import CompiledFormula, block_calls, compiled
+from jobflow.ops.op import Binder, Call
+from jobflow.ops.optimizer_updates import OptimizerUpdate, update_program
+from jobflow.ops.row_update import RowUpdate
+from jobflow.ops.slices import same_memory
+
+
+@lru_cache(1024)
+def without_gradient(op: OptimizerUpdate, dtype: DType) -> tuple[Expression, ...] | None:
+    """The new values of elements whose gradient is zero; None if they are the old ones."""
+    n = op.count
+    given = [language.element(i, dtype) for i in range(n + 1)]
+    numbers = [language.number(n + i, dtype) for i in range(len(op.numbers(functions(np), 0.0, 0)))]
+    found = where_zero(op.formula(language, *given, *numbers), n)
+    return None if found == given[:n] else tuple(found)
+
+
+@lru_cache(1024)
+def _pass_over_all(op: OptimizerUpdate, dtype: DType) -> CompiledFormula | None:
+    found = without_gradient(op, dtype)
+    numbers = len(op.numbers(functions(np), 0.0, 0))
+    return None if found is None else compiled(found, op.count, numbers, {k: (i,) for k, i in op.alias.items()})
+
+
+def _refuses(op: RowUpdate, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
+    if not all(a.flags.c_contiguous for a in (*inputs[: op.count], *outputs)):
+        return "parts of the table are not rows in one piece"
+    return None if update_program(op.op, dtype_of(inputs[0].dtype)) else f"the formula of {op.op.word()} is no sequence of array operations"
+
+
+@implements(RowUpdate, refuses=_refuses)
+def rows_that_were_read(op: RowUpdate, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    variables, rows, ids, scalars = op.split(tuple(inputs))
+    dtype = dtype_of(variables[0].dtype)
+    rate, *step = [a.reshape(()) for a in scalars]
+    numbers: Sequence[Array] = [rate]
+    calls: list[Call] = [(np.copyto, (y, x)) for x, y in zip(variables, outputs, strict=True) if not same_memory(x, y)]
+    if op.op.derives:
+        numbers = [device.scratch((), dtype) for _ in op.op.numbers(functions(np), 0.0, 0)]
+        calls.append((_set, (numbers, op.op.numbers, rate, *step)))
+    tables = [y.reshape(len(y), -1) for y in outputs]
+    formula = update_program(op.op, dtype)
+    assert formula is not None
+    width = tables[0].shape[1]
+    read = _ReadRows(op.offset, tables, rows.reshape(ids.size, width), ids, device.scratch((len(tables), ids.size, width), dtype), formula, numbers)
+    over_all = _pass_over_all(op.op, dtype)
+    between = block_calls(over_all, device, outputs, numbers, outputs) if over_all else []
+    return [*calls, (read.put_by, ()), *between, (read.update, ())]
+
+
+def _set(targets: Sequence[Array], numbers: Callable[..., tuple[float, ...]], rate: Array, step: Array | None = None) -> None:
+    for target, number in zip(targets, numbers(functions(np), rate.item(), 0 if step is None else step.item()), strict=True):
+        target[()] = number
+
+
+class _Temporary:
+    """Memory for calls that run at once."""
+
+    xp: Any = np
+
+    def scratch(self, shape: tuple[int, ...], dtype: DType) -> Array:
+        return np.empty(shape, dtype.numpy)
+
+
+@dataclass
+class _ReadRows:
+    """The rows of tables that a step has read; `old` has room for as many as there are ids."""
+
+    offset: int
+    tables: Sequence[Array]
+    rows: Array
+    ids: Array
+    old: Array
+    formula: CompiledFormula
+    numbers: Sequence[Array]
+    groups: Groups = field(init=False)
+
+    def put_by(self) -> None:
+        self.groups = Groups.of(local_ids(self.ids, self.offset), len(self.tables[0]))
+        for table, old in zip(self.tables, self.old, strict=True):
+            np.take(table, self.groups.names, 0, old[: len(self.groups)], "clip")
+
+    def update(self) -> None:
+        for part in self.groups.blocks(self.rows.shape[1]):
+            values = [old[part] for old in self.old]
+            gradient = self.groups.sums(self.rows, part)
+            for function, arguments in block_calls(self.formula, _Temporary(), [*values, gradient], self.numbers, values):
+                function(*arguments)
+            for table, value in zip(self.tables, values, strict=True):
+                table[self.groups.names[part]] = value

@@ -1,0 +1,82 @@
+"""The update of a table of which a step has read some rows: its gradient is rows and their numbers, and is never made whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, TypeVar
+
+import numpy as np
+
+from jobflow.core.errors import ShapeError
+from jobflow.core.layout import B, Box, Rule, S, Signature
+from jobflow.core.types import Array, TensorType, Xp
+from jobflow.ops.index import UnsortedSegmentSum
+from jobflow.ops.op import LETTERS, Op, Sample, sample
+from jobflow.ops.optimizer_updates import AdagradUpdate, AdamUpdate, MomentumUpdate, OptimizerUpdate, SgdUpdate
+from jobflow.ops.pointwise import numbers
+from jobflow.ops.update import Updated
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RowUpdate(Updated):
+    """What `op` makes of a table and its slots along the gradient g[k, b...] = the sum of rows[i..., b...] over all i with ids[i...] == k.
+
+    Inputs: the table and its slots, rows, ids, and the scalars of `op`.  The new values are those of `op` in all rows: where the formula
+    changes rows without a gradient (decay, moving averages), it does so here.  On a rank that has a part of the table, this begins with
+    row `offset`.
+    """
+
+    op: OptimizerUpdate
+    offset: int = 0
+    flat: ClassVar[bool] = False
+
+    @property
+    def alias(self) -> Mapping[int, int]:  # type: ignore[override]
+        return self.op.alias
+
+    @property
+    def count(self) -> int:
+        return self.op.count
+
+    def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
+        (table, *_), rows, ids, scalars = self.split(types)
+        if ids.shape != rows.shape[: ids.ndim] or not ids.dtype.is_integer:
+            raise ShapeError(f"rowupdate: {rows} are not one row for each of the numbers {ids}")
+        gradient = rows.with_shape((table.shape[0], *rows.shape[ids.ndim :]))
+        made: tuple[TensorType, ...] = self.op.infer(*types[: self.count], gradient, *scalars)
+        return made
+
+    def split(self, inputs: tuple[T, ...]) -> tuple[tuple[T, ...], T, T, tuple[T, ...]]:
+        """The table with its slots, rows, ids, and scalars."""
+        n = self.count
+        return inputs[:n], inputs[n], inputs[n + 1], inputs[n + 2 :]
+
+    def rule(self, *types: TensorType) -> Rule:
+        """Columns may be split alike; of a part of the table's rows every rank finds what belongs there."""
+        (table, *_), _, ids, scalars = self.split(types)
+        columns, entries = LETTERS[: table.ndim - 1], LETTERS[-ids.ndim :].upper() if ids.ndim else ""
+        tables = [f"N{columns}"] * self.count
+        words = [*tables, f"{entries}{columns}" or "1", entries or "1", *("1" for _ in scalars)]
+        split = tuple([S(0)] * self.count)
+        return Rule(f"{','.join(words)}->{','.join(tables)}", also=(Signature((*split, B, B, *(B for _ in scalars)), split),))
+
+    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
+        return replace(self, offset=self.offset + outputs[0].start[0])
+
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        variables, rows, ids, others = self.split(arrays)
+        gradient = xp.empty_like(variables[0])
+        UnsortedSegmentSum(0, len(gradient), self.offset).kernel(xp, rows, ids, gradient)
+        self.op.kernel(xp, *variables, gradient, *others)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        ops = (SgdUpdate(), SgdUpdate(0.1), MomentumUpdate(0.9), AdagradUpdate(), AdamUpdate(weight_decay=0.1, bias_correction=True))
+        for op in ops:
+            variables = [abs(numbers(i, 7, 3)) for i in range(op.count)]
+            scalars = [[0.1], *([np.array([2])] if op.reads_step else [])]
+            for ids in (np.array([0, 6, 3, 3, 5]), np.array([[1, 9], [-1, 1]])):
+                yield sample(cls(op), *variables, numbers(9, *ids.shape, 3), ids, *scalars, differentiable=())
