@@ -8,7 +8,7 @@ Where nothing but an optimizer's update reads it, the update takes the rows and 
 What lies between (the loss scale, a layout, the step out of the mirrored view) is done to the rows; several look-ups of one table are
 put together.  Ranks then hand each other the rows that they have read, not tables.  This is decided before layouts are chosen, by sizes
 of whole tensors, and so the same for all ranks.  A gradient that something else reads (clipping by a norm, a regularizer, a watch) or that
-other terms are added to is made whole, as it is where many rows are read.
+other terms are added to is made whole, as it is where the table is small or many of its rows are read.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from jobflow.ops.slices import Concat
 
 #: a table is updated by rows if at most one of so many is read
 SPARSE = 4
+#: elements of a table; a pass over the gradient of a smaller one costs less than sorting
+LEAST = 64 * 1024
 
 #: look-ups: the gradients of rows, and their numbers
 Lookups = list[tuple[Value, Value]]
@@ -49,7 +51,7 @@ class _Updating(Rewriter):
     def _is_sparse(self, node: Node, op: OptimizerUpdate) -> bool:
         """True if an update runs along a gradient of few rows."""
         table = node.inputs[0].type
-        if not (op.flat and op.elementwise and table.ndim) or table.dtype.is_half:
+        if not (op.flat and op.elementwise and table.ndim) or table.dtype.is_half or table.size < LEAST:
             return False
         sums = self._sums(node.inputs[op.count], node)
         read = sum(each.inputs[1].type.size * (node.placement.size if each.outputs[0].local else 1) for each in sums)

@@ -114,7 +114,7 @@ class Graph:
     def add_optimizer(self, optim: Optimizer, *, lr_sch: Any = None, is_sparse: bool = False) -> None:
         """Have `optim` step its parameters after every run, and `lr_sch` set its rates after that.
 
-        `is_sparse` changes nothing: gradients are whole tensors here.
+        `is_sparse` changes nothing: tables of which few rows are read are updated by these rows anyway.
         """
         what = f"{self.name}.add_optimizer at {user_line()}"
         if self._bound is not None:
