@@ -13,5 +13,5 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ops.conv": ("convolutions",),
     "ops.index": ("segments",),
     "ops.pool": ("pooling",),
-    "ops.row_update": ("row_updates",),
+    "ops.row_update": ("table_updates",),
 }
