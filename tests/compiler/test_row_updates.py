@@ -105,4 +105,3 @@ def test_where_many_rows_are_read_gradients_are_whole() -> None:
     graph = Step(module, OPTIMIZERS["sgd"](module.parameters()))
     graph(flow.tensor(np.arange(ROWS // 4 + 1)))
     assert "RowUpdate" not in str(graph)
-
