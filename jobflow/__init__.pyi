@@ -98,7 +98,6 @@ from jobflow.functional import arctan2 as arctan2
 from jobflow.functional import arctanh as arctanh
 from jobflow.functional import argmax as argmax
 from jobflow.functional import argmin as argmin
-from jobflow.functional import argsort as argsort
 from jobflow.functional import argwhere as argwhere
 from jobflow.functional import as_tensor as as_tensor
 from jobflow.functional import asin as asin
@@ -136,7 +135,6 @@ from jobflow.functional import cumsum as cumsum
 from jobflow.functional import default_generator as default_generator
 from jobflow.functional import detach as detach
 from jobflow.functional import device as device
-from jobflow.functional import diag as diag
 from jobflow.functional import diagonal as diagonal
 from jobflow.functional import div as div
 from jobflow.functional import divide as divide
@@ -283,7 +281,6 @@ from jobflow.functional import sinh as sinh
 from jobflow.functional import softmax as softmax
 from jobflow.functional import softplus as softplus
 from jobflow.functional import softsign as softsign
-from jobflow.functional import sort as sort
 from jobflow.functional import split as split
 from jobflow.functional import sqrt as sqrt
 from jobflow.functional import square as square
@@ -329,6 +326,7 @@ from jobflow.legacy import linalg as linalg
 from jobflow.legacy import losses as losses
 from jobflow.legacy import math as math
 from jobflow.legacy import optimizer as optimizer
+from jobflow.legacy import profiler as profiler
 from jobflow.legacy import random as random
 from jobflow.legacy import regularizers as regularizers
 from jobflow.legacy import train as train
@@ -366,6 +364,12 @@ from jobflow.legacy.arrays import slice as slice
 from jobflow.legacy.arrays import slice_v2 as slice_v2
 from jobflow.legacy.arrays import zero_pad2d as zero_pad2d
 from jobflow.legacy.declare import global_function as global_function
+from jobflow.legacy.elements import combined_margin_loss as combined_margin_loss
+from jobflow.legacy.elements import gather_nd as gather_nd
+from jobflow.legacy.elements import scatter_nd as scatter_nd
+from jobflow.legacy.elements import slice_update as slice_update
+from jobflow.legacy.elements import tensor_scatter_nd_add as tensor_scatter_nd_add
+from jobflow.legacy.elements import tensor_scatter_nd_update as tensor_scatter_nd_update
 from jobflow.legacy.image import batch_align as image_batch_align
 from jobflow.legacy.image import decode as image_decode
 from jobflow.legacy.image import flip as image_flip
@@ -398,10 +402,12 @@ from jobflow.legacy.math import unsorted_batch_segment_sum as unsorted_batch_seg
 from jobflow.legacy.math import unsorted_segment_sum as unsorted_segment_sum
 from jobflow.legacy.math import unsorted_segment_sum_like as unsorted_segment_sum_like
 from jobflow.legacy.record_data import tensor_buffer_to_tensor as tensor_buffer_to_tensor
+from jobflow.legacy.shared_names import argsort as argsort
 from jobflow.legacy.shared_names import cast as cast
 from jobflow.legacy.shared_names import clamp as clamp
 from jobflow.legacy.shared_names import clip as clip
 from jobflow.legacy.shared_names import concat as concat
+from jobflow.legacy.shared_names import diag as diag
 from jobflow.legacy.shared_names import expand as expand
 from jobflow.legacy.shared_names import flatten as flatten
 from jobflow.legacy.shared_names import gather as gather
@@ -413,6 +419,7 @@ from jobflow.legacy.shared_names import ones as ones
 from jobflow.legacy.shared_names import ones_like as ones_like
 from jobflow.legacy.shared_names import parallel_cast as parallel_cast
 from jobflow.legacy.shared_names import reshape as reshape
+from jobflow.legacy.shared_names import sort as sort
 from jobflow.legacy.shared_names import squeeze as squeeze
 from jobflow.legacy.shared_names import stack as stack
 from jobflow.legacy.shared_names import transpose as transpose
@@ -451,6 +458,7 @@ __all__ = [
     "ShapeError",
     "__version__",
     "amp_white_identity",
+    "argsort",
     "assign",
     "bfloat16",
     "bool",
@@ -468,6 +476,7 @@ __all__ = [
     "clip",
     "clip_by_scalar",
     "clip_by_value",
+    "combined_margin_loss",
     "concat",
     "config",
     "constant",
@@ -482,6 +491,7 @@ __all__ = [
     "data",
     "deprecated",
     "device_prior_placement",
+    "diag",
     "dim_gather",
     "distribute",
     "double",
@@ -503,6 +513,7 @@ __all__ = [
     "float64",
     "function_config",
     "gather",
+    "gather_nd",
     "get_all_variables",
     "get_variable",
     "global_function",
@@ -547,6 +558,7 @@ __all__ = [
     "pad_grad",
     "parallel_cast",
     "placement",
+    "profiler",
     "random",
     "random_normal_initializer",
     "random_uniform_initializer",
@@ -558,15 +570,20 @@ __all__ = [
     "reshape_like",
     "reverse",
     "sbp",
+    "scatter_nd",
     "scope",
     "slice",
+    "slice_update",
     "slice_v2",
     "smooth_l1_loss",
+    "sort",
     "squeeze",
     "stack",
     "strategies",
     "sync_default_session",
     "tensor_buffer_to_tensor",
+    "tensor_scatter_nd_add",
+    "tensor_scatter_nd_update",
     "train",
     "transpose",
     "truncated_normal",

@@ -15,7 +15,7 @@ import jobflow.functional as functional
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError, user_line
 from jobflow.core.types import DType, Tensor, dtype_of, int32, int64
 from jobflow.eager.faces import SPELLED, all_of, of_jobs, recording, spelled
-from jobflow.legacy.operands import Operand, fitting, tensors
+from jobflow.legacy.operands import Operand, fitting, spans, tensors
 from jobflow.ops import broadcast as bc
 from jobflow.ops import elementwise as ew
 from jobflow.ops import index as ix
@@ -243,25 +243,7 @@ def _span(x: Tensor, axis: int, begin: int | None, size: int | None) -> tuple[in
 
 def slice_v2(x: Tensor, slice_tup_list: Sequence[Any], name: Name = None) -> Tensor:
     """x[start:stop:step] by a list of (start, stop, step), any of them None; axes without an entry stay whole."""
-    shape = x.type.shape
-    if not isinstance(slice_tup_list, list | tuple) or len(slice_tup_list) > len(shape):
-        raise ArgumentError(f"slice_v2 at {user_line()}: slice_tup_list must be a list of at most {len(shape)} (start, stop, step)")
-    spans = [_stepped(x, i, entry) for i, entry in enumerate(slice_tup_list)]
-    starts, stops, steps = ([span[k] for span in spans] for k in (0, 1, 2))
-    return sl.slice_(x, starts, stops, steps)
-
-
-def _stepped(x: Tensor, axis: int, entry: Any) -> tuple[int | None, int | None, int | None]:
-    """A checked (start, stop, step) of a slice that is not empty."""
-    n, where = x.type.shape[axis], f"slice_v2 at {user_line()}: {entry!r} on axis {axis} of {x.type}"
-    if not isinstance(entry, list | tuple) or len(entry) != 3 or entry[2] == 0:
-        raise ArgumentError(f"{where}: must be (start, stop, step) with a step that is not 0")
-    start, stop, step = entry
-    if (start is not None and not -n <= start < n) or (stop is not None and not -n - 1 <= stop <= n):
-        raise ArgumentError(f"{where}: start must lie in [{-n}, {n}) and stop in [{-n - 1}, {n}]")
-    if not builtins.range(*builtins.slice(start, stop, step).indices(n)):
-        raise ArgumentError(f"{where}: selects nothing")
-    return start, stop, step
+    return sl.slice_(x, *spans("slice_v2", x, slice_tup_list))
 
 
 reverse = spelled(_F.flip, "input", axis=...)

@@ -26,6 +26,7 @@ from jobflow.eager.faces import all_of, of_jobs
 from jobflow.engine.distribute import Distribute, current_placement, is_local
 from jobflow.legacy.arrays import constant
 from jobflow.legacy.convolution import Padding, Sizes, channels_last
+from jobflow.legacy.elements import upsample_2d as upsample_2d
 from jobflow.legacy.initializers import Initializer, constant_initializer, xavier_uniform_initializer
 from jobflow.legacy.regularizers import Regularizer
 from jobflow.legacy.variables import current_job, get_variable, layer_name, variable_of

@@ -17,6 +17,7 @@ from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.types import DType, Tensor, bool_, int8, int32
 from jobflow.eager.faces import SPELLED, all_of, recording, spelled
 from jobflow.functional.nn_activations import logsigmoid
+from jobflow.legacy.elements import top_k as top_k
 from jobflow.legacy.operands import Operand, operands
 from jobflow.legacy.operands import fitting as fitting
 from jobflow.legacy.operands import tensors as tensors

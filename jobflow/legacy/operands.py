@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 from jobflow.core.errors import ArgumentError, DtypeError, user_line
 from jobflow.core.types import DType, Tensor
@@ -41,3 +42,26 @@ def tensors(what: str, x: Operand, y: Operand) -> tuple[Tensor, Tensor]:
         assert isinstance(b, Tensor)
         return source.constant(a, (1,), b.type.dtype), b
     return a, b if isinstance(b, Tensor) else source.constant(b, (1,), a.type.dtype)
+
+
+def spans(what: str, x: Tensor, entries: Sequence[Any]) -> tuple[list[int | None], list[int | None], list[int | None]]:
+    """Starts, stops and steps of a list of (start, stop, step), any of them None; ArgumentError for one that selects nothing."""
+    shape = x.type.shape
+    if not isinstance(entries, list | tuple) or len(entries) > len(shape):
+        raise ArgumentError(f"{what} at {user_line()}: slice_tup_list must be a list of at most {len(shape)} (start, stop, step)")
+    found = [_stepped(what, x, i, entry) for i, entry in enumerate(entries)]
+    starts, stops, steps = ([span[k] for span in found] for k in (0, 1, 2))
+    return starts, stops, steps
+
+
+def _stepped(what: str, x: Tensor, axis: int, entry: Any) -> tuple[int | None, int | None, int | None]:
+    """A checked (start, stop, step) of a slice that is not empty."""
+    n, where = x.type.shape[axis], f"{what} at {user_line()}: {entry!r} on axis {axis} of {x.type}"
+    if not isinstance(entry, list | tuple) or len(entry) != 3 or entry[2] == 0:
+        raise ArgumentError(f"{where}: must be (start, stop, step) with a step that is not 0")
+    start, stop, step = entry
+    if (start is not None and not -n <= start < n) or (stop is not None and not -n - 1 <= stop <= n):
+        raise ArgumentError(f"{where}: start must lie in [{-n}, {n}) and stop in [{-n - 1}, {n}]")
+    if not range(*slice(start, stop, step).indices(n)):
+        raise ArgumentError(f"{where}: selects nothing")
+    return start, stop, step

@@ -7,13 +7,14 @@ from numbers import Integral
 
 import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, JobError, user_line
-from jobflow.core.types import DType, Tensor, float32, int8
+from jobflow.core.types import DType, Tensor, float32, float64, int8, int32
 from jobflow.eager.faces import all_of, of_jobs
 from jobflow.legacy.variables import current_job
 from jobflow.ops import elementwise as ew
 from jobflow.ops import index as ix
 from jobflow.ops import random_tensors as rn
 from jobflow.ops import softmax as sm
+from jobflow.ops import sort as st
 from jobflow.ops.checked import checked
 from jobflow.ops.op import apply
 from jobflow.ops.random_tensors import DropoutMask, RandomUniform
@@ -44,6 +45,22 @@ def bernoulli(x: Tensor, seed: int | None = None, dtype: DType | None = None, na
     """1 with probability x, else 0, elementwise; of the type of x unless dtype is given."""
     drawn = _uniform("bernoulli", x.type.shape, x.type.dtype, seed, name)
     return ew.cast(ew.less(drawn, checked(x, "bernoulli", low=0.0, high=1.0, noun="probability")), dtype or x.type.dtype, name=name)
+
+
+def generate_random_batch_permutation_indices(value: Tensor, seed: int | None = None, name: str | None = None) -> Tensor:
+    """The numbers 0 .. n - 1 in a random order, int32, for the n rows of value; another order at every run."""
+    drawn = _uniform("random_permutation", value.type.shape[:1], float64, seed, name or current_job("random_permutation").unique_name("permutation"))
+    return ew.cast(st.sort(drawn)[1], int32, name=name)
+
+
+def shuffle(value: Tensor, seed: int | None = None, name: str | None = None) -> Tensor:
+    """The rows of value in a random order, another one at every run."""
+    return ix.gather(value, generate_random_batch_permutation_indices(value, seed), 0, name=name)
+
+
+def gen_seed(seed: int | None = None) -> tuple[int, bool]:
+    """(seed, whether one was given); one of this program's if not."""
+    return (current_job("gen_seed").seed, False) if seed is None else (seed, True)
 
 
 def dropout(x: Tensor, rate: float, noise_shape: Sequence[int] | None = None, seed: int | None = None, name: str | None = None) -> Tensor:

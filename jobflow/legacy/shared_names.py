@@ -5,15 +5,18 @@ Modules that the job face has as functions (`nn.MSELoss(x, y)`) are told apart b
 
 import jobflow.engine.distribute as distribute
 import jobflow.legacy.arrays as arrays
+import jobflow.legacy.elements as elements
 import jobflow.legacy.math as math
 from jobflow.eager.faces import by_arguments, of_jobs
 from jobflow.eager.tensor import Tensor
 from jobflow.engine.operators import TensorOperators
 
+argsort = by_arguments(elements.argsort, ours=(str,))
 cast = by_arguments(arrays.cast)
 clamp = by_arguments(math.clamp)
 clip = by_arguments(math.clip)
 concat = by_arguments(arrays.concat)
+diag = by_arguments(elements.diag)
 expand = by_arguments(arrays.expand, theirs=(int,))
 flatten = by_arguments(arrays.flatten)
 gather = by_arguments(arrays.gather, ours=(Tensor, TensorOperators), theirs=(int,))
@@ -23,6 +26,7 @@ one_hot = by_arguments(arrays.one_hot, needs_dtype=True)
 ones = by_arguments(arrays.ones, theirs=(int,), needs_dtype=True)
 ones_like = by_arguments(arrays.ones_like)
 reshape = by_arguments(arrays.reshape, theirs=(int,))
+sort = by_arguments(elements.sort, ours=(str,))
 squeeze = by_arguments(arrays.squeeze, theirs=(int,))
 stack = by_arguments(arrays.stack)
 transpose = by_arguments(arrays.transpose, ours=(list, tuple), theirs=(int,))

@@ -1,0 +1,186 @@
+"""Elements of tensors by their indices, and in order: flow.gather_nd, flow.tensor_scatter_nd_update, flow.sort, flow.math.top_k ...
+
+`indices` [..., k] has coordinates along its last axis: of elements of a tensor with k axes, of rows of one with more.
+"""
+
+from __future__ import annotations
+
+import math as numbers
+from collections.abc import Sequence
+from typing import Any
+
+import jobflow.functional as functional
+from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
+from jobflow.core.types import Tensor, bool_, int32, int64
+from jobflow.eager.faces import SPELLED, all_of, recording, spelled
+from jobflow.legacy.operands import spans
+from jobflow.ops import elementwise as ew
+from jobflow.ops import index as ix
+from jobflow.ops import shape as sh
+from jobflow.ops import slice_update as su
+from jobflow.ops import slices as sl
+from jobflow.ops import sort as st
+from jobflow.ops.checked import checked
+from jobflow.ops.op import normal_axis
+
+Name = str | None
+#: functions of tensors, which take those of jobs in here
+_F: Any = functional
+
+# By coordinates -----------------------------------------------------------------------------------------------------
+
+
+def _rows(what: str, shape: Sequence[int], indices: Tensor) -> tuple[Tensor, int, tuple[int, ...]]:
+    """Of coordinates in a tensor of this shape: the numbers of rows, int64[n], how many rows there are, and the shape of each."""
+    t = indices.type
+    depth = t.shape[-1] if t.ndim else 0
+    if not t.dtype.is_integer:
+        raise DtypeError(f"{what} at {user_line()}: indices {t} must be integers; cast them")
+    if not 1 <= depth <= len(shape):
+        raise ShapeError(
+            f"{what} at {user_line()}: the last axis of indices {t} has coordinates of a tensor {list(shape)}; there are 1 to {len(shape)}"
+        )
+    flat = sh.reshape(indices if t.dtype is int64 else ew.cast(indices, int64), (t.size // depth, depth))
+    found = None
+    for axis in range(depth):
+        at = checked(sl.slice_(flat, [0, axis], [None, axis + 1], [1, 1]), what, low=0, high=shape[axis] - 1, noun="index")
+        along = ew.scale(at, numbers.prod(shape[axis + 1 : depth])) if axis + 1 < depth else at
+        found = along if found is None else ew.add(found, along)
+    assert found is not None
+    return sh.reshape(found, (t.size // depth,)), numbers.prod(shape[:depth]), tuple(shape[depth:])
+
+
+def gather_nd(params: Tensor, indices: Tensor, name: Name = None) -> Tensor:
+    """The elements, or rows, of params at these coordinates; an index outside is an error."""
+    rows, count, rest = _rows("gather_nd", params.type.shape, indices)
+    found = ix.gather(sh.reshape(params, (count, *rest)), rows, 0)
+    return sh.reshape(found, (*indices.type.shape[:-1], *rest))
+
+
+def scatter_nd(indices: Tensor, updates: Tensor, shape: Sequence[int], name: Name = None) -> Tensor:
+    """Zeros of this shape, to which the updates are added at these coordinates."""
+    if not isinstance(shape, list | tuple) or not all(isinstance(n, int) and n > 0 for n in shape):
+        raise ArgumentError(f"scatter_nd at {user_line()}: shape {shape!r} is not a list of positive ints")
+    rows, count, rest = _rows("scatter_nd", shape, indices)
+    return sh.reshape(ix.unsorted_segment_sum(_updates("scatter_nd", indices, updates, rest), rows, count), tuple(shape))
+
+
+def tensor_scatter_nd_add(params: Tensor, indices: Tensor, updates: Tensor, name: Name = None) -> Tensor:
+    """params, to which the updates are added at these coordinates."""
+    rows, count, rest = _rows("tensor_scatter_nd_add", params.type.shape, indices)
+    added = ix.unsorted_segment_sum(_updates("tensor_scatter_nd_add", indices, updates, rest), rows, count)
+    return ew.add(params, sh.reshape(added, params.type.shape))
+
+
+def tensor_scatter_nd_update(params: Tensor, indices: Tensor, updates: Tensor, name: Name = None) -> Tensor:
+    """params with the updates at these coordinates; of several at one place, one."""
+    rows, count, rest = _rows("tensor_scatter_nd_update", params.type.shape, indices)
+    given = _updates("tensor_scatter_nd_update", indices, updates, rest)
+    size = numbers.prod(rest)
+    places = _F.expand(sh.reshape(rows, (rows.type.size, 1)), (rows.type.size, size))
+    made = _F.scatter(sh.reshape(params, (count, size)), 0, places, sh.reshape(given, (rows.type.size, size)))
+    return sh.reshape(made, params.type.shape)
+
+
+def _updates(what: str, indices: Tensor, updates: Tensor, rest: tuple[int, ...]) -> Tensor:
+    """One row behind another."""
+    lead = indices.type.shape[:-1]
+    if updates.type.shape != (*lead, *rest):
+        raise ShapeError(f"{what} at {user_line()}: updates {updates.type} must be {[*lead, *rest]}, one for each of indices {indices.type}")
+    return sh.reshape(updates, (numbers.prod(lead), *rest))
+
+
+def slice_update(x: Tensor, update: Tensor, slice_tup_list: Sequence[Any], name: Name = None) -> Tensor:
+    """x with `update` in the place of x[start:stop:step], given by a list of (start, stop, step), any of them None."""
+    return su.slice_update(x, update, *spans("slice_update", x, slice_tup_list))
+
+
+def logical_slice(x: Tensor, slice_tup_list: Sequence[Any], name: Name = None) -> Tensor:
+    """x[start:stop:step] of the logical tensor, however it is split; steps are positive."""
+    starts, stops, steps = spans("logical_slice", x, slice_tup_list)
+    if any(step is not None and step < 1 for step in steps):
+        raise ArgumentError(f"logical_slice at {user_line()}: the steps of {slice_tup_list} must be positive")
+    return sl.slice_(x, starts, stops, steps)
+
+
+# In order -----------------------------------------------------------------------------------------------------------
+
+
+def _descending(what: str, direction: Any) -> bool:
+    if direction not in ("ASCENDING", "DESCENDING"):
+        raise ArgumentError(f'{what} at {user_line()}: direction is "ASCENDING" or "DESCENDING", not {direction!r}')
+    return bool(direction == "DESCENDING")
+
+
+def sort(input: Tensor, axis: Any = -1, direction: str = "ASCENDING", name: Name = None) -> Tensor:
+    """The values along an axis in order; sort(input, direction) is the older form."""
+    axis, direction = (-1, axis) if isinstance(axis, str) else (axis, direction)
+    return st.sort(input, normal_axis(f"sort at {user_line()}", axis, input.type.ndim), _descending("sort", direction))[0]
+
+
+def argsort(input: Tensor, axis: Any = -1, direction: str = "ASCENDING", name: Name = None) -> Tensor:
+    """Where the values along an axis are that come first, second ... in order, int32; argsort(input, direction) is the older form."""
+    axis, direction = (-1, axis) if isinstance(axis, str) else (axis, direction)
+    return ew.cast(st.sort(input, normal_axis(f"argsort at {user_line()}", axis, input.type.ndim), _descending("argsort", direction))[1], int32)
+
+
+def top_k(input: Tensor, axis: int = -1, k: int = 1, sorted: bool = True, name: Name = None) -> Tensor:
+    """Where the k largest values along an axis are, the largest first, int32."""
+    return ew.cast(st.topk(input, int(k), normal_axis(f"top_k at {user_line()}", axis, input.type.ndim))[1], int32)
+
+
+diag = spelled(_F.diag, "input", diagonal=0)
+
+
+# Of rows ------------------------------------------------------------------------------------------------------------
+
+
+def combined_margin_loss(x: Tensor, label: Tensor, m1: float = 1, m2: float = 0, m3: float = 0, name: Name = None) -> Tensor:
+    """x [n, classes], a cosine for each class, where that of the label is cos(m1 angle + m2) - m3."""
+    if x.type.ndim != 2 or not label.type.dtype.is_integer or label.type.size != x.type.shape[0]:
+        raise ShapeError(f"combined_margin_loss at {user_line()}: x is [n, classes] and label n integers, not {x.type} and {label.type}")
+    classes = x.type.shape[1]
+    mine = sh.reshape(label, (x.type.shape[0], 1))
+    mine = checked(mine, "combined_margin_loss", low=0, high=classes - 1, noun="label")
+    cosine = ix.dim_gather(x, mine, 1)
+    angle = _F.acos(cosine)
+    moved = ew.shift(_F.cos(ew.shift(ew.scale(angle, float(m1)), float(m2))), -float(m3))
+    at = ix.one_hot(sh.reshape(mine, (x.type.shape[0],)), classes, dtype=bool_, on=True, off=False)
+    return ew.where(at, _F.expand(moved, (-1, classes)), x)
+
+
+def square_sum(x: Tensor, name: Name = None) -> Tensor:
+    """The sum of the squares of all elements, shape (1,)."""
+    return sh.reshape(_F.sum(ew.square(x)), (1,))
+
+
+def upsample_2d(
+    x: Tensor,
+    size: int | Sequence[int] = (2, 2),
+    align_corners: Any = False,
+    data_format: str = "NCHW",
+    interpolation: str = "nearest",
+    name: Name = None,
+) -> Tensor:
+    """Images `size` = (height, width) times as large; "nearest" or "bilinear".  A text in the third place is the data format, as in 0.2."""
+    if isinstance(align_corners, str):  # upsample_2d(x, size, data_format, interpolation)
+        interpolation = data_format if data_format in ("nearest", "bilinear") else interpolation
+        align_corners, data_format = False, align_corners
+    what = f"upsample_2d at {user_line()}"
+    if data_format.upper() not in ("NCHW", "NHWC") or interpolation not in ("nearest", "bilinear") or x.type.ndim != 4:
+        raise ArgumentError(f'{what}: x {x.type} is "NCHW" or "NHWC", interpolation "nearest" or "bilinear"; got {data_format!r}, {interpolation!r}')
+    if align_corners and interpolation == "nearest":
+        raise ArgumentError(f"{what}: align_corners goes with bilinear interpolation")
+    last = data_format.upper() == "NHWC"
+    factors = (size, size) if isinstance(size, int) else tuple(size)
+    images = sh.transpose(x, (0, 3, 1, 2)) if last else x
+    from jobflow.functional.nn_shapes import interpolate  # few programs need it
+
+    given: Any = images
+    made: Any = interpolate(
+        given, scale_factor=factors, mode=interpolation, align_corners=bool(align_corners) if interpolation == "bilinear" else None
+    )
+    return sh.transpose(made, (0, 2, 3, 1)) if last else made
+
+
+globals().update(all_of(__name__, globals(), (__name__, SPELLED), recording))
