@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
 
 from jobflow.core.types import Array, TensorType, Xp, type_of
 from jobflow.expressions.index_space import IndexSpace, space_of
+from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import evaluate
 from jobflow.ops.op import Binder, Call, Op, types_tuple
 from jobflow.ops.pointwise import Pointwise
+from jobflow.ops.row_calls import row_calls
 
 
 class Indexed(Pointwise):
@@ -29,13 +34,24 @@ class Indexed(Pointwise):
         return space_of(spec, (*types, *types_tuple(self.infer(*types))), self.row(spec), self.last(spec))
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        if device.xp is np:
+            made, space = _facts(self, *map(type_of, inputs))
+            calls = row_calls(device, made, space, self.in_place, inputs, outputs)
+            if calls is not None:
+                return calls
         return Op.bind(self, device, inputs, outputs)
 
     def kernel(self, xp: Xp, *arrays: Array) -> None:
         inputs, outputs = arrays[: len(arrays) - self.results], arrays[len(arrays) - self.results :]
-        types = [type_of(a) for a in inputs]
-        space, made = self.index_space(*types), self.expression(*types)
-        assert made is not None, f"{self} has no formula"
+        made, space = _facts(self, *map(type_of, inputs))
         values = evaluate(made, [space.read(k, a) for k, a in enumerate(inputs)], xp, space.shape)
         for k, (value, array) in enumerate(zip(values, outputs, strict=True), len(inputs)):
             space.write(k, value, array, xp)
+
+
+@lru_cache(4096)
+def _facts(op: Indexed, *types: TensorType) -> tuple[tuple[Expression, ...], IndexSpace]:
+    """What an op computes, and where."""
+    made = op.expression(*types)
+    assert made is not None, f"{op} has no formula"
+    return made, op.index_space(*types)

@@ -8,7 +8,7 @@ those it has.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,10 +16,10 @@ import numpy as np
 
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import B, Box, Rule, S, Signature
-from jobflow.core.types import Array, Tensor, TensorType, int64
+from jobflow.core.types import Tensor, TensorType, int64
 from jobflow.ops.checked import check, classes
 from jobflow.ops.indexed import Indexed
-from jobflow.ops.op import LETTERS, Binder, Call, Grads, Op, Sample, normal_axis, sample
+from jobflow.ops.op import LETTERS, Grads, Op, Sample, normal_axis, sample
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
 
 WHAT = "negative_log_likelihood"
@@ -31,46 +31,8 @@ def _marks(ndim: int, axis: int) -> tuple[str, str]:
     return whole[:axis] + whole[axis + 1 :], whole
 
 
-def _flat(axis: int, whole: Array, *rows: Array) -> bool:
-    """Whether the classes lie side by side, and the samples one after another."""
-    return axis == whole.ndim - 1 and whole.size > 0 and all(a.flags.c_contiguous for a in (whole, *rows))
-
-
-def _starts(whole: Array) -> Array:
-    """Where the samples begin."""
-    return np.arange(0, whole.size, whole.shape[-1])
-
-
-def _are_classes(labels: Array, classes: int, ignored: int | None) -> bool:
-    """Whether all labels are classes, and none is ignored: as nearly always."""
-    low, high = int(labels.min()), int(labels.max())
-    return low >= 0 and high < classes and (ignored is None or not low <= ignored <= high)
-
-
-def _pick(op: NegativeLogLikelihood, x: Array, labels: Array, starts: Array, index: Array, loss: Array) -> None:
-    """loss[n] = -x[n, label[n]]"""
-    if op.classes is not None or not _are_classes(labels, x.shape[-1], op.ignored):
-        op.kernel(np, x, labels, loss)
-        return
-    np.add(starts, labels.reshape(-1), index)
-    np.negative(x.reshape(-1).take(index, mode="clip"), loss.reshape(-1))
-
-
-def _put(op: NegativeLogLikelihoodGrad, labels: Array, dloss: Array, starts: Array, index: Array, dx: Array) -> None:
-    """dx[n, label[n]] = -dloss[n]"""
-    if op.classes is not None or not _are_classes(labels, op.size, op.ignored):
-        op.kernel(np, labels, dloss, dx)
-        return
-    np.add(starts, labels.reshape(-1), index)
-    dx.fill(0)
-    dx.reshape(-1)[index] = -dloss.reshape(-1)
-
-
-def _hit(f: Any, op: NegativeLogLikelihood | NegativeLogLikelihoodGrad, labels: Any) -> Any:
-    """Whether this class is the label."""
-    labels = f.cast(labels, int64)
-    hit = f.equal(f.index(-1) + op.offset, labels)
-    return hit if op.ignored is None else f.logical_and(hit, f.not_equal(labels, op.ignored))
+def _unless_ignored(f: Any, labels: Any, ignored: int | None, value: Any) -> Any:
+    return value if ignored is None else f.where(f.not_equal(labels, ignored), value, 0.0)
 
 
 @dataclass(frozen=True)
@@ -104,13 +66,8 @@ class NegativeLogLikelihood(Indexed):
         return letters[self.axis]
 
     def formula(self, f: Any, x: Any, labels: Any) -> Any:
-        return -f.row_sum(f.where(_hit(f, self, labels), x, 0.0))
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        (x, labels), (loss,) = inputs, outputs
-        if device.xp is not np or not _flat(self.axis, x, labels, loss):
-            return super().bind(device, inputs, outputs)
-        return [(_pick, (self, x, labels, _starts(x), device.scratch((labels.size,), int64), loss))]
+        at = f.cast(labels, int64)
+        return _unless_ignored(f, at, self.ignored, -f.row_element(x, at - self.offset if self.offset else at))
 
     def grad(self, x: Tensor, labels: Tensor, loss: Tensor, dloss: Tensor) -> Grads:
         return call(NegativeLogLikelihoodGrad(self.axis, x.type.shape[self.axis], self.ignored), labels, dloss), None
@@ -150,13 +107,9 @@ class NegativeLogLikelihoodGrad(Indexed):
         return letters.partition("->")[2][self.axis]
 
     def formula(self, f: Any, labels: Any, dloss: Any) -> Any:
-        return f.where(_hit(f, self, labels), -dloss, 0.0)
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        (labels, dloss), (dx,) = inputs, outputs
-        if device.xp is not np or not _flat(self.axis, dx, labels, dloss):
-            return super().bind(device, inputs, outputs)
-        return [(_put, (self, labels, dloss, _starts(dx), device.scratch((labels.size,), int64), dx))]
+        at = f.cast(labels, int64)
+        hit = f.equal(f.index(-1), at - self.offset if self.offset else at)
+        return f.where(hit, _unless_ignored(f, at, self.ignored, -dloss), 0.0)
 
     def grad(self, labels: Tensor, dloss: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
         return None, call(NegativeLogLikelihood(self.axis, self.ignored), ddx, labels)

@@ -6,7 +6,7 @@ integer type, one per sample; their functions have labels checked (`ops.checked`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ import numpy as np
 
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import Box, Rule
-from jobflow.core.types import Array, Tensor, TensorType, dtype_of, int64
+from jobflow.core.types import Tensor, TensorType, int64
 from jobflow.ops import in_pieces
 from jobflow.ops.arithmetic import add, divide, multiply, subtract
 from jobflow.ops.checked import check, classes
@@ -25,12 +25,12 @@ from jobflow.ops.elementwise_loss import sigmoid_cross_entropy as sigmoid_cross_
 from jobflow.ops.elementwise_loss import smooth_l1 as smooth_l1
 from jobflow.ops.index import one_hot
 from jobflow.ops.indexed import Indexed
-from jobflow.ops.op import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, apply, sample
+from jobflow.ops.op import LETTERS, OVER_FIRST, Grads, Op, Sample, apply, sample
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
 from jobflow.ops.reduce import reduce_max, reduce_sum
 from jobflow.ops.scalar import clip, negate
 from jobflow.ops.shape import expand_dims
-from jobflow.ops.softmax import SoftmaxGrad, row_blocks, softmax_calls
+from jobflow.ops.softmax import SoftmaxGrad
 from jobflow.ops.transcendental import exp, log
 
 #: the smallest probability that a logarithm sees
@@ -107,17 +107,6 @@ class SparseSoftmaxCrossEntropy(Indexed):
         prob = _softmax(f, logits)
         return -f.log(f.maximum(f.row_element(prob, labels), TINY)), prob
 
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        (logits, labels), (loss, prob) = inputs, outputs
-        dense = prob.flags.c_contiguous and loss.flags.c_contiguous and labels.flags.c_contiguous and loss.dtype.itemsize > 2
-        blocks = row_blocks([logits, prob], -1) if device.xp is np and dense else None
-        if not blocks:
-            return super().bind(device, inputs, outputs)
-        start = np.arange(labels.size) * logits.shape[-1]
-        index = device.scratch((labels.size,), int64)
-        picked = (start, labels.reshape(-1), logits.shape[-1], prob.reshape(-1), index, loss.reshape(-1))
-        return [*softmax_calls(device, blocks), (_pick_loss, picked)]
-
     def grad(self, logits: Tensor, labels: Tensor, loss: Tensor, prob: Tensor, dloss: Tensor | None, dprob: Tensor | None) -> Grads:
         direct = None if dloss is None else call(SparseSoftmaxCrossEntropyGrad(), prob, labels, dloss)
         return _from_prob(logits, prob, dprob, direct), None
@@ -129,15 +118,6 @@ class SparseSoftmaxCrossEntropy(Indexed):
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(), numbers(1, 5, 4), np.array([0, 3, 1, 1, 2], np.int32))
         yield sample(cls(), numbers(2, 2, 3, 4), np.array([[0, 3, 1], [1, 2, 0]], np.int8))
-
-
-def _pick_loss(start: Array, labels: Array, classes: int, prob: Array, index: Array, loss: Array) -> None:
-    """loss[n] = -log max(prob[n, label[n]], TINY) on flat arrays."""
-    np.add(start, labels, index)
-    prob.take(index, out=loss, mode="clip")
-    np.maximum(loss, loss.dtype.type(TINY), out=loss)
-    np.log(loss, loss)
-    np.negative(loss, loss)
 
 
 @dataclass(frozen=True)
@@ -168,16 +148,6 @@ class SparseSoftmaxCrossEntropyGrad(Indexed):
     def formula(self, f: Any, prob: Any, labels: Any, dloss: Any) -> Any:
         return (prob - f.cast(_hit(f, _from(f, labels, self.offset)), prob.dtype)) * dloss
 
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        (prob, labels, dloss), (dx,) = inputs, outputs
-        dense = all(a.flags.c_contiguous for a in (labels, dloss, dx)) and dx.size
-        if device.xp is not np or not dense or self.classes is not None:
-            return super().bind(device, inputs, outputs)
-        start = np.arange(labels.size) * prob.shape[-1]
-        index, part = device.scratch((labels.size,), int64), device.scratch((labels.size,), dtype_of(dx.dtype))
-        hits = (start, labels.reshape(-1), prob.shape[-1], dx.reshape(-1), dloss.reshape(-1), index, part)
-        return [(np.multiply, (prob, dloss[..., None], dx)), (_subtract_at_labels, hits)]
-
     def grad(self, prob: Tensor, labels: Tensor, dloss: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
         along = reduce_sum(multiply(ddx, subtract(prob, _hits(labels, prob))), -1)
         return multiply(ddx, _column(dloss)), None, along
@@ -195,14 +165,6 @@ def _own_classes(op: Split, box: Box) -> Split:
     """The op for a rank that holds the classes of this box."""
     (start, stop), classes = box.spans[-1], box.whole[-1]
     return op if stop - start == classes else replace(op, offset=start, classes=classes)
-
-
-def _subtract_at_labels(start: Array, labels: Array, classes: int, dx: Array, dloss: Array, index: Array, part: Array) -> None:
-    """dx[n, label[n]] -= dloss[n] on flat arrays."""
-    np.add(start, labels, index)
-    dx.take(index, out=part, mode="clip")
-    np.subtract(part, dloss, part)
-    dx.put(index, part, mode="clip")
 
 
 @dataclass(frozen=True)

@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from jobflow.core.errors import ShapeError
 from jobflow.core.layout import Rule
-from jobflow.core.types import Array, Tensor, TensorType, dtype_of
-from jobflow.ops import blas, in_pieces
+from jobflow.core.types import Tensor, TensorType
+from jobflow.ops import in_pieces
 from jobflow.ops.arithmetic import add, multiply
 from jobflow.ops.batch_norm import batch_norm_infer as batch_norm_infer
 from jobflow.ops.batch_norm import batch_norm_train as batch_norm_train
-from jobflow.ops.blocks import BLOCK
-from jobflow.ops.broadcast import lead_sum_calls
 from jobflow.ops.derivative import through
 from jobflow.ops.indexed import Indexed
-from jobflow.ops.op import LETTERS, OVER_FIRST, Binder, Call, Grads, Sample, apply, normal_axis, sample
+from jobflow.ops.op import LETTERS, OVER_FIRST, Grads, Sample, apply, normal_axis, sample
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
 from jobflow.ops.scalar import fill_like
 from jobflow.ops.softmax import whole_axis
 from jobflow.ops.source import constant
-
-
-def as_rows(x: Array, begin: int) -> Array | None:
-    """x as a matrix whose rows are the axes from `begin` on, where that is a view that BLAS takes."""
-    try:
-        rows = x.reshape((math.prod(x.shape[:begin]), math.prod(x.shape[begin:])), copy=False)
-    except ValueError:
-        return None
-    return rows if rows.flags.c_contiguous else None
 
 
 def _count(f: Any, x: Any) -> Any:
@@ -87,34 +73,6 @@ class LayerNorm(RowNorm):
         inv_std = f.rsqrt(_mean(f, centred * centred) + self.epsilon)
         return centred * inv_std * gamma + beta, mean, inv_std
 
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        matrices = [as_rows(a, self.begin) for a in (inputs[0], outputs[0])]
-        vectors = [as_rows(a, 0) for a in (*inputs[1:], *outputs[1:])]
-        if device.xp is not np or not all(a is not None and a.size for a in (*matrices, *vectors)) or inputs[0].dtype.itemsize < 4:
-            return super().bind(device, inputs, outputs)
-        (x, y), (gamma, beta, mean, inv_std) = matrices, [v.reshape(-1) for v in vectors if v is not None]
-        assert x is not None and y is not None
-        width = x.shape[1]
-        average, epsilon = np.full(width, 1 / width, x.dtype), np.asarray(self.epsilon, x.dtype)
-        share = np.asarray(1 / width, x.dtype)
-        calls: list[Call] = []
-        step = max(1, BLOCK // width)
-        for at in (slice(i, i + step) for i in range(0, len(x), step)):
-            u, v, m, s = x[at], y[at], mean[at], inv_std[at]
-            calls += [
-                (np.dot, (u, average, m)),
-                (np.subtract, (u, m[:, None], v)),
-                (np.vecdot, (v, v, s)),
-                (np.multiply, (s, share, s)),
-                (np.add, (s, epsilon, s)),
-                (np.sqrt, (s, s)),
-                (np.reciprocal, (s, s)),
-                (np.multiply, (v, s[:, None], v)),
-                (np.multiply, (v, gamma, v)),
-                (np.add, (v, beta, v)),
-            ]
-        return calls
-
     def grad(self, x: Tensor, gamma: Tensor, beta: Tensor, y: Tensor, mean: Tensor, inv_std: Tensor, *grads: Tensor | None) -> Grads:
         dy, dmean, dinv = grads
         dx = dgamma = dbeta = None
@@ -151,53 +109,10 @@ class LayerNormGrad(RowNorm):
         return Rule(f"{full},{full},{whole},{rows},{rows}->{full},{whole},{whole}", linear=((0,),))
 
     def formula(self, f: Any, dy: Any, x: Any, gamma: Any, mean: Any, inv_std: Any) -> Any:
-        n, u = (x - mean) * inv_std, dy * gamma
-        return (u - _mean(f, u) - n * _mean(f, u * n)) * inv_std, f.column_sum(dy * n), f.column_sum(dy)
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        matrices = [as_rows(a, self.begin) for a in (*inputs[:2], outputs[0])]
-        vectors = [as_rows(a, 0) for a in (*inputs[2:], *outputs[1:])]
-        ready = all(a is not None and a.size for a in (*matrices, *vectors))
-        if device.xp is not np or not ready or inputs[0].dtype.itemsize < 4:
-            return super().bind(device, inputs, outputs)
-        return self._calls(device, [m for m in matrices if m is not None], [v.reshape(-1) for v in vectors if v is not None])
-
-    def _calls(self, device: Binder, matrices: Sequence[Array], vectors: Sequence[Array]) -> list[Call]:
-        (_, x, _), (gamma, mean, inv_std, dgamma, dbeta) = matrices, vectors
-        rows, width = x.shape
-        step = min(rows, max(1, BLOCK // width))
-        dtype, count = dtype_of(x.dtype), -(-rows // step)
-        product, factor = device.scratch((step, width), dtype), device.scratch((step, width), dtype)
-        columns, sums = device.scratch((2, step), dtype), device.scratch((2, count, width), dtype)
-        minus_share, ones = np.asarray(-1 / width, x.dtype), np.ones(max(step, width), x.dtype)
-        calls: list[Call] = []
-        for k, at in enumerate(slice(i, i + step) for i in range(0, rows, step)):
-            g, u, v = (m[at] for m in matrices)
-            m, s = mean[at], inv_std[at]
-            n = len(u)
-            t, f, (p, q) = product[:n], factor[:n], columns[:, :n]
-            calls += [
-                (np.subtract, (u, m[:, None], f)),  # first of all: sums of products with x cancel where the mean is far from 0
-                (np.multiply, (g, f, t)),
-                (np.dot, (s, t, sums[0, k])),  # dgamma of the block: inv_std weighs the rows
-                (np.dot, (ones[:n], g, sums[1, k])),
-                (np.dot, (g, gamma, p)),
-                (np.dot, (t, gamma, q)),
-                # dx = inv_std gamma dy + q' (x - mean) + p', with q' = -inv_std^3 q / width and p' = -inv_std p / width
-                (np.multiply, (q, minus_share, q)),
-                (np.multiply, (q, s, q)),
-                (np.multiply, (q, s, q)),
-                (np.multiply, (q, s, q)),
-                (np.multiply, (p, s, p)),
-                (np.multiply, (p, minus_share, p)),
-                blas.outer_product(q, ones[:width], t),
-                (np.multiply, (f, t, t)),
-                blas.outer_product(s, gamma, f),
-                (np.multiply, (g, f, v)),
-                (np.add, (v, t, v)),
-                blas.add_to_rows(v, p),
-            ]
-        return [*calls, *lead_sum_calls(device, sums[0], dgamma), *lead_sum_calls(device, sums[1], dbeta)]
+        centred = x - mean  # first of all: sums of products with x cancel where the mean is far from 0
+        weighed = dy * centred
+        share, slope = _mean(f, dy * gamma) * inv_std, _mean(f, weighed * gamma) * (inv_std * inv_std * inv_std)
+        return dy * inv_std * gamma - centred * slope - share, f.column_sum(weighed * inv_std), f.column_sum(dy)
 
     def smaller(self, dy: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, inv_std: Tensor) -> tuple[Tensor, ...]:
         return in_pieces.layer_norm_grad(dy, x, gamma, mean, inv_std, self.begin)

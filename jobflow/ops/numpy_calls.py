@@ -102,7 +102,7 @@ def _pattern(x: Expression) -> int | None:
     return int(np.asarray(x.attribute, x.dtype.numpy).view(f"i{x.dtype.itemsize}")) if x.primitive == "constant" else None
 
 
-_SIMPLER: dict[str, Callable[..., Expression]] = {
+SIMPLER: dict[str, Callable[..., Expression]] = {
     "sigmoid": _sigmoid,
     "softplus": _softplus,
     "rsqrt": _rsqrt,
@@ -121,8 +121,8 @@ def _simple(outputs: Sequence[Expression]) -> list[Expression]:
         arguments = [simple[y] for y in x.arguments]
         if x.primitive == "cast":
             simple[x] = _cast(arguments[0], x.dtype)
-        elif x.primitive in _SIMPLER:
-            simple[x] = _SIMPLER[x.primitive](*arguments)
+        elif x.primitive in SIMPLER:
+            simple[x] = SIMPLER[x.primitive](*arguments)
         elif x.primitive == "multiply" and arguments[1].primitive == "reciprocal" and readers[x.arguments[1]] == 1:
             simple[x] = f.divide(arguments[0], *arguments[1].arguments)
         else:
@@ -158,7 +158,7 @@ def _convert(x: Array, z: Array) -> None:
 #: instead of functions of NumPy of which a positional output is deprecated
 POSITIONAL: dict[str, Callable[..., Any]] = {"maximum": _maximum, "minimum": _minimum}
 #: primitives that are another function than NumPy's of their name; truth values are whole numbers here
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
+FUNCTIONS: dict[str, Callable[..., Any]] = {
     **POSITIONAL,
     "cast": _convert,
     "positive": _convert,
@@ -282,7 +282,7 @@ def _placed(step: Expression, places: Sequence[int], spare: int | None) -> Place
     if spare is not None:
         return blas.mixed, itemgetter(*places, spare)
     name = step.primitive.removeprefix("bits ")
-    return _FUNCTIONS.get(name) or getattr(np, name), itemgetter(*places)
+    return FUNCTIONS.get(name) or getattr(np, name), itemgetter(*places)
 
 
 def _constant(x: Expression, dtype: DType, whole: Any) -> Array:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -13,51 +12,21 @@ import numpy as np
 
 from jobflow.core.layout import Box, Rule
 from jobflow.core.types import Array, Tensor, TensorType, dtype_of
-from jobflow.ops import blas, in_pieces, special
+from jobflow.ops import in_pieces, special
 from jobflow.ops.blocks import BLOCK
 from jobflow.ops.derivative import through
 from jobflow.ops.indexed import Indexed
 from jobflow.ops.op import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, normal_axis, sample
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
+from jobflow.ops.row_calls import row_max_calls
 
 #: query rows of a causal softmax are cut into so many blocks, of no less than so many rows: each computes only the columns that its last row sees
 CAUSAL_BLOCKS, CAUSAL_ROWS = 8, 16
-#: up to this length a row's maximum is found faster than it is reduced to
-SHORT_ROW = 1024
 
 
 def whole_axis(ndim: int, axis: int) -> str:
     """Letters of which all but `axis` may be split."""
     return "".join(c.upper() if i == axis else c for i, c in enumerate(LETTERS[:ndim]))
-
-
-def row_blocks(arrays: Sequence[Array], axis: int, elements: int = BLOCK) -> list[tuple[Array, ...]] | None:
-    """Arrays of one shape as blocks [rows, n] of views, `axis` last; None where that needs copies."""
-    try:
-        turned = [np.moveaxis(x, axis, -1) for x in arrays]
-        flat = [x.reshape((math.prod(x.shape[:-1]), x.shape[-1]), copy=False) for x in turned]
-    except ValueError:
-        return None
-    rows, width = flat[0].shape
-    if not rows * width:
-        return []
-    step = max(1, elements // width)
-    return [tuple(x[i : i + step] for x in flat) for i in range(0, rows, step)]
-
-
-def row_sum_call(x: Array, ones: Array, y: Array) -> Call:
-    """y[i] = sum_j x[i,j], as a product with ones where BLAS takes x."""
-    if x.flags.c_contiguous and x.shape[1] > 1:
-        return np.dot, (x, ones, y)
-    return np.add.reduce, (x, 1, None, y)
-
-
-def row_max_calls(x: Array, y: Array) -> list[Call]:
-    """y[i] = max_j x[i,j].  NumPy finds where a maximum is in less than half the time it takes to reduce many short rows to it."""
-    if not x.flags.c_contiguous or x.shape[1] > SHORT_ROW:
-        return [(np.maximum.reduce, (x, 1, None, y))]
-    index, starts = np.zeros(len(x), np.intp), np.arange(0, x.size, x.shape[1])
-    return [(x.argmax, (1, index)), (np.add, (index, starts, index)), (x.reshape(-1).take, (index, None, y, "clip"))]
 
 
 @dataclass(frozen=True)
@@ -94,10 +63,6 @@ class Softmax(AxisOp):
         total = f.row_sum(e)
         return e * f.reciprocal(f.maximum(total, 1.0) if self.masked else total)
 
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        blocks = row_blocks([*inputs, *outputs], self.axis) if device.xp is np else None
-        return super().bind(device, inputs, outputs) if blocks is None else softmax_calls(device, blocks, self.masked)
-
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (call(SoftmaxGrad(self.axis), y, dy),)
 
@@ -116,35 +81,6 @@ class Softmax(AxisOp):
         yield sample(cls(0, True), numbers(7, 5, 4))
 
 
-def lowest(x: Array) -> float:
-    """The lowest finite number of the element type."""
-    number: float = x.dtype.type(-dtype_of(x.dtype).largest)
-    return number
-
-
-def softmax_calls(device: Binder, blocks: Sequence[tuple[Array, ...]], masked: bool = False) -> list[Call]:
-    """Calls for the softmax of the rows of x, over blocks (x, y)."""
-    calls: list[Call] = []
-    if not blocks:
-        return calls
-    rows, width = blocks[0][0].shape
-    dtype = dtype_of(blocks[0][0].dtype)
-    column, ones = device.scratch((rows, 1), dtype), np.ones(width, dtype.numpy)
-    for x, y in blocks:
-        c = column[: len(x)]
-        calls += [
-            *row_max_calls(x, c[:, 0]),
-            *([(partial(np.maximum, out=c), (c, lowest(c)))] if masked else []),
-            (np.subtract, (x, c, y)),
-            (np.exp, (y, y)),
-            row_sum_call(y, ones, c[:, 0]),
-            *([(partial(np.maximum, out=c), (c, np.ones(1, c.dtype)))] if masked else []),
-            (np.reciprocal, (c, c)),
-            (np.multiply, (y, c, y)),
-        ]
-    return calls
-
-
 @dataclass(frozen=True)
 class SoftmaxGrad(AxisOp):
     """dx = scale y (dy - sum y dy), along `axis`: the gradient of y = softmax(scale x)."""
@@ -159,22 +95,6 @@ class SoftmaxGrad(AxisOp):
     def formula(self, f: Any, y: Any, dy: Any) -> Any:
         dx = y * (dy - f.row_sum(y * dy))
         return dx if self.scale == 1.0 else dx * self.scale
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        blocks = row_blocks([*inputs, *outputs], self.axis) if device.xp is np else None
-        if blocks is None:
-            return super().bind(device, inputs, outputs)
-        dtype = inputs[0].dtype
-        column, factor = device.scratch((len(blocks[0][0]) if blocks else 0,), dtype_of(dtype)), np.asarray(self.scale, dtype)
-        calls: list[Call] = []
-        for y, dy, dx in blocks:
-            c = column[: len(y)]
-            over = dx.ctypes.data == dy.ctypes.data and dx.strides == dy.strides
-            less = blas.add_to_rows(dx, c, -1.0) if over else (np.subtract, (dy, c[:, None], dx))
-            calls += [(np.vecdot, (y, dy, c)), less, (np.multiply, (dx, y, dx))]
-            if self.scale != 1.0:
-                calls.append((np.multiply, (dx, factor, dx)))
-        return calls
 
     def smaller(self, y: Tensor, dy: Tensor) -> tuple[Tensor]:
         return (in_pieces.softmax_grad(y, dy, self.axis, self.scale),)
@@ -303,7 +223,7 @@ class CausalSoftmax(Indexed):
             *row_max_calls(rows, column[:, 0]),
             (np.subtract, (rows, column, rows)),
             (exponential, (rows, rows)),
-            row_sum_call(rows, ones, column[:, 0]),
+            (np.dot if rows.shape[1] > 1 else np.matmul, (rows, ones, column[:, 0])),
             (np.reciprocal, (column, column)),
             (np.multiply, (work, column.reshape(*work.shape[:2], 1), y)),
         ]
