@@ -33,11 +33,12 @@ def plan_memory(ordered: Ordered) -> Plan:
     return _Planning(ordered).run()
 
 
-def homes_of(ordered: Ordered) -> tuple[dict[Item, Item], frozenset[Step]]:
-    """For every item the one in whose memory it would lie, and the steps that would have nothing to do."""
+def homes_of(ordered: Ordered) -> tuple[dict[Item, Item], dict[Item, Item], frozenset[Step]]:
+    """For every item the one in whose memory it would lie, the part of a join that it would be there, and the steps that would have nothing to do."""
     planning = _Planning(ordered)
     planning.lay_out()
-    return {item: planning.home(item) for item in planning.windows}, frozenset(planning.free)
+    homes, parts = ({item: way(item) for item in planning.windows} for way in (planning.home, planning.part))
+    return homes, parts, frozenset(planning.free)
 
 
 @dataclass
@@ -91,6 +92,13 @@ class _Planning:
         """The root whose memory an item lies in, joins included."""
         root = self.windows[item].root
         while root in self.inside:
+            root = self.inside[root][0]
+        return root
+
+    def part(self, item: Item) -> Item:
+        """The same, or the part of a join that it lies in: parts do not share memory."""
+        root = self.windows[item].root
+        while root in self.inside and root not in self.parts:
             root = self.inside[root][0]
         return root
 

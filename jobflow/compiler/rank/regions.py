@@ -172,7 +172,7 @@ class _Growing:
         outgoing: dict[Item, Item] = {}
         for item in made:
             if self._goes_out(item, steps):
-                other = outgoing.setdefault(self.memory.home[item], item)
+                other = outgoing.setdefault(self.memory.part[item], item)
                 if other is not item:
                     return f"{item} can take the memory of {other} only if it is made later"
                 if item not in group.sums | new.sums and not space.holds(item):
@@ -401,7 +401,7 @@ class _LiveBytes:
     def __init__(self, ordered: Ordered, steps: Sequence[Step], position: list[int]) -> None:
         program = ordered.program
         self.position, self.count = position, len(steps)
-        self.home, free = homes_of(ordered)
+        self.home, self.part, free = homes_of(ordered)
         self.of_step = [() if step in free else tuple(dict.fromkeys(self.home[item] for item in (*step.inputs, *step.outputs))) for step in steps]
         self.touching: dict[Item, list[int]] = {}
         for i, homes in enumerate(self.of_step):

@@ -1,0 +1,82 @@
+"""Ops whose formula runs over an index space: what they cost, where their operands lie, and the three ways to compute them."""
+
+from __future__ import annotations
+
+import laws
+import numpy as np
+import pytest
+
+from jobflow.core.types import TensorType, float32, int64, type_of
+from jobflow.expressions import language as f
+from jobflow.expressions.cost import cost, flops_per_element
+from jobflow.expressions.index_space import IndexSpace, broadcasting, space_of
+from jobflow.kernels import compiled_loops
+from jobflow.ops import half
+from jobflow.ops.indexed import Indexed
+from jobflow.ops.norm import LayerNorm
+from jobflow.ops.op import types_tuple
+from jobflow.ops.softmax import Softmax
+from jobflow.runtime.device.numpy_device import CpuDevice
+
+X = TensorType((4, 6), float32)
+
+
+def test_costs_are_stated() -> None:
+    x = f.element(0, float32)
+    assert flops_per_element([x]) == 0
+    assert cost([x * f.sigmoid(x)], 1000, [TensorType((1000,), float32)] * 2) == cost([x * f.sigmoid(x)], 1000, [TensorType((2000,), float32)])
+    assert cost([x * x, x * x + 1.0], 10, [X]).flops == 20, "what two outputs share counts once"
+    assert cost([x], 24, [X, X]).bytes == 2 * 4 * 24
+    made = Softmax(1).expression(X)
+    assert made is not None
+    assert 20 < flops_per_element(made) < 40
+
+
+def test_letters_say_where_operands_lie() -> None:
+    space = space_of("nchw->c", [TensorType((2, 3, 4, 5), float32), TensorType((3,), float32)], last="c")
+    assert (space.sizes, space.operands) == ((2, 4, 5, 3), ((0, 3, 1, 2), (3,)))
+    x = np.arange(120.0).reshape(2, 3, 4, 5)
+    seen = space.view(0, x)
+    assert seen is not None
+    assert np.shares_memory(seen, x)
+    np.testing.assert_array_equal(seen, x.transpose(0, 2, 3, 1))
+    assert broadcasting(TensorType((3, 1), float32), X.with_shape((5, 3, 4))).operands == ((1, None), (0, 1, 2))
+
+
+def test_a_row_of_two_axes_is_one_where_memory_allows() -> None:
+    space = LayerNorm(1).index_space(*(TensorType(shape, float32) for shape in ((3, 2, 4), (2, 4), (2, 4))))
+    assert isinstance(space, IndexSpace)
+    assert space.shape == (3, 8)
+    x = np.arange(24.0, dtype=np.float32).reshape(3, 2, 4)
+    seen = space.view(0, x)
+    assert seen is not None
+    assert seen.shape == (3, 8)
+    turned = np.asfortranarray(x)
+    assert space.view(0, turned) is None
+    np.testing.assert_array_equal(space.read(0, turned), x.reshape(3, 8))
+
+
+def test_an_index_is_counted_from_the_last_axis() -> None:
+    assert f.index(-1).dtype is int64
+    with pytest.raises(Exception, match="counted from its last"):
+        f.index(0)
+
+
+def test_compiled_loops_are_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To rounding, in float32 and in half precision; every op that says what it computes has a loop."""
+    monkeypatch.setattr(compiled_loops, "FEWEST", 1)
+    loop = compiled_loops.CompiledLoop()
+    samples = [s for cls in laws.concrete_ops() if issubclass(cls, Indexed) for s in cls.samples()]
+    assert len(samples) > 50
+    for sample in samples:
+        for kind, tolerance in (("float32", 3e-6), ("float16", 2e-3)):
+            arrays = [a.astype(kind) if a.dtype.kind == "f" else a for a in sample.arrays]
+            expected = laws.empties(types_tuple(sample.op.infer(*map(type_of, arrays))), 0)
+            outputs = [np.empty_like(y) for y in expected]
+            with np.errstate(all="ignore"):
+                half.run(sample.op, arrays, expected)
+            assert loop.refuses(sample.op, arrays, outputs) is None, f"{sample} in {kind}"
+            for function, arguments in loop.bind(sample.op, CpuDevice(), arrays, outputs):
+                function(*arguments)
+            for ours, theirs in zip(outputs, expected, strict=True):
+                np.testing.assert_allclose(ours, theirs, tolerance, tolerance, err_msg=f"{sample} in {kind}")
