@@ -1,6 +1,6 @@
 """The benchmark models in PyTorch, as its users write them; runs in an environment of its own.
 
-    python torch_step.py MODEL [--variant V] [--check] [--rank R --ranks N --rendezvous FILE]
+    python torch_step.py MODEL [--variant V] [--check] [--device cuda] [--rank R --ranks N --rendezvous FILE]
 
 Variants: eager; compiled (`torch.compile` of forward and loss); fused (eager, the optimizer in one kernel); channels_last.
 
@@ -116,6 +116,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("model", choices=models.MODELS)
     parser.add_argument("--variant", choices=("eager", "compiled", "fused", "channels_last"), default="eager")
     parser.add_argument("--check", action="store_true", help="without dropout and weight decay, so that losses can be compared")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--rendezvous", default="")
@@ -126,13 +127,13 @@ def main() -> None:
     options = arguments()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    net = build(options.model, 0.0 if options.check else models.LENET_RATE)
+    net = build(options.model, 0.0 if options.check else models.LENET_RATE).to(options.device)
     optimizer = optimizer_of(options.model, net, 0.0 if options.check else models.ADAMW_DECAY, options.variant == "fused")
     if options.ranks > 1:
         torch.distributed.init_process_group("gloo", init_method=f"file://{options.rendezvous}", rank=options.rank, world_size=options.ranks)
         net = nn.parallel.DistributedDataParallel(net)
     inputs, labels = (torch.from_numpy(part).chunk(options.ranks)[options.rank].clone() for part in models.batch(options.model))
-    labels = labels.flatten().long()
+    inputs, labels = inputs.to(options.device), labels.flatten().long().to(options.device)
     if options.model == "gpt":
         inputs = inputs.long()
     if options.variant == "channels_last":
@@ -148,7 +149,7 @@ def main() -> None:
         loss = run()
         loss.backward()
         optimizer.step()
-        return loss.detach()
+        return loss.detach().cpu()  # where the step ends
 
     def loss_of(loss: torch.Tensor) -> float:
         if options.ranks > 1:

@@ -368,12 +368,19 @@ def members() -> dict[str, Any]:
     return found
 
 
+def _as_strided(x: ndarray, *arguments: Any, **options: Any) -> ndarray:
+    called("stride_tricks.as_strided", (x, *arguments), options)
+    return ndarray._of(np.lib.stride_tricks.as_strided(x.inner, *arguments, **options), x.memory)
+
+
 def modules(gpus: int) -> dict[str, types.ModuleType]:
     """What `import cupy` finds on a machine that seems to have so many GPUs, and no NCCL."""
     Gpus.count = gpus
     names = ("cupy", "cupy.cuda", "cupy.cuda.nccl", "cupyx", "cupyx.scipy", "cupyx.scipy.special")
     cupy, cuda, nccl, cupyx, scipy, special = made = [types.ModuleType(name) for name in names]
-    vars(cupy).update(members(), asarray=asarray, array=array, asnumpy=asnumpy, empty=empty, ndarray=ndarray, cuda=cuda)
+    tricks = types.SimpleNamespace(as_strided=_as_strided)
+    vars(cupy).update(members(), lib=types.SimpleNamespace(stride_tricks=tricks))
+    vars(cupy).update(asarray=asarray, array=array, asnumpy=asnumpy, empty=empty, ndarray=ndarray, cuda=cuda)
     runtime = types.SimpleNamespace(getDeviceCount=lambda: Gpus.count, deviceGetPCIBusId=lambda index: f"0000:{index:02x}:00.0")
     vars(cuda).update(Device=Device, Stream=Stream, Event=Event, runtime=runtime, is_available=lambda: Gpus.count > 0)
     vars(nccl).update(available=False)  # not in vars(cuda) before it is imported, as with CuPy

@@ -70,9 +70,9 @@ class Bench:
         return self.xp.empty(shape, dtype.numpy)
 
 
-def bound(op: Op, device: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    """One run of the calls of the op, with two-byte floats as the executor binds them."""
-    for function, arguments in registry.bind(op, target_of(device.tag), device, inputs, outputs):
+def bound(op: Op, device: Any, inputs: Sequence[Any], outputs: Sequence[Any], setting: str = "numpy") -> None:
+    """One run of the calls of the op, with two-byte floats as the executor binds them, by the kernels of a setting."""
+    for function, arguments in registry.bind(op, target_of(device.tag, setting), device, inputs, outputs):
         function(*arguments)
 
 
@@ -85,14 +85,14 @@ def on_host(op: Op, arrays: Sequence[Any]) -> list[Any]:
     return outputs
 
 
-def check_op(cupy: Any, cls: type[Op]) -> None:
-    """CuPy = NumPy, for arrays that lie in memory in any order."""
+def check_op(cupy: Any, cls: type[Op], setting: str = "numpy") -> None:
+    """The device = NumPy, for arrays that lie in memory in any order."""
     for sample, arrays in cases(cls):
         expected = on_host(sample.op, arrays)
         for inner, outer in laws.ORDERS[:5]:
             inputs = [put(cupy, a, inner) for a in arrays]
             outputs = [put(cupy, a, outer) for a in laws.empties(types_tuple(sample.op.infer(*map(type_of, arrays))), fill=0)]
-            bound(sample.op, Bench(cupy), inputs, outputs)
+            bound(sample.op, Bench(cupy), inputs, outputs, setting)
             for ours, theirs in zip(outputs, expected, strict=True):
                 what = f"{sample} of {[str(a.dtype) for a in arrays]} ({inner.__name__})"
                 laws.close(single(ours.get()), single(theirs), TOLERANCE[theirs.dtype.name], laws.magnitude(single(theirs)), what)

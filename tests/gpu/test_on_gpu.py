@@ -75,6 +75,11 @@ def test_the_kernel_gives_what_it_gives_on_numpy(name: str, device: cuda.CudaDev
     on_device.check_op(device.xp, on_device.OPS[name])
 
 
+@pytest.mark.parametrize("name", on_device.OPS)
+def test_the_kernel_that_is_written_for_gpus_gives_it_too(name: str, device: cuda.CudaDevice) -> None:
+    on_device.check_op(device.xp, on_device.OPS[name], "auto")
+
+
 def test_whole_numbers_are_added_at_their_places(device: cuda.CudaDevice) -> None:
     on_device.check_whole_numbers(device.xp)
 

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ WARM, COUNTED = 2, 3
 
 
 def bindings() -> dict[str, Any]:
-    """Every sample of every op, bound and called on arrays of the device."""
+    """Every sample of every op, bound and called on arrays of the device, by CuPy alone and by the kernels written for GPUs."""
     import cupy
     import laws
     import on_device
@@ -42,13 +43,13 @@ def bindings() -> dict[str, Any]:
     tried = 0
     for name, cls in on_device.OPS.items():
         for sample, arrays in on_device.cases(cls):
-            for inner, outer in laws.ORDERS[:5]:
+            for (inner, outer), setting in product(laws.ORDERS[:5], ("numpy", "auto")):
                 types = types_tuple(sample.op.infer(*map(type_of, arrays)))
                 inputs = [on_device.put(cupy, a, inner) for a in arrays]
                 outputs = [on_device.put(cupy, a, outer) for a in laws.empties(types, fill=0)]
                 tried += 1
                 try:
-                    on_device.bound(sample.op, on_device.Bench(cupy), inputs, outputs)
+                    on_device.bound(sample.op, on_device.Bench(cupy), inputs, outputs, setting)
                 except (TypeError, ValueError, AttributeError, IndexError, NotImplementedError, RuntimeError) as error:
                     kinds = sorted({str(a.dtype) for a in arrays})
                     refused.setdefault(f"{name} {' '.join(kinds)}", f"{type(error).__name__}: {error}"[:300])
