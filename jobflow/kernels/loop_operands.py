@@ -11,6 +11,7 @@ import numpy as np
 from jobflow.core.types import Array, DType, TensorType, dtype_of, float32
 from jobflow.expressions.language import Expression, in_order
 from jobflow.kernels.loop_space import LoopForm, OperandAccess, Space, address, overlaps, space_of, steps
+from jobflow.kernels.region import expression_on
 from jobflow.kernels.row_phases import COLUMNS, REDUCTIONS, of_columns, position
 from jobflow.ops.op import Op
 
@@ -139,4 +140,4 @@ def seen_in_space(op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> 
 
 def expression_of(op: Op, inputs: Sequence[Array]) -> tuple[Expression, ...] | None:
     """What an operation computes for inputs of these types."""
-    return op.expression(*_types(inputs))
+    return expression_on(op, *_types(inputs))

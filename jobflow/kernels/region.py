@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 from jobflow.core.types import Array, TensorType, Xp, dtype_of
@@ -14,6 +15,18 @@ from jobflow.ops.op import Op, types_tuple
 
 #: output j of member i
 Made: TypeAlias = tuple[int, int]
+
+
+@lru_cache(4096)
+def expression_on(op: Op, *types: TensorType) -> tuple[Expression, ...] | None:
+    """What an operation computes of inputs of these types, written down once."""
+    return op.expression(*types)
+
+
+@lru_cache(4096)
+def order_of(op: Op, *types: TensorType) -> tuple[Expression, ...]:
+    """All that it is made of, arguments before what they are arguments of; nothing where it has no expression."""
+    return tuple(in_order(expression_on(op, *types) or ()))
 
 
 @dataclass(frozen=True)
@@ -97,7 +110,7 @@ class Region(Op):
         known: list[tuple[Expression, ...]] = []
         for member in self.members:
             given = _operands(member, types, made)
-            found = member.op.expression(*given)
+            found = expression_on(member.op, *given)
             if found is None:
                 return None
             made.append(types_tuple(member.op.infer(*given)))

@@ -167,6 +167,26 @@ def test_sums_of_columns_have_the_bits_of_the_reference(shape: tuple[int, ...], 
             assert np.array_equal(target.reshape(value.shape), value)
 
 
+@pytest.mark.parametrize("stored", [(3, 1, 2, 0), (3, 2, 1, 0), (0, 1, 2, 3)])
+def test_sums_of_columns_that_lie_as_rows(stored: tuple[int, ...]) -> None:
+    """The gradients of a bias and of relu, images stored with their channels outermost."""
+    shape = (6, 5, 7, 9)
+    dy, y, b = f.element(0, float32), f.element(1, float32), f.element(2, float32)
+    made = f.where(y + b > 0.0, dy, 0.0)
+    numbers = np.random.default_rng(3)
+    back = tuple(np.argsort(stored))
+    lying = [np.ascontiguousarray(numbers.standard_normal(shape).astype(np.float32).transpose(stored)).transpose(back) for _ in range(3)]
+    inputs = [*lying[:2], numbers.standard_normal(shape[-1:]).astype(np.float32)]
+    outputs, targets = [made, f.column_sum(made) * 2.0], [lying[2], np.empty(shape[-1:], np.float32)]
+    run(outputs, inputs, targets)
+    first, second = evaluate(outputs, inputs, np)
+    assert np.array_equal(targets[0], first)
+    np.testing.assert_allclose(targets[1], second, rtol=1e-5, atol=1e-5)
+    apart = [inputs[0][:, ::2], inputs[1][:, ::2], inputs[2]]
+    said = refuses(outputs[1:], apart, targets[1:])
+    assert said == (None if stored[-1] == 3 else "it sums columns that are far apart in memory")
+
+
 @pytest.mark.parametrize(("cpu", "features"), [("haswell", "+avx2,+fma,+f16c"), ("x86-64", "+avx,+fma,+f16c")])
 def test_lesser_machines_give_the_same_bits(cpu: str, features: str, monkeypatch: pytest.MonkeyPatch) -> None:
     here = machine_code.compiler()

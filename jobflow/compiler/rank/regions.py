@@ -31,7 +31,7 @@ from jobflow.expressions.cost import flops_per_element
 from jobflow.expressions.index_space import IndexSpace, Places, broadcasting
 from jobflow.expressions.language import Expression, in_order
 from jobflow.kernels import registry
-from jobflow.kernels.region import Made, Region, RegionMember
+from jobflow.kernels.region import Made, Region, RegionMember, expression_on, order_of
 from jobflow.kernels.target import FusionLimits
 from jobflow.ops.checked import Checked
 from jobflow.ops.op import Op, ViewOp
@@ -311,7 +311,7 @@ def _shared(group: _Group, new: _Group) -> int:
 
 def _expressions(step: Step) -> tuple[Expression, ...]:
     assert isinstance(step.action, Op)
-    return step.action.expression(*(item.type for item in step.inputs)) or ()
+    return expression_on(step.action, *(item.type for item in step.inputs)) or ()
 
 
 #: what depends on where the axes of the index space are
@@ -320,9 +320,16 @@ _OF_SPACE = {"row_sum", "row_max", "columns", "column_sum", "index"}
 
 def _sums(step: Step) -> Iterator[Item]:
     """The outputs that are sums of columns."""
+    if all(x.primitive != "column_sum" for x in _order(step)):
+        return
     for item, x in zip(step.outputs, _expressions(step), strict=True):
         if any(y.primitive == "column_sum" for y in in_order([x])):
             yield item
+
+
+def _order(step: Step) -> tuple[Expression, ...]:
+    assert isinstance(step.action, Op)
+    return order_of(step.action, *(item.type for item in step.inputs))
 
 
 @dataclass(frozen=True)
@@ -358,7 +365,7 @@ def _space(step: Step) -> _Space:
     space = step.action.index_space(*(item.type for item in step.inputs)) or broadcasting(*(item.type for item in items))
     places = dict(zip(items, space.operands, strict=True))
     once = all(places[item] == place for item, place in zip(items, space.operands, strict=True))
-    return _Space(space.sizes, space.row, places, all(x.primitive not in _OF_SPACE for x in in_order(_expressions(step))), once)
+    return _Space(space.sizes, space.row, places, all(x.primitive not in _OF_SPACE for x in _order(step)), once)
 
 
 def _joined(a: _Space, b: _Space) -> _Space | None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from jobflow.core.types import Array, DType
 from jobflow.expressions.language import Expression
+from jobflow.kernels.columns_as_rows import Turned, columns_apart, columns_as_rows
 from jobflow.kernels.decompositions import DECOMPOSITIONS, lowered
 from jobflow.kernels.llvm.instructions import INSTRUCTIONS
 from jobflow.kernels.llvm.loop_text import print_loop
@@ -94,7 +95,13 @@ def _whole(exponent: Expression) -> bool:
 
 def refuses(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> str | None:
     """Why there is no loop of these outputs for these arrays; None if there is one."""
-    return _problem(tuple(outputs)) or refused_operands(facts(tuple(outputs)), outputs, inputs, targets) or None
+    problem = _problem(tuple(outputs)) or refused_operands(facts(tuple(outputs)), outputs, inputs, targets)
+    if problem or not columns_apart(outputs, inputs, targets):
+        return problem or None
+    turned = columns_as_rows(outputs, inputs, targets)
+    if turned is None:
+        return "it sums columns that are far apart in memory"
+    return refused_operands(facts(turned.outputs), turned.outputs, turned.inputs, turned.targets) or None
 
 
 def bind(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> list[Call]:
@@ -104,6 +111,11 @@ def bind(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequen
     """
     if any(target.size == 0 for target in targets):
         return []
+    turned = columns_as_rows(outputs, inputs, targets) or Turned(tuple(outputs), tuple(inputs), tuple(targets))
+    return [_call(turned.outputs, turned.inputs, turned.targets)]
+
+
+def _call(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> Call:
     known = facts(tuple(outputs))
     shape = np.broadcast_shapes(*(inputs[k].shape for k in known.elements), *(target.shape for target in targets))
     outputs, positions = with_positions(outputs, len(inputs), shape)
@@ -111,7 +123,7 @@ def bind(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequen
     space = loop_space(known, inputs, targets, shape)
     loop = compile_loop(outputs, loop_form(known, space, inputs, outputs, len(positions)))
     scratch = [np.empty(space.sizes[-1], dtype.numpy) for dtype in loop.scratch]
-    return [(loop.function, (_arguments(loop.form, space, [*inputs, *targets], scratch),))]
+    return loop.function, (_arguments(loop.form, space, [*inputs, *targets], scratch),)
 
 
 def _arguments(form: LoopForm, space: Space, operands: Sequence[Array], scratch: Sequence[Array]) -> Any:
