@@ -135,8 +135,8 @@ def ours(ops: dict[str, tuple[Any, tuple[Any, ...], Any]], target: Target, each:
         chosen = registry.choose(op, target, inputs, (output,)).implementation
         for one in registry.candidates(type(op), target) if each else (chosen,):
             able = op if one is chosen else replace(op, algorithm="winograd") if isinstance(op, ConvOp) else op
-            if one is chosen or one.refuses(able, inputs, (output,)) is None or one.name.startswith("im2col"):
-                name = f"{'* ' if one is chosen else ''}{one.name}" if each else "jobflow"
+            if one is chosen or one.refuses(able, inputs, (output,)) is None or one.name.startswith(("im2col", "direct")):
+                name = (one.name if "Winograd" in one.name else one.name.split()[0]) if each else "jobflow"
                 found.setdefault(name, {})[part] = running(one.bind(op, Cpu(), inputs, (output,)))
     return found
 
@@ -204,7 +204,7 @@ def least(variants: dict[str, dict[str, Run]], rounds: int) -> dict[str, dict[st
     """Least milliseconds of each, from interleaved rounds."""
     times: dict[str, dict[str, float]] = {name: dict.fromkeys(runs, np.inf) for name, runs in variants.items()}
     for _ in range(rounds + 1):
-        for part in next(iter(variants.values())):
+        for part in dict.fromkeys(part for runs in variants.values() for part in runs):
             for name, runs in variants.items():
                 if part in runs:
                     start = time.thread_time()
@@ -216,7 +216,7 @@ def least(variants: dict[str, dict[str, Run]], rounds: int) -> dict[str, dict[st
 def table(title: str, rows: dict[str, dict[str, float]], note: str = "") -> float:
     """Print times; the first row's share of PyTorch's."""
     peer = rows.get("torch")
-    parts = list(next(iter(rows.values())))
+    parts = list(peer or next(iter(rows.values())))
     print(f"\n{title}   {note}\n{'':22}" + "".join(f"{part:>16}" for part in [*parts, "sum"]))
     for name, row in rows.items():
         cells = [(row.get(part, np.nan), peer[part] if peer else np.nan) for part in parts]
@@ -235,7 +235,7 @@ def speeds(options: argparse.Namespace) -> None:
             if with_torch:
                 variants["torch"] = torch_runs(case, ops)
             who = [registry.choose(op, target, given, (made,)).implementation.name for op, given, made in ops.values()]
-            shares.append(table(f"{case}", least(variants, options.rounds), "" if options.each else ", ".join(who)))
+            shares.append(table(f"{case}", least(variants, options.rounds), ", ".join(who)))
     for title, shape in POOLS:
         if options.only in title:
             variants = ours(pool_ops(shape, target), target, options.each)

@@ -35,7 +35,7 @@ MODULES: dict[Tier, tuple[str, ...]] = {
     "nvrtc": ("jobflow.kernels.cuda.fused_kernels", "jobflow.kernels.cuda.cublas_products"),
 }
 #: the packages whose MODULES say which of their modules have implementations of the operations of a module; these are imported when one is bound
-PACKAGES: dict[tuple[Kind, Tier], str] = {("cpu", "numpy"): "jobflow.kernels.cpu"}
+PACKAGES: dict[tuple[Kind, Tier], str] = {("cpu", "numpy"): "jobflow.kernels.cpu", ("cpu", "llvm"): "jobflow.kernels.llvm"}
 
 #: prepares the calls that compute an operation: prepare(op, device, inputs, outputs)
 Prepare = Callable[[Any, Binder, Sequence[Array], Sequence[Array]], list[Call]]

@@ -12,7 +12,7 @@ from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import whole_box
 from jobflow.core.types import TensorType, dtype_of, float32, float64, int32
 from jobflow.kernels import registry
-from jobflow.kernels.target import CPU
+from jobflow.kernels.target import CPU, target_of
 from jobflow.ops import conv as conv_module
 from jobflow.ops.conv import Conv, ConvGradInput, ConvGradWeight, conv_op, same_padding
 
@@ -159,6 +159,23 @@ def test_bound_calls_equal_kernel(case: Any, order: tuple[str, str]) -> None:
         close(actual, expected, 1e-12)
 
 
+@pytest.mark.parametrize("case", [case for case in _BIND_CASES if 0 not in (*case[4], *case[5])], ids=str)
+@pytest.mark.parametrize(
+    "order", [("plain", "plain"), ("batch_innermost", "batch_innermost"), ("spaced", "plain"), ("plain", "spaced")], ids="-".join
+)
+def test_compiled_loops_equal_kernel(case: Any, order: tuple[str, str]) -> None:
+    strides, padding, dilations, groups, x_shape, w_shape = case
+    for op, inputs, output in all_three(Conv(strides, padding, dilations, groups), *operands(x_shape, w_shape)):
+        expected = np.empty(output.shape)
+        op.kernel(np, *inputs, expected)
+        (loop,) = (one for one in registry.candidates(type(op), target_of("cpu", "llvm")) if one.name.startswith("direct"))
+        for dtype, tolerance in ((np.float64, 1e-12), (np.float32, 2e-6)):
+            actual = ORDERS[order[1]](np.full(output.shape, np.nan, dtype))
+            for function, arguments in loop.bind(op, CpuDevice(), [ORDERS[order[0]](a.astype(dtype)) for a in inputs], (actual,)):
+                function(*arguments)
+            close(actual, expected, tolerance)
+
+
 def test_weights_may_be_strided_while_images_are_batch_innermost() -> None:
     x, w = operands((6, 3, 8, 8), (4, 3, 5, 5))
     for op, (a, b), output in all_three(Conv((1, 1), ((2, 2), (2, 2)), (1, 1)), x, w):
@@ -199,14 +216,23 @@ def test_words_for_padding() -> None:
     assert conv_op(x, w, 2, "same").infer(x, w).shape == (2, 4, 4, 4)
 
 
-def chosen(algorithm: Any, x: tuple[int, ...], w: tuple[int, ...], dtype: Any = float32, batch: int | None = None, **options: int) -> tuple[str, str]:
+def chosen(
+    algorithm: Any, x: tuple[int, ...], w: tuple[int, ...], dtype: Any = float32, batch: int | None = None, target: Any = CPU, **options: int
+) -> tuple[str, str]:
     """Who computes a convolution of which a rank holds `batch` samples, and why Winograd's largest tiles do not."""
     types = TensorType(x, dtype), TensorType(w, dtype)
     op = conv_op(*types, padding="same", algorithm=algorithm, **options)
     boxes = tuple(whole_box(shape) for shape in (x, w)), (whole_box(op.infer(*types).shape),)
     images = [np.empty((batch or shape[0], *shape[1:]), dtype.numpy) for shape in (x, boxes[1][0].whole)]
-    found = registry.choose(op.localize(*boxes), CPU, (images[0], np.empty(w, dtype.numpy)), (images[1],))
+    found = registry.choose(op.localize(*boxes), target, (images[0], np.empty(w, dtype.numpy)), (images[1],))
     return found.implementation.name, dict(found.refused).get("Winograd, 4 outputs", "")
+
+
+def test_a_compiled_loop_takes_what_gathering_would_cost_more() -> None:
+    llvm = target_of("cpu", "llvm")
+    assert chosen("auto", (16, 32, 32, 32), (32, 1, 3, 3), groups=32, target=llvm)[0] == "direct sums"
+    assert chosen("auto", (8, 64, 28, 28), (256, 64, 1, 1), target=llvm)[0] == "im2col"
+    assert chosen("auto", (32, 32, 14, 14), (64, 32, 5, 5), target=llvm)[0] == "Winograd, 3 outputs"
 
 
 def test_the_way_is_chosen_by_cost_and_error_from_logical_sizes() -> None:

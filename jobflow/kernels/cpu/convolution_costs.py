@@ -17,21 +17,25 @@ from jobflow.ops.conv import Conv, ConvGradInput, ConvGradWeight, ConvOp, Shapes
 from jobflow.ops.windows import Window
 
 #: nanoseconds on one core: per call of NumPy; per matrix product, multiplication, element packed and element written of float32; per
-#: run of memory copied, element copied, element copied one by one, element added to another, and element from beyond the core's own cache
+#: run of memory copied, element copied, element copied one by one, element added to another, and element from beyond the core's own cache;
+#: per fused multiply-add of compiled loops: sums of several filters at a time, products, and either of one filter
 COSTS = {
     "call": 1500.0,
     "product": 30.0,
     "multiply": 0.0155,
-    "pack": 0.12,
-    "write": 0.02,
+    "pack": 0.15,
+    "write": 0.06,
     "run": 4.0,
-    "copy": 0.2,
+    "copy": 0.4,
     "gather": 0.6,
-    "add": 0.3,
+    "add": 0.6,
     "far": 0.5,
+    "sums": 0.0155,
+    "products": 0.0205,
+    "lone": 0.07,
 }
-#: elements that stay in a core's own cache
-_NEAR = 1 << 18
+#: elements that stay in a core's own cache, and taps of which several filters stay in its first one
+_NEAR, _ROW = 1 << 18, 2048
 #: axes, outputs per tile, size of filter -> the largest error of y and dx in float32, as a multiple of that of PyTorch's convolution, where
 #: 32, 64, 128 and 256 channels are summed (`benchmarks/conv_kernels.py --errors`; dw errs less than PyTorch's, or hardly more)
 ERRORS = {
@@ -188,3 +192,18 @@ def why_not(op: ConvOp, shapes: Shapes, single: bool, m: Tiles) -> str | None:
     best = min(costs, key=costs.__getitem__)
     other = "im2col" if best is None else f"tiles of {best}"
     return None if best == m else f"estimated at {costs[m] / 1e6:.3g} ms, and {other} at {costs[best] / 1e6:.3g} ms"
+
+
+def direct(kind: type[ConvOp], s: Sizes) -> float:
+    """By a compiled loop over the taps."""
+    elements = s.n * max(s.c * math.prod(s.spatial), s.o * math.prod(s.out))
+    made, summed = (s.c, s.o) if kind is ConvGradInput else (s.o, s.c)
+    each = COSTS["lone" if made // s.groups < 4 else "products" if kind is ConvGradWeight else "sums"]
+    distant = 1.25 if summed // s.groups * s.taps > _ROW else 1.0
+    return 4 * COSTS["call"] + elements * COSTS["copy"] + distant * each * s.n * math.prod(s.out) * s.o * s.c / s.groups * s.taps
+
+
+def why_not_direct(op: ConvOp, shapes: Shapes, single: bool) -> str | None:
+    """Why not to compute an op by a compiled loop; None if that costs least."""
+    cost, best = direct(type(op), sizes(op, shapes)), min(estimates(op, shapes, single).values())
+    return None if cost <= best else f"estimated at {cost / 1e6:.3g} ms, and array functions at {best / 1e6:.3g} ms"

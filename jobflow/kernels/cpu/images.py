@@ -119,10 +119,14 @@ class PaddedPhases:
 
     def pairs(self, image: Array, phases: Array) -> Iterator[tuple[Array, Array]]:
         """What each phase holds of the image: views of the same shape."""
+        return ((image[:, :, *taken], phases[:, :, *numbers, *places]) for numbers, taken, places in self.parts())
+
+    def parts(self) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...], tuple[slice, ...]]]:
+        """Phases that hold any of the image: their numbers, which positions of it, and where."""
         axes = zip(self.window.strides, self.window.padding, self.spatial, self.sizes, strict=True)
         for parts in product(*(list(_phases(*axis)) for axis in axes)):
             numbers, taken, places = zip(*parts, strict=True)
-            yield image[:, :, *taken], phases[:, :, *numbers, *places]
+            yield numbers, taken, places
 
     def groups(self) -> Iterator[tuple[tuple[slice, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
         """Taps of one phase at equal distances: which they are, their phase, where in it the first begins, and their distance."""

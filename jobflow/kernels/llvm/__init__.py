@@ -10,3 +10,6 @@ Needs llvmlite, the extra `jit`; nothing is imported before one of these is call
 from jobflow.kernels.llvm.loops import Loop, bind, compile_loop, refuses
 
 __all__ = ["Loop", "bind", "compile_loop", "refuses"]
+
+#: module of operations -> the modules of this package that register implementations of them
+MODULES: dict[str, tuple[str, ...]] = {"ops.conv": ("convolution_loops",)}

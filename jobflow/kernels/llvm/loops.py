@@ -133,9 +133,14 @@ def _arguments(form: LoopForm, space: Space, operands: Sequence[Array], scratch:
     for access, strides in zip(accesses, space.strides, strict=True):
         words += strides[:-1] if access.inner != "number" else ()
     words += [strides[-1] for access, strides in zip(accesses, space.strides, strict=True) if access.inner == "strided"]
+    return argument_block(words, (*operands, *scratch))
+
+
+def argument_block(words: Sequence[int], arrays: Sequence[Array]) -> ctypes.c_void_p:
+    """What a function gets: these words, some of which are addresses of these arrays."""
     block = np.array(words, np.int64)
     argument = _Arguments(address(block))
-    argument.block, argument.arrays = block, (*operands, *scratch)
+    argument.block, argument.arrays = block, tuple(arrays)
     return argument
 
 

@@ -1,0 +1,137 @@
+"""Convolutions as compiled loops that sum over the taps of a window in registers: the tier "llvm" of CPUs.
+
+What windows see is never gathered: each tap reads the padded image at a distance that is known when the loop is bound (`cpu/images.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from jobflow.core.types import Array, dtype_of
+from jobflow.kernels.cpu import convolution_costs
+from jobflow.kernels.cpu.images import PaddedPhases, is_innermost, load, refused, seen, stage, store
+from jobflow.kernels.llvm.convolution_text import Tile, products, sums
+from jobflow.kernels.llvm.loops import argument_block
+from jobflow.kernels.llvm.machine_code import Function, compiler
+from jobflow.kernels.loop_space import address
+from jobflow.kernels.registry import implements
+from jobflow.ops.conv import Conv, ConvGradInput, ConvGradWeight, ConvOp
+from jobflow.ops.op import Binder, Call
+from jobflow.ops.windows import Window
+
+#: elements of filters that do not stay in the first cache
+_FAR = 1 << 14
+
+
+@cache
+def _function(text: Any, tile: Tile) -> Function:
+    return compiler().function(text(tile))
+
+
+def _tile(text: Any, filters: int, columns: int, dtype: Any) -> Tile:
+    """For so many filters, and numbers in a run or taps: as many sums at a time as the machine has registers for."""
+    wide = "+avx512f" in compiler().features.split(",")
+    lanes, room = (64 if wide else 32) // dtype.itemsize, 24 if wide else 12
+    if text is sums:
+        columns = max(1, min(3 if filters > 2 else 8, columns // lanes))
+    else:
+        columns = min(6 if filters > 2 else 8, columns)
+    most = min(filters, room // columns, 8)
+    even = next((n for n in range(most, most // 2, -1) if filters % n == 0), most)
+    return Tile(even, columns, lanes, "float" if dtype.itemsize == 4 else "double", dtype.itemsize)
+
+
+def _along(array: Array, first: int, at: Sequence[int]) -> int:
+    """The bytes to a place along the axes from the first on."""
+    return sum(n * array.strides[first + i] for i, n in enumerate(at))
+
+
+def _call(text: Any, groups: int, image: Array, w: Array, filter_axis: int, y: Array, taps: Sequence[tuple[int, int]]) -> Call:
+    """Of a staged image [b, c, *phases, *sizes, m], filters that follow each other along an axis of w, and y [b, o, *out, m].
+
+    `taps` are the distances in bytes, in the image and in w, of all taps of a group's channels.
+    """
+    dims, filters, size = y.ndim - 3, y.shape[1] // groups, y.shape[-2] * y.shape[-1]
+    starts = [(b, at) for b in range(y.shape[0]) for at in np.ndindex(*y.shape[2:-2])]
+    runs = np.array([(b * image.strides[0] + _along(image, 2 + dims, at), b * y.strides[0] + _along(y, 2, at)) for b, at in starts], np.int64)
+    table = np.array(taps, np.int64)
+    tile = _tile(text, filters, size if text is sums else len(taps), y.dtype)
+    by_group = [image.shape[1] // groups * image.strides[1], w.shape[0] // groups * w.strides[0], filters * y.strides[1]]
+    words = [len(taps), len(runs), groups, filters, size, *by_group, w.strides[filter_axis], y.strides[1]]
+    arrays = (image, w, y, table, runs)
+    return _function(text, tile), (argument_block([*map(address, arrays), *words], arrays),)
+
+
+def _taps(window: Window, staged: Array, w: Array, channels: int) -> list[tuple[int, int]]:
+    """Those of y and dw: each channel's taps read its phases."""
+    dims, found = len(window.kernel), []
+    for c, tap in product(range(channels), np.ndindex(*window.kernel)):
+        places, phases = zip(*(divmod(k * d, s) for k, d, s in zip(tap, window.dilations, window.strides, strict=True)), strict=True)
+        at = c * staged.strides[1] + _along(staged, 2, phases) + _along(staged, 2 + dims, places)
+        found.append((at, c * w.strides[1] + _along(w, 2, tap)))
+    return found
+
+
+def _refused(op: ConvOp, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
+    if not compiler().has_fma:
+        return "this machine has no fused multiply-adds"
+    shapes = op.logical or op.shapes([a.shape for a in inputs], [a.shape for a in outputs])
+    return refused((*inputs, *outputs)) or convolution_costs.why_not_direct(op, shapes, inputs[0].dtype == np.float32)
+
+
+@implements(Conv, tier="llvm", rank=10, refuses=_refused)
+def direct_sums(op: Conv, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    (x, w), (y,) = inputs, outputs
+    innermost, window = is_innermost(x), op.window(w.shape[2:])
+    target, after = store(device, y, innermost)
+    staged, calls = stage(device, PaddedPhases(window, x.shape[2:], y.shape[2:]), seen(x, innermost))
+    return [*calls, _call(sums, op.groups, staged, w, 0, target, _taps(window, staged, w, w.shape[1])), *after]
+
+
+@implements(ConvGradWeight, tier="llvm", rank=10, refuses=_refused)
+def direct_products(op: ConvGradWeight, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    (x, dy), (dw,) = inputs, outputs
+    innermost, window = is_innermost(x), op.window(op.kernel_sizes)
+    given, before = load(device, dy, innermost)
+    staged, calls = stage(device, PaddedPhases(window, x.shape[2:], dy.shape[2:]), seen(x, innermost))
+    return [*before, *calls, _call(products, op.groups, staged, dw, 0, given, _taps(window, staged, dw, dw.shape[1]))]
+
+
+@implements(ConvGradInput, tier="llvm", rank=10, refuses=_refused)
+def direct_sums_of_gradient(op: ConvGradInput, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    """Position i * stride + k * dilation of padded dx gets from dy[i] by tap k: phase by phase of dx, sums over the taps that reach it."""
+    (dy, w), (dx,) = inputs, outputs
+    innermost, window = is_innermost(dy), op.window(w.shape[2:])
+    dims, image = len(window.kernel), seen(dx, innermost)
+    before: list[Call] = []
+    if w.size > _FAR and op.groups == 1:  # the taps of a channel of dx lie apart in w
+        near = device.scratch((w.shape[1], w.shape[0], *w.shape[2:]), dtype_of(w.dtype)).swapaxes(0, 1)
+        before, w = [(np.copyto, (near, w))], near
+    phases = PaddedPhases(window, dx.shape[2:], dy.shape[2:])
+    reach = tuple(size - n for size, n in zip(phases.sizes, dy.shape[2:], strict=True))
+    around = Window(tuple(n + 1 for n in reach), (1,) * dims, tuple((n, n) for n in reach), (1,) * dims)
+    staged, calls = stage(device, PaddedPhases(around, dy.shape[2:], phases.sizes), seen(dy, innermost))
+    calls = [*before, *calls]
+    parts = list(phases.parts())
+    if sum(image[:, :, *taken].size for _, taken, _ in parts) < dx.size:
+        calls.append((dx.fill, (0,)))
+    for numbers, taken, places in parts:
+        part, taps = image[:, :, *taken], []
+        for o, tap in product(range(w.shape[0] // op.groups), np.ndindex(*window.kernel)):
+            steps = [divmod(k * d, s) for k, d, s in zip(tap, window.dilations, window.strides, strict=True)]
+            if all(phase == number for (_, phase), number in zip(steps, numbers, strict=True)):
+                at = [place.start + n - step for place, n, (step, _) in zip(places, reach, steps, strict=True)]
+                taps.append((o * staged.strides[1] + _along(staged, 2 + dims, at), o * w.strides[0] + _along(w, 2, tap)))
+        if not taps:
+            calls.append((part.fill, (0,)))
+            continue
+        has_lines = part.strides[-2] == part.shape[-1] * part.itemsize and part.strides[-1] == part.itemsize
+        target = part if has_lines else device.scratch(part.shape, dtype_of(dx.dtype))
+        calls.append(_call(sums, op.groups, staged, w, 1, target, taps))
+        calls += [] if has_lines else [(np.copyto, (part, target))]
+    return calls
