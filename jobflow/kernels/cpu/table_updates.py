@@ -45,14 +45,22 @@ def _pass_over_all(op: OptimizerUpdate, dtype: DType) -> CompiledFormula | None:
     return None if found is None else compiled(found, op.count, numbers, {k: (i,) for k, i in op.alias.items()})
 
 
-def _refuses(op: RowUpdate, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
+def refusal(op: RowUpdate, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
     if not all(a.flags.c_contiguous for a in (*inputs[: op.count], *outputs)):
         return "parts of the table are not rows in one piece"
     return None if update_program(op.op, dtype_of(inputs[0].dtype)) else f"the formula of {op.op.word()} is no sequence of array operations"
 
 
-@implements(RowUpdate, refuses=_refuses)
+@implements(RowUpdate, refuses=refusal)
 def rows_that_were_read(op: RowUpdate, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    over_all = _pass_over_all(op.op, dtype_of(inputs[0].dtype))
+    return row_calls(op, device, inputs, outputs, lambda numbers: block_calls(over_all, device, outputs, numbers, outputs) if over_all else [])
+
+
+def row_calls(
+    op: RowUpdate, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array], over_all: Callable[[Sequence[Array]], list[Call]]
+) -> list[Call]:
+    """The calls of an update; `over_all(numbers)` are those that update all rows, of the outputs and over them, as if they had no gradient."""
     variables, rows, ids, scalars = op.split(tuple(inputs))
     dtype = dtype_of(variables[0].dtype)
     rate, *step = [a.reshape(()) for a in scalars]
@@ -66,9 +74,7 @@ def rows_that_were_read(op: RowUpdate, device: Binder, inputs: Sequence[Array], 
     assert formula is not None
     width = tables[0].shape[1]
     read = _ReadRows(op.offset, tables, rows.reshape(ids.size, width), ids, device.scratch((len(tables), ids.size, width), dtype), formula, numbers)
-    over_all = _pass_over_all(op.op, dtype)
-    between = block_calls(over_all, device, outputs, numbers, outputs) if over_all else []
-    return [*calls, (read.put_by, ()), *between, (read.update, ())]
+    return [*calls, (read.put_by, ()), *over_all(numbers), (read.update, ())]
 
 
 def _set(targets: Sequence[Array], numbers: Callable[..., tuple[float, ...]], rate: Array, step: Array | None = None) -> None:
