@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import ClassVar
 
-import numpy as np
-
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import B, Box, P, Rule, S, Signature
 from jobflow.core.types import Array, Tensor, TensorType, Xp
-from jobflow.ops.op import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, adds, sample
+from jobflow.ops.op import LETTERS, OVER_FIRST, Grads, Op, Sample, adds, sample
 from jobflow.ops.pointwise import call, numbers
 from jobflow.ops.scalar import fill_like
-from jobflow.ops.slices import CopyInto, Edges, Slice, flip, same_memory, window_of
+from jobflow.ops.slices import CopyInto, Edges, Slice, flip, window_of
 
 
 @dataclass(frozen=True)
@@ -73,19 +71,12 @@ class SliceUpdate(Op):
         inside, outside = self.window.met(x, v)
         return replace(self, window=inside, part=None if outside.takes_all(v.shape) else outside)
 
-    def _given(self, v: Array) -> Array:
+    def given(self, v: Array) -> Array:
         return v if self.part is None else v[(*self.part.at, ...)]
 
     def kernel(self, xp: Xp, x: Array, v: Array, y: Array) -> None:
         y[...] = x
-        y[(*self.window.at, ...)] = self._given(v)
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        if device.xp is not np:
-            return super().bind(device, inputs, outputs)
-        (x, v), (y,) = inputs, outputs
-        kept: list[Call] = [] if same_memory(x, y) else [(np.copyto, (y, x))]
-        return [*kept, (np.copyto, (y[(*self.window.at, ...)], self._given(v)))]
+        y[(*self.window.at, ...)] = self.given(v)
 
     def grad(self, x: Tensor, v: Tensor, y: Tensor, dy: Tensor) -> Grads:
         window = self.window

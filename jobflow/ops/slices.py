@@ -12,7 +12,7 @@ from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import B, Box, Rule, S, Signature
 from jobflow.core.types import Array, Tensor, TensorType, Xp, type_of
 from jobflow.ops.axes import expand_dims, squeeze
-from jobflow.ops.op import LETTERS, Binder, Call, Grads, Op, Sample, ViewOp, adds, normal_axis, sample
+from jobflow.ops.op import LETTERS, Grads, Op, Sample, ViewOp, adds, normal_axis, sample
 from jobflow.ops.pointwise import call, numbers
 
 
@@ -102,12 +102,6 @@ class CopyInto(Op):
         y.fill(0)
         y[(*self.target.at, ...)] = x[self.source.at]
 
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        if device.xp is not np:
-            return super().bind(device, inputs, outputs)
-        (x,), (y,) = inputs, outputs
-        return [(y.fill, (0,)), (np.copyto, (y[(*self.target.at, ...)], x[(*self.source.at, ...)]))]
-
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls((4, 3), Slice((1, 0), (4, 3), (2, 1)), Slice((2, 0), (4, 3), (1, 1))), numbers(1, 5, 3), differentiable=())
@@ -134,12 +128,6 @@ class SliceGrad(Op):
     def kernel(self, xp: Xp, dy: Array, dx: Array) -> None:
         dx.fill(0)
         dx[self.window.at] = dy
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        if device.xp is not np:
-            return super().bind(device, inputs, outputs)
-        (dx,) = outputs
-        return [(dx.fill, (0,)), (np.copyto, (dx[(*self.window.at, ...)], inputs[0]))]
 
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         inside, outside = self.window.met(outputs[0], inputs[0])
@@ -190,18 +178,12 @@ class Pad(Op):
     def rule(self, x: TensorType) -> Rule:
         return _same([pair == (0, 0) for pair in self.pairs], linear=((0,),) if self.value == 0 else ())
 
-    def _inside(self, y: Array) -> Array:
+    def inside(self, y: Array) -> Array:
         return y[(*(slice(a, n - b) for n, (a, b) in zip(y.shape, self.pairs, strict=True)), ...)]
 
     def kernel(self, xp: Xp, x: Array, y: Array) -> None:
         y.fill(self.value)
-        self._inside(y)[...] = x
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        if device.xp is not np:
-            return super().bind(device, inputs, outputs)
-        (x,), (y,) = inputs, outputs
-        return [(y.fill, (self.value,)), (np.copyto, (self._inside(y), x))]
+        self.inside(y)[...] = x
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         starts = tuple(a for a, _ in self.pairs)
@@ -228,12 +210,9 @@ class Flip(Op):
         return _same([i not in self.axes for i in range(x.ndim)])
 
     def kernel(self, xp: Xp, x: Array, y: Array) -> None:
-        y[...] = self._turned(x)
+        y[...] = self.turned(x)
 
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        return [(np.copyto, (outputs[0], self._turned(inputs[0])))] if device.xp is np else super().bind(device, inputs, outputs)
-
-    def _turned(self, x: Array) -> Array:
+    def turned(self, x: Array) -> Array:
         return x[tuple(slice(None, None, -1 if i in self.axes else 1) for i in range(x.ndim))]
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
@@ -270,17 +249,12 @@ class Concat(Op):
         stops = [0, *accumulate(x.shape[self.axis] for x in types)]
         return [y[(*(slice(None),) * self.axis, slice(start, stop))] for start, stop in pairwise(stops)]
 
-    def _parts(self, xs: Sequence[Array], y: Array) -> Iterator[tuple[Array, Array]]:
+    def parts(self, xs: Sequence[Array], y: Array) -> Iterator[tuple[Array, Array]]:
         return zip(self.places(y, *map(type_of, xs)), xs, strict=True)
 
     def kernel(self, xp: Xp, *arrays: Array) -> None:
-        for part, x in self._parts(arrays[:-1], arrays[-1]):
+        for part, x in self.parts(arrays[:-1], arrays[-1]):
             part[...] = x
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        if device.xp is not np:
-            return super().bind(device, inputs, outputs)
-        return [(np.copyto, pair) for pair in self._parts(inputs, outputs[0]) if not same_memory(*pair)]
 
     def grad(self, *tensors: Tensor) -> Grads:
         *xs, _, dy = tensors

@@ -1,0 +1,48 @@
+"""Windows, borders and joins in NumPy: each part is copied to where it belongs, by calls that are prepared once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jobflow.core.types import Array
+from jobflow.kernels.registry import implements
+from jobflow.ops.op import Binder, Call
+from jobflow.ops.slice_update import SliceUpdate
+from jobflow.ops.slices import Concat, CopyInto, Flip, Pad, SliceGrad, same_memory
+
+
+@implements(CopyInto)
+def copy_of_a_window(op: CopyInto, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    (x,), (y,) = inputs, outputs
+    return [(y.fill, (0,)), (np.copyto, (y[(*op.target.at, ...)], x[(*op.source.at, ...)]))]
+
+
+@implements(SliceGrad)
+def copy_into_zeros(op: SliceGrad, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    (dy,), (dx,) = inputs, outputs
+    return [(dx.fill, (0,)), (np.copyto, (dx[(*op.window.at, ...)], dy))]
+
+
+@implements(Pad)
+def copy_into_borders(op: Pad, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    (x,), (y,) = inputs, outputs
+    return [(y.fill, (op.value,)), (np.copyto, (op.inside(y), x))]
+
+
+@implements(Flip)
+def copy_backwards(op: Flip, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    return [(np.copyto, (outputs[0], op.turned(inputs[0])))]
+
+
+@implements(Concat)
+def copies_of_parts(op: Concat, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    return [(np.copyto, pair) for pair in op.parts(inputs, outputs[0]) if not same_memory(*pair)]
+
+
+@implements(SliceUpdate)
+def copy_over_a_window(op: SliceUpdate, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    (x, v), (y,) = inputs, outputs
+    kept: list[Call] = [] if same_memory(x, y) else [(np.copyto, (y, x))]
+    return [*kept, (np.copyto, (y[(*op.window.at, ...)], op.given(v)))]
