@@ -14,6 +14,6 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ops.index": ("segments",),
     "ops.pool": ("pooling",),
     "ops.row_update": ("table_updates",),
-    "ops.slice_update": ("slices",),
-    "ops.slices": ("slices",),
+    "ops.slice_update": ("copies",),
+    "ops.slices": ("copies",),
 }
