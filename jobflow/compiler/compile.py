@@ -11,13 +11,12 @@
     shard          choose layouts                   -> Sharded
     box            insert changes of layout         -> Physical
     bucket         join messages of gradients       -> Physical
-    keep_weights   multiply weights where they are updated -> Physical
+    divide_updates share out the updates of shared variables -> Physical
+    look           read arguments whole where they lie together -> Physical
     lower          take the part of one rank        -> Program
     write          turn writes of variables into steps -> Program
     zero_copy      read arguments in place          -> Program
-    gather_factors gather factors of gradients      -> Program
     fuse           join small steps                 -> Program
-    divide         divide updates of shared variables -> Program
     order          separate body and epilogue       -> Ordered
     overlap        transfer while computing         -> Ordered
     form_regions   compute together what shares data -> Ordered
@@ -32,8 +31,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from jobflow.compiler.divide import divide
-from jobflow.compiler.factors import gather_factors
 from jobflow.compiler.front.differentiate import LogicalProgram, differentiate
 from jobflow.compiler.front.dynamic_loss_scale import guard
 from jobflow.compiler.front.microbatch import unroll
@@ -44,7 +41,9 @@ from jobflow.compiler.front.row_updates import update_rows
 from jobflow.compiler.front.simplify import simplify
 from jobflow.compiler.layouts.box import box
 from jobflow.compiler.layouts.bucket import bucket
+from jobflow.compiler.layouts.look import look_at_arguments
 from jobflow.compiler.layouts.shard import shard
+from jobflow.compiler.layouts.shared_variables import divide_updates
 from jobflow.compiler.rank.fuse import fuse
 from jobflow.compiler.rank.local import Program
 from jobflow.compiler.rank.lower import lower
@@ -53,12 +52,11 @@ from jobflow.compiler.rank.order import Ordered, order
 from jobflow.compiler.rank.overlap import overlap
 from jobflow.compiler.rank.variable_writes import write
 from jobflow.compiler.rank.zero_copy import zero_copy_feeds
-from jobflow.compiler.weights import keep_weights
 from jobflow.graph.ir import Graph, Physical, Value
 from jobflow.graph.traced import Traced
 from jobflow.kernels.target import Target
 from jobflow.plan.plan import Plan
-from jobflow.plan.storage import RankMemory, sharers
+from jobflow.plan.storage import RankMemory, is_common
 
 
 def logical(program: Traced, outputs: Sequence[Value]) -> LogicalProgram:
@@ -85,10 +83,9 @@ def distribute(graph: Graph) -> Physical:
 
 def rank_program(physical: Physical, memory: RankMemory, target: Target) -> Program:
     """What the rank does that has this memory, on a device of this kind."""
-    sharing = sharers(physical.graph.variables.values(), memory.slots)
-    physical = keep_weights(physical, sharing, memory.slots, memory.places)
-    program = zero_copy_feeds(write(lower(physical, memory, target)), memory, sharing)
-    return divide(fuse(gather_factors(program, sharing)), sharing)
+    shared = frozenset(name for name, slot in memory.slots.items() if is_common(slot.buffer))
+    physical = look_at_arguments(divide_updates(physical, shared, memory.places), memory.places)
+    return fuse(zero_copy_feeds(write(lower(physical, memory, target)), memory))
 
 
 def ordered_program(physical: Physical, memory: RankMemory, target: Target) -> Ordered:

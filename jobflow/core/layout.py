@@ -327,6 +327,26 @@ def _folded(parts: dict[tuple[int, ...], Array], dimension: int, sbp: Sbp) -> di
     return left
 
 
+@dataclass(frozen=True, eq=False)
+class FlatPieces(Layout):
+    """Each rank holds one stretch of the tensor as one axis: elements `spans[i]` of it are at place i, which need not be in balance."""
+
+    spans: tuple[Span, ...] = ()
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return self.placement, self.sbp, self.spans
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FlatPieces, self.key
+
+    def __str__(self) -> str:
+        return f"{self.placement}:pieces"
+
+    def _box(self, shape: Sequence[int], at: tuple[int, ...]) -> Box:
+        return Box((self.spans[at[0]],), (math.prod(shape),))
+
+
 def layout(placement: Placement, *sbp: Sbp) -> Layout:
     """A layout that has the same S/B/P on every mesh dimension if only one is given."""
     return Layout(placement, sbp if len(sbp) == len(placement.mesh) else sbp * len(placement.mesh))

@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import Literal, TypeAlias
 
 from jobflow.core.errors import NOWHERE, SourceLine
-from jobflow.core.layout import Box, Reduction
+from jobflow.core.layout import Box, Reduction, cut
 from jobflow.core.types import TensorType, contiguous_strides
 from jobflow.graph.ir import Phase
 from jobflow.ops.op import Op
@@ -31,6 +31,11 @@ def end_to_end(types: Iterable[TensorType]) -> tuple[list[int], int]:
     """Byte offsets of tensors laid one after another, each aligned, and the bytes of all."""
     stops = list(accumulate((aligned(type.nbytes) for type in types), initial=0))
     return stops[:-1], stops[-1]
+
+
+def line_cut(nbytes: int, n: int) -> list[tuple[int, int]]:
+    """So many bytes in n pieces that begin on cache lines, so that no two ranks write to one; the last line is whole."""
+    return [(start * ALIGNMENT, stop * ALIGNMENT) for start, stop in cut(-(-nbytes // ALIGNMENT), n)]
 
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]

@@ -84,8 +84,3 @@ def place_variables(
 def _is_shared(variable: Variable, sharing: tuple[int, ...]) -> bool:
     """Scalars stay each rank's own: they are read and written at once on all ranks, and cost nothing."""
     return len(sharing) > 1 and variable.placement.ranks == sharing and variable.layout.is_whole and variable.group != "scalar"
-
-
-def sharers(variables: Iterable[Variable], slots: Mapping[str, Slot]) -> tuple[int, ...]:
-    """The ranks that have variables in common; none if nobody has."""
-    return next((v.placement.ranks for v in variables if v.name in slots and is_common(slots[v.name].buffer)), ())

@@ -18,9 +18,9 @@ from traced import Bound, Sgd, evaluate, trace
 
 import jobflow.ops
 from jobflow import optimizer, scope
-from jobflow.compiler import factors
 from jobflow.compiler.compile import distribute
 from jobflow.compiler.front.trace import Tracer
+from jobflow.compiler.layouts import shared_variables
 from jobflow.core.layout import MAX, MIN, B, P, Partial, Placement, S, Sbp
 from jobflow.core.types import TensorType, float64, int64
 from jobflow.graph.ir import Graph, Variable
@@ -38,7 +38,10 @@ for found in pkgutil.iter_modules(jobflow.ops.__path__):
     module = importlib.import_module(f"jobflow.ops.{found.name}")
     if found.name == "special":  # kernels of functions that have an op of the same name
         continue
-    FUNCTIONS.update({name: thing for name, thing in vars(module).items() if callable(thing) and getattr(thing, "__module__", "") == module.__name__})
+    for name, thing in vars(module).items():  # those that are defined there, and those that are made from a class
+        of_class = getattr(thing, "__qualname__", "").endswith("ary_function.<locals>.function")
+        if callable(thing) and (of_class or getattr(thing, "__module__", "") == module.__name__):
+            FUNCTIONS[name] = thing
 
 _CONSTANT = optimizer.PiecewiseConstantScheduler
 OPTIMIZERS: dict[str, Any] = {
@@ -162,12 +165,12 @@ def compare(what: str, ours: Any, theirs: Any) -> None:
 @contextmanager
 def any_size() -> Iterator[None]:
     """Whatever is done for large tensors only is done for all."""
-    before = factors.SMALLEST, factors.LESS
-    factors.SMALLEST = factors.LESS = 0
+    before = shared_variables.CHEAPER
+    shared_variables.CHEAPER = 0
     try:
         yield
     finally:
-        factors.SMALLEST, factors.LESS = before
+        shared_variables.CHEAPER = before
 
 
 def check(world: World, program: Program, graph: Graph | None = None, target: Target = CPU) -> None:

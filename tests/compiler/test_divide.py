@@ -11,9 +11,7 @@ from traced import first, trace, type_, variable
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow.compiler.compile import distribute, plan_rank
-from jobflow.compiler.divide import pieces
 from jobflow.compiler.front.trace import Tracer
-from jobflow.core.types import TensorType, float32, float64
 from jobflow.engine.session import current_session
 from jobflow.kernels.target import CPU
 from jobflow.ops.elementwise import add
@@ -51,11 +49,6 @@ def test_each_rank_receives_and_writes_its_piece(n: int) -> None:
     kinds = [i.kind for i in found[0].instructions if isinstance(i, Collective)]
     assert kinds == ["reduce_scatter"]
     assert len({plan.schedule for plan in found}) == 1 and found[0].schedule[0].what == "reduce_scatter"
-
-
-def test_pieces_begin_on_cache_lines() -> None:
-    assert pieces(TensorType((100,), float32), 3) == [(0, 48), (48, 80), (80, 100)]
-    assert pieces(TensorType((9,), float64), 4) == [(0, 8), (8, 9), (9, 9), (9, 9)]
 
 
 def test_other_writes_are_shared_out() -> None:

@@ -18,7 +18,7 @@ arrays, in blocks that stay in cache.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from jobflow.compiler.rank.local import Builder, Item, Join, Program, Step
@@ -28,7 +28,6 @@ from jobflow.ops.layout_ops import SliceBox
 from jobflow.ops.op import Op
 from jobflow.ops.update import Updated
 from jobflow.plan.plan import Slot, aligned
-from jobflow.plan.storage import is_common
 
 
 def fuse(program: Program) -> Program:
@@ -120,9 +119,10 @@ def _runs(program: Program, found: dict[Item, StridedWindow]) -> Iterator[list[S
     """Groups of at least two updates with one op and the same scalars, whose variables and gradients follow each other in memory."""
     groups: dict[object, list[Step]] = {}
     read = {item for step in program.steps for item in step.inputs} | {item for _, item in program.fetches}
+    ends = {(_slot(item).buffer, _slot(item).stop) for item in program.reads.values()}
     for step in program.steps:
         op = step.action
-        if not isinstance(op, Updated) or not op.flat or read & set(step.outputs) or program.mine.intersection(step.inputs):
+        if not isinstance(op, Updated) or not op.flat or read & set(step.outputs):
             continue
         if all(item.slot is not None for item in step.inputs[: op.count]):
             slots = [_slot(item) for item in step.inputs[: op.count]]
@@ -132,7 +132,7 @@ def _runs(program: Program, found: dict[Item, StridedWindow]) -> Iterator[list[S
     for group in groups.values():
         run: list[Step] = []
         for step in sorted(group, key=lambda s: _slot(s.inputs[0]).offset):
-            if run and not (_follows(run[-1], step) and _gradients_follow(run[-1], step, found) and _agreed(run[-1], step, found, program)):
+            if run and not (_follows(run[-1], step, ends) and _gradients_follow(run[-1], step, found)):
                 if len(run) > 1:
                     yield run
                 run = []
@@ -146,9 +146,12 @@ def _slot(item: Item) -> Slot:
     return item.slot
 
 
-def _follows(a: Step, b: Step) -> bool:
+def _follows(a: Step, b: Step, ends: Collection[tuple[str, int]]) -> bool:
+    """True if variables lie one after another; what is between two of them belongs to neither, but behind a part of one is the rest of it."""
     assert isinstance(a.action, Updated)
-    return all(aligned(_slot(x).stop) == _slot(y).offset for x, y in zip(a.inputs[: a.action.count], b.inputs[: a.action.count], strict=True))
+    pairs = zip(a.inputs[: a.action.count], b.inputs[: a.action.count], strict=True)
+    slots = [(_slot(x), _slot(y)) for x, y in pairs]
+    return all(x.stop == y.offset or (aligned(x.stop) == y.offset and (x.buffer, x.stop) in ends) for x, y in slots)
 
 
 def _gradients_follow(a: Step, b: Step, found: dict[Item, StridedWindow]) -> bool:
@@ -163,18 +166,6 @@ def _gradients_follow(a: Step, b: Step, found: dict[Item, StridedWindow]) -> boo
         elif not (_has_own_memory(x, v) and _has_own_memory(y, w)):
             return False
     return True
-
-
-def _agreed(a: Step, b: Step, found: dict[Item, StridedWindow], program: Program) -> bool:
-    """True if all ranks that have the variables in common join these updates, or no other rank has them: `divide` gives each a part of the whole run.
-
-    A gradient that one rank has made and another received lies where each of them likes; one that all have summed, in the same place.
-    """
-    assert isinstance(a.action, Updated)
-    gradients = slice(a.action.count, a.action.count + a.action.like)
-    roots = {found[item].root for item in (*a.inputs[gradients], *b.inputs[gradients])}
-    known = program.known
-    return not is_common(_slot(a.inputs[0]).buffer) or known.alike or (len(roots) == 1 and known.for_updates.issuperset(roots))
 
 
 def _has_own_memory(item: Item, window: StridedWindow) -> bool:

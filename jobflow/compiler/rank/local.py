@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -113,33 +113,6 @@ class Argument:
 
 
 @dataclass(frozen=True)
-class Summed:
-    """A matrix y[m,n] = sum_k a[k,m] b[k,n] (each factor with its axes in any order) of which the ranks hold addends, for parts of k."""
-
-    #: where each of the two factors has k
-    axes: tuple[int, int]
-    #: which of them has m
-    rows: int
-    ranks: tuple[int, ...]
-    #: elements of k that each of them has
-    lengths: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Known:
-    """What a rank cannot see in its own steps; the same on all ranks."""
-
-    #: whether the ranks do the same to pieces of the same sizes
-    alike: bool = False
-    #: whether updates of what is stored in common are read in the same run
-    rereads: bool = False
-    #: sums over the ranks that nothing reads but elementwise updates, which all of them make
-    for_updates: frozenset[Item] = frozenset()
-    #: what is made after all communication
-    late: frozenset[Item] = frozenset()
-
-
-@dataclass(frozen=True)
 class Program:
     """All that one rank does in a run, in order."""
 
@@ -156,14 +129,6 @@ class Program:
     schedule: tuple[Announced, ...] = ()
     #: this rank's parts of all outputs, whichever rank hands them out
     results: tuple[Item, ...] = ()
-    #: products that are still to be summed over the ranks
-    summed: Mapping[Item, Summed] = field(default_factory=dict)
-    #: where the arguments of all ranks lie one after another, by this rank's
-    together: Mapping[Item, Slot] = field(default_factory=dict)
-    #: facts about all ranks, see `agreed`
-    known: Known = Known()
-    #: parts of variables in common that nobody else writes
-    mine: frozenset[Item] = frozenset()
     #: what it is for
     target: Target = CPU
 

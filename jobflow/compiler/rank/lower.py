@@ -7,24 +7,24 @@ operations in that order cannot deadlock.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from jobflow.compiler.agreed import Readers, alike
 from jobflow.compiler.layouts.box import Reroute
+from jobflow.compiler.layouts.look import argument_of
 from jobflow.compiler.layouts.moves import exchange_steps, exchanges, moves, put_together, row_exchanges, shifted, take
 from jobflow.compiler.layouts.paths import changed, changes, row
-from jobflow.compiler.rank.local import Argument, Builder, Collect, Item, Join, Known, Program, Receive, Send, Summed, on_rank
-from jobflow.core.layout import Box, Layout, Local, Partial, Reduction, Split, whole_box
-from jobflow.core.types import TensorType
+from jobflow.compiler.rank.local import Argument, Builder, Collect, Item, Join, Program, Receive, Send, on_rank
+from jobflow.core.layout import Box, FlatPieces, Layout, Local, Partial, Reduction, whole_box
+from jobflow.core.types import TensorType, contiguous_strides
 from jobflow.graph.ir import Node, Physical, Value
 from jobflow.kernels.target import CPU, Target
 from jobflow.ops.layout_ops import SliceBox, ToLocal
 from jobflow.ops.parts import PutPart
 from jobflow.ops.rows import Rows
 from jobflow.ops.source import Input, ReadVariable
-from jobflow.plan.plan import Announced, end_to_end
-from jobflow.plan.storage import RankMemory, is_common
+from jobflow.ops.update import Updated
+from jobflow.plan.plan import Announced, Kind, Slot, end_to_end, line_cut
+from jobflow.plan.storage import RankMemory
 
 
 def lower(physical: Physical, memory: RankMemory, target: Target = CPU) -> Program:
@@ -41,16 +41,11 @@ class _Lowering:
     arguments: list[Argument] = field(default_factory=list)
     reads: dict[str, Item] = field(default_factory=dict)
     schedule: list[Announced] = field(default_factory=list)
-    summed: dict[Item, Summed] = field(default_factory=dict)
-    for_updates: set[Item] = field(default_factory=set)
-    #: how many steps there were when communication was last announced
-    announced: int = 0
 
     def run(self) -> Program:
         graph, self.rank = self.physical.graph, self.memory.rank
         self.build = Builder(self.rank)
-        self.readers = Readers(self.physical)
-        common = tuple(name for name, slot in self.memory.slots.items() if is_common(slot.buffer))
+        self.looked = {argument_of(node.inputs[0]) for node in graph.nodes if isinstance(node.op, Reroute) and node.op.name == "look"}
         for node in graph.nodes:
             self.build.name, self.build.where, self.build.phase = node.outputs[0].name, node.where, node.phase
             self.build.microbatch = node.origin.microbatch
@@ -62,21 +57,17 @@ class _Lowering:
                 self._node(node)
         fetches = tuple((i, self.items[value]) for i, value in enumerate(graph.outputs) if self._gives(value))
         updates = {name: self.items[value] for name, value in graph.updates.items() if value in self.items}
-        steps = tuple(self.build.steps)
         results = tuple(self.items[value] for value in graph.outputs if value in self.items)
-        late = (item for step in steps[self.announced :] for item in step.outputs)
         return Program(
             graph.name,
             self.rank,
-            steps,
+            tuple(self.build.steps),
             tuple(self.arguments),
             fetches,
             self.reads,
             updates,
             tuple(self.schedule),
             results,
-            self.summed,
-            known=Known(alike(self.physical), self.readers.rereads(common), frozenset(self.for_updates), frozenset(late)),
             target=self.target,
         )
 
@@ -107,7 +98,7 @@ class _Lowering:
             return
         if isinstance(op, Input):
             (value,) = node.outputs
-            item = Item(self.local_type(value), value.name)
+            item = Item(self.local_type(value), value.name, slot=self.memory.places[op.key] if value in self.looked else None)
             self.items[value] = item
             box = whole_box(value.shape) if value.local else self.box(value)
             self.arguments.append(Argument(op.key, item, box))
@@ -116,6 +107,8 @@ class _Lowering:
             (value,) = node.outputs
             self.items[value] = self.build.compute(op.elsewhere(self.box(value), value.type), name=value.name)
             return
+        if isinstance(op, Updated) and self.box(node.outputs[0]).is_empty:
+            return
         given, made = ([(value.type, self.box(value)) for value in values] for values in (node.inputs, node.outputs))
         cuts = not node.outputs[0].local or op.by_position or isinstance(op, ToLocal)
         op, types = on_rank(op, self.rank, given, made, cuts=cuts, where=f" at {node.where}")
@@ -123,17 +116,13 @@ class _Lowering:
         outputs = tuple([Item(type, value.name) for value, type in zip(node.outputs, types, strict=True)])
         self.build.append(op, inputs, outputs)
         self.items.update(zip(node.outputs, outputs, strict=True))
-        summed = _summed(node, self.physical.layouts)
-        reader = self.readers.alone(node.outputs[0])
-        if summed is not None and reader is not None and isinstance(reader.op, Reroute):
-            self.summed[self.items[node.outputs[0]]] = summed
 
     # ---------------------------------------------------------------- changes of layout
 
     def _reroute(self, node: Node) -> None:
         op = node.op
         assert isinstance(op, Reroute)
-        if len(node.inputs) > 1:
+        if len(node.inputs) > 1 or (op.name == "reduce_scatter" and isinstance(op.target, FlatPieces)):
             self._together(node, op)
             return
         (value,), (output,) = node.inputs, node.outputs
@@ -141,6 +130,11 @@ class _Lowering:
             self._move(value, output, op)
         elif op.name == "exchange":
             self._exchange(value, output, op)
+        elif op.name == "part":
+            if self.rank in op.target.placement.ranks:
+                self.items[output] = self._part(self.items[value], op.target, value.shape)
+        elif op.name == "look":
+            self._look(value, output)
         elif op.name == "relabel":
             if value in self.items:
                 self.items[output] = self.items[value]
@@ -150,7 +144,6 @@ class _Lowering:
     def _announce(self, what: str, name: str, ranks: tuple[int, ...], nbytes: int) -> int:
         """Enter a communication into the global schedule; its number."""
         self.schedule.append(Announced(what, name, ranks, nbytes))
-        self.announced = len(self.build.steps)
         return len(self.schedule) - 1
 
     def _along(self, value: Value, output: Value, op: Reroute) -> None:
@@ -160,10 +153,8 @@ class _Lowering:
             first = group[0]
             order = -1 if route.kind is None else self._announce(op.name, output.name, first.ranks, first.type.nbytes)
             if self.rank in first.ranks:
-                mine, before = replace(group[first.ranks.index(self.rank)], order=order), len(self.build.steps)
+                mine = replace(group[first.ranks.index(self.rank)], order=order)
                 self.items[output] = route.steps(self.build, self.items[value], mine)
-                if op.name == "all_reduce" and self.readers.only_update(output, first.ranks):
-                    self.for_updates.update(item for step in self.build.steps[before:] for item in step.outputs)
 
     def _exchange(self, value: Value, output: Value, op: Reroute) -> None:
         for exchange in exchanges(op.source, op.target, value.shape):
@@ -186,27 +177,51 @@ class _Lowering:
                 self.items[output] = exchange_steps(self.build, self.items[value], layout.box(value.shape, self.rank), needed, exchange, order)
 
     def _together(self, node: Node, op: Reroute) -> None:
-        """All_reduce several tensors as one flat array in which each begins at a multiple of the alignment."""
-        dtype = node.inputs[0].dtype
-        for ranks in op.source.placement.along(changed(op.source, op.target)):
+        """Sum several tensors as one flat array in which each begins at a multiple of the alignment; all of it, or a piece for each rank."""
+        dtype, scatters = node.inputs[0].dtype, op.name == "reduce_scatter"
+        for ranks in (op.target.placement.ranks,) if scatters else op.source.placement.along(changed(op.source, op.target)):
             offsets, total = end_to_end(op.joined_types([value.type for value in node.inputs], ranks[0]))
             order = self._announce(op.name, node.outputs[0].name, ranks, total)
             if self.rank not in ranks:
                 continue
-            flat = TensorType((total // dtype.itemsize,), dtype)
-            joined, summed = Item(flat, f"{node.name}:parts"), Item(flat, f"{node.name}:sum")
+            cuts = line_cut(total, len(ranks) if scatters else 1)
+            first, last = cuts[ranks.index(self.rank) if scatters else 0]
+            counts = tuple((stop - start) // dtype.itemsize for start, stop in cuts)
+            joined = Item(TensorType((total // dtype.itemsize,), dtype), f"{node.name}:parts")
+            summed = Item(TensorType(((last - first) // dtype.itemsize,), dtype), f"{node.name}:sum")
             held = [self.items[value] for value in node.inputs]
             self.build.append(Join(tuple(offsets)), tuple(self.build.flatten(item) for item in held), (joined,))
-            self.build.append(Collect("all_reduce", ranks, flat.shape, (), _reduction(op), order), (joined,), (summed,))
+            kind: Kind = "reduce_scatter" if scatters else "all_reduce"
+            self.build.append(Collect(kind, ranks, counts, (), _reduction(op), order), (joined,), (summed,))
             for value, item, offset in zip(node.outputs, held, offsets, strict=True):
-                start = offset // dtype.itemsize
-                piece = self.build.compute(SliceBox((start,), (start + item.type.size,)), summed, name=f"{value.name}.flat")
-                self.build.name = value.name
-                self.items[value] = self.build.unflatten(piece, item.type.shape)
-            here = [value for value in node.outputs if self.readers.only_update(value, ranks)]
-            self.for_updates.update(self.items[value] for value in here)
-            if len(here) == len(node.outputs):
-                self.for_updates.add(summed)
+                begin, stop = (min(max(byte, offset), offset + item.type.nbytes) - first for byte in (first, last))
+                if begin < stop or not scatters:
+                    cut = SliceBox((begin // dtype.itemsize,), (stop // dtype.itemsize,))
+                    piece = self.build.compute(cut, summed, name=f"{value.name}.flat")
+                    self.build.name = value.name
+                    self.items[value] = piece if scatters else self.build.unflatten(piece, item.type.shape)
+
+    def _part(self, x: Item, layout: Layout, shape: tuple[int, ...]) -> Item:
+        """This rank's part of what it holds whole; of a variable, where it lies."""
+        box = layout.box(shape, self.rank)
+        if box.is_whole and len(box.spans) == len(shape):
+            return x
+        if x.slot is None:
+            flat = self.build.flatten(x) if isinstance(layout, FlatPieces) else x
+            return self.build.compute(SliceBox(box.start, tuple(stop for _, stop in box.spans)), flat)
+        type = x.type.with_shape(box.shape)
+        strides = contiguous_strides(box.whole, type.dtype.itemsize)
+        offset = sum(start * stride for start, stride in zip(box.start, strides, strict=True))
+        return Item(type, f"{x.name}:part", slot=Slot(x.slot.buffer, x.slot.offset + offset, type, strides))
+
+    def _look(self, value: Value, output: Value) -> None:
+        """What ranks have in pieces, whole, where it lies: an argument; a new value of a variable is read by no step."""
+        op = argument_of(value).node.op
+        if isinstance(op, Input):
+            mine, box = self.memory.places[op.key], self.box(argument_of(value))
+            strides = contiguous_strides(output.shape, output.dtype.itemsize)
+            offset = mine.offset - box.start[0] * mine.strides[0]
+            self.items[output] = Item(output.type, output.name, slot=Slot(mine.buffer, offset, output.type, strides))
 
     def _move(self, value: Value, output: Value, op: Reroute) -> None:
         received: list[tuple[Box, Item]] = []
@@ -228,29 +243,10 @@ class _Lowering:
             self.items[output] = put_together(self.build, op.target.box(value.shape, self.rank), received, output.type)
 
 
-def _summed(node: Node, layouts: Mapping[Value, Layout | Local]) -> Summed | None:
-    """How the output is a sum over an axis of both inputs, of which each rank has a part; None if it is not, or no matrix."""
-    values = (*node.inputs, *node.outputs)
-    found = [layout for value in values if isinstance(layout := layouts[value], Layout) and len(layout.sbp) == 1 and len(value.shape) == 2]
-    if len(values) != 3 or len(found) != 3 or not found[2].is_partial:
-        return None
-    rule = node.op.rule(*(value.type for value in node.inputs))
-    left, _, rows = rule.spec.partition("->")
-    words = left.split(",")
-    letters = [letter for letter in words[0] if letter.islower() and letter in words[1] and letter not in rows]
-    if len(letters) != 1 or rule.reduce is not Reduction.SUM or rows[0] not in left:
-        return None
-    axes = words[0].index(letters[0]), words[1].index(letters[0])
-    if (found[0].sbp[0], found[1].sbp[0]) != (Split(axes[0]), Split(axes[1])):
-        return None
-    lengths = tuple(box.shape[axes[0]] for box in found[0].boxes(values[0].shape).values())
-    return Summed(axes, 0 if rows[0] in words[0] else 1, node.placement.ranks, lengths)
-
-
 def _reduction(op: Reroute) -> Reduction:
-    sbp = op.source.sbp[changed(op.source, op.target)[0]]
-    assert isinstance(sbp, Partial)
-    return sbp.reduce
+    """How addends combine."""
+    dimensions = range(len(op.source.sbp)) if isinstance(op.target, FlatPieces) else changed(op.source, op.target)
+    return next(sbp.reduce for d in dimensions if isinstance(sbp := op.source.sbp[d], Partial))
 
 
 def local_box(shape: tuple[int, ...], layout: Local, rank: int, rows: tuple[int, ...] = ()) -> Box:

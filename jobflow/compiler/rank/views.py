@@ -16,7 +16,6 @@ import numpy as np
 from jobflow.compiler.rank.local import Item, Step
 from jobflow.core.types import TensorType, contiguous_strides
 from jobflow.ops.op import Op, ViewOp
-from jobflow.plan.plan import Slot
 
 #: Memory orders of items that are not C-ordered: axes from outermost to innermost.
 Orders = Mapping[Item, tuple[int, ...]]
@@ -121,16 +120,6 @@ def is_dense(type: TensorType, window: StridedWindow) -> bool:
     """True if the window is C-ordered without gaps."""
     expected = contiguous_strides(type.shape, type.dtype.itemsize)
     return all(n <= 1 or a == b for n, a, b in zip(type.shape, window.strides, expected, strict=True))
-
-
-def whole_in_io_buffers(item: Item, whole: TensorType, found: Mapping[Item, StridedWindow], together: Mapping[Item, Slot]) -> Slot | None:
-    """Where the parts of all ranks, of which `item` is this rank's, lie one after another as `whole`; None if they do not."""
-    window = found[item]
-    slot = together.get(window.root)
-    is_all = window.offset == 0 and is_dense(item.type, window) and item.type.nbytes == window.root.type.nbytes
-    if slot is None or not is_all or slot.type.nbytes != whole.nbytes:
-        return None
-    return Slot(slot.buffer, slot.offset, whole, contiguous_strides(whole.shape, whole.dtype.itemsize))
 
 
 def written_over(steps: tuple[Step, ...]) -> dict[Item, Item]:
