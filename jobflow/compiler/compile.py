@@ -84,7 +84,8 @@ def distribute(graph: Graph) -> Physical:
 def rank_program(physical: Physical, memory: RankMemory, target: Target) -> Program:
     """What the rank does that has this memory, on a device of this kind."""
     shared = frozenset(name for name, slot in memory.slots.items() if is_common(slot.buffer))
-    physical = look_at_arguments(divide_updates(physical, shared, memory.places), memory.places)
+    physical = divide_updates(physical, shared, memory.io_buffers)
+    physical = look_at_arguments(physical) if memory.io_buffers else physical
     return fuse(zero_copy_feeds(write(lower(physical, memory, target)), memory))
 
 

@@ -88,7 +88,7 @@ class Loaded:
 
     def _prepared(self, rank: Rank, state: State, places: dict[str, Slot], through: Through | None) -> Executor:
         own = _own_places(self.physical, rank.index) if self.storage.in_place and rank.device.tag == "cpu" else {}
-        plan = plan_rank(self.physical, RankMemory(rank.index, state.slots, places, own, self.storage.copies), self.target)
+        plan = plan_rank(self.physical, RankMemory(rank.index, state.slots, places, own, self.storage.copies, through is not None), self.target)
         compare_plans(plan.job, rank.comm.exchange(summary(plan)))
         return Executor(plan, rank.device, rank.comm, state, through, self.target)
 
@@ -109,8 +109,9 @@ class Loaded:
         graph = self.physical.graph
         sharing = tuple(range(ranks)) if self.storage.share else ()
         slots, _ = place_variables(graph.variables.values(), rank, sharing=sharing, own=apart(graph))
-        places = planned_places(self.physical, rank) if self.storage.io_buffers else {}
-        return RankMemory(rank, slots, places, copies=self.storage.copies)
+        io_buffers = self.storage.io_buffers and io_buffers_of(self.physical) is not None
+        places = planned_places(self.physical, rank) if io_buffers else {}
+        return RankMemory(rank, slots, places, copies=self.storage.copies, io_buffers=io_buffers)
 
 
 def _own_places(physical: Physical, rank: int) -> dict[str, Slot]:

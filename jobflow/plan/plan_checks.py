@@ -3,12 +3,15 @@
 Within a rank: nobody reads memory that another value has overwritten, or that nothing has written.  Across ranks: all follow
 one schedule of communication, and each takes part exactly in what concerns it, in that order; of a variable that they have in
 common, every byte is written by one of them, or none is.
+
+Nobody writes a variable before all have read it: only epilogues write variables, which ranks begin together.  Nobody reads what another
+rank may be writing: no epilogue reads bytes of common memory that another one writes.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jobflow.core.errors import PlanError
@@ -144,6 +147,8 @@ class PlanSummary:
     stored: tuple[tuple[str, str, int, int], ...]
     #: stretches of them that this rank writes: buffer, first byte, the byte behind, the name of the step
     writes: tuple[tuple[str, int, int, str], ...]
+    #: and those that it reads while others may write
+    reads: tuple[tuple[str, int, int, str], ...]
 
 
 def summary(plan: Plan) -> PlanSummary:
@@ -152,18 +157,32 @@ def summary(plan: Plan) -> PlanSummary:
     for name, slot in common.items():
         called.setdefault(slot.buffer, name)
     stored = tuple((name, called[slot.buffer], slot.offset, slot.stop) for name, slot in common.items())
-    outputs = [(slot, i.name) for i in plan.epilogue if isinstance(i, Compute) for slot in i.outputs if slot.buffer in called and slot.type.size]
-    return PlanSummary(plan.schedule, stored, tuple((called[slot.buffer], slot.offset, slot.stop, name) for slot, name in outputs))
+    late = [i for i in plan.epilogue if isinstance(i, Compute)]
+
+    def stretches(slots: Iterable[tuple[Slot, str]]) -> tuple[tuple[str, int, int, str], ...]:
+        return tuple((called[slot.buffer], slot.offset, slot.stop, name) for slot, name in slots if slot.buffer in called and slot.type.size)
+
+    writes, reads = ((slot, i.name) for i in late for slot in i.outputs), ((slot, i.name) for i in late for slot in i.inputs)
+    return PlanSummary(plan.schedule, stored, stretches(writes), stretches(reads))
+
+
+def verify_writes(plan: Plan) -> None:
+    """PlanError if a body writes a variable, which other ranks, or what fails after it, may still need as it was."""
+    stored = {slot.buffer for slot in plan.variables.values()}
+    for instruction in plan.body:
+        outputs = instruction.outputs if isinstance(instruction, Compute) else (instruction.output,) if isinstance(instruction, Collective) else ()
+        if any(slot.buffer in stored for slot in outputs):
+            raise PlanError(f"job {plan.job}, rank {plan.rank}: {instruction.name} at {instruction.where} writes a variable in the body")
 
 
 def compare_plans(job: str, plans: Sequence[PlanSummary]) -> None:
     """PlanError unless the plans of all ranks fit together."""
     compare_schedules(job, [plan.schedule for plan in plans])
-    _compare_writes(job, plans)
+    _compare_reads(job, plans, _compare_writes(job, plans))
 
 
-def _compare_writes(job: str, plans: Sequence[PlanSummary]) -> None:
-    """PlanError where two ranks write to one byte of a variable, or some write to it and leave bytes out."""
+def _compare_writes(job: str, plans: Sequence[PlanSummary]) -> Mapping[str, _Memory]:
+    """Which rank writes what; PlanError where two ranks write to one byte of a variable, or some write to it and leave bytes out."""
     writes = sorted((*write, rank) for rank, plan in enumerate(plans) for write in plan.writes)
     last = ("", 0, 0, "", 0)
     covered: dict[str, _Memory] = {}
@@ -182,6 +201,17 @@ def _compare_writes(job: str, plans: Sequence[PlanSummary]) -> None:
             if inside.start < inside.stop and start > reached:
                 raise PlanError(f"job {job}: {variable} is updated, but no rank writes bytes {reached} to {start} of the buffer of {buffer}")
             reached = max(reached, stop)
+    return covered
+
+
+def _compare_reads(job: str, plans: Sequence[PlanSummary], written: Mapping[str, _Memory]) -> None:
+    """PlanError where a rank reads, while variables are written, what another rank writes; `written` by whom."""
+    for rank, plan in enumerate(plans):
+        for buffer, start, stop, name in plan.reads:
+            memory = written.get(buffer, _Memory())
+            others = [other for other in memory.keys[memory.touching(start, stop)] if other != rank]
+            if others:
+                raise PlanError(f"job {job}: {name} on rank {rank} reads bytes of the buffer of {buffer} that rank {others[0]} writes at that time")
 
 
 def compare_schedules(job: str, schedules: Sequence[Sequence[Announced]]) -> None:

@@ -36,6 +36,8 @@ class RankMemory:
     own: Mapping[str, Slot] = field(default_factory=dict)
     #: whether it hands out outputs that all ranks hold whole, which else the first alone does
     copies: bool = False
+    #: whether all arguments come through the shared I/O buffers; the same on all ranks
+    io_buffers: bool = False
 
 
 def is_given(buffer: str) -> bool:

@@ -23,7 +23,7 @@ from jobflow.tools.explain import laid_out, load_job
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STAGES = """prepared lower_precision differentiate unroll guard simplify pipeline recompute shard box bucket
-    keep_weights lower write zero_copy_feeds gather_factors fuse divide order overlap plan_memory"""
+    divide_updates look_at_arguments lower write zero_copy_feeds fuse order overlap plan_memory"""
 
 
 def seen(whole: Any) -> Any:

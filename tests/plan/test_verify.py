@@ -10,8 +10,9 @@ import pytest
 from jobflow.core.errors import PlanError
 from jobflow.core.layout import SUM
 from jobflow.core.types import TensorType, contiguous_strides, float32
+from jobflow.ops.update import Assign
 from jobflow.plan.plan import Announced, Collective, Compute, Plan, Slot, Transfer, Wait
-from jobflow.plan.plan_checks import Access, PlanSummary, compare_plans, compare_schedules, verify_memory, verify_order
+from jobflow.plan.plan_checks import Access, PlanSummary, compare_plans, compare_schedules, verify_memory, verify_order, verify_writes
 from jobflow.plan.plan_text import instruction_text, plan_text
 
 
@@ -181,7 +182,7 @@ STORED = (("w", "w", 0, 100), ("v", "w", 128, 200))
 
 def writing(*each: Sequence[tuple[int, int]]) -> list[PlanSummary]:
     """What ranks tell that write these stretches."""
-    return [PlanSummary((), STORED, tuple(("w", *span, f"u{i}") for i, span in enumerate(spans))) for spans in each]
+    return [PlanSummary((), STORED, tuple(("w", *span, f"u{i}") for i, span in enumerate(spans)), ()) for spans in each]
 
 
 @pytest.mark.parametrize(
@@ -206,6 +207,22 @@ def test_what_ranks_have_in_common_is_written_whole_or_not_at_all(each: list[lis
 def test_ranks_that_write_twice_or_leave_out(each: list[list[tuple[int, int]]], text: str) -> None:
     with pytest.raises(PlanError, match=f"^job job: {text}"):
         compare_plans("job", writing(*each))
+
+
+def test_ranks_that_read_what_others_are_writing() -> None:
+    first, second = writing([(0, 64)], [(64, 100)])
+    compare_plans("job", [first, replace(second, reads=(("w", 64, 100, "r"), ("w", 128, 200, "r")))])
+    with pytest.raises(PlanError, match=r"^job job: r on rank 1 reads bytes of the buffer of w that rank 0 writes at that time$"):
+        compare_plans("job", [first, replace(second, reads=(("w", 60, 70, "r"),))])
+
+
+def test_variables_are_written_in_epilogues_only() -> None:
+    variable = slot(0, 4, buffer="common/0:parameter")
+    update = Compute(Assign(), (variable, slot(0, 4)), (variable,), "update")
+    sound = Plan("job", 0, {}, (), (), (update,), (), {"w": variable})
+    verify_writes(sound)
+    with pytest.raises(PlanError, match=r"^job job, rank 0: update .*writes a variable in the body$"):
+        verify_writes(replace(sound, body=(update,), epilogue=()))
 
 
 # -------------------------------------------------------------------- text

@@ -6,7 +6,7 @@ all of it, as a `look`: S -> B in memory that ranks share, which moves nothing. 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from jobflow.compiler.layouts.box import Reroute
 from jobflow.core.layout import Layout, Local, S
@@ -16,9 +16,9 @@ from jobflow.ops.axes import Reshape
 from jobflow.ops.source import Input
 
 
-def look_at_arguments(physical: Physical, arguments: Collection[str]) -> Physical:
-    """Leave out gathering what lies together; `arguments` are the keys of those in the shared I/O buffers."""
-    return _Looking(physical, arguments).looking() if arguments else physical
+def look_at_arguments(physical: Physical) -> Physical:
+    """Leave out gathering arguments, all of which come through the shared I/O buffers."""
+    return _Looking(physical).looking()
 
 
 def argument_of(value: Value) -> Value:
@@ -28,7 +28,7 @@ def argument_of(value: Value) -> Value:
     return value
 
 
-def lies_together(value: Value, layouts: Mapping[Value, Layout | Local], readers: Mapping[Value, Sequence[Node]], arguments: Collection[str]) -> bool:
+def lies_together(value: Value, layouts: Mapping[Value, Layout | Local], readers: Mapping[Value, Sequence[Node]]) -> bool:
     """True if the parts of all ranks lie one after another in the shared I/O buffers, and stay there.
 
     Images may be wanted in another memory order than the client's, unless they are only reshaped.  Ranks without any part of an argument do
@@ -36,8 +36,8 @@ def lies_together(value: Value, layouts: Mapping[Value, Layout | Local], readers
     """
     while isinstance(value.node.op, Reshape) and _is_in_stretches(value, layouts):
         value = value.node.inputs[0]
-    op, layout = value.node.op, layouts[value]
-    if not isinstance(op, Input) or op.key not in arguments or not isinstance(layout, Layout) or not _is_in_stretches(value, layouts):
+    layout = layouts[value]
+    if not isinstance(value.node.op, Input) or not isinstance(layout, Layout) or not _is_in_stretches(value, layouts):
         return False
     as_it_comes = len(value.shape) <= 2 or all(isinstance(reader.op, Reshape) for reader in readers[value])
     return as_it_comes and not any(box.is_empty for box in layout.boxes(value.shape).values())
@@ -49,9 +49,9 @@ def _is_in_stretches(value: Value, layouts: Mapping[Value, Layout | Local]) -> b
 
 
 class _Looking(Rewriter):
-    def __init__(self, physical: Physical, arguments: Collection[str]) -> None:
+    def __init__(self, physical: Physical) -> None:
         super().__init__(physical.graph)
-        self.physical, self.arguments = physical, arguments
+        self.physical = physical
         self.readers = consumers(self.graph)
 
     def looking(self) -> Physical:
@@ -60,13 +60,9 @@ class _Looking(Rewriter):
 
     def take(self, node: Node, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
         op = node.op
-        if (
-            not isinstance(op, Reroute)
-            or op.name != "all_gather"
-            or not lies_together(node.inputs[0], self.physical.layouts, self.readers, self.arguments)
-        ):
+        if not isinstance(op, Reroute) or op.name != "all_gather" or not lies_together(node.inputs[0], self.physical.layouts, self.readers):
             return self.keep(node, inputs)
         return self.keep(node, inputs, op=Reroute(op.source, op.target, "look"))
 
     def _lies_together(self, value: Value) -> bool:
-        return lies_together(value, self.physical.layouts, self.readers, self.arguments)
+        return lies_together(value, self.physical.layouts, self.readers)

@@ -45,9 +45,9 @@ from jobflow.plan.plan import end_to_end, line_cut
 CHEAPER = 2
 
 
-def divide_updates(physical: Physical, shared: Collection[str], arguments: Collection[str]) -> Physical:
-    """Share out the updates of the variables called in `shared`; `arguments` are the keys of those in the shared I/O buffers."""
-    dividing = _Dividing(physical, shared, arguments)
+def divide_updates(physical: Physical, shared: Collection[str], io_buffers: bool) -> Physical:
+    """Share out the updates of the variables called in `shared`; with `io_buffers` arguments come through the shared I/O buffers."""
+    dividing = _Dividing(physical, shared, io_buffers)
     return dividing.divided() if dividing.writers or dividing.assigned else physical
 
 
@@ -66,9 +66,9 @@ def _groups(op: Reroute) -> tuple[tuple[int, ...], ...]:
 class _Dividing(Rewriter):
     """Finds out who writes what, then walks the graph."""
 
-    def __init__(self, physical: Physical, shared: Collection[str], arguments: Collection[str]) -> None:
+    def __init__(self, physical: Physical, shared: Collection[str], io_buffers: bool) -> None:
         super().__init__(physical.graph)
-        self.physical, self.shared, self.arguments = physical, shared, arguments
+        self.physical, self.shared, self.io_buffers = physical, shared, io_buffers
         self.layouts: dict[Value, Layout | Local] = {}
         self.brought: dict[tuple[Value, Layout], Value] = {}
         self.readers = consumers(self.graph)
@@ -236,7 +236,7 @@ class _Dividing(Rewriter):
         return 0 if self._lies_together(value) else price(here, Layout(placement, (sbp,)), value.type)
 
     def _lies_together(self, value: Value) -> bool:
-        return lies_together(value, self.physical.layouts, self.readers, self.arguments)
+        return self.io_buffers and lies_together(value, self.physical.layouts, self.readers)
 
     # ---------------------------------------------------------------- the walk
 

@@ -130,11 +130,9 @@ class _Lowering:
             self._move(value, output, op)
         elif op.name == "exchange":
             self._exchange(value, output, op)
-        elif op.name == "part":
+        elif op.name in ("part", "look"):
             if self.rank in op.target.placement.ranks:
-                self.items[output] = self._part(self.items[value], op.target, value.shape)
-        elif op.name == "look":
-            self._look(value, output)
+                (self._part if op.name == "part" else self._look)(value, output, op.target)
         elif op.name == "relabel":
             if value in self.items:
                 self.items[output] = self.items[value]
@@ -201,27 +199,23 @@ class _Lowering:
                     self.build.name = value.name
                     self.items[value] = piece if scatters else self.build.unflatten(piece, item.type.shape)
 
-    def _part(self, x: Item, layout: Layout, shape: tuple[int, ...]) -> Item:
+    def _part(self, value: Value, output: Value, layout: Layout) -> None:
         """This rank's part of what it holds whole; of a variable, where it lies."""
-        box = layout.box(shape, self.rank)
-        if box.is_whole and len(box.spans) == len(shape):
-            return x
-        if x.slot is None:
+        x, box = self.items[value], layout.box(value.shape, self.rank)
+        if box == whole_box(value.shape):
+            self.items[output] = x
+        elif x.slot is None:
             flat = self.build.flatten(x) if isinstance(layout, FlatPieces) else x
-            return self.build.compute(SliceBox(box.start, tuple(stop for _, stop in box.spans)), flat)
-        type = x.type.with_shape(box.shape)
-        strides = contiguous_strides(box.whole, type.dtype.itemsize)
-        offset = sum(start * stride for start, stride in zip(box.start, strides, strict=True))
-        return Item(type, f"{x.name}:part", slot=Slot(x.slot.buffer, x.slot.offset + offset, type, strides))
+            self.items[output] = self.build.compute(SliceBox(box.start, tuple(stop for _, stop in box.spans)), flat)
+        else:
+            self.items[output] = _lying(x.slot, _elements_before(box), x.type.with_shape(box.shape), f"{x.name}:part")
 
-    def _look(self, value: Value, output: Value) -> None:
+    def _look(self, value: Value, output: Value, layout: Layout) -> None:
         """What ranks have in pieces, whole, where it lies: an argument; a new value of a variable is read by no step."""
         op = argument_of(value).node.op
         if isinstance(op, Input):
-            mine, box = self.memory.places[op.key], self.box(argument_of(value))
-            strides = contiguous_strides(output.shape, output.dtype.itemsize)
-            offset = mine.offset - box.start[0] * mine.strides[0]
-            self.items[output] = Item(output.type, output.name, slot=Slot(mine.buffer, offset, output.type, strides))
+            before = _elements_before(self.box(argument_of(value)))
+            self.items[output] = _lying(self.memory.places[op.key], -before, output.type, output.name)
 
     def _move(self, value: Value, output: Value, op: Reroute) -> None:
         received: list[tuple[Box, Item]] = []
@@ -241,6 +235,17 @@ class _Lowering:
                 received.append((move.box, self.build.unflatten(flat, move.box.shape)))
         if self.rank in op.target.placement.ranks:
             self.items[output] = put_together(self.build, op.target.box(value.shape, self.rank), received, output.type)
+
+
+def _elements_before(box: Box) -> int:
+    """Where a box begins in the tensor that it is a stretch of."""
+    return sum(start * stride for start, stride in zip(box.start, contiguous_strides(box.whole, 1), strict=True))
+
+
+def _lying(slot: Slot, elements: int, type: TensorType, name: str) -> Item:
+    """What lies dense so many elements behind the beginning of a slot."""
+    itemsize = type.dtype.itemsize
+    return Item(type, name, slot=Slot(slot.buffer, slot.offset + elements * itemsize, type, contiguous_strides(type.shape, itemsize)))
 
 
 def _reduction(op: Reroute) -> Reduction:

@@ -25,7 +25,7 @@ from jobflow.ops.layout_ops import Copy
 from jobflow.ops.op import Op
 from jobflow.plan import plan as plans
 from jobflow.plan.plan import Collective, Compute, Feed, Instruction, Plan, Slot, Transfer, aligned
-from jobflow.plan.plan_checks import Access, verify_memory, verify_order
+from jobflow.plan.plan_checks import Access, verify_memory, verify_order, verify_writes
 
 
 def plan_memory(ordered: Ordered) -> Plan:
@@ -84,6 +84,7 @@ class _Planning:
         plan = Plan(program.job, program.rank, sizes, feeds, body, epilogue, fetches, variables, program.schedule, needed)
         verify_memory(self.accesses)
         verify_order(plan)
+        verify_writes(plan)
         return plan
 
     # ---------------------------------------------------------------- places
