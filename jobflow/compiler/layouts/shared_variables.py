@@ -24,8 +24,9 @@ another one writes, and what it would read there is copied in the body.  `plan_c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from jobflow.compiler.layouts.box import Reroute, rerouted
 from jobflow.compiler.layouts.look import lies_together
@@ -49,6 +50,15 @@ def divide_updates(physical: Physical, shared: Collection[str], io_buffers: bool
     """Share out the updates of the variables called in `shared`; with `io_buffers` arguments come through the shared I/O buffers."""
     dividing = _Dividing(physical, shared, io_buffers)
     return dividing.divided() if dividing.writers or dividing.assigned else physical
+
+
+class _Sum(NamedTuple):
+    """A tensor that is summed over ranks: what stands for it in the graph that is walked, its addends, and how these and it lie."""
+
+    value: Value
+    x: Value
+    source: Layout
+    target: Layout
 
 
 def _is_sum(node: Node) -> bool:
@@ -90,7 +100,6 @@ class _Dividing(Rewriter):
         names = [*(self._variable(node, i) for node in self.writers for i in node.op.alias.values()), *self.assigned]
         self.placement = self.graph.variables[names[0]].placement
         self.ranks = self.placement.ranks
-        self.placement_layout = self.graph.variables[names[0]].layout
         if self._is_read_again():
             self.owners = dict.fromkeys(self._dependents(self.writers), self.ranks[0])
         else:
@@ -200,10 +209,18 @@ class _Dividing(Rewriter):
         if not isinstance(op, Updated) or not op.flat or dict(op.alias) != {i: i for i in range(op.count)}:
             return False
         shapes = {value.shape for value in node.inputs[: op.count + op.like]}
-        return len(shapes) == 1 and all(self._is_whole(self.physical.layouts[value]) for value in node.inputs)
+        return len(shapes) == 1 and all(self._is_whole(value) for value in (*node.inputs, *node.outputs))
 
-    def _is_whole(self, layout: Layout | Local) -> bool:
+    def _is_whole(self, value: Value) -> bool:
+        """True if all ranks that share variables hold a value whole."""
+        layout = self.physical.layouts[value]
         return isinstance(layout, Layout) and layout.is_whole and set(layout.placement.ranks) == set(self.ranks)
+
+    def _laid(self, value: Value, layouts: Mapping[Value, Layout | Local]) -> Layout:
+        """How a value of the consistent view lies."""
+        layout = layouts[value]
+        assert isinstance(layout, Layout)
+        return layout
 
     def _updates_of(self, value: Value, flat: Collection[Node]) -> list[Node]:
         """The updates that read a sum, each as its only tensor; none if anything else reads it."""
@@ -231,9 +248,7 @@ class _Dividing(Rewriter):
 
     def _price(self, value: Value, placement: Placement, sbp: Sbp) -> int:
         """What it costs to bring a factor into a layout."""
-        here = self.physical.layouts[value]
-        assert isinstance(here, Layout), "what is made in the consistent view is made of that"
-        return 0 if self._lies_together(value) else price(here, Layout(placement, (sbp,)), value.type)
+        return 0 if self._lies_together(value) else price(self._laid(value, self.physical.layouts), Layout(placement, (sbp,)), value.type)
 
     def _lies_together(self, value: Value) -> bool:
         return self.io_buffers and lies_together(value, self.physical.layouts, self.readers)
@@ -271,8 +286,7 @@ class _Dividing(Rewriter):
         """A value that lies otherwise, for a node; the same for all nodes."""
         key = value, target
         if key not in self.brought:
-            here = self.layouts[value]
-            assert isinstance(here, Layout)
+            here = self._laid(value, self.layouts)
             self.brought[key] = value if here == target else self._made(rerouted(value, Reroute(here, target, name), node.origin), target)
         return self.brought[key]
 
@@ -283,11 +297,13 @@ class _Dividing(Rewriter):
         parts = [self._rerouted(value, layout, "part", node) for value in inputs[:tensors]]
         made = self.keep(node, (*parts, *inputs[tensors:]))
         self.layouts.update(dict.fromkeys(made, layout))
-        return [self._rerouted(value, self.placement_layout, "look", node) for value in made]
+        return [
+            self._rerouted(value, self._laid(before, self.physical.layouts), "look", node) for value, before in zip(made, node.outputs, strict=True)
+        ]
 
     def _by_one(self, node: Node, inputs: tuple[Value, ...], rank: int) -> tuple[Value, ...]:
         """A node that one rank runs."""
-        if isinstance(node.op, Reroute) or (node.op.alias and node not in self.writers):
+        if isinstance(node.op, Reroute) or node.outputs[0].local or (node.op.alias and node not in self.writers):
             raise self._needed_by_all(str(node.op), node)
         made = self.keep(node, tuple(self._on_one(value, rank, node) for value in inputs), placement=Placement(self.placement.tag, (rank,)))
         self.layouts.update(dict.fromkeys(made, Layout(made[0].node.placement, (B,))))
@@ -312,21 +328,31 @@ class _Dividing(Rewriter):
     def _summed(self, node: Node, inputs: tuple[Value, ...]) -> list[Value]:
         """Sums of gradients: in rows, in pieces, and those that are read whole."""
         assert isinstance(node.op, Reroute)
-        found = {
-            value: self._formed(source.node, self.rows[value]) for value, source in zip(node.outputs, node.inputs, strict=True) if value in self.rows
-        }
         ends = node.op.each or ((node.op.source, node.op.target),) * len(inputs)
-        sums = [(value, x, source, target) for value, x, (source, target) in zip(node.outputs, inputs, ends, strict=True) if value not in found]
-        for name, cuts in (("reduce_scatter", True), ("all_reduce", False)):
-            some = [(value, x, source, self.scattered.get(value, target)) for value, x, source, target in sums if (value in self.scattered) == cuts]
-            if some:
-                each = tuple((source, target) for *_, source, target in some)
-                op = Reroute(*each[0], name, each if len(set(each)) > 1 else ())
-                makes = [(value.type, f"{x.name}:{'piece' if cuts else 'B'}", False) for value, x, *_ in some]
-                made = self.add(Node(op, tuple(x for _, x, *_ in some), makes, node.name, node.placement, node.origin))
-                found.update(zip((value for value, *_ in some), made, strict=True))
-                self.layouts.update(zip(made, (target for *_, target in some), strict=True))
+        found: dict[Value, Value] = {}
+        scattered: list[_Sum] = []
+        whole: list[_Sum] = []
+        for value, product, x, (source, target) in zip(node.outputs, node.inputs, inputs, ends, strict=True):
+            if value in self.rows:
+                found[value] = self._formed(product.node, self.rows[value])
+            elif value in self.scattered:
+                scattered.append(_Sum(value, x, source, self.scattered[value]))
+            else:
+                whole.append(_Sum(value, x, source, target))
+        for name, sums in (("reduce_scatter", scattered), ("all_reduce", whole)):
+            if sums:
+                found.update(self._together(node, name, sums))
         return [found[value] for value in node.outputs]
+
+    def _together(self, node: Node, route: str, sums: Sequence[_Sum]) -> dict[Value, Value]:
+        """Sums that travel as one, in place of some of those of a node."""
+        ends = tuple((one.source, one.target) for one in sums)
+        op = Reroute(*ends[0], route, ends if len(set(ends)) > 1 else ())
+        makes = [(one.value.type, one.value.name, False) for one in sums]
+        name = sums[0].x.name if len(sums) == 1 else f"{sums[0].x.name}..{sums[-1].x.name}"
+        made = self.add(Node(op, tuple(one.x for one in sums), makes, name, node.placement, node.origin))
+        self.layouts.update(zip(made, (one.target for one in sums), strict=True))
+        return dict(zip((one.value for one in sums), made, strict=True))
 
     def _formed(self, node: Node, signature: Signature) -> Value:
         """The rows of a product of each rank, from factors that the ranks exchange."""
@@ -334,9 +360,7 @@ class _Dividing(Rewriter):
         for value, sbp in zip(node.inputs, signature.inputs, strict=True):
             x = self.now[value]
             for target in ((B,), (sbp,)) if self._lies_together(value) else ((sbp,),):
-                here = self.layouts[x]
-                assert isinstance(here, Layout)
-                for hop in path(here, Layout(node.placement, target), value.type):
+                for hop in path(self._laid(x, self.layouts), Layout(node.placement, target), value.type):
                     x = self._rerouted(x, hop.target, hop.name, node)
             factors.append(x)
         (rows,) = self.keep(node, tuple(factors))
