@@ -59,6 +59,20 @@ w8 = weight("w8", 5, 5)
 with place(3, 0, 2, 1): t9 = matmul(t3, w8, transpose_a=False, transpose_b=False)
 # ends t9
 """,
+    "an update of rows was joined with its neighbour, over the rest of its own variable": """
+# optimizer sgd, mesh 2, seed 11
+x0 = argument("x0", 6, 6)
+w8 = weight("w8", 6, 6, sbp=(S(0),))
+b9 = greater(x0, w8)
+w10 = weight("w10", 6)
+t11 = where(b9, x0, tanh(w10))
+t12 = tanh(matmul(t11, x0))
+w14 = weight("w14", 6, 6)
+t15 = add(t12, w14)
+w18 = weight("w18", 6, 6)
+t19 = softmax_cross_entropy(t15, softmax(w18, 1))
+# ends t19
+""",
 }
 
 
