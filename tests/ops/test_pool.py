@@ -11,7 +11,7 @@ import pytest
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.types import TensorType, bool_, dtype_of, float32, int32
 from jobflow.kernels import registry
-from jobflow.kernels.target import CPU
+from jobflow.kernels.target import CPU, target_of
 from jobflow.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, MaxPoolPick, _pool_op
 
 _CASES = [
@@ -41,8 +41,8 @@ class CpuDevice:
         return np.full(shape, np.nan if dtype.numpy.kind == "f" else 1, dtype.numpy)
 
 
-def run_bound(op: Any, *arrays: Any, output: Any) -> Any:
-    calls = registry.bind(op, CPU, CpuDevice(), arrays, (output,))
+def run_bound(op: Any, *arrays: Any, output: Any, target: Any = CPU) -> Any:
+    calls = registry.bind(op, target, CpuDevice(), arrays, (output,))
     for _ in range(2):
         output[...] = np.nan
         for function, arguments in calls:
@@ -180,6 +180,25 @@ def test_an_infinite_gradient_stays_where_the_maximum_is() -> None:
     dy = np.full_like(y, np.inf)
     dx = run_bound(MaxPoolGrad(*attributes), x, y, dy, output=batch_innermost(np.zeros_like(x)))
     assert np.isinf(dx).sum() == y.size and not np.isnan(dx).any()
+
+
+@pytest.mark.parametrize(
+    "case", [_CASES[1], ((2, 2), (3, 2), ((0, 0), (0, 0)), False, (3, 2, 8, 5)), ((3,), (3,), ((0, 0),), False, (17, 2, 9))], ids=str
+)
+def test_the_compiled_gradient_of_maxima_is_the_kernel_s(case: Any) -> None:
+    """With ties, infinities and what is no number."""
+    *attributes, shape = case
+    rng, op = np.random.default_rng(3), MaxPoolGrad(*attributes)
+    for dtype in (np.float32, np.float64):
+        x = rng.integers(0, 3, shape).astype(dtype)
+        x.flat[:2] = np.inf, np.nan
+        y = np.empty((*shape[:2], *op.window.out_sizes("pool", shape[2:])), dtype)
+        MaxPool(*attributes).kernel(np, x, y)
+        dy, expected = np.full_like(y, np.inf), np.empty_like(x)
+        op.kernel(np, x, y, dy, expected)
+        arrays = [batch_innermost(a) for a in (x, y, dy)]
+        assert registry.choose(op, target_of("cpu", "llvm"), arrays, (arrays[0],)).implementation.name == "first maxima by loop"
+        np.testing.assert_array_equal(run_bound(op, *arrays, output=batch_innermost(x), target=target_of("cpu", "llvm")), expected)
 
 
 def test_functions_fill_in_padding_and_strides() -> None:

@@ -34,7 +34,7 @@ def _refused(op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str |
     return refused((*inputs, *outputs))
 
 
-def _planes(device: Binder, inputs: Sequence[Array], output: Array) -> tuple[list[Array], list[Call], list[Call]]:
+def planes(device: Binder, inputs: Sequence[Array], output: Array) -> tuple[list[Array], list[Call], list[Call]]:
     """Inputs and output as [planes, *spatial, m], the calls that load these, and those that store that."""
     innermost = is_innermost(inputs[0]) or inputs[0].shape[0] >= _RUN
     loaded = [load(device, array, innermost, dense=True) for array in inputs]
@@ -101,7 +101,7 @@ def _pool(window: Window, function: Callable[..., Any], identity: float, device:
 
 @implements(MaxPool, refuses=_refused)
 def maxima_by_axes(op: MaxPool, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    (x, y), before, after = _planes(device, inputs, outputs[0])
+    (x, y), before, after = planes(device, inputs, outputs[0])
     return [*before, *_pool(op.window, _maximum, -np.inf, device, x, y), *after]
 
 
@@ -113,7 +113,7 @@ def _shares(window: Window, x: Array, y: Array) -> Array:
 
 @implements(AvgPool, refuses=_refused)
 def means_by_axes(op: AvgPool, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    (x, y), before, after = _planes(device, inputs, outputs[0])
+    (x, y), before, after = planes(device, inputs, outputs[0])
     scale: Call = (np.multiply, (y, _shares(op.window, x, y), y))
     return [*before, *_pool(op.window, np.add, 0.0, device, x, y), scale, *after]
 
@@ -141,7 +141,7 @@ def _covers(window: Window, a: int, size: int, out: int) -> bool:
 
 @implements(AvgPoolGrad, refuses=_refused)
 def shares_by_axes(op: AvgPoolGrad, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    (dy, dx), before, after = _planes(device, inputs, outputs[0])
+    (dy, dx), before, after = planes(device, inputs, outputs[0])
     scaled = device.scratch((next(_blocks(dy)).stop, *dy.shape[1:]), dtype_of(dy.dtype))
     share, steps = _shares(op.window, dx, dy), _steps(device, scaled, dx)
     calls: list[Call] = []
@@ -155,7 +155,7 @@ def shares_by_axes(op: AvgPoolGrad, device: Binder, inputs: Sequence[Array], out
 @implements(MaxPoolGrad, refuses=_refused)
 def first_maxima_by_masks(op: MaxPoolGrad, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     """dx: per tap, mask = (x == y) and not taken before; dx gets dy under the mask."""
-    (x, y, dy, dx), before, after = _planes(device, inputs, outputs[0])
+    (x, y, dy, dx), before, after = planes(device, inputs, outputs[0])
     window, axes = op.window, range(x.ndim - 2)
     shape = (next(_blocks(y)).stop, *y.shape[1:])
     hit, taken = device.scratch(shape, bool_), device.scratch(shape, bool_)
