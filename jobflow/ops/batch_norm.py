@@ -11,23 +11,19 @@ Normalize takes them as numbers of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from jobflow.core.errors import ShapeError
 from jobflow.core.layout import Rule
-from jobflow.core.types import Array, Tensor, TensorType, dtype_of
+from jobflow.core.types import Tensor, TensorType
 from jobflow.ops.arithmetic import add, multiply, subtract
 from jobflow.ops.axes import reshape
-from jobflow.ops.blocks import BLOCK, blocks, memory_order
-from jobflow.ops.broadcast import lead_sum_calls, sum_calls
 from jobflow.ops.derivative import through
 from jobflow.ops.indexed import Indexed
-from jobflow.ops.matmul import along, axis_sum
-from jobflow.ops.op import LETTERS, Binder, Call, Grads, Sample, apply, normal_axis, sample
+from jobflow.ops.matmul import axis_sum
+from jobflow.ops.op import LETTERS, Grads, Sample, apply, normal_axis, sample
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
 from jobflow.ops.scalar import scale, shift
 from jobflow.ops.transcendental import rsqrt
@@ -53,51 +49,10 @@ class ChannelOp(Indexed):
             if vector.shape != (x.shape[self.axis],):
                 raise ShapeError(f"{what}: {name} {vector} is not of the size {x.shape[self.axis]} that x {x} has on axis {self.axis}")
 
-    def _others(self, x: Array) -> tuple[int, ...]:
-        return tuple(i for i in range(x.ndim) if i != self.axis)
-
-    def _wide(self, x: Array, *vectors: Array) -> list[Array]:
-        """Vectors per channel, as views that broadcast along x."""
-        return [along(vector, self.axis, x.ndim) for vector in vectors]
-
 
 def _wide(vector: Tensor, axis: int, like: Tensor) -> Tensor:
     """A vector per channel, shaped to broadcast along the other axes."""
     return reshape(vector, [vector.type.size if i == axis else 1 for i in range(like.type.ndim)])
-
-
-def _cuts(x: Array, elements: int = BLOCK) -> list[tuple[slice, ...]]:
-    """Where to cut x into blocks of about `elements` elements, along the outermost axes in memory."""
-    found: list[tuple[slice, ...]] = [tuple(slice(0, n) for n in x.shape)]
-    size = x.size
-    for axis in memory_order(x):
-        if size <= elements:
-            break
-        n = x.shape[axis]
-        step = max(1, n * elements // size)
-        found = [(*at[:axis], slice(i, min(i + step, n)), *at[axis + 1 :]) for at in found for i in range(0, n, step)]
-        size = size // n * step
-    return found
-
-
-def _like(device: Binder, x: Array) -> Array:
-    """Scratch of the shape of x, dense, with its axes in the same order in memory."""
-    order = memory_order(x)
-    memory = device.scratch(tuple(x.shape[i] for i in order), dtype_of(x.dtype))
-    return memory.transpose([order.index(i) for i in range(x.ndim)])
-
-
-def _block_sums(device: Binder, axis: int, x: Array, count: int) -> tuple[list[tuple[tuple[slice, ...], Array, list[Array]]], list[Array]]:
-    """For sums over blocks: per block where it is, scratch for it, and where its `count` sums go; and all these sums, [blocks, channels]."""
-    cuts = _cuts(x)
-    sums = [np.zeros((len(cuts), x.shape[axis]), x.dtype) for _ in range(count)]  # a block leaves the channels it has not at zero
-    scratch: dict[tuple[int, ...], Array] = {}
-    found = []
-    for k, at in enumerate(cuts):
-        part = x[at]
-        work = scratch.setdefault(part.shape, part) if part.shape in scratch else scratch.setdefault(part.shape, _like(device, part))
-        found.append((at, work, [each[k, at[axis]] for each in sums]))
-    return found, sums
 
 
 @dataclass(frozen=True)
@@ -117,18 +72,6 @@ class CenteredSquares(ChannelOp):
     def formula(self, f: Any, x: Any, mean: Any) -> Any:
         centred = x - mean
         return f.column_sum(centred * centred)
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        (x, mean), (s,) = inputs, outputs
-        if device.xp is not np or not x.size or x.dtype.itemsize < 4:
-            return super().bind(device, inputs, outputs)
-        parts, (sums,) = _block_sums(device, self.axis, x, 1)
-        calls: list[Call] = []
-        for at, work, (total,) in parts:
-            (m,) = self._wide(x, mean[at[self.axis]])
-            calls += [(np.subtract, (x[at], m, work)), (np.multiply, (work, work, work))]
-            calls += sum_calls(device, work, self._others(x), total)
-        return [*calls, *lead_sum_calls(device, sums, s)]
 
     def grad(self, x: Tensor, mean: Tensor, s: Tensor, ds: Tensor) -> Grads:
         dx = call(CenteredSquaresGrad(self.axis), x, mean, ds)
@@ -180,17 +123,6 @@ class Normalize(ChannelOp):
     def formula(self, f: Any, x: Any, mean: Any, variance: Any, gamma: Any, beta: Any) -> Any:
         return (x - mean) * (gamma / f.sqrt(variance + self.epsilon)) + beta
 
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        (x, mean, variance, gamma, beta), (y,) = inputs, outputs
-        if device.xp is not np or not x.size or x.dtype.itemsize < 4:
-            return super().bind(device, inputs, outputs)
-        factor = device.scratch(gamma.shape, dtype_of(gamma.dtype))
-        calls: list[Call] = [(_factor, (variance, self.epsilon, gamma, factor))]
-        vectors = [np.broadcast_to(v, x.shape) for v in self._wide(x, mean, factor, beta)]
-        for u, v, m, a, b in blocks([x, y, *vectors]):
-            calls += [(np.subtract, (u, m, v)), (np.multiply, (v, a, v)), (np.add, (v, b, v))]
-        return calls
-
     def grad(self, x: Tensor, mean: Tensor, variance: Tensor, gamma: Tensor, beta: Tensor, y: Tensor, dy: Tensor) -> Grads:
         dgamma, dbeta = apply(NormalizeSums(self.axis, self.epsilon), dy, x, mean, variance)
         inv_std = rsqrt(shift(variance, self.epsilon))
@@ -205,13 +137,6 @@ class Normalize(ChannelOp):
         different = () if cls is BatchNormalize else None
         yield sample(cls(1, 1e-3), numbers(1, 3, 4, 2), *vectors, differentiable=different)
         yield sample(cls(1, 1e-3), numbers(1, 5, 4), *vectors, differentiable=different)
-
-
-def _factor(variance: Array, epsilon: float, gamma: Array, factor: Array) -> None:
-    """factor = gamma / sqrt(variance + epsilon)"""
-    np.add(variance, variance.dtype.type(epsilon), factor)
-    np.sqrt(factor, factor)
-    np.divide(gamma, factor, factor)
 
 
 @dataclass(frozen=True)
@@ -259,20 +184,6 @@ class NormalizeSums(ChannelOp):
     def formula(self, f: Any, dy: Any, x: Any, mean: Any, variance: Any) -> Any:
         return f.column_sum(dy * ((x - mean) * f.rsqrt(variance + self.epsilon))), f.column_sum(dy)
 
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        (dy, x, mean, variance), (dgamma, dbeta) = inputs, outputs
-        if device.xp is not np or not x.size or x.dtype.itemsize < 4:
-            return super().bind(device, inputs, outputs)
-        parts, (weighted, plain) = _block_sums(device, self.axis, x, 2)
-        calls: list[Call] = []
-        for at, work, totals in parts:
-            (m,) = self._wide(x, mean[at[self.axis]])
-            calls += [(np.subtract, (x[at], m, work)), (np.multiply, (work, dy[at], work))]
-            for what, total in zip((work, dy[at]), totals, strict=True):
-                calls += sum_calls(device, what, self._others(x), total)
-        calls += [*lead_sum_calls(device, weighted, dgamma), *lead_sum_calls(device, plain, dbeta)]
-        return [*calls, (_factor_in_place, (variance, self.epsilon, dgamma))]
-
     def grad(self, dy: Tensor, x: Tensor, mean: Tensor, variance: Tensor, *rest: Tensor | None) -> Grads:
         def parts(dy: Tensor, x: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
             weighed = multiply(dy, subtract(x, _wide(mean, self.axis, x)))
@@ -283,10 +194,6 @@ class NormalizeSums(ChannelOp):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(1, 1e-3), numbers(1, 3, 4, 2), numbers(2, 3, 4, 2), numbers(3, 4), numbers(4, 4, low=0.5))
-
-
-def _factor_in_place(variance: Array, epsilon: float, gamma: Array) -> None:
-    np.divide(gamma, np.sqrt(variance + variance.dtype.type(epsilon)), gamma)
 
 
 @dataclass(frozen=True)
@@ -316,24 +223,6 @@ class BatchNormalizeGrad(ChannelOp):
     def formula(self, f: Any, dy: Any, x: Any, mean: Any, variance: Any, gamma: Any, dgamma: Any, dbeta: Any) -> Any:
         inv_std, share = f.rsqrt(variance + self.epsilon), 1 / max(self.count, 1)
         return gamma * inv_std * (dy - (dbeta * share + (x - mean) * (dgamma * inv_std * share)))
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        (dy, x, mean, variance, gamma, dgamma, dbeta), (dx,) = inputs, outputs
-        if device.xp is not np or not x.size or x.dtype.itemsize < 4:
-            return super().bind(device, inputs, outputs)
-        a, p, q = device.scratch((3, len(gamma)), dtype_of(gamma.dtype))
-        calls: list[Call] = [(self._vectors, (variance, gamma, dgamma, dbeta, a, p, q))]
-        vectors = [np.broadcast_to(v, x.shape) for v in self._wide(x, mean, a, p, q)]
-        for g, u, v, m, s, r, t in blocks([dy, x, dx, *vectors]):
-            calls += [(np.subtract, (u, m, v)), (np.multiply, (v, t, v)), (np.add, (v, r, v)), (np.subtract, (g, v, v)), (np.multiply, (v, s, v))]
-        return calls
-
-    def _vectors(self, variance: Array, gamma: Array, dgamma: Array, dbeta: Array, a: Array, p: Array, q: Array) -> None:
-        """a = gamma inv_std, p = dbeta / count, q = dgamma inv_std / count"""
-        inv_std = 1 / np.sqrt(variance + variance.dtype.type(self.epsilon))
-        np.multiply(gamma, inv_std, a)
-        np.divide(dbeta, self.count, p)
-        np.multiply(dgamma, inv_std / self.count, q)
 
     def grad(self, *tensors: Tensor) -> Grads:
         return through(self._parts, tensors[:7], tensors[8:])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -11,17 +11,12 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.layout import Box, Rule
-from jobflow.core.types import Array, Tensor, TensorType, dtype_of
-from jobflow.ops import in_pieces, special
-from jobflow.ops.blocks import BLOCK
+from jobflow.core.types import Tensor, TensorType
+from jobflow.ops import in_pieces
 from jobflow.ops.derivative import through
 from jobflow.ops.indexed import Indexed
-from jobflow.ops.op import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, normal_axis, sample
+from jobflow.ops.op import LETTERS, OVER_FIRST, Grads, Op, Sample, normal_axis, sample
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
-from jobflow.ops.row_calls import row_max_calls
-
-#: query rows of a causal softmax are cut into so many blocks, of no less than so many rows: each computes only the columns that its last row sees
-CAUSAL_BLOCKS, CAUSAL_ROWS = 8, 16
 
 
 def whole_axis(ndim: int, axis: int) -> str:
@@ -178,55 +173,6 @@ class CausalSoftmax(Indexed):
         top = f.row_max(z)
         e = f.exp(z - f.maximum(top, -x.dtype.largest))
         return e * f.reciprocal(f.maximum(f.row_sum(e), 1.0))
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        (x,), (y,) = inputs, outputs
-        if device.xp is not np or self.diagonal < 0 or x.dtype.itemsize < 4:
-            return super().bind(device, inputs, outputs)
-        try:
-            x, y = (a.reshape((math.prod(a.shape[:-2]), *a.shape[-2:]), copy=False) for a in (x, y))
-        except ValueError:
-            return super().bind(device, inputs, outputs)
-        return self._calls(device, x, y) if x.size else []
-
-    def _calls(self, device: Binder, x: Array, y: Array) -> list[Call]:
-        batch, rows, columns = x.shape
-        height = max(-(-rows // CAUSAL_BLOCKS), min(rows, CAUSAL_ROWS))
-        step = max(1, BLOCK // (height * columns))
-        dtype = dtype_of(x.dtype)
-        memory = device.scratch((min(step, batch) * height * columns,), dtype)
-        column, ones = device.scratch((min(step, batch) * height, 1), dtype), np.ones(columns, x.dtype)
-        hidden = np.where(np.arange(columns) - np.arange(rows)[:, None] <= self.diagonal, 0, -math.inf).astype(x.dtype)
-        calls: list[Call] = []
-        for first in range(0, rows, height):
-            last = min(first + height, rows)
-            clear, width = min(first + self.diagonal + 1, columns), min(last + self.diagonal, columns)
-            for start in range(0, batch, step):
-                u, v = (a[start : start + step, first:last] for a in (x, y))
-                work = memory[: len(u) * (last - first) * width].reshape(len(u), last - first, width)
-                c = column[: len(u) * (last - first)]
-                calls += self._block(u[:, :, :width], v[:, :, :width], work, c, ones[:width], hidden[first:last, clear:width])
-                if width < columns:
-                    calls.append((v[:, :, width:].fill, (0,)))
-        return calls
-
-    def _block(self, x: Array, y: Array, work: Array, column: Array, ones: Array, hidden: Array) -> list[Call]:
-        """The calls of a block whose last columns, as many as `hidden` has, are partly hidden."""
-        exponential, unit = special.exponential()
-        calls: list[Call] = [(np.multiply, (x, np.asarray(self.scale * unit, x.dtype), work))]
-        if hidden.size:
-            edge = work[:, :, work.shape[2] - hidden.shape[1] :]
-            calls.append((np.add, (edge, hidden, edge)))
-        rows = work.reshape(-1, work.shape[2])
-        return [
-            *calls,
-            *row_max_calls(rows, column[:, 0]),
-            (np.subtract, (rows, column, rows)),
-            (exponential, (rows, rows)),
-            (np.dot if rows.shape[1] > 1 else np.matmul, (rows, ones, column[:, 0])),
-            (np.reciprocal, (column, column)),
-            (np.multiply, (work, column.reshape(*work.shape[:2], 1), y)),
-        ]
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (call(SoftmaxGrad(x.type.ndim - 1, self.scale), y, dy),)

@@ -10,10 +10,12 @@ and `MODULES` says for the operations of which module of `jobflow` it is importe
 
 #: module of operations -> the modules of this package that register implementations of them
 MODULES: dict[str, tuple[str, ...]] = {
+    "ops.batch_norm": ("batch_statistics",),
     "ops.conv": ("convolutions",),
     "ops.index": ("segments",),
     "ops.pool": ("pooling",),
     "ops.row_update": ("table_updates",),
     "ops.slice_update": ("copies",),
     "ops.slices": ("copies",),
+    "ops.softmax": ("causal_softmax",),
 }

@@ -1,0 +1,130 @@
+"""Batch normalisation on CPUs: blocks of images that stay in the cache, whatever the order of their axes in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from jobflow.core.types import Array, dtype_of
+from jobflow.kernels.registry import implements
+from jobflow.ops.batch_norm import BatchNormalizeGrad, CenteredSquares, ChannelOp, Normalize, NormalizeSums
+from jobflow.ops.blocks import BLOCK, blocks, memory_order
+from jobflow.ops.broadcast import lead_sum_calls, sum_calls
+from jobflow.ops.matmul import along
+from jobflow.ops.op import Binder, Call, Op
+
+
+def _refused(op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
+    return None if inputs[0].size else "there is nothing to normalize"
+
+
+def _others(op: ChannelOp, x: Array) -> tuple[int, ...]:
+    return tuple(i for i in range(x.ndim) if i != op.axis)
+
+
+def _wide(op: ChannelOp, x: Array, *vectors: Array) -> list[Array]:
+    """Vectors per channel, as views that broadcast along x."""
+    return [along(vector, op.axis, x.ndim) for vector in vectors]
+
+
+def _cuts(x: Array, elements: int = BLOCK) -> list[tuple[slice, ...]]:
+    """Where to cut x into blocks of about `elements` elements, along the outermost axes in memory."""
+    found: list[tuple[slice, ...]] = [tuple(slice(0, n) for n in x.shape)]
+    size = x.size
+    for axis in memory_order(x):
+        if size <= elements:
+            break
+        n = x.shape[axis]
+        step = max(1, n * elements // size)
+        found = [(*at[:axis], slice(i, min(i + step, n)), *at[axis + 1 :]) for at in found for i in range(0, n, step)]
+        size = size // n * step
+    return found
+
+
+def _like(device: Binder, x: Array) -> Array:
+    """Scratch of the shape of x, dense, with its axes in the same order in memory."""
+    order = memory_order(x)
+    memory = device.scratch(tuple(x.shape[i] for i in order), dtype_of(x.dtype))
+    return memory.transpose([order.index(i) for i in range(x.ndim)])
+
+
+def _block_sums(device: Binder, axis: int, x: Array, count: int) -> tuple[list[tuple[tuple[slice, ...], Array, list[Array]]], list[Array]]:
+    """For sums over blocks: per block where it is, scratch for it, and where its `count` sums go; and all these sums, [blocks, channels]."""
+    cuts = _cuts(x)
+    sums = [np.zeros((len(cuts), x.shape[axis]), x.dtype) for _ in range(count)]  # a block leaves the channels it has not at zero
+    scratch: dict[tuple[int, ...], Array] = {}
+    found = []
+    for k, at in enumerate(cuts):
+        part = x[at]
+        work = scratch.setdefault(part.shape, part) if part.shape in scratch else scratch.setdefault(part.shape, _like(device, part))
+        found.append((at, work, [each[k, at[axis]] for each in sums]))
+    return found, sums
+
+
+@implements(CenteredSquares, refuses=_refused)
+def squares_in_blocks(op: CenteredSquares, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    (x, mean), (s,) = inputs, outputs
+    parts, (sums,) = _block_sums(device, op.axis, x, 1)
+    calls: list[Call] = []
+    for at, work, (total,) in parts:
+        (m,) = _wide(op, x, mean[at[op.axis]])
+        calls += [(np.subtract, (x[at], m, work)), (np.multiply, (work, work, work))]
+        calls += sum_calls(device, work, _others(op, x), total)
+    return [*calls, *lead_sum_calls(device, sums, s)]
+
+
+@implements(Normalize, refuses=_refused)
+def normalize_in_blocks(op: Normalize, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    (x, mean, variance, gamma, beta), (y,) = inputs, outputs
+    factor = device.scratch(gamma.shape, dtype_of(gamma.dtype))
+    calls: list[Call] = [(_factor, (variance, op.epsilon, gamma, factor))]
+    vectors = [np.broadcast_to(v, x.shape) for v in _wide(op, x, mean, factor, beta)]
+    for u, v, m, a, b in blocks([x, y, *vectors]):
+        calls += [(np.subtract, (u, m, v)), (np.multiply, (v, a, v)), (np.add, (v, b, v))]
+    return calls
+
+
+def _factor(variance: Array, epsilon: float, gamma: Array, factor: Array) -> None:
+    """factor = gamma / sqrt(variance + epsilon)"""
+    np.add(variance, variance.dtype.type(epsilon), factor)
+    np.sqrt(factor, factor)
+    np.divide(gamma, factor, factor)
+
+
+@implements(NormalizeSums, refuses=_refused)
+def sums_in_blocks(op: NormalizeSums, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    (dy, x, mean, variance), (dgamma, dbeta) = inputs, outputs
+    parts, (weighted, plain) = _block_sums(device, op.axis, x, 2)
+    calls: list[Call] = []
+    for at, work, totals in parts:
+        (m,) = _wide(op, x, mean[at[op.axis]])
+        calls += [(np.subtract, (x[at], m, work)), (np.multiply, (work, dy[at], work))]
+        for what, total in zip((work, dy[at]), totals, strict=True):
+            calls += sum_calls(device, what, _others(op, x), total)
+    calls += [*lead_sum_calls(device, weighted, dgamma), *lead_sum_calls(device, plain, dbeta)]
+    return [*calls, (_factor_in_place, (variance, op.epsilon, dgamma))]
+
+
+def _factor_in_place(variance: Array, epsilon: float, gamma: Array) -> None:
+    np.divide(gamma, np.sqrt(variance + variance.dtype.type(epsilon)), gamma)
+
+
+@implements(BatchNormalizeGrad, refuses=_refused)
+def gradient_in_blocks(op: BatchNormalizeGrad, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    (dy, x, mean, variance, gamma, dgamma, dbeta), (dx,) = inputs, outputs
+    a, p, q = device.scratch((3, len(gamma)), dtype_of(gamma.dtype))
+    calls: list[Call] = [(partial(_vectors, op), (variance, gamma, dgamma, dbeta, a, p, q))]
+    vectors = [np.broadcast_to(v, x.shape) for v in _wide(op, x, mean, a, p, q)]
+    for g, u, v, m, s, r, t in blocks([dy, x, dx, *vectors]):
+        calls += [(np.subtract, (u, m, v)), (np.multiply, (v, t, v)), (np.add, (v, r, v)), (np.subtract, (g, v, v)), (np.multiply, (v, s, v))]
+    return calls
+
+
+def _vectors(op: BatchNormalizeGrad, variance: Array, gamma: Array, dgamma: Array, dbeta: Array, a: Array, p: Array, q: Array) -> None:
+    """a = gamma inv_std, p = dbeta / count, q = dgamma inv_std / count"""
+    inv_std = 1 / np.sqrt(variance + variance.dtype.type(op.epsilon))
+    np.multiply(gamma, inv_std, a)
+    np.divide(dbeta, op.count, p)
+    np.multiply(dgamma, inv_std / op.count, q)

@@ -1,0 +1,82 @@
+"""The softmax of causal attention on CPUs: blocks of rows, each over the columns that its last row sees, so half of the work is left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from jobflow.core.types import Array, dtype_of
+from jobflow.kernels.registry import implements
+from jobflow.ops import special
+from jobflow.ops.blocks import BLOCK
+from jobflow.ops.op import Binder, Call, Op
+from jobflow.ops.row_calls import row_max_calls
+from jobflow.ops.softmax import CausalSoftmax
+
+#: the rows are cut into so many blocks, of no less than so many rows
+_BLOCKS, _ROWS = 8, 16
+
+
+def _matrices(*arrays: Array) -> list[Array] | None:
+    """Views as [batch, rows, columns]; None where there are none."""
+    try:
+        return [a.reshape((math.prod(a.shape[:-2]), *a.shape[-2:]), copy=False) for a in arrays]
+    except ValueError:
+        return None
+
+
+def _refused(op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
+    assert isinstance(op, CausalSoftmax)
+    if op.diagonal < 0:
+        return "some rows see no column"
+    return "the batch does not lie in memory as one axis" if _matrices(*inputs, *outputs) is None else None
+
+
+@implements(CausalSoftmax, refuses=_refused)
+def seen_blocks(op: CausalSoftmax, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    found = _matrices(*inputs, *outputs)
+    assert found is not None
+    return _calls(op, device, *found) if outputs[0].size else []
+
+
+def _calls(op: CausalSoftmax, device: Binder, x: Array, y: Array) -> list[Call]:
+    batch, rows, columns = x.shape
+    height = max(-(-rows // _BLOCKS), min(rows, _ROWS))
+    step = max(1, BLOCK // (height * columns))
+    dtype = dtype_of(x.dtype)
+    memory = device.scratch((min(step, batch) * height * columns,), dtype)
+    column, ones = device.scratch((min(step, batch) * height, 1), dtype), np.ones(columns, x.dtype)
+    hidden = np.where(np.arange(columns) - np.arange(rows)[:, None] <= op.diagonal, 0, -math.inf).astype(x.dtype)
+    calls: list[Call] = []
+    for first in range(0, rows, height):
+        last = min(first + height, rows)
+        clear, width = min(first + op.diagonal + 1, columns), min(last + op.diagonal, columns)
+        for start in range(0, batch, step):
+            u, v = (a[start : start + step, first:last] for a in (x, y))
+            work = memory[: len(u) * (last - first) * width].reshape(len(u), last - first, width)
+            c = column[: len(u) * (last - first)]
+            calls += _block(op.scale, u[:, :, :width], v[:, :, :width], work, c, ones[:width], hidden[first:last, clear:width])
+            if width < columns:
+                calls.append((v[:, :, width:].fill, (0,)))
+    return calls
+
+
+def _block(scale: float, x: Array, y: Array, work: Array, column: Array, ones: Array, hidden: Array) -> list[Call]:
+    """The calls of a block whose last columns, as many as `hidden` has, are partly hidden."""
+    exponential, unit = special.exponential()
+    calls: list[Call] = [(np.multiply, (x, np.asarray(scale * unit, x.dtype), work))]
+    if hidden.size:
+        edge = work[:, :, work.shape[2] - hidden.shape[1] :]
+        calls.append((np.add, (edge, hidden, edge)))
+    rows = work.reshape(-1, work.shape[2])
+    return [
+        *calls,
+        *row_max_calls(rows, column[:, 0]),
+        (np.subtract, (rows, column, rows)),
+        (exponential, (rows, rows)),
+        (np.dot if rows.shape[1] > 1 else np.matmul, (rows, ones, column[:, 0])),
+        (np.reciprocal, (column, column)),
+        (np.multiply, (work, column.reshape(*work.shape[:2], 1), y)),
+    ]
