@@ -140,7 +140,7 @@ def rank(number):
         os.replace = killed
     x = f.element(0, float32)
     a, y = np.arange(40, dtype=np.float32), np.empty(40, np.float32)
-    for k in range(3):
+    for k in (0, 1, 2) if number != 5 else (0, 1, 2, 3):  # the last is its own, so it writes for certain
         for function, arguments in bind([x * x + float(k)], [a], [y]):
             function(*arguments)
         assert np.array_equal(y, a * a + np.float32(k))
