@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Literal, TypeAlias
 
 Kind: TypeAlias = Literal["cpu", "cuda"]
@@ -60,13 +61,19 @@ class Target:
         return TIERS[self.tier]
 
 
+def cpu_tier(setting: str) -> Tier:
+    """The tier of a setting on CPUs; "auto" is "numpy" where what its tier needs is not installed."""
+    tier = SETTINGS[setting]
+    return "numpy" if setting == "auto" and tier == "llvm" and find_spec("llvmlite") is None else tier
+
+
 @lru_cache
 def target_of(tag: str, setting: str = "auto") -> Target:
     """The target of a device "cpu" or "gpu" under a setting of `flow.config.kernels`."""
     if tag == "gpu":
         tier = GPU_SETTINGS[setting]
         return Target("cuda", tier, alignment=256, fusion=FusionLimits() if tier == "nvrtc" else None)
-    tier = SETTINGS[setting]
+    tier = cpu_tier(setting)
     if tier == "reference":
         return Target("cpu", tier)
     fusion = FusionLimits() if tier == "llvm" else None
@@ -74,4 +81,4 @@ def target_of(tag: str, setting: str = "auto") -> Target:
 
 
 #: the target where nothing else is said
-CPU = target_of("cpu")
+CPU = target_of("cpu", "numpy")

@@ -18,6 +18,7 @@ from jobflow.engine.commands import executors_of
 from jobflow.engine.job import job_of
 from jobflow.engine.options import Settings
 from jobflow.engine.session import current_session
+from jobflow.kernels import target
 from jobflow.kernels.region import Region
 from jobflow.tools.explain import explain
 
@@ -82,6 +83,13 @@ def test_a_tier_that_is_missing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
         flow.config.kernels("llvm")
     with pytest.raises(ConfigError, match="one of auto, reference, numpy, llvm; got 'lvm'"):
         flow.config.kernels("lvm")
+
+
+def test_auto_does_without_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(target.SETTINGS, "auto", "llvm")
+    assert [target.cpu_tier(setting) for setting in ("auto", "llvm", "numpy")] == ["llvm", "llvm", "numpy"]
+    monkeypatch.setattr(target, "find_spec", lambda name: None)
+    assert [target.cpu_tier(setting) for setting in ("auto", "llvm", "numpy")] == ["numpy", "llvm", "numpy"]
 
 
 @pytest.mark.usefixtures("fresh")

@@ -11,7 +11,7 @@ from jobflow.cli.health.child import ask, probe
 from jobflow.cli.health.finding import NOTE, OK, PROBLEM, Finding, judged
 from jobflow.core.extras import PACKAGES
 from jobflow.kernels.object_cache import LIMIT, ObjectCache
-from jobflow.kernels.target import SETTINGS
+from jobflow.kernels.target import cpu_tier
 from jobflow.runtime.world.environment import KERNELS, usable_cores
 
 #: variables that say how many threads a matrix library has
@@ -55,7 +55,7 @@ def _blas(name: str, threads: int | None, one: float, most: float) -> Finding:
 def kernels() -> Iterator[Finding]:
     """Which kernels there are, which run where `flow.config.kernels` was not called, and where compiled loops are kept."""
     said = os.environ.get(KERNELS, "").strip()
-    where = f"{KERNELS}={said}" if said else f"without flow.config.kernels: {SETTINGS['auto']}"
+    where = f"{KERNELS}={said}" if said else f"without flow.config.kernels: {cpu_tier('auto')}"
     try:
         version = importlib.metadata.version("llvmlite")
     except importlib.metadata.PackageNotFoundError:
