@@ -96,6 +96,11 @@ class Handle(TensorOperators):
         return self.node.placement.size
 
     @property
+    def parallel_conf(self) -> str:
+        """Where it is, as text."""
+        return str(self.node.placement)
+
+    @property
     def op_name(self) -> str:
         """The full name of the op that makes it."""
         return self.node.name

@@ -359,8 +359,9 @@ def where(condition: Tensor, x: Operand | None = None, y: Operand | None = None,
 
 
 def masked_fill(x: Tensor, mask: Tensor, value: float, name: Name = None) -> Tensor:
-    """value where mask is not zero, x elsewhere."""
-    return where(mask, value, x)
+    """value where mask is not zero, x elsewhere; of integers, value without its fraction."""
+    whole = x.type.dtype.is_integer and isinstance(value, float) and math.isfinite(value)
+    return where(mask, math.trunc(value) if whole else value, x)
 
 
 def elem_cnt(inputs: Tensor, dtype: DType | None = None, name: Name = None) -> Tensor:

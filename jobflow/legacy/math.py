@@ -100,16 +100,22 @@ minimum = _of_two("minimum", _F.minimum, "The smaller of the two, broadcast; at 
 
 
 def divide(x: Operand, y: Operand, name: str | None = None) -> Tensor:
-    """x / y, broadcast.  A number y multiplies by 1 / y, and 0 by 0; a number x gives 0 where y is 0."""
+    """x / y, broadcast.  A number y multiplies by 1 / y, and 0 by 0; a number x gives 0 where y is 0.  Tensors of integers lose the fraction."""
     x, y = operands("divide", x, y)
     if not isinstance(y, Tensor):
         return ew.scale(x, 1.0 / y if y else 0.0)  # type: ignore[arg-type]
     if not isinstance(x, Tensor):
         return ew.scale(ew.reciprocal_no_nan(y), x)
-    return ew.divide(x, y)
+    return ew.divide(x, y) if x.type.dtype.is_float else _truncated(x, y)
 
 
-squared_difference = spelled(ew.squared_difference, "x", "y")
+def _truncated(x: Tensor, y: Tensor) -> Tensor:
+    """The quotient of integers without its fraction."""
+    made: Tensor = _F.mul(_F.floor_divide(_F.abs(x), _F.abs(y)), _F.mul(_F.sign(x), _F.sign(y)))
+    return made
+
+
+squared_difference = _of_two("squared_difference", ew.squared_difference, "(x - y)^2, broadcast; either may be a number.", tensors)
 
 
 def xdivy(x: Tensor, y: Tensor, name: str | None = None) -> Tensor:

@@ -81,6 +81,7 @@ class Tracer:
         label = self._label(op, name, where)
         values = tuple(self._own(value, label, where) for value in inputs)
         local = here.view == "mirrored"
+        placement = self._in_mirrored_view(placement) if local else placement
         if self.looks and type(op) is Checked and (argument := _argument(values[0])) is not None:
             self.limits.append(ValidRange(argument, op, where))
             return values
@@ -142,8 +143,14 @@ class Tracer:
 
     def _crossed(self, value: Value, op: Crossing, where: SourceLine) -> Value:
         placement = value.node.placement
+        placement = self._in_mirrored_view(placement) if isinstance(op, ToLocal) else placement
         op = self._parts(op, placement, where)
         return self._record(op, (value,), self.unique_name(op.word()), placement, where, local=isinstance(op, ToLocal))[0]
+
+    def _in_mirrored_view(self, placement: Placement) -> Placement:
+        """Where each rank's own tensors are: on the job's kind of device, since another scope on the same ranks sends them nowhere."""
+        mine = self.placement
+        return mine if (placement.ranks, placement.mesh) == (mine.ranks, mine.mesh) else placement
 
     def _parts(self, op: Crossing, placement: Placement, where: SourceLine) -> Crossing:
         """The op that knows how many ranks have a part."""

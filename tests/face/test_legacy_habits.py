@@ -1,0 +1,100 @@
+"""What programs rely on that no signature shows: conversions of numbers, scopes on other devices, variables that train jobs share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jobflow as flow
+import jobflow.typing as tp
+
+X = np.float32([[1, -2, 3], [0, 5, 6]])
+WHOLE = np.int32([[7, -7, 0], [2, 9, -1]])
+
+
+@pytest.fixture(autouse=True)
+def session() -> Iterator[None]:
+    flow.clear_default_session()
+    yield
+    flow.clear_default_session()
+
+
+def rate() -> Any:
+    return flow.optimizer.PiecewiseConstantScheduler([], [0.1])
+
+
+def test_numbers_beside_tensors_take_their_type() -> None:
+    @flow.global_function()
+    def job(x: tp.Numpy.Placeholder((2, 3)), i: tp.Numpy.Placeholder((2, 3), flow.int32)) -> tp.Bundle[tp.Numpy]:  # type: ignore[valid-type]
+        assert x.parallel_conf == "cpu[0]"
+        two = flow.constant(2, flow.int32, (1,))
+        return [flow.math.squared_difference(x, 1), flow.masked_fill(i, i, 2.5), flow.math.divide(i, two), flow.math.reduce_any(i, axis=[])]
+
+    squares, filled, halves, any_of_none = job(X, WHOLE)
+    assert squares.tolist() == ((X - 1) ** 2).tolist() and filled.tolist() == [[2, 2, 0], [2, 2, 2]]
+    assert halves.tolist() == [[3, -3, 0], [1, 4, 0]] and halves.dtype == np.int32 and any_of_none.tolist() == [[1, 1, 0], [1, 1, 1]]
+
+
+def test_what_an_integer_cannot_be_is_told() -> None:
+    @flow.global_function()
+    def job(i: tp.Numpy.Placeholder((2, 3), flow.int32)) -> tp.Numpy:  # type: ignore[valid-type]
+        return flow.masked_fill(i, i, float("inf"))
+
+    with pytest.raises(flow.DtypeError, match="inf"):
+        job(WHOLE)
+
+
+def test_data_on_the_cpu_and_the_net_on_the_gpu_in_the_mirrored_view(capfd: pytest.CaptureFixture[str]) -> None:
+    """Scopes on the same ranks: each device's tensors stay where they are."""
+    flow.config.gpu_device_num(2)
+    config = flow.function_config()
+    config.default_logical_view(flow.scope.mirrored_view())
+
+    @flow.global_function(type="train", function_config=config)
+    def job(x: tp.Numpy.Placeholder((4, 3))) -> tp.ListNumpy:  # type: ignore[valid-type]
+        with flow.scope.placement("cpu", "0:0-1"):
+            doubled = x * 2
+            w = flow.get_variable("w", (3,), initializer=flow.ones_initializer())
+        with flow.scope.placement("gpu", "0:0-1"):
+            loss = flow.math.reduce_sum(doubled * w, 1)
+            flow.optimizer.SGD(rate(), momentum=0).minimize(loss)
+        return loss
+
+    first, second = job(np.ones((4, 3), np.float32)), job(np.ones((4, 3), np.float32))
+    assert [each.tolist() for each in first] == [[6, 6]] * 2
+    np.testing.assert_allclose(second, np.full((2, 2), 6 * (1 - 0.1 * 2)), rtol=1e-6)
+
+
+def test_train_jobs_share_variables_and_slots() -> None:
+    """As of a generator and a discriminator: each trains what the other only reads, and a third job trains both."""
+
+    def loss_of(x: Any, trained: str, optimizer: Any) -> Any:
+        g, d = (flow.get_variable(name, (3,), initializer=flow.ones_initializer(), trainable=name in trained) for name in "gd")
+        loss = flow.math.reduce_mean(x * g * d)
+        optimizer.minimize(loss)
+        return loss
+
+    @flow.global_function(type="train")
+    def generator(x: tp.Numpy.Placeholder((2, 3))) -> tp.Numpy:  # type: ignore[valid-type]
+        return loss_of(x, "g", flow.optimizer.SGD(rate(), momentum=0.9))
+
+    @flow.global_function(type="train")
+    def discriminator(x: tp.Numpy.Placeholder((2, 3))) -> tp.Numpy:  # type: ignore[valid-type]
+        return loss_of(x, "d", flow.optimizer.SGD(rate(), momentum=0.9))
+
+    @flow.global_function(type="train")
+    def both(x: tp.Numpy.Placeholder((2, 3))) -> tp.Numpy:  # type: ignore[valid-type]
+        return loss_of(x, "gd", flow.optimizer.SGD(rate(), momentum=0.9))
+
+    g, d, momentum = 1.0, 1.0, {"g": 0.0, "d": 0.0}
+    for job, trained in ((generator, "g"), (discriminator, "d"), (both, "gd"), (generator, "g")):
+        assert job(np.ones((2, 3), np.float32))[0] == pytest.approx(g * d, rel=1e-6)
+        slopes = {"g": d / 3, "d": g / 3}
+        for name in trained:
+            momentum[name] = 0.9 * momentum[name] - 0.1 * slopes[name]
+        g, d = (value + momentum[name] * (name in trained) for name, value in (("g", g), ("d", d)))
+    names = set(flow.get_all_variables())
+    assert {"g", "d", "g-momentum", "d-momentum"} < names and sum(name.startswith("System-Train") for name in names) == 3
