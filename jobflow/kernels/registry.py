@@ -32,10 +32,14 @@ MODULES: dict[Tier, tuple[str, ...]] = {
     "reference": ("jobflow.kernels.in_turn",),
     "numpy": ("jobflow.kernels.in_turn",),
     "llvm": ("jobflow.kernels.compiled_loops", "jobflow.kernels.compiled_table_updates"),
-    "nvrtc": ("jobflow.kernels.cuda.fused_kernels", "jobflow.kernels.cuda.cublas_products"),
+    "nvrtc": ("jobflow.kernels.cuda.fused_kernels",),
 }
 #: the packages whose MODULES say which of their modules have implementations of the operations of a module; these are imported when one is bound
-PACKAGES: dict[tuple[Kind, Tier], str] = {("cpu", "numpy"): "jobflow.kernels.cpu", ("cpu", "llvm"): "jobflow.kernels.llvm"}
+PACKAGES: dict[tuple[Kind, Tier], str] = {
+    ("cpu", "numpy"): "jobflow.kernels.cpu",
+    ("cpu", "llvm"): "jobflow.kernels.llvm",
+    ("cuda", "nvrtc"): "jobflow.kernels.cuda",
+}
 
 #: prepares the calls that compute an operation: prepare(op, device, inputs, outputs)
 Prepare = Callable[[Any, Binder, Sequence[Array], Sequence[Array]], list[Call]]

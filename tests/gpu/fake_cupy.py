@@ -376,8 +376,8 @@ def _as_strided(x: ndarray, *arguments: Any, **options: Any) -> ndarray:
 def modules(gpus: int) -> dict[str, types.ModuleType]:
     """What `import cupy` finds on a machine that seems to have so many GPUs, and no NCCL."""
     Gpus.count = gpus
-    names = ("cupy", "cupy.cuda", "cupy.cuda.nccl", "cupyx", "cupyx.scipy", "cupyx.scipy.special")
-    cupy, cuda, nccl, cupyx, scipy, special = made = [types.ModuleType(name) for name in names]
+    names = ("cupy", "cupy.cuda", "cupy.cuda.nccl", "cupyx", "cupyx.scipy", "cupyx.scipy.special", "cupy_backends.cuda.libs.nvrtc")
+    cupy, cuda, nccl, cupyx, scipy, special, nvrtc = made = [types.ModuleType(name) for name in names]
     tricks = types.SimpleNamespace(as_strided=_as_strided)
     vars(cupy).update(members(), lib=types.SimpleNamespace(stride_tricks=tricks))
     vars(cupy).update(asarray=asarray, array=array, asnumpy=asnumpy, empty=empty, ndarray=ndarray, cuda=cuda)
@@ -387,6 +387,7 @@ def modules(gpus: int) -> dict[str, types.ModuleType]:
     vars(cupyx).update(empty_pinned=empty_pinned, scipy=scipy)
     vars(scipy).update(special=special)
     vars(special).update(special_functions())
+    vars(nvrtc).update(getVersion=lambda: (13, 0))
     for module in made:
         module.__spec__ = importlib.machinery.ModuleSpec(module.__name__, None)
     return {module.__name__: module for module in made}

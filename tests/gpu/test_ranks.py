@@ -56,6 +56,14 @@ class TestDevice:
         with pytest.raises(PlacementError, match="gpu 3 does not exist: this machine has 3 usable GPUs"):
             cuda.CudaDevice(3)
 
+    def test_without_a_compiler_of_kernels(self, gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fails() -> None:
+            raise RuntimeError("failed to load libnvrtc.so.13")
+
+        monkeypatch.setattr(sys.modules["cupy_backends.cuda.libs.nvrtc"], "getVersion", fails)
+        with pytest.raises(PlacementError, match="gpu 0 cannot be used: CuPy finds no NVRTC"):
+            cuda.CudaDevice(0)
+
     @pytest.mark.parametrize("strides", on_device.STRIDES)
     def test_slots_are_windows_on_device_memory(self, device: cuda.CudaDevice, strides: tuple[int, int]) -> None:
         on_device.check_windows(device, strides)
@@ -168,7 +176,9 @@ def test_one_gpu(name: str) -> None:
     check(name, curves_of(1, 1), {"tags": ["gpu"], "comms": ["SoloCommunicator"]})
 
 
-@pytest.mark.parametrize("name", ["hybrid_mlp_with_optimizer", pytest.param("gpt", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "name", ["gpt", pytest.param("hybrid_mlp_with_optimizer", marks=pytest.mark.full), pytest.param("consistent_lenet", marks=pytest.mark.full)]
+)
 def test_kernels_that_are_written_for_gpus(name: str) -> None:
     """The text that NVRTC would compile, through g++, and products that ask for what cuBLAS has."""
     curves, _ = curves_of(1, 1, programs=(name,), kernels="auto")

@@ -30,7 +30,10 @@ BUILT_INS = r"""
 #include <math.h>
 #include <string.h>
 #include <ucontext.h>
+#include <algorithm>
 #include <utility>
+using std::max;
+using std::min;
 #define __global__
 #define __device__
 #define __shared__

@@ -39,12 +39,18 @@ def refuses(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Seq
     why = _problem(tuple(outputs)) or refused_operands(known, outputs, inputs, targets)
     if why:
         return why
-    if known.rows and all(target.size for target in targets):
-        shape = _shape(known.elements, inputs, targets)
-        width = shape[-1] if shape else 1
-        rows = int(np.prod(shape)) // max(width, 1)
-        if width > LONGEST and rows < FEW and not known.per_column:
-            return f"{rows} rows of {width} elements would leave most of a GPU idle"
+    if any(target.size == 0 for target in targets):
+        return None
+    shape = _shape(known.elements, inputs, targets)
+    for k, (y, target) in enumerate(zip(outputs, targets, strict=True)):
+        # another thread may read there after this one has written
+        if y not in known.per_column and any(inputs[i].shape != shape and np.may_share_memory(inputs[i], target) for i in known.types):
+            return f"output {k} is written where other threads read"
+    width = shape[-1] if shape else 1
+    rows = int(np.prod(shape)) // max(width, 1)
+    longest = LONGEST if known.rows else THREADS
+    if (known.rows or any(target.shape != shape for target in targets)) and width > longest and rows < FEW and not known.per_column:
+        return f"{rows} rows of {width} elements would leave most of a GPU idle"
     return None
 
 

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 
 from jobflow.core.types import Array
 from jobflow.kernels.cuda import fused
+from jobflow.kernels.in_turn import InTurn
 from jobflow.kernels.loop_operands import expression_of, seen_in_space
-from jobflow.kernels.registry import register
+from jobflow.kernels.region import Region
+from jobflow.kernels.registry import bind, register
+from jobflow.kernels.target import target_of
 from jobflow.ops.op import Binder, Call, Op
 
 
@@ -32,4 +35,18 @@ class FusedKernel:
         return fused.bind(device, index, found, *seen, kept=(*inputs, *outputs))
 
 
+@dataclass(frozen=True)
+class EachAlone:
+    """The best implementation of each member of a region that is no kernel."""
+
+    name: str = "nvrtc"
+
+    def refuses(self, op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
+        return None
+
+    def bind(self, op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        return bind(op, target_of("gpu"), device, inputs, outputs)
+
+
 register(Op, "cuda", "nvrtc", FusedKernel())
+register(Region, "cuda", "nvrtc", InTurn(EachAlone()), rank=-1)

@@ -61,6 +61,11 @@ class CudaDevice:
             raise PlacementError(f"gpu {index} does not exist: this machine has {count} usable GPUs")
         self.index = index
         self._cupy = importlib.import_module("cupy")
+        try:
+            importlib.import_module("cupy_backends.cuda.libs.nvrtc").getVersion()
+        except (ImportError, OSError, RuntimeError) as error:
+            what = "CuPy finds no NVRTC, which compiles kernels: pip install 'cupy-cuda13x[ctk]'"
+            raise PlacementError(f"gpu {index} cannot be used: {what} ({error})") from error
         # what CuPy imports when it is first asked for, which must not happen in two threads at once
         self._empty_pinned = importlib.import_module("cupyx").empty_pinned
         importlib.import_module("cupyx.scipy.special")
