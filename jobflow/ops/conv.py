@@ -12,7 +12,7 @@ setting `algorithm` and the logical sizes, which `localize` keeps, never from a 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, get_args
 
@@ -61,9 +61,8 @@ class ConvOp(Op):
     def window(self, kernel: tuple[int, ...]) -> Window:
         return Window(kernel, self.strides, self.padding, self.dilations)
 
-    def shapes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Shapes:
-        """Those of x and w, from what the operands' are."""
-        raise NotImplementedError
+    #: those of x and w, from what the inputs' and outputs' are
+    shapes: ClassVar[Callable[..., Shapes]]
 
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         return replace(self, logical=self.shapes([box.whole for box in inputs], [box.whole for box in outputs]))
