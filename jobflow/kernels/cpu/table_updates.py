@@ -72,8 +72,8 @@ def row_calls(
     tables = [y.reshape(len(y), -1) for y in outputs]
     formula = update_program(op.op, dtype)
     assert formula is not None
-    width = tables[0].shape[1]
-    read = _ReadRows(op.offset, tables, rows.reshape(ids.size, width), ids, device.scratch((len(tables), ids.size, width), dtype), formula, numbers)
+    old = device.scratch((len(tables), ids.size, tables[0].shape[1]), dtype)
+    read = _ReadRows(op.offset, tables, rows, ids, old, formula, numbers)
     return [*calls, (read.put_by, ()), *over_all(numbers), (read.update, ())]
 
 
@@ -110,9 +110,10 @@ class _ReadRows:
             np.take(table, self.groups.names, 0, old[: len(self.groups)], "clip")
 
     def update(self) -> None:
-        for part in self.groups.blocks(self.rows.shape[1]):
+        rows = self.rows.reshape(self.old.shape[1:])  # a copy, made anew each time, of rows that do not lie in one piece
+        for part in self.groups.blocks(rows.shape[1]):
             values = [old[part] for old in self.old]
-            gradient = self.groups.sums(self.rows, part)
+            gradient = self.groups.sums(rows, part)
             for function, arguments in block_calls(self.formula, _Temporary(), [*values, gradient], self.numbers, values):
                 function(*arguments)
             for table, value in zip(self.tables, values, strict=True):
