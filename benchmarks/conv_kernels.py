@@ -123,7 +123,7 @@ def running(calls: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]]) -> Run:
 
 def stored(values: Any, target: Target) -> Any:
     """As a plan stores images: batch innermost from so many samples on."""
-    if target.batch_innermost is None or len(values) < target.batch_innermost:
+    if len(values) < target.patterns.formats.fewest_samples:
         return values
     return np.moveaxis(np.ascontiguousarray(np.moveaxis(values, 0, -1)), -1, 0)
 

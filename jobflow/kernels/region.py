@@ -72,14 +72,6 @@ class Region(Op):
     def in_place(self) -> Mapping[int, tuple[int, ...]]:  # type: ignore[override]
         return dict(self.over)
 
-    @property
-    def any_order(self) -> bool:  # type: ignore[override]
-        return all(member.op.any_order for member in self.members)
-
-    @property
-    def strided_outputs(self) -> bool:  # type: ignore[override]
-        return all(member.op.strided_outputs for member in self.members)
-
     def types(self, *types: TensorType) -> list[tuple[TensorType, ...]]:
         """What each member makes of inputs of these types."""
         made: list[tuple[TensorType, ...]] = []

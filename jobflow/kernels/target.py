@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from importlib.util import find_spec
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from jobflow.kernels.patterns import Patterns
 
 Kind: TypeAlias = Literal["cpu", "cuda"]
 #: who computes: each operation's plain kernel; array operations and BLAS, prepared once; loops that are compiled for regions, by LLVM for
@@ -38,22 +42,23 @@ class Target:
     """A kind of device and the tier of kernels on it.  Plans for different targets differ, so what is compiled is kept by target.
 
     alignment        bytes; where every tensor in the arena begins
-    batch_innermost  the fewest samples for which images around convolutions are stored with the batch innermost; None: never
-    columns_first    whether matrices are stored column by column where their product is made faster so
-    peepholes        whether operations take in the makers of their inputs, and skip zeros above diagonals, as BLAS on a CPU allows
+    tables           the module with the target's PATTERNS: what becomes of operations side by side, and how values are stored
     fusion           what a region of operations may hold; None where operations stay apart
     """
 
     kind: Kind = "cpu"
     tier: Tier = "numpy"
     alignment: int = 64
-    batch_innermost: int | None = None
-    columns_first: bool = False
-    peepholes: bool = False
+    tables: str = "jobflow.kernels.patterns"
     fusion: FusionLimits | None = None
 
     def __str__(self) -> str:
         return f"{self.kind}, {self.tier}"
+
+    @property
+    def patterns(self) -> Patterns:
+        found: Patterns = import_module(self.tables).PATTERNS
+        return found
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
@@ -77,7 +82,7 @@ def target_of(tag: str, setting: str = "auto") -> Target:
     if tier == "reference":
         return Target("cpu", tier)
     fusion = FusionLimits() if tier == "llvm" else None
-    return Target("cpu", tier, batch_innermost=8, columns_first=True, peepholes=True, fusion=fusion)
+    return Target("cpu", tier, tables="jobflow.kernels.cpu.patterns", fusion=fusion)
 
 
 #: the target where nothing else is said

@@ -97,8 +97,6 @@ class Gelu(Pointwise):
 
     precision = "follows"
     results = 2
-    strided_outputs = True
-    any_order = True
     in_place = MappingProxyType({1: (0,)})
 
     def infer(self, x: TensorType) -> tuple[TensorType, TensorType]:

@@ -17,9 +17,8 @@ from jobflow.core.types import Tensor, TensorType, bool_
 from jobflow.ops import remainders
 from jobflow.ops.broadcast import sum_to
 from jobflow.ops.checked import check, whole_divisor
-from jobflow.ops.op import OVER_EITHER, Grads, Op, Sample, broadcast_rule, broadcast_shapes, sample
+from jobflow.ops.op import OVER_EITHER, Grads, Sample, broadcast_rule, broadcast_shapes, sample
 from jobflow.ops.pointwise import ANY, FLOATS, Binary, Pointwise, binary_function, call, check_dtypes, numbers
-from jobflow.ops.product_sum import sum_with_maker
 from jobflow.ops.scalar import fill_like, negate, round_half_even
 
 
@@ -31,9 +30,6 @@ class Add(Binary):
     ufunc = "add"
     linear = ((0, 1),)
     in_place = OVER_EITHER
-
-    def absorb(self, index: int, maker: Op, *types: TensorType) -> Op | None:
-        return sum_with_maker(index, maker, *types)
 
 
 @dataclass(frozen=True)

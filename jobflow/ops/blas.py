@@ -37,10 +37,20 @@ def openblas_files() -> list[str]:
 
 def adding_product(a: Array, b: Array, y: Array, share: float = 1.0) -> Callable[[float], None] | None:
     """What does y = alpha a b + share y on NumPy matrices when it is called with alpha; None where BLAS cannot do it."""
-    gemm = _gemm(y.dtype.char) if {a.dtype, b.dtype, y.dtype} == {y.dtype} and y.size and a.size else None
-    if gemm is None or any(_form(x) is None for x in (a, b, y)):
-        return None
-    return gemm(a, b, y, share)
+    gemm = _gemm(y.dtype.char)
+    return None if gemm is None or refuses_product(a, b, y) else gemm(a, b, y, share)
+
+
+def refuses_product(a: Array, b: Array, y: Array) -> str | None:
+    """Why BLAS does not add a b to y; None if it does."""
+    if {a.dtype, b.dtype, y.dtype} != {y.dtype}:
+        return f"elements of {a.dtype}, {b.dtype} and {y.dtype}"
+    if not (y.size and a.size):
+        return "nothing to add"
+    strides = next((x.strides for x in (a, b, y) if _form(x) is None), None)
+    if strides is not None:
+        return f"a matrix with strides {strides}"
+    return f"no OpenBLAS beside NumPy that passes its test, or not for {y.dtype}" if _gemm(y.dtype.char) is None else None
 
 
 def subtracting_product(a: Array, b: Array, y: Array, rate: Array) -> Call | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -55,8 +55,6 @@ class ConvOp(Op):
     logical: Shapes | None = field(default=None, kw_only=True)
 
     unshown = frozenset({"logical"})
-    #: the compiler may store 4-D operands batch innermost, which is what the CPU kernels like best
-    batch_innermost: ClassVar[bool] = True
 
     def window(self, kernel: tuple[int, ...]) -> Window:
         return Window(kernel, self.strides, self.padding, self.dilations)

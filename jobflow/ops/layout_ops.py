@@ -303,8 +303,6 @@ class PackPieces(ViewOp):
 class PackColumns(ViewOp):
     """y = the columns of the matrix x, one after another; nothing to do where memory has x column by column."""
 
-    any_order: ClassVar[bool] = True
-
     def infer(self, x: TensorType) -> TensorType:
         return x.with_shape((x.size,))
 

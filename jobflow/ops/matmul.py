@@ -9,18 +9,33 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.core.errors import ShapeError
+from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import B, Box, Rule, S, Signature
 from jobflow.core.types import Array, Tensor, TensorType, Xp
-from jobflow.ops.broadcast import sum_calls
 from jobflow.ops.indexed import Indexed
 from jobflow.ops.op import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, apply, normal_axis, sample
-from jobflow.ops.product_sum import ProductSum, sum_with_maker
-from jobflow.ops.products import product_calls, product_shape, same_dtype, turned
-from jobflow.ops.triangular import LowerMatMul
 
-#: products of fewer rows than this, and than columns, are made column by column: OpenBLAS takes 5 % (128 rows) to 40 % (8 rows) less time
-FEW_ROWS = 256
+
+def same_dtype(what: str, **operands: TensorType) -> None:
+    a, b = operands.values()
+    if a.dtype is not b.dtype:
+        first, second = operands
+        raise DtypeError(f"{what}: {first} {a} and {second} {b} differ in element type; cast one of them")
+
+
+def product_shape(a: TensorType, b: TensorType, transpose_a: bool, transpose_b: bool) -> tuple[int, int]:
+    """(m, n) of the product of the last two axes."""
+    same_dtype("matmul", a=a, b=b)
+    m, k = a.shape[-2:][::-1] if transpose_a else a.shape[-2:]
+    k2, n = b.shape[-2:][::-1] if transpose_b else b.shape[-2:]
+    if k != k2:
+        raise ShapeError(f"matmul: a {a} and b {b} disagree on the summed axis ({k} != {k2})")
+    return m, n
+
+
+def turned(x: Array, transpose: bool) -> Array:
+    """x with its last two axes exchanged if asked for: a view."""
+    return x.swapaxes(-1, -2) if transpose else x
 
 
 def _flip(pair: str, transpose: bool) -> str:
@@ -39,13 +54,8 @@ class Product(Op):
     transpose_a: bool = False
     transpose_b: bool = False
 
-    strided_outputs = True
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        if device.xp is not np:
-            return super().bind(device, inputs, outputs)
-        a, b = inputs
-        return product_calls(device, turned(a, self.transpose_a), turned(b, self.transpose_b), outputs[0])
+    def kernel(self, xp: Xp, a: Array, b: Array, y: Array) -> None:
+        y[...] = turned(a, self.transpose_a) @ turned(b, self.transpose_b)
 
     def grad(self, a: Tensor, b: Tensor, y: Tensor, dy: Tensor) -> Grads:
         ta, tb = self.transpose_a, self.transpose_b
@@ -59,24 +69,11 @@ class Product(Op):
 class MatMul(Product):
     """y[m,n] = sum_k a[m,k] b[k,n]; a is [k,m] if transpose_a, b is [n,k] if transpose_b."""
 
-    any_order = True
-
-    def wants_columns(self, *types: TensorType) -> bool:
-        a, b = types
-        rows, columns = product_shape(a, b, self.transpose_a, self.transpose_b)
-        return rows < min(FEW_ROWS, columns)
-
-    def plus(self, before: int) -> Op:
-        return ProductSum(self.transpose_a, self.transpose_b, before)
-
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
         return a.with_shape(product_shape(a, b, self.transpose_a, self.transpose_b))
 
     def rule(self, a: TensorType, b: TensorType) -> Rule:
         return Rule(f"{_flip('mk', self.transpose_a)},{_flip('kn', self.transpose_b)}->mn", linear=((0,), (1,)))
-
-    def kernel(self, xp: Xp, a: Array, b: Array, y: Array) -> None:
-        y[...] = turned(a, self.transpose_a) @ turned(b, self.transpose_b)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -101,26 +98,12 @@ class BatchMatMul(Product):
         lead = LETTERS[: a.ndim - 2]
         return Rule(f"{lead}{_flip('yx', self.transpose_a)},{lead}{_flip('xz', self.transpose_b)}->{lead}yz", linear=((0,), (1,)))
 
-    def kernel(self, xp: Xp, a: Array, b: Array, y: Array) -> None:
-        y[...] = turned(a, self.transpose_a) @ turned(b, self.transpose_b)
-
-    def given_lower(self, *lower: bool) -> Op:
-        return LowerMatMul(self.transpose_a, self.transpose_b) if lower[0] else self
-
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(), _random(3, 4, 5), _random(3, 5, 2))
         yield sample(cls(True, False), _random(2, 2, 5, 3), _random(2, 2, 5, 4))
         yield sample(cls(False, True), _random(3, 4, 5), _random(3, 2, 5))
         yield sample(cls(True, True), _random(3, 5, 4), _random(3, 2, 5))
-
-
-def _as_rows(x: Array) -> Array | None:
-    """[..., k] as [rows, k], if that is a view."""
-    try:
-        return x.reshape((int(np.prod(x.shape[:-1])), x.shape[-1]), copy=False)
-    except ValueError:
-        return None
 
 
 @dataclass(frozen=True)
@@ -140,15 +123,6 @@ class BroadcastMatMul(Op):
 
     def kernel(self, xp: Xp, a: Array, b: Array, y: Array) -> None:
         y[...] = a @ turned(b, self.transpose_b)
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        (a, b), (y,) = inputs, outputs
-        if device.xp is not np:
-            return super().bind(device, inputs, outputs)
-        rows, result = _as_rows(a), _as_rows(y)
-        if rows is None or result is None:
-            return product_calls(device, a, turned(b, self.transpose_b), y)
-        return product_calls(device, rows, turned(b, self.transpose_b), result)
 
     def grad(self, a: Tensor, b: Tensor, y: Tensor, dy: Tensor) -> Grads:
         first, second = (dy, a) if self.transpose_b else (a, dy)
@@ -179,12 +153,6 @@ class RowsMatMul(Op):
     def kernel(self, xp: Xp, a: Array, b: Array, y: Array) -> None:
         rows = math.prod(a.shape[:-1])
         y[...] = a.reshape(rows, a.shape[-1]).T @ b.reshape(rows, b.shape[-1])
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        a, b = (_as_rows(x) for x in inputs)
-        if device.xp is not np or a is None or b is None:
-            return super().bind(device, inputs, outputs)
-        return product_calls(device, a.T, b, outputs[0])
 
     def grad(self, a: Tensor, b: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return apply(BroadcastMatMul(True), b, dy), apply(BroadcastMatMul(), a, dy)
@@ -220,8 +188,6 @@ class BiasAdd(Indexed):
     axis: int
 
     in_place = OVER_FIRST
-    strided_outputs = True
-    any_order = True
 
     def infer(self, value: TensorType, bias: TensorType) -> TensorType:
         same_dtype("bias_add", value=value, bias=bias)
@@ -239,9 +205,6 @@ class BiasAdd(Indexed):
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         value, bias = inputs
         return [(device.xp.add, (value, along(bias, self.axis, value.ndim), outputs[0]))]
-
-    def absorb(self, index: int, maker: Op, *types: TensorType) -> Op | None:
-        return sum_with_maker(index, maker, *types) if index == 0 and self.axis == 1 else None
 
     def grad(self, value: Tensor, bias: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return dy, axis_sum(dy, self.axis)
@@ -270,8 +233,6 @@ class AxisSum(Indexed):
 
     axis: int
 
-    any_order = True
-
     def infer(self, x: TensorType) -> TensorType:
         return x.with_shape((x.shape[self.axis],))
 
@@ -283,12 +244,6 @@ class AxisSum(Indexed):
 
     def formula(self, f: Any, x: Any) -> Any:
         return f.column_sum(x)
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        (x,), (y,) = inputs, outputs
-        if device.xp is not np:
-            return super().bind(device, inputs, outputs)
-        return sum_calls(device, x, tuple(i for i in range(x.ndim) if i != self.axis), y)
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (spread(dy, x.type.shape, self.axis),)

@@ -97,10 +97,6 @@ class Op:
     abstract: ClassVar[bool] = False
     #: False for ops whose result is not a function of attributes and inputs alone, and for updates: never merged
     pure: ClassVar[bool] = True
-    #: True for ops whose CPU calls are fastest on values [n,c,*spatial] stored with n innermost (a hint to the compiler's format pass)
-    batch_innermost: ClassVar[bool] = False
-    #: True for ops whose CPU calls take matrices stored column by column as well as row by row
-    any_order: ClassVar[bool] = False
     #: True for values that come from outside the graph (arguments, variables): their kernel never runs
     external: ClassVar[bool] = False
     #: attributes that the text of a node shows anyway
@@ -113,8 +109,6 @@ class Op:
 
     #: output index -> inputs of its type that it may be written over: the calls read an element of these no later than they write it
     in_place: ClassVar[Mapping[int, tuple[int, ...]]] = {}
-    #: True if the CPU calls write into memory of other strides as fast as into dense memory, or nearly
-    strided_outputs: ClassVar[bool] = False
     #: in which precision it runs in a job of mixed precision
     precision: ClassVar[Precision] = "single"
 
@@ -160,11 +154,6 @@ class Op:
         """The outputs, by ops that may be split along axes which this one must keep whole; None where there are no such ops."""
         return None
 
-    @classmethod
-    def total(cls, terms: Sequence[tuple[Op, Sequence[Tensor]]]) -> Tensor | None:
-        """The sum of what these ops of this class give for these inputs, where there is a shorter way than adding them; else None."""
-        return None
-
     def places(self, y: Array, *types: TensorType) -> Sequence[Array | None]:
         """For ops that only bring their inputs together, or into another order: the view of the output y that each input becomes.
 
@@ -175,29 +164,6 @@ class Op:
     def unwritten(self, *inputs: Tensor) -> Tensor:
         """For updates that the body of a job holds: the new value, by ops that write over nothing."""
         raise JobError(f"{self.word()} cannot run once per microbatch; leave train.num_gradient_accumulation_steps at 1")
-
-    def absorb(self, index: int, maker: Op, *types: TensorType) -> Op | None:
-        """The op that takes the inputs of `maker` in place of input `index`, which that makes, and does both in one pass.
-
-        `types` are those of this op's inputs.  None where there is no such op, or nothing gained.
-        """
-        return None
-
-    def plus(self, before: int) -> Op | None:
-        """The op that adds further inputs to what this op makes, `before` of them before its own and the rest after; None if there is none."""
-        return None
-
-    def keeps_lower(self, *lower: bool) -> bool:
-        """True if the output is zero above the diagonal of its last two axes; `lower` says which inputs are."""
-        return False
-
-    def given_lower(self, *lower: bool) -> Op:
-        """The op to run where some inputs are known to be zero above the diagonal of their last two axes."""
-        return self
-
-    def wants_columns(self, *types: TensorType) -> bool:
-        """True if the CPU calls are faster where the output, a matrix, is stored column by column (a hint to the format pass)."""
-        return False
 
     def __str__(self) -> str:
         """The op with the attributes that differ from their defaults: MatMul(transpose_b=True)."""

@@ -14,16 +14,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jobflow.core.types import Array, DType, TensorType, Xp, dtype_of, float32, float64
+from jobflow.core.types import Array, DType, TensorType, Xp, dtype_of, float64
 from jobflow.expressions import language
 from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import functions
-from jobflow.ops.matmul import MatMul
-from jobflow.ops.numpy_calls import LONG_BLOCK, CompiledFormula, block_calls, compiled
+from jobflow.ops.numpy_calls import CompiledFormula, block_calls, compiled
 from jobflow.ops.op import Binder, Call, Op, Sample, sample
 from jobflow.ops.pointwise import Pointwise
 from jobflow.ops.pointwise import numbers as some
-from jobflow.ops.product_update import SgdProduct
 from jobflow.ops.update import Updated
 
 #: an expression, or an array
@@ -183,11 +181,6 @@ class SgdUpdate(OptimizerUpdate):
 
     def formula(self, f: Any, w: Element, g: Element, rate: Element) -> Elements:
         return (w - rate * _downwards(w, g, self.weight_decay, self.maximize),)
-
-    def absorb(self, index: int, maker: Op, *types: TensorType) -> Op | None:
-        plain = index == 1 and not self.weight_decay and not self.maximize
-        gains = plain and types[0].size >= LONG_BLOCK and types[0].dtype in (float32, float64)
-        return SgdProduct(maker.transpose_a, maker.transpose_b) if gains and type(maker) is MatMul else None
 
 
 @dataclass(frozen=True)

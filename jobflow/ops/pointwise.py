@@ -98,8 +98,6 @@ class Elementwise(Pointwise):
     ufunc: ClassVar[str] = ""
     linear: ClassVar[tuple[tuple[int, ...], ...]] = ()
     kinds: ClassVar[str] = FLOATS
-    strided_outputs = True
-    any_order = True
     #: element type of the result; None: that of the operands
     gives: ClassVar[DType | None] = None
 
@@ -248,8 +246,6 @@ class ElementwiseGrad(Pointwise):
     wrt: int
     inputs: int
     reads: tuple[int, ...]
-    strided_outputs = True
-    any_order = True
 
     @property
     def in_place(self) -> Mapping[int, tuple[int, ...]]:  # type: ignore[override]

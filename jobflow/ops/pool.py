@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -33,9 +33,6 @@ class _PoolOp(Op):
     strides: tuple[int, ...]
     padding: Pads
     ceil_mode: bool = False
-
-    #: the compiler may store operands batch innermost, which is what the CPU kernels like best
-    batch_innermost: ClassVar[bool] = True
 
     @property
     def window(self) -> Window:

@@ -138,23 +138,11 @@ class SliceGrad(Op):
     def grad(self, dy: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
         return (call(self.window, ddx),)
 
-    def _span(self, axis: int) -> tuple[int, int] | None:
+    def span(self, axis: int) -> tuple[int, int] | None:
         """The window as (start, stop) along `axis`, if it is whole along the others."""
         window = self.window
         others = all(full for i, full in enumerate(window.full(self.shape)) if i != axis)
         return (window.starts[axis], window.stops[axis]) if others and window.steps[axis] == 1 else None
-
-    @classmethod
-    def total(cls, terms: Sequence[tuple[Op, Sequence[Tensor]]]) -> Tensor | None:
-        """Windows that follow each other along an axis and fill it: their gradients one after the other."""
-        ops = [op for op, _ in terms if isinstance(op, SliceGrad)]
-        for axis, size in enumerate(ops[0].shape):
-            spans = [op._span(axis) for op in ops]
-            order = sorted(range(len(spans)), key=lambda i: spans[i] or (0, 0))
-            edges = [edge for i in order for edge in spans[i] or (-1, -1)]
-            if edges[0] == 0 and edges[-1] == size and edges[1:-1:2] == edges[2::2]:
-                return concat([terms[i][1][0] for i in order], axis)
-        return None
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -84,9 +84,6 @@ class SoftmaxGrad(AxisOp):
 
     in_place = MappingProxyType({0: (1,)})
 
-    def keeps_lower(self, *lower: bool) -> bool:
-        return lower[0]
-
     def formula(self, f: Any, y: Any, dy: Any) -> Any:
         dx = y * (dy - f.row_sum(y * dy))
         return dx if self.scale == 1.0 else dx * self.scale
@@ -164,9 +161,6 @@ class CausalSoftmax(Indexed):
 
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         return replace(self, diagonal=self.diagonal + outputs[0].start[-2])
-
-    def keeps_lower(self, *lower: bool) -> bool:
-        return self.diagonal <= 0
 
     def formula(self, f: Any, x: Any) -> Any:
         z = f.where(f.index(-1) - f.index(-2) <= self.diagonal, x * self.scale, -math.inf)

@@ -100,7 +100,7 @@ class Explained:
     def kernels(self, rank: int) -> str:
         """Who computes each instruction of a rank, why nobody better does, and what stays out of regions, and why."""
         loaded = self._loaded(True)
-        return kernel_tables(loaded.plan(rank, self.devices), loaded.target, loaded.ordered(rank, self.devices).apart)
+        return kernel_tables(loaded.plan(rank, self.devices), loaded.target, loaded.ordered(rank, self.devices))
 
     def boxing(self, rank: int) -> str:
         """Every change of layout, and what a rank hands on in all: less where ranks have memory in common."""

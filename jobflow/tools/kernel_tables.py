@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 
-from jobflow.compiler.rank.order import Apart
+from jobflow.compiler.rank.order import Ordered
 from jobflow.core.tables import TextTable
 from jobflow.kernels import registry
 from jobflow.kernels.target import Target
 from jobflow.plan.plan import Compute, Plan
 
 
-def kernel_tables(plan: Plan, target: Target, apart: Sequence[Apart]) -> str:
-    """A table of the instructions, and one of what stays out of regions where the target forms any."""
+def kernel_tables(plan: Plan, target: Target, ordered: Ordered) -> str:
+    """A table of the instructions, one of the patterns that were used, and one of what stays out of regions where the target forms any."""
     computing = [instruction for instruction in plan.instructions if isinstance(instruction, Compute)]
     slots = [slot for instruction in computing for slot in (*instruction.inputs, *instruction.outputs)]
     addresses = {buffer: (number + 1) << 40 for number, buffer in enumerate(dict.fromkeys(slot.buffer for slot in slots))}
     head = ["instruction", "operation", "kernel", "why not another"]
     text = f"kernels of {target}\n{TextTable(head, [_row(instruction, target, addresses) for instruction in computing])}"
-    if not apart:
+    if ordered.program.hits:
+        text += f"\n\npatterns\n{TextTable(['pattern', 'times'], sorted(Counter(ordered.program.hits).items()))}"
+    if not ordered.apart:
         return text
-    rows = list(dict.fromkeys((one.step, one.region or "any", one.why) for one in apart))
+    rows = list(dict.fromkeys((one.step, one.region or "any", one.why) for one in ordered.apart))
     return f"{text}\n\nnot in a region\n{TextTable(['instruction', 'region', 'why'], rows)}"
 
 

@@ -19,7 +19,7 @@ from jobflow.ops.conv import conv
 from jobflow.ops.pool import max_pool
 from jobflow.plan.storage import RankMemory
 
-SMALLEST = CPU.batch_innermost or 0
+SMALLEST = CPU.patterns.formats.fewest_samples
 
 
 def innermost(body: Any, n: int = 1, target: Target = CPU) -> set[str]:

@@ -34,6 +34,7 @@ from jobflow.engine.operators import TensorOperators
 from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import evaluate
 from jobflow.kernels import registry
+from jobflow.kernels.cpu import product_ops as product_ops
 from jobflow.kernels.target import CPU, target_of
 from jobflow.ops import half
 from jobflow.ops.derivative import through
@@ -47,7 +48,7 @@ for module in pkgutil.iter_modules(jobflow.ops.__path__):
 
 def concrete_ops() -> list[type[Op]]:
     """Every op class of the families but those that only serve as a base, and those that the executor fills from outside."""
-    return [cls for cls in all_ops() if cls.__module__.startswith("jobflow.ops.") and not getattr(cls, "external", False)]
+    return [cls for cls in all_ops() if cls.__module__.startswith(("jobflow.ops.", "jobflow.kernels.cpu.")) and not getattr(cls, "external", False)]
 
 
 def generator(sample: Sample) -> np.random.Generator:

@@ -25,7 +25,7 @@ SAMPLES = 3
 #: of one op
 SHOWN = 8
 #: updates run where their variables lie, and changes of layout have no rules of their own
-UNTRIED = ("jobflow.ops.update", "jobflow.ops.optimizer_updates", "jobflow.ops.layout_ops", "jobflow.ops.parts", "jobflow.ops.product_update")
+UNTRIED = ("jobflow.ops.update", "jobflow.ops.optimizer_updates", "jobflow.ops.layout_ops", "jobflow.ops.parts", "jobflow.kernels.cpu.product_ops")
 
 
 def marks(type: TensorType, extremes: bool) -> list[Sbp]:

@@ -8,15 +8,10 @@ import laws
 import numpy as np
 import pytest
 
-from jobflow.core.types import TensorType, float32, int32
 from jobflow.kernels import registry
+from jobflow.kernels.cpu.product_ops import ProductSum, SgdProduct
 from jobflow.kernels.target import CPU
 from jobflow.ops import blas
-from jobflow.ops.arithmetic import Add
-from jobflow.ops.matmul import BatchMatMul, BiasAdd, MatMul
-from jobflow.ops.optimizer_updates import SgdUpdate
-from jobflow.ops.product_sum import ProductSum
-from jobflow.ops.product_update import SgdProduct
 
 Array = Any
 
@@ -79,14 +74,6 @@ def test_descent_along_a_product(there: bool, monkeypatch: pytest.MonkeyPatch) -
     assert np.array_equal(w, expected)
 
 
-def test_only_large_plain_updates_make_their_gradient() -> None:
-    large, small, lr = TensorType((512, 784), float32), TensorType((5, 7), float32), TensorType((1,), float32)
-    assert SgdUpdate().absorb(1, MatMul(True), large, large, lr) == SgdProduct(True)
-    assert SgdUpdate().absorb(1, MatMul(True), small, small, lr) is None
-    assert SgdUpdate(0.1).absorb(1, MatMul(True), large, large, lr) is None
-    assert SgdUpdate().absorb(1, BatchMatMul(), large, large, lr) is None
-
-
 @pytest.mark.skipif(not blas.openblas_files(), reason="this NumPy was not built with a bundled OpenBLAS")
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
 def test_weighted_sums_read_their_factors_when_they_run(kind: Any) -> None:
@@ -118,19 +105,6 @@ def test_products_add_themselves_to_what_is_laid_down(there: bool, order: Any, m
     for function, arguments in registry.bind(ProductSum(at=1), CPU, laws.Bench(), [rest, a, b, bias], [y]):
         function(*arguments)
     assert np.array_equal(y, rest + a @ b + bias)
-
-
-def test_large_sums_are_made_by_their_products() -> None:
-    y, row, column = TensorType((512, 256), float32), TensorType((256,), float32), TensorType((512,), float32)
-    assert BiasAdd(1).absorb(0, MatMul(False, True), y, row) == ProductSum(False, True, 0)
-    assert Add().absorb(1, ProductSum(False, True, 0), y, y) == ProductSum(False, True, 1)
-    assert Add().absorb(0, MatMul(), y, row) == ProductSum()
-    assert BiasAdd(0).absorb(0, MatMul(), y, column) is None
-    assert BiasAdd(1).absorb(1, MatMul(), y, row) is None
-    assert Add().absorb(0, BatchMatMul(), y, y) is None
-    assert Add().absorb(1, MatMul(), TensorType((3, 512, 256), float32), y) is None
-    for small in (TensorType((255, 4096), float32), TensorType((256, 255), float32), TensorType((512, 256), int32)):
-        assert Add().absorb(0, MatMul(), small, small) is None
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["with the library", "without"])

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import jobflow.core.scope as scope
 from jobflow.compiler.front.dynamic_loss_scale import Scaling
+from jobflow.compiler.front.gradient_sums import shorter_sum
 from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import JobError, PlanError
 from jobflow.core.layout import B, P, Split
@@ -275,7 +276,7 @@ def _traced(made: Tensor) -> Value:
 def _total(contributions: list[Value]) -> Value:
     first = type(contributions[0].node.op)
     if len(contributions) > 1 and all(type(value.node.op) is first for value in contributions):
-        shorter = first.total([(value.node.op, value.node.inputs) for value in contributions])
+        shorter = shorter_sum([(value.node.op, value.node.inputs) for value in contributions])
         if shorter is not None:
             return _traced(shorter)
     total = contributions[0]

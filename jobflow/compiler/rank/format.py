@@ -1,13 +1,13 @@
-"""The memory order of values where the target prefers one (`Target`): batch-innermost around convolutions, pooling, and products with few rows.
+"""The memory order of values where the target's table of formats prefers one: around convolutions and pooling, and products with few rows.
 
 Policy for images: a tensor [n, c, h, w] that a convolution or a pooling op reads or writes, and every tensor of its shape that is joined
 to it by elementwise ops, is stored in the order c, h, w, n.  Then transforms, pooling, bias and activations are vector loops
 over the batch, padding and im2col are copies of contiguous runs, and flattening before a dense layer costs nothing, because
 [n, c h w] in that order is a transposed matrix that a GEMM takes as it is.  Logical types do not change: a kernel sees an array
-[n, c, h, w] with unusual strides.  With few samples the vectors are too short to pay (`Target.batch_innermost`).
+[n, c, h, w] with unusual strides.  With few samples the vectors are too short to pay (`Formats.fewest_samples`).
 
-Policy for matrices: a matrix whose product says it is made faster column by column (`Op.wants_columns`) is stored so, together
-with all that elementwise ops join to it, if every op that touches any of these takes both orders alike (`Op.any_order`).
+Policy for matrices: a matrix whose product says it is made faster column by column (`Formats.columns`) is stored so, together
+with all that elementwise ops join to it, if every op that touches any of these takes both orders alike (`Formats.any_order`).
 Example: activations of a dense layer on 100 samples, their gradients, and what bias and activation function make of them.
 
 What is made again for the backward pass (`recompute`) is stored like what it repeats: products of other orders round otherwise.
@@ -19,23 +19,26 @@ from collections.abc import Iterable
 
 from jobflow.compiler.front.recompute import AGAIN
 from jobflow.compiler.rank.local import Item, Program, Step
+from jobflow.kernels.patterns import Formats
 from jobflow.ops.op import Op, ViewOp
 
 
 def format_items(program: Program) -> dict[Item, tuple[int, ...]]:
     """The memory order of every item that is not C-ordered, as the target prefers it."""
-    images = {} if program.target.batch_innermost is None else _batch_innermost(program, program.target.batch_innermost)
-    return images | (dict.fromkeys(_columns_first(program), (1, 0)) if program.target.columns_first else {})
+    formats = program.target.patterns.formats
+    images = _batch_innermost(program, formats) if formats.images else {}
+    return images | (dict.fromkeys(_columns_first(program, formats), (1, 0)) if formats.columns else {})
 
 
-def _batch_innermost(program: Program, smallest: int) -> dict[Item, tuple[int, ...]]:
-    """The images that are stored with the batch innermost, of at least so many samples."""
+def _batch_innermost(program: Program, formats: Formats) -> dict[Item, tuple[int, ...]]:
+    """The images that are stored with the batch innermost."""
+    smallest = formats.fewest_samples
     joined = _Groups(_repeated(program))
     wants: list[Item] = []
     for step in program.steps:
         if not isinstance(step.action, Op) or isinstance(step.action, ViewOp):
             continue
-        if step.action.batch_innermost:
+        if isinstance(step.action, formats.images):
             wants.extend(item for item in _batches(step.action, step) if _is_image(item, smallest))
         else:
             joined.join_equal_shapes([item for item in (*step.inputs, *step.outputs) if _is_image(item, smallest)])
@@ -44,7 +47,7 @@ def _batch_innermost(program: Program, smallest: int) -> dict[Item, tuple[int, .
     return {item: (*range(1, item.type.ndim), 0) for item in images}
 
 
-def _columns_first(program: Program) -> Iterable[Item]:
+def _columns_first(program: Program, formats: Formats) -> Iterable[Item]:
     """The matrices that are stored column by column."""
     joined = _Groups(_repeated(program))
     wants: list[Item] = []
@@ -52,9 +55,9 @@ def _columns_first(program: Program) -> Iterable[Item]:
     for step in program.steps:
         matrices = [item for item in (*step.inputs, *step.outputs) if item.type.ndim == 2]
         fixed += [item for item in matrices if item.slot is not None]
-        if not isinstance(step.action, Op) or not step.action.any_order:
+        if not isinstance(step.action, Op) or not formats.takes_any_order(step.action):
             fixed += matrices
-        elif step.action.wants_columns(*(item.type for item in step.inputs)):
+        elif formats.wants_columns(step.action, [item.type for item in step.inputs]):
             wants += step.outputs
         else:
             joined.join_equal_shapes(matrices)

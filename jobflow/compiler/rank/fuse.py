@@ -1,13 +1,13 @@
 """Program -> fewer, larger steps.
 
-`use_triangles`: what is known to be zero above a diagonal (`Op.keeps_lower`) is told to the ops that read it.
+`use_triangles`: what reads values that are known to be zero above a diagonal is replaced by what skips these.
 
-`absorb_makers`: an op that can make its own input (`Op.absorb`) does, if nobody else reads that.  An update along a product subtracts
+`absorb_makers`: an op that can make its own input does, if nobody else reads that.  An update along a product subtracts
 that from the variable while it is computed; what is added to a product is laid down first, and the product adds itself to it.  What
 one microbatch makes is not put off to another: all it is made of would stay alive.  Where the target fuses, what has an expression and
 is made or read by what has one as well becomes part of a region instead.
 
-Both are done where the target says so (`Target.peepholes`).
+Both go by tables of the target (`kernels/patterns.py`): rows say what becomes one operation.
 
 `join_updates`: elementwise updates of variables that lie end to end become one update of the whole run.  State keeps the
 variables of one group end to end, buckets keep their gradients in the same places, and where there is no bucket (one rank) the
@@ -18,12 +18,13 @@ arrays, in blocks that stay in cache.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from jobflow.compiler.rank.local import Builder, Item, Join, Program, Step
 from jobflow.compiler.rank.views import StridedWindow, is_dense, views_of, windows, written_over
 from jobflow.core.types import TensorType, contiguous_strides
+from jobflow.kernels.patterns import Fold
 from jobflow.ops.layout_ops import SliceBox
 from jobflow.ops.op import Op
 from jobflow.ops.update import Updated
@@ -32,26 +33,36 @@ from jobflow.plan.plan import Slot, aligned
 
 def fuse(program: Program) -> Program:
     """Join what can be joined."""
-    return join_updates(absorb_makers(use_triangles(program)) if program.target.peepholes else program)
+    return join_updates(absorb_makers(use_triangles(program)))
 
 
 def use_triangles(program: Program) -> Program:
     """Have every op that can skip the zeros above the diagonal of an input do so."""
+    patterns = program.target.patterns
+    if not patterns.triangles:
+        return program
+    rows = {row.reader: row for row in patterns.triangles}
+    hits = list(program.hits)
     lower: set[Item] = set()
     steps: list[Step] = []
     for step in program.steps:
         if isinstance(step.action, Op):
             known = tuple(item in lower for item in step.inputs)
-            if step.action.keeps_lower(*known):
+            keeps, row = patterns.lower.get(type(step.action)), rows.get(type(step.action))
+            if keeps is not None and keeps(step.action, *known):
                 lower.update(step.outputs)
-            if any(known):
-                step = replace(step, action=step.action.given_lower(*known))
+            if row is not None and known[row.index]:
+                step = replace(step, action=row.replacement(step.action))
+                hits.append(row.name)
         steps.append(step)
-    return replace(program, steps=tuple(steps))
+    return replace(program, steps=tuple(steps), hits=tuple(hits))
 
 
 def absorb_makers(program: Program) -> Program:
     """Let ops make the inputs that only they read; updates, and what runs among them, only from values that no update overwrites."""
+    folds, hits = program.target.patterns.folds, list(program.hits)
+    if not folds:
+        return program
     stored = views_of(program.steps, set(program.reads.values()))
     over = written_over(program.steps)
     readers = Counter(item for step in program.steps for item in step.inputs)
@@ -77,15 +88,16 @@ def absorb_makers(program: Program) -> Program:
             ):
                 continue
             in_loop = program.target.fusion and _fits_in_loop(step) and any(map(_fits_in_loop, (maker, *after[step.outputs[0]])))
-            both = None if in_loop else _absorbed(step, index, maker)
+            both, name = (None, "") if in_loop else _absorbed(folds, step, index, maker)
             if both is not None:
                 steps.remove(maker)
+                hits.append(name)
                 step = both
                 break
         steps.append(step)
         if len(step.outputs) == 1:
             makers[step.outputs[0]] = step
-    return replace(program, steps=tuple(steps))
+    return replace(program, steps=tuple(steps), hits=tuple(hits))
 
 
 def _fits_in_loop(step: Step) -> bool:
@@ -93,12 +105,14 @@ def _fits_in_loop(step: Step) -> bool:
     return isinstance(step.action, Op) and step.action.expression(*(item.type for item in step.inputs)) is not None
 
 
-def _absorbed(step: Step, index: int, maker: Step) -> Step | None:
-    """The step that also does what the maker of its input `index` does."""
-    if not isinstance(step.action, Op) or not isinstance(maker.action, Op):
-        return None
-    both = step.action.absorb(index, maker.action, *(item.type for item in step.inputs))
-    return None if both is None else replace(step, action=both, inputs=(*step.inputs[:index], *maker.inputs, *step.inputs[index + 1 :]))
+def _absorbed(folds: Iterable[Fold], step: Step, index: int, maker: Step) -> tuple[Step | None, str]:
+    """The step that also does what the maker of its input `index` does, by which row."""
+    if isinstance(step.action, Op) and isinstance(maker.action, Op):
+        for row in folds:
+            both = row.folded(step.action, index, maker.action, [item.type for item in step.inputs])
+            if both is not None:
+                return replace(step, action=both, inputs=(*step.inputs[:index], *maker.inputs, *step.inputs[index + 1 :])), row.name
+    return None, ""
 
 
 def join_updates(program: Program) -> Program:

@@ -131,6 +131,8 @@ class Program:
     results: tuple[Item, ...] = ()
     #: what it is for
     target: Target = CPU
+    #: the rows of the target's patterns that were used, once for each time
+    hits: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return "\n".join([f"job {self.job}, rank {self.rank}", *(f"  {step}" for step in self.steps)])

@@ -61,7 +61,7 @@ class _Planning:
         roots = [*program.reads.values(), *_stored(self.steps), *self.arguments]
         fetched, told = {item for _, item in program.fetches}, communicated(self.steps)
         alone = windows(self.steps, roots, orders)
-        placed = placements(self.steps, alone, fetched | told | set(self.arguments), orders)
+        placed = placements(self.steps, alone, fetched | told | set(self.arguments), orders, program.target.patterns.formats)
         self.windows: dict[Item, StridedWindow] = windows(self.steps, roots, orders, placed) if placed else alone
         self.updated = views_of(self.steps, set(written_over(self.steps)))
         self._join()

@@ -15,13 +15,16 @@ from collections.abc import Callable, Mapping, Sequence, Set
 
 from jobflow.compiler.rank.local import Collect, Item, Receive, Send, Step
 from jobflow.compiler.rank.views import Orders, StridedWindow, inner_windows, own_window
+from jobflow.kernels.patterns import Formats
 from jobflow.ops.op import Op, ViewOp
 
 
-def placements(steps: Sequence[Step], found: Mapping[Item, StridedWindow], kept: Set[Item], orders: Orders) -> dict[Item, StridedWindow]:
+def placements(
+    steps: Sequence[Step], found: Mapping[Item, StridedWindow], kept: Set[Item], orders: Orders, formats: Formats
+) -> dict[Item, StridedWindow]:
     """Windows on outputs of later steps, for items that can be made there; `found` says where all would lie by themselves.
 
-    Only ops that write into strided memory as fast as into dense (`Op.strided_outputs`) are sent elsewhere, and only if no view
+    Only ops that write into strided memory as fast as into dense (`Formats.strided`) are sent elsewhere, and only if no view
     besides the chain looks at what they make.
     """
     makers = {item: step for step in steps for item in step.outputs}
@@ -39,7 +42,7 @@ def placements(steps: Sequence[Step], found: Mapping[Item, StridedWindow], kept:
         base = placed.get(output) or own_window(output, orders)
         for part, window in zip(step.inputs, inner_windows(step, base), strict=True):
             if window is not None and step.inputs.count(part) == 1:
-                _send_back(part, window, step, makers, readers, kept, placed)
+                _send_back(part, window, step, makers, readers, kept, placed, formats)
     return placed
 
 
@@ -51,6 +54,7 @@ def _send_back(
     readers: Mapping[Item, list[Step]],
     kept: Set[Item],
     placed: dict[Item, StridedWindow],
+    formats: Formats,
 ) -> None:
     """Place `item`, which lies well in `window` for `reader`, and what it is a view of, if their maker can write there."""
     chain: list[tuple[Item, StridedWindow]] = []
@@ -68,7 +72,7 @@ def _send_back(
         if len(maker.inputs) != 1 or inner[0] is None:
             return
         item, window, reader = maker.inputs[0], inner[0], maker
-    if maker.action.strided_outputs and not any(made in placed for made, _ in chain):
+    if formats.writes_strided(maker.action) and not any(made in placed for made, _ in chain):
         placed.update(chain)
 
 

@@ -10,9 +10,11 @@ and `MODULES` says for the operations of which module of `jobflow` it is importe
 
 #: module of operations -> the modules of this package that register implementations of them
 MODULES: dict[str, tuple[str, ...]] = {
+    "kernels.cpu.product_ops": ("products",),
     "ops.batch_norm": ("batch_statistics",),
     "ops.conv": ("convolutions",),
     "ops.index": ("segments",),
+    "ops.matmul": ("products", "sums"),
     "ops.pool": ("pooling",),
     "ops.row_update": ("table_updates",),
     "ops.slice_update": ("copies",),

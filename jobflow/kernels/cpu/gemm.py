@@ -1,0 +1,84 @@
+"""The one door to matrix products on CPUs:  y = alpha a b + addends.
+
+    gemm(device, a, b, y)                                 np.matmul, with operands brought into a form that BLAS takes
+    gemm(device, a, b, y, addends=[x, bias])              lays down x + bias in y, and OpenBLAS adds the product to that
+    gemm(device, a, b, w, addends=[w], alpha=-1, by=lr)   w - lr a b, lr read when it runs
+
+There are two providers: NumPy, and the OpenBLAS that its wheels bring, through ctypes (`ops/blas.py`), which can add to what is there.
+`RANKS` says who is asked first for what, whatever the sizes, so that all ranks compute alike however a batch is cut among them;
+`benchmarks/gemm.py` measures it.  Neither has epilogues: a bias is laid down before the product, an activation is a call of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jobflow.core.types import Array, dtype_of
+from jobflow.ops import blas
+from jobflow.ops.op import Binder, Call
+from jobflow.ops.slices import same_memory
+
+#: what is asked for and of whom: the rank with which that is registered, higher ones first
+RANKS = {("product", "numpy"): 0, ("sum", "openblas"): 1, ("sum", "numpy"): 0}
+#: multiply-adds below which the shorter call of np.dot matters more than what np.matmul does for strided operands
+SMALL_PRODUCT = 1 << 15
+
+
+def gemm(
+    device: Binder, a: Array, b: Array, y: Array, addends: Sequence[Array] = (), alpha: float = 1.0, by: Array | None = None, provider: str = "numpy"
+) -> list[Call]:
+    """The calls for y = alpha by a b + addends, matrices or rows, on the last two axes; `by` has one element, and is 1 where it is not given."""
+    if not addends:
+        assert alpha == 1.0 and by is None and provider == "numpy", "products are scaled where they are added to something"
+        return _product(device, a, b, y)
+    first, *others = addends
+    there = same_memory(first, y)
+    if provider == "openblas":
+        laid: list[Call] = [] if there else [(np.add, (first, others.pop(0), y)) if others else (np.copyto, (y, first))]
+        return [*laid, *((np.add, (y, addend, y)) for addend in others), _added(a, b, y, alpha, by)]
+    product = device.scratch(y.shape, dtype_of(y.dtype)) if there else y
+    scaled: list[Call] = [] if by is None else [(np.multiply, (product, by.reshape(()), product))]
+    sums: list[Call] = [(np.add, (product, first, y)) if alpha > 0 else (np.subtract, (first, product, y))]
+    return [*_product(device, a, b, product), *scaled, *sums, *((np.add, (y, addend, y)) for addend in others)]
+
+
+def refuses_to_add(a: Array, b: Array, y: Array) -> str | None:
+    """Why OpenBLAS does not add a product to y."""
+    return blas.refuses_product(a, b, y)
+
+
+def _added(a: Array, b: Array, y: Array, alpha: float, by: Array | None) -> Call:
+    if by is not None:
+        assert alpha == -1.0
+        call = blas.subtracting_product(a, b, y, by)
+        assert call is not None
+        return call
+    add = blas.adding_product(a, b, y)
+    assert add is not None
+    return add, (alpha,)
+
+
+def _product(device: Binder, a: Array, b: Array, y: Array) -> list[Call]:
+    if y.ndim == 2 and y.flags.c_contiguous and y.size * a.shape[1] < SMALL_PRODUCT:
+        return [(a.dot, (b, y))]
+    calls: list[Call] = []
+    operands = []
+    for x in (a, b):
+        if not _blas_ready(x):
+            copy = device.scratch(x.shape, dtype_of(x.dtype))
+            calls.append((np.copyto, (copy, x)))
+            x = copy
+        operands.append(x)
+    if _blas_ready(y):
+        return [*calls, (np.matmul, (*operands, y))]
+    result = device.scratch(y.shape, dtype_of(y.dtype))
+    return [*calls, (np.matmul, (*operands, result)), (np.copyto, (y, result))]
+
+
+def _blas_ready(x: Array) -> bool:
+    """True if BLAS takes the last two axes as they are: one of them has unit stride and the other does not overlap it."""
+    rows, columns = x.strides[-2:]
+    size = x.itemsize
+    return bool((columns == size and rows >= size * x.shape[-1]) or (rows == size and columns >= size * x.shape[-2]))

@@ -1,0 +1,114 @@
+"""Operations that patterns make of products and what is around them: BLAS does both in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar, TypeVar
+
+import numpy as np
+
+from jobflow.core.errors import DtypeError, ShapeError
+from jobflow.core.layout import Rule
+from jobflow.core.types import Array, TensorType, Xp
+from jobflow.ops.matmul import BatchMatMul, MatMul, product_shape, turned
+from jobflow.ops.op import Op, Sample, sample
+from jobflow.ops.pointwise import numbers
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ProductSum(Op):
+    """y[m,n] = sum_k a[m,k] b[k,n] + addends, matrices [m,n] or vectors [n].
+
+    The factors are inputs `at` and `at` + 1, transposed as in MatMul, the addends all others.  BLAS adds to what it finds in y
+    without a pass for zeroing it, so that adding costs no more than writing what is added, and nothing where that is in y already.
+    """
+
+    transpose_a: bool = False
+    transpose_b: bool = False
+    at: int = 0
+
+    @property
+    def in_place(self) -> Mapping[int, tuple[int, ...]]:  # type: ignore[override]
+        return {0: (0 if self.at else 2,)}
+
+    def addends(self, inputs: Sequence[T]) -> list[T]:
+        return [*inputs[: self.at], *inputs[self.at + 2 :]]
+
+    def infer(self, *types: TensorType) -> TensorType:
+        a, b = types[self.at : self.at + 2]
+        y = a.with_shape(product_shape(a, b, self.transpose_a, self.transpose_b))
+        for addend in self.addends(types):
+            if addend.dtype is not y.dtype:
+                raise DtypeError(f"{self.word()}: the product {y} and {addend} differ in element type; cast one of them")
+            if addend.shape not in (y.shape, y.shape[1:]):
+                raise ShapeError(f"{self.word()}: {addend} is neither of the shape of the product {y} nor of that of its rows")
+        return y
+
+    def rule(self, *types: TensorType) -> Rule:
+        factors = (self.at, self.at + 1)
+        words = ["mn"[2 - t.ndim :] for t in types]
+        words[self.at : self.at + 2] = "Km" if self.transpose_a else "mK", "nK" if self.transpose_b else "Kn"
+        addends = [i for i in range(len(types)) if i not in factors]
+        return Rule(f"{','.join(words)}->mn", linear=tuple((factor, *addends) for factor in factors))
+
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        *inputs, y = arrays
+        y[...] = sum(self.addends(inputs), turned(inputs[self.at], self.transpose_a) @ turned(inputs[self.at + 1], self.transpose_b))
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        a, b, bias, rest = numbers(1, 5, 4), numbers(2, 4, 3), numbers(3, 3), numbers(4, 5, 3)
+        yield sample(cls(), a, b, bias, differentiable=())
+        yield sample(cls(True, at=1), rest, a.T, b, differentiable=())
+        yield sample(cls(False, True, 1), rest, a, b.T, bias, differentiable=())
+        yield sample(cls(True, True), a.T, b.T, bias, rest, rest, differentiable=())
+
+
+@dataclass(frozen=True)
+class SgdProduct(Op):
+    """w' = w - lr a b: plain gradient descent along a gradient that is a product; transposes as in MatMul."""
+
+    transpose_a: bool = False
+    transpose_b: bool = False
+    alias: ClassVar[Mapping[int, int]] = MappingProxyType({0: 0})
+    pure: ClassVar[bool] = False
+    #: which inputs the factors are
+    at: ClassVar[int] = 1
+
+    def infer(self, w: TensorType, a: TensorType, b: TensorType, lr: TensorType) -> TensorType:
+        g = MatMul(self.transpose_a, self.transpose_b).infer(a, b)
+        if g != w or lr.shape != (1,):
+            raise ShapeError(f"{self.word()}: the product {g} of {a} and {b} is not of the type of the variable {w}, or {lr} is not of shape (1,)")
+        return w
+
+    def rule(self, w: TensorType, a: TensorType, b: TensorType, lr: TensorType) -> Rule:
+        return Rule(f"mn,{'Km' if self.transpose_a else 'mK'},{'nK' if self.transpose_b else 'Kn'},1->mn")
+
+    def kernel(self, xp: Xp, w: Array, a: Array, b: Array, lr: Array, new_w: Array) -> None:
+        new_w[...] = w - lr.reshape(()) * (turned(a, self.transpose_a) @ turned(b, self.transpose_b))
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(), numbers(0, 5, 3), numbers(1, 5, 4), numbers(2, 4, 3), [0.1], differentiable=())
+        yield sample(cls(True, False), numbers(0, 5, 3), numbers(1, 4, 5), numbers(2, 4, 3), [0.1], differentiable=())
+        yield sample(cls(False, True), numbers(0, 5, 3), numbers(1, 5, 4), numbers(2, 3, 4), [0.1], differentiable=())
+
+
+@dataclass(frozen=True)
+class LowerMatMul(BatchMatMul):
+    """y[...,m,n] = sum_k a[...,m,k] b[...,k,n] where a, before it is transposed, is zero above the diagonal, as weights of causal attention are."""
+
+    def rule(self, a: TensorType, b: TensorType) -> Rule:
+        return Rule(super().rule(a, b).spec.replace("x", "X").replace("y", "Y").replace("z", "Z"))
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for rows, depth in ((5, 5), (70, 70), (90, 40), (40, 90)):
+            a, b = np.tril(numbers(1, 2, rows, depth)), numbers(2, 2, depth, 3)
+            yield sample(cls(), a, b, differentiable=())
+            yield sample(cls(False, True), a, b.swapaxes(1, 2), differentiable=())
+            yield sample(cls(True), a, numbers(3, 2, rows, 3), differentiable=())
