@@ -1,7 +1,7 @@
 """What a target makes of operations side by side, and how it likes their operands stored: rows of tables that the compiler reads.
 
     Fold      a reader takes in the maker of one of its inputs, and both become one operation:  bias_add(matmul(a, b), c) -> product sum
-    Triangle  an operation that reads zeros above a diagonal becomes one that skips them:       batch matmul of causal weights
+    SkipZeros an operation that reads zeros above a diagonal becomes one that skips them:       batch matmul of causal weights
     Formats   which operations take or make values in which order of memory
 
 Each fold and triangle has samples, which are its test: they hit this row and no other, and give what the operations give that it replaces.
@@ -50,7 +50,7 @@ class Fold:
 
 
 @dataclass(frozen=True)
-class Triangle:
+class SkipZeros:
     """`replacement(op)`: what runs where input `index` of an op of this very class is known to be zero above the diagonal of its last two axes."""
 
     name: str
@@ -93,7 +93,7 @@ class Patterns:
     """The tables of a target.  `lower[class](op, *known)`: whether the output is zero above its diagonal; `known` says which inputs are."""
 
     folds: tuple[Fold, ...] = ()
-    triangles: tuple[Triangle, ...] = ()
+    triangles: tuple[SkipZeros, ...] = ()
     lower: Mapping[type[Op], Callable[..., bool]] = field(default_factory=dict)
     formats: Formats = Formats()
 

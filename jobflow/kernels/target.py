@@ -82,7 +82,7 @@ def target_of(tag: str, setting: str = "auto") -> Target:
     if tier == "reference":
         return Target("cpu", tier)
     fusion = FusionLimits() if tier == "llvm" else None
-    return Target("cpu", tier, tables="jobflow.kernels.cpu.patterns", fusion=fusion)
+    return Target("cpu", tier, tables="jobflow.kernels.cpu.cpu_patterns", fusion=fusion)
 
 
 #: the target where nothing else is said

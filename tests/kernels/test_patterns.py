@@ -7,9 +7,9 @@ import pytest
 
 from jobflow.core.types import TensorType, float32, int32, type_of
 from jobflow.kernels import registry
-from jobflow.kernels.cpu.patterns import PATTERNS
+from jobflow.kernels.cpu.cpu_patterns import PATTERNS
 from jobflow.kernels.cpu.product_ops import ProductSum, SgdProduct
-from jobflow.kernels.patterns import Fold, FoldSample, Triangle
+from jobflow.kernels.patterns import Fold, FoldSample, SkipZeros
 from jobflow.kernels.target import CPU, Target, target_of
 from jobflow.ops.arithmetic import Add
 from jobflow.ops.matmul import BatchMatMul, BiasAdd, MatMul
@@ -51,7 +51,7 @@ def test_folds(row: Fold, sample: FoldSample) -> None:
 
 
 @pytest.mark.parametrize("row", PATTERNS.triangles, ids=lambda row: row.name)
-def test_triangles(row: Triangle) -> None:
+def test_triangles(row: SkipZeros) -> None:
     random = np.random.default_rng(1)
     a, b = np.tril(random.normal(size=(2, 70, 70))), random.normal(size=(2, 70, 3))
     for target in (CPU, REFERENCE):

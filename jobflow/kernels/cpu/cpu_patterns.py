@@ -9,7 +9,7 @@ import numpy as np
 
 from jobflow.core.types import Array, TensorType, float32, float64
 from jobflow.kernels.cpu.product_ops import LowerMatMul, ProductSum, SgdProduct
-from jobflow.kernels.patterns import Fold, FoldSample, Formats, Patterns, Triangle
+from jobflow.kernels.patterns import Fold, FoldSample, Formats, Patterns, SkipZeros
 from jobflow.ops.activation import Gelu
 from jobflow.ops.arithmetic import Add
 from jobflow.ops.conv import Conv, ConvGradInput, ConvGradWeight
@@ -70,7 +70,7 @@ FOLDS = (
     Fold("sum into sum with product", Add, ProductSum, _sum, (FoldSample(Add(), 0, ProductSum(True), 3, _arrays(_B, _B, _ROW, _Y)),)),
     Fold("descent along product", SgdUpdate, MatMul, _descent, (FoldSample(SgdUpdate(), 1, MatMul(True), 2, _arrays(_Y, _B, _B, (1,))),)),
 )
-TRIANGLES = (Triangle("product with triangle", BatchMatMul, 0, lambda op: LowerMatMul(op.transpose_a, op.transpose_b), BatchMatMul(True)),)
+TRIANGLES = (SkipZeros("product with triangle", BatchMatMul, 0, lambda op: LowerMatMul(op.transpose_a, op.transpose_b), BatchMatMul(True)),)
 PATTERNS = Patterns(
     FOLDS,
     TRIANGLES,
