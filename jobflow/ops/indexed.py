@@ -7,13 +7,16 @@ from functools import lru_cache
 
 import numpy as np
 
-from jobflow.core.types import Array, TensorType, Xp, type_of
+from jobflow.core.types import Array, DType, TensorType, Xp, type_of
 from jobflow.expressions.index_space import IndexSpace, space_of
 from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import evaluate
-from jobflow.ops.op import Binder, Call, Op, types_tuple
+from jobflow.ops.op import Binder, Binding, Call, Op, types_tuple
 from jobflow.ops.pointwise import Pointwise
-from jobflow.ops.row_calls import row_calls
+from jobflow.ops.row_calls import row_binding, row_calls
+
+#: shapes for which a single operation keeps how it is bound
+SHAPES_KEPT = 64
 
 
 class Indexed(Pointwise):
@@ -40,6 +43,25 @@ class Indexed(Pointwise):
             if calls is not None:
                 return calls
         return Op.bind(self, device, inputs, outputs)
+
+    def bind_for(self, inputs: Sequence[DType], outputs: Sequence[DType]) -> Binding:
+        known: dict[object, Binding] = {}
+
+        def bind(device: Binder, read: Sequence[Array], written: Sequence[Array]) -> list[Call]:
+            key = tuple([a.shape if a.flags.c_contiguous else None for a in (*read, *written)])
+            if key not in known:
+                if len(known) == SHAPES_KEPT:
+                    known.clear()
+                known[key] = self.bind if None in key else self._binding(read)
+            return known[key](device, read, written)
+
+        return bind
+
+    def _binding(self, arrays: Sequence[Array]) -> Binding:
+        """What binds such arrays."""
+        types = [type_of(a) for a in arrays]
+        made, space = _facts(self, *types)
+        return row_binding(made, space, self.in_place, types, types_tuple(self.infer(*types))) or self.bind
 
     def kernel(self, xp: Xp, *arrays: Array) -> None:
         inputs, outputs = arrays[: len(arrays) - self.results], arrays[len(arrays) - self.results :]

@@ -21,14 +21,14 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.core.types import Array, DType, dtype_of, int64
+from jobflow.core.types import Array, DType, TensorType, dtype_of, int64
 from jobflow.expressions.index_space import IndexSpace
 from jobflow.expressions.language import Expression, constant, in_order, make
 from jobflow.expressions.on_arrays import evaluate
 from jobflow.ops.blocks import BLOCK
 from jobflow.ops.broadcast import lead_sum_calls
 from jobflow.ops.numpy_calls import FUNCTIONS, SIMPLER
-from jobflow.ops.op import Binder, Call
+from jobflow.ops.op import Binder, Binding, Call
 
 FIXED, ROW, COLUMN, FULL = range(4)
 #: up to this length a row's maximum is found faster than it is reduced to
@@ -183,7 +183,10 @@ class _Places:
         over: Mapping[int, Sequence[int]],
     ) -> None:
         self.results, self.levels, self.inputs, self.targets = results, levels, inputs, targets
-        fixed = {x for x in order if levels[x] == FIXED or x.primitive == "index"}
+        fixed: set[Expression] = set()
+        for x in order:
+            if x.primitive == "index" or (x.primitive != "element" and levels[x] == FIXED and fixed.issuperset(x.arguments)):
+                fixed.add(x)
         self.steps = [x for x in order if x.arguments and x not in fixed]
         self.known = [x for x in order if x in fixed and (x in results or any(x in y.arguments for y in self.steps))]
         self.last = {y: i for i, x in enumerate(self.steps) for y in x.arguments} | dict.fromkeys(results, len(self.steps))
@@ -260,16 +263,81 @@ def row_calls(
     outputs: Sequence[Array],
 ) -> list[Call] | None:
     """The calls for NumPy arrays; None where the arrays are no matrices, rows or columns in this space, or are empty."""
+    found = _program(made, space, over, inputs, outputs)
+    if found is None:
+        return None
+    program, read, written = found
+    return _Blocks(device, program, space).calls(read, written)
+
+
+def _program(
+    made: tuple[Expression, ...], space: IndexSpace, over: Mapping[int, Sequence[int]], inputs: Sequence[Array], outputs: Sequence[Array]
+) -> tuple[RowProgram, list[Array], list[Array]] | None:
+    """What to do, and the arrays as matrices."""
     seen = [_matrix(space.view(k, a), space) for k, a in enumerate((*inputs, *outputs))]
     if not math.prod(space.sizes) or any(a is None for a in seen):
         return None
     arrays = [a for a in seen if a is not None]
-    read, written = arrays[: len(inputs)], arrays[len(inputs) :]
-    columns = space.shape[-1]
-    rows = math.prod(space.shape[:-1])
-    levels = tuple(ROW * (a.shape[0] == rows) | COLUMN * (a.shape[1] == columns) for a in arrays)
-    program = compiled_rows(made, levels[: len(inputs)], levels[len(inputs) :], tuple((k, tuple(v)) for k, v in over.items()))
-    return None if program is None else _Blocks(device, program, space, rows, columns).calls(read, written)
+    rows, columns = _rows_and_columns(space)
+    levels = tuple([ROW * (a.shape[0] == rows) | COLUMN * (a.shape[1] == columns) for a in arrays])
+    n = len(inputs)
+    program = compiled_rows(made, levels[:n], levels[n:], tuple([(k, tuple(v)) for k, v in over.items()]))
+    return None if program is None else (program, arrays[:n], arrays[n:])
+
+
+def _rows_and_columns(space: IndexSpace) -> tuple[int, int]:
+    return math.prod(space.shape[:-1]), space.shape[-1]
+
+
+def row_binding(
+    made: tuple[Expression, ...], space: IndexSpace, over: Mapping[int, Sequence[int]], inputs: Sequence[TensorType], outputs: Sequence[TensorType]
+) -> Binding | None:
+    """What binds arrays of these types that have no gaps, with as little work each time as can be; None where they are more than one block."""
+    rows, columns = _rows_and_columns(space) if space.sizes else (0, 0)
+    if not 0 < rows * columns <= BLOCK:
+        return None
+    arrays = [np.empty(type.shape, type.dtype.numpy) for type in (*inputs, *outputs)]
+    found = _program(made, space, over, arrays[: len(inputs)], arrays[len(inputs) :])
+    if found is None or found[0].sums:
+        return None
+    program, *matrices = found
+    if not all(a.flags.c_contiguous for some in matrices for a in some):  # what is transposed
+        return None
+    types = (tuple([a.dtype for a in matrices[0]]), tuple([a.dtype for a in matrices[1]]))
+    dense = tuple([tuple([True] * len(some)) for some in matrices])
+    return _OneBlock(program, space, _block(program, rows, columns, dense, types, True), matrices).bind
+
+
+class _OneBlock:
+    """One block of arrays without gaps: all that calls look at are such arrays in other shapes."""
+
+    def __init__(self, program: RowProgram, space: IndexSpace, block: _Block, matrices: Sequence[Sequence[Array]]) -> None:
+        rows, columns = _rows_and_columns(space)
+        self.block = block
+        self.scratch: list[tuple[tuple[int, ...], DType]] = []
+        for level, dtype in program.scratch:
+            self.scratch.append(((rows if level & ROW else 1, columns if level & COLUMN else 1), dtype))
+        if any(where == "positions" for (where, _), _ in block.views):
+            self.scratch.append(((rows,), int64))
+        self.known, inputs = _known(program, space.shape), len(matrices[0])
+        begin = {"input": 0, "output": inputs, "scratch": inputs + len(matrices[1])}
+        begin["positions"] = begin["scratch"] + len(program.scratch)
+        begin["known"] = begin["scratch"] + len(self.scratch)
+        shapes = {"input": [a.shape for a in matrices[0]], "output": [a.shape for a in matrices[1]]}
+        #: the number of an array, and how it is looked at
+        self.views: list[tuple[int, Look]] = []
+        for (where, k), look in block.views:
+            if look in (_FIRST_COLUMN, _FIRST_ROW, _FLAT):
+                view = _FLAT
+            elif where in shapes:
+                view = partial(_reshaped, shapes[where][k], look) if look else methodcaller("reshape", shapes[where][k])
+            else:
+                view = look or _as_it_is
+            self.views.append((begin[where] + k, view))
+
+    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        arrays = [*inputs, *outputs, *[device.scratch(shape, dtype) for shape, dtype in self.scratch], *self.known]
+        return self.block.taking([view(arrays[k]) for k, view in self.views])
 
 
 def _matrix(x: Array | None, space: IndexSpace) -> Array | None:
@@ -292,8 +360,9 @@ def _known(program: RowProgram, shape: tuple[int, ...]) -> list[Array]:
 
 
 class _Blocks:
-    def __init__(self, device: Binder, program: RowProgram, space: IndexSpace, rows: int, columns: int) -> None:
-        self.device, self.program, self.rows, self.columns = device, program, rows, columns
+    def __init__(self, device: Binder, program: RowProgram, space: IndexSpace) -> None:
+        self.device, self.program = device, program
+        self.rows, self.columns = rows, columns = _rows_and_columns(space)
         self.step = min(rows, max(1, BLOCK // columns))
         self.scratch = [
             device.scratch((self.step if level & ROW else 1, columns if level & COLUMN else 1), dtype) for level, dtype in program.scratch
@@ -348,15 +417,17 @@ class _Block:
         self.program, self.rows, self.columns, self.dense, self.types = program, rows, columns, dense, types
         self._broadcast: Look = partial(np.broadcast_to, shape=(rows, columns))
         #: what calls take: views of arrays, and values
-        self._views: list[tuple[Place, Look | None]] = []
+        self.views: list[tuple[Place, Look | None]] = []
         self._values: list[Any] = []
         steps = (step for step in program.steps if first or step.level & ROW or step.primitive in _TO_COLUMN)
         calls = [call for step in steps for call in self._step(step)]
-        self._calls = [(f, itemgetter(*(n if n >= 0 else len(self._views) - 1 - n for n in arguments))) for f, arguments in calls]
+        self._calls = [(f, itemgetter(*(n if n >= 0 else len(self.views) - 1 - n for n in arguments))) for f, arguments in calls]
 
     def of(self, arrays: Mapping[str, Sequence[Array]]) -> list[Call]:
-        given = [arrays[where][k] if look is None else look(arrays[where][k]) for (where, k), look in self._views]
-        given += self._values
+        return self.taking([arrays[where][k] if look is None else look(arrays[where][k]) for (where, k), look in self.views])
+
+    def taking(self, views: list[Any]) -> list[Call]:
+        given = views + self._values
         return [(function, arguments(given)) for function, arguments in self._calls]
 
     def _step(self, step: RowStep) -> list[_Numbered]:
@@ -416,9 +487,9 @@ class _Block:
 
     def _at(self, place: Place, look: Look | None = None) -> int:
         """The number of a view."""
-        if (place, look) not in self._views:
-            self._views.append((place, look))
-        return self._views.index((place, look))
+        if (place, look) not in self.views:
+            self.views.append((place, look))
+        return self.views.index((place, look))
 
     def _value(self, value: Any) -> int:
         """The number of a value, counted down from -1."""
@@ -453,6 +524,14 @@ class _Block:
 
 
 _block = lru_cache(1024)(_Block)
+
+
+def _as_it_is(x: Array) -> Array:
+    return x
+
+
+def _reshaped(shape: tuple[int, ...], look: Look, x: Array) -> Array:
+    return look(x.reshape(shape))
 
 
 @lru_cache(256)

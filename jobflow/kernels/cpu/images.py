@@ -42,11 +42,14 @@ def has_runs(image: Array) -> bool:
     return True
 
 
+_COMPUTED = (np.dtype(np.float32), np.dtype(np.float64))
+
+
 def refused(arrays: Sequence[Array]) -> str | None:
     """Why array functions do not compute with these images and filters."""
-    names = sorted({str(a.dtype) for a in arrays})
-    if names not in (["float32"], ["float64"]):
-        return f"element types {', '.join(names)}; it computes in float32 or float64"
+    first = arrays[0].dtype
+    if first not in _COMPUTED or any(a.dtype is not first and a.dtype != first for a in arrays):
+        return f"element types {', '.join(sorted({str(a.dtype) for a in arrays}))}; it computes in float32 or float64"
     empty = [a.shape for a in arrays if not a.size]
     return f"no elements in {list(empty[0])}" if empty else None
 
