@@ -63,11 +63,12 @@ def test_an_index_is_counted_from_the_last_axis() -> None:
 
 
 def test_compiled_loops_are_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To rounding, in float32 and in half precision; every op that says what it computes has a loop."""
+    """To rounding, in float32 and in half precision; every op that says what it computes has a loop where columns lie side by side."""
     monkeypatch.setattr(compiled_loops, "FEWEST", 1)
     loop = compiled_loops.CompiledLoop()
     samples = [s for cls in laws.concrete_ops() if issubclass(cls, Indexed) for s in cls.samples()]
     assert len(samples) > 50
+    apart: set[str] = set()
     for sample in samples:
         for kind, tolerance in (("float32", 3e-6), ("float16", 2e-3)):
             arrays = [a.astype(kind) if a.dtype.kind == "f" else a for a in sample.arrays]
@@ -75,8 +76,13 @@ def test_compiled_loops_are_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None
             outputs = [np.empty_like(y) for y in expected]
             with np.errstate(all="ignore"):
                 half.run(sample.op, arrays, expected)
-            assert loop.refuses(sample.op, arrays, outputs) is None, f"{sample} in {kind}"
+            refused = loop.refuses(sample.op, arrays, outputs)
+            if refused == "it sums columns that are far apart in memory":
+                apart.add(type(sample.op).__name__)
+                continue
+            assert refused is None, f"{sample} in {kind}"
             for function, arguments in loop.bind(sample.op, CpuDevice(), arrays, outputs):
                 function(*arguments)
             for ours, theirs in zip(outputs, expected, strict=True):
                 np.testing.assert_allclose(ours, theirs, tolerance, tolerance, err_msg=f"{sample} in {kind}")
+    assert apart == {"AxisSum", "CenteredSquares", "NormalizeSums"}, "these sum over axes of which the channels are not the last"
