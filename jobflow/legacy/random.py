@@ -118,6 +118,8 @@ _OF_TENSORS = {
     "CoinFlip": "flow.bernoulli",
     "coin_flip": "flow.bernoulli",
     "bernoulli": "flow.bernoulli",
+    "generate_random_batch_permutation_indices": "flow.randperm",
+    "shuffle": "x[flow.randperm(len(x))]",
     "dropout": "flow.nn.functional.dropout",
     "fused_scale_tril_softmax_dropout": "flow.tril, flow.nn.functional.softmax and flow.nn.functional.dropout",
     "random_mask_like": "flow.rand_like(x) >= rate",

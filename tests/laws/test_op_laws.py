@@ -22,7 +22,11 @@ import jobflow as flow
 HERE = Path(__file__).name
 F = flow.nn.functional
 #: functions of jobs that are others on purpose: why
-OTHERS_IN_JOBS = {"leaky_relu": "the slope below 0 is 0.2 unless said", "argmax": "along the last axis unless said"}
+OTHERS_IN_JOBS = {
+    "leaky_relu": "the slope below 0 is 0.2 unless said",
+    "argmax": "along the last axis unless said",
+    "divide": "integers give integers",
+}
 #: functions whose results have another type in jobs, on purpose: int8 for truth values, int32 for positions
 TYPES_OF_JOBS = {"eq", "ne", "gt", "ge", "lt", "le", "equal", "not_equal", "greater", "greater_equal", "less", "less_equal", "logical_and"}
 #: what has as many elements as the numbers say is an error in a graph
