@@ -14,7 +14,6 @@ KNOWS_CPUS = re.compile(r"\bxp is (not )?np\b|\bblas\b|ops\.blocks|\bBLOCK\b")
 EXCEPTED = [
     "activation",
     "blocks",
-    "broadcast",
     "half",
     "index",
     "indexed",
@@ -22,7 +21,6 @@ EXCEPTED = [
     "numpy_calls",
     "optimizer_updates",
     "pointwise",
-    "reduce",
     "row_calls",
     "scalar",
     "scan",

@@ -6,9 +6,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jobflow.core.types import Array, TensorType, dtype_of
+from jobflow.kernels import registry
 from jobflow.kernels.region import Made, Region
-from jobflow.kernels.registry import KINDS, Implementation, PlainKernel, PreparedCalls, register
+from jobflow.kernels.registry import KINDS, Implementation, PlainKernel, register
+from jobflow.kernels.target import Target
 from jobflow.ops.op import Binder, Call, Op
+
+
+@dataclass(frozen=True)
+class BestOf:
+    """What computes an operation best on a target."""
+
+    target: Target
+
+    @property
+    def name(self) -> str:
+        return self.target.tier
+
+    def refuses(self, op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
+        return None
+
+    def bind(self, op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        return registry.bind(op, self.target, device, inputs, outputs)
 
 
 @dataclass(frozen=True)
@@ -51,5 +70,5 @@ class InTurn:
 
 
 for _kind in KINDS:
-    register(Region, _kind, "numpy", InTurn(PreparedCalls()))
+    register(Region, _kind, "numpy", InTurn(BestOf(Target(_kind, "numpy"))))
     register(Region, _kind, "reference", InTurn(PlainKernel()))

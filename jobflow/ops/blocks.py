@@ -1,14 +1,20 @@
-"""Running long elementwise chains in blocks that stay in the L2 cache."""
+"""Running long elementwise chains in blocks that stay in the L2 cache, and adding up what blocks give."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 
-from jobflow.core.types import Array
+import numpy as np
+
+from jobflow.core.types import Array, dtype_of
+from jobflow.ops.op import Binder, Call
 
 #: elements per block: 256 KiB of float32, so that an operand, a result and a temporary fit 1 MiB of L2
 BLOCK = 64 * 1024
+#: so many numbers are added one after another where there are more than SHORT; else 30,000 times 0.1 would be 3000.1 in float32
+RUN = 128
+SHORT = 2048
 
 
 def memory_order(x: Array) -> list[int]:
@@ -41,3 +47,16 @@ def _cut(arrays: Sequence[Array], elements: int) -> Iterator[tuple[Array, ...]]:
     for start in range(0, shape[axis], step):
         at = (slice(None),) * axis + (slice(start, start + step),)
         yield from _cut([a[at] for a in arrays], elements)
+
+
+def lead_sum_calls(device: Binder, x: Array, y: Array) -> list[Call]:
+    """y[k] = sum_i x[i,k] for a dense matrix x."""
+    n, m = x.shape
+    if n <= SHORT:
+        return [(np.dot if y.flags.c_contiguous else np.matmul, (np.ones(n, x.dtype), x, y))]
+    whole, rest = divmod(n, RUN)
+    ones, part = np.ones(RUN, x.dtype), device.scratch((whole + bool(rest), m), dtype_of(x.dtype))
+    calls: list[Call] = [(np.matmul, (ones, x[: whole * RUN].reshape(whole, RUN, m), part[:whole]))]
+    if rest:
+        calls.append((np.dot, (ones[:rest], x[whole * RUN :], part[whole])))
+    return [*calls, (np.add.reduce, (part, 0, np.float64, y))]

@@ -14,21 +14,18 @@ import numpy as np
 
 from jobflow.core.errors import DtypeError, ShapeError, user_line
 from jobflow.core.layout import MAX, MIN, SUM, Partial, Reduction, Rule, Signature
-from jobflow.core.types import Array, Tensor, TensorType, Xp, dtype_of, int32
+from jobflow.core.types import Array, Tensor, TensorType, Xp, int32
 from jobflow.ops.arithmetic import add, divide, multiply, subtract, where
 from jobflow.ops.axes import reshape
-from jobflow.ops.broadcast import broadcast_to, sum_calls, sum_to
+from jobflow.ops.broadcast import broadcast_to, sum_to
 from jobflow.ops.compare import equal
 from jobflow.ops.floating import isinf
-from jobflow.ops.op import LETTERS, Binder, Call, Grads, Op, Sample, normal_axis, sample
+from jobflow.ops.op import LETTERS, Grads, Op, Sample, normal_axis, sample
 from jobflow.ops.pointwise import FLOATS, NUMBERS, call, check_dtypes, numbers
 from jobflow.ops.rounding import rounded_once
 from jobflow.ops.scalar import cast, detach, fill_like, scale
 from jobflow.ops.scan import CumProd
 from jobflow.ops.transcendental import exp, log, sqrt, square
-
-#: how many squares `SquareSum` adds in one go
-RUN = 4096
 
 __all__ = [
     "argmax",
@@ -111,11 +108,6 @@ class ReduceSum(Reduce):
 
     def identity(self, x: Array) -> float:
         return 0
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        if device.xp is not np or not self.axes:
-            return super().bind(device, inputs, outputs)
-        return sum_calls(device, inputs[0], self.axes, self.without(outputs[0]))
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (broadcast_to(self.expanded(x, dy), x.type.shape),)
@@ -265,22 +257,6 @@ class SquareSum(Op):
     def kernel(self, xp: Xp, x: Array, y: Array) -> None:
         y[...] = xp.square(x).sum()
 
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        (x,), (y,) = inputs, outputs
-        turned = x.transpose(sorted(range(x.ndim), key=lambda i: -x.strides[i]))
-        if device.xp is not np or x.dtype.itemsize < 4 or not turned.flags.c_contiguous:
-            return super().bind(device, inputs, outputs)
-        flat = turned.reshape(-1)
-        whole, rest = divmod(flat.size, RUN)
-        if whole < 2:
-            return [(np.dot, (flat, flat, y))]
-        part = device.scratch((whole + bool(rest),), dtype_of(x.dtype))  # added by pairs: one sum after another would lose what is small
-        rows, left = flat[: whole * RUN].reshape(whole, RUN), flat[whole * RUN :]
-        calls: list[Call] = [(np.vecdot, (rows, rows, part[:whole]))]
-        if rest:
-            calls.append((np.dot, (left, left, part[whole:].reshape(()))))
-        return [*calls, (np.add.reduce, (part, 0, None, y))]
-
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (scale(multiply(x, dy), 2.0),)
 
@@ -288,7 +264,7 @@ class SquareSum(Op):
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(), numbers(1, 5, 3))
         yield sample(cls(), numbers(2, 4))
-        yield sample(cls(), numbers(3, 3 * RUN + 5), differentiable=(), note=" long")
+        yield sample(cls(), numbers(3, 3 * 4096 + 5), differentiable=(), note=" long")
 
 
 # What users call ----------------------------------------------------------------------------------------------------

@@ -25,8 +25,7 @@ from jobflow.core.types import Array, DType, TensorType, dtype_of, int64
 from jobflow.expressions.index_space import IndexSpace
 from jobflow.expressions.language import Expression, constant, in_order, make
 from jobflow.expressions.on_arrays import evaluate
-from jobflow.ops.blocks import BLOCK
-from jobflow.ops.broadcast import lead_sum_calls
+from jobflow.ops.blocks import BLOCK, lead_sum_calls
 from jobflow.ops.numpy_calls import FUNCTIONS, SIMPLER
 from jobflow.ops.op import Binder, Binding, Call
 

@@ -12,10 +12,12 @@ and `MODULES` says for the operations of which module of `jobflow` it is importe
 MODULES: dict[str, tuple[str, ...]] = {
     "kernels.cpu.product_ops": ("products",),
     "ops.batch_norm": ("batch_statistics",),
+    "ops.broadcast": ("copies", "sums"),
     "ops.conv": ("convolutions",),
     "ops.index": ("segments",),
     "ops.matmul": ("products", "sums"),
     "ops.pool": ("pooling",),
+    "ops.reduce": ("sums",),
     "ops.row_update": ("table_updates",),
     "ops.slice_update": ("copies",),
     "ops.slices": ("copies",),

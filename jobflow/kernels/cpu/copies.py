@@ -1,4 +1,4 @@
-"""Windows, borders and joins in NumPy: each part is copied to where it belongs, by calls that are prepared once."""
+"""Windows, borders, joins and repetitions in NumPy: each part is copied to where it belongs, by calls that are prepared once."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from jobflow.core.types import Array
 from jobflow.kernels.registry import implements
+from jobflow.ops.broadcast import BroadcastTo
 from jobflow.ops.op import Binder, Call
 from jobflow.ops.slice_update import SliceUpdate
 from jobflow.ops.slices import Concat, CopyInto, Flip, Pad, SliceGrad, same_memory
@@ -46,3 +47,8 @@ def copy_over_a_window(op: SliceUpdate, device: Binder, inputs: Sequence[Array],
     (x, v), (y,) = inputs, outputs
     kept: list[Call] = [] if same_memory(x, y) else [(np.copyto, (y, x))]
     return [*kept, (np.copyto, (y[(*op.window.at, ...)], op.given(v)))]
+
+
+@implements(BroadcastTo)
+def copy_along_axes(op: BroadcastTo, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    return [(np.copyto, (outputs[0], inputs[0]))]

@@ -1,17 +1,117 @@
-"""Sums over axes on CPUs."""
+"""Sums over axes on CPUs, as products with vectors of ones where that is what they are."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import takewhile
 
-from jobflow.core.types import Array
+import numpy as np
+
+from jobflow.core.types import Array, dtype_of
 from jobflow.kernels.registry import implements
-from jobflow.ops.broadcast import sum_calls
+from jobflow.ops.blocks import SHORT, lead_sum_calls, memory_order
+from jobflow.ops.broadcast import SumTo, stretched
 from jobflow.ops.matmul import AxisSum
 from jobflow.ops.op import Binder, Call
+from jobflow.ops.reduce import ReduceSum, SquareSum
+
+#: how many squares are added in one go
+SQUARES = 4096
 
 
 @implements(AxisSum)
 def sum_of_lines(op: AxisSum, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     (x,), (y,) = inputs, outputs
     return sum_calls(device, x, tuple(i for i in range(x.ndim) if i != op.axis), y)
+
+
+@implements(SumTo)
+def sum_over_stretched_axes(op: SumTo, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    (x,), (y,) = inputs, outputs
+    axes, lead = stretched(y.shape, x.shape), x.ndim - y.ndim
+    if not axes:
+        return [(np.copyto, (y, x))]
+    return sum_calls(device, x, axes, y[(*(0 if lead + i in axes else slice(None) for i in range(y.ndim)), ...)])
+
+
+@implements(ReduceSum)
+def sum_over_axes(op: ReduceSum, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    if not op.axes:
+        return op.bind(device, inputs, outputs)
+    return sum_calls(device, inputs[0], op.axes, op.without(outputs[0]))
+
+
+@implements(SquareSum)
+def sum_of_squares(op: SquareSum, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    (x,), (y,) = inputs, outputs
+    turned = x.transpose(sorted(range(x.ndim), key=lambda i: -x.strides[i]))
+    if x.dtype.itemsize < 4 or not turned.flags.c_contiguous:
+        return op.bind(device, inputs, outputs)
+    flat = turned.reshape(-1)
+    whole, rest = divmod(flat.size, SQUARES)
+    if whole < 2:
+        return [(np.dot, (flat, flat, y))]
+    part = device.scratch((whole + bool(rest),), dtype_of(x.dtype))  # added by pairs: one sum after another would lose what is small
+    rows, left = flat[: whole * SQUARES].reshape(whole, SQUARES), flat[whole * SQUARES :]
+    calls: list[Call] = [(np.vecdot, (rows, rows, part[:whole]))]
+    if rest:
+        calls.append((np.dot, (left, left, part[whole:].reshape(()))))
+    return [*calls, (np.add.reduce, (part, 0, None, y))]
+
+
+def sum_calls(device: Binder, x: Array, axes: Sequence[int], y: Array) -> list[Call]:
+    """Calls for y = x summed over `axes` (y without them).
+
+    Where x is dense in some order of its axes, and that order has the summed axes first, last, or both, the sum is a
+    product with a vector of ones: BLAS reads memory once, in order, where a strided ufunc reduction does not.
+    """
+    long = x.dtype == np.float32 and math.prod(x.shape[i] for i in axes) > SHORT and y.ndim > 0  # which NumPy adds one after another
+    plain: list[Call] = [(np.add.reduce, (x, tuple(axes), np.float64 if long else None, y))]
+    if x.dtype.kind != "f" or x.dtype.itemsize < 4 or not x.size:
+        return plain
+    wide = [i for i in range(x.ndim) if x.shape[i] != 1]
+    summed = [wide.index(i) for i in axes if i in wide]
+    x, y = x.squeeze(), y.squeeze()
+    order = memory_order(x)
+    lead = list(takewhile(lambda i: i in summed, order))
+    kept = list(takewhile(lambda i: i not in summed, order[len(lead) :]))
+    trail = order[len(lead) + len(kept) :]
+    if not kept or not summed or any(i not in summed for i in trail):
+        return plain
+    try:
+        sizes = [math.prod(x.shape[i] for i in group) for group in (lead, kept, trail)]
+        flat = x.transpose(order).reshape(sizes, copy=False)
+        column = y.transpose([sorted(kept).index(i) for i in kept]).reshape(-1, copy=False)
+    except ValueError:
+        return plain
+    dense = flat.flags.c_contiguous and column.flags.c_contiguous
+    return _gemv(device, flat, column) if dense else plain
+
+
+#: so many numbers of a row are added one after another, where BLAS adds in several lanes
+ROW = 1024
+
+
+def _gemv(device: Binder, x: Array, y: Array) -> list[Call]:
+    """y[k] = sum_ij x[i,k,j] for dense x and y."""
+    n, m, k = x.shape
+    if k == 1:
+        return lead_sum_calls(device, x.reshape(n, m), y)
+    part = y if n == 1 else device.scratch((n * m,), dtype_of(x.dtype))
+    calls = _row_sums(device, x.reshape(n * m, k), part)
+    return calls if n == 1 else calls + lead_sum_calls(device, part.reshape(n, m), y)
+
+
+def _row_sums(device: Binder, x: Array, y: Array) -> list[Call]:
+    """y[k] = sum_j x[k,j] likewise."""
+    m, k = x.shape
+    whole, rest = divmod(k, ROW)
+    ones = np.ones(min(k, ROW), x.dtype)
+    if not whole or (whole == 1 and not rest):
+        return [(np.dot, (x, ones, y))]
+    part = device.scratch((m, whole + bool(rest)), dtype_of(x.dtype))
+    calls: list[Call] = [(np.matmul, (x[:, : whole * ROW].reshape(m, whole, ROW), ones, part[:, :whole]))]
+    if rest:
+        calls.append((np.matmul, (x[:, whole * ROW :], ones[:rest], part[:, whole])))
+    return [*calls, (np.add.reduce, (part, 1, np.float64, y))]
