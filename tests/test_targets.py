@@ -27,7 +27,6 @@ EXCEPTED = [
     "scatter",
     "skipped_steps",
     "special",
-    "triangle",
 ]
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
-
-import numpy as np
 
 from jobflow.core.errors import ShapeError
 from jobflow.core.layout import Box, Rule
 from jobflow.core.types import Array, Tensor, TensorType, Xp
-from jobflow.ops.op import LETTERS, Binder, Call, Grads, Op, Sample, adds, sample
+from jobflow.ops.op import LETTERS, Grads, Op, Sample, adds, sample
 from jobflow.ops.pointwise import call, numbers
 
 
@@ -32,17 +30,11 @@ class Triangle(Op):
     def rule(self, x: TensorType) -> Rule:
         return Rule(f"{LETTERS[: x.ndim]}->{LETTERS[: x.ndim]}", linear=((0,),) if self.fill == 0 and adds(x) else ())
 
-    #: _kept(xp, x) -> where x is kept, of the last two axes
-    _kept: ClassVar[Callable[..., Array]]
+    #: kept(xp, x) -> where x is kept, of the last two axes
+    kept: ClassVar[Callable[..., Array]]
 
     def kernel(self, xp: Xp, x: Array, y: Array) -> None:
-        y[...] = xp.where(self._kept(xp, x), x, x.dtype.type(self.fill))
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        if device.xp is not np:
-            return super().bind(device, inputs, outputs)
-        (x,), (y,) = inputs, outputs
-        return [(np.copyto, (y, x)), (np.copyto, (y, np.asarray(self.fill, x.dtype), "same_kind", ~self._kept(np, x)))]
+        y[...] = xp.where(self.kept(xp, x), x, x.dtype.type(self.fill))
 
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         box = inputs[0]
@@ -62,7 +54,7 @@ class Triangle(Op):
 class Tril(Triangle):
     """y[..., i, j] = x[..., i, j] where j - i <= diagonal, else fill"""
 
-    def _kept(self, xp: Xp, x: Array) -> Array:
+    def kept(self, xp: Xp, x: Array) -> Array:
         return xp.tri(*x.shape[-2:], self.diagonal, dtype=bool)
 
 
@@ -70,7 +62,7 @@ class Tril(Triangle):
 class Triu(Triangle):
     """y[..., i, j] = x[..., i, j] where j - i >= diagonal, else fill"""
 
-    def _kept(self, xp: Xp, x: Array) -> Array:
+    def kept(self, xp: Xp, x: Array) -> Array:
         return ~xp.tri(*x.shape[-2:], self.diagonal - 1, dtype=bool)
 
 

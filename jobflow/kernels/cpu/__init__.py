@@ -22,4 +22,5 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ops.slice_update": ("copies",),
     "ops.slices": ("copies",),
     "ops.softmax": ("causal_softmax",),
+    "ops.triangle": ("copies",),
 }

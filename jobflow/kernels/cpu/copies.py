@@ -1,4 +1,4 @@
-"""Windows, borders, joins and repetitions in NumPy: each part is copied to where it belongs, by calls that are prepared once."""
+"""Windows, borders, joins, repetitions and triangles in NumPy: each part is copied to where it belongs, by calls that are prepared once."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from jobflow.ops.broadcast import BroadcastTo
 from jobflow.ops.op import Binder, Call
 from jobflow.ops.slice_update import SliceUpdate
 from jobflow.ops.slices import Concat, CopyInto, Flip, Pad, SliceGrad, same_memory
+from jobflow.ops.triangle import Triangle
 
 
 @implements(CopyInto)
@@ -52,3 +53,9 @@ def copy_over_a_window(op: SliceUpdate, device: Binder, inputs: Sequence[Array],
 @implements(BroadcastTo)
 def copy_along_axes(op: BroadcastTo, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     return [(np.copyto, (outputs[0], inputs[0]))]
+
+
+@implements(Triangle)
+def copy_and_fill_outside(op: Triangle, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    (x,), (y,) = inputs, outputs
+    return [(np.copyto, (y, x)), (np.copyto, (y, np.asarray(op.fill, x.dtype), "same_kind", ~op.kept(np, x)))]
