@@ -23,7 +23,6 @@ EXCEPTED = [
     "pointwise",
     "row_calls",
     "scalar",
-    "scan",
     "scatter",
     "skipped_steps",
     "special",

@@ -5,7 +5,7 @@ With `reverse` they run from the end; with `exclusive` an element does not count
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -14,7 +14,7 @@ import numpy as np
 from jobflow.core.layout import Rule
 from jobflow.core.types import Array, Tensor, TensorType, Xp
 from jobflow.ops.arithmetic import multiply
-from jobflow.ops.op import LETTERS, Binder, Call, Grads, Op, Sample, normal_axis, sample
+from jobflow.ops.op import LETTERS, Grads, Op, Sample, normal_axis, sample
 from jobflow.ops.pointwise import FLOATS, NUMBERS, call, check_dtypes, numbers
 from jobflow.ops.slices import pad, slice_
 
@@ -41,32 +41,24 @@ class Scan(Op):
         word = _along(self.axis, x.ndim)
         return Rule(f"{word}->{word}", linear=self.linear)
 
-    def _turned(self, x: Array) -> Array:
+    def turned(self, x: Array) -> Array:
         """The axis first, in the direction of the scan."""
         front = x.swapaxes(0, self.axis)
         return front[::-1] if self.reverse else front
 
-    def _operands(self, x: Array, y: Array) -> tuple[Array, Array]:
+    def operands(self, x: Array, y: Array) -> tuple[Array, Array]:
         """Of equal length: what is accumulated, and where to."""
-        x, y = self._turned(x), self._turned(y)
+        x, y = self.turned(x), self.turned(y)
         return (x[:-1], y[1:]) if self.exclusive else (x, y)
 
     def kernel(self, xp: Xp, x: Array, y: Array) -> None:
         running = xp.cumsum if self.ufunc is np.add else xp.cumprod
-        source, target = self._operands(x, y)
-        self._turned(y)[:1] = self.of_nothing
+        source, target = self.operands(x, y)
+        self.turned(y)[:1] = self.of_nothing
         if source.size:
-            target[...] = running(source, axis=0, dtype=self._wide(y))
+            target[...] = running(source, axis=0, dtype=self.running(y))
 
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        (x,), (y,) = inputs, outputs
-        if device.xp is not np or not y.size:
-            return super().bind(device, inputs, outputs)
-        source, target = self._operands(x, y)
-        first: list[Call] = [(self._turned(y)[:1].fill, (self.of_nothing,))] if self.exclusive else []
-        return [*first, (self.ufunc.accumulate, (source, 0, self._wide(y), target))]
-
-    def _wide(self, y: Array) -> np.dtype[Any]:
+    def running(self, y: Array) -> np.dtype[Any]:
         """The type of the running value: rounding of float32 would add up along the axis."""
         wide: np.dtype[Any] = np.dtype(np.float64) if y.dtype == np.float32 else y.dtype
         return wide

@@ -19,6 +19,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ops.pool": ("pooling",),
     "ops.reduce": ("sums",),
     "ops.row_update": ("table_updates",),
+    "ops.scan": ("scans",),
     "ops.slice_update": ("copies",),
     "ops.slices": ("copies",),
     "ops.softmax": ("causal_softmax",),
