@@ -17,7 +17,6 @@ EXCEPTED = [
     "half",
     "index",
     "indexed",
-    "move",
     "numpy_calls",
     "optimizer_updates",
     "pointwise",

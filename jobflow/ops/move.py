@@ -11,7 +11,7 @@ import numpy as np
 from jobflow.core.errors import ShapeError
 from jobflow.core.layout import Rule
 from jobflow.core.types import Array, Tensor, TensorType, Xp
-from jobflow.ops.op import LETTERS, Binder, Call, Grads, Op, Sample, adds, normal_axis, sample
+from jobflow.ops.op import LETTERS, Grads, Op, Sample, adds, normal_axis, sample
 from jobflow.ops.pointwise import call, numbers
 
 #: What lies beyond an edge: reflect: a b c | b a;  edge: a b c | c c;  wrap: a b c | a b.
@@ -72,7 +72,7 @@ class _Edges(Op):
                 raise ShapeError(f"{what}: {pair} elements beyond axis {axis} of {x} are more than the {there} that there are")
         return x.with_shape(tuple(a + n + b for n, (a, b) in zip(x.shape, self.pairs, strict=True)))
 
-    def _sources(self, shape: Sequence[int]) -> Iterator[tuple[int, Array]]:
+    def sources(self, shape: Sequence[int]) -> Iterator[tuple[int, Array]]:
         """Each axis that grows, with the position in x of every element of y."""
         for axis, (n, pair) in enumerate(zip(shape, self.pairs, strict=True)):
             if pair != (0, 0):
@@ -91,21 +91,9 @@ class PadEdges(_Edges):
 
     def kernel(self, xp: Xp, x: Array, y: Array) -> None:
         value = x
-        for axis, at in self._sources(x.shape):
+        for axis, at in self.sources(x.shape):
             value = xp.take(value, xp.asarray(at), axis=axis)
         y[...] = value
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        (x,), (y,) = inputs, outputs
-        if device.xp is not np:
-            return super().bind(device, inputs, outputs)
-        inside = tuple(slice(a, a + n) for n, (a, _) in zip(x.shape, self.pairs, strict=True))
-        calls: list[Call] = [(np.copyto, (y[(*inside, ...)], x))]
-        for axis, at in self._sources(x.shape):  # earlier axes are filled to their edges by now, later ones inside only
-            lead, rest, before = (slice(None),) * axis, inside[axis + 1 :], inside[axis].start
-            beyond = [(i, before + int(k)) for i, k in enumerate(at) if not before <= i < inside[axis].stop]
-            calls += [(np.copyto, (y[(*lead, i, *rest, ...)], y[(*lead, k, *rest, ...)])) for i, k in beyond]
-        return calls
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (call(PadEdgesGrad(self.pairs, self.mode), dy),)
@@ -133,7 +121,7 @@ class PadEdgesGrad(_Edges):
 
     def kernel(self, xp: Xp, dy: Array, dx: Array) -> None:
         value = dy
-        for axis, at in self._sources(dx.shape):
+        for axis, at in self.sources(dx.shape):
             a, n = self.pairs[axis][0], dx.shape[axis]
             value = xp.moveaxis(value, axis, 0)
             total = value[a : a + n].copy()

@@ -16,6 +16,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ops.conv": ("convolutions",),
     "ops.index": ("segments",),
     "ops.matmul": ("products", "sums"),
+    "ops.move": ("copies",),
     "ops.pool": ("pooling",),
     "ops.reduce": ("sums",),
     "ops.row_update": ("table_updates",),

@@ -9,6 +9,7 @@ import numpy as np
 from jobflow.core.types import Array
 from jobflow.kernels.registry import implements
 from jobflow.ops.broadcast import BroadcastTo
+from jobflow.ops.move import PadEdges
 from jobflow.ops.op import Binder, Call
 from jobflow.ops.slice_update import SliceUpdate
 from jobflow.ops.slices import Concat, CopyInto, Flip, Pad, SliceGrad, same_memory
@@ -59,3 +60,15 @@ def copy_along_axes(op: BroadcastTo, device: Binder, inputs: Sequence[Array], ou
 def copy_and_fill_outside(op: Triangle, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     (x,), (y,) = inputs, outputs
     return [(np.copyto, (y, x)), (np.copyto, (y, np.asarray(op.fill, x.dtype), "same_kind", ~op.kept(np, x)))]
+
+
+@implements(PadEdges)
+def copies_of_edges(op: PadEdges, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    (x,), (y,) = inputs, outputs
+    inside = tuple(slice(a, a + n) for n, (a, _) in zip(x.shape, op.pairs, strict=True))
+    calls: list[Call] = [(np.copyto, (y[(*inside, ...)], x))]
+    for axis, at in op.sources(x.shape):  # earlier axes are filled to their edges by now, later ones inside only
+        lead, rest, before = (slice(None),) * axis, inside[axis + 1 :], inside[axis].start
+        beyond = [(i, before + int(k)) for i, k in enumerate(at) if not before <= i < inside[axis].stop]
+        calls += [(np.copyto, (y[(*lead, i, *rest, ...)], y[(*lead, k, *rest, ...)])) for i, k in beyond]
+    return calls
