@@ -23,7 +23,6 @@ EXCEPTED = [
     "row_calls",
     "scalar",
     "scatter",
-    "skipped_steps",
     "special",
 ]
 

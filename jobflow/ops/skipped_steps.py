@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from jobflow.core.errors import ShapeError
 from jobflow.core.layout import B, Box, Rule, Signature
-from jobflow.core.types import Array, Tensor, TensorType, Xp, bool_, float32, int64
-from jobflow.ops.op import LETTERS, Binder, Call, Op, Sample, apply, sample
+from jobflow.core.types import Array, Tensor, TensorType, Xp, float32, int64
+from jobflow.ops.op import LETTERS, Op, Sample, apply, sample
 from jobflow.ops.optimizer_updates import AdamUpdate, LambUpdate, SgdUpdate
 from jobflow.ops.pointwise import FLOATS, check_dtypes, numbers
 from jobflow.ops.update import Assign, Updated
@@ -34,13 +34,6 @@ class CountNotFinite(Op):
     def kernel(self, xp: Xp, x: Array, n: Array) -> None:
         n[...] = x.size - xp.count_nonzero(xp.isfinite(x))
 
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        (x,), (n,) = inputs, outputs
-        if device.xp is not np:
-            return super().bind(device, inputs, outputs)
-        finite = device.scratch(tuple(x.shape), bool_)
-        return [(np.isfinite, (x, finite)), (_count_false, (finite, n))]
-
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         x = numbers(1, 5, 3)
@@ -48,10 +41,6 @@ class CountNotFinite(Op):
         x[1, 2], x[3, 0], x[4, 1] = np.inf, -np.inf, np.nan
         yield sample(cls(), x, differentiable=())
         yield sample(cls(), np.array(np.nan), differentiable=())
-
-
-def _count_false(finite: Array, n: Array) -> None:
-    n[0] = finite.size - np.count_nonzero(finite)
 
 
 def count_not_finite(x: Tensor, *, name: str | None = None) -> Tensor:
@@ -106,12 +95,6 @@ class Unless(Updated):
         else:
             self.op.kernel(xp, *own, *outputs)
 
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        if device.xp is not np:
-            return super().bind(device, inputs, outputs)
-        *own, bad = inputs
-        return [(_unless, (bad, self.op.bind(device, own, outputs)))]
-
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for op in (AdamUpdate(weight_decay=0.1), SgdUpdate(), LambUpdate(weight_decay=0.1), Assign()):
@@ -119,12 +102,6 @@ class Unless(Updated):
                 for bad in (0, 3):
                     if given.op == op:
                         yield sample(cls(op), *given.arrays, np.array([bad]), differentiable=())
-
-
-def _unless(bad: Array, calls: list[Call]) -> None:
-    if not bad[0]:
-        for function, arguments in calls:
-            function(*arguments)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ops.reduce": ("sums",),
     "ops.row_update": ("table_updates",),
     "ops.scan": ("scans",),
+    "ops.skipped_steps": ("conditional_updates",),
     "ops.slice_update": ("copies",),
     "ops.slices": ("copies",),
     "ops.softmax": ("causal_softmax",),
