@@ -21,7 +21,6 @@ EXCEPTED = [
     "optimizer_updates",
     "pointwise",
     "row_calls",
-    "scalar",
     "scatter",
     "special",
 ]

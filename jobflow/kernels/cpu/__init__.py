@@ -20,6 +20,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ops.pool": ("pooling",),
     "ops.reduce": ("sums",),
     "ops.row_update": ("table_updates",),
+    "ops.scalar": ("copies",),
     "ops.scan": ("scans",),
     "ops.skipped_steps": ("conditional_updates",),
     "ops.slice_update": ("copies",),

@@ -1,4 +1,4 @@
-"""Windows, borders, joins, repetitions and triangles in NumPy: each part is copied to where it belongs, by calls that are prepared once."""
+"""Windows, borders, joins, repetitions, triangles and casts in NumPy: each part is copied to where it belongs, by calls that are prepared once."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from jobflow.kernels.registry import implements
 from jobflow.ops.broadcast import BroadcastTo
 from jobflow.ops.move import PadEdges
 from jobflow.ops.op import Binder, Call
+from jobflow.ops.scalar import Cast
 from jobflow.ops.slice_update import SliceUpdate
 from jobflow.ops.slices import Concat, CopyInto, Flip, Pad, SliceGrad, same_memory
 from jobflow.ops.triangle import Triangle
@@ -72,3 +73,8 @@ def copies_of_edges(op: PadEdges, device: Binder, inputs: Sequence[Array], outpu
         beyond = [(i, before + int(k)) for i, k in enumerate(at) if not before <= i < inside[axis].stop]
         calls += [(np.copyto, (y[(*lead, i, *rest, ...)], y[(*lead, k, *rest, ...)])) for i, k in beyond]
     return calls
+
+
+@implements(Cast)
+def copy_as_another_type(op: Cast, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    return [(np.copyto, (outputs[0], inputs[0], "unsafe"))]
