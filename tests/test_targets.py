@@ -12,7 +12,6 @@ PACKAGE = Path(__file__).parents[1] / "jobflow"
 KNOWS_CPUS = re.compile(r"\bxp is (not )?np\b|\bblas\b|ops\.blocks|\bBLOCK\b")
 #: files of ops that still know a CPU
 EXCEPTED = [
-    "activation",
     "blocks",
     "half",
     "index",
@@ -22,7 +21,6 @@ EXCEPTED = [
     "pointwise",
     "row_calls",
     "scatter",
-    "special",
 ]
 
 

@@ -1,37 +1,29 @@
 """Activation functions and their gradients.
 
-Gradients that a step spends time in are ops of their own, linear in dy.  Chains of several passes run block by block, so
-that what one pass writes is still in the cache when the next reads it.
+Gradients that a step spends time in are ops of their own, linear in dy.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from jobflow.core.layout import Rule
-from jobflow.core.types import Array, Tensor, TensorType
-from jobflow.ops import blas, special
+from jobflow.core.types import Tensor, TensorType
 from jobflow.ops.arithmetic import add, divide, multiply
-from jobflow.ops.op import LETTERS, OVER_FIRST, Binder, Call, Grads, Sample, apply, sample
+from jobflow.ops.op import LETTERS, OVER_FIRST, Grads, Sample, apply, sample
 from jobflow.ops.pointwise import FLOATS, Pointwise, Unary, call, check_dtypes, numbers
 from jobflow.ops.scalar import clip, negate, scale, shift
 from jobflow.ops.transcendental import absolute, exp
 
-_ROOT_HALF = math.sqrt(0.5)
-_BELL = 1.0 / math.sqrt(2.0 * math.pi)
+ROOT_HALF = math.sqrt(0.5)
+BELL = 1.0 / math.sqrt(2.0 * math.pi)
 #: gelu_tanh(x) = x/2 (1 + tanh(_C1 x + _C3 x^3))
 _C1 = math.sqrt(2.0 / math.pi)
 _C3 = 0.044715 * _C1
-
-
-def _constant(value: float, x: Array) -> Array:
-    return np.asarray(value, x.dtype)
 
 
 @dataclass(frozen=True)
@@ -108,40 +100,21 @@ class Gelu(Pointwise):
         return Rule(f"{letters or '1'}->{letters},{letters}")
 
     def formula(self, f: Any, x: Any) -> Any:
-        share = 0.5 * (1.0 + f.erf(x * _ROOT_HALF))
-        return x * share, share + x * (_BELL * f.exp(-0.5 * (x * x)))
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        if device.xp is not np or inputs[0].dtype != np.float32:
-            return super().bind(device, inputs, outputs)
-        calls: list[Call] = []
-        for (slope, y, x), (share, square) in special.with_scratch(device, (outputs[1], outputs[0], inputs[0]), 2):
-            calls += _gelu_block(x, y, slope, share, square)
-        return calls
+        share = 0.5 * (1.0 + f.erf(x * ROOT_HALF))
+        return x * share, share + x * (BELL * f.exp(-0.5 * (x * x)))
 
     def grad(self, x: Tensor, y: Tensor, slope: Tensor, dy: Tensor | None, dslope: Tensor | None) -> Grads:
         dx = None if dy is None else multiply(slope, dy)
         if dslope is None:
             return (dx,)
         square = multiply(x, x)
-        through = multiply(dslope, multiply(scale(exp(scale(square, -0.5)), _BELL), shift(negate(square), 2.0)))
+        through = multiply(dslope, multiply(scale(exp(scale(square, -0.5)), BELL), shift(negate(square), 2.0)))
         return (through if dx is None else add(dx, through),)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(), numbers(1, 5, 3))
         yield sample(cls(), numbers(2))
-
-
-def _gelu_block(x: Array, y: Array, slope: Array, share: Array, square: Array) -> list[Call]:
-    """share = Phi(x) = (1 + erf(x / sqrt 2)) / 2, y = x share, slope = share + x exp(-x^2 / 2) / sqrt(2 pi)."""
-    one, half, bell = (_constant(c, x) for c in (1, 0.5, _BELL))
-    exponential, unit = special.exponential()
-    calls: list[Call] = [(np.square, (x, square))]
-    calls += special.fast_erf_of(x, square, share, [c * _ROOT_HALF ** (2 * i + 1) for i, c in enumerate(special.FAST)])
-    calls += [(np.add, (share, one, share)), (np.multiply, (share, half, share)), (np.multiply, (share, x, y))]
-    calls += [(np.multiply, (square, _constant(-unit / 2, x), square)), (exponential, (square, square)), (np.multiply, (square, x, slope))]
-    return [*calls, *blas.mixed(one, share, bell, slope, slope, square)]
 
 
 @dataclass(frozen=True)

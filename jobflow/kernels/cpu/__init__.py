@@ -11,6 +11,7 @@ and `MODULES` says for the operations of which module of `jobflow` it is importe
 #: module of operations -> the modules of this package that register implementations of them
 MODULES: dict[str, tuple[str, ...]] = {
     "kernels.cpu.product_ops": ("products",),
+    "ops.activation": ("gelu",),
     "ops.batch_norm": ("batch_statistics",),
     "ops.broadcast": ("copies", "sums"),
     "ops.conv": ("convolutions",),

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from jobflow.core.types import Array, dtype_of
+from jobflow.kernels.cpu.exponential import fastest_exponential
 from jobflow.kernels.registry import implements
-from jobflow.ops import special
 from jobflow.ops.blocks import BLOCK
 from jobflow.ops.op import Binder, Call, Op
 from jobflow.ops.row_calls import row_max_calls
@@ -65,7 +65,7 @@ def _calls(op: CausalSoftmax, device: Binder, x: Array, y: Array) -> list[Call]:
 
 def _block(scale: float, x: Array, y: Array, work: Array, column: Array, ones: Array, hidden: Array) -> list[Call]:
     """The calls of a block whose last columns, as many as `hidden` has, are partly hidden."""
-    exponential, unit = special.exponential()
+    exponential, unit = fastest_exponential()
     calls: list[Call] = [(np.multiply, (x, np.asarray(scale * unit, x.dtype), work))]
     if hidden.size:
         edge = work[:, :, work.shape[2] - hidden.shape[1] :]
