@@ -17,7 +17,6 @@ EXCEPTED = [
     "index",
     "indexed",
     "numpy_calls",
-    "optimizer_updates",
     "pointwise",
     "row_calls",
     "scatter",

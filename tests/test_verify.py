@@ -152,14 +152,14 @@ def test_a_kernel_that_is_wrong_on_pieces_only_is_named(gpt: Job, cls: Any, monk
 
 def test_copies_that_differ_are_found(gpt: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Variables are the same on all ranks, but for a defect on one of them."""
-    right = AdamUpdate.bind
+    right = registry.bind
 
-    def wrong(self: Any, device: Any, inputs: Any, outputs: Any) -> Any:
-        calls = list(right(self, device, inputs, outputs))
-        spoiled = threading.current_thread().name.endswith("2")
+    def wrong(op: Op, target: Target, device: Any, inputs: Any, outputs: Any) -> Any:
+        calls = right(op, target, device, inputs, outputs)
+        spoiled = isinstance(op, AdamUpdate) and threading.current_thread().name.endswith("2")
         return [*calls, (np.add, (outputs[0], 1e-3, outputs[0]))] if spoiled else calls
 
-    monkeypatch.setattr(AdamUpdate, "bind", wrong)
+    monkeypatch.setattr(registry, "bind", wrong)
     apart = Session()
     apart.settings.share_variables = False  # else there is only one copy
     report = verify(gpt, devices=4, strategy="dp", session=apart)

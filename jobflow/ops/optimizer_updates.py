@@ -7,19 +7,18 @@ A prime marks a new value.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
 
-from jobflow.core.types import Array, DType, TensorType, Xp, dtype_of, float64
+from jobflow.core.types import Array, TensorType, Xp, float64
 from jobflow.expressions import language
 from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import functions
-from jobflow.ops.numpy_calls import CompiledFormula, block_calls, compiled
-from jobflow.ops.op import Binder, Call, Op, Sample, sample
+from jobflow.ops.op import Sample, sample
 from jobflow.ops.pointwise import Pointwise
 from jobflow.ops.pointwise import numbers as some
 from jobflow.ops.update import Updated
@@ -108,17 +107,6 @@ class OptimizerUpdate(Updated, Pointwise):
         for new, value in zip(arrays[1 - n :], self.formula(functions(xp), *arrays[:n], *numbers[: None if self.derives else 1]), strict=True):
             new[...] = value
 
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        program = update_program(self, dtype_of(inputs[0].dtype)) if device.xp is np and self.elementwise else None
-        if program is None:
-            return Op.bind(self, device, inputs, outputs)
-        elements, scalars = inputs[: program.elements], [a.reshape(()) for a in inputs[program.elements :]]
-        numbers, first = scalars[:1], list[Call]()
-        if self.derives:
-            numbers = [device.scratch((), dtype_of(inputs[0].dtype)) for _ in range(program.numbers)]
-            first = [(_fill, (numbers, self.numbers, elements, *scalars))]
-        return [*first, *block_calls(program, device, elements, numbers, outputs, backwards=True)]
-
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for op in (cls(**options) for options in cls.cases):
@@ -129,25 +117,9 @@ class OptimizerUpdate(Updated, Pointwise):
 
 
 @lru_cache(1024)
-def update_program(op: OptimizerUpdate, dtype: DType) -> CompiledFormula | None:
-    """The calls of an update whose numbers are there."""
-    n = op.count + 1
-    numbers = [language.number(n + i, dtype) for i in range(len(op.numbers(functions(np), 0.0, 0)))]
-    made = op.formula(language, *(language.element(i, dtype) for i in range(n)), *numbers)
-    return compiled(made, n, len(numbers), {k: (i,) for k, i in op.alias.items()})
-
-
-@lru_cache(1024)
 def unified(op: OptimizerUpdate) -> OptimizerUpdate:
     """One of all that are equal, which caches find without comparing their attributes."""
     return op
-
-
-def _fill(
-    targets: Sequence[Array], numbers: Callable[..., tuple[float, ...]], elements: Sequence[Array], rate: Array, step: Array | None = None
-) -> None:
-    for target, number in zip(targets, numbers(functions(np), rate.item(), 0 if step is None else step.item(), *elements), strict=True):
-        target[()] = number
 
 
 def _downwards(w: Element, g: Element, weight_decay: float, maximize: bool = False) -> Element:

@@ -14,6 +14,7 @@ from jobflow.core.types import float64, type_of
 from jobflow.expressions import language
 from jobflow.expressions.on_arrays import functions
 from jobflow.kernels import registry
+from jobflow.kernels.cpu.updates_in_place import update_program
 from jobflow.kernels.target import CPU
 from jobflow.ops import optimizer_updates as formula
 from jobflow.ops import update
@@ -108,7 +109,7 @@ def test_formulas_are_made_in_place_as_far_as_nothing_is_overwritten_that_is_sti
     for ours, theirs in zip(arrays, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-14)
     flat = [op for op, *_ in formulas((2,), 0.1) if op.flat]
-    rows = [formula.update_program(op, float64).rows for op in flat]
+    rows = [update_program(op, float64).rows for op in flat]
     assert rows == [1, 1, 1, 1, 2, 2], "an update in place takes no more scratch than this"
 
 

@@ -18,6 +18,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ops.index": ("segments",),
     "ops.matmul": ("products", "sums"),
     "ops.move": ("copies",),
+    "ops.optimizer_updates": ("updates_in_place",),
     "ops.pool": ("pooling",),
     "ops.reduce": ("sums",),
     "ops.row_update": ("table_updates",),

@@ -1,0 +1,45 @@
+"""The formulas of the optimizers on CPUs: their numbers first, then calls in place for one block of the arrays after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from jobflow.core.types import Array, DType, dtype_of
+from jobflow.expressions import language
+from jobflow.expressions.on_arrays import functions
+from jobflow.kernels.registry import implements
+from jobflow.ops.numpy_calls import CompiledFormula, block_calls, compiled
+from jobflow.ops.op import Binder, Call, Op
+from jobflow.ops.optimizer_updates import OptimizerUpdate
+
+
+@implements(OptimizerUpdate)
+def formula_in_blocks(op: OptimizerUpdate, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    program = update_program(op, dtype_of(inputs[0].dtype)) if op.elementwise else None
+    if program is None:
+        return Op.bind(op, device, inputs, outputs)
+    elements, scalars = inputs[: program.elements], [a.reshape(()) for a in inputs[program.elements :]]
+    numbers, first = scalars[:1], list[Call]()
+    if op.derives:
+        numbers = [device.scratch((), dtype_of(inputs[0].dtype)) for _ in range(program.numbers)]
+        first = [(_fill, (numbers, op.numbers, elements, *scalars))]
+    return [*first, *block_calls(program, device, elements, numbers, outputs, backwards=True)]
+
+
+@lru_cache(1024)
+def update_program(op: OptimizerUpdate, dtype: DType) -> CompiledFormula | None:
+    """The calls of an update whose numbers are there."""
+    n = op.count + 1
+    numbers = [language.number(n + i, dtype) for i in range(len(op.numbers(functions(np), 0.0, 0)))]
+    made = op.formula(language, *(language.element(i, dtype) for i in range(n)), *numbers)
+    return compiled(made, n, len(numbers), {k: (i,) for k, i in op.alias.items()})
+
+
+def _fill(
+    targets: Sequence[Array], numbers: Callable[..., tuple[float, ...]], elements: Sequence[Array], rate: Array, step: Array | None = None
+) -> None:
+    for target, number in zip(targets, numbers(functions(np), rate.item(), 0 if step is None else step.item(), *elements), strict=True):
+        target[()] = number
