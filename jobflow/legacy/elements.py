@@ -13,7 +13,7 @@ import jobflow.functional as functional
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.types import Tensor, bool_, int32, int64
 from jobflow.eager.faces import SPELLED, all_of, recording, spelled
-from jobflow.legacy.operands import spans
+from jobflow.legacy.operands import positive_shape, spans
 from jobflow.ops import elementwise as ew
 from jobflow.ops import index as ix
 from jobflow.ops import shape as sh
@@ -59,10 +59,9 @@ def gather_nd(params: Tensor, indices: Tensor, name: Name = None) -> Tensor:
 
 def scatter_nd(indices: Tensor, updates: Tensor, shape: Sequence[int], name: Name = None) -> Tensor:
     """Zeros of this shape, to which the updates are added at these coordinates."""
-    if not isinstance(shape, list | tuple) or not all(isinstance(n, int) and n > 0 for n in shape):
-        raise ArgumentError(f"scatter_nd at {user_line()}: shape {shape!r} is not a list of positive ints")
-    rows, count, rest = _rows("scatter_nd", shape, indices)
-    return sh.reshape(ix.unsorted_segment_sum(_updates("scatter_nd", indices, updates, rest), rows, count), tuple(shape))
+    whole = positive_shape("scatter_nd", "shape", shape)
+    rows, count, rest = _rows("scatter_nd", whole, indices)
+    return sh.reshape(ix.unsorted_segment_sum(_updates("scatter_nd", indices, updates, rest), rows, count), whole)
 
 
 def tensor_scatter_nd_add(params: Tensor, indices: Tensor, updates: Tensor, name: Name = None) -> Tensor:

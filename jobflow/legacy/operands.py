@@ -1,9 +1,11 @@
-"""What stands beside a tensor of a job: a tensor of its element type, or a number that takes it."""
+"""What stands beside a tensor of a job: a tensor of its element type, a number that it takes, a size or a shape."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias
+
+import numpy as np
 
 from jobflow.core.errors import ArgumentError, DtypeError, user_line
 from jobflow.core.types import DType, Tensor
@@ -65,3 +67,17 @@ def _stepped(what: str, x: Tensor, axis: int, entry: Any) -> tuple[int | None, i
     if not range(*slice(start, stop, step).indices(n)):
         raise ArgumentError(f"{where}: selects nothing")
     return start, stop, step
+
+
+def counts(what: str, **given: Any) -> None:
+    """ArgumentError unless each of these is an int, 1 or more."""
+    for name, n in given.items():
+        if not isinstance(n, int | np.integer) or n < 1:
+            raise ArgumentError(f"{what} at {user_line()}: {name} is a positive int; got {n!r}")
+
+
+def positive_shape(what: str, name: str, given: Any) -> tuple[int, ...]:
+    """The shape that was given; ArgumentError unless it is a list of positive ints."""
+    if not isinstance(given, list | tuple) or not all(isinstance(n, int | np.integer) and n > 0 for n in given):
+        raise ArgumentError(f"{what} at {user_line()}: {name} {given!r} is not a list of positive ints")
+    return tuple(int(n) for n in given)

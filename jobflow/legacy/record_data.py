@@ -27,6 +27,7 @@ from jobflow.engine.body import JobBody
 from jobflow.engine.distribute import current_placement
 from jobflow.expressions import philox
 from jobflow.legacy.initializers import Initializer, random_uniform_initializer
+from jobflow.legacy.operands import counts, positive_shape
 from jobflow.ops.op import apply
 from jobflow.ops.random_tensors import RandomSource
 
@@ -117,8 +118,7 @@ def ofrecord_reader(
     """
     body, where = body_of("ofrecord_reader"), f"ofrecord_reader at {user_line()}"
     devices: Placement = current_placement("ofrecord_reader")
-    if min(batch_size, data_part_num, shuffle_buffer_size) < 1:
-        raise ArgumentError(f"{where}: batch_size, data_part_num and shuffle_buffer_size are at least 1")
+    counts("ofrecord_reader", batch_size=batch_size, data_part_num=data_part_num, shuffle_buffer_size=shuffle_buffer_size)
     mirrored = scope.current().view == "mirrored"
     if not mirrored and batch_size % devices.size:
         raise ArgumentError(f"{where}: batch_size {batch_size} is not divisible among the {devices.size} devices of {devices}")
@@ -181,7 +181,7 @@ def OFRecordRawDecoder(
     There must be as many as the shape has; with `dim1_varying_length` or `auto_zero_padding` there may be fewer, and zeros stand behind them.
     """
     record = on_host("OFRecordRawDecoder", input_blob, "records")
-    own = tuple(int(n) for n in shape)
+    own = positive_shape("OFRecordRawDecoder", "shape", shape)
     stage = st.Raw(record.stage, blob_name, own, dtype, dim1_varying_length or auto_zero_padding)
     return as_tensor("OFRecordRawDecoder", stage, record.rows, own, dtype, name)
 
@@ -255,7 +255,8 @@ def image_decoder_random_crop_resize(
 
 def tensor_buffer_to_tensor(x: OnHost, dtype: DType, instance_shape: Sequence[int], name: str | None = None) -> Any:
     """What is of one shape for every sample, as a tensor [batch, *instance_shape]."""
-    what, shape = "tensor_buffer_to_tensor", tuple(int(n) for n in instance_shape)
+    what = "tensor_buffer_to_tensor"
+    shape = positive_shape(what, "instance_shape", instance_shape)
     given = on_host(what, x, "bytes", "images", "arrays")
     return as_tensor(what, st.Exactly(given.pixels(), shape), given.rows, shape, dtype, name)
 
@@ -271,7 +272,8 @@ def decode_random(
     """Random numbers [batch_size, *shape], other ones at every run; U[0, 1) unless the initializer says otherwise."""
     body = body_of("decode_random")
     label = body.unique_name("decode_random") if name is None else scope.current().full_name(name)
-    whole = (int(batch_size), *map(int, shape))
+    counts("decode_random", batch_size=batch_size)
+    whole = (int(batch_size), *positive_shape("decode_random", "shape", shape))
     op = (initializer or random_uniform_initializer()).op(whole, dtype, label, body.seed)
     return apply(op, body.run_counter(), name=name) if isinstance(op, RandomSource) else apply(op, name=name)
 

@@ -26,13 +26,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
+from numbers import Integral
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 
 import jobflow.core.scope as scope
-from jobflow.core.errors import JobError, ShapeError, user_line
+from jobflow.core.errors import ArgumentError, JobError, ShapeError, user_line
 from jobflow.core.layout import Box, Rule
 from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, bool_
 from jobflow.expressions.index_space import IndexSpace
@@ -277,7 +278,9 @@ def adds(*types: TensorType) -> bool:
 
 
 def normal_axis(what: str, axis: int, ndim: int) -> int:
-    """A negative axis counted from the end; ShapeError if it is out of range."""
+    """A negative axis counted from the end; ShapeError if it is out of range, ArgumentError if it is no int."""
+    if not isinstance(axis, Integral):
+        raise ArgumentError(f"{what}: axis is an int; got {axis!r}")
     if not -ndim <= axis < ndim:
         raise ShapeError(f"{what}: axis {axis} is out of range for a tensor of {ndim} axes")
     return axis % ndim

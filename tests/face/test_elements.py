@@ -112,6 +112,8 @@ WRONG = {
     "too many coordinates": (lambda x, i: el.gather_nd(x, i), (X, np.zeros((1, 4), np.int32)), "coordinates"),
     "coordinates that are no integers": (lambda x, i: el.gather_nd(x, i), (X, np.zeros((1, 2))), "integers"),
     "updates of another shape": (lambda i, u: el.scatter_nd(i, u, [4, 3, 5]), (PAIRS, ROWS[0]), "updates"),
+    "a shape that is a text": (lambda i, u: el.scatter_nd(i, u, "43"), (PAIRS, ROWS), "list of positive ints"),
+    "an axis that is a text": (lambda x: flow.math.top_k(x, "2"), (X,), "axis is an int"),
     "a direction": (lambda x: el.sort(x, "UP"), (X,), "ASCENDING"),
     "a margin's label beyond": (lambda x, y: el.combined_margin_loss(x, y), (X[0], np.array([5, 0, 0])), "label"),
     "corners of nearest": (lambda x: el.upsample_2d(x, 2, True), (X[None],), "align_corners"),
