@@ -7,7 +7,9 @@ import socket
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+from jobflow.core.untrusted import whole
 from jobflow.runtime.world.service.members import node_name
 
 
@@ -27,6 +29,11 @@ class Owner:
     def here(cls) -> Owner:
         """This process."""
         return cls(host(), os.getpid(), start_of(os.getpid()), node_name())
+
+    @classmethod
+    def of(cls, tree: Any) -> Owner:
+        """What a file of JSON says.  ValueError, KeyError or TypeError if it does not say it."""
+        return cls(str(tree["host"]), whole(tree["pid"]), str(tree["start"]), str(tree["space"]))
 
     @property
     def is_alive(self) -> bool | None:

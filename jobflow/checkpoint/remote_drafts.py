@@ -26,7 +26,7 @@ from jobflow.checkpoint.owner import Owner
 from jobflow.core.errors import CheckpointError
 from jobflow.core.notices import notice
 from jobflow.core.remote import RemotePath, Status, StoreError
-from jobflow.core.untrusted import HEADER, content, json_tree, whole
+from jobflow.core.untrusted import HEADER, content, json_tree
 
 #: Seconds without a new object after which a saving of another machine is taken for abandoned, unless it is the newest.
 STALE = 3600.0
@@ -221,8 +221,7 @@ def _in_use(folder: RemotePath, stamp: str, last: float, around: Mapping[str, St
 def owner_of(marker: RemotePath) -> Owner | None:
     """Who saves, as the marker says; None if there is none, or none that can be read."""
     try:
-        tree = json_tree(content(marker, HEADER, CheckpointError))
-        return Owner(str(tree["host"]), whole(tree["pid"]), str(tree["start"]), str(tree["space"]))
+        return Owner.of(json_tree(content(marker, HEADER, CheckpointError)))
     except StoreError:
         raise
     except (FileNotFoundError, CheckpointError, ValueError, KeyError, TypeError):

@@ -1,5 +1,8 @@
 """One training at a time in a directory: a file there names the process that trains, and is removed when it ends.
 
+    runs/lenet/train.lock                         on a disk one file, which is taken under the lock of the file system
+    s3://bucket/lenet/train.lock.0a1b2c...        in a store an object of each that wants to train: who sees another one gives up
+
 What a process left that died is recognised: on the same machine by asking for the process, else by the file's time, which whoever trains
 sets anew every few seconds.
 """
@@ -11,6 +14,7 @@ import json
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -18,10 +22,12 @@ from datetime import datetime
 from pathlib import Path
 from uuid import uuid4
 
+from jobflow.checkpoint.file_system import files_of
 from jobflow.checkpoint.owner import Owner
 from jobflow.core.errors import ConfigError, FileError
 from jobflow.core.notices import notice
-from jobflow.core.untrusted import HEADER, content, json_tree, whole
+from jobflow.core.remote import AnyPath, RemotePath, StoreError
+from jobflow.core.untrusted import HEADER, content, json_tree
 
 NAME = "train.lock"
 #: seconds between two signs of life, and after which a lock without one is taken for abandoned
@@ -42,26 +48,100 @@ class Held:
         return json.dumps({**asdict(self.owner), "since": self.since, "token": self.token}) + "\n"
 
     @classmethod
-    def read(cls, path: Path) -> Held:
+    def read(cls, path: AnyPath) -> Held:
         """What stands in the file; an owner without name if that is not readable."""
         try:
             tree = json_tree(content(path, HEADER))
-            owner = Owner(str(tree["host"]), whole(tree["pid"]), str(tree["start"]), str(tree["space"]))
-            return cls(owner, str(tree["since"]), str(tree["token"]))
+            return cls(Owner.of(tree), str(tree["since"]), str(tree["token"]))
+        except StoreError:
+            raise
         except (ValueError, KeyError, TypeError, FileError):
             return cls(Owner("", 0, ""), "", "")
 
 
-class Lock:
+class Lock(ABC):
     """The lock of a directory, held from `take` to `release`."""
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / NAME
-        self._mine = Held(Owner.here(), datetime.now().astimezone().isoformat(" ", "seconds"), uuid4().hex)
+    def __init__(self, folder: AnyPath, name: str, token: str) -> None:
+        self.path = folder / name
+        self._mine = Held(Owner.here(), datetime.now().astimezone().isoformat(" ", "seconds"), token)
         self._over = threading.Event()
+        self._signs = threading.Thread(target=self._live, name=NAME, daemon=True)
 
     def take(self) -> None:
         """Raises: ConfigError, which names the process and its host, if another training has it; OSError if nothing can be written there."""
+        self._claim()
+        self._signs.start()
+
+    def release(self) -> None:
+        """Another one may train here; nothing if that has been so for long."""
+        self._over.set()
+        self._signs.join(PATIENCE)
+        with suppress(OSError):
+            if self._is_mine():
+                self._remove(self.path)
+
+    def check(self, now: float) -> None:
+        """ConfigError if another training has the lock; `now` by the clock of the file system, or the store."""
+        for path in self._others():
+            with suppress(FileNotFoundError):
+                self._check(path, Held.read(path), now - path.lstat().st_mtime)
+
+    def _check(self, path: AnyPath, other: Held, idle: float) -> None:
+        who, alive = other.owner, other.owner.is_alive
+        named = f"process {who.pid} on {who.host}" if who.host else "a process that cannot be read from it"
+        if alive or (alive is None and idle < STALE):
+            since = f" since {other.since}" if other.since else ""
+            rest = "" if alive else f"; if that process is no more, wait {STALE:.0f} seconds or remove the file"
+            raise ConfigError(
+                f"{path.parent} is in use: {named} trains there{since} ({path}){rest}. Wait until it ends, stop it, or {self._elsewhere}"
+            )
+        notice(f"{path} was left by {named}, which has ended")
+        self._is_left(path)
+
+    def _is_mine(self) -> bool:
+        return Held.read(self.path).token == self._mine.token
+
+    def _live(self) -> None:
+        """Signs of life, for those who cannot ask for the process."""
+        while not self._over.wait(BEAT):
+            with suppress(OSError):
+                if self._is_mine():
+                    self._sign()
+
+    #: what the error advises
+    _elsewhere: str
+
+    @abstractmethod
+    def _claim(self) -> None:
+        """Write the lock, unless another training has it."""
+
+    @abstractmethod
+    def _others(self) -> list[AnyPath]:
+        """Where locks of other trainings may be."""
+
+    @abstractmethod
+    def _is_left(self, path: AnyPath) -> None:
+        """Another one's lock is no longer held."""
+
+    @abstractmethod
+    def _sign(self) -> None:
+        """Give the lock the time of now."""
+
+    @abstractmethod
+    def _remove(self, path: AnyPath) -> None: ...
+
+
+class FolderLock(Lock):
+    """That of a directory on a disk."""
+
+    path: Path
+    _elsewhere = "train elsewhere with --output DIR"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, NAME, uuid4().hex)
+
+    def _claim(self) -> None:
         fresh = self.path.with_name(f".{NAME}.{self._mine.token}")
         try:
             fresh.write_text(self._mine.text(), encoding="utf-8")
@@ -70,42 +150,58 @@ class Lock:
                 os.replace(fresh, self.path)
         finally:
             fresh.unlink(missing_ok=True)
-        threading.Thread(target=self._live, name="train.lock", daemon=True).start()
 
-    def release(self) -> None:
-        """Another one may train here; nothing if that has been so for long."""
-        self._over.set()
-        with suppress(OSError):
-            if self._is_mine():
-                self.path.unlink()
+    def _others(self) -> list[AnyPath]:
+        return [self.path]
 
-    def _is_mine(self) -> bool:
-        return Held.read(self.path).token == self._mine.token
+    def _is_left(self, path: AnyPath) -> None:
+        """It is about to be replaced."""
 
-    def check(self, now: float) -> None:
-        """ConfigError if another training has the lock; `now` by the clock of the file system."""
+    def _sign(self) -> None:
+        os.utime(self.path)
+
+    def _remove(self, path: AnyPath) -> None:
+        self.path.unlink()
+
+
+class StoreLock(Lock):
+    """That of a directory in a store.
+
+    A store has no locks, but lists what has been written.  So each training writes an object of its own first, and looks for others then: of two
+    that begin at once, one or both see the other one and give up.
+    """
+
+    _elsewhere = "give another checkpoint.directory"
+
+    def __init__(self, folder: RemotePath) -> None:
+        token = uuid4().hex
+        super().__init__(folder, f"{NAME}.{token}", token)
+
+    def _claim(self) -> None:
         try:
-            touched = self.path.lstat().st_mtime
-            other = Held.read(self.path)
-        except FileNotFoundError:
-            return
-        who, alive = other.owner, other.owner.is_alive
-        named = f"process {who.pid} on {who.host}" if who.host else "a process that cannot be read from it"
-        if alive or (alive is None and now - touched < STALE):
-            since = f" since {other.since}" if other.since else ""
-            rest = "" if alive else f"; if that process is no more, wait {STALE:.0f} seconds or remove the file"
-            raise ConfigError(
-                f"{self.path.parent} is in use: {named} trains there{since} ({self.path}){rest}. "
-                f"Wait until it ends, stop it, or train elsewhere with --output DIR"
-            )
-        notice(f"{self.path} was left by {named}, which has ended")
-
-    def _live(self) -> None:
-        """Signs of life, for those who cannot ask for the process."""
-        while not self._over.wait(BEAT):
+            self._sign()
+            self.check(now=self.path.stat().st_mtime)
+        except BaseException:
             with suppress(OSError):
-                if self._is_mine():
-                    os.utime(self.path)
+                self._remove(self.path)
+            raise
+
+    def _others(self) -> list[AnyPath]:
+        return [path for path in self.path.parent.iterdir() if path.name.startswith(f"{NAME}.") and path != self.path]
+
+    def _is_left(self, path: AnyPath) -> None:
+        self._remove(path)
+
+    def _sign(self) -> None:
+        files_of().put(self.path, self._mine.text().encode())
+
+    def _remove(self, path: AnyPath) -> None:
+        files_of().remove_file(path)
+
+
+def lock_of(folder: AnyPath) -> Lock:
+    """The lock of a directory."""
+    return StoreLock(folder) if isinstance(folder, RemotePath) else FolderLock(folder)
 
 
 @contextmanager

@@ -37,7 +37,7 @@ from jobflow.trainer.config.schema import Checkpoint, Evaluation
 from jobflow.trainer.evaluate import batches_of, measure, rows_of
 from jobflow.trainer.finite import first_not_finite
 from jobflow.trainer.jobs import COUNTER, HALTED, TRAIN, Jobs, Means, prepared
-from jobflow.trainer.lock import Lock
+from jobflow.trainer.lock import Lock, lock_of
 from jobflow.trainer.network import line_of
 from jobflow.trainer.optimizing import schedule_from, slow_start
 from jobflow.trainer.resume import Progress, check_alike, chosen, follow, read, series_of, set_aside_behind, together
@@ -78,7 +78,7 @@ def make_directory(key: str, origin: object, path: AnyPath) -> None:
         raise ConfigError(f"{origin}: {key}: nothing can be written to {path}: {error.strerror or error}; give a writable directory") from None
 
 
-def without_failure(change: Callable[[], None], path: Path) -> None:
+def without_failure(change: Callable[[], None], path: AnyPath) -> None:
     """Look at a lock, or take it; ConfigError if the file system does not let us."""
     try:
         change()
@@ -174,16 +174,16 @@ class Loop:
         places: dict[str, AnyPath] = {"output": Path(self.config.output), "checkpoint.directory": self.series.directory}
         for key, path in places.items():
             together(self.session, partial(make_directory, key, self.loaded.origin(key), path))
-        output, *saved = (path.resolve() for path in places.values() if isinstance(path, Path))  # a store has no locks
-        own = distinct([output, *saved])
+        output, *saved = (path.resolve() for path in places.values() if isinstance(path, Path))
+        own: list[AnyPath] = [*distinct([output, *saved]), *(path for path in places.values() if isinstance(path, RemotePath))]
         taken: list[Lock] = []
         try:
-            for lock in map(Lock, own):
+            for lock in map(lock_of, own):
                 together(self.session, partial(without_failure, lock.take, lock.path))
                 taken.append(lock)
             # a run that saves in a directory of another one's output, or the other way round
             for folder in {output, *saved, *(path.parent for path in saved)} - set(own):
-                other = Lock(folder)
+                other = lock_of(folder)
                 together(self.session, partial(without_failure, partial(other.check, time.time()), other.path))
             yield
         finally:

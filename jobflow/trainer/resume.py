@@ -171,11 +171,13 @@ def follow(session: Session, choose: Callable[[], AnyPath | None], use: Callable
 
 
 def set_aside(directory: AnyPath) -> None:
-    """Give a directory of checkpoints another name, so that those of the run that begins are not mixed with them."""
-    if not directory.is_dir() or not any(directory.iterdir()):
+    """Give what is in a directory of checkpoints another place, so that those of the run that begins are not mixed with them."""
+    earlier = [path for path in directory.iterdir() if path.is_dir()] if directory.is_dir() else []
+    if not earlier:
         return
     aside = _free(directory)
-    drafts.move(directory, aside)
+    for path in earlier:
+        drafts.move(path, aside / path.name)
     notice(f"the checkpoints of an earlier run are now in {aside}")
 
 

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import crashing
+import fsspec
+import numpy as np
 import s3fs
 from crashing import Case, session_on, state
 from s3_server import DEATHS, FAILURES, Store
@@ -221,7 +223,34 @@ def main() -> None:
         tried = [Strike(4, "lost", True), Strike(9, "denied", replaces=True, asynchronous=True)]
         problems = [problem for strike in tried for problem in attempt(session, server, strike)]
         found = sessions.load(session, sessions.on_first(session, series().newest_good).path)
+        problems += sessions.on_first(session, lambda: uploads_in_parts(server))
     print(json.dumps([found["step"], problem, read(), *problems]), flush=True)
+
+
+def uploads_in_parts(server: Store) -> list[str]:
+    """What is wrong with large files, which go to the store in several requests: nothing is there unless all of them were answered."""
+    fsspec.config.conf["s3"] = {"default_block_size": 5 * 2**20}  # the least that S3 takes
+    large, target = {"w": np.arange(17 * 2**18, dtype=np.float32)}, path_of("s3://bucket/large")
+    store.save(target, large)
+    server.arm(0, "")
+    store.save(target, large, replace=True)
+    log = server.disarm()
+    if sum("partNumber" in told for told in log) != 2 or not np.array_equal(store.load(target)["w"], large["w"]):
+        return [f"other: it was not saved in 2 parts: {log}"]
+    begins = next(i for i, told in enumerate(log, 1) if "uploads" in told)
+    problems = []
+    for at in range(begins, begins + 4):  # the upload begins, two parts, it is completed
+        server.arm(at, "denied", for_good=False)
+        try:
+            store.save(target, {"w": large["w"] + 1}, replace=True)
+            problems.append(f"lost: request {at} was denied, and nothing is said: {log}")
+        except CheckpointError as error:
+            if "nothing was changed" not in str(error) or np.any(store.load(target)["w"] != large["w"]):
+                problems.append(f"mixed: request {at} of {log} was denied: {error}")
+        again = server.disarm()
+        if at > begins and not any(told.startswith("DELETE") and "uploadId" in told for told in again):
+            problems.append(f"stuck: the parts of an upload that was given up stay in the store: {again}")
+    return problems
 
 
 def refused(session: Session) -> str:

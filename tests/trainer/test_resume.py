@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import shutil
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ import pytest
 from short_runs import Seen, check_same, loaded, run, write_config
 
 from jobflow.checkpoint import sessions
+from jobflow.checkpoint.owner import Owner
 from jobflow.core.errors import CheckpointError, ConfigError
 from jobflow.core.remote import RemotePath
 from jobflow.trainer.config import load
@@ -205,6 +210,7 @@ def test_a_run_whose_checkpoints_are_in_a_store(
     assert evaluate(loaded(file, tmp_path, *settings), place="validation").step == STEPS
     run(loaded(file, tmp_path, *settings, "training.steps=1"), resume="never")
     assert "the checkpoints of an earlier run are now in memory://run/checkpoints-2" in capsys.readouterr().err
+    check_locks(memory, lambda: run(loaded(file, tmp_path, *settings)), capsys)
     monkeypatch.setattr(type(memory), "pipe_file", lambda *_, **__: (_ for _ in ()).throw(PermissionError("read only")))
     with pytest.raises(
         ConfigError, match=r"checkpoint\.directory: nothing can be written to memory://run/checkpoints: .*does not permit it \(read only\)"
@@ -213,3 +219,21 @@ def test_a_run_whose_checkpoints_are_in_a_store(
     with pytest.raises(ConfigError, match=r"output: it is memory://run; a run's own files are written on this machine"):
         run(load(file, ["output=memory://run"]))
     memory.store.clear()
+
+
+def check_locks(memory: Any, train: Callable[[], Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """A second training is refused while the first one lives, which is seen here, and elsewhere by the time of its lock; none leaves one."""
+    place = "/run/checkpoints/train.lock.a"
+    here = {**asdict(Owner.here()), "since": "noon", "token": "a"}
+    for owner, named in (
+        (here, f"process {here['pid']} on "),
+        ({**here, "host": "elsewhere", "pid": 7}, "process 7 on elsewhere"),
+        ("?", "cannot be read"),
+    ):
+        memory.pipe_file(place, json.dumps(owner).encode())
+        with pytest.raises(ConfigError, match=rf"memory://run/checkpoints is in use: .*{named}.*give another checkpoint.directory"):
+            train()
+        assert [name for name in memory.store if "lock" in name] == [place]
+    memory.store[place].modified = memory.store[place].created = memory.store[place].created - timedelta(seconds=1000)
+    train()
+    assert "was left by a process that cannot be read" in capsys.readouterr().err and not [name for name in memory.store if "lock" in name]
