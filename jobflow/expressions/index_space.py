@@ -33,30 +33,30 @@ class IndexSpace:
     @property
     def shape(self) -> tuple[int, ...]:
         """With the row as one axis."""
-        return self._collapsed(self.sizes)
+        return self.collapsed(self.sizes)
 
     def view(self, operand: int, x: Array) -> Array | None:
         """A NumPy array as the space sees it, in the same memory; None where there is no such view."""
-        wide = self._wide(operand, x)
+        wide = self.wide(operand, x)
         try:
-            return wide.reshape(self._collapsed(wide.shape), copy=False)
+            return wide.reshape(self.collapsed(wide.shape), copy=False)
         except ValueError:
             return None
 
     def read(self, operand: int, x: Array) -> Array:
         """The same, or a copy."""
-        wide = self._wide(operand, x)
-        return wide.reshape(self._collapsed(wide.shape))
+        wide = self.wide(operand, x)
+        return wide.reshape(self.collapsed(wide.shape))
 
-    def _wide(self, operand: int, x: Array) -> Array:
-        """With an axis for each of the space's, of one element where it has none."""
+    def wide(self, operand: int, x: Array) -> Array:
+        """A view with an axis for each of the space's, of one element where the operand has none; axes of one row are apart."""
         places = self.operands[operand]
         kept = x[(*(0 if place is None else slice(None) for place in places), ...)]  # a view, never a number that is read
         order = [place for place in places if place is not None]
         turned = kept.transpose(sorted(range(len(order)), key=order.__getitem__))
         return turned[tuple(slice(None) if i in order else None for i in range(len(self.sizes)))]
 
-    def _collapsed(self, sizes: Sequence[int]) -> tuple[int, ...]:
+    def collapsed(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """These sizes with the row as one axis."""
         return (*sizes[: len(sizes) - self.row], math.prod(sizes[len(sizes) - self.row :])) if sizes else ()
 
@@ -65,7 +65,7 @@ class IndexSpace:
         places = self.operands[operand]
         order = [place for place in places if place is not None]
         sizes = [n if i in order else 1 for i, n in enumerate(self.sizes)]
-        kept = xp.broadcast_to(value, self._collapsed(sizes)).reshape(sizes)[tuple(slice(None) if i in order else 0 for i in range(len(sizes)))]
+        kept = xp.broadcast_to(value, self.collapsed(sizes)).reshape(sizes)[tuple(slice(None) if i in order else 0 for i in range(len(sizes)))]
         x[...] = kept.transpose([sorted(order).index(place) for place in order]).reshape(x.shape)
 
 

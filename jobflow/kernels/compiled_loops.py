@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 
-from jobflow.core.types import Array
+from jobflow.core.types import Array, DType, TensorType, contiguous_strides, type_of
 from jobflow.kernels import llvm
 from jobflow.kernels.loop_operands import expression_of, seen_in_space
-from jobflow.kernels.registry import register
+from jobflow.kernels.registry import at, register
 from jobflow.ops.op import Binder, Call, Op
+from jobflow.ops.operand_copies import operand_copies
 
 #: elements; compiling a loop for fewer takes longer than many runs of it save
 FEWEST = 64
@@ -37,4 +39,34 @@ class CompiledLoop:
         return llvm.bind(found, *seen)
 
 
+@dataclass(frozen=True)
+class CompiledLoopOnCopies:
+    """The same where rows do not lie in memory as rows, after copying what does not."""
+
+    name: str = "llvm, of copies"
+
+    def refuses(self, op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
+        found, space = expression_of(op, inputs), op.index_space(*map(type_of, inputs))
+        if found is None or space is None:
+            return "it has no expression over rows"
+        places = count(1)
+        copies = operand_copies(space, inputs, outputs, _dense, lambda shape, dtype: _imagined(shape, dtype, next(places)))
+        return llvm.refuses(found, copies.seen[: len(inputs)], copies.seen[len(inputs) :])
+
+    def bind(self, op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        found, space = expression_of(op, inputs), op.index_space(*map(type_of, inputs))
+        assert found is not None and space is not None
+        copies = operand_copies(space, inputs, outputs, _dense, device.scratch)
+        return [*copies.before, *llvm.bind(found, copies.seen[: len(inputs)], copies.seen[len(inputs) :]), *copies.after]
+
+
+def _dense(view: Array) -> bool:
+    return bool(view.shape[-1:] == (1,) or view.strides[-1:] == (view.itemsize,))
+
+
+def _imagined(shape: tuple[int, ...], dtype: DType, number: int) -> Array:
+    return at(TensorType(shape, dtype), contiguous_strides(shape, dtype.itemsize), number << 40)
+
+
 register(Op, "cpu", "llvm", CompiledLoop())
+register(Op, "cpu", "llvm", CompiledLoopOnCopies(), -10)

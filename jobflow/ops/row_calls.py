@@ -21,6 +21,7 @@ from jobflow.expressions.on_arrays import evaluate
 from jobflow.ops.blocks import BLOCK, lead_sum_calls
 from jobflow.ops.numpy_calls import FUNCTIONS
 from jobflow.ops.op import Binder, Binding, Call
+from jobflow.ops.operand_copies import operand_copies
 from jobflow.ops.row_program import COLUMN, FULL, ROW, TO_COLUMN, Place, RowProgram, RowStep, compiled_rows
 
 #: up to this length a row's maximum is found faster than it is reduced to
@@ -35,25 +36,25 @@ def row_calls(
     inputs: Sequence[Array],
     outputs: Sequence[Array],
 ) -> list[Call] | None:
-    """The calls for NumPy arrays; None where the arrays are no matrices, rows or columns in this space, or are empty."""
-    found = _program(made, space, over, inputs, outputs)
+    """The calls for NumPy arrays, with copies of those that are no matrices, rows or columns in this space; None where there are no such calls."""
+    copies = operand_copies(space, inputs, outputs, lambda view: _matrix(view, space) is not None, device.scratch)
+    found = _program(made, space, over, copies.seen, len(inputs))
     if found is None:
         return None
     program, read, written = found
-    return _Blocks(device, program, space).calls(read, written)
+    return [*copies.before, *_Blocks(device, program, space).calls(read, written), *copies.after]
 
 
 def _program(
-    made: tuple[Expression, ...], space: IndexSpace, over: Mapping[int, Sequence[int]], inputs: Sequence[Array], outputs: Sequence[Array]
+    made: tuple[Expression, ...], space: IndexSpace, over: Mapping[int, Sequence[int]], views: Sequence[Array | None], n: int
 ) -> tuple[RowProgram, list[Array], list[Array]] | None:
-    """What to do, and the arrays as matrices."""
-    seen = [_matrix(space.view(k, a), space) for k, a in enumerate((*inputs, *outputs))]
+    """What to do, and the arrays as matrices; the first n of these views are inputs."""
+    seen = [_matrix(view, space) for view in views]
     if not math.prod(space.sizes) or any(a is None for a in seen):
         return None
     arrays = [a for a in seen if a is not None]
     rows, columns = _rows_and_columns(space)
     levels = tuple([ROW * (a.shape[0] == rows) | COLUMN * (a.shape[1] == columns) for a in arrays])
-    n = len(inputs)
     program = compiled_rows(made, levels[:n], levels[n:], tuple([(k, tuple(v)) for k, v in over.items()]))
     return None if program is None else (program, arrays[:n], arrays[n:])
 
@@ -70,7 +71,7 @@ def row_binding(
     if not 0 < rows * columns <= BLOCK:
         return None
     arrays = [np.empty(type.shape, type.dtype.numpy) for type in (*inputs, *outputs)]
-    found = _program(made, space, over, arrays[: len(inputs)], arrays[len(inputs) :])
+    found = _program(made, space, over, [space.view(k, a) for k, a in enumerate(arrays)], len(inputs))
     if found is None or found[0].sums:
         return None
     program, *matrices = found

@@ -15,6 +15,7 @@ from jobflow.ops import half
 from jobflow.ops.indexed import Indexed
 from jobflow.ops.norm import LayerNorm
 from jobflow.ops.op import types_tuple
+from jobflow.ops.row_calls import row_calls
 from jobflow.ops.softmax import Softmax
 from jobflow.runtime.device.numpy_device import CpuDevice
 
@@ -86,3 +87,29 @@ def test_compiled_loops_are_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None
             for ours, theirs in zip(outputs, expected, strict=True):
                 np.testing.assert_allclose(ours, theirs, tolerance, tolerance, err_msg=f"{sample} in {kind}")
     assert apart == {"AxisSum", "CenteredSquares", "NormalizeSums"}, "these sum over axes of which the channels are not the last"
+
+
+def test_operands_that_are_no_rows_in_memory_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operands of every op with their first axis innermost: as the kernel, in the tiers "numpy" and "llvm", without the kernel."""
+    monkeypatch.setattr(compiled_loops, "FEWEST", 1)
+    loop, device = compiled_loops.CompiledLoopOnCopies(), CpuDevice()
+    by_calls: set[str] = set()
+    for sample in (s for cls in laws.concrete_ops() if issubclass(cls, Indexed) for s in cls.samples()):
+        arrays = [np.array(a, "float32" if a.dtype.kind == "f" else None, order="F") for a in sample.arrays]
+        types = tuple(map(type_of, arrays))
+        expected = laws.empties(types_tuple(sample.op.infer(*types)), 0)
+        made, space = sample.op.expression(*types), sample.op.index_space(*types)
+        assert made is not None
+        with np.errstate(all="ignore"):
+            half.run(sample.op, arrays, expected)
+            outputs = [np.full_like(y, 7, order="F") for y in expected]
+            assert loop.refuses(sample.op, arrays, outputs) is None, f"{sample}"
+            ways = [loop.bind(sample.op, device, arrays, outputs), row_calls(device, made, space, {}, arrays, outputs)]
+            for calls in (calls for calls in ways if calls is not None):
+                for function, arguments in calls:
+                    function(*arguments)
+                for ours, theirs in zip(outputs, expected, strict=True):
+                    np.testing.assert_allclose(ours, theirs, 3e-6, 3e-6, err_msg=f"{sample}")
+                    ours.fill(7)
+        by_calls.update(type(sample.op).__name__ for calls in ways[1:] if calls is not None)
+    assert {"LayerNorm", "LayerNormGrad", "Softmax", "AxisSum", "BatchNormalize"} <= by_calls, by_calls
