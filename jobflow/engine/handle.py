@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import jobflow.core.scope as scope
 from jobflow.core.errors import JobError, no_attribute, user_line
 from jobflow.core.types import Tensor
 from jobflow.engine.distribute import Distribute, broadcast, distribute_of, parallel_cast, split, with_distribute
 from jobflow.engine.operators import TensorOperators
+from jobflow.engine.returned import LocalBlob
 from jobflow.graph.ir import Node, Value
 
 #: `split_axis` of a tensor that was not asked to be split.
@@ -129,6 +131,9 @@ class Handle(TensorOperators):
             raise AttributeError(name)
         what = f'{user_line()}: the tensor {self.name} {self.type} of a job has no "{name}"'
         if name in _OF_RESULTS:
+            look = getattr(scope.current().interpreter, "look", None)
+            if look is not None:  # the job is eager
+                return getattr(LocalBlob(look(self.value)), name)
             raise no_attribute(name, f"{what}: its values are known when the job has run; return it, or watch(x)")
         raise no_attribute(name, what, [known for known in dir(type(self)) if not known.startswith("_")])
 

@@ -33,12 +33,14 @@ from jobflow.graph.training import Microbatches, Optimizer, ValidRange, Watch
 from jobflow.typing.annotations import Declared
 from jobflow.typing.lazy import is_lazy, whole
 from jobflow.typing.results import Results
-from jobflow.typing.signature import JobSignature
+from jobflow.typing.signature import Bound, JobSignature
 
 #: The optimizer that a configuration describes; JobError if it does not.
 OptimizerOf = Callable[[FunctionConfig], Optimizer]
 #: The shapes of one call: per array its shape, or a tuple of shapes, one per rank.
 Shapes = tuple[tuple[Any, ...], ...]
+#: What a body recorded, and the nesting of what it returned.
+Trace = tuple[Traced, Results]
 #: the option that says how many microbatches a run has
 ACCUMULATION = "train.num_gradient_accumulation_steps"
 
@@ -56,6 +58,9 @@ class Version(NamedTuple):
 
 class Job:
     """A declared job; `signature` says what it takes and gives."""
+
+    #: whether it is compiled before it is called
+    ahead = True
 
     def __init__(self, function: Callable[..., Any], trainable: bool, config: FunctionConfig, where: SourceLine, optimizer_of: OptimizerOf) -> None:
         self.function = function
@@ -107,19 +112,29 @@ class Job:
 
     def compile(self, session: Session, shapes: Shapes, number: int) -> Compiled:
         """Trace the body and lay it out; once for all ranks, or once per rank where their shapes differ."""
+        return self.laid_out(session, self.traces(session, shapes), number)
+
+    def traces(self, session: Session, shapes: Shapes) -> tuple[Trace, ...]:
+        """Per rank what the body records for the shapes of its arguments; the same object where they are the same."""
         placement = self.placement(session)
         declared = [d for _, d in self.signature.placeholders()]
         ragged = [shape for d, shape in zip(declared, shapes, strict=True) if d.per_device and len(set(shape)) > 1]
         rows = tuple(own[0] for own in ragged[0]) if ragged else ()
-        each: dict[Any, Version] = {}
-        programs: list[Physical] = []
+        each: dict[Any, Trace] = {}
+        found: list[Trace] = []
         for index in range(session.device_count()):
             position = placement.ranks.index(index) if index in placement.ranks else 0
             own = tuple(shape[position] if d.per_device else shape for d, shape in zip(declared, shapes, strict=True))
             if own not in each:
-                each[own] = self._lay_out(session, placement, own, rows)
-            programs.append(each[own].physical)
-        first = each[next(iter(each))]
+                each[own] = self.trace(session, placement, own, rows)
+            found.append(each[own])
+        return tuple(found)
+
+    def laid_out(self, session: Session, traces: Sequence[Trace], number: int) -> Compiled:
+        """What the ranks run of what the body recorded for each of them."""
+        each = {id(trace): _version(trace) for trace in {id(trace): trace for trace in traces}.values()}
+        programs = [each[id(trace)].physical for trace in traces]
+        first = each[id(traces[0])]
         parts = tuple(argument_parts(program, rank) for rank, program in enumerate(programs))
         program = first.program
         cut = program.microbatches
@@ -128,29 +143,29 @@ class Job:
         return Compiled(self.name, self.where, number, tuple(programs), *told)
 
     @property
-    def _microbatch_count(self) -> int:
+    def microbatch_count(self) -> int:
         """How many microbatches a run passes through the body."""
         asked = self.config.options.get(ACCUMULATION) or (self.strategy.microbatches if self.strategy is not None else None) or 1
         return asked if self.trainable else 1
 
     def microbatches(self, shapes: Sequence[tuple[int, ...]]) -> Microbatches | None:
         """How the batch of a train job is cut, for arguments of these shapes; None if it passes whole."""
-        if self._microbatch_count == 1:
+        if self.microbatch_count == 1:
             return None
         named = zip(self.signature.placeholders(), shapes, strict=True)
         where = self.config.lines.get(ACCUMULATION, self.where)
-        return cut_batch(f"job {self.name}", self._microbatch_count, where, {name: shape for (name, _), shape in named})
+        return cut_batch(f"job {self.name}", self.microbatch_count, where, {name: shape for (name, _), shape in named})
 
     def _reads_its_batch(self) -> bool:
         """Whether nobody passes the batch that is to be cut, so that each microbatch is one that the body reads."""
-        return self._microbatch_count > 1 and not self.signature.parameters
+        return self.microbatch_count > 1 and not self.signature.parameters
 
-    def _passes(self, program: Traced, results: Results) -> tuple[Traced, Results]:
+    def _passes(self, program: Traced, results: Results) -> Trace:
         """A body that reads its batch, passed as often as there are microbatches: a run takes so many batches."""
         if program.feed is None:
             self.microbatches(())  # which says that there is no batch
         rows = {type.shape[0] for type in program.feed.types.values()}
-        where, count = self.config.lines.get(ACCUMULATION, self.where), self._microbatch_count
+        where, count = self.config.lines.get(ACCUMULATION, self.where), self.microbatch_count
         if len(rows) > 1:
             raise JobError(
                 f"job {self.name}: {count} microbatches, asked for at {where}: its readers have batches of different sizes, {sorted(rows)}"
@@ -164,7 +179,7 @@ class Job:
         asked: str | None = self.config.options.get("pipeline_schedule")
         return asked or (self.strategy.schedule if self.strategy is not None else None)
 
-    def trace(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...] = ()) -> tuple[Traced, Results]:
+    def trace(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...] = ()) -> Trace:
         """Run the body: what it recorded, and the nesting of what it returned.  `rows` as in `Tracer`.
 
         Once; or once for each size of microbatches, if the batch is cut.
@@ -176,7 +191,7 @@ class Job:
         if cut is None:
             return self._traced(session, placement, shapes, rows)
         named = list(zip(self.signature.placeholders(), shapes, strict=True))
-        each: list[tuple[Traced, Results]] = []
+        each: list[Trace] = []
         for size in cut.sizes:
             own = [(size, *shape[1:]) if name in cut.arguments else shape for (name, _), shape in named]
             with explained(cut, size):
@@ -186,11 +201,11 @@ class Job:
         tail = next(((body, returned_values(returned)) for body, returned in others), None)
         return replace(program, microbatches=cut, schedule=schedule, tail=tail), results
 
-    def _traced(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...]) -> tuple[Traced, Results]:
+    def _traced(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...]) -> Trace:
         settings, view = session.settings, self.view
         tracer = Tracer(self.name, placement, self.where, self.trainable, known=session.variables, rows=rows, looks=True)
         dtype = self.config.options.get("default_data_type") or float32
-        body = JobBody(tracer, seed=settings.seed or 0, conv_algorithm=settings.conv_algorithm, default_dtype=dtype, config=self.config)
+        body = self.body(session, tracer, seed=settings.seed or 0, conv_algorithm=settings.conv_algorithm, default_dtype=dtype, config=self.config)
         with scope.using(interpreter=body, placement=placement, view=view, namespace=()):
             declared = zip(self.signature.placeholders(), shapes, strict=True)
             values = [body.handle(tracer.as_seen(self._argument(tracer, name, d, shape))) for (name, d), shape in declared]
@@ -201,13 +216,16 @@ class Job:
                 raise
             results = self.signature.results(returned)
             self._train(tracer)
-        program = tracer.traced(returned_values(results))
-        return replace(program, half=self.config.half, strategy=self.strategy, tensors=body.tensors, modes=body.modes, feed=body.feed), results
+        return self.recorded(body, returned_values(results)), results
 
-    def _lay_out(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...]) -> Version:
-        program, results = self.trace(session, placement, shapes, rows)
-        found = logical(program, returned_values(results))
-        return Version(distribute(found.graph), results, found.watches, program.limits, found.pieces, program)
+    def body(self, session: Session, tracer: Tracer, **options: Any) -> JobBody:
+        """The interpreter of its body."""
+        return JobBody(tracer, **options)
+
+    def recorded(self, body: JobBody, outputs: Sequence[Value]) -> Traced:
+        """What a body has recorded, of which these are to be the outputs."""
+        program = body.tracer.traced(outputs)
+        return replace(program, half=self.config.half, strategy=self.strategy, tensors=body.tensors, modes=body.modes, feed=body.feed)
 
     @staticmethod
     def _argument(tracer: Tracer, name: str, declared: Declared, shape: tuple[int, ...]) -> Value:
@@ -231,10 +249,14 @@ class Job:
         bound = self.signature.bind(args, self.placement(session).size)
         if not session.multi and any(is_lazy(value) for _, _, value in bound):
             bound = [(name, declared, whole(value)) for name, declared, value in bound]
-        compiled = session.compiled(self, tuple(_shape(declared, value) for _, declared, value in bound))
+        compiled = self.compiled(session, bound)
         compiled.check_limits(bound)
         session.compare_arguments(self, {name: value if declared.per_device else [value] for name, declared, value in bound})
         return partial(_given, compiled, session.run(compiled, bound))
+
+    def compiled(self, session: Session, bound: Sequence[Bound]) -> Compiled:
+        """The job for a call with these arguments."""
+        return session.compiled(self, shapes_of(bound))
 
 
 def _given(compiled: Compiled, values: list[Any]) -> Any:
@@ -243,13 +265,20 @@ def _given(compiled: Compiled, values: list[Any]) -> Any:
     return deliver(compiled.results, values[:returned])
 
 
+def _version(trace: Trace) -> Version:
+    program, results = trace
+    found = logical(program, returned_values(results))
+    return Version(distribute(found.graph), results, found.watches, program.limits, found.pieces, program)
+
+
 def returned_values(results: Results) -> list[Value]:
     """The tensors of a result, as nodes of the graph that made them."""
     return [value_of(tensor) for tensor in results.leaves]
 
 
-def _shape(declared: Declared, value: Any) -> tuple[Any, ...]:
-    return tuple(tuple(a.shape) for a in value) if declared.per_device else declared.type.shape
+def shapes_of(bound: Sequence[Bound]) -> Shapes:
+    """Those of the arguments of a call."""
+    return tuple(tuple(tuple(a.shape) for a in value) if declared.per_device else declared.type.shape for _, declared, value in bound)
 
 
 def job_of(declared: Any) -> Job:

@@ -154,6 +154,8 @@ class Settings:
     #: options that mean nothing here
     ignored: dict[str, Any] = field(default_factory=dict)
     started: bool = False
+    #: whether the bodies of jobs run at every call
+    eager: bool = False
 
 
 @dataclass

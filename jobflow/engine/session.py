@@ -175,7 +175,7 @@ class Session:
         """A job with the name of an earlier one takes its place, whose programs are given back."""
         with scope.lock():
             self.jobs[job.name] = job
-            self._replaced = [key for key in self._compiled if (key[0].name == job.name and key[0] is not job) or key in self._replaced]
+            self._replaced = [key for key in self._compiled if (key[0].name == job.name and key[0] != job) or key in self._replaced]
 
     def start(self) -> World:
         """Bring up the world; once."""
@@ -192,7 +192,7 @@ class Session:
             raise JobError(f"at {user_line()}: there is no job yet; declare one with @global_function before variables are used")
         with scope.lock():
             self.start()
-            for job in list(self.jobs.values()):
+            for job in [job for job in self.jobs.values() if job.ahead]:
                 self.compiled(job, job.declared_shapes(self))
 
     def compiled(self, job: Declared, shapes: Any) -> Compiled:
@@ -289,20 +289,23 @@ class Session:
 
     def run(self, compiled: Compiled, bound: Sequence[Bound]) -> list[Any]:
         """One step on all ranks; what it gives, as `Compiled.values` has it.  Called with the lock held since `compiled` was looked up."""
+        values = self.look(compiled, bound)
+        self.runs[compiled.name] = self.runs.get(compiled.name, 0) + 1
+        self.changed(compiled.graph.updates)
+        return values
+
+    def look(self, compiled: Compiled, bound: Sequence[Bound]) -> list[Any]:
+        """The same of a program that writes no variables, in the middle of a step."""
         assert self.world is not None
         self.settle()
         run = self.runs.get(compiled.name, 0)
         bound = [*bound, *compiled.read(run)]
         opening = openings_of(self.world.ranks[0]).get(compiled.number)
         if opening is None:
-            values = compiled.values(performed(self.world, Run(compiled.number, compiled.name), compiled.feeds(bound, run, self.here)))
-        else:
-            opening.put({name: value for name, _, value in bound} | {RUN_COUNTER: run})
-            performed(self.world, Run(compiled.number, compiled.name))
-            values = compiled.joined(opening.take())
-        self.runs[compiled.name] = run + 1
-        self.changed(compiled.graph.updates)
-        return values
+            return compiled.values(performed(self.world, Run(compiled.number, compiled.name), compiled.feeds(bound, run, self.here)))
+        opening.put({name: value for name, _, value in bound} | {RUN_COUNTER: run})
+        performed(self.world, Run(compiled.number, compiled.name))
+        return compiled.joined(opening.take())
 
     # ---------------------------------------------------------------- variables
 

@@ -11,6 +11,7 @@ from jobflow.core.errors import JobError, user_line
 from jobflow.core.notices import notice
 from jobflow.core.scope import current_scope as current_scope
 from jobflow.core.types import DTYPES, DType, Tensor, bool_
+from jobflow.engine.session import current_session
 from jobflow.legacy.arrays import identity
 from jobflow.legacy.variables import current_job
 
@@ -61,17 +62,19 @@ def cast_to_current_logical_view(x: Tensor) -> Tensor:
 
 
 def enable_eager_execution(val: bool = True) -> None:
-    """Eager jobs are not supported: JobError, unless they are switched off."""
-    if val:
-        raise JobError(
-            f"enable_eager_execution at {user_line()}: jobs are compiled, not run line by line; omit the call, and look at tensors "
-            f"inside a job with watch(x)"
-        )
+    """Have the bodies of the session's jobs run at every call, where `x.numpy()` gives what a tensor is, or not.
+
+    Raises: JobError if a job has been declared.
+    """
+    session = current_session()
+    if session.jobs or scope.current().interpreter is not None:
+        raise JobError(f"enable_eager_execution at {user_line()} comes too late: call it before jobs are declared, or after clear_default_session()")
+    session.settings.eager = bool(val)
 
 
 def eager_execution_enabled() -> bool:
-    """False: jobs are compiled."""
-    return False
+    """Whether the bodies of jobs run at every call."""
+    return current_session().settings.eager
 
 
 # Old spellings -----------------------------------------------------------------------------------------------------

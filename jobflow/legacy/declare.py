@@ -14,6 +14,7 @@ from typing import Any
 import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, JobError, user_line
 from jobflow.core.notices import notice
+from jobflow.engine.eager_job import EagerJob
 from jobflow.engine.job import Job
 from jobflow.engine.job_config import FunctionConfig
 from jobflow.engine.session import current_session
@@ -42,8 +43,9 @@ def global_function(type: str | FunctionConfig = "predict", function_config: Fun
     trainable = type == "train"
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
-        job = Job(function, trainable, config, where, optimizer_of)
-        current_session().register(job)
+        session = current_session()
+        job = (EagerJob if session.settings.eager else Job)(function, trainable, config, where, optimizer_of)
+        session.register(job)
 
         @functools.wraps(function)
         def call(*args: Any, **named: Any) -> Any:

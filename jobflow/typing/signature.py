@@ -39,6 +39,8 @@ class JobSignature:
     where: SourceLine
     parameters: tuple[Parameter, ...]
     returned: Returned
+    #: whether arguments must have the declared element types
+    exact: bool = False
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> JobSignature:
@@ -134,6 +136,9 @@ class JobSignature:
         want = declared.type.dtype.numpy
         if value.dtype == want:
             return value
+        if self.exact:
+            advice = f"An eager job converts nothing: pass {path}.astype(np.{want}), or declare another dtype."
+            raise self._error(path, f"{_is_array(value)}; the job declares {declared}", advice)
         if isinstance(value, Lazy):
             raise self._error(path, f"{_is_array(value)} that is read later; the job declares {declared}", "Declare the type that is read.")
         if value.dtype.kind not in "biuf" and value.dtype.name != bfloat16.name:

@@ -187,12 +187,6 @@ class TestSmallNames:
         with pytest.raises(JobError, match="is not an element type such as"):
             flow.convert_oneflow_dtype_to_numpy_dtype(np.float32)  # type: ignore[arg-type]
 
-    def test_eager_jobs_are_refused(self) -> None:
-        assert flow.eager_execution_enabled() is False
-        flow.enable_eager_execution(False)
-        with pytest.raises(NotImplementedError, match=r"enable_eager_execution at test_handles.py:\d+: jobs are compiled"):
-            flow.enable_eager_execution()
-
     @pytest.mark.parametrize("spelling", [flow.name_scope, flow.deprecated.variable_scope])
     def test_namespaces(self, fresh: None, capsys: pytest.CaptureFixture[str], spelling: Any) -> None:
         def name(x: Any) -> Any:

@@ -10,6 +10,7 @@ import pytest
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow import optimizer as opt
+from jobflow.core.errors import JobError
 
 SCHEDULE = opt.CosineScheduler(0.1, 10, warmup=opt.warmup.linear(3, 0.1))
 CLIP = opt.grad_clipping.by_global_norm(0.3)
@@ -58,3 +59,41 @@ def test_any_number_of_ranks_and_any_layout(name: str) -> None:
             assert parts.keys() == whole.keys()
             for key, value in whole.items():
                 np.testing.assert_allclose(parts[key], value, rtol=1e-5, atol=1e-6, err_msg=f"{key} on {ranks} ranks, {distribute}")
+
+
+def moved_by_names(named: bool, devices: int, mirrored: bool = False, combined: bool = False, rate_name: str = "rate/out") -> list[Any]:
+    """A variable before each of four steps, whose rates and numbers are tensors of the job, or not."""
+    flow.clear_default_session()
+    flow.config.cpu_device_num(devices)
+    config = flow.function_config()
+    config.default_logical_view(flow.scope.mirrored_view() if mirrored else flow.scope.consistent_view())
+
+    @flow.global_function("train", config)
+    def job(x: tp.Numpy.Placeholder((4, 3)), lr: tp.Numpy.Placeholder((1,)), n: tp.Numpy.Placeholder((1,), dtype=flow.int64)) -> tp.Numpy:
+        w = flow.get_variable("w", (2, 3), initializer=flow.ones_initializer())
+        rate, step = flow.math.multiply(lr, 2.0, name="rate"), flow.identity(n, name="step")
+        assert (rate.logical_blob_name, step.logical_blob_name) == ("rate/out", "step/out")
+        schedule = opt.CustomScheduler(rate_name) if named else opt.PiecewiseConstantScheduler([0, 1], [0.2, 0.4, 0.8])
+        lbn = "step/out" if named else None
+        adam = opt.Adam(schedule, do_bias_correction=True, train_step_lbn=None if combined else lbn)
+        one = opt.CombinedOptimizer([adam], train_step_lbn=lbn) if combined else adam
+        one.minimize(flow.math.square(flow.matmul(x, w, transpose_b=True)))
+        return flow.identity(w)
+
+    x = np.linspace(0, 1, 12, dtype=np.float32).reshape(4, 3)
+    return [job(x, np.array([rate], np.float32), np.array([n]))[:2] for n, rate in enumerate((0.1, 0.2, 0.4, 0.4))]
+
+
+@pytest.mark.parametrize(("devices", "mirrored", "combined"), [(1, False, False), (2, True, False), (2, False, True)])
+def test_rate_and_step_may_be_tensors_of_the_job(fresh: None, devices: int, mirrored: bool, combined: bool) -> None:
+    expected = moved_by_names(False, 1)
+    np.testing.assert_allclose(moved_by_names(True, devices, mirrored, combined), expected, rtol=0, atol=2e-7)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("rats/out", r'the job has no tensor "rats/out" yet; did you mean "rate/out"\?'), ("w/out", r"is float32\[2,3\]; it must be one")],
+)
+def test_a_rate_must_be_a_tensor_of_the_job_with_one_number(fresh: None, name: str, text: str) -> None:
+    with pytest.raises(JobError, match=text):
+        moved_by_names(True, 1, rate_name=name)

@@ -290,12 +290,6 @@ def test_minimize_and_add_loss_want_a_job_and_a_tensor() -> None:
     assert job.said == [loss]
 
 
-def test_what_is_not_supported_yet_says_so_at_minimize() -> None:
-    own_step = opt.Adam(SCHEDULE, train_step_lbn="step/out")
-    with scope.using(interpreter=FakeJob()), pytest.raises(JobError, match="train_step_lbn is not supported yet"):
-        own_step.minimize(FakeTensor())
-
-
 def test_loss_scales() -> None:
     assert opt.SGD(SCHEDULE).loss_scale == 1.0
     assert opt.SGD(SCHEDULE, loss_scale_factor=128).loss_scale == 128.0

@@ -119,6 +119,8 @@ def test_schedules_that_make_no_sense(make: Any, text: str) -> None:
     assert " at test_schedules.py:" in str(raised.value)
 
 
-def test_a_rate_from_a_tensor_says_that_it_is_not_supported() -> None:
-    with pytest.raises(JobError, match=r"CustomScheduler at test_schedules\.py:\d+: .* is not supported yet; write the schedule as"):
-        opt.CustomScheduler("lr/out")
+def test_a_rate_from_a_tensor_is_known_in_a_job_only() -> None:
+    with pytest.raises(ConfigError, match="lbn must be the logical_blob_name of a tensor; got 3"):
+        opt.CustomScheduler(3)  # type: ignore[arg-type]
+    with pytest.raises(JobError, match="the rate is the tensor 'lr/out' of a job, known when that runs"):
+        opt.CustomScheduler("lr/out").rate(0)

@@ -12,14 +12,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from jobflow.core.errors import ConfigError, JobError, did_you_mean, user_line
-from jobflow.core.types import Tensor
+from jobflow.core.types import Tensor, int64
 from jobflow.graph.training import DynamicScale, Halting, Parameter, Slots, updated
 from jobflow.legacy.losses import TrainJob, check_loss, job_in_force
+from jobflow.legacy.optimizer import named_tensors
 from jobflow.legacy.optimizer.clipping import Clipping
 from jobflow.legacy.optimizer.loss_scale import LossScale, StaticLossScale
+from jobflow.legacy.optimizer.schedules import CustomScheduler
 from jobflow.ops.optimizer_updates import AdamUpdate, LambUpdate, LarsUpdate, MomentumUpdate, OptimizerUpdate, RmsPropUpdate, SgdUpdate
 from jobflow.ops.update import learning_rate
 
@@ -46,7 +48,7 @@ class Minimizer(ABC):
         what = f"{type(self).__name__}.minimize"
         job = job_in_force(what)
         listed = list(losses) if isinstance(losses, list | tuple) else [losses]
-        self._check(f"{what} in job {job.name} at {user_line()}")
+        self._check(f"{what} in job {job.name} at {user_line()}", job)
         job.minimize(self.for_job(job), [check_loss(what, loss) for loss in listed])
 
     @property
@@ -65,9 +67,15 @@ class Minimizer(ABC):
     def for_job(self, job: TrainJob) -> Self:
         """This optimizer with its variables named, as far as `job` knows them."""
 
-    def _check(self, what: str) -> None:
+    def _check(self, what: str, job: TrainJob) -> None:
         if self.train_step_lbn is not None:
-            raise JobError(f"{what}: train_step_lbn is not supported yet; omit it, and the job counts its own steps")
+            named_tensors.check(f"{what}: train_step_lbn", self.train_step_lbn, (int64,), job.tracer.nodes)
+
+    def _step(self, step: Value) -> Value:
+        """The number of updates before this one: `step`, unless a tensor of the job has it."""
+        if self.train_step_lbn is None:
+            return step
+        return cast("Value", named_tensors.read("train_step_lbn", self.train_step_lbn, int64))
 
     def _check_scales(self) -> None:
         if self.loss_scale_factor is not None:
@@ -137,7 +145,14 @@ class Single(Minimizer, Options):
             return {}
         if self.grad_clipping is not None:
             parameters = self.grad_clipping.clipped(parameters)
-        return updated(parameters, self.step_op, lambda dtype: learning_rate(self.lr_scheduler, step, dtype), step, slots)
+        step, schedule = self._step(step), self.lr_scheduler
+        rate_of = schedule.tensor if isinstance(schedule, CustomScheduler) else partial(learning_rate, schedule, step)
+        return updated(parameters, self.step_op, rate_of, step, slots)
+
+    def _check(self, what: str, job: TrainJob) -> None:
+        super()._check(what, job)
+        if isinstance(self.lr_scheduler, CustomScheduler):
+            self.lr_scheduler.check(what, job.tracer.nodes)
 
 
 @dataclass(frozen=True)
@@ -307,6 +322,11 @@ class CombinedOptimizer(Minimizer):
                 raise ConfigError(f"{what} has a loss scale or train step of its own; give it to CombinedOptimizer")
         self._check_scales()
 
+    def _check(self, what: str, job: TrainJob) -> None:
+        super()._check(what, job)
+        for child in self.optimizers:
+            child._check(what, job)
+
     def for_job(self, job: TrainJob) -> Self:
         return replace(self, optimizers=tuple(child.for_job(job) for child in self.optimizers))
 
@@ -325,6 +345,7 @@ class CombinedOptimizer(Minimizer):
     def update(self, parameters: Sequence[Parameter], step: Value, slots: Slots) -> dict[str, Value]:
         """New values by name of variable and slot."""
         new: dict[str, Value] = {}
+        step = self._step(step)
         for child in self.optimizers:
             chosen = set(child.selects([p.variable.name for p in parameters]))
             new.update(child.update([p for p in parameters if p.variable.name in chosen], step, slots))

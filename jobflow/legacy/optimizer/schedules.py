@@ -7,12 +7,14 @@ after it the schedule goes on with the absolute step, as if there had been none.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, ClassVar
 
 from jobflow.core.errors import ConfigError, JobError, user_line
+from jobflow.core.types import DType, Tensor, float32, float64
+from jobflow.legacy.optimizer import named_tensors
 from jobflow.legacy.optimizer.warmup import Warmup, is_number
 from jobflow.ops import learning_rates
 
@@ -202,14 +204,27 @@ class LinearCosineScheduler(_Decay):
     warmup: Warmup | None = None
 
 
+@dataclass(frozen=True)
 class CustomScheduler:
-    """The rate as a tensor of the job: not supported yet, and says so."""
+    """The rate is a tensor of the job, of one number: that whose `logical_blob_name` is `lbn`."""
 
-    def __init__(self, lbn: object) -> None:
-        raise JobError(
-            f"CustomScheduler at {user_line()}: a learning rate taken from a tensor of the job is not supported yet; "
-            "write the schedule as a frozen dataclass with `def rate(self, step: int) -> float` and pass it as lr_scheduler"
-        )
+    lbn: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.lbn, str):
+            raise _wrong(self, f"lbn must be the logical_blob_name of a tensor; got {self.lbn!r}")
+
+    def check(self, what: str, nodes: Iterable[Any]) -> None:
+        """JobError unless the job that made these nodes has the tensor."""
+        named_tensors.check(f"{what}: CustomScheduler({self.lbn!r})", self.lbn, (float32, float64), nodes)
+
+    def tensor(self, dtype: DType) -> Tensor:
+        """The rate, while updates are recorded."""
+        return named_tensors.read(f"CustomScheduler({self.lbn!r})", self.lbn, dtype)
+
+    def rate(self, step: int) -> float:
+        """JobError: only the job knows its tensors."""
+        raise JobError(f"CustomScheduler at {user_line()}: the rate is the tensor {self.lbn!r} of a job, known when that runs")
 
 
 def _store(schedule: Any, **values: Any) -> None:

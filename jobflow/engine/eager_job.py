@@ -1,0 +1,154 @@
+"""Eager jobs: the body runs at every call, and its tensors have numbers while it runs.
+
+    flow.enable_eager_execution()
+
+    @flow.global_function()
+    def job(x: tp.Numpy.Placeholder((4,))) -> tp.Numpy:
+        y = flow.math.square(x)
+        if y.numpy().sum() > 1:                  # an array, in the body
+            y = y / flow.math.reduce_sum(y)
+        return y
+
+Each call records what its body does.  Where the body asks for numbers, what it has recorded so far runs on the ranks and is forgotten; when it has
+ended, all of it runs, updates included.  Programs that record the same are compiled once, so the numbers are those of a job that is not eager.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import jobflow.core.scope as scope
+from jobflow.compiler.front.trace import Tracer
+from jobflow.core.errors import JobError, user_line
+from jobflow.core.types import Tensor
+from jobflow.engine.body import JobBody
+from jobflow.engine.compiled import Compiled
+from jobflow.engine.handle import value_of
+from jobflow.engine.job import ACCUMULATION, Job, Trace, shapes_of
+from jobflow.engine.session import Session
+from jobflow.graph.ir import Value
+from jobflow.typing.results import Results
+from jobflow.typing.signature import Bound
+
+
+class EagerBody(JobBody):
+    """The interpreter while the body of an eager job runs."""
+
+    #: gives the numbers of a value
+    look: Callable[[Value], Any]
+
+    def watch(self, value: Tensor, take: Callable[[Any], None], gradient: bool = False) -> None:
+        """Show `take` the value at once, or its gradient after the run."""
+        if not gradient:
+            take(self.look(value_of(value)))
+            return
+        super().watch(value, Turn(len(self.tracer.watches), take), gradient)
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """Who is shown the gradient that is asked for as the so many-th in the body."""
+
+    number: int
+    take: Callable[[Any], None]
+
+    def __call__(self, value: Any) -> None:
+        self.take(value)
+
+
+@dataclass(frozen=True)
+class RecordedCall:
+    """What a call has recorded, in the place of the shapes of its arguments: equal to another if both do the same."""
+
+    traces: tuple[Trace, ...] = field(compare=False)
+    #: whether it is what the body has done so far
+    looks: bool = False
+
+    @cached_property
+    def content(self) -> tuple[Any, ...]:
+        """What makes it equal to another."""
+        return tuple([_content(*trace) for trace in dict(zip(map(id, self.traces), self.traces, strict=True)).values()])
+
+    def __hash__(self) -> int:
+        return hash((self.looks, tuple([node.name for node in self.traces[0][0].nodes])))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RecordedCall) and self.looks == other.looks and self.content == other.content
+
+
+def _content(program: Any, results: Results) -> tuple[Any, ...]:
+    numbers: dict[Value, int] = {}
+    nodes = []
+    for node in program.nodes:
+        nodes.append((node.op, node.name, node.placement, node.origin, tuple([numbers[value] for value in node.inputs]), len(node.outputs)))
+        numbers.update({value: len(numbers) + i for i, value in enumerate(node.outputs)})
+    training = program.training
+    return (
+        nodes,
+        [numbers[value_of(tensor)] for tensor in results.leaves],
+        program.variables,
+        {name: numbers[value] for name, value in program.updates.items()},
+        None if training is None else (training.optimizers, training.where, [numbers[loss] for loss in training.losses]),
+        [numbers[watch.value] for watch in program.watches],
+        (program.rows, program.half, program.strategy, program.microbatches, program.schedule),
+        {name: id(tensor) for name, tensor in program.tensors.items()},
+        repr(program.feed),
+    )
+
+
+class EagerJob(Job):
+    """A job whose body runs at every call."""
+
+    ahead = False
+    #: the arguments of the call under way
+    bound: Sequence[Bound] | None = None
+
+    def __init__(self, *declared: Any) -> None:
+        super().__init__(*declared)
+        self.signature = replace(self.signature, exact=True)
+
+    def __eq__(self, other: object) -> bool:
+        """Jobs of one name share their programs: one that is declared in a function is another at each call of that."""
+        return type(other) is EagerJob and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def compile(self, session: Session, shapes: Any, number: int) -> Compiled:
+        """For a call that has been recorded; where none is under way, for shapes of arguments."""
+        return self.laid_out(session, shapes.traces, number) if isinstance(shapes, RecordedCall) else super().compile(session, shapes, number)
+
+    def compiled(self, session: Session, bound: Sequence[Bound]) -> Compiled:
+        call = copy.copy(self)
+        call.bound = bound
+        recorded = RecordedCall(call.traces(session, shapes_of(bound)))
+        found = session.compiled(self, recorded)
+        program, results = recorded.traces[0]
+        turns = {watch.take.number: watch.take for watch in program.watches if isinstance(watch.take, Turn)}
+        watches = tuple([replace(watch, take=turns[watch.take.number]) if isinstance(watch.take, Turn) else watch for watch in found.watches])
+        return replace(found, results=results, watches=watches)
+
+    def body(self, session: Session, tracer: Tracer, **options: Any) -> EagerBody:
+        made = EagerBody(tracer, **options)
+        made.look = lambda value: self._look(session, made, value)
+        return made
+
+    def _look(self, session: Session, body: EagerBody, value: Value) -> Any:
+        """The numbers of a value of the body that runs."""
+        bound, what = self.bound, f"job {self.name} at {user_line()}: the numbers of {value.name}"
+        if bound is None:
+            raise JobError(f"{what} are known when the job is called")
+        if self.microbatch_count > 1:
+            raise JobError(f"{what} are those of one part of the batch; omit {ACCUMULATION} to look at them")
+        if body.tracer.rows:
+            raise JobError(f"{what} are of devices whose arguments differ in length; return it, or pass arrays of one length")
+        program = replace(self.recorded(body, [value]), updates={}, training=None, losses=(), watches=())
+        trace = program, Results("value", (body.handle(value),), ("numpy",), 0)
+        with scope.using(interpreter=None):
+            compiled = session.compiled(self, RecordedCall((trace,) * session.device_count(), looks=True))
+            compiled.check_limits(bound)
+            return session.look(compiled, bound)[0]

@@ -1,0 +1,49 @@
+"""Tensors of a job that its optimizer reads by name, as `CustomScheduler` and `train_step_lbn` do.
+
+rate = flow.math.multiply(scale, 0.1, name="rate")
+flow.optimizer.SGD(flow.optimizer.CustomScheduler(rate.logical_blob_name)).minimize(loss)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import jobflow.core.scope as scope
+from jobflow.core.errors import JobError, did_you_mean
+from jobflow.core.layout import B
+from jobflow.core.types import DType, Tensor
+from jobflow.ops.axes import reshape
+from jobflow.ops.layout_ops import ToGlobal
+from jobflow.ops.op import apply
+from jobflow.ops.scalar import cast
+
+if TYPE_CHECKING:
+    from jobflow.graph.ir import Value
+
+
+def name_of(value: Any) -> str:
+    """ "<op>/out", or "<op>/out_<i>" where the op has several outputs: the `logical_blob_name` of a tensor."""
+    return f"{value.node.name}/{'out' if len(value.node.outputs) == 1 else f'out_{value.index}'}"
+
+
+def check(what: str, name: str, dtypes: Iterable[DType], nodes: Iterable[Any]) -> Value:
+    """The tensor of this name, of one element.  JobError if the job that made these nodes has none, or it is of another type."""
+    names = {name_of(value): value for node in nodes for value in node.outputs}
+    if name not in names:
+        raise JobError(f'{what}: the job has no tensor "{name}" yet{did_you_mean(name, names)}; pass the logical_blob_name of one')
+    found: Value = names[name]
+    if found.type.size != 1 or found.type.dtype not in dtypes:
+        listed = " or ".join(dtype.name for dtype in dtypes)
+        raise JobError(f'{what}: the tensor "{name}" is {found.type}; it must be one number, {listed}')
+    return found
+
+
+def read(what: str, name: str, dtype: DType) -> Tensor:
+    """The tensor of this name while updates are recorded, as one number of this type."""
+    tracer: Any = scope.current().interpreter
+    found: Any = next((value for node in tracer.nodes for value in node.outputs if name_of(value) == name), None)
+    if found is None:
+        raise JobError(f'{what}: the tensor "{name}" of job {tracer.name} is another for each part of the batch; do not accumulate gradients here')
+    found = apply(ToGlobal((B,)), found) if found.local else found
+    return cast(reshape(found, (1,)), dtype)

@@ -1,0 +1,126 @@
+"""Eager jobs: the body runs at every call, tensors have numbers in it, and all numbers are those of a job that is not eager."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jobflow as flow
+import jobflow.typing as tp
+from jobflow.core.errors import ArgumentError, JobError
+
+X = np.arange(12, dtype=np.float32).reshape(4, 3) / 3
+Y = np.array([0, 1, 2, 1], np.int32)
+
+
+@pytest.fixture
+def eager(devices: int) -> int:
+    flow.enable_eager_execution()
+    return devices
+
+
+def steps(count: int, seen: list[Any]) -> list[Any]:
+    """What so many steps of a small net with dropout give; `seen` gets the gradient of its result."""
+
+    def note(value: tp.Numpy) -> None:
+        seen.append(value)
+
+    @flow.global_function(type="train")
+    def net(x: tp.Numpy.Placeholder((4, 3)), y: tp.Numpy.Placeholder((4,), dtype=flow.int32)) -> tp.Numpy:
+        initial = flow.random_uniform_initializer(-1, 1)
+        hidden = flow.layers.dense(x, 5, name="hidden", kernel_initializer=initial, activation=flow.math.tanh)
+        if flow.eager_execution_enabled():
+            assert hidden.numpy().shape == (4, 5) and 0 < np.abs(hidden.numpy()).max() < 1
+        result = flow.layers.dense(flow.nn.dropout(hidden, 0.5), 3, name="result", kernel_initializer=initial)
+        loss = flow.nn.sparse_softmax_cross_entropy_with_logits(y, result)
+        flow.watch_diff(result, note)
+        flow.optimizer.Adam(flow.optimizer.PiecewiseConstantScheduler([], [0.1])).minimize(loss)
+        return loss
+
+    return [net(X, Y) for _ in range(count)]
+
+
+def test_the_same_numbers_as_of_a_compiled_job(devices: int) -> None:
+    runs = []
+    for eager in (False, True):
+        flow.clear_default_session()
+        flow.config.cpu_device_num(devices)
+        flow.enable_eager_execution(eager)
+        assert flow.eager_execution_enabled() is eager
+        seen: list[Any] = []
+        losses = steps(3, seen)
+        runs.append([*losses, *seen, *[variable.numpy() for variable in flow.get_all_variables().values()]])
+    assert len(runs[0]) == 3 + 3 + 13
+    for compiled, at_once in zip(*runs, strict=True):
+        np.testing.assert_array_equal(compiled, at_once)
+
+
+def test_the_body_may_look_at_numbers_and_go_by_them(eager: int) -> None:
+    told: list[Any] = []
+
+    def show(value: tp.Numpy) -> None:
+        told.append(value.sum())
+
+    @flow.global_function()
+    def job(x: tp.Numpy.Placeholder((2, 2))) -> tp.Numpy:
+        total = flow.math.reduce_sum(x)
+        flow.watch(total, show)
+        told.append("after it")
+        return x / total if total.numpy().item() > 1 else x
+
+    for x in (np.ones((2, 2), np.float32), np.full((2, 2), 0.1, np.float32), np.full((2, 2), 2, np.float32)):
+        np.testing.assert_array_equal(job(x), x / x.sum() if x.sum() > 1 else x)
+    assert told[0] == 4 and told[1::2] == ["after it"] * 3
+
+
+def test_jobs_of_one_name_may_be_declared_again_and_share_variables(eager: int) -> None:
+    def count(by: float) -> Any:
+        @flow.global_function()
+        def counting() -> tp.Numpy:
+            n = flow.get_variable("n", (2,), initializer=flow.zeros_initializer())
+            flow.assign(n, n + by)
+            return n
+
+        return counting()
+
+    assert [count(by)[0] for by in (1, 1, 2, 1, 0)] == [0, 1, 2, 4, 5]
+    assert list(flow.get_all_variables()) == ["n"]
+
+
+def test_tensors_of_devices_have_one_array_each(fresh: None) -> None:
+    flow.config.cpu_device_num(2)
+    flow.enable_eager_execution()
+    seen: list[Any] = []
+
+    @flow.global_function()
+    def job(x: tp.ListNumpy.Placeholder((2, 2))) -> tp.ListNumpy:
+        seen.append((x * 2).numpy_list())
+        return x
+
+    job([np.ones((2, 2), np.float32), np.zeros((2, 2), np.float32)])
+    assert [part.sum() for part in seen[0]] == [8, 0]
+    with pytest.raises(JobError, match=r"numbers of .* are of devices whose arguments differ in length; return it"):
+        job([np.ones((2, 2), np.float32), np.zeros((1, 2), np.float32)])
+
+
+def test_what_eager_jobs_refuse(eager: int) -> None:
+    @flow.global_function()
+    def job(x: tp.Numpy.Placeholder((2,))) -> tp.Numpy:
+        return x
+
+    with pytest.raises(ArgumentError, match=r'argument "x" is float64\[2\].*An eager job converts nothing: pass x.astype\(np.float32\)'):
+        job(np.ones(2))
+    with pytest.raises(JobError, match="comes too late: call it before jobs are declared"):
+        flow.enable_eager_execution(False)
+
+    config = flow.function_config()
+    config.train.num_gradient_accumulation_steps(2)
+
+    @flow.global_function("train", config)
+    def training(x: tp.Numpy.Placeholder((4, 3))) -> None:
+        x.numpy()
+
+    with pytest.raises(JobError, match=r"are those of one part of the batch; omit train\.num_gradient_accumulation_steps"):
+        training(X)
