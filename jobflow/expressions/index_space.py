@@ -88,6 +88,8 @@ def space_of(spec: str, types: Sequence[TensorType], row: str = "", last: str = 
     ends = row or last
     size = {letter: n for word, type in zip(words, types, strict=True) for letter, n in zip(word, type.shape, strict=False) if letter != "1"}
     letters = "".join(letter for letter in size if letter not in ends) + ends
+    if not letters:  # numbers are rows of one element
+        return IndexSpace((1,), tuple((None,) * type.ndim for type in types))
     places = tuple(
         tuple(None if letter == "1" else letters.index(letter) for letter in word[: type.ndim]) for word, type in zip(words, types, strict=True)
     )

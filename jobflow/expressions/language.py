@@ -5,9 +5,9 @@
 
 An expression has an element type and is made of others; equal ones are one object, so what two results share is computed once.  There is
 no promotion and no broadcasting: the types of operands are equal, and a Python number takes the type of what it meets.  Elements are
-read at the index of the result; a `number` is the same for all indices.  `row_sum` and `row_max` give one value for a row, which the
-expressions above them read at every element of it; a row is the last axis of the index space.  `index` is the index itself, and `philox`
-makes random bits of it: masks need no memory.
+read at the index of the result; a `number` is the same for all indices.  `row_sum`, `row_product` and `row_max` give one value for a row,
+which the expressions above them read at every element of it; a row is the last axis of the index space.  `index` is the index itself, and
+`philox` makes random bits of it: masks need no memory.
 
 The same formula runs on arrays: `jobflow.expressions.on_arrays.functions(xp)` has the functions of this module, for NumPy or CuPy.
 """
@@ -241,9 +241,10 @@ invert = _same("invert", WHOLE + TRUTH)
 #: bits moved up, and down with the sign: by less than there are
 left_shift = _same("left_shift", WHOLE)
 right_shift = _same("right_shift", WHOLE)
-#: one value for a row: the sum in an order that does not depend on the machine (see `on_arrays.row_sum`), and the largest
+#: one value for a row: the sum in an order that does not depend on the machine (see `on_arrays.row_sum`), the product likewise, and the largest
 row_sum = _same("row_sum")
-row_max = _same("row_max", FLOAT)
+row_product = _same("row_product")
+row_max = _same("row_max")
 #: one value for a column: the sum over all rows, 64 after each other at a time (see `on_arrays.column_sum`); results only are made of it
 column_sum = _same("column_sum")
 
@@ -254,6 +255,11 @@ def greater(x: Operand, y: Operand) -> Expression:
 
 def greater_equal(x: Operand, y: Operand) -> Expression:
     return less_equal(y, x)
+
+
+def row_min(x: Expression) -> Expression:
+    """The smallest of a row; the bits of a whole number turned round are larger where it is smaller."""
+    return -row_max(-x) if x.dtype.is_float else invert(row_max(invert(x)))
 
 
 def square(x: Expression) -> Expression:

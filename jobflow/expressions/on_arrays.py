@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from jobflow.core.layout import MAX
 from jobflow.core.types import Array, Xp, dtype_of
 from jobflow.expressions import philox
 from jobflow.expressions.error_function import erf, erfc
@@ -73,7 +74,7 @@ def functions(xp: Xp) -> Any:
 
     own = (constant, clip, rsqrt, sigmoid, softplus, cast, weighted_sum, fma, quotient, reinterpret)
     errors = {"erf": lambda x: erf(xp, x), "erfc": lambda x: erfc(xp, x)}
-    rows = {"row_sum": lambda x: row_sum(xp, x), "row_max": lambda x: row_max(xp, x), "column_sum": lambda x: column_sum(xp, x)}
+    rows = {name: partial(function, xp) for name, function in ROWS.items()}
     return SimpleNamespace(**{name: getattr(xp, name) for name in SHARED}, **{f.__name__: f for f in own}, **errors, **rows)
 
 
@@ -101,24 +102,34 @@ def row_sum(xp: Xp, x: Array) -> Array:
 
     On a GPU it is CuPy's own sum, one launch; so is that of columns.
     """
-    if xp is not np:
-        return x.sum(axis=-1, keepdims=True)
+    return _in_lanes(xp, np.add, 0, x) if xp is np else x.sum(axis=-1, dtype=x.dtype, keepdims=True)
+
+
+def row_product(xp: Xp, x: Array) -> Array:
+    """The product of each row, likewise."""
+    return _in_lanes(xp, np.multiply, 1, x) if xp is np else x.prod(axis=-1, dtype=x.dtype, keepdims=True)
+
+
+def _in_lanes(xp: Xp, together: np.ufunc, nothing: int, x: Array) -> Array:
     width = x.shape[-1]
-    padded = -(-width // LANES) * LANES
+    padded = max(-(-width // LANES), 1) * LANES
     if padded != width:
-        x = xp.concatenate([x, xp.zeros((*x.shape[:-1], padded - width), x.dtype)], axis=-1)
-    parts = x.reshape((*x.shape[:-1], padded // LANES, LANES))
-    lanes = parts.sum(axis=-2) if padded else xp.zeros((*x.shape[:-1], LANES), x.dtype)
+        x = xp.concatenate([x, xp.full((*x.shape[:-1], padded - width), nothing, x.dtype)], axis=-1)
+    lanes = together.reduce(x.reshape((*x.shape[:-1], padded // LANES, LANES)), axis=-2, dtype=x.dtype)
     length = LANES
     while length > 1:
         length //= 2
-        lanes = lanes[..., :length] + lanes[..., length : 2 * length]
+        lanes = together(lanes[..., :length], lanes[..., length : 2 * length])
     return lanes
 
 
 def row_max(xp: Xp, x: Array) -> Array:
-    """The largest of each row, as [..., 1]; -inf where there is none."""
-    return x.max(axis=-1, keepdims=True) if x.shape[-1] else xp.full((*x.shape[:-1], 1), -math.inf, x.dtype)
+    """The largest of each row, as [..., 1]; -inf, or the smallest whole number, where there is none."""
+    return x.max(axis=-1, keepdims=True) if x.shape[-1] else xp.full((*x.shape[:-1], 1), MAX.identity(x.dtype), x.dtype)
+
+
+def row_min(xp: Xp, x: Array) -> Array:
+    return -row_max(xp, -x) if dtype_of(x.dtype).is_float else ~row_max(xp, ~x)
 
 
 def column_sum(xp: Xp, x: Array) -> Array:
@@ -131,6 +142,10 @@ def column_sum(xp: Xp, x: Array) -> Array:
     if whole < len(rows):
         blocks.append(_one_after_the_other(rows[whole:, None]))
     return _one_after_the_other(xp.concatenate(blocks)) if blocks else xp.zeros(rows.shape[1], x.dtype)
+
+
+#: functions of `language` that look at whole rows or columns
+ROWS = {"row_sum": row_sum, "row_product": row_product, "row_max": row_max, "row_min": row_min, "column_sum": column_sum}
 
 
 def _one_after_the_other(terms: Array) -> Array:
@@ -168,7 +183,7 @@ def evaluate(outputs: Sequence[Expression], inputs: Sequence[Array], xp: Xp, spa
                 known[x] = run[name](xp.asarray(known[x.arguments[0]]), x.dtype)
             case "library":
                 known[x] = run[str(x.attribute)](*(known[y] for y in x.arguments))
-            case "row_sum" | "row_max" | "column_sum" as name:
+            case name if name in ROWS:
                 known[x] = run[name](xp.broadcast_to(known[x.arguments[0]], shape or (1,)))
             case name:
                 known[x] = run["where" if name == "rare_where" else name](*(known[y] for y in x.arguments))

@@ -49,6 +49,8 @@ class CompiledLoopOnCopies:
         found, space = expression_of(op, inputs), op.index_space(*map(type_of, inputs))
         if found is None or space is None:
             return "it has no expression over rows"
+        if llvm.cheap(found):
+            return "it computes less than copies cost"
         places = count(1)
         copies = operand_copies(space, inputs, outputs, _dense, lambda shape, dtype: _imagined(shape, dtype, next(places)))
         return llvm.refuses(found, copies.seen[: len(inputs)], copies.seen[len(inputs) :])

@@ -1,6 +1,6 @@
 """When what is computed: once for the loop, once for a row, or at each element in one of the passes over a row.
 
-A row is gone over once for each level of `row_sum` and `row_max`, and once more for the outputs.  Elements are computed anew in every
+A row is gone over once for each level of `row_sum`, `row_product` and `row_max`, and once more for the outputs.  Elements are computed anew in every
 pass; where that is dear, the first pass leaves them in a scratch row.
 """
 
@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from jobflow.expressions.language import Expression, in_order
+from jobflow.core.layout import MAX
+from jobflow.expressions import language as f
+from jobflow.expressions.language import Expression, element, in_order
 
-REDUCTIONS = ("row_sum", "row_max")
+REDUCTIONS = ("row_sum", "row_product", "row_max")
 COLUMNS = "column_sum"
 
 
@@ -77,6 +79,18 @@ def phases(outputs: Sequence[Expression], stored: Sequence[Expression], splat: C
         at_row = tuple(x for x in order if x in row and level[x] == number and x.primitive not in REDUCTIONS)
         passes.append(Phase(at_row, tuple(elements), tuple(x for x in order if x in read), (), tuple(reductions), tuple(added)))
     return Phases(tuple(x for x in order if x in once), tuple(_writing(passes, scratch)), tuple(scratch), columns, per_column)
+
+
+def start(x: Expression) -> float:
+    """What a reduction has before its first element; zeros without a sign are added to -0 only where they are in the reference."""
+    started: dict[str, float] = {"row_sum": -0.0, "row_product": 1.0}
+    return started[x.primitive] if x.primitive in started else float(MAX.identity(x.dtype.arithmetic.numpy))
+
+
+def together(x: Expression) -> Expression:
+    """Two partial results of a reduction as one: of elements 0 and 1."""
+    joins = {"row_product": f.multiply, "row_max": f.maximum}
+    return joins.get(x.primitive, f.add)(element(0, x.dtype), element(1, x.dtype))
 
 
 def position(x: Expression) -> int:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import B, Box, Rule, S, Signature
 from jobflow.core.types import Array, Tensor, TensorType, Xp
+from jobflow.ops.indexed import AxisReduction, wide_sum
 from jobflow.ops.op import LETTERS, Grads, Op, Sample, apply, sample
 
 
@@ -68,10 +70,11 @@ class BroadcastTo(Op):
 
 
 @dataclass(frozen=True)
-class SumTo(Op):
+class SumTo(AxisReduction):
     """y = x summed over the axes along which `shape` broadcasts to x's shape; the adjoint of BroadcastTo."""
 
     shape: tuple[int, ...]
+    sums = True
 
     def infer(self, x: TensorType) -> TensorType:
         y = x.with_shape(self.shape)
@@ -82,11 +85,8 @@ class SumTo(Op):
         small, large = _words(self.shape, x.shape)
         return Rule(f"{large or '1'}->{small}", linear=((0,),))
 
-    def kernel(self, xp: Xp, x: Array, y: Array) -> None:
-        lead = x.ndim - y.ndim
-        axes = stretched(y.shape, x.shape)
-        kept = x.sum(axis=axes, keepdims=True, dtype=y.dtype) if axes else x
-        y[...] = kept.reshape(kept.shape[lead:])
+    def formula(self, f: Any, x: Any) -> Any:
+        return wide_sum(f, x)
 
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         return SumTo(outputs[0].shape)

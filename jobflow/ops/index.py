@@ -16,7 +16,10 @@ import numpy as np
 
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import B, Box, P, Rule, S, Signature
-from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, float64
+from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, float64, int64
+from jobflow.expressions import language
+from jobflow.expressions.language import Expression
+from jobflow.ops.indexed import Indexed
 from jobflow.ops.op import LETTERS, Grads, Op, Sample, adds, normal_axis, sample
 from jobflow.ops.pointwise import call, numbers
 from jobflow.ops.triangle import tril as tril
@@ -229,7 +232,7 @@ class DimScatterAdd(Op):
 
 
 @dataclass(frozen=True)
-class OneHot(Op):
+class OneHot(Indexed):
     """y[..., k, ...] = on where ids[...] == k, else off; the new axis is `axis` of y, and `depth` long"""
 
     depth: int
@@ -251,10 +254,18 @@ class OneHot(Op):
         letters = LETTERS[: ids.ndim]
         return Rule(f"{letters or '1'}->{letters[: self.axis]}N{letters[self.axis :]}", also=(Signature((B,), (S(self.axis),)),))
 
-    def kernel(self, xp: Xp, ids: Array, y: Array) -> None:
-        classes = xp.arange(self.offset, self.offset + y.shape[self.axis])
-        hit = xp.expand_dims(ids, self.axis) == classes.reshape((-1,) + (1,) * (ids.ndim - self.axis))
-        y[...] = xp.where(hit, y.dtype.type(self.on), y.dtype.type(self.off))
+    def row(self, letters: str) -> str:
+        return ""
+
+    def last(self, letters: str) -> str:
+        """The axes of the output, in its order."""
+        return letters.partition("->")[2].lower()
+
+    def expression(self, ids: TensorType) -> tuple[Expression, ...]:  # type: ignore[override]
+        number = language.cast(language.element(0, ids.dtype), int64)
+        hit = language.equal(language.index(self.axis - ids.ndim - 1), number - self.offset if self.offset else number)
+        on, off = (language.constant(value, self.dtype) for value in (self.on, self.off))
+        return (language.where(hit, on, off),)
 
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         start = outputs[0].start[self.axis]

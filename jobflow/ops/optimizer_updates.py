@@ -6,7 +6,6 @@ A prime marks a new value.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,10 +13,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jobflow.core.types import Array, TensorType, Xp, float64
+from jobflow.core.types import Array, Xp, float64
 from jobflow.expressions import language
 from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import functions
+from jobflow.ops.indexed import Indexed
 from jobflow.ops.op import Sample, sample
 from jobflow.ops.pointwise import Pointwise
 from jobflow.ops.pointwise import numbers as some
@@ -50,7 +50,7 @@ class OptimizerUpdate(Updated, Pointwise):
     kept: ClassVar[tuple[str, ...]] = ()
     #: True if the number of steps before is an input
     reads_step: ClassVar[bool] = False
-    #: False if the formula takes norms: it runs on whole arrays
+    #: False if the formula itself takes norms; where only its numbers do, it is elementwise once they are known
     elementwise: ClassVar[bool] = True
     #: attributes of the samples
     cases: ClassVar[tuple[dict[str, Any], ...]] = ({},)
@@ -75,8 +75,8 @@ class OptimizerUpdate(Updated, Pointwise):
     def alias(self) -> Mapping[int, int]:  # type: ignore[override]
         return {i: i for i in range(self.count)}
 
-    def numbers(self, f: Any, rate: Any, step: Any, *arrays: Array) -> tuple[Any, ...]:
-        """What the formula takes after w, the slots and g, in float64; their arrays are given when it runs, for who takes norms of them."""
+    def numbers(self, f: Any, rate: Any, step: Any, *rows: Element) -> tuple[Any, ...]:
+        """What the formula takes after w, the slots and g, in float64; these are given as rows, for who takes norms of them."""
         return (rate,)
 
     @property
@@ -87,15 +87,12 @@ class OptimizerUpdate(Updated, Pointwise):
     #: formula(f, w, *slots, g, *numbers) -> the new values of w and of the slots
     formula: ClassVar[Callable[..., Elements]]
 
-    def expression(self, *types: TensorType) -> tuple[Expression, ...] | None:
-        return super().expression(*types) if self.flat else None
-
     def made(self, *read: Expression) -> tuple[Expression, ...]:
         n = self.count + 1
         numbers, dtype = read[n : n + 1], read[0].dtype
         if self.derives:
             rate, step = (*(language.cast(x, float64) for x in read[n:]), 0)[:2]
-            numbers = self.numbers(language, rate, step)
+            numbers = self.numbers(language, rate, step, *read[:n])
         return self.formula(language, *read[:n], *(language.cast(x, dtype) if isinstance(x, Expression) else x for x in numbers))
 
     def kernel(self, xp: Xp, *arrays: Array) -> None:
@@ -103,7 +100,7 @@ class OptimizerUpdate(Updated, Pointwise):
         numbers = [a.reshape(()) for a in arrays[n : 1 - n]]
         if self.derives:
             rate, step = (*(a.astype("float64") for a in numbers), 0)[:2]
-            numbers = [x if type(x) is float else x.astype(arrays[0].dtype) for x in self.numbers(functions(xp), rate, step, *arrays[:n])]
+            numbers = [x if type(x) is float else x.astype(arrays[0].dtype) for x in self.numbers(functions(xp), rate, step)]
         for new, value in zip(arrays[1 - n :], self.formula(functions(xp), *arrays[:n], *numbers[: None if self.derives else 1]), strict=True):
             new[...] = value
 
@@ -138,9 +135,21 @@ def _separate_sum(alpha: Element, x: Element, beta: Element, y: Element) -> Elem
     return beta * y + alpha * x
 
 
-def _norm(x: Array) -> float:
-    """Euclidean norm, summed in float64."""
-    return math.sqrt(float((x.astype("float64") ** 2).sum()))
+def _norm(f: Any, x: Element) -> Element:
+    """Euclidean norm of a row, summed in float64."""
+    return f.sqrt(f.row_sum(f.square(f.cast(x, float64))))
+
+
+class NormUpdate(OptimizerUpdate, Indexed):
+    """An update that takes norms of the whole variable, which is one row and stays whole."""
+
+    abstract: ClassVar[bool] = True
+    flat = False
+    kernel = Indexed.kernel
+
+    @property
+    def results(self) -> int:  # type: ignore[override]
+        return self.count
 
 
 @dataclass(frozen=True)
@@ -180,7 +189,7 @@ class MomentumUpdate(OptimizerUpdate):
     def reads_step(self) -> bool:  # type: ignore[override]
         return self.dampening != 0
 
-    def numbers(self, f: Any, rate: Any, step: Any, *arrays: Array) -> tuple[Any, ...]:
+    def numbers(self, f: Any, rate: Any, step: Any, *rows: Element) -> tuple[Any, ...]:
         """The rate, and how much is taken of w, or of d, if that is not all."""
         if not self.derives:
             return (rate,)
@@ -235,7 +244,7 @@ class AdamUpdate(OptimizerUpdate):
     def kept(self) -> tuple[str, ...]:  # type: ignore[override]
         return ("m", "v", "max_v") if self.amsgrad else ("m", "v")
 
-    def numbers(self, f: Any, rate: Any, step: Any, *arrays: Array) -> tuple[Any, ...]:
+    def numbers(self, f: Any, rate: Any, step: Any, *rows: Element) -> tuple[Any, ...]:
         """Factors of the move, of the root, and of w."""
         first, root = 1.0, 1.0
         if self.bias_correction:
@@ -309,7 +318,7 @@ class AdagradUpdate(OptimizerUpdate):
     def slot(self, name: str) -> OptimizerSlot:
         return OptimizerSlot(name, self.initial)
 
-    def numbers(self, f: Any, rate: Any, step: Any, *arrays: Array) -> tuple[Any, ...]:
+    def numbers(self, f: Any, rate: Any, step: Any, *rows: Element) -> tuple[Any, ...]:
         return (rate / (1 + step * self.lr_decay),)
 
     def formula(self, f: Any, w: Element, s: Element, g: Element, rate: Element) -> Elements:
@@ -340,25 +349,24 @@ class AdadeltaUpdate(OptimizerUpdate):
 
 
 @dataclass(frozen=True)
-class LarsUpdate(OptimizerUpdate):
+class LarsUpdate(NormUpdate):
     """v' = beta v - r g;  w' = w + v' - r weight_decay w, with the local rate r = lr coefficient |w| / (epsilon + |g| + weight_decay |w|).
 
-    r is lr where |w| or |g| is zero.  The norms are those of the whole variable, so it stays whole.
+    r is lr where |w| or |g| is zero.
     """
 
     beta: float = 0.9
     epsilon: float = 1e-9
     coefficient: float = 1e-4
     weight_decay: float = 0.0
-    flat = False
     kept = ("momentum",)
     cases = ({"coefficient": 0.1, "weight_decay": 0.2},)
 
-    def numbers(self, f: Any, rate: Any, step: Any, *arrays: Array) -> tuple[Any, ...]:
+    def numbers(self, f: Any, rate: Any, step: Any, *rows: Element) -> tuple[Any, ...]:
         """The local rate, and what decay takes of w."""
-        rate, (w_norm, g_norm) = float(rate), (_norm(arrays[0]), _norm(arrays[-1])) if arrays else (0.0, 0.0)
-        if w_norm > 0 and g_norm > 0:
-            rate *= self.coefficient * w_norm / (self.epsilon + g_norm + self.weight_decay * w_norm)
+        w, g = _norm(f, rows[0]), _norm(f, rows[-1])
+        some = f.logical_and(w > 0, g > 0)
+        rate = rate * f.where(some, self.coefficient * w / f.where(some, self.epsilon + g + self.weight_decay * w, 1.0), 1.0)
         return rate, rate * self.weight_decay
 
     def formula(self, f: Any, w: Element, v: Element, g: Element, rate: Element, decay: Element) -> Elements:
@@ -367,14 +375,14 @@ class LarsUpdate(OptimizerUpdate):
 
 
 @dataclass(frozen=True)
-class LambUpdate(OptimizerUpdate):
+class LambUpdate(NormUpdate):
     """u = (m' / c1) / (sqrt(v' / c2) + epsilon);  w' = w - lr r (u + weight_decay w), r = |w| / |u|, or 1 where a norm is zero.
 
     m', v' as in Adam; c1 = 1 - p1', c2 = 1 - p2'.  p1 and p2 are variables of one element that begin at beta1 and beta2 and are multiplied
     by them before use, so the first step corrects with the square: a peculiarity that is kept.
 
     If it is as `published` (You et al. 2020), r = |w| / |u + weight_decay w|, and c1 = 1 - beta1^t, c2 = 1 - beta2^t, or 1 without bias
-    correction.  The norms are those of the whole variable, so it stays whole.
+    correction.
     """
 
     beta1: float = 0.9
@@ -383,7 +391,6 @@ class LambUpdate(OptimizerUpdate):
     weight_decay: float = 0.0
     published: bool = False
     bias_correction: bool = True
-    flat = False
     elementwise = False
     cases = ({"weight_decay": 0.1}, {"weight_decay": 0.1, "published": True})
 
@@ -399,7 +406,7 @@ class LambUpdate(OptimizerUpdate):
     def reads_step(self) -> bool:  # type: ignore[override]
         return self.published
 
-    def numbers(self, f: Any, rate: Any, step: Any, *arrays: Array) -> tuple[Any, ...]:
+    def numbers(self, f: Any, rate: Any, step: Any, *rows: Element) -> tuple[Any, ...]:
         return rate, *(_corrections(self.beta1, self.beta2, step) if self.published and self.bias_correction else (1.0, 1.0))
 
     def formula(self, f: Any, w: Element, m: Element, v: Element, *others: Element) -> Elements:
@@ -408,9 +415,10 @@ class LambUpdate(OptimizerUpdate):
         v = _mean_square(self.beta2, v, g, self.published)
         if powers:
             powers = [power * beta for power, beta in zip(powers, (self.beta1, self.beta2), strict=True)]
-            first, second = (1 - float(power[0]) for power in powers)
+            first, second = (f.cast(1.0 - f.cast(power, float64), w.dtype) for power in powers)
         move = m / first / (f.sqrt(v / second) + self.epsilon)
         decayed = move + self.weight_decay * w
-        w_norm, move_norm = _norm(w), _norm(decayed if self.published else move)
-        ratio = w_norm / move_norm if w_norm > 0 and move_norm > 0 else 1.0
-        return w - float(rate) * ratio * decayed, m, v, *powers
+        w_norm, move_norm = _norm(f, w), _norm(f, decayed if self.published else move)
+        some = f.logical_and(w_norm > 0, move_norm > 0)
+        ratio = f.where(some, w_norm / f.where(some, move_norm, 1.0), 1.0)
+        return w - f.cast(f.cast(rate, float64) * ratio, w.dtype) * decayed, m, v, *powers

@@ -16,7 +16,6 @@ from jobflow.expressions import language
 from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import evaluate, functions
 from jobflow.expressions.scalar_derivative import derivative
-from jobflow.ops.broadcast import sum_to
 from jobflow.ops.numpy_calls import POSITIONAL, CompiledFormula, block_calls, compiled
 from jobflow.ops.op import OVER_FIRST, Binder, Binding, Call, Grads, Op, Sample, apply, broadcast_rule, broadcast_shapes, sample, types_tuple
 
@@ -275,7 +274,7 @@ class ElementwiseGrad(Pointwise):
     def grad(self, *tensors: Any) -> Grads:
         *inputs, dy, dx, ddx = tensors
         through = _gradients(self, (*inputs, dy), dx, ddx, len(inputs))
-        return *through, sum_to(call(self, *inputs, ddx), dy.type.shape)
+        return *through, _sum_to(call(self, *inputs, ddx), dy.type.shape)
 
     def word(self) -> str:  # type: ignore[override]
         return f"{self.op.word()}grad"
@@ -323,9 +322,9 @@ def _gradients(op: Pointwise, inputs: Sequence[Tensor], y: Tensor, dy: Tensor, c
         if dx is None:
             gradients.append(None)
         elif dx is given:
-            gradients.append(sum_to(dy, x.type.shape))
+            gradients.append(_sum_to(dy, x.type.shape))
         elif dx.primitive == "negative" and dx.arguments[0] is given:
-            gradients.append(call(Negate(), sum_to(dy, x.type.shape)))
+            gradients.append(call(Negate(), _sum_to(dy, x.type.shape)))
         elif dx.primitive == "negative" and dx.arguments[0] in formulas and x.type.shape == inputs[formulas.index(dx.arguments[0])].type.shape:
             other = gradients[formulas.index(dx.arguments[0])]
             assert other is not None
@@ -334,8 +333,15 @@ def _gradients(op: Pointwise, inputs: Sequence[Tensor], y: Tensor, dy: Tensor, c
             leaves = {e.attribute for e in language.in_order([dx]) if e.primitive == "element"}
             reads = tuple(i for i in range(n + 1) if i in leaves)
             full = call(ElementwiseGrad(op, wrt, n, reads), *((*inputs, y)[i] for i in reads), dy)
-            gradients.append(sum_to(full, x.type.shape))
+            gradients.append(_sum_to(full, x.type.shape))
     return gradients
+
+
+def _sum_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Its op is one with a formula, too."""
+    from jobflow.ops.broadcast import sum_to
+
+    return sum_to(x, shape)
 
 
 @lru_cache(1024)

@@ -6,21 +6,22 @@ A reduction over no axes at all, and over a piece without elements, gives the id
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from jobflow.core.errors import DtypeError, ShapeError, user_line
 from jobflow.core.layout import MAX, MIN, SUM, Partial, Reduction, Rule, Signature
-from jobflow.core.types import Array, Tensor, TensorType, Xp, int32
+from jobflow.core.types import Array, Tensor, TensorType, bool_, float64, int32, uint8
 from jobflow.ops.arithmetic import add, divide, multiply, subtract, where
 from jobflow.ops.axes import reshape
 from jobflow.ops.broadcast import broadcast_to, sum_to
 from jobflow.ops.compare import equal
 from jobflow.ops.floating import isinf
-from jobflow.ops.op import LETTERS, Grads, Op, Sample, normal_axis, sample
+from jobflow.ops.indexed import AxisReduction, Indexed, wide_sum
+from jobflow.ops.op import LETTERS, Grads, Sample, normal_axis, sample
 from jobflow.ops.pointwise import FLOATS, NUMBERS, call, check_dtypes, numbers
 from jobflow.ops.rounding import rounded_once
 from jobflow.ops.scalar import cast, detach, fill_like, scale
@@ -46,14 +47,13 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Reduce(Op):
+class Reduce(AxisReduction):
     """y[kept axes] = the reduction of x over `axes`; these stay as axes of size 1 if `keepdims`."""
 
     abstract = True
     axes: tuple[int, ...]
     keepdims: bool = False
 
-    ufunc: ClassVar[str]
     kinds: ClassVar[str] = NUMBERS
 
     def infer(self, x: TensorType) -> TensorType:
@@ -71,15 +71,6 @@ class Reduce(Op):
 
     def rule(self, x: TensorType) -> Rule:
         return Rule(self.words(x, splittable=False))
-
-    #: identity(x) -> what a reduction of no elements gives
-    identity: ClassVar[Callable[..., float | bool]]
-
-    def kernel(self, xp: Xp, x: Array, y: Array) -> None:
-        if x.size:
-            getattr(xp, self.ufunc)(x, axis=self.axes, keepdims=self.keepdims, out=y)
-        else:
-            y.fill(self.identity(x))
 
     def without(self, y: Array) -> Array:
         """y without the axes of size 1 that were reduced."""
@@ -101,13 +92,13 @@ class Reduce(Op):
 class ReduceSum(Reduce):
     """y = the sum of x over `axes`"""
 
-    ufunc = "sum"
+    sums = True
 
     def rule(self, x: TensorType) -> Rule:
         return Rule(self.words(x, splittable=True), linear=((0,),))
 
-    def identity(self, x: Array) -> float:
-        return 0
+    def formula(self, f: Any, x: Any) -> Any:
+        return wide_sum(f, x)
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (broadcast_to(self.expanded(x, dy), x.type.shape),)
@@ -123,10 +114,6 @@ class _ReduceExtreme(Reduce):
     def rule(self, x: TensorType) -> Rule:
         partial = Partial(self.reduction)
         return Rule(self.words(x, splittable=True), reduce=self.reduction, also=(Signature((partial,), (partial,)),))
-
-    def identity(self, x: Array) -> float:
-        value: float = self.reduction.identity(x.dtype)
-        return value
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         reached = cast(equal(x, self.expanded(x, y)), x.type.dtype)
@@ -145,26 +132,28 @@ class _ReduceExtreme(Reduce):
 class ReduceMax(_ReduceExtreme):
     """y = the largest of x over `axes`"""
 
-    ufunc = "max"
     reduction = MAX
+
+    def formula(self, f: Any, x: Any) -> Any:
+        return f.row_max(x)
 
 
 @dataclass(frozen=True)
 class ReduceMin(_ReduceExtreme):
     """y = the smallest of x over `axes`"""
 
-    ufunc = "min"
     reduction = MIN
+
+    def formula(self, f: Any, x: Any) -> Any:
+        return f.row_min(x)
 
 
 @dataclass(frozen=True)
 class ReduceProd(Reduce):
     """y = the product of x over `axes`; the gradient, the product of all others, is right where x is 0 too"""
 
-    ufunc = "prod"
-
-    def identity(self, x: Array) -> float:
-        return 1
+    def formula(self, f: Any, x: Any) -> Any:
+        return f.row_product(x)
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         dx, rest = self.expanded(x, dy), x
@@ -198,24 +187,20 @@ class _ReduceTruth(Reduce):
 class ReduceAny(_ReduceTruth):
     """y = some x over `axes` is true"""
 
-    ufunc = "any"
-
-    def identity(self, x: Array) -> bool:
-        return False
+    def formula(self, f: Any, x: Any) -> Any:
+        return f.cast(f.row_max(f.cast(x, uint8)), bool_)
 
 
 @dataclass(frozen=True)
 class ReduceAll(_ReduceTruth):
     """y = every x over `axes` is true"""
 
-    ufunc = "all"
-
-    def identity(self, x: Array) -> bool:
-        return True
+    def formula(self, f: Any, x: Any) -> Any:
+        return f.cast(f.row_min(f.cast(x, uint8)), bool_)
 
 
 @dataclass(frozen=True)
-class ArgExtreme(Op):
+class ArgExtreme(Indexed):
     """y = the int32 position along `axis` of the largest (smallest) element; of the first one if several are"""
 
     axis: int
@@ -230,9 +215,12 @@ class ArgExtreme(Op):
         marks = [LETTERS[i].upper() if i == self.axis else LETTERS[i] for i in range(x.ndim)]
         return Rule(f"{''.join(marks)}->{''.join(m for m in marks if m.islower())}")
 
-    def kernel(self, xp: Xp, x: Array, y: Array) -> None:
-        if x.shape[self.axis]:
-            y[...] = (xp.argmax if self.largest else xp.argmin)(x, axis=self.axis)
+    def formula(self, f: Any, x: Any) -> Any:
+        """The first place that has it, or that has NaN, if a row has one."""
+        x = f.cast(x, uint8) if x.dtype is bool_ else x
+        hit = f.equal(x, f.row_max(x) if self.largest else f.row_min(x))
+        hit = f.logical_or(hit, f.isnan(x)) if x.dtype.is_float else hit
+        return f.cast(f.row_min(f.where(hit, f.index(-1), int32.span[1])), int32)
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (None,)
@@ -244,7 +232,7 @@ class ArgExtreme(Op):
 
 
 @dataclass(frozen=True)
-class SquareSum(Op):
+class SquareSum(AxisReduction):
     """y = sum over all elements of x^2, of shape ()"""
 
     def infer(self, x: TensorType) -> TensorType:
@@ -254,8 +242,10 @@ class SquareSum(Op):
     def rule(self, x: TensorType) -> Rule:
         return Rule(f"{LETTERS[: x.ndim] or '1'}->", reduce=SUM)
 
-    def kernel(self, xp: Xp, x: Array, y: Array) -> None:
-        y[...] = xp.square(x).sum()
+    sums = True
+
+    def formula(self, f: Any, x: Any) -> Any:
+        return f.cast(f.row_sum(f.square(f.cast(x, float64))), x.dtype)
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (scale(multiply(x, dy), 2.0),)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from jobflow.core.errors import ShapeError
 from jobflow.core.layout import B, Box, Rule, Signature
-from jobflow.core.types import Array, Tensor, TensorType, Xp, float32, int64
-from jobflow.ops.op import LETTERS, Op, Sample, apply, sample
+from jobflow.core.types import Tensor, TensorType, float32, float64, int64
+from jobflow.expressions import language
+from jobflow.expressions.language import Expression
+from jobflow.ops.indexed import AxisReduction, Indexed
+from jobflow.ops.op import LETTERS, Grads, Op, Sample, apply, sample
 from jobflow.ops.optimizer_updates import AdamUpdate, LambUpdate, SgdUpdate
-from jobflow.ops.pointwise import FLOATS, check_dtypes, numbers
+from jobflow.ops.pointwise import FLOATS, Pointwise, check_dtypes, numbers
 from jobflow.ops.update import Assign, Updated
 
 #: The type of a count: what `Unless` asks.
@@ -21,8 +24,10 @@ COUNT = TensorType((1,), int64)
 
 
 @dataclass(frozen=True)
-class CountNotFinite(Op):
+class CountNotFinite(AxisReduction):
     """n = how many elements of x are infinite or not a number; int64 of shape (1,)."""
+
+    sums = True
 
     def infer(self, x: TensorType) -> TensorType:
         check_dtypes("count_not_finite", FLOATS, x)
@@ -31,8 +36,11 @@ class CountNotFinite(Op):
     def rule(self, x: TensorType) -> Rule:
         return Rule(f"{LETTERS[: x.ndim] or '1'}->1")
 
-    def kernel(self, xp: Xp, x: Array, n: Array) -> None:
-        n[...] = x.size - xp.count_nonzero(xp.isfinite(x))
+    def formula(self, f: Any, x: Any) -> Any:
+        return f.row_sum(f.cast(f.logical_not(f.isfinite(x)), int64))
+
+    def grad(self, *tensors: Any) -> Grads:
+        return (None,)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -50,7 +58,7 @@ def count_not_finite(x: Tensor, *, name: str | None = None) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Unless(Updated):
+class Unless(Updated, Indexed):
     """What the update `op` gives, unless the last input, a count, is not zero: then the variables stay as they are."""
 
     op: Updated
@@ -61,6 +69,14 @@ class Unless(Updated):
 
     @property
     def count(self) -> int:
+        return self.op.count
+
+    @property
+    def single(self) -> frozenset[int]:  # type: ignore[override]
+        return self.op.single
+
+    @property
+    def results(self) -> int:  # type: ignore[override]
         return self.op.count
 
     @property
@@ -86,14 +102,13 @@ class Unless(Updated):
         assert isinstance(op, Updated)
         return self if op is self.op else replace(self, op=op)
 
-    def kernel(self, xp: Xp, *arrays: Array) -> None:
-        inputs, outputs = arrays[: -len(self.alias)], arrays[-len(self.alias) :]
-        *own, bad = inputs
-        if bad[0]:
-            for i, source in self.alias.items():
-                outputs[i][...] = own[source]
-        else:
-            self.op.kernel(xp, *own, *outputs)
+    def made(self, *read: Expression) -> tuple[Expression, ...]:
+        *own, bad = read
+        assert isinstance(self.op, Pointwise), f"{self.op} has no formula"
+        return tuple(language.where(language.not_equal(bad, 0), own[self.alias[i]], y) for i, y in enumerate(self.op.made(*own)))
+
+    def formula(self, f: Any, *elements: Any) -> Any:
+        return self.made(*elements)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -105,7 +120,7 @@ class Unless(Updated):
 
 
 @dataclass(frozen=True)
-class LossScaleUpdate(Updated):
+class LossScaleUpdate(Updated, Pointwise):
     """scale', good' after a step: larger by `multiplier` (at most the largest float32) once `period` steps in a row were finite, smaller
     (at least 1) after one that was not.
 
@@ -118,6 +133,7 @@ class LossScaleUpdate(Updated):
     alias: ClassVar[Mapping[int, int]] = {0: 0, 1: 1}
     flat: ClassVar[bool] = False
     like: ClassVar[int] = 0
+    results = 2
 
     @property
     def count(self) -> int:
@@ -133,14 +149,13 @@ class LossScaleUpdate(Updated):
     def rule(self, *types: TensorType) -> Rule:
         return Rule("1,1,1->1,1")
 
-    def kernel(self, xp: Xp, scale: Array, good: Array, bad: Array, new_scale: Array, new_good: Array) -> None:
-        now, finite = float(scale[0]), 0 if bad[0] else int(good[0]) + 1
-        if bad[0]:
-            now = max(now / self.multiplier, 1.0)
-        elif finite >= self.period:
-            now, finite = min(now * self.multiplier, float32.largest), 0
-        new_scale[...] = now
-        new_good[...] = finite
+    def formula(self, f: Any, scale: Any, good: Any, bad: Any) -> Any:
+        skipped, wide = f.not_equal(bad, 0), f.cast(scale, float64)  # the largest float32 times the multiplier is none
+        finite = f.where(skipped, f.constant(0, int64), good + f.constant(1, int64))
+        grows = f.greater_equal(finite, self.period)
+        larger = f.where(grows, f.minimum(wide * self.multiplier, float32.largest), wide)
+        now = f.where(skipped, f.maximum(wide / self.multiplier, 1.0), larger)
+        return f.cast(now, scale.dtype), f.where(grows, f.constant(0, int64), finite)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -78,7 +78,7 @@ def test_compiled_loops_are_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None
             with np.errstate(all="ignore"):
                 half.run(sample.op, arrays, expected)
             refused = loop.refuses(sample.op, arrays, outputs)
-            if refused == "it sums columns that are far apart in memory":
+            if refused is not None and "in memory" in refused:
                 apart.add(type(sample.op).__name__)
                 continue
             assert refused is None, f"{sample} in {kind}"
@@ -86,7 +86,10 @@ def test_compiled_loops_are_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None
                 function(*arguments)
             for ours, theirs in zip(outputs, expected, strict=True):
                 np.testing.assert_allclose(ours, theirs, tolerance, tolerance, err_msg=f"{sample} in {kind}")
-    assert apart == {"AxisSum", "CenteredSquares", "NormalizeSums"}, "these sum over axes of which the channels are not the last"
+    assert apart == {
+        *("AxisSum", "CenteredSquares", "NormalizeSums"),  # sums over axes of which the channels are not the last
+        *("ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "SumTo"),  # over the first axis, or axes between others
+    }
 
 
 def test_operands_that_are_no_rows_in_memory_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +106,10 @@ def test_operands_that_are_no_rows_in_memory_are_copied(monkeypatch: pytest.Monk
         with np.errstate(all="ignore"):
             half.run(sample.op, arrays, expected)
             outputs = [np.full_like(y, 7, order="F") for y in expected]
-            assert loop.refuses(sample.op, arrays, outputs) is None, f"{sample}"
+            refused = loop.refuses(sample.op, arrays, outputs)
+            assert refused in (None, "it computes less than copies cost"), f"{sample}"
+            if refused is not None:
+                continue
             ways = [loop.bind(sample.op, device, arrays, outputs), row_calls(device, made, space, {}, arrays, outputs)]
             for calls in (calls for calls in ways if calls is not None):
                 for function, arguments in calls:

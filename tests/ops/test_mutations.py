@@ -197,8 +197,7 @@ MISTAKES = [
     kernel("SumTo", "an input used as scratch", clear_input, laws.kernel_fills),
     kernel("Tanh", "a wrong first element", halve_first, laws.shards_agree),
     kernel("UnsortedSegmentSum", "a wrong first row", halve_first, laws.shards_agree, laws.gradient_is_right),
-    # identities, boxes, types
-    Mistake("ReduceMax", "identity", lambda right: lambda self, x: 0.0, (laws.shards_agree,), "an empty piece gives 0"),
+    # boxes, types
     localize("Gather", "the offset forgotten", lambda self, local: self),
     localize("Gather", "an offset off by one", lambda self, local: replace(local, offset=local.offset + 1) if local.offset else local),
     localize("UnsortedSegmentSum", "the offset forgotten", lambda self, local: replace(local, offset=0)),

@@ -32,6 +32,7 @@ from jobflow.expressions.index_space import IndexSpace, Places, broadcasting
 from jobflow.expressions.language import Expression, in_order
 from jobflow.kernels import registry
 from jobflow.kernels.region import Made, Region, RegionMember, expression_on, order_of
+from jobflow.kernels.row_phases import COLUMNS, REDUCTIONS
 from jobflow.kernels.target import FusionLimits
 from jobflow.ops.checked import Checked
 from jobflow.ops.op import Op, ViewOp
@@ -315,15 +316,15 @@ def _expressions(step: Step) -> tuple[Expression, ...]:
 
 
 #: what depends on where the axes of the index space are
-_OF_SPACE = {"row_sum", "row_max", "columns", "column_sum", "index"}
+_OF_SPACE = {*REDUCTIONS, COLUMNS, "columns", "index"}
 
 
 def _sums(step: Step) -> Iterator[Item]:
     """The outputs that are sums of columns."""
-    if all(x.primitive != "column_sum" for x in _order(step)):
+    if all(x.primitive != COLUMNS for x in _order(step)):
         return
     for item, x in zip(step.outputs, _expressions(step), strict=True):
-        if any(y.primitive == "column_sum" for y in in_order([x])):
+        if any(y.primitive == COLUMNS for y in in_order([x])):
             yield item
 
 

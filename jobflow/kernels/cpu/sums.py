@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 
 import numpy as np
@@ -14,10 +14,11 @@ from jobflow.ops.blocks import SHORT, lead_sum_calls, memory_order
 from jobflow.ops.broadcast import SumTo, stretched
 from jobflow.ops.matmul import AxisSum
 from jobflow.ops.op import Binder, Call
-from jobflow.ops.reduce import ReduceSum, SquareSum
+from jobflow.ops.reduce import ArgExtreme, Reduce, ReduceAll, ReduceAny, ReduceMax, ReduceMin, ReduceProd, ReduceSum, SquareSum
 
 #: how many squares are added in one go
 SQUARES = 4096
+UFUNCS = {ReduceMax: np.maximum, ReduceMin: np.minimum, ReduceProd: np.multiply, ReduceAny: np.logical_or, ReduceAll: np.logical_and}
 
 
 @implements(AxisSum)
@@ -33,6 +34,28 @@ def sum_over_stretched_axes(op: SumTo, device: Binder, inputs: Sequence[Array], 
     if not axes:
         return [(np.copyto, (y, x))]
     return sum_calls(device, x, axes, y[(*(0 if lead + i in axes else slice(None) for i in range(y.ndim)), ...)])
+
+
+def _no_elements(op: Reduce, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
+    return None if inputs[0].size else "no elements"
+
+
+@implements(Reduce, refuses=_no_elements)
+def reduced_axes(op: Reduce, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    return [(UFUNCS[type(op)].reduce, (inputs[0], op.axes, None, outputs[0], op.keepdims))]
+
+
+def _no_axis(op: ArgExtreme, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
+    return None if inputs[0].shape[op.axis] else "no elements"
+
+
+@implements(ArgExtreme, refuses=_no_axis)
+def position_along_an_axis(op: ArgExtreme, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    return [(_put_positions, (np.argmax if op.largest else np.argmin, inputs[0], op.axis, outputs[0]))]
+
+
+def _put_positions(function: Callable[..., Array], x: Array, axis: int, y: Array) -> None:
+    y[...] = function(x, axis)
 
 
 @implements(ReduceSum)

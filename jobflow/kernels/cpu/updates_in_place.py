@@ -13,7 +13,7 @@ from jobflow.expressions.on_arrays import functions
 from jobflow.kernels.registry import implements
 from jobflow.ops.numpy_calls import CompiledFormula, block_calls, compiled
 from jobflow.ops.op import Binder, Call, Op
-from jobflow.ops.optimizer_updates import OptimizerUpdate
+from jobflow.ops.optimizer_updates import NormUpdate, OptimizerUpdate
 
 
 @implements(OptimizerUpdate)
@@ -25,7 +25,7 @@ def formula_in_blocks(op: OptimizerUpdate, device: Binder, inputs: Sequence[Arra
     numbers, first = scalars[:1], list[Call]()
     if op.derives:
         numbers = [device.scratch((), dtype_of(inputs[0].dtype)) for _ in range(program.numbers)]
-        first = [(_fill, (numbers, op.numbers, elements, *scalars))]
+        first = [(_fill, (numbers, op.numbers, elements if isinstance(op, NormUpdate) else (), *scalars))]
     return [*first, *block_calls(program, device, elements, numbers, outputs, backwards=True)]
 
 
@@ -33,7 +33,7 @@ def formula_in_blocks(op: OptimizerUpdate, device: Binder, inputs: Sequence[Arra
 def update_program(op: OptimizerUpdate, dtype: DType) -> CompiledFormula | None:
     """The calls of an update whose numbers are there."""
     n = op.count + 1
-    numbers = [language.number(n + i, dtype) for i in range(len(op.numbers(functions(np), 0.0, 0)))]
+    numbers = [language.number(n + i, dtype) for i in range(len(op.numbers(functions(np), 0.0, 0, *[np.ones((1, 1))] * n)))]
     made = op.formula(language, *(language.element(i, dtype) for i in range(n)), *numbers)
     return compiled(made, n, len(numbers), {k: (i,) for k, i in op.alias.items()})
 
@@ -41,5 +41,6 @@ def update_program(op: OptimizerUpdate, dtype: DType) -> CompiledFormula | None:
 def _fill(
     targets: Sequence[Array], numbers: Callable[..., tuple[float, ...]], elements: Sequence[Array], rate: Array, step: Array | None = None
 ) -> None:
-    for target, number in zip(targets, numbers(functions(np), rate.item(), 0 if step is None else step.item(), *elements), strict=True):
-        target[()] = number
+    rows = [a.reshape(1, -1) for a in elements]
+    for target, number in zip(targets, numbers(functions(np), rate.item(), 0 if step is None else step.item(), *rows), strict=True):
+        target[()] = np.asarray(number).item()

@@ -3,8 +3,8 @@
     extern "C" __global__ void fused(pointers of inputs and outputs, sizes of the axes, strides in elements)
 
 Without rows, each thread takes one element after another, as many threads apart as there are.  With rows, LANES threads share a row: each
-goes over every LANES-th element, once for each level of `row_sum` and `row_max` and once more for the outputs, and what they have is put
-together by halves, in an order that only depends on the width of a row.  Sums of columns are made in blocks of 64 rows: the threads of a row
+goes over every LANES-th element, once for each level of `row_sum`, `row_product` and `row_max` and once more for the outputs, and what they have
+is put together by halves, in an order that only depends on the width of a row.  Sums of columns are made in blocks of 64 rows: the threads of a row
 go over 64 rows one after another, and leave the sums of that block in scratch memory, which a second kernel adds up in the order of the
 blocks.  There are no atomic additions: the same numbers give the same bits, however many threads there are.
 
@@ -23,7 +23,7 @@ from jobflow.expressions.language import Expression, in_order
 from jobflow.expressions.on_arrays import BLOCK, LANES
 from jobflow.kernels.cuda.primitives import FUNCTIONS, PRINTED, from_memory, literal, stored_type, to_memory, value_type
 from jobflow.kernels.loop_space import LoopForm, OperandAccess
-from jobflow.kernels.row_phases import Phase, of_columns, phases, position
+from jobflow.kernels.row_phases import Phase, of_columns, phases, position, start, together
 
 #: threads of a block
 THREADS = 256
@@ -75,9 +75,15 @@ REDUCED = """template <typename T, int LANES, typename Together> static __device
 SUM = """struct Sum {
   template <typename T> __device__ T operator()(T a, T b) const { return a + b; }
 };"""
+PRODUCT = """struct Product {
+  template <typename T> __device__ T operator()(T a, T b) const { return a * b; }
+};"""
 LARGEST = """struct Largest {
   template <typename T> __device__ T operator()(T a, T b) const { return larger<T>(a, b); }
 };"""
+
+
+_TOGETHER = {"row_sum": "Sum", "row_product": "Product", "row_max": "Largest"}
 
 
 def print_kernel(outputs: Sequence[Expression], form: KernelForm, name: str = NAME) -> str:
@@ -89,7 +95,7 @@ def print_kernel(outputs: Sequence[Expression], form: KernelForm, name: str = NA
 
 def functions_for(body: str) -> list[str]:
     """The functions that a text calls, those first that others call."""
-    parts = {"reduced": REDUCED, "Sum": SUM, "Largest": LARGEST}
+    parts = {"reduced": REDUCED, "Sum": SUM, "Product": PRODUCT, "Largest": LARGEST}
     found: dict[str, str] = {}
 
     def look(text: str) -> None:
@@ -247,19 +253,17 @@ class _Kernel:
             return
         results = {x: f"r{len(self.names)}_{n}" for n, x in enumerate(phase.reductions)}
         for x, name in results.items():
-            start = literal(-0.0 if x.primitive == "row_sum" else float("-inf"), x.dtype)
-            self._line(f"{value_type(x.dtype)} {name} = {start};")
+            self._line(f"{value_type(x.dtype)} {name} = {literal(start(x), x.dtype)};")
         self._open(f"for ({self.form.index} k = threadIdx.x; k < width; k += {self.form.lanes})")
         outside = dict(self.names)
         self._pass(phase, stores)
         for x, name in results.items():
-            value = self._text(x.arguments[0])
-            self._line(f"{name} = {f'{name} + {value}' if x.primitive == 'row_sum' else f'larger<{value_type(x.dtype)}>({name}, {value})'};")
+            both = together(x)
+            self._line(f"{name} = {PRINTED[both.primitive](both, [name, self._text(x.arguments[0])])};")
         self._close()
         self.names = outside
         for x, name in results.items():
-            together = "Sum{}" if x.primitive == "row_sum" else "Largest{}"
-            self._name(x, f"reduced<{value_type(x.dtype)}, {self.form.lanes}>({name}, {together})")
+            self._name(x, f"reduced<{value_type(x.dtype)}, {self.form.lanes}>({name}, {_TOGETHER[x.primitive]}{{}})")
 
     def _pass(self, phase: Phase, stores: Sequence[int]) -> None:
         """What is computed at one element; all of it is read before any is written, for outputs may lie where inputs do."""

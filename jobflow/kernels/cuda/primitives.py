@@ -273,6 +273,4 @@ def refused_primitive(x: Expression) -> str:
             return f"the bits of {before.name} as {after.name} are not taken"
         if after.is_half and before.name in _WIDER:
             return f"cast from {before.name} to {after.name} would be rounded twice"
-    if x.primitive in (*REDUCTIONS, COLUMNS) and not x.dtype.is_float:
-        return f"{x.primitive} of {x.dtype.name} is left to CuPy"
     return "" if x.primitive in PRINTED or x.primitive in GIVEN else f"{x.primitive} is not printed as CUDA C"

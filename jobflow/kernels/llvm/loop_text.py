@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from jobflow.core.types import DType, float64
 from jobflow.expressions.language import Expression, in_order
 from jobflow.expressions.on_arrays import BLOCK
-from jobflow.kernels.llvm.instructions import INSTRUCTIONS, WIDTH, Lines, from_memory, larger, literal, register, several, stored, suffix, to_memory
+from jobflow.kernels.llvm.instructions import INSTRUCTIONS, WIDTH, Lines, from_memory, literal, register, several, stored, suffix, to_memory
 from jobflow.kernels.llvm.machine_code import NAME
 from jobflow.kernels.loop_space import LoopForm, OperandAccess
-from jobflow.kernels.row_phases import Phase, Phases, of_columns, phases, position
+from jobflow.kernels.row_phases import Phase, Phases, of_columns, phases, position, start, together
 
 _TRUTHS = several("i1", WIDTH)
 _IOTA = ", ".join(f"i64 {k}" for k in range(WIDTH))
@@ -168,7 +168,7 @@ class _Loop:
 
     def _over_row(self, phase: Phase, name: str, stores: Sequence[int]) -> None:
         at = self.at
-        starts = [literal(-0.0 if x.primitive == "row_sum" else float("-inf"), x.dtype, WIDTH) for x in phase.reductions]
+        starts = [literal(start(x), x.dtype, WIDTH) for x in phase.reductions]
         kinds = [register(x.dtype, WIDTH) for x in phase.reductions]
         before, first = self._head(name, len(kinds))  # what the sixteen lanes have so far
         known = self._elements(phase, f"%{name}.k", "", stores)
@@ -212,17 +212,18 @@ class _Loop:
         tails = []
         for r, x in enumerate(phase.reductions):
             kind = register(x.dtype, WIDTH)
-            outside = literal(0.0 if x.primitive == "row_sum" else float("-inf"), x.dtype, WIDTH)
+            outside = literal(0.0 if x.primitive == "row_sum" else start(x), x.dtype, WIDTH)
             inside = at.value(f"select {_TRUTHS} {mask}, {kind} {self._wide(x.arguments[0], known)}, {kind} {outside}")
             tails.append(self._accumulated(x, f"%{name}.r{r}", {**known, x.arguments[0]: inside}))
         self._close_rest(name)
         return tails
 
     def _accumulated(self, x: Expression, so_far: str, known: dict[Expression, str]) -> str:
-        value = self._wide(x.arguments[0], known)
-        if x.primitive == "row_sum":
-            return self.at.value(f"fadd {register(x.dtype, WIDTH)} {so_far}, {value}")
-        return larger(self.at, x.dtype, so_far, value, WIDTH)
+        return self._together(x, so_far, self._wide(x.arguments[0], known))
+
+    def _together(self, x: Expression, a: str, b: str, lanes: int = WIDTH) -> str:
+        both = together(x)
+        return INSTRUCTIONS[both.primitive](self.at, both, (a, b), lanes)
 
     def _by_halves(self, x: Expression, lanes: str) -> str:
         """Sixteen partial results to one: the upper half onto the lower, four times."""
@@ -235,17 +236,10 @@ class _Loop:
                 parts.append(self.at.value(f"shufflevector {kind} {lanes}, {kind} poison, <{half} x i32> <{picked}>"))
             if half == 1:
                 parts = [self.at.value(f"extractelement <1 x {register(x.dtype)}> {part}, i64 0") for part in parts]
-            if x.primitive == "row_sum":
-                lanes = self.at.value(f"fadd {register(x.dtype, half)} {parts[0]}, {parts[1]}")
-            else:
-                lanes = larger(self.at, x.dtype, parts[0], parts[1], half)
-            count = half
+            lanes, count = self._together(x, *parts, half), half
         return lanes
 
     # -------------------------------------------------------------------------------------- sums of columns
-
-    def _sum(self, x: Expression, a: str, b: str) -> str:
-        return self.at.value(f"fadd {register(x.dtype, WIDTH)} {a}, {b}")
 
     def _begin_columns(self) -> None:
         """Nothing was summed yet."""
@@ -281,7 +275,7 @@ class _Loop:
         def added(index: str, mask: str) -> None:
             for x, (block, total) in self.blocks.items():
                 kind = OperandAccess(x.dtype, "dense")
-                self._store(kind, total, index, mask, self._sum(x, self._load(kind, total, index, mask), self._load(kind, block, index, mask)))
+                self._store(kind, total, index, mask, self._together(x, self._load(kind, total, index, mask), self._load(kind, block, index, mask)))
                 self._store(kind, block, index, mask, literal(-0.0, x.dtype, WIDTH))
 
         self._sixteens(name, added)
@@ -353,7 +347,7 @@ class _Loop:
             self._store(OperandAccess(x.dtype.arithmetic, "dense"), rows[x], index, mask, known[x])
         for x in phase.columns:
             block, kind = self.blocks[x][0], OperandAccess(x.dtype, "dense")
-            self._store(kind, block, index, mask, self._sum(x, self._load(kind, block, index, mask), self._wide(x.arguments[0], known)))
+            self._store(kind, block, index, mask, self._together(x, self._load(kind, block, index, mask), self._wide(x.arguments[0], known)))
         for k in stores:
             self._store(self.form.outputs[k], self.targets[k], index, mask, self._wide(self.outputs[k], known))
         return known

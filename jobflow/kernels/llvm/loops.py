@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.types import Array, DType
+from jobflow.expressions.cost import FLOPS
 from jobflow.expressions.language import Expression
 from jobflow.kernels.columns_as_rows import Turned, columns_apart, columns_as_rows
 from jobflow.kernels.decompositions import DECOMPOSITIONS, lowered
 from jobflow.kernels.llvm.instructions import INSTRUCTIONS
 from jobflow.kernels.llvm.loop_text import print_loop
 from jobflow.kernels.llvm.machine_code import Function, compiler
-from jobflow.kernels.loop_operands import facts, loop_form, loop_space, refused_columns, refused_operands
+from jobflow.kernels.loop_operands import Facts, facts, loop_form, loop_space, refused_columns, refused_operands
 from jobflow.kernels.loop_space import LoopForm, Space, address
 from jobflow.kernels.positions import with_positions
 from jobflow.kernels.row_phases import COLUMNS, REDUCTIONS
@@ -27,6 +28,10 @@ from jobflow.ops.op import Call
 #: primitives that are read or counted, not computed
 _GIVEN = {"element", "number", "constant", "columns", "index"}
 _PRINTED = {*_GIVEN, *REDUCTIONS, COLUMNS, *INSTRUCTIONS, *DECOMPOSITIONS}
+#: operations for an element up to which a row is read for less than it is gathered
+CHEAP = 4
+#: elements up to which a row has a scratch row beside it: tensors that are one row would be there twice
+LONGEST = 1 << 16
 #: types whose numbers a number of two bytes is rounded from once
 _TO_HALF = {"bool", "char", "int8", "uint8", "float16", "bfloat16", "float32"}
 
@@ -49,18 +54,21 @@ class _Arguments(ctypes.c_void_p):
     arrays: tuple[Array, ...]
 
 
-_loops: dict[tuple[tuple[Expression, ...], LoopForm], Loop] = {}
+_loops: dict[tuple[tuple[Expression, ...], LoopForm, bool], Loop] = {}
 _lock = threading.Lock()
 
 
-def compile_loop(outputs: Sequence[Expression], form: LoopForm) -> Loop:
-    """The loop of these outputs for operands of this form: printed and compiled once."""
-    key = (tuple(outputs), form)
+def compile_loop(outputs: Sequence[Expression], form: LoopForm, keeps: bool = True) -> Loop:
+    """The loop of these outputs for operands of this form: printed and compiled once.
+
+    keeps: that what is dear to compute twice lies in scratch rows
+    """
+    key = (tuple(outputs), form, keeps)
     with _lock:
         found = _loops.get(key)
     if found is None:
         apart, dear = lowered(outputs, compiler().primitives)
-        printed = print_loop(apart, form, dear)
+        printed = print_loop(apart, form, dear if keeps else set())
         found = Loop(form, printed.text, printed.scratch, compiler().function(printed.text))
         with _lock:
             found = _loops.setdefault(key, found)
@@ -80,8 +88,6 @@ def _problem(outputs: tuple[Expression, ...]) -> str:
             names = (x.arguments[0].dtype.name, x.dtype.name)
             if any(d.is_half for d in (x.arguments[0].dtype, x.dtype)) and not set(names) <= _TO_HALF:
                 return f"cast from {names[0]} to {names[1]} would be rounded twice"
-        if x.primitive in (*REDUCTIONS, COLUMNS) and not x.dtype.is_float:
-            return f"{x.primitive} of {x.dtype.name} is left to NumPy"
         if x.primitive in DECOMPOSITIONS and not compiler().has_fma:
             return f"{x.primitive} needs a machine with fused multiply-adds"
         if x.dtype.name == "float16" and not compiler().has_float16:
@@ -95,13 +101,23 @@ def _whole(exponent: Expression) -> bool:
 
 def refuses(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> str | None:
     """Why there is no loop of these outputs for these arrays; None if there is one."""
-    problem = _problem(tuple(outputs)) or refused_operands(facts(tuple(outputs)), outputs, inputs, targets)
+    known = facts(tuple(outputs))
+    problem = _problem(tuple(outputs)) or refused_operands(known, outputs, inputs, targets) or _gathered_rows(known, inputs)
     if problem or not columns_apart(outputs, inputs, targets):
         return problem or None
     turned = columns_as_rows(outputs, inputs, targets)
     if turned is None:
         return "it sums columns that are far apart in memory"
     return refused_operands(facts(turned.outputs), turned.outputs, turned.inputs, turned.targets) or None
+
+
+def _gathered_rows(known: Facts, inputs: Sequence[Array]) -> str:
+    """Rows whose elements lie apart are gathered from as many lines of the cache; NumPy goes over many rows at once."""
+    if not any(x.primitive in REDUCTIONS for x in known.order) or sum(FLOPS.get(x.primitive, 1) for x in known.order) > CHEAP:
+        return ""
+    rows = [inputs[k] for k in known.elements if inputs[k].ndim > 1]
+    apart = any(a.shape[-1] > 1 and a.size > a.shape[-1] and a.strides[-1] != a.itemsize for a in rows)
+    return "rows whose elements are far apart in memory" if apart else ""
 
 
 def bind(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> list[Call]:
@@ -121,7 +137,7 @@ def _call(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Seque
     outputs, positions = with_positions(outputs, len(inputs), shape)
     known, inputs = facts(tuple(outputs)), [*inputs, *positions]
     space = loop_space(known, inputs, targets, shape)
-    loop = compile_loop(outputs, loop_form(known, space, inputs, outputs, len(positions)))
+    loop = compile_loop(outputs, loop_form(known, space, inputs, outputs, len(positions)), space.sizes[-1] <= LONGEST)
     scratch = [np.empty(space.sizes[-1], dtype.numpy) for dtype in loop.scratch]
     return loop.function, (_arguments(loop.form, space, [*inputs, *targets], scratch),)
 
