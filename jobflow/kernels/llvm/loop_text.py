@@ -236,7 +236,7 @@ class _Loop:
                 parts.append(self.at.value(f"shufflevector {kind} {lanes}, {kind} poison, <{half} x i32> <{picked}>"))
             if half == 1:
                 parts = [self.at.value(f"extractelement <1 x {register(x.dtype)}> {part}, i64 0") for part in parts]
-            lanes, count = self._together(x, *parts, half), half
+            lanes, count = self._together(x, parts[0], parts[1], half), half
         return lanes
 
     # -------------------------------------------------------------------------------------- sums of columns
