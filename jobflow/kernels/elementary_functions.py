@@ -327,10 +327,26 @@ def erf(x: Expression) -> Expression:
 # ----------------------------------------------------------------------------------------------- powers
 
 
+def fmod(x: Expression, y: Expression) -> Expression:
+    """x - y trunc(x / y), exact: the rounded quotient is wrong by one at most, and is put right, unless it has too many digits."""
+    many = 2.0 ** (22 if x.dtype is float32 else 51)
+    times = f.trunc(x / y)
+    left, step = f.fma(-times, y, x), f.copysign(f.absolute(y), x)
+    left = f.where(left * f.sign(x) < 0.0, left + step, left)
+    left = f.where(f.less_equal(f.absolute(y), f.absolute(left)), left - step, left)
+    easy = f.logical_and(f.absolute(times) < many, f.isfinite(y))
+    return f.rare_where(f.logical_not(easy), f.library("fmod", x, y), f.copysign(left, x))
+
+
 def power(x: Expression, y: Expression) -> Expression:
-    """e^(y log|x|) in float64, and the ends as C has them; of float64, which has no digits to spare, the C library's."""
+    """e^(y log|x|) in float64, and the ends as C has them; of float64, which has no digits to spare, the C library's.
+
+    Squares and cubes are products.
+    """
     if not x.dtype.is_float:
-        return whole_power(x, y)
+        return whole_power(x, int(str(y.attribute)))
+    if y.primitive == "constant" and y.attribute in ((2.0, 3.0) if x.dtype is float64 else (2.0, 3.0, 4.0)):
+        return f.cast(whole_power(f.cast(x, float64), int(float(str(y.attribute)))), x.dtype)
     if x.dtype is float64:
         return f.library("power", x, y)
     a, b = f.cast(x, float64), f.cast(y, float64)

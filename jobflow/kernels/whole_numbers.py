@@ -31,9 +31,8 @@ def remainder(x: Expression, y: Expression) -> Expression:
     return f.where(f.equal(y, 0), 0, x - floor_divide(x, y) * y)
 
 
-def whole_power(x: Expression, y: Expression) -> Expression:
-    """x^y for a constant y >= 0 by squares."""
-    exponent = int(str(y.attribute))
+def whole_power(x: Expression, exponent: int) -> Expression:
+    """x^exponent, which is at least 0, by squares."""
     result, square = f.constant(1, x.dtype), x
     while exponent:
         if exponent & 1:

@@ -45,6 +45,10 @@ def errors(got: np.ndarray, true: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(got) & np.isnan(true), 0.0, np.where(np.isnan(distance), np.inf, distance))
 
 
+#: functions of two numbers
+OF_TWO = {"arctan2", "fmod", "power"}
+
+
 def run(name: str, x: np.ndarray, dtype: DType) -> np.ndarray:
     y = np.empty_like(x)
     for function, given in bind([getattr(f, name)(f.element(0, dtype))], [x], [y]):
@@ -52,7 +56,7 @@ def run(name: str, x: np.ndarray, dtype: DType) -> np.ndarray:
     return y
 
 
-@pytest.mark.parametrize("name", sorted(MAXIMAL_ERROR.keys() - {"power", "arctan2"}))
+@pytest.mark.parametrize("name", sorted(MAXIMAL_ERROR.keys() - OF_TWO))
 @pytest.mark.parametrize("dtype", [float32, float64], ids=str)
 @pytest.mark.parametrize("count", [10_000, pytest.param(2_000_000, marks=pytest.mark.full)])
 def test_functions_err_no_more_than_their_table_says(name: str, dtype: DType, count: int) -> None:
@@ -70,7 +74,7 @@ def test_functions_err_no_more_than_their_table_says(name: str, dtype: DType, co
     assert np.array_equal(np.signbit(y[zero]), np.signbit(true[zero])), f"{name}: signs of zero"
 
 
-@pytest.mark.parametrize("name", ["power", "arctan2"])
+@pytest.mark.parametrize("name", sorted(OF_TWO))
 @pytest.mark.parametrize("dtype", [float32, float64], ids=str)
 def test_functions_of_two_numbers_err_no_more_than_their_table_says(name: str, dtype: DType) -> None:
     numbers = np.random.default_rng(2)
@@ -90,7 +94,19 @@ def test_functions_of_two_numbers_err_no_more_than_their_table_says(name: str, d
     assert np.array_equal(np.signbit(y[zero]), np.signbit(true[zero])), f"{name}: signs of zero"
 
 
-@pytest.mark.parametrize("name", sorted(MAXIMAL_ERROR.keys() - {"power", "arctan2"}))
+@pytest.mark.parametrize("dtype", [float32, float64], ids=str)
+def test_squares_and_cubes_err_as_other_powers(dtype: DType) -> None:
+    x = arguments(dtype, 2000)
+    for exponent in (2.0, 3.0, 4.0):
+        y = np.empty_like(x)
+        for function, given in bind([f.power(f.element(0, dtype), exponent)], [x], [y]):
+            function(*given)
+        with np.errstate(all="ignore"):
+            error = errors(y, np.power(x.astype(np.float64 if dtype is float32 else WIDEST), exponent))
+        assert error.max() <= MAXIMAL_ERROR["power"][dtype is float64], f"{x[error.argmax()]!r}^{exponent}"
+
+
+@pytest.mark.parametrize("name", sorted(MAXIMAL_ERROR.keys() - OF_TWO))
 @pytest.mark.parametrize("dtype", [float32, float64], ids=str)
 def test_the_reference_runs_what_functions_are_made_of(name: str, dtype: DType) -> None:
     """They mean the same on arrays, but for fused multiply-adds of float64, which NumPy rounds twice."""

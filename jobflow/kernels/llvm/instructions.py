@@ -115,6 +115,8 @@ def _intrinsic(name: str) -> Print:
 
 def _library(at: Lines, x: Expression, operands: Sequence[str], lanes: int) -> str:
     """An intrinsic that becomes a call for each lane."""
+    if x.attribute == "fmod":
+        return at.value(f"frem {register(x.dtype, lanes)} {operands[0]}, {operands[1]}")
     return _intrinsic({"power": "pow"}.get(str(x.attribute), str(x.attribute)))(at, x, operands, lanes)
 
 
@@ -235,12 +237,26 @@ def _converted(at: Lines, value: str, source: DType, target: DType, lanes: int) 
         return at.value(f"{'fpext' if target is float64 else 'fptrunc'} {before} {value} to {after}")
     if b == "f":
         return at.value(f"{'sitofp' if a == 's' else 'uitofp'} {before} {value} to {after}")
-    if a == "f":  # what does not fit becomes the nearest that does, NaN 0: NumPy leaves it open
-        name = f"llvm.fpto{b}i.sat{suffix(register(target), lanes)}{suffix(register(source), lanes)}"
-        return at.call(name, after, f"{before} {value}")
+    if a == "f":
+        return _limited(at, value, source, target, lanes)
     if target.itemsize < source.itemsize and a != "b":
         return at.value(f"trunc {before} {value} to {after}")
     return at.value(f"{'sext' if a == 's' else 'zext'} {before} {value} to {after}")
+
+
+def _limited(at: Lines, value: str, source: DType, target: DType, lanes: int) -> str:
+    """A float as a whole number: what does not fit becomes the nearest that does, NaN 0; NumPy leaves it open.
+
+    LLVM's own conversion that saturates is made element by element.
+    """
+    before, after, truth, (low, high) = register(source, lanes), register(target, lanes), several("i1", lanes), target.span
+    below, above, nan = (
+        at.value(f"fcmp {how} {before} {value}, {literal(limit, source, lanes)}") for how, limit in (("olt", low), ("oge", high + 1), ("uno", 0.0))
+    )
+    fits = at.value(f"select {truth} {below}, {before} {literal(low, source, lanes)}, {before} {value}")
+    fits = at.value(f"select {truth} {at.value(f'or {truth} {above}, {nan}')}, {before} {literal(0.0, source, lanes)}, {before} {fits}")
+    whole = at.value(f"fpto{'ui' if _kind(target) == 'u' else 'si'} {before} {fits} to {after}")
+    return at.value(f"select {truth} {above}, {after} {literal(high, target, lanes)}, {after} {whole}")
 
 
 def rounded(at: Lines, value: str, dtype: DType, lanes: int) -> str:
@@ -295,7 +311,6 @@ INSTRUCTIONS: dict[str, Print] = {
     "subtract": _binary(f="fsub", s="sub", u="sub"),
     "multiply": _binary(f="fmul", s="mul", u="mul"),
     "divide": _binary(f="fdiv"),
-    "fmod": _binary(f="frem"),
     "negative": _negative,
     "absolute": _absolute,
     "sign": _sign,
