@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.types import Array, DType
-from jobflow.expressions.cost import FLOPS
+from jobflow.expressions.cost import flops_per_element
 from jobflow.expressions.language import Expression
 from jobflow.kernels.columns_as_rows import Turned, columns_apart, columns_as_rows
 from jobflow.kernels.decompositions import DECOMPOSITIONS, lowered
@@ -102,7 +102,7 @@ def _whole(exponent: Expression) -> bool:
 def refuses(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> str | None:
     """Why there is no loop of these outputs for these arrays; None if there is one."""
     known = facts(tuple(outputs))
-    problem = _problem(tuple(outputs)) or refused_operands(known, outputs, inputs, targets) or _gathered_rows(known, inputs)
+    problem = _problem(tuple(outputs)) or refused_operands(known, outputs, inputs, targets) or _gathered_rows(known, outputs, inputs)
     if problem or not columns_apart(outputs, inputs, targets):
         return problem or None
     turned = columns_as_rows(outputs, inputs, targets)
@@ -111,9 +111,14 @@ def refuses(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Seq
     return refused_operands(facts(turned.outputs), turned.outputs, turned.inputs, turned.targets) or None
 
 
-def _gathered_rows(known: Facts, inputs: Sequence[Array]) -> str:
+def cheap(outputs: Sequence[Expression]) -> bool:
+    """Is there so little to compute that it costs less than to copy what does not lie as it should?"""
+    return flops_per_element(outputs) <= CHEAP
+
+
+def _gathered_rows(known: Facts, outputs: Sequence[Expression], inputs: Sequence[Array]) -> str:
     """Rows whose elements lie apart are gathered from as many lines of the cache; NumPy goes over many rows at once."""
-    if not any(x.primitive in REDUCTIONS for x in known.order) or sum(FLOPS.get(x.primitive, 1) for x in known.order) > CHEAP:
+    if not any(x.primitive in REDUCTIONS for x in known.order) or not cheap(outputs):
         return ""
     rows = [inputs[k] for k in known.elements if inputs[k].ndim > 1]
     apart = any(a.shape[-1] > 1 and a.size > a.shape[-1] and a.strides[-1] != a.itemsize for a in rows)
@@ -160,4 +165,4 @@ def argument_block(words: Sequence[int], arrays: Sequence[Array]) -> ctypes.c_vo
     return argument
 
 
-__all__ = ["Loop", "bind", "compile_loop", "refuses"]
+__all__ = ["Loop", "bind", "cheap", "compile_loop", "refuses"]
