@@ -15,7 +15,9 @@ TRAIN = ["pydantic>=2.7", "matplotlib>=3.8", "shtab>=1.7", "pillow>=10.3", "prot
 PARQUET = ["pyarrow>=17"]
 REMOTE = ["fsspec>=2024.6", "s3fs>=2024.6"]
 JIT = ["llvmlite>=0.50"]
-TEST = ["pytest>=8.2", "pytest-xdist>=3.6", "hypothesis>=6.100", *EXAMPLES, *MPI, *HALF, *TRAIN, *PARQUET, *REMOTE, *JIT, "safetensors>=0.5"]
+TENSORBOARD = ["tensorboardX>=2.6"]
+TEST = ["pytest>=8.2", "pytest-xdist>=3.6", "hypothesis>=6.100", *EXAMPLES, *MPI, *HALF, *TRAIN, *PARQUET, *REMOTE, *JIT, *TENSORBOARD]
+TEST += ["safetensors>=0.5"]
 
 setup(
     name="jobflow-sbp",
@@ -55,6 +57,8 @@ setup(
         "remote": REMOTE,
         # fused loops on CPUs, compiled when a program is bound
         "jit": JIT,
+        # flow.summary and logging.tensorboard
+        "tensorboard": TENSORBOARD,
         "gpu": ["cupy-cuda13x>=14", "nvidia-nccl-cu13>=2.27.7,<3"],
         # the real CuPy on a machine without a GPU, in an environment of its own: scripts/cupy_without_gpu
         "gpu-checks": ["cupy-cuda13x>=14.2,<15", "nvidia-cuda-nvrtc>=13,<14", "nvidia-cuda-runtime>=13,<14", "nvidia-cuda-crt>=13,<14", *HALF],

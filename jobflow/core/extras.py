@@ -39,7 +39,7 @@ PACKAGES = (
     Package("llvmlite", "llvmlite", "0.50", "fused loops", "jit"),
     Package("ml_dtypes", "ml_dtypes", "0.5", "bfloat16", "half"),
     Package("scikit-learn", "sklearn", "1.4", "data of the examples", "examples"),
-    Package("tensorboardX", "tensorboardX", "2.6", "TensorBoard"),
+    Package("tensorboardX", "tensorboardX", "2.6", "TensorBoard", "tensorboard"),
 )
 
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import jobflow.core.scope as scope
-from jobflow.core.errors import JobError, user_line
+from jobflow.core.errors import DuplicateNameError, JobError, user_line
 from jobflow.core.notices import notice
 from jobflow.core.scope import current_scope as current_scope
 from jobflow.core.types import DTYPES, DType, Tensor, bool_
-from jobflow.engine.session import current_session
+from jobflow.engine.session import Session, current_session, env
+from jobflow.functional import comm
 from jobflow.legacy.arrays import identity
 from jobflow.legacy.variables import current_job
+from jobflow.runtime.world.environment import rank as get_rank
+
+Module = TypeVar("Module")
 
 # Element types -----------------------------------------------------------------------------------------------------
 
@@ -75,6 +80,67 @@ def enable_eager_execution(val: bool = True) -> None:
 def eager_execution_enabled() -> bool:
     """Whether the bodies of jobs run at every call."""
     return current_session().settings.eager
+
+
+# Modules by name ---------------------------------------------------------------------------------------------------
+
+#: by session, its modules by name of their job and their own
+_MODULES: WeakKeyDictionary[Session, dict[tuple[str, str], Any]] = WeakKeyDictionary()
+#: by body of a job that runs, or has run, the names that it has asked for
+_ASKED: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
+
+
+def find_or_create_module(module_name: str, create: Callable[[], Module], reuse: bool = False) -> Module:
+    """The module that this job has under a name: what `create` gives where there is none yet.
+
+    DuplicateNameError if the body has asked for the name before, unless with `reuse`.
+    """
+    job = current_job("find_or_create_module")
+    asked = _ASKED.setdefault(job, set())
+    if module_name in asked and not reuse:
+        raise DuplicateNameError(
+            f"find_or_create_module at {user_line()}: job {job.name} has asked for the module {module_name!r} before; pass reuse=True to share it"
+        )
+    modules = _MODULES.setdefault(current_session(), {})
+    if (job.name, module_name) not in modules:
+        modules[job.name, module_name] = create()
+    asked.add(module_name)
+    found: Module = modules[job.name, module_name]
+    return found
+
+
+# Processes, resources, tensors -------------------------------------------------------------------------------------
+
+
+def current_machine_id() -> int:
+    """The number of the machine on which this process runs, counted by the devices that each has."""
+    return get_rank() // current_session().devices_per_machine()
+
+
+def current_resource() -> Any:
+    """The settings of `flow.config`."""
+    return env.current_resource()
+
+
+def InitEagerGlobalSession() -> None:
+    """Accepted: tensors need no session."""
+
+
+def is_deprecated(func_or_class: Any) -> bool:
+    """Whether it is a name that the last release called deprecated."""
+    return getattr(func_or_class, "__module__", "") == "jobflow.legacy.deprecated" or func_or_class in (name_scope, fixed_placement)
+
+
+def to(input: Any, *args: Any, **kwargs: Any) -> Any:
+    """`input.to(...)`: a tensor on another device, of another type, or placed differently."""
+    return input.to(*args, **kwargs)
+
+
+def eager_nccl_all_reduce(x: Any, parallel_conf: str, name: str | None = None) -> Any:
+    """The sum of all ranks' local tensors; `parallel_conf` and `name` mean nothing."""
+    total = x.clone()
+    comm.all_reduce(total)
+    return total
 
 
 # Old spellings -----------------------------------------------------------------------------------------------------

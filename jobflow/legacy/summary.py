@@ -1,0 +1,373 @@
+"""`flow.summary`: what TensorBoard shows, written by jobs.
+
+    @flow.global_function()
+    def open_writer() -> None:
+        flow.summary.create_summary_writer("log")
+
+    @flow.global_function()
+    def note(loss: tp.Numpy.Placeholder((1,)), step: tp.Numpy.Placeholder((1,), dtype=flow.int64)) -> None:
+        flow.summary.scalar(loss, step, "loss")
+
+The functions of a job write after each of its runs, in the one process that writes files.  Tags are texts, or tensors of their bytes, as int8;
+steps are ints, or tensors of one.  Needs tensorboardX.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary, finalize
+
+import numpy as np
+
+from jobflow.core.errors import ArgumentError, JobError, user_line
+from jobflow.core.extras import optional
+from jobflow.core.types import Array, Tensor, int32
+from jobflow.engine.job import Job
+from jobflow.engine.session import Session, current_session, started_session
+from jobflow.legacy.arrays import constant_scalar
+from jobflow.legacy.util import unique_str
+from jobflow.legacy.variables import current_job
+
+__all__ = [
+    "Graph", "Hparam", "IntegerRange", "Metric", "Projector", "RealRange", "ValueSet", "create_summary_writer", "flush_summary_writer", "histogram",
+    "hparams", "image", "pb", "scalar", "text",
+]  # fmt: skip
+
+#: by session, its file of events
+_WRITERS: WeakKeyDictionary[Session, Events] = WeakKeyDictionary()
+#: a text, or its bytes in a job; a number, or one in a job
+Tag = str | Tensor | None
+Step = int | Tensor | None
+
+
+def _tensorboard(module: str = "") -> Any:
+    return optional(f"tensorboardX{module}", "flow.summary")
+
+
+class Events:
+    """A file of events in a folder, which is made."""
+
+    def __init__(self, folder: str) -> None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{unique_str('')}"
+        self._file = _tensorboard(".record_writer").RecordWriter(str(Path(folder, name)))
+        #: closes it, once; at the latest when nobody has it any more
+        self.close = finalize(self, self._file.close)
+        self.add(file_version="brain.Event:2")
+        self.flush()
+
+    def add(self, **content: Any) -> None:
+        """An event, which happens now."""
+        self._file.write(_tensorboard(".proto.event_pb2").Event(wall_time=time.time(), **content).SerializeToString())
+
+    def flush(self) -> None:
+        """Have all of it on the disk."""
+        self._file.flush()
+
+
+# Functions of jobs --------------------------------------------------------------------------------------------------
+
+
+def create_summary_writer(logdir: str, name: str | None = None) -> None:
+    """Begin a file of events in `logdir`, which is made: what the session's jobs write from then on goes there."""
+    _tensorboard()
+    _after("summary.create_summary_writer", partial(_open, logdir))
+
+
+def flush_summary_writer(name: str | None = None) -> None:
+    """Have all that has been written on the disk."""
+    _after("summary.flush_summary_writer", _flush)
+
+
+def scalar(value: Tensor, step: Step, tag: Tag, name: str | None = None) -> None:
+    """A number: `value` has one element."""
+    if value.type.size != 1:
+        raise ArgumentError(f"summary.scalar at {user_line()}: the value is {value.type}; a scalar is one number")
+    _after("summary.scalar", partial(_write, lambda tag, value: _tensorboard(".summary").scalar(tag, float(value.item()))), value, step, tag)
+
+
+def histogram(value: Tensor, step: Step, tag: Tag, name: str | None = None) -> None:
+    """How the numbers of a tensor are distributed."""
+    _after("summary.histogram", partial(_write, _spread), value, step, tag)
+
+
+def image(value: Tensor, step: Step = None, tag: Tag = None, name: str | None = None) -> None:
+    """Pictures: uint8[n, height, width, 1, 3 or 4], or floats from 0 to 1; where there are several, `tag`/0, `tag`/1, ..."""
+    if value.type.ndim != 4 or value.type.shape[3] not in (1, 3, 4):
+        raise ArgumentError(f"summary.image at {user_line()}: the value is {value.type}; pictures are [n, height, width, 1, 3 or 4]")
+    _after("summary.image", partial(_write, _pictures), value, step, "image" if tag is None else tag)
+
+
+def pb(value: Tensor, step: Step = None, name: str | None = None) -> None:
+    """A message that `text` or `hparams` gave, as the bytes of its text: np.frombuffer(str(message).encode(), np.int8)."""
+    _after("summary.pb", partial(_write, lambda tag, value: _message(value)), value, step, "")
+
+
+def _after(what: str, write: Callable[..., None], *given: Any) -> None:
+    """Call `write` after each run of the job whose body runs, with the numbers of the tensors among `given`."""
+    job, session = current_job(what), current_session()
+    tensors = [each for each in given if isinstance(each, Tensor)] or [constant_scalar(0, int32)]
+    arrived: list[Array] = []
+
+    def take(value: Any) -> None:
+        arrived.append(value[0] if isinstance(value, list) else value)
+        if len(arrived) == len(tensors):
+            numbers = iter(arrived.copy())
+            arrived.clear()
+            if session.writes_files:
+                write(session, what, *[next(numbers) if isinstance(each, Tensor) else each for each in given])
+
+    for tensor in tensors:
+        job.watch(tensor, take, False)
+
+
+def _open(logdir: str, session: Session, what: str) -> None:
+    if session in _WRITERS:
+        _WRITERS[session].close()
+    _WRITERS[session] = Events(logdir)
+
+
+def _writer(session: Session, what: str) -> Events:
+    if session not in _WRITERS:
+        raise JobError(f"{what} at {user_line()}: there is no file to write to; run a job that calls summary.create_summary_writer(logdir) before")
+    return _WRITERS[session]
+
+
+def _flush(session: Session, what: str) -> None:
+    _writer(session, what).flush()
+
+
+def _write(made: Callable[[str, Array], Any], session: Session, what: str, value: Array, step: Any, tag: Any) -> None:
+    writer = _writer(session, what)
+    tag = tag if isinstance(tag, str) else tag.astype(np.int8).tobytes().rstrip(b"\0").decode()
+    writer.add(summary=made(tag, value), step=0 if step is None else int(np.asarray(step).item()))
+
+
+def _spread(tag: str, value: Array) -> Any:
+    if not np.isfinite(value).all():
+        raise ArgumentError(f"summary.histogram: {tag} holds {np.count_nonzero(~np.isfinite(value))} numbers that are not finite")
+    return _tensorboard(".summary").histogram(tag, value, "auto", max_bins=1024)
+
+
+def _pictures(tag: str, value: Array) -> Any:
+    pictures = value if value.dtype == np.uint8 else (value * 255).clip(0, 255).astype(np.uint8)
+    made = _tensorboard(".proto.summary_pb2").Summary()
+    for i, picture in enumerate(pictures):
+        made.value.extend(_tensorboard(".summary").image(tag if len(pictures) == 1 else f"{tag}/{i}", picture, dataformats="HWC").value)
+    return made
+
+
+def _message(value: Array) -> Any:
+    content = value.astype(np.int8).tobytes().rstrip(b"\0")
+    text_format, kind = optional("google.protobuf.text_format", "flow.summary"), _tensorboard(".proto.summary_pb2").Summary
+    try:
+        return text_format.Parse(content.decode(), kind())
+    except (text_format.ParseError, UnicodeDecodeError) as error:
+        raise ArgumentError(
+            f"summary.pb: the {len(content)} bytes are not the text of a message of summary.text or summary.hparams: {error}"
+        ) from None
+
+
+# Messages for `pb` ---------------------------------------------------------------------------------------------------
+
+
+def text(text: str | Sequence[str], tag: str | None = None) -> Any:
+    """A message with texts, one or a list."""
+    lines = [text] if isinstance(text, str) else list(text)
+    if not lines or not all(isinstance(line, str) for line in lines):
+        raise ArgumentError(f"summary.text at {user_line()}: {text!r} is not a text or a list of texts")
+    made = _tensorboard(".summary").text(tag or "text", lines[0])
+    tensor = made.value[0].tensor
+    tensor.string_val.extend([line.encode() for line in lines[1:]])
+    tensor.tensor_shape.dim[0].size = len(lines)
+    return made
+
+
+@dataclass(frozen=True)
+class RealRange:
+    """From `min_value` to `max_value`."""
+
+    min_value: float
+    max_value: float
+
+    def __post_init__(self) -> None:
+        if self.min_value > self.max_value:
+            raise ArgumentError(f"summary.{type(self).__name__} at {user_line()}: from {self.min_value} to {self.max_value} there is nothing")
+
+    def describe(self, info: Any) -> None:
+        """Write it in the message of a hyperparameter."""
+        info.type = _kinds()[float]
+        info.domain_interval.min_value, info.domain_interval.max_value = self.min_value, self.max_value
+
+
+class IntegerRange(RealRange):
+    """The whole numbers from `min_value` to `max_value`."""
+
+
+@dataclass(frozen=True, eq=False)
+class ValueSet:
+    """One of some texts, numbers or truth values, all of one type."""
+
+    values: Sequence[Any]
+    dtype: type | None = None
+
+    def __post_init__(self) -> None:
+        types = {type(value) for value in self.values}
+        if self.dtype is not None:
+            types |= {self.dtype}
+        if len(types) != 1 or not types <= _kinds().keys():
+            raise ArgumentError(f"summary.ValueSet at {user_line()}: {list(self.values)} are not texts, numbers or truth values of one type")
+
+    def describe(self, info: Any) -> None:
+        """Write it in the message of a hyperparameter."""
+        info.type = _kinds()[type(self.values[0])]
+        info.domain_discrete.extend(list(self.values))
+
+
+@dataclass(frozen=True)
+class Hparam:
+    """A hyperparameter by name, and what it may be: a RealRange, IntegerRange or ValueSet."""
+
+    name: str
+    dtype: RealRange | ValueSet | None = None
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What is measured, by name; `dtype` means nothing."""
+
+    name: str
+    dtype: Any = None
+
+
+def _kinds() -> dict[type, int]:
+    kinds = _tensorboard(".proto.api_pb2").DataType
+    words = {str: "STRING", bool: "BOOL", int: "FLOAT64", float: "FLOAT64"}
+    return {kind: kinds.Value(f"DATA_TYPE_{word}") for kind, word in words.items()}
+
+
+def hparams(hparams: Mapping[Hparam | Metric | str, Any]) -> Any:
+    """A message with hyperparameters, and what was measured with them: `{Hparam(...) or a name: value, Metric(...): value}`."""
+    if not isinstance(hparams, Mapping):
+        raise ArgumentError(f"summary.hparams at {user_line()}: {hparams!r} is not a dict")
+    values = {key.name if isinstance(key, Hparam) else key: value for key, value in hparams.items() if not isinstance(key, Metric)}
+    metrics = {key.name: value for key, value in hparams.items() if isinstance(key, Metric)}
+    for name, value in {**values, **metrics}.items():
+        if not isinstance(name, str) or type(value) not in _kinds():
+            raise ArgumentError(f"summary.hparams at {user_line()}: {name!r} is {value!r}; values are texts, numbers or truth values, by name")
+    domains = {key.name: key.dtype for key in hparams if isinstance(key, Hparam) and key.dtype is not None}
+    messages = _tensorboard(".summary").hparams(values, metrics)
+    made = _tensorboard(".proto.summary_pb2").Summary()
+    for message in messages:
+        made.value.extend(message.value)
+    content = made.value[0].metadata.plugin_data
+    data = _tensorboard(".proto.plugin_hparams_pb2").HParamsPluginData.FromString(content.content)
+    for info in data.experiment.hparam_infos:
+        if info.name in domains:
+            domains[info.name].describe(info)
+    content.content = data.SerializeToString()
+    for name, value in metrics.items():
+        made.value.extend(_tensorboard(".summary").scalar(name, float(value)).value)
+    return made
+
+
+# Graphs and projections ----------------------------------------------------------------------------------------------
+
+
+class Graph:
+    """The programs of the session's jobs, for TensorBoard's graphs."""
+
+    def __init__(self, logdir: str | None = None) -> None:
+        self.logdir = "./log" if logdir is None else logdir
+
+    def write_structure_graph(self) -> None:
+        """Write a file of events with them: a node for each operation, below the name of its job."""
+        session = started_session()
+        graph = _tensorboard(".proto.graph_pb2").GraphDef()
+        graph.versions.producer = 22
+        for job in session.jobs.values():
+            assert isinstance(job, Job)
+            for node in job.traces(session, job.declared_shapes(session))[0][0].nodes:
+                inputs = [f"{job.name}/{value.node.name}:{value.index}" for value in node.inputs]
+                graph.node.add(name=f"{job.name}/{node.name}", op=node.op.word(), input=inputs, device=str(node.placement))
+        if session.writes_files:
+            events = Events(self.logdir)
+            events.add(graph_def=graph.SerializeToString())
+            events.close()
+
+
+class Projector:
+    """Points in many dimensions, with labels and pictures, for TensorBoard's projector."""
+
+    def __init__(self, logdir: str | None = None) -> None:
+        self.logdir = Path("./log" if logdir is None else logdir)
+        self._begun: set[str] = set()
+
+    def create_embedding_projector(self) -> None:
+        """Begin with `write_embedding_projector`."""
+        self._begin("embedding")
+
+    def create_exception_projector(self) -> None:
+        """Begin with `write_exception_projector`."""
+        self._begin("exception")
+
+    def write_embedding_projector(
+        self,
+        value: Array,
+        tag: str | None = None,
+        step: int = 0,
+        sample_name: str | None = None,
+        sample_type: str | None = None,
+        x: Array | None = None,
+        label: Array | None = None,
+    ) -> None:
+        """The rows of `value` as points; `label` is one per row, `x` a square picture per row: [n, side, side] or [n, side, side, 3]."""
+        self._write("embedding", value, tag, step, x, label)
+
+    def write_exception_projector(
+        self,
+        value: Array,
+        tag: str | None = None,
+        step: int = 0,
+        sample_name: str | None = None,
+        sample_type: str | None = None,
+        x: Array | None = None,
+        label: Array | None = None,
+    ) -> None:
+        """The same for what is to be looked at apart."""
+        self._write("exception", value, tag, step, x, label)
+
+    def _begin(self, kind: str) -> None:
+        self.logdir.mkdir(parents=True, exist_ok=True)
+        self._begun.add(kind)
+
+    def _write(self, kind: str, value: Array, tag: str | None, step: int, pictures: Array | None, labels: Array | None) -> None:
+        what = f"summary.Projector.write_{kind}_projector at {user_line()}"
+        if kind not in self._begun:
+            raise JobError(f"{what}: call create_{kind}_projector() before")
+        points = np.asarray(value)
+        points = points.reshape(len(points), -1)
+        if labels is not None and len(labels) != len(points):
+            raise ArgumentError(f"{what}: there are {len(points)} points and {len(labels)} labels")
+        if pictures is not None and (np.ndim(pictures) not in (3, 4) or len(pictures) != len(points)):
+            raise ArgumentError(
+                f"{what}: there are {len(points)} points, and x is {list(np.shape(pictures))}; pictures are [points, side, side(, 3)]"
+            )
+        files, name = _tensorboard(".embedding"), tag or kind
+        folder = self.logdir / f"{name}_{step:05}"
+        folder.mkdir(parents=True, exist_ok=True)
+        files.make_mat(points, str(folder))
+        if labels is not None:
+            files.make_tsv(list(labels), str(folder))
+        shown = None
+        if pictures is not None:
+            shown = np.asarray(pictures)[..., None].repeat(3, 3) if np.ndim(pictures) == 3 else np.asarray(pictures)
+            shown = np.moveaxis(shown / 255 if shown.dtype == np.uint8 else shown, 3, 1)
+            files.make_sprite(shown, str(folder))
+        files.append_pbtxt(labels, shown, str(self.logdir), folder.name, step, name)

@@ -1,0 +1,59 @@
+"""`flow.sysconfig`: how jobflow was installed.  Ops are Python classes, so there is nothing that a compiler needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jobflow.core.notices import notice
+from jobflow.runtime.device import cupy_device
+
+__all__ = [
+    "get_compile_flags", "get_include", "get_lib", "get_link_flags", "has_rpc_backend_grpc", "has_rpc_backend_local", "with_cuda", "with_xla",
+]  # fmt: skip
+
+_PACKAGE = str(Path(__file__).parents[1])
+
+
+def _nothing_to_compile() -> list[str]:
+    notice("sysconfig.get_compile_flags and get_link_flags give no flags: ops in C++ cannot be loaded, one's own op is a Python class")
+    return []
+
+
+def get_compile_flags() -> list[str]:
+    """None: there is no library for ops in C++."""
+    return _nothing_to_compile()
+
+
+def get_link_flags() -> list[str]:
+    """None: there is no library for ops in C++."""
+    return _nothing_to_compile()
+
+
+def get_include() -> str:
+    """The folder of the package."""
+    return _PACKAGE
+
+
+def get_lib() -> str:
+    """The folder of the package."""
+    return _PACKAGE
+
+
+def has_rpc_backend_grpc() -> bool:
+    """False: processes talk through MPI or sockets."""
+    return False
+
+
+def has_rpc_backend_local() -> bool:
+    """True: a program runs in one process too."""
+    return True
+
+
+def with_cuda() -> bool:
+    """Whether a GPU can be used."""
+    return cupy_device.available() > 0
+
+
+def with_xla() -> bool:
+    """False: loops are compiled by LLVM and NVRTC."""
+    return False

@@ -1,0 +1,88 @@
+"""Names of the legacy face that belong to no family: what each gives, or says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import jobflow as flow
+import jobflow.typing as tp
+from jobflow.core.errors import ArgumentError, DuplicateNameError
+
+
+def test_of_the_installation(capsys: pytest.CaptureFixture[str]) -> None:
+    assert flow.sysconfig.get_compile_flags() == flow.sysconfig.get_link_flags() == []
+    assert "ops in C++ cannot be loaded" in capsys.readouterr().err
+    assert flow.sysconfig.get_include() == flow.sysconfig.get_lib() and flow.sysconfig.get_lib().endswith("jobflow")
+    known = flow.sysconfig.has_rpc_backend_grpc, flow.sysconfig.has_rpc_backend_local, flow.sysconfig.with_cuda, flow.sysconfig.with_xla
+    assert [ask() for ask in known][:2] == [False, True] and not flow.sysconfig.with_xla()
+    flow.tensorrt.cache_int8_calibration()
+    flow.tensorrt.write_int8_calibration("nowhere")
+    assert "flow.tensorrt has no effect" in capsys.readouterr().err
+
+
+def test_of_processes_and_tensors(fresh: None) -> None:
+    one, other = flow.util.unique_str("a"), flow.util.unique_str("a")
+    assert one != other and one.startswith("a") and flow.current_machine_id() == 0
+    flow.config.machine_num(3)
+    assert flow.current_resource().machine_num == 3
+    assert flow.is_deprecated(flow.name_scope) and flow.is_deprecated(flow.deprecated.init_worker) and not flow.is_deprecated(flow.matmul)
+    x = flow.ones(2)
+    assert flow.to(x, flow.int32).dtype is flow.int32
+    assert flow.eager_nccl_all_reduce(x, "").numpy().tolist() == x.numpy().tolist()
+
+
+def test_modules_by_name(fresh: None) -> None:
+    made: list[int] = []
+
+    def create() -> list[int]:
+        made.append(1)
+        return made
+
+    @flow.global_function()
+    def job(x: tp.Numpy.Placeholder((2,))) -> tp.Numpy:
+        assert flow.find_or_create_module("m", create) is flow.find_or_create_module("m", create, reuse=True)
+        with pytest.raises(DuplicateNameError, match=r"job job has asked for the module 'm' before; pass reuse=True"):
+            flow.find_or_create_module("m", create)
+        return x
+
+    job(np.ones(2, np.float32))
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_weights_of_earlier_runs(fresh: None, devices: int) -> None:
+    flow.config.cpu_device_num(devices)
+
+    @flow.global_function()
+    def job() -> tuple[tp.Numpy, tp.Numpy]:
+        w = flow.get_variable("w", (4,), initializer=flow.zeros_initializer())
+        ref, value = flow.experimental.ssp_variable_proxy(w, 3)
+        _, now = flow.experimental.ssp_variable_proxy(w)
+        assert flow.system.assign(ref, ref + 1) is ref
+        return value, now
+
+    assert [tuple(x[0] for x in job()) for _ in range(5)] == [(0, 0), (0, 1), (0, 2), (1, 3), (2, 4)]
+    assert list(flow.get_all_variables()) == ["w", "w-ssp-0", "w-ssp-1"]
+    assert "w-ssp-1 <- %w-ssp-0" in str(flow.experimental.get_job_set())
+
+
+def test_gradients_of_earlier_weights_are_those_of_the_weights(fresh: None) -> None:
+    @flow.global_function("train")
+    def job() -> tp.Numpy:
+        w = flow.get_variable("w", (4,), initializer=flow.ones_initializer())
+        _, value = flow.experimental.ssp_variable_proxy(w, 2)
+        flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.4]), momentum=0).minimize(flow.math.square(value))
+        return value
+
+    for expected in (1, 1, 0.8, 0.6):  # w loses 0.2 of the value, which is w of the run before
+        np.testing.assert_allclose(job(), np.full(4, expected), rtol=1e-6)
+
+
+def test_what_is_no_variable_has_no_earlier_value(fresh: None) -> None:
+    @flow.global_function()
+    def job(x: tp.Numpy.Placeholder((2,))) -> tp.Numpy:
+        return flow.experimental.ssp_variable_proxy(x)[1]
+
+    with pytest.raises(ArgumentError, match=r"ssp_variable_proxy at .* is computed; pass what get_variable returned"):
+        job(np.ones(2, np.float32))

@@ -1,0 +1,168 @@
+"""`flow.summary`: files of events, read back by a parser of this file's own."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf.message import Message
+from PIL import Image
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.graph_pb2 import GraphDef
+from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
+
+import jobflow as flow
+import jobflow.typing as tp
+from jobflow.core.errors import ArgumentError, JobError
+
+Step = tp.Numpy.Placeholder((1,), dtype=flow.int64)
+Word = tp.ListNumpy.Placeholder((40,), dtype=flow.int8)
+
+
+def crc32c(content: bytes) -> int:
+    """Castagnoli's checksum, bit by bit."""
+    crc = 0xFFFFFFFF
+    for byte in content:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def checked(content: bytes, masked: int) -> bytes:
+    crc = crc32c(content)
+    assert masked == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    return content
+
+
+def events(folder: Path) -> Iterator[Message]:
+    """Those of the one file in a folder: length, its checksum, content, its checksum."""
+    (file,) = folder.glob("events.*")
+    content = memoryview(file.read_bytes())
+    while content:
+        (length,) = struct.unpack("<Q", checked(bytes(content[:8]), struct.unpack("<I", content[8:12])[0]))
+        yield Event.FromString(checked(bytes(content[12 : 12 + length]), struct.unpack("<I", content[12 + length : 16 + length])[0]))
+        content = content[16 + length :]
+
+
+def values(folder: Path) -> dict[tuple[str, int], Any]:
+    return {(value.tag, event.step): value for event in events(folder) for value in event.summary.value}  # type: ignore[attr-defined]
+
+
+def bytes_of(text: str) -> Any:
+    return np.frombuffer(text.encode(), np.int8)
+
+
+def test_what_jobs_write_is_read_back(fresh: None, tmp_path: Path) -> None:
+    @flow.global_function()
+    def begin() -> None:
+        flow.summary.create_summary_writer(str(tmp_path))
+
+    @flow.global_function()
+    def end() -> None:
+        flow.summary.flush_summary_writer()
+
+    @flow.global_function()
+    def note(x: tp.Numpy.Placeholder((1,)), many: tp.Numpy.Placeholder((9,)), step: Step, tag: tp.Numpy.Placeholder((4,), dtype=flow.int8)) -> None:
+        flow.summary.scalar(x * 2, step, tag)
+        flow.summary.scalar(x, step, "named")
+        flow.summary.histogram(many, step, "spread")
+
+    @flow.global_function()
+    def show(x: tp.Numpy.Placeholder((2, 3, 5, 3), dtype=flow.uint8), y: tp.Numpy.Placeholder((1, 2, 2, 1))) -> None:
+        flow.summary.image(x, 3, "pictures")
+        flow.summary.image(y)
+
+    @flow.global_function()
+    def message(content: tp.ListNumpy.Placeholder((4000,), dtype=flow.int8), step: Step) -> None:
+        flow.summary.pb(content, step)
+
+    x = np.ones(1, np.float32)
+    with pytest.raises(JobError, match=r"run a job that calls summary.create_summary_writer\(logdir\) before"):
+        note(x, np.ones(9, np.float32), np.array([0]), bytes_of("loss"))
+    begin()
+    for step in range(3):
+        note(x * step, np.arange(9, dtype=np.float32), np.array([step]), bytes_of("loss"))
+    pictures = np.random.default_rng(0).integers(0, 256, (2, 3, 5, 3)).astype(np.uint8)
+    show(pictures, np.array([[[[0.0], [0.5]], [[1.0], [2.0]]]], np.float32))
+    message([bytes_of(str(flow.summary.text(["one", "two"], "lines")))], np.array([7]))
+    message([bytes_of(str(flow.summary.hparams(HPARAMS)))], np.array([0]))
+    end()
+
+    assert next(events(tmp_path)).file_version == "brain.Event:2"  # type: ignore[attr-defined]
+    found = values(tmp_path)
+    assert [found["loss", step].simple_value for step in range(3)] == [0, 2, 4] and found["named", 2].simple_value == 2
+    histogram = found["spread", 1].histo
+    assert (histogram.num, histogram.min, histogram.max, histogram.sum, sum(histogram.bucket)) == (9, 0, 8, 36, 9)
+    for i in range(2):
+        image = found[f"pictures/{i}", 3].image
+        with Image.open(BytesIO(image.encoded_image_string)) as shown:
+            assert (image.height, image.width) == (3, 5) and np.array_equal(np.asarray(shown)[..., :3], pictures[i])
+    assert (found["image", 0].image.height, found["image", 0].image.width) == (2, 2)
+    text = found["lines/text_summary", 7]
+    assert list(text.tensor.string_val) == [b"one", b"two"] and text.metadata.plugin_data.plugin_name == "text"
+    check_hparams(found)
+
+
+HPARAMS: Any = {
+    flow.summary.Hparam("rate", flow.summary.RealRange(0.01, 0.1)): 0.02,
+    flow.summary.Hparam("layers", flow.summary.IntegerRange(2, 7)): 5,
+    flow.summary.Hparam("optimizer", flow.summary.ValueSet(["adam", "sgd"])): "adam",
+    flow.summary.Hparam("magic", flow.summary.ValueSet([False, True])): True,
+    flow.summary.Metric("accuracy", float): 0.75,
+    "dropout": 0.6,
+}
+
+
+def check_hparams(found: dict[tuple[str, int], Any]) -> None:
+    each = [HParamsPluginData.FromString(found[f"_hparams_/{tag}", 0].metadata.plugin_data.content) for tag in ("experiment", "session_start_info")]
+    infos = {info.name: info for info in each[0].experiment.hparam_infos}
+    assert list(infos) == ["rate", "layers", "optimizer", "magic", "dropout"]
+    assert (infos["layers"].domain_interval.min_value, infos["layers"].domain_interval.max_value) == (2, 7)
+    assert [value.string_value for value in infos["optimizer"].domain_discrete.values] == ["adam", "sgd"]
+    given = each[1].session_start_info.hparams
+    assert (given["rate"].number_value, given["optimizer"].string_value, given["magic"].bool_value) == (0.02, "adam", True)
+    assert [info.name.tag for info in each[0].experiment.metric_infos] == ["accuracy"] and found["accuracy", 0].simple_value == 0.75
+
+
+def test_graphs_and_projections(fresh: None, tmp_path: Path) -> None:
+    @flow.global_function()
+    def net(x: tp.Numpy.Placeholder((2, 3))) -> tp.Numpy:
+        return flow.math.relu(x, name="rectified")
+
+    flow.summary.Graph(str(tmp_path / "graph")).write_structure_graph()
+    graph = GraphDef.FromString(list(events(tmp_path / "graph"))[1].graph_def)  # type: ignore[attr-defined]
+    assert [(node.name, node.op, list(node.input)) for node in graph.node] == [("net/x", "input", []), ("net/rectified", "relu", ["net/x:0"])]
+
+    projector = flow.summary.Projector(str(tmp_path))
+    with pytest.raises(JobError, match=r"call create_embedding_projector\(\) before"):
+        projector.write_embedding_projector(np.ones((2, 2)))
+    projector.create_embedding_projector()
+    projector.write_embedding_projector(np.arange(8.0).reshape(4, 2), tag="points", step=3, x=np.ones((4, 6, 6), np.float32), label=np.arange(4))
+    folder = tmp_path / "points_00003"
+    assert np.loadtxt(folder / "tensors.tsv").tolist() == np.arange(8.0).reshape(4, 2).tolist()
+    assert (folder / "metadata.tsv").read_text().split() == list("0123")
+    with Image.open(folder / "sprite.png") as sprite:
+        assert sprite.size == (12, 12)
+    assert 'tensor_path: "points_00003/tensors.tsv"' in (tmp_path / "projector_config.pbtxt").read_text()
+    with pytest.raises(ArgumentError, match="there are 4 points and 3 labels"):
+        projector.write_embedding_projector(np.ones((4, 2)), label=np.arange(3))
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: flow.summary.RealRange(2, 1), "summary.RealRange at .*: from 2 to 1 there is nothing"),
+        (lambda: flow.summary.ValueSet(["a", 1]), "are not texts, numbers or truth values of one type"),
+        (lambda: flow.summary.hparams({"a": [1]}), r"'a' is \[1\]; values are texts, numbers or truth values"),
+        (lambda: flow.summary.text([]), r"\[\] is not a text or a list of texts"),
+    ],
+)
+def test_what_cannot_be_written(make: Any, text: str) -> None:
+    with pytest.raises(ArgumentError, match=text):
+        make()
