@@ -443,6 +443,8 @@ from jobflow.legacy.variables import get_variable as get_variable
 from jobflow.legacy.watch import watch as watch
 from jobflow.legacy.watch import watch_diff as watch_diff
 from jobflow.nn import amp as amp
+from jobflow.trainer import model as model
+from jobflow.trainer.model import Model as Model
 from jobflow.typing import FixedTensorDef, MirroredTensorDef
 
 __all__ = [
@@ -468,6 +470,8 @@ __all__ = [
     "ReplacedError",
     "SbpError",
     "ShapeError",
+    "InitEagerGlobalSession",
+    "Model",
     "__version__",
     "amp_white_identity",
     "argsort",
@@ -499,6 +503,8 @@ __all__ = [
     "convert_oneflow_dtype_to_numpy_dtype",
     "count_not_finite",
     "current_global_function_desc",
+    "current_machine_id",
+    "current_resource",
     "current_scope",
     "data",
     "deprecated",
@@ -510,6 +516,7 @@ __all__ = [
     "dtype",
     "dtypes",
     "eager_execution_enabled",
+    "eager_nccl_all_reduce",
     "elem_cnt",
     "empty_initializer",
     "enable_eager_execution",
@@ -517,6 +524,7 @@ __all__ = [
     "expand",
     "expand_dims",
     "experimental",
+    "find_or_create_module",
     "fixed_placement",
     "flatten",
     "float",
@@ -549,6 +557,7 @@ __all__ = [
     "int32",
     "int64",
     "int8",
+    "is_deprecated",
     "kaiming_initializer",
     "layers",
     "linalg",
@@ -558,6 +567,7 @@ __all__ = [
     "masked_fill",
     "math",
     "matmul",
+    "model",
     "multi_count_not_finite",
     "name_scope",
     "nn",
@@ -592,10 +602,15 @@ __all__ = [
     "squeeze",
     "stack",
     "strategies",
+    "summary",
     "sync_default_session",
+    "sysconfig",
+    "system",
     "tensor_buffer_to_tensor",
     "tensor_scatter_nd_add",
     "tensor_scatter_nd_update",
+    "tensorrt",
+    "to",
     "train",
     "transpose",
     "truncated_normal",
@@ -606,6 +621,7 @@ __all__ = [
     "unsorted_batch_segment_sum",
     "unsorted_segment_sum",
     "unsorted_segment_sum_like",
+    "util",
     "variance_scaling_initializer",
     "watch",
     "watch_diff",

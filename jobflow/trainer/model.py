@@ -1,0 +1,228 @@
+"""`flow.model`: a model that says what a step of training and one of validation do, and a loop that runs them as jobs.
+
+class Classifier(flow.model.Model):
+    def forward(self, images): ...
+    def training_step(self, batch):
+        images, labels = batch
+        return flow.nn.sparse_softmax_cross_entropy_with_logits(labels, self(images))
+    def configure_optimizers(self):
+        return flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.1]), momentum=0)
+
+training = flow.model.TrainingConfig()
+training.config_data(Batches())              # a NumpyDataModule: forward(step) gives a tuple of arrays
+Classifier().fit(training, callbacks=[Losses()], max_steps=20)
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jobflow.checkpoint import session_variables as stored
+from jobflow.core.errors import ArgumentError, JobError, user_line
+from jobflow.core.types import dtype_of
+from jobflow.engine.job_config import ExecutionConfig
+from jobflow.legacy.declare import global_function
+from jobflow.nn.modules.module import Module
+from jobflow.typing import Numpy
+
+__all__ = ["Callback", "CheckpointConfig", "DataModule", "Model", "NumpyDataModule", "TrainingConfig", "ValidationConfig"]
+
+
+class DataModule(Module):
+    """Where batches come from: `forward(step_idx, optimizer_idx)` runs in the body of the job and gives its tensors, of a reader for example."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+
+    def forward(self, step_idx: int = 0, optimizer_idx: int = 0) -> Any:
+        """A batch: a tuple of tensors."""
+        raise NotImplementedError(f"{type(self).__name__} has no forward")
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.forward(*arguments)
+
+
+class NumpyDataModule(DataModule):
+    """Batches of arrays: `forward(step_idx, optimizer_idx)` gives a tuple of them, of the same shapes and types at each step."""
+
+    def batch(self, step: int, optimizer: int) -> tuple[Any, ...]:
+        """That of a step.  ArgumentError if it is not a tuple of arrays."""
+        found = self.forward(step, optimizer)
+        if not isinstance(found, tuple) or not found or not all(isinstance(array, np.ndarray) for array in found):
+            raise ArgumentError(f"{type(self).__name__}.forward at {user_line()} gave {type(found).__name__}; give a tuple of NumPy arrays")
+        return found
+
+
+class TrainingConfig:
+    """On what a model is trained, and how its jobs are configured."""
+
+    def __init__(self) -> None:
+        self.exe_cfg = ExecutionConfig()
+        self.data: DataModule | None = None
+
+    def config_execution(self, exe_cfg: ExecutionConfig) -> None:
+        """The configuration of the jobs."""
+        self.exe_cfg = exe_cfg
+
+    def config_data(self, data: DataModule) -> None:
+        """Where batches come from."""
+        if not isinstance(data, DataModule):
+            raise ArgumentError(f"{type(self).__name__}.config_data at {user_line()}: {data!r} is not a model.DataModule or a model.NumpyDataModule")
+        self.data = data
+
+
+class ValidationConfig(TrainingConfig):
+    """The same for validation, which takes a step after every `step_interval` of training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step_interval = 10
+
+    def config_step_interval(self, step_interval: int = 1) -> None:
+        """How often a step is validated."""
+        self.step_interval = _interval("ValidationConfig.config_step_interval", step_interval)
+
+
+class CheckpointConfig:
+    """What `fit` loads at first, and saves every so many steps, in `<dirpath>-<step>`."""
+
+    def __init__(self) -> None:
+        self.load_dirpath: str | None = None
+        self.save_dirpath: str | None = None
+        self.save_interval = 1
+
+    def config_load(self, dirpath: str) -> None:
+        """Load this checkpoint before the first step."""
+        self.load_dirpath = dirpath
+
+    def config_save(self, dirpath: str, step_interval: int = 1) -> None:
+        """Save after every `step_interval` steps."""
+        self.save_dirpath, self.save_interval = dirpath, _interval("CheckpointConfig.config_save", step_interval)
+
+
+def _interval(what: str, value: int) -> int:
+    if type(value) is not int or value < 1:
+        raise ArgumentError(f"{what} at {user_line()}: the interval is {value!r}; it is a number of steps, at least 1")
+    return value
+
+
+class Callback:
+    """Is told what each step gave: arrays, nested as the step's results are."""
+
+    def on_training_step_end(self, outputs: Any, step_idx: int, optimizer_idx: int) -> None:
+        """After each step of each optimizer."""
+
+    def on_validation_step_end(self, outputs: Any, step_idx: int) -> None:
+        """After each step of validation."""
+
+
+class Model(Module):
+    """What is trained by `fit`: parameters are those of modules that it has, or of `flow.layers` that its `forward` calls."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model computes."""
+        raise NotImplementedError(f"{type(self).__name__} has no forward")
+
+    def training_step(self, batch: Any, optimizer_idx: int = 0) -> Any:
+        """The loss of a batch, or a tuple that begins with it.  `optimizer_idx` is passed where there are several optimizers."""
+        raise NotImplementedError(f"{type(self).__name__} has no training_step")
+
+    def validation_step(self, batch: Any) -> Any:
+        """What is to be known of a batch of validation."""
+        raise NotImplementedError(f"{type(self).__name__} has no validation_step")
+
+    def configure_optimizers(self) -> Any:
+        """An optimizer of `flow.optimizer`, or a list: each has a step of its own."""
+        raise NotImplementedError(f"{type(self).__name__} has no configure_optimizers")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if any(True for _ in self.children()) or any(True for _ in self.parameters()):
+            return super().__call__(*args, **kwargs)
+        return self.forward(*args, **kwargs)  # which calls functions of jobs
+
+    def fit(
+        self,
+        training_config: TrainingConfig | None = None,
+        validation_config: ValidationConfig | None = None,
+        checkpoint_config: CheckpointConfig | None = None,
+        callbacks: Callback | Sequence[Callback] | None = None,
+        max_steps: int = 100,
+    ) -> None:
+        """Train for `max_steps` steps, with validation and checkpoints between them as configured.  Without training, validate only."""
+        told = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or ())
+        train = () if training_config is None else _steps(self, training_config, self._optimizers())
+        validate = () if validation_config is None else _steps(self, validation_config, [None])
+        if not train and not validate:
+            raise JobError(f"{type(self).__name__}.fit at {user_line()}: there is nothing to do; give training_config or validation_config")
+        saves = checkpoint_config or CheckpointConfig()
+        if saves.load_dirpath is not None:
+            self.load_checkpoint(saves.load_dirpath)
+        for step in range(max_steps):
+            for optimizer, run in enumerate(train):
+                outputs = run(step)
+                for each in told:
+                    each.on_training_step_end(outputs, step, optimizer)
+            if validation_config is not None and (step + 1) % validation_config.step_interval == 0:
+                outputs = validate[0](step)
+                for each in told:
+                    each.on_validation_step_end(outputs, step)
+            if saves.save_dirpath is not None and (step + 1) % saves.save_interval == 0:
+                self.save_checkpoint(f"{saves.save_dirpath}-{step}")
+
+    def _optimizers(self) -> list[Any]:
+        found = self.configure_optimizers()
+        optimizers = list(found) if isinstance(found, list | tuple) else [found]
+        for optimizer in optimizers:
+            if not hasattr(optimizer, "minimize"):
+                raise ArgumentError(f"{type(self).__name__}.configure_optimizers gave {optimizer!r}; give an optimizer of flow.optimizer, or a list")
+        return optimizers
+
+    def load_checkpoint(self, dirpath: str) -> None:
+        """Set the variables of all jobs from a checkpoint, train steps and slots of optimizers included."""
+        stored.restore(dirpath)
+
+    def save_checkpoint(self, dirpath: str) -> None:
+        """Save the variables of all jobs."""
+        stored.save(dirpath)
+
+
+def _steps(model: Model, config: TrainingConfig, optimizers: Iterable[Any]) -> tuple[Callable[[int], Any], ...]:
+    """For each optimizer, or None for validation, what runs a step and gives its results."""
+    what = f"{type(model).__name__}.fit at {user_line()}"
+    if config.data is None:
+        raise JobError(f"{what}: the {type(config).__name__} has no data; call config_data(...) on it before")
+    listed = list(optimizers)
+    return tuple([_step(model, config.data, config.exe_cfg, optimizer, i, len(listed)) for i, optimizer in enumerate(listed)])
+
+
+def _step(model: Model, data: DataModule, config: ExecutionConfig, optimizer: Any, number: int, count: int) -> Callable[[int], Any]:
+    arrays = isinstance(data, NumpyDataModule)
+
+    def body(*batch: Any) -> Any:
+        given = batch if arrays else data.forward(0, number)
+        if optimizer is None:
+            return model.validation_step(given)
+        results = model.training_step(given) if count == 1 else model.training_step(given, number)
+        optimizer.minimize(results[0] if isinstance(results, tuple | list) else results)
+        return results
+
+    body.__name__ = f"{type(model).__name__}_{'validation' if optimizer is None else f'training_{number}'}"
+    types = data.batch(0, number) if isinstance(data, NumpyDataModule) else ()
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    placeholders = [Numpy.Placeholder(array.shape, dtype_of(array.dtype)) for array in types]
+    parameters = [inspect.Parameter(f"batch_{i}", kind, annotation=placeholder) for i, placeholder in enumerate(placeholders)]
+    body.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    job = global_function("predict" if optimizer is None else "train", config)(body)
+
+    def run(step: int) -> Any:
+        batch = data.batch(step, number) if isinstance(data, NumpyDataModule) else ()
+        return job(*batch).get()
+
+    return run
