@@ -329,6 +329,8 @@ from jobflow.legacy import optimizer as optimizer
 from jobflow.legacy import profiler as profiler
 from jobflow.legacy import random as random
 from jobflow.legacy import regularizers as regularizers
+from jobflow.legacy import saved_model as saved_model
+from jobflow.legacy import serving as serving
 from jobflow.legacy import summary as summary
 from jobflow.legacy import sysconfig as sysconfig
 from jobflow.legacy import system as system
@@ -591,9 +593,11 @@ __all__ = [
     "reshape",
     "reshape_like",
     "reverse",
+    "saved_model",
     "sbp",
     "scatter_nd",
     "scope",
+    "serving",
     "slice",
     "slice_update",
     "slice_v2",

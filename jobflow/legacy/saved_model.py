@@ -1,0 +1,156 @@
+"""`flow.saved_model`: predict jobs with their variables in a directory, which `flow.serving` runs.
+
+builder = flow.saved_model.ModelBuilder("models").ModelName("net").Version(1)
+signature = builder.AddFunction(predict_job).AddSignature("regress")
+signature.Input("image", "images/out").Output("score", scores.logical_blob_name)
+builder.Save()
+
+models/1/saved_model.json      the programs and signatures
+models/1/variables/            a checkpoint of the variables that they read
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from jobflow.checkpoint import session_variables as stored
+from jobflow.core.errors import ArgumentError, CheckpointError, JobError, did_you_mean, user_line
+from jobflow.engine.job import job_of
+from jobflow.engine.session import started_session
+from jobflow.legacy import saved_program
+
+__all__ = ["GraphBuilder", "ModelBuilder", "SignatureBuilder"]
+
+#: of the file with the programs, and of the folder with the variables
+PROGRAMS, VARIABLES = "saved_model.json", "variables"
+FORMAT = 1
+
+
+class SignatureBuilder:
+    """What a call passes and gets: names, and the tensors of the job that they stand for, by `logical_blob_name`."""
+
+    def __init__(self, name: str, graph_builder: GraphBuilder | None = None) -> None:
+        self.name = name
+        self.graph_builder = graph_builder
+        self.inputs: dict[str, str] = {}
+        self.outputs: dict[str, str] = {}
+
+    def Input(self, input_name: str, lbn: str) -> SignatureBuilder:
+        """An argument of the job under a name."""
+        return self._add(self.inputs, "Input", input_name, lbn)
+
+    def Output(self, output_name: str, lbn: str) -> SignatureBuilder:
+        """A tensor of the job under a name."""
+        return self._add(self.outputs, "Output", output_name, lbn)
+
+    def _add(self, table: dict[str, str], what: str, name: str, lbn: str) -> SignatureBuilder:
+        if not isinstance(lbn, str) or name in table:
+            wrong = f"the tensor is {lbn!r}; pass its logical_blob_name" if name not in table else "this name is taken"
+            raise ArgumentError(f"saved_model: {what}({name!r}) of signature {self.name!r} at {user_line()}: {wrong}")
+        table[name] = lbn
+        return self
+
+    def Complete(self) -> GraphBuilder | None:
+        """The job that it is a signature of."""
+        return self.graph_builder
+
+
+class GraphBuilder:
+    """A job and its signatures; the first is the one that is used where none is named."""
+
+    def __init__(self, name: str, model_builder: ModelBuilder | None = None) -> None:
+        self.name = name
+        self.model_builder = model_builder
+        self.signatures: dict[str, SignatureBuilder] = {}
+
+    def AddSignature(self, signature_name: str) -> SignatureBuilder:
+        """A signature, without inputs and outputs yet."""
+        if signature_name in self.signatures:
+            raise ArgumentError(f"saved_model: signature {signature_name!r} of {self.name} at {user_line()} exists already")
+        return self.signatures.setdefault(signature_name, SignatureBuilder(signature_name, self))
+
+    def Input(self, input_name: str, lbn: str) -> GraphBuilder:
+        """An input of the one signature of the job."""
+        self._one().Input(input_name, lbn)
+        return self
+
+    def Output(self, output_name: str, lbn: str) -> GraphBuilder:
+        """An output of the one signature of the job."""
+        self._one().Output(output_name, lbn)
+        return self
+
+    def _one(self) -> SignatureBuilder:
+        return self.signatures.get("default") or self.AddSignature("default")
+
+    def Complete(self) -> ModelBuilder | None:
+        """The model that the job is of."""
+        return self.model_builder
+
+
+class ModelBuilder:
+    """Writes jobs of the session to `<save_path>/<version>`."""
+
+    def __init__(self, save_path: str) -> None:
+        self.save_path = Path(save_path)
+        self.name = self.save_path.name
+        self.version = 1
+        self.graphs: dict[str, tuple[Any, GraphBuilder]] = {}
+
+    def ModelName(self, model_name: str) -> ModelBuilder:
+        """What the model is called."""
+        self.name = model_name
+        return self
+
+    def Version(self, version: int) -> ModelBuilder:
+        """The number of the version, 1 unless said."""
+        if type(version) is not int or version < 0:
+            raise ArgumentError(f"ModelBuilder.Version at {user_line()}: {version!r} is not a number of a version")
+        self.version = version
+        return self
+
+    def AddFunction(self, func: Any) -> GraphBuilder:
+        """A predict job."""
+        job = job_of(func)
+        if job.name in self.graphs:
+            raise ArgumentError(f"ModelBuilder.AddFunction at {user_line()}: job {job.name} is in the model already")
+        graph = GraphBuilder(job.name, self)
+        self.graphs[job.name] = job, graph
+        return graph
+
+    Job = AddFunction
+
+    def Save(self, save_model_before_graph_complete: bool = True) -> None:
+        """Write the jobs and their variables.  CheckpointError if the version is there already."""
+        session = started_session()
+        folder = self.save_path / str(self.version)
+        if not self.graphs:
+            raise JobError(f"ModelBuilder.Save at {user_line()}: there is no job in the model; call AddFunction(job) before")
+        programs: dict[str, Any] = {}
+        for name, (job, graph) in self.graphs.items():
+            lbns = {lbn: lbn for signature in graph.signatures.values() for lbn in signature.outputs.values()}
+            programs[name] = saved_program.of_job(job, session, lbns)
+            programs[name]["signatures"] = {each.name: _checked(name, programs[name], each) for each in graph.signatures.values()}
+        if session.writes_files and folder.exists() and any(folder.iterdir()):
+            raise CheckpointError(f"ModelBuilder.Save at {user_line()}: {folder} is there already; choose another version")
+        names = {name for program in programs.values() for name in saved_program.variables_of(program)}
+        values = stored.get_all_variables()
+        stored.save(str(folder / VARIABLES), {name: values[name] for name in sorted(names)})
+        if session.writes_files:
+            text = json.dumps({"format": FORMAT, "name": self.name, "version": self.version, "graphs": programs})
+            (folder / PROGRAMS).write_text(text, encoding="utf-8")
+
+
+def _checked(name: str, program: dict[str, Any], signature: SignatureBuilder) -> dict[str, Any]:
+    inputs = {given: lbn.partition("/")[0] for given, lbn in signature.inputs.items()}
+    for given, argument in inputs.items():
+        if argument not in program["inputs"]:
+            near = did_you_mean(argument, program["inputs"])
+            raise JobError(f'saved_model: input "{given}" of signature {signature.name!r}: job {name} has no argument "{argument}"{near}')
+    missing = [argument for argument in program["inputs"] if argument not in inputs.values()]
+    if missing:
+        raise JobError(f"saved_model: signature {signature.name!r} of job {name} has no input for its argument {missing[0]!r}; add .Input(name, lbn)")
+    if not signature.outputs:
+        raise JobError(f"saved_model: signature {signature.name!r} of job {name} has no output; add .Output(name, lbn)")
+    return {"inputs": inputs, "outputs": {given: program["outputs"][lbn] for given, lbn in signature.outputs.items()}}

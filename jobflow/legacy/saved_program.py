@@ -1,0 +1,149 @@
+"""Programs as files: what the body of a predict job recorded, a node a line of JSON, and recorded anew from it.
+
+    {"name": "hidden", "op": ["MatMul", {"transpose_b": true}], "inputs": [0, 1], "local": false}
+
+Nothing of a file is run: an op is a class of jobflow by name, its attributes are numbers, texts and names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import importlib
+import pkgutil
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import jobflow.core.layout as layouts
+import jobflow.core.scope as scope
+import jobflow.ops
+from jobflow.compiler.front.simplify import drop_dead
+from jobflow.compiler.front.trace import RUN_COUNTER
+from jobflow.core.errors import CheckpointError, JobError, did_you_mean
+from jobflow.core.layout import B
+from jobflow.core.types import DType, Tensor, TensorType, dtype_named
+from jobflow.core.untrusted import shape_of
+from jobflow.engine.distribute import current_placement
+from jobflow.engine.job import Job, returned_values
+from jobflow.engine.session import Session
+from jobflow.graph.ir import Variable
+from jobflow.legacy.optimizer.named_tensors import name_of
+from jobflow.legacy.variables import Job as Body
+from jobflow.ops.op import Op
+from jobflow.ops.source import Constant, Input, ReadVariable
+
+#: what a job takes, or gives, by the names of a signature: the tensor's own name
+Names = Mapping[str, str]
+
+
+def of_job(job: Job, session: Session, outputs: Names) -> dict[str, Any]:
+    """A predict job as a tree for JSON; `outputs` are tensors by their `logical_blob_name`, beside what it returns.  JobError if it cannot be one."""
+    what = f"saved_model: job {job.name} ({job.where})"
+    if job.trainable:
+        raise JobError(f"{what} is a train job; save a predict job that has the same variables")
+    program, results = job.traces(session, job.declared_shapes(session))[0]
+    if program.feed is not None or program.updates:
+        raise JobError(
+            f"{what} {'reads its batches from files' if program.feed else 'assigns variables'}; save one that computes from arguments alone"
+        )
+    named = {name_of(value): value for node in program.nodes for value in node.outputs}
+    for name in outputs.values():
+        if name not in named:
+            raise JobError(f'{what} has no tensor "{name}"{did_you_mean(name, named)}; pass the logical_blob_name of one')
+    returned = returned_values(results)
+    graph = drop_dead(program.graph([*returned, *[named[name] for name in outputs.values()]]))
+    number = {value: i for i, value in enumerate(value for node in graph.nodes for value in node.outputs)}
+    nodes = [
+        {"name": node.name, "op": _written(node.op), "inputs": [number[v] for v in node.inputs], "local": any(v.local for v in node.outputs)}
+        for node in graph.nodes
+    ]
+    inputs = {name: {"shape": list(declared.type.shape), "dtype": declared.type.dtype.name} for name, declared in job.signature.placeholders()}
+    given = {f"output_{i}" if len(returned) > 1 else "output": number[value] for i, value in enumerate(returned)}
+    return {"inputs": inputs, "nodes": nodes, "returned": given, "outputs": {name: number[named[lbn]] for name, lbn in outputs.items()}}
+
+
+def record(body: Body, program: Mapping[str, Any], arguments: Mapping[str, Tensor], outputs: Mapping[str, int]) -> dict[str, Tensor]:
+    """Record a program in the body of a job, on these arguments; its outputs by name."""
+    values: list[Tensor] = []
+    for entry in program["nodes"]:
+        op = _read(entry["op"])
+        if isinstance(op, Input):
+            made: Sequence[Tensor] = [body.run_counter() if op.key == RUN_COUNTER else arguments[op.key]]
+        elif isinstance(op, ReadVariable):
+            made = [_variable(body, op)]
+        else:
+            with scope.using(view="mirrored" if entry["local"] else "consistent"):
+                made = body.apply(op, [values[i] for i in entry["inputs"]], entry["name"])
+        values.extend(made)
+    return {name: values[i] for name, i in outputs.items()}
+
+
+def variables_of(program: Mapping[str, Any]) -> list[str]:
+    """The names of the variables that it reads."""
+    return [op.key for entry in program["nodes"] if isinstance(op := _read(entry["op"]), ReadVariable)]
+
+
+def type_of(entry: Mapping[str, Any]) -> TensorType:
+    """The type of an input."""
+    return TensorType(shape_of(entry["shape"]), dtype_named(entry["dtype"]))
+
+
+def _variable(body: Body, op: ReadVariable) -> Tensor:
+    placement = current_placement("saved_model")
+    first = Constant(op.shape, op.dtype, 0)
+    return body.variable(Variable(op.key, TensorType(op.shape, op.dtype), first, placement, (B,) * len(placement.mesh), trainable=False))
+
+
+# Attributes ----------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _classes() -> dict[str, type]:
+    """By name, what an attribute may be: ops and layouts."""
+    for module in pkgutil.iter_modules(jobflow.ops.__path__):
+        importlib.import_module(f"jobflow.ops.{module.name}")
+    every, found = [Op], {name: each for name, each in vars(layouts).items() if isinstance(each, type) and each.__module__ == layouts.__name__}
+    while every:
+        one = every.pop()
+        found[one.__name__] = one
+        every.extend(one.__subclasses__())
+    return found
+
+
+def _written(value: Any) -> Any:
+    """An attribute as JSON: what that has no word for is a pair of the word and what it is made of."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return ["float", value.hex()]
+    if isinstance(value, tuple | list):
+        return ["tuple", [_written(each) for each in value]]
+    if isinstance(value, DType):
+        return ["dtype", value.name]
+    if isinstance(value, enum.Enum):
+        return [type(value).__name__, value.value]
+    if _classes().get(type(value).__name__) is type(value) and dataclasses.is_dataclass(value):
+        fields = {each.name: _written(getattr(value, each.name)) for each in dataclasses.fields(value) if each.init}
+        return [type(value).__name__, fields]
+    raise JobError(f"saved_model: {value!r} cannot be written to a file")
+
+
+def _read(tree: Any) -> Any:
+    """What `_written` wrote.  CheckpointError if it is something else."""
+    if not isinstance(tree, list):
+        return tree
+    word: str = tree[0] if len(tree) == 2 else ""
+    content: Any = tree[-1] if tree else None
+    if word == "float":
+        return float.fromhex(content)
+    if word == "tuple":
+        return tuple(_read(each) for each in content)
+    if word == "dtype":
+        return dtype_named(content)
+    found = _classes().get(word)
+    if found is None:
+        raise CheckpointError(f"saved_model: there is no op {word!r} in this version{did_you_mean(str(word), _classes())}")
+    if issubclass(found, enum.Enum):
+        return found(content)
+    return found(**{name: _read(value) for name, value in content.items()})

@@ -1,0 +1,242 @@
+"""`flow.serving`: runs what `flow.saved_model` has saved, in a session of its own.
+
+with flow.serving.InferenceSession() as session:
+    session.load_saved_model("models", model_version=1)
+    session.launch()
+    outputs = session.run("predict_job", image=array)         # by name, and by position
+"""
+
+from __future__ import annotations
+
+import enum
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Self
+
+import jobflow.core.scope as scope
+from jobflow.checkpoint import session_variables as stored
+from jobflow.core.errors import ArgumentError, CheckpointError, JobError, did_you_mean, user_line
+from jobflow.core.types import Array
+from jobflow.core.untrusted import HEADER, content, json_tree
+from jobflow.engine.session import clear_default_session, config
+from jobflow.legacy import saved_program
+from jobflow.legacy.declare import global_function
+from jobflow.legacy.saved_model import FORMAT, PROGRAMS, VARIABLES
+from jobflow.legacy.variables import current_job
+from jobflow.typing import Bundle, Numpy
+
+__all__ = ["InferenceSession", "ModelVersionPolicy", "SessionOption"]
+
+
+class ModelVersionPolicy(enum.Enum):
+    """Which version is loaded where no number is given."""
+
+    LATEST = "latest"
+    FIRST = "first"
+
+
+class SessionOption:
+    """On which devices a session runs."""
+
+    def __init__(self) -> None:
+        self.device_tag = "cpu"
+        self.device_num = 1
+        self.is_mirrored_view = False
+
+
+class Outputs(dict[str, Array]):
+    """What a call gave: by name, and by position."""
+
+    def __missing__(self, key: Any) -> Array:
+        if isinstance(key, int):
+            return list(self.values())[key]
+        raise KeyError(f"there is no output {key!r}; there are {', '.join(self)}")
+
+
+class InferenceSession:
+    """Loads saved models, and runs their jobs."""
+
+    def __init__(self, option: SessionOption | None = None) -> None:
+        self.option = option or SessionOption()
+        self._root = scope.Root()
+        self._graphs: dict[str, dict[str, Any]] = {}
+        self._variables: list[str] = []
+        self._signatures: dict[str, str] = {}
+        self._batches: dict[str, int] = {}
+        self._jobs: dict[str, Callable[..., Any]] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _inside(self) -> AbstractContextManager[Any]:
+        return scope.using(root=self._root, interpreter=None, placement=None, view="consistent", namespace=())
+
+    # ---------------------------------------------------------------- loading
+
+    def load_saved_model(
+        self,
+        saved_model_dir: str,
+        model_version: int | ModelVersionPolicy = ModelVersionPolicy.LATEST,
+        saved_model_meta_file_basename: str | None = None,
+        graph_name: str | None = None,
+        signature_name: str | None = None,
+    ) -> None:
+        """Take the jobs of a model, or the one called `graph_name`.  CheckpointError if there is no such model."""
+        what = f"InferenceSession.load_saved_model at {user_line()}"
+        self._not_launched(what)
+        root = Path(saved_model_dir)
+        versions = sorted((int(path.name) for path in root.glob("*") if path.name.isdigit() and (path / PROGRAMS).is_file()), reverse=True)
+        if isinstance(model_version, ModelVersionPolicy) and versions:
+            model_version = versions[0 if model_version is ModelVersionPolicy.LATEST else -1]
+        if model_version not in versions:
+            raise CheckpointError(f"{what}: {root} has no version {model_version}; there {'are' if versions else 'is'} {versions or 'none'}")
+        folder = root / str(model_version)
+        tree = json_tree(content(folder / PROGRAMS, HEADER, CheckpointError))
+        if not isinstance(tree, dict) or tree.get("format") != FORMAT:
+            raise CheckpointError(f"{what}: {folder / PROGRAMS} is not of the form that this version reads")
+        graphs = tree["graphs"]
+        if graph_name is not None:
+            graphs = {graph_name: graphs[_known(what, "job", graph_name, graphs)]}
+        self._graphs |= graphs
+        for name in graphs:
+            if signature_name is not None:
+                self.set_job_signature(name, signature_name)
+        self._variables.append(str(folder / VARIABLES))
+
+    def set_checkpoint_path(self, checkpoint_path: str) -> None:
+        """Take the variables of this checkpoint in the place of those that were saved with the model."""
+        self._variables.append(checkpoint_path)
+
+    def set_job_signature(self, job_name: str, signature_name: str) -> None:
+        """Call a job by this signature."""
+        what = f"InferenceSession.set_job_signature at {user_line()}"
+        signatures = self._graphs[_known(what, "job", job_name, self._graphs)]["signatures"]
+        self._signatures[job_name] = _known(what, "signature", signature_name, signatures)
+
+    def set_job_batch_size(self, job_name: str, batch_size: int) -> None:
+        """Have arguments of a job so many rows."""
+        what = f"InferenceSession.set_job_batch_size at {user_line()}"
+        self._not_launched(what)
+        self._batches[_known(what, "job", job_name, self._graphs)] = batch_size
+
+    def _not_launched(self, what: str) -> None:
+        if self._jobs is not None:
+            raise JobError(f"{what} comes too late: the session has been launched")
+
+    # ---------------------------------------------------------------- running
+
+    def launch(self) -> None:
+        """Compile the jobs and load their variables."""
+        what = f"InferenceSession.launch at {user_line()}"
+        self._not_launched(what)
+        if not self._graphs:
+            raise JobError(f"{what}: there is no job; call load_saved_model before")
+        with self._inside():
+            (config.gpu_device_num if self.option.device_tag == "gpu" else config.cpu_device_num)(self.option.device_num)
+            self._jobs = {name: self._job(name) for name in self._graphs}
+            values: dict[str, Any] = {}
+            for path in self._variables:
+                values |= stored.get(path)
+            if values:
+                stored.load_variables(values)
+
+    def _job(self, name: str) -> Callable[..., Any]:
+        program, types = self._graphs[name], self._types(name)
+        outputs = self._signature(name)["outputs"]
+
+        def body(*arguments: Any) -> Any:
+            return saved_program.record(current_job("InferenceSession"), program, dict(zip(types, arguments, strict=True)), outputs)
+
+        body.__name__ = name
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters = [
+            inspect.Parameter(f"argument_{i}", kind, annotation=Numpy.Placeholder(type.shape, type.dtype)) for i, type in enumerate(types.values())
+        ]
+        body.__signature__ = inspect.Signature(parameters, return_annotation=Bundle[Numpy])  # type: ignore[attr-defined]
+        made: Callable[..., Any] = global_function("predict")(body)
+        return made
+
+    def _types(self, name: str) -> dict[str, Any]:
+        types = {argument: saved_program.type_of(entry) for argument, entry in self._graphs[name]["inputs"].items()}
+        rows = self._batches.get(name)
+        return {argument: type if rows is None else type.with_shape((rows, *type.shape[1:])) for argument, type in types.items()}
+
+    def _signature(self, name: str) -> Mapping[str, Any]:
+        graph = self._graphs[name]
+        own = {"inputs": {argument: argument for argument in graph["inputs"]}, "outputs": graph["returned"]}
+        chosen = self._signatures.get(name) or next(iter(graph["signatures"]), None)
+        return own if chosen is None else graph["signatures"][chosen]
+
+    def run(self, job_name: str, **inputs: Any) -> Outputs:
+        """Call a job with arrays by the names of its signature; its outputs."""
+        what = f"InferenceSession.run at {user_line()}"
+        if self._jobs is None:
+            raise JobError(f"{what}: call launch() before")
+        signature, job = self._signature(_known(what, "job", job_name, self._graphs)), self._jobs[job_name]
+        for name in inputs:
+            _known(f"{what}: job {job_name}", "input", name, signature["inputs"])
+        arguments = {argument: name for name, argument in signature["inputs"].items()}
+        missing = [name for name in arguments.values() if name not in inputs]
+        if missing:
+            raise ArgumentError(f"{what}: job {job_name} needs the input {missing[0]!r}")
+        with self._inside():
+            return Outputs(job(*[inputs[arguments[argument]] for argument in self._types(job_name)]))
+
+    async def async_run(self, job_name: str, **inputs: Any) -> Outputs:
+        """The same for `await`; it has been run when it returns."""
+        return self.run(job_name, **inputs)
+
+    def close(self) -> None:
+        """End the session; it may be loaded anew."""
+        with self._inside():
+            clear_default_session()
+        self._jobs = None
+
+    # ---------------------------------------------------------------- what there is
+
+    def list_jobs(self) -> list[str]:
+        """The names of the jobs."""
+        return list(self._graphs)
+
+    def list_inputs(self) -> list[str]:
+        """The names of what the jobs take."""
+        return [name for job in self._graphs for name in self._signature(job)["inputs"]]
+
+    def list_outputs(self) -> list[str]:
+        """The names of what the jobs give."""
+        return [name for job in self._graphs for name in self._signature(job)["outputs"]]
+
+    def input_info(self, input_name: str, job_name: str | None = None) -> dict[str, Any]:
+        """The shape and NumPy type of an input."""
+        what = f"InferenceSession.input_info at {user_line()}"
+        job = self._one(what, job_name)
+        argument = self._signature(job)["inputs"][_known(what, "input", input_name, self._signature(job)["inputs"])]
+        type = self._types(job)[argument]
+        return {"shape": type.shape, "dtype": type.dtype.numpy.type}
+
+    def output_info(self, output_name: str, job_name: str | None = None) -> dict[str, Any]:
+        """The shape and NumPy type of an output, known once the session has been launched."""
+        what = f"InferenceSession.output_info at {user_line()}"
+        job = self._one(what, job_name)
+        if self._jobs is None:
+            raise JobError(f"{what}: call launch() before")
+        names = self._signature(job)["outputs"]
+        position = list(names).index(_known(what, "output", output_name, names))
+        with self._inside():
+            declared, session = self._jobs[job].job, self._root.session  # type: ignore[attr-defined]
+            type = session.compiled(declared, declared.declared_shapes(session)).graph.outputs[position].type
+        return {"shape": type.shape, "dtype": type.dtype.numpy.type}
+
+    def _one(self, what: str, job_name: str | None) -> str:
+        return _known(what, "job", next(iter(self._graphs), "") if job_name is None else job_name, self._graphs)
+
+
+def _known(what: str, kind: str, name: str, names: Mapping[str, Any]) -> str:
+    if name not in names:
+        raise ArgumentError(f"{what}: there is no {kind} {name!r}{did_you_mean(name, names)}; there are {', '.join(names) or 'none'}")
+    return name
