@@ -11,13 +11,13 @@ VERSION = re.findall(r'__version__ = "(.+)"', (ROOT / "jobflow" / "core" / "vers
 MPI = ["mpich>=4.1"]
 EXAMPLES = ["scikit-learn>=1.4", "tqdm>=4.60"]
 HALF = ["ml_dtypes>=0.5"]
-TRAIN = ["pydantic>=2.7", "matplotlib>=3.8", "shtab>=1.7", "pillow>=10.3", "protobuf>=5.26"]
+TRAIN = ["pydantic>=2.7", "matplotlib>=3.8", "shtab>=1.7", "pillow>=10.3", "protobuf>=5.26", "xxhash>=3.4"]
 PARQUET = ["pyarrow>=17"]
 REMOTE = ["fsspec>=2024.6", "s3fs>=2024.6"]
 JIT = ["llvmlite>=0.50"]
 TENSORBOARD = ["tensorboardX>=2.6"]
 TEST = ["pytest>=8.2", "pytest-xdist>=3.6", "hypothesis>=6.100", *EXAMPLES, *MPI, *HALF, *TRAIN, *PARQUET, *REMOTE, *JIT, *TENSORBOARD]
-TEST += ["safetensors>=0.5"]
+TEST += ["safetensors>=0.5", "flatbuffers>=24.3"]
 
 setup(
     name="jobflow-sbp",

@@ -50,6 +50,8 @@ from jobflow.core.types import int32 as int
 from jobflow.core.types import int32 as int32
 from jobflow.core.types import int64 as int64
 from jobflow.core.types import int64 as long
+from jobflow.core.types import record as record
+from jobflow.core.types import tensor_buffer as tensor_buffer
 from jobflow.core.types import uint8 as uint8
 from jobflow.core.version import __version__ as __version__
 from jobflow.eager.tensor import Size as Size
@@ -318,6 +320,7 @@ from jobflow.functional.saving import load as load
 from jobflow.functional.saving import save as save
 from jobflow.legacy import advanced as advanced
 from jobflow.legacy import deprecated as deprecated
+from jobflow.legacy import detection as detection
 from jobflow.legacy import experimental as experimental
 from jobflow.legacy import image as image
 from jobflow.legacy import initializers as initializers
@@ -378,6 +381,11 @@ from jobflow.legacy.arrays import slice as slice
 from jobflow.legacy.arrays import slice_v2 as slice_v2
 from jobflow.legacy.arrays import zero_pad2d as zero_pad2d
 from jobflow.legacy.declare import global_function as global_function
+from jobflow.legacy.detection import object_bbox_flip as object_bbox_flip
+from jobflow.legacy.detection import object_bbox_scale as object_bbox_scale
+from jobflow.legacy.detection import object_segmentation_polygon_flip as object_segmentation_polygon_flip
+from jobflow.legacy.detection import object_segmentation_polygon_scale as object_segmentation_polygon_scale
+from jobflow.legacy.detection import object_segmentation_polygon_to_mask as object_segmentation_polygon_to_mask
 from jobflow.legacy.elements import combined_margin_loss as combined_margin_loss
 from jobflow.legacy.elements import gather_nd as gather_nd
 from jobflow.legacy.elements import scatter_nd as scatter_nd
@@ -415,7 +423,6 @@ from jobflow.legacy.math import multi_count_not_finite as multi_count_not_finite
 from jobflow.legacy.math import unsorted_batch_segment_sum as unsorted_batch_segment_sum
 from jobflow.legacy.math import unsorted_segment_sum as unsorted_segment_sum
 from jobflow.legacy.math import unsorted_segment_sum_like as unsorted_segment_sum_like
-from jobflow.legacy.record_data import tensor_buffer_to_tensor as tensor_buffer_to_tensor
 from jobflow.legacy.shared_names import argsort as argsort
 from jobflow.legacy.shared_names import cast as cast
 from jobflow.legacy.shared_names import clamp as clamp
@@ -440,6 +447,13 @@ from jobflow.legacy.shared_names import transpose as transpose
 from jobflow.legacy.shared_names import where as where
 from jobflow.legacy.shared_names import zeros as zeros
 from jobflow.legacy.shared_names import zeros_like as zeros_like
+from jobflow.legacy.tensor_buffers import gen_tensor_buffer as gen_tensor_buffer
+from jobflow.legacy.tensor_buffers import tensor_buffer_to_list_of_tensors as tensor_buffer_to_list_of_tensors
+from jobflow.legacy.tensor_buffers import tensor_buffer_to_tensor as tensor_buffer_to_tensor
+from jobflow.legacy.tensor_buffers import tensor_buffer_to_tensor_list as tensor_buffer_to_tensor_list
+from jobflow.legacy.tensor_buffers import tensor_list_split as tensor_list_split
+from jobflow.legacy.tensor_buffers import tensor_list_to_tensor_buffer as tensor_list_to_tensor_buffer
+from jobflow.legacy.tensor_buffers import tensor_to_tensor_buffer as tensor_to_tensor_buffer
 from jobflow.legacy.variables import assign as assign
 from jobflow.legacy.variables import get_variable as get_variable
 from jobflow.legacy.watch import watch as watch
@@ -447,7 +461,7 @@ from jobflow.legacy.watch import watch_diff as watch_diff
 from jobflow.nn import amp as amp
 from jobflow.trainer import model as model
 from jobflow.trainer.model import Model as Model
-from jobflow.typing import FixedTensorDef, MirroredTensorDef
+from jobflow.typing import FixedTensorDef, MirroredTensorDef, MirroredTensorListDef
 
 __all__ = [
     "advanced",
@@ -636,4 +650,19 @@ __all__ = [
     "zeros",
     "zeros_initializer",
     "zeros_like",
+    "record",
+    "tensor_buffer",
+    "detection",
+    "MirroredTensorListDef",
+    "object_bbox_flip",
+    "object_bbox_scale",
+    "object_segmentation_polygon_flip",
+    "object_segmentation_polygon_scale",
+    "object_segmentation_polygon_to_mask",
+    "gen_tensor_buffer",
+    "tensor_buffer_to_list_of_tensors",
+    "tensor_buffer_to_tensor_list",
+    "tensor_list_split",
+    "tensor_list_to_tensor_buffer",
+    "tensor_to_tensor_buffer",
 ]

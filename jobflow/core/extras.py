@@ -33,6 +33,7 @@ PACKAGES = (
     Package("shtab", "shtab", "1.7", "shell completion", "train"),
     Package("pillow", "PIL", "10.3", "images", "train"),
     Package("protobuf", "google.protobuf", "5.26", "OFRecord files", "train"),
+    Package("xxhash", "xxhash", "3.4", "OneRec files", "train"),
     Package("pyarrow", "pyarrow", "17", "Parquet files", "parquet"),
     Package("fsspec", "fsspec", "2024.6", "files in stores of objects", "remote"),
     Package("s3fs", "s3fs", "2024.6", "s3://", "remote"),

@@ -126,8 +126,12 @@ bfloat16 = DType("bfloat16")
 float32 = DType("float32", np.dtype(np.float32))
 float64 = DType("float64", np.dtype(np.float64))
 
+#: what tensors of jobs cannot have: records, and arrays of different shapes
+record = DType("record", np.dtype(object))
+tensor_buffer = DType("tensor_buffer", np.dtype(object))
+
 DTYPES: tuple[DType, ...] = (bool_, char, int8, int32, int64, uint8, float16, bfloat16, float32, float64)
-_BY_NAME = {dtype.name: dtype for dtype in DTYPES}
+_BY_NAME = {dtype.name: dtype for dtype in (*DTYPES, record, tensor_buffer)}
 _BY_NUMPY = {dtype.native: dtype for dtype in reversed(DTYPES) if dtype is not char and dtype.native is not None}
 
 

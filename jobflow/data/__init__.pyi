@@ -15,6 +15,12 @@ from jobflow.data.samples import Field as Field
 from jobflow.data.samples import Samples as Samples
 from jobflow.data.samples import Stream as Stream
 from jobflow.data.samples import Subset as Subset
+from jobflow.legacy.data_readers import MegatronGPTMMapDataLoader as MegatronGPTMMapDataLoader
+from jobflow.legacy.data_readers import OneRecDecoder as OneRecDecoder
+from jobflow.legacy.data_readers import coco_reader as coco_reader
+from jobflow.legacy.data_readers import megatron_gpt_mmap_data_loader as megatron_gpt_mmap_data_loader
+from jobflow.legacy.data_readers import onerec_decoder as onerec_decoder
+from jobflow.legacy.data_readers import onerec_reader as onerec_reader
 from jobflow.legacy.record_codecs import BlobConf as BlobConf
 from jobflow.legacy.record_codecs import ImageCodec as ImageCodec
 from jobflow.legacy.record_codecs import ImagePreprocessor as ImagePreprocessor

@@ -26,7 +26,7 @@ from jobflow.core.untrusted import IMAGE
 from jobflow.data.files import fault_of
 from jobflow.data.image_folders import FORMATS, pillow
 from jobflow.data.ofrecord import features_of
-from jobflow.data.record_order import RecordFiles, RecordPlace
+from jobflow.data.record_order import RecordFiles, Source
 from jobflow.expressions import philox
 
 #: Pillow's name of the filter that does what each published name of an interpolation does to an image that shrinks, or grows
@@ -50,25 +50,25 @@ class Stage(ABC):
         return tuple(value for value in vars(self).values() if isinstance(value, Stage))
 
     @property
-    def files(self) -> RecordFiles:
+    def origin(self) -> Source:
         """Where its samples come from."""
-        return self.inputs[0].files
+        return self.inputs[0].origin
 
     @abstractmethod
-    def of(self, place: RecordPlace, *values: Any) -> Any:
+    def of(self, place: Any, *values: Any) -> Any:
         """What the sample at a place has."""
 
-    def value(self, place: RecordPlace, known: dict[Stage, Any]) -> Any:
+    def value(self, place: Any, known: dict[Stage, Any]) -> Any:
         """The same, with what is `known` of the sample already; DataError that names the record."""
         if self not in known:
             before = [stage.value(place, known) for stage in self.inputs]
             try:
                 known[self] = self.of(place, *before)
             except JobflowError as error:
-                error.args = (f"{self.files.where(place)}: {error}",)
+                error.args = (f"{self.origin.where(place)}: {error}",)
                 raise
             except Exception as error:
-                raise DataError(f"{self.files.where(place)}: {type(error).__name__}: {error}") from error
+                raise DataError(f"{self.origin.where(place)}: {type(error).__name__}: {error}") from error
         return known[self]
 
 
@@ -79,17 +79,18 @@ class ReadRecord(Stage):
     source: RecordFiles
 
     @property
-    def files(self) -> RecordFiles:
+    def origin(self) -> Source:
         return self.source
 
-    def of(self, place: RecordPlace, *values: Any) -> Mapping[str, Array]:
+    def of(self, place: Any, *values: Any) -> Mapping[str, Array]:
         try:
             return features_of(self.source.record(place))
         except (optional("google.protobuf.message", "ofrecord_reader").DecodeError, ValueError):
             raise DataError("it is damaged: these bytes are not an OFRecord message") from None
 
 
-def _feature(features: Mapping[str, Array], name: str) -> Array:
+def feature_of(features: Mapping[str, Any], name: str) -> Any:
+    """A feature of a record, by name."""
     if name not in features:
         raise DataError(f'there is no feature "{name}"{did_you_mean(name, features) or "."}')
     return features[name]
@@ -105,8 +106,8 @@ class Raw(Stage):
     dtype: DType
     filled: bool = False
 
-    def of(self, place: RecordPlace, *values: Any) -> Array:
-        found, size = _feature(values[0], self.feature), math.prod(self.shape)
+    def of(self, place: Any, *values: Any) -> Array:
+        found, size = feature_of(values[0], self.feature), math.prod(self.shape)
         if found.size != size and not (self.filled and found.size < size):
             raise DataError(f'feature "{self.feature}" has {found.size} values, which do not fill the shape {list(self.shape)}')
         numbers = (found.view(np.int8) if found.dtype == np.uint8 else found).astype(self.dtype.numpy)
@@ -120,11 +121,20 @@ class Content(Stage):
     record: Stage
     feature: str
 
-    def of(self, place: RecordPlace, *values: Any) -> Array:
-        return _feature(values[0], self.feature)
+    def of(self, place: Any, *values: Any) -> Array:
+        return feature_of(values[0], self.feature)
 
 
-# Images of Pillow ---------------------------------------------------------------------------------------------------
+# Images of Pillow, or arrays of pixels ------------------------------------------------------------------------------
+
+
+def size_of(image: Image) -> tuple[int, int]:
+    """(width, height)"""
+    if not isinstance(image, np.ndarray):
+        return image.width, image.height
+    if image.ndim != 3:
+        raise DataError(f"an array {list(image.shape)} stands where images [height, width, channels] do")
+    return image.shape[1], image.shape[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +144,7 @@ class Decoded(Stage):
     content: Stage
     grey: bool = False
 
-    def of(self, place: RecordPlace, *values: Any) -> Image:
+    def of(self, place: Any, *values: Any) -> Image:
         with pillow().open(io.BytesIO(values[0].tobytes()), formats=FORMATS) as opened:
             IMAGE.check(opened.width * opened.height, "the image", fault_of("it"))
             return opened.convert("L" if self.grey else "RGB")
@@ -150,9 +160,11 @@ class RandomlyCropped(Stage):
     area: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (0.75, 1.333333)
 
-    def of(self, place: RecordPlace, *values: Any) -> Image:
+    def of(self, place: Any, *values: Any) -> Image:
         image = values[0]
-        left, top, width, height = self.box(place.number, *image.size)
+        left, top, width, height = self.box(place.number, *size_of(image))
+        if isinstance(image, np.ndarray):
+            return image[top : top + height, left : left + width]
         return image.crop((left, top, left + width, top + height))
 
     def box(self, number: int, width: int, height: int) -> tuple[int, int, int, int]:
@@ -200,10 +212,20 @@ class Resized(Stage):
     sides: Sides
     interpolation: str = "auto"
 
-    def of(self, place: RecordPlace, *values: Any) -> Image:
-        image, size = values[0], self.sides.of(*values[0].size)
-        if size == image.size:
+    def of(self, place: Any, *values: Any) -> Image:
+        image, have = values[0], size_of(values[0])
+        size = self.sides.of(*have)
+        if size == have:
             return image
+        IMAGE.check(size[0] * size[1], "the resized image", fault_of("it"))
+        if not isinstance(image, np.ndarray):
+            return self._resized(image, size)
+        if image.dtype not in (np.uint8, np.float32):
+            raise DataError(f"images are resized as uint8 or float32, not as {image.dtype}")
+        planes = [self._resized(pillow().fromarray(np.ascontiguousarray(plane)), size) for plane in np.moveaxis(image, -1, 0)]
+        return np.stack(planes, axis=-1)
+
+    def _resized(self, image: Image, size: tuple[int, int]) -> Image:
         grows = size[0] * size[1] >= image.width * image.height
         name = FILTERS[self.interpolation][grows]
         if name:
@@ -220,8 +242,8 @@ class Scale(Stage):
     sides: Sides
     sizes: bool = False
 
-    def of(self, place: RecordPlace, *values: Any) -> Array:
-        width, height = values[0].size
+    def of(self, place: Any, *values: Any) -> Array:
+        width, height = size_of(values[0])
         w, h = self.sides.of(width, height)
         return np.array((w, h), np.int32) if self.sizes else np.array((w / width, h / height), np.float32)
 
@@ -236,7 +258,7 @@ class Pixels(Stage):
     image: Stage
     bgr: bool
 
-    def of(self, place: RecordPlace, *values: Any) -> Array:
+    def of(self, place: Any, *values: Any) -> Array:
         found = np.asarray(values[0])
         found = found[:, :, None] if found.ndim == 2 else found
         return found[:, :, ::-1] if self.bgr else found
@@ -250,20 +272,21 @@ class Normalized(Stage):
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
 
-    def of(self, place: RecordPlace, *values: Any) -> Array:
+    def of(self, place: Any, *values: Any) -> Array:
         found: Array = (values[0] - np.array(self.mean, np.float32)) / np.array(self.deviation, np.float32)
         return found
 
 
 @dataclass(frozen=True, eq=False)
 class Mirrored(Stage):
-    """An array from right to left."""
+    """An array from right to left where a number is not 0."""
 
     pixels: Stage
+    flip: Stage
 
-    def of(self, place: RecordPlace, *values: Any) -> Array:
-        found: Array = values[0][:, ::-1]
-        return found
+    def of(self, place: Any, *values: Any) -> Array:
+        found: Array = values[0]
+        return found[:, ::-1] if values[1] else found
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,7 +297,7 @@ class Cropped(Stage):
     size: tuple[int, int]
     at: tuple[float, float]
 
-    def of(self, place: RecordPlace, *values: Any) -> Array:
+    def of(self, place: Any, *values: Any) -> Array:
         found: Array = values[0]
         free = [have - want for have, want in zip(found.shape, self.size, strict=False)]
         if min(free) < 0:
@@ -295,7 +318,7 @@ class Padded(Stage):
     def _zeros(self) -> Array:
         return np.zeros(self.shape, self.dtype.numpy)
 
-    def of(self, place: RecordPlace, *values: Any) -> Array:
+    def of(self, place: Any, *values: Any) -> Array:
         found: Array = values[0]
         if found.ndim != len(self.shape) or any(n > most for n, most in zip(found.shape, self.shape, strict=True)):
             raise DataError(f"an array {list(found.shape)} does not lie in the shape {list(self.shape)}")
@@ -305,13 +328,28 @@ class Padded(Stage):
 
 
 @dataclass(frozen=True, eq=False)
+class Within(Stage):
+    """An array of this type, which must not be larger than this shape along any axis."""
+
+    array: Stage
+    shape: tuple[int, ...]
+    dtype: DType
+
+    def of(self, place: Any, *values: Any) -> Array:
+        found = np.asarray(values[0])
+        if found.ndim != len(self.shape) or any(n > most for n, most in zip(found.shape, self.shape, strict=True)):
+            raise DataError(f"an array {list(found.shape)} stands where none is larger than {list(self.shape)}")
+        return np.array(found, self.dtype.numpy)
+
+
+@dataclass(frozen=True, eq=False)
 class Exactly(Stage):
     """An array, which must have this shape."""
 
     array: Stage
     shape: tuple[int, ...]
 
-    def of(self, place: RecordPlace, *values: Any) -> Array:
+    def of(self, place: Any, *values: Any) -> Array:
         found: Array = values[0]
         if found.shape != self.shape:
             raise DataError(f"an array {list(found.shape)} stands where every sample has the shape {list(self.shape)}")

@@ -1,25 +1,115 @@
-"""The feed of a job whose body reads records: stages evaluated for the samples of each run, ahead of it, by threads."""
+"""The feed of a job whose body reads samples: stages evaluated for the samples of each run, ahead of it, by threads.
+
+Stages may take tensors of the job too, as far as these are known before it runs, and what is passed to it.  A job's arguments are known when it is
+called, so what depends on them is done then; all else is done ahead.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
+from typing import Any
 
 import numpy as np
 
+from jobflow.core.errors import JobError
 from jobflow.core.types import Array, TensorType
 from jobflow.data.ahead import Pending, Pool, Reading
 from jobflow.data.host_stages import Stage
-from jobflow.data.record_order import RecordFiles, RecordPlace
+from jobflow.data.record_order import Drawn, Source
 from jobflow.engine.data_feed import DataFeed, Span
+from jobflow.engine.host_values import HostValue
 
 #: batches that are read ahead
 PREFETCH = 4
 
 #: by source, the samples of a run
-Places = Mapping[RecordFiles, list[RecordPlace]]
+Places = Mapping[Source, list[Any]]
+
+
+class RowsOfCall(Source):
+    """The rows of what is known when the job is called."""
+
+    def batches(self, size: int) -> Iterator[list[Drawn]]:
+        run = 0
+        while True:
+            yield [Drawn(row, run * size + row) for row in range(size)]
+            run += 1
+
+    def where(self, place: Drawn) -> str:
+        return f"row {place.at} of what the job was called with"
+
+
+#: every stage whose samples are such rows has this one
+ROWS_OF_CALL = RowsOfCall()
+
+
+@dataclass(frozen=True, eq=False)
+class KnownRows(Stage):
+    """An array for each row, which is known when the job is called."""
+
+    @property
+    def origin(self) -> Source:
+        return ROWS_OF_CALL
+
+    @property
+    def arguments(self) -> frozenset[str]:
+        """Those it is made of."""
+        raise NotImplementedError
+
+    def rows(self, run: int, given: Mapping[str, Any]) -> list[Array]:
+        """All of them."""
+        raise NotImplementedError
+
+    def of(self, place: Drawn, *values: Any) -> Array:
+        raise JobError(f"row {place.at} was asked for before the rows of the call were known")
+
+
+@dataclass(frozen=True, eq=False)
+class OfTensor(KnownRows):
+    """The instances of a tensor of the job, of so many axes."""
+
+    tensor: HostValue
+    axes: int
+
+    @property
+    def arguments(self) -> frozenset[str]:
+        return self.tensor.arguments
+
+    def rows(self, run: int, given: Mapping[str, Any]) -> list[Array]:
+        whole = self.tensor.array(run, given)
+        return list(whole.reshape(-1, *whole.shape[whole.ndim - self.axes :]))
+
+
+@dataclass(frozen=True, eq=False)
+class OfList(KnownRows):
+    """The arrays of an argument that is a list of them for each device."""
+
+    name: str
+
+    @property
+    def arguments(self) -> frozenset[str]:
+        return frozenset({self.name})
+
+    def rows(self, run: int, given: Mapping[str, Any]) -> list[Array]:
+        return [array for own in given[self.name] for array in own]
+
+
+@dataclass(frozen=True, eq=False)
+class Constants(KnownRows):
+    """Arrays that are always the same."""
+
+    arrays: tuple[Array, ...]
+
+    @property
+    def arguments(self) -> frozenset[str]:
+        return frozenset()
+
+    def rows(self, run: int, given: Mapping[str, Any]) -> list[Array]:
+        return list(self.arrays)
 
 
 class JobBatches(DataFeed):
@@ -27,46 +117,75 @@ class JobBatches(DataFeed):
 
     def __init__(self) -> None:
         self.types: dict[str, TensorType] = {}
-        self._stages: dict[str, Stage] = {}
-        self._reading: Reading[dict[str, Array]] | None = None
+        #: by name, the stage that makes a row; and of `HostResult`s those and how many rows there are
+        self.stages: dict[str, Stage] = {}
+        self.results: dict[str, tuple[Stage, int]] = {}
+        self._reading: Reading[dict[str, Any]] | None = None
         self._next = 0
 
     def add(self, name: str, type: TensorType, stage: Stage) -> None:
         """One more array: of each sample what the stage gives."""
-        self.types[name], self._stages[name] = type, stage
+        self.types[name], self.stages[name] = type, stage
 
-    def arrays(self, run: int, passes: int, rows: Mapping[str, Span]) -> dict[str, Array]:
+    def arrays(self, run: int, passes: int, rows: Mapping[str, Span], given: Mapping[str, Any]) -> dict[str, Any]:
+        wanted = {name: (self.stages[name], span) for name, span in rows.items()}
+        if passes > 1 and (self.results or any(known for stage, _ in wanted.values() for known in _known(stage))):
+            raise JobError("a job with several microbatches reads what files have: no tensors of the job, nor arrays of different shapes as results")
+        wanted |= {name: (stage, (0, count)) for name, (stage, count) in self.results.items()}
         if self._reading is None or run != self._next:
             self.close()
-            pool = Pool(min(PREFETCH, os.cpu_count() or 1))
-            self._reading = Reading(self._plan(run, passes, rows, pool), PREFETCH, pool)
-        found = next(self._reading)
+            waits = any(known.arguments for stage, _ in wanted.values() for known in _known(stage))
+            threads = 0 if waits else min(PREFETCH, os.cpu_count() or 1)
+            pool = Pool(threads)
+            self._given = given
+            self._reading = Reading(self._plan(run, passes, wanted, pool), PREFETCH if threads else 0, pool)
+        self._given = given
+        try:
+            found = next(self._reading)
+        except BaseException:
+            self.close()
+            raise
         self._next = run + 1
         return found
 
-    def _plan(self, run: int, passes: int, rows: Mapping[str, Span], pool: Pool) -> Iterator[Pending[dict[str, Array]]]:
+    def _plan(self, run: int, passes: int, wanted: Mapping[str, tuple[Stage, Span]], pool: Pool) -> Iterator[Pending[dict[str, Any]]]:
         """One reading after another, from that of `run` on."""
-        sizes = {self._stages[name].files: self.types[name].shape[0] for name in rows}
-        sources = {files: files.batches(size) for files, size in sizes.items()}
+        sizes: dict[Source, int] = {}
+        for name, (stage, span) in wanted.items():
+            rows = self.types[name].shape[0] if name in self.types else span[1]
+            sizes[stage.origin] = max(sizes.get(stage.origin, 0), rows)
+        sources = {source: source.batches(size) for source, size in sizes.items()}
         for batches in sources.values():
             next(islice(batches, run * passes, run * passes), None)
         while True:
-            places = {files: list(chain.from_iterable(islice(batches, passes))) for files, batches in sources.items()}
-            yield pool.ask(partial(self._read, places, rows), partial("run {} of a job".format, run))
+            places = {source: list(chain.from_iterable(islice(batches, passes))) for source, batches in sources.items()}
+            yield pool.ask(partial(self._read, run, places, wanted, self._given), partial("run {} of a job".format, run))
             run += 1
 
-    def _read(self, places: Places, rows: Mapping[str, Span]) -> dict[str, Array]:
-        found = {name: np.empty((stop - start, *self.types[name].shape[1:]), self.types[name].dtype.numpy) for name, (start, stop) in rows.items()}
-        for files, samples in places.items():
-            mine = {name: span for name, span in rows.items() if self._stages[name].files is files}
+    def _read(self, run: int, places: Places, wanted: Mapping[str, tuple[Stage, Span]], given: Mapping[str, Any]) -> dict[str, Any]:
+        known = {each: each.rows(run, given) for stage, _ in wanted.values() for each in _known(stage)}
+        found: dict[str, Any] = {}
+        for name, (_, (start, stop)) in wanted.items():
+            whole = self.types.get(name)
+            found[name] = [None] * stop if whole is None else np.empty((stop - start, *whole.shape[1:]), whole.dtype.numpy)
+        for source, samples in places.items():
+            mine = {name: (stage, span) for name, (stage, span) in wanted.items() if stage.origin is source}
             for row, place in enumerate(samples):
-                known: dict[Stage, object] = {}
-                for name, (start, stop) in mine.items():
+                values: dict[Stage, Any] = {each: rows[row] for each, rows in known.items() if row < len(rows)}
+                for name, (stage, (start, stop)) in mine.items():
                     if start <= row < stop:
-                        found[name][row - start] = self._stages[name].value(place, known)
+                        found[name][row - start] = stage.value(place, values)
         return found
 
     def close(self) -> None:
         if self._reading is not None:
             self._reading.close()
             self._reading = None
+
+
+def _known(stage: Stage) -> Iterator[KnownRows]:
+    """What a stage is made of that is known when the job is called."""
+    if isinstance(stage, KnownRows):
+        yield stage
+    for before in stage.inputs:
+        yield from _known(before)

@@ -1,37 +1,57 @@
-"""The records of part files, in the order in which the legacy reader gives them: a function of the seed and of how many came before.
+"""The samples that readers in the body of a job give, and their order: a function of the seed and of how many came before.
 
-    part-0  part-1  ...      one after another, again and again; with `after_epoch` the files in another order from the second epoch on
-    shuffle                  a buffer is filled first; each record that follows takes the place of one drawn from it, which is given
+    part-0  part-1  ...      the records of files, one after another, again and again; with `after_epoch` the files in another order from the
+                             second epoch on
+    shuffle                  a buffer is filled first; what follows takes the place of one drawn from it, which is given: a record, or a batch
 
-Where records lie is found while they are given, so nothing waits until whole files have been looked through.
+Where records lie is found while they are given, so nothing waits until whole files have been looked through.  What has an index, `Indexed`, is
+drawn in an order of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count, islice
-from typing import NamedTuple
+from itertools import chain, count, islice
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jobflow.core.remote import AnyPath, path_of
 from jobflow.core.types import Array
-from jobflow.core.untrusted import mapped
+from jobflow.core.untrusted import Fault, mapped
 from jobflow.data.files import fault_of
 from jobflow.data.ofrecord import spans_of
 from jobflow.data.sample_order import Order
 from jobflow.expressions import philox
 
-WHAT = "ofrecord_reader"
-fault = fault_of(WHAT)
 #: how many places in the buffer are drawn at a time
 DRAWN = 1024
 
 
+class Source(ABC):
+    """Where the samples of a job come from."""
+
+    @abstractmethod
+    def batches(self, size: int) -> Iterator[list[Any]]:
+        """Batches of so many samples, without end; of each sample where it is, and as `number` how many were given before it."""
+
+    @abstractmethod
+    def where(self, place: Any) -> str:
+        """For messages: where a sample lies."""
+
+
+class Drawn(NamedTuple):
+    """A sample of what has an index, and how many were given before it."""
+
+    at: int
+    number: int
+
+
 class RecordPlace(NamedTuple):
-    """A record: the bytes from `start` to `stop` of a part file, and how many were given before it."""
+    """A record: the bytes from `start` to `stop` of a file, and how many were given before it."""
 
     part: int
     start: int
@@ -39,33 +59,34 @@ class RecordPlace(NamedTuple):
     number: int
 
 
-@dataclass(frozen=True, eq=False)
-class RecordFiles:
-    """`count` part files of a folder, and the order of their records."""
+def part_files(folder: str, count: int = 1, prefix: str = "part-", suffix_length: int = -1) -> list[AnyPath]:
+    """The part files of a folder: their numbers behind the prefix, with zeros before them up to `suffix_length` digits."""
+    return [path_of(folder) / f"{prefix}{part:0{max(suffix_length, 1)}d}" for part in range(count)]
 
-    folder: str
-    count: int = 1
-    prefix: str = "part-"
-    suffix_length: int = -1
+
+@dataclass(frozen=True, eq=False)
+class RecordFiles(Source):
+    """Files, and the order of their records, which lie where `spans` finds them; `shuffle` draws from `buffer` groups of `group` records."""
+
+    files: Sequence[AnyPath]
+    what: str = "ofrecord_reader"
+    spans: Callable[[AnyPath, Array, Fault], Iterator[tuple[int, int]]] = spans_of
     shuffle: bool = False
     buffer: int = 1024
     after_epoch: bool = False
     seed: int = 0
-
-    def file(self, part: int) -> AnyPath:
-        """The file of a part: its number behind the prefix, with zeros before it up to `suffix_length` digits."""
-        return path_of(self.folder) / f"{self.prefix}{part:0{max(self.suffix_length, 1)}d}"
+    group: int = 1
 
     @cached_property
     def _contents(self) -> dict[int, Array]:
         return {}
 
     def content(self, part: int) -> Array:
-        """The bytes of a part."""
+        """The bytes of a file."""
         if part not in self._contents:
-            file = self.file(part)
+            file, fault = self.files[part], fault_of(self.what)
             if not file.is_file():
-                raise fault(f"there is no file {file.absolute()}; of data_part_num {self.count} parts it is number {part}")
+                raise fault(f"there is no file {file.absolute()}, which is number {part} of {len(self.files)}")
             self._contents[part] = mapped(file, fault)
         return self._contents[part]
 
@@ -75,34 +96,72 @@ class RecordFiles:
         return found
 
     def where(self, place: RecordPlace) -> str:
-        """For messages: where a record lies."""
-        return f"{WHAT}: {self.file(place.part)}, record at byte {place.start}"
+        return f"{self.what}: {self.files[place.part]}, record at byte {place.start}"
 
     def batches(self, size: int) -> Iterator[list[RecordPlace]]:
-        """Batches of this size, without end; they run across the ends of epochs."""
-        spans = self._shuffled() if self.shuffle else self._in_order()
+        """They run across the ends of epochs."""
+        spans = chain.from_iterable(self._shuffled()) if self.shuffle else self._in_order()
         numbered = (RecordPlace(*span, number) for number, span in enumerate(spans))
         while True:
             yield list(islice(numbered, size))
 
     def _in_order(self) -> Iterator[tuple[int, int, int]]:
-        order = Order(self.seed, self.count, shuffle=True)
+        parts, fault = len(self.files), fault_of(self.what)
+        order = Order(self.seed, parts, shuffle=True)
         for epoch in count():
-            parts = order.indices(epoch, 0, self.count).tolist() if self.after_epoch and epoch else range(self.count)
             found = 0
-            for part in parts:
-                for start, stop in spans_of(self.file(part), self.content(part), fault):
+            for part in order.indices(epoch, 0, parts).tolist() if self.after_epoch and epoch else range(parts):
+                for start, stop in self.spans(self.files[part], self.content(part), fault):
                     found += 1
                     yield part, start, stop
             if not found:
-                raise fault(f"there is no record in the {self.count} files of {path_of(self.folder).absolute()}")
+                raise fault(f"there is no record in {parts} files, of which the first is {self.files[0].absolute()}")
 
-    def _shuffled(self) -> Iterator[tuple[int, int, int]]:
-        spans = self._in_order()
-        buffer = list(islice(spans, self.buffer))
+    def _shuffled(self) -> Iterator[tuple[tuple[int, int, int], ...]]:
+        groups = zip(*[self._in_order()] * self.group, strict=False)
+        buffer = list(islice(groups, self.buffer))
         key = philox.key_of(self.seed, "shuffle buffer")
         for block in count():
             drawn = philox.words(np, key, np.arange(DRAWN, dtype=np.uint64), block)[0] % np.uint32(len(buffer))
-            for at, fresh in zip(drawn.tolist(), spans, strict=False):
+            for at, fresh in zip(drawn.tolist(), groups, strict=False):
                 yield buffer[at]
                 buffer[at] = fresh
+
+
+@dataclass(frozen=True, eq=False)
+class Indexed(Source):
+    """Samples that have an index: in each epoch all of `indices`, in another order if `shuffle`.
+
+    With `groups`, one number for each sample, a batch has samples of one group only; the next batch is that of the group which first has
+    enough samples.
+    """
+
+    what: str
+    count: int
+    shuffle: bool = False
+    seed: int = 0
+    groups: Sequence[int] | None = None
+
+    def batches(self, size: int) -> Iterator[list[Drawn]]:
+        drawn = enumerate(self._grouped(size) if self.groups else self._in_order())
+        while True:
+            yield [Drawn(index, number) for number, index in islice(drawn, size)]
+
+    def where(self, place: Drawn) -> str:
+        return f"{self.what}, sample {place.at}"
+
+    def _in_order(self) -> Iterator[int]:
+        order = Order(self.seed, self.count, self.shuffle)
+        for epoch in count():
+            for start in range(0, self.count, DRAWN):
+                yield from order.indices(epoch, start, min(start + DRAWN, self.count)).tolist()
+
+    def _grouped(self, size: int) -> Iterator[int]:
+        assert self.groups is not None
+        waiting: dict[int, list[int]] = {}
+        for index in self._in_order():
+            group = waiting.setdefault(self.groups[index], [])
+            group.append(index)
+            if len(group) == size:
+                yield from group
+                group.clear()

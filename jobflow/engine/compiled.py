@@ -18,7 +18,7 @@ from jobflow.graph.ir import Graph, Physical, Variable
 from jobflow.graph.training import ValidRange, Watch
 from jobflow.ops.source import Input
 from jobflow.typing.lazy import Lazy
-from jobflow.typing.results import Results
+from jobflow.typing.results import HostResult, Results
 from jobflow.typing.signature import Bound
 
 
@@ -79,11 +79,19 @@ class Compiled:
     def variables(self) -> dict[str, Variable]:
         return self.graph.variables
 
-    def read(self, run: int) -> list[Bound]:
-        """The arguments of a run that nobody passes."""
-        found = [] if self.fed is None else self.fed.bound(run)
+    def read(self, run: int, given: Sequence[Bound]) -> tuple[list[Bound], dict[str, Any]]:
+        """The arguments that nobody passes of a run in which these are, and what no tensor of the job holds of its results."""
+        if self.fed is None:
+            return [], {}
+        found, beside = self.fed.bound(run, given)
         self.check_limits(found)
-        return found
+        return found, beside
+
+    def with_beside(self, values: Sequence[Any], beside: Mapping[str, Any]) -> list[Any]:
+        """All results and what is watched, from those that are tensors of the job and the others."""
+        rest = iter(values)
+        found = [leaf.take(beside[leaf.name]) if isinstance(leaf, HostResult) else next(rest) for leaf in self.results.leaves]
+        return [*found, *rest]
 
     def check_limits(self, bound: Sequence[Bound]) -> None:
         """An error if one of these arguments holds what its reader cannot take; of lazy ones, `feeds` looks at what is read."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jobflow.core.errors import SourceLine
 from jobflow.core.types import Array, TensorType
@@ -31,8 +31,11 @@ class DataFeed(ABC):
     types: Mapping[str, TensorType]
 
     @abstractmethod
-    def arrays(self, run: int, passes: int, rows: Mapping[str, Span]) -> dict[str, Array]:
-        """The arrays of a run that passes so often through the body, one batch for each: of each name these rows."""
+    def arrays(self, run: int, passes: int, rows: Mapping[str, Span], given: Mapping[str, Any]) -> dict[str, Any]:
+        """The arrays of a run that passes so often through the body, one batch for each, with these arguments: of each name these rows.
+
+        And by their names the `HostResult`s of the job, lists with an array for each row.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -63,10 +66,11 @@ class Fed:
                 rows[part.argument] = (min(start, known[0]), max(stop, known[1]))
         return cls(feed, where, passes, rows, types)
 
-    def bound(self, run: int) -> list[Bound]:
-        """The further arguments of a run."""
-        found = self.feed.arrays(run, self.passes, self.rows)
-        return [(name, Declared(self.types[name], False, self.where), self._given(name, run, rows)) for name, rows in found.items()]
+    def bound(self, run: int, given: Sequence[Bound]) -> tuple[list[Bound], dict[str, Any]]:
+        """The further arguments of a run in which these are passed, and what no tensor of the job holds of its results."""
+        found = self.feed.arrays(run, self.passes, self.rows, {name: value for name, _, value in given})
+        arrays = {name: found.pop(name) for name in self.rows}
+        return [(name, Declared(self.types[name], False, self.where), self._given(name, run, rows)) for name, rows in arrays.items()], found
 
     def _given(self, name: str, run: int, rows: Array) -> Array | Lazy:
         type = self.types[name]

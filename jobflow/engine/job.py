@@ -32,7 +32,7 @@ from jobflow.graph.traced import Traced
 from jobflow.graph.training import Microbatches, Optimizer, ValidRange, Watch
 from jobflow.typing.annotations import Declared
 from jobflow.typing.lazy import is_lazy, whole
-from jobflow.typing.results import Results
+from jobflow.typing.results import HostArgument, HostResult, Results
 from jobflow.typing.signature import Bound, JobSignature
 
 #: The optimizer that a configuration describes; JobError if it does not.
@@ -208,7 +208,10 @@ class Job:
         body = self.body(session, tracer, seed=settings.seed or 0, conv_algorithm=settings.conv_algorithm, default_dtype=dtype, config=self.config)
         with scope.using(interpreter=body, placement=placement, view=view, namespace=()):
             declared = zip(self.signature.placeholders(), shapes, strict=True)
-            values = [body.handle(tracer.as_seen(self._argument(tracer, name, d, shape))) for (name, d), shape in declared]
+            values = [
+                HostArgument(name, d.type, placement.size) if d.nested else body.handle(tracer.as_seen(self._argument(tracer, name, d, shape)))
+                for (name, d), shape in declared
+            ]
             try:
                 returned = self.function(*self.signature.arguments(values))
             except Exception as error:
@@ -251,7 +254,7 @@ class Job:
             bound = [(name, declared, whole(value)) for name, declared, value in bound]
         compiled = self.compiled(session, bound)
         compiled.check_limits(bound)
-        session.compare_arguments(self, {name: value if declared.per_device else [value] for name, declared, value in bound})
+        session.compare_arguments(self, {name: _arrays(declared, value) for name, declared, value in bound})
         return partial(_given, compiled, session.run(compiled, bound))
 
     def compiled(self, session: Session, bound: Sequence[Bound]) -> Compiled:
@@ -273,12 +276,25 @@ def _version(trace: Trace) -> Version:
 
 def returned_values(results: Results) -> list[Value]:
     """The tensors of a result, as nodes of the graph that made them."""
-    return [value_of(tensor) for tensor in results.leaves]
+    return [value_of(tensor) for tensor in results.leaves if not isinstance(tensor, HostResult)]
 
 
 def shapes_of(bound: Sequence[Bound]) -> Shapes:
     """Those of the arguments of a call."""
-    return tuple(tuple(tuple(a.shape) for a in value) if declared.per_device else declared.type.shape for _, declared, value in bound)
+    return tuple(_shape(declared, value) for _, declared, value in bound)
+
+
+def _shape(declared: Declared, value: Any) -> tuple[Any, ...]:
+    if declared.nested:
+        return (declared.type.shape,) * len(value)
+    return tuple(tuple(a.shape) for a in value) if declared.per_device else declared.type.shape
+
+
+def _arrays(declared: Declared, value: Any) -> list[Any]:
+    """Those of an argument."""
+    if declared.nested:
+        return [array for own in value for array in own]
+    return list(value) if declared.per_device else [value]
 
 
 def job_of(declared: Any) -> Job:

@@ -35,6 +35,12 @@ class LocalBlob(NDArrayOperatorsMixin):
         """One array per device; a list of one for a logical tensor."""
         return list(self._value) if isinstance(self._value, list) else [self._value]
 
+    def numpy_lists(self) -> list[list[Array]]:
+        """Of a tensor list: one list of arrays per device."""
+        if not isinstance(self._value, list) or not all(isinstance(own, list) for own in self._value):
+            raise JobError(f"{user_line()}: numpy_lists() is of what tensor_buffer_to_tensor_list gives; numpy() or numpy_list() gives this one")
+        return self._value
+
     def ndarray(self) -> Array:
         """The old spelling of `numpy`."""
         return self.numpy()
@@ -121,6 +127,8 @@ def deliver(results: Results, values: Sequence[Delivered]) -> Any:
 def _leaf(kind: str, value: Delivered) -> Any:
     if kind == "local":
         return LocalBlob(value)
+    if kind == "lists":
+        return value
     if kind == "list":
         return list(value) if isinstance(value, list) else [value]
     return whole(value)

@@ -299,13 +299,16 @@ class Session:
         assert self.world is not None
         self.settle()
         run = self.runs.get(compiled.name, 0)
-        bound = [*bound, *compiled.read(run)]
+        further, beside = compiled.read(run, bound)
+        bound = [*bound, *further]
         opening = openings_of(self.world.ranks[0]).get(compiled.number)
         if opening is None:
-            return compiled.values(performed(self.world, Run(compiled.number, compiled.name), compiled.feeds(bound, run, self.here)))
-        opening.put({name: value for name, _, value in bound} | {RUN_COUNTER: run})
-        performed(self.world, Run(compiled.number, compiled.name))
-        return compiled.joined(opening.take())
+            values = compiled.values(performed(self.world, Run(compiled.number, compiled.name), compiled.feeds(bound, run, self.here)))
+        else:
+            opening.put({name: value for name, _, value in bound} | {RUN_COUNTER: run})
+            performed(self.world, Run(compiled.number, compiled.name))
+            values = compiled.joined(opening.take())
+        return compiled.with_beside(values, beside)
 
     # ---------------------------------------------------------------- variables
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jobflow.core.errors import ArgumentError, JobError, ShapeError, user_line
+from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.notices import notice
-from jobflow.core.types import DType, Tensor, float32, int32, uint8
+from jobflow.core.types import DType, Tensor, float32, int8, int32, uint8
 from jobflow.data import host_stages as st
 from jobflow.legacy import arrays, math
-from jobflow.legacy.record_data import AREA, RATIO, OnHost, as_tensor, decoded, on_host, randomly_cropped
+from jobflow.legacy.on_host import OnHost, as_tensor, on_host, rows_of, same_samples
+from jobflow.legacy.record_data import AREA, RATIO, decoded, randomly_cropped
 
 __all__ = [
     "CropMirrorNormalize",
@@ -38,7 +39,9 @@ def decode(images_bytes_buffer: OnHost, dtype: DType = uint8, color_space: str =
     """The images whose files have these bytes."""
     if dtype is not uint8:
         raise ArgumentError(f"image.decode at {user_line()}: images are uint8, not {dtype.name}; image.normalize and batch_align give other types")
-    content = on_host("image.decode", images_bytes_buffer, "bytes")
+    content = on_host("image.decode", images_bytes_buffer, "bytes", "arrays")
+    if content.element not in (uint8, int8):
+        raise ArgumentError(f"image.decode at {user_line()}: the bytes of files are int8 or uint8, not {content.element.name}")
     return decoded("image.decode", content.stage, content.rows, color_space)
 
 
@@ -51,7 +54,7 @@ def random_crop(
     name: str = "ImageRandomCrop",
 ) -> OnHost:
     """Of each image a part whose area and aspect ratio are drawn."""
-    images = on_host("image.random_crop", input_blob, "images")
+    images = on_host("image.random_crop", input_blob, "images", "arrays")
     return randomly_cropped("image.random_crop", images, num_attempts, seed, random_area or AREA, random_aspect_ratio or RATIO, name)
 
 
@@ -89,7 +92,7 @@ def Resize(
     With keep_aspect_ratio target_size is the length of the shorter or longer side, and images stay different.  `scale` is [batch, 2], of the
     widths and the heights.  The arguments from color_space on are old spellings, with any of which the images alone are given.
     """
-    what, images = "image.Resize", on_host("image.Resize", image, "images")
+    what, images = "image.Resize", on_host("image.Resize", image, "images", "arrays")
     old = bool(color_space or interp_type or resize_shorter or resize_x or resize_y)
     if old:
         notice("image.Resize: color_space, interp_type, resize_shorter, resize_x and resize_y are old; write target_size and interpolation_type")
@@ -99,17 +102,18 @@ def Resize(
     interpolation = _interpolation(what, interpolation_type)
     if keep_aspect_ratio:
         sides = _sides(what, target_size, min_size, max_size, resize_side)
-        made: Any = OnHost(st.Resized(images.stage, sides, interpolation), images.rows, "images", images.colours)
+        made: Any = images.then(st.Resized(images.stage, sides, interpolation))
         size = None if old else as_tensor(what, st.Scale(images.stage, sides, sizes=True), images.rows, (2,), int32, None)
     else:
         if not isinstance(target_size, list | tuple) or len(target_size) != 2 or min(target_size) < 1:
             raise ArgumentError(f"{what} at {user_line()}: target_size is (width, height), not {target_size!r}")
-        if channels != images.channels:
+        if images.kind == "images" and channels != images.channels:
             raise ArgumentError(f"{what} at {user_line()}: channels is {channels}, but the images have {images.channels}")
         sides, size = st.Sides((int(target_size[0]), int(target_size[1]))), None
-        resized = OnHost(st.Resized(images.stage, sides, interpolation), images.rows, "images", images.colours)
-        made = as_tensor(what, resized.pixels(), images.rows, (int(target_size[1]), int(target_size[0]), channels), uint8, name)
-        made = arrays.cast(made, dtype) if dtype is not None and dtype is not uint8 else made
+        shape = int(target_size[1]), int(target_size[0]), channels
+        resized = st.Exactly(images.then(st.Resized(images.stage, sides, interpolation)).pixels(), shape)
+        made = as_tensor(what, resized, images.rows, shape, images.element, name)
+        made = arrays.cast(made, dtype) if dtype is not None else made
     return made if old else (made, as_tensor(what, st.Scale(images.stage, sides), images.rows, (2,), float32, None), size)
 
 
@@ -155,7 +159,7 @@ def CropMirrorNormalize(
         if min(crop_h, crop_w) < 1:
             raise ArgumentError(f"{what} at {user_line()}: images of different sizes need crop_h and crop_w")
         stage = st.Cropped(images.pixels(), (crop_h, crop_w), (crop_pos_y, crop_pos_x))
-        x = as_tensor(what, stage, images.rows, (crop_h, crop_w, images.channels), images.dtype, None)
+        x = as_tensor(what, stage, images.rows, (crop_h, crop_w, images.channels), images.element, None)
     elif x.type.ndim != 4:
         raise ShapeError(f"{what} at {user_line()}: images are [batch, height, width, channels], not {x.type}")
     else:
@@ -196,12 +200,9 @@ def flip(image: Any, flip_code: Any, name: str | None = None) -> Any:
     """Images from right to left where flip_code, an int or a tensor with one for each, is not 0."""
     if isinstance(image, OnHost):
         images = on_host("image.flip", image, "images", "arrays")
-        if not isinstance(flip_code, int):
-            raise JobError(
-                f"image.flip at {user_line()}: images of different sizes are mirrored before the job runs, all or none: flip_code is an int; "
-                f"give a tensor of codes with images of one size, or as mirror_blob of CropMirrorNormalize"
-            )
-        return OnHost(st.Mirrored(images.pixels()), images.rows, "arrays", images.colours, images.dtype) if flip_code else images
+        flips = rows_of("image.flip", flip_code, images, (), "flip_code")
+        same_samples("image.flip", images, flips)
+        return images.then(st.Mirrored(images.pixels(), flips), kind="arrays")
     if isinstance(flip_code, int):
         return arrays.reverse(image, 2, name=name) if flip_code else image
     codes = arrays.reshape(flip_code, (-1, 1, 1, 1))
@@ -214,7 +215,7 @@ def normalize(image: Any, std: Sequence[float], mean: Sequence[float], name: str
         return _normalized("image.normalize", arrays.cast(image, float32), mean, std)
     images = on_host("image.normalize", image, "images", "arrays")
     stage = st.Normalized(images.pixels(), tuple(map(float, mean)), tuple(map(float, std)))
-    return OnHost(stage, images.rows, "arrays", images.colours, float32)
+    return images.then(stage, kind="arrays", element=float32)
 
 
 def batch_align(images: OnHost, shape: Sequence[int], dtype: DType, alignment: int, name: str | None = None) -> Any:

@@ -9,8 +9,9 @@ from typing import Any, TypeAlias
 from jobflow.core.errors import ArgumentError, user_line
 from jobflow.core.types import DType, Tensor
 from jobflow.legacy import arrays, image
+from jobflow.legacy.on_host import OnHost
 from jobflow.legacy.random import CoinFlip
-from jobflow.legacy.record_data import OFRecordImageDecoder, OFRecordRawDecoder, OnHost, ofrecord_reader
+from jobflow.legacy.record_data import OFRecordImageDecoder, OFRecordRawDecoder, ofrecord_reader
 
 
 @dataclass(frozen=True)

@@ -13,20 +13,17 @@ which samples it has does not depend on how many there are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jobflow.core.scope as scope
-from jobflow.core.errors import ArgumentError, DuplicateNameError, JobError, user_line
+from jobflow.core.errors import ArgumentError, user_line
 from jobflow.core.layout import Placement
-from jobflow.core.types import DType, Tensor, TensorType, int32, uint8
+from jobflow.core.types import DType, Tensor, int32, uint8
 from jobflow.data import host_stages as st
-from jobflow.data.job_batches import JobBatches
-from jobflow.data.record_order import RecordFiles
-from jobflow.engine.body import JobBody
+from jobflow.data.record_order import RecordFiles, part_files
 from jobflow.engine.distribute import current_placement
-from jobflow.expressions import philox
 from jobflow.legacy.initializers import Initializer, random_uniform_initializer
+from jobflow.legacy.on_host import OnHost, as_tensor, body_of, devices_of_view, key_of, on_host
 from jobflow.legacy.operands import counts, positive_shape
 from jobflow.ops.op import apply
 from jobflow.ops.random_tensors import RandomSource
@@ -35,69 +32,17 @@ from jobflow.ops.random_tensors import RandomSource
 AREA, RATIO = [0.08, 1.0], [0.75, 1.333333]
 
 
-@dataclass(frozen=True, eq=False)
-class OnHost:
-    """One thing of each sample of a batch, which may differ in shape: a record, bytes, an image."""
-
-    stage: st.Stage
-    rows: int
-    kind: str
-    #: of images: the order of their colours, or one grey channel
-    colours: str = ""
-    dtype: DType = uint8
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.rows,)
-
-    @property
-    def is_dynamic(self) -> bool:
-        """True: samples differ in shape."""
-        return True
-
-    @property
-    def channels(self) -> int:
-        return 1 if self.colours == "GRAY" else 3
-
-    def pixels(self) -> st.Stage:
-        """Of images: those as arrays."""
-        return st.Pixels(self.stage, self.colours == "BGR") if self.kind == "images" else self.stage
-
-
-def body_of(what: str) -> JobBody:
-    """The body of the job in which `what` is called; JobError outside of one."""
-    body = scope.current().interpreter
-    if not isinstance(body, JobBody):
-        raise JobError(f"{what} at {user_line()} was called outside a job; call it in the body of a function decorated with global_function")
-    return body
-
-
-def on_host(what: str, x: Any, *kinds: str) -> OnHost:
-    """What a reader or a decoder gave, of one of these kinds."""
-    if not isinstance(x, OnHost) or x.kind not in kinds:
-        given = f"{x.kind} from a reader" if isinstance(x, OnHost) else getattr(x, "type", type(x).__name__)
-        raise ArgumentError(f"{what} at {user_line()}: it takes {' or '.join(kinds)} of samples that a reader in this job gives, not {given}")
-    return x
-
-
-def as_tensor(what: str, stage: st.Stage, rows: int, shape: Sequence[int], dtype: DType, name: str | None) -> Any:
-    """What a stage gives, which has this shape for every sample, as a tensor of the job."""
-    body = body_of(what)
-    label = body.unique_name(what) if name is None else scope.current().full_name(name)
-    body.feed = body.feed or JobBatches()
-    if label in body.feed.types:
-        raise DuplicateNameError(f'{what} at {user_line()}: another decoder of this job has the name "{label}"')
-    type = TensorType((rows, *shape), dtype)
-    body.feed.add(label, type, stage)
-    return body.fed(label, type)
-
-
-def key_of(what: str, seed: int | None, name: str) -> philox.Key:
-    """The key of random numbers that this op draws."""
-    return philox.key_of(body_of(what).seed if seed is None else seed, scope.current().full_name(name))
-
-
 # Readers ------------------------------------------------------------------------------------------------------------
+
+
+def batch_rows(what: str, batch_size: int) -> int:
+    """How many samples all devices have: a batch, divided among them, or in the mirrored view one for each."""
+    devices: Placement = current_placement(what)
+    if scope.current().view == "mirrored":
+        return batch_size * devices_of_view()
+    if batch_size % devices.size:
+        raise ArgumentError(f"{what} at {user_line()}: batch_size {batch_size} is not divisible among the {devices.size} devices of {devices}")
+    return batch_size
 
 
 def ofrecord_reader(
@@ -116,15 +61,12 @@ def ofrecord_reader(
     Batches run across the ends of epochs.  `random_shuffle` draws from a buffer of so many records; with `shuffle_after_epoch` the files come in
     another order from the second epoch on.
     """
-    body, where = body_of("ofrecord_reader"), f"ofrecord_reader at {user_line()}"
-    devices: Placement = current_placement("ofrecord_reader")
-    counts("ofrecord_reader", batch_size=batch_size, data_part_num=data_part_num, shuffle_buffer_size=shuffle_buffer_size)
-    mirrored = scope.current().view == "mirrored"
-    if not mirrored and batch_size % devices.size:
-        raise ArgumentError(f"{where}: batch_size {batch_size} is not divisible among the {devices.size} devices of {devices}")
-    order = random_shuffle, shuffle_buffer_size, shuffle_after_epoch
-    files = RecordFiles(str(ofrecord_dir), data_part_num, part_name_prefix, part_name_suffix_length, *order, seed=body.seed)
-    return OnHost(st.ReadRecord(files), batch_size * devices.size if mirrored else batch_size, "records")
+    what = "ofrecord_reader"
+    seed = body_of(what).seed
+    counts(what, batch_size=batch_size, data_part_num=data_part_num, shuffle_buffer_size=shuffle_buffer_size)
+    parts = part_files(str(ofrecord_dir), data_part_num, part_name_prefix, part_name_suffix_length)
+    files = RecordFiles(parts, shuffle=random_shuffle, buffer=shuffle_buffer_size, after_epoch=shuffle_after_epoch, seed=seed)
+    return OnHost(st.ReadRecord(files), batch_rows(what, batch_size), "records")
 
 
 def ofrecord_loader(
@@ -226,8 +168,7 @@ def randomly_cropped(what: str, images: OnHost, attempts: int, seed: int | None,
         if not 0 < low <= high or (word == "random_area" and high > 1):
             raise ArgumentError(f"{what} at {user_line()}: {word} {[low, high]} is no range of {'fractions' if high > 1 else 'ratios'}")
     key = key_of(what, seed, name)
-    stage = st.RandomlyCropped(images.stage, key, attempts, (area[0], area[1]), (ratio[0], ratio[1]))
-    return OnHost(stage, images.rows, "images", images.colours)
+    return images.then(st.RandomlyCropped(images.stage, key, attempts, (area[0], area[1]), (ratio[0], ratio[1])))
 
 
 def image_decoder_random_crop_resize(
@@ -251,14 +192,6 @@ def image_decoder_random_crop_resize(
     part = randomly_cropped(what, images, num_attempts or 10, seed, random_area or AREA, random_aspect_ratio or RATIO, own)
     stage = st.Pixels(st.Resized(part.stage, st.Sides((target_width, target_height))), bgr=False)
     return as_tensor(what, stage, images.rows, (target_height, target_width, 3), uint8, name)
-
-
-def tensor_buffer_to_tensor(x: OnHost, dtype: DType, instance_shape: Sequence[int], name: str | None = None) -> Any:
-    """What is of one shape for every sample, as a tensor [batch, *instance_shape]."""
-    what = "tensor_buffer_to_tensor"
-    shape = positive_shape(what, "instance_shape", instance_shape)
-    given = on_host(what, x, "bytes", "images", "arrays")
-    return as_tensor(what, st.Exactly(given.pixels(), shape), given.rows, shape, dtype, name)
 
 
 def decode_random(

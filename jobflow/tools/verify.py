@@ -100,18 +100,18 @@ class Runner:
     def ranks(self) -> int:
         return self.job.placement(self.session).size
 
-    def bound(self, arguments: Arrays) -> list[Bound]:
-        """Whole arrays as the job takes them; those per device are cut in balance."""
+    def bound(self, arguments: Arrays, step: int) -> list[Bound]:
+        """Whole arrays as the job takes them, those per device cut in balance, and what its readers give."""
         found: list[Bound] = []
         for name, declared in self.job.signature.placeholders():
             array = arguments[name]
             found.append((name, declared, np.array_split(array, self.ranks) if declared.per_device else array))
-        return found
+        return [*found, *self.compiled.read(step, found)[0]]
 
     def watched(self, arguments: Arrays, step: int) -> dict[str, Seen]:
         """One step: every tensor by name."""
         world = self.session.start()
-        parts = performed(world, Run(WATCHED), self.fetched.feeds([*self.bound(arguments), *self.compiled.read(step)], step))
+        parts = performed(world, Run(WATCHED), self.fetched.feeds(self.bound(arguments, step), step))
         found: dict[str, Seen] = {}
         for position, value in enumerate(self.fetched.graph.outputs):
             shards = {rank: dict(fetched)[position] for rank, fetched in enumerate(parts) if position in dict(fetched)}
@@ -122,7 +122,7 @@ class Runner:
     def plain(self, arguments: Arrays, step: int) -> Arrays:
         """One step as the job always runs: its results by number."""
         world = self.session.start()
-        parts = performed(world, Run(self.compiled.number), self.compiled.feeds([*self.bound(arguments), *self.compiled.read(step)], step))
+        parts = performed(world, Run(self.compiled.number), self.compiled.feeds(self.bound(arguments, step), step))
         values = self.compiled.values(parts)
         return {f"result {i}": np.concatenate(v) if isinstance(v, list) and v[0].ndim else np.asarray(v) for i, v in enumerate(values)}
 

@@ -2,8 +2,9 @@
 
     def job(x: Numpy.Placeholder((100, 784)), y: ListNumpy.Placeholder((50,), dtype=int32)) -> Callback[Numpy]: ...
 
-`Numpy.Placeholder` declares one logical array, `ListNumpy.Placeholder` one array per device.  A placeholder is a class, so it nests
-in `typing.Tuple`.  `FixedTensorDef` and `MirroredTensorDef` are the older spelling, as default values of parameters.
+`Numpy.Placeholder` declares one logical array, `ListNumpy.Placeholder` one array per device, `ListListNumpy.Placeholder` a list of them per
+device.  A placeholder is a class, so it nests in `typing.Tuple`.
+`FixedTensorDef` and `MirroredTensorDef` are the older spelling, as default values of parameters.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from jobflow.core.errors import JobError, SourceLine, user_line
-from jobflow.core.types import DType, TensorType, dtype_of, float32
+from jobflow.core.types import DType, TensorType, dtype_of, float32, record, tensor_buffer
 
 T = TypeVar("T")
 
@@ -25,9 +26,11 @@ class Declared:
     type: TensorType
     per_device: bool
     where: SourceLine
+    #: whether each device has a list of arrays, which no tensor of the job holds: as many as axis 0 has
+    nested: bool = False
 
     def __str__(self) -> str:
-        return f"{self.type}{' per device' if self.per_device else ''} ({self.where})"
+        return f"{self.type}{', a list' if self.nested else ''}{' per device' if self.per_device else ''} ({self.where})"
 
 
 class Placeholder(type):
@@ -60,6 +63,19 @@ class ListNumpy:
         return Placeholder(name, (ListNumpy,), {"declared": _declare(name, shape, dtype, per_device=True)})
 
 
+class ListListNumpy:
+    """As a result: a list with one list of `numpy.ndarray` per device."""
+
+    @staticmethod
+    def Placeholder(shape: tuple[int, ...], dtype: DType = float32) -> Any:
+        """An argument that is, for each device, a list of shape[0] arrays, each (1, ...) and of at most shape[1:] along the other axes.
+
+        In the body of the job it is a tensor list, for `tensor_list_to_tensor_buffer`.
+        """
+        name = "ListListNumpy.Placeholder"
+        return Placeholder(name, (ListListNumpy,), {"declared": _declare(name, shape, dtype, per_device=True, nested=True)})
+
+
 class Callback(Generic[T]):
     """As a result: calling the job returns a function that takes a handler; the handler gets the value as `T` says."""
 
@@ -72,10 +88,11 @@ class FixedTensorDef:
     """Default value of a parameter that is one array of exactly `shape`; the older spelling of `Numpy.Placeholder`."""
 
     per_device = False
+    nested = False
 
     def __init__(self, shape: Sequence[int], dtype: DType = float32) -> None:
         listed = tuple(shape) if isinstance(shape, list) else shape
-        self.declared = _declare(type(self).__name__, listed, dtype, per_device=self.per_device)
+        self.declared = _declare(type(self).__name__, listed, dtype, per_device=self.per_device, nested=self.nested)
 
     def __repr__(self) -> str:
         return f"jobflow.{type(self).__name__}({self.declared.type.shape}, dtype={self.declared.type.dtype!r})"
@@ -87,7 +104,13 @@ class MirroredTensorDef(FixedTensorDef):
     per_device = True
 
 
-def _declare(what: str, shape: Any, dtype: Any, *, per_device: bool) -> Declared:
+class MirroredTensorListDef(MirroredTensorDef):
+    """Default value of a parameter that is a list of arrays per device; the older spelling of `ListListNumpy.Placeholder`."""
+
+    nested = True
+
+
+def _declare(what: str, shape: Any, dtype: Any, *, per_device: bool, nested: bool = False) -> Declared:
     where = user_line()
     if not isinstance(shape, tuple):
         raise JobError(f"{what} at {where}: shape must be a tuple of positive ints, e.g. (100, 784); got {shape!r}")
@@ -97,7 +120,9 @@ def _declare(what: str, shape: Any, dtype: Any, *, per_device: bool) -> Declared
         declared = dtype_of(dtype if dtype is not None else "?none")  # np.dtype(None) would be float64
     except (KeyError, TypeError):
         raise JobError(f"{what} at {where}: dtype must be an element type such as jobflow.float32; got {dtype!r}") from None
-    return Declared(TensorType(tuple(int(n) for n in shape), declared), per_device, where)
+    if declared in (record, tensor_buffer) or (nested and not shape):
+        raise JobError(f"{what} at {where}: {dtype!r} with shape {shape} is nothing that can be passed; arguments are arrays of numbers")
+    return Declared(TensorType(tuple(int(n) for n in shape), declared), per_device, where, nested)
 
 
 def _is_size(n: Any) -> bool:

@@ -3,18 +3,52 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from jobflow.core.errors import JobError
-from jobflow.core.types import Tensor, TensorType
-from jobflow.typing.annotations import Bundle, Callback, ListNumpy, Numpy
+from jobflow.core.types import Array, Tensor, TensorType
+from jobflow.typing.annotations import Bundle, Callback, ListListNumpy, ListNumpy, Numpy
 
-#: How a leaf is delivered: one whole array, a list with one array per device, or (without annotation) an object that can give both.
-Kind = Literal["numpy", "list", "local"]
+#: How a leaf is delivered: one whole array, a list with one array per device, or with a list of them, or (without annotation) an object that can
+#: give all of these.
+Kind = Literal["numpy", "list", "lists", "local"]
 #: nothing: None.  value: the value.  callback: a function that takes a handler.  future: an object with get() and async_get().
 Mode = Literal["nothing", "value", "callback", "future"]
+
+
+@dataclass(frozen=True)
+class HostResult:
+    """A result that no tensor of the job holds: arrays of different shapes, of this type at most, which the job's feed gives under a name.
+
+    `take` makes of the arrays of all rows what is delivered: an array, a list with one for each device, or with a list if `nested`.
+    """
+
+    name: str
+    type: TensorType
+    take: Callable[[list[Array]], Any]
+    nested: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Which it has at most."""
+        return self.type.shape
+
+    @property
+    def is_dynamic(self) -> bool:
+        """True: its shape differs from run to run."""
+        return True
+
+
+@dataclass(frozen=True)
+class HostArgument:
+    """In the body of a job an argument that is a list of arrays for each device; no tensor of the job holds it."""
+
+    name: str
+    #: that of the longest list with the largest arrays
+    declared: TensorType
+    devices: int
 
 
 @dataclass(frozen=True)
@@ -93,10 +127,10 @@ def read_return(annotation: Any, missing: bool, what: str) -> Returned:
 
 
 def _tree(annotation: Any, what: str) -> Any:
-    if annotation is Numpy or annotation is ListNumpy:
+    if annotation in _LEAVES:
         return _leaf(annotation)
     origin, arms = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Bundle and arms[0] in (Numpy, ListNumpy):
+    if origin is Bundle and arms[0] in _LEAVES:
         return _Any(_leaf(arms[0]).kind)
     if origin is tuple and arms and Ellipsis not in arms:
         return _Tuple(tuple(_tree(arm, what) for arm in arms))
@@ -108,8 +142,11 @@ def _tree(annotation: Any, what: str) -> Any:
     raise JobError(f"{what}: the return annotation {_named(annotation)} is not one of {legal}")
 
 
+_LEAVES: dict[Any, Kind] = {Numpy: "numpy", ListNumpy: "list", ListListNumpy: "lists"}
+
+
 def _leaf(annotation: Any) -> _Leaf:
-    return _Leaf("numpy" if annotation is Numpy else "list")
+    return _Leaf(_LEAVES[annotation])
 
 
 def _named(annotation: Any) -> str:
@@ -162,6 +199,10 @@ class _Reader:
         if not _is_tensor(value):
             remedy = f"; annotate it -> {_annotation(value, kind)}" if isinstance(value, tuple | list | dict) and value else ""
             raise JobError(f"{self.what}: {path} is {_kind(value)}; it must be a tensor that the body computed{remedy}")
+        ragged, nested = isinstance(value, HostResult), isinstance(value, HostResult) and value.nested
+        if (kind == "numpy" and ragged) or (kind == "list" and nested) or (kind == "lists" and not nested):
+            fits = "tp.ListListNumpy" if nested else "tp.ListNumpy" if ragged else "tp.Numpy or tp.ListNumpy"
+            raise JobError(f"{self.what}: {path} is {'of another shape at every run' if ragged else 'one tensor'}; annotate it -> {fits}")
         self.leaves.append(value)
         self.kinds.append(kind)
         return len(self.leaves) - 1

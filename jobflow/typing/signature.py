@@ -6,7 +6,7 @@ import ast
 import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any
 
@@ -120,7 +120,18 @@ class JobSignature:
             raise self._error(
                 path, f"has {len(value)} arrays; the job runs on {devices} device{'s' * (devices != 1)}", f"Pass a list of {devices}, one per device."
             )
+        if declared.nested:
+            return [self._listed(f"{path}[{i}]", declared, own) for i, own in enumerate(value)]
         return [self._piece(f"{path}[{i}]", declared, piece) for i, piece in enumerate(value)]
+
+    def _listed(self, path: str, declared: Declared, value: Any) -> list[Any]:
+        """`value` as a device's list of arrays, each without its first axis."""
+        count, *sizes = declared.type.shape
+        if not isinstance(value, list | tuple) or len(value) != count:
+            shown = f"has {len(value)} elements" if isinstance(value, list | tuple) else f"is {_kind(value)}"
+            raise self._error(path, f"{shown}; the job declares {declared}", f"Pass a list of {count} arrays (1, ...).")
+        one = replace(declared, type=declared.type.with_shape((1, *sizes)))
+        return [np.asarray(self._piece(f"{path}[{i}]", one, piece))[0] for i, piece in enumerate(value)]
 
     def _piece(self, path: str, declared: Declared, value: Any) -> Any:
         want = declared.type

@@ -14,7 +14,7 @@ from PIL import Image
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow.data.ofrecord import record_classes
-from jobflow.data.record_order import RecordFiles
+from jobflow.data.record_order import RecordFiles, part_files
 from jobflow.data.sample_order import Order as SampleOrder
 
 COUNT = 12
@@ -225,7 +225,7 @@ def test_the_order_of_records(options: dict[str, Any], expected: list[int], fold
 
 def order(folder: str, count: int, **options: Any) -> list[int]:
     """The labels of the first records."""
-    files = RecordFiles(folder, 2, suffix_length=5, **options)
+    files = RecordFiles(part_files(folder, 2, suffix_length=5), **options)
     batches = files.batches(count)
     kind = record_classes()["OFRecord"]
     return [kind.FromString(files.record(place)).feature["label"].int32_list.value[0] for place in next(batches)]

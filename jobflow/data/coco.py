@@ -1,0 +1,177 @@
+"""COCO's annotations of images: boxes, categories and polygons of the objects in each.
+
+    {"images": [{"id", "file_name", "height", "width"}], "categories": [{"id"}],
+     "annotations": [{"id", "image_id", "category_id", "bbox": [left, top, width, height], "segmentation": [[x, y, x, y, ...], ...], "iscrowd"}]}
+
+Boxes become [left, top, right, bottom], each inside the image: the last pixel belongs to them.  Those that are empty then, and crowds, are left
+out.  Categories are numbered from 1 in the order of their ids, images are in the order of theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from jobflow.core.remote import AnyPath, path_of
+from jobflow.core.types import Array
+from jobflow.core.untrusted import IMAGE, MEMORY, content, json_tree, plain_name, whole
+from jobflow.data.files import fault_of
+
+WHAT = "coco_reader"
+fault = fault_of(WHAT)
+
+
+@dataclass(frozen=True)
+class Thing:
+    """An object in an image."""
+
+    box: tuple[float, float, float, float]
+    label: int
+    #: [points, 2] each
+    polygons: tuple[Array, ...]
+
+
+@dataclass
+class CocoImage:
+    """An image: its file, size and objects."""
+
+    id: int
+    file: AnyPath
+    height: int
+    width: int
+    objects: list[Thing] = field(default_factory=list)
+    #: whether an object has a box of more than one pixel each way
+    annotated: bool = False
+
+    def content(self) -> Array:
+        """The bytes of the file, uint8."""
+        if not self.file.is_file():
+            raise fault(f"there is no file {self.file.absolute()}")
+        return np.frombuffer(content(self.file, MEMORY, fault), np.uint8)
+
+    def size(self) -> Array:
+        """(height, width), int32."""
+        return np.array((self.height, self.width), np.int32)
+
+    def boxes(self) -> Array:
+        """float32[objects, 4]"""
+        return np.array([thing.box for thing in self.objects], np.float32).reshape(-1, 4)
+
+    def labels(self) -> Array:
+        """int32[objects]"""
+        return np.array([thing.label for thing in self.objects], np.int32)
+
+    def points(self) -> Array:
+        """Those of all polygons, (x, y), float32[points, 2]."""
+        found = [polygon for thing in self.objects for polygon in thing.polygons]
+        return np.concatenate(found) if found else np.empty((0, 2), np.float32)
+
+    def points_of(self) -> Array:
+        """Which point of which polygon of which object each is, int32[points, 3]."""
+        found = [
+            (point, number, which)
+            for which, thing in enumerate(self.objects)
+            for number, polygon in enumerate(thing.polygons)
+            for point in range(len(polygon))
+        ]
+        return np.array(found, np.int32).reshape(-1, 3)
+
+
+@dataclass(frozen=True, eq=False)
+class CocoFile:
+    """A file of annotations, and the folder in which its images are."""
+
+    file: str
+    folder: str
+    #: whether images without annotations are left out
+    annotated: bool = True
+
+    @cached_property
+    def images(self) -> list[CocoImage]:
+        """In the order of their ids."""
+        path = path_of(self.file)
+        if not path.is_file():
+            raise fault(f"there is no file {path.absolute()}")
+        try:
+            tree = json_tree(content(path, MEMORY, fault))
+            found = {image.id: image for image in map(self._image, _listed(tree, "images"))}
+            labels = {n: i for i, n in enumerate(sorted(whole(_of(each, "id"), "the id of a category") for each in _listed(tree, "categories")), 1)}
+        except ValueError as error:
+            raise fault(f"{path}: {error}") from None
+        for number, annotation in enumerate(_listed(tree, "annotations")):
+            try:
+                self._annotate(annotation, found, labels)
+            except ValueError as error:
+                raise fault(f"{path}: annotation {number}: {error}") from None
+        kept = [found[n] for n in sorted(found) if found[n].annotated or not self.annotated]
+        if not kept:
+            raise fault(f"{path}: there is no image{' with annotations' if self.annotated else ''}")
+        return kept
+
+    def _image(self, entry: Any) -> CocoImage:
+        height, width = (whole(_of(entry, name), f"the {name} of an image") for name in ("height", "width"))
+        IMAGE.check(height * width, f"{self.file}: an image", fault)
+        return CocoImage(whole(_of(entry, "id"), "the id of an image"), path_of(self.folder) / plain_name(_of(entry, "file_name")), height, width)
+
+    @staticmethod
+    def _annotate(entry: Any, images: Mapping[int, CocoImage], labels: Mapping[int, int]) -> None:
+        if _of(entry, "iscrowd", 0):
+            return
+        image, label = images.get(_of(entry, "image_id")), labels.get(_of(entry, "category_id"))
+        if image is None or label is None:
+            raise ValueError(f"there is no image {_of(entry, 'image_id')!r:.40}, or no category {_of(entry, 'category_id')!r:.40}")
+        left, top, width, height = _numbers(_of(entry, "bbox"), "bbox", 4)
+        image.annotated |= width > 1 and height > 1
+        right, bottom = (min(max(a + max(n - 1, 0), 0), most - 1) for a, n, most in ((left, width, image.width), (top, height, image.height)))
+        left, top = min(max(left, 0), image.width - 1), min(max(top, 0), image.height - 1)
+        if right > left and bottom > top:
+            polygons = _of(entry, "segmentation", [])
+            if not isinstance(polygons, list):
+                raise ValueError("segmentation is not a list of polygons")
+            corners = tuple(np.array(_numbers(each, "a polygon"), np.float32).reshape(-1, 2) for each in polygons)
+            image.objects.append(Thing((left, top, right, bottom), label, corners))
+
+
+def _of(entry: Any, name: str, otherwise: Any = None) -> Any:
+    if not isinstance(entry, dict) or (name not in entry and otherwise is None):
+        raise ValueError(f'{entry!r:.80} has no "{name}"')
+    found = entry.get(name, otherwise)
+    if isinstance(found, dict | list) and name.endswith("id"):
+        raise ValueError(f'"{name}" is {found!r:.40}')
+    return found
+
+
+def _listed(tree: Any, name: str) -> list[Any]:
+    found = _of(tree, name)
+    if not isinstance(found, list):
+        raise ValueError(f'"{name}" is not a list')
+    return found
+
+
+def _numbers(given: Any, what: str, count: int | None = None) -> list[float]:
+    """So many finite numbers; without `count` pairs of them, three or more."""
+    fits = isinstance(given, list) and (len(given) == count if count else len(given) >= 6 and len(given) % 2 == 0)
+    if not fits or not all(isinstance(n, int | float) and abs(n) < 1e9 for n in given):
+        raise ValueError(f"{what} is {given!r:.80}, not {count or 'three or more pairs of'} numbers")
+    return list(given)
+
+
+def aspects(images: list[CocoImage]) -> list[int]:
+    """Of each image 1 if it is wider than high, else 0."""
+    return [int(image.width > image.height) for image in images]
+
+
+#: what a sample has, in the order in which the reader gives it
+PARTS: tuple[Callable[[CocoImage], Any], ...] = (
+    CocoImage.content,
+    lambda image: np.int64(image.id),
+    CocoImage.size,
+    CocoImage.boxes,
+    CocoImage.labels,
+    CocoImage.points,
+    CocoImage.points_of,
+)

@@ -1,0 +1,144 @@
+"""Megatron's files of tokens: documents one after another in `<prefix>.bin`, and where each lies in `<prefix>.idx`.
+
+    idx   "MMIDIDX\\0\\0"  uint64 1  uint8 kind  uint64 n  uint64 m  |  int32[n] lengths  int64[n] places in bytes  int64[m] of documents
+
+A sample is what stands at tokens k s .. k s + s of the documents of all epochs one after another: s tokens and the one that follows.  The
+documents are shuffled, all epochs that are used whole together and the last one alone, and so are the samples; as much as `num_samples` needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import numpy as np
+
+from jobflow.core.errors import ArgumentError, DataError
+from jobflow.core.remote import AnyPath, path_of
+from jobflow.core.types import Array
+from jobflow.core.untrusted import mapped
+from jobflow.data.files import fault_of
+from jobflow.data.sample_order import Order
+from jobflow.expressions import philox
+
+WHAT = "megatron_gpt_mmap_data_loader"
+fault = fault_of(WHAT)
+MAGIC, HEAD = b"MMIDIDX\0\0", 34
+#: element types by the number that stands in the index
+KINDS = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+#: the last epoch is shuffled by itself if fewer than this fraction of its samples are used
+LAST = 0.8
+
+
+@dataclass(frozen=True, eq=False)
+class TokenFiles:
+    """The two files of a prefix; `split` (sizes, which) leaves the documents of one part."""
+
+    prefix: str
+    length: int
+    samples: int
+    shuffle: bool = True
+    seed: int = 0
+    split: tuple[tuple[int, ...], int] = ((1,), 0)
+
+    def _file(self, ending: str) -> AnyPath:
+        path = path_of(self.prefix + ending)
+        if not path.is_file():
+            raise fault(f"there is no file {path.absolute()}")
+        return path
+
+    @cached_property
+    def _index(self) -> tuple[str, Array, Array]:
+        """(type of the tokens, lengths, places)"""
+        path = self._file(".idx")
+        content = mapped(path, fault)
+        head = content[:HEAD].tobytes()
+        version, kind, count, documents = (int.from_bytes(head[a:b], "little") for a, b in ((9, 17), (17, 18), (18, 26), (26, 34)))
+        if len(head) < HEAD or head[:9] != MAGIC or version != 1 or kind not in KINDS:
+            raise fault(f"{path} is no index: it begins with {head[:18]!r}, not with {MAGIC!r}, 1 and the number of a type of tokens")
+        if len(content) != HEAD + 12 * count + 8 * documents:
+            raise fault(f"{path} is damaged: {count} lengths and {documents} documents from byte {HEAD} on do not end with its {len(content)} bytes")
+        lengths, places = (content[a:b].view(t) for a, b, t in ((0, 4, "<i4"), (4, 12, "<i8")) for a, b in [(HEAD + a * count, HEAD + b * count)])
+        width, tokens = np.dtype(KINDS[kind]).itemsize, len(mapped(self._file(".bin"), fault))
+        wrong = np.flatnonzero((lengths < 0) | (places < 0) | (places % width != 0) | (places > tokens - width * lengths.astype(np.int64)))
+        if len(wrong):
+            first = int(wrong[0])
+            raise fault(
+                f"{path} is damaged: document {first}, at byte {HEAD + 4 * first} and {HEAD + 4 * count + 8 * first}, has {lengths[first]} tokens "
+                f"from byte {places[first]} on, and {self.prefix}.bin has {tokens} bytes"
+            )
+        return KINDS[kind], lengths, places
+
+    @cached_property
+    def _tokens(self) -> Array:
+        content = mapped(self._file(".bin"), fault)
+        kind = np.dtype(self._index[0])
+        return content[: len(content) // kind.itemsize * kind.itemsize].view(kind)
+
+    @property
+    def _documents(self) -> tuple[int, int]:
+        """The first document of the part, and the one behind the last."""
+        sizes, which = self.split
+        total, count = sum(sizes), len(self._index[1])
+        stops = [0]
+        for size in sizes:
+            stops.append(stops[-1] + round(size / total * count))
+        over = stops[-1] - count
+        stops[1:] = [max(stop - over, 0) for stop in stops[1:]]
+        return stops[which], stops[which + 1]
+
+    @cached_property
+    def _plan(self) -> tuple[Array, Array, int, int]:
+        """(documents of all epochs, where each ends in tokens, samples of whole epochs, samples)"""
+        first, behind = self._documents
+        count, lengths = behind - first, self._index[1]
+        each = int(lengths[first:behind].sum(dtype=np.int64)) if count > 0 else 0
+        if each < self.length + 1:
+            raise fault(f"{self.prefix}: documents {first} to {behind} have {each} tokens, and a sample has {self.length + 1}")
+        epochs = -(-(self.samples * self.length + 1) // each)
+        within = (epochs - 1) * each
+        last = self.samples - max(within - 1, 0) // self.length
+        complete = epochs - 1 if epochs > 1 and last < LAST * ((each - 1) // self.length) else epochs
+        order = partial(self._order, "documents")
+        drawn = np.concatenate([order(0, complete * count), order(1, (epochs - complete) * count)]) % count + first
+        ends = np.cumsum(lengths[drawn], dtype=np.int64)
+        return drawn, ends, (complete * each - 1) // self.length, (epochs * each - 1) // self.length
+
+    def _order(self, what: str, which: int, count: int) -> Array:
+        return Order(philox.key_of(self.seed, what)[0], count, self.shuffle).indices(which, 0, count)
+
+    @cached_property
+    def _shuffled(self) -> Array:
+        _, _, whole, samples = self._plan
+        return np.concatenate([self._order("samples", 0, whole), whole + self._order("samples", 1, samples - whole)])
+
+    def check(self) -> None:
+        """DataError, or ArgumentError, if there are no samples to read."""
+        sizes, which = self.split
+        if not sizes or min(sizes) < 0 or not sum(sizes) or not 0 <= which < len(sizes):
+            raise ArgumentError(f"{WHAT}: split_sizes {list(sizes)} have no part number {which}")
+        assert self._tokens.size and len(self._shuffled)
+
+    def sample(self, index: int) -> Array:
+        """The tokens of a sample, as they are in the file."""
+        documents, ends, _, _ = self._plan
+        _, lengths, places = self._index
+        at = int(self._shuffled[index]) * self.length
+        wanted, found = self.length + 1, []
+        which = int(np.searchsorted(ends, at, side="right"))
+        while wanted:
+            document = int(documents[which])
+            start = int(places[document]) // self._tokens.itemsize
+            skipped = at - int(ends[which] - lengths[document])
+            piece = self._tokens[start + skipped : start + int(lengths[document])][:wanted]
+            found.append(piece)
+            wanted, at, which = wanted - len(piece), at + len(piece), which + 1
+        return np.concatenate(found)
+
+
+def as_tokens(tokens: Array, kind: np.dtype[np.generic]) -> Array:
+    """The same numbers in another type; DataError where it does not have one of them."""
+    found = tokens.astype(kind)
+    if not np.array_equal(found, tokens):
+        raise DataError(f"{WHAT}: token {tokens[found != tokens][0]} is beyond {kind}")
+    return found

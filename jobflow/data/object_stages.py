@@ -1,0 +1,188 @@
+"""Stages of what other files than OFRecord's have, and of the objects in images: boxes, polygons and masks.
+
+A box is (left, top, right, bottom), and its last pixel belongs to it; a point is (x, y).  All points of an image's polygons are one array, beside
+which another one says which point of which polygon of which object each is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jobflow.core.errors import DataError
+from jobflow.core.extras import optional
+from jobflow.core.types import Array, DType
+from jobflow.core.untrusted import IMAGE
+from jobflow.data import onerec
+from jobflow.data.coco import CocoFile, CocoImage
+from jobflow.data.files import fault_of
+from jobflow.data.host_stages import Stage, feature_of
+from jobflow.data.image_folders import pillow
+from jobflow.data.megatron import TokenFiles, as_tokens
+from jobflow.data.record_order import Drawn, Indexed, RecordFiles, Source
+
+#: pixels from the corner of an image to a point of a polygon
+FARTHEST = 1 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class ReadExample(Stage):
+    """The tensors of an example in a OneRec file, by name."""
+
+    source: RecordFiles
+
+    @property
+    def origin(self) -> Source:
+        return self.source
+
+    def of(self, place: Any, *values: Any) -> dict[str, Array]:
+        try:
+            return onerec.features_of(self.source.record(place))
+        except UnicodeDecodeError:
+            raise DataError("it is damaged: the name of a feature is no text") from None
+
+
+@dataclass(frozen=True, eq=False)
+class ExampleTensor(Stage):
+    """A tensor of an example, which must have this element type."""
+
+    example: Stage
+    feature: str
+    dtype: DType
+
+    def of(self, place: Any, *values: Any) -> Array:
+        found = feature_of(values[0], self.feature)
+        if found is None or found.dtype != self.dtype.numpy:
+            raise DataError(f'feature "{self.feature}" is {"texts or bytes" if found is None else found.dtype}, not {self.dtype.name}')
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class CocoSample(Stage):
+    """An image of COCO's, and what is in it."""
+
+    file: CocoFile
+    source: Indexed
+
+    @property
+    def origin(self) -> Source:
+        return self.source
+
+    def of(self, place: Drawn, *values: Any) -> CocoImage:
+        return self.file.images[place.at]
+
+
+@dataclass(frozen=True, eq=False)
+class Part(Stage):
+    """Something of a sample."""
+
+    sample: Stage
+    take: Callable[[Any], Any]
+
+    def of(self, place: Any, *values: Any) -> Any:
+        return self.take(values[0])
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens(Stage):
+    """A sample of Megatron's."""
+
+    file: TokenFiles
+    source: Indexed
+    dtype: DType
+
+    @property
+    def origin(self) -> Source:
+        return self.source
+
+    def of(self, place: Drawn, *values: Any) -> Array:
+        return as_tokens(self.file.sample(place.at), self.dtype.numpy)
+
+
+# Objects in images --------------------------------------------------------------------------------------------------
+
+
+def pairs(array: Any, what: str, columns: int) -> Array:
+    """The array, which must have so many columns."""
+    found = np.asarray(array)
+    if found.ndim != 2 or found.shape[1] != columns:
+        raise DataError(f"an array {list(found.shape)} stands where {what} are, [n, {columns}]")
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class FlippedBoxes(Stage):
+    """Boxes in an image that is turned from right to left where a number is not 0: left and right become width - 1 - right and width - 1 - left."""
+
+    boxes: Stage
+    size: Stage
+    flip: Stage
+    #: which of the two sizes is the width
+    width: int
+
+    def of(self, place: Any, *values: Any) -> Array:
+        boxes, width = pairs(values[0], "boxes", 4), values[1][self.width]
+        if not values[2]:
+            return boxes
+        return np.stack([width - 1 - boxes[:, 2], boxes[:, 1], width - 1 - boxes[:, 0], boxes[:, 3]], axis=1).astype(boxes.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class FlippedPoints(Stage):
+    """Points of such an image: x becomes width - x."""
+
+    points: Stage
+    size: Stage
+    flip: Stage
+    width: int
+
+    def of(self, place: Any, *values: Any) -> Array:
+        points = pairs(values[0], "points", 2)
+        if not values[2]:
+            return points
+        return np.stack([values[1][self.width] - points[:, 0], points[:, 1]], axis=1).astype(points.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Scaled(Stage):
+    """Boxes or points (`columns` numbers each) of an image that is resized: times by how much it became wider and higher."""
+
+    points: Stage
+    scale: Stage
+    columns: int
+
+    def of(self, place: Any, *values: Any) -> Array:
+        points = pairs(values[0], "boxes" if self.columns == 4 else "points", self.columns)
+        scaled: Array = points * np.tile(values[1], self.columns // 2)
+        return scaled.astype(points.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Masks(Stage):
+    """int8[objects, height, width]: 1 in the polygons of an object, their edges included, between corners rounded to pixels."""
+
+    points: Stage
+    index: Stage
+    size: Stage
+    width: int
+
+    def of(self, place: Any, *values: Any) -> Array:
+        points, index = pairs(values[0], "points", 2), pairs(values[1], "numbers of points, polygons and objects", 3)
+        width, height = int(values[2][self.width]), int(values[2][1 - self.width])
+        if len(points) != len(index) or (len(index) and index.min() < 0) or not (np.abs(points) < FARTHEST).all():
+            raise DataError(f"{len(points)} points with the numbers of {len(index)} are no polygons")
+        polygons: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for (_, polygon, thing), (x, y) in zip(index.tolist(), np.rint(points).tolist(), strict=True):
+            polygons.setdefault((thing, polygon), []).append((int(x), int(y)))
+        count = max((thing for thing, _ in polygons), default=-1) + 1
+        IMAGE.check(max(width, 0) * max(height, 0), "a mask", fault_of("it"))
+        if count > len(polygons) or min(width, height) < 1:
+            raise DataError(f"objects up to number {count - 1} and {len(polygons)} polygons make no masks of {width} x {height} pixels")
+        masks = [pillow().new("L", (width, height)) for _ in range(count)]
+        for (thing, _), corners in polygons.items():
+            if len(corners) > 1:
+                optional("PIL.ImageDraw", "object_segmentation_polygon_to_mask").Draw(masks[thing]).polygon(corners, fill=1, outline=1)
+        return np.array([np.asarray(mask) for mask in masks], np.int8).reshape(count, height, width)

@@ -1,0 +1,119 @@
+"""OneRec files: records in frames with check sums, each an example of named tensors as FlatBuffers writes it.
+
+    frame     "^ONEREC$"  int32 0  int32 n  check  |  n bytes, and zeros up to a multiple of 8  |  check
+    example   Example {features: [Feature {name, tensor: Tensor {shape: [int32], data: one of LISTS}}]}        a list is {values: [...]}
+
+All numbers are little-endian, but for the checks: XXH64 of the 16 bytes before, and of the n bytes, big-endian as its canonical form is.  A table
+of FlatBuffers begins with how far before it the table of its fields lies; of each field that says where it is, 0 for none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from jobflow.core.errors import DataError
+from jobflow.core.extras import optional
+from jobflow.core.remote import AnyPath
+from jobflow.core.types import Array
+from jobflow.core.untrusted import RECORD, Fault
+
+WHAT = "onerec_reader"
+MAGIC, HEAD, CHECK, ALIGNED = b"^ONEREC$", 16, 8, 8
+#: the kinds of data that a tensor has, numbered from 1; texts and bytes are not read
+LISTS = ("int8", "int16", "int32", "int64", "float32", "float64")
+
+
+def frames_of(file: AnyPath, content: Array, fault: Fault, verify: bool = True) -> Iterator[tuple[int, int]]:
+    """Where the example of each frame of a file begins and ends; with `verify` the check sums must be right."""
+    at, size = 0, len(content)
+    xxh64 = optional("xxhash", WHAT).xxh64_digest if verify else None
+    while at < size:
+        frame = partial("{} is damaged: the frame at byte {} {}".format, file, at)
+        head = content[at : at + HEAD + CHECK].tobytes()
+        if len(head) < HEAD + CHECK:
+            raise fault(frame(f"is cut off after {len(head)} of {HEAD + CHECK} bytes"))
+        reserved, length = (int.from_bytes(head[i : i + 4], "little", signed=True) for i in (8, 12))
+        if head[:8] != MAGIC or reserved or length < 0:
+            raise fault(frame(f"begins with {head[:HEAD]!r}, not with {MAGIC!r}, 0 and a length"))
+        RECORD.check(length, frame(""), fault)
+        start = at + HEAD + CHECK
+        end = start + -(-length // ALIGNED) * ALIGNED
+        if end + CHECK > size:
+            raise fault(frame(f"has {length} bytes and a check sum, but {size - start} are left"))
+        if xxh64 is not None:
+            for what, first, last, check in (("its head", at, at + HEAD, at + HEAD), ("its example", start, start + length, end)):
+                if xxh64(content[first:last].tobytes()) != content[check : check + CHECK].tobytes():
+                    raise fault(frame(f"has a wrong check sum of {what}"))
+        yield start, start + length
+        at = end + CHECK
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of FlatBuffers in some bytes; a place outside of them is a DataError."""
+
+    content: bytes
+    at: int
+
+    @classmethod
+    def root(cls, content: bytes) -> Table:
+        """The outermost one."""
+        return cls(content, 0)._there(0)
+
+    def _number(self, at: int, kind: str = "<u4") -> int:
+        return int(self._numbers(at, 1, kind)[0])
+
+    def _numbers(self, at: int, count: int, kind: str) -> Array:
+        size = np.dtype(kind).itemsize * count
+        if not 0 <= at <= len(self.content) - size:
+            raise DataError(f"it is damaged: {count} numbers from byte {at} on lie outside of its {len(self.content)} bytes")
+        return np.frombuffer(self.content, kind, count, at)
+
+    def _there(self, at: int) -> Table:
+        """The table, or vector, that the number at this place leads to."""
+        return replace(self, at=at + self._number(at))
+
+    def field(self, number: int) -> int:
+        """Where a field is; 0 if the table has none."""
+        fields = self.at - self._number(self.at, "<i4")
+        entry = 4 + 2 * number
+        offset = self._number(fields + entry, "<u2") if entry < self._number(fields, "<u2") else 0
+        return self.at + offset if offset else 0
+
+    def table(self, number: int) -> Table:
+        """The table, or vector, that a field leads to."""
+        at = self.field(number)
+        if not at:
+            raise DataError(f"it is damaged: the table at byte {self.at} has no field {number}")
+        return self._there(at)
+
+    def values(self, kind: str) -> Array:
+        """Of a vector: its elements."""
+        return self._numbers(self.at + 4, self._number(self.at), kind)
+
+    def tables(self) -> Iterator[Table]:
+        """Of a vector: the tables that its elements lead to."""
+        return (self._there(self.at + 4 + 4 * i) for i in range(len(self.values("<u4"))))
+
+
+def features_of(example: bytes) -> dict[str, Array]:
+    """The tensors of an example, by name; of texts and bytes the name alone."""
+    found: dict[str, Any] = {}
+    for feature in Table.root(example).table(0).tables():
+        name, tensor = feature.table(0).values("u1").tobytes().decode(), feature.table(1)
+        kind = tensor.field(1)
+        number = tensor.content[kind] if 0 < kind < len(example) else 0
+        if not 1 <= number <= len(LISTS):
+            found[name] = None
+            continue
+        values = tensor.table(2).table(0).values(np.dtype(LISTS[number - 1]).newbyteorder("<").str)
+        shape = tuple(tensor.table(0).values("<i4").tolist()) if tensor.field(0) else values.shape
+        if min(shape, default=1) < 0 or np.prod(shape, dtype=object) != values.size:
+            raise DataError(f'feature "{name}" has {values.size} values, which do not fill its shape {list(shape)}')
+        found[name] = values.reshape(shape)
+    return found

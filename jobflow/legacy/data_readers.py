@@ -1,0 +1,159 @@
+"""Readers in the body of a job of other files than OFRecord's: OneRec, COCO and Megatron's tokens.
+
+    tokens = flow.data.megatron_gpt_mmap_data_loader("corpus_text_document", seq_length=1024, num_samples=100_000, batch_size=8)
+
+Which samples a batch has is a function of the seed and the number of the run, on any number of devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jobflow.core.scope as scope
+from jobflow.core.errors import ArgumentError, JobError, user_line
+from jobflow.core.remote import path_of
+from jobflow.core.types import DType, float32, int32, int64
+from jobflow.data import coco, onerec
+from jobflow.data import host_stages as st
+from jobflow.data import object_stages as ob
+from jobflow.data.megatron import TokenFiles
+from jobflow.data.record_order import Indexed, RecordFiles
+from jobflow.engine.distribute import hierarchical_parallel_cast
+from jobflow.legacy import arrays
+from jobflow.legacy.on_host import OnHost, as_tensor, body_of, on_host
+from jobflow.legacy.operands import counts, positive_shape
+from jobflow.legacy.record_data import batch_rows
+
+
+def onerec_reader(
+    files: Sequence[str],
+    batch_size: int = 1,
+    random_shuffle: bool = False,
+    shuffle_mode: str = "instance",
+    shuffle_buffer_size: int = 1024,
+    shuffle_after_epoch: bool = False,
+    verify_example: bool = True,
+    name: str | None = None,
+) -> OnHost:
+    """Examples of OneRec files, without end, `batch_size` for each run; in the mirrored view for each device.
+
+    `random_shuffle` draws from a buffer of so many examples, or batches with shuffle_mode "batch"; with `shuffle_after_epoch` the files come in
+    another order from the second epoch on.  `verify_example` compares the check sums of the files with their content.
+    """
+    what = "onerec_reader"
+    counts(what, batch_size=batch_size, shuffle_buffer_size=shuffle_buffer_size)
+    if isinstance(files, str) or not files:
+        raise ArgumentError(f"{what} at {user_line()}: files is a list of paths, not {files!r}")
+    if shuffle_mode not in ("instance", "batch"):
+        raise ArgumentError(f'{what} at {user_line()}: shuffle_mode is "instance" or "batch", not {shuffle_mode!r}')
+    rows = batch_rows(what, batch_size)
+    source = RecordFiles(
+        [path_of(str(file)) for file in files],
+        what,
+        partial(onerec.frames_of, verify=verify_example),
+        random_shuffle,
+        shuffle_buffer_size,
+        shuffle_after_epoch,
+        body_of(what).seed,
+        rows if shuffle_mode == "batch" else 1,
+    )
+    return OnHost(ob.ReadExample(source), rows, "examples")
+
+
+def OneRecDecoder(
+    input_blob: OnHost,
+    key: str,
+    dtype: DType,
+    shape: Sequence[int],
+    is_dynamic: bool = False,
+    reshape: Sequence[int] | None = None,
+    batch_padding: Sequence[int] | None = None,
+    name: str | None = None,
+) -> Any:
+    """A tensor of each example, [batch, *shape], or [batch, *reshape] of the same elements.
+
+    With `is_dynamic` those of examples may be smaller, and zeros stand behind them; each size of `shape` is raised to a multiple of the number in
+    `batch_padding`, if that is not 0.
+    """
+    what = "OneRecDecoder"
+    record, own = on_host(what, input_blob, "examples"), positive_shape(what, "shape", shape)
+    if batch_padding is not None:
+        if not is_dynamic or len(batch_padding) != len(own) or min(batch_padding, default=0) < 0:
+            raise ArgumentError(f"{what} at {user_line()}: batch_padding has a multiple for each size of a dynamic shape, not {batch_padding}")
+        own = tuple(-(-n // most) * most if most else n for n, most in zip(own, batch_padding, strict=True))
+    tensor = ob.ExampleTensor(record.stage, key, dtype)
+    made = as_tensor(what, st.Padded(tensor, own, dtype) if is_dynamic else st.Exactly(tensor, own), record.rows, own, dtype, name)
+    return made if reshape is None else arrays.reshape(made, (made.shape[0], *reshape))
+
+
+def coco_reader(
+    annotation_file: str,
+    image_dir: str,
+    batch_size: int,
+    shuffle: bool = True,
+    random_seed: int | None = None,
+    group_by_aspect_ratio: bool = True,
+    stride_partition: bool = True,
+    remove_images_without_annotations: bool = True,
+    name: str | None = None,
+) -> tuple[Any, ...]:
+    """(files of images, their ids int64 [batch], sizes int32 [batch, 2] (height, width), boxes, labels, corners of polygons, what each belongs to).
+
+    The first and the last four have an array of its own shape for each image: uint8[bytes]; float32[objects, 4], (left, top, right, bottom);
+    int32[objects], categories numbered from 1; float32[corners, 2]; int32[corners, 3], which corner of which polygon of which object.
+    With `group_by_aspect_ratio` the images of a batch are all wider than high, or none is.  `stride_partition` says nothing here: the images of
+    a batch do not depend on the devices among which it is divided.
+    """
+    what = "coco_reader"
+    if name is None or scope.current().view == "mirrored":
+        raise JobError(f"{what} at {user_line()}: it needs a name, and the consistent view")
+    counts(what, batch_size=batch_size)
+    rows = batch_rows(what, batch_size)
+    file = coco.CocoFile(str(annotation_file), str(image_dir), remove_images_without_annotations)
+    groups = coco.aspects(file.images) if group_by_aspect_ratio else None
+    seed = body_of(what).seed if random_seed is None else random_seed
+    sample = ob.CocoSample(file, Indexed(f"{what}: {annotation_file}", len(file.images), shuffle, seed, groups))
+    content, number, size, *objects = (ob.Part(sample, take) for take in coco.PARTS)
+    return (
+        OnHost(content, rows, "bytes"),
+        as_tensor(what, number, rows, (), int64, f"{name}-image_id"),
+        as_tensor(what, size, rows, (2,), int32, f"{name}-image_size"),
+        *(OnHost(stage, rows, "arrays", element=dtype) for stage, dtype in zip(objects, (float32, int32, float32, int32), strict=True)),
+    )
+
+
+def megatron_gpt_mmap_data_loader(
+    data_file_prefix: str,
+    seq_length: int,
+    num_samples: int,
+    batch_size: int,
+    dtype: DType = int64,
+    shuffle: bool = True,
+    random_seed: int | None = None,
+    split_sizes: Sequence[int] | None = None,
+    split_index: int | None = None,
+    parallel_distribution: Sequence[str] | None = None,
+    start_from_saved_progress: bool = False,
+    name: str | None = None,
+) -> Any:
+    """Tokens [batch, seq_length + 1] of `<prefix>.bin`, which `<prefix>.idx` describes; after `num_samples` samples they begin anew.
+
+    `split_sizes` are parts of the documents, of which number `split_index` is read.  Which samples a run has is told by its number, which
+    checkpoints have, so training goes on where it ended whatever `start_from_saved_progress` says.
+    """
+    what = "megatron_gpt_mmap_data_loader"
+    counts(what, seq_length=seq_length, num_samples=num_samples, batch_size=batch_size)
+    if not dtype.is_integer or (split_index is not None and split_sizes is None):
+        raise ArgumentError(f"{what} at {user_line()}: dtype is an integer type, not {dtype.name}; and split_index is of split_sizes")
+    seed, rows = body_of(what).seed if random_seed is None else random_seed, batch_rows(what, batch_size)
+    file = TokenFiles(str(data_file_prefix), seq_length, num_samples, shuffle, seed, (tuple(split_sizes or (1,)), split_index or 0))
+    file.check()
+    source = Indexed(f"{what}: {data_file_prefix}", num_samples)
+    made = as_tensor(what, ob.Tokens(file, source, dtype), rows, (seq_length + 1,), dtype, name)
+    return made if parallel_distribution is None else hierarchical_parallel_cast(made, parallel_distribution=list(parallel_distribution))
+
+
+onerec_decoder = OneRecDecoder
+MegatronGPTMMapDataLoader = megatron_gpt_mmap_data_loader

@@ -1,0 +1,135 @@
+"""Tensor buffers, which have an array of its own shape for each row, and tensor lists, which each device has one of.
+
+    def job(x: tp.Numpy.Placeholder((4, 20, 30, 3))) -> list[tp.ListNumpy]:
+        images = flow.tensor_to_tensor_buffer(x, instance_dims=3)                               4 images
+        images, size, scale = flow.image.target_resize(images, target_size=10)
+        return flow.tensor_buffer_to_list_of_tensors(images, (15, 15, 3), flow.float, True)     4 results, (10, 15, 3) each
+
+What is done to them is done on the host, before the job runs: see `OnHost`.  Results may have other shapes at every run; tensors of the job may not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+
+from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
+from jobflow.core.types import Array, DType, Tensor, float32
+from jobflow.data import host_stages as st
+from jobflow.data.job_batches import Constants, OfList
+from jobflow.legacy import arrays
+from jobflow.legacy.on_host import OnHost, as_result, as_tensor, body_of, devices_of_view, on_host
+from jobflow.legacy.operands import counts, fitting, positive_shape
+from jobflow.typing.results import HostArgument, HostResult
+
+#: kinds of `OnHost` that have arrays
+ARRAYS = "arrays", "images", "bytes"
+
+
+def tensor_to_tensor_buffer(x: Tensor, instance_dims: int, name: str | None = None) -> OnHost:
+    """The instances of a tensor: arrays of its last `instance_dims` axes, one for each index of the others."""
+    what = "tensor_to_tensor_buffer"
+    if not isinstance(x, Tensor):
+        raise ArgumentError(f"{what} at {user_line()}: x is a tensor of the job, not {type(x).__name__}")
+    counts(what, instance_dims=instance_dims)
+    ahead = x.type.shape[: x.type.ndim - instance_dims]
+    if instance_dims >= x.type.ndim:
+        raise ShapeError(f"{what} at {user_line()}: {x.type} has no {instance_dims} axes for the instances and one before them")
+    rows = math.prod(ahead) * devices_of_view()
+    return OnHost(x, rows, "arrays", element=x.type.dtype, arranged=ahead)
+
+
+def gen_tensor_buffer(
+    shape: Sequence[int],
+    shape_list: Sequence[Sequence[int]],
+    value_list: Sequence[float],
+    data_type: DType = float32,
+    dynamic_out: bool = False,
+    name: str | None = None,
+) -> OnHost:
+    """A tensor buffer of this shape, whose arrays have these shapes and are full of these values."""
+    what = "gen_tensor_buffer"
+    own, shapes = positive_shape(what, "shape", shape), [positive_shape(what, "a shape of shape_list", each) for each in shape_list]
+    body_of(what)
+    if not math.prod(own) == len(shapes) == len(value_list):
+        raise ArgumentError(
+            f"{what} at {user_line()}: shape {list(own)} has {math.prod(own)} arrays, shape_list {len(shapes)}, value_list {len(value_list)}"
+        )
+    filled = tuple(np.full(s, fitting(what, v, data_type), data_type.numpy) for s, v in zip(shapes, value_list, strict=True))
+    devices = devices_of_view()
+    return OnHost(Constants(filled * devices), len(filled) * devices, "arrays", element=data_type, arranged=own)
+
+
+def _fits(what: str, x: OnHost, dtype: DType) -> None:
+    """DtypeError unless the arrays can be read as this type."""
+    if not np.can_cast(x.element.numpy, dtype.numpy) and not (x.kind == "bytes" and dtype.numpy.itemsize == 1):
+        raise DtypeError(f"{what} at {user_line()}: the arrays are {x.element.name}, and the type asked for is {dtype.name}")
+
+
+def tensor_buffer_to_tensor(x: OnHost, dtype: DType, instance_shape: Sequence[int], name: str | None = None) -> Any:
+    """What is of one shape for every row, as a tensor [*rows, *instance_shape]."""
+    what = "tensor_buffer_to_tensor"
+    shape, given = positive_shape(what, "instance_shape", instance_shape), on_host(what, x, *ARRAYS)
+    _fits(what, given, dtype)
+    if isinstance(given.source, Tensor):
+        if given.source.type.shape != (*given.shape, *shape):
+            raise ShapeError(f"{what} at {user_line()}: the arrays are those of {given.source.type}, not {list(shape)}")
+        return arrays.cast(given.source, dtype)
+    made = as_tensor(what, st.Exactly(given.pixels(), shape), given.rows, shape, dtype, name)
+    return arrays.reshape(made, (*given.shape, *shape)) if len(given.shape) > 1 else made
+
+
+def tensor_buffer_to_list_of_tensors(
+    x: OnHost, out_shape: Sequence[int], out_dtype: DType, dynamic_out: bool = False, name: str | None = None
+) -> list[Any]:
+    """Each array by itself: tensors of the job of one shape; with `dynamic_out` results of any shape that is nowhere larger."""
+    what = "tensor_buffer_to_list_of_tensors"
+    shape, given = positive_shape(what, "out_shape", out_shape), on_host(what, x, *ARRAYS)
+    _fits(what, given, out_dtype)
+    count = math.prod(given.shape)
+    if dynamic_out:
+        made = as_result(what, given.pixels(), given.rows, shape, out_dtype, name)
+        return [made(itemgetter(i)) for i in range(count)]
+    whole = arrays.reshape(tensor_buffer_to_tensor(given, out_dtype, shape, name), (count, *shape))
+    return [arrays.reshape(arrays.slice(whole, [i] + [0] * len(shape), [1, *shape]), shape) for i in range(count)]
+
+
+# Tensor lists -------------------------------------------------------------------------------------------------------
+
+
+def tensor_list_to_tensor_buffer(input: HostArgument, name: str | None = None) -> OnHost:
+    """The arrays of a tensor list, without their first axis."""
+    what = "tensor_list_to_tensor_buffer"
+    if not isinstance(input, HostArgument):
+        raise ArgumentError(f"{what} at {user_line()}: input is an argument that is declared as tp.ListListNumpy.Placeholder, not {input!r:.60}")
+    if devices_of_view() != input.devices:
+        raise ArgumentError(f"{what} at {user_line()}: each of {input.devices} devices has a list; call it in the mirrored view")
+    return OnHost(OfList(input.name), input.declared.shape[0] * input.devices, "arrays", element=input.declared.dtype)
+
+
+def tensor_buffer_to_tensor_list(input: OnHost, shape: Sequence[int], dtype: DType, name: str | None = None) -> HostResult:
+    """A list of arrays (1, ...) for each device, each nowhere larger than `shape`, as a result of the job."""
+    what = "tensor_buffer_to_tensor_list"
+    most, given = positive_shape(what, "shape", shape), on_host(what, input, *ARRAYS)
+    _fits(what, given, dtype)
+    return as_result(what, given.pixels(), given.rows, most, dtype, name)(lambda rows: [row[np.newaxis] for row in rows], True)
+
+
+def _with_axis(index: int, rows: Sequence[Array]) -> Array:
+    found: Array = rows[index][np.newaxis]
+    return found
+
+
+def tensor_list_split(input_tensor_list: HostArgument | HostResult, name: str | None = None) -> list[HostResult]:
+    """The arrays of a tensor list, one after another, as results of the job."""
+    if isinstance(input_tensor_list, HostArgument):
+        given = tensor_list_to_tensor_buffer(input_tensor_list)
+        whole = input_tensor_list.declared
+        made = as_result("tensor_list_split", given.stage, given.rows, whole.shape[1:], whole.dtype, name)
+        return [made(partial(_with_axis, i)) for i in range(whole.shape[0])]
+    raise ArgumentError(f"tensor_list_split at {user_line()}: it takes an argument that is declared as tp.ListListNumpy.Placeholder")

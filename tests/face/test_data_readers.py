@@ -1,0 +1,385 @@
+"""Readers of OneRec, COCO and Megatron files in the body of a job: what they give on 1 and 2 devices, and what they say of damaged files."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import flatbuffers
+import numpy as np
+import pytest
+import xxhash
+from PIL import Image
+
+import jobflow as flow
+import jobflow.typing as tp
+from jobflow.data.megatron import TokenFiles
+
+
+@pytest.fixture(params=[1, 2])
+def devices(request: pytest.FixtureRequest) -> Iterator[int]:
+    flow.clear_default_session()
+    flow.config.cpu_device_num(request.param)
+    yield request.param
+    flow.clear_default_session()
+
+
+@pytest.fixture
+def session() -> Iterator[None]:
+    flow.clear_default_session()
+    yield
+    flow.clear_default_session()
+
+
+def told(body: Callable[[], Any], runs: int = 1, annotation: Any = tp.Bundle[tp.Numpy]) -> list[Any]:
+    """What a job with this body gives in so many runs."""
+
+    def job() -> Any:
+        return body()
+
+    job.__annotations__["return"] = annotation
+    declared = flow.global_function()(job)
+    return [declared() for _ in range(runs)]
+
+
+# OneRec -------------------------------------------------------------------------------------------------------------
+
+KINDS = {np.dtype(kind): number for number, kind in enumerate(("int8", "int16", "int32", "int64", "float32", "float64"), 1)}
+
+
+def example(features: dict[str, Any]) -> bytes:
+    """An example as the library of FlatBuffers writes it; what is no array is a list of texts, of which nothing is read."""
+    builder, made = flatbuffers.Builder(), []
+    for name, array in features.items():
+        if isinstance(array, np.ndarray):
+            values, number = builder.CreateNumpyVector(array.reshape(-1)), KINDS[array.dtype]
+            shape = builder.CreateNumpyVector(np.array(array.shape, np.int32))
+        else:
+            values, number, shape = builder.CreateString(array), 7, 0
+        builder.StartObject(1)
+        builder.PrependUOffsetTRelativeSlot(0, values, 0)
+        data = builder.EndObject()
+        builder.StartObject(3)
+        builder.PrependUOffsetTRelativeSlot(0, shape, 0)
+        builder.PrependUint8Slot(1, number, 0)
+        builder.PrependUOffsetTRelativeSlot(2, data, 0)
+        tensor, word = builder.EndObject(), builder.CreateString(name)
+        builder.StartObject(2)
+        builder.PrependUOffsetTRelativeSlot(0, word, 0)
+        builder.PrependUOffsetTRelativeSlot(1, tensor, 0)
+        made.append(builder.EndObject())
+    builder.StartVector(4, len(made), 4)
+    for feature in reversed(made):
+        builder.PrependUOffsetTRelative(feature)
+    listed = builder.EndVector()
+    builder.StartObject(1)
+    builder.PrependUOffsetTRelativeSlot(0, listed, 0)
+    builder.Finish(builder.EndObject())
+    return bytes(builder.Output())
+
+
+def frame(payload: bytes) -> bytes:
+    head = b"^ONEREC$" + struct.pack("<ii", 0, len(payload))
+    return head + xxhash.xxh64_digest(head) + payload + bytes(-len(payload) % 8) + xxhash.xxh64_digest(payload)
+
+
+@pytest.fixture(scope="module")
+def onerec(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Two files of four examples each."""
+    folder = tmp_path_factory.mktemp("onerec")
+    for part in range(2):
+        rows = range(4 * part, 4 * part + 4)
+        found = [
+            {"label": np.int64([i]), "x": np.float32([[i, 1, 2], [3, 4, 5]]), "some": np.arange(i % 3 + 1, dtype=np.int32), "t": "x"} for i in rows
+        ]
+        (folder / f"{part}.onerec").write_bytes(b"".join(frame(example(each)) for each in found))
+    return [str(folder / f"{part}.onerec") for part in range(2)]
+
+
+def test_onerec(devices: int, onerec: list[str]) -> None:
+    def body() -> list[Any]:
+        record = flow.data.onerec_reader(onerec, batch_size=6)
+        assert record.dtype is flow.record and record.shape == (6,)
+        some = flow.data.onerec_decoder(record, "some", flow.int32, (3,), is_dynamic=True, batch_padding=[4])
+        return [
+            flow.data.OneRecDecoder(record, "label", flow.int64, (1,)),
+            flow.data.OneRecDecoder(record, "x", flow.float, (2, 3), reshape=(6,)),
+            some,
+        ]
+
+    for run, (label, x, some) in enumerate(told(body, 2)):
+        which = np.arange(6 * run, 6 * run + 6) % 8
+        assert label[:, 0].tolist() == which.tolist() == x[:, 0].tolist() and x.shape == (6, 6)
+        assert some.tolist() == [[j if j <= i % 3 else 0 for j in range(4)] for i in which]
+
+
+def test_onerec_shuffles_examples_or_batches(session: None, onerec: list[str]) -> None:
+    def body() -> list[Any]:
+        modes = [flow.data.onerec_reader(onerec, 2, True, mode, shuffle_buffer_size=3) for mode in ("instance", "batch")]
+        return [flow.data.OneRecDecoder(record, "label", flow.int64, (1,)) for record in modes]
+
+    one, batches = (np.concatenate(each)[:, 0] for each in zip(*told(body, 8), strict=True))
+    assert one.tolist() != sorted(one) and len(set(one[:8].tolist())) > 3
+    assert (batches[1::2] == batches[::2] + 1).all() and batches[::2].tolist() != [0, 2, 4, 6, 0, 2, 4, 6]
+
+
+def test_onerec_in_the_mirrored_view(devices: int, onerec: list[str]) -> None:
+    def body() -> Any:
+        with flow.scope.mirrored_view():
+            return flow.data.OneRecDecoder(flow.data.onerec_reader(onerec, 2), "label", flow.int64, (1,)) + 0
+
+    assert [each[:, 0].tolist() for each in told(body, 1, tp.ListNumpy)[0]] == [[0, 1], [2, 3]][:devices]
+
+
+WHOLE = frame(example({"label": np.int64([3])}))
+DAMAGED = {
+    "a cut head": (WHOLE + WHOLE[:20], f"frame at byte {len(WHOLE)} is cut off after 20 of 24"),
+    "other letters": (b"^ONEREX$" + WHOLE[8:], "frame at byte 0 begins with"),
+    "a length beyond the end": (WHOLE[:-9], r"\d+ are left"),
+    "a length below 0": (WHOLE[:12] + b"\xff" * 4 + WHOLE[16:], "begins with"),
+    "another head": (WHOLE[:16] + bytes(8) + WHOLE[24:], "wrong check sum of its head"),
+    "another example": (WHOLE[:30] + b"\x01" + WHOLE[31:], "wrong check sum of its example"),
+    "no FlatBuffers": (frame(b"\xff" * 40), "outside of its 40 bytes"),
+    "an empty example": (frame(b""), "outside of its 0 bytes"),
+    "another type": (frame(example({"label": np.int32([3])})), 'feature "label" is int32, not int64'),
+    "texts": (frame(example({"label": "three"})), "texts or bytes, not int64"),
+    "another name": (frame(example({"labels": np.int64([3])})), 'did you mean "labels"'),
+    "more values": (frame(example({"label": np.int64([3, 4])})), r"an array \[2\] stands where"),
+    "no file": (None, "there is no file"),
+    "nothing": (b"", "no record"),
+}
+
+
+@pytest.mark.parametrize(("content", "said"), DAMAGED.values(), ids=list(DAMAGED))
+def test_damaged_onerec_files(content: bytes | None, said: str, session: None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "0").write_bytes(content)
+    with pytest.raises(flow.DataError, match=said) as caught:
+        told(lambda: flow.data.OneRecDecoder(flow.data.onerec_reader([str(tmp_path / "0")], 2), "label", flow.int64, (1,)))
+    assert str(tmp_path / "0") in str(caught.value)
+
+
+# COCO ---------------------------------------------------------------------------------------------------------------
+
+SIZES = [(12, 20), (20, 12), (12, 24), (10, 30), (24, 12)]  # (height, width) of images 10 to 14
+
+
+@pytest.fixture(scope="module")
+def coco(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Five images: the fourth has no object; each other has two, the second object two polygons; the first a crowd and a box of no size too."""
+    folder = tmp_path_factory.mktemp("coco")
+    images, annotations = [], []
+    for i, (height, width) in enumerate(SIZES):
+        Image.fromarray(np.full((height, width, 3), 10 * i, np.uint8)).save(folder / f"{i}.png")
+        images.append({"id": 10 + i, "file_name": f"{i}.png", "height": height, "width": width})
+        square = [1, 1, 5, 1, 5, 5, 1, 5]
+        own = {"image_id": 10 + i, "segmentation": [square], "iscrowd": 0}
+        if i == 0:
+            annotations += [own | {"category_id": 7, "bbox": [1, 1, 4, 4], "iscrowd": 1, "segmentation": {"counts": ""}}]
+            annotations += [own | {"category_id": 7, "bbox": [1, 1, 0, 4]}]
+        if i != 3:
+            annotations += [own | {"category_id": 7, "bbox": [1, 1, 4.5, 4]}]
+            annotations += [own | {"category_id": 2, "bbox": [-3, 2, 100, 6], "segmentation": [square, [6, 6, 9, 6, 9, 9]]}]
+    tree = {"images": images[::-1], "annotations": annotations, "categories": [{"id": 7}, {"id": 2}]}
+    (folder / "instances.json").write_text(json.dumps(tree))
+    return str(folder / "instances.json"), str(folder)
+
+
+def test_coco_images_and_objects_turned_and_scaled(devices: int, coco: tuple[str, str]) -> None:
+    """In the order of their ids: boxes inside the image, categories from 1; turned by a tensor of numbers, scaled, painted."""
+    det = flow.detection
+
+    def body() -> Any:
+        content, number, size, boxes, labels, corners, index = flow.data.coco_reader(*coco, 2, False, None, False, name="coco")
+        flip = flow.slice(flow.math.mod(flow.range(0, 2, 1, flow.int32), flow.constant(2, flow.int32, (1,))), [0], [2])
+        images = flow.image.flip(flow.image.decode(content), flip)
+        small, small_size, scale = flow.image.target_resize(images, 6)
+        boxes = det.object_bbox_flip(boxes, size, flip)
+        corners = det.object_segmentation_polygon_flip(corners, size, flip)
+        small_boxes = det.object_bbox_scale(boxes, scale)
+        masks = det.object_segmentation_polygon_to_mask(corners, index, size)
+        small_masks = det.object_segmentation_polygon_to_mask(det.object_segmentation_polygon_scale(corners, scale), index, small_size)
+
+        def listed(x: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+            return flow.tensor_buffer_to_list_of_tensors(x, shape, dtype, True)
+
+        return [
+            number,
+            listed(boxes, (2, 4), flow.float),
+            listed(labels, (2,), flow.int32),
+            listed(masks, (2, 20, 20), flow.int8),
+            listed(small_boxes, (2, 4), flow.float),
+            listed(small_masks, (2, 60, 60), flow.int8),
+            listed(small, (60, 60, 3), flow.uint8),
+        ]
+
+    number, boxes, labels, masks, small_boxes, small_masks, small = told(body, 1, tp.Bundle[tp.ListNumpy])[0]
+    boxes, labels, masks, small_boxes, small_masks, small = (
+        [each for (each,) in every] for every in (boxes, labels, masks, small_boxes, small_masks, small)
+    )
+    assert number[0].tolist() == [10, 11] and [each.tolist() for each in labels] == [[2, 1]] * 2
+    assert boxes[0].tolist() == [[1, 1, 4.5, 4], [0, 2, 19, 7]] and boxes[1].tolist() == [[6.5, 1, 10, 4], [0, 2, 11, 7]]
+    assert [each.shape for each in masks] == [(2, 12, 20), (2, 20, 12)] and [each.shape for each in small] == [(6, 10, 3), (10, 6, 3)]
+    np.testing.assert_allclose(small_boxes[0], boxes[0] / 2)
+    square = np.zeros((12, 20), np.int8)
+    square[1:6, 1:6] = 1
+    assert (masks[0][0] == square).all() and masks[0][1, :6].tolist() == square[:6].tolist() and masks[0][1, 6, 6:10].all()
+    turned = np.zeros((20, 12), np.int8)
+    turned[1:6, 7:12] = 1  # x becomes width - x
+    assert (masks[1][0] == turned).all()
+    assert [each.shape for each in small_masks] == [(2, 6, 10), (2, 10, 6)] and small_masks[0][0, 0:3, 0:3].all()
+
+
+def test_the_order_of_coco_images(session: None, coco: tuple[str, str]) -> None:
+    """Shuffled, all in each epoch, those without objects left out; a batch has images of one shape, wide or high."""
+
+    def body() -> list[Any]:
+        return [flow.data.coco_reader(*coco, 2, True, seed, True, name=f"coco{seed}")[1] for seed in (1, 2)]
+
+    one, two = (np.array(each) for each in zip(*told(body, 6), strict=True))
+    assert all({a, b} <= {10, 12} or {a, b} <= {11, 14} for a, b in [*one.tolist(), *two.tolist()]) and one.tolist() != two.tolist()
+    assert sorted(np.unique(one, return_counts=True)[1].tolist()) == [3, 3, 3, 3]
+
+
+def _tree(**changed: Any) -> str:
+    tree: dict[str, Any] = {
+        "images": [{"id": 1, "file_name": "0.png", "height": 12, "width": 20}],
+        "annotations": [{"image_id": 1, "category_id": 1, "bbox": [1, 1, 4, 4], "segmentation": [[1, 1, 2, 2, 3, 3]], "iscrowd": 0}],
+        "categories": [{"id": 1}],
+    }
+    for path, value in changed.items():
+        at = tree
+        *names, last = path.split("__")
+        for name in names:
+            at = at[name] if isinstance(at, dict) else at[int(name)]
+        at[last] = value
+    return json.dumps(tree)
+
+
+WRONG_COCO = {
+    "no JSON": ("{", "Expecting"),
+    "a list": ("[]", 'has no "images"'),
+    "a category that is not there": (_tree(annotations__0__category_id=4), "annotation 0: there is no image 1, or no category 4"),
+    "a box of three": (_tree(annotations__0__bbox=[1, 2, 3]), "annotation 0: bbox is"),
+    "a box of no numbers": (_tree(annotations__0__bbox=[1, 2, 3, float("nan")]), "bbox is"),
+    "a polygon of two corners": (_tree(annotations__0__segmentation=[[1, 1, 2, 2]]), "three or more pairs"),
+    "a path that leads away": (_tree(images__0__file_name="../0.png"), "not the name of a file"),
+    "an id that is a list": (_tree(annotations__0__image_id=[1]), '"image_id" is'),
+    "a huge image": (_tree(images__0__width=10**9), "JOBFLOW_MAX_PIXELS"),
+    "no image with objects": (_tree(annotations=[]), "no image with annotations"),
+    "no image file": (_tree(images__0__file_name="none.png"), "there is no file"),
+    "no image": (_tree(images__0__file_name="wrong.json"), "cannot identify image"),
+}
+
+
+@pytest.mark.parametrize(("text", "said"), WRONG_COCO.values(), ids=list(WRONG_COCO))
+def test_wrong_coco_files(text: str, said: str, session: None, tmp_path: Path) -> None:
+    (tmp_path / "wrong.json").write_text(text)
+    with pytest.raises(flow.DataError, match=said) as caught:
+        told(
+            lambda: flow.image.batch_align(
+                flow.image.decode(flow.data.coco_reader(str(tmp_path / "wrong.json"), str(tmp_path), 1, name="x")[0]), (8, 8, 3), flow.uint8, 8
+            )
+        )
+    assert str(tmp_path) in str(caught.value)
+
+
+# Megatron -----------------------------------------------------------------------------------------------------------
+
+LENGTHS = [5, 9, 1, 12, 7, 3, 8, 11]
+
+
+def megatron(folder: Path, kind: int = 8, lengths: list[int] = LENGTHS) -> str:
+    """Files of documents whose tokens are 0, 1, 2 ... one after another."""
+    tokens = np.arange(sum(lengths)).astype({8: np.uint16, 5: np.int64}[kind])
+    places = (np.cumsum(lengths) - lengths) * tokens.itemsize
+    head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, kind, len(lengths), len(lengths) + 1)
+    index = np.array(lengths, np.int32).tobytes() + places.astype(np.int64).tobytes() + np.arange(len(lengths) + 1).tobytes()
+    (folder / "text.bin").write_bytes(tokens.tobytes())
+    (folder / "text.idx").write_bytes(head + index)
+    return str(folder / "text")
+
+
+def test_megatron_tokens(devices: int, tmp_path: Path) -> None:
+    """Without shuffling sample k begins at token 10 k; after num_samples samples they begin anew."""
+    prefix = megatron(tmp_path)
+
+    def body() -> Any:
+        x = flow.data.megatron_gpt_mmap_data_loader(prefix, 10, num_samples=7, batch_size=4, dtype=flow.int32, shuffle=False)
+        with flow.scope.mirrored_view():
+            y = flow.data.MegatronGPTMMapDataLoader(prefix, 10, num_samples=7, batch_size=1, shuffle=False) + 0
+        return [x, y]
+
+    for run, (x, y) in enumerate(told(body, 2, tp.Bundle[tp.ListNumpy])):
+        first = 10 * (np.arange(4 * run, 4 * run + 4) % 7)
+        assert (x[0] == (first[:, None] + np.arange(11)) % sum(LENGTHS)).all() and x[0].dtype == np.int32
+        assert [each[0, 0] for each in y] == [10 * ((devices * run + i) % 7) for i in range(devices)]
+
+
+def test_megatron_shuffles_documents_and_samples(tmp_path: Path) -> None:
+    """Each sample is a run of tokens of the shuffled documents; each epoch has all; splits have documents of their own."""
+    prefix = megatron(tmp_path, 5)
+    files = TokenFiles(prefix, 6, 18, shuffle=True, seed=3)
+    files.check()
+    samples = [files.sample(i) for i in range(18)]
+    steps = np.concatenate([np.diff(each) for each in samples])
+    assert (steps == 1).sum() > 80 and np.bincount(np.concatenate([each[:-1] for each in samples])).max() == 2  # of two epochs
+    assert [each.tolist() for each in samples] != [TokenFiles(prefix, 6, 18, True, seed=4).sample(i).tolist() for i in range(18)]
+    whole = TokenFiles(prefix, 55, 1, shuffle=True, seed=3).sample(0)
+    assert sorted(whole.tolist()) == list(range(56)) and whole.tolist() != list(range(56))
+    first, second = (TokenFiles(prefix, 3, 2, False, split=((6, 2), which)).sample(0)[0] for which in (0, 1))
+    assert (first, second) == (0, sum(LENGTHS[:6]))
+
+
+HEAD = 34
+WRONG_TOKENS = {
+    "no index": (lambda b, i: (b, None), "there is no file"),
+    "other letters": (lambda b, i: (b, b"X" + i[1:]), "is no index"),
+    "a cut head": (lambda b, i: (b, i[:20]), "is no index"),
+    "a kind that is none": (lambda b, i: (b, i[:17] + b"\x63" + i[18:]), "is no index"),
+    "floats": (lambda b, i: (b, i[:17] + b"\x06" + i[18:]), "is no index"),
+    "a cut index": (lambda b, i: (b, i[:-3]), r"from byte 34 on do not end with its \d+ bytes"),
+    "more documents than there are": (lambda b, i: (b, i[:18] + b"\xff" * 8 + i[26:]), "do not end with"),
+    "a length below 0": (lambda b, i: (b, i[:HEAD] + b"\xff" * 4 + i[HEAD + 4 :]), "document 0, at byte 34 and 66, has -1 tokens"),
+    "cut tokens": (lambda b, i: (b[:-1], i), r"document 7, .* has 11 tokens from byte 90 on, and .* has 111 bytes"),
+    "too few tokens": (lambda b, i: (b, i), "have 56 tokens, and a sample has 65"),
+}
+
+
+@pytest.mark.parametrize(("damage", "said"), WRONG_TOKENS.values(), ids=list(WRONG_TOKENS))
+def test_damaged_token_files(damage: Callable[[bytes, bytes], tuple[bytes, bytes | None]], said: str, session: None, tmp_path: Path) -> None:
+    prefix = megatron(tmp_path)
+    files = [tmp_path / "text.bin", tmp_path / "text.idx"]
+    for file, content in zip(files, damage(files[0].read_bytes(), files[1].read_bytes()), strict=True):
+        file.unlink()
+        if content is not None:
+            file.write_bytes(content)
+    with pytest.raises(flow.DataError, match=said):
+        told(lambda: flow.data.megatron_gpt_mmap_data_loader(prefix, 64, num_samples=7, batch_size=1))
+
+
+WRONG = {
+    "COCO without a name": (lambda: flow.data.coco_reader("a", "b", 1), flow.JobError, "needs a name"),
+    "a path for a list": (lambda: flow.data.onerec_reader("abc"), flow.ArgumentError, "list of paths"),
+    "another mode": (lambda: flow.data.onerec_reader(["a"], shuffle_mode="x"), flow.ArgumentError, '"instance" or "batch"'),
+    "floats as tokens": (lambda: flow.data.megatron_gpt_mmap_data_loader("a", 4, 4, 4, dtype=flow.float), flow.ArgumentError, "integer type"),
+    "a split that is none": (
+        lambda: flow.data.megatron_gpt_mmap_data_loader("a", 4, 4, 4, split_sizes=[1, 1], split_index=2),
+        flow.ArgumentError,
+        "no part number 2",
+    ),
+    "padding of what is not dynamic": (
+        lambda: flow.data.OneRecDecoder(flow.data.onerec_reader(["a"]), "x", flow.float, (2,), batch_padding=[2]),
+        flow.ArgumentError,
+        "batch_padding",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "kind", "said"), WRONG.values(), ids=list(WRONG))
+def test_wrong_arguments(make: Callable[[], Any], kind: type[Exception], said: str, session: None) -> None:
+    with pytest.raises(kind, match=said):
+        told(make)

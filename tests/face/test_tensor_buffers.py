@@ -1,0 +1,183 @@
+"""Tensor buffers and tensor lists: arrays of different shapes as arguments and results of jobs, and what is done to images among them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import jobflow as flow
+import jobflow.typing as tp
+
+#: two images for each of two devices
+IMAGES = [[np.random.default_rng(2 * d + i).random((1, 8 + i, 10 + d, 3), np.float32) for i in range(2)] for d in range(2)]
+LISTS = tp.ListListNumpy.Placeholder((2, 12, 12, 3))
+
+
+@pytest.fixture(params=[1, 2])
+def devices(request: pytest.FixtureRequest) -> Iterator[int]:
+    flow.clear_default_session()
+    flow.config.cpu_device_num(request.param)
+    yield request.param
+    flow.clear_default_session()
+
+
+def mirrored() -> Any:
+    config = flow.function_config()
+    config.default_logical_view(flow.scope.mirrored_view())
+    return config
+
+
+def test_lists_of_images_as_arguments_and_results(devices: int) -> None:
+    """Each is resized, turned where the run's coins say so, and comes back in its own shape; and in one tensor, from each of two runs."""
+
+    @flow.global_function(function_config=mirrored())
+    def job(lists: LISTS) -> tuple[tp.ListListNumpy, tp.ListNumpy, tp.ListNumpy, tp.ListNumpy]:  # type: ignore[valid-type]
+        flip = flow.random.CoinFlip(2)
+        images = flow.image_flip(flow.tensor_list_to_tensor_buffer(lists), flip)
+        assert images.shape == (2,) and images.dtype is flow.tensor_buffer and images.is_dynamic
+        small, size, _ = flow.image_target_resize(images, 5, interpolation_type="nearest_neighbor")
+        whole = flow.image_batch_align(flow.image.normalize(small, [2.0], [1.0]), (5, 12, 3), flow.float, 4)
+        return flow.tensor_buffer_to_tensor_list(images, (12, 12, 3), flow.float), size, whole, flow.cast(flip, flow.float)
+
+    seen = set()
+    for _ in range(3):
+        found, size, whole, flips = job(IMAGES[:devices])
+        for own, given, sizes, each, flip in zip(found, IMAGES, size, whole, flips, strict=False):
+            for array, image, turned in zip(own, given, flip, strict=True):
+                np.testing.assert_array_equal(array, image[:, :, ::-1] if turned else image)
+            assert [w for w, _ in sizes] == [round(5 * image.shape[2] / image.shape[1]) for image in given] and each.shape == (2, 8, 12, 3)
+            assert (each[:, 5:] == 0).all() and (each[:, :5, :5] < 0).all()
+            seen |= set(flip.tolist())
+    assert seen == {0.0, 1.0}
+
+
+def test_lists_are_split_and_read_without_annotation(devices: int) -> None:
+    @flow.global_function(function_config=mirrored())
+    def job(lists=flow.MirroredTensorListDef((2, 12, 12, 3))):  # type: ignore[no-untyped-def]  # noqa: B008
+        buffers = flow.tensor_list_to_tensor_buffer(lists)
+        return flow.tensor_buffer_to_tensor_list(buffers, (12, 12, 3), flow.float), *flow.tensor_list_split(lists)
+
+    whole, *each = job(IMAGES[:devices]).get()
+    for i, one in enumerate(each):
+        for d, (array, list_of_device) in enumerate(zip(one.numpy_list(), whole.numpy_lists(), strict=True)):
+            assert (array == IMAGES[d][i]).all() and (list_of_device[i] == array).all() and array is not IMAGES[d][i]
+
+
+def test_the_instances_of_tensors(devices: int) -> None:
+    """Also of such as depend on variables, where the job itself does what is asked for."""
+
+    @flow.global_function()
+    def job(x: tp.Numpy.Placeholder((4, 6, 8, 3))) -> tp.Bundle[tp.ListNumpy]:  # type: ignore[valid-type]
+        w = flow.get_variable("w", (8, 3), initializer=flow.ones_initializer())
+        known, later = flow.tensor_to_tensor_buffer(x + x, instance_dims=3), flow.tensor_to_tensor_buffer(x * w, instance_dims=2)
+        assert known.shape == (4,) and later.shape == (4, 6)
+        small, _, _ = flow.image.Resize(known, target_size=(4, 3), interpolation_type="nearest_neighbor")
+        return [
+            flow.tensor_buffer_to_list_of_tensors(known, (9, 9, 3), flow.float, True),
+            flow.tensor_buffer_to_tensor(later, flow.double, (8, 3)),
+            flow.tensor_buffer_to_list_of_tensors(later, (8, 3), flow.float)[7],
+            small,
+            flow.tensor_buffer_to_tensor(flow.image.random_crop(known, 10, 3, [1.0, 1.0], [4 / 3, 4 / 3]), flow.float, (6, 8, 3)),
+        ]
+
+    x = np.arange(4 * 6 * 8 * 3, dtype=np.float32).reshape(4, 6, 8, 3)
+    for _ in range(2):
+        dynamic, whole, one, small, cropped = job(x)
+        assert all((array == 2 * row).all() for (array,), row in zip(dynamic, x, strict=True))
+        assert (whole[0] == x).all() and whole[0].dtype == np.float64 and (one[0] == x[1, 1]).all()
+        assert small[0].shape == (4, 3, 4, 3) and (small[0] == 2 * x[:, 1::2, 1::2]).all() and (cropped[0] == 2 * x).all()
+        x = x + 1
+
+
+def test_made_buffers_and_decoded_images(devices: int) -> None:
+    pixels, content = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3), io.BytesIO()
+    Image.fromarray(pixels).save(content, "PNG")
+    file = np.frombuffer(content.getvalue(), np.int8)
+
+    @flow.global_function(function_config=mirrored())
+    def job(x: tp.ListListNumpy.Placeholder((1, 900), flow.int8)) -> tp.Bundle[tp.ListNumpy]:  # type: ignore[valid-type]
+        made = flow.gen_tensor_buffer([2], [(2, 1), (1, 2)], [0.0, 1.0])
+        images = flow.image.decode(flow.tensor_list_to_tensor_buffer(x), color_space="RGB")
+        return [*flow.tensor_buffer_to_list_of_tensors(made, (9, 9), flow.float, True), flow.tensor_buffer_to_tensor(images, flow.uint8, (4, 5, 3))]
+
+    for first, second, image in zip(*job([[file[None]]] * devices), strict=True):
+        assert first.tolist() == [[0], [0]] and second.tolist() == [[1, 1]] and (image == pixels).all()
+
+
+def buffers(*shapes: tuple[int, ...]) -> Any:
+    return flow.gen_tensor_buffer([len(shapes)], shapes, [1.0] * len(shapes))
+
+
+WRONG: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
+    "a tensor that depends on a variable": (
+        lambda x: flow.image.flip(flow.tensor_to_tensor_buffer(x * flow.get_variable("w", (3,), initializer=flow.ones_initializer()), 3), 1),
+        flow.JobError,
+        "depends on the variable w",
+    ),
+    "a tensor where buffers are asked for": (lambda x: flow.image.random_crop(x), flow.ArgumentError, "tensor_to_tensor_buffer"),
+    "instances of all axes": (lambda x: flow.tensor_to_tensor_buffer(x, 4), flow.ShapeError, "no 4 axes"),
+    "another shape": (lambda x: flow.tensor_buffer_to_tensor(flow.tensor_to_tensor_buffer(x, 3), flow.float, (3, 3)), flow.ShapeError, r"\[3, 3\]"),
+    "a smaller type": (lambda x: flow.tensor_buffer_to_tensor(buffers((2,)), flow.int32, (2,)), flow.DtypeError, "float32, and the type asked for"),
+    "arrays of several shapes": (lambda x: flow.tensor_buffer_to_tensor(buffers((2,), (3,)), flow.float, (2,)), flow.DataError, r"array \[3\]"),
+    "an array that is larger": (
+        lambda x: flow.tensor_buffer_to_list_of_tensors(buffers((2,)), (1,), flow.float, True),
+        flow.DataError,
+        "none is larger",
+    ),
+    "too few shapes": (lambda x: flow.gen_tensor_buffer([2], [(1,)], [0.0]), flow.ArgumentError, "has 2 arrays, shape_list 1"),
+    "too few codes": (lambda x: flow.image.flip(flow.tensor_to_tensor_buffer(x, 3), flow.random.CoinFlip(3)), flow.ShapeError, r"tensor \[2\]"),
+    "a result computed on": (
+        lambda x: flow.tensor_buffer_to_list_of_tensors(buffers((2,)), (2,), flow.float, True)[0] + 1,
+        TypeError,
+        "HostResult",
+    ),
+    "a list that is none": (lambda x: flow.tensor_list_to_tensor_buffer(x), flow.ArgumentError, "ListListNumpy"),
+    "what a reader gives, computed on": (
+        lambda x: flow.image.flip(
+            flow.tensor_to_tensor_buffer(flow.tensor_buffer_to_tensor(buffers((2, 2, 3), (2, 2, 3)), flow.float, (2, 2, 3)) + 1, 3), 1
+        ),
+        flow.JobError,
+        "what a reader gives",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "kind", "said"), WRONG.values(), ids=list(WRONG))
+def test_what_is_wrong_is_told(make: Callable[..., Any], kind: type[Exception], said: str) -> None:
+    flow.clear_default_session()
+
+    @flow.global_function()
+    def job(x: tp.Numpy.Placeholder((2, 2, 2, 3))) -> tp.Bundle[tp.ListNumpy]:  # type: ignore[valid-type]
+        made = make(x)
+        return flow.tensor_buffer_to_tensor(made, flow.float, (2, 2, 3)) if hasattr(made, "stage") else made
+
+    with pytest.raises(kind, match=said):
+        job(np.ones((2, 2, 2, 3), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (IMAGES, "the job runs on 1 device"),
+        ([IMAGES[0][0]], "Pass a list of 2 arrays"),
+        ([IMAGES[0][:1]], "has 1 elements"),
+        ([[each[0] for each in IMAGES[0]]], "as many axes as declared"),
+        ([[np.ones((1, 13, 2, 3), np.float32)] * 2], "none of them longer"),
+        ([["a", "b"]], r"x\[0\]\[0\]"),
+    ],
+)
+def test_wrong_lists_are_told(given: Any, said: str) -> None:
+    flow.clear_default_session()
+
+    @flow.global_function()
+    def job(x: LISTS) -> tp.ListListNumpy:  # type: ignore[valid-type]
+        return flow.tensor_buffer_to_tensor_list(flow.tensor_list_to_tensor_buffer(x), (12, 12, 3), flow.float)
+
+    with pytest.raises(flow.ArgumentError, match=said):
+        job(given)
+    assert len(job(IMAGES[:1])[0]) == 2  # an error does not end the job
