@@ -55,6 +55,11 @@ class DType:
         """The type that a CPU computes in."""
         return float32 if self.is_half else self
 
+    @property
+    def of_gradient(self) -> DType:
+        """The type of gradients of such numbers: integers, which have them only where a cast lets them through, have those of float64."""
+        return self if self.is_float else float64
+
     @cached_property
     def largest(self) -> float:
         """The largest finite number of a float type."""

@@ -12,6 +12,7 @@ from jobflow.core.errors import NOT_A_TENSOR, DtypeError, JobError, user_line
 from jobflow.core.types import DType, Tensor, Typed, bool_
 from jobflow.ops import elementwise as ew
 from jobflow.ops import matmul as linalg
+from jobflow.ops.arithmetic import TruncateDivide
 from jobflow.ops.pointwise import call
 
 #: What may stand beside a tensor in an expression.  A number takes the tensor's element type.
@@ -44,7 +45,7 @@ class TensorOperators(Typed):
     Comparisons compare elements where an interpreter is in force.  Elsewhere, and beside what is neither tensor nor number, `==` and
     `!=` compare identity, so that values are keys of dictionaries.
     Division by a number multiplies by its reciprocal, and division by zero (the number, or a number by zero elements) gives zeros,
-    as the legacy face has it.
+    as the legacy face has it; integers lose the fraction.
     """
 
     __slots__ = ()
@@ -124,12 +125,10 @@ class TensorOperators(Typed):
     __rmul__ = __mul__
 
     def __truediv__(self, other: Operand) -> Any:
-        if _is_number(other):
-            return ew.scale(self, 1.0 / other if other else 0.0)
-        return ew.divide(self, other) if _is_tensor(other) else _no_operand(other)
+        return quotient(self, other) if _is_number(other) or _is_tensor(other) else _no_operand(other)
 
     def __rtruediv__(self, other: Operand) -> Any:
-        return ew.scale(ew.reciprocal_no_nan(self), other) if _is_number(other) else _no_operand(other)
+        return quotient(other, self) if _is_number(other) else _no_operand(other)
 
     def __floordiv__(self, other: Operand) -> Any:
         return _with(ew.floor_divide, self, other)
@@ -173,6 +172,16 @@ class TensorOperators(Typed):
 
     def __matmul__(self, other: TensorOperators) -> Any:
         return linalg.matmul(self, other) if _is_tensor(other) else _no_operand(other)
+
+
+def quotient(x: Any, y: Any) -> Any:
+    """x / y of tensors, or of a tensor and a number: integers lose the fraction, and 0 is what a number is divided by, or divides, 0 to."""
+    if _is_number(y) and (not y or x.type.dtype.is_float):
+        return ew.scale(x, 1.0 / y if y else 0)
+    if _is_number(x) and y.type.dtype.is_float:
+        return ew.scale(ew.reciprocal_no_nan(y), x)
+    x, y = (ew.fill_like(y, x), y) if _is_number(x) else (x, ew.fill_like(x, y)) if _is_number(y) else (x, y)
+    return ew.divide(x, y) if x.type.dtype.is_float or y.type.dtype.is_float else call(TruncateDivide(), x, y)
 
 
 def _no_operand(other: Any) -> Any:

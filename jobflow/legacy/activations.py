@@ -23,7 +23,7 @@ elu = spelled(nn.elu, alpha=1.0)
 hardsigmoid = spelled(nn.hardsigmoid)
 hardswish = spelled(nn.hardswish)
 hardtanh = spelled(nn.hardtanh, min_val=-1.0, max_val=1.0)
-relu6 = spelled(ac.relu6)  # where x is 0 its gradient is that of a limit, 1; that of tensors is relu's, 0
+relu6 = spelled(nn.relu6)
 swish = spelled(ac.swish, beta=1.0)
 mish = spelled(nn.mish)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import jobflow.functional as functional
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError, user_line
-from jobflow.core.types import DType, Tensor, dtype_of, int32, int64
+from jobflow.core.types import DType, Tensor, bool_, dtype_of, int32, int64
 from jobflow.eager.faces import SPELLED, all_of, of_jobs, recording, spelled
 from jobflow.legacy.operands import Operand, fitting, spans, tensors
 from jobflow.ops import broadcast as bc
@@ -26,7 +26,7 @@ from jobflow.ops import source
 from jobflow.ops.checked import checked
 from jobflow.ops.layout_ops import Identity
 from jobflow.ops.op import apply, normal_axis
-from jobflow.ops.scalar import InHalf
+from jobflow.ops.scalar import Cast, InHalf
 
 Name = str | None
 #: functions of tensors, which take those of jobs in here
@@ -56,9 +56,11 @@ def _dtype(what: str, dtype: Any) -> DType:
 
 
 def cast(x: Tensor, dtype: DType, name: Name = None) -> Tensor:
-    """x as `dtype`; x itself if it is that already."""
-    made: Tensor = _F.cast(x, _dtype("cast", dtype))
-    return made
+    """x as `dtype`; x itself if it is that already.  Gradients go through it, those of integers too."""
+    kind = _dtype("cast", dtype)
+    through = bool_ not in (kind, x.type.dtype) and not (kind.is_float and x.type.dtype.is_float)
+    y: Tensor = x if x.type.dtype is kind else apply(Cast(kind, through), x)
+    return y
 
 
 def identity(x: Tensor, name: Name = None) -> Tensor:
@@ -161,7 +163,7 @@ expand_dims = spelled(_F.unsqueeze, "input", axis=...)
 
 
 def squeeze(input: Tensor, axis: Sequence[int] | None = None, name: Name = None) -> Tensor:
-    """Without the axes listed, which must be of size 1; None: without all such axes."""
+    """Without the axes listed, which must be of size 1; None: without all such axes.  One element is left in shape (1,)."""
     shape = input.type.shape
     if axis is None:
         gone = [i for i, n in enumerate(shape) if n == 1]
@@ -169,7 +171,7 @@ def squeeze(input: Tensor, axis: Sequence[int] | None = None, name: Name = None)
         gone = [_axis("squeeze", i, len(shape)) for i in _ints("squeeze", "axis", axis)]
     if any(shape[i] != 1 for i in gone):
         raise ShapeError(f"squeeze at {user_line()}: axis {list(gone)} of {input.type}: only axes of size 1 can go")
-    return sh.reshape(input, tuple(n for i, n in enumerate(shape) if i not in gone))
+    return sh.reshape(input, tuple(n for i, n in enumerate(shape) if i not in gone) or (1,))
 
 
 def expand(x: Tensor, expand_size: Sequence[int], name: Name = None) -> Tensor:

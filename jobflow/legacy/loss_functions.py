@@ -30,6 +30,11 @@ def class_labels(what: str, labels: Tensor, scores: TensorType) -> Tensor:
     raise ShapeError(f"{what} at {user_line()}: labels {labels.type} must have the shape {list(wanted)} or {[*wanted, 1]} beside scores {scores}")
 
 
+def _filled(loss: Tensor) -> Tensor:
+    """The loss; that of a single sample in shape (1,)."""
+    return loss if loss.type.ndim else sh.reshape(loss, (1,))
+
+
 def _same(what: str, **operands: Tensor | None) -> None:
     """ArgumentError unless the operands that are given have one type."""
     types = {word: t.type for word, t in operands.items() if t is not None}
@@ -43,20 +48,20 @@ def sparse_softmax_cross_entropy_with_logits(labels: Tensor, logits: Tensor, nam
     if distribute_of(logits) is split(logits.type.ndim - 1):
         return distributed_sparse_softmax_cross_entropy_with_logits(labels, logits, name)
     target = class_labels("sparse_softmax_cross_entropy_with_logits", labels, logits.type)
-    return ls.sparse_softmax_cross_entropy(logits, target, name=name)
+    return _filled(ls.sparse_softmax_cross_entropy(logits, target, name=name))
 
 
 def distributed_sparse_softmax_cross_entropy_with_logits(labels: Tensor, logits: Tensor, name: str | None = None) -> Tensor:
     """The same, with the classes split over the devices: they exchange a maximum and a sum per row instead of the logits."""
     target = class_labels("distributed_sparse_softmax_cross_entropy_with_logits", labels, logits.type)
     by_classes = with_distribute(logits, split(logits.type.ndim - 1))
-    return ls.split_sparse_softmax_cross_entropy(by_classes, target, name=name)
+    return _filled(ls.split_sparse_softmax_cross_entropy(by_classes, target, name=name))
 
 
 def softmax_cross_entropy_with_logits(labels: Tensor, logits: Tensor, name: str | None = None) -> Tensor:
-    """-sum over classes of labels log softmax(logits); labels have the type of logits."""
+    """-sum over classes of labels log softmax(logits); labels have the type of logits.  The gradient is softmax(logits) - labels."""
     _same("softmax_cross_entropy_with_logits", labels=labels, logits=logits)
-    return ls.softmax_cross_entropy(logits, labels, name=name)
+    return _filled(ls.softmax_cross_entropy(logits, labels, sums_to_one=True, name=name))
 
 
 def sigmoid_cross_entropy_with_logits(labels: Tensor, logits: Tensor, name: str | None = None) -> Tensor:
@@ -69,7 +74,7 @@ def sigmoid_cross_entropy_with_logits(labels: Tensor, logits: Tensor, name: str 
 def sparse_cross_entropy(labels: Tensor, prediction: Tensor, name: str | None = None) -> Tensor:
     """-log max(prediction[label], 1e-20): labels as for the softmax loss, predictions are probabilities."""
     target = class_labels("sparse_cross_entropy", labels, prediction.type)
-    return ls.sparse_cross_entropy(prediction, target, name=name)
+    return _filled(ls.sparse_cross_entropy(prediction, target, name=name))
 
 
 def _reduced(what: str, loss: Tensor, reduction: str, name: str | None) -> Tensor:

@@ -16,6 +16,7 @@ import jobflow.functional as functional
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.types import DType, Tensor, bool_, int8, int32
 from jobflow.eager.faces import SPELLED, all_of, recording, spelled
+from jobflow.engine.operators import quotient
 from jobflow.functional.nn_activations import logsigmoid
 from jobflow.legacy.elements import top_k as top_k
 from jobflow.legacy.operands import Operand, operands
@@ -100,19 +101,8 @@ minimum = _of_two("minimum", _F.minimum, "The smaller of the two, broadcast; at 
 
 
 def divide(x: Operand, y: Operand, name: str | None = None) -> Tensor:
-    """x / y, broadcast.  A number y multiplies by 1 / y, and 0 by 0; a number x gives 0 where y is 0.  Tensors of integers lose the fraction."""
-    x, y = operands("divide", x, y)
-    if not isinstance(y, Tensor):
-        return ew.scale(x, 1.0 / y if y else 0.0)  # type: ignore[arg-type]
-    if not isinstance(x, Tensor):
-        return ew.scale(ew.reciprocal_no_nan(y), x)
-    return ew.divide(x, y) if x.type.dtype.is_float else _truncated(x, y)
-
-
-def _truncated(x: Tensor, y: Tensor) -> Tensor:
-    """The quotient of integers without its fraction."""
-    made: Tensor = _F.mul(_F.floor_divide(_F.abs(x), _F.abs(y)), _F.mul(_F.sign(x), _F.sign(y)))
-    return made
+    """x / y, broadcast.  A number y multiplies by 1 / y, and 0 by 0; a number x gives 0 where y is 0.  Integers lose the fraction."""
+    return quotient(*operands("divide", x, y))
 
 
 squared_difference = _of_two("squared_difference", ew.squared_difference, "(x - y)^2, broadcast; either may be a number.", tensors)
@@ -206,15 +196,17 @@ def axes_of(what: str, axis: Axes, ndim: int) -> tuple[int, ...]:
     return tuple(sorted({normal_axis(f"{what} at {user_line()}", int(a), ndim) for a in given}))
 
 
-def _reduction(word: str, function: Callable[..., Tensor], doc: str, x: str = "x", extreme: bool = False) -> Callable[..., Tensor]:
-    """A reduction in the shapes of the job face: no axes at all leave x as it is, and no axes left over give (1,); an extreme needs an element."""
+def _reduction(
+    word: str, function: Callable[..., Tensor], doc: str, x: str = "x", extreme: bool = False, alone: Callable[[Tensor], Tensor] = lambda x: x
+) -> Callable[..., Tensor]:
+    """A reduction in the shapes of the job face: no axes at all give what is of each element `alone`, no axes left (1,); an extreme needs an element."""
 
     def call(x: Tensor, axis: Axes, keepdims: bool) -> Tensor:
         axes = axes_of(word, axis, x.type.ndim)
         if extreme:
             rd.check_filled(word, x.type, axes)
         if not axes:
-            return x
+            return alone(x)
         if keepdims or len(axes) < x.type.ndim:
             return function(x, axes, bool(keepdims))
         return sh.reshape(function(x, axes, False), (1,))
@@ -230,7 +222,7 @@ reduce_min = two_stage_reduce_min = _reduction("reduce_min", rd.reduce_min, "Min
 reduce_max = two_stage_reduce_max = _reduction("reduce_max", rd.reduce_max, "Maximum over `axis`; ties share the gradient.", extreme=True)
 reduce_prod = _reduction("reduce_prod", rd.reduce_prod, "Product over `axis`.")
 reduce_logsumexp = _reduction("reduce_logsumexp", rd.logsumexp, "log(sum of e^x over `axis`).", "input_tensor")
-reduce_variance = _reduction("reduce_variance", rd.reduce_variance, "E[(x - E[x])^2] over `axis`: biased.", "input_tensor")
+reduce_variance = _reduction("reduce_variance", rd.reduce_variance, "E[(x - E[x])^2] over `axis`: biased.", "input_tensor", alone=lambda x: ew.fill_like(x, 0))
 _reduce_any = _reduction("reduce_any", rd.reduce_any, "Whether any holds.")
 _reduce_all = _reduction("reduce_all", rd.reduce_all, "Whether all hold.")
 
@@ -264,7 +256,8 @@ def reduce_std(input_tensor: Tensor, axis: Axes = None, keepdims: bool = False, 
 
 def argmax(input: Tensor, axis: int = -1, name: str | None = None) -> Tensor:
     """int32, where those of tensors are int64: the place of the largest element along `axis`, the first of several."""
-    return rd.argmax(input, -1, name=axis) if isinstance(axis, str) else rd.argmax(input, axis)  # v0.2 had no axis: argmax(input, name)
+    place = rd.argmax(input, -1, name=axis) if isinstance(axis, str) else rd.argmax(input, axis)  # v0.2 had no axis: argmax(input, name)
+    return place if place.type.ndim else sh.reshape(place, (1,))
 
 
 def l2_normalize(input: Tensor, axis: int | None = None, epsilon: float = 1e-12, name: str | None = None) -> Tensor:

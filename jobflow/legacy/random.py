@@ -66,14 +66,12 @@ def gen_seed(seed: int | None = None) -> tuple[int, bool]:
 def dropout(x: Tensor, rate: float, noise_shape: Sequence[int] | None = None, seed: int | None = None, name: str | None = None) -> Tensor:
     """Each element 0 with probability `rate`, the others divided by 1 - rate; x itself in predict jobs and for rate 0.
 
-    Other elements fall at every run.  `seed` replaces the job's seed and needs a name.
+    Other elements fall at every run.  `seed` replaces the job's seed.
     """
     if not 0 <= rate < 1:
         raise ArgumentError(f"dropout at {user_line()}: rate {rate} is not in [0, 1)")
     if noise_shape is not None:
         raise JobError(f"dropout at {user_line()}: noise_shape is not supported")
-    if seed is not None and name is None:
-        raise ArgumentError(f"dropout at {user_line()}: a seed needs a name, which must be the same in every run of the program")
     job = current_job("dropout")
     if not job.trainable or rate == 0:
         return x
@@ -102,11 +100,11 @@ def fused_scale_tril_softmax_dropout(
 
 
 def random_mask_like(like: Tensor, rate: float, seed: int | None = None, noise_shape: Sequence[int] | None = None, name: str | None = None) -> Tensor:
-    """int8 in the shape of `like`: 0 with probability `rate`, else 1.  A seed needs a name."""
+    """int8 in the shape of `like`: 0 with probability `rate`, else 1."""
     if not 0 <= rate < 1:
         raise ArgumentError(f"random_mask_like at {user_line()}: rate {rate} is not in [0, 1)")
-    if noise_shape is not None or (seed is not None and name is None):
-        raise ArgumentError(f"random_mask_like at {user_line()}: noise_shape is not supported, and a seed needs a name")
+    if noise_shape is not None:
+        raise ArgumentError(f"random_mask_like at {user_line()}: noise_shape is not supported")
     job = current_job("random_mask_like")
     key = job.unique_name("mask") if name is None else scope.current().full_name(name)
     mask = apply(DropoutMask(float(rate), key, job.seed if seed is None else seed), like, job.run_counter())

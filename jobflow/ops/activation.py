@@ -16,7 +16,7 @@ from jobflow.core.types import Tensor, TensorType
 from jobflow.ops.arithmetic import add, divide, multiply
 from jobflow.ops.op import LETTERS, OVER_FIRST, Grads, Sample, apply, sample
 from jobflow.ops.pointwise import FLOATS, Pointwise, Unary, call, check_dtypes, numbers
-from jobflow.ops.scalar import clip, negate, scale, shift
+from jobflow.ops.scalar import Inside, bounds, negate, scale, shift
 from jobflow.ops.transcendental import absolute, exp
 
 ROOT_HALF = math.sqrt(0.5)
@@ -159,6 +159,24 @@ class Softplus(Unary):
         return f.softplus(*elements)
 
 
+@dataclass(frozen=True)
+class HardSwish(Unary):
+    """y = x/6 times x + 3 limited to [0, 6]; its gradient is 0 from -3 down and 1 from 3 up"""
+
+    precision = "follows"
+
+    def formula(self, f: Any, x: Any) -> Any:
+        return x * (f.clip(x + 3.0, 0.0, 6.0) * (1.0 / 6.0))
+
+    def gradient(self, f: Any, x: Any, y: Any, dy: Any) -> Any:
+        return dy * f.where(x >= 3.0, 1.0, f.where(x > -3.0, x * (1.0 / 3.0) + 0.5, 0.0))
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(), 4.0 * numbers(1, 5, 3))
+        yield sample(cls(), numbers(2, 7))
+
+
 def relu(x: Tensor, *, name: str | None = None) -> Tensor:
     """max(x, 0)"""
     return call(Relu(), x, name=name)
@@ -170,8 +188,8 @@ def leaky_relu(x: Tensor, alpha: float = 0.2, *, name: str | None = None) -> Ten
 
 
 def relu6(x: Tensor, *, name: str | None = None) -> Tensor:
-    """x limited to [0, 6]"""
-    return clip(x, 0.0, 6.0, name=name)
+    """x limited to [0, 6]; no gradient at 0 and at 6"""
+    return hard_tanh(x, 0.0, 6.0, name=name)
 
 
 def sigmoid(x: Tensor, *, name: str | None = None) -> Tensor:
@@ -220,18 +238,18 @@ def softsign(x: Tensor, *, name: str | None = None) -> Tensor:
 
 
 def hard_sigmoid(x: Tensor, *, name: str | None = None) -> Tensor:
-    """x/6 + 1/2 limited to [0, 1]"""
-    return clip(shift(scale(x, 1.0 / 6.0), 0.5), 0.0, 1.0, name=name)
+    """x/6 + 1/2 limited to [0, 1]; no gradient where x is -3 or 3"""
+    return shift(scale(hard_tanh(x, -3.0, 3.0), 1.0 / 6.0), 0.5, name=name)
 
 
 def hard_swish(x: Tensor, *, name: str | None = None) -> Tensor:
     """x/6 times x + 3 limited to [0, 6]"""
-    return multiply(x, scale(clip(shift(x, 3.0), 0.0, 6.0), 1.0 / 6.0), name=name)
+    return call(HardSwish(), x, name=name)
 
 
 def hard_tanh(x: Tensor, minimum: float = -1.0, maximum: float = 1.0, *, name: str | None = None) -> Tensor:
-    """x limited to [minimum, maximum]"""
-    return clip(x, minimum, maximum, name=name)
+    """x limited to [minimum, maximum]; no gradient at a bound"""
+    return call(Inside(*bounds("hard_tanh", x, minimum, maximum)), x, name=name)
 
 
 def mish(x: Tensor, *, name: str | None = None) -> Tensor:

@@ -238,7 +238,12 @@ class SplitCrossEntropy(Indexed):
 
 @dataclass(frozen=True)
 class SoftmaxCrossEntropy(Indexed):
-    """prob = softmax(logits), loss[n] = -sum_c labels[n, c] log max(prob[n, c], 1e-20)."""
+    """prob = softmax(logits), loss[n] = -sum_c labels[n, c] log max(prob[n, c], 1e-20).
+
+    `sums_to_one`: the gradient takes the labels of a row to sum to 1, whether they do or not.
+    """
+
+    sums_to_one: bool = False
 
     results = 2
 
@@ -259,7 +264,7 @@ class SoftmaxCrossEntropy(Indexed):
     def grad(self, logits: Tensor, labels: Tensor, loss: Tensor, prob: Tensor, dloss: Tensor | None, dprob: Tensor | None) -> Grads:
         if dloss is None:
             return _from_prob(logits, prob, dprob, None), None
-        direct = call(SoftmaxCrossEntropyGrad(), prob, labels, dloss)
+        direct = call(SoftmaxCrossEntropyGrad(self.sums_to_one), prob, labels, dloss)
         return _from_prob(logits, prob, dprob, direct), negate(multiply(log(clip(prob, TINY)), _column(dloss)))
 
     def smaller(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
@@ -272,19 +277,23 @@ class SoftmaxCrossEntropy(Indexed):
 
 @dataclass(frozen=True)
 class SoftmaxCrossEntropyGrad(Indexed):
-    """dlogits[n, c] = (prob[n, c] sum_k labels[n, k] - labels[n, c]) dloss[n]."""
+    """dlogits[n, c] = (prob[n, c] sum_k labels[n, k] - labels[n, c]) dloss[n]; `sums_to_one`: (prob[n, c] - labels[n, c]) dloss[n]."""
+
+    sums_to_one: bool = False
 
     def infer(self, prob: TensorType, labels: TensorType, dloss: TensorType) -> TensorType:
         return prob
 
     def rule(self, prob: TensorType, labels: TensorType, dloss: TensorType) -> Rule:
         rows, whole = _classes(prob)
-        return Rule(f"{whole},{whole},{rows}->{whole}", linear=((1,), (2,)))
+        return Rule(f"{whole},{whole},{rows}->{whole}", linear=((2,),) if self.sums_to_one else ((1,), (2,)))
 
     def formula(self, f: Any, prob: Any, labels: Any, dloss: Any) -> Any:
-        return (prob * f.row_sum(labels) - labels) * dloss
+        return (prob - labels) * dloss if self.sums_to_one else (prob * f.row_sum(labels) - labels) * dloss
 
     def smaller(self, prob: Tensor, labels: Tensor, dloss: Tensor) -> tuple[Tensor]:
+        if self.sums_to_one:
+            return (multiply(subtract(prob, labels), _column(dloss)),)
         return (in_pieces.softmax_cross_entropy_grad(prob, labels, dloss),)
 
     def grad(self, prob: Tensor, labels: Tensor, dloss: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
@@ -292,7 +301,8 @@ class SoftmaxCrossEntropyGrad(Indexed):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(), numbers(1, 3, 4, low=0.0), numbers(2, 3, 4, low=0.0), numbers(3, 3))
+        for sums_to_one in (False, True):
+            yield sample(cls(sums_to_one), numbers(1, 3, 4, low=0.0), numbers(2, 3, 4, low=0.0), numbers(3, 3))
 
 
 @dataclass(frozen=True)
@@ -383,9 +393,9 @@ def by_classes(logits: Tensor, labels: Tensor, *, name: str | None = None) -> tu
     return loss, prob
 
 
-def softmax_cross_entropy(logits: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:
-    """Loss per row of logits; labels are a distribution over the classes."""
-    loss: Tensor = apply(SoftmaxCrossEntropy(), logits, labels, name=name)[0]
+def softmax_cross_entropy(logits: Tensor, labels: Tensor, *, sums_to_one: bool = False, name: str | None = None) -> Tensor:
+    """Loss per row of logits; labels are a distribution over the classes, as which the gradient takes them with `sums_to_one`."""
+    loss: Tensor = apply(SoftmaxCrossEntropy(sums_to_one), logits, labels, name=name)[0]
     return loss
 
 

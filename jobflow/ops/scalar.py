@@ -96,6 +96,19 @@ class Clip(Elementwise):
         yield sample(cls(-3, 900), np.arange(250, 256, dtype=np.uint8))
 
 
+@dataclass(frozen=True)
+class Inside(Clip):
+    """Clip, whose gradient is 0 also where x is at a limit"""
+
+    def gradient(self, f: Any, x: Any, y: Any, dy: Any) -> Any:
+        return f.where(x > self.minimum, f.where(x < self.maximum, dy, 0.0), 0.0)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(-1.0, 0.5), numbers(1, 5, 3))
+        yield sample(cls(-3, 200), np.arange(195, 205, dtype=np.uint8))
+
+
 def _number(value: float | None, x: Any) -> float | None:
     """A limit as x's element type has it: of integers at most their own."""
     dtype = dtype_of(x.dtype)
@@ -107,10 +120,14 @@ def _number(value: float | None, x: Any) -> float | None:
 
 @dataclass(frozen=True)
 class Cast(Elementwise):
-    """y = x as another element type, as NumPy casts; linear where the result is a floating point number"""
+    """y = x as another element type, as NumPy casts; linear where the result is a floating point number
+
+    `through`: gradients go through it also where it makes integers, or of integers; those of integers are float64.
+    """
 
     precision = "any"
     dtype: DType
+    through: bool = False
     kinds = ANY
 
     def infer(self, *types: TensorType) -> TensorType:
@@ -124,7 +141,9 @@ class Cast(Elementwise):
         return f.cast(x, self.dtype)
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (cast(dy, x.type.dtype) if x.type.dtype.is_float and self.dtype.is_float else None,)
+        if self.through or (x.type.dtype.is_float and self.dtype.is_float):
+            return (cast(dy, x.type.dtype.of_gradient),)
+        return (None,)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -132,6 +151,7 @@ class Cast(Elementwise):
         yield sample(cls(float32), numbers(1, 5, 3), step=1e-2, tolerance=1e-4)
         yield sample(cls(float64), np.arange(-7, 8).reshape(5, 3))
         yield sample(cls(int32), np.arange(15.0).reshape(5, 3), differentiable=())
+        yield sample(cls(int32, through=True), np.arange(15.0).reshape(5, 3), differentiable=())
         yield sample(cls(bool_), np.arange(15).reshape(5, 3) % 3)
 
 

@@ -236,12 +236,14 @@ def test_the_run_counter_is_one_argument() -> None:
     assert (node.op.split, node.outputs[0].type) == (False, TensorType((1,), int64))
 
 
-def test_training_needs_a_train_job() -> None:
+def test_minimize_makes_a_train_job() -> None:
     tracer = Tracer("job", first(1))
     loss = tracer.input("x", type_(2))
-    for ask in (lambda: tracer.add_loss(loss), lambda: tracer.minimize(None, (loss,))):
-        with pytest.raises(JobError, match=r'at test_trace\.py:\d+ in a job of type "predict"; decorate it with'):
-            ask()
+    with pytest.raises(JobError, match=r'at test_trace\.py:\d+ in a job of type "predict"; decorate it with'):
+        tracer.add_loss(loss)
+    tracer.minimize(None, (loss,))
+    tracer.add_loss(loss)
+    assert tracer.trainable and tracer.losses == [loss]
 
 
 def test_a_job_minimises_once() -> None:

@@ -18,14 +18,14 @@ from jobflow.compiler.front.gradient_sums import shorter_sum
 from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import JobError, PlanError
 from jobflow.core.layout import B, P, Split
-from jobflow.core.types import DType, Tensor, TensorType, float16, int64
+from jobflow.core.types import DType, Tensor, TensorType, bool_, float16, int64
 from jobflow.graph.ir import End, Graph, Node, Origin, Value, Variable
 from jobflow.graph.rewrite import Rewriter, made_by
 from jobflow.graph.traced import Traced
 from jobflow.graph.training import DynamicScale, Optimizer, Parameter, Training, Watch
 from jobflow.ops import elementwise as ew
 from jobflow.ops.axes import Reshape, Squeeze
-from jobflow.ops.layout_ops import ToGlobal, ToLayout, ToLocal
+from jobflow.ops.layout_ops import Crossing, ToGlobal, ToLayout, ToLocal
 from jobflow.ops.op import apply
 from jobflow.ops.reduce import ReduceSum
 from jobflow.ops.scalar import Cast, DivideBy, Scale
@@ -191,7 +191,7 @@ def _undivided(tracer: Tracer, value: Value, gradient: Value, weight: Weight) ->
 
 
 def check_losses(program: Traced) -> Training:
-    """What is to be minimised.  JobError unless there are losses, of one floating-point type."""
+    """What is to be minimised.  JobError unless there are losses, of one type of numbers."""
     assert program.training is not None, "only train jobs have losses"
     training, what = program.training, f"{program} at {program.training.where}"
     if not training.losses:
@@ -201,8 +201,8 @@ def check_losses(program: Traced) -> Training:
         if loss.type != first.type:
             raise JobError(f"{what}: losses {first.name} {first.type} and {loss.name} {loss.type} differ in shape or dtype")
     for loss in training.losses:
-        if not loss.dtype.is_float:
-            raise JobError(f"{what}: loss {loss.name} is {loss.type}; a loss is a floating-point tensor")
+        if loss.dtype is bool_:
+            raise JobError(f"{what}: loss {loss.name} is {loss.type}; a loss is a tensor of numbers")
     return training
 
 
@@ -219,7 +219,7 @@ def backpropagate(tracer: Tracer, training: Training, weight: Weight) -> Gradien
         with tracer.gradients_of(loss.node):
             seed = _seed(tracer, loss, scale * weight.share * weight.raised, weight)
             seed = seed if scaling is None else _traced(scaling.scaled(seed))
-            found.setdefault(loss, []).append(_traced(ew.cast(seed, loss.dtype)))
+            found.setdefault(loss, []).append(_traced(ew.cast(seed, loss.dtype.of_gradient)))
     gradients: dict[Value, Value] = {}
     ends: dict[Value, End] = {}
     for node in reversed(nodes):
@@ -238,13 +238,22 @@ def _reached_from_variables(tracer: Tracer, nodes: Sequence[Node]) -> set[Value]
     reached = {tracer.reads[name] for name, variable in tracer.variables.items() if variable.trainable and variable.type.dtype.is_float}
     for node in nodes:
         if any(value in reached for value in node.inputs):
-            reached.update(value for value in node.outputs if value.dtype.is_float)
+            reached.update(value for value in node.outputs if value.dtype.is_float or _lets_through(node, reached))
     return reached
+
+
+def _lets_through(node: Node, reached: set[Value]) -> bool:
+    """True for a cast that says so, and for what is linear in what has come through one: its gradient reads no integers."""
+    if isinstance(node.op, Cast | Crossing):
+        return isinstance(node.op, Crossing) or node.op.through
+    whole = {i for i, value in enumerate(node.inputs) if value in reached}
+    linear = node.op.rule(*(value.type for value in node.inputs)).linear
+    return len(linear) == 1 and whole <= set(linear[0])
 
 
 def _seed(tracer: Tracer, loss: Value, scale: float, weight: Weight) -> Value:
     """d(sum of means) / d loss: the scale over the number of elements of the loss on all ranks; of a loss of two-byte floats in float32."""
-    dtype = loss.dtype.arithmetic
+    dtype = loss.dtype.of_gradient.arithmetic
     wider = None if dtype is loss.dtype else dtype
     if _ragged(tracer, loss):
         return _traced(ew.divide(ew.fill_like(loss, scale, dtype=wider), apply(ToLocal((B,)), _counted(weight, dtype))))
@@ -288,9 +297,9 @@ def _total(contributions: list[Value]) -> Value:
 def _add_gradients(node: Node, gradients: Mapping[Value, Value], needed: set[Value], found: Contributions, ends: dict[Value, End]) -> None:
     results = node.op.grad(*node.inputs, *node.outputs, *(gradients.get(output) for output in node.outputs))
     for index, (value, gradient) in enumerate(zip(node.inputs, results, strict=True)):
-        if gradient is None or value not in needed:
+        if gradient is None or value not in needed or not (value.dtype.is_float or _lets_through(node, needed)):
             continue
-        if not isinstance(gradient, Value) or gradient.type != value.type:
+        if not isinstance(gradient, Value) or gradient.type != value.type.with_dtype(value.dtype.of_gradient):
             raise PlanError(f"{node.op} at {node.where}: its gradient for {value.name} {value.type} is {gradient!r}")
         found.setdefault(value, []).append(_marked(gradient, End(node.name, index), ends))
 

@@ -346,25 +346,22 @@ class Tracer:
 
     def add_loss(self, loss: Value) -> None:
         """Mark a loss for the optimizer of the job's configuration."""
-        self._need_train("add_loss")
+        if not self.trainable:
+            raise JobError(f'job {self.name}: add_loss at {user_line()} in a job of type "predict"; decorate it with @global_function(type="train")')
         self.losses.append(loss)
 
     def minimize(self, optimizer: Optimizer, losses: Sequence[Value], where: SourceLine | None = None) -> None:
-        """Have `optimizer` minimise the sum of the losses' means; `where` is who asked, the user's line unless given."""
+        """Have `optimizer` minimise the sum of the losses' means, which makes this a train job; `where` is who asked, the user's line unless given."""
         where = where or user_line()
-        self._need_train("minimize")
         if self.training is not None:
             raise JobError(f"job {self.name}: minimize at {where} and at {self.training.where}; a job has one, of one loss or a list of them")
+        self.trainable = True
         self.training = Training(tuple(losses), (optimizer,), where)
 
     def watch(self, value: Value, take: Callable[[Any], None], gradient: bool = False) -> None:
         """Show `take` the value after every run; or its gradient, if it has one."""
         where = user_line()
         self.watches.append(Watch(self._own(value, "watch", where), take, gradient, where))
-
-    def _need_train(self, what: str) -> None:
-        if not self.trainable:
-            raise JobError(f'job {self.name}: {what} at {user_line()} in a job of type "predict"; decorate it with @global_function(type="train")')
 
     def traced(self, outputs: Sequence[Value] = ()) -> Traced:
         """What has been recorded, of which these are to be the outputs."""
