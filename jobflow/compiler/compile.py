@@ -66,7 +66,7 @@ def logical(program: Traced, outputs: Sequence[Value]) -> LogicalProgram:
     else:
         bodies = [(program, outputs)] if program.tail is None else [(program, outputs), program.tail]
         found = unroll([prepared(body, made) for body, made in bodies], program.microbatches)
-    return replace(found, graph=recompute(pipeline(update_rows(simplify(guard(found.graph))), program.schedule)))
+    return replace(found, graph=recompute(pipeline(update_rows(simplify(guard(found.graph)), program.lazily), program.schedule)))
 
 
 def prepared(program: Traced, outputs: Sequence[Value]) -> tuple[Traced, Sequence[Value]]:

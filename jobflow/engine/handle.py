@@ -14,7 +14,7 @@ from jobflow.core.types import Tensor
 from jobflow.engine.distribute import Distribute, broadcast, distribute_of, parallel_cast, split, with_distribute
 from jobflow.engine.operators import TensorOperators
 from jobflow.engine.returned import LocalBlob
-from jobflow.graph.ir import Node, Value
+from jobflow.graph.ir import Node, Value, is_dynamic
 
 #: `split_axis` of a tensor that was not asked to be split.
 INVALID_SPLIT_AXIS = -1
@@ -89,8 +89,8 @@ class Handle(TensorOperators):
 
     @property
     def is_dynamic(self) -> bool:
-        """True in the mirrored view, where the devices' tensors may differ in length."""
-        return self.local
+        """True if the devices' tensors may differ in shape: what comes of a list of one array per device, until `cast_to_static_shape`."""
+        return is_dynamic(self.value)
 
     @property
     def parallel_size(self) -> int:

@@ -32,7 +32,7 @@ IGNORED: dict[str, dict[str, str]] = {
         "any": """optimizer_placement_optimization_mode optimizer_placement_optimization_threshold
             train.optimizer_placement_optimization_mode train.optimizer_placement_optimization_threshold cudnn_buf_limit_mbyte
             cudnn_conv_force_fwd_algo cudnn_conv_force_bwd_data_algo cudnn_conv_force_bwd_filter_algo concurrency_width exp_run_conf
-            indexed_slices_optimizer_conf all_reduce_group_num all_reduce_lazy_ratio all_reduce_group_min_mbyte all_reduce_group_size_warmup
+            all_reduce_group_num all_reduce_lazy_ratio all_reduce_group_min_mbyte all_reduce_group_size_warmup
             non_distributed_optimizer_group_size_mbyte tensorrt.int8_calibration qat.moving_min_max_momentum
             qat.moving_min_max_stop_update_after_iters qat.target_backend static_mem_alloc_policy_white_list.has
             static_mem_alloc_policy_white_list.add static_mem_alloc_policy_white_list.remove""",

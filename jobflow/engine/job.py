@@ -18,6 +18,7 @@ from jobflow.compiler.front.microbatch import cut_batch, explained
 from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import JobError, SourceLine
 from jobflow.core.layout import Placement
+from jobflow.core.notices import notice
 from jobflow.core.types import TensorType, float32
 from jobflow.engine.body import JobBody
 from jobflow.engine.compiled import Compiled, argument_parts
@@ -30,6 +31,8 @@ from jobflow.graph.ir import Physical, Value
 from jobflow.graph.strategy import Strategy
 from jobflow.graph.traced import Traced
 from jobflow.graph.training import Microbatches, Optimizer, ValidRange, Watch
+from jobflow.ops.arithmetic import Where
+from jobflow.ops.row_update import RowUpdate
 from jobflow.typing.annotations import Declared
 from jobflow.typing.lazy import is_lazy, whole
 from jobflow.typing.results import HostArgument, HostResult, Results
@@ -228,7 +231,8 @@ class Job:
     def recorded(self, body: JobBody, outputs: Sequence[Value]) -> Traced:
         """What a body has recorded, of which these are to be the outputs."""
         program = body.tracer.traced(outputs)
-        return replace(program, half=self.config.half, strategy=self.strategy, tensors=body.tensors, modes=body.modes, feed=body.feed)
+        told: dict[str, Any] = {"half": self.config.half, "strategy": self.strategy, "lazily": self.config.lazily}
+        return replace(program, **told, tensors=body.tensors, modes=body.modes, feed=body.feed)
 
     @staticmethod
     def _argument(tracer: Tracer, name: str, declared: Declared, shape: tuple[int, ...]) -> Value:
@@ -271,6 +275,13 @@ def _given(compiled: Compiled, values: list[Any]) -> Any:
 def _version(trace: Trace) -> Version:
     program, results = trace
     found = logical(program, returned_values(results))
+    updates = found.graph.updates
+    whole = [name for name in program.lazily if name in updates and not isinstance(updates[name].node.op, RowUpdate | Where)]
+    if whole:
+        notice(
+            f"{program}: indexed_slices_optimizer_conf names {', '.join(whole)}, of which all rows are updated: the gradient is more than "
+            f"sums of rows, something else reads it, or the optimizer's formula is not one of single elements"
+        )
     return Version(distribute(found.graph), results, found.watches, program.limits, found.pieces, program)
 
 

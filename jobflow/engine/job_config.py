@@ -27,6 +27,7 @@ OPTIONS: dict[str, Option] = {
     "train.model_update_conf": Option((dict,)),
     "train.loss_scale_factor": Option((int, float)),
     "train.num_gradient_accumulation_steps": Option((int,)),
+    "indexed_slices_optimizer_conf": Option((dict,)),
     "pipeline_schedule": Option((str,)),
     "enable_auto_mixed_precision": Option((bool,), True),
     "mixed_precision": Option((DType,)),
@@ -83,6 +84,14 @@ class FunctionConfig:
         chosen: DType | None = self.options.get("mixed_precision")
         return chosen or (float16 if self.options.get("enable_auto_mixed_precision") else None)
 
+    @property
+    def lazily(self) -> tuple[str, ...]:
+        """The variables of which a step updates the rows that it has read, and no others."""
+        match self.options.get("indexed_slices_optimizer_conf"):
+            case {"include_op_names": {"op_name": list(names) | tuple(names)}}:
+                return tuple(names)
+        return ()
+
     def copy(self) -> FunctionConfig:
         """A configuration that further calls on this one do not change."""
         other = FunctionConfig()
@@ -100,6 +109,8 @@ class FunctionConfig:
             raise self._unsupported("mixed_precision", "takes jobflow.float16 or jobflow.bfloat16")
         if self.options.get("enable_quantization_aware_training"):
             raise self._unsupported("enable_quantization_aware_training", "is not supported; omit it")
+        if "indexed_slices_optimizer_conf" in self.options and not self.lazily:
+            raise self._unsupported("indexed_slices_optimizer_conf", "is not of the form {'include_op_names': {'op_name': [names of variables]}}")
         primary = self.options.get("train.primary_lr")
         if self.options.get("train.secondary_lr", primary) != primary:
             raise self._unsupported("train.secondary_lr", "differs from train.primary_lr, which is not supported; give both the same value")

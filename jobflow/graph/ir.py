@@ -12,7 +12,9 @@ from typing import Literal, TypeAlias
 from jobflow.core.errors import NOWHERE, SourceLine
 from jobflow.core.layout import B, Layout, Local, Placement, Sbp
 from jobflow.core.types import TensorType, Typed
+from jobflow.ops.layout_ops import StaticShape
 from jobflow.ops.op import Op
+from jobflow.ops.source import Input
 
 #: What a node is for: the user's program, its gradients, or the step that writes variables.
 Phase = Literal["forward", "backward", "update"]
@@ -38,6 +40,19 @@ class Value(Typed):
 
     def __repr__(self) -> str:
         return f"<tensor {self.name} {self.type}>"
+
+
+def is_dynamic(value: Value) -> bool:
+    """True if ranks may have tensors of different shapes: in the mirrored view, what comes of arguments that each rank has of its own."""
+    seen, rest = set(), [value]
+    while rest:
+        one = rest.pop()
+        if one.local and one not in seen:
+            seen.add(one)
+            if isinstance(one.node.op, Input):
+                return True
+            rest.extend(() if isinstance(one.node.op, StaticShape) else one.node.inputs)
+    return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,8 @@ class Traced:
     kind: Literal["job", "graph"] = "job"
     #: in which products and convolutions are computed; None leaves them as they are
     half: DType | None = None
+    #: variables of which a step updates the rows that it has read, and no others
+    lazily: tuple[str, ...] = ()
     #: how it is parallel; None leaves it to its body and to layout inference
     strategy: Distribution | None = None
     #: how the batch is cut, if it is: the body is then that of one microbatch, of the longer ones if there are two sizes

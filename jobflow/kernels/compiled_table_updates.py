@@ -17,7 +17,7 @@ from jobflow.ops.row_update import RowUpdate
 
 
 def _pass_over_all(op: RowUpdate, inputs: Sequence[Array]) -> tuple[Expression, ...] | None:
-    return without_gradient(op.op, dtype_of(inputs[0].dtype))
+    return None if op.lazy else without_gradient(op.op, dtype_of(inputs[0].dtype))
 
 
 def _refuses(op: RowUpdate, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:

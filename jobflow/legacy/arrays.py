@@ -24,7 +24,7 @@ from jobflow.ops import shape as sh
 from jobflow.ops import slices as sl
 from jobflow.ops import source
 from jobflow.ops.checked import checked
-from jobflow.ops.layout_ops import Identity
+from jobflow.ops.layout_ops import Identity, StaticShape
 from jobflow.ops.op import apply, normal_axis
 from jobflow.ops.scalar import Cast, InHalf
 
@@ -69,13 +69,16 @@ def identity(x: Tensor, name: Name = None) -> Tensor:
     return y
 
 
+def cast_to_static_shape(x: Tensor, name: Name = None) -> Tensor:
+    """y = x, whose shape is said to be the same on all devices: a loss that comes of it is averaged over its elements."""
+    y: Tensor = apply(StaticShape(), x)
+    return y
+
+
 def amp_white_identity(x: Tensor, name: Name = None) -> Tensor:
     """y = x, computed in half precision where the job's precision is mixed: what comes before and after may follow it."""
     y: Tensor = apply(InHalf(), x)
     return y
-
-
-cast_to_static_shape = identity
 
 
 def constant(value: float, dtype: DType | None = None, shape: Sequence[int] | None = None, name: Name = None) -> Tensor:

@@ -47,6 +47,11 @@ class Identity(ViewOp):
 
 
 @dataclass(frozen=True)
+class StaticShape(Identity):
+    """y = x, of which the program says that all ranks have the same shape."""
+
+
+@dataclass(frozen=True)
 class ToLayout(Identity):
     """y = x, read in `sbp`, one per mesh dimension; its gradient is asked for in `grad_sbp`, or left free if that is None.
 

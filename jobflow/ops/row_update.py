@@ -25,12 +25,13 @@ class RowUpdate(Updated):
     """What `op` makes of a table and its slots along the gradient g[k, b...] = the sum of rows[i..., b...] over all i with ids[i...] == k.
 
     Inputs: the table and its slots, rows, ids, and the scalars of `op`.  The new values are those of `op` in all rows: where the formula
-    changes rows without a gradient (decay, moving averages), it does so here.  On a rank that has a part of the table, this begins with
-    row `offset`.
+    changes rows without a gradient (decay, moving averages), it does so here; `lazy`: not here, where other rows stay as they are.
+    On a rank that has a part of the table, this begins with row `offset`.
     """
 
     op: OptimizerUpdate
     offset: int = 0
+    lazy: bool = False
     flat: ClassVar[bool] = False
 
     @property
@@ -70,7 +71,14 @@ class RowUpdate(Updated):
         variables, rows, ids, others = self.split(arrays)
         gradient = xp.empty_like(variables[0])
         UnsortedSegmentSum(0, len(gradient), self.offset).kernel(xp, rows, ids, gradient)
+        before = [xp.array(variable) for variable in variables] if self.lazy else []
         self.op.kernel(xp, *variables, gradient, *others)
+        if self.lazy:
+            at = ids.reshape(-1) - self.offset
+            read = xp.zeros((len(gradient), *(1,) * (gradient.ndim - 1)), bool)
+            read[at[(at >= 0) & (at < len(gradient))]] = True
+            for old, new in zip(before, others[-self.count :], strict=True):
+                new[...] = xp.where(read, new, old)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -79,4 +87,5 @@ class RowUpdate(Updated):
             variables = [abs(numbers(i, 7, 3)) for i in range(op.count)]
             scalars = [[0.1], *([np.array([2])] if op.reads_step else [])]
             for ids in (np.array([0, 6, 3, 3, 5]), np.array([[1, 9], [-1, 1]])):
-                yield sample(cls(op), *variables, numbers(9, *ids.shape, 3), ids, *scalars, differentiable=())
+                for lazy in (False, True):
+                    yield sample(cls(op, lazy=lazy), *variables, numbers(9, *ids.shape, 3), ids, *scalars, differentiable=())

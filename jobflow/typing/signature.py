@@ -137,8 +137,8 @@ class JobSignature:
         want = declared.type
         if not isinstance(value, np.ndarray | Lazy):
             raise self._error(path, f"is {_kind(value)}; the job declares {declared}", _instead_of_array(value))
-        if len(value.shape) != want.ndim or any(n > most for n, most in zip(value.shape, want.shape, strict=False)) or 0 in value.shape:
-            advice = "Pass as many axes as declared, none of them longer and none of them empty."
+        if len(value.shape) != want.ndim or math.prod(value.shape) > want.size:
+            advice = f"Pass as many axes as declared, and at most {want.size} elements."
             raise self._error(path, f"{_is_array(value)}; the job declares at most {declared}", advice)
         return self._converted(path, declared, value)
 

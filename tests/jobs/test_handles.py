@@ -84,11 +84,12 @@ class TestHandles:
 
         @flow.global_function()
         def job(x: tp.ListNumpy.Placeholder((4, 6))) -> tp.ListNumpy:
-            answers.append(x.is_dynamic)
+            static = flow.cast_to_static_shape(x)
+            answers.extend([x.is_dynamic, (x + 1).is_dynamic, static.is_dynamic, (static + 1).is_dynamic])
             return x
 
         job([X])
-        assert answers == [True]
+        assert answers == [True, True, False, False]
 
 
 CASES: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]] = {
@@ -171,7 +172,7 @@ class TestScope:
             return y, flow.cast_to_current_logical_view(y)
 
         listed, _ = job(X)
-        assert per_device == [(True, (2, 6))]
+        assert per_device == [(False, (2, 6))]
         for each, rows in zip(listed, np.split(X, 2), strict=True):
             np.testing.assert_array_equal(each, rows + 1)
 

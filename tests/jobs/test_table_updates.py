@@ -80,6 +80,61 @@ def test_numbers_are_those_of_dense_gradients(on: Begin, optimizer: str, monkeyp
         same(train(optimizer, view, distribute), (losses, dense), f"{devices} devices, {view}, {distribute}")
 
 
+LAZY: dict[str, Callable[[], Any]] = {
+    "sgdw": lambda: flow.optimizer.SGDW(constant(0.1), momentum=0.9, weight_decay=0.1),
+    "lazy adam": lambda: flow.optimizer.LazyAdam(constant(0.1)),
+    "rmsprop": lambda: flow.optimizer.RMSProp(constant(0.1)),
+}
+
+
+def train_lazily(optimizer: str, view: str = "consistent", distribute: Any = None) -> dict[str, Any]:
+    """The variables after two steps of a job that has rows alone which a step does not read; view "ragged" with parts of different lengths."""
+    config = flow.function_config()
+    config.indexed_slices_optimizer_conf({"include_op_names": {"op_name": ["table"]}})
+    config.default_logical_view(flow.scope.consistent_view() if view == "consistent" else flow.scope.mirrored_view())
+    declared = tp.ListNumpy if view == "ragged" else tp.Numpy
+
+    @flow.global_function(type="train", function_config=config)
+    def job(ids: declared.Placeholder((4, 2), dtype=flow.int32)) -> tp.Numpy:  # type: ignore[name-defined]
+        table = flow.get_variable("table", (12, 3), flow.float64, flow.random_normal_initializer(), distribute=distribute or broadcast())
+        loss = flow.math.reduce_sum(flow.math.square(flow.gather(table, ids)), [1, 2])
+        LAZY[optimizer]().minimize(loss)
+        return loss
+
+    for step in range(2):
+        ids = np.array([[1, 5], [1, 2], [7, 1], [2, 9]], np.int32) + step
+        job(np.split(ids, [3]) if view == "ragged" else ids)
+    return {name: value.numpy() for name, value in flow.get_all_variables().items()}
+
+
+@pytest.mark.parametrize("optimizer", LAZY)
+def test_rows_that_a_step_did_not_read_keep_their_values(on: Begin, optimizer: str) -> None:
+    on(1)
+    expected = train_lazily(optimizer)
+    untouched = [0, 4, 11]
+    first = sorted(set(range(12)) - set(untouched))
+    slots = {name: value for name, value in expected.items() if name.startswith("table-")}
+    assert slots and all((value[untouched] == 0).all() and (value[first] != 0).all() for value in slots.values())
+    for devices, view, distribute in ((2, "consistent", None), (2, "consistent", split(0)), (2, "mirrored", None), (2, "ragged", None)):
+        on(devices)
+        found = train_lazily(optimizer, view, distribute)
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-12, err_msg=f"{name}: {view}, {distribute}")
+
+
+def test_a_lazy_update_that_is_not_one_of_rows_is_told(on: Begin, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    on(1)
+    monkeypatch.setitem(LAZY, "lamb", lambda: flow.optimizer.LAMB(constant(0.1)))
+    train_lazily("lamb")
+    assert "indexed_slices_optimizer_conf names table, of which all rows are updated" in capsys.readouterr().err
+    on(1)
+    config = flow.function_config()
+    config.indexed_slices_optimizer_conf({"op_name": ["table"]})
+    flow.global_function(type="train", function_config=config)(lambda: None)
+    with pytest.raises(flow.JobError, match=r"is not of the form .*include_op_names"):
+        flow.get_all_variables()
+
+
 def accumulated(config: Any) -> None:
     config.train.num_gradient_accumulation_steps(2)
 

@@ -19,8 +19,9 @@ from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import JobError, PlanError
 from jobflow.core.layout import B, P, Split
 from jobflow.core.types import DType, Tensor, TensorType, bool_, float16, int64
-from jobflow.graph.ir import End, Graph, Node, Origin, Value, Variable
+from jobflow.graph.ir import End, Graph, Node, Origin, Value, Variable, is_dynamic
 from jobflow.graph.rewrite import Rewriter, made_by
+from jobflow.graph.strategy import Strategy
 from jobflow.graph.traced import Traced
 from jobflow.graph.training import DynamicScale, Optimizer, Parameter, Training, Watch
 from jobflow.ops import elementwise as ew
@@ -40,7 +41,7 @@ Contributions = dict[Value, list[Value]]
 class Weight:
     """What the losses of a body count in the losses of the batch.
 
-    Their mean is over `elements` elements (in the mirrored view: per rank, so many), and `share` of it is this body's.  Until they are
+    Their mean is over `elements` elements (in the mirrored view: per rank, so many; see `counted`), and `share` of it is this body's.  Until they are
     those of variables, gradients are `raised` times as large: see `raised_by`.
     """
 
@@ -87,7 +88,7 @@ def differentiate(program: Traced, outputs: Sequence[Value]) -> LogicalProgram:
         watches, shown = watched(tracer, {}, Weight(1))
         return LogicalProgram(tracer.graph((*outputs, *shown)), watches, (1,) * (len(outputs) + len(shown)))
     check_losses(program)
-    weight = Weight(training.losses[0].type.size)
+    weight = Weight(counted(program, training.losses[0]))
     weight = replace(weight, raised=raised_by(program.nodes, training, weight))
     gradients = backpropagate(tracer, training, weight)
     update_variables(tracer, training, gradients.of_variables(tracer), weight.raised)
@@ -95,6 +96,12 @@ def differentiate(program: Traced, outputs: Sequence[Value]) -> LogicalProgram:
     return LogicalProgram(
         _Marking(tracer.graph((*outputs, *shown)), len(program.nodes), gradients).run(), watches, (1,) * (len(outputs) + len(shown))
     )
+
+
+def counted(program: Traced, loss: Value) -> int:
+    """How many parts the mean of a loss is of: its elements; of one that is dynamic its samples, one per row, unless a strategy has made it so."""
+    rows = is_dynamic(loss) and not (isinstance(program.strategy, Strategy) and program.strategy.view)
+    return math.prod(loss.shape[:1]) if rows and program.kind == "job" else loss.type.size
 
 
 class _Marking(Rewriter):
@@ -266,7 +273,7 @@ def _ragged(tracer: Tracer, loss: Value) -> bool:
 
 
 def _on_all_ranks(loss: Value, weight: Weight) -> int:
-    """How many elements the loss has on all ranks."""
+    """How many elements of the loss are counted on all ranks."""
     return weight.elements * (loss.node.placement.size if loss.local else 1)
 
 

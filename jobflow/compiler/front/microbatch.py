@@ -37,6 +37,7 @@ from jobflow.compiler.front.differentiate import (
     Weight,
     backpropagate,
     check_losses,
+    counted,
     raised_by,
     update_variables,
     watched,
@@ -135,7 +136,8 @@ class _Body:
 def _bodies(traced: Sequence[Body], microbatches: Microbatches) -> list[_Body]:
     """Differentiate what was traced."""
     trainings = [check_losses(program) for program, _ in traced]
-    weights = _weights([training.losses[0] for training in trainings], microbatches)
+    losses = [training.losses[0] for training in trainings]
+    weights = _weights(losses, [counted(program, loss) for (program, _), loss in zip(traced, losses, strict=True)], microbatches)
     raised = min(raised_by(program.nodes, training, weight) for (program, _), training, weight in zip(traced, trainings, weights, strict=True))
     weights = [replace(weight, raised=raised) for weight in weights]
     found: list[_Body] = []
@@ -155,9 +157,9 @@ def _bodies(traced: Sequence[Body], microbatches: Microbatches) -> list[_Body]:
     return found
 
 
-def _weights(losses: Sequence[Value], microbatches: Microbatches) -> list[Weight]:
-    """Per size of microbatch, what its losses count in the batch; `losses` is the loss of each."""
-    sizes, elements = microbatches.sizes, [loss.type.size for loss in losses]
+def _weights(losses: Sequence[Value], elements: Sequence[int], microbatches: Microbatches) -> list[Weight]:
+    """Per size of microbatch, what its losses count in the batch; `losses` is the loss of each, of so many `elements`."""
+    sizes = microbatches.sizes
     grows = len(set(elements)) > 1 if len(sizes) > 1 else _times(losses, sizes) is not None
     if not grows:
         return [Weight(n, rows / microbatches.rows) for n, rows in zip(elements, sizes, strict=True)]

@@ -9,22 +9,28 @@ What lies between (the loss scale, a layout, the step out of the mirrored view) 
 put together.  Ranks then hand each other the rows that they have read, not tables.  This is decided before layouts are chosen, by sizes
 of whole tensors, and so the same for all ranks.  A gradient that something else reads (clipping by a norm, a regularizer, a watch) or that
 other terms are added to is made whole, as it is where the table is small or many of its rows are read.
+
+A program may ask that rows which were not read stay as they are, whatever the optimizer's formula (`lazily` names such variables): then sizes
+do not matter.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from jobflow.compiler.front.simplify import drop_dead
 from jobflow.core.layout import P, S
+from jobflow.core.types import bool_, float32
 from jobflow.graph.ir import Graph, Node, Value
 from jobflow.graph.rewrite import Rewriter, consumers
-from jobflow.ops.arithmetic import Add
+from jobflow.ops.arithmetic import Add, Where
 from jobflow.ops.axes import Reshape
 from jobflow.ops.index import UnsortedSegmentSum
-from jobflow.ops.layout_ops import ToGlobal, ToLayout
+from jobflow.ops.layout_ops import Copy, ToGlobal, ToLayout
 from jobflow.ops.op import Op, types_tuple
 from jobflow.ops.optimizer_updates import OptimizerUpdate
 from jobflow.ops.row_update import RowUpdate
-from jobflow.ops.scalar import Scale
+from jobflow.ops.scalar import Cast, FillLike, Scale
 from jobflow.ops.slices import Concat
 
 #: a table is updated by rows if at most one of so many is read
@@ -36,49 +42,55 @@ LEAST = 64 * 1024
 Lookups = list[tuple[Value, Value]]
 
 
-def update_rows(graph: Graph) -> Graph:
-    """Have tables updated by the rows that were read, where these are few."""
-    finding = _Updating(graph)
+def update_rows(graph: Graph, lazily: Collection[str] = ()) -> Graph:
+    """Have tables updated by the rows that were read, where these are few, or the table is one of those `lazily` updated."""
+    finding = _Updating(graph, {value.node for name, value in graph.updates.items() if name in lazily})
     return drop_dead(finding.run()) if finding.found else graph
 
 
 class _Updating(Rewriter):
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, lazy: set[Node]) -> None:
         super().__init__(graph)
-        self.readers, self.shown = consumers(graph), set(graph.outputs)
+        self.readers, self.shown, self.lazy = consumers(graph), set(graph.outputs), lazy
         self.found = {node for node in graph.nodes if isinstance(node.op, OptimizerUpdate) and self._is_sparse(node, node.op)}
 
     def _is_sparse(self, node: Node, op: OptimizerUpdate) -> bool:
-        """True if an update runs along a gradient of few rows."""
-        table = node.inputs[0].type
-        if not (op.flat and op.elementwise and table.ndim) or table.dtype.is_half or table.size < LEAST:
+        """True if an update runs along a gradient of few rows, or of rows at all if it is lazy."""
+        table, lazy = node.inputs[0].type, node in self.lazy
+        if not (op.flat and op.elementwise and table.ndim) or table.dtype.is_half or (table.size < LEAST and not lazy):
             return False
-        sums = self._sums(node.inputs[op.count], node)
+        sums = self._sums(node.inputs[op.count], node, lazy)
         read = sum(each.inputs[1].type.size * (node.placement.size if each.outputs[0].local else 1) for each in sums)
         alike = len({each.inputs[1].type.dtype for each in sums}) == 1
-        return alike and SPARSE * read <= table.shape[0]
+        return alike and (lazy or SPARSE * read <= table.shape[0])
 
-    def _sums(self, gradient: Value, reader: Node) -> list[Node]:
-        """The sums of rows that a gradient consists of; none if it is made of anything else, or read by others."""
+    def _ragged(self, rows: Value) -> bool:
+        """True for rows of which ranks have different numbers: no logical tensor has them all."""
+        return rows.local and bool(self.graph.rows)
+
+    def _sums(self, gradient: Value, reader: Node, ragged: bool) -> list[Node]:
+        """The sums of rows that a gradient consists of; none if it is made of anything else, or read by others.  `ragged`: also of such rows."""
         node = gradient.node
         if self.readers[gradient] != [reader] or gradient in self.shown or node.placement != reader.placement:
             return []
         if isinstance(node.op, UnsortedSegmentSum):
             rows, ids = node.inputs
-            return [node] if node.op.axis == 0 and ids.type.ndim and not (rows.local and self.graph.rows) else []
+            return [node] if node.op.axis == 0 and ids.type.ndim and (ragged or not self._ragged(rows)) else []
         if isinstance(node.op, Add):
-            terms = [self._sums(value, node) for value in node.inputs]
+            terms = [self._sums(value, node, ragged) for value in node.inputs]
             return [each for term in terms for each in term] if all(terms) and node.inputs[0].type == node.inputs[1].type else []
         addends = isinstance(node.op, ToGlobal) and all(sbp == P for sbp in node.op.sbp)
-        return self._sums(node.inputs[0], node) if addends or isinstance(node.op, Scale | ToLayout) else []
+        return self._sums(node.inputs[0], node, ragged) if addends or isinstance(node.op, Scale | ToLayout) else []
 
     def take(self, node: Node, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
         if node not in self.found:
             return self.keep(node, inputs)
         assert isinstance(node.op, OptimizerUpdate)
         n = node.op.count
+        if any(self._ragged(each.inputs[0]) for each in self._sums(node.inputs[n], node, node in self.lazy)):
+            return self._where_read(node, inputs)
         rows, ids = self._together(self._lookups(node.inputs[n], node), node)
-        return self.keep(node, (*inputs[:n], rows, ids, *inputs[n + 1 :]), op=RowUpdate(node.op))
+        return self.keep(node, (*inputs[:n], rows, ids, *inputs[n + 1 :]), op=RowUpdate(node.op, lazy=node in self.lazy))
 
     def _lookups(self, gradient: Value, update: Node) -> Lookups:
         """What is to be summed, and by which numbers, with all that is done to the sum done to the rows."""
@@ -94,6 +106,25 @@ class _Updating(Rewriter):
             whole = ToGlobal((S(0),) * len(op.sbp), node.placement.size)
             return [(self._made(whole, (rows,), update), self._made(whole, (ids,), update)) for rows, ids in found]
         return found
+
+    def _where_read(self, update: Node, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
+        """A lazy update along a gradient that is made whole: rows that nobody has read keep their values."""
+        assert isinstance(update.op, OptimizerUpdate)
+        table, n = inputs[0].type, update.op.count
+        made = self.keep(update, (*[self._made(Copy(), (value,), update) for value in inputs[:n]], *inputs[n:]))
+        read = self._made(Cast(bool_), (self._times_read(update.inputs[n], update),), update)
+        read = self._made(Reshape((table.shape[0], *[1] * (table.ndim - 1))), (read,), update)
+        return tuple([self._made(Where(), (read, new, old), update) for new, old in zip(made, inputs, strict=False)])
+
+    def _times_read(self, gradient: Value, update: Node) -> Value:
+        """How often each row has been read."""
+        node = gradient.node
+        op = node.op
+        if isinstance(op, UnsortedSegmentSum):
+            ids = self.now[node.inputs[1]]
+            return self._made(op, (self._made(FillLike(1.0, float32), (ids,), update), ids), update)
+        found = [self._times_read(value, update) for value in node.inputs]
+        return self._made(op, tuple(found), update) if isinstance(op, Add | ToGlobal) else found[0]
 
     def _together(self, found: Lookups, update: Node) -> tuple[Value, Value]:
         """Several look-ups of one table as one."""

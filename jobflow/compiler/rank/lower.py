@@ -262,8 +262,8 @@ def local_box(shape: tuple[int, ...], layout: Local, rank: int, rows: tuple[int,
     if not shape:
         return whole_box(shape)
     i, n, own = layout.placement.ranks.index(rank), layout.placement.size, shape[0]
-    if rows and own % rows[i] == 0:
-        each = tuple(own // rows[i] * length for length in rows)
+    if rows and own % (rows[i] or own + 1) == 0:
+        each = tuple(own // (rows[i] or 1) * length for length in rows)
     else:
         each = (own,) * n
     start = sum(each[:i])

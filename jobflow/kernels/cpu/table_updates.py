@@ -1,7 +1,7 @@
 """Updates of the rows that a step has read, in NumPy.
 
 1  the old values of these rows, of the table and its slots, are put by
-2  all rows are updated as those are that have no gradient, in one pass; nothing where that leaves them as they are (SGD, Adagrad)
+2  all rows are updated as those are that have no gradient, in one pass; nothing where that leaves them as they are (SGD, Adagrad, lazy updates)
 3  the rows that have a gradient are computed from their old values, and put in their places
 """
 
@@ -54,7 +54,7 @@ def refusal(op: RowUpdate, inputs: Sequence[Array], outputs: Sequence[Array]) ->
 
 @implements(RowUpdate, refuses=refusal)
 def rows_that_were_read(op: RowUpdate, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    over_all = _pass_over_all(op.op, dtype_of(inputs[0].dtype))
+    over_all = None if op.lazy else _pass_over_all(op.op, dtype_of(inputs[0].dtype))
     return row_calls(op, device, inputs, outputs, lambda numbers: block_calls(over_all, device, outputs, numbers, outputs) if over_all else [])
 
 
