@@ -174,7 +174,7 @@ class TensorOperators(Typed):
         return linalg.matmul(self, other) if _is_tensor(other) else _no_operand(other)
 
 
-def quotient(x: Any, y: Any) -> Any:
+def quotient(x: Any, y: Any) -> Tensor:
     """x / y of tensors, or of a tensor and a number: integers lose the fraction, and 0 is what a number is divided by, or divides, 0 to."""
     if _is_number(y) and (not y or x.type.dtype.is_float):
         return ew.scale(x, 1.0 / y if y else 0)

@@ -197,16 +197,19 @@ def axes_of(what: str, axis: Axes, ndim: int) -> tuple[int, ...]:
 
 
 def _reduction(
-    word: str, function: Callable[..., Tensor], doc: str, x: str = "x", extreme: bool = False, alone: Callable[[Tensor], Tensor] = lambda x: x
+    word: str, function: Callable[..., Tensor], doc: str, x: str = "x", extreme: bool = False, single: Callable[..., Tensor] | None = None
 ) -> Callable[..., Tensor]:
-    """A reduction in the shapes of the job face: no axes at all give what is of each element `alone`, no axes left (1,); an extreme needs an element."""
+    """A reduction in the shapes of the job face: of no axes at all it is x, or what `single` makes of it, and no axes left over give (1,).
+
+    An extreme needs an element.
+    """
 
     def call(x: Tensor, axis: Axes, keepdims: bool) -> Tensor:
         axes = axes_of(word, axis, x.type.ndim)
         if extreme:
             rd.check_filled(word, x.type, axes)
         if not axes:
-            return alone(x)
+            return x if single is None else single(x, 0)
         if keepdims or len(axes) < x.type.ndim:
             return function(x, axes, bool(keepdims))
         return sh.reshape(function(x, axes, False), (1,))
@@ -222,9 +225,7 @@ reduce_min = two_stage_reduce_min = _reduction("reduce_min", rd.reduce_min, "Min
 reduce_max = two_stage_reduce_max = _reduction("reduce_max", rd.reduce_max, "Maximum over `axis`; ties share the gradient.", extreme=True)
 reduce_prod = _reduction("reduce_prod", rd.reduce_prod, "Product over `axis`.")
 reduce_logsumexp = _reduction("reduce_logsumexp", rd.logsumexp, "log(sum of e^x over `axis`).", "input_tensor")
-reduce_variance = _reduction(
-    "reduce_variance", rd.reduce_variance, "E[(x - E[x])^2] over `axis`: biased.", "input_tensor", alone=lambda x: ew.fill_like(x, 0)
-)
+reduce_variance = _reduction("reduce_variance", rd.reduce_variance, "E[(x - E[x])^2] over `axis`: biased.", "input_tensor", single=ew.fill_like)
 _reduce_any = _reduction("reduce_any", rd.reduce_any, "Whether any holds.")
 _reduce_all = _reduction("reduce_all", rd.reduce_all, "Whether all hold.")
 

@@ -1,4 +1,4 @@
-"""What programs rely on that no signature shows: conversions of numbers, scopes on other devices, variables that train jobs share."""
+"""What programs rely on that no signature shows: scopes on other devices, variables that train jobs share."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ import pytest
 import jobflow as flow
 import jobflow.typing as tp
 
-X = np.float32([[1, -2, 3], [0, 5, 6]])
-WHOLE = np.int32([[7, -7, 0], [2, 9, -1]])
-
 
 @pytest.fixture(autouse=True)
 def session() -> Iterator[None]:
@@ -24,27 +21,6 @@ def session() -> Iterator[None]:
 
 def rate() -> Any:
     return flow.optimizer.PiecewiseConstantScheduler([], [0.1])
-
-
-def test_numbers_beside_tensors_take_their_type() -> None:
-    @flow.global_function()
-    def job(x: tp.Numpy.Placeholder((2, 3)), i: tp.Numpy.Placeholder((2, 3), flow.int32)) -> tp.Bundle[tp.Numpy]:  # type: ignore[valid-type]
-        assert x.parallel_conf == "cpu[0]"
-        two = flow.constant(2, flow.int32, (1,))
-        return [flow.math.squared_difference(x, 1), flow.masked_fill(i, i, 2.5), flow.math.divide(i, two), flow.math.reduce_any(i, axis=[])]
-
-    squares, filled, halves, any_of_none = job(X, WHOLE)
-    assert squares.tolist() == ((X - 1) ** 2).tolist() and filled.tolist() == [[2, 2, 0], [2, 2, 2]]
-    assert halves.tolist() == [[3, -3, 0], [1, 4, 0]] and halves.dtype == np.int32 and any_of_none.tolist() == [[1, 1, 0], [1, 1, 1]]
-
-
-def test_what_an_integer_cannot_be_is_told() -> None:
-    @flow.global_function()
-    def job(i: tp.Numpy.Placeholder((2, 3), flow.int32)) -> tp.Numpy:  # type: ignore[valid-type]
-        return flow.masked_fill(i, i, float("inf"))
-
-    with pytest.raises(flow.DtypeError, match="inf"):
-        job(WHOLE)
 
 
 def test_data_on_the_cpu_and_the_net_on_the_gpu_in_the_mirrored_view(capfd: pytest.CaptureFixture[str]) -> None:

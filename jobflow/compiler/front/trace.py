@@ -351,7 +351,7 @@ class Tracer:
         self.losses.append(loss)
 
     def minimize(self, optimizer: Optimizer, losses: Sequence[Value], where: SourceLine | None = None) -> None:
-        """Have `optimizer` minimise the sum of the losses' means, which makes this a train job; `where` is who asked, the user's line unless given."""
+        """Have `optimizer` minimise the sum of the losses' means: this is a train job then.  `where` is who asked, if not the user's line."""
         where = where or user_line()
         if self.training is not None:
             raise JobError(f"job {self.name}: minimize at {where} and at {self.training.where}; a job has one, of one loss or a list of them")

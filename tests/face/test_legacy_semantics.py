@@ -1,0 +1,181 @@
+"""What functions and jobs of the job face compute where the published framework has rules of its own: the same on every device and in both views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jobflow as flow
+import jobflow.typing as tp
+
+X = np.float32([[1, -2, 3], [0, 5, 6], [1, 2, 3], [4, 4, 4]])
+WHOLE = np.int32([[7, -7, 0], [2, 9, -1], [1, 1, 1], [0, 0, 2]])
+math, nn = flow.math, flow.nn
+#: runs a body on arrays in a predict job, or in one that trains `w`, of ones in the shape of a row: what it returned
+Run = Callable[..., Any]
+
+
+def rate(value: float = 0.1) -> Any:
+    return flow.optimizer.PiecewiseConstantScheduler([], [value])
+
+
+def row(values: Any, trainable: bool = True) -> Any:
+    return flow.get_variable("w", values, initializer=flow.ones_initializer(), trainable=trainable)
+
+
+def minimize(*losses: Any) -> Any:
+    flow.optimizer.SGD(rate(), momentum=0).minimize(list(losses))
+    return losses[0]
+
+
+@pytest.fixture(scope="module", params=[(1, False), (2, False), (2, True)], ids=["one device", "two devices", "two devices, mirrored"])
+def run(request: pytest.FixtureRequest) -> Iterator[Run]:
+    devices, mirrored = request.param
+
+    def run(body: Callable[..., Any], *arrays: Any, type: str = "predict") -> Any:
+        flow.clear_default_session()
+        flow.config.cpu_device_num(devices)
+        config = flow.function_config()
+        config.default_logical_view(flow.scope.mirrored_view() if mirrored else flow.scope.consistent_view())
+        declared = [tp.Numpy.Placeholder(a.shape, flow.int32 if a.dtype.kind == "i" else flow.float) for a in arrays]
+
+        def job(*_: Any) -> None: ...
+
+        names = [f"a{i}" for i in range(len(arrays))]
+        told = {"body": body, "Given": tp.Bundle[tp.Numpy], **{f"P{name}": each for name, each in zip(names, declared, strict=True)}}
+        exec(f"def job({', '.join(f'{n}: P{n}' for n in names)}) -> Given:\n    return body({', '.join(names)})", told)
+        return flow.global_function(type, config)(told["job"])(*arrays)
+
+    run.devices, run.mirrored = devices, mirrored  # type: ignore[attr-defined]
+    yield run
+    flow.clear_default_session()
+
+
+def slopes(run: Run, f: Callable[..., Any], x: Any, *others: Any) -> Any:
+    """The gradient of the sum of f(x), as a watch sees it."""
+    seen: list[Any] = []
+
+    def body(x: Any, *others: Any) -> Any:
+        x = x * row((x.shape[-1],))
+        flow.watch_diff(x, lambda gradient: seen.append(gradient.numpy()))
+        return minimize(f(x, *others))
+
+    run(body, x, *others, type="train")
+    return seen[0]
+
+
+AT_BOUNDS = np.float32([[0, 6, 3], [-3, -4, 7], [3, -3, 1], [0, 6, 5]])
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("relu6", lambda x: (x > 0) & (x < 6)),
+        ("hardsigmoid", lambda x: ((x > -3) & (x < 3)) / 6),
+        ("hardswish", lambda x: np.where(x >= 3, 1, np.where(x > -3, x / 3 + 0.5, 0))),
+    ],
+)
+def test_gradients_at_bounds(run: Run, word: str, expected: Callable[[Any], Any]) -> None:
+    np.testing.assert_allclose(slopes(run, getattr(nn, word), AT_BOUNDS), expected(AT_BOUNDS), rtol=1e-6)
+
+
+def test_the_gradient_of_a_cross_entropy_takes_labels_for_distributions(run: Run) -> None:
+    labels = np.float32([[0.2, 0.2, 0.1], [1, 0, 0], [2, 0, 0], [0, 0, 1]])
+    found = slopes(run, lambda x, y: nn.softmax_cross_entropy_with_logits(labels=y, logits=x), X, labels)
+    np.testing.assert_allclose(found, np.exp(X) / np.exp(X).sum(1, keepdims=True) - labels, atol=1e-6)
+
+
+def test_reductions_over_no_axes(run: Run) -> None:
+    same = [math.reduce_sum, math.reduce_mean, math.reduce_min, math.reduce_max, math.reduce_prod, math.reduce_logsumexp]
+    for found in run(lambda x: [f(x, axis=[]) for f in same], X):
+        np.testing.assert_array_equal(found, X)
+    variance, deviation, norm = run(lambda x: [f(x, axis=[]) for f in (math.reduce_variance, math.reduce_std, math.reduce_euclidean_norm)], X)
+    assert not variance.any() and not deviation.any() and (norm == abs(X)).all()
+    for found in run(lambda i: [math.reduce_any(i, axis=[]), math.reduce_all(i, axis=[]), math.reduce_sum(i, axis=[])], WHOLE)[:2]:
+        assert found.dtype == np.int8 and (found == (WHOLE != 0)).all()
+
+
+def test_a_single_element_has_shape_1(run: Run) -> None:
+    def body(x: Any, i: Any) -> Any:
+        flat = flow.reshape(x, (-1,))
+        one = flow.reshape(flow.slice(i, [0, 0], [1, 1]), (1,))
+        means = [math.reduce_mean(flat, 0), math.reduce_max(x), nn.MSELoss(x, x), math.reduce_any(x)]
+        losses = [nn.softmax_cross_entropy_with_logits(flat, flat), nn.sparse_softmax_cross_entropy_with_logits(one * 0, flat)]
+        return [math.argmax(flat), flow.squeeze(math.reduce_sum(x, None, True)), *means, *losses]
+
+    for found in run(body, X, WHOLE):
+        assert found.shape == (run.devices if run.mirrored else 1,)  # type: ignore[attr-defined]
+
+
+def test_quotients_of_integers_lose_their_fraction(run: Run) -> None:
+    def body(i: Any) -> list[Any]:
+        two = flow.constant(2, flow.int32, (1,))
+        return [i / two, i / 2, math.divide(i, two), math.divide(i, 2), i / 0, 7 / i]
+
+    *halves, none, sevenths = run(body, WHOLE)
+    assert all(half.dtype == np.int32 and (half == np.trunc(WHOLE / 2)).all() for half in halves) and not none.any()
+    assert sevenths.tolist() == [[1, -1, 0], [3, 0, -7], [7, 7, 7], [0, 0, 3]]
+
+
+def test_numbers_beside_tensors_take_their_type(run: Run) -> None:
+    squares, filled = run(lambda x, i: [math.squared_difference(x, 1), flow.masked_fill(i, i, 2.5)], X, WHOLE)
+    assert squares.tolist() == ((X - 1) ** 2).tolist() and (filled == np.where(WHOLE, 2, WHOLE)).all()
+    for wrong in (lambda i: flow.masked_fill(i, i, float("inf")), lambda i: i / 2.5):
+        with pytest.raises(flow.DtypeError, match=r"inf|2\.5"):
+            run(wrong, WHOLE)
+
+
+@pytest.mark.parametrize(
+    ("through", "elements"),
+    [
+        (lambda x: flow.cast(x, flow.int32), 12),
+        (lambda x: flow.cast(flow.reshape(flow.cast(x, flow.int8) * 1, (-1,)), flow.double), 12),
+        (lambda x: math.reduce_sum(flow.cast(x, flow.int64), 1), 4),
+    ],
+    ids=["a loss of integers", "there and back", "sums"],
+)
+def test_gradients_go_through_casts_to_integers(run: Run, through: Callable[[Any], Any], elements: int) -> None:
+    np.testing.assert_allclose(slopes(run, through, X), np.ones_like(X))
+    np.testing.assert_allclose(flow.get_all_variables()["w"].numpy(), 1 - 0.1 * X.sum(0) / elements, rtol=1e-6)
+
+
+def test_seeds_need_no_names(run: Run) -> None:
+    def body(x: Any) -> list[Any]:
+        minimize(x * row((3,)))
+        drawn = [nn.dropout(x, 0.5, seed=3), nn.random_mask_like(x, 0.5, seed=3), flow.random.shuffle(x, seed=3)]
+        return [*drawn, flow.random.generate_random_batch_permutation_indices(x, seed=3)]
+
+    dropped, mask, shuffled, order = run(body, X, type="train")
+    assert set(np.unique(dropped / np.where(X, X, 1))) == {0, 2} and set(np.unique(mask)) == {0, 1}
+    assert sorted(map(tuple, shuffled)) == sorted(map(tuple, X)) and set(order) == set(range(len(order) // (1 + run.mirrored)))  # type: ignore[attr-defined]
+
+
+def test_minimize_trains_in_a_predict_job_too(run: Run) -> None:
+    def body(x: Any) -> Any:
+        before = flow.current_global_function_desc().IsTrainable()
+        loss = minimize(x * row((3,)))
+        assert not before and flow.current_global_function_desc().IsTrainable()
+        return loss
+
+    np.testing.assert_array_equal(run(body, X), X)
+    np.testing.assert_allclose(flow.get_all_variables()["w"].numpy(), 1 - 0.1 * X.sum(0) / 12, rtol=1e-6)
+
+
+def test_where_a_tensor_is(run: Run) -> None:
+    def body(x: Any) -> Any:
+        assert x.parallel_conf == ("cpu[0-1]" if run.devices == 2 else "cpu[0]")  # type: ignore[attr-defined]
+        return x + 0
+
+    run(body, X)
+
+
+def test_gather_with_leading_axes_of_a_batch(run: Run) -> None:
+    table = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
+    places = np.int32([[[0, 2], [1, 1]], [[2, 0], [0, 1]], [[1, 2], [2, 2]], [[0, 0], [2, 1]]])
+    along = run(lambda x, i: flow.gather(x, i, axis=2, batch_dims=2), table, places)
+    rows = run(lambda x, i: flow.gather(x, i, batch_dims=1), table, places[:, 0] % 2)
+    assert (along == np.take_along_axis(table, places, 2)).all()
+    assert (rows == np.take_along_axis(table, places[:, 0, :, None] % 2, 1)).all()
