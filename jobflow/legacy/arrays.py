@@ -58,7 +58,7 @@ def _dtype(what: str, dtype: Any) -> DType:
 def cast(x: Tensor, dtype: DType, name: Name = None) -> Tensor:
     """x as `dtype`; x itself if it is that already.  Gradients go through it, those of integers too."""
     kind = _dtype("cast", dtype)
-    through = bool_ not in (kind, x.type.dtype) and not (kind.is_float and x.type.dtype.is_float)
+    through = x.type.dtype is not bool_ and kind.is_integer
     y: Tensor = x if x.type.dtype is kind else apply(Cast(kind, through), x)
     return y
 

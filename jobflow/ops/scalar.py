@@ -122,7 +122,7 @@ def _number(value: float | None, x: Any) -> float | None:
 class Cast(Elementwise):
     """y = x as another element type, as NumPy casts; linear where the result is a floating point number
 
-    `through`: gradients go through it also where it makes integers, or of integers; those of integers are float64.
+    `through`: gradients go through it also where it makes integers; those of integers are float64.
     """
 
     precision = "any"
@@ -141,9 +141,8 @@ class Cast(Elementwise):
         return f.cast(x, self.dtype)
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        if self.through or (x.type.dtype.is_float and self.dtype.is_float):
-            return (cast(dy, x.type.dtype.of_gradient),)
-        return (None,)
+        passes = self.through or (self.dtype.is_float and x.type.dtype is not bool_)
+        return (cast(dy, x.type.dtype.of_gradient) if passes else None,)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -251,8 +251,8 @@ def _reached_from_variables(tracer: Tracer, nodes: Sequence[Node]) -> set[Value]
 
 def _lets_through(node: Node, reached: set[Value]) -> bool:
     """True for a cast that says so, and for what is linear in what has come through one: its gradient reads no integers."""
-    if isinstance(node.op, Cast | Crossing):
-        return isinstance(node.op, Crossing) or node.op.through
+    if isinstance(node.op, Crossing | Cast):
+        return isinstance(node.op, Crossing) or node.op.through or not node.inputs[0].dtype.is_float
     whole = {i for i, value in enumerate(node.inputs) if value in reached}
     linear = node.op.rule(*(value.type for value in node.inputs)).linear
     return len(linear) == 1 and whole <= set(linear[0])
