@@ -133,7 +133,7 @@ def row_min(xp: Xp, x: Array) -> Array:
 
 
 def column_sum(xp: Xp, x: Array) -> Array:
-    """The sum of each column over all rows, as [columns]: blocks of 64 rows, each summed one after the other, and those likewise."""
+    """The sum of each column over all rows, as [columns]: blocks of 64 rows, each summed one after the other, and those compensated."""
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     if xp is not np:
         return rows.sum(axis=0)
@@ -141,7 +141,7 @@ def column_sum(xp: Xp, x: Array) -> Array:
     blocks = [_one_after_the_other(rows[:whole].reshape(-1, BLOCK, rows.shape[1]).swapaxes(0, 1))] if whole else []
     if whole < len(rows):
         blocks.append(_one_after_the_other(rows[whole:, None]))
-    return _one_after_the_other(xp.concatenate(blocks)) if blocks else xp.zeros(rows.shape[1], x.dtype)
+    return compensated(xp.concatenate(blocks)) if blocks else xp.zeros(rows.shape[1], x.dtype)
 
 
 #: functions of `language` that look at whole rows or columns
@@ -153,6 +153,17 @@ def _one_after_the_other(terms: Array) -> Array:
     total = terms[0]
     for term in terms[1:]:
         total = total + term
+    return total
+
+
+def compensated(terms: Array) -> Array:
+    """The sum along the first axis, with what each addition loses in the next term (W. Kahan, 1965): as exact as one addition.  Infinities stay."""
+    total = lost = np.full(terms.shape[1:], -0.0, terms.dtype)
+    for term in terms:
+        taken = term - lost
+        after = total + taken
+        lost = (after - total) - taken
+        lost, total = np.where(lost == lost, lost, terms.dtype.type(0)), after
     return total
 
 

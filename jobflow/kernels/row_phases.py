@@ -93,6 +93,18 @@ def together(x: Expression) -> Expression:
     return joins.get(x.primitive, f.add)(element(0, x.dtype), element(1, x.dtype))
 
 
+def compensated(x: Expression) -> tuple[Expression, Expression]:
+    """A sum of columns (element 0) with those of another block (1), and what is lost, of which what was lost before (2) is made up for.
+
+    As `on_arrays.compensated` does; infinities lose nothing.
+    """
+    total, block, before = (element(n, x.dtype) for n in range(3))
+    term = block - before
+    after = total + term
+    lost = (after - total) - term
+    return after, f.where(f.equal(lost, lost), lost, f.constant(0, x.dtype))
+
+
 def position(x: Expression) -> int:
     """Which input an element or a number is of."""
     assert isinstance(x.attribute, int)

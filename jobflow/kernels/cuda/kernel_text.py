@@ -298,7 +298,13 @@ class _Kernel:
         self._open(f"for ({index} k = ({index})blockIdx.x * {THREADS} + threadIdx.x; k < columns; k += ({index})gridDim.x * {THREADS})")
         for n, x in enumerate(self.phases.columns):
             self._line(f"{value_type(x.dtype)} total{n} = {literal(-0.0, x.dtype)};")
-            self._line(f"for ({index} block = 0; block < blocks; ++block) total{n} = total{n} + sums{n}[block * columns + k];")
+            self._line(f"{value_type(x.dtype)} lost{n} = {literal(-0.0, x.dtype)};")
+            self._open(f"for ({index} block = 0; block < blocks; ++block)")
+            self._line(f"const {value_type(x.dtype)} taken = sums{n}[block * columns + k] - lost{n}, after = total{n} + taken;")
+            self._line(f"lost{n} = (after - total{n}) - taken;")
+            self._line(f"if (lost{n} != lost{n}) lost{n} = {literal(0.0, x.dtype)};")
+            self._line(f"total{n} = after;")
+            self._close()
             self.names[x] = f"total{n}"
         for x in self.phases.per_column:
             if x not in self.names:

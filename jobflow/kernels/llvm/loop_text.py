@@ -15,15 +15,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from jobflow.core.types import DType, float64
-from jobflow.expressions.language import Expression, in_order
+from jobflow.expressions.language import Expression, element, in_order
 from jobflow.expressions.on_arrays import BLOCK
 from jobflow.kernels.llvm.instructions import INSTRUCTIONS, WIDTH, Lines, from_memory, literal, register, several, stored, suffix, to_memory
 from jobflow.kernels.llvm.machine_code import NAME
 from jobflow.kernels.loop_space import LoopForm, OperandAccess
-from jobflow.kernels.row_phases import Phase, Phases, of_columns, phases, position, start, together
+from jobflow.kernels.row_phases import Phase, Phases, compensated, of_columns, phases, position, start, together
 
 _TRUTHS = several("i1", WIDTH)
 _IOTA = ", ".join(f"i64 {k}" for k in range(WIDTH))
+
+
+#: scratch rows of a sum of columns: what it has from this block of rows, from those before, and what was lost there to rounding
+COLUMN_ROWS = 3
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ def print_loop(outputs: Sequence[Expression], form: LoopForm, dear: set[Expressi
     loop.write()
     ending = [*sorted(loop.at.declared), "", ATTRIBUTES, *([WEIGHTS] if any("!prof" in line for line in loop.at.lines) else ())]
     lines = [f"define void @{NAME}(ptr %args) #0 {{", *loop.at.lines, "}", "", *ending, ""]
-    columns = [x.dtype for x in loop.phases.columns for _ in range(2)]
+    columns = [x.dtype for x in loop.phases.columns for _ in range(COLUMN_ROWS)]
     return Printed("\n".join(lines), (*(x.dtype.arithmetic for x in loop.phases.scratch), *columns))
 
 
@@ -67,8 +71,8 @@ class _Loop:
         self.scratch: list[str] = []
         self.inner_strides: dict[str, str] = {}
         self.lane_offsets: dict[str, str] = {}
-        #: what the sums of columns have from this block of rows, and from those before
-        self.blocks: dict[Expression, tuple[str, str]] = {}
+        #: the scratch rows of sums of columns
+        self.blocks: dict[Expression, tuple[str, ...]] = {}
         #: the block of instructions that is written, and the last one of those for the rest of a row
         self.here, self.rest_ended = "entry", ""
         self._rare = itertools.count()
@@ -82,7 +86,7 @@ class _Loop:
         words = self._words()
         pointers = [next(words) for _ in operands]
         self.scratch = [next(words) for _ in self.phases.scratch]
-        self.blocks = {x: (next(words), next(words)) for x in self.phases.columns}
+        self.blocks = {x: tuple(next(words) for _ in range(COLUMN_ROWS)) for x in self.phases.columns}
         self.size = next(words)
         sizes = [next(words) for _ in range(self.form.outer)]
         strides = [[next(words) for _ in sizes] if a.inner != "number" else [] for a in operands]
@@ -113,7 +117,7 @@ class _Loop:
 
     def _words(self) -> Iterator[str]:
         """The arguments, one after the other; the caller knows which are pointers by their number."""
-        pointers = len(self.form.inputs) + len(self.form.outputs) + len(self.phases.scratch) + 2 * len(self.phases.columns)
+        pointers = len(self.form.inputs) + len(self.form.outputs) + len(self.phases.scratch) + COLUMN_ROWS * len(self.phases.columns)
         for word in itertools.count():
             address = self.at.value(f"getelementptr i64, ptr %args, i64 {word}")
             yield self.at.value(f"load {'ptr' if word < pointers else 'i64'}, ptr {address}")
@@ -256,7 +260,7 @@ class _Loop:
         self._sixteens("empty", empty)
 
     def _end_row_of_columns(self) -> None:
-        """After every 64th row, its block is added to those before."""
+        """After every 64th row, its block is added to those before, as `on_arrays.compensated` does."""
         if not self.blocks:
             return
         at = self.at
@@ -273,9 +277,15 @@ class _Loop:
 
     def _flush(self, name: str) -> None:
         def added(index: str, mask: str) -> None:
-            for x, (block, total) in self.blocks.items():
+            for x, (block, total, lost) in self.blocks.items():
                 kind = OperandAccess(x.dtype, "dense")
-                self._store(kind, total, index, mask, self._together(x, self._load(kind, total, index, mask), self._load(kind, block, index, mask)))
+                known = {element(n, x.dtype): self._load(kind, place, index, mask) for n, place in enumerate((total, block, lost))}
+                made = compensated(x)
+                for y in in_order(made):
+                    if y not in known and y.primitive != "constant":
+                        known[y] = self._computed(y, known)
+                for y, place in zip(made, (total, lost), strict=True):
+                    self._store(kind, place, index, mask, known[y])
                 self._store(kind, block, index, mask, literal(-0.0, x.dtype, WIDTH))
 
         self._sixteens(name, added)
@@ -291,7 +301,7 @@ class _Loop:
                 self.lane_offsets[pointers[k]] = self._lanes_apart(apart[k])
 
         def written(index: str, mask: str) -> None:
-            known = {x: self._load(OperandAccess(x.dtype, "dense"), total, index, mask) for x, (_, total) in self.blocks.items()}
+            known = {x: self._load(OperandAccess(x.dtype, "dense"), total, index, mask) for x, (_, total, _) in self.blocks.items()}
             for x in self.phases.per_column:
                 if x not in known:
                     known[x] = INSTRUCTIONS[x.primitive](self.at, x, [self._wide(y, known) for y in x.arguments], WIDTH)

@@ -67,7 +67,13 @@ extern "C" __global__ void __launch_bounds__(256) fused_columns(
   const int blocks = (n0 + 63) / 64;
   for (int k = (int)blockIdx.x * 256 + threadIdx.x; k < columns; k += (int)gridDim.x * 256) {
     float total0 = (-0.0f);
-    for (int block = 0; block < blocks; ++block) total0 = total0 + sums0[block * columns + k];
+    float lost0 = (-0.0f);
+    for (int block = 0; block < blocks; ++block) {
+      const float taken = sums0[block * columns + k] - lost0, after = total0 + taken;
+      lost0 = (after - total0) - taken;
+      if (lost0 != lost0) lost0 = 0.0f;
+      total0 = after;
+    }
     y2[k] = total0;
   }
 }
