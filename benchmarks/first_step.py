@@ -128,7 +128,7 @@ def first_step(program: str, tier: str) -> dict[str, float]:
 
 
 def in_a_process(root: Path, program: str, tier: str, cache: Path) -> dict[str, float]:
-    threads = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     path = os.pathsep.join([str(root), str(HERE)])
     command = [sys.executable, "-P", __file__, "--one", program, tier]
     environment = os.environ | threads | {"PYTHONPATH": path, "JOBFLOW_CACHE": str(cache)}

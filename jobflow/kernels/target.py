@@ -15,8 +15,8 @@ Kind: TypeAlias = Literal["cpu", "cuda"]
 #: who computes: each operation's plain kernel; array operations and BLAS, prepared once; loops that are compiled for regions, by LLVM for
 #: CPUs and by NVRTC for GPUs
 Tier: TypeAlias = Literal["reference", "numpy", "llvm", "nvrtc"]
-#: what `flow.config.kernels` takes; "auto" will be the fastest that is installed
-SETTINGS: dict[str, Tier] = {"auto": "numpy", "reference": "reference", "numpy": "numpy", "llvm": "llvm"}
+#: what `flow.config.kernels` takes; "auto" is the fastest that is installed, see `cpu_tier`
+SETTINGS: dict[str, Tier] = {"auto": "llvm", "reference": "reference", "numpy": "numpy", "llvm": "llvm"}
 #: the same for GPUs, where CuPy does nothing without NVRTC: a compiler for CPUs says nothing about them
 GPU_SETTINGS: dict[str, Tier] = {"auto": "nvrtc", "reference": "reference", "numpy": "numpy", "llvm": "nvrtc"}
 #: the tiers that may compute an operation in a plan of each tier, the best first
@@ -67,9 +67,15 @@ class Target:
 
 
 def cpu_tier(setting: str) -> Tier:
-    """The tier of a setting on CPUs; "auto" is "numpy" where what its tier needs is not installed."""
-    tier = SETTINGS[setting]
-    return "numpy" if setting == "auto" and tier == "llvm" and find_spec("llvmlite") is None else tier
+    """The tier of a setting on CPUs."""
+    return SETTINGS[setting] if fallback(setting) is None else "numpy"
+
+
+def fallback(setting: str) -> str | None:
+    """Why CPUs do without the tier that a setting stands for; None if they do not, as where a tier is asked for by name."""
+    if setting != "auto" or SETTINGS[setting] != "llvm" or find_spec("llvmlite") is not None:
+        return None
+    return '"auto" is "numpy", because llvmlite is not installed'
 
 
 @lru_cache

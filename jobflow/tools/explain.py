@@ -25,6 +25,7 @@ from jobflow.engine.session import current_session
 from jobflow.graph.graph_text import graph_text, physical_text, sharded_text
 from jobflow.graph.ir import Graph, Node, Physical, Sharded, Value
 from jobflow.graph.rewrite import consumers
+from jobflow.kernels.target import fallback
 from jobflow.plan.footprint import footprint, footprint_text
 from jobflow.plan.plan import Plan
 from jobflow.plan.plan_text import plan_text
@@ -100,7 +101,9 @@ class Explained:
     def kernels(self, rank: int) -> str:
         """Who computes each instruction of a rank, why nobody better does, and what stays out of regions, and why."""
         loaded = self._loaded(True)
-        return kernel_tables(loaded.plan(rank, self.devices), loaded.target, loaded.ordered(rank, self.devices))
+        return kernel_tables(
+            loaded.plan(rank, self.devices), loaded.target, loaded.ordered(rank, self.devices), fallback(current_session().settings.kernels)
+        )
 
     def boxing(self, rank: int) -> str:
         """Every change of layout, and what a rank hands on in all: less where ranks have memory in common."""

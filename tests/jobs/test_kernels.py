@@ -86,10 +86,15 @@ def test_a_tier_that_is_missing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_auto_does_without_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(target.SETTINGS, "auto", "llvm")
     assert [target.cpu_tier(setting) for setting in ("auto", "llvm", "numpy")] == ["llvm", "llvm", "numpy"]
     monkeypatch.setattr(target, "find_spec", lambda name: None)
     assert [target.cpu_tier(setting) for setting in ("auto", "llvm", "numpy")] == ["numpy", "llvm", "numpy"]
+    flow.config.kernels("auto")
+    target.target_of.cache_clear()
+    try:
+        assert 'kernels of cpu, numpy ("auto" is "numpy", because llvmlite is not installed)\n' in explain(job_of(make_job()), stages=("kernels",))
+    finally:
+        target.target_of.cache_clear()
 
 
 @pytest.mark.usefixtures("fresh")
@@ -122,7 +127,7 @@ def test_explain_says_who_computes_and_why_nobody_else() -> None:
     assert head == "kernels of cpu, llvm"
     assert re.search(r"Region\(Shift.*Square.*\) +llvm$", row)
     flow.config.kernels("auto")
-    assert "kernels of cpu, numpy" in explain(job_of(job), stages=("kernels",))
+    assert "kernels of cpu, llvm\n" in explain(job_of(job), stages=("kernels",))
 
 
 def test_programs_for_gpus_that_run_on_cpus_are_compiled_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:

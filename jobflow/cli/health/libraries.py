@@ -53,7 +53,7 @@ def _blas(name: str, threads: int | None, one: float, most: float) -> Finding:
 
 
 def kernels() -> Iterator[Finding]:
-    """Which kernels there are, which run where `flow.config.kernels` was not called, and where compiled loops are kept."""
+    """Which kernels there are, which run where `flow.config.kernels` was not called, what LLVM costs, and where compiled loops are kept."""
     said = os.environ.get(KERNELS, "").strip()
     where = f"{KERNELS}={said}" if said else f"without flow.config.kernels: {cpu_tier('auto')}"
     try:
@@ -61,11 +61,20 @@ def kernels() -> Iterator[Finding]:
     except importlib.metadata.PackageNotFoundError:
         yield Finding("kernels", NOTE, f'reference, numpy; {where}; flow.config.kernels("llvm") needs llvmlite', "", 'pip install "jobflow-sbp[jit]"')
         return
-    yield Finding("kernels", OK, f"reference, numpy, llvm (llvmlite {version}); {where}")
+    yield _llvm(f"reference, numpy, llvm (llvmlite {version}); {where}")
     state = ObjectCache().state()
     kept = f"{state.entries} compiled loops, {state.nbytes / 2**20:.1f} of at most {LIMIT >> 20} MiB in {state.folder}"
     bad = (bool(state.problem), NOTE, f"; it is not used, and loops are compiled by each process: {state.problem}", "", f"ls -ld {state.folder}")
     yield judged("cache", kept, bad, (True, OK, "; jobflow doctor --clear-cache removes them", "", ""))
+
+
+def _llvm(there: str) -> Finding:
+    answer = ask(probe("llvm"))
+    if answer.failure:
+        text = f"{there}; llvmlite does not work: {answer.failure}"
+        return Finding("kernels", PROBLEM, text, "install it again, or do without it", f"export {KERNELS}=numpy")
+    cost = f"{answer.data['nbytes'] / 2**20:.0f} MiB of each rank's memory and {answer.data['seconds']:.2f} s before its first loop"
+    return Finding("kernels", OK, f"{there}; LLVM takes {cost}")
 
 
 def packages() -> Iterator[Finding]:

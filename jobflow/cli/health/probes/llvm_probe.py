@@ -1,0 +1,14 @@
+"""What LLVM costs a process: {"nbytes": of its memory, "seconds": until its first function is compiled}."""
+
+import json
+import time
+
+import psutil
+
+import jobflow.kernels.registry  # noqa: F401 - what a process has in any case
+from jobflow.kernels.llvm import machine_code
+
+memory, begun = psutil.Process().memory_info().rss, time.perf_counter()
+machine_code.compiler().object_code(f"define void @{machine_code.NAME}(ptr %arguments) {{\n  ret void\n}}\n")
+seconds = time.perf_counter() - begun
+print(json.dumps({"nbytes": psutil.Process().memory_info().rss - memory, "seconds": seconds}))
