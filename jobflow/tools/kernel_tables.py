@@ -12,13 +12,14 @@ from jobflow.kernels.target import Target
 from jobflow.plan.plan import Compute, Plan
 
 
-def kernel_tables(plan: Plan, target: Target, ordered: Ordered, note: str | None = None) -> str:
-    """The target and a note about it, a table of the instructions, one of the patterns that were used, and one of what stays out of regions where the target forms any."""
+def kernel_tables(plan: Plan, target: Target, ordered: Ordered, why: str | None = None) -> str:
+    """The target and why it is that, the instructions, the patterns that were used, and what stays out of regions where the target forms any."""
     computing = [instruction for instruction in plan.instructions if isinstance(instruction, Compute)]
     slots = [slot for instruction in computing for slot in (*instruction.inputs, *instruction.outputs)]
     addresses = {buffer: (number + 1) << 40 for number, buffer in enumerate(dict.fromkeys(slot.buffer for slot in slots))}
     head = ["instruction", "operation", "kernel", "why not another"]
-    text = f"kernels of {target}{'' if note is None else f' ({note})'}\n{TextTable(head, [_row(instruction, target, addresses) for instruction in computing])}"
+    title = f"kernels of {target}" + (f" ({why})" if why else "")
+    text = f"{title}\n{TextTable(head, [_row(instruction, target, addresses) for instruction in computing])}"
     if ordered.program.hits:
         text += f"\n\npatterns\n{TextTable(['pattern', 'times'], sorted(Counter(ordered.program.hits).items()))}"
     if not ordered.apart:

@@ -167,6 +167,16 @@ def test_sums_of_columns_have_the_bits_of_the_reference(shape: tuple[int, ...], 
             assert np.array_equal(target.reshape(value.shape), value)
 
 
+def test_sums_of_many_rows_are_as_exact_as_those_of_64_and_infinities_stay() -> None:
+    x = np.full((30_000, 3), 0.1, np.float32)
+    x[77, 1], x[[5, 20_000], 2] = np.inf, (np.inf, -np.inf)
+    (outputs, target) = ([f.column_sum(f.element(0, float32))], np.empty(3, np.float32))
+    run(outputs, [x], [target])
+    np.testing.assert_allclose(target, [30_000 * np.float64(np.float32(0.1)), np.inf, np.nan], rtol=1e-6)
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(target, evaluate(outputs, [x], np)[0])
+
+
 @pytest.mark.parametrize("stored", [(3, 1, 2, 0), (3, 2, 1, 0), (0, 1, 2, 3)])
 def test_sums_of_columns_that_lie_as_rows(stored: tuple[int, ...]) -> None:
     """The gradients of a bias and of relu, images stored with their channels outermost."""
