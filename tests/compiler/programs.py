@@ -165,12 +165,12 @@ def compare(what: str, ours: Any, theirs: Any) -> None:
 @contextmanager
 def any_size() -> Iterator[None]:
     """Whatever is done for large tensors only is done for all."""
-    before = shared_variables.CHEAPER
-    shared_variables.CHEAPER = 0
+    before = shared_variables.CHEAPER, shared_variables.FAR_CHEAPER
+    shared_variables.CHEAPER = shared_variables.FAR_CHEAPER = 0
     try:
         yield
     finally:
-        shared_variables.CHEAPER = before
+        shared_variables.CHEAPER, shared_variables.FAR_CHEAPER = before
 
 
 def check(world: World, program: Program, graph: Graph | None = None, target: Target = CPU) -> None:

@@ -86,6 +86,30 @@ def test_few_samples_travel_instead_of_the_product(n: int) -> None:
     assert sum(stop - start for start, stop in stretches) >= 4 * (300 * 200 + 200)
 
 
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_rank_multiplies_with_the_rows_that_it_writes(n: int) -> None:
+    """Where all that it takes is small: it reads nothing of the weight that others write."""
+
+    def body(tracer: Tracer) -> Any:
+        return matmul(tracer.input("x", type_(12, 300)), variable(tracer, "w", 1000, 300), transpose_b=True)
+
+    for plan in plans(body, n):
+        assert kinds(plan) == ["all_gather", "all_to_all", "all_to_all"], "the samples, the product, its gradient"
+        (stretch,) = written(plan)
+        read = [slot for i in plan.instructions if isinstance(i, Compute) for slot in i.inputs if is_common(slot.buffer)]
+        assert {(slot.offset, slot.stop) for slot in read} == {stretch}
+
+
+def test_what_reads_a_weight_twice_looks_at_all_of_it() -> None:
+    """The gradient of the samples would have to be summed over the rows."""
+
+    def body(tracer: Tracer) -> Any:
+        before = matmul(tracer.input("x", type_(12, 20)), variable(tracer, "v", 20, 300))
+        return matmul(before, variable(tracer, "w", 1000, 300), transpose_b=True)
+
+    assert not any(slot.type.shape == (500, 300) for i in plans(body, 2)[0].body if isinstance(i, Compute) for slot in i.inputs)
+
+
 def test_many_samples_do_not() -> None:
     assert kinds(plans(dense(100), 2)[0]) == ["reduce_scatter"]
 
@@ -174,8 +198,8 @@ def trained(devices: int, optimizer: str, share: bool) -> tuple[list[float], dic
 def test_numbers_are_those_of_a_copy_each(optimizer: str, fresh: None) -> None:
     alone, expected, _ = trained(3, optimizer, share=False)
     losses, variables, found = trained(3, optimizer, share=True)
-    # a: its samples lie in shared I/O buffers, of b both factors travel; where gradients are measured first, none do
-    assert len([kind for kind in found if kind in ("all_to_all", "all_gather")]) == (3 if optimizer in ("sgd", "momentum", "adamw") else 0)
+    # a: its samples lie in shared I/O buffers, its product and the gradient of that travel; of b both factors; where gradients are measured, none do
+    assert len([kind for kind in found if kind in ("all_to_all", "all_gather")]) == (4 if optimizer in ("sgd", "momentum", "adamw") else 0)
     np.testing.assert_allclose(losses, alone, rtol=1e-5)
     for name, value in variables.items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-5, err_msg=name)
