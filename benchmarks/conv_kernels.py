@@ -3,7 +3,7 @@
     python benchmarks/conv_kernels.py [--only NAME] [--rounds 15]     milliseconds of y, dx and dw, and who computes them
     python benchmarks/conv_kernels.py --each                          the same of every implementation that can
     python benchmarks/conv_kernels.py --errors                        largest errors in float32: jobflow/kernels/cpu/convolution_costs.py, ERRORS
-    python benchmarks/conv_kernels.py --constants                     what products and copies cost: the same file, COSTS
+    python benchmarks/conv_kernels.py --constants                     what products, copies and loops cost: the same file, COSTS
 
 Every round runs each variant once, one after the other, so that a busy machine slows all of them alike; the least CPU times are printed, and
 their ratio to PyTorch's (below 1: faster than it), whose tensors are in its default order.  Ours lie as a plan stores them.
@@ -24,6 +24,8 @@ import numpy as np
 
 from jobflow.core.types import DType, TensorType, dtype_of
 from jobflow.kernels import registry
+from jobflow.kernels.cpu import convolution_costs
+from jobflow.kernels.cpu.convolution_costs import COSTS
 from jobflow.kernels.target import CPU, Target, target_of
 from jobflow.ops.conv import ConvOp, conv_op
 from jobflow.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
@@ -269,30 +271,110 @@ def errors() -> None:
             print(f"| {case.name} | {way} | {cells} |", flush=True)
 
 
-def constants() -> None:
-    """Fit what products cost to times of many shapes, and time copies."""
-    rows, times = [], []
-    for times_, m, k, n in PRODUCTS:
-        a, b, y = (np.ones(shape, np.float32) for shape in ((times_, m, k), (times_, k, n), (times_, m, n)))
-        rows.append([times_, times_ * m * k * n, times_ * (m * k + k * n), times_ * m * n])
-        times.append(_nanoseconds(lambda a=a, b=b, y=y: np.matmul(a, b, y)) - 900)  # type: ignore[misc]
-    weighted = np.array(rows) / np.array(times)[:, None]
-    fitted = _positive_fit(weighted, np.ones(len(times)))
-    for name, value in zip(("product", "multiply", "pack", "write"), fitted, strict=True):
-        print(f"{name:10}{value:10.4f}")
-    print("predicted / measured:", np.round(weighted @ fitted, 2).tolist())
-    few, large = np.ones((4, 4), np.float32), np.ones((64, 34, 34, 8), np.float32)
-    print(f"{'call':10}{_nanoseconds(lambda: np.matmul(few, few, few.copy())):10.1f}")
-    target = np.empty((64, 32, 32, 8), np.float32)
-    long, short = target.reshape(64, 32, 256), np.empty((64, 32, 32, 4), np.float32)
-    wide = large.reshape(64, 34, 272)[:, 1:33, 8:264]
-    copied = _nanoseconds(lambda: np.copyto(long, wide)) / long.size
-    print(
-        f"{'copy':10}{copied:10.3f}\n{'run':10}{4 * (_nanoseconds(lambda: np.copyto(short, large[:, 1:33, 1:33, :4])) / short.size - copied):10.2f}"
-    )
-    print(f"{'add':10}{_nanoseconds(lambda: np.add(long, wide, long)) / long.size:10.3f}")
+#: a way to compute a convolution: tiles of so many outputs, None for im2col, or a compiled loop
+Way = int | str | None
+
+
+def constants(rounds: int) -> None:
+    """Fit COSTS to least CPU times of products, copies and every way of every case, all of which take turns; and what choosing by them costs."""
+    target, ways = target_of("cpu", "llvm"), dict[tuple[str, str], tuple[ConvOp, dict[Way, Run]]]()
+    for case in CASES:
+        for part, (op, inputs, output) in conv_ops(case, np.float32, lambda a: stored(a, target)).items():
+            whole = replace(op, logical=(case.shape, case.filter_shape))
+            ways[case.name, part] = whole, _ways(whole, inputs, output, target)
+    runs = {shape: _product_run(*shape) for shape in PRODUCTS} | _copies()
+    took = _nanoseconds(runs | {(*at, way): run for at, (_, found) in ways.items() for way, run in found.items()}, rounds)
+    each = {at: (op, {way: took[(*at, way)] for way in found}) for at, (op, found) in ways.items()}
+    before = dict(COSTS)
+    print(f"the way that is chosen / the fastest, geometric mean: {_chosen_to_best(each):.3f} by the constants of before,", end=" ")
+    COSTS.update(_of_copies(took))
+    COSTS.update(_of_products(took))
+    COSTS.update(_of_loops(each))
+    print(f"{_chosen_to_best(each):.3f} by these\n\nCOSTS = {{")
+    for name, cost in COSTS.items():
+        print(f'    "{name}": {cost:.3g},  # before: {before[name]:.3g}')
+    print("}")
+
+
+def _ways(op: ConvOp, inputs: tuple[Any, ...], output: Any, target: Target) -> dict[Way, Run]:
+    """All that are accurate enough, as they run."""
+    found: dict[Way, Run] = {}
+    for one in registry.candidates(type(op), target):
+        word, *rest = one.name.split()
+        way = {"direct": "direct", "im2col": None, "Winograd,": int(rest[0]) if word == "Winograd," else None}.get(word, "")
+        fits = not isinstance(way, int) or convolution_costs.unfit(op, _sizes(op), True, way) is None  # type: ignore[arg-type]
+        if way != "" and fits:
+            found[way] = running(one.bind(op, Cpu(), inputs, (output,)))
+    return found
+
+
+def _sizes(op: ConvOp) -> convolution_costs.Sizes:
+    assert op.logical is not None
+    return convolution_costs.sizes(op, op.logical)
+
+
+def _product_run(times: int, m: int, k: int, n: int) -> Run:
+    a, b, y = (np.ones(shape, np.float32) for shape in ((times, m, k), (times, k, n), (times, m, n)))
+    return lambda: np.matmul(a, b, y)
+
+
+def _of_products(took: dict[Any, float]) -> dict[str, float]:
+    rows = [[times, times * m * k * n, times * (m * k + k * n), times * m * n] for times, m, k, n in PRODUCTS]
+    times = np.array([took[shape] - took["call"] for shape in PRODUCTS])
+    return dict(zip(("product", "multiply", "pack", "write"), _positive_fit(np.array(rows) / times[:, None], np.ones(len(times))), strict=True))
+
+
+def _copies() -> dict[Any, Run]:
+    """What is timed of calls and copies."""
+    few, large, y = np.ones((4, 4), np.float32), np.ones((64, 34, 34, 8), np.float32), np.empty((4, 4), np.float32)
+    target, short = np.empty((64, 32, 32, 8), np.float32), np.empty((64, 32, 32, 4), np.float32)
+    long, wide = target.reshape(64, 32, 256), large.reshape(64, 34, 272)[:, 1:33, 8:264]
     filters, turned = np.ones((128, 128, 3, 3), np.float32), np.empty((128, 128, 3, 3), np.float32)
-    print(f"{'gather':10}{_nanoseconds(lambda: np.copyto(turned, filters[..., ::-1, ::-1].swapaxes(0, 1))) / turned.size:10.3f}")
+    near, far = np.ones(1 << 14, np.float32), np.ones(1 << 22, np.float32)
+    return {
+        "call": lambda: np.matmul(few, few, y),
+        "copy": lambda: np.copyto(long, wide),
+        "run": lambda: np.copyto(short, large[:, 1:33, 1:33, :4]),
+        "add": lambda: np.add(long, wide, long),
+        "gather": lambda: np.copyto(turned, filters[..., ::-1, ::-1].swapaxes(0, 1)),
+        "near": near.max,
+        "far": far.max,
+    }
+
+
+def _of_copies(took: dict[Any, float]) -> dict[str, float]:
+    """Of one call, element or run each."""
+    copy = took["copy"] / (64 * 32 * 256)
+    run = 4 * (took["run"] / (64 * 32 * 32 * 4) - copy)
+    far = took["far"] / (1 << 22) - took["near"] / (1 << 14)
+    found = {"copy": copy, "run": run, "add": took["add"] / (64 * 32 * 256), "gather": took["gather"] / (128 * 128 * 9), "far": far}
+    return {name: max(cost, 0.0) for name, cost in found.items()}
+
+
+def _of_loops(each: dict[tuple[str, str], tuple[ConvOp, dict[Way, float]]]) -> dict[str, float]:
+    """What is left of the times of compiled loops, after calls and copies, per multiply-add: medians over all cases."""
+    names, left = ("sums", "products", "lone"), dict[str, list[float]]()
+    for op, times in each.values():
+        COSTS.update(dict.fromkeys(names, 0.0))
+        rest = convolution_costs.direct(type(op), _sizes(op))
+        for name in names:
+            COSTS[name] = 1.0
+            multiplied = convolution_costs.direct(type(op), _sizes(op)) - rest
+            COSTS[name] = 0.0
+            if multiplied and "direct" in times:
+                left.setdefault(name, []).append((times["direct"] - rest) / multiplied)
+    return {name: max(float(np.median(found)), 0.0) for name, found in left.items()}
+
+
+def _chosen_to_best(each: dict[tuple[str, str], tuple[ConvOp, dict[Way, float]]]) -> float:
+    """How many times as long as the fastest way that takes which costs least by the table."""
+    convolution_costs.estimates.cache_clear()
+    shares = []
+    for op, times in each.values():
+        assert op.logical is not None
+        costs: dict[Way, float] = {**convolution_costs.estimates(op, op.logical, True), "direct": convolution_costs.direct(type(op), _sizes(op))}
+        shares.append(times[min(times, key=costs.__getitem__)] / min(times.values()))
+    return float(np.exp(np.mean(np.log(shares))))
 
 
 def _positive_fit(a: Any, b: Any) -> Any:
@@ -306,13 +388,16 @@ def _positive_fit(a: Any, b: Any) -> Any:
         kept.remove(int(x.argmin()))
 
 
-def _nanoseconds(run: Run) -> float:
-    found = np.inf
-    for _ in range(40):
-        start = time.perf_counter_ns()
-        run()
-        found = min(found, time.perf_counter_ns() - start)
-    return float(found)
+def _nanoseconds(runs: dict[Any, Run], rounds: int) -> dict[Any, float]:
+    """Least CPU times; in every round each runs once, or twenty times where it is short, so that what else the machine does hits all alike."""
+    found = dict.fromkeys(runs, np.inf)
+    for _ in range(rounds + 1):
+        for name, run in runs.items():
+            for _ in range(20 if found[name] < 1e5 else 1):
+                start = time.thread_time_ns()
+                run()
+                found[name] = min(found[name], time.thread_time_ns() - start)
+    return found
 
 
 def main() -> None:
@@ -329,7 +414,7 @@ def main() -> None:
     if options.errors:
         errors()
     elif options.constants:
-        constants()
+        constants(options.rounds)
     else:
         speeds(options)
 
