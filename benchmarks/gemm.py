@@ -1,6 +1,7 @@
 """Who computes matrix products fastest on this machine, and with which bits: NumPy, and its OpenBLAS through ctypes.
 
     python benchmarks/gemm.py [--rounds 15]
+    python benchmarks/gemm.py --ways            of NumPy: into a result by columns, and with a factor copied into the other order, as GFLOP/s
 
 The figures are the reason for `RANKS` in jobflow/kernels/cpu/gemm.py.  "sum" is y = a b + y.
 """
@@ -19,7 +20,32 @@ from jobflow.core.tables import TextTable
 from jobflow.ops import blas
 
 #: rows, columns and summed elements
-SHAPES = ((1, 64, 64), (8, 64, 64), (32, 32, 32), (128, 128, 128), (100, 500, 784), (1000, 10, 500), (512, 512, 512), (256, 2048, 512))
+SHAPES: tuple[tuple[int, int, int], ...] = (
+    (1, 64, 64),
+    (8, 64, 64),
+    (32, 32, 32),
+    (128, 128, 128),
+    (100, 500, 784),
+    (1000, 10, 500),
+    (512, 512, 512),
+    (256, 2048, 512),
+)
+#: those of small models, and whether the first and the second factor are transposed
+WAYS = [
+    (61, 49, 1552, True, False),
+    (203, 97, 784, True, False),
+    (784, 203, 97, False, True),
+    (784, 97, 203, False, False),
+    (1552, 61, 49, False, True),
+]
+WAYS += [(384, 96, 1024, True, False), (1024, 384, 96, False, True), (1000, 128, 512, True, False), (512, 1000, 128, False, True)]
+WAYS += [
+    (256, 64, 13, False, True),
+    (64, 13, 256, True, False),
+    (100, 512, 784, False, True),
+    (512, 784, 100, True, False),
+    (64, 32, 1568, False, True),
+]
 
 
 def fastest(ways: dict[str, Callable[[], object]], rounds: int, times: int) -> dict[str, float]:
@@ -27,10 +53,10 @@ def fastest(ways: dict[str, Callable[[], object]], rounds: int, times: int) -> d
     best = dict.fromkeys(ways, float("inf"))
     for _ in range(rounds):
         for name, way in ways.items():
-            begin = time.perf_counter()
+            begin = time.thread_time()
             for _ in range(times):
                 way()
-            best[name] = min(best[name], (time.perf_counter() - begin) / times * 1e6)
+            best[name] = min(best[name], (time.thread_time() - begin) / times * 1e6)
     return best
 
 
@@ -51,9 +77,41 @@ def row(dtype: type, shape: tuple[int, int, int], rounds: int) -> list[str]:
     return [dtype.__name__, "x".join(map(str, shape)), *(f"{time:.1f}" for time in best.values()), "same" if np.array_equal(y, z) else "other"]
 
 
+def ways_row(m: int, n: int, k: int, transpose_a: bool, transpose_b: bool, rounds: int) -> list[str]:
+    """GFLOP/s of each."""
+    random = np.random.default_rng(m)
+    a = random.standard_normal((k, m) if transpose_a else (m, k)).astype(np.float32)
+    b = random.standard_normal((n, k) if transpose_b else (k, n)).astype(np.float32)
+    a, b = a.T if transpose_a else a, b.T if transpose_b else b
+    y, by_columns = np.empty((m, n), np.float32), np.empty((n, m), np.float32).T
+    other_a, other_b = (np.empty_like(x, order="F" if x.flags.c_contiguous else "C") for x in (a, b))
+
+    def turned() -> None:
+        np.matmul(a, b, by_columns)
+        np.copyto(y, by_columns)
+
+    def first_copied() -> None:
+        np.copyto(other_a, a)
+        np.matmul(other_a, b, y)
+
+    def second_copied() -> None:
+        np.copyto(other_b, b)
+        np.matmul(a, other_b, y)
+
+    ways = {"": lambda: np.matmul(a, b, y), "columns": lambda: np.matmul(a, b, by_columns), "turned": turned, "a": first_copied, "b": second_copied}
+    best = fastest(ways, rounds, max(1, 20_000_000 // (m * n * k + 20_000)))
+    name = f"{m}x{n}x{k}{', a transposed' * transpose_a}{', b transposed' * transpose_b}"
+    return [name, *(f"{2e-3 * m * n * k / time:.0f}" for time in best.values())]
+
+
 if __name__ == "__main__":
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--rounds", type=int, default=15)
+    arguments.add_argument("--ways", action="store_true")
     given = arguments.parse_args()
+    if given.ways:
+        headings = ["rows x columns x summed", "as it is", "by columns", "and copied", "a copied before", "b copied before"]
+        print(TextTable(headings, [ways_row(*way, given.rounds) for way in WAYS]))
+        raise SystemExit
     rows = [row(dtype, shape, given.rounds) for dtype in (np.float32, np.float64) for shape in SHAPES]
     print(TextTable(["type", "rows x columns x summed", "numpy us", "openblas us", "numpy sum us", "openblas sum us", "bits"], rows))

@@ -155,3 +155,23 @@ class Pair(nn.Module):
     def making(self, images: Any, noise: Any) -> Any:
         """What the generator makes small."""
         return F.softplus(-self.critic(self.generator(noise))).mean()
+
+
+class Joined(nn.Module):
+    """Each layer sees all before it (DenseNet), with group norms, and gates by channel (squeeze and excitation)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 16, 3, padding=1)
+        self.norms = nn.ModuleList([nn.GroupNorm(4, 16 + 12 * i) for i in range(4)])
+        self.layers = nn.ModuleList([nn.Conv2d(16 + 12 * i, 12, 3, padding=1) for i in range(4)])
+        self.narrow, self.last = nn.Conv2d(64, 32, 1), nn.Conv2d(32, 48, 3, padding=1)
+        self.squeeze, self.excite, self.head = nn.Linear(48, 12), nn.Linear(12, 48), nn.Linear(48, 10)
+
+    def forward(self, images: Any, labels: Any) -> Any:
+        x = self.first(images)
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            x = flow.cat([x, layer(F.silu(norm(x)))], 1)
+        x = F.silu(self.last(F.avg_pool2d(self.narrow(x), 2)))
+        gates = flow.sigmoid(self.excite(F.relu(self.squeeze(x.mean((2, 3))))))
+        return F.cross_entropy(self.head((x * gates.unsqueeze(2).unsqueeze(3)).amax((2, 3))), labels)

@@ -77,3 +77,21 @@ class Siamese(nn.Module):
 
     def forward(self, anchor: Any, like: Any, other: Any) -> Any:
         return F.triplet_margin_loss(self.tower(anchor), self.tower(like), self.tower(other), margin=1.0)
+
+
+class Messages(nn.Module):
+    """A graph whose nodes send messages along its edges, three times over, and are told apart by kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(24, 48), nn.Linear(48, 7)
+        self.edges = nn.ModuleList([nn.Sequential(nn.Linear(96, 48), nn.Softplus()) for _ in range(3)])
+        self.nodes = nn.ModuleList([nn.Sequential(nn.Linear(96, 48), nn.Tanh()) for _ in range(3)])
+
+    def forward(self, features: Any, sources: Any, targets: Any, kinds: Any) -> Any:
+        x = self.first(features)
+        for edge, node in zip(self.edges, self.nodes, strict=True):
+            sent = edge(flow.cat([flow.index_select(x, 0, sources), flow.index_select(x, 0, targets)], 1))
+            heard = flow.index_add(flow.zeros_like(x), 0, targets, sent)
+            x = x + node(flow.cat([x, heard], 1))
+        return F.cross_entropy(self.head(x), kinds)

@@ -180,3 +180,45 @@ class TextConvolution(nn.Module):
     def forward(self, words: Any, labels: Any) -> Any:
         x = F.relu(self.windows(self.words(words).transpose(1, 2)))
         return F.cross_entropy(self.head(x.amax(2)), labels)
+
+
+class CrossAttention(nn.Module):
+    """Attention of several heads, of positions to those of another sequence."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q, self.kv, self.out = nn.Linear(width, width), nn.Linear(width, 2 * width), nn.Linear(width, width)
+
+    def forward(self, x: Any, memory: Any) -> Any:
+        b, t, d = x.shape
+        q = self.q(x).reshape(b, t, self.heads, d // self.heads).transpose(1, 2)
+        k, v = (part.reshape(b, -1, self.heads, d // self.heads).transpose(1, 2) for part in self.kv(memory).chunk(2, 2))
+        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, t, d))
+
+
+class TranslatorBlock(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.LayerNorm(width) for _ in range(3)])
+        self.within, self.across = Attention(width, 4, True), CrossAttention(width, 4)
+        self.feed = nn.Sequential(nn.Linear(width, 3 * width), nn.GELU(), nn.Linear(3 * width, width))
+
+    def forward(self, x: Any, memory: Any) -> Any:
+        x = x + self.within(self.norms[0](x))
+        x = x + self.across(self.norms[1](x), memory)
+        return x + self.feed(self.norms[2](x))
+
+
+class Translator(nn.Module):
+    """A sentence read by an encoder, and another that a decoder foretells word by word while it looks at the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.written = nn.Embedding(2000, 80), nn.Embedding(1500, 80)
+        self.encoder, self.decoder = EncoderBlock(80), TranslatorBlock(80)
+        self.head = nn.Linear(80, 1500)
+
+    def forward(self, read: Any, words: Any, after: Any) -> Any:
+        y = self.decoder(self.written(words), self.encoder(self.read(read)))
+        return F.cross_entropy(self.head(y).reshape(-1, 1500), after.reshape(-1))

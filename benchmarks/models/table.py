@@ -81,12 +81,17 @@ ROWS: dict[str, Row] = {
         (Training("Adam", _OF_PAIR, "judging", "critic"), Training("Adam", _OF_PAIR, "making", "generator")),
         lambda r: (np.tanh(_numbers(r, 32, 1, 28, 28)), _numbers(r, 32, 32)),
     ),
+    "joined": Row("convolutional.Joined", _adam("AdamW"), _images(16, 3, 28, 28)),
     "dilated": Row("sequences.Dilated", _adam(), lambda r: (_numbers(r, 16, 4, 128), _numbers(r, 16, 4, 128))),
     "encoder": Row("sequences.Encoder", _adam("AdamW"), lambda r: (_often(r, 5000, 16, 64), r.randint(0, 5, 16))),
     "decoder": Row("sequences.Decoder", _adam("AdamW"), lambda r: _words(r, 1000, 8, 64)),
     "mixer": Row("sequences.Mixer", _adam(), _images(16, 3, 35, 35, classes=11)),
     "experts": Row("sequences.Experts", _adam(), _images(256, 40, classes=8)),
     "text_convolution": Row("sequences.TextConvolution", _adam(), lambda r: (_often(r, 20000, 32, 50), r.randint(0, 2, 32))),
+    "translator": Row("sequences.Translator", _adam(), lambda r: (_often(r, 2000, 12, 45), *_words(r, 1500, 12, 37))),
+    "messages": Row(
+        "records.Messages", _adam(), lambda r: (_numbers(r, 600, 24), r.randint(0, 600, 2500), r.randint(0, 600, 2500), r.randint(0, 7, 600))
+    ),
     "tabular": Row("records.Tabular", _sgd(), lambda r: (_numbers(r, 256, 50), _numbers(r, 256, 1))),
     "recommendation": Row(
         "records.Recommendation", _adam(), lambda r: (_often(r, 20000, 256), _often(r, 10000, 256), r.randint(0, 50, 256), _truths(r, 256))
