@@ -88,12 +88,16 @@ def _write_npz(path: Path, source: Checkpoint, names: Sequence[str]) -> None:
 
 def to_legacy(source: Checkpoint, path: str | os.PathLike[str], patterns: Sequence[str] = ("*",)) -> None:
     """Write tensors to a legacy directory that is new, whole or not at all; CheckpointError for names and types that it cannot have."""
+    save_legacy(source, {name: source.stored[name].type for name in selected(patterns, source)}, path)
+
+
+def save_legacy(arrays: Mapping[str, Array], types: Mapping[str, TensorType], path: str | os.PathLike[str]) -> None:
+    """The same of arrays: those of which types are given."""
     target = _local(path, "conversion")
     if (target.exists() or target.is_symlink()) and not (target.is_dir() and not any(target.iterdir())):
         raise CheckpointError(f"conversion to {target}: this path already exists; give a path that does not exist, or an empty directory")
-    names = selected(patterns, source)
-    kinds = {name: _legacy_kind(name, source.stored[name].type) for name in names}
-    _beside(target, lambda place: _write_legacy(place, source, kinds), lambda place: os.replace(place, target))
+    kinds = {name: _legacy_kind(name, type) for name, type in types.items()}
+    _beside(target, lambda place: _write_legacy(place, arrays, kinds), lambda place: os.replace(place, target))
 
 
 def _legacy_kind(name: str, type: TensorType) -> str:
@@ -104,7 +108,7 @@ def _legacy_kind(name: str, type: TensorType) -> str:
     return _LEGACY_NAMES[type.dtype.numpy.name]
 
 
-def _write_legacy(place: Path, source: Checkpoint, kinds: Mapping[str, str]) -> None:
+def _write_legacy(place: Path, source: Mapping[str, Array], kinds: Mapping[str, str]) -> None:
     files = files_of()
     for name, kind in kinds.items():
         found = source[name]

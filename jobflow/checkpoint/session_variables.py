@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,11 @@ import numpy as np
 import jobflow.core.scope as scope
 from jobflow.checkpoint import sessions, store
 from jobflow.checkpoint.checkpoint_reader import Stored
+from jobflow.checkpoint.export import save_legacy
 from jobflow.core.errors import CheckpointError, did_you_mean, user_line
-from jobflow.core.types import Array
+from jobflow.core.types import Array, type_of
 from jobflow.engine.commands import Initialize
-from jobflow.engine.session import Session, started_session
+from jobflow.engine.session import Session, current_session, started_session
 
 
 class StoredVariable:
@@ -74,20 +76,33 @@ def initialize() -> None:
 
 @scope.alone
 def save(path: str, var_dict: Mapping[str, Any] | None = None) -> None:
-    """Write variables (all of the session unless `var_dict` names some) to the directory `path`, whole or not at all."""
+    """Write variables (all of the session unless `var_dict` names some) to the directory `path`, whole or not at all.
+
+    `config.checkpoint_format("oneflow")`: a folder `<variable>` for each, with its bytes in `out` and its type in `meta`, and the file snapshot_done.
+    """
     session = started_session()
-    if var_dict is None:
+    legacy = session.settings.checkpoint_format == "oneflow"
+    if var_dict is None and not legacy:
         sessions.save(session, path)
         return
-    arrays = {name: _array(value) for name, value in var_dict.items()}
+    arrays = session.read(list(session.variables)) if var_dict is None else {name: _array(value) for name, value in var_dict.items()}
     with store.located("save"):
+        if legacy:
+            types = {name: type_of(array) for name, array in arrays.items()}
+            sessions.on_first(session, partial(save_legacy, arrays, types, path))
+            return
         sessions.save_on_first(session, path, arrays, {"seed": session.settings.seed, "runs": dict(session.runs)})
 
 
-def get(path: str) -> dict[str, Stored]:
-    """The tensors of a checkpoint by name, read when needed; legacy directories too."""
+def get(path: str) -> dict[str, Stored] | Stored:
+    """The tensors of a checkpoint by name, read when needed; that of a legacy variable's own folder alone.
+
+    Without `meta` files they have the types of the session's variables.
+    """
+    types = {name: variable.type for name, variable in current_session().variables.items()}
     with store.located("get"):
-        return dict(store.load(path).stored)
+        found = store.load(path, types)
+    return next(iter(found.stored.values())) if found.single else dict(found.stored)
 
 
 def restore(path: str) -> None:

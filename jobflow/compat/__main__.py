@@ -6,9 +6,9 @@ import os
 import runpy
 import sys
 from collections.abc import Sequence
-from types import ModuleType
 
 from jobflow.compat import import_forms, numpy_names
+from jobflow.runtime.world.environment import CHECKPOINTS
 
 USAGE = "usage: python -m jobflow.compat (script.py | -m module) [argument ...]"
 
@@ -20,17 +20,13 @@ def main(words: Sequence[str]) -> None:
         raise SystemExit(0 if words and words[0] != "-m" else 2)
     import_forms.install()
     numpy_names.restore()
-    try:
-        if words[0] == "-m":
-            sys.argv, sys.path[0] = list(words[1:]), os.getcwd()
-            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-        else:
-            sys.argv, sys.path[0] = list(words), os.path.dirname(os.path.abspath(words[0]))
-            runpy.run_path(words[0], run_name="__main__")
-    except AttributeError as error:
-        if isinstance(error.obj, ModuleType) and error.obj.__name__.partition(".")[0] == "jobflow":
-            error.add_note(f"jobflow does not have it; {import_forms.PAGE}")
-        raise
+    os.environ.setdefault(CHECKPOINTS, "oneflow")
+    if words[0] == "-m":
+        sys.argv, sys.path[0] = list(words[1:]), os.getcwd()
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv, sys.path[0] = list(words), os.path.dirname(os.path.abspath(words[0]))
+        runpy.run_path(words[0], run_name="__main__")
 
 
 if __name__ == "__main__":

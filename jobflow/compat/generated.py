@@ -14,6 +14,7 @@ from jobflow.engine.distribute import Distribute
 from jobflow.engine.job_config import FunctionConfig
 from jobflow.legacy.initializers import Initializer
 from jobflow.legacy.regularizers import Regularizer
+from jobflow.legacy.util import unique_str
 
 #: the numbers of element types in files
 DATA_TYPES = "kInvalidDataType kChar kFloat kDouble kInt8 kInt32 kInt64 kUInt8 kOFRecord kFloat16 kTensorBuffer"
@@ -35,4 +36,5 @@ MODULES: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "core.job.job_conf_pb2": lambda: {"JobConfigProto": FunctionConfig},
     "core.job.placement_pb2": lambda: {"ParallelConf": placement},
     "core.job.sbp_parallel_pb2": lambda: {"SbpParallel": Distribute},
+    "python.framework.id_util": lambda: {"UniqueStr": unique_str},
 }

@@ -9,6 +9,7 @@ oneflow.python.framework.distribute            jobflow.distribute
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Iterable
 from importlib.machinery import ModuleSpec
@@ -24,27 +25,47 @@ PAGE = "docs/compatibility.md lists every name"
 #: the package under its names
 FACES = ("oneflow", "oneflow.compatible.single_client")
 #: modules that lie elsewhere in jobflow
-ELSEWHERE = {"python.framework.distribute": "jobflow.distribute", "python.framework.dtype": "jobflow", "python.framework.typing": "jobflow.typing"}
+ELSEWHERE = {
+    "python.framework.distribute": "jobflow.distribute",
+    "python.framework.dtype": "jobflow",
+    "python.framework.typing": "jobflow.typing",
+    "python.ops.array_ops": "jobflow",
+    "python.ops.math_ops": "jobflow.math",
+    "python.ops.nn_ops": "jobflow.nn",
+    "python.ops.layers": "jobflow.layers",
+}
 #: packages that hold nothing but modules of `MODULES` and `ELSEWHERE`
 SHELLS = {"compatible"} | {name.rsplit(".", n)[0] for name in (*MODULES, *ELSEWHERE) for n in range(1, name.count(".") + 1)}
+#: packages in which modules were generated from descriptions of messages
+_OF_GENERATED = {f"core.{word}" for word in ("common", "framework", "job", "operator", "record", "register", "summary")}
+#: such modules
+_GENERATED = re.compile(r"core(\.\w+)*\.\w+_pb2")
 
 
 class Face(ModuleType):
-    """jobflow under another name: what it lacks is answered with the nearest name and the page that lists all."""
+    """A module of jobflow under another name: what it lacks is answered with the nearest name and the page that lists all."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name, jobflow.__doc__)
-        self.__path__: list[str] = []
+    def __init__(self, name: str, shown: Any) -> None:
+        super().__init__(name, shown.__doc__)
+        self._shown = shown
+        if hasattr(shown, "__path__") or shown is jobflow:
+            self.__path__: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
-        if name in SHELLS:
+        if name in SHELLS and self._shown is jobflow:
             return importlib.import_module(f"oneflow.{name}")
-        if name.startswith("__") or not hasattr(jobflow, name):
-            raise no_attribute(name, f"jobflow has no {name!r} ({PAGE})", dir(jobflow))
-        return getattr(jobflow, name)
+        if name.startswith("__") or not hasattr(self._shown, name):
+            raise no_attribute(name, f"{self.__name__} has no {name!r} in jobflow ({PAGE})", dir(self))
+        found = getattr(self._shown, name)
+        if isinstance(found, ModuleType) and found.__name__.startswith("jobflow."):
+            found = sys.modules.setdefault(f"{self.__name__}.{name}", Face(f"{self.__name__}.{name}", found))
+        vars(self)[name] = found  # which is not asked for again
+        return found
 
     def __dir__(self) -> Iterable[str]:
-        return dir(jobflow)
+        if self._shown is jobflow:
+            return dir(jobflow)
+        return getattr(self._shown, "__all__", None) or [name for name in dir(self._shown) if not name.startswith("_")]
 
 
 class Finder:
@@ -71,19 +92,19 @@ class Finder:
 def _module(fullname: str) -> ModuleType | None:
     """What `import fullname` gives."""
     if fullname in FACES:
-        return sys.modules.get(FACES[0]) or Face(FACES[0])
+        return sys.modules.get(FACES[0]) or Face(FACES[0], jobflow)
     name = next(fullname.removeprefix(f"{face}.") for face in reversed(FACES) if fullname.startswith(f"{face}."))
-    if name in MODULES:
+    if name in MODULES or _GENERATED.fullmatch(name):
         made = ModuleType(fullname)
-        vars(made).update(MODULES[name]())
-        return made
+        vars(made).update(MODULES.get(name, dict[str, Any])())
+        return Face(fullname, made)
     if name in ELSEWHERE:
-        return cast(ModuleType, getattr(jobflow, ELSEWHERE[name].removeprefix("jobflow."), jobflow))
-    if name in SHELLS:
+        return Face(fullname, importlib.import_module(ELSEWHERE[name]))
+    if name in SHELLS or name in _OF_GENERATED:
         shell = ModuleType(fullname)
         shell.__path__ = []
         return shell
-    found: Any = jobflow
+    found: Any = importlib.import_module(FACES[0])
     for word in name.split("."):
         found = getattr(found, word, None)
     return found if isinstance(found, ModuleType) else None

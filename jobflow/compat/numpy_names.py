@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -27,6 +27,11 @@ TODAY: dict[str, Any] = {
     "sometrue": np.any,
     "product": np.prod,
     "cumproduct": np.cumprod,
+    "bool8": np.bool_,
+    "int0": np.intp,
+    "uint0": np.uintp,
+    "mat": np.asmatrix,
+    "msort": lambda a: np.sort(a, axis=0),
     "row_stack": np.vstack,
     "trapz": np.trapezoid,
     "in1d": np.isin,
@@ -35,8 +40,19 @@ TODAY: dict[str, Any] = {
 }
 
 
+_FROMSTRING = np.fromstring
+
+
+def fromstring(string: str | bytes, dtype: Any = float, count: int = -1, *, sep: str = "", like: Any = None) -> Any:
+    """Numbers from a text; where nothing is between them, from the bytes of one, which NumPy refuses today."""
+    if sep:
+        return _FROMSTRING(string, dtype, count, sep=sep)
+    return np.frombuffer(string.encode("latin-1") if isinstance(string, str) else string, dtype, count).copy()
+
+
 def restore() -> None:
-    """Give NumPy those of these names that it lacks, for the rest of the process."""
+    """Give NumPy those of these names that it lacks, for the rest of the process, and the form of `fromstring` that it refuses."""
+    cast(Any, np).fromstring = fromstring
     for name, value in TODAY.items():
-        if not hasattr(np, name):
+        if name not in vars(np):  # which does not warn
             setattr(np, name, value)

@@ -38,6 +38,17 @@ def kernels_at_first() -> str:
     return said
 
 
+#: how checkpoints are written: as jobflow does, or as directories of the legacy system
+CHECKPOINT_FORMATS = ("jobflow", "oneflow")
+
+
+def checkpoint_format_at_first() -> str:
+    """The setting where `flow.config.checkpoint_format` was not called."""
+    said = os.environ.get(variables.CHECKPOINTS, "").strip() or CHECKPOINT_FORMATS[0]
+    Option(choices=CHECKPOINT_FORMATS).check(variables.CHECKPOINTS, said)
+    return said
+
+
 #: the value of a call without one, of an option that must be called with a value
 NEEDED: Any = object()
 #: kinds of values, as messages call them
@@ -145,6 +156,8 @@ class Settings:
     kernels: str = option(kernels_at_first, str, choices=tuple(SETTINGS), late=True)
     #: where what can be made again is kept, such as compiled loops; None: $JOBFLOW_CACHE, or jobflow in ~/.cache
     cache_folder: str | None = option(None, str)
+    #: how `checkpoint.save` and `train.CheckPoint` write; all forms are read
+    checkpoint_format: str = option(checkpoint_format_at_first, str, choices=CHECKPOINT_FORMATS, late=True)
     #: of all random numbers that have no seed of their own
     seed: int | None = option(None, int, least=0)
     #: whether variables that the ranks of a node hold whole are stored there once, each rank updating its part

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import jobflow.core.scope as scope
 from jobflow.checkpoint import session_variables as stored
+from jobflow.checkpoint.store import load
 from jobflow.core.errors import ArgumentError, CheckpointError, JobError, did_you_mean, user_line
 from jobflow.core.types import Array
 from jobflow.core.untrusted import HEADER, content, json_tree
@@ -141,7 +142,7 @@ class InferenceSession:
             self._jobs = {name: self._job(name) for name in self._graphs}
             values: dict[str, Any] = {}
             for path in self._variables:
-                values |= stored.get(path)
+                values |= load(path).stored
             if values:
                 stored.load_variables(values)
 

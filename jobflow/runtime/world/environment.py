@@ -23,6 +23,8 @@ LOCAL_SIZE = "LOCAL_WORLD_SIZE"
 DEVICES = "JOBFLOW_DEVICES"
 #: who computes in programs that do not call `flow.config.kernels`
 KERNELS = "JOBFLOW_KERNELS"
+#: how checkpoints are written by programs that do not call `flow.config.checkpoint_format`
+CHECKPOINTS = "JOBFLOW_CHECKPOINTS"
 
 
 def usable_cores() -> set[int]:
