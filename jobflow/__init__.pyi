@@ -257,7 +257,6 @@ from jobflow.functional import randperm as randperm
 from jobflow.functional import reciprocal as reciprocal
 from jobflow.functional import relu as relu
 from jobflow.functional import remainder as remainder
-from jobflow.functional import repeat as repeat
 from jobflow.functional import repeat_interleave as repeat_interleave
 from jobflow.functional import result_type as result_type
 from jobflow.functional import roll as roll
@@ -330,6 +329,7 @@ from jobflow.legacy import losses as losses
 from jobflow.legacy import math as math
 from jobflow.legacy import optimizer as optimizer
 from jobflow.legacy import profiler as profiler
+from jobflow.legacy import quantization as quantization
 from jobflow.legacy import random as random
 from jobflow.legacy import regularizers as regularizers
 from jobflow.legacy import saved_model as saved_model
@@ -366,6 +366,7 @@ from jobflow.legacy.arrays import constant_like as constant_like
 from jobflow.legacy.arrays import constant_pad2d as constant_pad2d
 from jobflow.legacy.arrays import constant_scalar as constant_scalar
 from jobflow.legacy.arrays import dim_gather as dim_gather
+from jobflow.legacy.arrays import dynamic_reshape as dynamic_reshape
 from jobflow.legacy.arrays import elem_cnt as elem_cnt
 from jobflow.legacy.arrays import expand_dims as expand_dims
 from jobflow.legacy.arrays import identity as identity
@@ -377,8 +378,10 @@ from jobflow.legacy.arrays import reflection_pad2d as reflection_pad2d
 from jobflow.legacy.arrays import replication_pad2d as replication_pad2d
 from jobflow.legacy.arrays import reshape_like as reshape_like
 from jobflow.legacy.arrays import reverse as reverse
+from jobflow.legacy.arrays import same_padding as same_padding
 from jobflow.legacy.arrays import slice as slice
 from jobflow.legacy.arrays import slice_v2 as slice_v2
+from jobflow.legacy.arrays import sync_dynamic_resize as sync_dynamic_resize
 from jobflow.legacy.arrays import zero_pad2d as zero_pad2d
 from jobflow.legacy.declare import global_function as global_function
 from jobflow.legacy.detection import object_bbox_flip as object_bbox_flip
@@ -392,6 +395,8 @@ from jobflow.legacy.elements import scatter_nd as scatter_nd
 from jobflow.legacy.elements import slice_update as slice_update
 from jobflow.legacy.elements import tensor_scatter_nd_add as tensor_scatter_nd_add
 from jobflow.legacy.elements import tensor_scatter_nd_update as tensor_scatter_nd_update
+from jobflow.legacy.ids import categorical_ordinal_encode as categorical_ordinal_encode
+from jobflow.legacy.ids import distributed_partial_fc_sample as distributed_partial_fc_sample
 from jobflow.legacy.image import batch_align as image_batch_align
 from jobflow.legacy.image import decode as image_decode
 from jobflow.legacy.image import flip as image_flip
@@ -413,6 +418,7 @@ from jobflow.legacy.initializers import variance_scaling_initializer as variance
 from jobflow.legacy.initializers import xavier_normal_initializer as xavier_normal_initializer
 from jobflow.legacy.initializers import xavier_uniform_initializer as xavier_uniform_initializer
 from jobflow.legacy.initializers import zeros_initializer as zeros_initializer
+from jobflow.legacy.loss_functions import ctc_loss as ctc_loss
 from jobflow.legacy.loss_functions import smooth_l1_loss as smooth_l1_loss
 from jobflow.legacy.math import broadcast_to_compatible_with as broadcast_to_compatible_with
 from jobflow.legacy.math import clip_by_scalar as clip_by_scalar
@@ -439,6 +445,7 @@ from jobflow.legacy.shared_names import one_hot as one_hot
 from jobflow.legacy.shared_names import ones as ones
 from jobflow.legacy.shared_names import ones_like as ones_like
 from jobflow.legacy.shared_names import parallel_cast as parallel_cast
+from jobflow.legacy.shared_names import repeat as repeat
 from jobflow.legacy.shared_names import reshape as reshape
 from jobflow.legacy.shared_names import sort as sort
 from jobflow.legacy.shared_names import squeeze as squeeze
@@ -454,6 +461,14 @@ from jobflow.legacy.tensor_buffers import tensor_buffer_to_tensor_list as tensor
 from jobflow.legacy.tensor_buffers import tensor_list_split as tensor_list_split
 from jobflow.legacy.tensor_buffers import tensor_list_to_tensor_buffer as tensor_list_to_tensor_buffer
 from jobflow.legacy.tensor_buffers import tensor_to_tensor_buffer as tensor_to_tensor_buffer
+from jobflow.legacy.time_steps import acc as acc
+from jobflow.legacy.time_steps import pack as pack
+from jobflow.legacy.time_steps import unpack as unpack
+from jobflow.legacy.user_ops import builtin_op as builtin_op
+from jobflow.legacy.user_ops import consistent_user_op_builder as consistent_user_op_builder
+from jobflow.legacy.user_ops import consistent_user_op_module_builder as consistent_user_op_module_builder
+from jobflow.legacy.user_ops import user_op_builder as user_op_builder
+from jobflow.legacy.user_ops import user_op_module_builder as user_op_module_builder
 from jobflow.legacy.variables import assign as assign
 from jobflow.legacy.variables import get_variable as get_variable
 from jobflow.legacy.watch import watch as watch
@@ -464,6 +479,7 @@ from jobflow.trainer.model import Model as Model
 from jobflow.typing import FixedTensorDef, MirroredTensorDef, MirroredTensorListDef
 
 __all__ = [
+    "acc",
     "advanced",
     "AbortedError",
     "ArgumentError",
@@ -497,9 +513,11 @@ __all__ = [
     "bool_",
     "broadcast_like",
     "broadcast_to_compatible_with",
+    "builtin_op",
     "cast",
     "cast_to_current_logical_view",
     "cast_to_static_shape",
+    "categorical_ordinal_encode",
     "char",
     "checkpoint",
     "checkpointed",
@@ -511,6 +529,8 @@ __all__ = [
     "combined_margin_loss",
     "concat",
     "config",
+    "consistent_user_op_builder",
+    "consistent_user_op_module_builder",
     "constant",
     "constant_initializer",
     "constant_like",
@@ -518,6 +538,7 @@ __all__ = [
     "constant_scalar",
     "convert_oneflow_dtype_to_numpy_dtype",
     "count_not_finite",
+    "ctc_loss",
     "current_global_function_desc",
     "current_machine_id",
     "current_resource",
@@ -528,9 +549,11 @@ __all__ = [
     "diag",
     "dim_gather",
     "distribute",
+    "distributed_partial_fc_sample",
     "double",
     "dtype",
     "dtypes",
+    "dynamic_reshape",
     "eager_execution_enabled",
     "eager_nccl_all_reduce",
     "elem_cnt",
@@ -592,22 +615,26 @@ __all__ = [
     "ones_initializer",
     "ones_like",
     "optimizer",
+    "pack",
     "pad",
     "pad_grad",
     "parallel_cast",
     "placement",
     "profiler",
+    "quantization",
     "random",
     "random_normal_initializer",
     "random_uniform_initializer",
     "range",
     "reflection_pad2d",
     "regularizers",
+    "repeat",
     "replication_pad2d",
     "reshape",
     "reshape_like",
     "reverse",
     "saved_model",
+    "same_padding",
     "sbp",
     "scatter_nd",
     "scope",
@@ -623,6 +650,7 @@ __all__ = [
     "summary",
     "sync_default_session",
     "sysconfig",
+    "sync_dynamic_resize",
     "system",
     "tensor_buffer_to_tensor",
     "tensor_scatter_nd_add",
@@ -636,10 +664,13 @@ __all__ = [
     "typing",
     "uint8",
     "unittest",
+    "unpack",
     "unsorted_batch_segment_sum",
     "unsorted_segment_sum",
     "unsorted_segment_sum_like",
     "util",
+    "user_op_builder",
+    "user_op_module_builder",
     "variance_scaling_initializer",
     "watch",
     "watch_diff",

@@ -410,11 +410,12 @@ def of_jobs(function: Function, word: str, others: Mapping[str, str] = MappingPr
     @wraps(function)
     def called(*arguments: Any, **named: Any) -> Any:
         here = scope.current()
+        if hasattr(here.interpreter, "takes_tensors"):
+            return function(*arguments, **named)
         building = None if here.root.eager is None else here.root.eager.building
         if here.interpreter is None or (building is not None and building.tracer is here.interpreter):
             return _elsewhere(function, roles, instead, arguments, named)
-        if not hasattr(here.interpreter, "takes_tensors"):
-            _check_in_job(roles, arguments, named)
+        _check_in_job(roles, arguments, named)
         return function(*arguments, **named)
 
     return called  # type: ignore[return-value]

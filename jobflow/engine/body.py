@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import jobflow.core.scope as scope
 from jobflow.compiler.front.trace import Tracer
-from jobflow.core.errors import SourceLine
+from jobflow.core.errors import JobError, SourceLine, user_line
 from jobflow.core.layout import Placement
 from jobflow.core.types import DType, Tensor, TensorType, float32, int8
-from jobflow.engine.handle import Handle, value_of
+from jobflow.engine.handle import Handle, TimeSteps, every_step, value_of
 from jobflow.graph.ir import Value, Variable
 from jobflow.graph.training import Optimizer
 from jobflow.ops.op import Op
@@ -50,8 +51,24 @@ class JobBody:
         return found
 
     def apply(self, op: Op, inputs: Sequence[Tensor], name: str | None) -> tuple[Handle, ...]:
-        """Record one op; its outputs."""
+        """Record one op, or one for each time step of its inputs; its outputs."""
+        if any(x.__class__ is TimeSteps for x in inputs):
+            return self._at_each_step(op, inputs, name)
         return tuple(map(self.handle, self.tracer.apply(op, list(map(value_of, inputs)), name)))
+
+    def _at_each_step(self, op: Op, inputs: Sequence[Any], name: str | None) -> tuple[Handle, ...]:
+        """The op on each time step; inputs without steps are the same at all of them, and random numbers are others."""
+        counts = sorted({len(x.each) for x in inputs if isinstance(x, TimeSteps)})
+        if len(counts) > 1:
+            raise JobError(f"{op.word()} at {user_line()}: its operands are of {' and '.join(map(str, counts))} time steps, and must be of as many")
+        made = []
+        for i in range(counts[0]):
+            here: Any = op
+            if i and op.by_position and hasattr(op, "key"):
+                here = replace(here, key=f"{here.key}_{i}")
+            given = [x.each[i] if isinstance(x, TimeSteps) else x for x in inputs]
+            made.append(self.apply(here, given, name if name is None else f"{name}_{i}"))
+        return tuple(map(TimeSteps, zip(*made, strict=True)))
 
     # ---------------------------------------------------------------- what the job is
 
@@ -118,12 +135,14 @@ class JobBody:
 
     def add_loss(self, loss: Tensor) -> None:
         """Mark a loss for the optimizer of the job's configuration."""
-        self.tracer.add_loss(value_of(loss))
+        for each in every_step(loss):
+            self.tracer.add_loss(value_of(each))
 
     def minimize(self, optimizer: Optimizer, losses: Sequence[Tensor]) -> None:
         """Have `optimizer` minimise the sum of the losses' means."""
-        self.tracer.minimize(optimizer, list(map(value_of, losses)))
+        self.tracer.minimize(optimizer, [value_of(each) for loss in losses for each in every_step(loss)])
 
     def watch(self, value: Tensor, take: Callable[[Any], None], gradient: bool = False) -> None:
         """Show `take` the value after every run; or its gradient, if it has one."""
-        self.tracer.watch(value_of(value), take, gradient)
+        for each in every_step(value):
+            self.tracer.watch(value_of(each), take, gradient)

@@ -6,6 +6,7 @@ assert h.distribute is flow.distribute.split(1) and h.split_axis == 1
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jobflow.core.scope as scope
@@ -15,6 +16,7 @@ from jobflow.engine.distribute import Distribute, broadcast, distribute_of, para
 from jobflow.engine.operators import TensorOperators
 from jobflow.engine.returned import LocalBlob
 from jobflow.graph.ir import Node, Value, is_dynamic
+from jobflow.ops.slices import concat
 
 #: `split_axis` of a tensor that was not asked to be split.
 INVALID_SPLIT_AXIS = -1
@@ -138,6 +140,31 @@ class Handle(TensorOperators):
         raise no_attribute(name, what, [known for known in dir(type(self)) if not known.startswith("_")])
 
 
+class TimeSteps(Handle):
+    """A tensor that the body of a job has once per time step: what `unpack` cuts and `repeat` repeats.  Ops on it are ops on each."""
+
+    __slots__ = ("each",)
+
+    def __init__(self, each: Sequence[Handle]) -> None:
+        super().__init__(each[0].value)
+        self.each = tuple(each)
+
+
 def value_of(tensor: Any) -> Any:
     """The value that a handle stands for; anything else as it is, for those to refuse who asked for a tensor of the job."""
+    if isinstance(tensor, TimeSteps):
+        raise JobError(
+            f"{user_line()}: {tensor.type} is one of {len(tensor.each)} time steps, and only all of them together have a value here; "
+            f"pack(x, {len(tensor.each)}) joins them, acc(x, {len(tensor.each)}) adds them"
+        )
     return tensor.value if isinstance(tensor, Handle) else tensor
+
+
+def every_step(tensor: Any) -> tuple[Any, ...]:
+    """The tensors of a tensor with time steps; of another, it alone."""
+    return tensor.each if isinstance(tensor, TimeSteps) else (tensor,)
+
+
+def packed(tensor: Any) -> Any:
+    """The time steps behind each other along axis 0; a tensor without steps as it is."""
+    return concat(list(tensor.each)) if isinstance(tensor, TimeSteps) else tensor

@@ -27,6 +27,7 @@ from jobflow.ops.checked import checked
 from jobflow.ops.layout_ops import Identity, StaticShape
 from jobflow.ops.op import apply, normal_axis
 from jobflow.ops.scalar import Cast, InHalf
+from jobflow.ops.windows import explicit_padding
 
 Name = str | None
 #: functions of tensors, which take those of jobs in here
@@ -144,6 +145,11 @@ def reshape(x: Tensor, shape: Sequence[int], name: Name = None) -> Tensor:
 def reshape_like(x: Tensor, like: Tensor, name: Name = None) -> Tensor:
     """x in the shape of `like`."""
     return reshape(x, like.type.shape)
+
+
+def dynamic_reshape(x: Tensor, shape: Sequence[int], name: Name = None) -> Tensor:
+    """reshape: in every run x has the shape it was declared with."""
+    return reshape(x, shape)
 
 
 flatten = spelled(_F.flatten, "input", start_dim=0, end_dim=-1)
@@ -284,6 +290,25 @@ def _sides(what: str, x: Tensor, padding: int | Sequence[int]) -> tuple[int, int
     return sides[0], sides[1], sides[2], sides[3]
 
 
+def same_padding(
+    x: Tensor, padding: str, data_format: str, kernel_size: Sequence[int], strides: Sequence[int], dilation_rate: Sequence[int], name: Name = None
+) -> Tensor:
+    """x with the zeros around its spatial axes that "SAME_UPPER" or "SAME_LOWER" stands for: convolved as "VALID" it has ceil(n / stride) places."""
+    ndim, last = x.type.ndim - 2, data_format.upper().endswith("C") or data_format == "channels_last"
+    sizes = [
+        _ints("same_padding", word, given) for word, given in (("kernel_size", kernel_size), ("strides", strides), ("dilation_rate", dilation_rate))
+    ]
+    way = padding.lower() if isinstance(padding, str) else ""
+    if way not in ("same_upper", "same_lower") or ndim < 1 or any(len(each) != ndim for each in sizes):
+        raise ArgumentError(
+            f'same_padding at {user_line()}: padding {padding!r} is "SAME_UPPER" or "SAME_LOWER", and kernel_size, strides and dilation_rate have an '
+            f"entry for each of the {max(ndim, 0)} spatial axes of {x.type}"
+        )
+    spatial = x.type.shape[1:-1] if last else x.type.shape[2:]
+    pairs = list(explicit_padding("same_padding", way if way == "same_upper" else "same", spatial, *sizes))
+    return pad(x, [(0, 0), *pairs, (0, 0)] if last else [(0, 0), (0, 0), *pairs])
+
+
 def constant_pad2d(x: Tensor, padding: int | Sequence[int], constant_value: float = 0, name: Name = None) -> Tensor:
     """A frame of constant_value around images [n,c,h,w]: an int, or (left, right, top, bottom)."""
     left, right, top, bottom = _sides("constant_pad2d", x, padding)
@@ -367,6 +392,16 @@ def masked_fill(x: Tensor, mask: Tensor, value: float, name: Name = None) -> Ten
     """value where mask is not zero, x elsewhere; of integers, value without its fraction."""
     whole = x.type.dtype.is_integer and isinstance(value, float) and math.isfinite(value)
     return where(mask, math.trunc(value) if whole else value, x)
+
+
+def sync_dynamic_resize(inputs: Tensor, size: Tensor, name: Name = None) -> Tensor:
+    """The first `size` [1] rows of the input, and zeros in the place of those behind."""
+    if size.type.size != 1 or not size.type.dtype.is_integer or not inputs.type.ndim:
+        raise ArgumentError(f"sync_dynamic_resize at {user_line()}: size {size.type} is one integer, and inputs {inputs.type} have rows")
+    rows = inputs.type.shape[0]
+    last = ew.cast(sh.reshape(checked(size, "sync_dynamic_resize", low=0, high=rows, noun="size"), (1,)), int64)
+    kept = sh.reshape(ew.less(source.arange(0, rows, dtype=int64), last), (rows, *[1] * (inputs.type.ndim - 1)))
+    return ew.where(kept, inputs, ew.fill_like(inputs, 0))
 
 
 def elem_cnt(inputs: Tensor, dtype: DType | None = None, name: Name = None) -> Tensor:

@@ -17,6 +17,7 @@ from jobflow.legacy.variables import current_job
 from jobflow.ops import conv as cv
 from jobflow.ops import pool as pl
 from jobflow.ops import shape as sh
+from jobflow.ops.windows import axis_values
 
 Sizes: TypeAlias = int | Sequence[int]
 Padding: TypeAlias = str | Sequence[int | Sequence[int]]
@@ -144,6 +145,51 @@ def conv2d_transpose(
         strides=strides,
         padding="same_upper" if word == "same" else word,
         dilations=1 if dilations is None else dilations,
+        algorithm=cast(cv.Algorithm, current_job(what).conv_algorithm),
+        name=name,
+    )
+    return to_last(y, last)
+
+
+def torch_conv2d_transpose(
+    value: Tensor | None = None,
+    filter: Tensor | None = None,
+    output_padding: Sequence[int] | None = None,
+    strides: Sizes | None = None,
+    padding_needed: Sequence[int] | None = None,
+    data_format: str = "NCHW",
+    name: str | None = None,
+    input: Tensor | None = None,
+    filters: Tensor | None = None,
+    dilations: Sizes | None = None,
+) -> Tensor:
+    """conv2d_transpose whose output is (in - 1) stride - padding_needed + dilation (kernel - 1) + 1 + output_padding along each spatial axis.
+
+    Of an odd `padding_needed` the larger part is after.
+    """
+    what = "torch_conv2d_transpose"
+    x, w = _either(what, "value", value, "input", input), _either(what, "filter", filter, "filters", filters)
+    if x.type.ndim != 4 or w.type.ndim != 4:
+        raise ShapeError(f"{what} at {user_line()}: value {x.type} and filter {w.type} must have 4 axes each")
+    last = channels_last(what, data_format, 2)
+    first, weight = to_first(x, last), to_first(w, last)
+    needed, behind = ([0, 0] if given is None else [int(n) for n in given] for given in (padding_needed, output_padding))
+    if len(needed) != 2 or len(behind) != 2 or min(*needed, *behind) < 0:
+        raise ArgumentError(
+            f"{what} at {user_line()}: padding_needed {padding_needed!r} and output_padding {output_padding!r} have 2 entries, from 0 on"
+        )
+    steps, apart = axis_values(what, "strides", strides or 1, 2), axis_values(what, "dilations", dilations or 1, 2)
+    spatial = [
+        (n - 1) * step - pad + gap * (k - 1) + 1 + more
+        for n, step, pad, gap, k, more in zip(first.type.shape[2:], steps, needed, apart, weight.type.shape[2:], behind, strict=True)
+    ]
+    y: Tensor = cv.conv_transpose(
+        first,
+        weight,
+        spatial=spatial,
+        strides=steps,
+        padding=[(pad // 2, pad - pad // 2) for pad in needed],
+        dilations=apart,
         algorithm=cast(cv.Algorithm, current_job(what).conv_algorithm),
         name=name,
     )

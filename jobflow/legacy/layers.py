@@ -5,10 +5,12 @@ conv1d, conv2d, ...   <name>-weight, <name>-bias; ops <name>, <name>-bias_add, <
 batch_normalization   <name>-gamma, <name>-beta, <name>-moving_mean, <name>-moving_variance
 layer_norm            <name>-gamma, <name>-beta
 prelu                 <name>-alpha
+categorical_ordinal_encoder   <name>-Table, <name>-Size
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeAlias
@@ -17,25 +19,26 @@ import jobflow.core.scope as scope
 import jobflow.engine.distribute as distribute
 import jobflow.legacy.activations as activations
 import jobflow.legacy.convolution as convolution
+import jobflow.legacy.ids as ids
 import jobflow.legacy.normalization as normalization
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
-from jobflow.core.layout import P
 from jobflow.core.signatures import variant
-from jobflow.core.types import Tensor
+from jobflow.core.types import Tensor, int32, int64
 from jobflow.eager.faces import all_of, of_jobs
-from jobflow.engine.distribute import Distribute, current_placement, is_local
+from jobflow.engine.distribute import Distribute
 from jobflow.legacy.arrays import constant
 from jobflow.legacy.convolution import Padding, Sizes, channels_last
 from jobflow.legacy.elements import upsample_2d as upsample_2d
 from jobflow.legacy.initializers import Initializer, constant_initializer, xavier_uniform_initializer
+from jobflow.legacy.operands import counts
 from jobflow.legacy.regularizers import Regularizer
-from jobflow.legacy.variables import current_job, get_variable, layer_name, variable_of
-from jobflow.ops import batch_norm as bn
+from jobflow.legacy.variables import current_job, get_variable, layer_name
 from jobflow.ops import elementwise as ew
 from jobflow.ops import matmul as la
-from jobflow.ops.layout_ops import to_global
+from jobflow.ops import norm
+from jobflow.ops import reduce as rd
+from jobflow.ops import shape as sh
 from jobflow.ops.op import apply, normal_axis
-from jobflow.ops.update import MovingAverage
 
 #: Called as activation(x, name="...").
 Activation: TypeAlias = Callable[..., Tensor]
@@ -213,32 +216,13 @@ def batch_normalization(
             (center, "beta", beta_name, beta_initializer, beta_regularizer, 0),
         )
     )
-    if moving:
-        y, batch_mean, batch_variance = bn.batch_norm_train(wide, gamma, beta, axis=place, epsilon=epsilon, name=own)
-        count = wide.type.size // wide.type.shape[place]
-        _move(mean, batch_mean, momentum)
-        _move(variance, ew.scale(batch_variance, count / max(count - 1, 1)), momentum)
-    else:
-        y = bn.batch_norm_infer(wide, gamma, beta, mean, variance, axis=place, epsilon=epsilon, name=own)
+    y = normalization.normalized(wide, mean, variance, gamma, beta, place, epsilon, momentum, moving, own)[0]
     return y if wide is inputs else ew.cast(y, inputs.type.dtype)
 
 
 def _channel_vector(name: str, x: Tensor, axis: int, initializer: Initializer, regularizer: Regularizer | None, trainable: bool) -> Tensor:
     """A variable with an element for each position of x's `axis`."""
     return _parameter(name, (x.type.shape[axis],), x, initializer, regularizer, trainable)
-
-
-def _move(moving: Tensor, batch: Tensor, momentum: float) -> None:
-    """moving <- momentum * moving + (1 - momentum) * batch at the end of the run; in the mirrored view, the ranks' mean of `batch`."""
-    key = variable_of(moving)
-    assert key is not None, "moving statistics are variables"
-    job = current_job("batch_normalization")
-    if is_local(batch):
-        placement = current_placement("batch_normalization")
-        batch = to_global(ew.scale(batch, 1.0 / placement.size), *(P,) * len(placement.mesh))
-    with job.updating(user_line()):
-        new: Tensor = apply(MovingAverage(momentum), job.variable(job.variables[key]), batch)
-    job.assign(key, new)
 
 
 def batch_normalization_relu(
@@ -309,6 +293,45 @@ def layer_norm(
     return normalization.layer_norm(inputs, gamma, beta, begin_norm_axis, begin_params_axis, epsilon, own)
 
 
+def layer_norm_grad(dy: Tensor, x: Tensor, mean: Tensor, inv_variance: Tensor, begin_norm_axis: int = 1, name: str = "LayerNormGrad") -> Tensor:
+    """The gradient of x under (x - mean) inv_variance, of the rows from begin_norm_axis on; `inv_variance` is 1 / sqrt(variance + epsilon)."""
+    begin = normal_axis(f"layer_norm_grad at {user_line()}", begin_norm_axis, x.type.ndim)
+    rows = x.type.shape[:begin]
+    if dy.type != x.type or mean.type.size != inv_variance.type.size or mean.type.size != math.prod(rows):
+        raise ShapeError(
+            f"layer_norm_grad at {user_line()}: dy {dy.type} is as x {x.type}, and mean {mean.type} and inv_variance of a number per row"
+        )
+    ones = constant(1, x.type.dtype, x.type.shape[begin:])
+    dx: Tensor = apply(norm.LayerNormGrad(begin), dy, x, ones, sh.reshape(mean, rows), sh.reshape(inv_variance, rows))[0]
+    return dx
+
+
+def layer_norm_param_grad(
+    dy: Tensor, norm: Tensor, gamma: Tensor, begin_params_axis: int = -1, name: str = "LayerNormParamGrad"
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of norm, beta and gamma under gamma norm + beta, where gamma and beta begin at begin_params_axis."""
+    begin = normal_axis(f"layer_norm_param_grad at {user_line()}", begin_params_axis, norm.type.ndim)
+    if dy.type != norm.type or gamma.type.shape != norm.type.shape[begin:]:
+        raise ShapeError(f"layer_norm_param_grad at {user_line()}: dy {dy.type} is as norm {norm.type}, and gamma {gamma.type} as its last axes")
+    above = range(begin)
+    return ew.multiply(dy, gamma), rd.reduce_sum(dy, tuple(above)), rd.reduce_sum(ew.multiply(dy, norm), tuple(above))
+
+
+def categorical_ordinal_encoder(
+    input_tensor: Tensor, capacity: int, hash_precomputed: bool = True, name: str = "CategoricalOrdinalEncoder"
+) -> Tensor:
+    """The numbers 1, 2, 3 ... of ids in the order in which they were first seen, up to `capacity`; 64-bit or 32-bit integers."""
+    own = name or layer_name(current_job("categorical_ordinal_encoder"), "CategoricalOrdinalEncoder")
+    counts("categorical_ordinal_encoder", capacity=capacity)
+    if input_tensor.type.dtype not in (int32, int64):
+        raise DtypeError(f'categorical_ordinal_encoder at {user_line()} (layer "{own}"): ids {input_tensor.type} must be int32 or int64')
+    none, kind = constant_initializer(0, input_tensor.type.dtype), input_tensor.type.dtype
+    table, size = (
+        get_variable(f"{own}-{word}", (length,), kind, none, trainable=False, reuse=False) for word, length in (("Table", 2 * capacity), ("Size", 1))
+    )
+    return ids.categorical_ordinal_encode(table, size, input_tensor, hash_precomputed, own)
+
+
 def prelu(
     inputs: Tensor,
     alpha_initializer: Initializer | None = None,
@@ -339,6 +362,7 @@ _MODULES = {
     "batch_normalization_relu": "flow.nn.BatchNorm2d and flow.relu",
     "batch_normalization_add_relu": "flow.nn.BatchNorm2d and flow.relu",
     "layer_norm": "flow.nn.LayerNorm",
+    "categorical_ordinal_encoder": "a dictionary",
     "prelu": "flow.nn.PReLU",
 }
 globals().update(all_of(__name__, globals(), __name__, of_jobs, _MODULES))

@@ -5,17 +5,28 @@ reduction is "none", "mean" or "sum"; the last two are over all elements and giv
 
 from __future__ import annotations
 
+from typing import Any
+
+import jobflow.functional as functional
 import jobflow.legacy.math as math
-from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError, user_line
-from jobflow.core.types import Tensor, TensorType
+from jobflow.core.errors import ArgumentError, DtypeError, JobError, JobflowError, ShapeError, user_line
+from jobflow.core.types import Tensor, TensorType, int64
 from jobflow.eager.faces import all_of, of_jobs
 from jobflow.engine.distribute import distribute_of, split, with_distribute
 from jobflow.functional.nn_base import reduced
+from jobflow.ops import ctc, source
 from jobflow.ops import elementwise as ew
+from jobflow.ops import index as ix
 from jobflow.ops import loss as ls
 from jobflow.ops import reduce as rd
 from jobflow.ops import shape as sh
+from jobflow.ops.checked import checked
+from jobflow.ops.pointwise import call
 from jobflow.ops.rounding import rounded_once
+from jobflow.ops.scan import CumSum
+
+#: functions of tensors, which take those of jobs in here
+_F: Any = functional
 
 
 def class_labels(what: str, labels: Tensor, scores: TensorType) -> Tensor:
@@ -192,6 +203,48 @@ def smooth_l1_loss(prediction: Tensor, label: Tensor, beta: float = 1.0, name: s
         raise ArgumentError(f"smooth_l1_loss at {user_line()}: beta {beta} must not be negative")
     _same("smooth_l1_loss", prediction=prediction, label=label)
     return ls.smooth_l1(prediction, label, beta, name=name)
+
+
+def ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+    name: str | None = None,
+) -> Tensor:
+    """Connectionist temporal classification of log_probs [frames, n, classes], which are those of log-softmax.
+
+    targets are [n, longest], or the labels of all samples behind each other.  "mean" divides each loss by its number of labels, at least 1, before
+    it takes the mean.  `zero_infinity`: a sample with too few frames for its labels has the loss 0, not inf.
+    """
+    if targets.type.ndim == 1 and log_probs.type.ndim == 3:
+        targets = _padded(targets, target_lengths, log_probs.type.shape[1])
+    try:
+        ctc.CtcLoss(int(blank)).infer(log_probs.type, targets.type, input_lengths.type, target_lengths.type)
+    except JobflowError as error:
+        raise type(error)(str(error).replace("ctc_loss", f"ctc_loss at {user_line()}", 1)) from None
+    (frames, _, classes), longest = log_probs.type.shape, targets.type.shape[1]
+    lengths = checked(input_lengths, "ctc_loss", low=0, high=frames, noun="input length")
+    labels = checked(target_lengths, "ctc_loss", low=0, high=longest, noun="target length")
+    behind = ew.greater_equal(source.arange(0, longest, dtype=int64), sh.expand_dims(ew.cast(labels, int64), 1))
+    targets = checked(ew.where(behind, ew.fill_like(targets, blank), targets), "ctc_loss", low=0, high=classes - 1, noun="label")
+    own = _named(reduction, name)
+    loss = ctc.ctc_loss(log_probs, targets, lengths, labels, int(blank), bool(zero_infinity), name=own)
+    if reduction == "mean":
+        loss = ew.divide(loss, ew.cast(_F.clamp(labels, 1), loss.type.dtype))
+    return _reduced("ctc_loss", loss, reduction, name)
+
+
+def _padded(targets: Tensor, target_lengths: Tensor, count: int) -> Tensor:
+    """Labels behind each other as [count, longest]: row i begins behind those of the rows before it."""
+    ends = call(CumSum(0), ew.cast(target_lengths, int64))
+    first = ew.subtract(ends, ew.cast(target_lengths, int64))
+    longest = targets.type.size
+    at = ew.add(sh.expand_dims(first, 1), source.arange(0, longest, dtype=int64))
+    return ix.gather(targets, ew.minimum(at, source.constant(max(longest - 1, 0), (1,), int64)), 0)
 
 
 globals().update(all_of(__name__, globals(), __name__, of_jobs))

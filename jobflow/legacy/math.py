@@ -26,6 +26,7 @@ from jobflow.legacy.random import fused_scale_tril_softmax_dropout as fused_scal
 from jobflow.ops import activation as ac
 from jobflow.ops import broadcast as bc
 from jobflow.ops import elementwise as ew
+from jobflow.ops import gamma_functions as gm
 from jobflow.ops import index as ix
 from jobflow.ops import norm as nm
 from jobflow.ops import reduce as rd
@@ -55,6 +56,7 @@ exp = spelled(_F.exp)
 expm1 = spelled(_F.expm1)
 floor = spelled(_F.floor)
 gelu = spelled(_F.gelu)
+lgamma = spelled(gm.lgamma)
 log = spelled(_F.log)
 log1p = spelled(_F.log1p)
 log_sigmoid = spelled(logsigmoid)

@@ -6,17 +6,22 @@ from collections.abc import Sequence
 
 import jobflow.legacy.math as math
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
+from jobflow.core.layout import P
 from jobflow.core.signatures import variant
 from jobflow.core.types import Tensor
 from jobflow.eager.faces import all_of, of_jobs
+from jobflow.engine.distribute import current_placement, is_local
 from jobflow.functional.nn_base import normalised_rows
 from jobflow.legacy.initializers import constant_initializer
-from jobflow.legacy.variables import current_job, get_variable, layer_name
+from jobflow.legacy.variables import current_job, get_variable, layer_name, variable_of
+from jobflow.ops import batch_norm as bn
 from jobflow.ops import elementwise as ew
 from jobflow.ops import norm as nm
 from jobflow.ops import shape as sh
-from jobflow.ops.op import normal_axis
+from jobflow.ops.layout_ops import to_global
+from jobflow.ops.op import apply, normal_axis
 from jobflow.ops.rounding import rounded_once
+from jobflow.ops.update import MovingAverage
 
 
 @rounded_once
@@ -59,6 +64,41 @@ def batch_normalization(
     if "offset" not in fitted:
         return ew.multiply(centred, factor, name=name)
     return ew.add(ew.multiply(centred, factor), fitted["offset"], name=name)
+
+
+def normalized(
+    x: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    axis: int,
+    epsilon: float,
+    momentum: float,
+    moving: bool,
+    name: str | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """gamma (x - mean) / sqrt(variance + epsilon) + beta, and the two that it is by: those of the batch, which move the variables, or these."""
+    if not moving:
+        return bn.batch_norm_infer(x, gamma, beta, mean, variance, axis=axis, epsilon=epsilon, name=name), mean, variance
+    y, batch_mean, batch_variance = bn.batch_norm_train(x, gamma, beta, axis=axis, epsilon=epsilon, name=name)
+    count = x.type.size // x.type.shape[axis]
+    _move(mean, batch_mean, momentum)
+    _move(variance, ew.scale(batch_variance, count / max(count - 1, 1)), momentum)
+    return y, batch_mean, batch_variance
+
+
+def _move(moving: Tensor, batch: Tensor, momentum: float) -> None:
+    """moving <- momentum * moving + (1 - momentum) * batch at the end of the run; in the mirrored view, the ranks' mean of `batch`."""
+    key = variable_of(moving)
+    assert key is not None, "moving statistics are variables"
+    job = current_job("batch_normalization")
+    if is_local(batch):
+        placement = current_placement("batch_normalization")
+        batch = to_global(ew.scale(batch, 1.0 / placement.size), *(P,) * len(placement.mesh))
+    with job.updating(user_line()):
+        new: Tensor = apply(MovingAverage(momentum), job.variable(job.variables[key]), batch)
+    job.assign(key, new)
 
 
 def layer_norm(

@@ -7,6 +7,7 @@ import jobflow.engine.distribute as distribute
 import jobflow.legacy.arrays as arrays
 import jobflow.legacy.elements as elements
 import jobflow.legacy.math as math
+import jobflow.legacy.time_steps as time_steps
 from jobflow.eager.faces import by_arguments, of_jobs
 from jobflow.eager.tensor import Tensor
 from jobflow.engine.operators import TensorOperators
@@ -25,6 +26,7 @@ matmul = by_arguments(arrays.matmul)
 one_hot = by_arguments(arrays.one_hot, needs_dtype=True)
 ones = by_arguments(arrays.ones, theirs=(int,), needs_dtype=True)
 ones_like = by_arguments(arrays.ones_like)
+repeat = by_arguments(time_steps.repeat, theirs=(list, tuple))
 reshape = by_arguments(arrays.reshape, theirs=(int,))
 sort = by_arguments(elements.sort, ours=(str,))
 squeeze = by_arguments(arrays.squeeze, theirs=(int,))

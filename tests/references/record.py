@@ -1,6 +1,7 @@
 """Records what the reference tests compare with, in float64; run again only if a network or an optimizer case is added.
 
     python tests/references/record.py nets         # needs PyTorch
+    python tests/references/record.py ctc          # needs PyTorch
     python tests/references/record.py optimizers   # NumPy only
 
 nets: losses, gradients and moved statistics of small networks by PyTorch's autograd.  Weights and inputs are not stored but
@@ -213,9 +214,25 @@ def record_optimizers() -> None:
     save("optimizers", first=first, gradients=gradients, **paths)
 
 
+def record_ctc() -> None:
+    """Losses of log-softmax of `x`, and the gradients of their mean: of x, and of the log-probabilities."""
+    import torch
+
+    rng = np.random.RandomState(3)
+    x = torch.tensor(rng.standard_normal((6, 3, 4)), requires_grad=True)
+    given = [torch.tensor(each) for each in ([[1, 2, 2], [3, 1, 0], [2, 0, 0]], [6, 5, 2], [3, 2, 1])]
+    logs = torch.log_softmax(x, 2)
+    losses = {word: torch.nn.functional.ctc_loss(logs, *given, reduction=word) for word in ("none", "sum", "mean")}
+    dx, dlogs = torch.autograd.grad(losses["mean"], [x, logs])
+    made = {word: loss.detach().numpy() for word, loss in losses.items()}
+    save("ctc", x=x.detach().numpy(), dx=dx.numpy(), dlogs=dlogs.numpy(), **made)
+
+
 def main() -> None:
     if sys.argv[1:] == ["optimizers"]:
         record_optimizers()
+    elif sys.argv[1:] == ["ctc"]:
+        record_ctc()
     elif sys.argv[1:] == ["nets"]:
         for net in NETS:
             record_net(net)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,22 +14,29 @@ from jobflow.engine.session import started_session
 from jobflow.graph.graph_text import graph_text
 from jobflow.legacy.aliases import name_scope
 from jobflow.legacy.arrays import identity
-from jobflow.legacy.elements import logical_slice, square_sum
+from jobflow.legacy.elements import logical_slice, slice_update, square_sum
 from jobflow.legacy.experimental import scope
+from jobflow.legacy.experimental.python_ops import custom_op_module
+from jobflow.legacy.ids import indexed_slices_reduce_sum, unique_with_counts
 from jobflow.legacy.math import add, subtract
-from jobflow.legacy.variables import current_job, variable_of
+from jobflow.legacy.variables import assign, current_job, variable_of
 from jobflow.ops.scalar import Detach
 
 __all__ = [
+    "custom_op_module",
+    "eager_assign_121",
     "enable_typing_check",
     "get_interface_blob_value",
     "get_job_set",
+    "indexed_slices_reduce_sum",
     "logical_slice",
+    "logical_slice_assign",
     "name_scope",
     "scope",
     "set_interface_blob_value",
     "square_sum",
     "ssp_variable_proxy",
+    "unique_with_counts",
 ]
 
 
@@ -88,3 +95,14 @@ def get_interface_blob_value(op_name: str) -> Array:
 def set_interface_blob_value(op_name: str, ndarray: Any) -> None:
     """Set the variable of this name."""
     load_variables({op_name: ndarray}, ignore_mismatch=False)
+
+
+def logical_slice_assign(x: Tensor, value: Tensor, slice_tup_list: Sequence[Any], name: str | None = None) -> None:
+    """x[start:stop:step] <- value at the end of the run; x is what get_variable gave, and steps are positive."""
+    logical_slice(x, slice_tup_list)  # which checks it
+    assign(x, slice_update(x, value, slice_tup_list))
+
+
+def eager_assign_121(ref: Tensor, value: Tensor) -> None:
+    """ref <- value at the end of the run; ref is what get_variable gave."""
+    assign(ref, value)

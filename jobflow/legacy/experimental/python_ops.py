@@ -1,0 +1,125 @@
+"""`custom_op_module`: operations whose kernels are Python functions in files of their own, as plugins of v0.3 and v0.4 have them.
+
+    user_sigmoid/
+        user_sigmoid_py_api.py        functions of tensors, by user_op_builder("...").Op("user_sigmoid_forward").Input("x", [x]).Output("y") ...
+        user_sigmoid_py_kernel.py     forward(args) and backward(args): arrays to an array
+
+    op = flow.experimental.custom_op_module("user_sigmoid", "path/of/the/folder's/parent")
+    op.py_api().cpp_def().py_kernel().build_load()
+    y = op.api.user_sigmoid_forward(x)
+
+`forward` is given the inputs; `backward`, which is the gradient, an output and its gradient after the inputs' fashion: (y, dy).  Shapes are found by
+calling `forward` with ones.  Definitions and kernels in C++ are not compiled.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from jobflow.core.errors import ArgumentError, JobError, user_line
+from jobflow.core.layout import Rule
+from jobflow.core.types import Array, Tensor, TensorType, Xp, type_of
+from jobflow.legacy import user_ops
+from jobflow.ops.op import Grads, Op
+from jobflow.ops.pointwise import call
+
+
+@dataclass(frozen=True)
+class PythonKernel(Op):
+    """y = the function of this name in a file, of all inputs."""
+
+    file: str
+    function: str
+
+    def infer(self, *types: TensorType) -> TensorType:
+        return type_of(self._run([np.ones(t.shape, t.dtype.numpy) for t in types]))
+
+    def rule(self, *types: TensorType) -> Rule:
+        made = self.infer(*types)
+        words = ["ABCDEFGH"[: t.ndim] or "1" for t in types]
+        return Rule(f"{','.join(words)}->{'ABCDEFGH'[: made.ndim]}")
+
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        *inputs, y = arrays
+        made = self._run([a if xp is np else xp.asnumpy(a) for a in inputs])
+        y[...] = xp.asarray(made)
+
+    def _run(self, inputs: Sequence[Any]) -> Any:
+        function = getattr(loaded(self.file), self.function, None)
+        if function is None:
+            raise ArgumentError(f"{self.file} has no function {self.function}(args)")
+        return np.asarray(function(tuple(inputs)))
+
+    def grad(self, *tensors: Any) -> Grads:
+        *inputs, y, dy = tensors
+        if len(inputs) != 1 or self.function != "forward":
+            raise JobError(f"{self.file}: the gradient of {self.function} with {len(inputs)} inputs is not known; write the operation as one class")
+        return (None if dy is None else call(PythonKernel(self.file, "backward"), y, dy),)
+
+
+@functools.cache
+def loaded(file: str) -> ModuleType:
+    """The module in this file."""
+    description = importlib.util.spec_from_file_location(Path(file).stem, file)
+    if description is None or description.loader is None or not Path(file).exists():
+        raise ArgumentError(f"custom_op_module at {user_line()}: there is no file {file}")
+    module = importlib.util.module_from_spec(description)
+    description.loader.exec_module(module)
+    return module
+
+
+class custom_op_module:
+    """The operations of the plugin `op_module_name`, whose folder is in `module_path`; see the module."""
+
+    def __init__(self, op_module_name: str, module_path: str = "") -> None:
+        self.op_module_name = op_module_name
+        self.folder = Path(module_path) / op_module_name
+        if not self.folder.is_dir():
+            raise ArgumentError(f"custom_op_module at {user_line()}: there is no folder {self.folder}")
+
+    def _file(self, part: str) -> str:
+        return str(self.folder / f"{self.op_module_name}_{part}.py")
+
+    @property
+    def api(self) -> ModuleType:
+        """The functions of `<name>_py_api.py`."""
+        return loaded(self._file("py_api"))
+
+    def py_api(self) -> custom_op_module:
+        """Load the functions."""
+        loaded(self._file("py_api"))
+        return self
+
+    def cpp_def(self) -> custom_op_module:
+        """Accepted: shapes are those of the kernel's results."""
+        return self
+
+    def cpp_kernel(self) -> custom_op_module:
+        """JobError: kernels in C++ are not compiled."""
+        raise JobError(
+            f"custom_op_module at {user_line()}: kernels in C++ and CUDA are not compiled; give a py_kernel, or write the operation as one class"
+        )
+
+    gpu_kernel = cpp_kernel
+
+    def py_kernel(self) -> custom_op_module:
+        """Make forward and backward operations: `<name>_forward`, and `<name>_backward` or `<name>_grad`."""
+        for word, function in (("forward", "forward"), ("backward", "backward"), ("grad", "backward")):
+            user_ops.OWN_FUNCTIONS[f"{self.op_module_name}_{word}"] = _applied(self._file("py_kernel"), function)
+        return self
+
+    def build_load(self) -> custom_op_module:
+        """Itself: nothing is compiled."""
+        return self
+
+
+def _applied(file: str, function: str) -> Callable[..., Tensor]:
+    return lambda *x: call(PythonKernel(file, function), *x)

@@ -1,0 +1,89 @@
+"""Ids in the place of rows: flow.experimental.unique_with_counts, flow.categorical_ordinal_encode, flow.distributed_partial_fc_sample ..."""
+
+from __future__ import annotations
+
+import jobflow.core.scope as scope
+from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
+from jobflow.core.types import DType, Tensor, int32, int64
+from jobflow.eager.faces import all_of, of_jobs, recording
+from jobflow.engine.distribute import current_placement
+from jobflow.legacy.operands import counts
+from jobflow.legacy.variables import assign, current_job
+from jobflow.ops import elementwise as ew
+from jobflow.ops import index as ix
+from jobflow.ops import sampled_classes as sampling
+from jobflow.ops import shape as sh
+from jobflow.ops import unique as un
+from jobflow.ops.checked import Checked, checked
+from jobflow.ops.pointwise import call
+
+
+def unique_with_counts(x: Tensor, out_idx: DType = int32, name: str | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The different elements of a vector as they are first seen, which of them each element is, how often each is there, and how many there are.
+
+    The first and the third are as long as x, with zeros behind the last.
+    """
+    if not isinstance(out_idx, DType) or not out_idx.is_integer:
+        raise DtypeError(f"unique_with_counts at {user_line()}: out_idx is a type of integers such as jobflow.int32, not {out_idx!r}")
+    return un.unique_with_counts(x, out_idx)
+
+
+def indexed_slices_reduce_sum(indices: Tensor, values: Tensor, name: str | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of `values` [*indices, ...] with one index added up: the different indices, their sums, and how many there are, shape (1,).
+
+    Both are as long as before, with zeros behind the last.
+    """
+    t, rest = indices.type, values.type.shape[indices.type.ndim :]
+    if not t.dtype.is_integer or values.type.shape[: t.ndim] != t.shape:
+        raise ShapeError(f"indexed_slices_reduce_sum at {user_line()}: indices {t} are integers, and values {values.type} begin with their axes")
+    unique, place, _, count = un.unique_with_counts(sh.reshape(indices, (t.size,)), int64)
+    rows = ix.unsorted_segment_sum(sh.reshape(values, (t.size, *rest)), place, t.size, 0)
+    return sh.reshape(unique, t.shape), sh.reshape(rows, values.type.shape), count
+
+
+globals().update(all_of(__name__, globals(), __name__, recording))
+
+
+def distributed_partial_fc_sample(weight: Tensor, label: Tensor, num_sample: int, name: str | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Some of the classes, whose weights [classes, ...] are cut over the devices: all labels, and others by chance at every run.
+
+    From each device's part of the classes equally many are drawn.  Gives the labels by their places among the `num_sample` drawn, the classes
+    that were drawn, and their weights.  Raises: ArgumentError at a run with more different labels in a part than are drawn from it.
+    """
+    job, where = current_job("distributed_partial_fc_sample"), current_placement("distributed_partial_fc_sample")
+    counts("distributed_partial_fc_sample", num_sample=num_sample)
+    classes, flat = weight.type.shape[0], sh.reshape(label, (label.type.size,))
+    if label.type.dtype.is_integer:
+        flat = checked(flat, "distributed_partial_fc_sample", low=0, high=classes - 1, noun="label")
+    key = job.unique_name("partial_fc") if name is None else scope.current().full_name(name)
+    mapped, drawn = sampling.sample_classes(flat, job.run_counter(), classes, int(num_sample), where.size, key, job.seed)
+    crowded = f"is none: on one device are more different labels than the {num_sample // where.size} classes drawn there; draw more"
+    mapped = call(Checked("distributed_partial_fc_sample", "the place of a label", low=0, problem=crowded), mapped)
+    aligned = len(where.mesh) == 1 or classes % where.size == 0
+    taken = call(sampling.GatherWhereTheyAre(), weight, drawn) if aligned else ix.gather(weight, drawn, 0)
+    return sh.reshape(mapped, label.type.shape), drawn, taken
+
+
+def categorical_ordinal_encode(table: Tensor, size: Tensor, input_tensor: Tensor, hash_precomputed: bool = True, name: str | None = None) -> Tensor:
+    """The numbers 1, 2, 3 ... of ids in the order in which they were first seen, in this run or before.
+
+    `table` [2 capacity] and `size` [1] are variables, zeros at first, in which this run's ids are noted.  `hash_precomputed` must be True: ids are
+    hashes.  Raises: ArgumentError at a run in which there are more ids than the capacity.
+    """
+    if hash_precomputed is not True:
+        raise ArgumentError(
+            f"categorical_ordinal_encode at {user_line()}: hash_precomputed is {hash_precomputed!r}; give hashes of integers, and True"
+        )
+    codes, later, known = un.ordinal_codes(table, size, input_tensor)
+    assign(table, later)
+    assign(size, checked(known, "categorical_ordinal_encode", low=0, high=table.type.size // 2, noun="number of different ids"))
+    return ew.identity(codes, name=name)
+
+
+#: what tensors have instead
+_OF_TENSORS = {
+    "categorical_ordinal_encode": "a dictionary",
+    "distributed_partial_fc_sample": "flow.randperm and indices",
+}
+_SAMPLED = {word: function for word, function in globals().items() if word in _OF_TENSORS}
+globals().update(all_of(__name__, _SAMPLED, __name__, of_jobs, _OF_TENSORS))

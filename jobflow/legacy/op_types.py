@@ -1,0 +1,462 @@
+"""The published operation types, by their attribute names: what `user_op_builder("n").Op(type)` calls.
+
+A row is a function, and its signature is the schema of the type: parameters by position are inputs (`*in_` takes a list, a default of None means
+that it may be left out; a trailing "_" is not part of the name), those by keyword are attributes.  The key says what the outputs are called:
+
+    "gather -> out": lambda in_, indices, *, axis: arrays.gather(in_, indices, axis=axis)
+
+    user_op_builder("n").Op("gather").Input("in", [x]).Input("indices", [i]).Output("out").Attr("axis", 1)
+
+A row with a parameter `name` is called with that of the op, which its variables or random numbers go by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jobflow.legacy.activations as nn
+import jobflow.legacy.arrays as arrays
+import jobflow.legacy.convolution as convolution
+import jobflow.legacy.elements as elements
+import jobflow.legacy.ids as ids
+import jobflow.legacy.layers as layers
+import jobflow.legacy.loss_functions as losses
+import jobflow.legacy.math as math
+import jobflow.legacy.normalization as normalization
+import jobflow.legacy.profiler as profiler
+import jobflow.legacy.quantization as quantization
+import jobflow.legacy.random as random
+import jobflow.legacy.time_steps as time_steps
+import jobflow.ops.elementwise as ew
+import jobflow.ops.norm as norm
+import jobflow.ops.softmax as softmax
+from jobflow.core.types import Tensor, float32, int32
+from jobflow.ops.op import apply, normal_axis
+
+Row = Callable[..., Any]
+
+#: x -> y
+_UNARY = (
+    "abs acos acosh asin asinh atan atanh ceil cos cosh erf erfc exp expm1 floor lgamma log log1p log_sigmoid negative reciprocal reciprocal_no_nan "
+    "rint round rsqrt sigmoid_v2 sign sin sinh softplus sqrt square tan tanh tanh_v2"
+)
+#: x, y -> z: of tensors of one shape, and of those that are broadcast
+_BINARY = {word: word for word in ("atan2", "floordiv", "pow", "xdivy", "xlogy")} | {
+    "elementwise_maximum": "maximum",
+    "elementwise_minimum": "minimum",
+    "broadcast_add": "add",
+    "broadcast_sub": "subtract",
+    "broadcast_mul": "multiply",
+    "broadcast_div": "divide",
+    "broadcast_floor_mod": "mod",
+    **{f"broadcast_{word}": word for word in ("equal", "not_equal", "greater", "greater_equal", "less", "less_equal", "logical_and")},
+    **{f"broadcast_{word}": word for word in ("maximum", "minimum")},
+}
+#: x, scalar -> y: the second is of one element
+_BY_TENSOR = {"add": "add", "sub": "subtract", "mul": "multiply", "div": "divide"}
+
+
+def _of_one(function: Row) -> Row:
+    return lambda x: function(x)
+
+
+def _of_two(function: Row) -> Row:
+    return lambda x, y: function(x, y)
+
+
+def _by_one_element(function: Row) -> Row:
+    return lambda x, scalar: function(x, scalar)
+
+
+def _activation(function: Row) -> Row:
+    return lambda in_: function(in_)
+
+
+def _reduction(function: Row) -> Row:
+    return lambda input_tensor, *, axis, keepdims=False: function(input_tensor, axis, keepdims)
+
+
+def _number(like: Tensor, floating: float, integer: int) -> float:
+    """The one of two attributes that goes with a tensor's element type."""
+    return floating if like.type.dtype.is_float else integer
+
+
+def _by_number(function: Row) -> Row:
+    def scalar(in_: Any, *, has_float_operand: bool = False, has_int_operand: bool = False, float_operand: float = 0.0, int_operand: int = 0) -> Any:
+        return function(in_, float_operand if has_float_operand or not has_int_operand else int_operand)
+
+    return scalar
+
+
+def _sides(before: Sequence[int], after: Sequence[int], data_format: str) -> list[Any]:
+    """Paddings of the spatial axes as those of all axes."""
+    pairs = list(zip(before, after, strict=True))
+    last = (len(data_format) != 0 and data_format.upper().endswith("C")) or data_format == "channels_last"
+    return [(0, 0), *pairs, (0, 0)] if last else [(0, 0), (0, 0), *pairs]
+
+
+def _format(data_format: str, ndim: int) -> str:
+    """The layout of images as functions of jobs call it."""
+    if not data_format.startswith("channels_"):
+        return data_format
+    axes = "DHW"[3 - ndim :]
+    return f"N{axes}C" if data_format == "channels_last" else f"NC{axes}"
+
+
+def _conv(ndim: int) -> Row:
+    function = (convolution.conv1d, convolution.conv2d, convolution.conv3d)[ndim - 1]
+
+    def conv(
+        in_: Any,
+        weight: Any,
+        bias: Any = None,
+        *,
+        filters: int | None = None,
+        padding_before: Sequence[int] = (0,) * ndim,
+        data_format: str = "channels_first",
+        kernel_size: Any = None,
+        strides: Any = (1,) * ndim,
+        dilation_rate: Any = (1,) * ndim,
+        groups: int = 1,
+        name: str | None = None,
+    ) -> Any:
+        given = _format(data_format, ndim)
+        own = None if bias is not None else name
+        y = function(in_, weight, list(strides), _sides(padding_before, padding_before, given), given, list(dilation_rate), groups, own)
+        return y if bias is None else nn.bias_add(y, bias, given, name)
+
+    return conv
+
+
+def _deconv(
+    in_: Any,
+    weight: Any,
+    *,
+    filters: int | None = None,
+    padding_before: Sequence[int] = (0, 0),
+    data_format: str = "channels_first",
+    kernel_size: Any = None,
+    output_padding: Sequence[int] = (0, 0),
+    strides: Any = (1, 1),
+    dilation_rate: Any = (1, 1),
+    groups: int = 1,
+    name: str | None = None,
+) -> Any:
+    needed, given = [2 * n for n in padding_before], _format(data_format, 2)
+    return convolution.torch_conv2d_transpose(in_, weight, output_padding, strides, needed, given, name, dilations=dilation_rate)
+
+
+def _pool(function: Row, ndim: int) -> Row:
+    def pool(
+        x: Any,
+        *,
+        padding: str = "valid",
+        padding_before: Sequence[int] = (0,) * ndim,
+        padding_after: Sequence[int] = (0,) * ndim,
+        data_format: str = "channels_first",
+        pool_size: Any,
+        strides: Any,
+        ceil_mode: bool = False,
+        name: str | None = None,
+    ) -> Any:
+        given = _format(data_format, ndim)
+        pairs: Any = _sides(padding_before, padding_after, given) if padding.lower() == "customized" else padding.upper()
+        return function(x, list(pool_size), list(strides), pairs, given, ceil_mode, name)
+
+    return pool
+
+
+def _dropout(in_: Any, mask: Any, *, scale: float) -> Any:
+    return math.multiply(math.multiply(in_, arrays.cast(mask, in_.type.dtype)), scale)
+
+
+def _split_like(in_: Any, *like: Any, axis: int) -> list[Any]:
+    made, start = [], 0
+    for each in like:
+        stop = start + each.type.shape[axis]
+        made.append(arrays.slice_v2(in_, [(None, None, None)] * (axis % in_.type.ndim) + [(start, stop, 1)]))
+        start = stop
+    return made
+
+
+def _bias(a: Any, b: Any, *, axis: int) -> Any:
+    shape = [1] * a.type.ndim
+    shape[axis] = -1
+    return math.add(a, arrays.reshape(b, shape))
+
+
+def _layer_norm(
+    x: Any,
+    gamma: Any = None,
+    beta: Any = None,
+    *,
+    center: bool = True,
+    scale: bool = True,
+    begin_norm_axis: int,
+    begin_params_axis: int,
+    epsilon: float,
+) -> Any:
+    t = x.type
+    begin = normal_axis("layer_norm", begin_norm_axis, t.ndim)
+    one, zero = (arrays.constant(n, t.dtype, t.shape[begin:]) for n in (1, 0))
+    normalized, mean, inverse = apply(norm.LayerNorm(begin, epsilon), x, one, zero)
+    y = normalized if gamma is None or not scale else math.multiply(normalized, gamma)
+    return (y if beta is None or not center else math.add(y, beta)), mean, inverse, normalized
+
+
+def _entropies(prediction: Any, label: Any, *, depth: int | None = None) -> Any:
+    return softmax.softmax(prediction, -1), losses.sparse_softmax_cross_entropy_with_logits(label, prediction)
+
+
+def _normalization(
+    x: Any,
+    moving_mean: Any,
+    moving_variance: Any,
+    gamma: Any,
+    beta: Any,
+    *,
+    axis: int,
+    epsilon: float,
+    training: bool = False,
+    momentum: float = 0.99,
+    name: str | None = None,
+) -> Any:
+    y, mean, variance = normalization.normalized(x, moving_mean, moving_variance, gamma, beta, axis, epsilon, momentum, training, name)
+    return y, mean, math.rsqrt(math.add(variance, epsilon))
+
+
+def _scaled_tril(
+    in_: Any,
+    *,
+    diagonal: int = 0,
+    is_floating_fill_value: bool = False,
+    floating_fill_value: float = 0.0,
+    integer_fill_value: int = 0,
+    is_floating_scale_value: bool = True,
+    floating_scale_value: float = 1.0,
+    integer_scale_value: int = 1,
+) -> Any:
+    fill = floating_fill_value if is_floating_fill_value else integer_fill_value
+    return math.fused_scale_tril(in_, diagonal, fill, floating_scale_value if is_floating_scale_value else integer_scale_value)
+
+
+def _one_hot(
+    indices: Any,
+    *,
+    depth: int,
+    floating_on_value: float = 1.0,
+    integer_on_value: int = 1,
+    floating_off_value: float = 0.0,
+    integer_off_value: int = 0,
+    dtype: Any = float32,
+) -> Any:
+    on, off = (floating_on_value, floating_off_value) if dtype.is_float else (integer_on_value, integer_off_value)
+    return arrays.one_hot(indices, depth, on, off, -1, dtype)
+
+
+def _min_max_observer(
+    in_: Any,
+    *,
+    quantization_formula: str = "google",
+    quantization_bit: int = 8,
+    quantization_scheme: str = "symmetric",
+    per_layer_quantization: bool = True,
+) -> Any:
+    return quantization.min_max_observer(in_, quantization_bit, quantization_scheme, quantization_formula, per_layer_quantization)
+
+
+def _fake_quantization(
+    in_: Any,
+    scale: Any,
+    zero_point: Any,
+    *,
+    quantization_formula: str = "google",
+    quantization_bit: int = 8,
+    quantization_scheme: str = "symmetric",
+) -> Any:
+    return quantization.fake_quantization(in_, scale, zero_point, quantization_bit, quantization_scheme, quantization_formula)
+
+
+def _permuted(x: Any, *, seed: int = 0, name: str | None = None) -> Any:
+    return random.generate_random_batch_permutation_indices(x, seed, name)
+
+
+OP_TYPES: Mapping[str, Row] = {
+    # element by element
+    **{f"{word} -> y": _of_one(getattr(math, word)) for word in _UNARY.split()},
+    **{f"{word} -> z": _of_two(getattr(math, name)) for word, name in _BINARY.items()},
+    **{f"scalar_{word}_by_tensor -> y": _by_one_element(getattr(math, name)) for word, name in _BY_TENSOR.items()},
+    "add_n -> out": lambda *in_: math.add_n(list(in_)),
+    "multiply -> out": lambda x, y: math.multiply(x, y),
+    "scalar_add -> out": _by_number(math.add),
+    "scalar_mul -> out": _by_number(math.multiply),
+    "scalar_pow -> out": lambda in_, *, exponent: math.pow(in_, exponent),
+    "clip_by_scalar -> y": lambda x, *, floating_min=0.0, integral_min=0, floating_max=0.0, integral_max=0: math.clip_by_value(
+        x, _number(x, floating_min, integral_min), _number(x, floating_max, integral_max)
+    ),
+    "clip_by_scalar_min -> y": lambda x, *, floating_min=0.0, integral_min=0: math.clip_by_value(x, _number(x, floating_min, integral_min)),
+    "clip_by_scalar_max -> y": lambda x, *, floating_max=0.0, integral_max=0: math.clip_by_value(x, None, _number(x, floating_max, integral_max)),
+    "cast -> out": lambda in_, *, dtype: arrays.cast(in_, dtype),
+    "where -> out": lambda condition, x, y: arrays.where(condition, x, y),
+    "dropout -> out": _dropout,
+    "random_mask_like -> out": lambda like, *, rate, seed=None, name=None: random.random_mask_like(like, rate, seed, None, name),
+    "bernoulli -> out": lambda in_, *, seed=None, has_seed=False, dtype=None, name=None: random.bernoulli(in_, seed, dtype, name or "Bernoulli"),
+    "coin_flip -> out": lambda *, batch_size=1, probability=0.5, seed=None, has_seed=False, name=None: random.CoinFlip(
+        batch_size, seed, probability, name or "CoinFlip"
+    ),
+    "generate_random_batch_permutation_indices -> y": _permuted,
+    # activations and their gradients
+    **{f"{word} -> out": _activation(getattr(nn, word)) for word in ("relu", "hardsigmoid", "hardswish")},
+    "ccrelu -> out": lambda in_: nn.relu(in_),
+    "gelu -> out": lambda in_: math.gelu(in_),
+    "sigmoid -> out": lambda in_: math.sigmoid(in_),
+    "elu -> out": lambda in_, *, alpha: nn.elu(in_, alpha),
+    "hardtanh -> out": lambda in_, *, min_val, max_val: nn.hardtanh(in_, min_val, max_val),
+    "leaky_relu -> y": lambda x, *, alpha: nn.leaky_relu(x, alpha),
+    "prelu -> y": lambda x, alpha: ew.subtract(nn.relu(x), ew.multiply(alpha, nn.relu(ew.negate(x)))),
+    "softmax -> out": lambda in_: nn.softmax(in_),
+    "relu_grad -> dx": lambda y, dy: math.multiply(dy, arrays.cast(math.greater(y, 0), dy.type.dtype)),
+    "gelu_grad -> dx": lambda x, dy: math.gelu_grad(x, dy),
+    "sigmoid_grad -> dx": lambda y, dy: math.sigmoid_grad(y, dy),
+    "tanh_grad -> dx": lambda x, dy: math.multiply(dy, math.subtract(1.0, math.square(math.tanh(x)))),
+    "leaky_relu_grad -> dx": lambda x, dy, *, alpha: arrays.where(math.greater(x, 0), dy, math.multiply(dy, alpha)),
+    "softmax_grad -> dx": lambda y, dy: nn.softmax_grad(y, dy),
+    # reductions
+    **{f"reduce_{word} -> output_tensor": _reduction(getattr(math, f"reduce_{word}")) for word in ("sum", "min", "max", "prod", "any", "all")},
+    "argmax -> out": lambda in_: math.argmax(in_),
+    "square_sum -> y": lambda x: elements.square_sum(x),
+    "multi_square_sum -> y": lambda *x: math.add_n([elements.square_sum(each) for each in x]),
+    "count_not_finite -> y": lambda x: math.count_not_finite(x),
+    "multi_count_not_finite -> y": lambda *x: math.multi_count_not_finite(list(x)),
+    "l2_normalize -> y square_x_sum": lambda x, *, axis, epsilon=1e-12: (
+        math.l2_normalize(x, axis, epsilon),
+        math.reduce_sum(math.square(x), axis, True),
+    ),
+    "unsorted_segment_sum -> out": lambda data, segment_ids, *, num_segments, axis=0: math.unsorted_segment_sum(
+        data, segment_ids, num_segments, axis
+    ),
+    "unsorted_segment_sum_like -> out": lambda data, segment_ids, like, *, axis=0: math.unsorted_segment_sum_like(data, segment_ids, like, axis),
+    "unsorted_batch_segment_sum -> out": lambda data, segment_ids, *, num_segments: math.unsorted_batch_segment_sum(data, segment_ids, num_segments),
+    # shapes
+    "identity -> out": lambda in_: arrays.identity(in_),
+    "tuple_identity -> out*": lambda *in_: [arrays.identity(each) for each in in_],
+    "amp_white_identity -> out": lambda in_: arrays.amp_white_identity(in_),
+    "cast_to_static_shape -> output": lambda input: arrays.cast_to_static_shape(input),
+    "reshape -> out": lambda in_, *, shape: arrays.reshape(in_, list(shape)),
+    "reshape_like -> out": lambda in_, like: arrays.reshape_like(in_, like),
+    "flatten -> out": lambda in_, *, start_dim=0, end_dim=-1: arrays.flatten(in_, start_dim, end_dim),
+    "squeeze -> out": lambda in_, *, axes: arrays.squeeze(in_, list(axes)),
+    "expand_dims -> out": lambda in_, *, axis: arrays.expand_dims(in_, axis),
+    "expand -> out": lambda in_, *, in_shape=None, out_shape, stride=None: arrays.expand(in_, list(out_shape)),
+    "transpose -> output": lambda input, *, perm: arrays.transpose(input, list(perm)),
+    "broadcast_like -> y": lambda x, like, *, broadcast_axes=None: arrays.broadcast_like(x, like, broadcast_axes),
+    "broadcast_to_compatible_with -> y": lambda x, *compatible: math.broadcast_to_compatible_with(x, list(compatible)),
+    "concat -> out": lambda *in_, axis, max_dim_size=None: arrays.concat(list(in_), axis, max_dim_size),
+    "split_like -> out*": _split_like,
+    "slice -> y": lambda x, *, start, stop, step: arrays.slice_v2(x, list(zip(start, stop, step, strict=True))),
+    "slice_update -> y": lambda x, update, *, start, stop, step: elements.slice_update(x, update, list(zip(start, stop, step, strict=True))),
+    "logical_slice -> y": lambda x, *, start, stop, step: elements.logical_slice(x, list(zip(start, stop, step, strict=True))),
+    "pad -> y": lambda x, *, padding_before, padding_after, floating_constant_value=0.0, integral_constant_value=0: arrays.pad(
+        x, list(zip(padding_before, padding_after, strict=True)), _number(x, floating_constant_value, integral_constant_value)
+    ),
+    "pad_grad -> dx": lambda dy, *, padding_before, padding_after, floating_constant_value=0.0, integral_constant_value=0: arrays.pad_grad(
+        dy, list(zip(padding_before, padding_after, strict=True))
+    ),
+    "constant_pad2d -> y": lambda x, *, padding, floating_value=0.0, integral_value=0: arrays.constant_pad2d(
+        x, list(padding), _number(x, floating_value, integral_value)
+    ),
+    "reflection_pad2d -> y": lambda x, *, padding: arrays.reflection_pad2d(x, list(padding)),
+    "replication_pad2d -> y": lambda x, *, padding: arrays.replication_pad2d(x, list(padding)),
+    "same_padding -> y": lambda x, *, padding, data_format, kernel_size, strides, dilation_rate: arrays.same_padding(
+        x, padding, data_format, kernel_size, strides, dilation_rate
+    ),
+    "tril -> out": lambda in_, *, diagonal=0, is_floating_fill_value=False, floating_fill_value=0.0, integer_fill_value=0: math.tril(
+        in_, diagonal, floating_fill_value if is_floating_fill_value else integer_fill_value
+    ),
+    "fused_scale_tril -> out": _scaled_tril,
+    "diag -> out": lambda in_, *, diagonal=0: elements.diag(in_, diagonal),
+    "repeat -> out": lambda in_, *, repeat_num, name=None: time_steps.repeat(in_, repeat_num, name),
+    "acc -> out": lambda in_, *, max_acc_num, name=None: time_steps.acc(in_, max_acc_num, name),
+    "pack -> out": lambda in_, *, pack_num, name=None: time_steps.pack(in_, pack_num, name),
+    "unpack -> out": lambda in_, *, unpack_num, name=None: time_steps.unpack(in_, unpack_num, name),
+    "nvtx_start -> out": lambda in_, *, mark_prefix: profiler.nvtx_start(in_, mark_prefix),
+    "nvtx_end -> out": lambda in_, *, mark_prefix: profiler.nvtx_end(in_, mark_prefix),
+    # fresh values
+    "constant -> out": lambda *, shape, dtype, is_floating_value, floating_value=0.0, integer_value=0: arrays.constant(
+        floating_value if is_floating_value else integer_value, dtype, list(shape)
+    ),
+    "constant_like -> out": lambda like, *, dtype=None, is_floating_operand=True, float_operand=0.0, integer_operand=0: arrays.constant_like(
+        like, float_operand if is_floating_operand else integer_operand, dtype
+    ),
+    "zero_like -> out": lambda like: arrays.zeros_like(like),
+    "ones_like -> out": lambda like: arrays.ones_like(like),
+    "range -> out": lambda *, start, delta, limit, dtype=None: arrays.range(start, limit, delta, dtype),
+    # elements by their indices, and in order
+    "gather -> out": lambda in_, indices, *, axis: arrays.gather(in_, indices, axis=axis),
+    "batch_gather -> out": lambda in_, indices: arrays.gather(in_, indices, batch_dims=indices.type.ndim - 1),
+    "dim_gather -> output": lambda input, index, *, dim: arrays.dim_gather(input, dim, index),
+    "gather_nd -> out": lambda params, indices: elements.gather_nd(params, indices),
+    "scatter_nd -> out": lambda indices, updates, *, shape: elements.scatter_nd(indices, updates, list(shape)),
+    "tensor_scatter_nd_update -> out": lambda params, updates, indices: elements.tensor_scatter_nd_update(params, indices, updates),
+    "tensor_scatter_nd_add -> out": lambda params, updates, indices: elements.tensor_scatter_nd_add(params, indices, updates),
+    "one_hot -> out": _one_hot,
+    "sort -> out": lambda in_, *, direction="ASCENDING": elements.sort(in_, -1, direction),
+    "arg_sort -> out": lambda in_, *, direction="ASCENDING": elements.argsort(in_, -1, direction),
+    "top_k -> out": lambda in_, *, k, sorted=True: elements.top_k(in_, -1, k, sorted),
+    "in_top_k -> out": lambda targets, predictions, *, k: math.in_top_k(targets, predictions, k),
+    "unique_with_counts -> y idx count num_unique": lambda x, *, out_idx=int32: ids.unique_with_counts(x, out_idx),
+    "indexed_slices_reduce_sum -> y_indices y_values num_unique": lambda x_indices, x_values: ids.indexed_slices_reduce_sum(x_indices, x_values),
+    # products
+    "matmul -> out": lambda a, b, *, transpose_a=False, transpose_b=False, alpha=1.0: arrays.matmul(a, b, transpose_a, transpose_b, alpha),
+    "batch_matmul -> out": lambda a, b, *, transpose_a=False, transpose_b=False, alpha=1.0: arrays.matmul(a, b, transpose_a, transpose_b, alpha),
+    "broadcast_matmul -> out": lambda a, b, *, transpose_a=False, transpose_b=False, alpha=1.0: arrays.matmul(a, b, transpose_a, transpose_b, alpha),
+    "bias_add -> out": _bias,
+    "fused_bias_add_gelu -> out": lambda a, b, *, axis: math.gelu(_bias(a, b, axis=axis)),
+    "fused_bias_add_mask_scale -> out": lambda a, b, mask, *, axis, scale: _dropout(_bias(a, b, axis=axis), mask, scale=scale),
+    "fused_self_attention_query_mul_key_and_value -> query_mul_key value": lambda hidden_states, *, head_size, alpha=1.0, name=None: (
+        nn.fused_self_attention_query_mul_key_and_value(hidden_states, head_size, alpha, name)
+    ),
+    # images
+    **{f"conv{n}d -> out": _conv(n) for n in (1, 2, 3)},
+    "deconv2d -> out": _deconv,
+    **{f"{word}_pool_{n}d -> y": _pool(getattr(convolution, f"{word}_pool{n}d"), n) for word in ("max", "avg") for n in (2, 3)},
+    "upsample -> y": lambda x, *, height_scale, width_scale, align_corners=False, data_format="channels_first", interpolation="nearest": (
+        elements.upsample_2d(x, (height_scale, width_scale), align_corners, _format(data_format, 2), interpolation)
+    ),
+    # normalisation
+    "normalization -> y mean inv_variance": _normalization,
+    "layer_norm -> y mean inv_variance normalized": _layer_norm,
+    "layer_norm_grad -> dx": lambda dy, x, mean, inv_variance, *, begin_norm_axis=1, epsilon=None: layers.layer_norm_grad(
+        dy, x, mean, inv_variance, begin_norm_axis
+    ),
+    "layer_norm_param_grad -> normalized_diff beta_diff gamma_diff": lambda dy, normalized, gamma, *, begin_params_axis=-1, epsilon=None: (
+        layers.layer_norm_param_grad(dy, normalized, gamma, begin_params_axis)
+    ),
+    # losses
+    "softmax_cross_entropy -> prob out": lambda prediction, label: (
+        softmax.softmax(prediction, -1),
+        losses.softmax_cross_entropy_with_logits(label, prediction),
+    ),
+    "sparse_softmax_cross_entropy -> prob out": _entropies,
+    "sparse_softmax_cross_entropy_ms -> prob out": lambda prediction, label, *, depth=None, name=None: (
+        nn.softmax(prediction),
+        losses.distributed_sparse_softmax_cross_entropy_with_logits(label, prediction, name),
+    ),
+    "sparse_cross_entropy -> out": lambda prediction, label, *, depth=None: losses.sparse_cross_entropy(label, prediction),
+    "sigmoid_cross_entropy -> loss": lambda prediction, label: losses.sigmoid_cross_entropy_with_logits(label, prediction),
+    "smooth_l1_loss -> loss": lambda prediction, label, *, beta=1.0: losses.smooth_l1_loss(prediction, label, beta),
+    "combined_margin_loss -> y": lambda x, label, *, m1=1.0, m2=0.0, m3=0.0, depth=None: elements.combined_margin_loss(x, label, m1, m2, m3),
+    "ctc_loss -> loss": lambda log_probs, targets, input_lengths, target_lengths, *, max_target_length=None, blank=0, zero_infinity=False: (
+        losses.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, "none", zero_infinity)
+    ),
+    "distributed_partial_fc_sample -> mapped_label sampled_label sampled_weight": lambda weight, label, *, num_sample, seed=-1, name=None: (
+        ids.distributed_partial_fc_sample(weight, label, num_sample, name)
+    ),
+    # ids and quantization
+    "categorical_ordinal_encode -> out": lambda table, size, in_, *, hash_precomputed=True, name=None: ids.categorical_ordinal_encode(
+        table, size, in_, hash_precomputed, name
+    ),
+    "min_max_observer -> scale zero_point": _min_max_observer,
+    "fake_quantization -> out": _fake_quantization,
+}

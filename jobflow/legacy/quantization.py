@@ -1,0 +1,124 @@
+"""flow.quantization: numbers as if stored in few bits, for training that expects it.
+
+formula, scheme                 scale                                   zero point
+"google", "symmetric"           largest |x| / (2^(bit - 1) - 1)         0
+"google", "affine"              (max - min) / (2^bit - 1)               -round(min / scale)
+"cambricon", "symmetric"        floor(log2(largest |x|)) - (bit - 2)    0               its scale is 2^scale
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jobflow.legacy.math as math
+from jobflow.core.errors import ArgumentError, user_line
+from jobflow.core.types import Tensor, bool_, int64
+from jobflow.eager.faces import all_of, of_jobs
+from jobflow.legacy.initializers import constant_initializer
+from jobflow.legacy.layers import namespace
+from jobflow.legacy.operands import counts
+from jobflow.legacy.variables import assign, current_job, get_variable, layer_name
+from jobflow.ops import elementwise as ew
+from jobflow.ops import shape as sh
+from jobflow.ops.floating import exp2, log2
+from jobflow.ops.quantize import fake_quantize
+from jobflow.ops.scalar import shift
+
+__all__ = ["fake_quantization", "min_max_observer", "moving_average_min_max_observer"]
+
+
+def _check(what: str, bit: int, scheme: str, formula: str) -> None:
+    counts(what, quantization_bit=bit)
+    if bit < 2 or (formula, scheme) not in (("google", "symmetric"), ("google", "affine"), ("cambricon", "symmetric")):
+        raise ArgumentError(
+            f'{what} at {user_line()}: {bit} bits, {formula!r}, {scheme!r}; there are 2 bits or more, and the formulas "google" (scheme '
+            f'"symmetric" or "affine") and "cambricon" ("symmetric")'
+        )
+
+
+def _described(least: Tensor, largest: Tensor, bit: int, scheme: str, formula: str) -> tuple[Tensor, Tensor]:
+    """Scale and zero point for numbers from `least` to `largest`; of a symmetric scheme `largest` is that of |x|."""
+    if scheme == "affine":
+        scale = ew.scale(ew.subtract(largest, least), 1 / (2**bit - 1))
+        return scale, ew.negate(math.round(ew.multiply(least, ew.reciprocal_no_nan(scale))))
+    if formula == "google":
+        return ew.scale(largest, 1 / (2 ** (bit - 1) - 1)), ew.fill_like(largest, 0.0)
+    return shift(math.floor(log2(largest)), float(2 - bit)), ew.fill_like(largest, 0.0)
+
+
+def min_max_observer(
+    input: Tensor,
+    quantization_bit: int = 8,
+    quantization_scheme: str = "symmetric",
+    quantization_formula: str = "google",
+    per_layer_quantization: bool = True,
+    name: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Scale and zero point of shape (1,), or one for each row of the first axis unless `per_layer_quantization`."""
+    _check("min_max_observer", quantization_bit, quantization_scheme, quantization_formula)
+    t = input.type
+    rows = sh.reshape(input, (1 if per_layer_quantization else t.shape[0], -1 if t.size else 0))
+    affine = quantization_scheme == "affine"
+    least, largest = math.reduce_min(rows, 1), math.reduce_max(rows if affine else math.abs(rows), 1)
+    return _described(least, largest, quantization_bit, quantization_scheme, quantization_formula)
+
+
+def moving_average_min_max_observer(
+    input: Tensor,
+    quantization_bit: int = 8,
+    quantization_scheme: str = "symmetric",
+    quantization_formula: str = "google",
+    momentum: float = 0.95,
+    name: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Scale and zero point of the moving averages of least and largest number, which every run of a train job moves.
+
+    They are the variables `<name>-moving_max` and `<name>-moving_min`; `<name>-current_train_step` counts, and the first run gives them its numbers.
+    """
+    _check("moving_average_min_max_observer", quantization_bit, quantization_scheme, quantization_formula)
+    job = current_job("moving_average_min_max_observer")
+    none = constant_initializer(0)
+    with namespace(name or layer_name(job, "MovingAverageMinMaxObserver")):
+        variable = functools.partial(get_variable, shape=(1,), initializer=none, trainable=False, reuse=False)
+        top, bottom = (variable(word, dtype=input.type.dtype) for word in ("moving_max", "moving_min"))
+        step = variable("current_train_step", dtype=int64)
+    if not job.trainable:
+        return _described(bottom, top, quantization_bit, quantization_scheme, quantization_formula)
+    largest = math.reduce_max(input if quantization_scheme == "affine" else math.abs(input))
+    least = math.reduce_min(input) if quantization_scheme == "affine" else ew.negate(largest)
+    first = math.equal(step, 0)
+    moved = [
+        ew.where(ew.cast(first, bool_), now, ew.add(ew.scale(before, float(momentum)), ew.scale(now, 1 - float(momentum))))
+        for before, now in ((top, largest), (bottom, least))
+    ]
+    for before, now in ((top, moved[0]), (bottom, moved[1]), (step, shift(step, 1))):
+        assign(before, now)
+    return _described(moved[1], moved[0], quantization_bit, quantization_scheme, quantization_formula)
+
+
+def fake_quantization(
+    input: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    quantization_bit: int = 8,
+    quantization_scheme: str = "symmetric",
+    quantization_formula: str = "google",
+    name: str | None = None,
+) -> Tensor:
+    """The input rounded to what so many bits can say; its gradient is that of the result.  Scale and zero point are (1,), or one for each row."""
+    _check("fake_quantization", quantization_bit, quantization_scheme, quantization_formula)
+    if scale.type.size not in (1, input.type.shape[0]) or zero_point.type.size != scale.type.size:
+        raise ArgumentError(
+            f"fake_quantization at {user_line()}: scale {scale.type} and zero_point {zero_point.type} are of one number, or one for each row of "
+            f"input {input.type}"
+        )
+    column = (scale.type.size, *[1] * (input.type.ndim - 1))
+    scale, zero = sh.reshape(scale, column), sh.reshape(zero_point, column)
+    top = 2 ** (quantization_bit - 1) - 1
+    low, high = (0, 2**quantization_bit - 1) if quantization_scheme == "affine" else (-top - (quantization_formula == "google"), top)
+    return fake_quantize(input, exp2(scale) if quantization_formula == "cambricon" else scale, zero, low, high, name=name)
+
+
+#: what tensors have instead
+_OF_TENSORS = {"moving_average_min_max_observer": "flow.quantization.min_max_observer"}
+globals().update(all_of(__name__, globals(), __name__, of_jobs, _OF_TENSORS))

@@ -1,0 +1,74 @@
+"""Tensors of several time steps: parts of a batch that pass through the body of a job one after another.
+
+    x = flow.unpack(x, 4)                 # [32, 10] -> 4 steps of [8, 10]
+    w = flow.repeat(w, 4)                 # the same at each step; its gradient is the sum over the steps
+    y = flow.pack(flow.matmul(x, w), 4)   # [8, 5] at each step -> [32, 5]
+
+Ops on a tensor of several steps are done at each of them; what has no steps is the same at all.  A loss of several steps counts as so many
+losses.  A tensor of steps that a job returns is packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+from jobflow.core.errors import ShapeError, user_line
+from jobflow.core.types import Tensor
+from jobflow.eager.faces import all_of, of_jobs
+from jobflow.engine.handle import TimeSteps, every_step
+from jobflow.legacy.operands import counts
+from jobflow.ops.arithmetic import add
+from jobflow.ops.slices import concat, slice_
+
+
+def _of(steps: Sequence[Any]) -> Tensor:
+    made: Tensor = TimeSteps(steps) if len(steps) > 1 else steps[0]
+    return made
+
+
+def _groups(what: str, x: Tensor, word: str, count: int) -> list[tuple[Any, ...]]:
+    """The steps of x, `count` consecutive ones in each group."""
+    counts(what, **{word: count})
+    steps = every_step(x)
+    if len(steps) % count:
+        raise ShapeError(f"{what} at {user_line()}: {x.type} has {len(steps)} time steps, which {word} {count} does not divide")
+    return [steps[i : i + count] for i in range(0, len(steps), count)]
+
+
+def unpack(input: Tensor, unpack_num: int, name: str | None = None) -> Tensor:
+    """The rows of the input in `unpack_num` equal time steps: [n, ...] -> [n / unpack_num, ...]."""
+    counts("unpack", unpack_num=unpack_num)
+    t = input.type
+    if not t.ndim or t.shape[0] % unpack_num:
+        raise ShapeError(f"unpack at {user_line()}: the rows of {t} cannot be cut into {unpack_num} equal time steps")
+    rows = t.shape[0] // unpack_num
+    spans = [[i * rows, (i + 1) * rows] for i in range(unpack_num)]
+    return _of([slice_(each, [start], [stop]) for each in every_step(input) for start, stop in spans])
+
+
+def pack(input: Tensor, pack_num: int, name: str | None = None) -> Tensor:
+    """`pack_num` consecutive time steps behind each other along axis 0: [n, ...] -> [n pack_num, ...]."""
+    return _of([concat(list(group)) if len(group) > 1 else group[0] for group in _groups("pack", input, "pack_num", pack_num)])
+
+
+def repeat(input: Tensor, repeat_num: int, name: str | None = None) -> Tensor:
+    """The input at each of `repeat_num` time steps."""
+    counts("repeat", repeat_num=repeat_num)
+    return _of([each for each in every_step(input) for _ in range(repeat_num)])
+
+
+def acc(one: Tensor, max_acc_num: int, name: str | None = None) -> Tensor:
+    """The sum over `max_acc_num` consecutive time steps."""
+    return _of([reduce(add, group) for group in _groups("acc", one, "max_acc_num", max_acc_num)])
+
+
+#: what tensors have instead
+_OF_TENSORS = {
+    "pack": "flow.cat",
+    "unpack": "flow.chunk",
+    "repeat": "a loop over the parts of a batch",
+    "acc": "gradients that add up from backward() to backward()",
+}
+globals().update(all_of(__name__, globals(), __name__, of_jobs, _OF_TENSORS))

@@ -1,0 +1,343 @@
+"""Operations by the name of their type: one's own, which are one class each, and all published ones (`op_types`).
+
+    @dataclass(frozen=True)
+    class Squareplus(Unary):                    # of jobflow.ops.pointwise; a subclass of any Op will do
+        bias: float = 4.0
+
+        def formula(self, f, x):
+            return (x + f.sqrt(x * x + self.bias)) * 0.5
+
+    flow.user_op_builder("curve").Op("squareplus").Input("x", [x]).Output("y").Attr("bias", 1.0).Build().InferAndTryRun().SoleOutputBlob()
+
+One's own class is found by its name, in any spelling of capitals.  Its inputs are the parameters of its formula (or kernel), its attributes
+the fields of the dataclass, and outputs are called as the program calls them.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any
+
+import jobflow.core.scope as scope
+from jobflow.core.errors import ArgumentError, JobError, did_you_mean, user_line
+from jobflow.core.types import Tensor
+from jobflow.eager.faces import is_tensor
+from jobflow.eager.in_jobs import recorded
+from jobflow.functional.nn_base import composing
+from jobflow.legacy.op_types import OP_TYPES
+from jobflow.legacy.variables import current_job
+from jobflow.ops.op import Op, apply
+
+#: the default of an attribute that must be given, and the number of tensors of an input that takes a list
+NEEDED, MANY = object(), -1
+
+#: further operations, of tensors by position
+OWN_FUNCTIONS: dict[str, Callable[..., Tensor]] = {}
+
+
+@dataclass(frozen=True)
+class OpType:
+    """What a type takes and gives."""
+
+    word: str
+    #: how many tensors each input takes: 1, 0 for one that may be left out, or MANY; None: whatever the program calls them, in its order
+    inputs: Mapping[str, int] | None
+    #: None: whatever the program calls them
+    outputs: tuple[str, ...] | None
+    #: their defaults, or NEEDED
+    attributes: Mapping[str, Any]
+    #: tensors by position, attributes by name -> one tensor, or a sequence of them
+    function: Callable[..., Any]
+    #: whether the function is given the op's name
+    named: bool = False
+
+
+def op_type(word: str) -> OpType:
+    """The type of this name.  ArgumentError with the nearest one where there is none."""
+    own = _own_classes()
+    if word.lower() in own:
+        return _of_class(word, own[word.lower()])
+    if word in OWN_FUNCTIONS:
+        return OpType(word, None, None, {}, OWN_FUNCTIONS[word])
+    published = _published()
+    if word in published:
+        return published[word]
+    raise ArgumentError(f"user_op_builder at {user_line()}: no operation is called {word!r}{did_you_mean(word, [*published, *own, *OWN_FUNCTIONS])}")
+
+
+def _own_classes() -> dict[str, type[Op]]:
+    """The programs' classes of operations, by name."""
+    found, waiting = {}, [Op]
+    while waiting:
+        for each in waiting.pop().__subclasses__():
+            waiting.append(each)
+            if not each.__module__.startswith("jobflow.") and not each.__dict__.get("abstract"):
+                found[each.word()] = each
+    return found
+
+
+@functools.cache
+def _published() -> Mapping[str, OpType]:
+    made = {}
+    for key, function in OP_TYPES.items():
+        word, outputs = key.split(" -> ")
+        parameters = inspect.signature(function).parameters.values()
+        inputs = {
+            p.name.rstrip("_"): MANY if p.kind is p.VAR_POSITIONAL else int(p.default is p.empty) for p in parameters if p.kind is not p.KEYWORD_ONLY
+        }
+        attributes = {p.name: NEEDED if p.default is p.empty else p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        named = attributes.pop("name", NEEDED) is None
+        made[word] = OpType(word, inputs, tuple(outputs.split()), attributes, function, named)
+    return made
+
+
+def _of_class(word: str, kind: type[Op]) -> OpType:
+    """What the class of an operation says of it."""
+    formula: Any = getattr(kind, "formula", None)
+    given = list(inspect.signature(formula if formula is not None else kind.infer).parameters.values())
+    several = any(each.kind is each.VAR_POSITIONAL for each in given)
+    inputs = {each.name: MANY if several else 1 for each in given[2 if formula is not None else 1 :]}
+    attributes = {f.name: NEEDED if f.default is MISSING else f.default for f in fields(kind) if f.init}
+    return OpType(word, inputs, None, attributes, lambda *x, **attributes: apply(kind(**attributes), *x))
+
+
+@dataclass
+class UserOp:
+    """An operation with its inputs; `InferAndTryRun` records it in the body of the job."""
+
+    name: str | None
+    type: OpType
+    inputs: Mapping[str, Sequence[Tensor]]
+    outputs: Mapping[str, int]
+    attributes: Mapping[str, Any]
+    #: always as in the consistent view
+    consistent: bool = False
+    _made: dict[str, list[Tensor]] = field(default_factory=dict)
+
+    def InferAndTryRun(self) -> UserOp:
+        """Itself, with outputs.  Raises: what the operation raises of its inputs."""
+        job = current_job(f"user_op_builder({self.name!r})")
+        known = self.type.inputs
+        ordered: list[Any] = [x for word in known or self.inputs for x in self.inputs.get(word, [None] * (known is not None and known[word] == 0))]
+        with scope.using(**({"view": "consistent"} if self.consistent else {})):
+            if self.type.named:
+                made = self.type.function(*ordered, **self.attributes, name=self.name)
+            elif any(is_tensor(x) for x in ordered) and not hasattr(job, "takes_tensors"):
+                made = recorded(job, self.type.function, ordered, self.attributes, self.name)
+            else:
+                made = self.type.function(*ordered, **self.attributes)
+        self._made = self._by_name(made)
+        return self
+
+    def _by_name(self, made: Any) -> dict[str, list[Tensor]]:
+        known = self.type.outputs
+        if known is not None and len(known) == 1 and known[0].endswith("*"):
+            results = {known[0][:-1]: list(made)}
+        else:
+            several = list(made) if isinstance(made, list | tuple) else [made]
+            results = {word: [y] for word, y in zip(known or self.outputs, several, strict=known is not None)}
+            if known is None and (len(several) != len(self.outputs)):
+                raise ArgumentError(
+                    f"{self.type.word} at {user_line()}: it has {len(several)} outputs, not {len(self.outputs)}: {list(self.outputs)}"
+                )
+        for word, count in self.outputs.items():
+            if len(results[word]) != count:
+                raise ArgumentError(f"{self.type.word} at {user_line()}: output {word!r} is {len(results[word])} tensors, not {count}")
+        return results
+
+    def RemoteBlobDict(self) -> dict[str, list[Tensor]]:
+        """The tensors of each output, by its name."""
+        if not self._made:
+            raise JobError(f"user_op_builder({self.name!r}) at {user_line()}: call InferAndTryRun() first")
+        return {word: self._made[word] for word in self.outputs}
+
+    def RemoteBlobList(self) -> list[Tensor]:
+        """All outputs, in the order of the calls of `Output`."""
+        return [y for several in self.RemoteBlobDict().values() for y in several]
+
+    def SoleOutputBlob(self) -> Tensor:
+        """The output of an operation that has one."""
+        made = self.RemoteBlobList()
+        if len(made) != 1:
+            raise ArgumentError(f"{self.type.word} at {user_line()}: SoleOutputBlob() of {len(made)} outputs; RemoteBlobList() has them all")
+        return made[0]
+
+
+@dataclass
+class UserOpBuilder:
+    """Collects what an operation is made of; see the module."""
+
+    op_name: str | None
+    consistent: bool = False
+    _type: OpType | None = None
+    _inputs: dict[str, Sequence[Tensor]] = field(default_factory=dict)
+    _outputs: dict[str, int] = field(default_factory=dict)
+    _attributes: dict[str, Any] = field(default_factory=dict)
+
+    def Op(self, op_type_name: str) -> UserOpBuilder:
+        """Say which type it is of."""
+        self._type = op_type(op_type_name)
+        return self
+
+    def _known(self) -> OpType:
+        if self._type is None:
+            raise ArgumentError(f"user_op_builder({self.op_name!r}) at {user_line()}: call Op(type) first")
+        return self._type
+
+    def _legal(self, what: str, word: str, legal: Sequence[str], taken: Mapping[str, Any]) -> None:
+        kind = self._known().word
+        if word in taken:
+            raise ArgumentError(f"{kind} at {user_line()}: {what} {word!r} is given twice")
+        if word not in legal:
+            has = ", ".join(legal) or "none"
+            raise ArgumentError(f"{kind} at {user_line()}: it has no {what} {word!r}{did_you_mean(word, legal)} (it has {has})")
+
+    def Input(self, input_name: str, input_blob_list: Sequence[Tensor]) -> UserOpBuilder:
+        """Give an input: a list of tensors, of one for most."""
+        known = self._known()
+        self._legal("input", input_name, [input_name] if known.inputs is None else list(known.inputs), self._inputs)
+        if not isinstance(input_blob_list, list | tuple) or not all(map(is_tensor, input_blob_list)):
+            raise ArgumentError(f"{known.word} at {user_line()}: input {input_name!r} is a list of tensors, not {input_blob_list!r}")
+        if (known.inputs or {}).get(input_name, 1) != MANY and len(input_blob_list) != 1:
+            raise ArgumentError(f"{known.word} at {user_line()}: input {input_name!r} is a list of one tensor, not of {len(input_blob_list)}")
+        self._inputs[input_name] = list(input_blob_list)
+        return self
+
+    def Output(self, output_name: str, num: int = 1) -> UserOpBuilder:
+        """Ask for an output, of `num` tensors."""
+        known = self._known()
+        legal = [output_name] if known.outputs is None else [word.rstrip("*") for word in known.outputs]
+        self._legal("output", output_name, legal, self._outputs)
+        self._outputs[output_name] = num
+        return self
+
+    def Attr(self, attr_name: str, attr_value: Any, attr_type_name: str | None = None) -> UserOpBuilder:
+        """Give an attribute; `attr_type_name` means nothing."""
+        self._legal("attribute", attr_name, list(self._known().attributes), self._attributes)
+        self._attributes[attr_name] = attr_value
+        return self
+
+    SetAttr = Attr
+
+    def Build(self) -> UserOp:
+        """The operation.  ArgumentError where an input, an output or an attribute is missing."""
+        known = self._known()
+        absent = [f"input {word!r}" for word, count in (known.inputs or {}).items() if count and not self._inputs.get(word)]
+        absent += [f"attribute {word!r}" for word, default in known.attributes.items() if default is NEEDED and word not in self._attributes]
+        absent += [] if self._outputs else ["an output"]
+        if absent:
+            raise ArgumentError(f"{known.word} at {user_line()}: it lacks {', '.join(absent)}")
+        return UserOp(self.op_name, known, self._inputs, self._outputs, self._attributes, self.consistent)
+
+
+def user_op_builder(op_name: str) -> UserOpBuilder:
+    """A builder of an operation of this name, in the view in force: .Op(type).Input(...).Output(...).Attr(...).Build().InferAndTryRun()."""
+    return UserOpBuilder(op_name)
+
+
+def consistent_user_op_builder(op_name: str) -> UserOpBuilder:
+    """user_op_builder in the consistent view, whatever is in force."""
+    return UserOpBuilder(op_name, True)
+
+
+class UserOpModule:
+    """The operation of a module builder, which needs no preparation."""
+
+    def InitOpKernel(self) -> None:
+        """Nothing is to be done."""
+
+
+@dataclass
+class UserOpModuleBuilder:
+    """What the operations of one module have in common: type, sizes of inputs, outputs and attributes; `OpName` begins one of them."""
+
+    word: str
+    consistent: bool = False
+    _common: list[tuple[Any, ...]] = field(default_factory=list)
+    user_op_module: UserOpModule = field(default_factory=UserOpModule)
+
+    def InputSize(self, input_name: str, num: int = 1) -> UserOpModuleBuilder:
+        """How many tensors an input takes."""
+        legal = op_type(self.word).inputs
+        if legal is not None and input_name not in legal:
+            raise ArgumentError(f"{self.word} at {user_line()}: it has no input {input_name!r}{did_you_mean(input_name, legal)}")
+        if legal is not None and legal[input_name] != MANY and num != 1:
+            raise ArgumentError(f"{self.word} at {user_line()}: input {input_name!r} is a list of one tensor, not of {num}")
+        return self
+
+    Input = InputSize
+
+    def Output(self, output_name: str, num: int = 1) -> UserOpModuleBuilder:
+        """Ask for an output, of `num` tensors."""
+        return self._with(UserOpBuilder.Output, output_name, num)
+
+    def Attr(self, attr_name: str, attr_value: Any, attr_type_name: str | None = None) -> UserOpModuleBuilder:
+        """Give an attribute."""
+        return self._with(UserOpBuilder.Attr, attr_name, attr_value)
+
+    def _with(self, *call: Any) -> UserOpModuleBuilder:
+        self._common.append(call)
+        self.OpName(self.word)  # which checks it
+        return self
+
+    def CheckAndComplete(self) -> UserOpModuleBuilder:
+        """Itself: everything has been checked."""
+        return self
+
+    def OpName(self, op_name: str) -> UserOpBuilder:
+        """The builder of an operation of this name, which its inputs complete."""
+        builder = UserOpBuilder(op_name, self.consistent).Op(self.word)
+        for method, *given in self._common:
+            method(builder, *given)
+        return builder
+
+
+def user_op_module_builder(op_type_name: str) -> UserOpModuleBuilder:
+    """A builder of operations of this type, made once: .InputSize(name, n).Output(name).Attr(...); then .OpName(name).Input(...).Build()."""
+    op_type(op_type_name)
+    return UserOpModuleBuilder(op_type_name)
+
+
+def consistent_user_op_module_builder(op_type_name: str) -> UserOpModuleBuilder:
+    """user_op_module_builder in the consistent view, whatever is in force."""
+    op_type(op_type_name)
+    return UserOpModuleBuilder(op_type_name, True)
+
+
+class builtin_op(UserOpModuleBuilder):
+    """An operation of this type on tensors that are there: .Input(name, n).Output(name).Attr(...).Build() is a function of them.
+
+    It gives the list of its outputs; further attributes may be given where it is called.
+    """
+
+    def __init__(self, op_type_name: str, op_name: str | None = None) -> None:
+        op_type(op_type_name)
+        super().__init__(op_type_name)
+        self.op_name = op_name
+
+    def Build(self) -> Callable[..., list[Tensor]]:
+        """The function."""
+
+        def run(*tensors: Tensor, **attributes: Any) -> list[Tensor]:
+            first: Any = tensors[0] if tensors else None
+            builder = self.OpName(self.op_name or self.word)
+            for word, value in attributes.items():
+                builder.Attr(word, value)
+            known, rest = builder._known(), list(tensors)
+            for word, count in (known.inputs or {}).items():
+                taken, rest = (rest, []) if count == MANY else (rest[:1], rest[1:])
+                if taken:
+                    builder.Input(word, taken)
+            if not builder._outputs:
+                builder.Output((known.outputs or ("out",))[0].rstrip("*"))
+            if not rest and tensors and scope.current().interpreter is None:
+                with composing(first):
+                    return builder.Build().InferAndTryRun().RemoteBlobList()
+            if rest:
+                raise ArgumentError(f"{self.word} at {user_line()}: {len(tensors)} tensors are more than it takes")
+            return builder.Build().InferAndTryRun().RemoteBlobList()
+
+        return run

@@ -1,0 +1,186 @@
+"""Connectionist temporal classification: the loss of label sequences that are shorter than the sequence of frames.
+
+A. Graves, S. Fernandez, F. Gomez, J. Schmidhuber: Connectionist temporal classification, ICML 2006.  With l' = blank, l1, blank, l2 ... blank:
+
+    alpha[t, s] = logsumexp(alpha[t-1, s], alpha[t-1, s-1], alpha[t-1, s-2] if l'[s] is no blank and not l'[s-2]) + x[t, l'[s]]
+    loss = -logsumexp of the last two of alpha[frames - 1]
+
+Sums are in float64, over all samples at once, one frame after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jobflow.core.errors import DtypeError, ShapeError
+from jobflow.core.layout import Rule
+from jobflow.core.types import Array, Tensor, TensorType, Xp
+from jobflow.ops.op import Grads, Op, Sample, sample
+from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
+
+
+@dataclass(frozen=True)
+class CtcLoss(Op):
+    """loss[n] of log-probabilities x[frames, n, classes], targets[n, longest], and how many frames and labels each sample has.
+
+    Labels behind the last of a sample are not read.  `zero_infinity`: 0 where no path leads through the labels, instead of inf.
+    The gradient is that of losses of log-softmax, softmax - share of the paths; it differs from the derivative by a multiple of softmax,
+    which log-softmax passes over.
+    """
+
+    blank: int = 0
+    zero_infinity: bool = False
+
+    def infer(self, x: TensorType, targets: TensorType, frames: TensorType, labels: TensorType) -> TensorType:
+        check_dtypes("ctc_loss", FLOATS, x)
+        for word, ids in (("targets", targets), ("input_lengths", frames), ("target_lengths", labels)):
+            if not ids.dtype.is_integer:
+                raise DtypeError(f"ctc_loss: {word} {ids} are not integers")
+        n = x.shape[1:2]
+        if x.ndim != 3 or targets.ndim != 2 or targets.shape[:1] != n or frames.shape != n or labels.shape != n:
+            raise ShapeError(
+                f"ctc_loss: log_probs {x} are [frames, n, classes], beside targets {targets} [n, longest], input_lengths {frames} [n] and "
+                f"target_lengths {labels} [n]"
+            )
+        if not 0 <= self.blank < x.shape[2]:
+            raise ShapeError(f"ctc_loss: blank {self.blank} is none of the {x.shape[2]} classes of {x}")
+        return x.with_shape(n)
+
+    def rule(self, x: TensorType, targets: TensorType, frames: TensorType, labels: TensorType) -> Rule:
+        return Rule("TnC,nL,n,n->n")
+
+    def kernel(self, xp: Xp, x: Array, targets: Array, frames: Array, labels: Array, loss: Array) -> None:
+        with np.errstate(all="ignore"):
+            paths = _Paths(xp, self.blank, x, targets, frames, labels)
+            found = paths.loss(paths.forward())
+            loss[...] = xp.where(xp.isinf(found), 0.0, found) if self.zero_infinity else found
+
+    def grad(self, x: Tensor, targets: Tensor, frames: Tensor, labels: Tensor, loss: Tensor, dloss: Tensor) -> Grads:
+        return call(CtcLossGrad(self.blank, self.zero_infinity), x, targets, frames, labels, dloss), None, None, None
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield from _cases(cls)
+
+
+@dataclass(frozen=True)
+class CtcLossGrad(CtcLoss):
+    """dx[t, n, c] = dloss[n] (e^x - share of the paths that are at c in frame t); 0 behind the last frame of a sample"""
+
+    def infer(self, x: TensorType, *others: TensorType) -> TensorType:
+        *given, dloss = others
+        if super().infer(x, *given) != dloss:
+            raise ShapeError(f"ctc_loss: the gradient {dloss} of the loss is not {x.with_shape(x.shape[1:2])}")
+        return x
+
+    def rule(self, x: TensorType, *others: TensorType) -> Rule:
+        return Rule("TnC,nL,n,n,n->TnC", linear=((4,),))
+
+    def kernel(self, xp: Xp, x: Array, *others: Array) -> None:
+        targets, frames, labels, dloss, dx = others
+        with np.errstate(all="ignore"):
+            paths = _Paths(xp, self.blank, x, targets, frames, labels)
+            alpha = paths.forward()
+            loss = paths.loss(alpha)
+            slope = xp.where(paths.inside[:, :, None], (xp.exp(paths.x) - paths.shares(alpha, loss)) * dloss[:, None], 0.0)
+            dx[...] = xp.where(xp.isinf(loss)[:, None], 0.0, slope) if self.zero_infinity else slope
+
+    def grad(self, *tensors: Any) -> Grads:
+        return Op.grad(self, *tensors)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        for each in _cases(cls):
+            yield Sample(each.op, (*each.arrays, numbers(5, each.arrays[0].shape[1])), differentiable=())
+
+
+class _Paths:
+    """What the recursions over the frames share."""
+
+    def __init__(self, xp: Xp, blank: int, x: Array, targets: Array, frames: Array, labels: Array) -> None:
+        self.xp, self.x = xp, x.astype(xp.float64)
+        self.frames, self.labels = frames.astype(xp.int64), labels.astype(xp.int64)
+        count, longest = targets.shape
+        self.inside = xp.arange(x.shape[0])[:, None] < self.frames
+        known = xp.where(xp.arange(longest) < self.labels[:, None], targets.astype(xp.int64), blank)
+        self.marks = xp.full((count, 2 * longest + 1), blank, xp.int64)
+        self.marks[:, 1::2] = known
+        #: behind the last blank of a sample nothing is
+        self.used = xp.arange(2 * longest + 1) <= 2 * self.labels[:, None]
+        self.jumps = xp.zeros(self.marks.shape, bool)
+        self.jumps[:, 2:] = (self.marks[:, 2:] != blank) & (self.marks[:, 2:] != self.marks[:, :-2])
+        at = xp.broadcast_to(self.marks, (x.shape[0], *self.marks.shape))
+        self.seen = xp.where(self.used, xp.take_along_axis(self.x, at, axis=2), -xp.inf)
+
+    def _together(self, stays: Array, next: Array, jump: Array) -> Array:
+        return self.xp.logaddexp(self.xp.logaddexp(stays, next), jump)
+
+    def _shifted(self, a: Array, by: int) -> Array:
+        """a[:, s - by], and -inf where there is none."""
+        moved = self.xp.full(a.shape, -self.xp.inf)
+        if by > 0:
+            moved[:, by:] = a[:, :-by]
+        else:
+            moved[:, :by] = a[:, -by:]
+        return moved
+
+    def forward(self) -> Array:
+        """alpha[t, n, s]; behind the last frame of a sample as there."""
+        xp = self.xp
+        alpha = xp.full(self.seen.shape, -xp.inf)
+        if len(alpha):
+            alpha[0, :, :2] = self.seen[0, :, :2]
+        for t in range(1, len(alpha)):
+            before = alpha[t - 1]
+            jump = xp.where(self.jumps, self._shifted(before, 2) if before.shape[1] > 2 else -xp.inf, -xp.inf)
+            made = self._together(before, self._shifted(before, 1), jump) + self.seen[t]
+            alpha[t] = xp.where(self.inside[t][:, None], made, before)
+        return alpha
+
+    def loss(self, alpha: Array) -> Array:
+        """-log of the sum over all paths."""
+        xp = self.xp
+        if not len(alpha):
+            return xp.where(self.labels == 0, 0.0, xp.inf)
+        last = alpha[-1]
+        end = xp.take_along_axis(last, 2 * self.labels[:, None], axis=1)[:, 0]
+        before = xp.take_along_axis(last, xp.maximum(2 * self.labels - 1, 0)[:, None], axis=1)[:, 0]
+        total = xp.logaddexp(end, xp.where(self.labels > 0, before, -xp.inf))
+        return xp.where(self.frames > 0, -total, xp.where(self.labels == 0, 0.0, xp.inf))
+
+    def shares(self, alpha: Array, loss: Array) -> Array:
+        """Which share of all paths is at each class in each frame: [frames, n, classes]."""
+        xp = self.xp
+        made, positions = xp.zeros(self.x.shape), xp.arange(self.marks.shape[1])
+        ends = (positions == 2 * self.labels[:, None]) | (positions == 2 * self.labels[:, None] - 1)
+        beta, rows = xp.full(self.marks.shape, -xp.inf), xp.arange(len(self.marks))
+        for t in range(len(alpha) - 1, -1, -1):
+            after = beta + (self.seen[t + 1] if t + 1 < len(alpha) else 0.0)
+            jump = self._shifted(xp.where(self.jumps, after, -xp.inf), -2) if after.shape[1] > 2 else xp.full(after.shape, -xp.inf)
+            going = self._together(after, self._shifted(after, -1), jump)
+            starts = (t == self.frames - 1)[:, None]
+            beta = xp.where(starts, xp.where(ends, 0.0, -xp.inf), xp.where(self.inside[t][:, None], going, -xp.inf))
+            share = xp.exp(xp.where(self.used, alpha[t] + beta + loss[:, None], -xp.inf))
+            for s in range(share.shape[1]):
+                made[t, rows, self.marks[:, s]] += share[:, s]
+        return made
+
+
+def _cases(kind: type[CtcLoss]) -> Iterator[Sample]:
+    x = numbers(1, 7, 5, 4)
+    x = x - np.log(np.exp(x).sum(2, keepdims=True))
+    targets = np.array([[1, 2, 3], [2, 2, 0], [3, 9, 9], [1, 1, 1], [7, 7, 7]])
+    frames, labels = np.array([7, 6, 4, 4, 5]), np.array([3, 2, 1, 3, 0])
+    yield sample(kind(0, True), x, targets, frames, labels, differentiable=(), note=" one has no path")
+    yield sample(kind(3), x, np.array([[1, 2], [0, 0], [0, 1], [1, 1], [2, 0]]), np.full(5, 7, np.int32), labels[[1] * 5], differentiable=())
+
+
+def ctc_loss(
+    x: Tensor, targets: Tensor, frames: Tensor, labels: Tensor, blank: int = 0, zero_infinity: bool = False, *, name: str | None = None
+) -> Tensor:
+    """A loss for each sample; see `CtcLoss`."""
+    return call(CtcLoss(blank, zero_infinity), x, targets, frames, labels, name=name)

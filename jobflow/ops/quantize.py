@@ -1,0 +1,39 @@
+"""Numbers as if stored in few bits: rounded to a multiple of a scale, and cut off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jobflow.core.types import Tensor
+from jobflow.ops.broadcast import sum_to
+from jobflow.ops.op import Grads, Sample, sample
+from jobflow.ops.pointwise import Elementwise, call, numbers
+
+
+@dataclass(frozen=True)
+class FakeQuantize(Elementwise):
+    """y = (clip(round(x / scale + zero), low, high) - zero) scale, round to even; the gradient of x is that of y, that of the others none."""
+
+    low: int
+    high: int
+
+    def formula(self, f: Any, x: Any, scale: Any, zero: Any) -> Any:
+        return (f.clip(f.rint(x / scale + zero), float(self.low), float(self.high)) - zero) * scale
+
+    def grad(self, *tensors: Any) -> Grads:
+        x, _, _, _, dy = tensors
+        return (None if dy is None else sum_to(dy, x.type.shape)), None, None
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(-128, 127), numbers(1, 5, 3), np.array([0.01]), np.array([0.0]), differentiable=())
+        yield sample(cls(0, 255), numbers(2, 5, 3), np.array([[0.02]] * 5), np.array([[9.0]] * 5), differentiable=())
+
+
+def fake_quantize(x: Tensor, scale: Tensor, zero: Tensor, low: int, high: int, *, name: str | None = None) -> Tensor:
+    """x rounded to multiples of the scale, as integers from low to high."""
+    return call(FakeQuantize(low, high), x, scale, zero, name=name)

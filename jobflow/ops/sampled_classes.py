@@ -1,0 +1,142 @@
+"""Some of very many classes for one step: those of the labels, and others by chance (X. An et al., Partial FC, 2020).
+
+The classes are cut into as many parts as there are ranks, and from each part equally many are drawn, so that a rank which has the weights of
+its part needs no others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from jobflow.core.errors import DtypeError, ShapeError
+from jobflow.core.layout import B, Box, P, Rule, S, Signature, cut
+from jobflow.core.types import Array, Tensor, TensorType, Xp
+from jobflow.expressions import philox
+from jobflow.ops.index import Gather
+from jobflow.ops.op import Grads, Op, Sample, apply, sample
+from jobflow.ops.pointwise import call, numbers
+
+
+@dataclass(frozen=True)
+class SampleClasses(Op):
+    """mapped[n], sampled[count] of labels[n] and a run counter: sampled[mapped[i]] = labels[i].
+
+    Of each part of the classes sampled has all that are labels, and others by chance, in ascending order.
+    A part with more labels than places leaves out its last ones, and their mapped label is -1.
+    """
+
+    precision = "any"
+    by_position = True
+    classes: int
+    count: int
+    parts: int
+    key: str
+    seed: int = 0
+    #: which of the sampled ones this rank draws
+    box: Box | None = None
+
+    def infer(self, labels: TensorType, counter: TensorType) -> tuple[TensorType, TensorType]:
+        if labels.ndim != 1 or not labels.dtype.is_integer:
+            raise DtypeError(f"distributed_partial_fc_sample: the labels {labels} are not a vector of integers")
+        least = self.classes // self.parts
+        if self.count % self.parts or not 0 < self.count // self.parts <= least:
+            raise ShapeError(
+                f"distributed_partial_fc_sample: {self.count} samples of {self.classes} classes on {self.parts} devices; their number must be a "
+                f"multiple of the devices, and at most {least} on each"
+            )
+        return labels, labels.with_shape((self.count if self.box is None else self.box.shape[0],))
+
+    def rule(self, labels: TensorType, counter: TensorType) -> Rule:
+        return Rule("N,1->N,C", also=(Signature((B, B), (P, S(0))),))
+
+    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
+        return replace(self, box=outputs[1])
+
+    def kernel(self, xp: Xp, labels: Array, counter: Array, mapped: Array, sampled: Array) -> None:
+        each = self.count // self.parts
+        start, stop = (0, self.count) if self.box is None else self.box.spans[0]
+        mapped[...] = 0
+        for part in range(start // each, -(-stop // each)):
+            low, high = cut(self.classes, self.parts)[part]
+            box = Box(((low, high),), (self.classes,))
+            order = philox.unit(xp, philox.key_of(self.seed, self.key), int(counter[0]), box, np.dtype(np.float64)).reshape(-1)
+            inside = (labels >= low) & (labels < high)
+            own = xp.where(inside, labels - low, 0).astype(xp.int64)
+            order[own[inside]] = -1.0
+            first = part * each
+            chosen = xp.sort(xp.argsort(order, kind="stable")[:each])
+            begin, end = max(start, first), min(stop, first + each)
+            sampled[begin - start : end - start] = chosen[begin - first : end - first] + low
+            place = xp.full(high - low, -1 if start <= first < stop else 0, xp.int64)
+            place[chosen] = 0
+            place[chosen[begin - first : end - first]] = xp.arange(begin, end)
+            mapped[...] += xp.where(inside, place[own], 0).astype(mapped.dtype)
+
+    def grad(self, *tensors: Tensor) -> Grads:
+        return None, None
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(11, 6, 2, "k"), np.array([3, 10, 3, 7]), np.array([4]))
+        yield sample(cls(8, 4, 1, "k"), np.array([0, 7, 1], np.int32), np.array([0]))
+
+
+@dataclass(frozen=True)
+class GatherWhereTheyAre(Gather):
+    """Gather along axis 0 of rows that lie on the rank which asks for them: the first of the numbers on the first rank, and so on."""
+
+    axis: int = 0
+
+    def rule(self, params: TensorType, ids: TensorType) -> Rule:
+        rest = "abcdefgh"[: params.ndim - 1]
+        return Rule(f"N{rest},I->I{rest}", also=(Signature((S(0), S(0)), (S(0),)),))
+
+    def grad(self, params: Tensor, ids: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return call(AddWhereTheyAre(params.type.shape[0]), dy, ids), None
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(), numbers(1, 8, 3), np.arange(8))
+
+
+@dataclass(frozen=True)
+class AddWhereTheyAre(Op):
+    """y[size, ...]: rows added at their numbers; the adjoint of GatherWhereTheyAre"""
+
+    size: int
+    offset: int = 0
+    local: int | None = None
+
+    def infer(self, rows: TensorType, ids: TensorType) -> TensorType:
+        if ids.ndim != 1 or rows.shape[:1] != ids.shape:
+            raise ShapeError(f"addwheretheyare: rows {rows} and their numbers {ids} differ in length")
+        return rows.with_shape((self.size if self.local is None else self.local, *rows.shape[1:]))
+
+    def rule(self, rows: TensorType, ids: TensorType) -> Rule:
+        rest = "abcdefgh"[: rows.ndim - 1]
+        return Rule(f"I{rest},I->N{rest}", linear=((0,),), also=(Signature((S(0), S(0)), (S(0),)),))
+
+    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
+        return replace(self, offset=outputs[0].start[0], local=outputs[0].shape[0])
+
+    def kernel(self, xp: Xp, rows: Array, ids: Array, y: Array) -> None:
+        y[...] = 0
+        xp.add.at(y, ids.astype(xp.int64) - self.offset, rows)
+
+    def grad(self, rows: Tensor, ids: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return call(GatherWhereTheyAre(), dy, ids), None
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(8), numbers(1, 8, 3), np.arange(8))
+
+
+def sample_classes(
+    labels: Tensor, counter: Tensor, classes: int, count: int, parts: int, key: str, seed: int, *, name: str | None = None
+) -> tuple[Tensor, Tensor]:
+    """Labels by their places among the sampled classes, and these; see `SampleClasses`."""
+    mapped, sampled = apply(SampleClasses(classes, count, parts, key, seed), labels, counter, name=name)
+    return mapped, sampled

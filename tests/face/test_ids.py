@@ -1,0 +1,201 @@
+"""Ids, samples of classes, sequence losses and quantised numbers in jobs, on several devices and in both views."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jobflow as flow
+import jobflow.typing as tp
+
+CTC = np.load(Path(__file__).parents[1] / "references" / "ctc.npz")
+TARGETS, FRAMES, LABELS = np.array([[1, 2, 2], [3, 1, 0], [2, 0, 0]]), np.array([6, 5, 2]), np.array([3, 2, 1])
+FLAT = np.array([1, 2, 2, 3, 1, 2])
+
+
+def resting() -> Any:
+    return flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.0]), momentum=0)
+
+
+def fresh(devices: int, view: str = "consistent") -> Any:
+    """A session, and the configuration of its jobs."""
+    flow.clear_default_session()
+    flow.config.cpu_device_num(devices)
+    config = flow.function_config()
+    config.default_logical_view(flow.scope.consistent_view() if view == "consistent" else flow.scope.mirrored_view())
+    return config
+
+
+@pytest.fixture(autouse=True)
+def _clear() -> Any:
+    yield
+    flow.clear_default_session()
+
+
+@pytest.mark.parametrize(("devices", "view"), [(1, "consistent"), (3, "consistent"), (2, "mirrored")])
+def test_ctc_is_that_of_pytorch(devices: int, view: str) -> None:
+    """Losses in all three reductions, and the gradients of logits and log-probabilities; targets as rows, and behind each other."""
+    seen: dict[str, Any] = {}
+
+    @flow.global_function("train", fresh(devices, view))
+    def job(
+        t: tp.Numpy.Placeholder((1, 3, 3), flow.int64),  # type: ignore[valid-type]
+        flat: tp.Numpy.Placeholder((1, 6), flow.int64),  # type: ignore[valid-type]
+    ) -> tp.Bundle[tp.Numpy]:
+        x = flow.get_variable("x", (6, 3, 4), flow.float64, flow.constant_initializer(0, flow.float64))
+        logs = flow.nn.logsoftmax(x)
+        frames, labels = (flow.concat([flow.constant(n, flow.int32, [1]) for n in each]) for each in (FRAMES.tolist(), LABELS.tolist()))
+        flow.watch_diff(x, lambda d: seen.update(dx=d.numpy()))
+        flow.watch_diff(logs, lambda d: seen.update(dlogs=d.numpy()))
+        rows = flow.squeeze(t, [0])
+        made = {each: flow.ctc_loss(logs, rows, frames, labels, 0, each, name=each) for each in ("none", "sum", "mean")}
+        resting().minimize(made["mean"])
+        return {**made, "flat": flow.ctc_loss(logs, flow.squeeze(flat, [0]), frames, labels)}
+
+    flow.load_variables({"x": CTC["x"]})
+    made = job(TARGETS[None], FLAT[None])
+    copies = devices if view == "mirrored" else 1
+    for word in ("none", "sum", "mean"):
+        np.testing.assert_allclose(made[word].reshape(copies, -1)[0], CTC[word].reshape(-1), rtol=1e-12)
+    np.testing.assert_allclose(made["flat"][0], CTC["mean"], rtol=1e-12)
+    for word in ("dx", "dlogs"):
+        np.testing.assert_allclose(seen[word][: len(CTC[word])], copies * CTC[word] if word == "dx" else CTC[word], atol=1e-12)
+
+
+def test_ctc_of_what_has_no_path_and_what_is_refused(run: Any) -> None:
+    logs, short = np.log(np.full((6, 3, 4), 0.25)), np.array([6, 3, 0])
+    assert np.isinf(run(lambda *given: flow.ctc_loss(*given, reduction="none"), logs, TARGETS, short, LABELS)).tolist() == [False, False, True]
+    assert run(lambda *given: flow.ctc_loss(*given, 0, "none", True), logs, TARGETS, short, LABELS)[2] == 0
+    for given, said in (
+        ((logs, TARGETS, FRAMES + 1, LABELS), "input length 7"),
+        ((logs, TARGETS, FRAMES, LABELS + 1), "target length 4"),
+        ((logs, TARGETS + 1, FRAMES, LABELS), "label 4"),
+        ((logs, TARGETS[:2], FRAMES, LABELS), "log_probs"),
+        ((logs, TARGETS * 1.0, FRAMES, LABELS), "integers"),
+    ):
+        with pytest.raises(flow.JobflowError, match=said):
+            run(lambda *x: flow.ctc_loss(*x), *given)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_sampled_classes(devices: int) -> None:
+    """All labels are among the samples, weights are those of the samples, and others fall at every run; the gradient goes to them."""
+    seen: dict[str, Any] = {}
+
+    @flow.global_function("train", fresh(devices))
+    def job(label: tp.Numpy.Placeholder((6,), flow.int32)) -> tp.Bundle[tp.Numpy]:  # type: ignore[valid-type]
+        w = flow.get_variable("w", (11, 3), initializer=flow.random_normal_initializer(), random_seed=1, distribute=flow.distribute.split(0))
+        flow.watch_diff(w, lambda dw: seen.update(dw=dw.numpy()))
+        mapped, sampled, weight = flow.distributed_partial_fc_sample(w, label, 8, name="fc")
+        resting().minimize(flow.math.reduce_sum(weight * weight))
+        return mapped, sampled, weight, w
+
+    label, drawn = np.array([0, 3, 10, 0, 7, 3], np.int32), set()
+    for _ in range(3):
+        mapped, sampled, weight, w = job(label)
+        assert (sampled[mapped] == label).all() and len(set(sampled)) == 8
+        np.testing.assert_array_equal(weight, w[sampled])
+        expected = np.zeros_like(w)
+        expected[sampled] = 2 * weight
+        np.testing.assert_allclose(seen["dw"], expected, rtol=1e-6)
+        drawn.add(tuple(sampled))
+    assert len(drawn) > 1
+    if devices > 1:
+        with pytest.raises(flow.ArgumentError, match="more different labels"):
+            job(np.arange(6, dtype=np.int32))
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_ordinal_numbers_of_ids(devices: int) -> None:
+    """They stay from run to run; a table that is full refuses the next one, and keeps what it has."""
+
+    @flow.global_function("predict", fresh(devices))
+    def job(x: tp.Numpy.Placeholder((2, 2), flow.int64)) -> tp.Numpy:  # type: ignore[valid-type]
+        return flow.layers.categorical_ordinal_encoder(x, 5, name="enc")
+
+    assert job(np.array([[9, -4], [9, 14]])).tolist() == [[1, 2], [1, 3]]
+    assert job(np.array([[14, 0], [9, 3]])).tolist() == [[3, 4], [1, 5]]
+    with pytest.raises(flow.ArgumentError, match="number of different ids 6"):
+        job(np.array([[14, 100], [9, 3]]))
+    assert job(np.array([[3, 0], [9, 3]])).tolist() == [[5, 4], [1, 5]]
+    assert {"enc-Table", "enc-Size"} == set(flow.get_all_variables())
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_quantised_numbers(devices: int) -> None:
+    """Scales by all schemes, for a tensor and for each row; moving ones are variables; the gradient of rounding is that of the result."""
+    x = np.random.default_rng(1).normal(size=(4, 6)).astype(np.float32)
+    seen: dict[str, Any] = {}
+    quantization = flow.quantization
+
+    @flow.global_function("train", fresh(devices))
+    def job(x: tp.Numpy.Placeholder((4, 6))) -> tp.Bundle[tp.Numpy]:  # type: ignore[valid-type]
+        w = flow.get_variable("w", (4, 6), initializer=flow.ones_initializer())
+        y = x * w
+        flow.watch_diff(y, lambda dy: seen.update(dy=dy.numpy()))
+        made = {
+            "symmetric": quantization.min_max_observer(y, 8),
+            "affine": quantization.min_max_observer(y, 8, "affine", per_layer_quantization=False),
+            "cambricon": quantization.min_max_observer(y, 8, "symmetric", "cambricon"),
+            "moving": quantization.moving_average_min_max_observer(y, 8, "affine", momentum=0.5, name="moving"),
+        }
+        rounded = {
+            "symmetric": quantization.fake_quantization(y, *made["symmetric"]),
+            "affine": quantization.fake_quantization(y, *made["affine"], 8, "affine"),
+            "cambricon": quantization.fake_quantization(y, *made["cambricon"], 8, "symmetric", "cambricon"),
+        }
+        resting().minimize(rounded["affine"])
+        return made, rounded
+
+    made, rounded = job(x)
+    top, low, high = np.abs(x).max(), x.min(1), x.max(1)
+    np.testing.assert_allclose(made["symmetric"][0], [top / 127], rtol=1e-6)
+    scale = (high - low) / 255
+    np.testing.assert_allclose(made["affine"][0], scale, rtol=1e-6)
+    np.testing.assert_array_equal(made["affine"][1], -np.rint(low / scale))
+    np.testing.assert_array_equal(made["cambricon"][0], [np.floor(np.log2(top)) - 6])
+    for word, step in (("symmetric", top / 127), ("affine", scale.max()), ("cambricon", 2 ** made["cambricon"][0][0])):
+        assert np.abs(rounded[word] - x).max() <= 0.51 * step + (word == "cambricon") * step, word
+    np.testing.assert_array_equal(seen["dy"], np.ones_like(x))
+    np.testing.assert_allclose(made["moving"][0], [(x.max() - x.min()) / 255], rtol=1e-6)
+    again, _ = job(2 * x)
+    np.testing.assert_allclose(again["moving"][0], [1.5 * (x.max() - x.min()) / 255], rtol=1e-6)
+    assert flow.get_all_variables()["moving-current_train_step"].numpy().tolist() == [2]
+
+
+def test_assignments_of_experimental() -> None:
+    """Parts of variables, and whole ones, are written at the end of the run."""
+
+    @flow.global_function("predict", fresh(2))
+    def job(x: tp.Numpy.Placeholder((2, 3))) -> tp.Numpy:  # type: ignore[valid-type]
+        v, w, u = (flow.get_variable(name, (4, 3), initializer=flow.zeros_initializer()) for name in "vwu")
+        flow.experimental.logical_slice_assign(v, x, [(1, 4, 2)])
+        ref, value = flow.experimental.ssp_variable_proxy(w)
+        flow.experimental.eager_assign_121(ref, value + 1)
+        return flow.system.assign(u, v + 2)
+
+    x = np.ones((2, 3), np.float32)
+    assert not job(x).any()
+    after = {name: variable.numpy()[:, 0].tolist() for name, variable in flow.get_all_variables().items()}
+    assert after == {"v": [0, 1, 0, 1], "w": [1] * 4, "u": [2] * 4}
+    job(x)
+    assert flow.get_all_variables()["u"].numpy()[:, 0].tolist() == [2, 3, 2, 3]
+
+
+def test_rows_behind_a_size(run: Any) -> None:
+    x = np.arange(1.0, 13).reshape(4, 3)
+    assert run(lambda x, n: flow.sync_dynamic_resize(x, n), x, np.array([2])).tolist() == [*x[:2].tolist(), [0] * 3, [0] * 3]
+    assert run(lambda x: flow.dynamic_reshape(x, [-1, 4]), x).shape == (3, 4)
+
+
+def test_a_transposed_convolution_as_pytorch_says_it(run: Any) -> None:
+    """The adjoint of the convolution; of the published sizes."""
+    rng = np.random.default_rng(0)
+    x, w, image = rng.normal(size=(2, 3, 4, 5)), rng.normal(size=(3, 2, 3, 3)), rng.normal(size=(2, 2, 8, 9))
+    y = run(lambda x, w: flow.nn.torch_conv2d_transpose(x, w, [1, 0], [2, 2], [2, 2]), x, w)
+    assert y.shape == (2, 2, 8, 9)
+    there = run(lambda i, w: flow.nn.conv2d(i, w, [2, 2], [(0, 0), (0, 0), (1, 1), (1, 1)]), image, w)
+    np.testing.assert_allclose((y * image).sum(), (x * there).sum(), rtol=1e-10)
