@@ -37,7 +37,6 @@ class RegionMember:
     reads: tuple[int | Made, ...]
 
 
-@dataclass(frozen=True)
 class Region(Op):
     """Operations on one index space, elementwise ones and sums of its rows and columns, each after those that it reads; `outputs` go out."""
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -26,7 +25,6 @@ _C1 = math.sqrt(2.0 / math.pi)
 _C3 = 0.044715 * _C1
 
 
-@dataclass(frozen=True)
 class Relu(Unary):
     """y = max(x, 0)"""
 
@@ -37,7 +35,6 @@ class Relu(Unary):
         return f.maximum(f.constant(0.0, x.dtype), x)
 
 
-@dataclass(frozen=True)
 class LeakyRelu(Unary):
     """y = x where x > 0, else alpha x"""
 
@@ -48,7 +45,6 @@ class LeakyRelu(Unary):
         return x * f.where(x > 0, f.constant(1.0, x.dtype), self.alpha)
 
 
-@dataclass(frozen=True)
 class Sigmoid(Unary):
     """y = 1 / (1 + e^-x)"""
 
@@ -58,7 +54,6 @@ class Sigmoid(Unary):
         return f.sigmoid(*elements)
 
 
-@dataclass(frozen=True)
 class Silu(Unary):
     """y = x / (1 + e^-x)"""
 
@@ -72,7 +67,6 @@ class Silu(Unary):
         return s * (1.0 + x * (1.0 - s)) * dy
 
 
-@dataclass(frozen=True)
 class Tanh(Unary):
     """y = tanh x"""
 
@@ -80,7 +74,6 @@ class Tanh(Unary):
     ufunc = "tanh"
 
 
-@dataclass(frozen=True)
 class Gelu(Pointwise):
     """y = x Phi(x), and slope = dy/dx = Phi(x) + x phi(x);  Phi(x) = (1 + erf(x / sqrt 2)) / 2, phi(x) = exp(-x^2 / 2) / sqrt(2 pi).
 
@@ -117,7 +110,6 @@ class Gelu(Pointwise):
         yield sample(cls(), numbers(2))
 
 
-@dataclass(frozen=True)
 class GeluTanh(Unary):
     """y = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))"""
 
@@ -132,7 +124,6 @@ class GeluTanh(Unary):
         return (1.0 + t + x * (1.0 - t * t) * (_C1 + 3 * _C3 * square)) * 0.5 * dy
 
 
-@dataclass(frozen=True)
 class Elu(Unary):
     """y = x where x > 0, else alpha (e^x - 1)"""
 
@@ -151,7 +142,6 @@ class Elu(Unary):
         yield sample(cls(1.7), numbers(2, 4))
 
 
-@dataclass(frozen=True)
 class Softplus(Unary):
     """y = ln(1 + e^x)"""
 
@@ -159,7 +149,6 @@ class Softplus(Unary):
         return f.softplus(*elements)
 
 
-@dataclass(frozen=True)
 class HardSwish(Unary):
     """y = x/6 times x + 3 limited to [0, 6]; its gradient is 0 from -3 down and 1 from 3 up"""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from jobflow.core.errors import ShapeError
 from jobflow.core.layout import Rule
@@ -21,7 +20,6 @@ def windows(n: int, m: int) -> list[tuple[int, int]]:
     return [(i * n // m, -(-(i + 1) * n // m)) for i in range(m)]
 
 
-@dataclass(frozen=True)
 class _Adaptive(Op):
     abstract = True
     precision = "follows"
@@ -39,7 +37,6 @@ class _Adaptive(Op):
             raise ShapeError(f"{self.word()}: spatial axes of {name} {x} and the sizes {list(self.sizes)} must not be 0")
 
 
-@dataclass(frozen=True)
 class AdaptiveAvgPool(_Adaptive):
     """y[n,c,i] = the mean of x[n,c,j] over the window of output i, one output per entry of `sizes`"""
 
@@ -64,7 +61,6 @@ class AdaptiveAvgPool(_Adaptive):
         yield sample(cls((1, 4)), numbers(3, 5, 2, 3, 2))
 
 
-@dataclass(frozen=True)
 class AdaptiveAvgPoolGrad(_Adaptive):
     """dx[n,c,j] = the sum of dy[n,c,i] / count[i] over the windows i that hold j; dx has the sizes `sizes`"""
 

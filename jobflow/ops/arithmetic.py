@@ -6,7 +6,6 @@ The gradient of an operand that was broadcast is summed back to its shape.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from jobflow.ops.pointwise import ANY, FLOATS, Binary, Pointwise, binary_functio
 from jobflow.ops.scalar import fill_like, negate, round_half_even
 
 
-@dataclass(frozen=True)
 class Add(Binary):
     """z = x + y"""
 
@@ -32,7 +30,6 @@ class Add(Binary):
     in_place = OVER_EITHER
 
 
-@dataclass(frozen=True)
 class Subtract(Binary):
     """z = x - y"""
 
@@ -42,7 +39,6 @@ class Subtract(Binary):
     in_place = OVER_EITHER
 
 
-@dataclass(frozen=True)
 class Multiply(Binary):
     """z = x y"""
 
@@ -55,7 +51,6 @@ class Multiply(Binary):
         return sum_to(multiply(dz, y), x.type.shape), sum_to(multiply(dz, x), y.type.shape)
 
 
-@dataclass(frozen=True)
 class Divide(Binary):
     """z = x / y"""
 
@@ -76,7 +71,6 @@ def divisors(what: str, y: Tensor) -> Tensor:
     return check(whole_divisor(what), y) if y.type.dtype.is_integer else y
 
 
-@dataclass(frozen=True)
 class _Whole(Binary):
     """A division that rounds, or what it leaves; its function lets `divisors` look at the divisor."""
 
@@ -90,7 +84,6 @@ class _Whole(Binary):
         yield sample(cls(), np.arange(-7, 8).reshape(5, 3), np.array([3, -2, 4]))
 
 
-@dataclass(frozen=True)
 class FloorDivide(_Whole):
     """z = floor(x / y); its gradient is zero"""
 
@@ -100,7 +93,6 @@ class FloorDivide(_Whole):
         return remainders.floor_divide(f, *elements)
 
 
-@dataclass(frozen=True)
 class TruncateDivide(_Whole):
     """z = x / y without its fraction; its gradient is zero"""
 
@@ -108,7 +100,6 @@ class TruncateDivide(_Whole):
         return remainders.truncate_divide(f, *elements)
 
 
-@dataclass(frozen=True)
 class FloorMod(_Whole):
     """z = x - y floor(x / y), with the sign of y"""
 
@@ -121,7 +112,6 @@ class FloorMod(_Whole):
         return sum_to(dz, x.type.shape), negate(sum_to(multiply(dz, floor_divide(x, y)), y.type.shape))
 
 
-@dataclass(frozen=True)
 class Remainder(_Whole):
     """z = x - y trunc(x / y), with the sign of x"""
 
@@ -135,7 +125,6 @@ class Remainder(_Whole):
         return sum_to(dz, x.type.shape), negate(sum_to(multiply(dz, whole), y.type.shape))
 
 
-@dataclass(frozen=True)
 class SquaredDifference(Binary):
     """z = (x - y)^2"""
 
@@ -145,7 +134,6 @@ class SquaredDifference(Binary):
         return f.square(x - y)
 
 
-@dataclass(frozen=True)
 class _Extreme(Binary):
     """The larger or smaller of two; the gradient goes to x where it is strictly so, else to y."""
 
@@ -156,21 +144,18 @@ class _Extreme(Binary):
         return getattr(f, self.ufunc)(y, x)  # whose derivative is that of the first of two equal ones
 
 
-@dataclass(frozen=True)
 class Maximum(_Extreme):
     """z = max(x, y)"""
 
     ufunc = "maximum"
 
 
-@dataclass(frozen=True)
 class Minimum(_Extreme):
     """z = min(x, y)"""
 
     ufunc = "minimum"
 
 
-@dataclass(frozen=True)
 class Where(Pointwise):
     """z = x where the condition holds, else y; all three broadcast, and z is linear in x and y together"""
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from jobflow.core.errors import ShapeError
 from jobflow.core.layout import Box, Rule, S, Signature
@@ -17,7 +16,6 @@ from jobflow.ops.op import LETTERS, Grads, Op, Sample, ViewOp, normal_axis, samp
 from jobflow.ops.pointwise import call, numbers
 
 
-@dataclass(frozen=True)
 class Reshape(ViewOp):
     """y = the elements of x, in C order of the axes, in another shape."""
 
@@ -88,7 +86,6 @@ def _runs(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[list[in
         ours, theirs = ours[i:], theirs[j:]
 
 
-@dataclass(frozen=True)
 class Transpose(ViewOp):
     """y[i...] = x with its axes in the order `perm`: axis k of y is axis perm[k] of x."""
 
@@ -117,7 +114,6 @@ class Transpose(ViewOp):
         yield sample(cls((1, 0)), numbers(2, 4, 3))
 
 
-@dataclass(frozen=True)
 class ExpandDims(ViewOp):
     """y = x with an axis of size 1 inserted before `axis` of the result's axes."""
 
@@ -148,7 +144,6 @@ class ExpandDims(ViewOp):
         yield sample(cls(0), numbers(1))
 
 
-@dataclass(frozen=True)
 class Squeeze(ViewOp):
     """y = x without the axes `axes`, which have size 1."""
 

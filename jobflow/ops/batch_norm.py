@@ -12,7 +12,6 @@ Normalize takes them as numbers of their own.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from jobflow.core.errors import ShapeError
@@ -29,7 +28,6 @@ from jobflow.ops.scalar import scale, shift
 from jobflow.ops.transcendental import rsqrt
 
 
-@dataclass(frozen=True)
 class ChannelOp(Indexed):
     """What the ops of batch normalisation share: tensors of one shape, and vectors along `axis` of them, the channels."""
 
@@ -55,7 +53,6 @@ def _wide(vector: Tensor, axis: int, like: Tensor) -> Tensor:
     return reshape(vector, [vector.type.size if i == axis else 1 for i in range(like.type.ndim)])
 
 
-@dataclass(frozen=True)
 class CenteredSquares(ChannelOp):
     """s[c] = sum of (x - mean[c])^2 over all axes but `axis`."""
 
@@ -83,7 +80,6 @@ class CenteredSquares(ChannelOp):
         yield sample(cls(1), numbers(1, 5, 3), numbers(2, 3))
 
 
-@dataclass(frozen=True)
 class CenteredSquaresGrad(ChannelOp):
     """dx = 2 (x - mean) ds."""
 
@@ -107,7 +103,6 @@ class CenteredSquaresGrad(ChannelOp):
         yield sample(cls(1), numbers(1, 3, 4, 2), numbers(2, 4), numbers(3, 4))
 
 
-@dataclass(frozen=True)
 class Normalize(ChannelOp):
     """y = (x - mean) gamma / sqrt(variance + epsilon) + beta, with vectors along `axis`."""
 
@@ -139,7 +134,6 @@ class Normalize(ChannelOp):
         yield sample(cls(1, 1e-3), numbers(1, 5, 4), *vectors, differentiable=different)
 
 
-@dataclass(frozen=True)
 class NormalizeGrad(ChannelOp):
     """dx = dy gamma / sqrt(variance + epsilon)."""
 
@@ -165,7 +159,6 @@ class NormalizeGrad(ChannelOp):
         yield sample(cls(1, 1e-3), numbers(1, 3, 4, 2), numbers(2, 4, low=0.5), numbers(3, 4))
 
 
-@dataclass(frozen=True)
 class NormalizeSums(ChannelOp):
     """dgamma[c] = sum dy (x - mean) / sqrt(variance + epsilon), dbeta[c] = sum dy, over all axes but `axis`."""
 
@@ -196,7 +189,6 @@ class NormalizeSums(ChannelOp):
         yield sample(cls(1, 1e-3), numbers(1, 3, 4, 2), numbers(2, 3, 4, 2), numbers(3, 4), numbers(4, 4, low=0.5))
 
 
-@dataclass(frozen=True)
 class BatchNormalize(Normalize):
     """The same, where mean and variance (biased) are those of x: the gradient of x goes through them."""
 
@@ -207,7 +199,6 @@ class BatchNormalize(Normalize):
         return dx, None, None, dgamma, dbeta
 
 
-@dataclass(frozen=True)
 class BatchNormalizeGrad(ChannelOp):
     """dx = gamma inv_std (dy - dbeta / count - n dgamma / count);  inv_std = 1 / sqrt(variance + epsilon), n = (x - mean) inv_std."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,7 +12,6 @@ from jobflow.ops.pointwise import Binary, Elementwise
 BITS = "iub"
 
 
-@dataclass(frozen=True)
 class Bitwise(Binary):
     """z = the bits of x and y put together; of truth values likewise"""
 
@@ -27,28 +25,24 @@ class Bitwise(Binary):
         yield sample(cls(), np.arange(6).reshape(2, 3) % 2 == 0, np.arange(3) < 2)
 
 
-@dataclass(frozen=True)
 class BitwiseAnd(Bitwise):
     """z = the bits that both have"""
 
     ufunc = "bitwise_and"
 
 
-@dataclass(frozen=True)
 class BitwiseOr(Bitwise):
     """z = the bits that one of them has"""
 
     ufunc = "bitwise_or"
 
 
-@dataclass(frozen=True)
 class BitwiseXor(Bitwise):
     """z = the bits that just one of them has"""
 
     ufunc = "bitwise_xor"
 
 
-@dataclass(frozen=True)
 class BitwiseNot(Elementwise):
     """z = the bits that x does not have"""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,6 @@ def _check(what: str, small: TensorType, large: TensorType) -> None:
         raise ShapeError(f"{what}: {small} does not broadcast to {large}")
 
 
-@dataclass(frozen=True)
 class BroadcastTo(Op):
     """y[...] = x with axes of size 1, and missing leading axes, repeated to `shape`."""
 
@@ -69,7 +67,6 @@ class BroadcastTo(Op):
         yield sample(cls((4, 3)), random.normal(size=(4, 3)))
 
 
-@dataclass(frozen=True)
 class SumTo(AxisReduction):
     """y = x summed over the axes along which `shape` broadcasts to x's shape; the adjoint of BroadcastTo."""
 

@@ -10,7 +10,7 @@ After a refusal the elements refused are replaced by legal ones, so that what ru
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,7 +21,6 @@ from jobflow.core.types import Array, Tensor, TensorType, Xp, int64
 from jobflow.ops.op import LETTERS, OVER_FIRST, Grads, Op, Sample, apply, broadcast_rule, placed, sample
 
 
-@dataclass(frozen=True)
 class Checked(Op):
     """y = x where low <= x <= high, or x is `ignored`; `nonzero`: and is not 0; `nan`: or is not a number.  Other elements are refused."""
 
@@ -138,7 +137,6 @@ class Checked(Op):
         yield sample(cls("test", low=0, high=1, ignored=-100), np.array(-100))
 
 
-@dataclass(frozen=True)
 class Positions(Checked):
     """y = x counted from the front of an axis of `size` elements, where -size <= x < size; negative ones count from its end."""
 
@@ -166,7 +164,6 @@ class Positions(Checked):
         yield sample(positions("test", 300), np.array([[0, 255], [17, 3]], np.uint8))
 
 
-@dataclass(frozen=True)
 class Weights(Checked):
     """y = x, each row of which, along the last axis, has `count` positive numbers or more, none negative and all finite"""
 

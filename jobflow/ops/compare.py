@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,7 +12,6 @@ from jobflow.ops.op import Sample, sample
 from jobflow.ops.pointwise import ANY, Binary, Elementwise, binary_function, unary_function
 
 
-@dataclass(frozen=True)
 class Comparison(Binary):
     """z is true where the relation holds; no gradient"""
 
@@ -33,42 +31,36 @@ class Comparison(Binary):
             yield sample(cls(), random.integers(0, 3, a), random.integers(0, 3, b))
 
 
-@dataclass(frozen=True)
 class Equal(Comparison):
     """z = x == y"""
 
     ufunc = "equal"
 
 
-@dataclass(frozen=True)
 class NotEqual(Comparison):
     """z = x != y"""
 
     ufunc = "not_equal"
 
 
-@dataclass(frozen=True)
 class Less(Comparison):
     """z = x < y"""
 
     ufunc = "less"
 
 
-@dataclass(frozen=True)
 class LessEqual(Comparison):
     """z = x <= y"""
 
     ufunc = "less_equal"
 
 
-@dataclass(frozen=True)
 class Greater(Comparison):
     """z = x > y"""
 
     ufunc = "greater"
 
 
-@dataclass(frozen=True)
 class GreaterEqual(Comparison):
     """z = x >= y"""
 
@@ -101,7 +93,6 @@ def with_number(op: Comparison, dtype: DType, number: float) -> tuple[Comparison
     return Less() if smaller else GreaterEqual(), low
 
 
-@dataclass(frozen=True)
 class Logical(Comparison):
     """A relation of truth values; integers are true where they are not 0"""
 
@@ -109,28 +100,24 @@ class Logical(Comparison):
     kinds = "iub"
 
 
-@dataclass(frozen=True)
 class LogicalAnd(Logical):
     """z = x and y"""
 
     ufunc = "logical_and"
 
 
-@dataclass(frozen=True)
 class LogicalOr(Logical):
     """z = x or y"""
 
     ufunc = "logical_or"
 
 
-@dataclass(frozen=True)
 class LogicalXor(Logical):
     """z = x or y, not both"""
 
     ufunc = "logical_xor"
 
 
-@dataclass(frozen=True)
 class LogicalNot(Elementwise):
     """z = not x"""
 

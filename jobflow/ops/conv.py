@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -40,7 +40,6 @@ def _check_operand(what: str, name: str, t: TensorType, ndim: int) -> None:
         raise DtypeError(f"{what}: {name} {t} must be floating; cast it first")
 
 
-@dataclass(frozen=True)
 class ConvOp(Op):
     """Attributes and checks that the three ops share; `padding` is (before, after) per spatial axis."""
 
@@ -102,7 +101,6 @@ def _samples_last(a: Array) -> Array:
     return a.transpose(1, 2, 0, 3).reshape(*a.shape[1:3], a.shape[0] * a.shape[3])
 
 
-@dataclass(frozen=True)
 class Conv(ConvOp):
     """y[n,o,i] = sum_ck x[n,c,i*stride+k*dilation-before] w[o,c,k]; x [n,c,*spatial], w [o,c/groups,*kernel]."""
 
@@ -142,7 +140,6 @@ class Conv(ConvOp):
             yield sample(op, x, w)
 
 
-@dataclass(frozen=True)
 class ConvGradInput(ConvOp):
     """dx[n,c,j] = sum of dy[n,o,i] w[o,c,k] over o and all i, k with i*stride+k*dilation-before == j; dx has the sizes `spatial`.
 
@@ -196,7 +193,6 @@ class ConvGradInput(ConvOp):
             yield sample(op._input_gradient(x.shape[2:]), dy, w)
 
 
-@dataclass(frozen=True)
 class ConvGradWeight(ConvOp):
     """dw[o,c,k] = sum_ni x[n,c,i*stride+k*dilation-before] dy[n,o,i], for kernel sizes `kernel_sizes`."""
 

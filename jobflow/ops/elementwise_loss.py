@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from jobflow.ops.transcendental import log
 _BINARY = "binary_cross_entropy"
 
 
-@dataclass(frozen=True)
 class SigmoidCrossEntropy(Pointwise):
     """loss = max(x, 0) - x z + log(1 + exp(-|x|)); the labels z are of the same shape and of any type."""
 
@@ -44,7 +42,6 @@ class SigmoidCrossEntropy(Pointwise):
         yield sample(cls(), numbers(3, 5), np.array([0, 1, 1, 0, 1], np.int32))
 
 
-@dataclass(frozen=True)
 class BinaryCrossEntropy(Pointwise):
     """loss = -(t log x + (1 - t) log(1 - x)) of probabilities; logarithms are at least -100, and x (1 - x) in the gradient at least 1e-12"""
 
@@ -75,7 +72,6 @@ class BinaryCrossEntropy(Pointwise):
         yield sample(cls(), numbers(1, 4, 3, low=0.1, high=0.9), numbers(2, 4, 3, low=0.1, high=0.9))
 
 
-@dataclass(frozen=True)
 class SmoothL1(Pointwise):
     """loss = d^2 / (2 beta) where |d| < beta, else |d| - beta / 2;  d = prediction - label."""
 

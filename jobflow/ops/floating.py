@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,7 +11,6 @@ from jobflow.ops.op import Sample, sample
 from jobflow.ops.pointwise import Elementwise, Unary, unary_function
 
 
-@dataclass(frozen=True)
 class _Question(Elementwise):
     """A bool for each number; no gradient."""
 
@@ -26,28 +24,24 @@ class _Question(Elementwise):
         yield sample(cls(), np.array(np.inf), differentiable=())
 
 
-@dataclass(frozen=True)
 class IsNan(_Question):
     """z = x is not a number"""
 
     ufunc = "isnan"
 
 
-@dataclass(frozen=True)
 class IsInf(_Question):
     """z = x is infinite, of either sign"""
 
     ufunc = "isinf"
 
 
-@dataclass(frozen=True)
 class IsFinite(_Question):
     """z = x is a number, and finite"""
 
     ufunc = "isfinite"
 
 
-@dataclass(frozen=True)
 class Log2(Unary):
     """y = the logarithm of x to base 2"""
 
@@ -55,7 +49,6 @@ class Log2(Unary):
     low = 0.2
 
 
-@dataclass(frozen=True)
 class Log10(Unary):
     """y = the logarithm of x to base 10"""
 
@@ -63,7 +56,6 @@ class Log10(Unary):
     low = 0.2
 
 
-@dataclass(frozen=True)
 class Exp2(Unary):
     """y = 2^x"""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -60,7 +60,6 @@ def _answers(axis: int, table: TensorType) -> tuple[Signature, ...]:
     return (Signature((S(axis), B), (P,)),) if adds(table) else ()
 
 
-@dataclass(frozen=True)
 class Gather(Op):
     """y[a..., i..., b...] = params[a..., ids[i...], b...], where `axis` counts the a's; 0 where ids is out of range"""
 
@@ -100,7 +99,6 @@ class Gather(Op):
         yield sample(cls(0), numbers(3, 4), np.array(2))
 
 
-@dataclass(frozen=True)
 class UnsortedSegmentSum(Op):
     """y[a..., k, b...] = the sum of data[a..., i..., b...] over all i with ids[i...] == k, for k < size; adjoint of Gather"""
 
@@ -150,7 +148,6 @@ class UnsortedSegmentSum(Op):
         yield sample(cls(0, 3), numbers(3, 4), np.array([2, 0, 2, 2]))
 
 
-@dataclass(frozen=True)
 class DimGather(Op):
     """y[..., j, ...] = x[..., ids[..., j, ...], ...] along `axis`; the other axes of x and ids agree; 0 where out of range"""
 
@@ -188,7 +185,6 @@ class DimGather(Op):
         yield sample(cls(0), numbers(2, 3, 2, 2), np.arange(8).reshape(2, 2, 2) % 3)
 
 
-@dataclass(frozen=True)
 class DimScatterAdd(Op):
     """y[..., k, ...] = the sum of data[..., j, ...] over all j with ids[..., j, ...] == k along `axis`; adjoint of DimGather"""
 
@@ -231,7 +227,6 @@ class DimScatterAdd(Op):
         yield sample(cls(0, 3), numbers(2, 2, 2, 2), np.arange(8).reshape(2, 2, 2) % 3)
 
 
-@dataclass(frozen=True)
 class OneHot(Indexed):
     """y[..., k, ...] = on where ids[...] == k, else off; the new axis is `axis` of y, and `depth` long"""
 
@@ -280,7 +275,6 @@ class OneHot(Indexed):
         yield sample(cls(3, 1, 2.0, -1.0, float64), np.array([[0, 2], [1, 1], [-1, 0]]))
 
 
-@dataclass(frozen=True)
 class BatchGather(Op):
     """y[a..., j, b...] = params[a..., ids[a..., j], b...], where `batch` counts the a's; 0 where out of range"""
 
@@ -317,7 +311,6 @@ class BatchGather(Op):
         yield sample(cls(2), numbers(2, 3, 2, 4), np.arange(12).reshape(3, 2, 2) % 4)
 
 
-@dataclass(frozen=True)
 class BatchSegmentSum(Op):
     """y[a..., k, b...] = the sum of data[a..., j, b...] over all j with ids[a..., j] == k; adjoint of BatchGather"""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any, ClassVar
 
@@ -23,7 +23,6 @@ from jobflow.ops.op import LETTERS, Grads, Op, Sample, ViewOp, apply, broadcast_
 WHOLE = LETTERS.upper()
 
 
-@dataclass(frozen=True)
 class Identity(ViewOp):
     """y = x."""
 
@@ -46,12 +45,10 @@ class Identity(ViewOp):
             yield sample(cls(), np.array(3.0))
 
 
-@dataclass(frozen=True)
 class StaticShape(Identity):
     """y = x, of which the program says that all ranks have the same shape."""
 
 
-@dataclass(frozen=True)
 class ToLayout(Identity):
     """y = x, read in `sbp`, one per mesh dimension; its gradient is asked for in `grad_sbp`, or left free if that is None.
 
@@ -82,7 +79,6 @@ class ToLayout(Identity):
         yield sample(cls((B,), (S(1),)), np.arange(12.0).reshape(3, 4))
 
 
-@dataclass(frozen=True)
 class GradientLayout(Identity):
     """y = x, in whatever layout; its gradient is asked for in `sbp`, one per mesh dimension, None: as it lies."""
 
@@ -120,7 +116,6 @@ def dual(sbp: Sbp) -> Sbp:
     return sbp
 
 
-@dataclass(frozen=True)
 class Crossing(Identity):
     """Between a logical tensor in `sbp` and its parts, one on each of `ranks` ranks; split parts all have one shape."""
 
@@ -141,7 +136,6 @@ class Crossing(Identity):
         return replace(self, ranks=1)
 
 
-@dataclass(frozen=True)
 class ToLocal(Crossing):
     """Each rank's part of a logical tensor that is read in `sbp`, as a tensor of its own in the mirrored view."""
 
@@ -163,7 +157,6 @@ class ToLocal(Crossing):
         yield sample(cls(), np.arange(12.0).reshape(3, 4))
 
 
-@dataclass(frozen=True)
 class ToGlobal(Crossing):
     """The logical tensor whose parts, in `sbp`, are the ranks' tensors of the mirrored view."""
 
@@ -201,7 +194,6 @@ def to_global(x: Tensor, *sbp: Sbp, name: str | None = None) -> Tensor:
     return result
 
 
-@dataclass(frozen=True)
 class SliceBox(ViewOp):
     """y = x[starts:stops], on every axis: a part of what this rank holds."""
 
@@ -223,7 +215,6 @@ class SliceBox(ViewOp):
         yield sample(cls((1, 2), (3, 2)), np.arange(12.0).reshape(4, 3), differentiable=())
 
 
-@dataclass(frozen=True)
 class FillIdentity(Op):
     """y[...] = the value that changes nothing under `reduce`: the part of a rank that adds nothing to a partial tensor."""
 
@@ -263,7 +254,6 @@ def one_after_another(axis: int, counts: tuple[int, ...], shape: tuple[int, ...]
     return math.prod(shape[:axis]) <= 1 or sum(count > 0 for count in counts) <= 1
 
 
-@dataclass(frozen=True)
 class PackPieces(ViewOp):
     """y = the pieces of x along `axis`, of counts[i] elements there, each C-ordered, one after another."""
 
@@ -304,7 +294,6 @@ class PackPieces(ViewOp):
         yield sample(cls(2, (1, 1)), x, differentiable=())
 
 
-@dataclass(frozen=True)
 class PackColumns(ViewOp):
     """y = the columns of the matrix x, one after another; nothing to do where memory has x column by column."""
 
@@ -325,7 +314,6 @@ class PackColumns(ViewOp):
         yield sample(cls(), np.arange(15.0).reshape(5, 3), differentiable=())
 
 
-@dataclass(frozen=True)
 class UnpackPieces(ViewOp):
     """y of `shape` from the flat array of its pieces along `axis`: the inverse of PackPieces."""
 
@@ -368,7 +356,6 @@ def _copy_calls(xp: Xp, copies: Iterator[tuple[Array, Array]]) -> list[Any]:
     return [(xp.copyto, (to, part)) for to, part in copies if to.size]
 
 
-@dataclass(frozen=True)
 class Assemble(Op):
     """y[boxes[i]] = x_i, for all i, in order: an output of `shape` put together from boxes of it."""
 
@@ -396,7 +383,6 @@ class Assemble(Op):
         yield sample(cls((4, 3), boxes), *(np.arange(math.prod(box.shape), dtype=float).reshape(box.shape) for box in boxes), differentiable=())
 
 
-@dataclass(frozen=True)
 class Copy(Op):
     """y = x, in memory of its own."""
 

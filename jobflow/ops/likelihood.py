@@ -9,7 +9,7 @@ those it has.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,6 @@ def _unless_ignored(f: Any, labels: Any, ignored: int | None, value: Any) -> Any
     return value if ignored is None else f.where(f.not_equal(labels, ignored), value, 0.0)
 
 
-@dataclass(frozen=True)
 class NegativeLogLikelihood(Indexed):
     """loss[n] = -x[n, label[n]] with the classes on `axis` of x; 0 where the label is `ignored`, or a class of another rank"""
 
@@ -81,7 +80,6 @@ class NegativeLogLikelihood(Indexed):
         yield sample(cls(0), numbers(4, 4), np.array(2))
 
 
-@dataclass(frozen=True)
 class NegativeLogLikelihoodGrad(Indexed):
     """dx[n, c] = -dloss[n] where c is label[n], else 0; of `size` classes on `axis`"""
 

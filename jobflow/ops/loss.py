@@ -7,7 +7,7 @@ integer type, one per sample; their functions have labels checked (`ops.checked`
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -87,7 +87,6 @@ def _from_prob(logits: Tensor, prob: Tensor, dprob: Tensor | None, rest: Tensor 
     return through if rest is None else add(rest, through)
 
 
-@dataclass(frozen=True)
 class SparseSoftmaxCrossEntropy(Indexed):
     """prob = softmax(logits), loss[n] = -log max(prob[n, label[n]], 1e-20)."""
 
@@ -120,7 +119,6 @@ class SparseSoftmaxCrossEntropy(Indexed):
         yield sample(cls(), numbers(2, 2, 3, 4), np.array([[0, 3, 1], [1, 2, 0]], np.int8))
 
 
-@dataclass(frozen=True)
 class SparseSoftmaxCrossEntropyGrad(Indexed):
     """dlogits[n, c] = (prob[n, c] - [offset + c = label[n]]) dloss[n].
 
@@ -167,7 +165,6 @@ def _own_classes(op: Split, box: Box) -> Split:
     return op if stop - start == classes else replace(op, offset=start, classes=classes)
 
 
-@dataclass(frozen=True)
 class SumExp(Indexed):
     """s[n] = sum_c exp(x[n, c] - top[n]); split classes give partial sums."""
 
@@ -193,7 +190,6 @@ class SumExp(Indexed):
         yield sample(cls(), numbers(1, 2, 3, 5), numbers(2, 2, 3))
 
 
-@dataclass(frozen=True)
 class SplitCrossEntropy(Indexed):
     """prob[n, c] = exp(logits[n, c] - top[n]) / total[n], loss[n] = -log max(prob[n, label[n] - offset], 1e-20), or 0 for a label of another rank.
 
@@ -236,7 +232,6 @@ class SplitCrossEntropy(Indexed):
         yield sample(cls(), numbers(1, 2, 3, 5), labels, *rows, differentiable=())
 
 
-@dataclass(frozen=True)
 class SoftmaxCrossEntropy(Indexed):
     """prob = softmax(logits), loss[n] = -sum_c labels[n, c] log max(prob[n, c], 1e-20).
 
@@ -275,7 +270,6 @@ class SoftmaxCrossEntropy(Indexed):
         yield sample(cls(), numbers(1, 3, 4), numbers(2, 3, 4, low=0.0))
 
 
-@dataclass(frozen=True)
 class SoftmaxCrossEntropyGrad(Indexed):
     """dlogits[n, c] = (prob[n, c] sum_k labels[n, k] - labels[n, c]) dloss[n]; `sums_to_one`: (prob[n, c] - labels[n, c]) dloss[n]."""
 
@@ -305,7 +299,6 @@ class SoftmaxCrossEntropyGrad(Indexed):
             yield sample(cls(sums_to_one), numbers(1, 3, 4, low=0.0), numbers(2, 3, 4, low=0.0), numbers(3, 3))
 
 
-@dataclass(frozen=True)
 class SparseCrossEntropy(Indexed):
     """loss[n] = -log max(prob[n, label[n] - offset], 1e-20), of probabilities; 0 for a label of another rank where the classes are split."""
 
@@ -337,7 +330,6 @@ class SparseCrossEntropy(Indexed):
         yield sample(cls(), numbers(1, 5, 4, low=0.1, high=1.0), np.array([0, 3, 1, 1, 2], np.int32))
 
 
-@dataclass(frozen=True)
 class SparseCrossEntropyGrad(Indexed):
     """dprob[n, c] = -[offset + c = label[n]] dloss[n] / max(prob[n, c], 1e-20)."""
 

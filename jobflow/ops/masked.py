@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from jobflow.ops.op import OVER_FIRST, Grads, Sample, adds, broadcast_rule, broa
 from jobflow.ops.pointwise import Pointwise, call, numbers
 
 
-@dataclass(frozen=True)
 class MaskedFill(Pointwise):
     """y = value where the mask holds, else x; both broadcast.  With 0 it is linear in x."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -46,7 +45,6 @@ def _random(*shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
     return np.random.default_rng(sum(shape)).standard_normal(shape)
 
 
-@dataclass(frozen=True)
 class Product(Op):
     """What the matrix products share: y = a b on the last two axes, each operand transposed there if asked for."""
 
@@ -65,7 +63,6 @@ class Product(Op):
         return da, db
 
 
-@dataclass(frozen=True)
 class MatMul(Product):
     """y[m,n] = sum_k a[m,k] b[k,n]; a is [k,m] if transpose_a, b is [n,k] if transpose_b."""
 
@@ -85,7 +82,6 @@ class MatMul(Product):
         yield sample(cls(False, True), _random(40, 33), _random(37, 33), differentiable=(), note=" beyond the small product")
 
 
-@dataclass(frozen=True)
 class BatchMatMul(Product):
     """y[...,m,n] = sum_k a[...,m,k] b[...,k,n], with equal leading axes; the last two are exchanged as in MatMul."""
 
@@ -106,7 +102,6 @@ class BatchMatMul(Product):
         yield sample(cls(True, True), _random(3, 5, 4), _random(3, 2, 5))
 
 
-@dataclass(frozen=True)
 class BroadcastMatMul(Op):
     """y[...,n] = sum_k a[...,k] b[k,n]: one matrix for all leading axes; b is [n,k] if transpose_b."""
 
@@ -134,7 +129,6 @@ class BroadcastMatMul(Op):
         yield sample(cls(True), _random(2, 3, 2, 5), _random(4, 5))
 
 
-@dataclass(frozen=True)
 class RowsMatMul(Op):
     """y[m,n] = sum over the leading axes of a[...,m] b[...,n]: the gradient of the matrix that all leading axes share."""
 
@@ -180,7 +174,6 @@ def matmul(a: Tensor, b: Tensor, *, transpose_a: bool = False, transpose_b: bool
     return result
 
 
-@dataclass(frozen=True)
 class BiasAdd(Indexed):
     """y = value + bias, the bias lying along `axis` of value."""
 
@@ -227,7 +220,6 @@ def bias_add(value: Tensor, bias: Tensor, axis: int = 1, *, name: str | None = N
     return result
 
 
-@dataclass(frozen=True)
 class AxisSum(Indexed):
     """y[c] = sum of x over all axes but `axis`: the adjoint of a vector that broadcasts along it."""
 
@@ -261,7 +253,6 @@ def axis_sum(x: Tensor, axis: int, *, name: str | None = None) -> Tensor:
     return result
 
 
-@dataclass(frozen=True)
 class Spread(Op):
     """y of `shape`: x repeated over all axes but `axis`; the adjoint of AxisSum."""
 

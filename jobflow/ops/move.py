@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -24,7 +23,6 @@ def _rule(moved: Sequence[bool], x: TensorType) -> Rule:
     return Rule(f"{word or '1'}->{word}", linear=((0,),) if adds(x) else ())
 
 
-@dataclass(frozen=True)
 class Roll(Op):
     """y[..., (i + shift) mod n, ...] = x[..., i, ...], with one shift for each axis"""
 
@@ -53,7 +51,6 @@ class Roll(Op):
         yield sample(cls((1, 0)), numbers(4, 0, 3))
 
 
-@dataclass(frozen=True)
 class _Edges(Op):
     """pairs[i] = elements before and after along axis i"""
 
@@ -79,7 +76,6 @@ class _Edges(Op):
                 yield axis, np.pad(np.arange(n), pair, self.mode)
 
 
-@dataclass(frozen=True)
 class PadEdges(_Edges):
     """y = x surrounded by elements of x: mirrored without the outermost, the outermost repeated, or those of the other end"""
 
@@ -107,7 +103,6 @@ class PadEdges(_Edges):
         yield sample(cls(((0, 0), (1, 1)), "wrap"), numbers(4, 0, 3))
 
 
-@dataclass(frozen=True)
 class PadEdgesGrad(_Edges):
     """dx = dy with what lies beyond the edges added where it came from; the adjoint of PadEdges"""
 

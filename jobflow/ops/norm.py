@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from jobflow.core.errors import ShapeError
@@ -31,7 +30,6 @@ def _mean(f: Any, x: Any) -> Any:
     return f.row_sum(x) / _count(f, x)
 
 
-@dataclass(frozen=True)
 class RowNorm(Indexed):
     """What the layer-norm ops share: the axes from `begin` on are one row, whose statistics are taken."""
 
@@ -44,7 +42,6 @@ class RowNorm(Indexed):
         return rows + whole, rows, whole
 
 
-@dataclass(frozen=True)
 class LayerNorm(RowNorm):
     """y = (x - mean) inv_std gamma + beta, mean and inv_std = 1 / sqrt(variance + epsilon) of every row.
 
@@ -94,7 +91,6 @@ class LayerNorm(RowNorm):
         yield sample(cls(1), numbers(1, 3, 2, 3), numbers(2, 2, 3), numbers(3, 2, 3))
 
 
-@dataclass(frozen=True)
 class LayerNormGrad(RowNorm):
     """dx = inv_std (gamma dy - mean_row(gamma dy) - n mean_row(gamma dy n)), dgamma = sum dy n, dbeta = sum dy;  n = (x - mean) inv_std."""
 
@@ -126,7 +122,6 @@ class LayerNormGrad(RowNorm):
         yield sample(cls(2), numbers(1, 2, 3, 4), numbers(2, 2, 3, 4), numbers(3, 4), numbers(4, 2, 3), numbers(5, 2, 3, low=0.5))
 
 
-@dataclass(frozen=True)
 class RowStatisticsGrad(RowNorm):
     """dx = (dmean - dinv_std inv_std^3 (x - mean)) / size of a row: the gradient of a row through its statistics."""
 
@@ -171,7 +166,6 @@ def layer_norm(
     return y
 
 
-@dataclass(frozen=True)
 class L2Normalize(Indexed):
     """y = x / sqrt(max(sum x^2, epsilon)), the sum along `axis`."""
 
@@ -201,7 +195,6 @@ class L2Normalize(Indexed):
         yield sample(cls(0, 5.0), numbers(2, 3, 4), note=" some below epsilon")
 
 
-@dataclass(frozen=True)
 class L2NormalizeGrad(Indexed):
     """dx = (dy - [s > epsilon] y sum y dy) / sqrt(max(s, epsilon));  s = sum x^2, y = x / sqrt(s)."""
 

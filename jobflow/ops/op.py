@@ -1,6 +1,6 @@
 """The base class of operations: one class says everything about one operation.
 
-A concrete op is a frozen dataclass of its attributes, so it hashes, compares, pickles and prints.  It has
+A concrete op is a frozen dataclass of its attributes (without a decorator: `Op` sees to it), so it hashes, compares, pickles and prints.  It has
 
     infer(*types)                       the output type(s), or a ShapeError / DtypeError that names the operands
     rule(*types)                        the legal S/B/P combinations (`jobflow.layout.Rule`)
@@ -25,10 +25,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields
 from numbers import Integral
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, dataclass_transform
 
 import numpy as np
 
@@ -88,9 +88,20 @@ def sample(op: Op, *arrays: Any, **options: Any) -> Sample:
     return Sample(op, tuple(np.asarray(a) for a in arrays), **options)
 
 
-@dataclass(frozen=True)
-class Op:
-    """An operation; see the module's docstring for what a subclass provides."""
+class _Frozen:
+    """No attribute is set once an object is made."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+    def __delattr__(self, name: str) -> None:
+        raise FrozenInstanceError(f"cannot delete field {name!r}")
+
+
+@dataclass_transform(eq_default=False, frozen_default=True, field_specifiers=(field,))
+@dataclass(frozen=True, eq=False)
+class Op(_Frozen):
+    """An operation; see the module's docstring for what a subclass provides.  Classes derived from it are frozen dataclasses."""
 
     #: output index -> index of the input whose memory it overwrites
     alias: ClassVar[Mapping[int, int]] = {}
@@ -119,8 +130,12 @@ class Op:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        for name in ("__eq__", "__hash__"):  # a dataclass keeps what its class defines
-            setattr(cls, name, getattr(Op, name))
+        for name in ("__eq__", "__hash__", "__repr__"):  # should a class have the decorator, it keeps what its class defines
+            setattr(cls, name, getattr(cls, name))
+        if len(cls.__bases__) > 1 or not vars(cls).keys().isdisjoint(("__annotations__", "__post_init__")):  # others are made as their base is
+            dataclass(frozen=True)(cls)
+            for name in ("__setattr__", "__delattr__"):
+                delattr(cls, name)
 
     def __eq__(self, other: object) -> bool:
         """Equal ops do the same to the last bit, for caches are keyed by ops: 0.0 is not -0.0, and 1 is neither 1.0 nor True."""
@@ -128,6 +143,9 @@ class Op:
 
     def __hash__(self) -> int:
         return hash((type(self), *vars(self).values()))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__qualname__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in fields(self) if f.repr)})"
 
     def grad(self, *tensors: Any) -> Grads:
         raise JobError(f"{type(self).__name__} has no gradient")
@@ -193,7 +211,6 @@ def _exactly(a: Any, b: Any) -> bool:
     return bool(a == b) and (not isinstance(a, float | np.floating) or math.copysign(1, a) == math.copysign(1, b))
 
 
-@dataclass(frozen=True)
 class ViewOp(Op):
     """An op whose output is its (first) input looked at differently: no arithmetic, and no copy where strides allow."""
 

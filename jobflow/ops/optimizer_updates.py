@@ -37,7 +37,6 @@ class OptimizerSlot:
     scalar: bool = False
 
 
-@dataclass(frozen=True)
 class OptimizerUpdate(Updated, Pointwise):
     """One formula of an optimizer: the new values of a variable and of its slots.
 
@@ -152,7 +151,6 @@ class NormUpdate(OptimizerUpdate, Indexed):
         return self.count
 
 
-@dataclass(frozen=True)
 class SgdUpdate(OptimizerUpdate):
     """d = g + weight_decay w;  w' = w - lr d."""
 
@@ -164,7 +162,6 @@ class SgdUpdate(OptimizerUpdate):
         return (w - rate * _downwards(w, g, self.weight_decay, self.maximize),)
 
 
-@dataclass(frozen=True)
 class MomentumUpdate(OptimizerUpdate):
     """v' = beta v - lr g;  w' = w (1 - lr weight_decay) + v'.
 
@@ -213,7 +210,6 @@ def _corrections(beta1: float, beta2: float, step: Any) -> tuple[Any, Any]:
     return 1 - beta1 ** (step + 1), 1 - beta2 ** (step + 1)
 
 
-@dataclass(frozen=True)
 class AdamUpdate(OptimizerUpdate):
     """m' = beta1 m + (1 - beta1) d;  v' = beta2 v + (1 - beta2) d^2;  w' = w - lr' (m' / (sqrt(v') + epsilon) + weight_decay w).
 
@@ -268,7 +264,6 @@ class AdamUpdate(OptimizerUpdate):
         return mixed(back, move, keep, w), m, v, *largest
 
 
-@dataclass(frozen=True)
 class RmsPropUpdate(OptimizerUpdate):
     """s' = decay s + (1 - decay) d^2;  centered: a' = decay a + (1 - decay) d, r = s' - a'^2, else r = s';  w' = w - lr d / sqrt(r + epsilon).
 
@@ -303,7 +298,6 @@ class RmsPropUpdate(OptimizerUpdate):
         return w - rate * move, s, *kept
 
 
-@dataclass(frozen=True)
 class AdagradUpdate(OptimizerUpdate):
     """s' = s + d^2;  w' = w - lr / (1 + step lr_decay) d / (sqrt(s') + epsilon);  d = g + weight_decay w.  s begins at `initial`."""
 
@@ -327,7 +321,6 @@ class AdagradUpdate(OptimizerUpdate):
         return w - rate * (d / (f.sqrt(s) + self.epsilon)), s
 
 
-@dataclass(frozen=True)
 class AdadeltaUpdate(OptimizerUpdate):
     """s' = rho s + (1 - rho) d^2;  u = d sqrt(x + epsilon) / sqrt(s' + epsilon);  x' = rho x + (1 - rho) u^2;  w' = w - lr u.
 
@@ -348,7 +341,6 @@ class AdadeltaUpdate(OptimizerUpdate):
         return w - rate * u, s, _mean_square(self.rho, x, u, False)
 
 
-@dataclass(frozen=True)
 class LarsUpdate(NormUpdate):
     """v' = beta v - r g;  w' = w + v' - r weight_decay w, with the local rate r = lr coefficient |w| / (epsilon + |g| + weight_decay |w|).
 
@@ -374,7 +366,6 @@ class LarsUpdate(NormUpdate):
         return w + v - decay * w, v
 
 
-@dataclass(frozen=True)
 class LambUpdate(NormUpdate):
     """u = (m' / c1) / (sqrt(v' / c2) + epsilon);  w' = w - lr r (u + weight_decay w), r = |w| / |u|, or 1 where a norm is zero.
 

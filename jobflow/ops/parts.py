@@ -8,7 +8,7 @@ summand.  Each is the other's gradient.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -23,7 +23,6 @@ from jobflow.ops.op import Grads, Op, Sample, apply, normal_axis, sample
 _TWO = Placement("cpu", (0, 1))
 
 
-@dataclass(frozen=True)
 class Part(Identity):
     """Between a logical tensor in `sbp` over `whole`, and the part of its rank at `index`."""
 
@@ -46,7 +45,6 @@ class Part(Identity):
         return Identity()
 
 
-@dataclass(frozen=True)
 class TakePart(Part):
     """y = what the rank at `index` holds of x, read in `sbp` (S or B)."""
 
@@ -67,7 +65,6 @@ class TakePart(Part):
         yield sample(cls(B, 0, _TWO), np.arange(12.0).reshape(3, 4))
 
 
-@dataclass(frozen=True)
 class PutPart(Part):
     """The tensor of `shape` of which the rank at `index` holds x and the others nothing: S: zeros elsewhere; P: x is a summand."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Protocol
 
@@ -88,7 +87,6 @@ def _program(op: Pointwise, made: Any, *read: Any) -> CompiledFormula | None:
     return compiled(outputs, len(read), 0, {**op.in_place, **{k: (i,) for k, i in op.alias.items()}})
 
 
-@dataclass(frozen=True)
 class Elementwise(Pointwise):
     """z[i] = f(x[i], y[i], ...) with NumPy broadcasting; operands of one element type."""
 
@@ -187,7 +185,6 @@ def numbers(seed: int, *shape: int, low: float = -2.0, high: float = 2.0) -> Arr
     return np.random.default_rng(seed).uniform(low, high, shape)
 
 
-@dataclass(frozen=True)
 class Binary(Elementwise):
     """An elementwise op of two operands; samples have values in [low, high]."""
 
@@ -202,7 +199,6 @@ class Binary(Elementwise):
             yield sample(cls(), numbers(2 * i, *a, low=cls.low, high=cls.high), numbers(2 * i + 1, *b, low=cls.low, high=cls.high))
 
 
-@dataclass(frozen=True)
 class Unary(Elementwise):
     """An elementwise op of one operand; samples have values in [low, high]."""
 
@@ -216,7 +212,6 @@ class Unary(Elementwise):
         yield sample(cls(), numbers(2, low=cls.low, high=cls.high))
 
 
-@dataclass(frozen=True)
 class Negate(Unary):
     """y = -x"""
 
@@ -233,7 +228,6 @@ class Negate(Unary):
 # Gradients ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class ElementwiseGrad(Pointwise):
     """The gradient of input `wrt` of an elementwise op, in the shape of its output: what the derivative of its formula says.
 
@@ -360,7 +354,6 @@ def _free_places(op: ElementwiseGrad) -> Mapping[int, tuple[int, ...]]:
     return {0: free} if free else {}
 
 
-@dataclass(frozen=True)
 class _Cube(Unary):
     """y = x^3: a sample for gradients"""
 
@@ -370,7 +363,6 @@ class _Cube(Unary):
         return x * x * x
 
 
-@dataclass(frozen=True)
 class _Cubes(Binary):
     """z = x^3 y^2: likewise"""
 

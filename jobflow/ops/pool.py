@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,7 +21,6 @@ from jobflow.ops.windows import Pads, Window, axis_values, explicit_padding
 _AXES = "XYZ"
 
 
-@dataclass(frozen=True)
 class _PoolOp(Op):
     """Attributes and checks that pooling ops share; `padding` is (before, after) per spatial axis.
 
@@ -62,7 +60,6 @@ def _float_only(op: Op, name: str, t: TensorType) -> None:
         raise DtypeError(f"{op.word()}: {name} {t} must be floating; cast it first")
 
 
-@dataclass(frozen=True)
 class MaxPool(_PoolOp):
     """y[n,c,i] = max_k x[n,c,i*stride+k-before] over the positions inside the image."""
 
@@ -92,7 +89,6 @@ class MaxPool(_PoolOp):
             yield sample(cls(*attributes), x)
 
 
-@dataclass(frozen=True)
 class MaxPoolGrad(_PoolOp):
     """dx[n,c,j] = sum of dy[n,c,i] over the windows i whose first maximum (in row-major order of taps) is at j."""
 
@@ -120,7 +116,6 @@ class MaxPoolGrad(_PoolOp):
             yield sample(cls(*attributes), x, _max_pooled(attributes, x, dy.shape), dy, differentiable=(2,))
 
 
-@dataclass(frozen=True)
 class MaxPoolPick(_PoolOp):
     """z[n,c,i] = v[n,c,j] where j is the first maximum of window i of x: the gradient of MaxPoolGrad with respect to dy."""
 
@@ -157,7 +152,6 @@ def _first_maxima(xp: Xp, window: Window, x: Array, y: Array) -> Iterator[tuple[
         yield tap, first
 
 
-@dataclass(frozen=True)
 class AvgPool(_PoolOp):
     """y[n,c,i] = mean_k x[n,c,i*stride+k-before] over the positions inside the image."""
 
@@ -185,7 +179,6 @@ class AvgPool(_PoolOp):
             yield sample(cls(*attributes), x)
 
 
-@dataclass(frozen=True)
 class AvgPoolGrad(_PoolOp):
     """dx[n,c,j] = sum of dy[n,c,i] / count[i] over the windows i that contain j; dx has the sizes `spatial`."""
 

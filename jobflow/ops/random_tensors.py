@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -38,7 +38,6 @@ def _stream(counter: Array) -> int:
     return int(counter[0])
 
 
-@dataclass(frozen=True)
 class RandomSource(Source):
     """What the random sources share: a key, a seed, and which box of the logical tensor `shape` is."""
 
@@ -79,7 +78,6 @@ class RandomSource(Source):
         yield sample(op, np.array([3]))
 
 
-@dataclass(frozen=True)
 class RandomUniform(RandomSource):
     """y ~ U[low, high)."""
 
@@ -110,7 +108,6 @@ def _box_muller(xp: Xp, first: Array, second: Array) -> Array:
     return xp.sqrt(-2.0 * xp.log(u)) * xp.cos(2.0 * math.pi * v)
 
 
-@dataclass(frozen=True)
 class RandomNormal(RandomSource):
     """y ~ N(mean, std^2)."""
 
@@ -126,7 +123,6 @@ class RandomNormal(RandomSource):
         yield from cls._cases(cls((6, 5), float64, "w", mean=1.0, std=2.0))
 
 
-@dataclass(frozen=True)
 class TruncatedNormal(RandomSource):
     """y ~ N(mean, std^2), drawn again from further planes while it is more than 2 std from the mean."""
 
@@ -148,7 +144,6 @@ class TruncatedNormal(RandomSource):
         yield from cls._cases(cls((9, 11), float64, "w", mean=1.0, std=0.1))
 
 
-@dataclass(frozen=True)
 class RandomInt(RandomSource):
     """y ~ the integers in [low, high), each as likely as 32 bits allow."""
 
@@ -170,7 +165,6 @@ class RandomInt(RandomSource):
         yield from cls._cases(cls((6, 5), int32, "labels", low=-3, high=10))
 
 
-@dataclass(frozen=True)
 class DropoutMask(Indexed):
     """mask = 1 / (1 - rate) where U > rate, else 0; of the type of x.  Inputs: x, whose values are not read, and the run counter."""
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -46,7 +45,6 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
 class Reduce(AxisReduction):
     """y[kept axes] = the reduction of x over `axes`; these stay as axes of size 1 if `keepdims`."""
 
@@ -88,7 +86,6 @@ class Reduce(AxisReduction):
         yield sample(cls((0,)), numbers(4, 4))
 
 
-@dataclass(frozen=True)
 class ReduceSum(Reduce):
     """y = the sum of x over `axes`"""
 
@@ -104,7 +101,6 @@ class ReduceSum(Reduce):
         return (broadcast_to(self.expanded(x, dy), x.type.shape),)
 
 
-@dataclass(frozen=True)
 class _ReduceExtreme(Reduce):
     """The gradient is shared equally among the elements that reach the extreme."""
 
@@ -128,7 +124,6 @@ class _ReduceExtreme(Reduce):
         yield sample(cls((1,)), np.array([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]]), differentiable=(), note=" ties")
 
 
-@dataclass(frozen=True)
 class ReduceMax(_ReduceExtreme):
     """y = the largest of x over `axes`"""
 
@@ -138,7 +133,6 @@ class ReduceMax(_ReduceExtreme):
         return f.row_max(x)
 
 
-@dataclass(frozen=True)
 class ReduceMin(_ReduceExtreme):
     """y = the smallest of x over `axes`"""
 
@@ -148,7 +142,6 @@ class ReduceMin(_ReduceExtreme):
         return f.row_min(x)
 
 
-@dataclass(frozen=True)
 class ReduceProd(Reduce):
     """y = the product of x over `axes`; the gradient, the product of all others, is right where x is 0 too"""
 
@@ -169,7 +162,6 @@ class ReduceProd(Reduce):
         yield sample(cls((0, 1)), np.array([[[2.0, 1.0], [0.0, 2.0]], [[3.0, 0.0], [4.0, 0.0]]]), note=" zeros")
 
 
-@dataclass(frozen=True)
 class _ReduceTruth(Reduce):
     abstract = True
     kinds = "b"
@@ -183,7 +175,6 @@ class _ReduceTruth(Reduce):
         yield sample(cls((0, 1), True), numbers(2, 4, 3) > -1.5)
 
 
-@dataclass(frozen=True)
 class ReduceAny(_ReduceTruth):
     """y = some x over `axes` is true"""
 
@@ -191,7 +182,6 @@ class ReduceAny(_ReduceTruth):
         return f.cast(f.row_max(f.cast(x, uint8)), bool_)
 
 
-@dataclass(frozen=True)
 class ReduceAll(_ReduceTruth):
     """y = every x over `axes` is true"""
 
@@ -199,7 +189,6 @@ class ReduceAll(_ReduceTruth):
         return f.cast(f.row_min(f.cast(x, uint8)), bool_)
 
 
-@dataclass(frozen=True)
 class ArgExtreme(Indexed):
     """y = the int32 position along `axis` of the largest (smallest) element; of the first one if several are"""
 
@@ -231,7 +220,6 @@ class ArgExtreme(Indexed):
         yield sample(cls(0, False), numbers(2, 4, 3))
 
 
-@dataclass(frozen=True)
 class SquareSum(AxisReduction):
     """y = sum over all elements of x^2, of shape ()"""
 

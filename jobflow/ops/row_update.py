@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, TypeVar
 
 import numpy as np
@@ -20,7 +20,6 @@ from jobflow.ops.update import Updated
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
 class RowUpdate(Updated):
     """What `op` makes of a table and its slots along the gradient g[k, b...] = the sum of rows[i..., b...] over all i with ids[i...] == k.
 

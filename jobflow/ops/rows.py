@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,7 +11,6 @@ from jobflow.core.types import Array, TensorType
 from jobflow.ops.op import LETTERS, Sample, ViewOp, sample
 
 
-@dataclass(frozen=True)
 class Rows(ViewOp):
     """y = x[start:stop], along axis 0, split as x is: ranks hand each other rows where their parts of x are not their parts of y."""
 

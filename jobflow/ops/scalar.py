@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +16,6 @@ from jobflow.ops.op import OVER_FIRST, Binder, Call, Grads, Sample, broadcast_ru
 from jobflow.ops.pointwise import ANY, FLOATS, NUMBERS, Elementwise, Negate, Unary, call, numbers, unary_function
 
 
-@dataclass(frozen=True)
 class WithNumber(Elementwise):
     """An op of one tensor and one number, which takes the tensor's element type."""
 
@@ -37,7 +36,6 @@ class WithNumber(Elementwise):
             yield sample(cls(-3), np.arange(15, dtype=np.uint8).reshape(5, 3))
 
 
-@dataclass(frozen=True)
 class Scale(WithNumber):
     """y = number x"""
 
@@ -50,7 +48,6 @@ class Scale(WithNumber):
         return (scale(dy, self.number),)
 
 
-@dataclass(frozen=True)
 class Shift(WithNumber):
     """y = x + number"""
 
@@ -59,7 +56,6 @@ class Shift(WithNumber):
     in_place = OVER_FIRST
 
 
-@dataclass(frozen=True)
 class DivideBy(WithNumber):
     """y = x / number"""
 
@@ -73,7 +69,6 @@ class DivideBy(WithNumber):
         return (call(self, dy),)
 
 
-@dataclass(frozen=True)
 class Clip(Elementwise):
     """y = x limited to [minimum, maximum]; None is no limit"""
 
@@ -96,7 +91,6 @@ class Clip(Elementwise):
         yield sample(cls(-3, 900), np.arange(250, 256, dtype=np.uint8))
 
 
-@dataclass(frozen=True)
 class Inside(Clip):
     """Clip, whose gradient is 0 also where x is at a limit"""
 
@@ -118,7 +112,6 @@ def _number(value: float | None, x: Any) -> float | None:
     return int(min(max(value, low), high))
 
 
-@dataclass(frozen=True)
 class Cast(Elementwise):
     """y = x as another element type, as NumPy casts; linear where the result is a floating point number
 
@@ -154,7 +147,6 @@ class Cast(Elementwise):
         yield sample(cls(bool_), np.arange(15).reshape(5, 3) % 3)
 
 
-@dataclass(frozen=True)
 class FillLike(Elementwise):
     """y[i] = value, in the shape of x; of a partial x too, for its values are not read"""
 
@@ -181,7 +173,6 @@ class FillLike(Elementwise):
         yield sample(cls(1, bool_), numbers(1, 4))
 
 
-@dataclass(frozen=True)
 class Detach(Identity):
     """y = x, and no gradient goes through"""
 
@@ -193,7 +184,6 @@ class Detach(Identity):
         yield sample(cls(), numbers(1, 5, 3), differentiable=())
 
 
-@dataclass(frozen=True)
 class InHalf(Identity):
     """y = x, in half precision where the job's precision is mixed"""
 
@@ -204,7 +194,6 @@ class InHalf(Identity):
         yield sample(cls(), numbers(1, 5, 3))
 
 
-@dataclass(frozen=True)
 class _Steps(Unary):
     """A function that is constant between its jumps: the gradient is zero."""
 
@@ -216,28 +205,24 @@ class _Steps(Unary):
         return x if dtype_of(x.dtype).is_integer and self.ufunc != "sign" else getattr(f, self.ufunc)(x)
 
 
-@dataclass(frozen=True)
 class Sign(_Steps):
     """y = -1, 0 or 1"""
 
     ufunc = "sign"
 
 
-@dataclass(frozen=True)
 class Floor(_Steps):
     """y = the largest integer <= x"""
 
     ufunc = "floor"
 
 
-@dataclass(frozen=True)
 class Ceil(_Steps):
     """y = the smallest integer >= x"""
 
     ufunc = "ceil"
 
 
-@dataclass(frozen=True)
 class RoundHalfEven(_Steps):
     """y = the nearest integer, the even one of two"""
 
@@ -250,7 +235,6 @@ class RoundHalfEven(_Steps):
         yield sample(cls(), np.arange(-7, 8, dtype=np.int32).reshape(5, 3))
 
 
-@dataclass(frozen=True)
 class Truncate(_Steps):
     """y = x without its fraction"""
 

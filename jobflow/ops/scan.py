@@ -6,7 +6,7 @@ With `reverse` they run from the end; with `exclusive` an element does not count
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,7 +19,6 @@ from jobflow.ops.pointwise import FLOATS, NUMBERS, call, check_dtypes, numbers
 from jobflow.ops.slices import pad, slice_
 
 
-@dataclass(frozen=True)
 class Scan(Op):
     """y[..., i, ...] = the sum or product of x[..., k, ...] over k <= i along `axis`"""
 
@@ -73,7 +72,6 @@ class Scan(Op):
         yield sample(cls(1, False, True), numbers(5, 5, 0))
 
 
-@dataclass(frozen=True)
 class CumSum(Scan):
     """y[..., i, ...] = the sum of x[..., k, ...] over k <= i along `axis`"""
 
@@ -85,7 +83,6 @@ class CumSum(Scan):
         return (call(replace(self, reverse=not self.reverse), dy),)
 
 
-@dataclass(frozen=True)
 class CumProd(Scan):
     """y[..., i, ...] = the product of x[..., k, ...] over k <= i along `axis`; the gradient is right where x is 0 too"""
 
@@ -102,7 +99,6 @@ class CumProd(Scan):
         yield sample(cls(1), np.array([[2.0, 0.0, 3.0, 0.0, -1.0], [0.5, 2.0, -1.0, 0.0, 4.0]]), note=" zeros")
 
 
-@dataclass(frozen=True)
 class CumProdTail(Op):
     """s[i] = the sum of dy[j] x[i+1] ... x[j] over j >= i along `axis`; of dy[j] x[i+1] ... x[j-1] over j > i if `exclusive`.
 

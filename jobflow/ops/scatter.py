@@ -6,7 +6,7 @@ A position outside the axis is not written, so a rank that holds a piece of the 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from jobflow.ops.pointwise import call, numbers
 from jobflow.ops.scalar import fill_like
 
 
-@dataclass(frozen=True)
 class Scatter(Op):
     """y = x, but y[..., ids[..., j, ...], ...] = v[..., j, ...] along `axis`; the other axes of all three agree.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,7 +23,6 @@ from jobflow.ops.update import Assign, Updated
 COUNT = TensorType((1,), int64)
 
 
-@dataclass(frozen=True)
 class CountNotFinite(AxisReduction):
     """n = how many elements of x are infinite or not a number; int64 of shape (1,)."""
 
@@ -57,7 +56,6 @@ def count_not_finite(x: Tensor, *, name: str | None = None) -> Tensor:
     return n
 
 
-@dataclass(frozen=True)
 class Unless(Updated, Indexed):
     """What the update `op` gives, unless the last input, a count, is not zero: then the variables stay as they are."""
 
@@ -119,7 +117,6 @@ class Unless(Updated, Indexed):
                         yield sample(cls(op), *given.arrays, np.array([bad]), differentiable=())
 
 
-@dataclass(frozen=True)
 class LossScaleUpdate(Updated, Pointwise):
     """scale', good' after a step: larger by `multiplier` (at most the largest float32) once `period` steps in a row were finite, smaller
     (at least 1) after one that was not.
@@ -165,7 +162,6 @@ class LossScaleUpdate(Updated, Pointwise):
         yield sample(cls(period=1), np.array([float32.largest]), np.array([0]), np.array([0]), differentiable=())
 
 
-@dataclass(frozen=True)
 class Halt(Assign):
     """n' = bad: how many numbers were not finite, in the first step in which any was not.
 

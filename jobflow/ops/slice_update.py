@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -16,7 +16,6 @@ from jobflow.ops.scalar import fill_like
 from jobflow.ops.slices import CopyInto, Edges, Slice, flip, window_of
 
 
-@dataclass(frozen=True)
 class Subscript(Slice):
     """The same as Slice, but x may also be split along axes that are cut: a rank gives the elements it has, and zeros for the others."""
 
@@ -38,7 +37,6 @@ class Subscript(Slice):
         yield sample(cls((1, 0), (3, 3), (1, 1)), numbers(5, 4, 3) > 0)
 
 
-@dataclass(frozen=True)
 class SliceUpdate(Op):
     """y = x, but y[window] = v; of v only the part `part` on a rank that has less than the window."""
 
@@ -91,7 +89,6 @@ class SliceUpdate(Op):
         yield sample(cls(Slice((1, 0), (3, 3), (1, 1))), numbers(9, 4, 3) > 0, numbers(10, 2, 3) > 0)
 
 
-@dataclass(frozen=True)
 class SliceWrite(SliceUpdate):
     """The same, written over x, which stays as it lies."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -25,7 +25,6 @@ def _same(free: Sequence[bool], linear: tuple[tuple[int, ...], ...] = ((0,),)) -
     return Rule(f"{_marks(free)}->{_marks(free)}", linear=linear)
 
 
-@dataclass(frozen=True)
 class Slice(ViewOp):
     """y[i, j, ...] = x[starts[0] + i steps[0], starts[1] + j steps[1], ...] up to stops; steps are positive."""
 
@@ -81,7 +80,6 @@ class Slice(ViewOp):
         yield sample(cls((2, 0), (2, 3), (1, 1)), numbers(2, 7, 3))
 
 
-@dataclass(frozen=True)
 class CopyInto(Op):
     """y = 0 of `shape`, but y[target] = x[source]: what a rank does that has pieces of what is sliced."""
 
@@ -107,7 +105,6 @@ class CopyInto(Op):
         yield sample(cls((4, 3), Slice((1, 0), (4, 3), (2, 1)), Slice((2, 0), (4, 3), (1, 1))), numbers(1, 5, 3), differentiable=())
 
 
-@dataclass(frozen=True)
 class SliceGrad(Op):
     """dx = 0 of `shape`, but dy in the window; the adjoint of Slice."""
 
@@ -150,7 +147,6 @@ class SliceGrad(Op):
         yield sample(cls((7, 3), Slice((1, 0), (6, 3), (2, 1))), numbers(2, 3, 3))
 
 
-@dataclass(frozen=True)
 class Pad(Op):
     """y = x surrounded by `value`: pairs[i] elements before and after along axis i."""
 
@@ -184,7 +180,6 @@ class Pad(Op):
         yield sample(cls(((2, 0), (0, 0)), 1.5), numbers(1, 3, 4))
 
 
-@dataclass(frozen=True)
 class Flip(Op):
     """y = x backwards along `axes`."""
 
@@ -212,7 +207,6 @@ class Flip(Op):
         yield sample(cls((0, 2)), numbers(1, 2, 5, 3))
 
 
-@dataclass(frozen=True)
 class Concat(Op):
     """y = the inputs one after the other along `axis`."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -24,7 +24,6 @@ def whole_axis(ndim: int, axis: int) -> str:
     return "".join(c.upper() if i == axis else c for i, c in enumerate(LETTERS[:ndim]))
 
 
-@dataclass(frozen=True)
 class AxisOp(Indexed):
     """What the ops along one axis share: same shapes everywhere, and that axis stays whole."""
 
@@ -40,7 +39,6 @@ class AxisOp(Indexed):
         return Rule(f"{','.join([letters] * (1 + len(others)))}->{letters}", linear=((1,),) if others else ())
 
 
-@dataclass(frozen=True)
 class Softmax(AxisOp):
     """y = exp(x - max x) / sum exp(x - max x), along `axis`.
 
@@ -76,7 +74,6 @@ class Softmax(AxisOp):
         yield sample(cls(0, True), numbers(7, 5, 4))
 
 
-@dataclass(frozen=True)
 class SoftmaxGrad(AxisOp):
     """dx = scale y (dy - sum y dy), along `axis`: the gradient of y = softmax(scale x)."""
 
@@ -100,7 +97,6 @@ class SoftmaxGrad(AxisOp):
             yield sample(cls(axis, factor), numbers(1, 4, 3), numbers(2, 4, 3))
 
 
-@dataclass(frozen=True)
 class LogSoftmax(AxisOp):
     """y = x - max x - log sum exp(x - max x), along `axis`."""
 
@@ -120,7 +116,6 @@ class LogSoftmax(AxisOp):
         yield sample(cls(0), numbers(2, 3, 4))
 
 
-@dataclass(frozen=True)
 class LogSoftmaxGrad(AxisOp):
     """dx = dy - exp(y) sum dy, along `axis`."""
 
@@ -138,7 +133,6 @@ class LogSoftmaxGrad(AxisOp):
         yield sample(cls(1), numbers(1, 4, 3), numbers(2, 4, 3))
 
 
-@dataclass(frozen=True)
 class CausalSoftmax(Indexed):
     """y = softmax(scale x) along the last axis, over the columns with column - row <= diagonal; zero in the others.
 

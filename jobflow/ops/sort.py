@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,7 +14,6 @@ from jobflow.ops.op import LETTERS, Grads, Op, Sample, apply, normal_axis, sampl
 from jobflow.ops.pointwise import call, numbers
 
 
-@dataclass(frozen=True)
 class Ordering(Op):
     """values and their int64 positions along `axis`, in some order; the gradient goes back to these positions"""
 
@@ -31,7 +29,6 @@ class Ordering(Op):
         return (None if dvalues is None else call(DimScatterAdd(self.axis, x.type.shape[self.axis]), dvalues, indices),)
 
 
-@dataclass(frozen=True)
 class Sort(Ordering):
     """values = x in ascending order along `axis` (in descending order), indices = where each value was"""
 
@@ -55,7 +52,6 @@ class Sort(Ordering):
         yield sample(cls(0), numbers(4, 0, 3))
 
 
-@dataclass(frozen=True)
 class TopK(Ordering):
     """values = the k largest (smallest) elements along `axis`, the most extreme first, indices = where each was"""
 

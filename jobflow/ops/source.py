@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from jobflow.core.errors import PlanError
@@ -12,7 +12,6 @@ from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, float32, fl
 from jobflow.ops.op import LETTERS, Op, Sample, apply, sample
 
 
-@dataclass(frozen=True)
 class Source(Op):
     """y of `shape` and `dtype`, from attributes alone.  Any axis may be split; a rank makes only its box."""
 
@@ -33,7 +32,6 @@ class Source(Op):
         return self if outputs[0].is_whole else replace(self, shape=outputs[0].shape)
 
 
-@dataclass(frozen=True)
 class External(Source):
     """A value that the executor puts in place: `key` says which; no kernel ever makes it."""
 
@@ -48,7 +46,6 @@ class External(Source):
         yield sample(cls((4, 3), float32, "x"))
 
 
-@dataclass(frozen=True)
 class Input(External):
     """An argument of the job, or of a microbatch; each rank takes a piece of its first axis, or all of it if `split` is False."""
 
@@ -69,12 +66,10 @@ class Input(External):
         return replace(self, shape=(stop - start, *self.shape[1:]), key=f"{self.key}[{start}:{stop}]", part=(self.key, start, stop))
 
 
-@dataclass(frozen=True)
 class ReadVariable(External):
     """The value a variable has at the beginning of the run."""
 
 
-@dataclass(frozen=True)
 class Constant(Source):
     """y[...] = value."""
 
@@ -93,7 +88,6 @@ class Constant(Source):
         yield sample(cls((0, 3), float32, 1.0))
 
 
-@dataclass(frozen=True)
 class Arange(Source):
     """y[i] = start + (offset + i) * delta; `offset` is where a rank's piece begins."""
 
@@ -115,7 +109,6 @@ class Arange(Source):
         yield sample(cls((5,), float64, 0.5, -0.1))
 
 
-@dataclass(frozen=True)
 class Linspace(Source):
     """Number offset + i of `steps` numbers from start to end at equal distances; counted from the nearer end, so that both are exact."""
 

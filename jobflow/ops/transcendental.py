@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from jobflow.ops.pointwise import FLOATS, NUMBERS, Binary, Unary, binary_functio
 from jobflow.ops.scalar import WithNumber, fitting
 
 
-@dataclass(frozen=True)
 class Square(Unary):
     """y = x^2"""
 
@@ -25,7 +23,6 @@ class Square(Unary):
     kinds = NUMBERS
 
 
-@dataclass(frozen=True)
 class Absolute(Unary):
     """y = |x|; the gradient at 0 is 0"""
 
@@ -34,7 +31,6 @@ class Absolute(Unary):
     kinds = NUMBERS
 
 
-@dataclass(frozen=True)
 class ScalarPower(WithNumber):
     """y = x^number; integers take powers from 0 to the largest of their type"""
 
@@ -53,7 +49,6 @@ class ScalarPower(WithNumber):
         yield sample(cls(0.0), np.array([0.0, 1.0, -2.0]))
 
 
-@dataclass(frozen=True)
 class Power(Binary):
     """z = x^y; the gradient of y is 0 where x <= 0; the function refuses negative y of integers"""
 
@@ -67,7 +62,6 @@ class Power(Binary):
         yield sample(cls(), np.array([2, -3, 0]), np.array([3, 2, 0]))
 
 
-@dataclass(frozen=True)
 class Atan2(Binary):
     """z = the angle of the point (y, x), in radians"""
 
@@ -76,21 +70,18 @@ class Atan2(Binary):
     low = 0.2
 
 
-@dataclass(frozen=True)
 class Exp(Unary):
     """y = e^x"""
 
     ufunc = "exp"
 
 
-@dataclass(frozen=True)
 class Expm1(Unary):
     """y = e^x - 1, exact near 0"""
 
     ufunc = "expm1"
 
 
-@dataclass(frozen=True)
 class Log(Unary):
     """y = ln x"""
 
@@ -98,7 +89,6 @@ class Log(Unary):
     low = 0.2
 
 
-@dataclass(frozen=True)
 class Log1p(Unary):
     """y = ln(1 + x), exact near 0"""
 
@@ -106,7 +96,6 @@ class Log1p(Unary):
     low = -0.8
 
 
-@dataclass(frozen=True)
 class Sqrt(Unary):
     """y = x^(1/2)"""
 
@@ -115,7 +104,6 @@ class Sqrt(Unary):
     low = 0.2
 
 
-@dataclass(frozen=True)
 class Rsqrt(Unary):
     """y = x^(-1/2)"""
 
@@ -125,7 +113,6 @@ class Rsqrt(Unary):
         return f.rsqrt(*elements)
 
 
-@dataclass(frozen=True)
 class Reciprocal(Unary):
     """y = 1 / x"""
 
@@ -133,7 +120,6 @@ class Reciprocal(Unary):
     low = 0.3
 
 
-@dataclass(frozen=True)
 class ReciprocalNoNan(Unary):
     """y = 1 / x, and 0 where x is 0"""
 
@@ -147,21 +133,18 @@ class ReciprocalNoNan(Unary):
         return -(dy * (y * y))
 
 
-@dataclass(frozen=True)
 class Sin(Unary):
     """y = sin x"""
 
     ufunc = "sin"
 
 
-@dataclass(frozen=True)
 class Cos(Unary):
     """y = cos x"""
 
     ufunc = "cos"
 
 
-@dataclass(frozen=True)
 class Tan(Unary):
     """y = tan x"""
 
@@ -170,7 +153,6 @@ class Tan(Unary):
     high = 1.2
 
 
-@dataclass(frozen=True)
 class Asin(Unary):
     """y = arcsin x"""
 
@@ -179,7 +161,6 @@ class Asin(Unary):
     high = 0.9
 
 
-@dataclass(frozen=True)
 class Acos(Unary):
     """y = arccos x"""
 
@@ -188,35 +169,30 @@ class Acos(Unary):
     high = 0.9
 
 
-@dataclass(frozen=True)
 class Atan(Unary):
     """y = arctan x"""
 
     ufunc = "arctan"
 
 
-@dataclass(frozen=True)
 class Sinh(Unary):
     """y = sinh x"""
 
     ufunc = "sinh"
 
 
-@dataclass(frozen=True)
 class Cosh(Unary):
     """y = cosh x"""
 
     ufunc = "cosh"
 
 
-@dataclass(frozen=True)
 class Asinh(Unary):
     """y = arsinh x"""
 
     ufunc = "arcsinh"
 
 
-@dataclass(frozen=True)
 class Acosh(Unary):
     """y = arcosh x"""
 
@@ -225,7 +201,6 @@ class Acosh(Unary):
     high = 3.0
 
 
-@dataclass(frozen=True)
 class Atanh(Unary):
     """y = artanh x"""
 
@@ -234,7 +209,6 @@ class Atanh(Unary):
     high = 0.9
 
 
-@dataclass(frozen=True)
 class Erf(Unary):
     """y = 2/sqrt(pi) times the integral of exp(-t^2) from 0 to x"""
 
@@ -245,7 +219,6 @@ class Erf(Unary):
         return f.erf(*elements)
 
 
-@dataclass(frozen=True)
 class Erfc(Unary):
     """y = 1 - erf(x), exact where it is small"""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 from jobflow.core.errors import ShapeError
@@ -13,7 +13,6 @@ from jobflow.ops.op import LETTERS, Grads, Op, Sample, adds, sample
 from jobflow.ops.pointwise import call, numbers
 
 
-@dataclass(frozen=True)
 class Triangle(Op):
     """y[..., i, j] = x[..., i, j] on one side of the diagonal j - i = `diagonal`, else fill; a rank's piece has a diagonal of its own"""
 
@@ -50,7 +49,6 @@ class Triangle(Op):
         yield sample(cls(2), numbers(3, 4, 3) > 0)
 
 
-@dataclass(frozen=True)
 class Tril(Triangle):
     """y[..., i, j] = x[..., i, j] where j - i <= diagonal, else fill"""
 
@@ -58,7 +56,6 @@ class Tril(Triangle):
         return xp.tri(*x.shape[-2:], self.diagonal, dtype=bool)
 
 
-@dataclass(frozen=True)
 class Triu(Triangle):
     """y[..., i, j] = x[..., i, j] where j - i >= diagonal, else fill"""
 

@@ -82,7 +82,6 @@ class Updated(Op):
         return [i in single or i >= tensors for i in range(len(types))]
 
 
-@dataclass(frozen=True)
 class MovingAverage(Updated, Pointwise):
     """a' = momentum a + (1 - momentum) x."""
 
@@ -101,7 +100,6 @@ class MovingAverage(Updated, Pointwise):
         yield sample(cls(0.9), numbers(0, 5), numbers(1, 5), differentiable=())
 
 
-@dataclass(frozen=True)
 class Assign(Updated, Pointwise):
     """a' = x."""
 
@@ -115,7 +113,6 @@ class Assign(Updated, Pointwise):
         yield sample(cls(), numbers(0, 5, 3), numbers(1, 5, 3), differentiable=())
 
 
-@dataclass(frozen=True)
 class Increment(Updated, Pointwise):
     """a' = a + by: a step counter."""
 
@@ -135,7 +132,6 @@ class Increment(Updated, Pointwise):
         yield sample(cls(), np.array(41))
 
 
-@dataclass(frozen=True)
 class LearningRate(Op):
     """rate = schedule.rate(step): the learning rate of an int64 step, computed in float64, of the type of who reads it."""
 

@@ -18,7 +18,9 @@ import jobflow as flow
 PACKAGE = str(Path(flow.__file__).parent)
 #: exceptions that a public function raises on purpose for its arguments
 LOCATED = re.compile(r" at \S+:\d+: ")
-SIGNATURE = re.compile(r"\w\(\) (got an unexpected keyword|got multiple values|takes \d|takes from \d|missing \d|got some positional-only)")
+SIGNATURE = re.compile(
+    r"\w\(\) (got an unexpected keyword|got multiple values|too many positional|takes \d|takes from \d|missing \d|got some positional-only)"
+)
 DELIBERATE = re.compile(r"^\s*(raise|assert)\b")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,7 +32,6 @@ def sound() -> Iterator[None]:
     ERROR.clear()
 
 
-@dataclass(frozen=True)
 class Fragile(Op):
     """y = x, unless this rank is to fail."""
 

@@ -8,7 +8,7 @@ node, so the list of them, with bytes and the user's line, is the whole communic
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from jobflow.compiler.layouts.paths import Hop, changed, direct, path, sent
 from jobflow.core.errors import SbpError
@@ -21,7 +21,6 @@ from jobflow.plan.plan import end_to_end
 from jobflow.plan.traffic import handed
 
 
-@dataclass(frozen=True)
 class Reroute(Op):
     """The same tensors in another layout.  Several tensors travel as one flat array (all_reduce only)."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, TypeVar
 
@@ -19,7 +18,6 @@ from jobflow.ops.pointwise import numbers
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
 class ProductSum(Op):
     """y[m,n] = sum_k a[m,k] b[k,n] + addends, matrices [m,n] or vectors [n].
 
@@ -68,7 +66,6 @@ class ProductSum(Op):
         yield sample(cls(True, True), a.T, b.T, bias, rest, rest, differentiable=())
 
 
-@dataclass(frozen=True)
 class SgdProduct(Op):
     """w' = w - lr a b: plain gradient descent along a gradient that is a product; transposes as in MatMul."""
 
@@ -98,7 +95,6 @@ class SgdProduct(Op):
         yield sample(cls(False, True), numbers(0, 5, 3), numbers(1, 5, 4), numbers(2, 3, 4), [0.1], differentiable=())
 
 
-@dataclass(frozen=True)
 class LowerMatMul(BatchMatMul):
     """y[...,m,n] = sum_k a[...,m,k] b[...,k,n] where a, before it is transposed, is zero above the diagonal, as weights of causal attention are."""
 

@@ -7,7 +7,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import contract
@@ -40,7 +39,6 @@ def world(**options: Any) -> MpiWorld:
     return made
 
 
-@dataclass(frozen=True)
 class Scale:
     """A command with an attribute: `by` times the argument's array."""
 
