@@ -18,8 +18,9 @@ import importlib
 import pickle
 import pkgutil
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -122,24 +123,25 @@ def magnitude(*arrays: Array) -> float:
 MESHES = ((1,), (2,), (3,), (4,))
 GRIDS = ((2, 2), (3, 2))
 #: pairs of signatures that are tried on each grid; of more, some chosen by chance
-PAIRS = 100
+PAIRS = 50
 
 
 def shards_agree(sample: Sample) -> None:
     """Every signature along one mesh dimension of 1 to 4 ranks."""
+    wholes = run(sample.op, sample.arrays)
     for mesh, signature in product(MESHES, signatures_of(sample)):
         if nests((signature,), mesh):
-            check_shards(sample, mesh, (signature,))
+            check_shards(sample, mesh, (signature,), wholes)
 
 
 def grids_agree(sample: Sample) -> None:
     """Every pair of signatures, one per dimension of a mesh of 2x2 and of 3x2 ranks."""
-    random = generator(sample)
+    random, wholes = generator(sample), run(sample.op, sample.arrays)
     for mesh in GRIDS:
         pairs = [pair for pair in product(signatures_of(sample), repeat=2) if nests(pair, mesh)]
         some = [pairs[i] for i in sorted(random.choice(len(pairs), PAIRS, replace=False))] if len(pairs) > PAIRS else pairs
         for pair in some:
-            check_shards(sample, mesh, pair)
+            check_shards(sample, mesh, pair, wholes)
 
 
 def signatures_of(sample: Sample) -> tuple[Signature, ...]:
@@ -153,7 +155,8 @@ def nests(signatures: Sequence[Signature], mesh: Sequence[int]) -> bool:
     return all(s.legal(int(np.prod([n for other, n in zip(signatures, mesh, strict=True) if other == s]))) for s in signatures)
 
 
-def check_shards(sample: Sample, mesh: tuple[int, ...], signatures: Sequence[Signature]) -> None:
+def check_shards(sample: Sample, mesh: tuple[int, ...], signatures: Sequence[Signature], wholes: Sequence[Array] = ()) -> None:
+    """What ranks compute of their parts is, gathered, what the op computes of the whole inputs: `wholes`, if that is known."""
     op, random = sample.op, generator(sample)
     what = f"{sample} on {'x'.join(map(str, mesh))} ranks by {' then '.join(map(str, signatures))}"
     placement = Placement("cpu", tuple(range(int(np.prod(mesh)))), mesh)
@@ -175,8 +178,7 @@ def check_shards(sample: Sample, mesh: tuple[int, ...], signatures: Sequence[Sig
         expected = tuple(t.with_shape(box.shape) for t, box in zip(out_types, out_boxes, strict=True))
         assert inferred == expected, f"{what}: rank {rank} infers {list(map(str, inferred))}, its boxes are {list(map(str, expected))}"
         results.append(run(local, arrays))
-    wholes = run(op, sample.arrays)
-    for i, (whole, layout) in enumerate(zip(wholes, outs, strict=True)):
+    for i, (whole, layout) in enumerate(zip(wholes or run(op, sample.arrays), outs, strict=True)):
         shards = [r[i] for r in results]
         tolerance = {8: 1e-9, 4: 1e-4, 2: 1e-2}[whole.dtype.itemsize] if whole.dtype.kind == "f" else 0.0
         scale = magnitude(whole, *shards)
@@ -296,30 +298,40 @@ Function = Callable[[Sequence[Array]], Sequence[Array]]
 def check_differences(
     sample: Sample, what: str, function: Function, arrays: Sequence[Array], found: Mapping[int, Array | None], cotangents: Sequence[Array | None]
 ) -> None:
-    """By input: what was found is the gradient of the function's outputs, weighed by the cotangents; None stands for zeros."""
-    random = generator(sample)
+    """By input: what was found is the gradient of the function's outputs, weighed by the cotangents; None stands for zeros.
+
+    All elements move at once, along some directions.  Where that disagrees, as it also may beside a kink, each element is moved alone and named.
+    """
+    random, slope = generator(sample), partial(difference, function, arrays, cotangents)
+
+    def agree(ours: float, theirs: float) -> bool:
+        return abs(ours - theirs) <= sample.tolerance * max(1.0, abs(theirs))
+
     for i, gradient in found.items():
-        ours = np.zeros_like(arrays[i]) if gradient is None else gradient
+        shape, ours = arrays[i].shape, np.zeros_like(arrays[i]) if gradient is None else gradient
         assert type_of(ours) == type_of(arrays[i]), f"{sample}: {what} {i} is {type_of(ours)}, the input {type_of(arrays[i])}"
-        for at, theirs in differences(function, arrays, i, cotangents, sample.step, random):
-            allowed = sample.tolerance * max(1.0, abs(theirs))
-            assert abs(ours[at] - theirs) <= allowed, f"{sample}: {what} of input {i} at {at} is {ours[at]}, by differences {theirs}"
+        directions = [random.uniform(0.5, 1.5, shape) * random.choice([-1.0, 1.0], shape) for _ in range(DIRECTIONS if ours.size > DIRECTIONS else 0)]
+        if directions and all(agree(float(np.sum(ours * each)), slope(i, sample.step, each)) for each in directions):
+            continue
+        for at in np.ndindex(shape):
+            alone = np.zeros(shape)
+            alone[at] = 1.0
+            theirs = slope(i, sample.step, alone)
+            assert agree(ours[at], theirs), f"{sample}: {what} of input {i} at {at} is {ours[at]}, by differences {theirs}"
 
 
-def differences(
-    function: Function, arrays: Sequence[Array], which: int, cotangents: Sequence[Array | None], step: float, random: np.random.Generator
-) -> Iterator[tuple[Any, float]]:
-    """(index, central difference) of some elements of one input."""
-    places = list(np.ndindex(arrays[which].shape))
-    if len(places) > 40:
-        places = [places[k] for k in sorted(random.choice(len(places), 40, replace=False))]
-    for at in places:
-        ends = []
-        for away in (step, -step):
-            moved = [a.copy() for a in arrays]
-            moved[which][at] += away
-            ends.append(sum(float(np.sum(c.astype(float) * y)) for c, y in zip(cotangents, function(moved), strict=True) if c is not None))
-        yield at, (ends[0] - ends[1]) / (2 * step)
+#: along how many directions the elements of an input are moved
+DIRECTIONS = 3
+
+
+def difference(function: Function, arrays: Sequence[Array], cotangents: Sequence[Array | None], which: int, step: float, direction: Array) -> float:
+    """The central difference of the weighed outputs along a direction of one input."""
+    ends = []
+    for away in (step, -step):
+        moved = [a.copy() for a in arrays]
+        moved[which] += (away * direction).astype(moved[which].dtype)
+        ends.append(sum(float(np.sum(c.astype(float) * y)) for c, y in zip(cotangents, function(moved), strict=True) if c is not None))
+    return (ends[0] - ends[1]) / (2 * step)
 
 
 class Bench:
