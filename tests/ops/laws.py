@@ -124,6 +124,8 @@ MESHES = ((1,), (2,), (3,), (4,))
 GRIDS = ((2, 2), (3, 2))
 #: pairs of signatures that are tried on each grid; of more, some chosen by chance
 PAIRS = 50
+#: along how many directions the elements of an input are moved
+WAYS = 3
 
 
 def shards_agree(sample: Sample) -> None:
@@ -302,34 +304,26 @@ def check_differences(
 
     All elements move at once, along some directions.  Where that disagrees, as it also may beside a kink, each element is moved alone and named.
     """
-    random, slope = generator(sample), partial(difference, function, arrays, cotangents)
-
-    def agree(ours: float, theirs: float) -> bool:
-        return abs(ours - theirs) <= sample.tolerance * max(1.0, abs(theirs))
-
+    random, slope, allowed = generator(sample), partial(difference, function, arrays, cotangents, sample.step), sample.tolerance
     for i, gradient in found.items():
         shape, ours = arrays[i].shape, np.zeros_like(arrays[i]) if gradient is None else gradient
         assert type_of(ours) == type_of(arrays[i]), f"{sample}: {what} {i} is {type_of(ours)}, the input {type_of(arrays[i])}"
-        directions = [random.uniform(0.5, 1.5, shape) * random.choice([-1.0, 1.0], shape) for _ in range(DIRECTIONS if ours.size > DIRECTIONS else 0)]
-        if directions and all(agree(float(np.sum(ours * each)), slope(i, sample.step, each)) for each in directions):
+        ways = [random.uniform(0.5, 1.5, shape) * random.choice([-1.0, 1.0], shape) for _ in range(WAYS if ours.size > WAYS else 0)]
+        pairs = ((float(np.sum(ours * way)), slope(i, way)) for way in ways)
+        if ways and all(abs(mine - theirs) <= allowed * max(1.0, abs(theirs)) for mine, theirs in pairs):
             continue
-        for at in np.ndindex(shape):
-            alone = np.zeros(shape)
-            alone[at] = 1.0
-            theirs = slope(i, sample.step, alone)
-            assert agree(ours[at], theirs), f"{sample}: {what} of input {i} at {at} is {ours[at]}, by differences {theirs}"
+        for at, alone in zip(np.ndindex(shape), np.eye(ours.size).reshape(ours.size, *shape), strict=True):
+            theirs = slope(i, alone)
+            near = abs(ours[at] - theirs) <= allowed * max(1.0, abs(theirs))
+            assert near, f"{sample}: {what} of input {i} at {at} is {ours[at]}, by differences {theirs}"
 
 
-#: along how many directions the elements of an input are moved
-DIRECTIONS = 3
-
-
-def difference(function: Function, arrays: Sequence[Array], cotangents: Sequence[Array | None], which: int, step: float, direction: Array) -> float:
+def difference(function: Function, arrays: Sequence[Array], cotangents: Sequence[Array | None], step: float, which: int, way: Array) -> float:
     """The central difference of the weighed outputs along a direction of one input."""
     ends = []
     for away in (step, -step):
         moved = [a.copy() for a in arrays]
-        moved[which] += (away * direction).astype(moved[which].dtype)
+        moved[which] += (away * way).astype(moved[which].dtype)
         ends.append(sum(float(np.sum(c.astype(float) * y)) for c, y in zip(cotangents, function(moved), strict=True) if c is not None))
     return (ends[0] - ends[1]) / (2 * step)
 

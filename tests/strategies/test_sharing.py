@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -40,10 +41,15 @@ def trained_and_asked(training: Any, asking: Any, devices: int) -> Any:
     return predict(trained.mlp_batch(9)[0])
 
 
+@cache
+def alone() -> Any:
+    """What one device answers."""
+    return trained_and_asked(None, None, 1)
+
+
 @pytest.mark.parametrize(("training", "asking"), [pair for pair in product(EACH, EACH) if pair[0] != pair[1]])
 def test_predict_beside_train(training: str, asking: str) -> None:
-    expected = trained_and_asked(None, None, 1)
-    np.testing.assert_allclose(trained_and_asked(EACH[training], EACH[asking], 4), expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(trained_and_asked(EACH[training], EACH[asking], 4), alone(), rtol=1e-9, atol=1e-12)
 
 
 def test_first_wish_is_the_storage() -> None:
