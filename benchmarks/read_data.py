@@ -1,23 +1,36 @@
 """How many samples a second each reader gives in shuffled batches, and how much of the reading is hidden behind steps.
 
-Files are made in a temporary folder and are in the page cache, so this measures the readers and not the disk.
+    python benchmarks/read_data.py --peer-python ~/torch/bin/python
+
+Files are made in a temporary folder and are in the page cache, so this measures the readers and not the disk.  With a Python that has PyTorch and
+Pillow, the images that a job reads (`images.py`) are timed next to those of a DataLoader with one worker (`peers/torch_images.py`): processor time of
+an image with all that belongs to it, of each side on one core, in alternating rounds.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
+import os
 import struct
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
+import images
 import numpy as np
+from side import Side
+from step_time import HERE, running
 
 from jobflow.data import Batches, Order, Samples, open_reader
 
 BATCH, SECONDS = 64, 1.0
+#: batches of a round; seconds in which a side reads ahead as far as it does
+STEPS, SETTLED = 12, 1.5
 
 
 def readers(folder: Path) -> Iterator[tuple[str, Samples]]:
@@ -96,7 +109,37 @@ def hidden(samples: Samples, ahead: float) -> float:
     return 1 - min(1.0, (reading.waited - first) / (step * batches))
 
 
+def beside_torch(folder: Path, peer: str, rounds: int) -> dict[str, float]:
+    """Milliseconds of processor time for an image, and the median of the rounds' ratios."""
+    images.write(folder)
+    core = sorted(os.sched_getaffinity(0))[-1:]
+    sides = [Side("jobflow", [[sys.executable, str(HERE / "images.py"), str(folder)]], core)]
+    sides += [Side("torch", [[peer, str(HERE / "peers" / "torch_images.py"), str(folder)]], core)]
+    found: dict[str, list[float]] = {side.name: [] for side in sides}
+    with running(sides):
+        for side in sides:
+            facts = side.ask(do="facts")
+            side.ask(do="round", steps=STEPS)
+            print(f"{side.name}: Pillow {facts['pillow']}, mean {facts['mean']:.3f}")
+        for _ in range(rounds):
+            for side in sides:
+                time.sleep(SETTLED)
+                before = side.cpu_seconds()
+                side.ask(do="round", steps=STEPS)
+                time.sleep(SETTLED)
+                found[side.name].append((side.cpu_seconds() - before) / STEPS / images.BATCH * 1e3)
+    ratio = median(ours / theirs for ours, theirs in zip(*found.values(), strict=True))
+    return {name: round(median(times), 3) for name, times in found.items()} | {"ratio": round(ratio, 3)}
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peer-python", help="a Python that has PyTorch and Pillow")
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    if options.peer_python:
+        with tempfile.TemporaryDirectory() as folder:
+            print("images, JPEG to 224, CPU ms each:", json.dumps(beside_torch(Path(folder), options.peer_python, options.rounds)))
     found = {}
     print(f"{'reader':28} {'samples/s':>10} {'ahead':>10} {'MB/s':>8} {'hidden':>7}")
     with tempfile.TemporaryDirectory() as folder:

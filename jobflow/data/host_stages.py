@@ -145,9 +145,13 @@ class Decoded(Stage):
     grey: bool = False
 
     def of(self, place: Any, *values: Any) -> Image:
+        mode = "L" if self.grey else "RGB"
         with pillow().open(io.BytesIO(values[0].tobytes()), formats=FORMATS) as opened:
             IMAGE.check(opened.width * opened.height, "the image", fault_of("it"))
-            return opened.convert("L" if self.grey else "RGB")
+            if opened.mode != mode or "transparency" in opened.info:
+                return opened.convert(mode)
+            opened.load()  # which convert would copy
+            return opened
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,9 +173,10 @@ class RandomlyCropped(Stage):
 
     def box(self, number: int, width: int, height: int) -> tuple[int, int, int, int]:
         """(left, top, width, height) of the part of an image of this size."""
-        drawn = philox.words(np, self.key, np.arange(max(self.attempts, 1), dtype=np.uint64), number) * 2.0**-32
-        logs = np.log(self.ratio)
-        for area, ratio, x, y in drawn.T.tolist()[: self.attempts]:
+        x = y = 0.0
+        logs = [math.log(each) for each in self.ratio]
+        for attempt in range(self.attempts):
+            area, ratio, x, y = (word * 2.0**-32 for word in philox.words_of(self.key, attempt, number))
             target = width * height * (self.area[0] + area * (self.area[1] - self.area[0]))
             aspect = math.exp(logs[0] + ratio * (logs[1] - logs[0]))
             w, h = round(math.sqrt(target * aspect)), round(math.sqrt(target / aspect))
@@ -179,7 +184,7 @@ class RandomlyCropped(Stage):
                 return int(x * (width - w + 1)), int(y * (height - h + 1)), w, h
         w = min(width, max(round(height * self.ratio[1]), 1))
         h = min(height, max(round(width / self.ratio[0]), 1))
-        return int(drawn[2, -1] * (width - w + 1)), int(drawn[3, -1] * (height - h + 1)), w, h
+        return int(x * (width - w + 1)), int(y * (height - h + 1)), w, h
 
 
 @dataclass(frozen=True, eq=False)

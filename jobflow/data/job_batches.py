@@ -6,7 +6,6 @@ called, so what depends on them is done then; all else is done ahead.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +21,7 @@ from jobflow.data.host_stages import Stage
 from jobflow.data.record_order import Drawn, Source
 from jobflow.engine.data_feed import DataFeed, Span
 from jobflow.engine.host_values import HostValue
+from jobflow.runtime.world.environment import usable_cores
 
 #: batches that are read ahead
 PREFETCH = 4
@@ -135,7 +135,7 @@ class JobBatches(DataFeed):
         if self._reading is None or run != self._next:
             self.close()
             waits = any(known.arguments for stage, _ in wanted.values() for known in _known(stage))
-            threads = 0 if waits else min(PREFETCH, os.cpu_count() or 1)
+            threads = 0 if waits else min(PREFETCH, len(usable_cores()))
             pool = Pool(threads)
             self._given = given
             self._reading = Reading(self._plan(run, passes, wanted, pool), PREFETCH if threads else 0, pool)

@@ -61,6 +61,15 @@ def philox(xp: Xp, keys: Array, even: Array, odd: Array, work: Array) -> None:
         xp.bitwise_and(crossed, mask, odd)
 
 
+def words_of(key: Key, lane: int, stream: int) -> tuple[int, int, int, int]:
+    """The four words of one lane index; what `words` has there, for a few numbers on the host."""
+    a, b, c, d = lane & MASK, lane >> 32, stream & MASK, (stream >> 32) << 8 & MASK
+    for i in range(ROUNDS):
+        x, y = a * MULTIPLIERS[0], c * MULTIPLIERS[1]
+        a, b, c, d = y >> 32 ^ b ^ (key[0] + i * WEYL[0]) & MASK, y & MASK, x >> 32 ^ d ^ (key[1] + i * WEYL[1]) & MASK, x & MASK
+    return a, b, c, d
+
+
 def words(xp: Xp, key: Key, lanes: Array, stream: int, plane: int = 0) -> Array:
     """The four words of each lane index (uint64[n]) as uint32[4,n]."""
     n = lanes.shape[0]

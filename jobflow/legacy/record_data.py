@@ -167,6 +167,7 @@ def randomly_cropped(what: str, images: OnHost, attempts: int, seed: int | None,
     for word, (low, high) in (("random_area", area), ("random_aspect_ratio", ratio)):
         if not 0 < low <= high or (word == "random_area" and high > 1):
             raise ArgumentError(f"{what} at {user_line()}: {word} {[low, high]} is no range of {'fractions' if high > 1 else 'ratios'}")
+    counts(what, num_attempts=attempts)
     key = key_of(what, seed, name)
     return images.then(st.RandomlyCropped(images.stage, key, attempts, (area[0], area[1]), (ratio[0], ratio[1])))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from PIL import Image
 
 import jobflow as flow
 import jobflow.typing as tp
+from jobflow.data.host_stages import Decoded
+from jobflow.data.job_batches import PREFETCH
 from jobflow.data.ofrecord import record_classes
 from jobflow.data.record_order import RecordFiles, part_files
 from jobflow.data.sample_order import Order as SampleOrder
@@ -175,6 +178,22 @@ def test_microbatches_are_batches_of_the_reader(devices: int, folder: str) -> No
 
         losses.append([job() for _ in range(3)])
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+
+
+def test_records_are_decoded_ahead_of_the_runs(session: None, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a job has run once, other threads decode what its next runs take, before any is asked for."""
+    read, decoded, plain = threading.Semaphore(0), list[tuple[int, str]](), Decoded.of
+
+    def counted(stage: Decoded, place: Any, *values: Any) -> Any:
+        decoded.append((place.number, threading.current_thread().name))
+        read.release()
+        return plain(stage, place, *values)
+
+    monkeypatch.setattr(Decoded, "of", counted)
+    told(lambda: flow.image.Resize(flow.data.OFRecordImageDecoder(reader(folder), "image"), target_size=(4, 4))[0])
+    assert all(read.acquire(timeout=60) for _ in range(4 * (1 + PREFETCH)))
+    numbers, threads = zip(*decoded, strict=True)
+    assert sorted(numbers) == list(range(4 * (1 + PREFETCH))) and all(thread.startswith("reader-") for thread in threads)
 
 
 def test_the_mirrored_view_has_a_batch_on_each_device(devices: int, folder: str) -> None:
