@@ -100,7 +100,6 @@ from jobflow.functional import arctan2 as arctan2
 from jobflow.functional import arctanh as arctanh
 from jobflow.functional import argmax as argmax
 from jobflow.functional import argmin as argmin
-from jobflow.functional import argwhere as argwhere
 from jobflow.functional import as_tensor as as_tensor
 from jobflow.functional import asin as asin
 from jobflow.functional import asinh as asinh
@@ -235,7 +234,6 @@ from jobflow.functional import ne as ne
 from jobflow.functional import neg as neg
 from jobflow.functional import negative as negative
 from jobflow.functional import no_grad as no_grad
-from jobflow.functional import nonzero as nonzero
 from jobflow.functional import norm as norm
 from jobflow.functional import normal as normal
 from jobflow.functional import not_equal as not_equal
@@ -430,6 +428,7 @@ from jobflow.legacy.math import unsorted_batch_segment_sum as unsorted_batch_seg
 from jobflow.legacy.math import unsorted_segment_sum as unsorted_segment_sum
 from jobflow.legacy.math import unsorted_segment_sum_like as unsorted_segment_sum_like
 from jobflow.legacy.shared_names import argsort as argsort
+from jobflow.legacy.shared_names import argwhere as argwhere
 from jobflow.legacy.shared_names import cast as cast
 from jobflow.legacy.shared_names import clamp as clamp
 from jobflow.legacy.shared_names import clip as clip
@@ -441,6 +440,7 @@ from jobflow.legacy.shared_names import gather as gather
 from jobflow.legacy.shared_names import hierarchical_parallel_cast as hierarchical_parallel_cast
 from jobflow.legacy.shared_names import masked_fill as masked_fill
 from jobflow.legacy.shared_names import matmul as matmul
+from jobflow.legacy.shared_names import nonzero as nonzero
 from jobflow.legacy.shared_names import one_hot as one_hot
 from jobflow.legacy.shared_names import ones as ones
 from jobflow.legacy.shared_names import ones_like as ones_like
@@ -507,6 +507,7 @@ __all__ = [
     "__version__",
     "amp_white_identity",
     "argsort",
+    "argwhere",
     "assign",
     "bfloat16",
     "bool",
@@ -610,6 +611,7 @@ __all__ = [
     "multi_count_not_finite",
     "name_scope",
     "nn",
+    "nonzero",
     "one_hot",
     "ones",
     "ones_initializer",

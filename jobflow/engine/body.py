@@ -15,7 +15,8 @@ from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import JobError, SourceLine, user_line
 from jobflow.core.layout import Placement
 from jobflow.core.types import DType, Tensor, TensorType, float32, int8
-from jobflow.engine.handle import Handle, TimeSteps, every_step, value_of
+from jobflow.engine.handle import Found, Handle, TimeSteps, every_step, value_of
+from jobflow.engine.returned import trimmed
 from jobflow.graph.ir import Value, Variable
 from jobflow.graph.training import Optimizer
 from jobflow.ops.op import Op
@@ -144,5 +145,9 @@ class JobBody:
 
     def watch(self, value: Tensor, take: Callable[[Any], None], gradient: bool = False) -> None:
         """Show `take` the value after every run; or its gradient, if it has one."""
+        if isinstance(value, Found):
+            axis = value.axis
+            self.tracer.watch(value.value, lambda array: take(trimmed(array, axis)), gradient)
+            return
         for each in every_step(value):
             self.tracer.watch(value_of(each), take, gradient)

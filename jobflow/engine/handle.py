@@ -150,8 +150,27 @@ class TimeSteps(Handle):
         self.each = tuple(each)
 
 
+class Found(Handle):
+    """Positions, as many along `axis` as a run finds, with -1 behind the last: results of the job, and nothing to compute with."""
+
+    __slots__ = ("axis",)
+
+    def __init__(self, made: Handle, axis: int) -> None:
+        super().__init__(made.value)
+        self.axis = axis
+
+    @property
+    def is_dynamic(self) -> bool:
+        return True
+
+
 def value_of(tensor: Any) -> Any:
     """The value that a handle stands for; anything else as it is, for those to refuse who asked for a tensor of the job."""
+    if isinstance(tensor, Found):
+        raise JobError(
+            f"{user_line()}: how many positions {tensor.name} has is known when the job has run; return it, or watch it; "
+            f"where(condition, x, y) computes with what a condition selects"
+        )
     if isinstance(tensor, TimeSteps):
         raise JobError(
             f"{user_line()}: {tensor.type} is one of {len(tensor.each)} time steps, and only all of them together have a value here; "
@@ -166,5 +185,7 @@ def every_step(tensor: Any) -> tuple[Any, ...]:
 
 
 def packed(tensor: Any) -> Any:
-    """The time steps behind each other along axis 0; a tensor without steps as it is."""
+    """What a run gives of it: time steps behind each other along axis 0, and positions with what is behind the last."""
+    if isinstance(tensor, Found):
+        return Handle(tensor.value)
     return concat(list(tensor.each)) if isinstance(tensor, TimeSteps) else tensor

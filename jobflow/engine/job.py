@@ -23,7 +23,7 @@ from jobflow.core.types import TensorType, float32
 from jobflow.engine.body import JobBody
 from jobflow.engine.compiled import Compiled, argument_parts
 from jobflow.engine.data_feed import Fed
-from jobflow.engine.handle import packed, value_of
+from jobflow.engine.handle import Found, packed, value_of
 from jobflow.engine.job_config import FunctionConfig
 from jobflow.engine.returned import deliver
 from jobflow.engine.session import Session
@@ -221,7 +221,8 @@ class Job:
                 error.add_note(f"while job {self.name} ({self.where}) was traced")
                 raise
             results = self.signature.results(returned)
-            results = replace(results, leaves=tuple(map(packed, results.leaves)))
+            found = tuple(leaf.axis if isinstance(leaf, Found) else None for leaf in results.leaves)
+            results = replace(results, leaves=tuple(map(packed, results.leaves)), found=found)
             self._train(tracer)
         return self.recorded(body, returned_values(results)), results
 

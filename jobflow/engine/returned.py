@@ -112,9 +112,20 @@ def whole(value: Delivered) -> Array:
     return np.concatenate([np.atleast_1d(a) for a in value]) if len(value) > 1 else value[0]
 
 
+def trimmed(value: Delivered, axis: int | None) -> Delivered:
+    """Of positions that a run found those before the first -1 along an axis; anything else as it is."""
+    if axis is None:
+        return value
+    if isinstance(value, list):
+        return [trimmed(each, axis) for each in value]
+    first = np.take(value, 0, axis=1 - axis)
+    return np.take(value, np.arange(np.count_nonzero(first >= 0)), axis=axis)
+
+
 def deliver(results: Results, values: Sequence[Delivered]) -> Any:
     """The result of a call from its returned tensors."""
-    leaves = [_leaf(kind, value) for kind, value in zip(results.kinds, values, strict=True)]
+    found = results.found or (None,) * len(results.kinds)
+    leaves = [_leaf(kind, trimmed(value, axis)) for kind, value, axis in zip(results.kinds, values, found, strict=True)]
     built = results.build(leaves)
     match results.mode:
         case "callback":

@@ -381,7 +381,7 @@ def one_hot(
 def where(condition: Tensor, x: Operand | None = None, y: Operand | None = None, name: Name = None) -> Tensor:
     """x where condition is not zero, y elsewhere, broadcast; condition is an integer tensor."""
     if x is None or y is None:
-        raise JobError(f"where at {user_line()}: give x and y; where(condition) alone has no fixed shape")
+        raise JobError(f"where at {user_line()}: give both x and y, or neither")
     if condition.type.dtype.is_float:
         raise DtypeError(f"where at {user_line()}: condition {condition.type} must be integers; use a comparison such as math.greater")
     made: Tensor = _F.where(condition, *tensors("where", x, y))

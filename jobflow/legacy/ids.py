@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jobflow.core.scope as scope
+import jobflow.legacy.arrays as arrays
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.types import DType, Tensor, int32, int64
 from jobflow.eager.faces import all_of, of_jobs, recording
 from jobflow.engine.distribute import current_placement
-from jobflow.legacy.operands import counts
+from jobflow.engine.handle import Found
+from jobflow.legacy.operands import Operand, counts
 from jobflow.legacy.variables import assign, current_job
 from jobflow.ops import elementwise as ew
 from jobflow.ops import index as ix
@@ -42,6 +46,30 @@ def indexed_slices_reduce_sum(indices: Tensor, values: Tensor, name: str | None 
 
 
 globals().update(all_of(__name__, globals(), __name__, recording))
+
+
+def argwhere(condition: Tensor, dtype: DType | None = None, name: str | None = None) -> Tensor:
+    """Where elements are not 0, a row for each of them in order, int32 unless dtype is given: a result of the job, nothing to compute with."""
+    return _found("argwhere", condition, dtype, name, 0)
+
+
+def nonzero(a: Tensor, name: str | None = None) -> Tensor:
+    """argwhere, with a column for each element that is not 0."""
+    return _found("nonzero", a, None, name, 1)
+
+
+def where(condition: Tensor, x: Operand | None = None, y: Operand | None = None, name: str | None = None) -> Tensor:
+    """x where condition is not zero, y elsewhere, broadcast; condition is an integer tensor.  With the condition alone, argwhere(condition)."""
+    return argwhere(condition, None, name) if x is None and y is None else arrays.where(condition, x, y, name)
+
+
+def _found(what: str, x: Tensor, dtype: DType | None, name: str | None, axis: int) -> Tensor:
+    kind = int32 if dtype is None else dtype
+    if not isinstance(kind, DType) or not kind.is_integer or not x.type.ndim:
+        raise DtypeError(f"{what} at {user_line()}: {x.type} must have axes, and dtype, {kind!r}, be a type of integers such as jobflow.int32")
+    places: Any = call(un.Argwhere(kind), x, name=None if axis else name)
+    made: Any = sh.transpose(places, (1, 0), name=name) if axis else places
+    return Found(made, axis)
 
 
 def distributed_partial_fc_sample(weight: Tensor, label: Tensor, num_sample: int, name: str | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -82,6 +110,9 @@ def categorical_ordinal_encode(table: Tensor, size: Tensor, input_tensor: Tensor
 
 #: what tensors have instead
 _OF_TENSORS = {
+    "argwhere": "flow.argwhere",
+    "nonzero": "flow.nonzero",
+    "where": "flow.where",
     "categorical_ordinal_encode": "a dictionary",
     "distributed_partial_fc_sample": "flow.randperm and indices",
 }

@@ -6,12 +6,14 @@ Modules that the job face has as functions (`nn.MSELoss(x, y)`) are told apart b
 import jobflow.engine.distribute as distribute
 import jobflow.legacy.arrays as arrays
 import jobflow.legacy.elements as elements
+import jobflow.legacy.ids as ids
 import jobflow.legacy.math as math
 import jobflow.legacy.time_steps as time_steps
 from jobflow.eager.faces import by_arguments, of_jobs
 from jobflow.eager.tensor import Tensor
 from jobflow.engine.operators import TensorOperators
 
+argwhere = by_arguments(ids.argwhere)
 argsort = by_arguments(elements.argsort, ours=(str,))
 cast = by_arguments(arrays.cast)
 clamp = by_arguments(math.clamp)
@@ -23,6 +25,7 @@ flatten = by_arguments(arrays.flatten)
 gather = by_arguments(arrays.gather, ours=(Tensor, TensorOperators), theirs=(int,))
 masked_fill = by_arguments(arrays.masked_fill)
 matmul = by_arguments(arrays.matmul)
+nonzero = by_arguments(ids.nonzero, theirs=(bool,))
 one_hot = by_arguments(arrays.one_hot, needs_dtype=True)
 ones = by_arguments(arrays.ones, theirs=(int,), needs_dtype=True)
 ones_like = by_arguments(arrays.ones_like)
@@ -32,7 +35,7 @@ sort = by_arguments(elements.sort, ours=(str,))
 squeeze = by_arguments(arrays.squeeze, theirs=(int,))
 stack = by_arguments(arrays.stack)
 transpose = by_arguments(arrays.transpose, ours=(list, tuple), theirs=(int,))
-where = by_arguments(arrays.where)
+where = by_arguments(ids.where)
 zeros = by_arguments(arrays.zeros, theirs=(int,), needs_dtype=True)
 zeros_like = by_arguments(arrays.zeros_like)
 

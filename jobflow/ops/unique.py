@@ -1,4 +1,4 @@
-"""The different elements of a vector, and numbers for elements in the order in which they are first seen."""
+"""The different elements of a vector, numbers for elements in the order in which they are first seen, and where elements are not 0."""
 
 from __future__ import annotations
 
@@ -51,6 +51,35 @@ class UniqueWithCounts(Op):
         yield sample(cls(), np.array([5, 3, 5, -2, 3, 5, 0]))
         yield sample(cls(int64), np.array([0.5, 2.5, 0.5]), differentiable=())
         yield sample(cls(), np.zeros(0, np.int32))
+
+
+@dataclass(frozen=True)
+class Argwhere(Op):
+    """y[size, axes] = where elements of x are not 0, in order, and -1 behind the last"""
+
+    precision = "any"
+    dtype: DType = int32
+
+    def infer(self, x: TensorType) -> TensorType:
+        if not x.ndim or not self.dtype.is_integer:
+            raise ShapeError(f"argwhere: {x} must have axes, and the type of positions {self.dtype.name} be one of integers")
+        return TensorType((x.size, x.ndim), self.dtype)
+
+    def rule(self, x: TensorType) -> Rule:
+        return Rule(f"{'ABCDEFGHIJKLMNOP'[: x.ndim]}->YZ")
+
+    def kernel(self, xp: Xp, x: Array, y: Array) -> None:
+        places = xp.argwhere(x)
+        y[...] = -1
+        y[: len(places)] = places
+
+    def grad(self, *tensors: Tensor) -> Grads:
+        return (None,)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(), np.array([[0.0, 2.0, np.inf], [0.0, -1.0, 0.0]]), differentiable=())
+        yield sample(cls(int64), np.zeros((3, 2), bool))
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,8 @@ class Results:
     leaves: tuple[Tensor, ...]
     kinds: tuple[Kind, ...]
     structure: Any
+    #: of leaves that have as many positions as a run finds, along which axis; None of others
+    found: tuple[int | None, ...] = ()
 
     def build(self, arrays: Sequence[Any]) -> Any:
         """The nesting of the returned structure around one object per leaf: an array, a list of them, or whatever stands for them."""

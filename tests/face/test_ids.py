@@ -199,3 +199,33 @@ def test_a_transposed_convolution_as_pytorch_says_it(run: Any) -> None:
     assert y.shape == (2, 2, 8, 9)
     there = run(lambda i, w: flow.nn.conv2d(i, w, [2, 2], [(0, 0), (0, 0), (1, 1), (1, 1)]), image, w)
     np.testing.assert_allclose((y * image).sum(), (x * there).sum(), rtol=1e-10)
+
+
+@pytest.mark.parametrize(("devices", "view"), [(1, "consistent"), (2, "consistent"), (2, "mirrored")])
+def test_positions_as_many_as_are_found(devices: int, view: str) -> None:
+    """As results, and watched; nothing can be computed with them in the job."""
+    seen: list[Any] = []
+    words: list[str] = []
+
+    @flow.global_function("predict", fresh(devices, view))
+    def job(x: tp.Numpy.Placeholder((4, 3))):  # type: ignore[no-untyped-def,valid-type]
+        places = flow.argwhere(x, dtype=flow.int64)
+        flow.watch(places, lambda found: seen.append(found.numpy()))
+        with pytest.raises(flow.JobError, match="is known when the job has run"):
+            flow.identity(places)
+        words.append(str(places.is_dynamic))
+        return places, flow.nonzero(x), flow.where(flow.cast(x, flow.int32)), flow.where(flow.math.greater(x, 0), x, x)
+
+    x = np.zeros((4, 3), np.float32)
+    for number in (0, 1, 4, 11):
+        x.reshape(-1)[: number + 1 : 2] = number
+        places, columns, alone, same = job(x).get()
+        parts = np.split(x, devices) if view == "mirrored" else [x]
+        for found, wanted in zip(places.numpy_list(), parts, strict=True):
+            np.testing.assert_array_equal(found, np.argwhere(wanted))
+        for found, wanted in zip(columns.numpy_list(), parts, strict=True):
+            np.testing.assert_array_equal(found, np.stack(np.nonzero(wanted)))
+        np.testing.assert_array_equal(seen[-1], np.concatenate([np.argwhere(part) for part in parts]))
+        np.testing.assert_array_equal(alone.numpy(), seen[-1])
+        np.testing.assert_array_equal(same.numpy(), x)
+    assert words == ["True"] and places.numpy().dtype == np.int64 and columns.numpy().dtype == np.int32
