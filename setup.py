@@ -16,7 +16,8 @@ PARQUET = ["pyarrow>=17"]
 REMOTE = ["fsspec>=2024.6", "s3fs>=2024.6"]
 JIT = ["llvmlite>=0.50"]
 TENSORBOARD = ["tensorboardX>=2.6"]
-TEST = ["pytest>=8.2", "pytest-xdist>=3.6", "hypothesis>=6.100", *EXAMPLES, *MPI, *HALF, *TRAIN, *PARQUET, *REMOTE, *JIT, *TENSORBOARD]
+ONNX = ["onnx>=1.17"]
+TEST = ["pytest>=8.2", "pytest-xdist>=3.6", "hypothesis>=6.100", *EXAMPLES, *MPI, *HALF, *TRAIN, *PARQUET, *REMOTE, *JIT, *TENSORBOARD, *ONNX]
 TEST += ["safetensors>=0.5", "flatbuffers>=24.3"]
 
 setup(
@@ -59,6 +60,8 @@ setup(
         "jit": JIT,
         # flow.summary and logging.tensorboard
         "tensorboard": TENSORBOARD,
+        # flow.onnx
+        "onnx": ONNX,
         "gpu": ["cupy-cuda13x>=14", "nvidia-nccl-cu13>=2.27.7,<3"],
         # the real CuPy on a machine without a GPU, in an environment of its own: scripts/cupy_without_gpu
         "gpu-checks": ["cupy-cuda13x>=14.2,<15", "nvidia-cuda-nvrtc>=13,<14", "nvidia-cuda-runtime>=13,<14", "nvidia-cuda-crt>=13,<14", *HALF],

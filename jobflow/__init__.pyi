@@ -325,6 +325,7 @@ from jobflow.legacy import layers as layers
 from jobflow.legacy import linalg as linalg
 from jobflow.legacy import losses as losses
 from jobflow.legacy import math as math
+from jobflow.legacy import onnx as onnx
 from jobflow.legacy import optimizer as optimizer
 from jobflow.legacy import profiler as profiler
 from jobflow.legacy import quantization as quantization
@@ -616,6 +617,7 @@ __all__ = [
     "ones",
     "ones_initializer",
     "ones_like",
+    "onnx",
     "optimizer",
     "pack",
     "pad",

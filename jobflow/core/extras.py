@@ -41,6 +41,7 @@ PACKAGES = (
     Package("ml_dtypes", "ml_dtypes", "0.5", "bfloat16", "half"),
     Package("scikit-learn", "sklearn", "1.4", "data of the examples", "examples"),
     Package("tensorboardX", "tensorboardX", "2.6", "TensorBoard", "tensorboard"),
+    Package("onnx", "onnx", "1.17", "ONNX files", "onnx"),
 )
 
 
