@@ -1,7 +1,7 @@
 """The tree of exceptions, and the user's line that their messages name.
 
     JobflowError
-    ├── ShapeError          operands of an op do not fit together            (also ValueError)
+    ├── ShapeError          operands of an op do not fit together            (also ValueError, AssertionError)
     │   └── AxisError       an axis, or a position, that a tensor does not have (also IndexError)
     ├── DtypeError          an op does not take this kind of number          (also TypeError)
     ├── SbpError            no signature, or no route, for a wanted layout   (also ValueError)
@@ -76,7 +76,7 @@ class JobflowError(Exception):
         return f"{type(self).__name__}: {self}"
 
 
-class ShapeError(JobflowError, ValueError):
+class ShapeError(JobflowError, ValueError, AssertionError):
     """Operands of an op do not fit together."""
 
 
