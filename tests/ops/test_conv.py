@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import whole_box
 from jobflow.core.types import TensorType, dtype_of, float32, float64, int32
 from jobflow.kernels import registry
+from jobflow.kernels.cpu import images
+from jobflow.kernels.llvm import convolution_loops
 from jobflow.kernels.target import CPU, target_of
 from jobflow.ops import conv as conv_module
 from jobflow.ops.conv import Conv, ConvGradInput, ConvGradWeight, conv_op, same_padding
@@ -145,12 +148,14 @@ _BIND_CASES = [
     ((1, 1), ((1, 1), (1, 1)), (1, 1), 1, (8, 5, 17, 13), (6, 5, 3, 3)),
     ((2, 2), ((3, 3), (3, 3)), (1, 1), 1, (8, 3, 30, 30), (6, 3, 7, 7)),
     ((1, 1), ((1, 1), (1, 1)), (1, 1), 4, (8, 4, 10, 10), (8, 1, 3, 3)),
+    ((2, 1), ((1, 1), (0, 1)), (1, 1), 5, (8, 5, 10, 9), (5, 1, 3, 3)),
 ]
 
 
 @pytest.mark.parametrize("case", _BIND_CASES, ids=str)
 @pytest.mark.parametrize("order", list(itertools.product(ORDERS, ORDERS)), ids="-".join)
-def test_bound_calls_equal_kernel(case: Any, order: tuple[str, str]) -> None:
+def test_bound_calls_equal_kernel(case: Any, order: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "SMALL", 0)
     strides, padding, dilations, groups, x_shape, w_shape = case
     for op, inputs, output in all_three(Conv(strides, padding, dilations, groups), *operands(x_shape, w_shape)):
         expected = np.empty(output.shape)
@@ -163,7 +168,9 @@ def test_bound_calls_equal_kernel(case: Any, order: tuple[str, str]) -> None:
 @pytest.mark.parametrize(
     "order", [("plain", "plain"), ("batch_innermost", "batch_innermost"), ("spaced", "plain"), ("plain", "spaced")], ids="-".join
 )
-def test_compiled_loops_equal_kernel(case: Any, order: tuple[str, str]) -> None:
+def test_compiled_loops_equal_kernel(case: Any, order: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "SMALL", 0)
+    monkeypatch.setattr(convolution_loops, "_NEAR", 2 * max(map(math.prod, case[4:])) // max(case[3], 2))  # two groups at a time
     strides, padding, dilations, groups, x_shape, w_shape = case
     for op, inputs, output in all_three(Conv(strides, padding, dilations, groups), *operands(x_shape, w_shape)):
         expected = np.empty(output.shape)

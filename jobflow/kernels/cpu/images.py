@@ -21,6 +21,9 @@ from jobflow.core.types import Array, dtype_of
 from jobflow.ops.op import Binder, Call
 from jobflow.ops.windows import Window, spread
 
+#: elements of a padded image up to which one call that lays zeros everywhere is faster than several for its borders
+SMALL = 1 << 14
+
 
 def is_innermost(array: Array) -> bool:
     """Whether an image is stored batch innermost."""
@@ -124,6 +127,18 @@ class PaddedPhases:
         """What each phase holds of the image: views of the same shape."""
         return ((image[:, :, *taken], phases[:, :, *numbers, *places]) for numbers, taken, places in self.parts())
 
+    def borders(self, phases: Array) -> Iterator[Array]:
+        """What the image does not reach of the phases, each element once."""
+        held = {numbers: places for numbers, _, places in self.parts()}
+        for numbers in product(*map(range, self.window.strides)):
+            phase = phases[:, :, *numbers]
+            if numbers not in held:
+                yield phase
+                continue
+            for axis, place in enumerate(held[numbers]):
+                inside = (slice(None), slice(None), *held[numbers][:axis])
+                yield from (phase[*inside, : place.start], phase[*inside, place.stop :])
+
     def parts(self) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...], tuple[slice, ...]]]:
         """Phases that hold any of the image: their numbers, which positions of it, and where."""
         axes = zip(self.window.strides, self.window.padding, self.spatial, self.sizes, strict=True)
@@ -173,6 +188,6 @@ def stage(device: Binder, phases: PaddedPhases, image: Array) -> tuple[Array, li
     if phases.is_image and has_runs(image):
         return image.reshape(*image.shape[:2], *phases.window.strides, *image.shape[2:], copy=False), []
     staged = device.scratch(phases.shape(image), dtype_of(image.dtype))
-    parts = list(phases.pairs(image, staged))
-    calls: list[Call] = [] if sum(part.size for part, _ in parts) == staged.size else [(staged.fill, (0,))]
-    return staged, [*calls, *((np.copyto, (place, part)) for part, place in parts)]
+    around = [border for border in phases.borders(staged) if border.size]
+    zeros: list[Call] = [(border.fill, (0,)) for border in (around if staged.size > SMALL else [staged] if around else [])]
+    return staged, [*zeros, *((np.copyto, (place, part)) for part, place in phases.pairs(image, staged))]

@@ -5,14 +5,16 @@ What windows see is never gathered: each tap reads the padded image at a distanc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache, wraps
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from jobflow.core.types import Array, dtype_of
+from jobflow.core.types import Array, DType, dtype_of
 from jobflow.kernels.cpu import convolution_costs
 from jobflow.kernels.cpu.images import PaddedPhases, is_innermost, load, refused, seen, stage, store
 from jobflow.kernels.llvm.convolution_text import Tile, products, sums
@@ -24,8 +26,50 @@ from jobflow.ops.conv import Conv, ConvGradInput, ConvGradWeight, ConvOp
 from jobflow.ops.op import Binder, Call
 from jobflow.ops.windows import Window
 
-#: elements of filters that do not stay in the first cache
-_FAR = 1 << 14
+#: elements of filters that do not stay in the first cache, and of images that stay in a core's own
+_FAR, _NEAR = 1 << 14, 1 << 16
+
+
+class _SameScratch:
+    """A device that gives each block of groups the scratch memory of those before."""
+
+    def __init__(self, device: Binder) -> None:
+        self.device, self.xp = device, device.xp
+        self.taken: list[Array] = []
+
+    def again(self) -> Binder:
+        self.left = iter([*self.taken])
+        return self
+
+    def scratch(self, shape: tuple[int, ...], dtype: DType) -> Array:
+        size = math.prod(shape)
+        found = next((a for a in self.left if a.size >= size), None)
+        if found is None:
+            found = self.device.scratch((size,), dtype)
+            self.taken.append(found)
+        return found[:size].reshape(shape)
+
+
+def _by_groups(prepare: Callable[[Any, Binder, Sequence[Array], Sequence[Array]], list[Call]]) -> Callable[..., list[Call]]:
+    """Some groups of channels at a time, so that what is staged of them is still near when it is read."""
+
+    @wraps(prepare)
+    def in_blocks(op: ConvOp, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+        step = max(1, _NEAR * op.groups // max(a.size for a in (*inputs, *outputs)))
+        if step >= op.groups:
+            return prepare(op, device, inputs, outputs)
+        calls, same = list[Call](), _SameScratch(device)
+        filters = 2 if isinstance(op, ConvGradWeight) else 1  # which operand has them
+        for first in range(0, op.groups, step):
+            count, parts = min(step, op.groups - first), list[Array]()
+            for k, array in enumerate((*inputs, *outputs)):
+                each = array.shape[k != filters] // op.groups
+                taken = slice(first * each, (first + count) * each)
+                parts.append(array[taken] if k == filters else array[:, taken])
+            calls += prepare(replace(op, groups=count), same.again(), parts[:2], parts[2:])
+        return calls
+
+    return in_blocks
 
 
 @cache
@@ -85,6 +129,7 @@ def _refused(op: ConvOp, inputs: Sequence[Array], outputs: Sequence[Array]) -> s
 
 
 @implements(Conv, tier="llvm", rank=10, refuses=_refused)
+@_by_groups
 def direct_sums(op: Conv, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     (x, w), (y,) = inputs, outputs
     innermost, window = is_innermost(x), op.window(w.shape[2:])
@@ -94,6 +139,7 @@ def direct_sums(op: Conv, device: Binder, inputs: Sequence[Array], outputs: Sequ
 
 
 @implements(ConvGradWeight, tier="llvm", rank=10, refuses=_refused)
+@_by_groups
 def direct_products(op: ConvGradWeight, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     (x, dy), (dw,) = inputs, outputs
     innermost, window = is_innermost(x), op.window(op.kernel_sizes)
@@ -103,6 +149,7 @@ def direct_products(op: ConvGradWeight, device: Binder, inputs: Sequence[Array],
 
 
 @implements(ConvGradInput, tier="llvm", rank=10, refuses=_refused)
+@_by_groups
 def direct_sums_of_gradient(op: ConvGradInput, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     """Position i * stride + k * dilation of padded dx gets from dy[i] by tap k: phase by phase of dx, sums over the taps that reach it."""
     (dy, w), (dx,) = inputs, outputs
