@@ -8,17 +8,21 @@ import numpy as np
 import pytest
 from traced import Bound, arrays_like, distribute, evaluate, first, trace, type_, variable, world_of
 
+import jobflow as flow
+import jobflow.typing as tp
 from jobflow.compiler.front.trace import Tracer
 from jobflow.compiler.layouts import bucket as bucketing
 from jobflow.compiler.layouts.box import Reroute
 from jobflow.core.layout import B, Placement, S
 from jobflow.core.types import float64
+from jobflow.engine.job import job_of
 from jobflow.graph.ir import Graph, Variable
 from jobflow.ops.activation import relu
 from jobflow.ops.layout_ops import ToLayout
 from jobflow.ops.matmul import bias_add, matmul
 from jobflow.ops.reduce import reduce_sum
 from jobflow.ops.source import Constant
+from jobflow.tools.explain import explain
 
 
 def network(tracer: Tracer, widths: tuple[int, ...] = (4, 3, 5, 2)) -> Any:
@@ -135,3 +139,20 @@ def test_bytes_of_a_bucket_in_several_layouts() -> None:
 
 def test_one_rank_has_none() -> None:
     assert reduced(trace(network, first(1), train=True)) == []
+
+
+def test_numbers_that_are_made_of_sums_travel_together_too() -> None:
+    """Clipping by the norm of all gradients, where half of the weights are split: one message has all their squares."""
+
+    @flow.global_function("train")
+    def job(x: tp.Numpy.Placeholder((4, 6))) -> tp.Numpy:
+        for i in range(4):
+            layout = flow.distribute.broadcast() if i % 2 else flow.distribute.split(0)
+            w = flow.get_variable(f"w{i}", (6, 6), initializer=flow.random_normal_initializer(), distribute=layout)
+            x = flow.math.tanh(flow.matmul(x, w))
+        clipping = flow.optimizer.grad_clipping.by_global_norm(1.0)
+        flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.1]), grad_clipping=clipping).minimize(x)
+        return x
+
+    lines = explain(job_of(job), devices=2, stages=["boxing"]).splitlines()
+    assert [line.split()[2] for line in lines if "squaresum" in line] == ["squaresum_0..squaresum_2"]

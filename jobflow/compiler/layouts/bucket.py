@@ -3,13 +3,14 @@
 All all_reduces that only the update step waits for go behind the last gradient, and those among the same ranks travel together as
 one flat array of at most `LIMIT` bytes, however the tensors lie along the other mesh dimensions: small messages cost their
 latency, not their bytes, and buckets of a few MB stay in cache while they are summed.  The order is that of the variables, so a
-bucket's gradients lie like the variables they update and one update op serves them all.  This happens before `lower`, on the
-global program, so all ranks agree.
+bucket's gradients lie like the variables they update and one update op serves them all.  All_reduces of what was made of these sums
+come in turns of their own: the squares of all gradients for a norm over them, of which each is a number, travel together too.  This
+happens before `lower`, on the global program, so all ranks agree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,21 +35,19 @@ class _Bucketing(Rewriter):
         self.layouts = physical.layouts
 
     def bucketed(self) -> Physical:
-        late = [node for node in self.graph.nodes if node in self.late]
         self.stay(node for node in self.graph.nodes if node not in self.late)
-        for group in self._groups(late):
-            self._merge(group)
-        self.walk(node for node in late if not self._is_gradient_sum(node))
+        for turn in _turns(self.late):
+            for group in self._groups(turn):
+                self._merge(group)
+            self.walk(node for node in turn if not _is_all_reduce(node))
         layouts = {self.now[value]: layout for value, layout in self.layouts.items()}
         return Physical(self.rebuilt(), layouts)
 
-    def _groups(self, late: Sequence[Node]) -> list[list[Node]]:
-        """The sums of gradients, those together that travel together."""
+    def _groups(self, turn: Sequence[Node]) -> list[list[Node]]:
+        """The all_reduces of a turn, those together that travel together."""
         groups: list[list[Node]] = []
         last: dict[tuple[Any, ...], list[Node]] = {}
-        for node in late:
-            if not self._is_gradient_sum(node):
-                continue
+        for node in filter(_is_all_reduce, turn):
             key = _among(node)
             if key in last and sum(map(_nbytes, [*last[key], node])) <= LIMIT:
                 last[key].append(node)
@@ -56,9 +55,6 @@ class _Bucketing(Rewriter):
                 last[key] = [node]
                 groups.append(last[key])
         return groups
-
-    def _is_gradient_sum(self, node: Node) -> bool:
-        return _is_all_reduce(node) and not any(value.node in self.late for value in node.inputs)
 
     def _merge(self, group: Sequence[Node]) -> None:
         first, last = group[0], group[-1]
@@ -72,15 +68,24 @@ class _Bucketing(Rewriter):
         self.now.update(zip((node.outputs[0] for node in group), made, strict=True))
 
 
-def _late_nodes(physical: Physical) -> set[Node]:
-    """All_reduces whose result only the update step reads, and everything that depends on them."""
+def _turns(late: Iterable[Node]) -> list[list[Node]]:
+    """The nodes by how many all_reduces in a row they wait for, those that reduce included."""
+    turn: dict[Node, int] = {}
+    for node in late:
+        waits = max((turn[value.node] for value in node.inputs if value.node in turn), default=-1)
+        turn[node] = waits + 1 if _is_all_reduce(node) else max(waits, 0)
+    return [[node for node in turn if turn[node] == number] for number in range(max(turn.values(), default=-1) + 1)]
+
+
+def _late_nodes(physical: Physical) -> dict[Node, None]:
+    """All_reduces whose result only the update step reads, and everything that depends on them; in the order of the program."""
     readers = consumers(physical.graph)
     outputs = set(physical.graph.outputs)
-    late: set[Node] = set()
+    late: dict[Node, None] = {}
     for node in physical.graph.nodes:
         starts = _is_reduction(node) and all(r.phase == "update" for v in node.outputs for r in readers[v]) and not outputs & set(node.outputs)
         if starts or any(value.node in late for value in node.inputs):
-            late.add(node)
+            late[node] = None
     return late
 
 
