@@ -134,12 +134,18 @@ def is_local(value: Tensor) -> bool:
     return bool(getattr(value, "local", False))
 
 
-def distribute_of(value: Tensor) -> Distribute:
-    """What was asked of this handle with `with_distribute`; `auto()` if nothing was."""
+def asked_of(value: Tensor) -> tuple[Sbp | None, ...]:
+    """What was asked of this handle with `with_distribute` or a cast, per mesh dimension; nothing if nothing was."""
     op = getattr(getattr(value, "node", None), "op", None)
-    if not isinstance(op, ToLayout) or len(set(op.sbp)) != 1:
+    return op.sbp if isinstance(op, ToLayout) else ()
+
+
+def distribute_of(value: Tensor) -> Distribute:
+    """The same as one distribute; `auto()` where mesh dimensions differ."""
+    asked = asked_of(value)
+    if len(set(asked)) != 1:
         return auto()
-    wish = op.sbp[0]
+    wish = asked[0]
     if isinstance(wish, Split):
         return split(wish.axis)
     return broadcast() if wish is B else auto()

@@ -12,7 +12,7 @@ import jobflow.legacy.math as math
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, JobflowError, ShapeError, user_line
 from jobflow.core.types import Tensor, TensorType, int64
 from jobflow.eager.faces import all_of, of_jobs
-from jobflow.engine.distribute import distribute_of, split, with_distribute
+from jobflow.engine.distribute import asked_of, distribute_of, split, with_distribute
 from jobflow.functional.nn_base import reduced
 from jobflow.ops import ctc, source
 from jobflow.ops import elementwise as ew
@@ -63,9 +63,12 @@ def sparse_softmax_cross_entropy_with_logits(labels: Tensor, logits: Tensor, nam
 
 
 def distributed_sparse_softmax_cross_entropy_with_logits(labels: Tensor, logits: Tensor, name: str | None = None) -> Tensor:
-    """The same, with the classes split over the devices: they exchange a maximum and a sum per row instead of the logits."""
+    """The same, with the classes split over the devices: they exchange a maximum and a sum per row instead of the logits.
+
+    Logits that were cast lie as the cast says: on a mesh ["S(0)", "S(1)"] splits the rows too.
+    """
     target = class_labels("distributed_sparse_softmax_cross_entropy_with_logits", labels, logits.type)
-    by_classes = with_distribute(logits, split(logits.type.ndim - 1))
+    by_classes = logits if asked_of(logits) else with_distribute(logits, split(logits.type.ndim - 1))
     return _filled(ls.split_sparse_softmax_cross_entropy(by_classes, target, name=name))
 
 
