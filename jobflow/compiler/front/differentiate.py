@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 import jobflow.core.scope as scope
 from jobflow.compiler.front.dynamic_loss_scale import Scaling
-from jobflow.compiler.front.gradient_sums import shorter_sum
-from jobflow.compiler.front.trace import Tracer
+from jobflow.compiler.front.gradient_sums import added, shorter_sum
+from jobflow.compiler.front.trace import Tracer, recorded
 from jobflow.core.errors import JobError, PlanError
 from jobflow.core.layout import B, P, Split
 from jobflow.core.types import DType, Tensor, TensorType, bool_, float16, int64
@@ -165,7 +165,7 @@ def update_variables(tracer: Tracer, training: Training, gradients: Mapping[str,
         if scaling is not None:
             gradients = {name: _in_layout_of(tracer.variables[name], gradient) for name, gradient in gradients.items()}
             tracer.updates.update(scaling.judge(list(gradients.values())))
-            gradients = {name: _traced(scaling.unscaled(gradient, raised)) for name, gradient in gradients.items()}
+            gradients = {name: recorded(scaling.unscaled(gradient, raised)) for name, gradient in gradients.items()}
         step = tracer.slot(f"System-Train-TrainStep-{tracer.name}", TensorType((1,), int64), 0, None)
         for optimizer in training.optimizers:
             chosen = [name for name in names if name in set(optimizer.selects(names))]
@@ -188,13 +188,13 @@ def _undivided(tracer: Tracer, value: Value, gradient: Value, weight: Weight) ->
     loss = tracer.training.losses[0]
     if not _ragged(tracer, loss):
         with tracer.gradients_of(value.node):
-            return _traced(ew.scale(gradient, _on_all_ranks(loss, weight) / weight.raised))
+            return recorded(ew.scale(gradient, _on_all_ranks(loss, weight) / weight.raised))
     with tracer.gradients_of(loss.node):
         counted = _counted(weight, gradient.dtype.arithmetic)
         counted = counted if weight.raised == 1 else ew.scale(counted, 1 / weight.raised)
     with tracer.gradients_of(value.node):
         single = ew.cast(gradient, gradient.dtype.arithmetic)
-        return _traced(ew.cast(ew.multiply(single, apply(ToLocal((B,)), counted) if value.local else counted), gradient.dtype))
+        return recorded(ew.cast(ew.multiply(single, apply(ToLocal((B,)), counted) if value.local else counted), gradient.dtype))
 
 
 def check_losses(program: Traced) -> Training:
@@ -225,8 +225,8 @@ def backpropagate(tracer: Tracer, training: Training, weight: Weight) -> Gradien
             raise JobError(f"{tracer.kind} {tracer.name} at {training.where}: loss {loss.name} does not depend on any trainable variable")
         with tracer.gradients_of(loss.node):
             seed = _seed(tracer, loss, scale * weight.share * weight.raised, weight)
-            seed = seed if scaling is None else _traced(scaling.scaled(seed))
-            found.setdefault(loss, []).append(_traced(ew.cast(seed, loss.dtype.of_gradient)))
+            seed = seed if scaling is None else recorded(scaling.scaled(seed))
+            found.setdefault(loss, []).append(recorded(ew.cast(seed, loss.dtype.of_gradient)))
     gradients: dict[Value, Value] = {}
     ends: dict[Value, End] = {}
     for node in reversed(nodes):
@@ -263,8 +263,8 @@ def _seed(tracer: Tracer, loss: Value, scale: float, weight: Weight) -> Value:
     dtype = loss.dtype.of_gradient.arithmetic
     wider = None if dtype is loss.dtype else dtype
     if _ragged(tracer, loss):
-        return _traced(ew.divide(ew.fill_like(loss, scale, dtype=wider), apply(ToLocal((B,)), _counted(weight, dtype))))
-    return _traced(ew.fill_like(loss, scale / max(_on_all_ranks(loss, weight), 1), dtype=wider))
+        return recorded(ew.divide(ew.fill_like(loss, scale, dtype=wider), apply(ToLocal((B,)), _counted(weight, dtype))))
+    return recorded(ew.fill_like(loss, scale / max(_on_all_ranks(loss, weight), 1), dtype=wider))
 
 
 def _ragged(tracer: Tracer, loss: Value) -> bool:
@@ -283,22 +283,13 @@ def _counted(weight: Weight, dtype: DType) -> Tensor:
     return counted
 
 
-def _traced(made: Tensor) -> Value:
-    """What ops give while the tracer is in force."""
-    assert isinstance(made, Value)
-    return made
-
-
 def _total(contributions: list[Value]) -> Value:
     first = type(contributions[0].node.op)
     if len(contributions) > 1 and all(type(value.node.op) is first for value in contributions):
         shorter = shorter_sum([(value.node.op, value.node.inputs) for value in contributions])
         if shorter is not None:
-            return _traced(shorter)
-    total = contributions[0]
-    for value in contributions[1:]:
-        total = apply(ew.Add(), total, value)
-    return total
+            return recorded(shorter)
+    return added(contributions)
 
 
 def _add_gradients(node: Node, gradients: Mapping[Value, Value], needed: set[Value], found: Contributions, ends: dict[Value, End]) -> None:
@@ -319,7 +310,7 @@ def _marked(gradient: Value, end: End, ends: dict[Value, End]) -> Value:
 
 
 def _in_layout_of(variable: Variable, gradient: Tensor) -> Value:
-    return _traced(apply(ToLayout(variable.sbp), gradient))
+    return recorded(apply(ToLayout(variable.sbp), gradient))
 
 
 def _parameter(tracer: Tracer, name: str, gradient: Value, optimizer: Optimizer, scale: float) -> Parameter:
@@ -335,4 +326,4 @@ def _parameter(tracer: Tracer, name: str, gradient: Value, optimizer: Optimizer,
             total = ew.add(total, ew.scale(ew.sign(value), variable.l1))
         if variable.l2:
             total = ew.add(total, ew.scale(value, variable.l2))
-    return Parameter(variable, value, _traced(total))
+    return Parameter(variable, value, recorded(total))

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 
+from jobflow.compiler.front.gradient_sums import added
 from jobflow.compiler.front.trace import Tracer
 from jobflow.core.layout import B
 from jobflow.core.types import Tensor, TensorType, float32, int64
@@ -66,7 +66,7 @@ class Scaling:
 
     def judge(self, gradients: Sequence[Tensor]) -> dict[str, Value]:
         """What the variables become, for these gradients of all variables; each read in the layout of its variable."""
-        bad = reduce(ew.add, map(count_not_finite, gradients))
+        bad = added(list(map(count_not_finite, gradients)))
         scale, good = apply(LossScaleUpdate(self.dynamic.period, self.dynamic.multiplier), self.scale, self.good, bad)
         return {self.scale.name: scale, self.good.name: good}
 

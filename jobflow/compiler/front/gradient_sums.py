@@ -1,16 +1,45 @@
-"""Sums of gradients for which there is a shorter way than adding them."""
+"""Sums of gradients: those that lie together first, and the shorter ways where there are some."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from types import MappingProxyType
 
+import jobflow.core.scope as scope
+from jobflow.compiler.front.trace import recorded
+from jobflow.core.layout import Placement
 from jobflow.core.types import Tensor
-from jobflow.ops.op import Op
+from jobflow.graph.ir import Value
+from jobflow.ops.arithmetic import Add
+from jobflow.ops.op import Op, apply
 from jobflow.ops.slices import SliceGrad, concat
 
 #: (op, inputs) of what is added
 Terms = Sequence[tuple[Op, Sequence[Tensor]]]
+
+
+def added(values: Sequence[Tensor]) -> Value:
+    """Their sum.  Those on one placement are added there, so that one tensor travels from it to the others."""
+    sums: dict[Placement, Value] = {}
+    for value in map(recorded, values):
+        node = value.node
+        with scope.using(placement=node.placement, stage=node.origin.stage):
+            sums[node.placement] = _sum(sums[node.placement], value) if node.placement in sums else value
+    return reduce(_sum, sums.values())
+
+
+def addends(total: Value) -> list[Value]:
+    """What `added` found on different placements, in their order."""
+    if not isinstance(total.node.op, Add):
+        return [total]
+    first, second = total.node.inputs
+    alike = first.type == second.type == total.type
+    return [*addends(first), second] if alike and first.node.placement != second.node.placement else [total]
+
+
+def _sum(total: Value, value: Value) -> Value:
+    return recorded(apply(Add(), total, value))
 
 
 def shorter_sum(terms: Terms) -> Tensor | None:

@@ -29,7 +29,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import reduce
 
 from jobflow.compiler.front.differentiate import (
     Gradients,
@@ -42,15 +41,15 @@ from jobflow.compiler.front.differentiate import (
     update_variables,
     watched,
 )
-from jobflow.compiler.front.trace import Tracer
+from jobflow.compiler.front.gradient_sums import added, addends
+from jobflow.compiler.front.trace import Tracer, recorded
 from jobflow.core.errors import ArgumentError, JobError, ShapeError, SourceLine
-from jobflow.core.layout import Box
-from jobflow.core.types import Tensor
+from jobflow.core.layout import Box, Placement
 from jobflow.graph.ir import End, Node, Origin, Value
 from jobflow.graph.rewrite import walk
 from jobflow.graph.traced import Traced
 from jobflow.graph.training import Microbatches, Watch
-from jobflow.ops.arithmetic import Add, add
+from jobflow.ops.arithmetic import Add
 from jobflow.ops.axes import reshape
 from jobflow.ops.op import Op
 from jobflow.ops.rows import Rows
@@ -236,8 +235,8 @@ class _Unrolling:
         #: variables as they are before the run
         self.reads: dict[str, Value] = {}
         self.inputs: dict[str, Value] = {}
-        #: gradients so far
-        self.totals: dict[str, Value] = {}
+        #: gradients so far, by where they were made
+        self.totals: dict[str, dict[Placement, Value]] = {}
 
     def run(self) -> LogicalProgram:
         tracer, spans = self.tracer, self.microbatches.spans
@@ -248,7 +247,7 @@ class _Unrolling:
         tracer.inputs, tracer.reads, tracer.updates = self.inputs, self.reads, dict(self.state)
         tracer.rows = ()  # those of the ranks' arguments are not those of their microbatches
         first = self.bodies[0]
-        update_variables(tracer, self.training, {name: self.totals[name] for name in first.gradients}, first.raised)
+        update_variables(tracer, self.training, self._gradients(), first.raised)
         return LogicalProgram(tracer.graph([value for result in results for value in result]), first.watches, tuple(map(len, results)))
 
     def _find_copied(self, body: _Body) -> None:
@@ -279,9 +278,10 @@ class _Unrolling:
     def _pass(self, microbatch: int, body: _Body, start: int) -> dict[Value, Value]:
         """Copy the body for the microbatch that begins with row `start`; what its values are there."""
         now: dict[Value, Value] = {}
-        names: dict[Value, list[str]] = {}
+        names: dict[Value, list[str]] = {}  # what lies on different placements adds up where it lies
         for name, value in body.gradients.items():
-            names.setdefault(value, []).append(name)
+            for part in addends(value):
+                names.setdefault(part, []).append(name)
 
         def take(node: Node, inputs: tuple[Value, ...]) -> Sequence[Value]:
             made = self._made(body, node, inputs, microbatch, start)
@@ -368,12 +368,23 @@ class _Unrolling:
 
     def _add(self, name: str, gradient: Value, microbatch: int) -> None:
         """One more part of the gradient of a variable."""
-        if name not in self.totals:
-            self.totals[name] = gradient
+        here = gradient.node.placement
+        totals = self.totals.setdefault(name, {})
+        if here not in totals:
+            totals[here] = gradient
             return
         read = self.reads[name].node
-        origin = Origin(read.where, "backward", read.origin.stage, microbatch)
-        (self.totals[name],) = self.tracer.add(Add(), (self.totals[name], gradient), f"{name}.gradient#{microbatch}", read.placement, origin)
+        origin = Origin(read.where, "backward", totals[here].node.origin.stage, microbatch)
+        label = f"{name}.gradient#{microbatch}" if here == read.placement else f"{name}.gradient#{microbatch}@{here}"
+        (totals[here],) = self.tracer.add(Add(), (totals[here], gradient), label, here, origin)
+
+    def _gradients(self) -> dict[str, Value]:
+        """Those of all microbatches together."""
+        found: dict[str, Value] = {}
+        for name in self.bodies[0].gradients:
+            with self.tracer.gradients_of(self.reads[name].node):
+                found[name] = added(list(self.totals[name].values()))
+        return found
 
     # ---------------------------------------------------------------- results
 
@@ -385,7 +396,7 @@ class _Unrolling:
         each = [now[self.of_size[size].outputs[at]] for now, size in zip(passes, sizes, strict=True)]
         with self.tracer.standing_for(value.node):
             if number >= 0 and body.watches[number].gradient and body.watches[number].value not in body.varying:
-                return [reduce(_sum, each)]
+                return [added(each)]
             if value not in body.varying:
                 return each[:1]
             if (
@@ -394,14 +405,4 @@ class _Unrolling:
                 and _times([body.outputs[at] for body in self.bodies], self.microbatches.sizes) is not None
             ):
                 return each
-            return [_value(concat([one if one.shape else reshape(one, (1,)) for one in each]))]
-
-
-def _sum(total: Value, one: Value) -> Value:
-    return _value(add(total, one))
-
-
-def _value(made: Tensor) -> Value:
-    """What ops give while the tracer is in force."""
-    assert isinstance(made, Value)
-    return made
+            return [recorded(concat([one if one.shape else reshape(one, (1,)) for one in each]))]

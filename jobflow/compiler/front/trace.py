@@ -31,6 +31,12 @@ from jobflow.ops.source import Constant, External, Input, ReadVariable
 RUN_COUNTER = "#run"
 
 
+def recorded(made: Tensor) -> Value:
+    """What ops give while a tracer is in force."""
+    assert isinstance(made, Value), "a tracer gives values"
+    return made
+
+
 @dataclass
 class Tracer:
     """Records one job.  `known` are the session's variables, whose storage this job shares."""

@@ -9,6 +9,7 @@ from functools import reduce
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Protocol
 
+from jobflow.compiler.front.gradient_sums import added
 from jobflow.core.errors import ConfigError, user_line
 from jobflow.core.types import Tensor, float32, float64
 from jobflow.functional.nn_base import EPSILON
@@ -67,7 +68,7 @@ def by_norm(parameters: Sequence[Parameter], factor_of: Callable[[Tensor], Tenso
     if kind == math.inf:
         norm: Tensor = reduce(ew.maximum, [reduce_max(ew.absolute(p.gradient)) for p in parameters])
     else:
-        norm = ew.sqrt(reduce(ew.add, [apply(SquareSum(), ew.cast(p.gradient, wide)) for p in parameters]))
+        norm = ew.sqrt(added([apply(SquareSum(), ew.cast(p.gradient, wide)) for p in parameters]))
     factor = factor_of(norm)
     return [replace(p, gradient=_times(p.gradient, factor)) for p in parameters]
 
