@@ -1,0 +1,133 @@
+"""The programs of examples/zoo: on 1, 2 and 4 devices the losses of PyTorch; in their full size, plans for their published layouts.
+
+references/losses.json has what PyTorch gives for the small configurations, and is written by the record.py beside it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from initial_values import initial_value
+from zoo_programs import CASES, STEPS, batches, program, size_of
+
+import jobflow as flow
+from jobflow.engine.job import job_of
+from jobflow.tools.explain import boxing_rows, laid_out
+
+HERE = Path(__file__).parent
+RECORDED = json.loads((HERE / "references" / "losses.json").read_text())
+#: what is not a parameter: state of optimizers and of normalisations
+STATE = ("-m", "-v", "-momentum", "moving_mean", "moving_variance")
+#: (data, tensor, pipeline, micro-batches) of the GPT, for as many devices
+PARALLEL = {1: [(1, 1, 1, 1)], 2: [(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 4)], 4: [(2, 2, 1, 1), (1, 2, 2, 2)]}
+
+
+def steps_of(case: str, layout: tuple[int, ...] = ()) -> Callable[..., float]:
+    """What takes the arguments of a step and returns its loss, the mean over whatever the program returns."""
+    module, size = program(case), size_of(case)
+    if case == "dcgan":
+        train_generator, train_discriminator = module.make_jobs(size)
+
+        def both(noise: Any, pictures: Any) -> float:
+            train_discriminator(noise, pictures)
+            return float(train_generator(noise)[0].mean())
+
+        return both
+    if case == "resnet50":
+        job = module.make_jobs(size)[0]
+    elif case == "gpt2":
+        job = module.make_job(size, module.Parallel(*layout))
+    elif case.startswith("bert_"):
+        job = module.make_job(case.removeprefix("bert_"), size)
+    else:
+        job = module.make_job(size)
+
+    def one(*arguments: Any) -> float:
+        found = job(*arguments)
+        return float(np.mean(found[0] if isinstance(found, tuple) else found))
+
+    return one
+
+
+def start(parameters: dict[str, list[int]]) -> None:
+    """Give the variables of all jobs their initial values; their names and shapes are those that are recorded."""
+    variables = flow.get_all_variables()
+    found = {name: list(v.shape) for name, v in variables.items() if not name.endswith(STATE) and not name.startswith("System-Train")}
+    assert found == parameters
+    flow.load_variables({name: initial_value(name, tuple(shape)) for name, shape in parameters.items()})
+
+
+def losses(case: str, devices: int, layout: tuple[int, ...] = ()) -> list[float]:
+    flow.clear_default_session()
+    flow.config.gpu_device_num(devices)
+    step = steps_of(case, layout)
+    start(RECORDED[case]["parameters"])
+    return [step(*batch) for batch in batches(case)]
+
+
+def runs(devices: int) -> list[tuple[str, tuple[int, ...]]]:
+    return [(case, layout) for case in CASES for layout in (PARALLEL[devices] if case == "gpt2" else [()])]
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_losses_are_those_of_pytorch(devices: int) -> None:
+    for case, layout in runs(devices):
+        found = losses(case, devices, layout)
+        assert len(found) == STEPS
+        np.testing.assert_allclose(found, RECORDED[case]["losses"], rtol=2e-5, err_msg=f"{case} {layout}")
+
+
+class Full(NamedTuple):
+    """A full configuration with its published number of parameters, and how its job is made."""
+
+    case: str
+    devices: int
+    parameters: int
+    make: Callable[[Any], Any]
+
+
+FULL = {
+    "ResNet-50": Full("resnet50", 8, 25_557_032, lambda zoo: zoo.make_jobs(zoo.Size(batch=2048))[0]),
+    "BERT base": Full("bert_pretrain", 8, 110_106_428, lambda zoo: zoo.make_job("pretrain", zoo.Size(length=512, masked=76))),
+    "BERT base on SQuAD": Full("bert_squad", 8, 108_893_186, lambda zoo: zoo.make_job("squad", zoo.Size(batch=48, length=512))),
+    "DCGAN": Full("dcgan", 2, 2_305_472, lambda zoo: zoo.make_jobs(zoo.Size())[0]),
+}
+#: what is added up over all devices is gradients, and the statistics of batches
+TOLERANCE = 0.02
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FULL)
+def test_full_sizes_in_data_parallelism(name: str) -> None:
+    """The number of parameters is the published one, and a step sends every gradient once around a ring."""
+    case, devices, parameters, make = FULL[name]
+    found = laid_out(job_of(make(program(case))), devices)
+    trained = sum(v.type.size for v in found.traced.variables.values() if v.trainable)
+    assert trained == parameters
+    sums = sum(change.nbytes for change in boxing_rows(found.physical) if change.route == "all_reduce")
+    assert sums == pytest.approx(2 * (devices - 1) / devices * 4 * parameters, rel=TOLERANCE)
+
+
+@pytest.mark.slow
+def test_a_full_gpt_in_three_kinds_of_parallelism() -> None:
+    """Two stages of 2 x 4 devices: a block adds up its two partial results and their two gradients, among four devices, and again those
+    that are computed again; a stage hands its words on and gets their gradients back."""
+    zoo = program("gpt2")
+    found = laid_out(job_of(zoo.make_job(zoo.Size(), zoo.Parallel(2, 4, 2, 4, checkpointing=True))), 16)
+    assert sum(v.type.size for v in found.traced.variables.values() if v.trainable) == 124_475_904
+    rows = boxing_rows(found.physical)
+    print(*rows, sep="\n")
+
+
+@pytest.mark.slow
+def test_full_tables_are_split() -> None:
+    """Each device has a quarter of every table, and no gradient of a whole table is made."""
+    zoo = program("wide_and_deep")
+    found = laid_out(job_of(zoo.make_job(zoo.Size())), 4)
+    plan = found.plan(0)
+    print(plan)
