@@ -94,6 +94,17 @@ class DType:
         return int(value)
 
 
+class Opaque(DType):
+    """The type of what readers give that is no tensor."""
+
+    is_float = is_integer = False
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """DtypeError: it has no numbers."""
+        raise DtypeError(f"tensors have no elements of type {self.name}; decode records, and make tensors of tensor buffers")
+
+
 def plain(number: float) -> float:
     """A number of NumPy as one of Python, which compares with any other."""
     value: float = number.item() if isinstance(number, np.generic) else number
@@ -131,9 +142,9 @@ bfloat16 = DType("bfloat16")
 float32 = DType("float32", np.dtype(np.float32))
 float64 = DType("float64", np.dtype(np.float64))
 
-#: what tensors of jobs cannot have: records, and arrays of different shapes
-record = DType("record", np.dtype(object))
-tensor_buffer = DType("tensor_buffer", np.dtype(object))
+#: what tensors cannot have: records, and arrays of different shapes
+record = Opaque("record")
+tensor_buffer = Opaque("tensor_buffer")
 
 DTYPES: tuple[DType, ...] = (bool_, char, int8, int32, int64, uint8, float16, bfloat16, float32, float64)
 _BY_NAME = {dtype.name: dtype for dtype in (*DTYPES, record, tensor_buffer)}

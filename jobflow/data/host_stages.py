@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -70,6 +70,17 @@ class Stage(ABC):
             except Exception as error:
                 raise DataError(f"{self.origin.where(place)}: {type(error).__name__}: {error}") from error
         return known[self]
+
+
+@dataclass(frozen=True, eq=False)
+class Part(Stage):
+    """Something of a sample."""
+
+    sample: Stage
+    take: Callable[[Any], Any]
+
+    def of(self, place: Any, *values: Any) -> Any:
+        return self.take(values[0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -334,7 +345,7 @@ class Padded(Stage):
 
 @dataclass(frozen=True, eq=False)
 class Within(Stage):
-    """An array of this type, which must not be larger than this shape along any axis."""
+    """An array of this type, which must have as many axes as this shape and no more elements."""
 
     array: Stage
     shape: tuple[int, ...]
@@ -342,8 +353,8 @@ class Within(Stage):
 
     def of(self, place: Any, *values: Any) -> Array:
         found = np.asarray(values[0])
-        if found.ndim != len(self.shape) or any(n > most for n, most in zip(found.shape, self.shape, strict=True)):
-            raise DataError(f"an array {list(found.shape)} stands where none is larger than {list(self.shape)}")
+        if found.ndim != len(self.shape) or found.size > math.prod(self.shape):
+            raise DataError(f"an array {list(found.shape)} stands where none has other axes or more elements than {list(self.shape)}")
         return np.array(found, self.dtype.numpy)
 
 

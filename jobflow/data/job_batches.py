@@ -104,6 +104,9 @@ class Constants(KnownRows):
 
     arrays: tuple[Array, ...]
 
+    def __repr__(self) -> str:
+        return f"Constants({[(array.shape, str(array.dtype), array.tobytes()) for array in self.arrays]})"
+
     @property
     def arguments(self) -> frozenset[str]:
         return frozenset()
@@ -122,6 +125,10 @@ class JobBatches(DataFeed):
         self.results: dict[str, tuple[Stage, int]] = {}
         self._reading: Reading[dict[str, Any]] | None = None
         self._next = 0
+
+    def __repr__(self) -> str:
+        """What it gives: that of another is equal if that gives the same."""
+        return f"JobBatches({self.types}, {self.stages}, {self.results})"
 
     def add(self, name: str, type: TensorType, stage: Stage) -> None:
         """One more array: of each sample what the stage gives."""

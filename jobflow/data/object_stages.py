@@ -6,7 +6,6 @@ which another one says which point of which polygon of which object each is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,17 +72,6 @@ class CocoSample(Stage):
 
     def of(self, place: Drawn, *values: Any) -> CocoImage:
         return self.file.images[place.at]
-
-
-@dataclass(frozen=True, eq=False)
-class Part(Stage):
-    """Something of a sample."""
-
-    sample: Stage
-    take: Callable[[Any], Any]
-
-    def of(self, place: Any, *values: Any) -> Any:
-        return self.take(values[0])
 
 
 @dataclass(frozen=True, eq=False)

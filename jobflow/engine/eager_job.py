@@ -31,7 +31,7 @@ from jobflow.engine.handle import value_of
 from jobflow.engine.job import ACCUMULATION, Job, Trace, shapes_of
 from jobflow.engine.session import Session
 from jobflow.graph.ir import Value
-from jobflow.typing.results import Results
+from jobflow.typing.results import HostResult, Results
 from jobflow.typing.signature import Bound
 
 
@@ -89,7 +89,7 @@ def _content(program: Any, results: Results) -> tuple[Any, ...]:
     training = program.training
     return (
         nodes,
-        [numbers[value_of(tensor)] for tensor in results.leaves],
+        [(leaf.name, leaf.type) if isinstance(leaf, HostResult) else numbers[value_of(leaf)] for leaf in results.leaves],
         program.variables,
         {name: numbers[value] for name, value in program.updates.items()},
         None if training is None else (training.optimizers, training.where, [numbers[loss] for loss in training.losses]),

@@ -29,17 +29,23 @@ class LocalBlob(NDArrayOperatorsMixin):
         """The whole array; of a mirrored tensor all devices' arrays one after another, or that of one device."""
         if parallel_id is not None:
             return self.numpy_list()[parallel_id]
-        return whole(self._value)
+        return whole(self.numpy_list())
 
     def numpy_list(self) -> list[Array]:
         """One array per device; a list of one for a logical tensor."""
+        if self._has_lists:
+            raise JobError(f"{user_line()}: each device has a list of arrays; numpy_lists() gives them")
         return list(self._value) if isinstance(self._value, list) else [self._value]
 
     def numpy_lists(self) -> list[list[Array]]:
         """Of a tensor list: one list of arrays per device."""
-        if not isinstance(self._value, list) or not all(isinstance(own, list) for own in self._value):
+        if not self._has_lists:
             raise JobError(f"{user_line()}: numpy_lists() is of what tensor_buffer_to_tensor_list gives; numpy() or numpy_list() gives this one")
-        return self._value
+        return list(self._value)
+
+    @property
+    def _has_lists(self) -> bool:
+        return isinstance(self._value, list) and isinstance(self._value[0], list)
 
     def ndarray(self) -> Array:
         """The old spelling of `numpy`."""

@@ -115,7 +115,7 @@ def coco_reader(
     groups = coco.aspects(file.images) if group_by_aspect_ratio else None
     seed = body_of(what).seed if random_seed is None else random_seed
     sample = ob.CocoSample(file, Indexed(f"{what}: {annotation_file}", len(file.images), shuffle, seed, groups))
-    content, number, size, *objects = (ob.Part(sample, take) for take in coco.PARTS)
+    content, number, size, *objects = (st.Part(sample, take) for take in coco.PARTS)
     return (
         OnHost(content, rows, "bytes"),
         as_tensor(what, number, rows, (), int64, f"{name}-image_id"),

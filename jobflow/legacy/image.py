@@ -7,7 +7,10 @@ cropped, mirrored and normalised by operations of the job, on its devices.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import methodcaller
 from typing import Any
+
+import numpy as np
 
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.notices import notice
@@ -37,12 +40,15 @@ _OLD = {"Linear": "bilinear", "NN": "nearest_neighbor", "Cubic": "bicubic"}
 
 def decode(images_bytes_buffer: OnHost, dtype: DType = uint8, color_space: str = "BGR", name: str | None = None) -> OnHost:
     """The images whose files have these bytes."""
-    if dtype is not uint8:
-        raise ArgumentError(f"image.decode at {user_line()}: images are uint8, not {dtype.name}; image.normalize and batch_align give other types")
     content = on_host("image.decode", images_bytes_buffer, "bytes", "arrays")
     if content.element not in (uint8, int8):
         raise ArgumentError(f"image.decode at {user_line()}: the bytes of files are int8 or uint8, not {content.element.name}")
-    return decoded("image.decode", content.stage, content.rows, color_space)
+    images = decoded("image.decode", content.stage, content.rows, color_space)
+    if dtype is uint8:
+        return images
+    if not np.can_cast(np.uint8, dtype.numpy):
+        raise ArgumentError(f"image.decode at {user_line()}: pixels are 0 to 255, which {dtype.name} does not have")
+    return images.then(st.Part(images.pixels(), methodcaller("astype", dtype.numpy)), kind="arrays", element=dtype)
 
 
 def random_crop(

@@ -87,7 +87,7 @@ def tensor_buffer_to_tensor(x: OnHost, dtype: DType, instance_shape: Sequence[in
 def tensor_buffer_to_list_of_tensors(
     x: OnHost, out_shape: Sequence[int], out_dtype: DType, dynamic_out: bool = False, name: str | None = None
 ) -> list[Any]:
-    """Each array by itself: tensors of the job of one shape; with `dynamic_out` results of any shape that is nowhere larger."""
+    """Each array by itself: tensors of the job of one shape; with `dynamic_out` results of any shape with no more elements."""
     what = "tensor_buffer_to_list_of_tensors"
     shape, given = positive_shape(what, "out_shape", out_shape), on_host(what, x, *ARRAYS)
     _fits(what, given, out_dtype)
@@ -113,7 +113,7 @@ def tensor_list_to_tensor_buffer(input: HostArgument, name: str | None = None) -
 
 
 def tensor_buffer_to_tensor_list(input: OnHost, shape: Sequence[int], dtype: DType, name: str | None = None) -> HostResult:
-    """A list of arrays (1, ...) for each device, each nowhere larger than `shape`, as a result of the job."""
+    """A list of arrays (1, ...) for each device, each with no more elements than `shape`, as a result of the job."""
     what = "tensor_buffer_to_tensor_list"
     most, given = positive_shape(what, "shape", shape), on_host(what, input, *ARRAYS)
     _fits(what, given, dtype)

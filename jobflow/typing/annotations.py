@@ -68,7 +68,7 @@ class ListListNumpy:
 
     @staticmethod
     def Placeholder(shape: tuple[int, ...], dtype: DType = float32) -> Any:
-        """An argument that is, for each device, a list of shape[0] arrays, each (1, ...) and of at most shape[1:] along the other axes.
+        """An argument that is, for each device, a list of shape[0] arrays, each (1, ...) with the axes of shape and no more elements than shape[1:].
 
         In the body of the job it is a tensor list, for `tensor_list_to_tensor_buffer`.
         """

@@ -131,7 +131,11 @@ class JobSignature:
             shown = f"has {len(value)} elements" if isinstance(value, list | tuple) else f"is {_kind(value)}"
             raise self._error(path, f"{shown}; the job declares {declared}", f"Pass a list of {count} arrays (1, ...).")
         one = replace(declared, type=declared.type.with_shape((1, *sizes)))
-        return [np.asarray(self._piece(f"{path}[{i}]", one, piece))[0] for i, piece in enumerate(value)]
+        pieces = [np.asarray(self._piece(f"{path}[{i}]", one, piece)) for i, piece in enumerate(value)]
+        for i, piece in enumerate(pieces):
+            if len(piece) != 1:
+                raise self._error(f"{path}[{i}]", f"{_is_array(piece)}; the job declares {declared}", "The first axis of each array of a list is 1.")
+        return [piece[0] for piece in pieces]
 
     def _piece(self, path: str, declared: Declared, value: Any) -> Any:
         want = declared.type

@@ -26,6 +26,14 @@ def devices(request: pytest.FixtureRequest) -> Iterator[int]:
     flow.clear_default_session()
 
 
+@pytest.fixture
+def session() -> Iterator[None]:
+    flow.clear_default_session()
+    yield
+    flow.clear_default_session()
+    flow.enable_eager_execution(False)
+
+
 def mirrored() -> Any:
     config = flow.function_config()
     config.default_logical_view(flow.scope.mirrored_view())
@@ -102,11 +110,29 @@ def test_made_buffers_and_decoded_images(devices: int) -> None:
     @flow.global_function(function_config=mirrored())
     def job(x: tp.ListListNumpy.Placeholder((1, 900), flow.int8)) -> tp.Bundle[tp.ListNumpy]:  # type: ignore[valid-type]
         made = flow.gen_tensor_buffer([2], [(2, 1), (1, 2)], [0.0, 1.0])
-        images = flow.image.decode(flow.tensor_list_to_tensor_buffer(x), color_space="RGB")
-        return [*flow.tensor_buffer_to_list_of_tensors(made, (9, 9), flow.float, True), flow.tensor_buffer_to_tensor(images, flow.uint8, (4, 5, 3))]
+        images = flow.image.decode(flow.tensor_list_to_tensor_buffer(x), flow.int32, "RGB")
+        return [*flow.tensor_buffer_to_list_of_tensors(made, (9, 9), flow.float, True), flow.tensor_buffer_to_tensor(images, flow.int32, (4, 5, 3))]
 
     for first, second, image in zip(*job([[file[None]]] * devices), strict=True):
         assert first.tolist() == [[0], [0]] and second.tolist() == [[1, 1]] and (image == pixels).all()
+
+
+def test_eager_jobs(session: None) -> None:
+    flow.enable_eager_execution()
+
+    @flow.global_function()
+    def job(x: tp.Numpy.Placeholder((2, 3, 4, 1))) -> tp.Bundle[tp.ListNumpy]:  # type: ignore[valid-type]
+        images = flow.image.flip(flow.tensor_to_tensor_buffer(x * 2, 3), 1)
+        return [
+            flow.tensor_buffer_to_tensor(images, flow.float, (3, 4, 1)) + 1,
+            *flow.tensor_buffer_to_list_of_tensors(images, (4, 4, 4), flow.float, True),
+        ]
+
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4, 1)
+    for _ in range(2):
+        (whole,), (first,), (second,) = job(x)
+        assert (whole == 2 * x[:, :, ::-1] + 1).all() and (first == whole[0] - 1).all() and (second == whole[1] - 1).all()
+        x = x + 1
 
 
 def buffers(*shapes: tuple[int, ...]) -> Any:
@@ -127,7 +153,7 @@ WRONG: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
     "an array that is larger": (
         lambda x: flow.tensor_buffer_to_list_of_tensors(buffers((2,)), (1,), flow.float, True),
         flow.DataError,
-        "none is larger",
+        "more elements than",
     ),
     "too few shapes": (lambda x: flow.gen_tensor_buffer([2], [(1,)], [0.0]), flow.ArgumentError, "has 2 arrays, shape_list 1"),
     "too few codes": (lambda x: flow.image.flip(flow.tensor_to_tensor_buffer(x, 3), flow.random.CoinFlip(3)), flow.ShapeError, r"tensor \[2\]"),
@@ -167,7 +193,8 @@ def test_what_is_wrong_is_told(make: Callable[..., Any], kind: type[Exception], 
         ([IMAGES[0][0]], "Pass a list of 2 arrays"),
         ([IMAGES[0][:1]], "has 1 elements"),
         ([[each[0] for each in IMAGES[0]]], "as many axes as declared"),
-        ([[np.ones((1, 13, 2, 3), np.float32)] * 2], "none of them longer"),
+        ([[np.ones((1, 13, 12, 3), np.float32)] * 2], "at most 432 elements"),
+        ([[np.ones((2, 6, 2, 3), np.float32)] * 2], "first axis of each array of a list is 1"),
         ([["a", "b"]], r"x\[0\]\[0\]"),
     ],
 )
