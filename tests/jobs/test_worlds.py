@@ -6,6 +6,7 @@ import os
 import re
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ pytestmark = pytest.mark.mpi
 PROMPT = 5.0
 #: seconds that the system may need to take an ended process from its table
 GRACE = 2.0
+KILLED = ("kill_server", "kill_client", "multi_kill")
+FULL = partial(pytest.param, marks=pytest.mark.full)
 
 
 @dataclass(frozen=True)
@@ -88,8 +91,7 @@ def test_the_first_error_is_shown_once_with_its_rank(tmp_path: Path, case: str, 
     assert ending.err.count("Traceback (most recent call last)") == 1
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("case", ["kill_server", "kill_client", "multi_kill"])
+@pytest.mark.parametrize(("case", "ranks"), [*(FULL(case, 2) for case in KILLED), *((case, 4) for case in KILLED)])
 def test_a_killed_rank_ends_the_job(tmp_path: Path, case: str, ranks: int) -> None:
     ending = end(case, tmp_path, ranks)
     assert ending.code != 0
@@ -97,8 +99,7 @@ def test_a_killed_rank_ends_the_job(tmp_path: Path, case: str, ranks: int) -> No
     assert ending.out[0] == "begin"
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("case", ["exit_early", "multi_exit"])
+@pytest.mark.parametrize(("case", "ranks"), [("exit_early", 2), ("multi_exit", 4), FULL("exit_early", 4), FULL("multi_exit", 2)])
 def test_a_rank_that_leaves_early_ends_the_job(tmp_path: Path, case: str, ranks: int) -> None:
     ending = end(case, tmp_path, ranks)
     assert ending.code != 0

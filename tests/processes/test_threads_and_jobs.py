@@ -24,7 +24,7 @@ def test_threads_of_ranks_that_call_in_one_order() -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("case", RESULTS)
+@pytest.mark.parametrize("case", ["two_jobs", "tensors", "graph", *(pytest.param(case, marks=pytest.mark.full) for case in ("one_job", "reduced"))])
 def test_threads_of_ranks_that_call_in_different_orders(case: str) -> None:
     """An error that names the calls and the threads; no rank goes on with numbers of the other thread's call."""
     ended = run("orders.py", "other", case, ranks=2)

@@ -56,12 +56,17 @@ def expected() -> list[float]:
     return curve(None, 1)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+def some(*chosen: str) -> list[Any]:
+    """These strategies, and with --full all."""
+    return [name if name in chosen else pytest.param(name, marks=pytest.mark.full) for name in STRATEGIES]
+
+
+@pytest.mark.parametrize("strategy", some("tp", "pp", "2x2", "zero=3,least=1"))
 def test_checkpointing(strategy: str) -> None:
     np.testing.assert_allclose(curve(strategy, 4, checkpointing=True), expected(), rtol=1e-5)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", some("dp", "zero=1,least=1", "zero=2,least=1", "tensor=2,zero=3,least=1", "pipeline=2,zero=2,least=1"))
 def test_accumulation(strategy: str) -> None:
     def in_two(config: Any) -> None:
         config.train.num_gradient_accumulation_steps(2)

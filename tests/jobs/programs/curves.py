@@ -1,6 +1,6 @@
 """Training programs whose loss curves must not depend on the number of devices, nor on what carries the ranks.
 
-    mpiexec -n 2 python curves.py OUT [multi]      runs all of them and writes {program: curve} to OUT (multi: OUT.<rank>)
+    mpiexec -n 2 python curves.py OUT single|multi NAME...      runs these and writes {program: curve} to OUT (multi: OUT.<rank>)
 
 A program takes the number of devices and gives one number per step.
 """
@@ -479,13 +479,13 @@ def run(name: str, devices: int, folder: Path | None = None) -> list[float]:
             flow.clear_default_session()
 
 
-def main(out: str, client: str = "single") -> None:
+def main(out: str, client: str, *names: str) -> None:
     from jobflow.runtime.world.launched import launched
 
     started = launched()
     assert started is not None, "this is for mpiexec"
     flow.env.client(client)
-    curves = {name: run(name, started.size, Path(out).parent) for name in PROGRAMS}  # all ranks save to one place
+    curves = {name: run(name, started.size, Path(out).parent) for name in names}  # all ranks save to one place
     Path(out if client == "single" else f"{out}.{started.rank}").write_text(json.dumps(curves))
 
 
