@@ -27,6 +27,8 @@ from jobflow.ops.source import Source
 
 #: times an element of a truncated normal is drawn again before it is clipped: one in 10^11 gets there
 REDRAWS = 8
+#: elements that are computed at a time: their intermediate values stay in the cache, and no memory is asked of the system for them
+BLOCK = 8192
 
 
 def _check_counter(what: str, counter: TensorType) -> None:
@@ -104,8 +106,13 @@ def _normal(xp: Xp, key: philox.Key, stream: int, box: Box, plane: int) -> Array
 
 
 def _box_muller(xp: Xp, first: Array, second: Array) -> Array:
-    u, v = ((x + 0.5) * 2.0**-32 for x in (first, second))
-    return xp.sqrt(-2.0 * xp.log(u)) * xp.cos(2.0 * math.pi * v)
+    out = xp.empty(first.shape, xp.float64)
+    block = BLOCK if xp is np else max(first.size, 1)
+    for start in range(0, first.size, block):
+        a, b, y = (x[start : start + block] for x in (first, second, out))
+        u, v = ((x + 0.5) * 2.0**-32 for x in (a, b))
+        xp.multiply(xp.sqrt(-2.0 * xp.log(u)), xp.cos(2.0 * math.pi * v), y)
+    return out
 
 
 class RandomNormal(RandomSource):
@@ -116,7 +123,10 @@ class RandomNormal(RandomSource):
     kernel = RandomSource.fill
 
     def draw(self, xp: Xp, key: philox.Key, stream: int, box: Box) -> Array:
-        return _normal(xp, key, stream, box, 0) * self.std + self.mean
+        z = _normal(xp, key, stream, box, 0)
+        z *= self.std
+        z += self.mean
+        return z
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
