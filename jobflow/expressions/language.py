@@ -17,6 +17,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -347,8 +348,13 @@ def philox(element: Expression, stream: Expression, key: tuple[int, int], plane:
     return make("philox", (element, stream), int64, (*key, plane))
 
 
-def in_order(outputs: Sequence[Expression]) -> list[Expression]:
+def in_order(outputs: Sequence[Expression]) -> tuple[Expression, ...]:
     """All that the outputs are made of, each once, arguments before what they are arguments of."""
+    return _in_order(tuple(outputs))
+
+
+@lru_cache(4096)
+def _in_order(outputs: tuple[Expression, ...]) -> tuple[Expression, ...]:
     order: dict[Expression, None] = {}
     stack = [(x, False) for x in reversed(outputs)]
     while stack:
@@ -358,7 +364,7 @@ def in_order(outputs: Sequence[Expression]) -> list[Expression]:
         elif x not in order:
             stack.append((x, True))
             stack.extend((y, False) for y in reversed(x.arguments))
-    return list(order)
+    return tuple(order)
 
 
 def replaced(x: Expression, given: Mapping[Expression, Expression]) -> Expression:

@@ -11,7 +11,7 @@ import numpy as np
 from jobflow.core.types import Array, DType, TensorType, dtype_of, float32
 from jobflow.expressions.language import Expression, in_order
 from jobflow.kernels.loop_space import LoopForm, OperandAccess, Space, address, overlaps, space_of, steps
-from jobflow.kernels.region import expression_on
+from jobflow.kernels.region import expression_on, space_on
 from jobflow.kernels.row_phases import COLUMNS, REDUCTIONS, of_columns, position
 from jobflow.ops.op import Op
 
@@ -130,7 +130,7 @@ def _types(arrays: Sequence[Array]) -> list[TensorType]:
 
 def seen_in_space(op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> tuple[list[Array], list[Array]] | None:
     """The arrays as the index space sees them; None where it cannot."""
-    space = op.index_space(*_types(inputs))
+    space = space_on(op, *_types(inputs))
     if space is None:
         return list(inputs), list(outputs)
     views = [space.view(k, a) for k, a in enumerate((*inputs, *outputs))]

@@ -24,9 +24,9 @@ def expression_on(op: Op, *types: TensorType) -> tuple[Expression, ...] | None:
 
 
 @lru_cache(4096)
-def order_of(op: Op, *types: TensorType) -> tuple[Expression, ...]:
-    """All that it is made of, arguments before what they are arguments of; nothing where it has no expression."""
-    return tuple(in_order(expression_on(op, *types) or ()))
+def space_on(op: Op, *types: TensorType) -> IndexSpace | None:
+    """On which index space; None where inputs and outputs broadcast."""
+    return op.index_space(*types)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from importlib import import_module
 from typing import Any, Protocol, TypeVar, cast
 
@@ -83,6 +83,7 @@ def register(op: type[Op], kind: Kind, tier: Tier, implementation: Implementatio
         raise PlanError(f"{implementation.name} and {ranked[rank].name} are both registered for {op.__name__} on {kind}, {tier}, with rank {rank}")
     ranked[rank] = implementation
     _found.clear()
+    _refusal.cache_clear()
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,11 @@ def _bind_first(op: Op, found: Sequence[Any], device: Binder, inputs: Sequence[A
 
 def refusal(op: Op, target: Target, inputs: Sequence[TensorType], outputs: Sequence[TensorType]) -> str | None:
     """Why the target's best implementation does not take the operation, whatever memory its dense arrays have."""
+    return _refusal(op, target, tuple(inputs), tuple(outputs))
+
+
+@lru_cache(4096)
+def _refusal(op: Op, target: Target, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> str | None:
     arrays = [at(type, contiguous_strides(type.shape, type.dtype.itemsize), (n + 1) << 40) for n, type in enumerate((*inputs, *outputs))]
     return candidates(type(op), target)[0].refuses(op, arrays[: len(inputs)], arrays[len(inputs) :])
 

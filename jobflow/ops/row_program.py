@@ -163,7 +163,7 @@ class _Places:
     def __init__(
         self,
         results: list[Expression],
-        order: list[Expression],
+        order: Sequence[Expression],
         levels: dict[Expression, int],
         inputs: tuple[int, ...],
         targets: tuple[int, ...],

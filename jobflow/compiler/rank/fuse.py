@@ -25,6 +25,7 @@ from jobflow.compiler.rank.local import Builder, Item, Join, Program, Step
 from jobflow.compiler.rank.views import StridedWindow, is_dense, views_of, windows, written_over
 from jobflow.core.types import TensorType, contiguous_strides
 from jobflow.kernels.patterns import Fold
+from jobflow.kernels.region import expression_on
 from jobflow.ops.layout_ops import SliceBox
 from jobflow.ops.op import Op
 from jobflow.ops.update import Updated
@@ -102,7 +103,7 @@ def absorb_makers(program: Program) -> Program:
 
 def _fits_in_loop(step: Step) -> bool:
     """True for what a region takes, with more around it."""
-    return isinstance(step.action, Op) and step.action.expression(*(item.type for item in step.inputs)) is not None
+    return isinstance(step.action, Op) and expression_on(step.action, *(item.type for item in step.inputs)) is not None
 
 
 def _absorbed(folds: Iterable[Fold], step: Step, index: int, maker: Step) -> tuple[Step | None, str]:

@@ -11,6 +11,7 @@ Example: y = relu(x w + b) with three steps: x w is dead after the addition, so 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from threading import local
 
 import numpy as np
 
@@ -30,15 +31,30 @@ from jobflow.plan.plan_checks import Access, verify_memory, verify_order, verify
 
 def plan_memory(ordered: Ordered) -> Plan:
     """The plan of one rank, verified."""
-    return _Planning(ordered).run()
+    known, _asked.planning = _asked.planning, None
+    return (known if known is not None and known.ordered is ordered else _planning(ordered)).run()
 
 
 def homes_of(ordered: Ordered) -> tuple[dict[Item, Item], dict[Item, Item], frozenset[Step]]:
     """For every item the one in whose memory it would lie, the part of a join that it would be there, and the steps that would have nothing to do."""
-    planning = _Planning(ordered)
-    planning.lay_out()
+    planning = _asked.planning = _planning(ordered)
     homes, parts = ({item: way(item) for item in planning.windows} for way in (planning.home, planning.part))
     return homes, parts, frozenset(planning.free)
+
+
+def _planning(ordered: Ordered) -> _Planning:
+    found = _Planning(ordered)
+    found.lay_out()
+    return found
+
+
+class _Asked(local):
+    """The program that this thread has asked `homes_of` about last, laid out: it is often planned next."""
+
+    planning: _Planning | None = None
+
+
+_asked = _Asked()
 
 
 @dataclass
@@ -71,7 +87,6 @@ class _Planning:
 
     def run(self) -> Plan:
         program = self.ordered.program
-        self.lay_out()
         sizes, needed = self._allocate()
         feeds = tuple(Feed(a.key, self.slot(a.item), a.box) for a in program.arguments)
         stored = [item for item in self.windows if item.slot is not None]

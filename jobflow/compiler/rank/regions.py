@@ -31,7 +31,7 @@ from jobflow.expressions.cost import flops_per_element
 from jobflow.expressions.index_space import IndexSpace, Places, broadcasting
 from jobflow.expressions.language import Expression, in_order
 from jobflow.kernels import registry
-from jobflow.kernels.region import Made, Region, RegionMember, expression_on, order_of
+from jobflow.kernels.region import Made, Region, RegionMember, expression_on, space_on
 from jobflow.kernels.row_phases import COLUMNS, REDUCTIONS
 from jobflow.kernels.target import FusionLimits
 from jobflow.ops.checked import Checked
@@ -59,6 +59,18 @@ def form_regions(ordered: Ordered) -> Ordered:
     return replace(ordered, apart=tuple(Apart(step.name, "", why) for step, why in alone.items()))
 
 
+@dataclass(frozen=True)
+class _Facts:
+    """What is looked at of a step again and again."""
+
+    space: _Space
+    #: its outputs that are sums of columns, and those that are not
+    sums: tuple[Item, ...]
+    others: tuple[Item, ...]
+    #: that it costs more than to read its result
+    dear: bool
+
+
 @dataclass(eq=False)
 class _Group:
     """Steps that become one, by number, in order; it runs at `position`."""
@@ -79,6 +91,7 @@ class _Growing:
     #: steps that stay alone, and why
     alone: Mapping[Step, str]
     apart: list[Apart] = field(default_factory=list)
+    facts: dict[int, _Facts] = field(default_factory=dict)
 
     def run(self) -> Ordered:
         program, body = self.ordered.program, len(self.ordered.body)
@@ -115,17 +128,20 @@ class _Growing:
 
     def _grow(self, stretch: Sequence[int]) -> None:
         found: list[_Group] = []
+        touching: dict[Item, set[int]] = {}  # by number in `found`
         for i in stretch:
             step = self.steps[i]
             if not isinstance(step.action, Op) or isinstance(step.action, ViewOp) or not _expressions(step):
                 continue
-            why = self.alone.get(step) or _unfit(step, self)
+            facts = self.facts[i] = _facts(step)
+            why = self.alone.get(step) or _unfit(step, facts, self)
             if why is not None:
                 self._note(i, None, why)
                 continue
-            group = _Group([i], i, _space(step), dict.fromkeys(step.inputs), set(step.outputs), set(_sums(step)))
-            best: tuple[int, _Group, int] | None = None
-            for other in found:
+            group = _Group([i], i, facts.space, dict.fromkeys(step.inputs), set(step.outputs), set(facts.sums))
+            best: tuple[int, int, int] | None = None
+            for number in sorted(set().union(*(touching.get(item, ()) for item in step.inputs))):
+                other = found[number]
                 shared = _shared(other, group)
                 if not shared:
                     continue
@@ -133,12 +149,14 @@ class _Growing:
                 if isinstance(place, str):
                     self._note(i, other, place)
                 elif best is None or shared > best[0]:
-                    best = shared, other, place
+                    best = shared, number, place
             if best is None:
                 found.append(group)
                 self.groups[i] = group
             else:
-                self._join(best[1], group, best[2])
+                self._join(found[best[1]], group, best[2])
+            for item in (*step.inputs, *step.outputs):
+                touching.setdefault(item, set()).add(len(found) - 1 if best is None else best[1])
 
     def _note(self, i: int, group: _Group | None, why: str) -> None:
         self.apart.append(Apart(self.steps[i].name, "" if group is None else self.steps[group.steps[0]].name, why))
@@ -161,10 +179,7 @@ class _Growing:
 
     def _again(self, steps: Sequence[int], space: _Space) -> str:
         """What has one result for several rows, and costs more than to read it in each of them; "" if nothing does."""
-        for step in map(self.steps.__getitem__, steps):
-            if not space.made_once([x for x in step.outputs if x not in set(_sums(step))]) and flops_per_element(_expressions(step)) > CHEAP:
-                return step.name
-        return ""
+        return next((self.steps[i].name for i in steps if self.facts[i].dear and not space.made_once(self.facts[i].others)), "")
 
     def _limited(self, group: _Group, new: _Group, space: _Space) -> str | None:
         made = group.made | new.made
@@ -286,18 +301,17 @@ def _over(members: Sequence[RegionMember], outputs: Sequence[Made]) -> Iterator[
     yield from ((k, sources[out]) for k, out in enumerate(outputs) if sources.get(out))
 
 
-def _unfit(step: Step, growing: _Growing) -> str | None:
+def _unfit(step: Step, facts: _Facts, growing: _Growing) -> str | None:
     """Why a step can be in no region."""
     op = step.action
     assert isinstance(op, Op)
     if isinstance(op, Checked):
         return "it checks what it is given"
-    space = _space(step)
+    space = facts.space
     if not space.one_place:
         return "it reads one operand in two ways"
-    sums = set(_sums(step))
-    for item in step.outputs:
-        if item not in sums and not space.holds(item):
+    for item in facts.others:
+        if not space.holds(item):
             return f"{item} of shape {list(item.type.shape)} is not on its index space {list(space.sizes)}"
     if op.alias and not space.free:
         return "it writes over what sums of rows read"
@@ -319,18 +333,11 @@ def _expressions(step: Step) -> tuple[Expression, ...]:
 _OF_SPACE = {*REDUCTIONS, COLUMNS, "columns", "index"}
 
 
-def _sums(step: Step) -> Iterator[Item]:
-    """The outputs that are sums of columns."""
-    if all(x.primitive != COLUMNS for x in _order(step)):
-        return
-    for item, x in zip(step.outputs, _expressions(step), strict=True):
-        if any(y.primitive == COLUMNS for y in in_order([x])):
-            yield item
-
-
-def _order(step: Step) -> tuple[Expression, ...]:
-    assert isinstance(step.action, Op)
-    return order_of(step.action, *(item.type for item in step.inputs))
+def _facts(step: Step) -> _Facts:
+    made = _expressions(step)
+    sums = tuple(item for item, x in zip(step.outputs, made, strict=True) if any(y.primitive == COLUMNS for y in in_order([x])))
+    others = tuple(item for item in step.outputs if item not in sums)
+    return _Facts(_space(step), sums, others, flops_per_element(made) > CHEAP)
 
 
 @dataclass(frozen=True)
@@ -363,10 +370,10 @@ def _space(step: Step) -> _Space:
     """The index space of an operation."""
     assert isinstance(step.action, Op)
     items = (*step.inputs, *step.outputs)
-    space = step.action.index_space(*(item.type for item in step.inputs)) or broadcasting(*(item.type for item in items))
+    space = space_on(step.action, *(item.type for item in step.inputs)) or broadcasting(*(item.type for item in items))
     places = dict(zip(items, space.operands, strict=True))
     once = all(places[item] == place for item, place in zip(items, space.operands, strict=True))
-    return _Space(space.sizes, space.row, places, all(x.primitive not in _OF_SPACE for x in _order(step)), once)
+    return _Space(space.sizes, space.row, places, all(x.primitive not in _OF_SPACE for x in in_order(_expressions(step))), once)
 
 
 def _joined(a: _Space, b: _Space) -> _Space | None:

@@ -52,6 +52,7 @@ def own_window(item: Item, orders: Orders) -> StridedWindow:
     return StridedWindow(item, 0, strides)
 
 
+@lru_cache(4096)
 def ordered_strides(type: TensorType, order: tuple[int, ...] | None) -> tuple[int, ...]:
     """Strides of a dense array whose axes follow each other in memory as `order` says."""
     if order is None:
