@@ -354,6 +354,7 @@ from jobflow.legacy.aliases import eager_nccl_all_reduce as eager_nccl_all_reduc
 from jobflow.legacy.aliases import enable_eager_execution as enable_eager_execution
 from jobflow.legacy.aliases import find_or_create_module as find_or_create_module
 from jobflow.legacy.aliases import fixed_placement as fixed_placement
+from jobflow.legacy.aliases import inter_job_reuse_mem_strategy as inter_job_reuse_mem_strategy
 from jobflow.legacy.aliases import is_deprecated as is_deprecated
 from jobflow.legacy.aliases import name_scope as name_scope
 from jobflow.legacy.aliases import to as to
@@ -598,6 +599,7 @@ __all__ = [
     "int32",
     "int64",
     "int8",
+    "inter_job_reuse_mem_strategy",
     "is_deprecated",
     "kaiming_initializer",
     "layers",

@@ -122,6 +122,11 @@ def current_resource() -> Any:
     return env.current_resource()
 
 
+def inter_job_reuse_mem_strategy(strategy_str: str, job_set: Any = None, **kwargs: Any) -> None:
+    """Accepted, without effect: jobs share no memory but that of variables."""
+    notice("inter_job_reuse_mem_strategy has no effect and is ignored")
+
+
 def InitEagerGlobalSession() -> None:
     """Accepted: tensors need no session."""
 

@@ -27,6 +27,10 @@ def test_of_processes_and_tensors(fresh: None) -> None:
     flow.config.machine_num(3)
     assert flow.current_resource().machine_num == 3
     assert flow.is_deprecated(flow.name_scope) and flow.is_deprecated(flow.deprecated.init_worker) and not flow.is_deprecated(flow.matmul)
+    flow.inter_job_reuse_mem_strategy("mem_size_first")
+    assert flow.experimental.nn is flow.nn and flow.experimental.tensor is flow.tensor
+    with pytest.raises(AttributeError, match=r"jobflow.experimental has no 'squar_sum'; did you mean \"square_sum\"\?"):
+        _ = flow.experimental.squar_sum
     x = flow.ones(2)
     assert flow.to(x, flow.int32).dtype is flow.int32
     assert flow.eager_nccl_all_reduce(x, "").numpy().tolist() == x.numpy().tolist()
