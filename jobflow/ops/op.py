@@ -254,7 +254,8 @@ def all_ops() -> list[type[Op]]:
 def placed(window: Box | None, box: Box) -> Box:
     """Where `box` of a tensor lies if the tensor is `window` of a longer one: a microbatch of the batch.
 
-    In the mirrored view several such tensors follow each other, one per rank: each is that window of its rank's batch.
+    In the mirrored view several such tensors follow each other, one per rank: each is that window of its rank's batch, or, where the window is as
+    long as the whole, they make up a microbatch of the batch that begins there.
     """
     if window is None:
         return box

@@ -293,6 +293,32 @@ def test_each_device_cuts_its_own_rows(on: On, parts: list[int], count: int) -> 
     same(after, expected)
 
 
+def test_devices_share_each_microbatch_of_an_array_for_all(on: On) -> None:
+    """Dropout and gradients, as a watch sees them, are those of the whole batch."""
+    x = np.arange(1.0, 25).reshape(8, 3)
+
+    def run(devices: int, count: int) -> Any:
+        on(devices)
+        config, seen = steps(count), []
+        config.default_logical_view(flow.scope.mirrored_view())
+
+        @flow.global_function("train", config)
+        def job(x: tp.Numpy.Placeholder((8, 3), flow.float64)) -> tp.Numpy:
+            y = x * flow.get_variable("w", (3,), flow.float64, flow.ones_initializer())
+            flow.watch_diff(y, lambda gradient: seen.append(gradient.numpy()))
+            dropped = flow.nn.dropout(y, 0.5)
+            flow.optimizer.SGD(constant(0.1), momentum=0).minimize(flow.math.reduce_sum(dropped, 1))
+            return dropped
+
+        rows = job(x)
+        order = np.argsort(rows.sum(1) + seen[0].sum(1), kind="stable")  # devices' results lie behind each other, microbatches within
+        return rows[order], seen[0][order], variables()["w"]
+
+    expected = run(1, 1)
+    for found, wanted in zip(run(2, 2), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=DOUBLE)
+
+
 @pytest.mark.parametrize("loss", [per_row, mean])
 def test_devices_with_different_numbers_of_rows(on: On, loss: Any) -> None:
     """Their dropout differs from that of the whole batch, so there is none."""

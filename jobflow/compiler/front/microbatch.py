@@ -19,7 +19,8 @@ the order of the nodes, forward and backward pass of one microbatch before the n
   they need not be gathered; others, one value per microbatch, in the program.
 * Where arguments lie on the ranks already (`Microbatches.within`), the program takes the rows of a microbatch from what the ranks
   hold, by logical rows however each argument lies, and joins all results.
-* In the mirrored view every rank cuts its own rows.  Where ranks differ in length, their dropout is not that of the whole batch.
+* In the mirrored view every rank cuts its own rows; an argument that is one array for all is cut into microbatches, and each of these over
+  the ranks.  Where ranks differ in length, their dropout is not that of the whole batch.
 
 Example, k = 2, y = x w with a loss per row: two nodes for each of x w and x' dy, dw = dw#0 + dw#1, w <- w - lr dw.
 """
@@ -121,7 +122,7 @@ class _Body:
     gradients: dict[str, Value]
     #: by how much the gradients are larger than they are
     raised: float
-    #: of nodes whose result depends on the position of the rows: how many elements per row the first axis of that has
+    #: of nodes whose result depends on the position of the rows: how many elements per row the first axis of that has, on all ranks that share it
     times: dict[Node, int | None] = field(default_factory=dict)
     #: values that differ from microbatch to microbatch
     varying: set[Value] = field(default_factory=set)
@@ -136,7 +137,8 @@ def _bodies(traced: Sequence[Body], microbatches: Microbatches) -> list[_Body]:
     """Differentiate what was traced."""
     trainings = [check_losses(program) for program, _ in traced]
     losses = [training.losses[0] for training in trainings]
-    weights = _weights(losses, [counted(program, loss) for (program, _), loss in zip(traced, losses, strict=True)], microbatches)
+    elements = [counted(program, loss) for (program, _), loss in zip(traced, losses, strict=True)]
+    weights = _weights(losses, elements, microbatches, _sharing(traced[0][0], losses[0], microbatches))
     raised = min(raised_by(program.nodes, training, weight) for (program, _), training, weight in zip(traced, trainings, weights, strict=True))
     weights = [replace(weight, raised=raised) for weight in weights]
     found: list[_Body] = []
@@ -150,30 +152,36 @@ def _bodies(traced: Sequence[Body], microbatches: Microbatches) -> list[_Body]:
     for body, nodes in zip(found, positioned, strict=True):
         for at, node in enumerate(nodes):
             others = [each[at].outputs[0] for each in positioned] if alike else node.outputs[:1]
-            times = _times(others, microbatches.sizes if alike else [body.rows])
+            times = _times(others, microbatches.sizes if alike else [body.rows], _sharing(body.program, others[0], microbatches))
             certain = len(others) > 1 or times == 1 or not isinstance(node.op, Source)
             body.times[node] = times if certain else None
     return found
 
 
-def _weights(losses: Sequence[Value], elements: Sequence[int], microbatches: Microbatches) -> list[Weight]:
-    """Per size of microbatch, what its losses count in the batch; `losses` is the loss of each, of so many `elements`."""
+def _weights(losses: Sequence[Value], elements: Sequence[int], microbatches: Microbatches, ranks: int) -> list[Weight]:
+    """Per size of microbatch, what its losses count in the batch; `losses` is the loss of each, of so many `elements` on each of `ranks`."""
     sizes = microbatches.sizes
-    grows = len(set(elements)) > 1 if len(sizes) > 1 else _times(losses, sizes) is not None
+    grows = len(set(elements)) > 1 if len(sizes) > 1 else _times(losses, sizes, ranks) is not None
     if not grows:
         return [Weight(n, rows / microbatches.rows) for n, rows in zip(elements, sizes, strict=True)]
     each = dict(zip(sizes, elements, strict=True))
     return [Weight(sum(each[stop - start] for start, stop in microbatches.spans))] * len(sizes)
 
 
-def _times(values: Sequence[Value], sizes: Sequence[int]) -> int | None:
-    """How many elements per row of the batch the first axis of a value has; None if it is another axis.
+def _sharing(program: Traced, value: Value, microbatches: Microbatches) -> int:
+    """How many ranks share the rows of a value: in the mirrored view those that an argument is cut over, microbatch by microbatch."""
+    of_all = not any(program.inputs[name].local for name in microbatches.arguments)
+    return value.node.placement.size if value.local and of_all else 1
+
+
+def _times(values: Sequence[Value], sizes: Sequence[int], ranks: int = 1) -> int | None:
+    """How many elements per row of the batch the first axis of a value has, of which `ranks` have as many each; None if it is another axis.
 
     `values` is that value for each of the sizes of microbatches; with one size only, it is told from the length alone.
     """
-    if not all(value.shape and value.shape[0] % size == 0 for value, size in zip(values, sizes, strict=True)):
+    if not all(value.shape and value.shape[0] * ranks % size == 0 for value, size in zip(values, sizes, strict=True)):
         return None
-    times, *others = {value.shape[0] // size for value, size in zip(values, sizes, strict=True)}
+    times, *others = {value.shape[0] * ranks // size for value, size in zip(values, sizes, strict=True)}
     return None if others else times
 
 
@@ -363,7 +371,8 @@ class _Unrolling:
         if times is None:  # these are not rows: as if those of all microbatches lay behind each other
             first, whole = microbatch * length, self.microbatches.count * length
         else:
-            first, whole = start * times, max(self.tracer.rows, default=self.microbatches.rows) * times
+            shared = _sharing(body.program, node.outputs[0], self.microbatches) > 1  # each microbatch is cut over the ranks
+            first, whole = start * times, length if shared else max(self.tracer.rows, default=self.microbatches.rows) * times
         return node.op.localize((), (Box(((first, first + length), *((0, n) for n in rest)), (whole, *rest)),))
 
     def _add(self, name: str, gradient: Value, microbatch: int) -> None:
