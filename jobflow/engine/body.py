@@ -12,7 +12,7 @@ from typing import Any
 
 import jobflow.core.scope as scope
 from jobflow.compiler.front.trace import Tracer
-from jobflow.core.errors import JobError, SourceLine, user_line
+from jobflow.core.errors import JobError, ShapeError, SourceLine, user_line
 from jobflow.core.layout import Placement
 from jobflow.core.types import DType, Tensor, TensorType, float32, int8
 from jobflow.engine.handle import Found, Handle, TimeSteps, every_step, value_of
@@ -42,13 +42,19 @@ class JobBody:
         self.modes: dict[int, Callable[[], Any]] = {}
         #: what gives the arguments that nobody passes: see `DataFeed`
         self.feed: Any = None
+        #: the shapes by name of value where arguments are as large as declared, for the program to see; None where they are so large
+        self.declared: Mapping[str, tuple[int, ...]] | None = {}
+        #: why arguments that are as large as declared are too large
+        self.refused = ""
         self._handles: dict[Value, Handle] = {}
 
     def handle(self, value: Value) -> Handle:
         """The one handle of a value."""
         found = self._handles.get(value)
         if found is None:
-            found = self._handles[value] = Handle(value)
+            declared = (self.declared or {}).get(value.name, value.shape)
+            differs = declared != value.shape and len(declared) == len(value.shape)
+            found = self._handles[value] = Handle(value, declared if differs else None)
         return found
 
     def apply(self, op: Op, inputs: Sequence[Tensor], name: str | None) -> tuple[Handle, ...]:
@@ -97,6 +103,12 @@ class JobBody:
     def fed(self, name: str, type: TensorType) -> Handle:
         """An argument of this name that the job's feed gives."""
         return self.handle(self.tracer.as_seen(self.tracer.input(name, type)))
+
+    def refuse(self, message: str) -> None:
+        """ShapeError: arguments are too large; when they are called with, if it is the largest of them for which the body is traced."""
+        if self.declared is not None:
+            raise ShapeError(message)
+        self.refused = self.refused or message
 
     # ---------------------------------------------------------------- variables
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jobflow.compiler.front.trace import RUN_COUNTER
-from jobflow.core.errors import JobflowError, SourceLine, user_line
+from jobflow.core.errors import JobflowError, ShapeError, SourceLine, user_line
 from jobflow.core.layout import Box, Layout, Local
 from jobflow.core.types import Array
 from jobflow.engine.data_feed import Fed
@@ -70,6 +70,8 @@ class Compiled:
     modes: Mapping[int, Callable[[], Any]]
     #: the arguments that nobody passes, if there are any
     fed: Fed | None = None
+    #: why it cannot run
+    refused: str = ""
 
     @property
     def graph(self) -> Graph:
@@ -95,6 +97,8 @@ class Compiled:
 
     def check_limits(self, bound: Sequence[Bound]) -> None:
         """An error if one of these arguments holds what its reader cannot take; of lazy ones, `feeds` looks at what is read."""
+        if self.refused:
+            raise ShapeError(f"{self.name}(...) at {user_line()}: {self.refused}")
         values = {name: value for name, _, value in bound}
         for limit in self.limits:
             if limit.argument not in values:

@@ -6,11 +6,12 @@ assert h.distribute is flow.distribute.split(1) and h.split_axis == 1
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jobflow.core.scope as scope
-from jobflow.core.errors import JobError, no_attribute, user_line
+from jobflow.core.errors import JobError, is_users, no_attribute, user_line
 from jobflow.core.types import Tensor
 from jobflow.engine.distribute import Distribute, broadcast, distribute_of, parallel_cast, split, with_distribute
 from jobflow.engine.operators import TensorOperators
@@ -24,23 +25,50 @@ INVALID_SPLIT_AXIS = -1
 _OF_RESULTS = frozenset({"get", "async_get", "item", "mean", "ndarray", "numpy", "numpy_list", "sum", "tolist"})
 
 
+class Size(int):
+    """A size as the program declares it.  That of the call, `now`, is what functions take which find it in a shape: reshape(x, (x.shape[0], -1))."""
+
+    now: int
+
+    @classmethod
+    def of(cls, declared: int, now: int) -> Size:
+        """The size that is declared, and that of the call."""
+        made = cls(declared)
+        made.now = now
+        return made
+
+
+def sizes(shape: Iterable[Any]) -> tuple[int, ...]:
+    """The sizes of a shape at this call."""
+    return tuple(n.now if isinstance(n, Size) else int(n) for n in shape)
+
+
 class Handle(TensorOperators):
     """A tensor in the body of a job: what the program holds of a value of the graph that is being recorded.
 
     Layouts are decided after the body has run, so `distribute` and `split_axis` tell what was asked for, not what will be.
     """
 
-    __slots__ = ("__weakref__", "type", "value")
+    __slots__ = ("__weakref__", "declared", "type", "value")
 
-    def __init__(self, value: Value) -> None:
+    def __init__(self, value: Value, declared: tuple[int, ...] | None = None) -> None:
         self.value = value
         self.type = value.type
+        #: its shape where the arguments are as large as they may be, if that is another one
+        self.declared = declared
 
     def __str__(self) -> str:
         return str(self.value)
 
     def __repr__(self) -> str:
         return repr(self.value)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """What the program has declared; jobflow's own functions see that of the call."""
+        if self.declared is None or not is_users(sys._getframe(1)):
+            return self.type.shape
+        return tuple(map(Size.of, self.declared, self.type.shape))
 
     @property
     def name(self) -> str:
@@ -129,7 +157,7 @@ class Handle(TensorOperators):
         raise JobError(f"{user_line()}: a tensor of a job cannot be iterated; x.shape is known, but its values are not, before the job runs")
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("type", "value"):  # asked of half-made objects too, by copy and pickle
+        if name.startswith("__") or name in ("declared", "type", "value"):  # asked of half-made objects too, by copy and pickle
             raise AttributeError(name)
         what = f'{user_line()}: the tensor {self.name} {self.type} of a job has no "{name}"'
         if name in _OF_RESULTS:

@@ -7,6 +7,7 @@ results together as the return annotation says.
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -73,6 +74,7 @@ class Job:
         self.config = config
         self.where = where
         self.optimizer_of = optimizer_of
+        self._declared: tuple[Any, dict[str, tuple[int, ...]]] | None = None
 
     def __repr__(self) -> str:
         return f"<job {self.name} at {self.where}>"
@@ -102,6 +104,7 @@ class Job:
     def with_strategy(self, strategy: Strategy | None) -> Job:
         """The same job under another strategy, or none; this one is left as it is."""
         other = copy.copy(self)
+        other._declared = None
         other.config = self.config.copy()
         other.config.options.pop("strategy", None)
         if strategy is not None:
@@ -123,6 +126,9 @@ class Job:
         declared = [d for _, d in self.signature.placeholders()]
         ragged = [shape for d, shape in zip(declared, shapes, strict=True) if d.per_device and len(set(shape)) > 1]
         rows = tuple(own[0] for own in ragged[0]) if ragged else ()
+        largest = tuple(d.type.shape for d in declared)
+        if self.microbatch_count == 1 and shapes != self.declared_shapes(session) and self._shown(session) is None:
+            self.trace(session, placement, largest)
         each: dict[Any, Trace] = {}
         found: list[Trace] = []
         for index in range(session.device_count()):
@@ -143,7 +149,8 @@ class Job:
         cut = program.microbatches
         fed = None if program.feed is None else Fed.of(program.feed, self.where, 1 if cut is None else cut.count, parts, session.here)
         told = first.results, first.watches, first.limits, parts, first.pieces, program.tensors, program.modes, fed
-        return Compiled(self.name, self.where, number, tuple(programs), *told)
+        refused = next((version.program.refused for version in each.values() if version.program.refused), "")
+        return Compiled(self.name, self.where, number, tuple(programs), *told, refused)
 
     @property
     def microbatch_count(self) -> int:
@@ -209,6 +216,8 @@ class Job:
         tracer = Tracer(self.name, placement, self.where, self.trainable, known=session.variables, rows=rows, looks=True)
         dtype = self.config.options.get("default_data_type") or float32
         body = self.body(session, tracer, seed=settings.seed or 0, conv_algorithm=settings.conv_algorithm, default_dtype=dtype, config=self.config)
+        largest = all(shape == d.type.shape for (_, d), shape in zip(self.signature.placeholders(), shapes, strict=True) if d.per_device)
+        body.declared = None if largest else self._shown(session) or {}
         with scope.using(interpreter=body, placement=placement, view=view, namespace=()):
             declared = zip(self.signature.placeholders(), shapes, strict=True)
             values = [
@@ -224,7 +233,13 @@ class Job:
             found = tuple(leaf.axis if isinstance(leaf, Found) else None for leaf in results.leaves)
             results = replace(results, leaves=tuple(map(packed, results.leaves)), found=found)
             self._train(tracer)
+        if largest:
+            self._declared = weakref.ref(session), {value.name: value.shape for node in tracer.nodes for value in node.outputs}
         return self.recorded(body, returned_values(results)), results
+
+    def _shown(self, session: Session) -> dict[str, tuple[int, ...]] | None:
+        """The shapes that the program sees, by name of value: those for the largest arguments; None before the body was traced for these."""
+        return self._declared[1] if self._declared is not None and self._declared[0]() is session else None
 
     def body(self, session: Session, tracer: Tracer, **options: Any) -> JobBody:
         """The interpreter of its body."""
@@ -234,7 +249,7 @@ class Job:
         """What a body has recorded, of which these are to be the outputs."""
         program = body.tracer.traced(outputs)
         told: dict[str, Any] = {"half": self.config.half, "strategy": self.strategy, "lazily": self.config.lazily}
-        return replace(program, **told, tensors=body.tensors, modes=body.modes, feed=body.feed)
+        return replace(program, **told, tensors=body.tensors, modes=body.modes, feed=body.feed, refused=body.refused)
 
     @staticmethod
     def _argument(tracer: Tracer, name: str, declared: Declared, shape: tuple[int, ...]) -> Value:

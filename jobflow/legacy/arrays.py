@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
+import jobflow.core.scope as scope
 import jobflow.functional as functional
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError, user_line
 from jobflow.core.types import DType, Tensor, bool_, dtype_of, int32, int64
 from jobflow.eager.faces import SPELLED, all_of, of_jobs, recording, spelled
-from jobflow.legacy.operands import Operand, fitting, spans, tensors
+from jobflow.engine.handle import sizes
+from jobflow.legacy.operands import Operand, counts, fitting, spans, tensors
 from jobflow.ops import broadcast as bc
 from jobflow.ops import elementwise as ew
 from jobflow.ops import index as ix
@@ -38,7 +40,7 @@ def _ints(what: str, argument: str, given: Any) -> tuple[int, ...]:
     """A list or tuple of ints as a tuple; ArgumentError for anything else."""
     if not isinstance(given, list | tuple) or not all(isinstance(n, Integral) for n in given):
         raise ArgumentError(f"{what} at {user_line()}: {argument} must be a list or tuple of ints, not {given!r}")
-    return tuple(int(n) for n in given)
+    return sizes(given)
 
 
 def _axis(what: str, axis: int, ndim: int) -> int:
@@ -134,12 +136,14 @@ def range(start: int, limit: int | None = None, delta: int = 1, dtype: DType | N
 def reshape(x: Tensor, shape: Sequence[int], name: Name = None) -> Tensor:
     """x in another shape of as many elements; one entry may be -1."""
     wanted = _ints("reshape", "shape", shape)
-    known = math.prod(n for n in wanted if n != -1)
-    if wanted.count(-1) > 1 or any(n < -1 or n == 0 for n in wanted):
+    known, size = math.prod(n for n in wanted if n != -1), x.type.size
+    if known == size == 0 and -1 in wanted:  # of no rows, by what a row has
+        known, size = (math.prod(n for n in each if n not in (-1, 0)) for each in (wanted, x.type.shape))
+    if wanted.count(-1) > 1 or any(n < -1 or n == 0 for n in shape):
         raise ArgumentError(f"reshape at {user_line()}: shape {list(wanted)} may have one -1, and its other entries must be positive")
-    if x.type.size % known if -1 in wanted else x.type.size != known:
+    if (not known or size % known) if -1 in wanted else size != known:
         raise ArgumentError(f"reshape at {user_line()}: {x.type} has {x.type.size} elements, which do not fill shape {list(wanted)}")
-    return sh.reshape(x, tuple(x.type.size // known if n == -1 else n for n in wanted))
+    return sh.reshape(x, tuple(size // known if n == -1 else n for n in wanted))
 
 
 def reshape_like(x: Tensor, like: Tensor, name: Name = None) -> Tensor:
@@ -215,7 +219,27 @@ def concat(
         raise ArgumentError(f"concat at {user_line()}: inputs must be a non-empty list of tensors, not {parts!r}")
     if len(parts) == 1:
         return _only(parts)
-    return sl.concat(list(parts), _axis("concat", axis, parts[0].type.ndim))
+    along = _axis("concat", axis, parts[0].type.ndim)
+    made = sl.concat(list(parts), along)
+    return made if max_dim_size is None else _at_most(max_dim_size, made, parts, along)
+
+
+def _at_most(most: int, made: Tensor, parts: Sequence[Tensor], axis: int) -> Tensor:
+    """What `concat` has made, if it is no longer than that; lengths that vary from call to call may be too large together."""
+    what, length = f"concat at {user_line()}", made.type.shape[axis]
+    counts("concat", max_dim_size=most)
+    static = sum(part.type.shape[axis] for part in parts if not getattr(getattr(part, "traced", None), "is_dynamic", False))
+    if static > most:
+        raise ArgumentError(f"{what}: max_dim_size {most} is too small for the {static} along axis {axis} of tensors whose shape is fixed")
+    if static == length:
+        return made
+    if length > most:
+        recorder: Any = scope.current().interpreter
+        recorder.body.refuse(f"{what}: {length} along axis {axis} are more than max_dim_size {most}")
+    stops = list(made.type.shape)
+    stops[axis] = min(length, most)
+    part: Tensor = apply(sl.Slice((0,) * len(stops), tuple(stops), (1,) * len(stops)), made)  # of all of it too, so that names do not change
+    return part
 
 
 def _only(parts: Sequence[Tensor]) -> Tensor:

@@ -9,6 +9,7 @@ import numpy as np
 
 from jobflow.core.errors import ArgumentError, DtypeError, user_line
 from jobflow.core.types import DType, Tensor
+from jobflow.engine.handle import sizes
 from jobflow.ops import source
 
 Operand: TypeAlias = Tensor | float
@@ -80,4 +81,4 @@ def positive_shape(what: str, name: str, given: Any) -> tuple[int, ...]:
     """The shape that was given; ArgumentError unless it is a list of positive ints."""
     if not isinstance(given, list | tuple) or not all(isinstance(n, int | np.integer) and n > 0 for n in given):
         raise ArgumentError(f"{what} at {user_line()}: {name} {given!r} is not a list of positive ints")
-    return tuple(int(n) for n in given)
+    return sizes(given)

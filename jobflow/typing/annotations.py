@@ -58,7 +58,7 @@ class ListNumpy:
 
     @staticmethod
     def Placeholder(shape: tuple[int, ...], dtype: DType = float32) -> Any:
-        """An argument that is a list of one array per device, each of at most `shape` along every axis."""
+        """An argument that is a list of one array per device, each with as many axes as `shape` and at most as many elements."""
         name = "ListNumpy.Placeholder"
         return Placeholder(name, (ListNumpy,), {"declared": _declare(name, shape, dtype, per_device=True)})
 

@@ -179,3 +179,77 @@ def test_gather_with_leading_axes_of_a_batch(run: Run) -> None:
     rows = run(lambda x, i: flow.gather(x, i, batch_dims=1), table, places[:, 0] % 2)
     assert (along == np.take_along_axis(table, places, 2)).all()
     assert (rows == np.take_along_axis(table, places[:, 0, :, None] % 2, 1)).all()
+
+
+# Arrays of each device's own ----------------------------------------------------------------------------------------
+
+
+def per_device(devices: int, body: Callable[..., Any], type: str = "predict") -> Callable[..., Any]:
+    """A job of the mirrored view on one array [4,3] per device."""
+    flow.clear_default_session()
+    flow.config.cpu_device_num(devices)
+    config = flow.function_config()
+    config.default_logical_view(flow.scope.mirrored_view())
+
+    @flow.global_function(type, config)
+    def job(x: tp.ListNumpy.Placeholder((4, 3))) -> tp.Bundle[tp.ListNumpy]:  # type: ignore[valid-type]
+        return body(x)
+
+    return lambda *shapes: job([np.arange(np.prod(shape), dtype=np.float32).reshape(shape) for shape in shapes])
+
+
+def test_a_body_sees_what_is_declared_and_computes_what_is_passed() -> None:
+    seen = set()
+
+    def body(x: Any) -> list[Any]:
+        row = flow.reshape(x, (x.shape[0], -1))  # in a shape, a size is that of the call
+        seen.add((x.shape, (x * 2).shape, flow.flatten(x).shape, row.shape, 2 * x.shape[0], x.is_dynamic))
+        return [x / x.shape[0], row, flow.constant(1, flow.float, x.shape) + x, flow.cast_to_static_shape(x)]
+
+    job = per_device(2, body)
+    for shapes in (((4, 3), (4, 3)), ((3, 3), (1, 3)), ((6, 2), (0, 3)), ((4, 1), (12, 1))):
+        quarters, rows, more, static = job(*shapes)
+        for shape, *found in zip(shapes, quarters, rows, more, static, strict=True):
+            x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+            for each, wanted in zip(found, (x / 4, x, x + 1, x), strict=True):
+                np.testing.assert_array_equal(each, wanted)
+    assert seen == {((4, 3), (4, 3), (12,), (4, 3), 8, True)}
+
+
+def test_lengths_that_vary_are_limited_together() -> None:
+    def body(x: Any) -> list[Any]:
+        both = flow.concat([x, x], 0, max_dim_size=6)
+        assert both.shape == (6, 3) and (both + 1).shape == (6, 3)
+        return [both]
+
+    job = per_device(2, body)
+    assert [each.shape for each in job((3, 3), (1, 3))[0]] == [(6, 3), (2, 3)]
+    for shapes in (((4, 3), (4, 3)), ((1, 3), (4, 3))):
+        with pytest.raises(flow.ShapeError, match=r"concat at .*: 8 along axis 0 are more than max_dim_size 6"):
+            job(*shapes)
+    job = per_device(1, lambda x: [flow.concat([x, flow.constant(1, flow.float, (7, 3))], 0, max_dim_size=6)])
+    with pytest.raises(flow.ArgumentError, match="max_dim_size 6 is too small for the 7"):
+        job((1, 3))
+
+
+def test_dynamic_losses_are_means_over_the_samples_of_all_devices() -> None:
+    """Of one that is not, over its elements: those of an array for all devices, and those of a shape said to be the same."""
+    for shapes in (((4, 3), (4, 3)), ((3, 3), (1, 3)), ((2, 3), (0, 3)), ((4, 2), (6, 2))):
+        total = np.float32(0)
+        for shape in shapes:
+            total += np.arange(np.prod(shape), dtype=np.float32).sum()
+        job = per_device(2, lambda x: [minimize(x * row((1,)))], "train")
+        job(*shapes)
+        np.testing.assert_allclose(flow.get_all_variables()["w"].numpy(), 1 - 0.1 * total / sum(n for n, _ in shapes), rtol=1e-5)
+    job = per_device(2, lambda x: [minimize(flow.cast_to_static_shape(x) * row((1,)))], "train")
+    job((4, 3), (4, 3))
+    np.testing.assert_allclose(flow.get_all_variables()["w"].numpy(), 1 - 0.1 * 132 / 24, rtol=1e-5)
+
+
+def test_programs_for_shapes_are_kept_and_forgotten() -> None:
+    traced = []
+    job = per_device(1, lambda x: [traced.append(1), x + 1][1:])
+    flow.config.compiled_shapes(2)
+    for rows in (4, 3, 3, 2, 3, 4):
+        np.testing.assert_array_equal(job((rows, 3))[0][0], np.arange(rows * 3).reshape(rows, 3) + 1)
+    assert len(traced) == 4  # 4, 3, 2, and 4 again, which was the longest unused when 2 came
