@@ -127,7 +127,7 @@ class Job:
         ragged = [shape for d, shape in zip(declared, shapes, strict=True) if d.per_device and len(set(shape)) > 1]
         rows = tuple(own[0] for own in ragged[0]) if ragged else ()
         largest = tuple(d.type.shape for d in declared)
-        if self.microbatch_count == 1 and shapes != self.declared_shapes(session) and self._shown(session) is None:
+        if self.ahead and self.microbatch_count == 1 and shapes != self.declared_shapes(session) and self._shown(session) is None:
             self.trace(session, placement, largest)
         each: dict[Any, Trace] = {}
         found: list[Trace] = []
@@ -216,7 +216,8 @@ class Job:
         tracer = Tracer(self.name, placement, self.where, self.trainable, known=session.variables, rows=rows, looks=True)
         dtype = self.config.options.get("default_data_type") or float32
         body = self.body(session, tracer, seed=settings.seed or 0, conv_algorithm=settings.conv_algorithm, default_dtype=dtype, config=self.config)
-        largest = all(shape == d.type.shape for (_, d), shape in zip(self.signature.placeholders(), shapes, strict=True) if d.per_device)
+        given = zip(self.signature.placeholders(), shapes, strict=True)
+        largest = self.ahead and all(shape == d.type.shape for (_, d), shape in given if d.per_device)
         body.declared = None if largest else self._shown(session) or {}
         with scope.using(interpreter=body, placement=placement, view=view, namespace=()):
             declared = zip(self.signature.placeholders(), shapes, strict=True)
