@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,6 +12,9 @@ from jobflow.core.types import Array, DType
 
 #: along the innermost axis: elements side by side, one element for all, apart by any stride; `number`: one for the whole loop
 Lying = Literal["dense", "splat", "strided", "number"]
+
+#: bytes of memory that come into a cache together, and how many such lines stay in the nearest one
+LINE, COLUMNS_AT_A_TIME = 64, 256
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,24 @@ class Space:
         if self.sizes[-1] == 1 or stride == dtype.itemsize:
             return OperandAccess(dtype, "dense")
         return OperandAccess(dtype, "strided" if stride else "splat")
+
+    def tiles(self) -> Iterator[tuple[int, Space]]:
+        """Stretches of the innermost axis, by where they begin, with the other axes in the order in which lines of memory are used again soonest.
+
+        Of an operand that lies the other way, as one of y[n,k] += x[k,n] does, each row reads one element of as many lines as it has columns, and the
+        next row the elements beside them.
+        """
+        size = self.sizes[-1]
+        across = (s for s in self.strides if any(0 < abs(step) < min(LINE, abs(s[-1])) for step in s[:-1]))
+        turned = next(across, None) if size > COLUMNS_AT_A_TIME else None
+        if turned is None:
+            yield 0, self
+            return
+        nearest = min((axis for axis in range(len(turned) - 1) if turned[axis]), key=lambda axis: abs(turned[axis]))
+        order = (*(axis for axis in range(len(turned) - 1) if axis != nearest), nearest, len(turned) - 1)
+        sizes, strides = tuple(self.sizes[axis] for axis in order), tuple(tuple(s[axis] for axis in order) for s in self.strides)
+        for first in range(0, size, COLUMNS_AT_A_TIME):
+            yield first, Space((*sizes[:-1], min(COLUMNS_AT_A_TIME, size - first)), strides)
 
 
 def steps(array: Array, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from jobflow.core.types import DType, TensorType, bfloat16, bool_, float16, floa
 from jobflow.expressions import language as f
 from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import evaluate
+from jobflow.kernels import loop_space
 from jobflow.kernels.llvm import bind, loops, machine_code, refuses
 from jobflow.kernels.registry import refusal
 from jobflow.kernels.target import target_of
@@ -113,6 +114,16 @@ def check_random_loop(seed: int) -> None:
 def test_random_loops() -> None:
     for seed in range(60):
         check_random_loop(seed)
+
+
+def test_random_loops_some_columns_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where operands lie the other way; the loops are those of the test before."""
+    monkeypatch.setattr(loop_space, "COLUMNS_AT_A_TIME", 7)
+    for seed in range(60):
+        check_random_loop(seed)
+    turned = loop_space.Space((3, 20), ((80, 4), (4, 12)))
+    assert [(first, tile.sizes) for first, tile in turned.tiles()] == [(0, (3, 7)), (7, (3, 7)), (14, (3, 6))]
+    assert list(loop_space.Space((3, 20), ((80, 4), (80, 4))).tiles()) == [(0, loop_space.Space((3, 20), ((80, 4), (80, 4))))]
 
 
 @pytest.mark.full

@@ -133,10 +133,10 @@ def bind(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequen
     if any(target.size == 0 for target in targets):
         return []
     turned = columns_as_rows(outputs, inputs, targets) or Turned(tuple(outputs), tuple(inputs), tuple(targets))
-    return [_call(turned.outputs, turned.inputs, turned.targets)]
+    return _calls(turned.outputs, turned.inputs, turned.targets)
 
 
-def _call(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> Call:
+def _calls(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> list[Call]:
     known = facts(tuple(outputs))
     shape = np.broadcast_shapes(*(inputs[k].shape for k in known.elements), *(target.shape for target in targets))
     outputs, positions = with_positions(outputs, len(inputs), shape)
@@ -144,11 +144,14 @@ def _call(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Seque
     space = loop_space(known, inputs, targets, shape)
     loop = compile_loop(outputs, loop_form(known, space, inputs, outputs, len(positions)), space.sizes[-1] <= LONGEST)
     scratch = [np.empty(space.sizes[-1], dtype.numpy) for dtype in loop.scratch]
-    return loop.function, (_arguments(loop.form, space, [*inputs, *targets], scratch),)
+    tiles = [(0, space)] if known.rows or any(target.shape != shape for target in targets) else space.tiles()
+    return [(loop.function, (_arguments(loop.form, tile, [*inputs, *targets], scratch, first),)) for first, tile in tiles]
 
 
-def _arguments(form: LoopForm, space: Space, operands: Sequence[Array], scratch: Sequence[Array]) -> Any:
-    words = [address(a) for a in (*operands, *scratch)]
+def _arguments(form: LoopForm, space: Space, operands: Sequence[Array], scratch: Sequence[Array], first: int) -> Any:
+    """For the columns from `first` on."""
+    words = [address(a) + first * strides[-1] for a, strides in zip(operands, space.strides, strict=True)]
+    words += [address(a) for a in scratch]
     words += [space.sizes[-1], *space.sizes[:-1]]
     accesses = [*form.inputs, *form.outputs]
     for access, strides in zip(accesses, space.strides, strict=True):
