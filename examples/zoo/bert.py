@@ -148,7 +148,7 @@ def minimize(loss, size):
 
 def read_records(size, folder, parts, fields):
     """The arguments of a job, by name, from OFRecord files."""
-    records = flow.data.ofrecord_reader(folder, size.batch, parts, random_shuffle=True, shuffle_after_epoch=True)
+    records = flow.data.ofrecord_reader(folder, size.batch, parts, part_name_suffix_length=5, random_shuffle=True, shuffle_after_epoch=True)
 
     def decoded(field):
         return flow.data.OFRecordRawDecoder(records, IN_RECORDS[field], shape=(getattr(size, fields[field]),), dtype=kind(field))
