@@ -318,15 +318,15 @@ def same_padding(
     x: Tensor, padding: str, data_format: str, kernel_size: Sequence[int], strides: Sequence[int], dilation_rate: Sequence[int], name: Name = None
 ) -> Tensor:
     """x with the zeros around its spatial axes that "SAME_UPPER" or "SAME_LOWER" stands for: convolved as "VALID" it has ceil(n / stride) places."""
-    ndim, last = x.type.ndim - 2, data_format.upper().endswith("C") or data_format == "channels_last"
+    ndim, last = x.type.ndim - 2, str(data_format).upper().endswith("C") or data_format == "channels_last"
     sizes = [
         _ints("same_padding", word, given) for word, given in (("kernel_size", kernel_size), ("strides", strides), ("dilation_rate", dilation_rate))
     ]
     way = padding.lower() if isinstance(padding, str) else ""
-    if way not in ("same_upper", "same_lower") or ndim < 1 or any(len(each) != ndim for each in sizes):
+    if way not in ("same_upper", "same_lower") or ndim < 1 or any(len(each) != ndim or min(each) < 1 for each in sizes):
         raise ArgumentError(
-            f'same_padding at {user_line()}: padding {padding!r} is "SAME_UPPER" or "SAME_LOWER", and kernel_size, strides and dilation_rate have an '
-            f"entry for each of the {max(ndim, 0)} spatial axes of {x.type}"
+            f'same_padding at {user_line()}: padding {padding!r} is "SAME_UPPER" or "SAME_LOWER", and kernel_size, strides and dilation_rate have a '
+            f"positive entry for each of the {max(ndim, 0)} spatial axes of {x.type}"
         )
     spatial = x.type.shape[1:-1] if last else x.type.shape[2:]
     pairs = list(explicit_padding("same_padding", way if way == "same_upper" else "same", spatial, *sizes))

@@ -13,6 +13,7 @@ from jobflow.core.errors import ArgumentError, JobError, ShapeError, did_you_mea
 from jobflow.core.signatures import variant
 from jobflow.core.types import Tensor
 from jobflow.eager.faces import all_of, of_jobs
+from jobflow.legacy.operands import counts
 from jobflow.legacy.variables import current_job
 from jobflow.ops import conv as cv
 from jobflow.ops import pool as pl
@@ -247,7 +248,8 @@ def PixelShuffle(input: Tensor, upscale_factor: int, name: str | None = None) ->
 def PixelShufflev2(input: Tensor, h_upscale_factor: int, w_upscale_factor: int, name: str | None = None) -> Tensor:
     """PixelShuffle with a factor of its own for height and for width."""
     tall, wide, t = h_upscale_factor, w_upscale_factor, input.type
-    if t.ndim != 4 or min(tall, wide) < 1 or t.shape[1] % (tall * wide):
+    counts("PixelShuffle", h_upscale_factor=tall, w_upscale_factor=wide)
+    if t.ndim != 4 or t.shape[1] % (tall * wide):
         raise ShapeError(f"PixelShuffle at {user_line()}: input {t} must be [n, c, h, w] with a multiple of {tall} * {wide} channels")
     n, c, h, w = t.shape
     apart = sh.reshape(input, (n, c // (tall * wide), tall, wide, h, w))

@@ -166,7 +166,7 @@ def upsample_2d(
         interpolation = data_format if data_format in ("nearest", "bilinear") else interpolation
         align_corners, data_format = False, align_corners
     what = f"upsample_2d at {user_line()}"
-    if data_format.upper() not in ("NCHW", "NHWC") or interpolation not in ("nearest", "bilinear") or x.type.ndim != 4:
+    if str(data_format).upper() not in ("NCHW", "NHWC") or interpolation not in ("nearest", "bilinear") or x.type.ndim != 4:
         raise ArgumentError(f'{what}: x {x.type} is "NCHW" or "NHWC", interpolation "nearest" or "bilinear"; got {data_format!r}, {interpolation!r}')
     if align_corners and interpolation == "nearest":
         raise ArgumentError(f"{what}: align_corners goes with bilinear interpolation")

@@ -297,9 +297,9 @@ def layer_norm_grad(dy: Tensor, x: Tensor, mean: Tensor, inv_variance: Tensor, b
     """The gradient of x under (x - mean) inv_variance, of the rows from begin_norm_axis on; `inv_variance` is 1 / sqrt(variance + epsilon)."""
     begin = normal_axis(f"layer_norm_grad at {user_line()}", begin_norm_axis, x.type.ndim)
     rows = x.type.shape[:begin]
-    if dy.type != x.type or mean.type.size != inv_variance.type.size or mean.type.size != math.prod(rows):
+    if dy.type != x.type or mean.type.dtype is not x.type.dtype or mean.type != inv_variance.type or mean.type.size != math.prod(rows):
         raise ShapeError(
-            f"layer_norm_grad at {user_line()}: dy {dy.type} is as x {x.type}, and mean {mean.type} and inv_variance of a number per row"
+            f"layer_norm_grad at {user_line()}: dy {dy.type} is as x {x.type}, and mean {mean.type} and inv_variance are of a number per row"
         )
     ones = constant(1, x.type.dtype, x.type.shape[begin:])
     dx: Tensor = apply(norm.LayerNormGrad(begin), dy, x, ones, sh.reshape(mean, rows), sh.reshape(inv_variance, rows))[0]
@@ -345,7 +345,7 @@ def prelu(
     own = name or layer_name(current_job("prelu"), "PRelu")
     shape = list(inputs.type.shape[1:])
     for axis in shared_axes or ():
-        if not 1 <= axis < inputs.type.ndim:
+        if not isinstance(axis, int) or not 1 <= axis < inputs.type.ndim:
             raise ArgumentError(f'prelu at {user_line()} (layer "{own}"): shared axis {axis} must lie in [1, {inputs.type.ndim})')
         shape[axis - 1] = 1
     alpha = _parameter(f"{own}-alpha", shape, inputs, alpha_initializer or constant_initializer(0), alpha_regularizer, trainable, model_distribute)

@@ -5,6 +5,7 @@ reduction is "none", "mean" or "sum"; the last two are over all elements and giv
 
 from __future__ import annotations
 
+from numbers import Integral, Real
 from typing import Any
 
 import jobflow.functional as functional
@@ -202,8 +203,8 @@ def _distance(x: Tensor, y: Tensor, p: float, eps: float) -> Tensor:
 
 def smooth_l1_loss(prediction: Tensor, label: Tensor, beta: float = 1.0, name: str | None = None) -> Tensor:
     """d^2 / (2 beta) where d = |prediction - label| < beta, d - beta / 2 elsewhere; elementwise."""
-    if beta < 0:
-        raise ArgumentError(f"smooth_l1_loss at {user_line()}: beta {beta} must not be negative")
+    if not isinstance(beta, Real) or beta < 0:
+        raise ArgumentError(f"smooth_l1_loss at {user_line()}: beta {beta!r} must be a number, and not negative")
     _same("smooth_l1_loss", prediction=prediction, label=label)
     return ls.smooth_l1(prediction, label, beta, name=name)
 
@@ -223,6 +224,8 @@ def ctc_loss(
     targets are [n, longest], or the labels of all samples behind each other.  "mean" divides each loss by its number of labels, at least 1, before
     it takes the mean.  `zero_infinity`: a sample with too few frames for its labels has the loss 0, not inf.
     """
+    if not isinstance(blank, Integral):
+        raise ArgumentError(f"ctc_loss at {user_line()}: blank is the number of a class, not {blank!r}")
     if targets.type.ndim == 1 and log_probs.type.ndim == 3:
         targets = _padded(targets, target_lengths, log_probs.type.shape[1])
     try:

@@ -19,7 +19,7 @@ from jobflow.eager.faces import SPELLED, all_of, recording, spelled
 from jobflow.engine.operators import quotient
 from jobflow.functional.nn_activations import logsigmoid
 from jobflow.legacy.elements import top_k as top_k
-from jobflow.legacy.operands import Operand, operands
+from jobflow.legacy.operands import Operand, counts, operands
 from jobflow.legacy.operands import fitting as fitting
 from jobflow.legacy.operands import tensors as tensors
 from jobflow.legacy.random import fused_scale_tril_softmax_dropout as fused_scale_tril_softmax_dropout
@@ -277,6 +277,7 @@ def l2_normalize(input: Tensor, axis: int | None = None, epsilon: float = 1e-12,
 
 def unsorted_segment_sum(data: Tensor, segment_ids: Tensor, num_segments: int, axis: int = 0, name: str | None = None) -> Tensor:
     """y[.., ids[i], ..] = sum of data[.., i, ..]; the axes of segment_ids take the place of `axis`; ids out of range are dropped."""
+    counts("unsorted_segment_sum", num_segments=num_segments)
     return ix.unsorted_segment_sum(data, segment_ids, num_segments, axis)
 
 
@@ -287,6 +288,7 @@ def unsorted_segment_sum_like(data: Tensor, segment_ids: Tensor, like: Tensor, a
 
 def unsorted_batch_segment_sum(data: Tensor, segment_ids: Tensor, num_segments: int, name: str | None = None) -> Tensor:
     """unsorted_segment_sum along the last axis of segment_ids, whose other axes are those of data."""
+    counts("unsorted_batch_segment_sum", num_segments=num_segments)
     return ix.batch_segment_sum(data, segment_ids, num_segments)
 
 
@@ -340,6 +342,9 @@ def multi_count_not_finite(x: Sequence[Tensor] | None = None, name: str | None =
 
 def in_top_k(targets: Tensor, predictions: Tensor, k: int, name: str | None = None) -> Tensor:
     """int8: is predictions[i, targets[i]] one of the k largest of row i (ties count)."""
+    counts("in_top_k", k=k)
+    if predictions.type.ndim != 2 or targets.type.shape != predictions.type.shape[:1] or not targets.type.dtype.is_integer:
+        raise ShapeError(f"in_top_k at {user_line()}: predictions {predictions.type} are [n, classes], and targets {targets.type} n integers")
     own = ix.batch_gather(predictions, sh.expand_dims(targets, 1), 1)
     larger = ew.cast(ew.greater(predictions, own), int32)
     return less(reduce_sum(larger, 1), k)

@@ -13,6 +13,7 @@ from jobflow.eager.faces import all_of, of_jobs
 from jobflow.engine.distribute import current_placement, is_local
 from jobflow.functional.nn_base import normalised_rows
 from jobflow.legacy.initializers import constant_initializer
+from jobflow.legacy.operands import counts
 from jobflow.legacy.variables import current_job, get_variable, layer_name, variable_of
 from jobflow.ops import batch_norm as bn
 from jobflow.ops import elementwise as ew
@@ -140,6 +141,7 @@ def _channels_first(what: str, x: Tensor, ndim: int | None) -> None:
 def GroupNorm(x: Tensor, num_groups: int = 32, eps: float = 1e-5, affine: bool = True, name: str | None = None) -> Tensor:
     """x [n,c,...] with mean 0 and variance 1 in each of num_groups groups of channels; then gamma x + beta per channel if affine."""
     _channels_first("GroupNorm", x, None)
+    counts("GroupNorm", num_groups=num_groups)
     batch, channels = x.type.shape[:2]
     if channels % num_groups:
         raise ShapeError(f"GroupNorm at {user_line()}: the {channels} channels of x {x.type} cannot be divided into {num_groups} equal groups")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 
 import jobflow.legacy.math as math
-from jobflow.core.errors import ArgumentError, user_line
+from jobflow.core.errors import ArgumentError, DtypeError, user_line
 from jobflow.core.types import Tensor, bool_, int64
 from jobflow.eager.faces import all_of, of_jobs
 from jobflow.legacy.initializers import constant_initializer
@@ -27,8 +27,10 @@ from jobflow.ops.scalar import shift
 __all__ = ["fake_quantization", "min_max_observer", "moving_average_min_max_observer"]
 
 
-def _check(what: str, bit: int, scheme: str, formula: str) -> None:
+def _check(what: str, input: Tensor, bit: int, scheme: str, formula: str) -> None:
     counts(what, quantization_bit=bit)
+    if not input.type.dtype.is_float:
+        raise DtypeError(f"{what} at {user_line()}: input {input.type} is not of floating point numbers; cast it with cast(x, jobflow.float32)")
     if bit < 2 or (formula, scheme) not in (("google", "symmetric"), ("google", "affine"), ("cambricon", "symmetric")):
         raise ArgumentError(
             f'{what} at {user_line()}: {bit} bits, {formula!r}, {scheme!r}; there are 2 bits or more, and the formulas "google" (scheme '
@@ -55,7 +57,7 @@ def min_max_observer(
     name: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Scale and zero point of shape (1,), or one for each row of the first axis unless `per_layer_quantization`."""
-    _check("min_max_observer", quantization_bit, quantization_scheme, quantization_formula)
+    _check("min_max_observer", input, quantization_bit, quantization_scheme, quantization_formula)
     t = input.type
     rows = sh.reshape(input, (1 if per_layer_quantization else t.shape[0], -1 if t.size else 0))
     affine = quantization_scheme == "affine"
@@ -75,7 +77,7 @@ def moving_average_min_max_observer(
 
     They are the variables `<name>-moving_max` and `<name>-moving_min`; `<name>-current_train_step` counts, and the first run gives them its numbers.
     """
-    _check("moving_average_min_max_observer", quantization_bit, quantization_scheme, quantization_formula)
+    _check("moving_average_min_max_observer", input, quantization_bit, quantization_scheme, quantization_formula)
     job = current_job("moving_average_min_max_observer")
     none = constant_initializer(0)
     with namespace(name or layer_name(job, "MovingAverageMinMaxObserver")):
@@ -106,7 +108,7 @@ def fake_quantization(
     name: str | None = None,
 ) -> Tensor:
     """The input rounded to what so many bits can say; its gradient is that of the result.  Scale and zero point are (1,), or one for each row."""
-    _check("fake_quantization", quantization_bit, quantization_scheme, quantization_formula)
+    _check("fake_quantization", input, quantization_bit, quantization_scheme, quantization_formula)
     if scale.type.size not in (1, input.type.shape[0]) or zero_point.type.size != scale.type.size:
         raise ArgumentError(
             f"fake_quantization at {user_line()}: scale {scale.type} and zero_point {zero_point.type} are of one number, or one for each row of "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Integral
+from numbers import Integral, Real
 
 import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, JobError, user_line
@@ -32,8 +32,8 @@ def CoinFlip(batch_size: int = 1, seed: int | None = None, probability: float = 
     """int8 (batch_size,): 1 with `probability`, else 0."""
     if not isinstance(batch_size, Integral) or batch_size < 1:
         raise ArgumentError(f"CoinFlip at {user_line()}: batch_size is a positive int, not {batch_size!r}")
-    if not 0 <= probability <= 1:
-        raise ArgumentError(f"CoinFlip at {user_line()}: probability {probability} is not in [0, 1]")
+    if not isinstance(probability, Real) or not 0 <= probability <= 1:
+        raise ArgumentError(f"CoinFlip at {user_line()}: probability {probability!r} is not in [0, 1]")
     drawn = _uniform("CoinFlip", (batch_size,), float32, seed, name)
     return ew.cast(ew.less(drawn, ew.fill_like(drawn, probability)), int8, name=name)
 
@@ -68,8 +68,8 @@ def dropout(x: Tensor, rate: float, noise_shape: Sequence[int] | None = None, se
 
     Other elements fall at every run.  `seed` replaces the job's seed.
     """
-    if not 0 <= rate < 1:
-        raise ArgumentError(f"dropout at {user_line()}: rate {rate} is not in [0, 1)")
+    if not isinstance(rate, Real) or not 0 <= rate < 1:
+        raise ArgumentError(f"dropout at {user_line()}: rate {rate!r} is not in [0, 1)")
     if noise_shape is not None:
         raise JobError(f"dropout at {user_line()}: noise_shape is not supported")
     job = current_job("dropout")
@@ -101,8 +101,8 @@ def fused_scale_tril_softmax_dropout(
 
 def random_mask_like(like: Tensor, rate: float, seed: int | None = None, noise_shape: Sequence[int] | None = None, name: str | None = None) -> Tensor:
     """int8 in the shape of `like`: 0 with probability `rate`, else 1."""
-    if not 0 <= rate < 1:
-        raise ArgumentError(f"random_mask_like at {user_line()}: rate {rate} is not in [0, 1)")
+    if not isinstance(rate, Real) or not 0 <= rate < 1:
+        raise ArgumentError(f"random_mask_like at {user_line()}: rate {rate!r} is not in [0, 1)")
     if noise_shape is not None:
         raise ArgumentError(f"random_mask_like at {user_line()}: noise_shape is not supported")
     job = current_job("random_mask_like")

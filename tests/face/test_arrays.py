@@ -174,7 +174,7 @@ def test_where_and_masked_fill(run: Any) -> None:
     assert run(lambda t, m: face.masked_fill(t, m, 9), x, np.array([[0, 1]], np.int32)).tolist() == [[1, 9]]
     with pytest.raises(DtypeError, match="condition float64"):
         run(face.where, x, x, x)
-    with pytest.raises(NotImplementedError, match="give x and y"):
+    with pytest.raises(NotImplementedError, match="give both x and y"):
         run(face.where, cond)
 
 

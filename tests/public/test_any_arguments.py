@@ -195,9 +195,9 @@ def test_shapes_of_the_job_face_for_tensors() -> None:
 
 @pytest.mark.parametrize("word", ["argwhere", "nonzero", "masked_select", "unique"])
 def test_sizes_that_only_numbers_tell(word: str) -> None:
-    """At once they are told; a job and a graph are compiled before, and their errors name what has a size."""
+    """At once they are told; a job and a graph are compiled before, and their errors name what has a size; positions are results of a job."""
     function = getattr(flow, word)
-    for run in (of_job, lambda body: Graph(body)(flow.tensor(VALUES))):
+    for run in (lambda body: Graph(body)(flow.tensor(VALUES)), *([] if word in ("argwhere", "nonzero") else [of_job])):
         with pytest.raises(JobError) as caught:
             run(lambda x: function(x, x > 0) if word == "masked_select" else function(x))
         told = str(caught.value)
