@@ -11,7 +11,6 @@ Sums are in float64, over all samples at once, one frame after another.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from jobflow.ops.op import Grads, Op, Sample, sample
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
 
 
-@dataclass(frozen=True)
 class CtcLoss(Op):
     """loss[n] of log-probabilities x[frames, n, classes], targets[n, longest], and how many frames and labels each sample has.
 
@@ -67,7 +65,6 @@ class CtcLoss(Op):
         yield from _cases(cls)
 
 
-@dataclass(frozen=True)
 class CtcLossGrad(CtcLoss):
     """dx[t, n, c] = dloss[n] (e^x - share of the paths that are at c in frame t); 0 behind the last frame of a sample"""
 

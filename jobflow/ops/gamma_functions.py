@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -43,7 +42,6 @@ def _series(f: Any, coefficients: list[float], square: Any) -> Any:
     return total
 
 
-@dataclass(frozen=True)
 class Lgamma(Unary):
     """y = ln |gamma(x)|: infinite at 0, -1, -2 ..."""
 
@@ -77,7 +75,6 @@ class Lgamma(Unary):
         yield sample(cls(), np.array([0.0, -3.0, np.inf, -np.inf]), differentiable=(), note=" infinite")
 
 
-@dataclass(frozen=True)
 class Digamma(Unary):
     """y = the derivative of ln gamma(x): -inf at 0, not a number at -1, -2 ..."""
 

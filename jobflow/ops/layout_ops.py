@@ -40,7 +40,7 @@ class Identity(ViewOp):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        if cls is Identity:
+        if cls in (Identity, StaticShape):
             yield sample(cls(), np.arange(12.0).reshape(3, 4))
             yield sample(cls(), np.array(3.0))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from jobflow.ops.op import Grads, Sample, sample
 from jobflow.ops.pointwise import Elementwise, call, numbers
 
 
-@dataclass(frozen=True)
 class FakeQuantize(Elementwise):
     """y = (clip(round(x / scale + zero), low, high) - zero) scale, round to even; the gradient of x is that of y, that of the others none."""
 

@@ -7,7 +7,7 @@ its part needs no others.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from jobflow.ops.op import Grads, Op, Sample, apply, sample
 from jobflow.ops.pointwise import call, numbers
 
 
-@dataclass(frozen=True)
 class SampleClasses(Op):
     """mapped[n], sampled[count] of labels[n] and a run counter: sampled[mapped[i]] = labels[i].
 
@@ -84,7 +83,6 @@ class SampleClasses(Op):
         yield sample(cls(8, 4, 1, "k"), np.array([0, 7, 1], np.int32), np.array([0]))
 
 
-@dataclass(frozen=True)
 class GatherWhereTheyAre(Gather):
     """Gather along axis 0 of rows that lie on the rank which asks for them: the first of the numbers on the first rank, and so on."""
 
@@ -102,7 +100,6 @@ class GatherWhereTheyAre(Gather):
         yield sample(cls(), numbers(1, 8, 3), np.arange(8))
 
 
-@dataclass(frozen=True)
 class AddWhereTheyAre(Op):
     """y[size, ...]: rows added at their numbers; the adjoint of GatherWhereTheyAre"""
 

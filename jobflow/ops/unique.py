@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,7 +12,6 @@ from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, int32, int6
 from jobflow.ops.op import Grads, Op, Sample, apply, sample
 
 
-@dataclass(frozen=True)
 class UniqueWithCounts(Op):
     """y = the different elements of x[n] in the order in which they are first seen, then zeros; y[idx[i]] = x[i]; how often each is; how many.
 
@@ -53,7 +51,6 @@ class UniqueWithCounts(Op):
         yield sample(cls(), np.zeros(0, np.int32))
 
 
-@dataclass(frozen=True)
 class Argwhere(Op):
     """y[size, axes] = where elements of x are not 0, in order, and -1 behind the last"""
 
@@ -82,7 +79,6 @@ class Argwhere(Op):
         yield sample(cls(int64), np.zeros((3, 2), bool))
 
 
-@dataclass(frozen=True)
 class OrdinalCodes(Op):
     """Numbers 1, 2, 3 ... of the ids in x, in the order in which they are first seen; of ids seen in earlier runs, those that they have.
 

@@ -54,7 +54,7 @@ def test_who_waits_names_reader_sample_and_line(tmp_path: Path, prefetch: int) -
         assert fact in told
 
 
-@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("prefetch", [2, pytest.param(0, marks=pytest.mark.full)])
 def test_streams_too(tmp_path: Path, prefetch: int) -> None:
     (told,) = waits(trained(tmp_path, "stream", prefetch))
     for fact in ("0.3 s", "40 samples", "slow_reader:stream", "epoch 0, sample 27", f"slow_reader.py:{STANDS}"):

@@ -13,7 +13,7 @@ from traced import text, world_of
 
 from jobflow.ops.softmax import Softmax
 
-PROGRAMS = 5  # on each mesh; scripts/fuzz_layouts tries as many as there is time for
+PROGRAMS = 3  # on each mesh; scripts/fuzz_layouts tries as many as there is time for
 
 
 #: on the largest meshes programs take longest, and --full tries them
@@ -110,7 +110,8 @@ def test_a_wrong_rule_is_found_and_its_program_made_small(monkeypatch: pytest.Mo
                 return "other"
             return None
 
-        program = next(p for p in (grown(seed, ((2,),)) for seed in range(40)) if fails(p) == "mismatch")
+        seeds = (16, *range(40))  # the first that shows it, as programs grow today; another one may once they grow otherwise
+        program = next(p for p in (grown(seed, ((2,),)) for seed in seeds) if fails(p) == "mismatch")
         small = shrunk(program, fails)
     assert len(small.lines) <= 3 < len(program.lines)
     assert "softmax" in small.lines[-1]

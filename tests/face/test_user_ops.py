@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -301,7 +300,6 @@ def test_values(word: str, results: dict[str, Any]) -> None:
         np.testing.assert_allclose(made, wanted, rtol=2e-5, atol=2e-5)
 
 
-@dataclass(frozen=True)
 class Squareplus(Unary):
     """y = (x + sqrt(x^2 + bias)) / 2"""
 

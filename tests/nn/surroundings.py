@@ -37,20 +37,22 @@ Lay = Callable[[int, int], Layout] | None
 
 
 @cache
-def references(file: str = "references.npz") -> dict[str, np.ndarray[Any, Any]]:
+def references(file: str) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
     """What PyTorch gave, by case and name."""
+    found: dict[str, dict[str, np.ndarray[Any, Any]]] = {}
     with np.load(Path(__file__).parent / "references" / file) as kept:
-        numbers, found, at = kept["numbers"], {}, 0
+        numbers, at = kept["numbers"], 0
         for name, shape in json.loads(str(kept["index"])).items():
+            case, _, own = name.partition("/")
             size = int(np.prod(shape))
-            found[name] = numbers[at : at + size].reshape(shape)
+            found.setdefault(case, {})[own] = numbers[at : at + size].reshape(shape)
             at += size
     return found
 
 
 def reference(case: Case, file: str = "references.npz") -> dict[str, np.ndarray[Any, Any]]:
     """Those of one case."""
-    return {name.split("/", 1)[1]: x for name, x in references(file).items() if name.split("/", 1)[0] == case.name}
+    return references(file).get(case.name, {})
 
 
 def lain(array: np.ndarray[Any, Any], layout: Layout | None) -> Any:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,7 +31,6 @@ from jobflow.ops.op import Grads, Op
 from jobflow.ops.pointwise import call
 
 
-@dataclass(frozen=True)
 class PythonKernel(Op):
     """y = the function of this name in a file, of all inputs."""
 
