@@ -18,6 +18,7 @@ from jobflow.engine.operators import TensorOperators
 from jobflow.engine.returned import LocalBlob
 from jobflow.graph.ir import Node, Value, is_dynamic
 from jobflow.ops.slices import concat
+from jobflow.typing.results import HostResult
 
 #: `split_axis` of a tensor that was not asked to be split.
 INVALID_SPLIT_AXIS = -1
@@ -199,6 +200,8 @@ def value_of(tensor: Any) -> Any:
             f"{user_line()}: how many positions {tensor.name} has is known when the job has run; return it, or watch it; "
             f"where(condition, x, y) computes with what a condition selects"
         )
+    if isinstance(tensor, HostResult):
+        raise JobError(f"{user_line()}: the result {tensor.name}, at most {tensor.type}, has another shape at every run; return it, it is no tensor")
     if isinstance(tensor, TimeSteps):
         raise JobError(
             f"{user_line()}: {tensor.type} is one of {len(tensor.each)} time steps, and only all of them together have a value here; "

@@ -158,9 +158,9 @@ WRONG: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
     "too few shapes": (lambda x: flow.gen_tensor_buffer([2], [(1,)], [0.0]), flow.ArgumentError, "has 2 arrays, shape_list 1"),
     "too few codes": (lambda x: flow.image.flip(flow.tensor_to_tensor_buffer(x, 3), flow.random.CoinFlip(3)), flow.ShapeError, r"tensor \[2\]"),
     "a result computed on": (
-        lambda x: flow.tensor_buffer_to_list_of_tensors(buffers((2,)), (2,), flow.float, True)[0] + 1,
-        TypeError,
-        "HostResult",
+        lambda x: flow.tensor_buffer_to_list_of_tensors(buffers((2,)), (2,), flow.float, True)[0] * x,
+        flow.JobError,
+        "has another shape at every run",
     ),
     "a list that is none": (lambda x: flow.tensor_list_to_tensor_buffer(x), flow.ArgumentError, "ListListNumpy"),
     "what a reader gives, computed on": (
