@@ -15,6 +15,7 @@ from jobflow.core.types import DType, float32, float64, int32, int64
 from jobflow.expressions import language as f
 from jobflow.expressions.error_function import LARGE, MIDDLE, ONE_OVER_ROOT_PI, SMALL
 from jobflow.expressions.language import Expression
+from jobflow.expressions.on_arrays import exponent_limit
 from jobflow.kernels.whole_numbers import whole_power
 
 
@@ -230,7 +231,8 @@ def tanh(x: Expression) -> Expression:
 
 
 def sigmoid(x: Expression) -> Expression:
-    e = f.exp(-f.absolute(x))
+    """Never 0, like `on_arrays.sigmoid`: what is multiplied by it is infinite, or not, in both."""
+    e = f.exp(-f.minimum(f.absolute(x), exponent_limit(x.dtype.numpy)))
     return f.where(x < 0.0, e, 1.0) / (e + 1.0)
 
 

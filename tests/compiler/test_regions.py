@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -252,6 +253,7 @@ def test_random_programs_in_compiled_loops() -> None:
     """Forward, backward and updates; what is compiled is what the kernels give, to rounding."""
     with pytest.MonkeyPatch.context() as patch, world_of(2) as world:
         patch.setattr(compiled_loops, "FEWEST", 1)
+        patch.setattr(registry, "_refusal", lru_cache(registry._refusal.__wrapped__))
         check(world, grown(9001, ((2,),)), target=target_of("cpu", "llvm"))
 
 
