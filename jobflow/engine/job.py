@@ -172,7 +172,7 @@ class Job:
 
     def _passes(self, program: Traced, results: Results) -> Trace:
         """A body that reads its batch, passed as often as there are microbatches: a run takes so many batches."""
-        if program.feed is None:
+        if program.feed is None or not program.feed.types:
             self.microbatches(())  # which says that there is no batch
         rows = {type.shape[0] for type in program.feed.types.values()}
         where, count = self.config.lines.get(ACCUMULATION, self.where), self.microbatch_count
