@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -26,6 +27,8 @@ class Held(TensorOperators):
     """A tensor with its numbers."""
 
     array: np.ndarray[Any, Any]
+    #: all lie in one place
+    node: ClassVar[Any] = SimpleNamespace(placement=Placement("cpu", (0,)), origin=SimpleNamespace(stage=None))
 
     @property
     def type(self) -> TensorType:  # type: ignore[override]
