@@ -141,9 +141,8 @@ class JobSignature:
         want = declared.type
         if not isinstance(value, np.ndarray | Lazy):
             raise self._error(path, f"is {_kind(value)}; the job declares {declared}", _instead_of_array(value))
-        longer = declared.nested and any(n > most for n, most in zip(value.shape, want.shape, strict=False))
-        if len(value.shape) != want.ndim or math.prod(value.shape) > want.size or longer:
-            advice = f"Pass as many axes as declared, {'none of them longer' if declared.nested else f'and at most {want.size} elements'}."
+        if len(value.shape) != want.ndim or math.prod(value.shape) > want.size:
+            advice = f"Pass as many axes as declared, and at most {want.size} elements."
             raise self._error(path, f"{_is_array(value)}; the job declares at most {declared}", advice)
         return self._converted(path, declared, value)
 
