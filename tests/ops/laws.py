@@ -5,7 +5,7 @@ shards_agree        on every legal signature: kernels on the ranks' shards, put 
 grids_agree         the same on meshes of two dimensions, by pairs of signatures
 gradient_is_right   the op's gradient is the central difference; so is the gradient of that (second_gradient_is_right)
 expression_is_kernel what an op says that it computes is what its kernel does, to the last bit, also in half precision
-bind_agrees         the bound calls do what the kernel does, for any memory order, in float32 and float64
+bind_agrees         the bound calls of every tier do what the kernel does, for any memory order, in float32 and float64
 overwriting_is_safe an output may be written over the inputs that the op names
 places_are_right    inputs put where the op says they lie in its output are the output
 view_is_right       a view op's view is the same numbers in the same memory
@@ -23,20 +23,22 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Any
+from unittest import mock
 
 import numpy as np
+from memory_orders import ORDERS, innermost, plain, strided
 
 import jobflow.ops
 from jobflow import scope
 from jobflow.core.errors import DtypeError
 from jobflow.core.layout import Broadcast, Layout, Partial, Placement, Reduction, Sbp, Signature, Split, cut
-from jobflow.core.types import TensorType, float32, float64, type_of
+from jobflow.core.types import DType, TensorType, float32, float64, type_of
 from jobflow.engine.operators import TensorOperators
 from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import evaluate
-from jobflow.kernels import registry
+from jobflow.kernels import compiled_loops, registry
 from jobflow.kernels.cpu import product_ops as product_ops
-from jobflow.kernels.target import CPU, target_of
+from jobflow.kernels.target import CPU, Target, target_of
 from jobflow.ops import half
 from jobflow.ops.derivative import through
 from jobflow.ops.op import Op, Sample, ViewOp, all_ops, apply, types_tuple
@@ -338,29 +340,23 @@ class Bench:
         return empties([TensorType(tuple(shape), dtype)], fill=0)[0]
 
 
-def plain(a: Array) -> Array:
-    return np.array(a, order="C")
-
-
-def innermost(a: Array) -> Array:
-    """The first axis innermost in memory."""
-    return np.moveaxis(np.ascontiguousarray(np.moveaxis(a, 0, -1)), -1, 0) if a.ndim > 1 else a.copy()
-
-
-def strided(a: Array) -> Array:
-    """Every second element of a larger array along every axis."""
-    large = np.full(tuple(2 * n + 1 for n in a.shape), 77).astype(a.dtype)
-    window = large[(*(slice(1, None, 2) for _ in a.shape), ...)]
-    window[...] = a
-    return window
-
-
-ORDERS = ((plain, plain), (innermost, innermost), (strided, strided), (plain, strided), (strided, plain), (innermost, plain), (plain, innermost))
+#: by tier, how arrays lie for which ops are bound, and of which types; loops are compiled for each of them
+BOUND = {
+    "numpy": (ORDERS, (float64, float32)),
+    "llvm": (((plain, plain), (strided, plain)), (float32,)),
+    "reference": (((strided, strided),), (float64,)),
+}
 
 
 def bind_agrees(sample: Sample) -> None:
-    """The bound calls, run twice, give what the kernel gives."""
-    for dtype in (float64, float32):
+    """The calls that each tier binds, run twice, give what the kernel gives."""
+    for tier, (orders, dtypes) in BOUND.items():
+        with mock.patch.object(compiled_loops, "FEWEST", 1):
+            bound_agrees(sample, target_of("cpu", tier), orders, dtypes)
+
+
+def bound_agrees(sample: Sample, target: Target, orders: Sequence[Any], dtypes: Sequence[DType]) -> None:
+    for dtype in dtypes:
         arrays = [a.astype(dtype.numpy) if a.dtype.kind == "f" else a for a in sample.arrays]
         try:
             types = types_tuple(sample.op.infer(*map(type_of, arrays)))
@@ -368,18 +364,18 @@ def bind_agrees(sample: Sample) -> None:
             assert dtype is float32, f"{sample}: infer refuses its own sample"
             continue  # an attribute of the op names float64
         expected = run(sample.op, arrays)
-        for order in ORDERS:
-            check_bind(sample, arrays, types, expected, order)
+        for order in orders:
+            check_bind(sample, target, arrays, types, expected, order)
 
 
-def check_bind(sample: Sample, arrays: Sequence[Array], types: Sequence[TensorType], expected: Sequence[Array], order: Any) -> None:
+def check_bind(sample: Sample, target: Target, arrays: Sequence[Array], types: Sequence[TensorType], expected: Sequence[Array], order: Any) -> None:
     inner, outer = order
-    what = f"{sample} bound to {inner.__name__} {[str(type_of(a)) for a in arrays]} and {outer.__name__} outputs"
+    what = f"{sample} bound for {target} to {inner.__name__} {[str(type_of(a)) for a in arrays]} and {outer.__name__} outputs"
     inputs = [inner(a.copy()) for a in arrays]
     outputs = [inputs[sample.op.alias[i]] if i in sample.op.alias else outer(a) for i, a in enumerate(empties(types, fill=0))]
     for a in inputs:  # what is there when calls are prepared is not what they compute with
         a[...] = 0
-    calls = registry.bind(sample.op, CPU, Bench(), inputs, outputs)
+    calls = registry.bind(sample.op, target, Bench(), inputs, outputs)
     for _ in range(2):
         for a, original in zip(inputs, arrays, strict=True):
             a[...] = original
