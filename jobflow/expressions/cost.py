@@ -15,7 +15,7 @@ from jobflow.core.types import TensorType
 from jobflow.expressions.language import Expression, in_order
 
 #: read or known, not computed
-_FREE = {"element", "number", "constant", "columns", "index", "reinterpret", "positive"}
+_FREE = {"element", "looked_up", "number", "constant", "columns", "index", "reinterpret", "positive"}
 _FEW = dict.fromkeys(("divide", "sqrt", "reciprocal", "fmod", "remainder", "floor_divide", "quotient"), 4)
 _MANY = {
     **dict.fromkeys(("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "power", "softplus", "sinh", "cosh", "tanh"), 20),

@@ -7,7 +7,8 @@ letters, those of their rule, which axis of the space each axis of an operand is
     sum of images     space "nhwc"    x "nchw"       y "c"
     layer norm        space "n(hc)"   x "nhc"        gamma "hc"     y "nhc"     mean "n"      two axes are one row
 
-An operand is looked at as an array with as many axes as the space: those that it has not have one element there.
+An operand is looked at as an array with as many axes as the space: those that it has not have one element there.  A table has one more, along
+which its elements are looked up.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from dataclasses import dataclass
 
 from jobflow.core.types import Array, TensorType, Xp
 
-#: for each axis of an operand the axis of the space; None for an axis of one element that is repeated
+#: for each axis of an operand the axis of the space; None for an axis of one element that is repeated, LOOKED_UP for one that the space has not
 Places = tuple[int | None, ...]
+#: along this axis elements are looked up, wherever they are
+LOOKED_UP = -1
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,9 @@ class IndexSpace:
         """A view with an axis for each of the space's, of one element where the operand has none; axes of one row are apart."""
         places = self.operands[operand]
         kept = x[(*(0 if place is None else slice(None) for place in places), ...)]  # a view, never a number that is read
-        order = [place for place in places if place is not None]
+        order = [place if place != LOOKED_UP else len(self.sizes) for place in places if place is not None]
         turned = kept.transpose(sorted(range(len(order)), key=order.__getitem__))
-        return turned[tuple(slice(None) if i in order else None for i in range(len(self.sizes)))]
+        return turned[(*(slice(None) if i in order else None for i in range(len(self.sizes))), ...)]
 
     def collapsed(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """These sizes with the row as one axis."""
@@ -79,18 +82,19 @@ def broadcasting(*types: TensorType) -> IndexSpace:
     return IndexSpace(sizes, tuple(places(type.shape) for type in types))
 
 
-def space_of(spec: str, types: Sequence[TensorType], row: str = "", last: str = "") -> IndexSpace:
+def space_of(spec: str, types: Sequence[TensorType], row: str = "", last: str = "", table: str = "") -> IndexSpace:
     """The space of a rule's letters and the types of inputs and outputs.
 
-    row: letters of the axes that are the row together;  last: letters that come last
+    row: letters of the axes that are the row together;  last: letters that come last;  table: that of the axis along which is looked up
     """
     words = spec.lower().replace("->", ",").split(",")
     ends = row or last
-    size = {letter: n for word, type in zip(words, types, strict=True) for letter, n in zip(word, type.shape, strict=False) if letter != "1"}
+    size = {letter: n for word, type in zip(words, types, strict=True) for letter, n in zip(word, type.shape, strict=False) if letter not in ("1", table)}
     letters = "".join(letter for letter in size if letter not in ends) + ends
     if not letters:  # numbers are rows of one element
-        return IndexSpace((1,), tuple((None,) * type.ndim for type in types))
+        return IndexSpace((1,), tuple(tuple(LOOKED_UP if letter == table else None for letter in w[: t.ndim]) for w, t in zip(words, types, strict=True)))
     places = tuple(
-        tuple(None if letter == "1" else letters.index(letter) for letter in word[: type.ndim]) for word, type in zip(words, types, strict=True)
+        tuple(None if letter == "1" else LOOKED_UP if letter == table else letters.index(letter) for letter in word[: type.ndim])
+        for word, type in zip(words, types, strict=True)
     )
     return IndexSpace(tuple(size[letter] for letter in letters), places, max(len(row), 1))

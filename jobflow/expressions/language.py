@@ -324,6 +324,11 @@ def reinterpret(x: Expression, dtype: DType) -> Expression:
     return x if x.dtype is dtype else make("reinterpret", (x,), dtype)
 
 
+def looked_up(position: int, dtype: DType, at: Expression) -> Expression:
+    """The element of input `position` in this place, which it has, along the axis that only this input has; at the index along all others."""
+    return make("looked_up", (cast(at, int64),), dtype, position)
+
+
 def columns() -> Expression:
     """How many elements a row has; cast it to the type it is needed in."""
     return make("columns", (), float64)

@@ -180,6 +180,10 @@ def evaluate(outputs: Sequence[Expression], inputs: Sequence[Array], xp: Xp, spa
                 known[x] = inputs[x.attribute].reshape(())  # type: ignore[call-overload]
             case "constant":
                 known[x] = x.dtype.numpy.type(x.attribute)
+            case "looked_up":
+                table, places = inputs[x.attribute], xp.asarray(known[x.arguments[0]])  # type: ignore[call-overload]
+                places = xp.broadcast_to(places, np.broadcast_shapes(places.shape, table.shape[:-1]))[..., None]
+                known[x] = xp.take_along_axis(xp.broadcast_to(table, (*places.shape[:-1], table.shape[-1])), places, axis=-1)[..., 0]
             case "columns":
                 known[x] = x.dtype.numpy.type(shape[-1] if shape else 1)
             case "index":

@@ -57,7 +57,7 @@ MAXIMAL_ERROR: dict[str, tuple[float, float]] = {
 
 
 #: what is done with numbers of two bytes as they are; all else is done in float32 and rounded
-KEEPS_HALF = {"element", "number", "constant", "cast", "where", "reinterpret"}
+KEEPS_HALF = {"element", "looked_up", "number", "constant", "cast", "where", "reinterpret"}
 
 
 def lowered(outputs: Sequence[Expression], machine: Collection[str] = ()) -> tuple[list[Expression], set[Expression]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -23,8 +23,9 @@ class Facts:
     """What of outputs does not depend on arrays."""
 
     order: tuple[Expression, ...]
-    #: positions of inputs that are read at an index, and the types of all that are read
+    #: positions of inputs that are read at an index, of those that are looked up in, and the types of all that are read
     elements: tuple[int, ...]
+    tables: tuple[int, ...]
     types: dict[int, DType]
     #: does the last axis have a meaning?
     rows: bool
@@ -36,9 +37,10 @@ class Facts:
 def facts(outputs: tuple[Expression, ...]) -> Facts:
     order = in_order(outputs)
     elements = {position(x) for x in order if x.primitive == "element"}
-    types = {position(x): x.dtype for x in order if x.primitive in ("element", "number")}
+    tables = {position(x) for x in order if x.primitive == "looked_up"}
+    types = {position(x): x.dtype for x in order if x.primitive in ("element", "number", "looked_up")}
     rows = any(x.primitive in (*REDUCTIONS, COLUMNS, "columns") for x in order)
-    return Facts(tuple(order), tuple(sorted(elements)), types, rows, of_columns(order))
+    return Facts(tuple(order), tuple(sorted(elements)), tuple(sorted(tables)), types, rows, of_columns(order))
 
 
 def refused_columns(order: Sequence[Expression]) -> str:
@@ -61,7 +63,9 @@ def _refused_arrays(known: Facts, outputs: Sequence[Expression], inputs: Sequenc
             return f"{what} is {array.dtype}, not {dtype.name}"
         if not array.flags.aligned:
             return f"{what} does not lie at a multiple of its element size"
-    several = [k for k in known.types if k not in known.elements and inputs[k].size != 1]
+    if not elements_and_tables_differ(known):
+        return "an input is looked up in and read at its index"
+    several = [k for k in known.types if k not in (*known.elements, *known.tables) and inputs[k].size != 1]
     return f"input {several[0]} has {inputs[several[0]].size} elements, not one" if several else ""
 
 
@@ -80,6 +84,8 @@ def _refused_space(known: Facts, outputs: Sequence[Expression], inputs: Sequence
             return f"output {k} of shape {target.shape} does not cover {shape}"
         if any(stride == 0 and size > 1 for stride, size in zip(target.strides, target.shape, strict=True)):
             return f"output {k} has several elements in one place"
+        if any(np.may_share_memory(target, inputs[i]) for i in known.tables):
+            return f"output {k} may lie where others are looked up"
         if any(overlaps(target, other) for other in (*given, *targets[:k], *targets[k + 1 :])):
             return f"output {k} shares memory with another operand, and not element by element"
         if any(target.size and address(target) == address(other) for other in targets[:k]):
@@ -102,6 +108,8 @@ def _one_per_row(x: Expression, inputs: Sequence[Array]) -> bool:
         if y.primitive == "element":
             shape = inputs[position(y)].shape
             constant[y] = not shape or shape[-1] == 1
+        elif y.primitive == "looked_up":
+            constant[y] = inputs[position(y)].shape[-2:-1] in ((), (1,)) and constant[y.arguments[0]]
         elif y.primitive == "index":
             constant[y] = y.attribute != -1
         else:
@@ -111,15 +119,27 @@ def _one_per_row(x: Expression, inputs: Sequence[Array]) -> bool:
 
 def loop_space(known: Facts, inputs: Sequence[Array], targets: Sequence[Array], shape: tuple[int, ...]) -> Space:
     """A number, and what is not read, takes part as one element."""
-    read = [steps(inputs[k], shape) if k in known.elements else (0,) * len(shape) for k in range(len(inputs))]
+    read = [_along(known, k, inputs[k], shape) for k in range(len(inputs))]
     rows = known.rows or any(target.shape != shape for target in targets)
     return space_of(shape, [*read, *(steps(target, shape) for target in targets)], rows, ordered=bool(known.per_column))
 
 
+def _along(known: Facts, k: int, array: Array, shape: tuple[int, ...]) -> tuple[int, ...]:
+    if k in known.tables:
+        return steps(array[..., 0], shape)
+    return steps(array, shape) if k in known.elements else (0,) * len(shape)
+
+
+def elements_and_tables_differ(known: Facts) -> bool:
+    return not set(known.elements) & set(known.tables)
+
+
 def loop_form(known: Facts, space: Space, inputs: Sequence[Array], outputs: Sequence[Expression], counted: int = 0) -> LoopForm:
     """counted: how many of the inputs, the last ones, are positions"""
-    types, elements, real = known.types, known.elements, len(inputs) - counted
-    read = [space.access(k, types[k], k >= real) if k in elements else OperandAccess(types.get(k, float32), "number") for k in range(len(inputs))]
+    types, real = known.types, len(inputs) - counted
+    read = [OperandAccess(types.get(k, float32), "number") for k in range(len(inputs))]
+    for k in (*known.elements, *known.tables):
+        read[k] = replace(space.access(k, types[k], k >= real), table=k in known.tables)
     written = [space.access(len(inputs) + k, y.dtype) for k, y in enumerate(outputs)]
     return LoopForm(len(space.sizes) - 1, tuple(read), tuple(written))
 

@@ -25,9 +25,11 @@ class OperandAccess:
     inner: Lying
     #: elements are their addresses: see `positions`
     counted: bool = False
+    #: elements are looked up along one more axis
+    table: bool = False
 
     def __str__(self) -> str:
-        return f"{self.inner} {'position' if self.counted else self.dtype.name}"
+        return f"{self.inner} {'position' if self.counted else self.dtype.name}{' table' if self.table else ''}"
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,11 @@ def space_of(shape: tuple[int, ...], strides: Sequence[tuple[int, ...]], rows: b
         for step in taken:
             step.append(0)
     return Space(tuple(sizes), tuple(map(tuple, taken)))
+
+
+def stride_of_table(array: Array) -> int:
+    """Bytes from an element to the next along the axis along which they are looked up."""
+    return int(array.strides[-1])
 
 
 def address(array: Array) -> int:

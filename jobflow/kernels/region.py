@@ -117,10 +117,11 @@ def _with_operands(outputs: Sequence[Expression], operands: Sequence[int | Expre
     """The expressions with other inputs: numbered otherwise, or made by another expression."""
     new: dict[Expression, Expression] = {}
     for x in in_order(outputs):
-        if x.primitive in ("element", "number"):
+        if x.primitive in ("element", "looked_up", "number"):
             assert isinstance(x.attribute, int)
             operand = operands[x.attribute]
-            new[x] = make(x.primitive, (), x.dtype, operand) if isinstance(operand, int) else operand
+            given = tuple(new[y] for y in x.arguments)
+            new[x] = make(x.primitive, given, x.dtype, operand) if isinstance(operand, int) else operand
         else:
             new[x] = make(x.primitive, tuple(new[y] for y in x.arguments), x.dtype, x.attribute)
     return tuple(new[x] for x in outputs)

@@ -60,9 +60,9 @@ def phases(outputs: Sequence[Expression], stored: Sequence[Expression], splat: C
         level[x] = max((level[y] for y in x.arguments), default=0) + (x.primitive in REDUCTIONS)
         if x.primitive in REDUCTIONS or (x.primitive == "element" and splat(x)):
             row.add(x)
-        elif x.primitive != "element" and all(y in once for y in x.arguments):
+        elif x.primitive not in ("element", "looked_up") and all(y in once for y in x.arguments):
             once.add(x)
-        elif x.primitive != "element" and all(y in once or y in row for y in x.arguments):
+        elif x.primitive != "element" and all(y in once or y in row for y in x.arguments) and (x.primitive != "looked_up" or splat(x)):
             row.add(x)
     last = max(level.values(), default=0)
     passes: list[Phase] = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -60,7 +60,32 @@ def _answers(axis: int, table: TensorType) -> tuple[Signature, ...]:
     return (Signature((S(axis), B), (P,)),) if adds(table) else ()
 
 
-class Gather(Op):
+class LookUp(Indexed):
+    """An op that reads a table, its first input, at the places that its second one says: 0 for those that the table has not."""
+
+    abstract = True
+    table = "n"
+    if TYPE_CHECKING:
+        offset: int
+
+    def row(self, letters: str) -> str:
+        return ""
+
+    def last(self, letters: str) -> str:
+        """The axes of the output, in its order."""
+        return letters.partition("->")[2].lower()
+
+    def expression(self, table: TensorType, ids: TensorType) -> tuple[Expression, ...]:  # type: ignore[override]
+        size = table.shape[self.rule(table, ids).spec.index("N")]
+        zero, at = language.constant(0, table.dtype), language.cast(language.element(1, ids.dtype), int64)
+        if not size:
+            return (zero,)
+        at = at - self.offset if self.offset else at
+        found = language.logical_and(language.less_equal(0, at), at < size)
+        return (language.where(found, language.looked_up(0, table.dtype, language.where(found, at, 0)), zero),)
+
+
+class Gather(LookUp):
     """y[a..., i..., b...] = params[a..., ids[i...], b...], where `axis` counts the a's; 0 where ids is out of range"""
 
     precision = "any"
@@ -77,14 +102,6 @@ class Gather(Op):
         before, rest = LETTERS[: self.axis], LETTERS[self.axis : params.ndim - 1]
         inner = LETTERS[params.ndim - 1 :][: ids.ndim]
         return Rule(f"{before}N{rest},{inner}->{before}{inner}{rest}", linear=((0,),), also=_answers(self.axis, params))
-
-    def kernel(self, xp: Xp, params: Array, ids: Array, y: Array) -> None:
-        if not params.shape[self.axis]:
-            y.fill(0)
-            return
-        at, found = _positions(xp, ids, self.offset, params.shape[self.axis])
-        found = found.reshape(found.shape + (1,) * (params.ndim - self.axis - 1))
-        y[...] = xp.where(found, xp.take(params, at, axis=self.axis), params.dtype.type(0))
 
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         return replace(self, offset=self.offset + inputs[0].start[self.axis])
@@ -148,7 +165,7 @@ class UnsortedSegmentSum(Op):
         yield sample(cls(0, 3), numbers(3, 4), np.array([2, 0, 2, 2]))
 
 
-class DimGather(Op):
+class DimGather(LookUp):
     """y[..., j, ...] = x[..., ids[..., j, ...], ...] along `axis`; the other axes of x and ids agree; 0 where out of range"""
 
     precision = "any"
@@ -165,13 +182,6 @@ class DimGather(Op):
         letters = LETTERS[: x.ndim]
         table = letters[: self.axis] + "N" + letters[self.axis + 1 :]
         return Rule(f"{table},{letters}->{letters}", linear=((0,),), also=_answers(self.axis, x))
-
-    def kernel(self, xp: Xp, x: Array, ids: Array, y: Array) -> None:
-        if not x.shape[self.axis]:
-            y.fill(0)
-            return
-        at, found = _positions(xp, ids, self.offset, x.shape[self.axis])
-        y[...] = xp.where(found, xp.take_along_axis(x, at, axis=self.axis), x.dtype.type(0))
 
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         return replace(self, offset=self.offset + inputs[0].start[self.axis])
@@ -275,11 +285,12 @@ class OneHot(Indexed):
         yield sample(cls(3, 1, 2.0, -1.0, float64), np.array([[0, 2], [1, 1], [-1, 0]]))
 
 
-class BatchGather(Op):
+class BatchGather(LookUp):
     """y[a..., j, b...] = params[a..., ids[a..., j], b...], where `batch` counts the a's; 0 where out of range"""
 
     precision = "any"
     batch: int
+    offset = 0
 
     def infer(self, params: TensorType, ids: TensorType) -> TensorType:
         _check_ids("batch_gather", ids)
@@ -292,15 +303,6 @@ class BatchGather(Op):
     def rule(self, params: TensorType, ids: TensorType) -> Rule:
         lead, rest = LETTERS[: self.batch], LETTERS[self.batch : params.ndim - 1]
         return Rule(f"{lead}N{rest},{lead}z->{lead}z{rest}", linear=((0,),))
-
-    def kernel(self, xp: Xp, params: Array, ids: Array, y: Array) -> None:
-        size = params.shape[self.batch]
-        if not size or not y.size:
-            y.fill(0)
-            return
-        at, found = _positions(xp, ids, 0, size)
-        wide = ids.shape + (1,) * (params.ndim - self.batch - 1)
-        y[...] = xp.where(found.reshape(wide), xp.take_along_axis(params, at.reshape(wide), axis=self.batch), params.dtype.type(0))
 
     def grad(self, params: Tensor, ids: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return call(BatchSegmentSum(self.batch, params.type.shape[self.batch]), dy, ids), None

@@ -25,6 +25,8 @@ class Indexed(Pointwise):
     """An op whose formula runs over the index space of its rule's letters."""
 
     abstract = True
+    #: the letter of the rule for the axis along which elements are looked up
+    table: ClassVar[str] = ""
 
     def row(self, letters: str) -> str:
         """Which of the letters of the rule are the row: those of the axes that stay whole."""
@@ -36,7 +38,7 @@ class Indexed(Pointwise):
 
     def index_space(self, *types: TensorType) -> IndexSpace:
         spec = self.rule(*types).spec
-        return space_of(spec, (*types, *types_tuple(self.infer(*types))), self.row(spec), self.last(spec))
+        return space_of(spec, (*types, *types_tuple(self.infer(*types))), self.row(spec), self.last(spec), self.table)
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         if device.xp is np:

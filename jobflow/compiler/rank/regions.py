@@ -28,7 +28,7 @@ from jobflow.compiler.rank.memory import homes_of
 from jobflow.compiler.rank.order import Apart, Ordered, dependencies
 from jobflow.compiler.rank.views import written_over
 from jobflow.expressions.cost import flops_per_element
-from jobflow.expressions.index_space import IndexSpace, Places, broadcasting
+from jobflow.expressions.index_space import LOOKED_UP, IndexSpace, Places, broadcasting
 from jobflow.expressions.language import Expression, in_order
 from jobflow.kernels import registry
 from jobflow.kernels.region import Made, Region, RegionMember, expression_on, space_on
@@ -171,6 +171,8 @@ class _Growing:
         again = self._again([*group.steps, *new.steps], space)
         if again:
             return f"{again} would be computed anew in every row"
+        if any(item in group.made and LOOKED_UP in new.space.places[item] for item in new.inputs):
+            return "it looks up in what the region makes"
         if not group.sums.isdisjoint(new.inputs):
             return "it reads sums of columns, which are known after the last row"
         if (first.phase, first.microbatch) != (self.steps[i].phase, self.steps[i].microbatch):
@@ -210,7 +212,10 @@ class _Growing:
         """What is written over is read at the same places only, by the same window, and written once."""
         written = [item for g in (group, new) for k in g.steps for item in self._writes(self.steps[k])]
         reads = dict.fromkeys((*group.inputs, *new.inputs))
+        tables = [item for g in (group, new) for item in g.inputs if LOOKED_UP in g.space.places[item]]
         for n, variable in enumerate(written):
+            if any(self.memory.touch(variable, item) for item in tables):
+                return f"{variable} is written over, and looked up in"
             if any(self.memory.touch(variable, item) for item in written[n + 1 :]):
                 return f"both write over {variable}"
             if any(item is not variable and item not in self.over and self.memory.touch(variable, item) for item in reads):
@@ -283,21 +288,21 @@ class _Growing:
         for step in steps:
             assert isinstance(step.action, Op)
             members.append(RegionMember(step.action, tuple(inputs[x] if x in inputs else made[x] for x in step.inputs)))
-        over = tuple(_over(members, [made[x] for x in outputs]))
         places = IndexSpace(space.sizes, tuple(space.places[x] for x in (*inputs, *outputs)), space.row)
+        over = tuple(_over(members, [made[x] for x in outputs], [k for k, at in enumerate(places.operands) if LOOKED_UP in at]))
         broadcasts = bool(outputs) and outputs[-1].type.shape == space.sizes and places == broadcasting(*(x.type for x in (*inputs, *outputs)))
         op = Region(tuple(members), tuple(made[x] for x in outputs), over, None if broadcasts else places)
         first, last = steps[0], steps[-1]
         return Step(op, tuple(inputs), tuple(outputs), f"{first.name}..{last.name}", first.where, first.phase, first.microbatch)
 
 
-def _over(members: Sequence[RegionMember], outputs: Sequence[Made]) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """The inputs that an output may be written over: those that its member may write over, or the makers of what that may write over."""
+def _over(members: Sequence[RegionMember], outputs: Sequence[Made], tables: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """The inputs that an output may be written over: those that its member may write over, or the makers of what that may write over; no tables."""
     sources: dict[Made, tuple[int, ...]] = {}
     for i, member in enumerate(members):
         for j, reads in member.op.in_place.items():
             found = [(r,) if isinstance(r, int) else sources.get(r, ()) for r in (member.reads[k] for k in reads)]
-            sources[i, j] = tuple(dict.fromkeys(k for several in found for k in several))
+            sources[i, j] = tuple(dict.fromkeys(k for several in found for k in several if k not in tables))
     yield from ((k, sources[out]) for k, out in enumerate(outputs) if sources.get(out))
 
 
@@ -381,6 +386,7 @@ def _joined(a: _Space, b: _Space) -> _Space | None:
     for small, large in ((b, a), (a, b)):
         axes = _renamed(small, large)
         if axes is not None:
+            axes[LOOKED_UP] = LOOKED_UP
             lifted = {item: tuple(None if place is None else axes[place] for place in places) for item, places in small.places.items()}
             if all(_alike(lifted[item], large.places[item], large.sizes) for item in lifted if item in large.places):
                 return _Space(large.sizes, large.row, {**lifted, **large.places}, small.free and large.free)
@@ -398,7 +404,7 @@ def _renamed(small: _Space, large: _Space) -> dict[int, int | None] | None:
     axes: dict[int, int | None] = {i: None for i, n in enumerate(small.sizes) if n == 1}
     for item, places in small.places.items():
         for own, other in zip(places, large.places.get(item, ()), strict=False):
-            if own is not None and small.sizes[own] != 1 and (other is None or axes.setdefault(own, other) != other):
+            if own is not None and own != LOOKED_UP and small.sizes[own] != 1 and (other is None or axes.setdefault(own, other) != other):
                 return None
     used = [axis for axis in axes.values() if axis is not None]
     complete = len(axes) == len(small.sizes) and len(set(used)) == len(used)
@@ -407,7 +413,7 @@ def _renamed(small: _Space, large: _Space) -> dict[int, int | None] | None:
 
 def _alike(a: Places, b: Places, sizes: tuple[int, ...]) -> bool:
     """The same places, but for axes of one element."""
-    return len(a) == len(b) and all(x == y or all(z is None or sizes[z] == 1 for z in (x, y)) for x, y in zip(a, b, strict=True))
+    return len(a) == len(b) and all(x == y or all(z is None or (z >= 0 and sizes[z] == 1) for z in (x, y)) for x, y in zip(a, b, strict=True))
 
 
 class _LiveBytes:

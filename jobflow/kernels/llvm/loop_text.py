@@ -1,7 +1,8 @@
 """Expressions as the text of an LLVM function that runs over arrays.
 
     void loop(int64_t *args)        args: pointers of inputs, outputs and scratch rows; sizes of the axes, innermost first;
-                                    strides in bytes along the outer axes, operand by operand; inner strides of strided operands
+                                    strides in bytes along the outer axes, operand by operand; inner strides of strided operands,
+                                    and those along the axes of tables that are looked up in
 
 Around the innermost axis there is one loop for each outer axis.  The innermost loop takes sixteen elements at a time; what is left at the
 end of a row is done with masked loads and stores, so results depend neither on the width of the machine's registers nor on what an
@@ -91,6 +92,7 @@ class _Loop:
         sizes = [next(words) for _ in range(self.form.outer)]
         strides = [[next(words) for _ in sizes] if a.inner != "number" else [] for a in operands]
         apart = [next(words) if a.inner == "strided" else "" for a in operands]
+        self.table_strides = {k: next(words) for k, a in enumerate(operands) if a.table}
         self.full = at.value(f"and i64 {self.size}, -{WIDTH}")
         self.rest = at.value(f"sub i64 {self.size}, {self.full}")
         for x in self.phases.once:
@@ -165,6 +167,8 @@ class _Loop:
         for x in phase.row:
             if x.primitive == "element":
                 self.single[x] = self._load_one(x.dtype, self.inputs[position(x)], self.form.inputs[position(x)].counted)
+            elif x.primitive == "looked_up":
+                self.single[x] = self._load_one(x.dtype, self._entry(x))
             else:
                 self._single(x)
         if stores or phase.reductions or phase.columns:
@@ -349,6 +353,8 @@ class _Loop:
                 continue
             if x.primitive == "element":
                 known[x] = self._load(self.form.inputs[position(x)], self.inputs[position(x)], index, mask)
+            elif x.primitive == "looked_up":
+                known[x] = self._look_up(x, known, index, mask)
             elif x.primitive == "rare_where":
                 known[x] = self._rarely(x, [y for y in phase.elements if y not in usual], known)
             else:
@@ -371,7 +377,7 @@ class _Loop:
         for x in reversed(phase.elements):
             if x in wanted:
                 wanted.update(x.arguments if x.primitive != "rare_where" else (x.arguments[0], x.arguments[2]))
-        return wanted | {x for x in phase.elements if x.primitive == "element"}
+        return wanted | {x for x in phase.elements if x.primitive in ("element", "looked_up")}
 
     def _rarely(self, x: Expression, unusual: Sequence[Expression], known: dict[Expression, str]) -> str:
         """A branch around what is only needed where the condition holds in one of the sixteen lanes."""
@@ -396,6 +402,32 @@ class _Loop:
         self.here = f"{name}.end"
         return value
 
+    def _entry(self, x: Expression) -> str:
+        """Where a row of a table begins, for a place that is the same all along the row."""
+        k = position(x)
+        beyond = self.at.value(f"mul i64 {self._one(x.arguments[0])}, {self.table_strides[k]}")
+        return self.at.value(f"getelementptr i8, ptr {self.inputs[k]}, i64 {beyond}")
+
+    def _look_up(self, x: Expression, known: dict[Expression, str], index: str, mask: str) -> str:
+        k = position(x)
+        access, place, (where,) = self.form.inputs[k], self.inputs[k], x.arguments
+        if access.inner == "dense" and where not in known:
+            return self._load(access, self._entry(x), index, mask)
+        wide = several("i64", WIDTH)
+        beyond = self.at.value(f"mul {wide} {self._wide(where, known)}, {self._spread('i64', self.table_strides[k])}")
+        if access.inner != "splat":
+            stride = self.inner_strides.get(place, str(access.dtype.itemsize))
+            lanes = self.lane_offsets.get(place) or self._lanes_apart(stride)
+            first = self._spread("i64", self.at.value(f"mul i64 {index}, {stride}"))
+            beyond = self.at.value(f"add {wide} {beyond}, {self.at.value(f'add {wide} {first}, {lanes}')}")
+        return self._gather(access.dtype, self.at.value(f"getelementptr i8, ptr {place}, {wide} {beyond}"), mask)
+
+    def _gather(self, dtype: DType, addresses: str, mask: str) -> str:
+        kind, chosen = stored(dtype, WIDTH), mask or "splat (i1 true)"
+        pointers = f"{several('ptr', WIDTH)} align {dtype.itemsize} {addresses}"
+        name = f"llvm.masked.gather{suffix(stored(dtype), WIDTH)}.v{WIDTH}p0"
+        return from_memory(self.at, self.at.call(name, kind, pointers, f"{_TRUTHS} {chosen}", f"{kind} zeroinitializer"), dtype, WIDTH)
+
     def _address(self, access: OperandAccess, place: str, index: str) -> str:
         if access.inner == "dense":
             return self.at.value(f"getelementptr {stored(access.dtype)}, ptr {place}, i64 {index}")
@@ -411,11 +443,8 @@ class _Loop:
         at, kind, address = self.at, stored(access.dtype, WIDTH), self._address(access, place, index)
         align, ending = access.dtype.itemsize, suffix(stored(access.dtype), WIDTH)
         if access.inner == "strided":
-            chosen = mask or "splat (i1 true)"
-            pointers = several("ptr", WIDTH)
-            name = f"llvm.masked.gather{ending}.v{WIDTH}p0"
-            value = at.call(name, kind, f"{pointers} align {align} {address}", f"{_TRUTHS} {chosen}", f"{kind} zeroinitializer")
-        elif mask:
+            return self._gather(access.dtype, address, mask)
+        if mask:
             value = at.call(f"llvm.masked.load{ending}.p0", kind, f"ptr align {align} {address}", f"{_TRUTHS} {mask}", f"{kind} zeroinitializer")
         else:
             value = at.value(f"load {kind}, ptr {address}, align {align}")

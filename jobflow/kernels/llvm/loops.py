@@ -20,13 +20,13 @@ from jobflow.kernels.llvm.instructions import INSTRUCTIONS
 from jobflow.kernels.llvm.loop_text import print_loop
 from jobflow.kernels.llvm.machine_code import Function, compiler
 from jobflow.kernels.loop_operands import Facts, facts, loop_form, loop_space, refused_columns, refused_operands
-from jobflow.kernels.loop_space import LoopForm, Space, address
+from jobflow.kernels.loop_space import LoopForm, Space, address, stride_of_table
 from jobflow.kernels.positions import with_positions
 from jobflow.kernels.row_phases import COLUMNS, REDUCTIONS
 from jobflow.ops.op import Call
 
 #: primitives that are read or counted, not computed
-_GIVEN = {"element", "number", "constant", "columns", "index"}
+_GIVEN = {"element", "looked_up", "number", "constant", "columns", "index"}
 _PRINTED = {*_GIVEN, *REDUCTIONS, COLUMNS, *INSTRUCTIONS, *DECOMPOSITIONS}
 #: operations for an element up to which a row is read for less than it is gathered
 CHEAP = 4
@@ -157,6 +157,7 @@ def _arguments(form: LoopForm, space: Space, operands: Sequence[Array], scratch:
     for access, strides in zip(accesses, space.strides, strict=True):
         words += strides[:-1] if access.inner != "number" else ()
     words += [strides[-1] for access, strides in zip(accesses, space.strides, strict=True) if access.inner == "strided"]
+    words += [stride_of_table(operand) for access, operand in zip(accesses, operands, strict=True) if access.table]
     return argument_block(words, (*operands, *scratch))
 
 
