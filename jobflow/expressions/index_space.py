@@ -88,13 +88,15 @@ def space_of(spec: str, types: Sequence[TensorType], row: str = "", last: str = 
     row: letters of the axes that are the row together;  last: letters that come last;  table: that of the axis along which is looked up
     """
     words = spec.lower().replace("->", ",").split(",")
-    ends = row or last
-    size = {letter: n for word, type in zip(words, types, strict=True) for letter, n in zip(word, type.shape, strict=False) if letter not in ("1", table)}
+    ends, apart = row or last, ("1", table)
+    pairs = [(letter, n) for word, type in zip(words, types, strict=True) for letter, n in zip(word, type.shape, strict=False)]
+    size = {letter: n for letter, n in pairs if letter not in apart}
     letters = "".join(letter for letter in size if letter not in ends) + ends
+
+    def place(letter: str) -> int | None:
+        return letters.index(letter) if letter not in apart else LOOKED_UP if letter == table else None
+
+    places = tuple(tuple(map(place, word[: type.ndim])) for word, type in zip(words, types, strict=True))
     if not letters:  # numbers are rows of one element
-        return IndexSpace((1,), tuple(tuple(LOOKED_UP if letter == table else None for letter in w[: t.ndim]) for w, t in zip(words, types, strict=True)))
-    places = tuple(
-        tuple(None if letter == "1" else LOOKED_UP if letter == table else letters.index(letter) for letter in word[: type.ndim])
-        for word, type in zip(words, types, strict=True)
-    )
+        return IndexSpace((1,), places)
     return IndexSpace(tuple(size[letter] for letter in letters), places, max(len(row), 1))

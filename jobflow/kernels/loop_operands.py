@@ -63,7 +63,7 @@ def _refused_arrays(known: Facts, outputs: Sequence[Expression], inputs: Sequenc
             return f"{what} is {array.dtype}, not {dtype.name}"
         if not array.flags.aligned:
             return f"{what} does not lie at a multiple of its element size"
-    if not elements_and_tables_differ(known):
+    if set(known.elements) & set(known.tables):
         return "an input is looked up in and read at its index"
     several = [k for k in known.types if k not in (*known.elements, *known.tables) and inputs[k].size != 1]
     return f"input {several[0]} has {inputs[several[0]].size} elements, not one" if several else ""
@@ -128,10 +128,6 @@ def _along(known: Facts, k: int, array: Array, shape: tuple[int, ...]) -> tuple[
     if k in known.tables:
         return steps(array[..., 0], shape)
     return steps(array, shape) if k in known.elements else (0,) * len(shape)
-
-
-def elements_and_tables_differ(known: Facts) -> bool:
-    return not set(known.elements) & set(known.tables)
 
 
 def loop_form(known: Facts, space: Space, inputs: Sequence[Array], outputs: Sequence[Expression], counted: int = 0) -> LoopForm:

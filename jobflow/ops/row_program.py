@@ -20,6 +20,8 @@ from jobflow.expressions.language import Expression, constant, in_order, make
 from jobflow.ops.numpy_calls import SIMPLER
 
 FIXED, ROW, COLUMN, FULL = range(4)
+#: left to the kernels
+_NOT_HERE = {"looked_up", "number", "philox", "weighted_sum", "row_product"}
 TO_ROW = {"row_sum", "row_max", "row_dot", "row_pick"}
 TO_COLUMN = {"column_sum", "column_dot"}
 _APART = {name: SIMPLER[name] for name in ("sigmoid", "softplus", "rsqrt", "erf")}
@@ -149,7 +151,7 @@ def compiled_rows(
     first = [k for k, x in enumerate(results) if x.primitive in TO_COLUMN]  # after them an output may lie over what they read
     order = in_order([results[k] for k in (*first, *(k for k in range(len(results)) if k not in first))])
     levels = _levels(order, inputs)
-    if any(x.primitive in ("looked_up", "number", "philox", "weighted_sum", "row_product") or (x.primitive == "index" and x.attribute != -1) for x in order):
+    if any(x.primitive in _NOT_HERE or (x.primitive == "index" and x.attribute != -1) for x in order):
         return None
     if any(levels[x] == FIXED or levels[x] | level != level for x, level in zip(results, targets, strict=True)):
         return None

@@ -28,6 +28,7 @@ from jobflow.ops import half
 from jobflow.ops.activation import Tanh, relu, tanh
 from jobflow.ops.arithmetic import Add, Multiply, Subtract, add, multiply
 from jobflow.ops.axes import transpose
+from jobflow.ops.index import gather
 from jobflow.ops.loss import SparseSoftmaxCrossEntropy, SparseSoftmaxCrossEntropyGrad
 from jobflow.ops.matmul import axis_sum, bias_add, matmul
 from jobflow.ops.norm import LayerNorm
@@ -180,6 +181,27 @@ def test_a_loss_and_its_gradient_are_one_region() -> None:
         return apply(SparseSoftmaxCrossEntropyGrad(), prob, labels, fill_like(loss, 0.125)), loss
 
     assert regions(ordered(trace(body))) == [["sparsesoftmaxcrossentropy", "filllike", "sparsesoftmaxcrossentropygrad"]]
+
+
+def test_look_ups_join_what_reads_them() -> None:
+    """Embeddings with those of places; not where the table is made beside them."""
+
+    def body(tracer: Tracer, table: Any) -> Any:
+        found = gather(table, tracer.input("ids", TensorType((8,), int64)))
+        return tanh(add(found, tracer.input("places", type_(8, 4))))
+
+    graph = trace(lambda t: body(t, t.input("table", type_(16, 4), split=False)))
+    assert regions(ordered(graph)) == [["gather", "add", "tanh"]]
+    found = ordered(trace(lambda t: body(t, tanh(t.input("table", type_(16, 4), split=False)))))
+    assert regions(found) == [["gather", "add", "tanh"]]
+    assert reasons(found) == {"its index space is [8, 4], that of the region [16, 4]"}
+    inputs = [np.linspace(-1, 1, 64).reshape(16, 4), np.array([3, 15, 16, -1, 0, 3, 7, 2]), np.ones((8, 4))]
+    (region,) = (step.action for step in ordered(graph).body if isinstance(step.action, Region))
+    made = [np.empty((8, 4)) for _ in range(2)]
+    for tier, y in zip(("reference", "llvm"), made, strict=True):
+        for function, arguments in registry.bind(region, target_of("cpu", tier), CpuDevice(), inputs, [y]):
+            function(*arguments)
+    np.testing.assert_allclose(made[1], made[0], 1e-12, 1e-12)
 
 
 def test_limits_are_kept() -> None:

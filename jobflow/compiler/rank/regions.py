@@ -171,8 +171,6 @@ class _Growing:
         again = self._again([*group.steps, *new.steps], space)
         if again:
             return f"{again} would be computed anew in every row"
-        if any(item in group.made and LOOKED_UP in new.space.places[item] for item in new.inputs):
-            return "it looks up in what the region makes"
         if not group.sums.isdisjoint(new.inputs):
             return "it reads sums of columns, which are known after the last row"
         if (first.phase, first.microbatch) != (self.steps[i].phase, self.steps[i].microbatch):
@@ -288,21 +286,21 @@ class _Growing:
         for step in steps:
             assert isinstance(step.action, Op)
             members.append(RegionMember(step.action, tuple(inputs[x] if x in inputs else made[x] for x in step.inputs)))
+        over = tuple(_over(members, [made[x] for x in outputs]))
         places = IndexSpace(space.sizes, tuple(space.places[x] for x in (*inputs, *outputs)), space.row)
-        over = tuple(_over(members, [made[x] for x in outputs], [k for k, at in enumerate(places.operands) if LOOKED_UP in at]))
         broadcasts = bool(outputs) and outputs[-1].type.shape == space.sizes and places == broadcasting(*(x.type for x in (*inputs, *outputs)))
         op = Region(tuple(members), tuple(made[x] for x in outputs), over, None if broadcasts else places)
         first, last = steps[0], steps[-1]
         return Step(op, tuple(inputs), tuple(outputs), f"{first.name}..{last.name}", first.where, first.phase, first.microbatch)
 
 
-def _over(members: Sequence[RegionMember], outputs: Sequence[Made], tables: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """The inputs that an output may be written over: those that its member may write over, or the makers of what that may write over; no tables."""
+def _over(members: Sequence[RegionMember], outputs: Sequence[Made]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """The inputs that an output may be written over: those that its member may write over, or the makers of what that may write over."""
     sources: dict[Made, tuple[int, ...]] = {}
     for i, member in enumerate(members):
         for j, reads in member.op.in_place.items():
             found = [(r,) if isinstance(r, int) else sources.get(r, ()) for r in (member.reads[k] for k in reads)]
-            sources[i, j] = tuple(dict.fromkeys(k for several in found for k in several if k not in tables))
+            sources[i, j] = tuple(dict.fromkeys(k for several in found for k in several))
     yield from ((k, sources[out]) for k, out in enumerate(outputs) if sources.get(out))
 
 
@@ -404,7 +402,9 @@ def _renamed(small: _Space, large: _Space) -> dict[int, int | None] | None:
     axes: dict[int, int | None] = {i: None for i, n in enumerate(small.sizes) if n == 1}
     for item, places in small.places.items():
         for own, other in zip(places, large.places.get(item, ()), strict=False):
-            if own is not None and own != LOOKED_UP and small.sizes[own] != 1 and (other is None or axes.setdefault(own, other) != other):
+            if own is None or (own != LOOKED_UP and small.sizes[own] == 1) or own == other == LOOKED_UP:
+                continue
+            if other is None or LOOKED_UP in (own, other) or axes.setdefault(own, other) != other:
                 return None
     used = [axis for axis in axes.values() if axis is not None]
     complete = len(axes) == len(small.sizes) and len(set(used)) == len(used)

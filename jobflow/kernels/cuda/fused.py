@@ -17,7 +17,7 @@ from jobflow.kernels.cuda.kernel_text import NAME, THREADS, KernelForm, lanes_of
 from jobflow.kernels.cuda.primitives import NATIVE, refused_primitive
 from jobflow.kernels.decompositions import lowered
 from jobflow.kernels.loop_operands import facts, loop_form, loop_space, refused_columns, refused_operands
-from jobflow.kernels.loop_space import OperandAccess, Space, address
+from jobflow.kernels.loop_space import OperandAccess, Space, address, stride_of_table
 from jobflow.kernels.positions import with_positions
 from jobflow.kernels.registry import at
 from jobflow.ops.op import Binder, Call
@@ -121,6 +121,7 @@ def launches(
         words = [whole_number(n, form.wide) for n in (columns, *space.sizes[:-1])]
         for k in chosen:
             words += [whole_number(n, form.wide or accesses[k].counted) for n in _apart(accesses[k], space.strides[k])]
+            words += [whole_number(stride_of_table(ready.operands[k]) // accesses[k].dtype.itemsize, form.wide)] if accesses[k].table else []
         return (*(np.int64(address(ready.operands[k])) for k in chosen), *sums, *words)
 
     everything = range(len(accesses))

@@ -169,7 +169,7 @@ class _Kernel:
         """The axes along which a kernel must be told how far elements are apart."""
         if access.inner == "number":
             return []
-        return [*map(str, range(self.form.loop.outer)), *(["k"] if access.inner == "strided" else [])]
+        return [*map(str, range(self.form.loop.outer)), *(["k"] if access.inner == "strided" else []), *(["t"] if access.table else [])]
 
     def _line(self, text: str) -> None:
         self.lines.append("  " * self.depth + text)
@@ -245,7 +245,7 @@ class _Kernel:
 
     def _row_pass(self, phase: Phase, stores: Sequence[int]) -> None:
         for x in phase.row:
-            if x.primitive == "element":
+            if x.primitive in ("element", "looked_up"):
                 self._name(x, self._read(x, ""))
             else:
                 self._value(x)
@@ -271,7 +271,7 @@ class _Kernel:
             for x in phase.row:
                 self._value(x)
         for x in phase.elements:
-            if x.primitive == "element":
+            if x.primitive in ("element", "looked_up"):
                 self._name(x, self._read(x, "k"))
             else:
                 self._value(x)
@@ -325,8 +325,12 @@ class _Kernel:
         return " + ".join(terms) or "0"
 
     def _read(self, x: Expression, along: str) -> str:
-        """An element of an input, or where the first of them would lie and how far it is from there: a position."""
+        """An element of an input or of a table, or where the first of them would lie and how far it is from there: a position."""
         operand = position(x)
+        if x.primitive == "looked_up":
+            offset = self._offset(operand, along, range(self.form.loop.outer))
+            letter = self.letters[operand]
+            return from_memory(f"{letter}[{offset} + {self._text(x.arguments[0])} * {letter}_t]", x.dtype)
         if self.operands[operand].counted:
             offset = re.sub(r"\b(i\d+|k) \*", r"(long long)\1 *", self._offset(operand, along, range(self.form.loop.outer)))
             return f"{self.letters[operand]} + {offset}"

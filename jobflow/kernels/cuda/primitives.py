@@ -260,7 +260,7 @@ NATIVE = frozenset(_NAMED) | {"power"}
 
 
 #: primitives that a kernel reads, counts or sums up, rather than computes
-GIVEN = frozenset({"element", "number", "constant", "columns", "index", *REDUCTIONS, COLUMNS})
+GIVEN = frozenset({"element", "looked_up", "number", "constant", "columns", "index", *REDUCTIONS, COLUMNS})
 #: types whose numbers a float cannot hold
 _WIDER = {"int32", "int64", "float64"}
 
