@@ -18,7 +18,7 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 #: [rows, columns], and how many equal operations one program has
-SIZES: dict[str, tuple[tuple[int, int], int]] = {"eager": ((4, 6), 1), "1e4": ((100, 100), 20), "1e6": ((1000, 1000), 20), "1e7": ((10000, 1000), 4)}
+SIZES: dict[str, tuple[tuple[int, int], int]] = {"eager": ((4, 6), 1), "1e4": ((100, 100), 20), "1e6": ((1000, 1000), 4), "1e7": ((10000, 1000), 1)}
 #: letters of inputs that have gradients
 FLOATS = frozenset("xpugrvmc")
 
@@ -51,9 +51,10 @@ def array(letter: str, size: tuple[int, int], random: np.random.RandomState) -> 
 
 
 def inputs(case: Case, size: str, copies: int) -> list[list[Array]]:
-    """The inputs of each of the equal operations."""
+    """The inputs of each of the equal operations: the same numbers in memory of their own."""
     random = np.random.RandomState(5)
-    return [[array(letter, SIZES[size][0], random) for letter in case.inputs] for _ in range(copies)]
+    group = [array(letter, SIZES[size][0], random) for letter in case.inputs]
+    return [group, *([a.copy() for a in group] for _ in range(copies - 1))]
 
 
 def _named(letter: str, names: str, backward: bool = True) -> list[Case]:

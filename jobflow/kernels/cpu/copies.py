@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 
 from jobflow.core.types import Array
 from jobflow.kernels.registry import implements
 from jobflow.ops.broadcast import BroadcastTo
-from jobflow.ops.move import PadEdges
+from jobflow.ops.move import PadEdges, Roll
 from jobflow.ops.op import Binder, Call
 from jobflow.ops.scalar import Cast
 from jobflow.ops.slice_update import SliceUpdate
@@ -38,6 +40,27 @@ def copy_into_borders(op: Pad, device: Binder, inputs: Sequence[Array], outputs:
 @implements(Flip)
 def copy_backwards(op: Flip, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     return [(np.copyto, (outputs[0], op.turned(inputs[0])))]
+
+
+@implements(Roll)
+def copies_of_parts_that_move(op: Roll, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    """Along one axis of dense memory: all elements moved by as far, and then those that come around."""
+    (x,), (y,) = inputs, outputs
+    axes = [(axis, shift % n) for axis, (shift, n) in enumerate(zip(op.shifts, x.shape, strict=True)) if n and shift % n]
+    if len(axes) == 1 and x.size and x.flags.c_contiguous and y.flags.c_contiguous:
+        ((axis, shift),) = axes
+        n, lead = x.shape[axis], (slice(None),) * axis
+        far = math.prod(x.shape[axis + 1 :]) * shift
+        flat: tuple[Array, Array] = (y.reshape(-1), x.reshape(-1))
+        if 2 * shift <= n:
+            return [(np.copyto, (flat[0][far:], flat[1][: x.size - far])), (np.copyto, (y[(*lead, slice(shift))], x[(*lead, slice(n - shift, n))]))]
+        far = math.prod(x.shape[axis:]) - far
+        return [(np.copyto, (flat[0][: x.size - far], flat[1][far:])), (np.copyto, (y[(*lead, slice(shift, n))], x[(*lead, slice(n - shift))]))]
+    parts = [
+        ((slice(shift, None), slice(n - shift)), (slice(shift), slice(n - shift, None))) if (shift := dict(axes).get(i, 0)) else ((slice(None),) * 2,)
+        for i, n in enumerate(x.shape)
+    ]
+    return [(np.copyto, (y[tuple(a for a, _ in some)], x[tuple(b for _, b in some)])) for some in product(*parts)]
 
 
 @implements(Concat)
