@@ -21,7 +21,7 @@ def test_scans_have_the_bits_of_numpy(dtype: str) -> None:
             x[..., :2] = -0.0
         op, made = cls(x.ndim - 1, reverse, exclusive), []
         for target in (CPU, target_of("cpu", "llvm")):
-            y = np.empty_like(x)
+            y = np.zeros_like(x)
             chosen = registry.choose(op, target, [x], [y])
             for function, arguments in chosen.implementation.bind(op, CpuDevice(), [x], [y]):
                 function(*arguments)

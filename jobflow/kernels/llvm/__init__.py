@@ -13,4 +13,9 @@ from jobflow.kernels.llvm.loops import Loop, bind, cheap, compile_loop, refuses
 __all__ = ["Loop", "bind", "cheap", "compile_loop", "refuses"]
 
 #: module of operations -> the modules of this package that register implementations of them
-MODULES: dict[str, tuple[str, ...]] = {"ops.conv": ("convolution_loops",), "ops.pool": ("pooling_loops",), "ops.scan": ("scan_loops",)}
+MODULES: dict[str, tuple[str, ...]] = {
+    "ops.conv": ("convolution_loops",),
+    "ops.index": ("segment_loops",),
+    "ops.pool": ("pooling_loops",),
+    "ops.scan": ("scan_loops",),
+}
