@@ -15,10 +15,8 @@ EXCEPTED = [
     "blocks",
     "half",
     "index",
-    "indexed",
     "numpy_calls",
     "pointwise",
-    "row_calls",
     "scatter",
 ]
 

@@ -9,9 +9,9 @@ from itertools import count
 from jobflow.core.types import Array, DType, TensorType, contiguous_strides, type_of
 from jobflow.kernels import llvm
 from jobflow.kernels.loop_operands import expression_of, seen_in_space
+from jobflow.kernels.operand_copies import operand_copies
 from jobflow.kernels.registry import at, register
 from jobflow.ops.op import Binder, Call, Op
-from jobflow.ops.operand_copies import operand_copies
 
 #: elements; compiling a loop for fewer takes longer than many runs of it save
 FEWEST = 64

@@ -93,6 +93,8 @@ class ArrayCalls:
     name: str
     prepare: Prepare
     refusal: Refuses | None = None
+    #: what `prepare` is for arrays of these types, for operations that run at once: at_once(op, inputs, outputs)
+    at_once: Callable[[Any, Sequence[DType], Sequence[DType]], Binding] | None = None
 
     def refuses(self, op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
         return None if self.refusal is None else self.refusal(op, [_wide(a) for a in inputs], [_wide(a) for a in outputs])
@@ -108,11 +110,18 @@ def _wide(array: Array) -> Array:
     return at(TensorType(array.shape, float32), contiguous_strides(array.shape, 4), array.__array_interface__["data"][0])
 
 
-def implements(*ops: type[Op], kind: Kind = "cpu", tier: Tier = "numpy", rank: int = 0, refuses: Refuses | None = None) -> Callable[[P], P]:
+def implements(
+    *ops: type[Op],
+    kind: Kind = "cpu",
+    tier: Tier = "numpy",
+    rank: int = 0,
+    refuses: Refuses | None = None,
+    at_once: Callable[[Any, Sequence[DType], Sequence[DType]], Binding] | None = None,
+) -> Callable[[P], P]:
     """Register a function that prepares calls for operations of these types; its name is that of the implementation in listings."""
 
     def enter(prepare: P) -> P:
-        made = ArrayCalls(prepare.__name__.strip("_").replace("_", " "), prepare, refuses)
+        made = ArrayCalls(prepare.__name__.strip("_").replace("_", " "), prepare, refuses, at_once)
         for op in ops:
             register(op, kind, tier, made, rank)
         return prepare
@@ -174,7 +183,7 @@ def binding(op: Op, target: Target, inputs: Sequence[DType], outputs: Sequence[D
     if isinstance(first, PreparedCalls):
         return op.bind_for(inputs, outputs)
     if isinstance(first, ArrayCalls) and first.refusal is None:
-        return partial(first.prepare, op)
+        return first.at_once(op, inputs, outputs) if first.at_once else partial(first.prepare, op)
     return partial(_bind_first, op, found)
 
 

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, ClassVar
 
-import numpy as np
-
-from jobflow.core.types import Array, DType, TensorType, Xp, dtype_of, float32, float64, type_of
+from jobflow.core.types import Array, TensorType, Xp, dtype_of, float32, float64, type_of
 from jobflow.expressions import language
 from jobflow.expressions.index_space import IndexSpace, space_of
 from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import ROWS, evaluate
-from jobflow.ops.op import Binder, Binding, Call, Op, types_tuple
+from jobflow.ops.op import Op, types_tuple
 from jobflow.ops.pointwise import Pointwise
-from jobflow.ops.row_calls import row_binding, row_calls
-
-#: shapes for which a single operation keeps how it is bound
-SHAPES_KEPT = 64
 
 
 class Indexed(Pointwise):
@@ -40,36 +34,11 @@ class Indexed(Pointwise):
         spec = self.rule(*types).spec
         return space_of(spec, (*types, *types_tuple(self.infer(*types))), self.row(spec), self.last(spec), self.table)
 
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        if device.xp is np:
-            made, space = _facts(self, *map(type_of, inputs))
-            calls = row_calls(device, made, space, self.in_place, inputs, outputs)
-            if calls is not None:
-                return calls
-        return Op.bind(self, device, inputs, outputs)
-
-    def bind_for(self, inputs: Sequence[DType], outputs: Sequence[DType]) -> Binding:
-        known: dict[object, Binding] = {}
-
-        def bind(device: Binder, read: Sequence[Array], written: Sequence[Array]) -> list[Call]:
-            key = tuple([a.shape if a.flags.c_contiguous else None for a in (*read, *written)])
-            if key not in known:
-                if len(known) == SHAPES_KEPT:
-                    known.clear()
-                known[key] = self.bind if None in key else self._binding(read)
-            return known[key](device, read, written)
-
-        return bind
-
-    def _binding(self, arrays: Sequence[Array]) -> Binding:
-        """What binds such arrays."""
-        types = [type_of(a) for a in arrays]
-        made, space = _facts(self, *types)
-        return row_binding(made, space, self.in_place, types, types_tuple(self.infer(*types))) or self.bind
+    bind, bind_for = Op.bind, Op.bind_for
 
     def kernel(self, xp: Xp, *arrays: Array) -> None:
         inputs, outputs = arrays[: len(arrays) - self.results], arrays[len(arrays) - self.results :]
-        made, space = _facts(self, *map(type_of, inputs))
+        made, space = facts_of(self, *map(type_of, inputs))
         values = evaluate(made, [space.read(k, a) for k, a in enumerate(inputs)], xp, space.shape)
         for k, (value, array) in enumerate(zip(values, outputs, strict=True), len(inputs)):
             space.write(k, value, array, xp)
@@ -119,7 +88,7 @@ def _of_others(y: Expression, other: Callable[[Expression], Expression]) -> Expr
 
 
 @lru_cache(4096)
-def _facts(op: Indexed, *types: TensorType) -> tuple[tuple[Expression, ...], IndexSpace]:
+def facts_of(op: Indexed, *types: TensorType) -> tuple[tuple[Expression, ...], IndexSpace]:
     """What an op computes, and where."""
     made = op.expression(*types)
     assert made is not None, f"{op} has no formula"

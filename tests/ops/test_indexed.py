@@ -11,11 +11,11 @@ from jobflow.expressions import language as f
 from jobflow.expressions.cost import cost, flops_per_element
 from jobflow.expressions.index_space import IndexSpace, broadcasting, space_of
 from jobflow.kernels import compiled_loops
+from jobflow.kernels.cpu.row_calls import row_calls
 from jobflow.ops import half
 from jobflow.ops.indexed import Indexed
 from jobflow.ops.norm import LayerNorm
 from jobflow.ops.op import types_tuple
-from jobflow.ops.row_calls import row_calls
 from jobflow.ops.softmax import Softmax
 from jobflow.runtime.device.numpy_device import CpuDevice
 

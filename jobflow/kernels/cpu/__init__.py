@@ -16,6 +16,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ops.broadcast": ("copies", "sums"),
     "ops.conv": ("convolutions",),
     "ops.index": ("segments",),
+    "ops.indexed": ("row_calls",),
     "ops.matmul": ("products", "sums"),
     "ops.move": ("copies",),
     "ops.optimizer_updates": ("updates_in_place",),

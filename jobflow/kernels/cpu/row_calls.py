@@ -14,18 +14,50 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.core.types import Array, DType, TensorType, dtype_of, int64
+from jobflow.core.types import Array, DType, TensorType, dtype_of, int64, type_of
 from jobflow.expressions.index_space import IndexSpace
 from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import evaluate
+from jobflow.kernels.cpu.row_program import COLUMN, FULL, ROW, TO_COLUMN, Place, RowProgram, RowStep, compiled_rows
+from jobflow.kernels.operand_copies import operand_copies
+from jobflow.kernels.registry import implements
 from jobflow.ops.blocks import BLOCK, lead_sum_calls
+from jobflow.ops.indexed import Indexed, facts_of
 from jobflow.ops.numpy_calls import FUNCTIONS
-from jobflow.ops.op import Binder, Binding, Call
-from jobflow.ops.operand_copies import operand_copies
-from jobflow.ops.row_program import COLUMN, FULL, ROW, TO_COLUMN, Place, RowProgram, RowStep, compiled_rows
+from jobflow.ops.op import Binder, Binding, Call, Op, types_tuple
 
 #: up to this length a row's maximum is found faster than it is reduced to
 SHORT_ROW = 1024
+#: shapes for which a single operation keeps how it is bound
+SHAPES_KEPT = 64
+
+
+def _shapes_kept(op: Indexed, inputs: Sequence[DType], outputs: Sequence[DType]) -> Binding:
+    """For operations that run at once: how arrays of the latest shapes are bound."""
+    known: dict[object, Binding] = {}
+
+    def bind(device: Binder, read: Sequence[Array], written: Sequence[Array]) -> list[Call]:
+        key = tuple([a.shape if a.flags.c_contiguous else None for a in (*read, *written)])
+        if key not in known:
+            if len(known) == SHAPES_KEPT:
+                known.clear()
+            types = [type_of(a) for a in read]
+            found = None if None in key or type(op).bind is not Op.bind else row_binding(op, types, types_tuple(op.infer(*types)))
+            known[key] = found or partial(calls_over_rows, op)
+        return known[key](device, read, written)
+
+    return bind
+
+
+@implements(Indexed, at_once=_shapes_kept)
+def calls_over_rows(op: Indexed, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    """What the op prepares itself, calls over rows, or the kernel."""
+    if type(op).bind is Op.bind:
+        made, space = facts_of(op, *map(type_of, inputs))
+        calls = row_calls(device, made, space, op.in_place, inputs, outputs)
+        if calls is not None:
+            return calls
+    return op.bind(device, inputs, outputs)
 
 
 def row_calls(
@@ -63,15 +95,14 @@ def _rows_and_columns(space: IndexSpace) -> tuple[int, int]:
     return math.prod(space.shape[:-1]), space.shape[-1]
 
 
-def row_binding(
-    made: tuple[Expression, ...], space: IndexSpace, over: Mapping[int, Sequence[int]], inputs: Sequence[TensorType], outputs: Sequence[TensorType]
-) -> Binding | None:
+def row_binding(op: Indexed, inputs: Sequence[TensorType], outputs: Sequence[TensorType]) -> Binding | None:
     """What binds arrays of these types that have no gaps, with as little work each time as can be; None where they are more than one block."""
+    made, space = facts_of(op, *inputs)
     rows, columns = _rows_and_columns(space) if space.sizes else (0, 0)
     if not 0 < rows * columns <= BLOCK:
         return None
     arrays = [np.empty(type.shape, type.dtype.numpy) for type in (*inputs, *outputs)]
-    found = _program(made, space, over, [space.view(k, a) for k, a in enumerate(arrays)], len(inputs))
+    found = _program(made, space, op.in_place, [space.view(k, a) for k, a in enumerate(arrays)], len(inputs))
     if found is None or found[0].sums:
         return None
     program, *matrices = found
