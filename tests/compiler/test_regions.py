@@ -192,6 +192,8 @@ def test_look_ups_join_what_reads_them() -> None:
 
     graph = trace(lambda t: body(t, t.input("table", type_(16, 4), split=False)))
     assert regions(ordered(graph)) == [["gather", "add", "tanh"]]
+    one = ordered(trace(lambda t: tanh(gather(t.input("table", type_(16, 4), split=False), t.input("id", TensorType((), int64))))))
+    assert regions(one) == [["gather", "tanh"]], "the table has more axes than the space"
     found = ordered(trace(lambda t: body(t, tanh(t.input("table", type_(16, 4), split=False)))))
     assert regions(found) == [["gather", "add", "tanh"]]
     assert reasons(found) == {"its index space is [8, 4], that of the region [16, 4]"}

@@ -288,7 +288,9 @@ class _Growing:
             members.append(RegionMember(step.action, tuple(inputs[x] if x in inputs else made[x] for x in step.inputs)))
         over = tuple(_over(members, [made[x] for x in outputs]))
         places = IndexSpace(space.sizes, tuple(space.places[x] for x in (*inputs, *outputs)), space.row)
-        broadcasts = bool(outputs) and outputs[-1].type.shape == space.sizes and places == broadcasting(*(x.type for x in (*inputs, *outputs)))
+        operands = [x.type for x in (*inputs, *outputs)]
+        as_in_numpy = bool(outputs) and operands[-1].shape == space.sizes and all(type.ndim <= len(space.sizes) for type in operands)
+        broadcasts = as_in_numpy and places == broadcasting(*operands)
         op = Region(tuple(members), tuple(made[x] for x in outputs), over, None if broadcasts else places)
         first, last = steps[0], steps[-1]
         return Step(op, tuple(inputs), tuple(outputs), f"{first.name}..{last.name}", first.where, first.phase, first.microbatch)
