@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from jobflow.core.types import Array, DType, TensorType, contiguous_strides, type_of
+from jobflow.expressions.index_space import LOOKED_UP
 from jobflow.kernels import llvm
 from jobflow.kernels.loop_operands import expression_of, seen_in_space
 from jobflow.kernels.operand_copies import operand_copies
@@ -49,6 +50,8 @@ class CompiledLoopOnCopies:
         found, space = expression_of(op, inputs), op.index_space(*map(type_of, inputs))
         if found is None or space is None:
             return "it has no expression over rows"
+        if any(LOOKED_UP in places for places in space.operands):
+            return "tables are not copied"
         if llvm.cheap(found):
             return "it computes less than copies cost"
         places = count(1)
