@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -65,8 +65,6 @@ class LookUp(Indexed):
 
     abstract = True
     table = "n"
-    if TYPE_CHECKING:
-        offset: int
 
     def row(self, letters: str) -> str:
         return ""
@@ -80,7 +78,8 @@ class LookUp(Indexed):
         zero, at = language.constant(0, table.dtype), language.cast(language.element(1, ids.dtype), int64)
         if not size:
             return (zero,)
-        at = at - self.offset if self.offset else at
+        offset: int = vars(self).get("offset", 0)  # of ops of which ranks may have a part of the table
+        at = at - offset if offset else at
         found = language.logical_and(language.less_equal(0, at), at < size)
         return (language.where(found, language.looked_up(0, table.dtype, language.where(found, at, 0)), zero),)
 
@@ -290,7 +289,6 @@ class BatchGather(LookUp):
 
     precision = "any"
     batch: int
-    offset = 0
 
     def infer(self, params: TensorType, ids: TensorType) -> TensorType:
         _check_ids("batch_gather", ids)
