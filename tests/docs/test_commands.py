@@ -76,7 +76,7 @@ def as_run(command: Command, full: bool) -> str:
     text = command.text
     if NAMED.match(text) and text != "jobflow version":
         return f"{text} --help"
-    if ".[mpi,train]" in text:
+    if ".[jit,mpi,train]" in text:
         text = text.rpartition("&& ")[2]  # all but the installation, which test_the_first_command has
     if text.startswith("MASTER_ADDR"):
         second = text.replace(" RANK=0 LOCAL_RANK=0", " RANK=1 LOCAL_RANK=1")
@@ -134,7 +134,7 @@ def test_commands_of_a_page(page: str, tmp_path: Path, pytestconfig: pytest.Conf
 def test_the_first_command(tmp_path: Path) -> None:
     """With its installation, on a fresh checkout; what follows it in the README's table finds its checkpoints."""
     checkout(tmp_path)
-    (first,) = [c.text for c in COMMANDS if ".[mpi,train]" in c.text]
+    (first,) = [c.text for c in COMMANDS if ".[jit,mpi,train]" in c.text]
     kept = {name: value for name, value in os.environ.items() if name.startswith("PIP_") or name in ("PATH", "SSL_CERT_FILE")}
     line = f"{first} && jobflow ckpt ls runs/lenet_digits/checkpoints"
     done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env={**kept, "HOME": str(tmp_path)}, capture_output=True, text=True, timeout=900)
