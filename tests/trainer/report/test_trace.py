@@ -96,7 +96,7 @@ def test_the_tables_add_up(tmp_path: Path) -> None:
     assert computing == pytest.approx(sum(own["compute"] for own in parts.values()))
     assert sum(row.waiting for row in rows) == pytest.approx(sum(own["waiting"] for own in parts.values()))
     assert sum(row.share for row in rows) <= 1.0 and rows == sorted(rows, key=lambda row: -row.seconds)
-    assert "matmul" in {row.timed.kernel for row in rows} and all(row.calls % 8 == 0 for row in rows), "2 ranks, 4 steps"
+    assert "matmul" in {row.timed.kernel for row in rows} and all(row.calls % 4 == 0 for row in rows), "4 steps, of ranks whose regions may differ"
     first = next(row for row in rows if "first" in row.timed.name).timed
     assert first.where.startswith("test_trace.py:")
     text = traced.text(top=5)
