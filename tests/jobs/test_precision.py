@@ -180,9 +180,16 @@ def entered(block: Any) -> Any:
     return in_scope
 
 
+PLAIN: dict[str, Any] = {}
+ACCUMULATED, HALF = {"train__num_gradient_accumulation_steps": 4}, {"mixed_precision": flow.bfloat16}
+
+
 @pytest.mark.parametrize(
     ("options", "ranks"),
-    [({}, 1), ({}, 4), ({"train__num_gradient_accumulation_steps": 4}, 2), ({"mixed_precision": flow.bfloat16}, 2)],
+    [
+        *((PLAIN, 1), (PLAIN, 4), (ACCUMULATED, 2), (HALF, 2)),
+        *(pytest.param(*case, marks=pytest.mark.full) for case in ((PLAIN, 2), (ACCUMULATED, 1), (ACCUMULATED, 4), (HALF, 1), (HALF, 4))),
+    ],
     ids=str,
 )
 def test_regions_change_no_bit(options: dict[str, Any], ranks: int) -> None:
