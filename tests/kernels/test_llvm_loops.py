@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -303,3 +305,17 @@ def test_a_number_is_read_when_the_loop_runs() -> None:
         r[()] = value
         function(*arguments)
         assert np.array_equal(y, a * np.float32(value))
+
+
+def test_threads_that_begin_together_share_one_compiler() -> None:
+    """Machine code is gone with the compiler that made it: of two, one would be forgotten while its loops are called."""
+    program = (
+        "import threading\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from jobflow.kernels.llvm.machine_code import compiler\n"
+        "begin = threading.Barrier(8)\n"
+        "with ThreadPoolExecutor(8) as threads:\n"
+        "    made = list(threads.map(lambda _: (begin.wait(), compiler())[1], range(8)))\n"
+        "assert len(set(map(id, made))) == 1\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -110,6 +110,11 @@ class Compiler:
         return function
 
 
-@cache
 def compiler() -> Compiler:
-    return Compiler()
+    """That of this process.  One for all threads: the machine code that one has made is gone with it."""
+    with _creation:
+        return _compiler()
+
+
+_creation = threading.Lock()
+_compiler = cache(Compiler)
