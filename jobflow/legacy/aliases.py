@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import jobflow.core.scope as scope
-from jobflow.core.errors import DuplicateNameError, JobError, user_line
+from jobflow.core.errors import ArgumentError, DuplicateNameError, JobError, user_line
 from jobflow.core.notices import notice
 from jobflow.core.scope import current_scope as current_scope
 from jobflow.core.types import DTYPES, DType, Tensor, bool_
@@ -133,19 +133,27 @@ def InitEagerGlobalSession() -> None:
 
 def is_deprecated(func_or_class: Any) -> bool:
     """Whether it is a name that the last release called deprecated."""
-    return getattr(func_or_class, "__module__", "") == "jobflow.legacy.deprecated" or func_or_class in (name_scope, fixed_placement)
+    old = any(func_or_class is one for one in (name_scope, fixed_placement))
+    return old or getattr(func_or_class, "__module__", "") == "jobflow.legacy.deprecated"
 
 
 def to(input: Any, *args: Any, **kwargs: Any) -> Any:
     """`input.to(...)`: a tensor on another device, of another type, or placed differently."""
-    return input.to(*args, **kwargs)
+    return _tensor("to", input).to(*args, **kwargs)
 
 
 def eager_nccl_all_reduce(x: Any, parallel_conf: str, name: str | None = None) -> Any:
     """The sum of all ranks' local tensors; `parallel_conf` and `name` mean nothing."""
-    total = x.clone()
+    total = _tensor("eager_nccl_all_reduce", x).clone()
     comm.all_reduce(total)
     return total
+
+
+def _tensor(what: str, x: Any) -> Any:
+    """x, which has the methods of a tensor outside of jobs.  ArgumentError if it has not."""
+    if not hasattr(type(x), "clone"):
+        raise ArgumentError(f"{what} at {user_line()}: {type(x).__name__} {x!r:.60} is none of the tensors that flow.tensor makes")
+    return x
 
 
 # Old spellings -----------------------------------------------------------------------------------------------------

@@ -52,10 +52,8 @@ class CtcLoss(Op):
         return Rule("TnC,nL,n,n->n")
 
     def kernel(self, xp: Xp, x: Array, targets: Array, frames: Array, labels: Array, loss: Array) -> None:
-        with np.errstate(all="ignore"):
-            paths = _Paths(xp, self.blank, x, targets, frames, labels)
-            found = paths.loss(paths.forward())
-            loss[...] = xp.where(xp.isinf(found), 0.0, found) if self.zero_infinity else found
+        found = _losses(_Paths(xp, self.blank, x, targets, frames, labels))
+        loss[...] = xp.where(xp.isinf(found), 0.0, found) if self.zero_infinity else found
 
     def grad(self, x: Tensor, targets: Tensor, frames: Tensor, labels: Tensor, loss: Tensor, dloss: Tensor) -> Grads:
         return call(CtcLossGrad(self.blank, self.zero_infinity), x, targets, frames, labels, dloss), None, None, None
@@ -79,12 +77,8 @@ class CtcLossGrad(CtcLoss):
 
     def kernel(self, xp: Xp, x: Array, *others: Array) -> None:
         targets, frames, labels, dloss, dx = others
-        with np.errstate(all="ignore"):
-            paths = _Paths(xp, self.blank, x, targets, frames, labels)
-            alpha = paths.forward()
-            loss = paths.loss(alpha)
-            slope = xp.where(paths.inside[:, :, None], (xp.exp(paths.x) - paths.shares(alpha, loss)) * dloss[:, None], 0.0)
-            dx[...] = xp.where(xp.isinf(loss)[:, None], 0.0, slope) if self.zero_infinity else slope
+        loss, slope = _losses_and_slopes(_Paths(xp, self.blank, x, targets, frames, labels), dloss)
+        dx[...] = xp.where(xp.isinf(loss)[:, None], 0.0, slope) if self.zero_infinity else slope
 
     def grad(self, *tensors: Any) -> Grads:
         return Op.grad(self, *tensors)
@@ -181,3 +175,17 @@ def ctc_loss(
 ) -> Tensor:
     """A loss for each sample; see `CtcLoss`."""
     return call(CtcLoss(blank, zero_infinity), x, targets, frames, labels, name=name)
+
+
+@np.errstate(all="ignore")
+def _losses(paths: _Paths) -> Array:
+    return paths.loss(paths.forward())
+
+
+@np.errstate(all="ignore")
+def _losses_and_slopes(paths: _Paths, dloss: Array) -> tuple[Array, Array]:
+    """The losses, infinite where no path fits, and the gradient of the log-probabilities."""
+    alpha = paths.forward()
+    loss = paths.loss(alpha)
+    slope = (paths.xp.exp(paths.x) - paths.shares(alpha, loss)) * dloss[:, None]
+    return loss, paths.xp.where(paths.inside[:, :, None], slope, 0.0)

@@ -19,6 +19,8 @@ from jobflow.ops.index import Gather
 from jobflow.ops.op import Grads, Op, Sample, apply, sample
 from jobflow.ops.pointwise import call, numbers
 
+_DRAWS = np.dtype(np.float64)
+
 
 class SampleClasses(Op):
     """mapped[n], sampled[count] of labels[n] and a run counter: sampled[mapped[i]] = labels[i].
@@ -61,7 +63,7 @@ class SampleClasses(Op):
         for part in range(start // each, -(-stop // each)):
             low, high = cut(self.classes, self.parts)[part]
             box = Box(((low, high),), (self.classes,))
-            order = philox.unit(xp, philox.key_of(self.seed, self.key), int(counter[0]), box, np.dtype(np.float64)).reshape(-1)
+            order = philox.unit(xp, philox.key_of(self.seed, self.key), int(counter[0]), box, _DRAWS).reshape(-1)
             inside = (labels >= low) & (labels < high)
             own = xp.where(inside, labels - low, 0).astype(xp.int64)
             order[own[inside]] = -1.0

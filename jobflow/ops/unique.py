@@ -79,6 +79,26 @@ class Argwhere(Op):
         yield sample(cls(int64), np.zeros((3, 2), bool))
 
 
+def _entered(table: Array, known: int, x: Array) -> tuple[Array, Array, int]:
+    """The numbers of ids, the table with those that are new, and how many are known then; the arrays are in the host's memory."""
+    entries = table.reshape(-1, 2)
+    values, first, inverse = np.unique(x, return_index=True, return_inverse=True)
+    codes = np.zeros_like(values)
+    for i in np.argsort(first):
+        place = int(values[i]) % len(entries)
+        for _ in range(len(entries)):
+            if entries[place, 1] == 0 or entries[place, 0] == values[i]:
+                break
+            place = (place + 1) % len(entries)
+        if entries[place, 1] == 0:
+            known += 1
+            entries[place] = values[i], known
+        elif entries[place, 0] != values[i]:
+            known += 1  # there is no place for it
+        codes[i] = entries[place, 1]
+    return codes[inverse].reshape(x.shape), table, known
+
+
 class OrdinalCodes(Op):
     """Numbers 1, 2, 3 ... of the ids in x, in the order in which they are first seen; of ids seen in earlier runs, those that they have.
 
@@ -101,22 +121,7 @@ class OrdinalCodes(Op):
 
     def kernel(self, xp: Xp, table: Array, size: Array, x: Array, *outputs: Array) -> None:
         here = getattr(xp, "asnumpy", np.asarray)
-        entries, known = here(table).copy().reshape(-1, 2), int(size[0])
-        values, first, inverse = np.unique(here(x), return_index=True, return_inverse=True)
-        codes = np.zeros_like(values)
-        for i in np.argsort(first):
-            place = int(values[i]) % len(entries)
-            for _ in range(len(entries)):
-                if entries[place, 1] == 0 or entries[place, 0] == values[i]:
-                    break
-                place = (place + 1) % len(entries)
-            if entries[place, 1] == 0:
-                known += 1
-                entries[place] = values[i], known
-            elif entries[place, 0] != values[i]:
-                known += 1  # there is no place for it
-            codes[i] = entries[place, 1]
-        for output, made in zip(outputs, (codes[inverse].reshape(x.shape), entries.reshape(-1), known), strict=True):
+        for output, made in zip(outputs, _entered(here(table).copy(), int(size[0]), here(x)), strict=True):
             output[...] = xp.asarray(made)
 
     def grad(self, *tensors: Tensor) -> Grads:

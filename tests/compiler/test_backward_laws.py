@@ -117,6 +117,9 @@ def compare(cls: type[Op], mesh: tuple[int, ...]) -> int:
         bound = Bound(world, distribute(graph))
         for value, ours, theirs in zip(graph.outputs, bound.run(**arguments), expected, strict=True):
             where = f"{value.node.op} {value.name} = {', '.join(map(str, value.node.inputs))}"
+            if not isinstance(value.node.op, cls):  # a part of a partial gradient may be 0, and 0 times an infinite slope is no number
+                infinite = ~np.isfinite(ours) & ~np.isfinite(theirs)
+                ours, theirs = np.where(infinite, 0, ours), np.where(infinite, 0, theirs)
             np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9, err_msg=where)
         bound.close()
     return len(graph.outputs)

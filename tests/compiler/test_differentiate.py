@@ -165,8 +165,8 @@ def test_losses_of_two_shapes() -> None:
         trace(lambda t: (relu(variable(t, "w", 2)), relu(variable(t, "v", 3))), train=True)
 
 
-def test_a_loss_of_integers() -> None:
-    with pytest.raises(JobError, match=r"loss cast_0 is int32\[2\]; a loss is a floating-point tensor"):
+def test_a_loss_behind_a_cast_to_integers() -> None:
+    with pytest.raises(JobError, match="loss cast_0 does not depend on any trainable variable"):
         trace(lambda t: cast(variable(t, "w", 2), int32), train=True)
 
 

@@ -60,7 +60,7 @@ def test_what_means_something_is_stored_silently(capsys: pytest.CaptureFixture[s
     assert config.gpu_device_num(2) and config.cpu_device_num(4) and config.machine_num(2)
     assert config.enable_debug_mode(True) and config.enable_legacy_model_io()
     assert config.conv_algorithm("direct") and config.kernels("reference") and config.seed(7) and config.share_variables(False)
-    assert settings == Settings(2, 4, 2, True, True, "direct", "reference", None, 7, False)
+    assert settings == Settings(2, 4, 2, True, True, "direct", "reference", seed=7, share_variables=False)
     assert config.legacy_model_io_enabled() is True
     assert capsys.readouterr() == ("", "")
 

@@ -65,7 +65,7 @@ def raw(item: Any) -> Any:
 def wrapped(value: Any, inputs: Any = ()) -> Any:
     """NumPy's answer as an array of this module; views keep the memory of the array that they look at."""
     if isinstance(value, ndarray) or not isinstance(value, np.ndarray | np.generic):
-        return [wrapped(x, inputs) for x in value] if isinstance(value, list) else value
+        return type(value)(wrapped(x, inputs) for x in value) if type(value) in (list, tuple) else value
     if isinstance(value, np.generic):
         return _new(np.asarray(value))
     for source in inputs:

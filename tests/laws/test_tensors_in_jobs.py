@@ -101,7 +101,6 @@ def test_what_is_made_of_nothing() -> None:
 @pytest.mark.parametrize(
     ("name", "call", "facts"),
     [
-        ("nonzero", lambda x: flow.nonzero(x), "where(mask, x, y)"),
         ("unique", lambda x: flow.unique(x), "is not known while"),
         ("scatter_add_", lambda x: flow.scatter_add_(x, 0, flow.argmax(x, 0, True), x), "cannot be overwritten"),
         ("relu", lambda x: F.relu(x, inplace=True), "cannot be overwritten"),

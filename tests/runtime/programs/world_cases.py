@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import contract
@@ -39,6 +40,7 @@ def world(**options: Any) -> MpiWorld:
     return made
 
 
+@dataclass(frozen=True)
 class Scale:
     """A command with an attribute: `by` times the argument's array."""
 
