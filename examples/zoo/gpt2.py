@@ -50,13 +50,13 @@ class Parallel:
     micro_batches: int = 1
     checkpointing: bool = False
 
-    def stage(self, block, blocks):
-        """The placement of a block, and its place in the pipeline."""
+    def stage(self, block, blocks, checkpointing=False):
+        """The placement of a block, and its place in the pipeline; whether its inside is computed again for the backward pass."""
         stage = block * self.pipeline // blocks
         first = stage * self.data * self.tensor
         ids = f"0:{first}-{first + self.data * self.tensor - 1}"
         return flow.scope.placement("gpu", ids, (self.data, self.tensor)), flow.experimental.scope.config(
-            pipeline_stage_id_hint=stage, checkpointing=self.checkpointing
+            pipeline_stage_id_hint=stage, checkpointing=checkpointing
         )
 
 
@@ -125,7 +125,7 @@ def losses(tokens, size, parallel):
         x = whole(flow.gather(table, words))
         x = flow.nn.dropout(flow.reshape(x + flow.reshape(places, [1, size.length, size.width]), [-1, size.width]), size.dropout)
     for index in range(size.blocks):
-        placement, hints = parallel.stage(index, size.blocks)
+        placement, hints = parallel.stage(index, size.blocks, parallel.checkpointing)
         with placement, hints, flow.scope.namespace(f"h{index}"):
             x = block(x, size)
     placement, hints = parallel.stage(size.blocks - 1, size.blocks)

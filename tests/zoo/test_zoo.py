@@ -17,7 +17,8 @@ from zoo_programs import CASES, STEPS, batches, program, size_of
 
 import jobflow as flow
 from jobflow.engine.job import job_of
-from jobflow.tools.explain import boxing_rows, laid_out
+from jobflow.ops.source import ReadVariable
+from jobflow.tools.explain import Explained, boxing_rows, laid_out
 
 HERE = Path(__file__).parent
 RECORDED = json.loads((HERE / "references" / "losses.json").read_text())
@@ -82,6 +83,11 @@ def test_losses_are_those_of_pytorch(devices: int) -> None:
         np.testing.assert_allclose(found, RECORDED[case]["losses"], rtol=2e-5, err_msg=f"{case} {layout}")
 
 
+def trained(found: Explained) -> int:
+    """The number of parameters."""
+    return sum(variable.type.size for variable in found.traced.variables.values() if variable.trainable)
+
+
 class Full(NamedTuple):
     """A full configuration with its published number of parameters, and how its job is made."""
 
@@ -107,27 +113,42 @@ def test_full_sizes_in_data_parallelism(name: str) -> None:
     """The number of parameters is the published one, and a step sends every gradient once around a ring."""
     case, devices, parameters, make = FULL[name]
     found = laid_out(job_of(make(program(case))), devices)
-    trained = sum(v.type.size for v in found.traced.variables.values() if v.trainable)
-    assert trained == parameters
+    assert trained(found) == parameters
     sums = sum(change.nbytes for change in boxing_rows(found.physical) if change.route == "all_reduce")
     assert sums == pytest.approx(2 * (devices - 1) / devices * 4 * parameters, rel=TOLERANCE)
 
 
 @pytest.mark.slow
 def test_a_full_gpt_in_three_kinds_of_parallelism() -> None:
-    """Two stages of 2 x 4 devices: a block adds up its two partial results and their two gradients, among four devices, and again those
-    that are computed again; a stage hands its words on and gets their gradients back."""
-    zoo = program("gpt2")
-    found = laid_out(job_of(zoo.make_job(zoo.Size(), zoo.Parallel(2, 4, 2, 4, checkpointing=True))), 16)
-    assert sum(v.type.size for v in found.traced.variables.values() if v.trainable) == 124_475_904
-    rows = boxing_rows(found.physical)
-    print(*rows, sep="\n")
+    """Two stages of 2 x 4 devices, four microbatches."""
+    zoo, microbatches, tensor = program("gpt2"), 4, 4
+    found = laid_out(job_of(zoo.make_job(zoo.Size(), zoo.Parallel(2, tensor, 2, microbatches, checkpointing=True))), 16)
+    assert trained(found) == 124_475_904
+    changes = boxing_rows(found.physical)
+    rows = 32 // microbatches // 2 * 1024 * 768 * 4
+    sums = sum(change.route == "all_reduce" and change.nbytes == 2 * (tensor - 1) / tensor * rows for change in changes)
+    assert sums == microbatches * (12 * 2 * 3 + 2), "two of a block, again when it is computed again, and backward; the words', forward and backward"
+    table = 50304 // tensor * 768 * 4 / 2
+    moved = [change for change in changes if change.route == "move" and change.nbytes == table]
+    assert len(moved) == 2, "the table of words goes to the other stage once, and its gradient comes back once, half from each of two devices"
 
 
 @pytest.mark.slow
 def test_full_tables_are_split() -> None:
-    """Each device has a quarter of every table, and no gradient of a whole table is made."""
-    zoo = program("wide_and_deep")
-    found = laid_out(job_of(zoo.make_job(zoo.Size())), 4)
-    plan = found.plan(0)
-    print(plan)
+    """Each device has a quarter of a table and of what the optimizer keeps of it, and nobody makes another tensor of that size."""
+    size = program("wide_and_deep").Size()
+    found = laid_out(job_of(program("wide_and_deep").make_job(size)), 4)
+    tables = {value: layout for value, layout in found.physical.layouts.items() if value.shape in ((size.rows, 1), (size.rows, size.width))}
+    assert len([value for value in tables if isinstance(value.node.op, ReadVariable)]) == 2 * 3
+    assert all(isinstance(value.node.op, ReadVariable) or value.node.op.alias for value in tables)
+    assert {str(layout) for layout in tables.values()} == {"cpu[0-3]:S(0)", "cpu[0-3]:S(1)"}
+
+
+@pytest.mark.slow
+def test_full_people_are_split() -> None:
+    """What has a row for every person stays split, with its gradient and what the optimizer keeps; a step is about a tenth of the people."""
+    size = program("insightface").Size()
+    found = laid_out(job_of(program("insightface").make_job(size)), 8)
+    people = [str(layout) for value, layout in found.physical.layouts.items() if value.shape == (size.people, size.embedding)]
+    assert set(people) == {"cpu[0-7]:S(0)"} and len(people) >= 3
+    assert any(value.shape == (size.sample, size.embedding) for value in found.physical.layouts)
