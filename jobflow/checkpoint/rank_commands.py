@@ -158,6 +158,8 @@ def _write_part(draft: drafts.Draft, rank: int, pieces: Mapping[str, Piece] | Ex
     try:
         if isinstance(pieces, Exception):
             raise pieces
+        if order.publication is None and not pieces:
+            return None  # rank 0, which does not wait for this one, may be giving the directory its name
         part = parts.write(draft, parts.prefix(rank), pieces, files)
         if order.publication is None:
             parts.deliver(draft, rank, part, files)

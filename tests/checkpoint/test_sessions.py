@@ -395,6 +395,28 @@ def test_a_full_disk_without_room_for_a_word(tmp_path: Path, monkeypatch: pytest
     assert list(tmp_path.iterdir()) == []
 
 
+def test_ranks_that_have_nothing_to_write_change_nothing(tmp_path: Path) -> None:
+    """Rank 0 does not wait for them, and gives the directory its name when the others have delivered: what they changed would meet that."""
+    changed = set()
+
+    class Seen(Files):
+        def do(self, what: str, path: Path, change: Callable[[], T]) -> T:
+            changed.add(self.rank)
+            return change()
+
+    flow.config.cpu_device_num(3)
+
+    @flow.global_function()
+    def one_variable() -> flow.typing.Numpy:
+        return flow.get_variable("w", (2,), initializer=flow.ones_initializer())
+
+    one_variable()
+    files.use(Seen)
+    sessions.save(started_session(), tmp_path / "c")
+    assert changed == {0}
+    assert list(store.problems(tmp_path / "c")) == []
+
+
 def test_a_rank_that_hangs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for it, what it has written is removed as soon as it goes on, and the next save works."""
     monkeypatch.setattr(sessions.ranks, "_LOOK", 0.02)
