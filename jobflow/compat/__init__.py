@@ -4,5 +4,5 @@
     mpiexec -n 2 python -m jobflow.compat -m package.module arguments ...
 
 While such a program runs, `import oneflow` and its submodules find what jobflow has under these names (`import_forms.py`), and NumPy has the
-names again that it dropped (`numpy_names.py`).  Neither is so in other programs.
+names again that it dropped and takes results with one element for numbers (`numpy_names.py`).  Neither is so in other programs.
 """

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from jobflow.compat import import_forms, numpy_names
+from jobflow.engine.returned import show_as
 from jobflow.runtime.world.environment import CHECKPOINTS
 
 USAGE = "usage: python -m jobflow.compat (script.py | -m module) [argument ...]"
@@ -20,6 +21,7 @@ def main(words: Sequence[str]) -> None:
         raise SystemExit(0 if words and words[0] != "-m" else 2)
     import_forms.install()
     numpy_names.restore()
+    show_as(numpy_names.with_numbers)
     os.environ.setdefault(CHECKPOINTS, "oneflow")
     if words[0] == "-m":
         sys.argv, sys.path[0] = list(words[1:]), os.getcwd()

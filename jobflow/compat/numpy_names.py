@@ -1,4 +1,4 @@
-"""Names that NumPy dropped and programs of 2020 use, such as `np.int` and `np.float_`."""
+"""What NumPy dropped and programs of 2020 use: names such as `np.int` and `np.float_`, and `float` of an array with one element."""
 
 from __future__ import annotations
 
@@ -48,6 +48,31 @@ def fromstring(string: str | bytes, dtype: Any = float, count: int = -1, *, sep:
     if sep:
         return _FROMSTRING(string, dtype, count, sep=sep)
     return np.frombuffer(string.encode("latin-1") if isinstance(string, str) else string, dtype, count).copy()
+
+
+class OneElement(np.ndarray[Any, Any]):
+    """An array with one element and at least one axis, such as a mean loss, which `float`, `int` and "%f" still take for a number."""
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __repr__(self) -> str:
+        return repr(np.asarray(self))
+
+    def __reduce__(self) -> Any:
+        return np.asarray(self).__reduce__()
+
+    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
+        """What is computed of it is an ordinary array or number."""
+        return np.asarray(array)[()] if return_scalar else np.asarray(array)
+
+
+def with_numbers(array: Any) -> Any:
+    """The array, or the same as OneElement if it has one element."""
+    return array.view(OneElement) if array.size == 1 and array.ndim else array
 
 
 def restore() -> None:

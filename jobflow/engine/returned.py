@@ -14,6 +14,13 @@ from jobflow.typing.results import Results
 
 #: One returned tensor: a whole array, or a list with one array per device.
 Delivered = Any
+#: How arrays of results are shown to the program; `show_as` changes it.
+_shown: list[Callable[[Array], Array]] = [lambda array: array]
+
+
+def show_as(show: Callable[[Array], Array]) -> None:
+    """From now on arrays of results are `show(array)`, in this process."""
+    _shown[0] = show
 
 
 class LocalBlob(NDArrayOperatorsMixin):
@@ -147,5 +154,5 @@ def _leaf(kind: str, value: Delivered) -> Any:
     if kind == "lists":
         return value
     if kind == "list":
-        return list(value) if isinstance(value, list) else [value]
-    return whole(value)
+        return [_shown[0](array) for array in (value if isinstance(value, list) else [value])]
+    return _shown[0](whole(value))

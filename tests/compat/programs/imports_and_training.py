@@ -49,3 +49,4 @@ check_point = flow.train.CheckPoint()
 check_point.init()
 y, loss = train_job(np.ones((4, 3), np.float32))
 print(y.dtype == np.float32, loss)
+assert float(loss) == loss.item() and "%.1f %r" % (loss, loss) == "3.0 array([3.], dtype=float32)" and type(loss + 1) is np.ndarray
