@@ -21,9 +21,7 @@ from jobflow.eager.convert import convert, empty
 from jobflow.eager.run import Running, run, source, with_line
 from jobflow.eager.state import EagerState, state
 from jobflow.eager.tensor import Tensor, own
-from jobflow.ops import norm as nm
 from jobflow.ops import reduce as rd
-from jobflow.ops import shape as sh
 from jobflow.ops.op import Op
 
 P = ParamSpec("P")
@@ -190,9 +188,3 @@ def reduced(what: str, loss: Value, reduction: str) -> Value:
     if reduction == "none":
         return loss
     return rd.reduce_mean(loss) if reduction == "mean" else rd.reduce_sum(loss)
-
-
-def normalised_rows(x: Value, rows: tuple[int, ...], eps: float) -> Value:
-    """x in rows [*rows, rest], each with mean 0 and variance 1, in its own shape."""
-    flat = sh.reshape(x, (*rows, x.type.size // max(math.prod(rows), 1)))
-    return sh.reshape(nm.layer_norm(flat, None, None, len(rows), eps), x.type.shape)

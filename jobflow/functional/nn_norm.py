@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,11 +13,12 @@ from jobflow.eager import crossing
 from jobflow.eager import run as running
 from jobflow.eager.state import gradients, state
 from jobflow.eager.tensor import Tensor
-from jobflow.functional.nn_base import composed, composing, normalised_rows, real, shape_of_rows
+from jobflow.functional.nn_base import composed, composing, real, shape_of_rows
 from jobflow.functional.nn_conv import check_channels
 from jobflow.functional.promotion import cast, rounded_once
 from jobflow.ops import batch_norm as bn
 from jobflow.ops import elementwise as ew
+from jobflow.ops import group_norm as gn
 from jobflow.ops import norm as nm
 from jobflow.ops import reduce as rd
 from jobflow.ops import shape as sh
@@ -117,47 +118,39 @@ def _last_axes(what: str, x: Tensor, given: int | Sequence[int]) -> tuple[int, .
     return shape
 
 
+def _normalised_rows(
+    what: str, norm: Callable[..., Value], x: Tensor, normalized_shape: int | Sequence[int], eps: float, **parameters: Tensor | None
+) -> Value:
+    """x in rows of normalized_shape, of which the parameters are; a tensor that is one row is normalised as the only one."""
+    shape = _last_axes(what, x, normalized_shape)
+    for name, p in parameters.items():
+        if p is not None and p.type.shape != shape:
+            raise ShapeError(f"{what} at {user_line()}: {name} {p.type} is not of normalized_shape {list(shape)}")
+    begin = x.type.ndim - len(shape)
+    if begin:
+        return norm(x, *parameters.values(), begin, eps)
+    return sh.squeeze(norm(sh.expand_dims(x, 0), *parameters.values(), 1, eps), (0,))
+
+
 @rounded_once
 @composed
 def layer_norm(
     input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Value:
     """(x - mean) / sqrt(var + eps) * weight + bias, over the last axes, which are `normalized_shape`."""
-    what = "layer_norm"
-    shape = _last_axes(what, input, normalized_shape)
-    for name, p in (("weight", weight), ("bias", bias)):
-        if p is not None and p.type.shape != shape:
-            raise ShapeError(f"{what} at {user_line()}: {name} {p.type} is not of normalized_shape {list(shape)}")
-    begin = input.type.ndim - len(shape)
-    if begin:
-        return nm.layer_norm(input, weight, bias, begin, eps)
-    y = nm.layer_norm(sh.expand_dims(input, 0), weight, bias, 1, eps)
-    return sh.squeeze(y, (0,))
+    return _normalised_rows("layer_norm", nm.layer_norm, input, normalized_shape, eps, weight=weight, bias=bias)
 
 
 @rounded_once
 @composed
 def rms_norm(input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Value:
     """x / sqrt(mean x^2 + eps) * weight, over the last axes; eps is that of the element type if None."""
-    t, shape = input.type, _last_axes("rms_norm", input, normalized_shape)
-    axes = tuple(range(t.ndim - len(shape), t.ndim))
-    small = _epsilon(t.dtype) if eps is None else eps
-    y = ew.multiply(input, ew.rsqrt(ew.shift(rd.reduce_mean(ew.square(input), axes, True), small)))
-    return y if weight is None else ew.multiply(y, weight)
+    return _normalised_rows("rms_norm", nm.rms_norm, input, normalized_shape, _epsilon(input.type.dtype) if eps is None else eps, weight=weight)
 
 
 def _epsilon(dtype: Any) -> float:
     """The distance from 1 to the next number."""
     return {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10}.get(dtype.name, 2.0**-7)
-
-
-def _per_channel(what: str, y: Value, weight: Tensor | None, bias: Tensor | None) -> Value:
-    t = y.type
-    wide = (t.shape[1],) + (1,) * (t.ndim - 2)
-    check_channels(what, t.shape[1], str(t), weight=weight, bias=bias)
-    if weight is not None:
-        y = ew.multiply(y, sh.reshape(weight, wide))
-    return y if bias is None else ew.add(y, sh.reshape(bias, wide))
 
 
 @rounded_once
@@ -167,7 +160,8 @@ def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bia
     t = input.type
     if t.ndim < 2 or num_groups < 1 or t.shape[1] % num_groups:
         raise ShapeError(f"group_norm at {user_line()}: the channels, axis 1 of input {t}, cannot be divided into {num_groups} equal groups")
-    return _per_channel("group_norm", normalised_rows(input, (t.shape[0], num_groups), eps), weight, bias)
+    check_channels("group_norm", t.shape[1], str(t), weight=weight, bias=bias)
+    return gn.group_norm(input, num_groups, weight, bias, eps)
 
 
 def instance_norm(
@@ -196,7 +190,8 @@ def instance_norm(
     if running_mean is not None and not t.size:
         raise ShapeError(f"{what} at {user_line()}: input {t} is empty, so it has no statistics")
     with composing(input):
-        y = _per_channel("instance_norm", normalised_rows(input, t.shape[:2], eps), weight, bias)
+        check_channels(what, t.shape[1], str(t), weight=weight, bias=bias)
+        y = gn.group_norm(input, t.shape[1], weight, bias, eps)
     if running_mean is not None and running_var is not None:
         with gradients(False), composing(input):
             axes = tuple(range(2, t.ndim))

@@ -15,6 +15,16 @@ from jobflow.expressions.index_space import IndexSpace
 from jobflow.ops.op import Call
 
 
+def _complete(space: IndexSpace, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """With all of the axes of a row, or all others, where it has some: numbers for each group of rows become numbers for each row."""
+    lead, made = len(space.sizes) - space.row, list(shape)
+    for axes in (range(lead), range(lead, len(space.sizes))):
+        if any(shape[i] != 1 for i in axes):
+            for i in axes:
+                made[i] = space.sizes[i]
+    return tuple(made)
+
+
 @dataclass
 class OperandCopies:
     """The operands as the space sees them, and the calls that copy before and after."""
@@ -38,6 +48,8 @@ def operand_copies(
         view = space.view(k, operand)
         if view is None or not fits(view):
             there = space.wide(k, operand)
+            if k < len(inputs):
+                there = np.broadcast_to(there, _complete(space, there.shape))
             here = scratch(there.shape, dtype_of(operand.dtype))
             view = here.reshape(space.collapsed(here.shape))
             if k < len(inputs):

@@ -11,7 +11,6 @@ from jobflow.core.signatures import variant
 from jobflow.core.types import Tensor
 from jobflow.eager.faces import all_of, of_jobs
 from jobflow.engine.distribute import current_placement, is_local
-from jobflow.functional.nn_base import normalised_rows
 from jobflow.legacy.initializers import constant_initializer
 from jobflow.legacy.operands import counts
 from jobflow.legacy.variables import current_job, get_variable, layer_name, variable_of
@@ -19,6 +18,7 @@ from jobflow.ops import batch_norm as bn
 from jobflow.ops import elementwise as ew
 from jobflow.ops import norm as nm
 from jobflow.ops import shape as sh
+from jobflow.ops.group_norm import group_norm
 from jobflow.ops.layout_ops import to_global
 from jobflow.ops.op import apply, normal_axis
 from jobflow.ops.rounding import rounded_once
@@ -120,17 +120,13 @@ def layer_norm(
     return nm.layer_norm(inputs, gamma, beta, begin, epsilon, name=name)
 
 
-def _scaled_channels(y: Tensor, name: str, affine: bool) -> Tensor:
-    """gamma y + beta per channel of [n,c,...], with variables `<name>_gamma` and `<name>_beta` of shape (1, c, 1)."""
-    if not affine:
-        return ew.identity(y, name=name)
-    t = y.type
-    shape = (1, t.shape[1], *([1] * (t.ndim - 2)))
+def _grouped(x: Tensor, groups: int, eps: float, name: str, affine: bool) -> Tensor:
+    """[n,c,...] normalised in groups of channels, with variables `<name>_gamma` and `<name>_beta` of shape (1, c, 1)."""
     gamma, beta = (
-        get_variable(f"{name}_{word}", (1, t.shape[1], 1), t.dtype, constant_initializer(first), reuse=False)
+        get_variable(f"{name}_{word}", (1, x.type.shape[1], 1), x.type.dtype, constant_initializer(first), reuse=False) if affine else None
         for word, first in (("gamma", 1.0), ("beta", 0.0))
     )
-    return ew.add(ew.multiply(y, sh.reshape(gamma, shape)), sh.reshape(beta, shape), name=name)
+    return group_norm(x, groups, gamma, beta, eps, name=name)
 
 
 def _channels_first(what: str, x: Tensor, ndim: int | None) -> None:
@@ -142,16 +138,16 @@ def GroupNorm(x: Tensor, num_groups: int = 32, eps: float = 1e-5, affine: bool =
     """x [n,c,...] with mean 0 and variance 1 in each of num_groups groups of channels; then gamma x + beta per channel if affine."""
     _channels_first("GroupNorm", x, None)
     counts("GroupNorm", num_groups=num_groups)
-    batch, channels = x.type.shape[:2]
+    channels = x.type.shape[1]
     if channels % num_groups:
         raise ShapeError(f"GroupNorm at {user_line()}: the {channels} channels of x {x.type} cannot be divided into {num_groups} equal groups")
-    return _scaled_channels(normalised_rows(x, (batch, num_groups), eps), name or layer_name(current_job("GroupNorm"), "GroupNorm"), affine)
+    return _grouped(x, num_groups, eps, name or layer_name(current_job("GroupNorm"), "GroupNorm"), affine)
 
 
 def _instance_norm(ndim: int, x: Tensor, eps: float = 1e-5, affine: bool = True, name: str | None = None) -> Tensor:
     what = f"InstanceNorm{ndim}d"
     _channels_first(what, x, ndim + 2)
-    return _scaled_channels(normalised_rows(x, x.type.shape[:2], eps), name or layer_name(current_job(what), "InstanceNorm"), affine)
+    return _grouped(x, x.type.shape[1], eps, name or layer_name(current_job(what), "InstanceNorm"), affine)
 
 
 _FIRST = "x [n,c,l] with mean 0 and variance 1 in each channel of each sample; then gamma x + beta if affine."

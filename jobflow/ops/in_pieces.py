@@ -80,11 +80,16 @@ def _mean(x: Tensor, axes: Sequence[int]) -> Tensor:
     return scale(reduce_sum(x, axes), 1.0 / max(math.prod(x.type.shape[i] for i in axes), 1))
 
 
-def layer_norm(x: Tensor, gamma: Tensor, beta: Tensor, begin: int, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+def row_statistics(x: Tensor, begin: int, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, what is away from it, and 1 / sqrt(variance + epsilon) of rows."""
     axes = _rows(x, begin)
     mean = _mean(x, axes)
     centred = subtract(x, _lead(mean, x))
-    inv_std = rsqrt(shift(_mean(square(centred), axes), epsilon))
+    return mean, centred, rsqrt(shift(_mean(square(centred), axes), epsilon))
+
+
+def layer_norm(x: Tensor, gamma: Tensor, beta: Tensor, begin: int, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    mean, centred, inv_std = row_statistics(x, begin, epsilon)
     return add(multiply(multiply(centred, _lead(inv_std, x)), gamma), beta), mean, inv_std
 
 
@@ -95,6 +100,18 @@ def layer_norm_grad(dy: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, inv_std:
     through = multiply(n, _lead(_mean(multiply(u, n), axes), x))
     dx = multiply(subtract(subtract(u, _lead(_mean(u, axes), x)), through), _lead(inv_std, x))
     return dx, reduce_sum(multiply(dy, n), lead), reduce_sum(dy, lead)
+
+
+def rms_norm(x: Tensor, gamma: Tensor, begin: int, epsilon: float) -> tuple[Tensor, Tensor]:
+    inv_rms = rsqrt(shift(_mean(square(x), _rows(x, begin)), epsilon))
+    return multiply(multiply(x, _lead(inv_rms, x)), gamma), inv_rms
+
+
+def rms_norm_grad(dy: Tensor, x: Tensor, gamma: Tensor, inv_rms: Tensor, begin: int) -> tuple[Tensor, Tensor]:
+    n = multiply(x, _lead(inv_rms, x))
+    u = multiply(dy, gamma)
+    through = multiply(n, _lead(_mean(multiply(u, n), _rows(x, begin)), x))
+    return multiply(subtract(u, through), _lead(inv_rms, x)), reduce_sum(multiply(dy, n), tuple(range(begin)))
 
 
 def row_statistics_grad(x: Tensor, mean: Tensor, inv_std: Tensor, dmean: Tensor, dinv: Tensor, begin: int) -> Tensor:

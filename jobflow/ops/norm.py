@@ -30,6 +30,18 @@ def _mean(f: Any, x: Any) -> Any:
     return f.row_sum(x) / _count(f, x)
 
 
+def _statistics(f: Any, x: Any, epsilon: float) -> tuple[Any, Any, Any]:
+    """Mean of a row, what its elements are away from it, and 1 / sqrt(variance + epsilon)."""
+    mean = _mean(f, x)
+    centred = x - mean
+    return mean, centred, f.rsqrt(_mean(f, centred * centred) + epsilon)
+
+
+def _through_statistics(begin: int, x: Tensor, mean: Tensor, inv_std: Tensor, dmean: Tensor | None, dinv: Tensor | None) -> Tensor:
+    """What the gradients of the statistics of rows of x are as one of x."""
+    return call(RowStatisticsGrad(begin), x, mean, inv_std, *(fill_like(mean, 0.0) if part is None else part for part in (dmean, dinv)))
+
+
 class RowNorm(Indexed):
     """What the layer-norm ops share: the axes from `begin` on are one row, whose statistics are taken."""
 
@@ -65,9 +77,7 @@ class LayerNorm(RowNorm):
         return Rule(f"{full},{whole},{whole}->{full},{rows},{rows}")
 
     def formula(self, f: Any, x: Any, gamma: Any, beta: Any) -> Any:
-        mean = _mean(f, x)
-        centred = x - mean
-        inv_std = f.rsqrt(_mean(f, centred * centred) + self.epsilon)
+        mean, centred, inv_std = _statistics(f, x, self.epsilon)
         return centred * inv_std * gamma + beta, mean, inv_std
 
     def grad(self, x: Tensor, gamma: Tensor, beta: Tensor, y: Tensor, mean: Tensor, inv_std: Tensor, *grads: Tensor | None) -> Grads:
@@ -76,8 +86,7 @@ class LayerNorm(RowNorm):
         if dy is not None:
             dx, dgamma, dbeta = apply(LayerNormGrad(self.begin), dy, x, gamma, mean, inv_std)
         if dmean is not None or dinv is not None:
-            parts = [fill_like(mean, 0.0) if part is None else part for part in (dmean, dinv)]
-            through = call(RowStatisticsGrad(self.begin), x, mean, inv_std, *parts)
+            through = _through_statistics(self.begin, x, mean, inv_std, dmean, dinv)
             dx = through if dx is None else add(dx, through)
         return dx, dgamma, dbeta
 
@@ -122,6 +131,38 @@ class LayerNormGrad(RowNorm):
         yield sample(cls(2), numbers(1, 2, 3, 4), numbers(2, 2, 3, 4), numbers(3, 4), numbers(4, 2, 3), numbers(5, 2, 3, low=0.5))
 
 
+class RowStatistics(RowNorm):
+    """mean and inv_std = 1 / sqrt(variance + epsilon) of every row, which is what the axes from `begin` on hold."""
+
+    epsilon: float = 1e-5
+    results = 2
+
+    def infer(self, x: TensorType) -> tuple[TensorType, TensorType]:
+        check_dtypes("normalisation", FLOATS, x)
+        row = x.with_shape(x.shape[: self.begin])
+        return row, row
+
+    def rule(self, x: TensorType) -> Rule:
+        full, rows, _ = self._words(x)
+        return Rule(f"{full}->{rows},{rows}")
+
+    def formula(self, f: Any, x: Any) -> Any:
+        mean, _, inv_std = _statistics(f, x, self.epsilon)
+        return mean, inv_std
+
+    def grad(self, x: Tensor, mean: Tensor, inv_std: Tensor, *grads: Tensor | None) -> Grads:
+        return (_through_statistics(self.begin, x, mean, inv_std, *grads),)
+
+    def smaller(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        mean, _, inv_std = in_pieces.row_statistics(x, self.begin, self.epsilon)
+        return mean, inv_std
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(1), numbers(1, 5, 4))
+        yield sample(cls(2, 1e-3), numbers(1, 2, 3, 4, 5))
+
+
 class RowStatisticsGrad(RowNorm):
     """dx = (dmean - dinv_std inv_std^3 (x - mean)) / size of a row: the gradient of a row through its statistics."""
 
@@ -163,6 +204,86 @@ def layer_norm(
         y = multiply(y, gamma)
     if beta is not None and inside[1] is None:
         y = add(y, beta)
+    return y
+
+
+class RmsNorm(RowNorm):
+    """y = x inv_rms gamma, inv_rms = 1 / sqrt(mean of x^2 + epsilon) of every row.  Outputs: y, inv_rms."""
+
+    precision = "follows"
+    epsilon: float = 1e-5
+    results = 2
+
+    def infer(self, x: TensorType, gamma: TensorType) -> tuple[TensorType, TensorType]:
+        check_dtypes("rms_norm", FLOATS, x, gamma)
+        if gamma.shape != x.shape[self.begin :]:
+            raise ShapeError(f"rms_norm: gamma {gamma} is not of the shape {list(x.shape[self.begin :])} that a row of x {x} has")
+        return x, x.with_shape(x.shape[: self.begin])
+
+    def rule(self, x: TensorType, gamma: TensorType) -> Rule:
+        full, rows, whole = self._words(x)
+        return Rule(f"{full},{whole}->{full},{rows}")
+
+    def formula(self, f: Any, x: Any, gamma: Any) -> Any:
+        inv_rms = f.rsqrt(_mean(f, x * x) + self.epsilon)
+        return x * inv_rms * gamma, inv_rms
+
+    def grad(self, x: Tensor, gamma: Tensor, y: Tensor, inv_rms: Tensor, *grads: Tensor | None) -> Grads:
+        dy, dinv = grads
+        dx = dgamma = None
+        if dy is not None:
+            dx, dgamma = apply(RmsNormGrad(self.begin), dy, x, gamma, inv_rms)
+        if dinv is not None:  # as of a row whose mean is 0
+            zeros = fill_like(inv_rms, 0.0)
+            through = _through_statistics(self.begin, x, zeros, inv_rms, None, dinv)
+            dx = through if dx is None else add(dx, through)
+        return dx, dgamma
+
+    def smaller(self, x: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
+        return in_pieces.rms_norm(x, gamma, self.begin, self.epsilon)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(1), numbers(1, 5, 4), numbers(2, 4))
+        yield sample(cls(2, 1e-3), numbers(1, 2, 3, 4), numbers(2, 4))
+        yield sample(cls(1), numbers(1, 3, 2, 3), numbers(2, 2, 3))
+
+
+class RmsNormGrad(RowNorm):
+    """dx = inv_rms (gamma dy - x inv_rms^2 mean_row(gamma dy x)), dgamma = sum dy x inv_rms."""
+
+    in_place = OVER_FIRST
+    results = 2
+
+    def infer(self, dy: TensorType, x: TensorType, gamma: TensorType, inv_rms: TensorType) -> tuple[TensorType, ...]:
+        return x, gamma
+
+    def rule(self, dy: TensorType, x: TensorType, gamma: TensorType, inv_rms: TensorType) -> Rule:
+        full, rows, whole = self._words(x)
+        return Rule(f"{full},{full},{whole},{rows}->{full},{whole}", linear=((0,),))
+
+    def formula(self, f: Any, dy: Any, x: Any, gamma: Any, inv_rms: Any) -> Any:
+        weighed = dy * x
+        slope = _mean(f, weighed * gamma) * (inv_rms * inv_rms * inv_rms)
+        return dy * inv_rms * gamma - x * slope, f.column_sum(weighed * inv_rms)
+
+    def smaller(self, dy: Tensor, x: Tensor, gamma: Tensor, inv_rms: Tensor) -> tuple[Tensor, Tensor]:
+        return in_pieces.rms_norm_grad(dy, x, gamma, inv_rms, self.begin)
+
+    def grad(self, dy: Tensor, x: Tensor, gamma: Tensor, inv_rms: Tensor, *rest: Tensor | None) -> Grads:
+        return through(self.smaller, (dy, x, gamma, inv_rms), rest[2:])
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(1), numbers(1, 5, 4), numbers(2, 5, 4), numbers(3, 4), numbers(5, 5, low=0.5))
+        yield sample(cls(2), numbers(1, 2, 3, 4), numbers(2, 2, 3, 4), numbers(3, 4), numbers(5, 2, 3, low=0.5))
+
+
+def rms_norm(x: Tensor, gamma: Tensor | None = None, begin_axis: int = 1, epsilon: float = 1e-5, *, name: str | None = None) -> Tensor:
+    """x over the root of the mean of its squares over the axes from `begin_axis` on, times gamma."""
+    begin = normal_axis("rms_norm", begin_axis, x.type.ndim)
+    factor = constant(1.0, x.type.shape[begin:], x.type.dtype) if gamma is None else gamma
+    y: Tensor = apply(RmsNorm(begin, epsilon), x, factor, name=name)[0]
     return y
 
 

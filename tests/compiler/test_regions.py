@@ -28,10 +28,11 @@ from jobflow.ops import half
 from jobflow.ops.activation import Tanh, relu, tanh
 from jobflow.ops.arithmetic import Add, Multiply, Subtract, add, multiply
 from jobflow.ops.axes import transpose
+from jobflow.ops.group_norm import group_norm
 from jobflow.ops.index import gather
 from jobflow.ops.loss import SparseSoftmaxCrossEntropy, SparseSoftmaxCrossEntropyGrad
 from jobflow.ops.matmul import axis_sum, bias_add, matmul
-from jobflow.ops.norm import LayerNorm
+from jobflow.ops.norm import LayerNorm, LayerNormGrad
 from jobflow.ops.op import apply
 from jobflow.ops.scalar import Negate, Scale, fill_like, scale
 from jobflow.ops.transcendental import Absolute, Exp, Square, exp, square
@@ -172,6 +173,29 @@ def test_rows_join_what_surrounds_them() -> None:
         return tanh(y), scale(mean, 2.0)
 
     assert regions(ordered(trace(body))) == [["add", "layernorm", "tanh", "scale"]]
+
+
+def test_numbers_for_a_part_of_a_row_stay_apart_from_the_row() -> None:
+    """A factor for each channel is not a row of channels and places, but joins rows of places."""
+
+    def body(tracer: Tracer) -> Any:
+        return group_norm(tracer.input("x", type_(6, 4, 3, 5)), 2, *(tracer.input(name, type_(4), split=False) for name in ("gamma", "beta")))
+
+    found = ordered(trace(lambda t: tanh(body(t))))
+    assert regions(found) == []
+    assert "its index space is [6, 2, 2, 15], that of the region [6, 2, 2, 15], rows of several axes" in reasons(found)
+    found = ordered(trace(lambda t: group_norm(t.input("x", type_(6, 4, 3, 5)), 4)))
+    assert regions(found) == [["rowstatistics", "groupnormalize"]], "one channel is one row"
+
+
+def test_what_nobody_reads_is_not_computed() -> None:
+    """Of an operation that is joined with no other, too: sums for gamma and beta that are constants."""
+    alone = replace(FUSED, fusion=FusionLimits(members=1))
+    graph = trace(
+        lambda t: apply(LayerNormGrad(1), *(t.input(n, type_(*s)) for n, s in zip("yxgmi", ((8, 4), (8, 4), (4,), (8,), (8,)), strict=True)))[0]
+    )
+    assert regions(ordered(graph, alone)) == [["layernormgrad"]]
+    assert [len(step.outputs) for step in ordered(graph, REFERENCE).body] == [3]
 
 
 def test_a_loss_and_its_gradient_are_one_region() -> None:

@@ -2,7 +2,7 @@
 
 Runs where the target fuses (`Target.fusion`).  Operations with expressions are grown together, in the order of the program: each goes to
 the region with which it shares most bytes, of those that may take it.  Their index spaces become one: what they share says which axes are
-the same (`_joined`), so a vector of numbers per row joins what is done with the rows.  A region runs where its last member stood,
+the same (`joined_space`), so a vector of numbers per row joins what is done with the rows.  A region runs where its last member stood,
 or its first, so that all else keeps its place; if neither is possible, because somebody between them reads what the one makes or makes
 what the other reads, they stay apart.  They stay apart as well
 
@@ -23,16 +23,17 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from jobflow.compiler.rank.joined_space import JoinedSpace, expressions_of, joined_space, space_of_step
 from jobflow.compiler.rank.local import Collect, Item, Join, Send, Step
 from jobflow.compiler.rank.memory import homes_of
 from jobflow.compiler.rank.order import Apart, Ordered, dependencies
 from jobflow.compiler.rank.views import written_over
 from jobflow.expressions.cost import flops_per_element
-from jobflow.expressions.index_space import LOOKED_UP, IndexSpace, Places, broadcasting
-from jobflow.expressions.language import Expression, in_order
+from jobflow.expressions.index_space import LOOKED_UP, IndexSpace, broadcasting
+from jobflow.expressions.language import in_order
 from jobflow.kernels import registry
-from jobflow.kernels.region import Made, Region, RegionMember, expression_on, space_on
-from jobflow.kernels.row_phases import COLUMNS, REDUCTIONS
+from jobflow.kernels.region import Made, Region, RegionMember
+from jobflow.kernels.row_phases import COLUMNS
 from jobflow.kernels.target import FusionLimits
 from jobflow.ops.checked import Checked
 from jobflow.ops.op import Op, ViewOp
@@ -63,7 +64,7 @@ def form_regions(ordered: Ordered) -> Ordered:
 class _Facts:
     """What is looked at of a step again and again."""
 
-    space: _Space
+    space: JoinedSpace
     #: its outputs that are sums of columns, and those that are not
     sums: tuple[Item, ...]
     others: tuple[Item, ...]
@@ -77,7 +78,7 @@ class _Group:
 
     steps: list[int]
     position: int
-    space: _Space
+    space: JoinedSpace
     inputs: dict[Item, None]
     made: set[Item]
     #: what is known after the last row only
@@ -131,7 +132,7 @@ class _Growing:
         touching: dict[Item, set[int]] = {}  # by number in `found`
         for i in stretch:
             step = self.steps[i]
-            if not isinstance(step.action, Op) or isinstance(step.action, ViewOp) or not _expressions(step):
+            if not isinstance(step.action, Op) or isinstance(step.action, ViewOp) or not expressions_of(step):
                 continue
             facts = self.facts[i] = _facts(step)
             why = self.alone.get(step) or _unfit(step, facts, self)
@@ -165,9 +166,10 @@ class _Growing:
         """Where both can run as one, or why they cannot."""
         (i,) = new.steps
         first = self.steps[group.steps[0]]
-        space = _joined(group.space, new.space)
+        space = joined_space(group.space, new.space)
         if space is None:
-            return f"its index space is {list(new.space.sizes)}, that of the region {list(group.space.sizes)}"
+            rows = ", rows of several axes" if new.space.sizes == group.space.sizes else ""
+            return f"its index space is {list(new.space.sizes)}, that of the region {list(group.space.sizes)}{rows}"
         again = self._again([*group.steps, *new.steps], space)
         if again:
             return f"{again} would be computed anew in every row"
@@ -177,11 +179,11 @@ class _Growing:
             return "it belongs to another phase or microbatch"
         return self._limited(group, new, space) or self._overwritten(group, new) or self._position(group, i)
 
-    def _again(self, steps: Sequence[int], space: _Space) -> str:
+    def _again(self, steps: Sequence[int], space: JoinedSpace) -> str:
         """What has one result for several rows, and costs more than to read it in each of them; "" if nothing does."""
         return next((self.steps[i].name for i in steps if self.facts[i].dear and not space.made_once(self.facts[i].others)), "")
 
-    def _limited(self, group: _Group, new: _Group, space: _Space) -> str | None:
+    def _limited(self, group: _Group, new: _Group, space: JoinedSpace) -> str | None:
         made = group.made | new.made
         inputs = {item for item in (*group.inputs, *new.inputs) if item not in made}
         steps = {*group.steps, *new.steps}
@@ -242,7 +244,7 @@ class _Growing:
         self.memory.move([*group.steps, i], place)
         group.steps.append(i)
         group.position = place
-        space = _joined(group.space, new.space)
+        space = joined_space(group.space, new.space)
         assert space is not None
         group.space, group.made, group.sums = space, group.made | new.made, group.sums | new.sums
         group.inputs = {item: None for item in (*group.inputs, *new.inputs) if item not in group.made}
@@ -264,7 +266,7 @@ class _Growing:
     # ---------------------------------------------------------------- the program
 
     def _written(self, body: int) -> Ordered:
-        at = {group.position: group for group in self.groups.values() if len(group.steps) > 1}
+        at = {group.position: group for group in self.groups.values() if len(group.steps) > 1 or self._partly_read(group)}
         gone = {i for group in at.values() for i in group.steps}
         new: list[list[Step]] = [[], []]
         for i, step in enumerate(self.steps):
@@ -276,7 +278,12 @@ class _Growing:
                 new[i >= body].append(step)
         return replace(self.ordered, body=tuple(new[0]), epilogue=tuple(new[1]), apart=tuple(self.apart))
 
-    def _region(self, group: _Group, space: _Space) -> Step:
+    def _partly_read(self, group: _Group) -> bool:
+        """Are there outputs that nobody reads, beside others?  A region leaves them out."""
+        out = [self._goes_out(item, set(group.steps)) for item in group.made]
+        return any(out) and not all(out)
+
+    def _region(self, group: _Group, space: JoinedSpace) -> Step:
         numbers = sorted(group.steps)
         steps = [self.steps[i] for i in numbers]
         made: dict[Item, Made] = {item: (i, j) for i, step in enumerate(steps) for j, item in enumerate(step.outputs)}
@@ -329,93 +336,11 @@ def _shared(group: _Group, new: _Group) -> int:
     return made + sum(item.type.nbytes for item in new.inputs if item in group.inputs)
 
 
-def _expressions(step: Step) -> tuple[Expression, ...]:
-    assert isinstance(step.action, Op)
-    return expression_on(step.action, *(item.type for item in step.inputs)) or ()
-
-
-#: what depends on where the axes of the index space are
-_OF_SPACE = {*REDUCTIONS, COLUMNS, "columns", "index"}
-
-
 def _facts(step: Step) -> _Facts:
-    made = _expressions(step)
+    made = expressions_of(step)
     sums = tuple(item for item, x in zip(step.outputs, made, strict=True) if any(y.primitive == COLUMNS for y in in_order([x])))
     others = tuple(item for item in step.outputs if item not in sums)
-    return _Facts(_space(step), sums, others, flops_per_element(made) > CHEAP)
-
-
-@dataclass(frozen=True)
-class _Space:
-    """Sizes of the axes, how many of the last are one row, and where the items lie.
-
-    free: no member asks where the axes are, so they may get other numbers
-    """
-
-    sizes: tuple[int, ...]
-    row: int
-    places: Mapping[Item, Places]
-    free: bool
-    one_place: bool = True
-
-    def made_once(self, items: Sequence[Item]) -> bool:
-        """Is no result of an operation made in several rows?"""
-        lead = [i for i, n in enumerate(self.sizes[: len(self.sizes) - self.row]) if n != 1]
-        return all(set(lead) <= set(self.places[item]) for item in items)
-
-    def holds(self, item: Item) -> bool:
-        """Has an item one element for each index, or for each row?"""
-        have = {place for place in self.places[item] if place is not None}
-        lead = len(self.sizes) - self.row
-        lacks = [i for i, n in enumerate(self.sizes) if n != 1 and i not in have]
-        return not lacks or (all(i >= lead for i in lacks) and all(i < lead for i in have))
-
-
-def _space(step: Step) -> _Space:
-    """The index space of an operation."""
-    assert isinstance(step.action, Op)
-    items = (*step.inputs, *step.outputs)
-    space = space_on(step.action, *(item.type for item in step.inputs)) or broadcasting(*(item.type for item in items))
-    places = dict(zip(items, space.operands, strict=True))
-    once = all(places[item] == place for item, place in zip(items, space.operands, strict=True))
-    return _Space(space.sizes, space.row, places, all(x.primitive not in _OF_SPACE for x in in_order(_expressions(step))), once)
-
-
-def _joined(a: _Space, b: _Space) -> _Space | None:
-    """The space of both: one of them, with the axes of the other renamed as what they share says."""
-    for small, large in ((b, a), (a, b)):
-        axes = _renamed(small, large)
-        if axes is not None:
-            axes[LOOKED_UP] = LOOKED_UP
-            lifted = {item: tuple(None if place is None else axes[place] for place in places) for item, places in small.places.items()}
-            if all(_alike(lifted[item], large.places[item], large.sizes) for item in lifted if item in large.places):
-                return _Space(large.sizes, large.row, {**lifted, **large.places}, small.free and large.free)
-    return None
-
-
-def _renamed(small: _Space, large: _Space) -> dict[int, int | None] | None:
-    """Which axis of the large space each of the small one is; None where that cannot be told, or may not be."""
-    if small.sizes == large.sizes and (small.row == large.row or small.free):
-        same = {i: i for i in range(len(small.sizes))}
-        if all(_alike(small.places[item], large.places[item], large.sizes) for item in small.places if item in large.places):
-            return same  # type: ignore[return-value]
-    if not small.free:
-        return None
-    axes: dict[int, int | None] = {i: None for i, n in enumerate(small.sizes) if n == 1}
-    for item, places in small.places.items():
-        for own, other in zip(places, large.places.get(item, ()), strict=False):
-            if own is None or (own != LOOKED_UP and small.sizes[own] == 1) or own == other == LOOKED_UP:
-                continue
-            if other is None or LOOKED_UP in (own, other) or axes.setdefault(own, other) != other:
-                return None
-    used = [axis for axis in axes.values() if axis is not None]
-    complete = len(axes) == len(small.sizes) and len(set(used)) == len(used)
-    return axes if complete else None
-
-
-def _alike(a: Places, b: Places, sizes: tuple[int, ...]) -> bool:
-    """The same places, but for axes of one element."""
-    return len(a) == len(b) and all(x == y or all(z is None or (z >= 0 and sizes[z] == 1) for z in (x, y)) for x, y in zip(a, b, strict=True))
+    return _Facts(space_of_step(step), sums, others, flops_per_element(made) > CHEAP)
 
 
 class _LiveBytes:
