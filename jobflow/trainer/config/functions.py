@@ -15,54 +15,126 @@ from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapte
 from jobflow.core.errors import ArgumentError, FileError, did_you_mean
 from jobflow.core.imports import IMPORT_PATH, ImportFailedError, function_named
 from jobflow.core.remote import is_remote, path_of
-from jobflow.trainer.config.tree import Node, Problems
+from jobflow.trainer.config.tree import Problems, Tree, steps_of
 from jobflow.trainer.config.validation import PATTERNS, Validation, shown
 
 #: arguments of readers that are names of files or folders, which must be there
 FILES = ("path", "paths", "file", "files", "folder", "directory", "root")
 
 
-def check(tree: Node, problems: Problems, folder: str) -> Callable[..., Any] | None:
+def check(tree: Tree, problems: Problems, folder: str) -> Callable[..., Any] | None:
     """Report what is wrong; the builder, if there is one and it can be imported.  `folder`: that of the configuration, which becomes importable."""
     for path in (os.path.abspath(folder or "."), os.getcwd()):
         if path not in sys.path:
             sys.path.append(path)
+    checks = _Checks(tree, problems)
     for part in ("train", "validation", "test"):
-        _reader(f"data.{part}", tree, problems)
-    resume = _text("checkpoint.resume", tree, problems)
-    if resume is not None and resume.value not in ("auto", "never") and not _is_there(resume, "checkpoint.resume", problems):
-        told = f"there is no checkpoint {resume.value}{did_you_mean(resume.value, ('auto', 'never'))}"
-        problems.add(resume.at, "checkpoint.resume", told, "resume: auto, never, or a path")
-    return _builder(tree, problems)
+        checks.reader(f"data.{part}")
+    checks.resume()
+    return checks.builder()
 
 
-def _text(path: str, tree: Node, problems: Problems) -> Node | None:
-    """The text under a path, if there is one and it is right."""
-    found = tree.get(path)
-    return found if found is not None and isinstance(found.value, str) and not problems.about(path) else None
+class _Checks:
+    """Those of one tree; paths are written with dots."""
 
+    def __init__(self, tree: Tree, problems: Problems) -> None:
+        self.tree, self.problems = tree, problems
 
-# -------------------------------------------------------------------- builders and readers
+    def right(self, path: str) -> Any:
+        """The value under a path; None if there is none, or if something is wrong with it."""
+        return None if self.problems.about(steps_of(path)) else self.tree.get(path)
 
+    def report(self, path: str, message: str, legal: str = "") -> None:
+        self.problems.add(self.tree.mark(steps_of(path)).at, steps_of(path), message, legal)
 
-def _builder(tree: Node, problems: Problems) -> Callable[..., Any] | None:
-    entry = _text("model.builder", tree, problems)
-    function = None if entry is None else _imported(entry, "model.builder", problems)
-    if entry is None or function is None:
-        return None
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):
+    def resume(self) -> None:
+        given = self.right("checkpoint.resume")
+        if isinstance(given, str) and given not in ("auto", "never") and not self.is_there("checkpoint.resume", given):
+            told = f"there is no checkpoint {given}{did_you_mean(given, ('auto', 'never'))}"
+            self.report("checkpoint.resume", told, "resume: auto, never, or a path")
+
+    def builder(self) -> Callable[..., Any] | None:
+        name = self.right("model.builder")
+        function = self.imported("model.builder", name) if isinstance(name, str) else None
+        if function is None:
+            return None
+        try:
+            parameters = inspect.signature(function).parameters
+        except (TypeError, ValueError):
+            return function
+        module = makes_module(function)
+        if self.right("model.loss") is not None and not module and self.tree.get("model.layers") is None:
+            self.report("model.loss", "model.loss is that of layers; a builder returns its own, omit it")
+        if self.right("strategy.recompute") is True and "recompute" not in parameters:
+            advice = "a builder that has one wraps its blocks in jobflow.checkpointed if it is true"
+            self.report("strategy.recompute", f"strategy.recompute: {name} has no parameter `recompute`", advice)
+        needed = frozenset(one for one in _needed(function) if module or parameters[one].kind is inspect.Parameter.KEYWORD_ONLY)
+        self.arguments(arguments_model(function, needed), "model.arguments", f"builder {name}", "model.builder")
         return function
-    module, loss, recompute = makes_module(function), tree.get("model.loss"), tree.get("strategy.recompute")
-    if loss is not None and loss.value is not None and not module and tree.get("model.layers") is None and not problems.about("model.loss"):
-        problems.add(loss.at, "model.loss", "model.loss is that of layers; a builder returns its own, omit it", "")
-    if recompute is not None and recompute.value is True and "recompute" not in parameters and not problems.about("strategy.recompute"):
-        told = f"strategy.recompute: {entry.value} has no parameter `recompute`"
-        problems.add(recompute.at, "strategy.recompute", told, "a builder that has one wraps its blocks in jobflow.checkpointed if it is true")
-    needed = frozenset(name for name in _needed(function) if module or parameters[name].kind is inspect.Parameter.KEYWORD_ONLY)
-    _arguments(arguments_model(function, needed), "model.arguments", f"builder {entry.value}", tree, problems, entry)
-    return function
+
+    def reader(self, path: str) -> None:
+        from jobflow.data.readers import READERS  # NumPy, and all readers
+
+        name = self.tree.get(f"{path}.reader")
+        if not isinstance(name, str):
+            return
+        if name not in READERS:
+            self.report(f"{path}.reader", f'there is no reader "{name}"{did_you_mean(name, READERS)}', f"readers: {', '.join(READERS)}")
+            return
+        made = READERS[name]
+        self.arguments(_reader_model(made, _needed(made)), path, f"reader {name}", path, "reader")
+        parameters = inspect.signature(made).parameters
+        for key in filter(parameters.__contains__, FILES):
+            found = self.right(f"{path}.{key}")
+            files = {f"{path}.{key}.{i}": one for i, one in enumerate(found)} if isinstance(found, list) else {f"{path}.{key}": found}
+            for where, file in files.items():
+                if isinstance(file, str) and not self.is_there(where, file):
+                    self.no_file(where, file)
+        function = self.right(f"{path}.function")
+        if "function" in parameters and isinstance(function, str):
+            self.function(path, function)
+
+    def function(self, path: str, name: str) -> None:
+        """That of a reader which makes samples."""
+        if not re.fullmatch(IMPORT_PATH, name):
+            self.report(f"{path}.function", f"{path}.function must be {PATTERNS[IMPORT_PATH]}; got {shown(name)}")
+            return
+        function = self.imported(f"{path}.function", name)
+        if function is not None:
+            needed = _needed(function) - {"epoch"}  # a function of the epoch is given its number
+            self.arguments(arguments_model(function, needed), f"{path}.arguments", f"function {name}", f"{path}.function")
+
+    def no_file(self, path: str, file: str) -> None:
+        if is_remote(file):
+            self.report(path, f"there is no object or folder {file}", "a URL of what is in the store")
+            return
+        folder, last = os.path.split(file)
+        near = did_you_mean(last, os.listdir(folder or ".")) if os.path.isdir(folder or ".") else f"; there is no folder {folder}"
+        self.report(path, f"there is no file or folder {file}{near}", f"looked for in {os.getcwd()}")
+
+    def is_there(self, path: str, file: str) -> bool:
+        """Whether there is a file, as far as anybody can say: a problem that nobody can is reported here."""
+        try:
+            return path_of(file).exists()
+        except (FileError, ArgumentError, ModuleNotFoundError) as error:
+            self.report(path, str(error), "a path, or a URL of what is in a store")
+            return True
+
+    def imported(self, path: str, name: str) -> Callable[..., Any] | None:
+        """What "module:function" names; None, and a problem, if there is no such thing."""
+        try:
+            return function_named(name)
+        except ImportFailedError as error:
+            self.report(path, error.message, error.advice)
+            return None
+
+    def arguments(self, model: type[BaseModel], path: str, function: str, owner: str, besides: str = "") -> None:
+        """Check the map under a path, but for the key `besides`, against the parameters of a function; `owner`: what is wrong if there is no map."""
+        given = self.tree.get(path)
+        if given is None or isinstance(given, dict):
+            part = {name: value for name, value in (given or {}).items() if name != besides}
+            owner_at = self.tree.place(steps_of(owner if given is None else path))
+            Validation(self.tree, self.problems, model, steps_of(path), part, function, owner_at).check()
 
 
 def makes_module(function: Callable[..., Any]) -> bool:
@@ -78,66 +150,6 @@ def makes_module(function: Callable[..., Any]) -> bool:
     return inspect.isclass(made) and issubclass(made, Module)
 
 
-def _reader(path: str, tree: Node, problems: Problems) -> None:
-    from jobflow.data.readers import READERS  # NumPy, and all readers
-
-    reader, name = tree.get(path), tree.get(f"{path}.reader")
-    if reader is None or name is None or not isinstance(name.value, str):
-        return
-    if name.value not in READERS:
-        told = f'there is no reader "{name.value}"{did_you_mean(name.value, READERS)}'
-        problems.add(name.at, f"{path}.reader", told, f"readers: {', '.join(READERS)}")
-        return
-    made = READERS[name.value]
-    _arguments(_reader_model(made, _needed(made)), path, f"reader {name.value}", tree, problems, reader, "reader")
-    parameters = inspect.signature(made).parameters
-    for key in FILES:
-        entry = reader.children.get(key)
-        if key in parameters and entry is not None and not problems.about(f"{path}.{key}"):
-            _exists(entry, f"{path}.{key}", problems)
-    entry = _text(f"{path}.function", tree, problems)
-    if "function" not in parameters or entry is None:
-        return
-    if not re.fullmatch(IMPORT_PATH, entry.value):
-        problems.add(entry.at, f"{path}.function", f"{path}.function must be {PATTERNS[IMPORT_PATH]}; got {shown(entry.value)}")
-        return
-    function = _imported(entry, f"{path}.function", problems)
-    if function is not None:
-        # a function of the epoch is given its number
-        needed = _needed(function) - {"epoch"}
-        _arguments(arguments_model(function, needed), f"{path}.arguments", f"function {entry.value}", tree, problems, entry)
-
-
-def _exists(entry: Node, path: str, problems: Problems) -> None:
-    for file in entry.value if isinstance(entry.value, tuple) else (entry,):
-        if not isinstance(file.value, str) or _is_there(file, path, problems):
-            continue
-        if is_remote(file.value):
-            problems.add(file.at, path, f"there is no object or folder {file.value}", "a URL of what is in the store")
-        else:
-            folder, last = os.path.split(file.value)
-            near = did_you_mean(last, os.listdir(folder or ".")) if os.path.isdir(folder or ".") else f"; there is no folder {folder}"
-            problems.add(file.at, path, f"there is no file or folder {file.value}{near}", f"looked for in {os.getcwd()}")
-
-
-def _is_there(entry: Node, path: str, problems: Problems) -> bool:
-    """Whether there is what a text names, as far as anybody can say: a problem that nobody can is reported here."""
-    try:
-        return path_of(entry.value).exists()
-    except (FileError, ArgumentError, ModuleNotFoundError) as error:
-        problems.add(entry.at, path, str(error), "a path, or a URL of what is in a store")
-        return True
-
-
-def _imported(entry: Node, key: str, problems: Problems) -> Callable[..., Any] | None:
-    """What "module:function" names; None, and a problem, if there is no such thing."""
-    try:
-        return function_named(entry.value)
-    except ImportFailedError as error:
-        problems.add(entry.at, key, error.message, error.advice)
-        return None
-
-
 # -------------------------------------------------------------------- arguments
 
 
@@ -146,15 +158,6 @@ def _needed(function: Callable[..., Any]) -> frozenset[str]:
     ends = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(function).parameters
     return frozenset(name for name, one in parameters.items() if one.default is one.empty and one.kind not in ends)
-
-
-def _arguments(model: type[BaseModel], path: str, function: str, tree: Node, problems: Problems, owner: Node, besides: str = "") -> None:
-    """Check the map under `path`, but for the key `besides`, against the parameters of a function."""
-    given = tree.get(path) or Node({}, owner.at)
-    if given.is_map:
-        at = owner.at if tree.get(path) is None else given.place
-        part = given.holding({name: entry for name, entry in given.children.items() if name != besides})
-        Validation(part, problems, model, path, function, at).check()
 
 
 def arguments_model(function: Callable[..., Any], needed: frozenset[str] = frozenset()) -> type[BaseModel]:

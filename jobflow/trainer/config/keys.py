@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from jobflow.trainer.config.schema import Notes, Section, TrainConfig
-from jobflow.trainer.config.tree import Node, below, split, steps_of
+from jobflow.trainer.config.tree import Path, child, dotted, steps_of
 
 Model = type[BaseModel]
 
@@ -57,88 +57,89 @@ def tag_of(section: Model) -> str | None:
     return str(get_args(field.annotation)[0]) if field is not None and get_origin(field.annotation) is Literal else None
 
 
-def kinds_at(path: str, tree: Node | None, root: Any = TrainConfig) -> list[Any]:
-    """The kinds of value that may stand under a path: of several sections, the one that `name:` chooses in the tree, if it does."""
+def kinds_at(path: Path, value: Any, root: Any = TrainConfig) -> list[Any]:
+    """The kinds of value that may stand under a path in a value: of several sections, the one that `name:` chooses there, if it does."""
     found = [root]
-    for step in steps_of(path):
-        tree = tree and tree.child(step)
+    for step in path:
+        value = child(value, step)
         found = [inside for kind in found for inside in _inside(kind, step)]
-        name = tree and tree.children.get("name")
-        found = [kind for kind in found if name and is_section(kind) and tag_of(kind) == name.value] or found
+        found = [kind for kind in found if is_section(kind) and tag_of(kind) == child(value, "name")] or found
     return found
 
 
-def sections_at(path: str, tree: Node | None, root: Any = TrainConfig) -> list[Model]:
+def sections_at(path: Path, value: Any, root: Any = TrainConfig) -> list[Model]:
     """The sections among those."""
-    return list(filter(is_section, kinds_at(path, tree, root)))
+    return list(filter(is_section, kinds_at(path, value, root)))
 
 
-def _sections(path: str, section: Model) -> Iterator[tuple[str, Model]]:
+def _sections(path: Path, section: Model) -> Iterator[tuple[Path, Model]]:
     yield path, section
     for key, field in fields_of(section).items():
         for kind in kinds_of(field.annotation):
             if is_section(kind):
-                yield from _sections(below(path, key), kind)
+                yield from _sections((*path, key), kind)
             for inside in filter(is_section, _inside(kind, "0") if get_origin(kind) is tuple else ()):
-                yield from _sections(below(path, key, "N"), inside)
+                yield from _sections((*path, key, "N"), inside)
 
 
 #: every section with its path; N stands for a position
-SECTIONS = tuple(_sections("", TrainConfig))
+SECTIONS = tuple(_sections((), TrainConfig))
 
 
 @cache
-def homes() -> Mapping[str, tuple[tuple[str, str | None], ...]]:
+def homes() -> Mapping[str, Mapping[tuple[Path, str | None], None]]:
     """key -> (path of a section that has it, the section's name if it is chosen by one)."""
-    found: dict[str, dict[tuple[str, str | None], None]] = {}
+    found: dict[str, dict[tuple[Path, str | None], None]] = {}
     for path, section in SECTIONS:
         for key in fields_of(section):
             found.setdefault(key, {})[path, tag_of(section)] = None
-    return {key: tuple(places) for key, places in found.items()}
+    return found
 
 
 @cache
 def synonyms() -> Mapping[str, str]:
     """What other programs call a key -> the key."""
-    fields = [(key, field) for _, section in SECTIONS for key, field in fields_of(section).items()]
-    return {word: key for key, field in fields for word in notes_of(field).also}
+    return {word: key for _, section in SECTIONS for key, field in fields_of(section).items() for word in notes_of(field).also}
 
 
-def default_at(path: str, tree: Node) -> Any:
+def default_at(path: Path, value: Any) -> Any:
     """What the schema gives a key that nobody wrote; None if it gives nothing."""
-    above, key = split(path)
-    for section in sections_at(above, tree):
-        field = section.model_fields.get(key)
+    for section in sections_at(path[:-1], value):
+        field = section.model_fields.get(path[-1])
         default = PydanticUndefined if field is None else field.get_default(call_default_factory=True)
         if default is not PydanticUndefined:
             return default.model_dump(mode="json") if isinstance(default, Section) else default
     return None
 
 
-def suggestion(key: str, path: str, legal: Sequence[str], taken: Mapping[str, object]) -> tuple[str, str]:
-    """What to say about a key that a section has not (begins with "; "), and the key that was probably meant (may be empty)."""
-    general = ".".join("N" if step.isdecimal() else step for step in steps_of(path))
-    inside = [name for name in taken if (below(general, name), None) in homes()[key]] if key in homes() else []
+def suggestion(key: str, path: Path, legal: Sequence[str], taken: Iterable[str]) -> tuple[str, Path]:
+    """What to say about a key that a section has not (begins with "; "), and the path from there of the key that was probably meant."""
+    general = tuple("N" if step.isdecimal() else step for step in path)
+    own = homes().get(key, {})
+    inside = [name for name in taken if ((*general, name), None) in own]
+    steps = steps_of(key)
     if inside:
-        return f"; it belongs under {inside[0]}: indent it further", f"{inside[0]}.{key}"
-    if "." in key and all(step in homes() for step in steps_of(key)):
-        *outer, last = steps_of(key)
-        return f"; write maps inside each other: {'{'.join(f'{step}: ' for step in outer)}{{{last}: ...{'}' * len(outer)}", ""
+        return f"; it belongs under {inside[0]}: indent it further", (inside[0], key)
+    if "." in key and all(step in homes() for step in steps):
+        return f"; write maps inside each other: {'{'.join(f'{step}: ' for step in steps[:-1])}{{{steps[-1]}: ...{'}' * (len(steps) - 1)}", ()
     if key == "extends":
-        return "; it belongs at the top of the file", ""
-    if key in homes():
-        variants = [tag for place, tag in homes()[key] if place == general and tag]
+        return "; it belongs at the top of the file", ()
+    if own:
+        variants = [tag for place, tag in own if place == general and tag]
         if variants:
-            return f"; only {_listed(variants, 'and')} {'have' if len(variants) > 1 else 'has'} it", ""
-        return f"; it belongs {_under(key)}", ""
+            return f"; only {_listed(variants, 'and')} {'have' if len(variants) > 1 else 'has'} it", ()
+        return f"; it belongs {_under(key)}", ()
     meant = close_key(key, [name for name in legal if name not in taken], legal)
     if meant:
-        return f'; did you mean "{meant}"?', meant
+        return f'; did you mean "{meant}"?', (meant,)
     elsewhere = close_key(key, list(homes()))
     if elsewhere:
-        return f'; did you mean "{elsewhere}" {_under(elsewhere)}?', ""
-    owners = {"model": "; what a builder takes belongs under model.arguments", "data": "; what a reader takes stands beside `reader`"}
-    return owners.get(path, ""), ""
+        return f'; did you mean "{elsewhere}" {_under(elsewhere)}?', ()
+    owners: dict[Path, str] = {
+        ("model",): "; what a builder takes belongs under model.arguments",
+        ("data",): "; what a reader takes stands beside `reader`",
+    }
+    return owners.get(path, ""), ()
 
 
 def close_key(key: str, *groups: Sequence[str]) -> str:
@@ -153,7 +154,7 @@ def close_key(key: str, *groups: Sequence[str]) -> str:
 
 
 def _under(key: str) -> str:
-    once = list(dict.fromkeys(place for place, _ in homes()[key]))
+    once = list(dict.fromkeys(dotted(place) for place, _ in homes()[key]))
     if "" in once:
         return "at the top of the file"
     return f"under {_listed(once, 'or')}" if len(once) <= 4 else f"under {_listed(once[:3], 'or')}, for example"
@@ -166,8 +167,8 @@ def _listed(words: Sequence[str], last: str) -> str:
 def place_of(word: str, exactly: bool) -> str:
     """The path of the key that a word is, or comes closest to: of several that which is nearest to the top; "" if none is close."""
     plain = word.replace("-", "_")
-    known = [name for name, places in homes().items() if any("layers" not in steps_of(place) for place, _ in places)]
+    known = [name for name, places in homes().items() if any("layers" not in place for place, _ in places)]
     key = (plain if plain in known else synonyms().get(plain, "")) if exactly else close_key(word, known)
-    found = [below(place, key) for place, _ in homes().get(key, ()) if "layers" not in steps_of(place)]
+    found = [(*place, key) for place, _ in homes().get(key, ()) if "layers" not in place]
     order = ("training", "optimizer", "data", "strategy", "checkpoint")
-    return min(found, key=lambda path: (path.count("."), *(path.partition(".")[0] != first for first in order)), default="")
+    return dotted(min(found, key=lambda path: (len(path), *(path[0] != first for first in order)), default=()))

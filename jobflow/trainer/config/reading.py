@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from jobflow.trainer.config.tree import Node, Origin, Problems, below
+from jobflow.trainer.config.tree import Mark, Origin, Path, Problems, Tree, dotted
 
 #: what plain words mean that are no texts
 _MEANINGS: tuple[tuple[str, Callable[[str], Any]], ...] = (
@@ -60,15 +60,17 @@ class _Loader(yaml.SafeLoader):
         return ""
 
 
-def read(text: str, file: str, problems: Problems, whole: Origin | None = None, key: str = "") -> Node | None:
+def read(text: str, file: str, problems: Problems, whole: Origin | None = None, path: Path = ()) -> Tree | None:
     """The tree of a text; None, and a problem, if it is not YAML at all.  `whole`: the one place of all of it, if it has no lines."""
     try:
         node = _Loader(text).get_single_node()
     except (yaml.YAMLError, RecursionError) as error:
         line, column, message = _complaint(error, text)
-        problems.add(whole or Origin(file, line + 1, column + 1), key, message)
+        problems.add(whole or Origin(file, line + 1, column + 1), path, message)
         return None
-    return _Reading(file, problems, whole).node(node, key, None) if node is not None else Node(None, whole or Origin(file, 1, 1))
+    reading = _Reading(file, problems, whole)
+    reading.marks[path] = Mark(whole or Origin(file, 1, 1))
+    return Tree(None if node is None else reading.value(node, path, None), reading.marks)
 
 
 _TRANSLATED = {
@@ -110,54 +112,60 @@ def _complaint(error: yaml.YAMLError | RecursionError, text: str) -> tuple[int, 
 
 
 class _Reading:
-    """Nodes of PyYAML -> nodes with values."""
+    """Nodes of PyYAML -> values, and the places of all of them."""
 
     def __init__(self, file: str, problems: Problems, whole: Origin | None) -> None:
         self.file, self.problems, self.whole = file, problems, whole
+        self.marks: dict[Path, Mark] = {}
         self.open: list[yaml.Node] = []
         self.count = 0
 
-    def origin(self, found: yaml.Node) -> Origin:
-        return self.whole or Origin(self.file, found.start_mark.line + 1, found.start_mark.column + 1)
+    def origin(self, node: yaml.Node) -> Origin:
+        return self.whole or Origin(self.file, node.start_mark.line + 1, node.start_mark.column + 1)
 
-    def node(self, found: yaml.Node, path: str, key_at: Origin | None) -> Node:
+    def value(self, node: yaml.Node, path: Path, key: Origin | None) -> Any:
+        at = self.origin(node)
+        self.marks[path] = Mark(at, key)
         self.count += 1
         refused = {
-            "an alias stands inside what it names": found in self.open,
+            "an alias stands inside what it names": node in self.open,
             "the aliases of this file multiply without end": self.count > MOST,
             _TOO_DEEP: len(self.open) >= DEPTH,
         }
         for reason in (reason for reason, holds in refused.items() if holds):
-            self.problems.add(self.origin(found), path, reason)
-            return Node(None, self.origin(found), key_at)
-        if found.tag:
-            self.problems.add(self.origin(found), path, f"the tag {found.tag.replace('tag:yaml.org,2002:', '!!')} means nothing here; omit it")
-        self.open.append(found)
-        value = self.entries(found, path) if isinstance(found, yaml.MappingNode) else self.value(found, path)
+            self.problems.add(at, path, reason)
+            return None
+        if node.tag:
+            self.problems.add(at, path, f"the tag {node.tag.replace('tag:yaml.org,2002:', '!!')} means nothing here; omit it")
+        self.open.append(node)
+        is_map, is_list = isinstance(node, yaml.MappingNode), isinstance(node, yaml.SequenceNode)
+        value = self.entries(node, path) if is_map else self.positions(node, path) if is_list else self.word(node, path)
         self.open.pop()
-        return Node(value, self.origin(found), key_at)
+        return value
 
-    def value(self, found: Any, path: str) -> Any:
-        if isinstance(found, yaml.SequenceNode):
-            return tuple(self.node(entry, below(path, i), None) for i, entry in enumerate(found.value))
-        text: str = found.value
-        if found.style is None and _TWO_MEANINGS.fullmatch(text):
+    def positions(self, node: yaml.Node, path: Path) -> Any:
+        return [self.value(entry, (*path, str(i)), None) for i, entry in enumerate(node.value)]
+
+    def word(self, node: Any, path: Path) -> Any:
+        text: str = node.value
+        if node.style is None and _TWO_MEANINGS.fullmatch(text):
             octal = f", or 0o{text.lstrip('-+0')} for the octal number" if set(text) <= set("-+01234567") else ""
             told = f"{text} means different numbers to different readers of YAML; write {int(text)}{octal}"
-            self.problems.add(self.origin(found), path, told)
-        return value_of(text) if found.style is None else text
+            self.problems.add(self.origin(node), path, told)
+        return value_of(text) if node.style is None else text
 
-    def entries(self, found: yaml.MappingNode, path: str) -> dict[str, Node]:
-        entries: dict[str, Node] = {}
-        for key, entry in found.value:
+    def entries(self, node: yaml.Node, path: Path) -> Any:
+        entries: dict[str, Any] = {}
+        for key, entry in node.value:
             name, at = key.value, self.origin(key)
             if not isinstance(key, yaml.ScalarNode):
                 self.problems.add(at, path, "a key is a word, not a list or a map; texts that begin with [ or { need quotes")
             elif name == "<<" and key.style is None:
-                self.problems.add(at, below(path, name), '"<<" is not understood; use `extends:` for a file, or ${...} for a value')
+                self.problems.add(at, (*path, name), '"<<" is not understood; use `extends:` for a file, or ${...} for a value')
             elif name in entries:
-                where = f" in {path}" if path else ""
-                self.problems.add(at, below(path, name), f'key "{name}" stands twice{where}; the first is at {entries[name].key_at}')
+                where = f" in {dotted(path)}" if path else ""
+                told = f'key "{name}" stands twice{where}; the first is at {self.marks[*path, name].key}'
+                self.problems.add(at, (*path, name), told)
             else:
-                entries[name] = self.node(entry, below(path, name), at)
+                entries[name] = self.value(entry, (*path, name), at)
         return entries

@@ -11,7 +11,7 @@ from typing import Any
 
 from jobflow.core.errors import counted
 from jobflow.trainer.config.keys import default_at
-from jobflow.trainer.config.tree import DEFAULT, Node, Problems, below
+from jobflow.trainer.config.tree import DEFAULT, MISSING, Path, Problems, Tree, steps_of
 
 #: what some keys of a section have, defaults too
 Values = Callable[..., list[Any]]
@@ -22,28 +22,27 @@ class _Unknown(Exception):
     """The value of a key is wrong itself."""
 
 
-def check(tree: Node, problems: Problems) -> None:
+def check(tree: Tree, problems: Problems) -> None:
     """Report every combination that cannot be, at the first of the nearest of its keys, among values that can be judged."""
 
     def values(section: str, *keys: str) -> list[Any]:
-        paths = [below(section, key) for key in keys]
+        paths = [(*section.split("."), key) for key in keys]
         if any(map(problems.spoil, paths)):
             raise _Unknown
-        return [default_at(path, tree) if (entry := tree.get(path)) is None else entry.plain for path in paths]
+        return [default_at(path, tree.plain) if (found := tree.find(path)) is MISSING else found for path in paths]
 
-    def distance(key: str) -> int:
+    def distance(path: Path) -> int:
         """How far a value is from what its author is writing now: settings, the file that was asked for, what that extends, nowhere."""
-        entry = tree.get(key)
-        if entry is None or entry.at == DEFAULT:
-            return 3
-        return 0 if not entry.at.line else 1 if entry.at.file == tree.at.file else 2
+        at = DEFAULT if tree.find(path) is MISSING else tree.mark(path).at
+        return 3 if at == DEFAULT else 0 if not at.line else 1 if at.file == tree.mark(()).at.file else 2
 
     for rule in (_model, _layers, _warm_up, _boundaries, _length, _mesh, _mirrored, _parts, _zero, _packages, _batch, _measured, _best):
         try:
             for keys, message, legal in rule(values):
-                if not any(map(problems.about, keys.split())):
-                    first = min(keys.split(), key=distance)
-                    problems.add(tree.nearest(first).place, first, message, legal)
+                paths = [steps_of(key) for key in keys.split()]
+                if not any(map(problems.about, paths)):
+                    first = min(paths, key=distance)
+                    problems.add(tree.place(first), first, message, legal)
         except _Unknown:
             continue
 

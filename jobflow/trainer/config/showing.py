@@ -17,7 +17,7 @@ from jobflow.trainer.config.functions import arguments_model, makes_module
 from jobflow.trainer.config.loading import Loaded
 from jobflow.trainer.config.reading import value_of
 from jobflow.trainer.config.schema import TrainConfig
-from jobflow.trainer.config.tree import below
+from jobflow.trainer.config.tree import Path, dotted
 
 #: comments begin no further to the right than this
 WIDEST = 56
@@ -31,7 +31,7 @@ def show(loaded: Loaded) -> str:
 
     What the builder takes and nobody wrote stands there as comments.
     """
-    lines = list(_map(loaded.plain, "", "", loaded))
+    lines = list(_map(loaded.plain, "", (), loaded))
     width = min(WIDEST, max(len(text) for text, origin in lines if origin))
     return "\n".join(f"{text:<{width}}  # {origin}" if origin else text for text, origin in lines) + "\n"
 
@@ -57,27 +57,27 @@ def show_json(loaded: Loaded) -> str:
     return json.dumps({"config": loaded.plain, "origins": {key: vars(origin) for key, origin in loaded.origins.items()}}, indent=2) + "\n"
 
 
-def _map(values: dict[str, Any], indent: str, path: str, loaded: Loaded) -> Iterator[tuple[str, str]]:
+def _map(values: dict[str, Any], indent: str, path: Path, loaded: Loaded) -> Iterator[tuple[str, str]]:
     """Lines with the origins of the values in them; none for what is only a heading."""
     for name, value in values.items():
-        begin, inside = f"{indent}{word(name)}:", below(path, name)
+        begin, inside = f"{indent}{word(name)}:", (*path, name)
         entries = value if isinstance(value, list) and any(isinstance(entry, dict) for entry in value) else []
         if entries or (isinstance(value, dict) and value):
             yield begin, ""
             yield from () if entries else _map(value, f"{indent}  ", inside, loaded)
         else:
-            yield f"{begin} {word(value)}", str(loaded.origin(inside))
+            yield f"{begin} {word(value)}", str(loaded.origin(dotted(inside)))
         for i, entry in enumerate(entries):
-            for j, (text, origin) in enumerate(_entry(entry, below(inside, i), loaded)):
+            for j, (text, origin) in enumerate(_entry(entry, (*inside, str(i)), loaded)):
                 yield f"{indent}  {'  ' if j else '- '}{text}", origin
-        if inside == "model.arguments":
+        if inside == ("model", "arguments"):
             owner = f"default of {loaded.config.model.builder}"
             yield from ((f"{indent}  # {key}: {word(default)}", owner) for key, default in builder_defaults(loaded).items())
 
 
-def _entry(entry: Any, path: str, loaded: Loaded) -> Iterator[tuple[str, str]]:
+def _entry(entry: Any, path: Path, loaded: Loaded) -> Iterator[tuple[str, str]]:
     """The lines of an entry of a list."""
-    return _map(entry, "", path, loaded) if isinstance(entry, dict) and entry else iter([(word(entry), str(loaded.origin(path)))])
+    return _map(entry, "", path, loaded) if isinstance(entry, dict) and entry else iter([(word(entry), str(loaded.origin(dotted(path))))])
 
 
 def word(value: Any) -> str:

@@ -1,6 +1,6 @@
-"""A configuration before it is checked: maps, lists and values, each with its position in a file; and what is wrong with them.
+"""A configuration before it is checked: plain values, and beside them where each is written; and what is wrong with them.
 
-A path is keys and positions with dots between them, "optimizer.lr", "model.layers.0"; a key that has dots in it is in quotes.
+A path is the keys and positions that lead to a value, ("model", "layers", "0"); people read "model.layers.0", with keys that have dots in quotes.
 """
 
 from __future__ import annotations
@@ -8,13 +8,34 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
 
 from jobflow.core.errors import ConfigError
 
 #: letters of a message, whatever it quotes, and how many problems are told at once
 LETTERS, MOST = 500, 200
+
+Path: TypeAlias = tuple[str, ...]
+_STEP = re.compile(r'"(?:[^"\\]|\\.)*"|[^."]+')
+
+
+def dotted(path: Path) -> str:
+    """A path as people read it."""
+    return ".".join(json.dumps(step, ensure_ascii=False) if not step or set(step) & set('."') else step for step in path)
+
+
+def steps_of(text: str) -> Path:
+    """The path that a text is."""
+    return tuple(json.loads(step) if step.startswith('"') else step for step in _STEP.findall(text))
+
+
+def prefixes(path: Path) -> list[Path]:
+    """A path and those of all that it stands in, the whole first."""
+    return [path[:i] for i in range(len(path) + 1)]
+
+
+# -------------------------------------------------------------------- what is wrong
 
 
 @dataclass(frozen=True)
@@ -68,30 +89,30 @@ class Problems:
     """Collects problems; at most one is kept for a place and a key."""
 
     def __init__(self) -> None:
-        self.found: dict[tuple[Origin, str], Problem] = {}
+        self.found: dict[tuple[Origin, Path], Problem] = {}
         #: keys that a null has taken away, and where it stands
-        self.taken: dict[str, Origin] = {}
+        self.taken: dict[Path, Origin] = {}
         #: keys that are missing, even if nothing is said of it because another problem explains it
-        self.unsaid: set[str] = set()
+        self.unsaid: set[Path] = set()
         #: keys with something wrong inside of them, too
-        self._around: set[str] = set()
+        self._around: set[Path] = set()
 
-    def add(self, at: Origin, key: str, message: str, legal: str = "") -> None:
+    def add(self, at: Origin, path: Path, message: str, legal: str = "") -> None:
         """ConfigErrors if there are more than anybody reads: what is wrong with a hostile file is not looked for any longer."""
         short = message if len(message) <= LETTERS else f"{message[: LETTERS - 100]} ... {message[-100:]}"
-        self.found.setdefault((at, key), Problem(at.file, at.line, at.column, key, short, legal))
-        self._around |= prefixes(key)
+        self.found.setdefault((at, path), Problem(at.file, at.line, at.column, dotted(path), short, legal))
+        self._around.update(prefixes(path))
         if len(self.found) >= MOST:
             self.stop_if_any(())
 
-    def about(self, key: str) -> bool:
+    def about(self, path: Path) -> bool:
         """True if something is wrong with the value of that key, or inside it."""
-        return key in self._around
+        return path in self._around
 
-    def spoil(self, key: str) -> bool:
+    def spoil(self, path: Path) -> bool:
         """True if the value of that key cannot be judged: something is wrong with it, inside it, or with what it stands in."""
-        wrong = {path for _, path in self.found if path} | self.unsaid
-        return self.about(key) or any(is_in(path, key) for path in self.unsaid) or not wrong.isdisjoint(prefixes(key))
+        wrong = {wrong for _, wrong in self.found} | self.unsaid
+        return self.about(path) or not wrong.isdisjoint(prefixes(path)[1:]) or any(unsaid[: len(path)] == path for unsaid in self.unsaid)
 
     def stop_if_any(self, files: Sequence[str]) -> None:
         """ConfigErrors if there are any, by lines; files, and settings, in the given order."""
@@ -102,126 +123,96 @@ class Problems:
             raise ConfigErrors([problem for problem in found if problem.file != DEFAULT.file] or found)
 
 
-def is_in(path: str, other: str) -> bool:
-    """Whether a path is another one or leads to something inside of it."""
-    return path == other or path.startswith(f"{other}.") or not other
+# -------------------------------------------------------------------- values and their places
 
 
-def prefixes(path: str) -> set[str]:
-    """A path and those of all that it stands in."""
-    return {"", path, *(path[:i] for i, letter in enumerate(path) if letter == ".")}
+class Mark(NamedTuple):
+    """Where a value is written, and its key, if it has one."""
+
+    at: Origin
+    key: Origin | None = None
 
 
-# -------------------------------------------------------------------- the tree
-
-_STEP = re.compile(r'"(?:[^"\\]|\\.)*"|[^."]+')
-
-
-def below(path: str, *steps: str | int) -> str:
-    """The path of what stands under some steps from a path."""
-    quoted = (json.dumps(text, ensure_ascii=False) if not text or set(text) & set('."') else text for text in map(str, steps))
-    return ".".join([*([path] if path else []), *quoted])
+#: given back for a path that leads nowhere, where null is a value
+MISSING = object()
 
 
-def steps_of(path: str) -> list[str]:
-    """The steps of a path."""
-    return [json.loads(step) if step.startswith('"') else step for step in _STEP.findall(path)]
+def child(value: Any, step: str) -> Any:
+    """What stands under a key of a map, or at a position of a list; `MISSING` if nothing does."""
+    if isinstance(value, list):
+        return value[int(step)] if step.isdecimal() and int(step) < len(value) else MISSING
+    return value.get(step, MISSING) if isinstance(value, dict) else MISSING
 
 
-def split(path: str) -> tuple[str, str]:
-    """The path of what something stands in, and its key there."""
-    *above, key = steps_of(path)
-    return below("", *above), key
+def walk(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Every value with its path, itself first."""
+    yield path, value
+    for step, inner in enumerate(value) if isinstance(value, list) else value.items() if isinstance(value, dict) else ():
+        yield from walk(inner, (*path, str(step)))
+
+
+def replaced(value: Any, path: Path, inner: Any) -> Any:
+    """A value with another one under a path; maps on the way are made where they are missing."""
+    if not path:
+        return inner
+    if isinstance(value, list):
+        return [replaced(entry, path[1:], inner) if str(i) == path[0] else entry for i, entry in enumerate(value)]
+    return {**value, path[0]: replaced(value.get(path[0], {}), path[1:], inner)}
 
 
 @dataclass(frozen=True)
-class Node:
-    """A map (dict), a list (tuple), or a text, number, bool or null; `key_at`: where its key is written, if it has one."""
+class Tree:
+    """Plain values, and the marks of those that somebody wrote; marks of what is there no longer do no harm."""
 
-    value: Any
-    at: Origin
-    key_at: Origin | None = None
+    plain: Any
+    marks: Mapping[Path, Mark]
 
-    @property
-    def is_map(self) -> bool:
-        return isinstance(self.value, dict)
-
-    @property
-    def children(self) -> Mapping[str, Node]:
-        """What stands in a map, or in a list by position; nothing stands in a value."""
-        if isinstance(self.value, tuple):
-            return {str(i): entry for i, entry in enumerate(self.value)}
-        return self.value if isinstance(self.value, dict) else {}
-
-    def child(self, step: str | int) -> Node | None:
-        """What stands under a key, or at a position; None if nothing does."""
-        if isinstance(self.value, tuple):
-            return self.value[int(step)] if str(step).isdecimal() and int(step) < len(self.value) else None
-        return self.children.get(str(step))
-
-    @property
-    def place(self) -> Origin:
-        """Where to point for something that is wrong with it: at a value itself, or at the key of a map or list."""
-        return self.key_at if self.key_at is not None and isinstance(self.value, dict | tuple) else self.at
-
-    @property
-    def plain(self) -> Any:
-        """The same without places."""
-        if isinstance(self.value, dict):
-            return {key: entry.plain for key, entry in self.value.items()}
-        return [entry.plain for entry in self.value] if isinstance(self.value, tuple) else self.value
-
-    def holding(self, entries: Mapping[str, Node]) -> Node:
-        """The same map, or list, with other entries."""
-        return replace(self, value=dict(entries) if self.is_map else tuple(entries.values()))
-
-    def get(self, path: str) -> Node | None:
-        """What stands under a path; None if nothing does."""
-        found: Node | None = self
-        for step in steps_of(path):
-            found = found and found.child(step)
+    def find(self, path: Path) -> Any:
+        """What stands under a path, or `MISSING`."""
+        found = self.plain
+        for step in path:
+            found = child(found, step)
         return found
 
-    def nearest(self, path: str) -> Node:
-        """What stands under a path or, if nothing does, under the longest beginning of it."""
-        steps, found = steps_of(path), self
-        while steps and (inside := found.child(steps.pop(0))) is not None:
-            found = inside
-        return found
+    def get(self, path: str) -> Any:
+        """What stands under a path that is written with dots; None if it is null or nothing does."""
+        found = self.find(steps_of(path))
+        return None if found is MISSING else found
 
-    def walk(self, path: str = "") -> Iterator[tuple[str, Node]]:
-        """Everything in a tree with its path, itself first."""
-        yield path, self
-        for step, entry in self.children.items():
-            yield from entry.walk(below(path, step))
+    def has(self, path: str) -> bool:
+        return self.find(steps_of(path)) is not MISSING
 
-    def having(self, path: str, entry: Node) -> Node:
-        """The tree with an entry under a path; maps on the way are made where they are missing.
+    def mark(self, path: Path) -> Mark:
+        """That of a value or, if it has none, of what it stands in."""
+        return next(self.marks[outer] for outer in reversed(prefixes(path)) if outer in self.marks and self.find(outer) is not MISSING)
 
-        Raises: KeyError with the path of what is no map, or of a position that a list has not.
-        """
-        return self._having(steps_of(path), entry, "")
+    def place(self, path: Path) -> Origin:
+        """Where to point for something that is wrong with a value, or is missing in it: at itself, or at the key of a map or list."""
+        nearest = next(self.find(outer) for outer in reversed(prefixes(path)) if self.find(outer) is not MISSING)
+        mark = self.mark(path)
+        return mark.key if mark.key is not None and isinstance(nearest, dict | list) else mark.at
 
-    def _having(self, steps: list[str], entry: Node, path: str) -> Node:
-        if not steps:
-            return replace(entry, key_at=entry.key_at or self.key_at)
-        step, old = steps[0], self.child(steps[0])
-        if old is None and not self.is_map:
-            raise KeyError(path)
-        changed = (old or Node({}, entry.at, entry.at))._having(steps[1:], entry, below(path, step))
-        return self.holding({**self.children, step: changed})
+    def key_place(self, path: Path) -> Origin:
+        """Where a key is written."""
+        return self.mark(path).key or self.mark(path).at
 
-    def without(self, path: str) -> Node:
-        """The tree without the entry under a path, if it has one.  Entries of lists stay, as null."""
-        head, last = split(path)
-        parent = self.get(head)
-        if parent is None or not parent.is_map or last not in parent.children:
-            return self
-        return self.having(head, parent.holding({key: entry for key, entry in parent.children.items() if key != last}))
+    def having(self, path: str, value: Any, at: Origin) -> Tree:
+        """The tree with a value under a path that is written with dots."""
+        steps = steps_of(path)
+        return Tree(replaced(self.plain, steps, value), {**self.marks, steps: Mark(at)})
 
+    def under(self, above: Tree, taken: dict[Path, Origin]) -> Tree:
+        """This map with another over it: maps are merged key by key, lists are replaced, null takes away; `taken` gets what and where."""
 
-def node_of(value: Any, at: Origin) -> Node:
-    """The tree of plain values, all at one place."""
-    if isinstance(value, dict):
-        return Node({key: node_of(entry, at) for key, entry in value.items()}, at)
-    return Node(tuple(node_of(entry, at) for entry in value) if isinstance(value, list | tuple) else value, at)
+        def merged(base: dict[str, Any], over: dict[str, Any], path: Path) -> dict[str, Any]:
+            found = dict(base)
+            for key, value in over.items():
+                if value is None and key in base:
+                    del found[key]
+                    taken[*path, key] = above.marks[*path, key].at
+                else:
+                    both = isinstance(value, dict) and isinstance(base.get(key), dict)
+                    found[key] = merged(base[key], value, (*path, key)) if both else value
+            return found
+
+        return Tree(merged(self.plain, above.plain, ()), {**self.marks, **above.marks})

@@ -22,10 +22,10 @@ from pydantic_core import ErrorDetails
 
 from jobflow.core.errors import did_you_mean
 from jobflow.core.imports import IMPORT_PATH, meant_function
-from jobflow.trainer.config.keys import fields_of, is_section, kinds_at, notes_of, sections_at, suggestion, tag_of
+from jobflow.trainer.config.keys import fields_of, is_section, kinds_at, notes_of, suggestion, tag_of
 from jobflow.trainer.config.reading import value_of
 from jobflow.trainer.config.schema import METRIC, TrainConfig
-from jobflow.trainer.config.tree import MOST, Node, Origin, Problems, below, prefixes, split
+from jobflow.trainer.config.tree import MISSING, MOST, Origin, Path, Problems, Tree, child, dotted, prefixes
 
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 _OF_KEYS = ("missing", *_UNKNOWN)
@@ -33,12 +33,13 @@ _OF_KEYS = ("missing", *_UNKNOWN)
 
 @dataclass(frozen=True)
 class Validation:
-    """Checks a tree, or a part of one whose path is `base`, by a model; paths are those inside of the part."""
+    """Checks a tree by a model; or `part` of it, which stands under the path `base`."""
 
-    part: Node
+    tree: Tree
     problems: Problems
     model: type[BaseModel] = TrainConfig
-    base: str = ""
+    base: Path = ()
+    part: Any = None
     #: the function, such as "builder own:net", whose arguments the part has, and where to point if one is missing
     function: str = ""
     owner: Origin | None = None
@@ -46,19 +47,23 @@ class Validation:
     def check(self) -> Any:
         """The checked value; None, and problems, if something is wrong.  It goes by JSON, where lists may be tuples but texts are no numbers."""
         try:
-            return self.model.model_validate_json(json.dumps(self.part.plain))
+            return self.model.model_validate_json(json.dumps(self.values))
         except ValidationError as error:
             self.report(error.errors(include_url=False))
             return None
 
-    def found(self, error: ErrorDetails) -> tuple[str, bool]:
+    @property
+    def values(self) -> Any:
+        return self.part if self.base else self.tree.plain
+
+    def found(self, error: ErrorDetails) -> tuple[Path, bool]:
         """The path of the value that an error is about, or of the key that is missing or unknown; and whether it is what one of several kinds of
         value, any of which would do, has against it.  pydantic's places also name the members of unions, which the tree has not."""
-        path, here, skipped, last = "", self.part, 0, len(error["loc"]) - 1
-        for i, step in enumerate(error["loc"]):
-            inside = here.child(step)
-            if inside is not None or (i == last and error["type"] == "missing"):
-                path, here = below(path, step), inside or here
+        path, here, skipped, last = self.base, self.values, 0, len(error["loc"]) - 1
+        for i, step in enumerate(map(str, error["loc"])):
+            inside = child(here, step)
+            if inside is not MISSING or (i == last and error["type"] == "missing"):
+                path, here = (*path, step), inside
             else:
                 skipped = i or skipped
         return path, bool(skipped) and skipped >= last - 1 and error["type"] not in _OF_KEYS
@@ -68,103 +73,109 @@ class Validation:
         found = [(*self.found(error), error["type"], error) for error in errors]
         meant = {self.unknown(path) for path, _, kind, _ in found if kind in _UNKNOWN}
         for path, _, kind, _ in found:
-            if kind == "missing" and not self.problems.about(self.full(path)):
-                self.problems.unsaid.add(self.full(path))
+            if kind == "missing" and not self.problems.about(path):
+                self.problems.unsaid.add(path)
                 if path not in meant:
                     self.missing(path)
-        wrong: dict[str, list[ErrorDetails]] = {}
-        around = {outer for path, *_ in found for outer in prefixes(path) - {path}}
+        wrong: dict[Path, list[ErrorDetails]] = {}
+        around = {outer for path, *_ in found for outer in prefixes(path)[:-1]}
         for path, in_union, kind, error in found:
             if kind not in _OF_KEYS and not (path in around and (in_union or kind.startswith("too_"))):
                 wrong.setdefault(path, []).append(error)
         for path, several in wrong.items():
-            if not self.problems.about(self.full(path)):
+            if not self.problems.about(path):
                 self.wrong(path, several)
 
-    def full(self, path: str) -> str:
-        return f"{self.base}.{path}".strip(".")
+    def kinds(self, path: Path) -> list[Any]:
+        """The kinds of value that may stand under a path."""
+        return kinds_at(path[len(self.base) :], self.values, self.model)
 
-    def fields(self, path: str) -> dict[str, FieldInfo | None]:
+    def fields(self, path: Path) -> dict[str, FieldInfo | None]:
         """The keys that may stand under a path; None for those of a dataclass, or a dict with known keys, that a function takes."""
         found: dict[str, FieldInfo | None] = {}
-        for kind in kinds_at(path, self.part, self.model):
+        for kind in self.kinds(path):
             inside = fields_of(kind) if is_section(kind) else dict.fromkeys(getattr(kind, "__annotations__", {}))
             found |= {key: field for key, field in inside.items() if key not in found}
         return found
 
-    def tags(self, path: str) -> list[str]:
-        """The names that choose one of the sections that may stand under a path."""
-        return [tag for section in sections_at(path, self.part, self.model) if (tag := tag_of(section))]
+    def given(self, path: Path) -> dict[str, Any]:
+        """The map under a path."""
+        found = self.tree.find(path)
+        return found if isinstance(found, dict) else {}
 
-    def unknown(self, path: str) -> str:
-        """Tell of an unknown key; the path of the key that was probably meant, or ""."""
-        above, key = split(path)
-        owner, entry, legal = self.part.nearest(above), self.part.nearest(path), list(self.fields(above))
-        if self.function and not above:
+    def tags(self, path: Path) -> list[str]:
+        """The names that choose one of the sections that may stand under a path."""
+        return [tag for kind in self.kinds(path) if is_section(kind) and (tag := tag_of(kind))]
+
+    def unknown(self, path: Path) -> Path | None:
+        """Tell of an unknown key; the path of the key that was probably meant, if there is one."""
+        above, key = path[:-1], path[-1]
+        at, owner, legal = self.tree.key_place(path), self.given(above), list(self.fields(above))
+        if self.function and above == self.base:
             near = did_you_mean(key, legal)
-            meant = next((name for name in legal if f'"{name}"' in near), "")
+            meant: Path = next(((name,) for name in legal if f'"{name}"' in near), ())
             told, names = f'{self.function} takes no argument "{short(key)}"{near}', f"arguments of {self.function}"
         else:
-            near, meant = suggestion(key, above, legal, owner.children)
-            name = owner.children.get("name")
-            if name is not None and self.tags(above) and name.at.file != entry.at.file and near.startswith("; only"):
-                near += f"; write {key}: null beside the name to take away what {os.path.basename(entry.at.file)} gives"
-            where = f"in {self.full(above)}{f' ({name.value})' if name else ''}" if above else "at the top"
+            near, meant = suggestion(key, above, legal, owner)
+            if "name" in owner and self.tags(above) and near.startswith("; only"):
+                chosen, entry = (self.tree.mark((*above, step)).at.file for step in ("name", key))
+                near += "" if chosen == entry else f"; write {key}: null beside the name to take away what {os.path.basename(entry)} gives"
+            where = f"in {dotted(above)}{f' ({name})' if (name := owner.get('name')) else ''}" if above else "at the top"
             told, names = f'unknown key "{short(key)}" {where}{near}', f"keys {where}"
-        self.problems.add(entry.key_at or entry.at, self.full(path), told, f"{names}: {', '.join(legal) or 'none'}")
-        return f"{above}.{meant}".strip(".") if meant else ""
+        self.problems.add(at, path, told, f"{names}: {', '.join(legal) or 'none'}")
+        return (*above, *meant) if meant else None
 
-    def missing(self, path: str) -> None:
-        above, key = split(path)
-        fields, owner, tags = self.fields(above), self.part.nearest(above), self.tags(path)
+    def missing(self, path: Path) -> None:
+        above, key = path[:-1], path[-1]
+        fields, tags = self.fields(above), self.tags(path)
         field = fields.get(key)
-        others = {name: entry for name, entry in islice(owner.children.items(), MOST) if name not in fields}
-        if self.function and not above:
-            legal = f"arguments of {self.function}: {', '.join(fields)}"
-            self.problems.add(self.owner or owner.place, self.full(path), f'{self.function} needs the argument "{key}"', legal)
+        others = [name for name in islice(self.given(above), MOST) if name not in fields]
+        if self.function and above == self.base:
+            at = self.owner or self.tree.place(above)
+            self.problems.add(at, path, f'{self.function} needs the argument "{key}"', f"arguments of {self.function}: {', '.join(fields)}")
         elif field is not None and notes_of(field).derived:
             pass  # what it would follow from is missing or wrong itself, and told
         elif close := difflib.get_close_matches(key, others, n=1, cutoff=0.7):
             # in a section that takes any key, such as that of a reader
-            self.misspelt(below(above, close[0]), others[close[0]], above, key, "")
+            self.misspelt((*above, close[0]), key, "")
         else:
-            taken = self.problems.taken.get(self.full(path))
+            taken = self.problems.taken.get(path)
             meaning = f": {field.description}" if field is not None and field.description else ""
-            told = f'{self.full(above) or "the configuration"} needs the key "{key}"{meaning}{"; null takes it away" if taken else ""}'
+            told = f'{dotted(above) or "the configuration"} needs the key "{key}"{meaning}{"; null takes it away" if taken else ""}'
             such = f"such as: {key}: {{name: {tags[0]}, ...}}; name: {', '.join(tags)}" if tags else ""
-            self.problems.add(taken or owner.place, self.full(path), told, such)
+            self.problems.add(taken or self.tree.place(above), path, told, such)
 
-    def misspelt(self, path: str, entry: Node, above: str, meant: str, legal: str) -> None:
-        told = f'unknown key "{short(split(path)[1])}" in {self.full(above)}; did you mean "{meant}"?'
-        self.problems.add(entry.key_at or entry.at, self.full(path), told, legal)
+    def misspelt(self, path: Path, meant: str, legal: str) -> None:
+        told = f'unknown key "{short(path[-1])}" in {dotted(path[:-1])}; did you mean "{meant}"?'
+        self.problems.add(self.tree.key_place(path), path, told, legal)
 
-    def wrong(self, path: str, errors: Sequence[ErrorDetails]) -> None:
+    def wrong(self, path: Path, errors: Sequence[ErrorDetails]) -> None:
         """Tell what a value should be; any of several things if it may be of several kinds."""
-        entry, full, first, key = self.part.nearest(path), self.full(path), errors[0], split(path)[1] if path else ""
+        at, full, first, key = self.tree.place(path), dotted(path), errors[0], path[-1] if path else ""
         if first["type"] == "union_tag_not_found":
-            self.nameless(path, entry)
+            self.nameless(path)
         elif first["type"] == "union_tag_invalid":
-            tag, tags = str(first["ctx"]["tag"]), self.tags(path)
+            tag, tags, name = str(first["ctx"]["tag"]), self.tags(path), (*path, "name")
             told = f'there is no {key} "{short(tag)}"{did_you_mean(tag, tags)}'
-            self.problems.add(entry.children["name"].at, f"{full}.name", told, f"{full}.name: {', '.join(tags)}")
+            self.problems.add(self.tree.mark(name).at, name, told, f"{full}.name: {', '.join(tags)}")
         elif first["type"] == "value_error":
-            self.problems.add(entry.place, full, f"{full} must be {first['ctx']['error']}")
+            self.problems.add(at, path, f"{full} must be {first['ctx']['error']}")
         else:
-            choices = [choice for kind in kinds_at(path, self.part, self.model) if get_origin(kind) is Literal for choice in get_args(kind)]
+            choices = [choice for kind in self.kinds(path) if get_origin(kind) is Literal for choice in get_args(kind)]
             words = " or ".join(dict.fromkeys(wanted(error, choices) for error in errors))
             near = hint(errors, choices)
             if not near and any(error["type"].startswith(("model", "dict")) for error in errors):
                 near = section_hint(first["input"], list(self.fields(path)), self.tags(path), key)
-            self.problems.add(entry.place, full, f"{full or 'the configuration'} must be {words}; got {shown(first['input'])}{near}")
+            self.problems.add(at, path, f"{full or 'the configuration'} must be {words}; got {shown(first['input'])}{near}")
 
-    def nameless(self, path: str, entry: Node) -> None:
+    def nameless(self, path: Path) -> None:
         """Tell of a section without the name that says which it is, or of the key that was meant to be it."""
-        tags, full = self.tags(path), self.full(path)
-        for key, value in entry.children.items():
-            if value.value in tags or difflib.get_close_matches(key, ["name"], cutoff=0.7):
-                self.misspelt(below(path, key), value, path, "name", f"name: {', '.join(tags)}")
+        tags, full = self.tags(path), dotted(path)
+        for key, value in self.given(path).items():
+            if value in tags or difflib.get_close_matches(key, ["name"], cutoff=0.7):
+                self.misspelt((*path, key), "name", f"name: {', '.join(tags)}")
                 return
-        self.problems.add(entry.place, f"{full}.name", f'{full} needs the key "name"', f"name: {', '.join(tags)}")
+        self.problems.add(self.tree.place(path), (*path, "name"), f'{full} needs the key "name"', f"name: {', '.join(tags)}")
 
 
 # -------------------------------------------------------------------- words

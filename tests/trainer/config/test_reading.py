@@ -11,19 +11,19 @@ import pytest
 from config_cases import cases
 
 from jobflow.trainer.config import reading
-from jobflow.trainer.config.loading import merged, with_settings
+from jobflow.trainer.config.loading import with_settings
 from jobflow.trainer.config.reading import read, value_of
 from jobflow.trainer.config.showing import word
-from jobflow.trainer.config.tree import ConfigErrors, Node, Origin, Problems, below, split, steps_of
+from jobflow.trainer.config.tree import ConfigErrors, Mark, Origin, Problems, Tree, dotted, steps_of
 
 FILE = "case.yaml"
 
 
-def tree_of(text: str) -> Node:
+def tree_of(text: str) -> Tree:
     problems = Problems()
     tree = read(text, FILE, problems)
     problems.stop_if_any([])
-    assert tree is not None and tree.is_map
+    assert tree is not None and isinstance(tree.plain, dict)
     return tree
 
 
@@ -72,16 +72,16 @@ def test_a_value_that_is_written_reads_as_it_was(value: Any) -> None:
 
 def test_everything_has_a_place() -> None:
     tree = tree_of("a:\n  b: 1\n  c: [x, {d: 2}]\ne: |\n  text\n")
-    places = {path: (entry.at.line, entry.at.column) for path, entry in tree.walk()}
+    places = {dotted(path): (mark.at.line, mark.at.column) for path, mark in tree.marks.items()}
     assert places == {"": (1, 1), "a": (2, 3), "a.b": (2, 6), "a.c": (3, 6), "a.c.0": (3, 7), "a.c.1": (3, 10), "a.c.1.d": (3, 14), "e": (4, 4)}
-    named = {path: (entry.key_at.line, entry.key_at.column) for path, entry in tree.walk() if entry.key_at is not None}
+    named = {dotted(path): (mark.key.line, mark.key.column) for path, mark in tree.marks.items() if mark.key is not None}
     assert named == {"a": (1, 1), "a.b": (2, 3), "a.c": (3, 3), "a.c.1.d": (3, 11), "e": (4, 1)}
 
 
 def test_maps_are_merged_lists_replaced_and_null_takes_away() -> None:
     under = tree_of("a: {b: 1, c: [1, 2], d: {e: 1}}\nf: 3\ng: {h: 1}")
     over = tree_of("a: {c: [3], d: null, i: null}\ng: 5\nj: {k: 1}")
-    assert merged(under, over, {}).plain == {"a": {"b": 1, "c": [3], "i": None}, "f": 3, "g": 5, "j": {"k": 1}}
+    assert under.under(over, {}).plain == {"a": {"b": 1, "c": [3], "i": None}, "f": 3, "g": 5, "j": {"k": 1}}
 
 
 def test_settings_lie_over_files_and_are_their_own_origin() -> None:
@@ -90,8 +90,7 @@ def test_settings_lie_over_files_and_are_their_own_origin() -> None:
     tree = with_settings(tree, ["a.b=1e-3", "a.l.0.m=true", "c.d={e: [1]}", "a.x={z: 2}", "a.l.1=two", "a.b=0.5"], problems)
     problems.stop_if_any([])
     assert tree.plain == {"a": {"b": 0.5, "l": [{"m": True}, "two"], "x": {"y": 1, "z": 2}}, "c": {"d": {"e": [1]}}}
-    found = tree.get("a.b")
-    assert found is not None and found.at == Origin("--set a.b=0.5") and str(found.at) == "--set a.b=0.5"
+    assert tree.mark(("a", "b")) == Mark(Origin("--set a.b=0.5"), Origin("--set a.b=0.5")) and str(tree.mark(("a", "b")).at) == "--set a.b=0.5"
     assert with_settings(tree, ["a=null", "c.d.e=null"], problems).plain == {"c": {"d": {}}}
 
 
@@ -100,7 +99,7 @@ def test_settings_lie_over_files_and_are_their_own_origin() -> None:
     [
         ("optimizer.lr", "optimizer.lr", "is no setting"),
         ("=3", "", "is no setting"),
-        ("a..b=3", "a..b", "is no setting"),
+        ("a..b=3", "a.b", "is no setting"),
         ("a.b=", "a.b", "there is no value for a.b"),
         ("extends=x.yaml", "extends", "in files only"),
         ("a.b=[1", "a.b", '"]" is missing'),
@@ -119,10 +118,9 @@ def test_settings_that_cannot_be(setting: str, key: str, part: str) -> None:
 
 
 def test_paths_of_keys_with_dots() -> None:
-    path = below("a", 'b.c"d', 0, "")
-    assert path == r'a."b.c\"d".0.""' and steps_of(path) == ["a", 'b.c"d', "0", ""] and split(path) == (r'a."b.c\"d".0', "")
-    tree = tree_of("a: {}").having(below("a", "b.c"), tree_of("d: 1"))
-    assert tree.plain == {"a": {"b.c": {"d": 1}}} and tree.without(below("a", "b.c", "d")).plain == {"a": {"b.c": {}}}
+    path = ("a", 'b.c"d', "0", "")
+    assert dotted(path) == r'a."b.c\"d".0.""' and steps_of(dotted(path)) == path
+    assert tree_of("a: {}").having('a."b.c"', {"d": 1}, Origin(FILE)).plain == {"a": {"b.c": {"d": 1}}}
 
 
 def test_aliases_of_aliases_make_nothing_deeper_or_larger_than_may_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
