@@ -124,8 +124,9 @@ def argsort(input: Tensor, axis: Any = -1, direction: str = "ASCENDING", name: N
 
 
 def top_k(input: Tensor, axis: int = -1, k: int = 1, sorted: bool = True, name: Name = None) -> Tensor:
-    """Where the k largest values along an axis are, the largest first, int32."""
-    return ew.cast(st.topk(input, int(k), normal_axis(f"top_k at {user_line()}", axis, input.type.ndim))[1], int32)
+    """Where the k largest values along an axis are, the largest first, int32; all of them where there are no more than k."""
+    along = normal_axis(f"top_k at {user_line()}", axis, input.type.ndim)
+    return ew.cast(st.topk(input, min(int(k), input.type.shape[along]), along)[1], int32)
 
 
 diag = spelled(_F.diag, "input", diagonal=0)

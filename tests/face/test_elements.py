@@ -31,6 +31,7 @@ def replaced() -> Any:
 CASES = {
     "gather_nd rows": (lambda x, i: el.gather_nd(x, i), (X, PAIRS), X[PAIRS[..., 0], PAIRS[..., 1]]),
     "gather_nd elements": (lambda x, i: el.gather_nd(x, i), (X, np.array([[3, 2, 4], [0, 0, 1]])), X[[3, 0], [2, 0], [4, 1]]),
+    "gather_nd beyond a shorter axis": (lambda x, i: el.gather_nd(x, i), (X, np.array([[2, 2], [3, 0]])), X[[2, 3], [2, 0]]),
     "gather_nd first axis": (lambda x, i: el.gather_nd(x, i), (X, np.array([[2]], np.int8)), X[[2]]),
     "scatter_nd": (lambda i, u: el.scatter_nd(i, u, [4, 3, 5]), (PAIRS, ROWS), added(np.zeros_like(X))),
     "tensor_scatter_nd_add": (lambda x, i, u: el.tensor_scatter_nd_add(x, i, u), (X, PAIRS, ROWS), added(X)),
@@ -39,6 +40,7 @@ CASES = {
     "sort as in 0.2": (lambda x: el.sort(x, "DESCENDING"), (X,), -np.sort(-X)),
     "argsort": (lambda x: el.argsort(x, direction="DESCENDING"), (X,), np.argsort(-X, kind="stable").astype(np.int32)),
     "top_k": (lambda x: el.top_k(x, 1, 2), (X,), np.argsort(-X, 1, kind="stable")[:, :2].astype(np.int32)),
+    "top_k of more than there are": (lambda x: el.top_k(x, k=9), (X,), np.argsort(-X, kind="stable").astype(np.int32)),
     "diag": (lambda x: el.diag(x, 1), (X[0],), np.diag(X[0], 1)),
     "square_sum": (lambda x: el.square_sum(x), (np.arange(4.0),), np.array([14.0])),
     "logical_slice": (lambda x: el.logical_slice(x, [(1, None, 2)]), (X,), X[1::2]),

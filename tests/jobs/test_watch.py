@@ -113,6 +113,20 @@ def test_gradients_are_those_of_the_sum_of_the_loss(devices: int) -> None:
     assert of_x.values == [], "an argument has no gradient"
 
 
+def test_gradients_are_exact_where_the_number_of_elements_is_none_of_two(devices: int) -> None:
+    seen = Seen()
+
+    @flow.global_function(type="train")
+    def job() -> None:
+        w = flow.get_variable("w", (243,), initializer=flow.ones_initializer())
+        flow.watch_diff(w, seen.array)
+        sgd().minimize(w * 3.0)
+
+    job()
+    np.testing.assert_array_equal(seen.values[0], np.full(243, 3, np.float32))
+    np.testing.assert_allclose(flow.get_all_variables()["w"].numpy(), np.full(243, 1 - 1.5 / 243), rtol=1e-6)
+
+
 @pytest.mark.parametrize("rows", [(2, 2), (3, 1)])
 def test_in_the_mirrored_view(on: Begin, rows: tuple[int, int]) -> None:
     on(2)

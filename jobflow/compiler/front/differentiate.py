@@ -42,7 +42,8 @@ class Weight:
     """What the losses of a body count in the losses of the batch.
 
     Their mean is over `elements` elements (in the mirrored view: per rank, so many; see `counted`), and `share` of it is this body's.  Until they are
-    those of variables, gradients are `raised` times as large: see `raised_by`.
+    those of variables, gradients are `raised` times as large: see `raised_by`.  Where the program watches gradients that makes them those of the sum
+    of the elements, which are what is watched, to the last bit.
     """
 
     elements: int
@@ -89,7 +90,9 @@ def differentiate(program: Traced, outputs: Sequence[Value]) -> LogicalProgram:
         return LogicalProgram(tracer.graph((*outputs, *shown)), watches, (1,) * (len(outputs) + len(shown)))
     check_losses(program)
     weight = Weight(counted(program, training.losses[0]))
-    weight = replace(weight, raised=raised_by(program.nodes, training, weight))
+    shows = any(watch.gradient for watch in tracer.watches) and not _ragged(tracer, training.losses[0])
+    raised = _on_all_ranks(training.losses[0], weight) if shows else raised_by(program.nodes, training, weight)
+    weight = replace(weight, raised=max(raised, 1))
     gradients = backpropagate(tracer, training, weight)
     update_variables(tracer, training, gradients.of_variables(tracer), weight.raised)
     watches, shown = watched(tracer, gradients.of, weight)

@@ -398,8 +398,8 @@ class Tracer:
 
 
 def _argument(value: Value) -> str | None:
-    """The argument of the job that a value is, looked at differently or as it is; None if it is none."""
-    while isinstance(value.node.op, ViewOp):
+    """The argument of the job that a value is, all of it, looked at differently or as it is; None if it is none, or a part of one."""
+    while isinstance(value.node.op, ViewOp) and value.type.size == value.node.inputs[0].type.size:
         value = value.node.inputs[0]
     return value.node.op.argument if isinstance(value.node.op, Input) else None
 
