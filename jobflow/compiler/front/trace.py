@@ -399,8 +399,11 @@ class Tracer:
 
 def _argument(value: Value) -> str | None:
     """The argument of the job that a value is, all of it, looked at differently or as it is; None if it is none, or a part of one."""
-    while isinstance(value.node.op, ViewOp) and value.type.size == value.node.inputs[0].type.size:
-        value = value.node.inputs[0]
+    while isinstance(value.node.op, ViewOp):
+        whole = value.node.inputs[0]
+        if value.type.size != whole.type.size and not isinstance(value.node.op, Crossing):
+            return None
+        value = whole
     return value.node.op.argument if isinstance(value.node.op, Input) else None
 
 
