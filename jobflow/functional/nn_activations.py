@@ -13,8 +13,7 @@ from jobflow.eager.faces import method
 from jobflow.eager.run import run, run_several
 from jobflow.eager.tensor import Tensor
 from jobflow.functional.in_place import check_writable, hang, kept, written
-from jobflow.functional.nn_base import composed, one_of, real
-from jobflow.functional.promotion import rounded_once
+from jobflow.functional.nn_base import formula, one_of, real
 from jobflow.functional.shapes import axis_of
 from jobflow.ops import activation as act
 from jobflow.ops import elementwise as ew
@@ -37,16 +36,16 @@ _GELU, _GELU_TANH, _SOFTPLUS = act.Gelu(), act.GeluTanh(), act.Softplus()
 
 
 def or_over(function: Callable[P, Value]) -> Callable[P, Tensor]:
-    """The function, whose last parameter `inplace`, which it does not look at, has it written over its input."""
-    declared, word = signature(function), f"{function.__name__}_"
+    """A formula whose last parameter `inplace`, which it does not look at, has it written over its input."""
+    made, declared, word = formula(function), signature(function), f"{function.__name__}_"
     place = list(declared.parameters).index("inplace")
 
     @wraps(function)
     def call(*args: P.args, **named: P.kwargs) -> Any:
         if not (args[place] if len(args) > place else named.get("inplace")):
-            return function(*args, **named)
+            return made(*args, **named)
         others = declared.bind(*args, **named).arguments | {"inplace": False}
-        input, out_of_place = others.pop("input"), cast(Any, function)
+        input, out_of_place = others.pop("input"), cast(Any, made)
         check_writable(input, word)
         return written(input, word, out_of_place(kept(input), **others))
 
@@ -88,16 +87,13 @@ def gelu(input: Tensor, approximate: str = "none") -> Tensor:
     return run_several(_GELU, input)[0]
 
 
-@rounded_once
-@composed
+@formula
 def quick_gelu(input: Tensor) -> Value:
     """x sigmoid(1.702 x)"""
     return act.swish(input, 1.702)
 
 
 @or_over
-@rounded_once
-@composed
 def relu6(input: Tensor, inplace: bool = False) -> Value:
     """x limited to [0, 6]"""
     return act.relu6(input)
@@ -118,16 +114,12 @@ def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
 
 
 @or_over
-@rounded_once
-@composed
 def selu(input: Tensor, inplace: bool = False) -> Value:
     """1.0507 elu(x, 1.67326): activations keep mean 0 and variance 1 (Klambauer et al. 2017)"""
     return act.selu(input)
 
 
 @or_over
-@rounded_once
-@composed
 def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Value:
     """x where x > 0, else alpha (e^(x / alpha) - 1)"""
     if not alpha:
@@ -135,8 +127,7 @@ def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Value:
     return ew.scale(act.elu(ew.scale(input, 1.0 / alpha)), alpha)
 
 
-@rounded_once
-@composed
+@formula
 def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Value:
     """ln(1 + e^(beta x)) / beta; x itself where beta x > threshold"""
     if not beta:
@@ -148,23 +139,19 @@ def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Value
     return ew.where(ew.greater(inner, ew.fill_like(x, threshold)), x, soft)
 
 
-@rounded_once
-@composed
+@formula
 def softsign(input: Tensor) -> Value:
     """x / (1 + |x|)"""
     return act.softsign(input)
 
 
-@rounded_once
-@composed
+@formula
 def logsigmoid(input: Tensor) -> Value:
     """-ln(1 + e^-x)"""
     return act.log_sigmoid(input)
 
 
 @or_over
-@rounded_once
-@composed
 def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Value:
     """x limited to [min_val, max_val]"""
     if min_val > max_val:
@@ -173,46 +160,36 @@ def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace
 
 
 @or_over
-@rounded_once
-@composed
 def hardsigmoid(input: Tensor, inplace: bool = False) -> Value:
     """x/6 + 1/2 limited to [0, 1]"""
     return act.hard_sigmoid(input)
 
 
 @or_over
-@rounded_once
-@composed
 def hardswish(input: Tensor, inplace: bool = False) -> Value:
     """x/6 times x + 3 limited to [0, 6]"""
     return act.hard_swish(input)
 
 
 @or_over
-@rounded_once
-@composed
 def mish(input: Tensor, inplace: bool = False) -> Value:
     """x tanh(ln(1 + e^x))"""
     return act.mish(input)
 
 
 @or_over
-@rounded_once
-@composed
 def threshold(input: Tensor, threshold: float, value: float, inplace: bool = False) -> Value:
     """x where x > threshold, else value"""
     return ew.where(ew.greater(input, ew.fill_like(input, threshold)), input, ew.fill_like(input, value))
 
 
-@rounded_once
-@composed
+@formula
 def hardshrink(input: Tensor, lambd: float = 0.5) -> Value:
     """x where |x| > lambd, else 0"""
     return ew.where(ew.greater(ew.absolute(input), ew.fill_like(input, lambd)), input, ew.fill_like(input, 0.0))
 
 
-@rounded_once
-@composed
+@formula
 def softshrink(input: Tensor, lambd: float = 0.5) -> Value:
     """x brought nearer to 0 by lambd, and 0 within that"""
     if not lambd >= 0:
@@ -220,15 +197,13 @@ def softshrink(input: Tensor, lambd: float = 0.5) -> Value:
     return ew.subtract(input, ew.clip(input, -lambd, lambd))
 
 
-@rounded_once
-@composed
+@formula
 def tanhshrink(input: Tensor) -> Value:
     """x - tanh x"""
     return ew.subtract(input, act.tanh(input))
 
 
-@rounded_once
-@composed
+@formula
 def prelu(input: Tensor, weight: Tensor) -> Value:
     """x where x > 0, else weight x; one weight, or one per channel, axis 1"""
     shape, count = input.type.shape, weight.type.size
@@ -242,8 +217,7 @@ def prelu(input: Tensor, weight: Tensor) -> Value:
     return ew.where(ew.greater(input, ew.fill_like(input, 0.0)), input, ew.multiply(input, factor))
 
 
-@rounded_once
-@composed
+@formula
 def glu(input: Tensor, dim: int = -1) -> Value:
     """a sigmoid(b), a and b being the halves of x along `dim`"""
     axis = axis_of("glu", dim, input.type.ndim)

@@ -21,6 +21,7 @@ from jobflow.eager.convert import convert, empty
 from jobflow.eager.run import Running, run, source, with_line
 from jobflow.eager.state import EagerState, state
 from jobflow.eager.tensor import Tensor, own
+from jobflow.functional.promotion import rounded_once
 from jobflow.ops import reduce as rd
 from jobflow.ops.op import Op
 
@@ -124,6 +125,11 @@ def composed(function: Callable[P, Value]) -> Callable[P, Tensor]:
         return made
 
     return call
+
+
+def formula(function: Callable[P, Value]) -> Callable[P, Tensor]:
+    """A composed function of halves that are rounded once, at its end."""
+    return rounded_once(composed(function))
 
 
 def draw_for(x: Tensor) -> tuple[str, int, Value]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.types import Tensor as Value
 from jobflow.eager.tensor import Tensor
-from jobflow.functional.nn_base import composed, one_of, reduced
-from jobflow.functional.promotion import rounded_once
+from jobflow.functional.nn_base import formula, one_of, reduced
 from jobflow.ops import elementwise as ew
 from jobflow.ops import reduce as rd
 from jobflow.ops import shape as sh
@@ -73,8 +72,7 @@ def _spread(logs: Value, x: Tensor, target: Tensor, weight: Tensor | None, ignor
     return ew.where(ew.not_equal(target, ew.fill_like(target, ignored)), total, ew.fill_like(total, 0.0))
 
 
-@rounded_once
-@composed
+@formula
 def nll_loss(input: Tensor, target: Tensor, weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean") -> Value:
     """-weight[t] x[n, t, ...] with log-probabilities x and numbers of classes t; 0 where t is `ignore_index`.
 
@@ -85,8 +83,7 @@ def nll_loss(input: Tensor, target: Tensor, weight: Tensor | None = None, ignore
     return _likelihood("nll_loss", input, input, target, weight, ignore_index, reduction, 0.0)
 
 
-@rounded_once
-@composed
+@formula
 def cross_entropy(
     input: Tensor,
     target: Tensor,

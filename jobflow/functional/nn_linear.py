@@ -17,8 +17,7 @@ from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor
 from jobflow.functional.global_tensors import value_of
 from jobflow.functional.in_place import check_writable, kept, written
-from jobflow.functional.nn_base import composed, draw_for, real
-from jobflow.functional.promotion import rounded_once
+from jobflow.functional.nn_base import composed, draw_for, formula, real
 from jobflow.functional.shapes import axis_of
 from jobflow.ops import elementwise as ew
 from jobflow.ops import reduce as rd
@@ -66,8 +65,7 @@ def beside(y: Tensor, bias: Tensor) -> Tensor:
     return crossing.change(state(), bias, Layout(bias.layout.placement, sbp)) if bias.layout.placement == y.layout.placement else bias
 
 
-@rounded_once
-@composed
+@formula
 def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Value:
     """y[..., o] = sum over i, j of x1[..., i] w[o, i, j] x2[..., j], plus b[o]"""
     x1, x2, w = input1.type, input2.type, weight.type
@@ -197,8 +195,7 @@ def length(x: Value, axes: tuple[int, ...], p: float, keepdims: bool) -> Value:
     return ew.scalar_power(rd.reduce_sum(ew.scalar_power(ew.absolute(x), p), axes, keepdims), 1.0 / p)
 
 
-@rounded_once
-@composed
+@formula
 def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Value:
     """x / max(|x|, eps), with the p-norm along `dim`"""
     axes = (axis_of("normalize", dim, input.type.ndim),) if input.type.ndim else ()
@@ -218,15 +215,13 @@ def cosine(x1: Value, x2: Value, dim: int, eps: float) -> Value:
     return ew.divide(product, ew.multiply(*lengths))
 
 
-@rounded_once
-@composed
+@formula
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Value:
     """x1 . x2 / (max(|x1|, eps) max(|x2|, eps)) along `dim`"""
     return cosine(x1, x2, dim, eps)
 
 
-@rounded_once
-@composed
+@formula
 def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Value:
     """The p-norm of x1 - x2 + eps along the last axis"""
     difference = ew.shift(ew.subtract(x1, x2), eps)

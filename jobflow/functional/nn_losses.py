@@ -10,9 +10,8 @@ from typing import Any, ParamSpec
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.types import Tensor as Value
 from jobflow.eager.tensor import Tensor
-from jobflow.functional.nn_base import REDUCTIONS, composed, one_of, reduced
+from jobflow.functional.nn_base import REDUCTIONS, formula, one_of, reduced
 from jobflow.functional.nn_linear import cosine, last_axis, length
-from jobflow.functional.promotion import rounded_once
 from jobflow.ops import activation as act
 from jobflow.ops import elementwise as ew
 from jobflow.ops import elementwise_loss as el
@@ -38,7 +37,7 @@ def reducing(function: Callable[P, Value]) -> Callable[P, Tensor]:
         reduction: Any = arguments[place] if len(arguments) > place else named.get("reduction", "mean")
         return reduced(what, function(*arguments, **named), reduction)
 
-    return rounded_once(composed(call))
+    return formula(call)
 
 
 def one_shape(what: str, **operands: Tensor | None) -> None:
@@ -104,8 +103,7 @@ def binary_cross_entropy_with_logits(
     return _weighted(loss, weight)
 
 
-@rounded_once
-@composed
+@formula
 def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", *, log_target: bool = False) -> Value:
     """t (log t - x), 0 where t is; e^t (t - x) if the target is logarithms.  "batchmean" is the sum divided by the first size."""
     one_of("kl_div", "reduction", reduction, (*REDUCTIONS, "batchmean"))

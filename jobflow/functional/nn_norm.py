@@ -13,9 +13,9 @@ from jobflow.eager import crossing
 from jobflow.eager import run as running
 from jobflow.eager.state import gradients, state
 from jobflow.eager.tensor import Tensor
-from jobflow.functional.nn_base import composed, composing, real, shape_of_rows
+from jobflow.functional.nn_base import composing, formula, real, shape_of_rows
 from jobflow.functional.nn_conv import check_channels
-from jobflow.functional.promotion import cast, rounded_once
+from jobflow.functional.promotion import cast
 from jobflow.ops import batch_norm as bn
 from jobflow.ops import elementwise as ew
 from jobflow.ops import group_norm as gn
@@ -132,8 +132,7 @@ def _normalised_rows(
     return sh.squeeze(norm(sh.expand_dims(x, 0), *parameters.values(), 1, eps), (0,))
 
 
-@rounded_once
-@composed
+@formula
 def layer_norm(
     input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Value:
@@ -141,8 +140,7 @@ def layer_norm(
     return _normalised_rows("layer_norm", nm.layer_norm, input, normalized_shape, eps, weight=weight, bias=bias)
 
 
-@rounded_once
-@composed
+@formula
 def rms_norm(input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Value:
     """x / sqrt(mean x^2 + eps) * weight, over the last axes; eps is that of the element type if None."""
     return _normalised_rows("rms_norm", nm.rms_norm, input, normalized_shape, _epsilon(input.type.dtype) if eps is None else eps, weight=weight)
@@ -153,8 +151,7 @@ def _epsilon(dtype: Any) -> float:
     return {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10}.get(dtype.name, 2.0**-7)
 
 
-@rounded_once
-@composed
+@formula
 def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Value:
     """[n, c, ...] with mean 0 and variance 1 in each of `num_groups` groups of channels, times weight plus bias per channel."""
     t = input.type

@@ -10,8 +10,7 @@ from jobflow.core.errors import DtypeError, ShapeError, user_line
 from jobflow.core.types import Tensor as Value
 from jobflow.core.types import float32, float64, int64, uint8
 from jobflow.eager.tensor import Tensor
-from jobflow.functional.nn_base import Sizes, composed, one_of, real, sizes
-from jobflow.functional.promotion import rounded_once
+from jobflow.functional.nn_base import Sizes, composed, formula, one_of, real, sizes
 from jobflow.functional.shapes import integer
 from jobflow.ops import elementwise as ew
 from jobflow.ops import shape as sh
@@ -159,8 +158,7 @@ def _linear(x: Value, axis: int, out: int, ratio: float, corners: bool) -> Value
 _LINEAR = {"linear": 1, "bilinear": 2, "trilinear": 3}
 
 
-@rounded_once
-@composed
+@formula
 def interpolate(
     input: Tensor,
     size: Sizes | None = None,
