@@ -4,6 +4,7 @@
 
 `FLOPS` counts additions and multiplications for one element of what compiled loops do; a division or a root counts as 4, a function that is
 made of a polynomial as 20.  Bytes are those of inputs and outputs, each once: what is between them stays in registers or in the cache.
+Both together are a cost in bytes: what can be computed for less than it costs to read is computed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ _MANY = {
     **dict.fromkeys(("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "power", "softplus", "sinh", "cosh", "tanh"), 20),
     **dict.fromkeys(("sin", "cos", "tan", "arcsin", "arccos", "arctan", "arctan2", "arcsinh", "arccosh", "arctanh"), 20),
 }
+#: what one core computes while a byte comes from memory or from a cache of many cores; fewer than it can, so that memory is preferred in doubt
+FLOPS_PER_BYTE = 1
 #: for one element; 1 for all that is not here
 FLOPS: Mapping[str, int] = {
     **dict.fromkeys(_FREE, 0),
@@ -42,6 +45,11 @@ class Cost:
 
     flops: int
     bytes: int
+
+    @property
+    def as_bytes(self) -> int:
+        """The bytes that are read and written in the time of both."""
+        return self.bytes + self.flops // FLOPS_PER_BYTE
 
 
 def flops_per_element(outputs: Sequence[Expression]) -> int:

@@ -13,7 +13,7 @@ from jobflow.plan.plan import Compute, Plan
 
 
 def kernel_tables(plan: Plan, target: Target, ordered: Ordered, why: str | None = None) -> str:
-    """The target and why it is that, the instructions, the patterns that were used, and what stays out of regions where the target forms any."""
+    """The target and why it is that, the instructions, the patterns that were used, what regions compute again, and what stays out of them."""
     computing = [instruction for instruction in plan.instructions if isinstance(instruction, Compute)]
     slots = [slot for instruction in computing for slot in (*instruction.inputs, *instruction.outputs)]
     addresses = {buffer: (number + 1) << 40 for number, buffer in enumerate(dict.fromkeys(slot.buffer for slot in slots))}
@@ -22,6 +22,9 @@ def kernel_tables(plan: Plan, target: Target, ordered: Ordered, why: str | None 
     text = f"{title}\n{TextTable(head, [_row(instruction, target, addresses) for instruction in computing])}"
     if ordered.program.hits:
         text += f"\n\npatterns\n{TextTable(['pattern', 'times'], sorted(Counter(ordered.program.hits).items()))}"
+    if ordered.again:
+        rows = [(one.value, one.region, one.why) for one in ordered.again]
+        text += f"\n\ncomputed again rather than read\n{TextTable(['value', 'in the region of', 'why'], rows)}"
     if not ordered.apart:
         return text
     rows = list(dict.fromkeys((one.step, one.region or "any", one.why) for one in ordered.apart))

@@ -287,6 +287,49 @@ def test_sums_of_columns_go_out_and_are_read_by_others_only() -> None:
     assert "it reads sums of columns, which are known after the last row" in reasons(found)
 
 
+def _activation_and_its_gradient(tracer: Tracer) -> Any:
+    """A product, a bias and an activation; what the gradient reads of them is needed after the product in between."""
+    x, b = x_of(tracer, 64, 64), variable(tracer, "b", 64)
+    z = bias_add(matmul(x, x), b)
+    return multiply(z, matmul(tanh(z), x))
+
+
+def test_what_is_cheaper_than_memory_is_computed_again() -> None:
+    graph = trace(_activation_and_its_gradient)
+    found = ordered(graph)
+    assert regions(found) == [["biasadd", "tanh"], ["biasadd", "multiply"]]
+    assert [(one.value, one.region) for one in found.again] == [("biasadd_0", "multiply_0")]
+    assert [len(step.outputs) for step in found.body if isinstance(step.action, Region)] == [1, 1], "the sum is stored nowhere"
+    random = np.random.default_rng(3)
+    x, b = random.normal(size=(64, 64)).astype(np.float32), random.normal(size=64).astype(np.float32)
+    seen, needs = [], []
+    with world_of(1) as world:
+        for target in (REFERENCE, FUSED, target_of("cpu", "llvm")):
+            bound = Bound(world, distribute(graph), target=target)
+            needs.append(sum(Loaded(distribute(graph), ALONE, target).plan(0, 1).needed.values()))
+            bound.write({"b": b})
+            seen.append(bound.run(x=x)[0])
+            bound.close()
+    np.testing.assert_array_equal(seen[1], seen[0])
+    np.testing.assert_allclose(seen[2], seen[0], 1e-5, 1e-4)
+    assert max(needs) == needs[0], needs
+
+
+def test_what_costs_more_than_memory_is_read() -> None:
+    """Another matrix would have to be read, or the function is dear."""
+
+    def body(tracer: Tracer, make: Any) -> Any:
+        x = x_of(tracer, 64, 64)
+        z = make(matmul(x, x), x)
+        y = matmul(tanh(z), x)
+        return multiply(square(z), y), z
+
+    assert not ordered(trace(lambda t: body(t, add)[0])).again
+    assert not ordered(trace(lambda t: body(t, lambda y, x: exp(y))[0])).again
+    assert ordered(trace(lambda t: body(t, lambda y, x: scale(y, 2.0))[0])).again
+    assert not ordered(trace(lambda t: body(t, lambda y, x: scale(y, 2.0)))).again, "what is fetched is stored"
+
+
 def test_a_bias_and_an_activation_are_one_region_rather_than_part_of_a_product() -> None:
     def body(tracer: Tracer) -> Any:
         x = x_of(tracer)

@@ -32,6 +32,15 @@ class Apart:
 
 
 @dataclass(frozen=True)
+class Again:
+    """A value that a region computes again rather than reads; both by the name of their first step."""
+
+    value: str
+    region: str
+    why: str
+
+
+@dataclass(frozen=True)
 class Ordered:
     """A program whose steps have their final order."""
 
@@ -40,6 +49,7 @@ class Ordered:
     epilogue: tuple[Step, ...]
     #: what has not become part of a region
     apart: tuple[Apart, ...] = ()
+    again: tuple[Again, ...] = ()
 
 
 def order(program: Program) -> Ordered:

@@ -21,25 +21,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
-from jobflow.compiler.rank.joined_space import JoinedSpace, expressions_of, joined_space, space_of_step
-from jobflow.compiler.rank.local import Collect, Item, Join, Send, Step
-from jobflow.compiler.rank.memory import homes_of
+from jobflow.compiler.rank.computed_again import Recomputing
+from jobflow.compiler.rank.joined_space import JoinedSpace, expressions_of, joined_space
+from jobflow.compiler.rank.live_bytes import LiveBytes
+from jobflow.compiler.rank.local import Item, Join, Step
 from jobflow.compiler.rank.order import Apart, Ordered, dependencies
+from jobflow.compiler.rank.region_group import RegionGroup, StepFacts, facts_of
 from jobflow.compiler.rank.views import written_over
-from jobflow.expressions.cost import flops_per_element
 from jobflow.expressions.index_space import LOOKED_UP, IndexSpace, broadcasting
-from jobflow.expressions.language import in_order
 from jobflow.kernels import registry
 from jobflow.kernels.region import Made, Region, RegionMember
-from jobflow.kernels.row_phases import COLUMNS
 from jobflow.kernels.target import FusionLimits
 from jobflow.ops.checked import Checked
 from jobflow.ops.op import Op, ViewOp
 
-#: floating-point operations that are done again rather than their result is read from memory
-CHEAP = 4
 #: how often regions are formed anew, without the one that needs more memory than its parts
 ATTEMPTS = 8
 
@@ -60,31 +55,6 @@ def form_regions(ordered: Ordered) -> Ordered:
     return replace(ordered, apart=tuple(Apart(step.name, "", why) for step, why in alone.items()))
 
 
-@dataclass(frozen=True)
-class _Facts:
-    """What is looked at of a step again and again."""
-
-    space: JoinedSpace
-    #: its outputs that are sums of columns, and those that are not
-    sums: tuple[Item, ...]
-    others: tuple[Item, ...]
-    #: that it costs more than to read its result
-    dear: bool
-
-
-@dataclass(eq=False)
-class _Group:
-    """Steps that become one, by number, in order; it runs at `position`."""
-
-    steps: list[int]
-    position: int
-    space: JoinedSpace
-    inputs: dict[Item, None]
-    made: set[Item]
-    #: what is known after the last row only
-    sums: set[Item]
-
-
 @dataclass
 class _Growing:
     ordered: Ordered
@@ -92,7 +62,7 @@ class _Growing:
     #: steps that stay alone, and why
     alone: Mapping[Step, str]
     apart: list[Apart] = field(default_factory=list)
-    facts: dict[int, _Facts] = field(default_factory=dict)
+    facts: dict[int, StepFacts] = field(default_factory=dict)
 
     def run(self) -> Ordered:
         program, body = self.ordered.program, len(self.ordered.body)
@@ -109,11 +79,13 @@ class _Growing:
         self.outside = {item for _, item in program.fetches} | set(program.results) | set(program.updates.values())
         self.over = written_over(tuple(self.steps))
         self.position = list(range(len(self.steps)))
-        self.groups: dict[int, _Group] = {}
-        self.memory = _LiveBytes(self.ordered, self.steps, self.position)
+        self.groups: dict[int, RegionGroup] = {}
+        self.memory = LiveBytes(self.ordered, self.steps, self.position)
         for stretch in self._stretches(body):
             self._grow(stretch)
-        return self._written(body)
+        kept = {*self.outside, *self.over}
+        again = Recomputing(self.steps[:body], self.groups, self.facts, self.readers, kept, self.memory, self.limits).run()
+        return replace(self._written(body), again=again)
 
     def _stretches(self, body: int) -> Iterator[list[int]]:
         """Runs of steps without communication, on one side of the border of body and epilogue."""
@@ -128,18 +100,18 @@ class _Growing:
     # ---------------------------------------------------------------- growing
 
     def _grow(self, stretch: Sequence[int]) -> None:
-        found: list[_Group] = []
+        found: list[RegionGroup] = []
         touching: dict[Item, set[int]] = {}  # by number in `found`
         for i in stretch:
             step = self.steps[i]
             if not isinstance(step.action, Op) or isinstance(step.action, ViewOp) or not expressions_of(step):
                 continue
-            facts = self.facts[i] = _facts(step)
+            facts = self.facts[i] = facts_of(step)
             why = self.alone.get(step) or _unfit(step, facts, self)
             if why is not None:
                 self._note(i, None, why)
                 continue
-            group = _Group([i], i, facts.space, dict.fromkeys(step.inputs), set(step.outputs), set(facts.sums))
+            group = RegionGroup([i], i, facts.space, dict.fromkeys(step.inputs), set(step.outputs), set(facts.sums))
             best: tuple[int, int, int] | None = None
             for number in sorted(set().union(*(touching.get(item, ()) for item in step.inputs))):
                 other = found[number]
@@ -159,10 +131,10 @@ class _Growing:
             for item in (*step.inputs, *step.outputs):
                 touching.setdefault(item, set()).add(len(found) - 1 if best is None else best[1])
 
-    def _note(self, i: int, group: _Group | None, why: str) -> None:
+    def _note(self, i: int, group: RegionGroup | None, why: str) -> None:
         self.apart.append(Apart(self.steps[i].name, "" if group is None else self.steps[group.steps[0]].name, why))
 
-    def _place(self, group: _Group, new: _Group) -> int | str:
+    def _place(self, group: RegionGroup, new: RegionGroup) -> int | str:
         """Where both can run as one, or why they cannot."""
         (i,) = new.steps
         first = self.steps[group.steps[0]]
@@ -183,7 +155,7 @@ class _Growing:
         """What has one result for several rows, and costs more than to read it in each of them; "" if nothing does."""
         return next((self.steps[i].name for i in steps if self.facts[i].dear and not space.made_once(self.facts[i].others)), "")
 
-    def _limited(self, group: _Group, new: _Group, space: JoinedSpace) -> str | None:
+    def _limited(self, group: RegionGroup, new: RegionGroup, space: JoinedSpace) -> str | None:
         made = group.made | new.made
         inputs = {item for item in (*group.inputs, *new.inputs) if item not in made}
         steps = {*group.steps, *new.steps}
@@ -208,7 +180,7 @@ class _Growing:
     def _goes_out(self, item: Item, steps: set[int]) -> bool:
         return item in self.outside or item in self.over or not steps.issuperset(self.readers.get(item, ()))
 
-    def _overwritten(self, group: _Group, new: _Group) -> str | None:
+    def _overwritten(self, group: RegionGroup, new: RegionGroup) -> str | None:
         """What is written over is read at the same places only, by the same window, and written once."""
         written = [item for g in (group, new) for k in g.steps for item in self._writes(self.steps[k])]
         reads = dict.fromkeys((*group.inputs, *new.inputs))
@@ -225,7 +197,7 @@ class _Growing:
     def _writes(self, step: Step) -> list[Item]:
         return [step.inputs[source] for source in step.action.alias.values()] if isinstance(step.action, Op) else []
 
-    def _position(self, group: _Group, i: int) -> int | str:
+    def _position(self, group: RegionGroup, i: int) -> int | str:
         members = {*group.steps, i}
         later = [c for m in group.steps for c in self.after[m] if c not in members and self.position[c] < i]
         if not later:
@@ -239,7 +211,7 @@ class _Growing:
             return why or "nothing"
         return f"{self.steps[min(later)].name} runs between them after the one, {self.steps[max(needs)].name} before the other"
 
-    def _join(self, group: _Group, new: _Group, place: int) -> None:
+    def _join(self, group: RegionGroup, new: RegionGroup, place: int) -> None:
         (i,) = new.steps
         self.memory.move([*group.steps, i], place)
         group.steps.append(i)
@@ -253,20 +225,20 @@ class _Growing:
     def too_large(self, found: Ordered) -> dict[Step, str] | None:
         """The members of the region nearest to where more memory is needed than without regions, if it is, and the reason to leave them alone."""
         steps = [*found.body, *found.epilogue]
-        memory = _LiveBytes(found, steps, list(range(len(steps))))
+        memory = LiveBytes(found, steps, list(range(len(steps))))
         regions = {step.outputs[0]: i for i, step in enumerate(steps) if isinstance(step.action, Region)}
         why = self.memory.excess(memory.live)
         if why is None or not regions:
             return None
         peak = int((memory.live - self.memory.most).max(axis=0).argmax())
         nearest = min(regions, key=lambda item: abs(regions[item] - peak))
-        group = next(group for group in self.groups.values() if nearest in group.made and len(group.steps) > 1)
+        group = next(group for group in self.groups.values() if nearest in group.made)
         return dict.fromkeys((self.steps[i] for i in group.steps), why)
 
     # ---------------------------------------------------------------- the program
 
     def _written(self, body: int) -> Ordered:
-        at = {group.position: group for group in self.groups.values() if len(group.steps) > 1 or self._partly_read(group)}
+        at = {group.position: group for group in self.groups.values() if len(group.numbers()) > 1 or not self._all_read(group)}
         gone = {i for group in at.values() for i in group.steps}
         new: list[list[Step]] = [[], []]
         for i, step in enumerate(self.steps):
@@ -278,17 +250,15 @@ class _Growing:
                 new[i >= body].append(step)
         return replace(self.ordered, body=tuple(new[0]), epilogue=tuple(new[1]), apart=tuple(self.apart))
 
-    def _partly_read(self, group: _Group) -> bool:
-        """Are there outputs that nobody reads, beside others?  A region leaves them out."""
-        out = [self._goes_out(item, set(group.steps)) for item in group.made]
-        return any(out) and not all(out)
+    def _all_read(self, group: RegionGroup) -> bool:
+        """A region leaves out what nobody reads."""
+        return all(self._goes_out(item, set(group.steps)) for item in group.made)
 
-    def _region(self, group: _Group, space: JoinedSpace) -> Step:
-        numbers = sorted(group.steps)
-        steps = [self.steps[i] for i in numbers]
+    def _region(self, group: RegionGroup, space: JoinedSpace) -> Step:
+        steps = [self.steps[i] for i in group.numbers()]
         made: dict[Item, Made] = {item: (i, j) for i, step in enumerate(steps) for j, item in enumerate(step.outputs)}
         inputs = {item: k for k, item in enumerate(dict.fromkeys(x for step in steps for x in step.inputs if x not in made))}
-        outputs = [item for item in made if self._goes_out(item, set(numbers))]
+        outputs = [item for item in made if item in group.made and self._goes_out(item, set(group.steps))]
         members: list[RegionMember] = []
         for step in steps:
             assert isinstance(step.action, Op)
@@ -299,8 +269,16 @@ class _Growing:
         as_in_numpy = bool(outputs) and operands[-1].shape == space.sizes and all(type.ndim <= len(space.sizes) for type in operands)
         broadcasts = as_in_numpy and places == broadcasting(*operands)
         op = Region(tuple(members), tuple(made[x] for x in outputs), over, None if broadcasts else places)
-        first, last = steps[0], steps[-1]
-        return Step(op, tuple(inputs), tuple(outputs), f"{first.name}..{last.name}", first.where, first.phase, first.microbatch)
+        first, last = (self.steps[edge(group.steps)] for edge in (min, max))
+        return Step(
+            op,
+            tuple(inputs),
+            tuple(outputs),
+            first.name if first is last else f"{first.name}..{last.name}",
+            first.where,
+            first.phase,
+            first.microbatch,
+        )
 
 
 def _over(members: Sequence[RegionMember], outputs: Sequence[Made]) -> Iterator[tuple[int, tuple[int, ...]]]:
@@ -313,7 +291,7 @@ def _over(members: Sequence[RegionMember], outputs: Sequence[Made]) -> Iterator[
     yield from ((k, sources[out]) for k, out in enumerate(outputs) if sources.get(out))
 
 
-def _unfit(step: Step, facts: _Facts, growing: _Growing) -> str | None:
+def _unfit(step: Step, facts: StepFacts, growing: _Growing) -> str | None:
     """Why a step can be in no region."""
     op = step.action
     assert isinstance(op, Op)
@@ -330,86 +308,7 @@ def _unfit(step: Step, facts: _Facts, growing: _Growing) -> str | None:
     return registry.refusal(op, growing.ordered.program.target, [x.type for x in step.inputs], [y.type for y in step.outputs])
 
 
-def _shared(group: _Group, new: _Group) -> int:
+def _shared(group: RegionGroup, new: RegionGroup) -> int:
     """Bytes that need not be written and read again, or be read once instead of twice."""
     made = sum(2 * item.type.nbytes for item in new.inputs if item in group.made)
     return made + sum(item.type.nbytes for item in new.inputs if item in group.inputs)
-
-
-def _facts(step: Step) -> _Facts:
-    made = expressions_of(step)
-    sums = tuple(item for item, x in zip(step.outputs, made, strict=True) if any(y.primitive == COLUMNS for y in in_order([x])))
-    others = tuple(item for item in step.outputs if item not in sums)
-    return _Facts(space_of_step(step), sums, others, flops_per_element(made) > CHEAP)
-
-
-class _LiveBytes:
-    """How many bytes live in each buffer at each step, as the steps stand: in a rank's own memory, and in what others look at."""
-
-    def __init__(self, ordered: Ordered, steps: Sequence[Step], position: list[int]) -> None:
-        program = ordered.program
-        self.position, self.count = position, len(steps)
-        self.home, self.part, free = homes_of(ordered)
-        self.of_step = [() if step in free else tuple(dict.fromkeys(self.home[item] for item in (*step.inputs, *step.outputs))) for step in steps]
-        self.touching: dict[Item, list[int]] = {}
-        for i, homes in enumerate(self.of_step):
-            for home in homes:
-                self.touching.setdefault(home, []).append(i)
-        self.begin = {self.home[argument.item] for argument in program.arguments}
-        self.end = {self.home[item] for _, item in program.fetches}
-        self.told = {self.home[item] for step in steps if isinstance(step.action, Collect | Send) for item in step.inputs}
-        self.live = np.zeros((2, self.count + 1), np.int64)
-        for home in self.touching:
-            self._add(self.live, home, 1)
-        self.most = self.live.max(axis=1, keepdims=True)
-
-    def touch(self, a: Item, b: Item) -> bool:
-        """May two items share memory?"""
-        x, y = self.home[a], self.home[b]
-        if x.slot is None or y.slot is None:
-            return x is y
-        return x.slot.buffer == y.slot.buffer and x.slot.offset < y.slot.stop and y.slot.offset < x.slot.stop
-
-    def _add(self, live: np.ndarray, home: Item, sign: int) -> None:
-        if home.slot is not None:
-            return
-        at = [self.position[i] for i in self.touching[home]]
-        first = 0 if home in self.begin else min(at)
-        last = self.count if home in self.end else max(at)
-        if first < last or len(at) == 1:  # what one region alone touches has no memory
-            live[int(home in self.told), first : last + 1] += sign * home.type.nbytes
-
-    def refuses(self, steps: Sequence[int], place: int) -> str | None:
-        """Why these steps must not be one at this position."""
-        new, kept = self.live.copy(), [self.position[i] for i in steps]
-        homes = self._homes(steps)
-        for home in homes:
-            self._add(new, home, -1)
-        self._put(steps, [place] * len(steps))
-        for home in homes:
-            self._add(new, home, 1)
-        self._put(steps, kept)
-        return self.excess(np.where(new > self.live, new, 0))
-
-    def excess(self, live: np.ndarray) -> str | None:
-        """What is too much about so many bytes; None if it is not."""
-        for row, most in zip(live.max(axis=1).tolist(), self.most[:, 0].tolist(), strict=True):
-            if row > most:
-                return f"{row} bytes would live at once, and {most} do without regions"
-        return None
-
-    def move(self, steps: Sequence[int], place: int) -> None:
-        """Have these steps run there, as one."""
-        homes = self._homes(steps)
-        for home in homes:
-            self._add(self.live, home, -1)
-        self._put(steps, [place] * len(steps))
-        for home in homes:
-            self._add(self.live, home, 1)
-
-    def _homes(self, steps: Sequence[int]) -> list[Item]:
-        return list(dict.fromkeys(home for i in steps for home in self.of_step[i]))
-
-    def _put(self, steps: Sequence[int], places: Sequence[int]) -> None:
-        for i, place in zip(steps, places, strict=True):
-            self.position[i] = place
