@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 import jobflow
 from jobflow import scope
+from jobflow.core.collection import collection_paused
 from jobflow.core.errors import JobError, PlacementError
 from jobflow.core.layout import Placement
 from jobflow.engine.session import folded
@@ -162,3 +164,16 @@ def test_a_namespace_is_a_text() -> None:
 def test_a_placement_needs_a_session() -> None:
     with scope.using(root=scope.Root()), pytest.raises(JobError, match="there is no session that knows the devices"):
         scope.placement("cpu", "0:0").resolve()
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_collection_is_paused_and_then_as_before(on: bool) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        switches: list[bool] = [on]
+        patch.setattr(gc, "isenabled", lambda: switches[-1])
+        patch.setattr(gc, "disable", lambda: switches.append(False))
+        patch.setattr(gc, "enable", lambda: switches.append(True))
+        with pytest.raises(ZeroDivisionError), collection_paused():
+            assert switches[-1] is False
+            raise ZeroDivisionError
+        assert switches[-1] is on

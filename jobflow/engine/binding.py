@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from jobflow.compiler.compile import ordered_program, plan_rank, rank_program
 from jobflow.compiler.rank.local import Program
 from jobflow.compiler.rank.order import Ordered
+from jobflow.core.collection import collection_paused
 from jobflow.core.errors import JobError
 from jobflow.core.layout import Layout
 from jobflow.core.types import contiguous_strides
@@ -72,12 +73,13 @@ class Loaded:
     storage: StorageChoice
     target: Target
 
+    @collection_paused()
     def bind(self, rank: Rank) -> Ready:
         """Give the program's variables memory, plan what the rank does, and prepare its calls.  Collective over the ranks of `rank.comm`."""
         state, graph = state_of(rank), self.physical.graph
         own = apart(graph)
         _check_apart(state, own, graph)
-        state.declare(graph.variables.values(), self.storage.share, own)
+        state.declare(graph.variables.values(), self.storage.share, own, self.target)
         io_buffers = io_buffers_of(self.physical) if self.storage.io_buffers and state.on_hosts() else None
         memory = None if io_buffers is None else rank.comm.allocate_common(io_buffers.nbytes)
         if io_buffers is None or memory is None:

@@ -17,6 +17,7 @@ import jobflow.core.scope as scope
 from jobflow.compiler.compile import distribute, logical
 from jobflow.compiler.front.microbatch import cut_batch, explained
 from jobflow.compiler.front.trace import Tracer
+from jobflow.core.collection import collection_paused
 from jobflow.core.errors import JobError, SourceLine
 from jobflow.core.layout import Placement
 from jobflow.core.notices import notice
@@ -116,6 +117,7 @@ class Job:
         ranks = self.placement(session).size
         return tuple((declared.type.shape,) * ranks if declared.per_device else declared.type.shape for _, declared in self.signature.placeholders())
 
+    @collection_paused()
     def compile(self, session: Session, shapes: Shapes, number: int) -> Compiled:
         """Trace the body and lay it out; once for all ranks, or once per rank where their shapes differ."""
         return self.laid_out(session, self.traces(session, shapes), number)

@@ -193,7 +193,7 @@ def evaluate(outputs: Sequence[Expression], inputs: Sequence[Array], xp: Xp, spa
                 key: Any = x.attribute
                 number, stream = (known[y] for y in x.arguments)
                 flat = xp.asarray(number, np.uint64).reshape(-1)
-                known[x] = philox.bits_at(xp, key[:2], int(stream), flat, key[2]).astype(np.int64).reshape(number.shape)
+                known[x] = philox.Stream(xp, key[:2], int(stream)).bits_at(flat, key[2]).astype(np.int64).reshape(number.shape)
             case "cast" | "reinterpret" as name:
                 known[x] = run[name](xp.asarray(known[x.arguments[0]]), x.dtype)
             case "library":

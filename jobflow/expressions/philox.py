@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from dataclasses import dataclass
 from functools import cache
 from typing import TypeAlias
 
@@ -89,21 +90,6 @@ def words(xp: Xp, key: Key, lanes: Array, stream: int, plane: int = 0) -> Array:
     return out
 
 
-def bits(xp: Xp, key: Key, stream: int, start: int, count: int, plane: int = 0) -> Array:
-    """The random words of elements start .. start + count, as uint32[count]."""
-    first, last = start // GROUP, -(-(start + count) // GROUP)
-    lanes = xp.arange(first * LANES, last * LANES, dtype=xp.uint64)
-    grouped = words(xp, key, lanes, stream, plane).reshape(4, last - first, LANES).transpose(1, 0, 2)
-    return grouped.reshape(-1)[start - first * GROUP :][:count]
-
-
-def bits_at(xp: Xp, key: Key, stream: int, index: Array, plane: int = 0) -> Array:
-    """The random words of the elements of these indices (uint64[n])."""
-    group, place = index // xp.uint64(GROUP), index % xp.uint64(GROUP)
-    drawn = words(xp, key, group * xp.uint64(LANES) + place % xp.uint64(LANES), stream, plane)
-    return drawn[(place // xp.uint64(LANES)).astype(xp.int64), xp.arange(index.shape[0])]
-
-
 def runs(box: Box) -> tuple[Array, int]:
     """Where the stretches of neighbouring elements of a box begin (int64[n]), and how long each is."""
     shape, whole = box.shape, box.whole
@@ -125,35 +111,60 @@ def indices(box: Box) -> Array:
     return (starts[:, None] + np.arange(length)).reshape(-1).astype(np.uint64)
 
 
-def box_bits(xp: Xp, key: Key, stream: int, box: Box, plane: int = 0) -> Array:
-    """The random words of the elements of a box, in its C order, as a flat uint32 array."""
-    starts, length = runs(box)
-    if starts.size * length == 0:
-        return xp.empty(0, xp.uint32)
-    if starts.size == 1:
-        return bits(xp, key, stream, int(starts[0]), length, plane)
-    step = max(1, ROWS // length)
-    return xp.concatenate([_rows(xp, key, stream, starts[i : i + step], length, plane) for i in range(0, starts.size, step)])
+@dataclass(frozen=True)
+class Stream:
+    """The random words of one tensor in one run, computed with NumPy or CuPy."""
 
+    xp: Xp
+    key: Key
+    stream: int
 
-def _rows(xp: Xp, key: Key, stream: int, starts: Array, length: int, plane: int) -> Array:
-    """The words of several stretches: whole groups and a cut where they are long, else element by element."""
-    index = xp.asarray(starts)[:, None] + xp.arange(length)
-    if length < GROUP // 2:
-        return bits_at(xp, key, stream, index.reshape(-1).astype(xp.uint64), plane)
-    first = index[:, :1] // GROUP
-    count = (length + GROUP - 2) // GROUP + 1
-    groups = first + xp.arange(count)
-    lanes = (groups[:, :, None] * LANES + xp.arange(LANES)).reshape(-1).astype(xp.uint64)
-    drawn = words(xp, key, lanes, stream, plane).reshape(4, len(starts), count, LANES)
-    ordered = drawn.transpose(1, 2, 0, 3).reshape(len(starts), count * GROUP)
-    return xp.take_along_axis(ordered, index - first * GROUP, axis=1).reshape(-1)
+    def words(self, lanes: Array, plane: int) -> Array:
+        """The four words of each lane index (uint64[n]) as uint32[4,n]."""
+        return words(self.xp, self.key, lanes, self.stream, plane)
 
+    def bits(self, start: int, count: int, plane: int = 0) -> Array:
+        """The random words of elements start .. start + count, as uint32[count]."""
+        first, last = start // GROUP, -(-(start + count) // GROUP)
+        lanes = self.xp.arange(first * LANES, last * LANES, dtype=self.xp.uint64)
+        grouped = self.words(lanes, plane).reshape(4, last - first, LANES).transpose(1, 0, 2)
+        return grouped.reshape(-1)[start - first * GROUP :][:count]
 
-def unit(xp: Xp, key: Key, stream: int, box: Box, dtype: np.dtype[np.generic], plane: int = 0) -> Array:
-    """U[0, 1) of the elements of a box, flat: 24 random bits in float32 and smaller, 53 (from this plane and the next) in float64."""
-    high = box_bits(xp, key, stream, box, plane)
-    if dtype != np.float64:
-        return (high >> xp.uint32(8)).astype(xp.float32) * xp.float32(2.0**-24)
-    low = box_bits(xp, key, stream, box, plane + 1)
-    return (high * 2.0**21 + (low >> xp.uint32(11))) * 2.0**-53
+    def bits_at(self, index: Array, plane: int = 0) -> Array:
+        """The random words of the elements of these indices (uint64[n])."""
+        xp = self.xp
+        group, place = index // xp.uint64(GROUP), index % xp.uint64(GROUP)
+        drawn = self.words(group * xp.uint64(LANES) + place % xp.uint64(LANES), plane)
+        return drawn[(place // xp.uint64(LANES)).astype(xp.int64), xp.arange(index.shape[0])]
+
+    def box_bits(self, box: Box, plane: int = 0) -> Array:
+        """The random words of the elements of a box, in its C order, as a flat uint32 array."""
+        starts, length = runs(box)
+        if starts.size * length == 0:
+            return self.xp.empty(0, self.xp.uint32)
+        if starts.size == 1:
+            return self.bits(int(starts[0]), length, plane)
+        step = max(1, ROWS // length)
+        return self.xp.concatenate([self._rows(starts[i : i + step], length, plane) for i in range(0, starts.size, step)])
+
+    def _rows(self, starts: Array, length: int, plane: int) -> Array:
+        """The words of several stretches: whole groups and a cut where they are long, else element by element."""
+        xp = self.xp
+        index = xp.asarray(starts)[:, None] + xp.arange(length)
+        if length < GROUP // 2:
+            return self.bits_at(index.reshape(-1).astype(xp.uint64), plane)
+        first = index[:, :1] // GROUP
+        count = (length + GROUP - 2) // GROUP + 1
+        groups = first + xp.arange(count)
+        lanes = (groups[:, :, None] * LANES + xp.arange(LANES)).reshape(-1).astype(xp.uint64)
+        drawn = self.words(lanes, plane).reshape(4, len(starts), count, LANES)
+        ordered = drawn.transpose(1, 2, 0, 3).reshape(len(starts), count * GROUP)
+        return xp.take_along_axis(ordered, index - first * GROUP, axis=1).reshape(-1)
+
+    def unit(self, box: Box, dtype: np.dtype[np.generic], plane: int = 0) -> Array:
+        """U[0, 1) of the elements of a box, flat: 24 random bits in float32 and smaller, 53 (from this plane and the next) in float64."""
+        high, xp = self.box_bits(box, plane), self.xp
+        if dtype != np.float64:
+            return (high >> xp.uint32(8)).astype(xp.float32) * xp.float32(2.0**-24)
+        low = self.box_bits(box, plane + 1)
+        return (high * 2.0**21 + (low >> xp.uint32(11))) * 2.0**-53

@@ -26,6 +26,8 @@ def with_positions(outputs: Sequence[Expression], inputs: int, shape: tuple[int,
     counts: dict[Expression, Count] = {}
     outermost: dict[Expression, None] = {}
     order = in_order(outputs)
+    if not any(x.primitive == "index" for x in order):
+        return list(outputs), []
     for x in order:
         count = _count(x, counts)
         if count is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jobflow.core.types import float64, int64
 from jobflow.expressions import language as f
 from jobflow.expressions import philox
@@ -43,22 +45,27 @@ def whole_power(x: Expression, exponent: int) -> Expression:
 
 
 def random_word(number: Expression, stream: Expression, first: int, second: int, plane: int) -> Expression:
-    """The random word of an element: see `expressions.philox`.  Halves of 64 bits are kept apart, so that products of two of them fit."""
+    """The random word of an element: see `expressions.philox`."""
     low = f.bitwise_and(number, philox.LANES - 1)
     lane = f.left_shift(f.right_shift(number, 6), 4) + low
+    words = random_words(lane, stream, (first, second), plane)
+    word = f.bitwise_and(f.right_shift(number, 4), 3)
+    upper = f.not_equal(f.bitwise_and(word, 2), 0)
+    chosen = [f.where(upper, b, a) for a, b in (words[::2], words[1::2])]
+    return f.where(f.not_equal(f.bitwise_and(word, 1), 0), chosen[1], chosen[0])
+
+
+def random_words(lane: Expression, stream: Expression, keys: Sequence[Expression | int], plane: Expression | int) -> list[Expression]:
+    """The four words of a lane index.  Halves of 64 bits are kept apart, so that products of two of them fit."""
     even = [_low(lane), _low(stream)]
     odd = [_low(f.right_shift(lane, 32)), _low(f.bitwise_or(f.left_shift(f.right_shift(stream, 32), 8), plane))]
-    keys = [first, second]
     for _ in range(philox.ROUNDS):
         products = [x * m for x, m in zip(even, philox.MULTIPLIERS, strict=True)]
         mixed = [f.bitwise_xor(x, k) for x, k in zip(odd, keys, strict=True)]
         even = [f.bitwise_xor(_low(f.right_shift(p, 32)), x) for p, x in zip(reversed(products), mixed, strict=True)]
         odd = [_low(p) for p in reversed(products)]
-        keys = [(k + w) & philox.MASK for k, w in zip(keys, philox.WEYL, strict=True)]
-    word = f.bitwise_and(f.right_shift(number, 4), 3)
-    upper = f.not_equal(f.bitwise_and(word, 2), 0)
-    chosen = [f.where(upper, b, a) for a, b in (even, odd)]
-    return f.where(f.not_equal(f.bitwise_and(word, 1), 0), chosen[1], chosen[0])
+        keys = [(k + w) & philox.MASK if isinstance(k, int) else _low(k + w) for k, w in zip(keys, philox.WEYL, strict=True)]
+    return [even[0], odd[0], even[1], odd[1]]
 
 
 def _low(x: Expression) -> Expression:

@@ -133,7 +133,7 @@ class Op(_Frozen):
         for name in ("__eq__", "__hash__", "__repr__"):  # should a class have the decorator, it keeps what its class defines
             setattr(cls, name, getattr(cls, name))
         if len(cls.__bases__) > 1 or not vars(cls).keys().isdisjoint(("__annotations__", "__post_init__")):  # others are made as their base is
-            dataclass(frozen=True)(cls)
+            dataclass(frozen=True, eq=False, repr=False)(cls)
             for name in ("__setattr__", "__delattr__"):
                 delattr(cls, name)
 

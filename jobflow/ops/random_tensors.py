@@ -65,13 +65,13 @@ class RandomSource(Source):
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         return replace(self, shape=outputs[0].shape, box=placed(self.box, outputs[0]))
 
-    def fill(self, xp: Xp, *arrays: Array) -> None:
+    def fill(self, xp: Xp, *arrays: Array, words: type[philox.Stream] = philox.Stream) -> None:
         *counter, y = arrays
         box = whole_box(self.shape) if self.box is None else self.box
-        drawn = self.draw(xp, philox.key_of(self.seed, self.key), _stream(counter[0]) if counter else 0, box)
-        y[...] = drawn.reshape(self.shape)
+        stream = words(xp, philox.key_of(self.seed, self.key), _stream(counter[0]) if counter else 0)
+        y[...] = self.draw(stream, box).reshape(self.shape)
 
-    #: draw(xp, key, stream, box) -> the elements of the box, flat
+    #: draw(stream, box) -> the elements of the box, flat
     draw: ClassVar[Callable[..., Array]]
 
     @classmethod
@@ -87,8 +87,8 @@ class RandomUniform(RandomSource):
     high: float = 1.0
     kernel = RandomSource.fill
 
-    def draw(self, xp: Xp, key: philox.Key, stream: int, box: Box) -> Array:
-        u = philox.unit(xp, key, stream, box, self.dtype.numpy)
+    def draw(self, stream: philox.Stream, box: Box) -> Array:
+        u = stream.unit(box, self.dtype.numpy)
         u *= u.dtype.type(self.high - self.low)
         u += u.dtype.type(self.low)
         return u
@@ -99,10 +99,9 @@ class RandomUniform(RandomSource):
         yield from cls._cases(cls((7,), float32, "w"))
 
 
-def _normal(xp: Xp, key: philox.Key, stream: int, box: Box, plane: int) -> Array:
+def _normal(stream: philox.Stream, box: Box) -> Array:
     """N(0, 1) by the Box-Muller transform, in float64, from the words of two planes."""
-    first, second = (philox.box_bits(xp, key, stream, box, plane + i) for i in (0, 1))
-    return _box_muller(xp, first, second)
+    return _box_muller(stream.xp, stream.box_bits(box, 0), stream.box_bits(box, 1))
 
 
 def _box_muller(xp: Xp, first: Array, second: Array) -> Array:
@@ -122,8 +121,8 @@ class RandomNormal(RandomSource):
     std: float = 1.0
     kernel = RandomSource.fill
 
-    def draw(self, xp: Xp, key: philox.Key, stream: int, box: Box) -> Array:
-        z = _normal(xp, key, stream, box, 0)
+    def draw(self, stream: philox.Stream, box: Box) -> Array:
+        z = _normal(stream, box)
         z *= self.std
         z += self.mean
         return z
@@ -140,13 +139,13 @@ class TruncatedNormal(RandomSource):
     std: float = 1.0
     kernel = RandomSource.fill
 
-    def draw(self, xp: Xp, key: philox.Key, stream: int, box: Box) -> Array:
-        z = _normal(xp, key, stream, box, 0)
-        index = xp.asarray(philox.indices(box))
+    def draw(self, stream: philox.Stream, box: Box) -> Array:
+        z = _normal(stream, box)
+        xp, index = stream.xp, stream.xp.asarray(philox.indices(box))
         for again in range(1, REDRAWS + 1):
             far = xp.flatnonzero(abs(z) > 2.0)
             if far.size:
-                z[far] = _box_muller(xp, *(philox.bits_at(xp, key, stream, index[far], 2 * again + i) for i in (0, 1)))
+                z[far] = _box_muller(xp, *(stream.bits_at(index[far], 2 * again + i) for i in (0, 1)))
         return xp.clip(z, -2.0, 2.0) * self.std + self.mean
 
     @classmethod
@@ -166,8 +165,8 @@ class RandomInt(RandomSource):
             raise ArgumentError(f"{self.word()}: [{self.low}, {self.high}) has no integer, or more than 2**32")
         return super().infer(*counter)
 
-    def draw(self, xp: Xp, key: philox.Key, stream: int, box: Box) -> Array:
-        word = philox.box_bits(xp, key, stream, box).astype(xp.uint64)
+    def draw(self, stream: philox.Stream, box: Box) -> Array:
+        xp, word = stream.xp, stream.box_bits(box).astype(np.uint64)
         return (word * xp.uint64(self.high - self.low) >> xp.uint64(32)).astype(xp.int64) + self.low
 
     @classmethod
@@ -218,7 +217,7 @@ class DropoutMask(Indexed):
     def _draw(self, xp: Xp, counter: Array, mask: Array) -> None:
         """The same, four words at a time."""
         box = whole_box(mask.shape) if self.box is None else self.box
-        drawn = philox.box_bits(xp, philox.key_of(self.seed, self.key), _stream(counter), box)
+        drawn = philox.Stream(xp, philox.key_of(self.seed, self.key), _stream(counter)).box_bits(box)
         keep = drawn >= xp.uint32(min(round(self.rate * 2.0**32), philox.MASK))
         xp.multiply(keep.reshape(mask.shape), mask.dtype.type(1.0 / (1.0 - self.rate)), mask)
 

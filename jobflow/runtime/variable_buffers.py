@@ -8,12 +8,14 @@ import numpy as np
 
 from jobflow.core.types import Array, TensorType, Xp, contiguous_strides
 from jobflow.graph.ir import Variable
-from jobflow.ops import half
+from jobflow.kernels import registry
+from jobflow.kernels.target import CPU, Target
 from jobflow.ops.op import types_tuple
 from jobflow.plan.plan import Slot
 from jobflow.plan.storage import COMMON, OWN, is_common, place_variables
 from jobflow.runtime.comm.communicator import Communicator
 from jobflow.runtime.device.device import Device
+from jobflow.runtime.device.numpy_device import CpuDevice
 
 
 def window(xp: Xp, buffer: Array, slot: Slot) -> Array:
@@ -39,8 +41,8 @@ class State:
         #: how many buffers there have been; no two have one name
         self._made = 0
 
-    def declare(self, variables: Iterable[Variable], share: bool = False, own: Collection[str] = ()) -> None:
-        """Give memory and a first value to every variable that is new.
+    def declare(self, variables: Iterable[Variable], share: bool = False, own: Collection[str] = (), target: Target = CPU) -> None:
+        """Give memory and a first value to every variable that is new; a target that computes on hosts computes these too.
 
         With `share`, what all ranks hold whole is stored once where they have memory in common, but for those called in `own`.
         Collective then: all ranks declare the same variables.
@@ -57,7 +59,7 @@ class State:
         self.variables.update({variable.name: variable for variable in new})
         for variable in new:
             if not is_common(slots[variable.name].buffer) or self.rank == 0:
-                self.initialize(variable.name)
+                self.initialize(variable.name, target)
 
     def forget(self, names: Iterable[str]) -> None:
         """As if these variables had not been declared; memory goes with the last variable in it."""
@@ -89,15 +91,16 @@ class State:
         found = {name: self.comm.allocate_common(nbytes) for name, nbytes in sizes.items()}
         return None if any(array is None for array in found.values()) else found
 
-    def initialize(self, name: str) -> None:
-        """Run the variable's initializer on this rank's part of it."""
-        variable = self.variables[name]
-        box = variable.layout.box(variable.type.shape, self.rank)
-        op = variable.initializer.localize((), (box,))
+    def initialize(self, name: str, target: Target = CPU) -> None:
+        """Run the variable's initializer on this rank's part of it: on the host, so that numbers do not depend on the device."""
+        variable, on_host = self.variables[name], self.device.tag == "cpu"
+        op = variable.initializer.localize((), (variable.layout.box(variable.type.shape, self.rank),))
         (type,) = types_tuple(op.infer())
-        value = np.empty(type.shape, type.dtype.numpy)
-        half.run(op, (), (value,))
-        self.write(name, value)
+        value = self.array(name) if on_host else np.empty(type.shape, type.dtype.numpy)
+        for call, arguments in registry.bind(op, target if target.kind == "cpu" else CPU, CpuDevice(), (), (value,)):
+            call(*arguments)
+        if not on_host:
+            self.write(name, value)
 
     def array(self, name: str) -> Array:
         """This rank's part of a variable, as a view of its memory."""

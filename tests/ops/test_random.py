@@ -13,7 +13,11 @@ from jobflow.core.errors import ArgumentError
 from jobflow.core.layout import Box, whole_box
 from jobflow.core.types import float32, float64, int32
 from jobflow.expressions import philox
+from jobflow.kernels import registry
+from jobflow.kernels.llvm.random_words import CompiledStream
+from jobflow.kernels.target import target_of
 from jobflow.ops.random_tensors import DropoutMask, RandomInt, RandomNormal, RandomUniform, TruncatedNormal, dropout
+from jobflow.runtime.device.numpy_device import CpuDevice
 
 ONES = 0xFFFFFFFF
 
@@ -38,9 +42,9 @@ def test_scheme_is_fixed() -> None:
     key = philox.key_of(1, "dense-weight")
     lane = 16 * (70 // 64) + (70 % 64) % 16
     words = philox.words(np, key, np.array([lane], np.uint64), 3, 0)
-    assert philox.bits(np, key, 3, 70, 1)[0] == words[(70 % 64) // 16, 0]
+    assert philox.Stream(np, key, 3).bits(70, 1)[0] == words[(70 % 64) // 16, 0]
     assert key == (0xED9E7AC1, 0xC9BF90AE)
-    assert philox.bits(np, key, 3, 70, 2).tolist() == [903934147, 2673985202]
+    assert philox.Stream(np, key, 3).bits(70, 2).tolist() == [903934147, 2673985202]
 
 
 BOXES = [
@@ -57,16 +61,30 @@ BOXES = [
 @pytest.mark.parametrize("spans", BOXES)
 def test_any_box_is_a_part_of_the_whole(spans: tuple[tuple[int, int], ...]) -> None:
     key, whole, box = philox.key_of(0, "x"), (7, 9, 150), Box(spans, (7, 9, 150))
-    everything = philox.box_bits(np, key, 5, whole_box(whole)).reshape(whole)
-    np.testing.assert_array_equal(philox.box_bits(np, key, 5, box), everything[box.slices].reshape(-1))
+    everything = philox.Stream(np, key, 5).box_bits(whole_box(whole)).reshape(whole)
+    np.testing.assert_array_equal(philox.Stream(np, key, 5).box_bits(box), everything[box.slices].reshape(-1))
     np.testing.assert_array_equal(philox.indices(box), np.arange(7 * 9 * 150).reshape(whole)[box.slices].reshape(-1))
 
 
 def test_blocks_join() -> None:
     """A range longer than a block of counters is that of its parts."""
     count = 4 * philox.BLOCK + 1000
-    whole = philox.bits(np, (1, 2), 0, 17, count)
-    np.testing.assert_array_equal(whole[-500:], philox.bits(np, (1, 2), 0, 17 + count - 500, 500))
+    whole = philox.Stream(np, (1, 2), 0).bits(17, count)
+    np.testing.assert_array_equal(whole[-500:], philox.Stream(np, (1, 2), 0).bits(17 + count - 500, 500))
+
+
+def test_the_loop_makes_the_same_words() -> None:
+    lanes = np.array([0, 1, 15, 70, 2**32 - 1, 2**32, 2**50 + 3] * 5, np.uint64)
+    for key, run, plane in (((1, 2), 0, 0), ((0xFFFFFFFF, 0xED9E7AC1), 2**40 + 5, 17), ((0, 0xFFFFFFFF), 2**55, 1)):
+        np.testing.assert_array_equal(CompiledStream(np, key, run).words(lanes, plane), philox.words(np, key, lanes, run, plane))
+
+
+def test_first_values_do_not_depend_on_the_tier() -> None:
+    for op in (RandomNormal((5000,), float32, "w"), TruncatedNormal((5000,), float64, "w")):
+        drawn = np.empty(5000, op.dtype.numpy)
+        for call, arguments in registry.bind(op, target_of("cpu", "llvm"), CpuDevice(), (), (drawn,)):
+            call(*arguments)
+        np.testing.assert_array_equal(drawn, draw(op))
 
 
 def draw(op: object, *counter: int) -> np.ndarray:

@@ -17,5 +17,6 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ops.conv": ("convolution_loops",),
     "ops.index": ("segment_loops",),
     "ops.pool": ("pooling_loops",),
+    "ops.random_tensors": ("random_words",),
     "ops.scan": ("scan_loops",),
 }

@@ -27,6 +27,7 @@ import jobflow.core.scope as scope
 from jobflow.compiler.compile import logical
 from jobflow.compiler.front.microbatch import cut_batch, explained
 from jobflow.compiler.front.trace import Tracer
+from jobflow.core.collection import collection_paused
 from jobflow.core.errors import CheckpointError, ConfigError, JobError, did_you_mean, user_line
 from jobflow.core.layout import Placement
 from jobflow.core.notices import notice
@@ -158,6 +159,7 @@ class Graph:
             del self._bounds[next(iter(self._bounds))]
             notice(many_shapes(f"graph {self.name}", most))
 
+    @collection_paused()
     def _compiled(self, given: Arguments) -> Bound:
         here = state()
         if here.building is not None:
