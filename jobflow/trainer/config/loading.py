@@ -77,7 +77,7 @@ def with_derived(tree: Tree, file: str) -> Tree:
     for name, value in derived.items():
         parent = tree.find(steps_of(name)[:-1])
         if isinstance(parent, dict) or (parent is MISSING and name.startswith(("evaluation.", "checkpoint."))):
-            tree = tree if tree.has(name) else tree.having(name, value, DEFAULT)
+            tree = tree if tree.has(name) else tree.having(steps_of(name), value, Mark(DEFAULT))
     return tree
 
 
@@ -189,12 +189,13 @@ def with_settings(tree: Tree, settings: Sequence[str], problems: Problems) -> Tr
 
 
 def _with_setting(tree: Tree, path: Path, given: Tree, at: Origin, problems: Problems) -> Tree:
-    around = [(outer, tree.find(outer)) for outer in prefixes(path)[:-1]]
-    for (outer, found), step in zip(around, path, strict=True):
+    for outer, step in zip(prefixes(path), path, strict=False):
+        found = tree.find(outer)
         if not isinstance(found, dict) and found is not MISSING and child(found, step) is MISSING:
             problems.add(at, path, f"{dotted(path)} cannot be set: {dotted(outer)} is no map, and has no such position")
             return tree
-    if any(isinstance(found, list) for _, found in around):  # lists are not merged
-        return Tree(replaced(tree.plain, path, given.plain), {**tree.marks, **given.marks, path: Mark(at, at)})
+    if any(step.isdecimal() for step in path):  # lists are not merged
+        changed = tree.having(path, given.plain, Mark(at, at))
+        return Tree(changed.plain, {**changed.marks, **given.marks, path: Mark(at, at)})
     marks = {**given.marks, **{outer: Mark(at, at) for outer in prefixes(path)}, (): tree.marks[()]}
     return tree.under(Tree(replaced({}, path, given.plain), marks), problems.taken)

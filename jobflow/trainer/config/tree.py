@@ -92,7 +92,7 @@ class Problems:
         self.found: dict[tuple[Origin, Path], Problem] = {}
         #: keys that a null has taken away, and where it stands
         self.taken: dict[Path, Origin] = {}
-        #: keys that are missing, even if nothing is said of it because another problem explains it
+        #: keys that are missing or wrong, even if nothing is said of it because another problem explains it
         self.unsaid: set[Path] = set()
         #: keys with something wrong inside of them, too
         self._around: set[Path] = set()
@@ -196,10 +196,10 @@ class Tree:
         """Where a key is written."""
         return self.mark(path).key or self.mark(path).at
 
-    def having(self, path: str, value: Any, at: Origin) -> Tree:
-        """The tree with a value under a path that is written with dots."""
-        steps = steps_of(path)
-        return Tree(replaced(self.plain, steps, value), {**self.marks, steps: Mark(at)})
+    def having(self, path: Path, value: Any, mark: Mark) -> Tree:
+        """The tree with a value under a path; the maps that are made on the way are where the value is."""
+        made = {outer: Mark(mark.at, mark.at) for outer in prefixes(path) if self.find(outer) is MISSING}
+        return Tree(replaced(self.plain, path, value), {**self.marks, **made, path: mark})
 
     def under(self, above: Tree, taken: dict[Path, Origin]) -> Tree:
         """This map with another over it: maps are merged key by key, lists are replaced, null takes away; `taken` gets what and where."""

@@ -82,6 +82,7 @@ class Validation:
         for path, in_union, kind, error in found:
             if kind not in _OF_KEYS and not (path in around and (in_union or kind.startswith("too_"))):
                 wrong.setdefault(path, []).append(error)
+        self.problems.unsaid |= wrong.keys()
         for path, several in wrong.items():
             if not self.problems.about(path):
                 self.wrong(path, several)

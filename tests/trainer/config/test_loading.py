@@ -37,7 +37,7 @@ def test_values_have_places_and_defaults(tmp_path: Path) -> None:
     assert loaded.config.optimizer.lr == 0.001 and loaded.origin("optimizer.lr") == Origin(file, 7, 29)
     assert loaded.config.name == "good" and loaded.config.output == "runs/good" and loaded.config.checkpoint.directory == "runs/good/checkpoints"
     assert loaded.config.data.evaluation_batch_size == 64 and loaded.config.evaluation.every_epochs == 1
-    assert loaded.origin("name") == loaded.origin("logging.every_steps") == DEFAULT
+    assert loaded.origin("name") == loaded.origin("checkpoint") == loaded.origin("logging.every_steps") == DEFAULT
     assert loaded.builder is not None and loaded.builder.__name__ == "lenet"
 
 

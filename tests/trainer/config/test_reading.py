@@ -120,7 +120,7 @@ def test_settings_that_cannot_be(setting: str, key: str, part: str) -> None:
 def test_paths_of_keys_with_dots() -> None:
     path = ("a", 'b.c"d', "0", "")
     assert dotted(path) == r'a."b.c\"d".0.""' and steps_of(dotted(path)) == path
-    assert tree_of("a: {}").having('a."b.c"', {"d": 1}, Origin(FILE)).plain == {"a": {"b.c": {"d": 1}}}
+    assert tree_of("a: {}").having(("a", "b.c"), {"d": 1}, Mark(Origin(FILE))).plain == {"a": {"b.c": {"d": 1}}}
 
 
 def test_aliases_of_aliases_make_nothing_deeper_or_larger_than_may_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
