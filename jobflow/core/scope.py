@@ -327,6 +327,8 @@ class CurrentScope:
     """What a program may ask about where it is."""
 
     device_parallel_desc_symbol: Devices
+    #: another one for every session
+    session_id: int
 
 
 def current_scope() -> CurrentScope:
@@ -335,4 +337,4 @@ def current_scope() -> CurrentScope:
     session: Placer | None = here.root.session
     if here.placement is None or session is None:
         raise JobError(f"current_scope at {user_line()} was called outside a job; call it in the body of a function decorated with global_function")
-    return CurrentScope(Devices(here.placement, session.devices_per_machine()))
+    return CurrentScope(Devices(here.placement, session.devices_per_machine()), id(session))

@@ -13,7 +13,7 @@ from typing import Any
 import jobflow.core.scope as scope
 from jobflow.core.errors import JobError, is_users, no_attribute, user_line
 from jobflow.core.types import Tensor
-from jobflow.engine.distribute import Distribute, broadcast, distribute_of, parallel_cast, split, with_distribute
+from jobflow.engine.distribute import Distribute, auto, broadcast, distribute_of, parallel_cast, split, with_distribute
 from jobflow.engine.operators import TensorOperators
 from jobflow.engine.returned import LocalBlob
 from jobflow.graph.ir import Node, Value, is_dynamic
@@ -147,6 +147,12 @@ class Handle(TensorOperators):
     def logical_blob_name(self) -> str:
         """ "<op_name>/<blob_name>", which no other tensor of the job has."""
         return f"{self.op_name}/{self.blob_name}"
+
+    @property
+    def unique_name(self) -> str:
+        """logical_blob_name, and what was asked of this handle with `with_distribute`."""
+        asked = self.distribute
+        return self.logical_blob_name if asked is auto() else f"{self.logical_blob_name}:{asked}"
 
     def __getitem__(self, index: object) -> Tensor:
         raise JobError(

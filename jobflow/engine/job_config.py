@@ -15,6 +15,9 @@ from jobflow.core.types import DType, float16
 from jobflow.engine.options import Names, Option, ignored_options, notice_ignored, unknown
 from jobflow.graph.strategy import Strategy
 
+#: where optimizers keep what they remember; both spread it over the ranks
+PLACEMENTS = ("non_distributed", "distributed_split")
+
 OPTIONS: dict[str, Option] = {
     "default_data_type": Option((DType,)),
     "default_initializer_conf": Option((dict,)),
@@ -27,6 +30,11 @@ OPTIONS: dict[str, Option] = {
     "train.model_update_conf": Option((dict,)),
     "train.loss_scale_factor": Option((int, float)),
     "train.num_gradient_accumulation_steps": Option((int,)),
+    "optimizer_placement_optimization_mode": Option(choices=PLACEMENTS),
+    "optimizer_placement_optimization_threshold": Option((int,), least=0),
+    "train.optimizer_placement_optimization_mode": Option(choices=PLACEMENTS, now="optimizer_placement_optimization_mode"),
+    "train.optimizer_placement_optimization_threshold": Option((int,), least=0, now="optimizer_placement_optimization_threshold"),
+    "enable_non_distributed_optimizer": Option((bool,), True),
     "indexed_slices_optimizer_conf": Option((dict,)),
     "pipeline_schedule": Option((str,)),
     "enable_auto_mixed_precision": Option((bool,), True),

@@ -19,6 +19,7 @@ from jobflow.engine.job import Job
 from jobflow.engine.job_config import FunctionConfig
 from jobflow.engine.session import current_session
 from jobflow.legacy.optimizer.from_options import optimizer_of
+from jobflow.strategies import zero
 
 
 def global_function(type: str | FunctionConfig = "predict", function_config: FunctionConfig | None = None) -> Callable[[Callable[..., Any]], Any]:
@@ -41,6 +42,8 @@ def global_function(type: str | FunctionConfig = "predict", function_config: Fun
         raise JobError(f'global_function at {where}: type is {type!r}; use "predict" or "train"')
     config = (function_config or FunctionConfig()).copy()
     trainable = type == "train"
+    if trainable and _spreads_optimizers(config):
+        config.set("strategy", zero(1, least=config.options.get("optimizer_placement_optimization_threshold", 1024)))
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
         session = current_session()
@@ -61,3 +64,12 @@ def global_function(type: str | FunctionConfig = "predict", function_config: Fun
         return call
 
     return declare
+
+
+def _spreads_optimizers(config: FunctionConfig) -> bool:
+    """Whether what optimizers remember is to be split over the ranks: where these are one line of them, with a part of the batch each."""
+    asked = config.options
+    if "strategy" in asked or not (asked.get("optimizer_placement_optimization_mode") or asked.get("enable_non_distributed_optimizer")):
+        return False
+    place, view = asked.get("default_placement_scope"), asked.get("default_logical_view")
+    return (place is None or place.hierarchy is None) and not isinstance(view, scope.mirrored_view)

@@ -10,6 +10,7 @@ import pytest
 
 import jobflow as flow
 import jobflow.typing as tp
+from jobflow.engine.session import current_session
 
 
 @pytest.fixture(autouse=True)
@@ -74,3 +75,24 @@ def test_train_jobs_share_variables_and_slots() -> None:
         g, d = (value + momentum[name] * (name in trained) for name, value in (("g", g), ("d", d)))
     names = set(flow.get_all_variables())
     assert {"g", "d", "g-momentum", "d-momentum"} < names and sum(name.startswith("System-Train") for name in names) == 3
+
+
+@pytest.mark.parametrize(
+    ("asked", "layout"), [({}, "B"), ({"mode": "non_distributed"}, "S(0)"), ({"mode": "distributed_split", "threshold": 65}, "B")]
+)
+def test_what_optimizers_remember_is_spread_over_the_ranks(asked: dict[str, Any], layout: str) -> None:
+    """The numbers are the same; variables of fewer elements than the threshold stay whole."""
+    flow.config.cpu_device_num(2)
+    config = flow.function_config()
+    for option, value in {"threshold": 64, **asked}.items():
+        getattr(config.train, f"optimizer_placement_optimization_{option}")(value)
+
+    @flow.global_function(type="train", function_config=config)
+    def job(x: tp.Numpy.Placeholder((4, 8))) -> tp.Numpy:  # type: ignore[valid-type]
+        loss = flow.math.reduce_sum(flow.matmul(x, flow.get_variable("w", (8, 8), initializer=flow.ones_initializer())), 1)
+        flow.optimizer.Adam(rate()).minimize(loss)
+        return loss
+
+    ones = np.ones((4, 8), np.float32)
+    np.testing.assert_allclose([job(ones)[0], job(ones)[0]], [64, 64 * (1 - 0.1 * 0.1 / 0.001**0.5)], rtol=1e-4)
+    assert str(current_session().variables["w"].sbp[0]) == layout

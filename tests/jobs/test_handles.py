@@ -75,6 +75,8 @@ class TestHandles:
         def names(x: Any) -> Any:
             with flow.scope.namespace("block"):
                 y = flow.math.exp(x, name="e")
+            assert y.unique_name == y.logical_blob_name
+            assert y.with_split_distribute(1).unique_name.endswith(":jobflow.distribute.split(axis=1)")
             return y.op_name, y.blob_name, y.logical_blob_name, y.parallel_size, y.is_dynamic
 
         assert ask(names) == ("block-e", "out", "block-e/out", 1, False)
