@@ -214,7 +214,7 @@ def prelu(input: Tensor, weight: Tensor) -> Value:
                 f"prelu at {user_line()}: weight {weight.type} is neither one number nor one for each channel, axis 1 of input {input.type}"
             )
         factor = sh.reshape(weight, (count,) + (1,) * (len(shape) - 2))
-    return ew.where(ew.greater(input, ew.fill_like(input, 0.0)), input, ew.multiply(input, factor))
+    return act.prelu(input, factor)
 
 
 @formula

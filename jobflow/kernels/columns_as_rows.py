@@ -11,11 +11,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from jobflow.core.types import Array
-from jobflow.expressions.language import Expression, in_order, replaced, row_sum
-from jobflow.kernels.row_phases import COLUMNS, REDUCTIONS, position
+from jobflow.expressions.language import Expression, replaced, row_sum
+from jobflow.kernels.loop_operands import facts, loop_shape
+from jobflow.kernels.row_phases import COLUMNS, REDUCTIONS
 
 
 @dataclass(frozen=True)
@@ -27,34 +26,29 @@ class Turned:
 
 def columns_apart(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> bool:
     """Are there sums of columns that do not lie next to each other?"""
-    read = [inputs[position(x)] for x in in_order(outputs) if x.primitive == "element"]
-    shape = _space(read, targets)
-    has_sums = any(x.primitive == COLUMNS for x in in_order(outputs))
+    known = facts(tuple(outputs))
+    try:
+        shape = loop_shape(known, inputs, targets)
+    except ValueError:
+        return False
+    read, has_sums = [inputs[k] for k in known.elements], any(x.primitive == COLUMNS for x in known.order)
     return has_sums and len(shape) > 1 and any(a.shape == shape and a.strides[-1] != a.itemsize for a in (*read, *targets) if shape[-1] > 1)
 
 
 def columns_as_rows(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> Turned | None:
     """The loop over rows; None where columns do not lie in memory as rows, or rows mean something to the expressions."""
-    order = in_order(outputs)
-    if any(x.primitive in (*REDUCTIONS, "columns", "index") for x in order) or not columns_apart(outputs, inputs, targets):
+    known = facts(tuple(outputs))
+    if any(x.primitive in (*REDUCTIONS, "columns", "index") for x in known.order) or not columns_apart(outputs, inputs, targets):
         return None
-    elements = {position(x) for x in order if x.primitive == "element"}
-    shape = _space([inputs[k] for k in elements], targets)
-    largest = next(a for a in (*(inputs[k] for k in elements), *targets) if a.shape == shape and a.strides[-1] != a.itemsize)
+    shape = loop_shape(known, inputs, targets)
+    largest = next(a for a in (*(inputs[k] for k in known.elements), *targets) if a.shape == shape and a.strides[-1] != a.itemsize)
     axes = (len(shape) - 1, *sorted(range(len(shape) - 1), key=lambda axis: -abs(largest.strides[axis])))
-    seen = [_seen(a, axes, math.prod(shape[:-1])) if k in elements or k >= len(inputs) else a for k, a in enumerate((*inputs, *targets))]
+    seen = [_seen(a, axes, math.prod(shape[:-1])) if k in known.elements or k not in known.types else a for k, a in enumerate((*inputs, *targets))]
     if any(a is None for a in seen):
         return None
-    sums = {x: row_sum(x.arguments[0]) for x in order if x.primitive == COLUMNS}
+    sums = {x: row_sum(x.arguments[0]) for x in known.order if x.primitive == COLUMNS}
     views = tuple(a for a in seen if a is not None)
     return Turned(tuple(replaced(y, sums) for y in outputs), views[: len(inputs)], views[len(inputs) :])
-
-
-def _space(read: Sequence[Array], targets: Sequence[Array]) -> tuple[int, ...]:
-    try:
-        return np.broadcast_shapes(*(a.shape for a in (*read, *targets)))
-    except ValueError:
-        return ()
 
 
 def _seen(a: Array, axes: tuple[int, ...], length: int) -> Array | None:

@@ -74,7 +74,7 @@ def _refused_space(known: Facts, outputs: Sequence[Expression], inputs: Sequence
         return ""
     given = [inputs[k] for k in known.elements]
     try:
-        shape = np.broadcast_shapes(*(a.shape for a in (*given, *targets)))
+        shape = loop_shape(known, inputs, targets)
     except ValueError:
         return f"shapes {', '.join(str(a.shape) for a in (*given, *targets))} do not broadcast"
     if (known.rows and shape and shape[-1] == 0) or (known.per_column and 0 in shape):
@@ -92,6 +92,12 @@ def _refused_space(known: Facts, outputs: Sequence[Expression], inputs: Sequence
             return f"output {k} lies where another output does"
     axes = len(loop_space(known, inputs, targets, shape).sizes)
     return f"{axes} axes" if axes > _MOST_AXES else ""
+
+
+def loop_shape(known: Facts, inputs: Sequence[Array], targets: Sequence[Array]) -> tuple[int, ...]:
+    """What the operands broadcast to; an input that is not read says how long a row is, too."""
+    given = (a.shape for k, a in enumerate(inputs) if k in known.elements or k not in known.types)
+    return np.broadcast_shapes(*given, *(target.shape for target in targets))
 
 
 def _covers(y: Expression, known: Facts, target: Array, shape: tuple[int, ...], inputs: Sequence[Array]) -> bool:

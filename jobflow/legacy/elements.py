@@ -11,11 +11,12 @@ from typing import Any
 
 import jobflow.functional as functional
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
-from jobflow.core.types import Tensor, bool_, int32, int64
+from jobflow.core.types import Tensor, int32, int64
 from jobflow.eager.faces import SPELLED, all_of, recording, spelled
 from jobflow.legacy.operands import positive_shape, spans
 from jobflow.ops import elementwise as ew
 from jobflow.ops import index as ix
+from jobflow.ops import loss as ls
 from jobflow.ops import shape as sh
 from jobflow.ops import slice_update as su
 from jobflow.ops import slices as sl
@@ -139,14 +140,7 @@ def combined_margin_loss(x: Tensor, label: Tensor, m1: float = 1, m2: float = 0,
     """x [n, classes], a cosine for each class, where that of the label is cos(m1 angle + m2) - m3."""
     if x.type.ndim != 2 or not label.type.dtype.is_integer or label.type.size != x.type.shape[0]:
         raise ShapeError(f"combined_margin_loss at {user_line()}: x is [n, classes] and label n integers, not {x.type} and {label.type}")
-    classes = x.type.shape[1]
-    mine = sh.reshape(label, (x.type.shape[0], 1))
-    mine = checked(mine, "combined_margin_loss", low=0, high=classes - 1, noun="label")
-    cosine = ix.dim_gather(x, mine, 1)
-    angle = _F.acos(cosine)
-    moved = ew.shift(_F.cos(ew.shift(ew.scale(angle, float(m1)), float(m2))), -float(m3))
-    at = ix.one_hot(sh.reshape(mine, (x.type.shape[0],)), classes, dtype=bool_, on=True, off=False)
-    return ew.where(at, _F.expand(moved, (-1, classes)), x)
+    return ls.combined_margin(x, sh.reshape(label, x.type.shape[:1]), float(m1), float(m2), float(m3), name=name)
 
 
 def square_sum(x: Tensor, name: Name = None) -> Tensor:

@@ -33,6 +33,7 @@ from jobflow.legacy.initializers import Initializer, constant_initializer, xavie
 from jobflow.legacy.operands import counts
 from jobflow.legacy.regularizers import Regularizer
 from jobflow.legacy.variables import current_job, get_variable, layer_name
+from jobflow.ops import activation as ac
 from jobflow.ops import elementwise as ew
 from jobflow.ops import matmul as la
 from jobflow.ops import norm
@@ -349,7 +350,7 @@ def prelu(
             raise ArgumentError(f'prelu at {user_line()} (layer "{own}"): shared axis {axis} must lie in [1, {inputs.type.ndim})')
         shape[axis - 1] = 1
     alpha = _parameter(f"{own}-alpha", shape, inputs, alpha_initializer or constant_initializer(0), alpha_regularizer, trainable, model_distribute)
-    return ew.subtract(activations.relu(inputs), ew.multiply(alpha, activations.relu(ew.negate(inputs))), name=own)
+    return ac.prelu(inputs, alpha, name=own)
 
 
 #: what tensors have instead

@@ -211,7 +211,7 @@ def _reduction(
         if extreme:
             rd.check_filled(word, x.type, axes)
         if not axes:
-            return x if single is None else single(x, 0)
+            return x if single is None else single(x)
         if keepdims or len(axes) < x.type.ndim:
             return function(x, axes, bool(keepdims))
         return sh.reshape(function(x, axes, False), (1,))
@@ -227,7 +227,9 @@ reduce_min = two_stage_reduce_min = _reduction("reduce_min", rd.reduce_min, "Min
 reduce_max = two_stage_reduce_max = _reduction("reduce_max", rd.reduce_max, "Maximum over `axis`; ties share the gradient.", extreme=True)
 reduce_prod = _reduction("reduce_prod", rd.reduce_prod, "Product over `axis`.")
 reduce_logsumexp = _reduction("reduce_logsumexp", rd.logsumexp, "log(sum of e^x over `axis`).", "input_tensor")
-reduce_variance = _reduction("reduce_variance", rd.reduce_variance, "E[(x - E[x])^2] over `axis`: biased.", "input_tensor", single=ew.fill_like)
+reduce_variance = _reduction(
+    "reduce_variance", rd.reduce_variance, "E[(x - E[x])^2] over `axis`: biased.", "input_tensor", single=lambda x: ew.subtract(x, x)
+)
 _reduce_any = _reduction("reduce_any", rd.reduce_any, "Whether any holds.")
 _reduce_all = _reduction("reduce_all", rd.reduce_all, "Whether all hold.")
 

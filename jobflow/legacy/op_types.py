@@ -28,7 +28,7 @@ import jobflow.legacy.profiler as profiler
 import jobflow.legacy.quantization as quantization
 import jobflow.legacy.random as random
 import jobflow.legacy.time_steps as time_steps
-import jobflow.ops.elementwise as ew
+import jobflow.ops.activation as ac
 import jobflow.ops.norm as norm
 import jobflow.ops.softmax as softmax
 from jobflow.core.types import Tensor, float32, int32
@@ -314,7 +314,7 @@ OP_TYPES: Mapping[str, Row] = {
     "elu -> out": lambda in_, *, alpha: nn.elu(in_, alpha),
     "hardtanh -> out": lambda in_, *, min_val, max_val: nn.hardtanh(in_, min_val, max_val),
     "leaky_relu -> y": lambda x, *, alpha: nn.leaky_relu(x, alpha),
-    "prelu -> y": lambda x, alpha: ew.subtract(nn.relu(x), ew.multiply(alpha, nn.relu(ew.negate(x)))),
+    "prelu -> y": lambda x, alpha: ac.prelu(x, alpha),
     "softmax -> out": lambda in_: nn.softmax(in_),
     "relu_grad -> dx": lambda y, dy: math.multiply(dy, arrays.cast(math.greater(y, 0), dy.type.dtype)),
     "gelu_grad -> dx": lambda x, dy: math.gelu_grad(x, dy),

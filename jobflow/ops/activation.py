@@ -14,7 +14,7 @@ from jobflow.core.layout import Rule
 from jobflow.core.types import Tensor, TensorType
 from jobflow.ops.arithmetic import add, divide, multiply
 from jobflow.ops.op import LETTERS, OVER_FIRST, Grads, Sample, apply, sample
-from jobflow.ops.pointwise import FLOATS, Pointwise, Unary, call, check_dtypes, numbers
+from jobflow.ops.pointwise import FLOATS, Binary, Pointwise, Unary, binary_function, call, check_dtypes, numbers
 from jobflow.ops.scalar import Inside, bounds, negate, scale, shift
 from jobflow.ops.transcendental import absolute, exp
 
@@ -43,6 +43,19 @@ class LeakyRelu(Unary):
 
     def formula(self, f: Any, x: Any) -> Any:
         return x * f.where(x > 0, f.constant(1.0, x.dtype), self.alpha)
+
+
+class PRelu(Binary):
+    """z = x where x > 0, else alpha x"""
+
+    precision = "any"
+    kinds = FLOATS
+
+    def formula(self, f: Any, x: Any, alpha: Any) -> Any:
+        return x * f.where(x > 0, f.constant(1.0, x.dtype), alpha)
+
+    def gradient(self, f: Any, x: Any, alpha: Any, z: Any, dz: Any) -> Any:
+        return dz * f.where(x > 0, f.constant(1.0, x.dtype), alpha), dz * f.where(x > 0, f.constant(0.0, x.dtype), x)
 
 
 class Sigmoid(Unary):
@@ -204,6 +217,9 @@ def gelu(x: Tensor, *, name: str | None = None) -> Tensor:
 def gelu_tanh(x: Tensor, *, name: str | None = None) -> Tensor:
     """The approximation of gelu by tanh."""
     return call(GeluTanh(), x, name=name)
+
+
+prelu = binary_function(PRelu)
 
 
 def elu(x: Tensor, alpha: float = 1.0, *, name: str | None = None) -> Tensor:

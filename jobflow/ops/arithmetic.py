@@ -84,7 +84,16 @@ class _Whole(Binary):
         yield sample(cls(), np.arange(-7, 8).reshape(5, 3), np.array([3, -2, 4]))
 
 
-class FloorDivide(_Whole):
+class _Quotient(_Whole):
+    """A division that rounds: constant between its jumps."""
+
+    abstract = True
+
+    def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
+        return fill_like(x, 0.0), fill_like(y, 0.0)
+
+
+class FloorDivide(_Quotient):
     """z = floor(x / y); its gradient is zero"""
 
     ufunc = "floor_divide"
@@ -93,7 +102,7 @@ class FloorDivide(_Whole):
         return remainders.floor_divide(f, *elements)
 
 
-class TruncateDivide(_Whole):
+class TruncateDivide(_Quotient):
     """z = x / y without its fraction; its gradient is zero"""
 
     def formula(self, f: Any, *elements: Any) -> Any:

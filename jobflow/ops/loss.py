@@ -28,10 +28,10 @@ from jobflow.ops.indexed import Indexed
 from jobflow.ops.op import LETTERS, OVER_FIRST, Grads, Op, Sample, apply, sample
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
 from jobflow.ops.reduce import reduce_max, reduce_sum
-from jobflow.ops.scalar import clip, negate
+from jobflow.ops.scalar import clip, negate, scale, shift
 from jobflow.ops.shape import expand_dims
 from jobflow.ops.softmax import SoftmaxGrad
-from jobflow.ops.transcendental import exp, log
+from jobflow.ops.transcendental import exp, log, sin
 
 #: the smallest probability that a logarithm sees
 TINY = 1e-20
@@ -156,7 +156,7 @@ class SparseSoftmaxCrossEntropyGrad(Indexed):
         yield sample(cls(), numbers(1, 2, 3, 4, low=0.0), labels, numbers(2, 2, 3))
 
 
-Split = TypeVar("Split", "SparseSoftmaxCrossEntropyGrad", "SplitCrossEntropy", "SparseCrossEntropy")
+Split = TypeVar("Split", "SparseSoftmaxCrossEntropyGrad", "SplitCrossEntropy", "SparseCrossEntropy", "CombinedMargin")
 
 
 def _own_classes(op: Split, box: Box) -> Split:
@@ -362,6 +362,90 @@ class SparseCrossEntropyGrad(Indexed):
         yield sample(cls(), numbers(1, 3, 4, low=0.1, high=1.0), np.array([0, 3, 1]), numbers(2, 3))
 
 
+class CombinedMargin(Indexed):
+    """theta[n] = acos x[n, label[n]], y[n, label[n]] = cos(m1 theta[n] + m2) - m3, and y = x elsewhere: x has a cosine for each class.
+
+    The classes may be split: for a label of another rank theta is 0 there, and the row is as it was.
+    """
+
+    m1: float = 1.0
+    m2: float = 0.0
+    m3: float = 0.0
+    offset: int = 0
+    classes: int | None = None
+    results = 2
+    in_place = OVER_FIRST
+
+    def infer(self, x: TensorType, labels: TensorType) -> tuple[TensorType, TensorType]:
+        _check_labels("combined_margin_loss", "x", x, labels)
+        return x, x.with_shape(labels.shape)
+
+    def rule(self, x: TensorType, labels: TensorType) -> Rule:
+        rows, whole = _classes(x)
+        return Rule(f"{whole.lower()},{rows}->{whole.lower()},{rows}")
+
+    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
+        return _own_classes(self, outputs[0])
+
+    def row(self, letters: str) -> str:
+        return "z"
+
+    def formula(self, f: Any, x: Any, labels: Any) -> Any:
+        hit = _hit(f, _from(f, labels, self.offset))
+        mine = f.row_sum(f.where(hit, 1.0, f.constant(0.0, x.dtype)))
+        theta = mine * f.arccos(f.row_sum(f.where(hit, x, f.constant(0.0, x.dtype))))
+        return f.where(hit, f.cos(theta * self.m1 + self.m2) - self.m3, x), theta
+
+    def grad(self, x: Tensor, labels: Tensor, y: Tensor, theta: Tensor, dy: Tensor | None, dtheta: Tensor | None) -> Grads:
+        direct = None if dy is None else call(CombinedMarginGrad(self.m1, self.m2), theta, labels, dy)
+        if dtheta is None:
+            return direct, None
+        through_theta = multiply(_hits(labels, x), negate(_column(divide(dtheta, sin(theta)))))
+        return through_theta if direct is None else add(direct, through_theta), None
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(0.9, 0.4, 0.15), numbers(1, 5, 4, low=-0.9, high=0.9), np.array([0, 3, 1, 1, 2], np.int32))
+
+
+class CombinedMarginGrad(Indexed):
+    """dx[n, c] = dy[n, c], times m1 sin(m1 theta[n] + m2) / sin theta[n] for the class of the label."""
+
+    m1: float
+    m2: float
+    offset: int = 0
+    in_place = MappingProxyType({0: (2,)})
+
+    def infer(self, theta: TensorType, labels: TensorType, dy: TensorType) -> TensorType:
+        return dy
+
+    def rule(self, theta: TensorType, labels: TensorType, dy: TensorType) -> Rule:
+        rows, whole = _classes(dy)
+        return Rule(f"{rows},{rows},{whole.lower()}->{whole.lower()}", linear=((2,),))
+
+    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
+        return replace(self, offset=outputs[0].start[-1])
+
+    def row(self, letters: str) -> str:
+        return "z"
+
+    def formula(self, f: Any, theta: Any, labels: Any, dy: Any) -> Any:
+        slope = f.sin(theta * self.m1 + self.m2) * self.m1 / f.sin(theta)
+        return dy * f.where(_hit(f, _from(f, labels, self.offset)), slope, f.constant(1.0, dy.dtype))
+
+    def grad(self, theta: Tensor, labels: Tensor, dy: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
+        def parts(theta: Tensor, labels: Tensor, dy: Tensor) -> tuple[Tensor]:
+            slope = divide(scale(sin(shift(scale(theta, self.m1), self.m2)), self.m1), sin(theta))
+            hits = _hits(labels, dy)
+            return (multiply(dy, add(multiply(hits, _column(slope)), shift(negate(hits), 1.0))),)
+
+        return through(parts, (theta, labels, dy), (ddx,))
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(0.9, 0.4), numbers(1, 3, low=0.5, high=2.5), np.array([0, 3, 1]), numbers(2, 3, 4))
+
+
 def _checked(what: str, labels: Tensor, scores: Tensor) -> Tensor:
     """The labels, once they are known to be classes; left to the op where they are not even labels for these scores."""
     return check(classes(what, scores.type.shape[-1]), labels) if labels.type.dtype.is_integer and scores.type.ndim else labels
@@ -394,3 +478,9 @@ def softmax_cross_entropy(logits: Tensor, labels: Tensor, *, sums_to_one: bool =
 def sparse_cross_entropy(prob: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:
     """Loss per label, of probabilities; labels are integers."""
     return call(SparseCrossEntropy(), prob, _checked("sparse_cross_entropy", labels, prob), name=name)
+
+
+def combined_margin(x: Tensor, labels: Tensor, m1: float = 1.0, m2: float = 0.0, m3: float = 0.0, *, name: str | None = None) -> Tensor:
+    """x with a margin at the labels, one per row of x."""
+    y: Tensor = apply(CombinedMargin(m1, m2, m3), x, _checked("combined_margin_loss", labels, x), name=name)[0]
+    return y

@@ -291,8 +291,9 @@ class ElementwiseGrad(Pointwise):
 @lru_cache(4096)
 def _derivative(op: Pointwise, wrt: int, dtypes: tuple[DType, ...]) -> Expression | None:
     """The gradient of an input, of the elements of inputs, output and gradient of the output, in this order; None if there is none."""
-    *inputs, y, dy = map(language.element, range(len(dtypes) + 2), (*dtypes, dtypes[wrt], dtypes[wrt]))
+    inputs = [language.element(i, dtype) for i, dtype in enumerate(dtypes)]
     (made,) = op.made(*inputs)
+    y, dy = (language.element(i, made.dtype) for i in (len(dtypes), len(dtypes) + 1))
     if not made.dtype.is_float or not inputs[wrt].dtype.is_float:
         return None
     if op.gradient is not None:
@@ -328,7 +329,16 @@ def _gradients(op: Pointwise, inputs: Sequence[Tensor], y: Tensor, dy: Tensor, c
             reads = tuple(i for i in range(n + 1) if i in leaves)
             full = call(ElementwiseGrad(op, wrt, n, reads), *((*inputs, y)[i] for i in reads), dy)
             gradients.append(_sum_to(full, x.type.shape))
-    return gradients
+    return [None if dx is None else _of_type(dx, x.type.dtype) for dx, x in zip(gradients, inputs, strict=False)]
+
+
+def _of_type(dx: Tensor, dtype: DType) -> Tensor:
+    """A gradient in the type of its input, where that is not the output's."""
+    if dx.type.dtype.arithmetic is dtype.arithmetic:
+        return dx
+    from jobflow.ops.scalar import cast  # has formulas, too
+
+    return cast(dx, dtype.of_gradient)
 
 
 def _sum_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -204,6 +204,9 @@ class _Steps(Unary):
     def formula(self, f: Any, x: Any) -> Any:
         return x if dtype_of(x.dtype).is_integer and self.ufunc != "sign" else getattr(f, self.ufunc)(x)
 
+    def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        return (fill_like(dy, 0.0),)
+
 
 class Sign(_Steps):
     """y = -1, 0 or 1"""

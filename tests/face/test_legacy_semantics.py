@@ -70,16 +70,51 @@ def slopes(run: Run, f: Callable[..., Any], x: Any, *others: Any) -> Any:
 AT_BOUNDS = np.float32([[0, 6, 3], [-3, -4, 7], [3, -3, 1], [0, 6, 5]])
 
 
+def prelu(x: Any) -> Any:
+    return flow.layers.prelu(x, flow.constant_initializer(0.25), name="p")
+
+
+def zero(x: Any) -> Any:
+    return x * 0
+
+
 @pytest.mark.parametrize(
-    ("word", "expected"),
+    ("f", "expected"),
     [
-        ("relu6", lambda x: (x > 0) & (x < 6)),
-        ("hardsigmoid", lambda x: ((x > -3) & (x < 3)) / 6),
-        ("hardswish", lambda x: np.where(x >= 3, 1, np.where(x > -3, x / 3 + 0.5, 0))),
+        (nn.relu6, lambda x: (x > 0) & (x < 6)),
+        (nn.hardsigmoid, lambda x: ((x > -3) & (x < 3)) / 6),
+        (nn.hardswish, lambda x: np.where(x >= 3, 1, np.where(x > -3, x / 3 + 0.5, 0))),
+        (prelu, lambda x: np.where(x > 0, 1, 0.25)),
+        (math.floor, zero),
+        (math.ceil, zero),
+        (math.round, zero),
+        (math.rint, zero),
+        (math.sign, zero),
+        (lambda x: math.floordiv(x, x + 0.5), zero),
+        (lambda x: math.reduce_variance(x, []), zero),
+        (lambda x: math.pow(flow.constant_like(x, -2), x), zero),
     ],
+    ids=["relu6", "hardsigmoid", "hardswish", "prelu", "floor", "ceil", "round", "rint", "sign", "floordiv", "variance", "power"],
 )
-def test_gradients_at_bounds(run: Run, word: str, expected: Callable[[Any], Any]) -> None:
-    np.testing.assert_allclose(slopes(run, getattr(nn, word), AT_BOUNDS), expected(AT_BOUNDS), rtol=1e-6)
+def test_gradients_at_bounds(run: Run, f: Callable[..., Any], expected: Callable[[Any], Any]) -> None:
+    np.testing.assert_allclose(slopes(run, f, AT_BOUNDS), expected(AT_BOUNDS), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["double", "int32"])
+def test_labels_of_another_type(run: Run, kind: str) -> None:
+    labels = np.int32([[0, 1, 1], [1, 0, 0], [2, 0, 0], [0, 0, 1]])
+    found = slopes(run, lambda x, y: nn.sigmoid_cross_entropy_with_logits(flow.cast(y, getattr(flow, kind)), x), X, labels)
+    np.testing.assert_allclose(found, 1 / (1 + np.exp(-X)) - labels, atol=1e-6)
+
+
+@pytest.mark.parametrize("axes", [[1], [2], [1, 2]])
+def test_sums_of_what_is_the_same_everywhere(run: Run, axes: list[int]) -> None:
+    """No element is read, and rows are as long as those of the tensor that is filled."""
+    x = np.zeros((4, 5, 60), np.float32)
+    total, spread = run(lambda x: (math.reduce_sum(flow.ones_like(x), axes), flow.broadcast_like(math.reduce_sum(x + 1, axes, True), x)), x)
+    count = np.prod([x.shape[axis] for axis in axes])
+    np.testing.assert_array_equal((total.min(), total.max(), spread.max()), count)
+    np.testing.assert_allclose(slopes(run, lambda x: flow.broadcast_like(math.reduce_max(x, axes, True), x), x + 1).sum((1, 2)), 300)
 
 
 def test_the_gradient_of_a_cross_entropy_takes_labels_for_distributions(run: Run) -> None:

@@ -16,7 +16,7 @@ from jobflow.kernels.cuda.compiled_text import Launcher, compiler, whole_number
 from jobflow.kernels.cuda.kernel_text import NAME, THREADS, KernelForm, lanes_of, print_kernel
 from jobflow.kernels.cuda.primitives import NATIVE, refused_primitive
 from jobflow.kernels.decompositions import lowered
-from jobflow.kernels.loop_operands import facts, loop_form, loop_space, refused_columns, refused_operands
+from jobflow.kernels.loop_operands import facts, loop_form, loop_shape, loop_space, refused_columns, refused_operands
 from jobflow.kernels.loop_space import OperandAccess, Space, address, stride_of_table
 from jobflow.kernels.positions import with_positions
 from jobflow.kernels.registry import at
@@ -41,7 +41,7 @@ def refuses(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Seq
         return why
     if any(target.size == 0 for target in targets):
         return None
-    shape = _shape(known.elements, inputs, targets)
+    shape = loop_shape(known, inputs, targets)
     for k, (y, target) in enumerate(zip(outputs, targets, strict=True)):
         # another thread may read there after this one has written
         if y not in known.per_column and any(inputs[i].shape != shape and np.may_share_memory(inputs[i], target) for i in known.types):
@@ -94,7 +94,7 @@ class PreparedKernel:
 
 def prepared(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> PreparedKernel:
     """The kernel's form for these arrays."""
-    shape = _shape(facts(tuple(outputs)).elements, inputs, targets)
+    shape = loop_shape(facts(tuple(outputs)), inputs, targets)
     outputs, positions = with_positions(outputs, len(inputs), shape)
     known, read = facts(tuple(outputs)), [*inputs, *positions]
     space = loop_space(known, read, targets, shape)
@@ -143,10 +143,6 @@ def _apart(access: OperandAccess, strides: Sequence[int]) -> list[int]:
         return []
     size = 1 if access.counted else access.dtype.itemsize
     return [s // size for s in strides[:-1]] + ([strides[-1] // size] if access.inner == "strided" else [])
-
-
-def _shape(elements: Sequence[int], inputs: Sequence[Array], targets: Sequence[Array]) -> tuple[int, ...]:
-    return np.broadcast_shapes(*(inputs[k].shape for k in elements), *(target.shape for target in targets))
 
 
 def lying(arrays: Sequence[Array]) -> list[Array]:

@@ -19,7 +19,7 @@ from jobflow.kernels.decompositions import DECOMPOSITIONS, lowered
 from jobflow.kernels.llvm.instructions import INSTRUCTIONS
 from jobflow.kernels.llvm.loop_text import print_loop
 from jobflow.kernels.llvm.machine_code import Function, compiler
-from jobflow.kernels.loop_operands import Facts, facts, loop_form, loop_space, refused_columns, refused_operands
+from jobflow.kernels.loop_operands import Facts, facts, loop_form, loop_shape, loop_space, refused_columns, refused_operands
 from jobflow.kernels.loop_space import LoopForm, Space, address, stride_of_table
 from jobflow.kernels.positions import with_positions
 from jobflow.kernels.row_phases import COLUMNS, REDUCTIONS
@@ -138,7 +138,7 @@ def bind(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequen
 
 def _calls(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> list[Call]:
     known = facts(tuple(outputs))
-    shape = np.broadcast_shapes(*(inputs[k].shape for k in known.elements), *(target.shape for target in targets))
+    shape = loop_shape(known, inputs, targets)
     outputs, positions = with_positions(outputs, len(inputs), shape)
     known, inputs = facts(tuple(outputs)), [*inputs, *positions]
     space = loop_space(known, inputs, targets, shape)
