@@ -4,6 +4,7 @@ oneflow, oneflow.compatible.single_client      the face of jobflow
 oneflow.typing, oneflow.nn ...                 the module of jobflow with the same name
 oneflow.core.record.record_pb2 ...             what programs took from generated modules: see `generated.py`
 oneflow.python.framework.distribute            jobflow.distribute
+oneflow_onnx.oneflow2onnx.util                 the tools that were published beside it: see `onnx_tools.py`
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ ELSEWHERE = {
     "python.ops.nn_ops": "jobflow.nn",
     "python.ops.layers": "jobflow.layers",
 }
+#: modules of packages that were published beside it
+BESIDE = {"oneflow_onnx.oneflow2onnx.util": "jobflow.compat.onnx_tools"}
 #: packages that hold nothing but modules of `MODULES` and `ELSEWHERE`
 SHELLS = {"compatible"} | {name.rsplit(".", n)[0] for name in (*MODULES, *ELSEWHERE) for n in range(1, name.count(".") + 1)}
 #: packages in which modules were generated from descriptions of messages
@@ -73,7 +76,7 @@ class Finder:
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Of every name below `oneflow`; ModuleNotFoundError, in own words, for what jobflow does not have."""
-        if fullname.partition(".")[0] != "oneflow":
+        if fullname.partition(".")[0] not in ("oneflow", *(name.partition(".")[0] for name in BESIDE)):
             return None
         found = _module(fullname)
         if found is None:
@@ -93,6 +96,10 @@ def _module(fullname: str) -> ModuleType | None:
     """What `import fullname` gives."""
     if fullname in FACES:
         return sys.modules.get(FACES[0]) or Face(FACES[0], jobflow)
+    if fullname in BESIDE:
+        return Face(fullname, importlib.import_module(BESIDE[fullname]))
+    if not fullname.startswith("oneflow."):
+        return _shell(fullname) if any(name.startswith(f"{fullname}.") for name in BESIDE) else None
     name = next(fullname.removeprefix(f"{face}.") for face in reversed(FACES) if fullname.startswith(f"{face}."))
     if name in MODULES or _GENERATED.fullmatch(name):
         made = ModuleType(fullname)
@@ -101,13 +108,18 @@ def _module(fullname: str) -> ModuleType | None:
     if name in ELSEWHERE:
         return Face(fullname, importlib.import_module(ELSEWHERE[name]))
     if name in SHELLS or name in _OF_GENERATED:
-        shell = ModuleType(fullname)
-        shell.__path__ = []
-        return shell
+        return _shell(fullname)
     found: Any = importlib.import_module(FACES[0])
     for word in name.split("."):
         found = getattr(found, word, None)
     return found if isinstance(found, ModuleType) else None
+
+
+def _shell(fullname: str) -> ModuleType:
+    """A package that holds nothing but other modules."""
+    shell = ModuleType(fullname)
+    shell.__path__ = []
+    return shell
 
 
 def install() -> None:

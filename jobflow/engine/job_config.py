@@ -94,11 +94,11 @@ class FunctionConfig:
 
     @property
     def lazily(self) -> tuple[str, ...]:
-        """The variables of which a step updates the rows that it has read, and no others."""
-        match self.options.get("indexed_slices_optimizer_conf"):
-            case {"include_op_names": {"op_name": list(names) | tuple(names)}}:
+        """The variables of which a step updates the rows that it has read, and no others; JobError if they are not listed as they must be."""
+        match self.options.get("indexed_slices_optimizer_conf", {"include_op_names": {"op_name": ()}}):
+            case {"include_op_names": {"op_name": list(names) | tuple(names)}} if all(isinstance(name, str) for name in names):
                 return tuple(names)
-        return ()
+        raise self._unsupported("indexed_slices_optimizer_conf", "is not of the form {'include_op_names': {'op_name': [names of variables]}}")
 
     def copy(self) -> FunctionConfig:
         """A configuration that further calls on this one do not change."""
@@ -117,8 +117,7 @@ class FunctionConfig:
             raise self._unsupported("mixed_precision", "takes jobflow.float16 or jobflow.bfloat16")
         if self.options.get("enable_quantization_aware_training"):
             raise self._unsupported("enable_quantization_aware_training", "is not supported; omit it")
-        if "indexed_slices_optimizer_conf" in self.options and not self.lazily:
-            raise self._unsupported("indexed_slices_optimizer_conf", "is not of the form {'include_op_names': {'op_name': [names of variables]}}")
+        _ = self.lazily  # which refuses what is not a list of names
         primary = self.options.get("train.primary_lr")
         if self.options.get("train.secondary_lr", primary) != primary:
             raise self._unsupported("train.secondary_lr", "differs from train.primary_lr, which is not supported; give both the same value")

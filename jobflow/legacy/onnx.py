@@ -15,6 +15,7 @@ from jobflow.checkpoint.store import load
 from jobflow.compiler.front.simplify import drop_dead
 from jobflow.core.errors import ArgumentError, CheckpointError, JobError, user_line
 from jobflow.core.extras import optional
+from jobflow.core.notices import notice
 from jobflow.core.types import Array
 from jobflow.core.version import __version__
 from jobflow.engine.job import Job, job_of, returned_values
@@ -45,12 +46,15 @@ def export(
 
     Inputs have the names of the job's arguments, outputs are `output`, or `output_0`, `output_1`, ...  With `continue_on_error`, an op that ONNX
     has nothing for becomes a node of the domain "jobflow"; else it is a JobError.  With `external_data` large tensors are in a file beside.
-    `opset` is 18 or None; `extra_opset` means nothing.  Needs onnx.
+    The operators are of opset 18, with a notice if an earlier `opset` is asked for; `extra_opset` means nothing.  Needs onnx.
     """
     what, onnx = f"onnx.export at {user_line()}", optional("onnx", "flow.onnx")
-    if opset not in (None, OPSET) or shape_override:
-        told = f"opset is {opset}; {OPSET} is written" if not shape_override else "shape_override is not supported; declare the job with these shapes"
-        raise ArgumentError(f"{what}: {told}")
+    if shape_override:
+        raise ArgumentError(f"{what}: shape_override is not supported; declare the job with these shapes")
+    if opset is not None and opset > OPSET:
+        raise ArgumentError(f"{what}: opset is {opset}; {OPSET} is written")
+    if opset is not None and opset < OPSET:
+        notice(f"{what}: operators of opset {OPSET} are written, which readers of ONNX know since 2022, and not of opset {opset}")
     job, session = job_of(job_func), started_session()
     if job.trainable:
         raise JobError(f"{what}: job {job.name} ({job.where}) is a train job; export a predict job that has the same variables")

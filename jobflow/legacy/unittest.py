@@ -1,6 +1,7 @@
 """`flow.unittest`: what programs test themselves with.
 
-The environment says on how many devices tests run: ONEFLOW_TEST_DEVICE_NUM and ONEFLOW_TEST_NODE_NUM, both 1 by default.
+The environment says on how many devices tests run: ONEFLOW_TEST_DEVICE_NUM and ONEFLOW_TEST_NODE_NUM, both 1 by default; with
+ONEFLOW_TEST_ENABLE_EAGER=1 the jobs of a `TestCase` are eager.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from jobflow.engine.session import clear_default_session
-from jobflow.legacy.aliases import eager_execution_enabled as _eager
+from jobflow.legacy.aliases import enable_eager_execution
 
 __all__ = [
     "TestCase",
@@ -68,7 +69,7 @@ class env:
     @staticmethod
     def eager_execution_enabled() -> bool:
         """Whether tests run jobs line by line."""
-        return _eager()
+        return os.environ.get("ONEFLOW_TEST_ENABLE_EAGER") == "1"
 
     @staticmethod
     def typing_check_enabled() -> bool:
@@ -81,6 +82,7 @@ class TestCase(unittest.TestCase):
 
     def setUp(self) -> None:
         clear_default_session()
+        enable_eager_execution(env.eager_execution_enabled())
 
 
 def _skip_unless(nodes: int, devices: int) -> Callable[[Test], Test]:

@@ -32,7 +32,7 @@ def test_programs_of_each_namespace_run_and_missing_names_are_told() -> None:
     assert done.returncode == 0, done.stderr
     names = [line for line in done.stdout.splitlines() if not line.startswith(" ")]
     page = "in jobflow (docs/compatibility.md lists every name); did you mean"
-    assert len(names) == 12 and [line.strip() for line in done.stdout.splitlines() if line.startswith(" ")] == [
+    assert len(names) == 13 and [line.strip() for line in done.stdout.splitlines() if line.startswith(" ")] == [
         f"oneflow has no 'global_functoin' {page} \"global_function\"?",
         f"oneflow.layers has no 'dens' {page} \"dense\"?",
         f"oneflow.layers has no 'conv2' {page} \"conv2d\"?",

@@ -13,6 +13,7 @@ import oneflow.optimizer
 import oneflow.python.framework.id_util as id_util
 import oneflow.typing as tp
 from oneflow.python.ops.array_ops import ones_like
+from oneflow_onnx.oneflow2onnx.util import convert_to_onnx_and_check
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 PROGRAMS = []
@@ -207,6 +208,16 @@ def other_tools():
     assert flow.util.unique_str("a") != flow.util.unique_str("a") and flow.env.current_resource().machine_num == 1
     flow.profiler.range_push("x")
     assert flow.convert_oneflow_dtype_to_numpy_dtype(flow.float32) is np.float32 and flow.unittest.env.device_num() == 1
+
+
+@program
+def tools_for_onnx():
+    @flow.global_function()
+    def job(x: tp.Numpy.Placeholder((4, 3))) -> tp.Numpy:
+        return layers.dense(x, 2, flow.math.tanh, kernel_initializer=flow.ones_initializer())
+
+    with tempfile.TemporaryDirectory() as folder:
+        convert_to_onnx_and_check(job, opset=11, onnx_model_path=folder)
 
 
 @program
