@@ -74,6 +74,7 @@ def _activation(names: str) -> list[Case]:
 SORTS = "NumPy sorts"
 #: there is no such tensor in a compiled program: what is written is what is timed
 VIEW = "with gradients: PyTorch's is a view of fewer numbers, ours is written"
+SAME = "with gradients: PyTorch's are what came in, or views of it; ours are written"
 
 CASES = [
     *_named("x", "abs neg exp expm1 square sin cos tan atan tanh sinh cosh asinh erf sigmoid"),
@@ -87,12 +88,14 @@ CASES = [
     Case("gelu tanh", "x", lambda f, F, x: F.gelu(x, approximate="tanh")),
     Case("glu", "x", lambda f, F, x: F.glu(x, -1)),
     Case("prelu", "mc", lambda f, F, x, w: F.prelu(x, w)),
-    *_named("xx", "add sub mul maximum minimum atan2"),
+    *_named("xx", "mul maximum minimum atan2"),
+    Case("add", "xx", lambda f, F, x, y: x + y, reason=SAME),
+    Case("sub", "xx", lambda f, F, x, y: x - y, reason=SAME),
     Case("div", "xp", lambda f, F, x, y: x / y),
     Case("pow", "px", lambda f, F, x, y: f.pow(x, y)),
     Case("pow 3", "x", lambda f, F, x: x**3),
     Case("fmod", "xp", lambda f, F, x, y: f.fmod(x, y), backward=False),
-    Case("add number", "x", lambda f, F, x: x + 2.0),
+    Case("add number", "x", lambda f, F, x: x + 2.0, reason=SAME),
     Case("mul row", "xr", lambda f, F, x, y: x * y),
     Case("add column", "xv", lambda f, F, x, y: x + y),
     Case("add transposed", "xx", lambda f, F, x, y: x + y.reshape(y.shape[1], y.shape[0]).t(), backward=False),
@@ -132,11 +135,11 @@ CASES = [
     Case("kl_div", "xp", lambda f, F, x, y: F.kl_div(x, y, reduction="batchmean")),
     Case("dropout", "x", lambda f, F, x: F.dropout(x, 0.1, True)),
     Case("transpose", "x", lambda f, F, x: x.t() * 1.0, reason="PyTorch's result lies in memory as its input does; ours is turned round"),
-    Case("cat", "xx", lambda f, F, x, y: f.cat([x, y], 1)),
+    Case("cat", "xx", lambda f, F, x, y: f.cat([x, y], 1), reason=SAME),
     Case("index_select", "xs", lambda f, F, x, s: f.index_select(x, 0, s), reason="positions are checked, and may count from the end"),
     Case("embedding", "xs", lambda f, F, x, s: F.embedding(s, x)),
     Case("one_hot", "l", lambda f, F, labels: F.one_hot(labels, 1000), backward=False),
-    Case("flip", "x", lambda f, F, x: f.flip(x, [1])),
+    Case("flip", "x", lambda f, F, x: f.flip(x, [1]), reason="NumPy copies backwards one number at a time"),
     Case("roll", "x", lambda f, F, x: f.roll(x, 3, 1)),
     Case("tril", "x", lambda f, F, x: f.tril(x)),
     Case("pad", "x", lambda f, F, x: F.pad(x, (1, 1))),

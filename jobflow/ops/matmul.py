@@ -80,6 +80,7 @@ class MatMul(Product):
         yield sample(cls(True, True), _random(6, 4), _random(5, 6))
         yield sample(cls(), _random(0, 6), _random(6, 5), note=" no rows")
         yield sample(cls(False, True), _random(40, 33), _random(37, 33), differentiable=(), note=" beyond the small product")
+        yield sample(cls(True), _random(1, 200), _random(1, 170), differentiable=(), note=" of one term")
 
 
 class BatchMatMul(Product):

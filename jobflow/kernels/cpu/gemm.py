@@ -63,6 +63,8 @@ def _added(a: Array, b: Array, y: Array, alpha: float, by: Array | None) -> Call
 def _product(device: Binder, a: Array, b: Array, y: Array) -> list[Call]:
     if y.ndim == 2 and y.flags.c_contiguous and y.size * a.shape[1] < SMALL_PRODUCT:
         return [(a.dot, (b, y))]
+    if a.shape[-1] == 1:  # nothing is summed: a quarter of the time of BLAS, which copies blocks of its factors first
+        return [(np.multiply, (a, b, y))]
     calls: list[Call] = []
     operands = []
     for x in (a, b):
