@@ -119,11 +119,11 @@ class _OneBlock:
     def __init__(self, program: RowProgram, space: IndexSpace, block: _BlockCalls, matrices: Sequence[Sequence[Array]]) -> None:
         rows, columns = _rows_and_columns(space)
         self.block = block
-        self.scratch: list[tuple[tuple[int, ...], DType]] = []
+        self.scratch: list[tuple[tuple[int, ...], Any]] = []
         for level, dtype in program.scratch:
-            self.scratch.append(((rows if level & ROW else 1, columns if level & COLUMN else 1), dtype))
+            self.scratch.append(((rows if level & ROW else 1, columns if level & COLUMN else 1), dtype.numpy))
         if any(where == "positions" for (where, _), _ in block.views):
-            self.scratch.append(((rows,), int64))
+            self.scratch.append(((rows,), np.int64))
         self.known, inputs = _known(program, space.shape), len(matrices[0])
         begin = {"input": 0, "output": inputs, "scratch": inputs + len(matrices[1])}
         begin["positions"] = begin["scratch"] + len(program.scratch)
@@ -141,7 +141,7 @@ class _OneBlock:
             self.views.append((begin[where] + k, view))
 
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        arrays = [*inputs, *outputs, *[device.scratch(shape, dtype) for shape, dtype in self.scratch], *self.known]
+        arrays = [*inputs, *outputs, *[np.empty(shape, dtype) for shape, dtype in self.scratch], *self.known]
         return self.block.taking([view(arrays[k]) for k, view in self.views])
 
 
