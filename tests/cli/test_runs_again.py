@@ -36,6 +36,12 @@ def words(tmp_path: Path) -> list[str]:
     return ["train", str(tmp_path / "run.yaml"), "--output", str(tmp_path / "out")]
 
 
+@pytest.fixture
+def without_report(words: list[str]) -> list[str]:
+    """The same without a report, which takes ten times as long as the training."""
+    return [*words, "--set", "logging.report=false"]
+
+
 def files(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
 
@@ -81,15 +87,15 @@ def test_what_was_kept_nowhere_is_told(words: list[str], tmp_path: Path) -> None
     assert "steps 1 to 5 measured was kept nowhere" in (tmp_path / "out" / "report.html").read_text()
 
 
-def test_an_evaluation_that_was_left_out_is_made_once(words: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_evaluation_that_was_left_out_is_made_once(without_report: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     each = ["--set", "checkpoint.every_steps=3", "--set", "checkpoint.every_epochs=null", "--set", "evaluation.every_epochs=4"]
-    assert main([*words, *each]) == 0
-    shorter = [*words, *each, "--set", "training.steps=3", "--resume", str(tmp_path / "out" / "checkpoints" / "step-00000003")]
+    assert main([*without_report, *each]) == 0
+    shorter = [*without_report, *each, "--set", "training.steps=3", "--resume", str(tmp_path / "out" / "checkpoints" / "step-00000003")]
     capfd.readouterr()
     assert main(shorter) == 0
     out = capfd.readouterr().out
     assert "step 3: validation loss" in out and "steps of" not in out
-    assert main([*words, *each, "--set", "training.steps=3"]) == 0
+    assert main([*without_report, *each, "--set", "training.steps=3"]) == 0
     assert "complete" in capfd.readouterr().err
 
 
@@ -129,30 +135,30 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.05)
 
 
-def test_the_second_training_in_a_directory_is_refused(words: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_second_training_in_a_directory_is_refused(without_report: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     lock = tmp_path / "out" / "train.lock"
-    with start(words, "--set", "training.steps=1000000", "--set", "logging.report=false") as first:
+    with start(without_report, "--set", "training.steps=1000000") as first:
         try:
             wait_for(lock, first)
             for second in ([], ["--resume", "never"], ["--output", str(tmp_path / "out" / ".." / "out")]):
-                assert main([*words, *second]) == 2
+                assert main([*without_report, *second]) == 2
                 told = capfd.readouterr().err
                 assert f"process {first.pid} on {os.uname().nodename}" in told and str(tmp_path) in told and "--output" in told
             elsewhere = ["--output", str(tmp_path / "other"), "--set", f"checkpoint.directory={tmp_path / 'out' / 'checkpoints'}"]
-            assert main([*words, *elsewhere]) == 2, "another output, but the checkpoints would lie among those of the run that goes on"
+            assert main([*without_report, *elsewhere]) == 2, "another output, but the checkpoints would lie among those of the run that goes on"
             assert not (tmp_path / "out-1").exists() and not (tmp_path / "out" / "checkpoints-1").exists()
             first.send_signal(signal.SIGKILL)
             first.wait(LIMIT)
             assert lock.exists()
-            assert main([*words, "--resume", "never"]) == 0
+            assert main([*without_report, "--resume", "never"]) == 0
             told = capfd.readouterr().err
             assert f"process {first.pid}" in told and "has ended" in told and not lock.exists()
         finally:
             first.kill()
 
 
-def test_two_that_start_at_once_and_one_that_is_stopped(words: list[str], tmp_path: Path) -> None:
-    both = [start(words, "--set", "training.steps=1000000", "--set", "logging.report=false") for _ in range(2)]
+def test_two_that_start_at_once_and_one_that_is_stopped(without_report: list[str], tmp_path: Path) -> None:
+    both = [start(without_report, "--set", "training.steps=1000000") for _ in range(2)]
     try:
         deadline = time.monotonic() + LIMIT
         while all(process.poll() is None for process in both):
@@ -169,16 +175,16 @@ def test_two_that_start_at_once_and_one_that_is_stopped(words: list[str], tmp_pa
             process.communicate()
 
 
-def test_locks_of_other_machines(words: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_locks_of_other_machines(without_report: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "out").mkdir()
     lock = tmp_path / "out" / "train.lock"
     text = json.dumps({"host": "elsewhere", "pid": 7, "start": "1", "space": "x", "since": "2026-11-22 12:00", "token": "t"})
     for content in (text, "nonsense", "[" * 100_000):
         lock.write_text(content)
-        assert main(words) == 2
+        assert main(without_report) == 2
         told = capfd.readouterr().err
         assert str(lock) in told and "remove" in told and ("process 7 on elsewhere" in told) == (content == text)
     lock.write_text(text)
     os.utime(lock, (time.time() - 1000,) * 2)
-    assert main(words) == 0
+    assert main(without_report) == 0
     assert "process 7 on elsewhere" in capfd.readouterr().err and not lock.exists()
