@@ -6,11 +6,16 @@ import functools
 import json
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import curves
 import numpy as np
 import pytest
 from launching import PROGRAMS, Ended, run_ranks
+
+from jobflow.kernels import registry
+from jobflow.kernels.target import target_of
+from jobflow.runtime.world import environment
 
 #: relative; of float32 and of float64
 SINGLE, DOUBLE = 1e-5, 1e-9
@@ -69,6 +74,18 @@ def test_the_curve_moves(name: str) -> None:
 @pytest.mark.parametrize("name", curves.PROGRAMS)
 def test_threads(name: str, devices: int) -> None:
     check(name, curves.run(name, devices))
+
+
+@pytest.mark.parametrize("name", [name if i % 8 == 5 else pytest.param(name, marks=pytest.mark.full) for i, name in enumerate(curves.PROGRAMS)])
+@pytest.mark.parametrize("tier", ["numpy", "reference"])
+def test_tiers_of_kernels(name: str, tier: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the other tests compare was computed by compiled loops."""
+    assert target_of("cpu").tiers[0] == "llvm"
+    reference(name)
+    monkeypatch.setenv(environment.KERNELS, tier)
+    with mock.patch.object(registry, "choose", wraps=registry.choose) as chosen:
+        check(name, curves.run(name, 1))
+    assert {call.args[1].tiers[0] for call in chosen.call_args_list} == {tier}
 
 
 @pytest.mark.mpi

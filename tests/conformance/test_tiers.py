@@ -1,0 +1,46 @@
+"""The same records in the tiers of kernels in which single operations do not run by themselves: compiled loops, and the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import conformance_deliberate as deliberate
+import pytest
+from conformance_replay import replay_of
+from test_recorded import KEPT, NUMBERS
+
+from jobflow.eager import run
+from jobflow.eager.state import state
+from jobflow.kernels import compiled_loops, registry
+from jobflow.kernels.target import target_of
+
+#: of the functions, modules and optimizers every so manieth is always replayed, the others with --full
+STEP = 24
+TIERS = ("llvm", "reference")
+PARTS = [pytest.param(tier, part, marks=pytest.mark.full if part else ()) for tier in TIERS for part in range(STEP)]
+
+
+@pytest.fixture
+def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Have operations that run at once bound in a tier, however small they are."""
+    known = state().prepared
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "CPU", target_of("cpu", request.getfixturevalue("tier")))
+        patch.setattr(compiled_loops, "FEWEST", 1)
+        patch.setattr(registry, "_refusal", lru_cache(registry._refusal.__wrapped__))
+        known.clear()
+        yield
+    known.clear()
+
+
+@pytest.mark.parametrize(("tier", "part"), PARTS)
+@pytest.mark.usefixtures("kernels")
+def test_recorded_cases_in_a_tier(tier: str, part: int) -> None:
+    wrong = []
+    names = sorted(KEPT)[part::STEP]
+    for name in names:
+        outcomes = deliberate.marked(list(replay_of(name, KEPT[name], NUMBERS).outcomes()))
+        wrong += [f"{outcome.kind}: {outcome.key}: {outcome.reason}" for outcome in outcomes if outcome.kind not in ("equal", "deliberate")]
+    assert names
+    assert wrong == []
