@@ -6,8 +6,9 @@ Reductions over all axes give shape (1,).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
+from numbers import Integral, Real
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -150,9 +151,11 @@ def _comparison(word: str, op: ew.Comparison, sign: str) -> Callable[..., Tensor
     def compared(op: ew.Comparison, x: Operand, y: Operand) -> Tensor:
         if not isinstance(x, Tensor) and isinstance(y, Tensor):
             return compared(op.exchanged(), y, x)
+        if not isinstance(y, Tensor | Real | np.generic):
+            raise ArgumentError(f"{word} at {user_line()}: {y!r} is neither a tensor nor a number")
         exact = (op, y) if isinstance(y, Tensor) or not isinstance(x, Tensor) else ew.with_number(op, x.type.dtype, y)
         if isinstance(exact, bool):
-            return ew.fill_like(x, exact, dtype=int8)  # type: ignore[arg-type]
+            return ew.fill_like(x, exact, dtype=int8)
         return ew.cast(apply(exact[0], *tensors(word, x, exact[1])), int8)
 
     def call(x: Operand, y: Operand, name: str | None = None) -> Tensor:
@@ -194,7 +197,9 @@ def axes_of(what: str, axis: Axes, ndim: int) -> tuple[int, ...]:
     """The axes to reduce, ascending; None means all."""
     if axis is None:
         return tuple(range(ndim))
-    given = [axis] if isinstance(axis, int) else list(axis)
+    given = (axis,) if isinstance(axis, Integral) or not isinstance(axis, Iterable) else tuple(axis)
+    if not all(isinstance(a, Integral) for a in given):
+        raise ArgumentError(f"{what} at {user_line()}: axis is an int, a list of ints, or None for all; got {axis!r}")
     return tuple(sorted({normal_axis(f"{what} at {user_line()}", int(a), ndim) for a in given}))
 
 

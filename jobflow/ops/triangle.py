@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from numbers import Integral
 from typing import ClassVar
 
-from jobflow.core.errors import ShapeError
+from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.layout import Box, Rule
 from jobflow.core.types import Array, Tensor, TensorType, Xp
 from jobflow.ops.op import LETTERS, Grads, Op, Sample, adds, sample
@@ -63,11 +64,17 @@ class Triu(Triangle):
         return ~xp.tri(*x.shape[-2:], self.diagonal - 1, dtype=bool)
 
 
+def _whole(what: str, diagonal: int) -> int:
+    if not isinstance(diagonal, Integral):
+        raise ArgumentError(f"{what} at {user_line()}: diagonal is a whole number; got {diagonal!r}")
+    return int(diagonal)
+
+
 def tril(x: Tensor, diagonal: int = 0, fill: float = 0.0, *, name: str | None = None) -> Tensor:
     """x on and below a diagonal of the last two axes, `fill` above."""
-    return call(Tril(diagonal, float(fill)), x, name=name)
+    return call(Tril(_whole("tril", diagonal), float(fill)), x, name=name)
 
 
 def triu(x: Tensor, diagonal: int = 0, fill: float = 0.0, *, name: str | None = None) -> Tensor:
     """x on and above a diagonal of the last two axes, `fill` below."""
-    return call(Triu(diagonal, float(fill)), x, name=name)
+    return call(Triu(_whole("triu", diagonal), float(fill)), x, name=name)

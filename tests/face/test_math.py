@@ -221,6 +221,7 @@ def test_any_and_all_give_int8(run: Any) -> None:
     assert some.tolist() == [1, 1, 0] and every.tolist() == [0, 1, 0]
     assert run(math.reduce_any, x).tolist() == [1] and run(math.reduce_all, x).shape == (1,)
     assert run(lambda t: math.reduce_any(t, []), x).tolist() == (x != 0).tolist()
+    assert run(lambda t: math.reduce_any(t, np.int64(0)), x).tolist() == (x != 0).any(0).tolist()
 
 
 def test_a_wrong_axis_names_the_line(run: Any) -> None:
