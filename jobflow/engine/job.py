@@ -34,6 +34,7 @@ from jobflow.graph.strategy import Strategy
 from jobflow.graph.traced import Traced
 from jobflow.graph.training import Microbatches, Optimizer, ValidRange, Watch
 from jobflow.ops.arithmetic import Where
+from jobflow.ops.random_tensors import RandomSource
 from jobflow.ops.row_update import RowUpdate
 from jobflow.typing.annotations import Declared
 from jobflow.typing.lazy import is_lazy, whole
@@ -169,20 +170,22 @@ class Job:
         return cut_batch(f"job {self.name}", self.microbatch_count, where, {name: shape for (name, _), shape in named})
 
     def _reads_its_batch(self) -> bool:
-        """Whether nobody passes the batch that is to be cut, so that each microbatch is one that the body reads."""
+        """Whether nobody passes the batch that is to be cut, so that each microbatch is one that the body reads or draws."""
         return self.microbatch_count > 1 and not self.signature.parameters
 
     def _passes(self, program: Traced, results: Results) -> Trace:
-        """A body that reads its batch, passed as often as there are microbatches: a run takes so many batches."""
-        if program.feed is None or not program.feed.types:
+        """A body that reads its batch, or draws it, passed as often as there are microbatches: a run takes so many batches."""
+        read = {} if program.feed is None else program.feed.types
+        drawn = next((node.outputs[0].shape[:1] for node in program.nodes if isinstance(node.op, RandomSource)), ())
+        rows = {type.shape[0] for type in read.values()} or set(drawn)
+        if not rows:
             self.microbatches(())  # which says that there is no batch
-        rows = {type.shape[0] for type in program.feed.types.values()}
         where, count = self.config.lines.get(ACCUMULATION, self.where), self.microbatch_count
         if len(rows) > 1:
             raise JobError(
                 f"job {self.name}: {count} microbatches, asked for at {where}: its readers have batches of different sizes, {sorted(rows)}"
             )
-        cut = Microbatches(count, count * rows.pop(), tuple(program.feed.types), where)
+        cut = Microbatches(count, count * rows.pop(), tuple(read), where)
         return replace(program, microbatches=cut, schedule=self._schedule), results
 
     @property

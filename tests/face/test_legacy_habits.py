@@ -96,3 +96,24 @@ def test_what_optimizers_remember_is_spread_over_the_ranks(asked: dict[str, Any]
     ones = np.ones((4, 8), np.float32)
     np.testing.assert_allclose([job(ones)[0], job(ones)[0]], [64, 64 * (1 - 0.1 * 0.1 / 0.001**0.5)], rtol=1e-4)
     assert str(current_session().variables["w"].sbp[0]) == layout
+
+
+@pytest.mark.parametrize("view", [flow.scope.consistent_view(), flow.scope.mirrored_view()])
+def test_a_batch_that_the_body_draws_passes_several_times(view: Any) -> None:
+    """As of synthetic data: each microbatch draws rows of its own, and variables are updated once."""
+    flow.config.cpu_device_num(2)
+    config = flow.function_config()
+    config.default_logical_view(view)
+    config.train.num_gradient_accumulation_steps(3)
+
+    @flow.global_function(type="train", function_config=config)
+    def job() -> tuple[tp.Numpy, tp.Numpy]:
+        x = flow.data.decode_random((5,), flow.float32, 4)
+        loss = flow.math.reduce_sum(x * flow.get_variable("w", (5,), initializer=flow.ones_initializer()), 1)
+        flow.optimizer.SGD(rate(), momentum=0).minimize(loss)
+        return x, loss
+
+    x, loss = job()
+    assert len(x) == 3 * 4 * (2 if isinstance(view, flow.scope.mirrored_view) else 1) and len(np.unique(x)) == x.size
+    np.testing.assert_allclose(loss, x.sum(1), rtol=1e-5)
+    np.testing.assert_allclose(flow.get_all_variables()["w"].numpy(), 1 - 0.1 * x.mean(0), rtol=1e-5)

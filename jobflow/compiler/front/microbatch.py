@@ -170,7 +170,7 @@ def _weights(losses: Sequence[Value], elements: Sequence[int], microbatches: Mic
 
 def _sharing(program: Traced, value: Value, microbatches: Microbatches) -> int:
     """How many ranks share the rows of a value: in the mirrored view those that an argument is cut over, microbatch by microbatch."""
-    of_all = not any(program.inputs[name].local for name in microbatches.arguments)
+    of_all = bool(microbatches.arguments) and not any(program.inputs[name].local for name in microbatches.arguments)
     return value.node.placement.size if value.local and of_all else 1
 
 
