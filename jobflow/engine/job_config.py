@@ -116,7 +116,9 @@ class FunctionConfig:
         if "mixed_precision" in self.options and not self.options["mixed_precision"].is_half:
             raise self._unsupported("mixed_precision", "takes jobflow.float16 or jobflow.bfloat16")
         if self.options.get("enable_quantization_aware_training"):
-            raise self._unsupported("enable_quantization_aware_training", "is not supported; omit it")
+            raise self._unsupported(
+                "enable_quantization_aware_training", "is not supported; omit it, or call quantization.fake_quantization in the body"
+            )
         _ = self.lazily  # which refuses what is not a list of names
         primary = self.options.get("train.primary_lr")
         if self.options.get("train.secondary_lr", primary) != primary:
