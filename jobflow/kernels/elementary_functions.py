@@ -110,9 +110,12 @@ def _reduced(x: Expression) -> tuple[Expression, Expression, Expression]:
 
 
 def exp(x: Expression) -> Expression:
+    """What is 0 is not computed: products so small take the processor a hundred times as long, and masks are full of them."""
     form = format_of(x)
-    _, n, r = _reduced(_limited(x, *form.ends))
-    return f.ldexp(polynomial(r, *form.exp), n)
+    low, high = form.ends
+    none = f.less(x, low)
+    _, n, r = _reduced(f.minimum(f.where(none, 0.0, x), high))
+    return f.where(none, 0.0, f.ldexp(polynomial(r, *form.exp), n))
 
 
 def exp2(x: Expression) -> Expression:

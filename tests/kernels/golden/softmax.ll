@@ -87,7 +87,7 @@ pass0.done:
   br label %pass1
 pass1:
   %pass1.k = phi i64 [0, %pass0.done], [%pass1.next, %pass1.full]
-  %pass1.r0 = phi <16 x float> [splat (float 0x8000000000000000), %pass0.done], [%v99, %pass1.full]
+  %pass1.r0 = phi <16 x float> [splat (float 0x8000000000000000), %pass0.done], [%v100, %pass1.full]
   %v66 = icmp slt i64 %pass1.k, %v14
   br i1 %v66, label %pass1.full, label %pass1.end
 pass1.full:
@@ -96,8 +96,8 @@ pass1.full:
   %v69 = insertelement <16 x float> poison, float %v65, i64 0
   %v70 = shufflevector <16 x float> %v69, <16 x float> poison, <16 x i32> zeroinitializer
   %v71 = fsub <16 x float> %v68, %v70
-  %v72 = fcmp ogt <16 x float> splat (float 0xC05A000000000000), %v71
-  %v73 = select <16 x i1> %v72, <16 x float> splat (float 0xC05A000000000000), <16 x float> %v71
+  %v72 = fcmp olt <16 x float> %v71, splat (float 0xC05A000000000000)
+  %v73 = select <16 x i1> %v72, <16 x float> splat (float 0x0000000000000000), <16 x float> %v71
   %v74 = fcmp olt <16 x float> splat (float 0x4056400000000000), %v73
   %v75 = select <16 x i1> %v74, <16 x float> splat (float 0x4056400000000000), <16 x float> %v73
   %v76 = call <16 x float> @llvm.fma.v16f32(<16 x float> %v75, <16 x float> splat (float 0x3FF7154760000000), <16 x float> splat (float 0x4168000000000000))
@@ -122,99 +122,101 @@ pass1.full:
   %v95 = shl <16 x i32> %v94, splat (i32 23)
   %v96 = bitcast <16 x i32> %v95 to <16 x float>
   %v97 = fmul <16 x float> %v92, %v96
-  %v98 = getelementptr float, ptr %v5, i64 %pass1.k
-  store <16 x float> %v97, ptr %v98, align 4
-  %v99 = fadd <16 x float> %pass1.r0, %v97
+  %v98 = select <16 x i1> %v72, <16 x float> splat (float 0x0000000000000000), <16 x float> %v97
+  %v99 = getelementptr float, ptr %v5, i64 %pass1.k
+  store <16 x float> %v98, ptr %v99, align 4
+  %v100 = fadd <16 x float> %pass1.r0, %v98
   %pass1.next = add i64 %pass1.k, 16
   br label %pass1
 pass1.end:
-  %v100 = icmp ne i64 %v15, 0
-  br i1 %v100, label %pass1.rest, label %pass1.done
+  %v101 = icmp ne i64 %v15, 0
+  br i1 %v101, label %pass1.rest, label %pass1.done
 pass1.rest:
-  %v101 = insertelement <16 x i64> poison, i64 %v15, i64 0
-  %v102 = shufflevector <16 x i64> %v101, <16 x i64> poison, <16 x i32> zeroinitializer
-  %v103 = icmp ult <16 x i64> <i64 0, i64 1, i64 2, i64 3, i64 4, i64 5, i64 6, i64 7, i64 8, i64 9, i64 10, i64 11, i64 12, i64 13, i64 14, i64 15>, %v102
-  %v104 = getelementptr float, ptr %v18, i64 %v14
-  %v105 = call <16 x float> @llvm.masked.load.v16f32.p0(ptr align 4 %v104, <16 x i1> %v103, <16 x float> zeroinitializer)
-  %v106 = insertelement <16 x float> poison, float %v65, i64 0
-  %v107 = shufflevector <16 x float> %v106, <16 x float> poison, <16 x i32> zeroinitializer
-  %v108 = fsub <16 x float> %v105, %v107
-  %v109 = fcmp ogt <16 x float> splat (float 0xC05A000000000000), %v108
-  %v110 = select <16 x i1> %v109, <16 x float> splat (float 0xC05A000000000000), <16 x float> %v108
-  %v111 = fcmp olt <16 x float> splat (float 0x4056400000000000), %v110
-  %v112 = select <16 x i1> %v111, <16 x float> splat (float 0x4056400000000000), <16 x float> %v110
-  %v113 = call <16 x float> @llvm.fma.v16f32(<16 x float> %v112, <16 x float> splat (float 0x3FF7154760000000), <16 x float> splat (float 0x4168000000000000))
-  %v114 = fsub <16 x float> %v113, splat (float 0x4168000000000000)
-  %v115 = call <16 x float> @llvm.fma.v16f32(<16 x float> %v114, <16 x float> splat (float 0xBFE62E4000000000), <16 x float> %v112)
-  %v116 = call <16 x float> @llvm.fma.v16f32(<16 x float> %v114, <16 x float> splat (float 0xBEB7F7D1C0000000), <16 x float> %v115)
-  %v117 = call <16 x float> @llvm.fma.v16f32(<16 x float> splat (float 0x3F56940000000000), <16 x float> %v116, <16 x float> splat (float 0x3F8125EDC0000000))
-  %v118 = call <16 x float> @llvm.fma.v16f32(<16 x float> %v117, <16 x float> %v116, <16 x float> splat (float 0x3FA555B5A0000000))
-  %v119 = call <16 x float> @llvm.fma.v16f32(<16 x float> %v118, <16 x float> %v116, <16 x float> splat (float 0x3FC5554500000000))
-  %v120 = call <16 x float> @llvm.fma.v16f32(<16 x float> %v119, <16 x float> %v116, <16 x float> splat (float 0x3FDFFFFF60000000))
-  %v121 = call <16 x float> @llvm.fma.v16f32(<16 x float> %v120, <16 x float> %v116, <16 x float> splat (float 0x3FF0000000000000))
-  %v122 = call <16 x float> @llvm.fma.v16f32(<16 x float> %v121, <16 x float> %v116, <16 x float> splat (float 0x3FF0000000000000))
-  %v123 = bitcast <16 x float> %v113 to <16 x i32>
-  %v124 = sub <16 x i32> %v123, splat (i32 1262485504)
-  %v125 = ashr <16 x i32> %v124, splat (i32 1)
-  %v126 = add <16 x i32> %v125, splat (i32 127)
-  %v127 = shl <16 x i32> %v126, splat (i32 23)
-  %v128 = bitcast <16 x i32> %v127 to <16 x float>
-  %v129 = fmul <16 x float> %v122, %v128
-  %v130 = sub <16 x i32> %v124, %v125
-  %v131 = add <16 x i32> %v130, splat (i32 127)
-  %v132 = shl <16 x i32> %v131, splat (i32 23)
-  %v133 = bitcast <16 x i32> %v132 to <16 x float>
-  %v134 = fmul <16 x float> %v129, %v133
-  %v135 = getelementptr float, ptr %v5, i64 %v14
-  call void @llvm.masked.store.v16f32.p0(<16 x float> %v134, ptr align 4 %v135, <16 x i1> %v103)
-  %v136 = select <16 x i1> %v103, <16 x float> %v134, <16 x float> splat (float 0x0000000000000000)
-  %v137 = fadd <16 x float> %pass1.r0, %v136
+  %v102 = insertelement <16 x i64> poison, i64 %v15, i64 0
+  %v103 = shufflevector <16 x i64> %v102, <16 x i64> poison, <16 x i32> zeroinitializer
+  %v104 = icmp ult <16 x i64> <i64 0, i64 1, i64 2, i64 3, i64 4, i64 5, i64 6, i64 7, i64 8, i64 9, i64 10, i64 11, i64 12, i64 13, i64 14, i64 15>, %v103
+  %v105 = getelementptr float, ptr %v18, i64 %v14
+  %v106 = call <16 x float> @llvm.masked.load.v16f32.p0(ptr align 4 %v105, <16 x i1> %v104, <16 x float> zeroinitializer)
+  %v107 = insertelement <16 x float> poison, float %v65, i64 0
+  %v108 = shufflevector <16 x float> %v107, <16 x float> poison, <16 x i32> zeroinitializer
+  %v109 = fsub <16 x float> %v106, %v108
+  %v110 = fcmp olt <16 x float> %v109, splat (float 0xC05A000000000000)
+  %v111 = select <16 x i1> %v110, <16 x float> splat (float 0x0000000000000000), <16 x float> %v109
+  %v112 = fcmp olt <16 x float> splat (float 0x4056400000000000), %v111
+  %v113 = select <16 x i1> %v112, <16 x float> splat (float 0x4056400000000000), <16 x float> %v111
+  %v114 = call <16 x float> @llvm.fma.v16f32(<16 x float> %v113, <16 x float> splat (float 0x3FF7154760000000), <16 x float> splat (float 0x4168000000000000))
+  %v115 = fsub <16 x float> %v114, splat (float 0x4168000000000000)
+  %v116 = call <16 x float> @llvm.fma.v16f32(<16 x float> %v115, <16 x float> splat (float 0xBFE62E4000000000), <16 x float> %v113)
+  %v117 = call <16 x float> @llvm.fma.v16f32(<16 x float> %v115, <16 x float> splat (float 0xBEB7F7D1C0000000), <16 x float> %v116)
+  %v118 = call <16 x float> @llvm.fma.v16f32(<16 x float> splat (float 0x3F56940000000000), <16 x float> %v117, <16 x float> splat (float 0x3F8125EDC0000000))
+  %v119 = call <16 x float> @llvm.fma.v16f32(<16 x float> %v118, <16 x float> %v117, <16 x float> splat (float 0x3FA555B5A0000000))
+  %v120 = call <16 x float> @llvm.fma.v16f32(<16 x float> %v119, <16 x float> %v117, <16 x float> splat (float 0x3FC5554500000000))
+  %v121 = call <16 x float> @llvm.fma.v16f32(<16 x float> %v120, <16 x float> %v117, <16 x float> splat (float 0x3FDFFFFF60000000))
+  %v122 = call <16 x float> @llvm.fma.v16f32(<16 x float> %v121, <16 x float> %v117, <16 x float> splat (float 0x3FF0000000000000))
+  %v123 = call <16 x float> @llvm.fma.v16f32(<16 x float> %v122, <16 x float> %v117, <16 x float> splat (float 0x3FF0000000000000))
+  %v124 = bitcast <16 x float> %v114 to <16 x i32>
+  %v125 = sub <16 x i32> %v124, splat (i32 1262485504)
+  %v126 = ashr <16 x i32> %v125, splat (i32 1)
+  %v127 = add <16 x i32> %v126, splat (i32 127)
+  %v128 = shl <16 x i32> %v127, splat (i32 23)
+  %v129 = bitcast <16 x i32> %v128 to <16 x float>
+  %v130 = fmul <16 x float> %v123, %v129
+  %v131 = sub <16 x i32> %v125, %v126
+  %v132 = add <16 x i32> %v131, splat (i32 127)
+  %v133 = shl <16 x i32> %v132, splat (i32 23)
+  %v134 = bitcast <16 x i32> %v133 to <16 x float>
+  %v135 = fmul <16 x float> %v130, %v134
+  %v136 = select <16 x i1> %v110, <16 x float> splat (float 0x0000000000000000), <16 x float> %v135
+  %v137 = getelementptr float, ptr %v5, i64 %v14
+  call void @llvm.masked.store.v16f32.p0(<16 x float> %v136, ptr align 4 %v137, <16 x i1> %v104)
+  %v138 = select <16 x i1> %v104, <16 x float> %v136, <16 x float> splat (float 0x0000000000000000)
+  %v139 = fadd <16 x float> %pass1.r0, %v138
   br label %pass1.done
 pass1.done:
-  %v138 = phi <16 x float> [%pass1.r0, %pass1.end], [%v137, %pass1.rest]
-  %v139 = shufflevector <16 x float> %v138, <16 x float> poison, <8 x i32> <i32 0, i32 1, i32 2, i32 3, i32 4, i32 5, i32 6, i32 7>
-  %v140 = shufflevector <16 x float> %v138, <16 x float> poison, <8 x i32> <i32 8, i32 9, i32 10, i32 11, i32 12, i32 13, i32 14, i32 15>
-  %v141 = fadd <8 x float> %v139, %v140
-  %v142 = shufflevector <8 x float> %v141, <8 x float> poison, <4 x i32> <i32 0, i32 1, i32 2, i32 3>
-  %v143 = shufflevector <8 x float> %v141, <8 x float> poison, <4 x i32> <i32 4, i32 5, i32 6, i32 7>
-  %v144 = fadd <4 x float> %v142, %v143
-  %v145 = shufflevector <4 x float> %v144, <4 x float> poison, <2 x i32> <i32 0, i32 1>
-  %v146 = shufflevector <4 x float> %v144, <4 x float> poison, <2 x i32> <i32 2, i32 3>
-  %v147 = fadd <2 x float> %v145, %v146
-  %v148 = shufflevector <2 x float> %v147, <2 x float> poison, <1 x i32> <i32 0>
-  %v149 = shufflevector <2 x float> %v147, <2 x float> poison, <1 x i32> <i32 1>
-  %v150 = extractelement <1 x float> %v148, i64 0
-  %v151 = extractelement <1 x float> %v149, i64 0
-  %v152 = fadd float %v150, %v151
+  %v140 = phi <16 x float> [%pass1.r0, %pass1.end], [%v139, %pass1.rest]
+  %v141 = shufflevector <16 x float> %v140, <16 x float> poison, <8 x i32> <i32 0, i32 1, i32 2, i32 3, i32 4, i32 5, i32 6, i32 7>
+  %v142 = shufflevector <16 x float> %v140, <16 x float> poison, <8 x i32> <i32 8, i32 9, i32 10, i32 11, i32 12, i32 13, i32 14, i32 15>
+  %v143 = fadd <8 x float> %v141, %v142
+  %v144 = shufflevector <8 x float> %v143, <8 x float> poison, <4 x i32> <i32 0, i32 1, i32 2, i32 3>
+  %v145 = shufflevector <8 x float> %v143, <8 x float> poison, <4 x i32> <i32 4, i32 5, i32 6, i32 7>
+  %v146 = fadd <4 x float> %v144, %v145
+  %v147 = shufflevector <4 x float> %v146, <4 x float> poison, <2 x i32> <i32 0, i32 1>
+  %v148 = shufflevector <4 x float> %v146, <4 x float> poison, <2 x i32> <i32 2, i32 3>
+  %v149 = fadd <2 x float> %v147, %v148
+  %v150 = shufflevector <2 x float> %v149, <2 x float> poison, <1 x i32> <i32 0>
+  %v151 = shufflevector <2 x float> %v149, <2 x float> poison, <1 x i32> <i32 1>
+  %v152 = extractelement <1 x float> %v150, i64 0
+  %v153 = extractelement <1 x float> %v151, i64 0
+  %v154 = fadd float %v152, %v153
   br label %pass2
 pass2:
   %pass2.k = phi i64 [0, %pass1.done], [%pass2.next, %pass2.full]
-  %v153 = icmp slt i64 %pass2.k, %v14
-  br i1 %v153, label %pass2.full, label %pass2.end
+  %v155 = icmp slt i64 %pass2.k, %v14
+  br i1 %v155, label %pass2.full, label %pass2.end
 pass2.full:
-  %v154 = getelementptr float, ptr %v5, i64 %pass2.k
-  %v155 = load <16 x float>, ptr %v154, align 4
-  %v156 = insertelement <16 x float> poison, float %v152, i64 0
-  %v157 = shufflevector <16 x float> %v156, <16 x float> poison, <16 x i32> zeroinitializer
-  %v158 = fdiv <16 x float> %v155, %v157
-  %v159 = getelementptr float, ptr %v20, i64 %pass2.k
-  store <16 x float> %v158, ptr %v159, align 4
+  %v156 = getelementptr float, ptr %v5, i64 %pass2.k
+  %v157 = load <16 x float>, ptr %v156, align 4
+  %v158 = insertelement <16 x float> poison, float %v154, i64 0
+  %v159 = shufflevector <16 x float> %v158, <16 x float> poison, <16 x i32> zeroinitializer
+  %v160 = fdiv <16 x float> %v157, %v159
+  %v161 = getelementptr float, ptr %v20, i64 %pass2.k
+  store <16 x float> %v160, ptr %v161, align 4
   %pass2.next = add i64 %pass2.k, 16
   br label %pass2
 pass2.end:
-  %v160 = icmp ne i64 %v15, 0
-  br i1 %v160, label %pass2.rest, label %pass2.done
+  %v162 = icmp ne i64 %v15, 0
+  br i1 %v162, label %pass2.rest, label %pass2.done
 pass2.rest:
-  %v161 = insertelement <16 x i64> poison, i64 %v15, i64 0
-  %v162 = shufflevector <16 x i64> %v161, <16 x i64> poison, <16 x i32> zeroinitializer
-  %v163 = icmp ult <16 x i64> <i64 0, i64 1, i64 2, i64 3, i64 4, i64 5, i64 6, i64 7, i64 8, i64 9, i64 10, i64 11, i64 12, i64 13, i64 14, i64 15>, %v162
-  %v164 = getelementptr float, ptr %v5, i64 %v14
-  %v165 = call <16 x float> @llvm.masked.load.v16f32.p0(ptr align 4 %v164, <16 x i1> %v163, <16 x float> zeroinitializer)
-  %v166 = insertelement <16 x float> poison, float %v152, i64 0
-  %v167 = shufflevector <16 x float> %v166, <16 x float> poison, <16 x i32> zeroinitializer
-  %v168 = fdiv <16 x float> %v165, %v167
-  %v169 = getelementptr float, ptr %v20, i64 %v14
-  call void @llvm.masked.store.v16f32.p0(<16 x float> %v168, ptr align 4 %v169, <16 x i1> %v163)
+  %v163 = insertelement <16 x i64> poison, i64 %v15, i64 0
+  %v164 = shufflevector <16 x i64> %v163, <16 x i64> poison, <16 x i32> zeroinitializer
+  %v165 = icmp ult <16 x i64> <i64 0, i64 1, i64 2, i64 3, i64 4, i64 5, i64 6, i64 7, i64 8, i64 9, i64 10, i64 11, i64 12, i64 13, i64 14, i64 15>, %v164
+  %v166 = getelementptr float, ptr %v5, i64 %v14
+  %v167 = call <16 x float> @llvm.masked.load.v16f32.p0(ptr align 4 %v166, <16 x i1> %v165, <16 x float> zeroinitializer)
+  %v168 = insertelement <16 x float> poison, float %v154, i64 0
+  %v169 = shufflevector <16 x float> %v168, <16 x float> poison, <16 x i32> zeroinitializer
+  %v170 = fdiv <16 x float> %v167, %v169
+  %v171 = getelementptr float, ptr %v20, i64 %v14
+  call void @llvm.masked.store.v16f32.p0(<16 x float> %v170, ptr align 4 %v171, <16 x i1> %v165)
   br label %pass2.done
 pass2.done:
   br label %end0
