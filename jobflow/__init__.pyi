@@ -381,7 +381,6 @@ from jobflow.legacy.arrays import reverse as reverse
 from jobflow.legacy.arrays import same_padding as same_padding
 from jobflow.legacy.arrays import slice as slice
 from jobflow.legacy.arrays import slice_v2 as slice_v2
-from jobflow.legacy.arrays import sync_dynamic_resize as sync_dynamic_resize
 from jobflow.legacy.arrays import zero_pad2d as zero_pad2d
 from jobflow.legacy.declare import global_function as global_function
 from jobflow.legacy.detection import object_bbox_flip as object_bbox_flip
@@ -397,6 +396,7 @@ from jobflow.legacy.elements import tensor_scatter_nd_add as tensor_scatter_nd_a
 from jobflow.legacy.elements import tensor_scatter_nd_update as tensor_scatter_nd_update
 from jobflow.legacy.ids import categorical_ordinal_encode as categorical_ordinal_encode
 from jobflow.legacy.ids import distributed_partial_fc_sample as distributed_partial_fc_sample
+from jobflow.legacy.ids import sync_dynamic_resize as sync_dynamic_resize
 from jobflow.legacy.image import batch_align as image_batch_align
 from jobflow.legacy.image import decode as image_decode
 from jobflow.legacy.image import flip as image_flip

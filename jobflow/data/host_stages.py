@@ -344,6 +344,21 @@ class Padded(Stage):
 
 
 @dataclass(frozen=True, eq=False)
+class Inside(Stage):
+    """An array of this type, which must not be larger than this shape along any axis."""
+
+    array: Stage
+    shape: tuple[int, ...]
+    dtype: DType
+
+    def of(self, place: Any, *values: Any) -> Array:
+        found = np.asarray(values[0])
+        if found.ndim != len(self.shape) or any(n > most for n, most in zip(found.shape, self.shape, strict=True)):
+            raise DataError(f"an array {list(found.shape)} does not lie in the shape {list(self.shape)}")
+        return found.astype(self.dtype.numpy, copy=False)
+
+
+@dataclass(frozen=True, eq=False)
 class Within(Stage):
     """An array of this type, which must have as many axes as this shape and no more elements."""
 

@@ -6,7 +6,7 @@ called, so what depends on them is done then; all else is done ahead.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -19,7 +19,7 @@ from jobflow.core.types import Array, TensorType
 from jobflow.data.ahead import Pending, Pool, Reading
 from jobflow.data.host_stages import Stage
 from jobflow.data.record_order import Drawn, Source
-from jobflow.engine.data_feed import DataFeed, Span
+from jobflow.engine.data_feed import DataFeed, Ragged, Span
 from jobflow.engine.host_values import HostValue
 from jobflow.runtime.world.environment import usable_cores
 
@@ -115,6 +115,22 @@ class Constants(KnownRows):
         return list(self.arrays)
 
 
+@dataclass(frozen=True, eq=False)
+class RaggedRows(Ragged):
+    """What is made of the rows that a stage gives: of all, or of those of each device."""
+
+    stage: Stage
+    rows: int
+    devices: int
+    made: Callable[[list[Array]], Array]
+
+    def of(self, found: list[Array]) -> Any:
+        """The array, or a list with one for each device."""
+        each = self.rows // self.devices
+        arrays = [self.made(found[first : first + each]) for first in range(0, self.rows, each)]
+        return arrays if self.per_device else arrays[0]
+
+
 class JobBatches(DataFeed):
     """Arrays by name, each from the stage that makes a row of it."""
 
@@ -123,12 +139,18 @@ class JobBatches(DataFeed):
         #: by name, the stage that makes a row; and of `HostResult`s those and how many rows there are
         self.stages: dict[str, Stage] = {}
         self.results: dict[str, tuple[Stage, int]] = {}
+        self.ragged: dict[str, RaggedRows] = {}
         self._reading: Reading[dict[str, Any]] | None = None
         self._next = 0
 
     def __repr__(self) -> str:
         """What it gives: that of another is equal if that gives the same."""
-        return f"JobBatches({self.types}, {self.stages}, {self.results})"
+        return f"JobBatches({self.types}, {self.stages}, {self.results}, {self.ragged})"
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Those of all arrays that are tensors of the job."""
+        return frozenset((*self.types, *self.ragged))
 
     def add(self, name: str, type: TensorType, stage: Stage) -> None:
         """One more array: of each sample what the stage gives."""
@@ -136,9 +158,10 @@ class JobBatches(DataFeed):
 
     def arrays(self, run: int, passes: int, rows: Mapping[str, Span], given: Mapping[str, Any]) -> dict[str, Any]:
         wanted = {name: (self.stages[name], span) for name, span in rows.items()}
-        if passes > 1 and (self.results or any(known for stage, _ in wanted.values() for known in _known(stage))):
-            raise JobError("a job with several microbatches reads what files have: no tensors of the job, nor arrays of different shapes as results")
+        if passes > 1 and (self.results or self.ragged or any(known for stage, _ in wanted.values() for known in _known(stage))):
+            raise JobError("a job with several microbatches reads what files have: no tensors of the job, nor arrays of different shapes")
         wanted |= {name: (stage, (0, count)) for name, (stage, count) in self.results.items()}
+        wanted |= {name: (ragged.stage, (0, ragged.rows)) for name, ragged in self.ragged.items()}
         if self._reading is None or run != self._next:
             self.close()
             waits = any(known.arguments for stage, _ in wanted.values() for known in _known(stage))
@@ -182,7 +205,14 @@ class JobBatches(DataFeed):
                 for name, (stage, (start, stop)) in mine.items():
                     if start <= row < stop:
                         found[name][row - start] = stage.value(place, values)
-        return found
+        return found | {name: ragged.of(found[name]) for name, ragged in self.ragged.items() if name in found}
+
+    def shapes(self, name: str, run: int, given: Mapping[str, Any]) -> tuple[Any, ...]:
+        alone = JobBatches()
+        alone.ragged[name] = self.ragged[name]
+        found = alone.arrays(run, 1, {}, given)[name]
+        alone.close()
+        return tuple([each.shape for each in found]) if self.ragged[name].per_device else found.shape
 
     def close(self) -> None:
         if self._reading is not None:

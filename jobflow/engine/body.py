@@ -15,6 +15,7 @@ from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import JobError, ShapeError, SourceLine, user_line
 from jobflow.core.layout import Placement
 from jobflow.core.types import DType, Tensor, TensorType, float32, int8
+from jobflow.engine.data_feed import Ragged
 from jobflow.engine.handle import Found, Handle, TimeSteps, every_step, value_of
 from jobflow.engine.returned import trimmed
 from jobflow.graph.ir import Value, Variable
@@ -42,6 +43,8 @@ class JobBody:
         self.modes: dict[int, Callable[[], Any]] = {}
         #: what gives the arguments that nobody passes: see `DataFeed`
         self.feed: Any = None
+        #: by name the shapes of what the feed has read, where they are other than the largest
+        self.read: Mapping[str, tuple[int, ...]] = {}
         #: the shapes by name of value where arguments are as large as declared, for the program to see; None where they are so large
         self.declared: Mapping[str, tuple[int, ...]] | None = {}
         #: why arguments that are as large as declared are too large
@@ -103,6 +106,16 @@ class JobBody:
     def fed(self, name: str, type: TensorType) -> Handle:
         """An argument of this name that the job's feed gives."""
         return self.handle(self.tracer.as_seen(self.tracer.input(name, type)))
+
+    def fed_ragged(self, name: str, ragged: Ragged) -> Handle:
+        """The same of one whose shape is that of the run."""
+        type = ragged.type.with_shape(self.shape_read(name))
+        return self.handle(self.tracer.as_seen(self.tracer.input(name, type, local=ragged.per_device)))
+
+    def shape_read(self, name: str) -> tuple[int, ...]:
+        """That of what the feed gives under this name in the runs for which the body is traced."""
+        shape: tuple[int, ...] = self.read.get(name, self.feed.ragged[name].type.shape)
+        return shape
 
     def refuse(self, message: str) -> None:
         """ShapeError: arguments are too large; when they are called with, if it is the largest of them for which the body is traced."""

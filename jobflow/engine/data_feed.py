@@ -25,17 +25,34 @@ if TYPE_CHECKING:
 Span = tuple[int, int]
 
 
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """An array, or one of each device, whose shape is that of the run."""
+
+    #: the largest there may be, which is what the program sees
+    type: TensorType
+    #: whether each device has one of its own
+    per_device: bool
+
+
 class DataFeed(ABC):
     """Gives the arrays of a job that are read from files; `types` says which, of one run through the body."""
 
     types: Mapping[str, TensorType]
+    #: those whose shapes are known when they are read
+    ragged: Mapping[str, Ragged]
 
     @abstractmethod
     def arrays(self, run: int, passes: int, rows: Mapping[str, Span], given: Mapping[str, Any]) -> dict[str, Any]:
         """The arrays of a run that passes so often through the body, one batch for each, with these arguments: of each name these rows.
 
-        And by their names the `HostResult`s of the job, lists with an array for each row.
+        And by their names those that are ragged, or lists with one for each device, and the `HostResult`s of the job, lists with an array
+        for each row.
         """
+
+    @abstractmethod
+    def shapes(self, name: str, run: int, given: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The shape, or one for each device, of what is ragged in a run with these arguments, of which nothing else is read."""
 
     @abstractmethod
     def close(self) -> None:
@@ -70,7 +87,10 @@ class Fed:
         """The further arguments of a run in which these are passed, and what no tensor of the job holds of its results."""
         found = self.feed.arrays(run, self.passes, self.rows, {name: value for name, _, value in given})
         arrays = {name: found.pop(name) for name in self.rows}
-        return [(name, Declared(self.types[name], False, self.where), self._given(name, run, rows)) for name, rows in arrays.items()], found
+        read = [(name, Declared(self.types[name], False, self.where), self._given(name, run, rows)) for name, rows in arrays.items()]
+        for name, ragged in self.feed.ragged.items():
+            read.append((name, Declared(ragged.type, ragged.per_device, self.where), found.pop(name)))
+        return read, found
 
     def _given(self, name: str, run: int, rows: Array) -> Array | Lazy:
         type = self.types[name]

@@ -28,7 +28,7 @@ from jobflow.core.types import Tensor
 from jobflow.engine.body import JobBody
 from jobflow.engine.compiled import Compiled
 from jobflow.engine.handle import value_of
-from jobflow.engine.job import ACCUMULATION, Job, Trace, shapes_of
+from jobflow.engine.job import ACCUMULATION, Job, Trace, read_for, shapes_of
 from jobflow.engine.session import Session
 from jobflow.graph.ir import Value
 from jobflow.typing.results import HostResult, Results
@@ -40,6 +40,11 @@ class EagerBody(JobBody):
 
     #: gives the numbers of a value
     look: Callable[[Value], Any]
+    #: the shape of what its feed has under a name
+    shape_of_call: Callable[[str], tuple[int, ...]]
+
+    def shape_read(self, name: str) -> tuple[int, ...]:
+        return self.shape_of_call(name)
 
     def watch(self, value: Tensor, take: Callable[[Any], None], gradient: bool = False) -> None:
         """Show `take` the value at once, or its gradient after the run."""
@@ -135,7 +140,23 @@ class EagerJob(Job):
     def body(self, session: Session, tracer: Tracer, **options: Any) -> EagerBody:
         made = EagerBody(tracer, **options)
         made.look = lambda value: self._look(session, made, value)
+        made.shape_of_call = lambda name: self._shape_of_call(session, made, name)
         return made
+
+    def fitting(self, session: Session, compiled: Compiled, bound: Sequence[Bound], further: Sequence[Bound]) -> Compiled:
+        return compiled
+
+    def _shape_of_call(self, session: Session, body: EagerBody, name: str) -> tuple[int, ...]:
+        """That of what the body's feed gives under this name in the call under way."""
+        ragged = body.feed.ragged[name]
+        if self.bound is None:
+            whole: tuple[int, ...] = ragged.type.shape
+            return whole
+        shapes = body.feed.shapes(name, session.runs.get(self.name, 0), {key: value for key, _, value in self.bound})
+        if ragged.per_device and len(set(shapes)) > 1:
+            raise JobError(f"job {self.name} at {user_line()}: {name} has other shapes on other devices; in an eager job they must be equal")
+        found: tuple[int, ...] = shapes[0] if ragged.per_device else shapes
+        return found
 
     def _look(self, session: Session, body: EagerBody, value: Value) -> Any:
         """The numbers of a value of the body that runs."""
@@ -151,4 +172,5 @@ class EagerJob(Job):
         with scope.using(interpreter=None):
             compiled = session.compiled(self, RecordedCall((trace,) * session.device_count(), looks=True))
             compiled.check_limits(bound)
-            return session.look(compiled, bound)[0]
+            further, beside = read_for(session, compiled, bound)
+            return session.look(compiled, [*bound, *further], beside)[0]

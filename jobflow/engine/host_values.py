@@ -27,23 +27,31 @@ from jobflow.ops.source import External, Input
 
 @dataclass(frozen=True)
 class HostValue:
-    """A tensor of the body; `what` needs it, for messages.  JobError if it depends on more than can be known before a run."""
+    """A tensor of the body; `what` needs it, for messages."""
 
     value: Value
     what: str
     #: arguments that no caller passes
     fed: frozenset[str]
 
-    def __post_init__(self) -> None:
-        where = f"{self.what} at {user_line()}: it is done before the job runs, and {self.value.name}"
+    def needed(self) -> HostValue:
+        """This; JobError if it depends on more than can be known before a run."""
+        if self.unknown:
+            raise JobError(f"{self.what} at {user_line()}: it is done before the job runs, and {self.value.name} {self.unknown}")
+        return self
+
+    @cached_property
+    def unknown(self) -> str:
+        """Why it is not known before a run; empty if it is."""
         for node in self._nodes:
             op = node.op
             if isinstance(op, Input) and op.argument in self.fed:
-                raise JobError(f"{where} is computed from what a reader gives ({op.argument}); pass that itself, or compute it outside the job")
+                return f"is computed from what a reader gives ({op.argument}); pass that itself, or compute it outside the job"
             if isinstance(op, External) and not isinstance(op, Input):
-                raise JobError(f"{where} depends on the variable {op.key}; pass what depends on arguments alone, or do it on tensors of the job")
+                return f"depends on the variable {op.key}; pass what depends on arguments alone, or do it on tensors of the job"
             if not isinstance(op, ToLocal) and any(x.local != y.local for x in node.inputs for y in node.outputs):
-                raise JobError(f"{where} comes from another view by {node.name}; compute it in the view in which it is used")
+                return f"comes from another view by {node.name}; compute it in the view in which it is used"
+        return ""
 
     @cached_property
     def _nodes(self) -> list[Node]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jobflow.core.scope as scope
@@ -45,6 +46,8 @@ from jobflow.typing.signature import Bound, JobSignature
 OptimizerOf = Callable[[FunctionConfig], Optimizer]
 #: The shapes of one call: per array its shape, or a tuple of shapes, one per rank.
 Shapes = tuple[tuple[Any, ...], ...]
+#: by name, no shapes of what is read
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 #: What a body recorded, and the nesting of what it returned.
 Trace = tuple[Traced, Results]
 #: the option that says how many microbatches a run has
@@ -127,7 +130,9 @@ class Job:
         """Per rank what the body records for the shapes of its arguments; the same object where they are the same."""
         placement = self.placement(session)
         declared = [d for _, d in self.signature.placeholders()]
-        ragged = [shape for d, shape in zip(declared, shapes, strict=True) if d.per_device and len(set(shape)) > 1]
+        shapes, read = shapes[: len(declared)], shapes[len(declared) :]
+        per_device = [shape for d, shape in zip(declared, shapes, strict=True) if d.per_device] + [shape for _, each, shape in read if each]
+        ragged = [shape for shape in per_device if len(set(shape)) > 1]
         rows = tuple(own[0] for own in ragged[0]) if ragged else ()
         largest = tuple(d.type.shape for d in declared)
         if self.ahead and self.microbatch_count == 1 and shapes != self.declared_shapes(session) and self._shown(session) is None:
@@ -137,9 +142,10 @@ class Job:
         for index in range(session.device_count()):
             position = placement.ranks.index(index) if index in placement.ranks else 0
             own = tuple(shape[position] if d.per_device else shape for d, shape in zip(declared, shapes, strict=True))
-            if own not in each:
-                each[own] = self.trace(session, placement, own, rows)
-            found.append(each[own])
+            mine = tuple((name, shape[position] if split else shape) for name, split, shape in read)
+            if (own, mine) not in each:
+                each[own, mine] = self._traced(session, placement, own, rows, dict(mine)) if mine else self.trace(session, placement, own, rows)
+            found.append(each[own, mine])
         return tuple(found)
 
     def laid_out(self, session: Session, traces: Sequence[Trace], number: int) -> Compiled:
@@ -216,13 +222,16 @@ class Job:
         tail = next(((body, returned_values(returned)) for body, returned in others), None)
         return replace(program, microbatches=cut, schedule=schedule, tail=tail), results
 
-    def _traced(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...]) -> Trace:
+    def _traced(
+        self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...], read: Mapping[str, Any] = NOTHING
+    ) -> Trace:
         settings, view = session.settings, self.view
         tracer = Tracer(self.name, placement, self.where, self.trainable, known=session.variables, rows=rows, looks=True)
         dtype = self.config.options.get("default_data_type") or float32
         body = self.body(session, tracer, seed=settings.seed or 0, conv_algorithm=settings.conv_algorithm, default_dtype=dtype, config=self.config)
         given = zip(self.signature.placeholders(), shapes, strict=True)
-        largest = self.ahead and all(shape == d.type.shape for (_, d), shape in given if d.per_device)
+        largest = self.ahead and not read and all(shape == d.type.shape for (_, d), shape in given if d.per_device)
+        body.read = read
         body.declared = None if largest else self._shown(session) or {}
         with scope.using(interpreter=body, placement=placement, view=view, namespace=()):
             declared = zip(self.signature.placeholders(), shapes, strict=True)
@@ -282,11 +291,29 @@ class Job:
         compiled = self.compiled(session, bound)
         compiled.check_limits(bound)
         session.compare_arguments(self, {name: _arrays(declared, value) for name, declared, value in bound})
-        return partial(_given, compiled, session.run(compiled, bound))
+        further, beside = read_for(session, compiled, bound)
+        compiled = self.fitting(session, compiled, bound, further)
+        return partial(_given, compiled, session.run(compiled, [*bound, *further], beside))
+
+    def fitting(self, session: Session, compiled: Compiled, bound: Sequence[Bound], further: Sequence[Bound]) -> Compiled:
+        """The job for a call with these arguments and what the feed has read, whose shapes may be known now only."""
+        ragged = compiled.fed.feed.ragged if compiled.fed is not None else {}
+        shapes = {name: tuple([x.shape for x in value]) if d.per_device else value.shape for name, d, value in further if name in ragged}
+        read = [(name, ragged[name].per_device, shape) for name, shape in shapes.items()]
+        largest = [ragged[name].type.shape for name, _, _ in read]
+        if all(set(shape if split else (shape,)) == {most} for (_, split, shape), most in zip(read, largest, strict=True)):
+            return compiled
+        return session.compiled(self, (*shapes_of(bound), *read))
 
     def compiled(self, session: Session, bound: Sequence[Bound]) -> Compiled:
         """The job for a call with these arguments."""
         return session.compiled(self, shapes_of(bound))
+
+
+def read_for(session: Session, compiled: Compiled, bound: Sequence[Bound]) -> tuple[list[Bound], dict[str, Any]]:
+    """The arguments that nobody passes of the run with these, and what no tensor of the job holds of its results."""
+    session.settle()
+    return compiled.read(session.runs.get(compiled.name, 0), bound)
 
 
 def _given(compiled: Compiled, values: list[Any]) -> Any:

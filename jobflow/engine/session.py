@@ -287,20 +287,17 @@ class Session:
                 self.prepare_all()
             return job.run(self, args)
 
-    def run(self, compiled: Compiled, bound: Sequence[Bound]) -> list[Any]:
+    def run(self, compiled: Compiled, bound: Sequence[Bound], beside: Mapping[str, Any]) -> list[Any]:
         """One step on all ranks; what it gives, as `Compiled.values` has it.  Called with the lock held since `compiled` was looked up."""
-        values = self.look(compiled, bound)
+        values = self.look(compiled, bound, beside)
         self.runs[compiled.name] = self.runs.get(compiled.name, 0) + 1
         self.changed(compiled.graph.updates)
         return values
 
-    def look(self, compiled: Compiled, bound: Sequence[Bound]) -> list[Any]:
+    def look(self, compiled: Compiled, bound: Sequence[Bound], beside: Mapping[str, Any]) -> list[Any]:
         """The same of a program that writes no variables, in the middle of a step."""
         assert self.world is not None
-        self.settle()
         run = self.runs.get(compiled.name, 0)
-        further, beside = compiled.read(run, bound)
-        bound = [*bound, *further]
         opening = openings_of(self.world.ranks[0]).get(compiled.number)
         if opening is None:
             values = compiled.values(performed(self.world, Run(compiled.number, compiled.name), compiled.feeds(bound, run, self.here)))

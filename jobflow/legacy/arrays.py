@@ -418,16 +418,6 @@ def masked_fill(x: Tensor, mask: Tensor, value: float, name: Name = None) -> Ten
     return where(mask, math.trunc(value) if whole else value, x)
 
 
-def sync_dynamic_resize(inputs: Tensor, size: Tensor, name: Name = None) -> Tensor:
-    """The first `size` [1] rows of the input, and zeros in the place of those behind."""
-    if size.type.size != 1 or not size.type.dtype.is_integer or not inputs.type.ndim:
-        raise ArgumentError(f"sync_dynamic_resize at {user_line()}: size {size.type} is one integer, and inputs {inputs.type} have rows")
-    rows = inputs.type.shape[0]
-    last = ew.cast(sh.reshape(checked(size, "sync_dynamic_resize", low=0, high=rows, noun="size"), (1,)), int64)
-    kept = sh.reshape(ew.less(source.arange(0, rows, dtype=int64), last), (rows, *[1] * (inputs.type.ndim - 1)))
-    return ew.where(kept, inputs, ew.fill_like(inputs, 0))
-
-
 def elem_cnt(inputs: Tensor, dtype: DType | None = None, name: Name = None) -> Tensor:
     """The number of elements, shape (1,); int32 unless dtype is given."""
     return constant(inputs.type.size, dtype or int32, (1,))

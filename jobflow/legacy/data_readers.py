@@ -22,7 +22,7 @@ from jobflow.data.megatron import TokenFiles
 from jobflow.data.record_order import Indexed, RecordFiles
 from jobflow.engine.distribute import hierarchical_parallel_cast
 from jobflow.legacy import arrays
-from jobflow.legacy.on_host import OnHost, as_tensor, body_of, on_host
+from jobflow.legacy.on_host import OnHost, as_padded, as_tensor, body_of, on_host
 from jobflow.legacy.operands import counts, positive_shape
 from jobflow.legacy.record_data import batch_rows
 
@@ -74,16 +74,17 @@ def OneRecDecoder(
 ) -> Any:
     """A tensor of each example, [batch, *shape], or [batch, *reshape] of the same elements.
 
-    With `is_dynamic` those of examples may be smaller, and zeros stand behind them; each size of `shape` is raised to a multiple of the number in
-    `batch_padding`, if that is not 0.
+    With `is_dynamic` those of examples may be smaller: the sizes are the largest of the batch, raised to multiples of those in `batch_padding` that
+    are not 0, with zeros behind what is smaller.  `reshape` needs all elements of `shape`, so zeros fill that.
     """
     what = "OneRecDecoder"
     record, own = on_host(what, input_blob, "examples"), positive_shape(what, "shape", shape)
-    if batch_padding is not None:
-        if not is_dynamic or len(batch_padding) != len(own) or min(batch_padding, default=0) < 0:
-            raise ArgumentError(f"{what} at {user_line()}: batch_padding has a multiple for each size of a dynamic shape, not {batch_padding}")
-        own = tuple(-(-n // most) * most if most else n for n, most in zip(own, batch_padding, strict=True))
+    if batch_padding is not None and (not is_dynamic or len(batch_padding) != len(own) or min(batch_padding, default=0) < 0):
+        raise ArgumentError(f"{what} at {user_line()}: batch_padding has a multiple for each size of a dynamic shape, not {batch_padding}")
     tensor = ob.ExampleTensor(record.stage, key, dtype)
+    if is_dynamic and reshape is None:
+        return as_padded(what, tensor, record.rows, own, [n or 1 for n in batch_padding or (0,) * len(own)], dtype, name)
+    own = tuple(-(-n // most) * most if most else n for n, most in zip(own, batch_padding or own, strict=True))
     made = as_tensor(what, st.Padded(tensor, own, dtype) if is_dynamic else st.Exactly(tensor, own), record.rows, own, dtype, name)
     return made if reshape is None else arrays.reshape(made, (made.shape[0], *reshape))
 

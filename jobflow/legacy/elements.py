@@ -154,7 +154,7 @@ def upsample_2d(
     align_corners: Any = False,
     data_format: str = "NCHW",
     interpolation: str = "nearest",
-    name: Name = None,
+    name: Name = "Upsample2D",
 ) -> Tensor:
     """Images `size` = (height, width) times as large; "nearest" or "bilinear".  A text in the third place is the data format, as in 0.2."""
     if isinstance(align_corners, str):  # upsample_2d(x, size, data_format, interpolation)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 import jobflow.core.scope as scope
 import jobflow.legacy.arrays as arrays
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
-from jobflow.core.types import DType, Tensor, int32, int64
+from jobflow.core.types import Array, DType, Tensor, TensorType, int8, int32, int64
 from jobflow.eager.faces import all_of, of_jobs, recording
 from jobflow.engine.distribute import current_placement
 from jobflow.engine.handle import Found
+from jobflow.legacy.on_host import as_ragged, devices_of_view, known_number
 from jobflow.legacy.operands import Operand, counts
 from jobflow.legacy.variables import assign, current_job
 from jobflow.ops import elementwise as ew
 from jobflow.ops import index as ix
 from jobflow.ops import sampled_classes as sampling
 from jobflow.ops import shape as sh
+from jobflow.ops import slices as sl
+from jobflow.ops import source
 from jobflow.ops import unique as un
 from jobflow.ops.checked import Checked, checked
 from jobflow.ops.pointwise import call
@@ -72,6 +77,28 @@ def _found(what: str, x: Tensor, dtype: DType | None, name: str | None, axis: in
     return Found(made, axis)
 
 
+def sync_dynamic_resize(inputs: Tensor, size: Tensor, name: str | None = None) -> Tensor:
+    """The first `size` [1] rows of the input.  If size depends on more than arguments, all rows are there, and those behind are zeros."""
+    what = "sync_dynamic_resize"
+    if size.type.size != 1 or not size.type.dtype.is_integer or not inputs.type.ndim:
+        raise ArgumentError(f"{what} at {user_line()}: size {size.type} is one integer, and inputs {inputs.type} have rows")
+    rows = inputs.type.shape[0]
+    last = sh.reshape(checked(size, what, low=0, high=rows, noun="size"), (1,))
+    known = known_number(what, last)
+    if known is not None:
+        marks = as_ragged(what, known, devices_of_view(), _marks, TensorType((rows,), int8), None)
+        edges = (0,) * inputs.type.ndim, (marks.type.shape[0], *inputs.type.shape[1:]), (1,) * inputs.type.ndim
+        kept: Tensor = call(sl.Slice(*edges), inputs, name=name)
+        return kept
+    early = sh.reshape(ew.less(source.arange(0, rows, dtype=int64), ew.cast(last, int64)), (rows, *[1] * (inputs.type.ndim - 1)))
+    return ew.where(early, inputs, ew.fill_like(inputs, 0), name=name)
+
+
+def _marks(sizes: list[Array]) -> Array:
+    """As many as a size says."""
+    return np.zeros(int(sizes[0]), np.int8)
+
+
 def distributed_partial_fc_sample(weight: Tensor, label: Tensor, num_sample: int, name: str | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Some of the classes, whose weights [classes, ...] are cut over the devices: all labels, and others by chance at every run.
 
@@ -112,6 +139,7 @@ def categorical_ordinal_encode(table: Tensor, size: Tensor, input_tensor: Tensor
 _OF_TENSORS = {
     "argwhere": "flow.argwhere",
     "nonzero": "flow.nonzero",
+    "sync_dynamic_resize": "x[:size]",
     "where": "flow.where",
     "categorical_ordinal_encode": "a dictionary",
     "distributed_partial_fc_sample": "flow.randperm and indices",

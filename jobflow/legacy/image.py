@@ -17,7 +17,8 @@ from jobflow.core.notices import notice
 from jobflow.core.types import DType, Tensor, float32, int8, int32, uint8
 from jobflow.data import host_stages as st
 from jobflow.legacy import arrays, math
-from jobflow.legacy.on_host import OnHost, as_tensor, on_host, rows_of, same_samples
+from jobflow.legacy.on_host import OnHost, as_padded, as_tensor, on_host, rows_of, same_samples
+from jobflow.legacy.operands import counts, positive_shape
 from jobflow.legacy.record_data import AREA, RATIO, decoded, randomly_cropped
 
 __all__ = [
@@ -225,14 +226,14 @@ def normalize(image: Any, std: Sequence[float], mean: Sequence[float], name: str
 
 
 def batch_align(images: OnHost, shape: Sequence[int], dtype: DType, alignment: int, name: str | None = None) -> Any:
-    """Images of different sizes in a tensor [batch, *shape], which has room for each; zeros stand below and to the right of them.
+    """Images of different sizes in a tensor [batch, height, width, channels] with room for each, zeros below and to the right of them.
 
-    Height and width of `shape` are raised to multiples of `alignment`.
+    Its height and width are those of the largest image of the batch, raised to multiples of `alignment`; no image is larger than `shape`.
     """
-    given = on_host("image.batch_align", images, "images", "arrays")
-    height, width = (-(-int(n) // alignment) * alignment for n in shape[:2])
-    whole = (height, width, *map(int, shape[2:]))
-    return as_tensor("image.batch_align", st.Padded(given.pixels(), whole, dtype), given.rows, whole, dtype, name)
+    what = "image.batch_align"
+    given, most = on_host(what, images, "images", "arrays"), positive_shape(what, "shape", shape)
+    counts(what, alignment=alignment)
+    return as_padded(what, given.pixels(), given.rows, most, (alignment, alignment, 1), dtype, name)
 
 
 resize = Resize

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, DuplicateNameError, JobError, ShapeError, user_line
 from jobflow.core.types import Array, DType, Tensor, TensorType, record, tensor_buffer, uint8
 from jobflow.data import host_stages as st
-from jobflow.data.job_batches import Constants, JobBatches, OfTensor
+from jobflow.data.job_batches import Constants, JobBatches, OfTensor, RaggedRows
 from jobflow.engine.body import JobBody
 from jobflow.engine.handle import value_of
 from jobflow.engine.host_values import HostValue
@@ -121,7 +121,7 @@ def feed_of(what: str) -> JobBatches:
 def _label(what: str, name: str | None) -> str:
     feed = feed_of(what)
     label = body_of(what).unique_name(what) if name is None else scope.current().full_name(name)
-    if label in feed.types or label in feed.results:
+    if label in feed.names or label in feed.results:
         raise DuplicateNameError(f'{what} at {user_line()}: another decoder of this job has the name "{label}"')
     return label
 
@@ -131,6 +131,36 @@ def as_tensor(what: str, stage: st.Stage, rows: int, shape: Sequence[int], dtype
     label, type = _label(what, name), TensorType((rows, *shape), dtype)
     feed_of(what).add(label, type, stage)
     return body_of(what).fed(label, type)
+
+
+def as_ragged(
+    what: str,
+    stage: st.Stage,
+    rows: int,
+    made: Callable[[list[Array]], Array],
+    type: TensorType,
+    name: str | None,
+) -> Any:
+    """What is made of the rows of a stage, in the mirrored view of those of each device, as a tensor of the job: its shape is that of the run."""
+    label = _label(what, name)
+    ragged = RaggedRows(type, scope.current().view == "mirrored", stage, rows, devices_of_view(), made)
+    feed_of(what).ragged[label] = ragged
+    return body_of(what).fed_ragged(label, ragged)
+
+
+def as_padded(what: str, stage: st.Stage, rows: int, most: Sequence[int], units: Sequence[int], dtype: DType, name: str | None) -> Any:
+    """Arrays of different sizes, at most these, in one tensor [rows, ...], zeros behind them: the largest of each axis, in multiples of its unit."""
+    raised = tuple([-(-n // unit) * unit for n, unit in zip(most, units, strict=True)])
+    each = TensorType((rows // devices_of_view(), *raised), dtype)
+    return as_ragged(what, st.Inside(stage, tuple(most), dtype), rows, partial(_padded, units=tuple(units)), each, name)
+
+
+def _padded(rows: list[Array], units: tuple[int, ...]) -> Array:
+    sizes = [-(-max(sizes) // unit) * unit for sizes, unit in zip(zip(*[row.shape for row in rows], strict=True), units, strict=True)]
+    whole = np.zeros((len(rows), *sizes), rows[0].dtype)
+    for each, row in zip(whole, rows, strict=True):
+        each[tuple(map(slice, row.shape))] = row
+    return whole
 
 
 def as_result(what: str, stage: st.Stage, rows: int, shape: tuple[int, ...], dtype: DType, name: str | None) -> Callable[..., HostResult]:
@@ -169,7 +199,15 @@ def known_stage(what: str, x: Tensor, axes: int) -> st.Stage:
     source = value.node.inputs[0].node.op if isinstance(value.node.op, ToLocal) else value.node.op
     if isinstance(source, Input) and source.argument in feed.stages and axes == len(x.type.shape) - 1:
         return feed.stages[source.argument]
-    return OfTensor(HostValue(value, what, frozenset(feed.types)), axes)
+    return OfTensor(HostValue(value, what, feed.names).needed(), axes)
+
+
+def known_number(what: str, x: Tensor) -> st.Stage | None:
+    """A tensor of one element, in the mirrored view that of each device; None if it is known when the job runs."""
+    if not isinstance(scope.current().interpreter, JobBody):
+        return None
+    host = HostValue(value_of(x), what, feed_of(what).names)
+    return None if host.unknown else OfTensor(host, 0)
 
 
 def same_samples(what: str, *given: OnHost | st.Stage) -> None:

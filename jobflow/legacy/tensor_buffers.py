@@ -13,17 +13,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
-from jobflow.core.types import Array, DType, Tensor, float32
+from jobflow.core.types import Array, DType, Tensor, TensorType, float32
 from jobflow.data import host_stages as st
 from jobflow.data.job_batches import Constants, OfList
 from jobflow.legacy import arrays
-from jobflow.legacy.on_host import OnHost, as_result, as_tensor, body_of, devices_of_view, on_host
+from jobflow.legacy.on_host import OnHost, as_ragged, as_result, as_tensor, body_of, devices_of_view, on_host
 from jobflow.legacy.operands import counts, fitting, positive_shape
 from jobflow.typing.results import HostArgument, HostResult
 
@@ -87,14 +86,13 @@ def tensor_buffer_to_tensor(x: OnHost, dtype: DType, instance_shape: Sequence[in
 def tensor_buffer_to_list_of_tensors(
     x: OnHost, out_shape: Sequence[int], out_dtype: DType, dynamic_out: bool = False, name: str | None = None
 ) -> list[Any]:
-    """Each array by itself: tensors of the job of one shape; with `dynamic_out` results of any shape with no more elements."""
+    """Each array by itself: tensors of one shape; with `dynamic_out` of that which the array has, with no more elements than `out_shape`."""
     what = "tensor_buffer_to_list_of_tensors"
     shape, given = positive_shape(what, "out_shape", out_shape), on_host(what, x, *ARRAYS)
     _fits(what, given, out_dtype)
-    count = math.prod(given.shape)
     if dynamic_out:
-        made = as_result(what, given.pixels(), given.rows, shape, out_dtype, name)
-        return [made(itemgetter(i)) for i in range(count)]
+        return _each(what, given, shape, out_dtype, (), name)
+    count = math.prod(given.shape)
     whole = arrays.reshape(tensor_buffer_to_tensor(given, out_dtype, shape, name), (count, *shape))
     return [arrays.reshape(arrays.slice(whole, [i] + [0] * len(shape), [1, *shape]), shape) for i in range(count)]
 
@@ -120,16 +118,20 @@ def tensor_buffer_to_tensor_list(input: OnHost, shape: Sequence[int], dtype: DTy
     return as_result(what, given.pixels(), given.rows, most, dtype, name)(lambda rows: [row[np.newaxis] for row in rows], True)
 
 
-def _with_axis(index: int, rows: Sequence[Array]) -> Array:
-    found: Array = rows[index][np.newaxis]
-    return found
+def _each(what: str, x: OnHost, shape: Sequence[int], dtype: DType, ahead: tuple[int, ...], name: str | None) -> list[Any]:
+    """A tensor of each row of a device, of the shape that the row has, `shape` at most, behind the axes `ahead`."""
+    stage, label = st.Within(x.pixels(), tuple(shape), dtype), name or body_of(what).unique_name(what)
+    type, count = TensorType((*ahead, *shape), dtype), x.rows // devices_of_view()
+    return [as_ragged(what, stage, x.rows, partial(_row, i, ahead), type, f"{label}_{i}") for i in range(count)]
 
 
-def tensor_list_split(input_tensor_list: HostArgument | HostResult, name: str | None = None) -> list[HostResult]:
-    """The arrays of a tensor list, one after another, as results of the job."""
+def _row(index: int, ahead: tuple[int, ...], rows: Sequence[Array]) -> Array:
+    return rows[index].reshape(*ahead, *rows[index].shape)
+
+
+def tensor_list_split(input_tensor_list: HostArgument | HostResult, name: str | None = None) -> list[Any]:
+    """The arrays [1, ...] of a tensor list, one after another, as tensors of the shape that each has."""
     if isinstance(input_tensor_list, HostArgument):
-        given = tensor_list_to_tensor_buffer(input_tensor_list)
-        whole = input_tensor_list.declared
-        made = as_result("tensor_list_split", given.stage, given.rows, whole.shape[1:], whole.dtype, name)
-        return [made(partial(_with_axis, i)) for i in range(whole.shape[0])]
+        given, whole = tensor_list_to_tensor_buffer(input_tensor_list), input_tensor_list.declared
+        return _each("tensor_list_split", given, whole.shape[1:], whole.dtype, (1,), name)
     raise ArgumentError(f"tensor_list_split at {user_line()}: it takes an argument that is declared as tp.ListListNumpy.Placeholder")

@@ -150,7 +150,7 @@ class ToLocal(Crossing):
         return x.with_shape(tuple(shape))
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (apply(ToGlobal(tuple(map(dual, self.sbp))), dy),)
+        return (apply(ToGlobal(tuple(map(dual, self.sbp)), self.ranks), dy),)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -108,12 +108,14 @@ def test_onerec(devices: int, onerec: list[str]) -> None:
             flow.data.OneRecDecoder(record, "label", flow.int64, (1,)),
             flow.data.OneRecDecoder(record, "x", flow.float, (2, 3), reshape=(6,)),
             some,
+            flow.data.onerec_decoder(record, "some", flow.int32, (9,), is_dynamic=True),
         ]
 
-    for run, (label, x, some) in enumerate(told(body, 2)):
+    for run, (label, x, some, longest) in enumerate(told(body, 2)):
         which = np.arange(6 * run, 6 * run + 6) % 8
         assert label[:, 0].tolist() == which.tolist() == x[:, 0].tolist() and x.shape == (6, 6)
         assert some.tolist() == [[j if j <= i % 3 else 0 for j in range(4)] for i in which]
+        assert longest.shape == (6, 3) and longest.tolist() == some[:, :3].tolist()
 
 
 def test_onerec_shuffles_examples_or_batches(session: None, onerec: list[str]) -> None:

@@ -185,9 +185,29 @@ def test_assignments_of_experimental() -> None:
     assert flow.get_all_variables()["u"].numpy()[:, 0].tolist() == [2, 3, 2, 3]
 
 
-def test_rows_behind_a_size(run: Any) -> None:
+@pytest.mark.parametrize(("devices", "view"), [(1, "consistent"), (2, "consistent"), (2, "mirrored")])
+def test_as_many_rows_as_a_size_says(devices: int, view: str) -> None:
+    """Of the consistent view one size, of the mirrored one that of each device; where the job computes the size, zeros behind it."""
+
+    @flow.global_function("predict", fresh(devices, view))
+    def job(x: tp.Numpy.Placeholder((8, 3)), n: tp.Numpy.Placeholder((devices if view == "mirrored" else 1,), flow.int32)) -> tp.Bundle[tp.ListNumpy]:  # type: ignore[valid-type]
+        some = flow.sync_dynamic_resize(x, n + 1)
+        v = flow.get_variable("v", (1,), flow.int32, flow.constant_initializer(1, flow.int32))
+        assert some.shape == x.shape, "the largest there may be"
+        return [some * 2, flow.sync_dynamic_resize(x, v)]
+
+    x = np.arange(1.0, 25, dtype=np.float32).reshape(8, 3)
+    for sizes in ([1, 3], [0, 2]) if view == "mirrored" else ([1], [7]):
+        some, later = job(x, np.int32(sizes))
+        for found, rows, size in zip(some, np.split(x, len(sizes)), sizes, strict=True):
+            np.testing.assert_array_equal(found, 2 * rows[: size + 1])
+        assert [len(each) for each in later] == [8 // len(sizes)] * len(sizes) and not later[0][1:].any() and later[0][0].all()
+    with pytest.raises(flow.ArgumentError, match=r"size 10 .*is outside"):
+        job(x, np.int32([9] * len(sizes)))
+
+
+def test_a_reshape_with_an_open_axis(run: Any) -> None:
     x = np.arange(1.0, 13).reshape(4, 3)
-    assert run(lambda x, n: flow.sync_dynamic_resize(x, n), x, np.array([2])).tolist() == [*x[:2].tolist(), [0] * 3, [0] * 3]
     assert run(lambda x: flow.dynamic_reshape(x, [-1, 4]), x).shape == (3, 4)
 
 

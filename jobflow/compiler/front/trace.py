@@ -158,8 +158,8 @@ class Tracer:
         return mine if (placement.ranks, placement.mesh) == (mine.ranks, mine.mesh) else placement
 
     def _parts(self, op: Crossing, placement: Placement, where: SourceLine) -> Crossing:
-        """The op that knows how many ranks have a part."""
-        if op.axes and self.rows:
+        """The op that knows how many ranks have a part; the gradient of what was cut from a logical tensor knows it already."""
+        if op.axes and self.rows and isinstance(op, ToGlobal) and op.ranks == 1:
             raise JobError(
                 f"{self.kind} {self.name} at {where}: the ranks' arguments differ in length ({list(self.rows)}), "
                 f"so their tensors are not balanced pieces of one logical tensor; stay in the mirrored view, or pass arrays of one length"
