@@ -64,9 +64,11 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="without dropout and weight decay, so that losses can be compared")
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--part", type=int, default=1, metavar="N", help="train on the first N-th of the batch only")
+    parser.add_argument("--convolutions", default="auto", help="a setting of flow.config.conv_algorithm")
     options = parser.parse_args()
     models.divide(options.part)
     flow.config.gpu_device_num(options.devices)
+    flow.config.conv_algorithm(options.convolutions)
     train_job, arguments = job(options.model, options.check), models.batch(options.model)
 
     start = time.perf_counter()

@@ -36,6 +36,8 @@ RESULTS = HERE / "results.jsonl"
 #: steps of a round, so that a round takes about half a second a side
 STEPS = {"mlp": 250, "lenet": 6, "gpt": 3}
 VARIANTS = {"mlp": ("eager", "compiled"), "lenet": ("eager", "channels_last", "compiled"), "gpt": ("eager", "fused", "compiled")}
+#: settings of our convolutions that are timed beside the default
+SETTINGS = {"mlp": (), "lenet": ("winograd",), "gpt": ()}
 FOREIGN = 0.1
 CHECKED = 5
 LISTED = 14
@@ -52,9 +54,10 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def ours(model: str, options: argparse.Namespace, check: bool, root: Path = HERE.parent, name: str = "jobflow") -> Side:
-    """jobflow's side; of another checkout, if `root` is one."""
+def ours(model: str, options: argparse.Namespace, check: bool, root: Path = HERE.parent, name: str = "jobflow", setting: str = "") -> Side:
+    """jobflow's side; of another checkout, if `root` is one, and with this setting of convolutions."""
     command = [sys.executable, str(root / "benchmarks" / "ours.py"), model, "--devices", str(options.ranks), *(["--check"] if check else [])]
+    command += ["--convolutions", setting] if setting else []
     if options.ranks > 1:
         beside = Path(sys.executable).with_name("mpiexec")
         mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec") or "mpiexec"
@@ -116,6 +119,7 @@ def quantile(values: list[float], share: float) -> float:
 def measure(model: str, options: argparse.Namespace, folder: str) -> dict[str, Any]:
     variants = options.variants or (VARIANTS[model] if options.ranks == 1 else ("eager",))
     sides = [ours(model, options, check=False)]
+    sides += [ours(model, options, False, name=f"jobflow {setting}", setting=setting) for setting in SETTINGS[model]]
     if options.ranks == 1:
         sides.append(bound(model, options))
     if options.peer_python:
@@ -133,6 +137,8 @@ def measure(model: str, options: argparse.Namespace, folder: str) -> dict[str, A
         ratios = [times["jobflow"] / times[side.name] for times in kept]
         spread = [quantile(ratios, 0.1), quantile(ratios, 0.9)]
         table[side.name] = {"ms": 1e3 * median(t[side.name] for t in kept), "ratio": median(ratios), "spread": spread, "mib": memory[side.name]}
+        for setting in SETTINGS[model]:
+            table[side.name][setting] = median(times[f"jobflow {setting}"] / times[side.name] for times in kept)
     return {
         "model": model,
         "ranks": options.ranks,
@@ -146,10 +152,14 @@ def measure(model: str, options: argparse.Namespace, folder: str) -> dict[str, A
 
 def show(result: dict[str, Any], difference: float | None) -> None:
     print(f"\n{result['model']}, {result['ranks']} rank(s), {result['rounds']} rounds used, {result['disturbed']} disturbed")
-    print(f"  {'':24}{'ms/step':>10}{'jobflow/it':>12}{'p10 - p90':>16}{'peak MiB':>10}")
+    settings = SETTINGS[result["model"]]
+    print(f"  {'':24}{'ms/step':>10}{'jobflow/it':>12}{'p10 - p90':>16}{'peak MiB':>10}" + "".join(f"{setting + '/it':>14}" for setting in settings))
     for name, row in result["sides"].items():
         spread = "{:.3f} - {:.3f}".format(*row["spread"])
-        print(f"  {name:24}{row['ms']:10.3f}{row['ratio']:12.3f}{spread:>16}{row['mib']:10.0f}")
+        print(
+            f"  {name:24}{row['ms']:10.3f}{row['ratio']:12.3f}{spread:>16}{row['mib']:10.0f}"
+            + "".join(f"{row[setting]:14.3f}" for setting in settings)
+        )
     own = result["facts"]["jobflow"]
     print(f"  import {own['import_s']:.3f} s, session and compile {own['compile_s']:.3f} s, first step after {own['first_step_s']:.3f} s")
     if difference is not None:
