@@ -2,6 +2,7 @@
 
     python benchmarks/gemm.py [--rounds 15]
     python benchmarks/gemm.py --ways            of NumPy: into a result by columns, and with a factor copied into the other order, as GFLOP/s
+    python benchmarks/gemm.py --loops           compiled loops: their GFLOP/s, and OpenBLAS's time as a multiple of theirs, for a and b as they are and turned
 
 The figures are the reason for `RANKS` in jobflow/kernels/cpu/gemm.py.  "sum" is y = a b + y.
 """
@@ -12,11 +13,13 @@ import argparse
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 
 from jobflow.core.tables import TextTable
+from jobflow.kernels.llvm.product_loops import in_loops
 from jobflow.ops import blas
 
 #: rows, columns and summed elements
@@ -104,11 +107,34 @@ def ways_row(m: int, n: int, k: int, transpose_a: bool, transpose_b: bool, round
     return [name, *(f"{2e-3 * m * n * k / time:.0f}" for time in best.values())]
 
 
+#: rows, columns and summed elements of small and large products
+SIZES = [(128, 512, 784), (256, 256, 256), (512, 256, 1024), (64, 512, 512), (1024, 1024, 1024), (32, 1024, 1024), (100, 70, 33), (36, 2000, 36)]
+SIZES += [(10, 128, 64), (128, 10, 64), (16, 16, 16)]
+
+
+def loops_row(m: int, n: int, k: int, rounds: int) -> list[str]:
+    """GFLOP/s and ratio for the four ways in which two factors lie."""
+    random, texts = np.random.default_rng(m), []
+    for turned in range(4):
+        a = random.standard_normal((k, m) if turned & 2 else (m, k)).astype(np.float32)
+        b = random.standard_normal((n, k) if turned & 1 else (k, n)).astype(np.float32)
+        a, b, y = a.T if turned & 2 else a, b.T if turned & 1 else b, np.empty((m, n), np.float32)
+        ((loop, (block,)),) = in_loops([(np.matmul, (a, b, y))])
+        ways = {"loop": partial(loop, block), "numpy": partial(np.matmul, a, b, y)}
+        best = fastest(ways, rounds, max(1, 5_000_000 // (m * n * k + 20_000)))
+        texts.append(f"{2e-3 * m * n * k / best['loop']:.0f} {best['numpy'] / best['loop']:.2f}")
+    return [f"{m}x{n}x{k}", *texts]
+
+
 if __name__ == "__main__":
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--rounds", type=int, default=15)
     arguments.add_argument("--ways", action="store_true")
+    arguments.add_argument("--loops", action="store_true")
     given = arguments.parse_args()
+    if given.loops:
+        print(TextTable(["rows x columns x summed", "a b", "a b'", "a' b", "a' b'"], [loops_row(*size, given.rounds) for size in SIZES]))
+        raise SystemExit
     if given.ways:
         headings = ["rows x columns x summed", "as it is", "by columns", "and copied", "a copied before", "b copied before"]
         print(TextTable(headings, [ways_row(*way, given.rounds) for way in WAYS]))

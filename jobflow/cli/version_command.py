@@ -36,7 +36,7 @@ def versions() -> dict[str, str | None]:
     """What -> its version, or None if it is not installed."""
     import numpy as np
 
-    from jobflow.runtime.world import blas_threads
+    from jobflow.kernels import blas_threads
 
     return {
         "jobflow": __version__,

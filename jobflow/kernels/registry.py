@@ -41,6 +41,9 @@ PACKAGES: dict[tuple[Kind, Tier], str] = {
     ("cuda", "nvrtc"): "jobflow.kernels.cuda",
 }
 
+#: the modules that have `in_loops`, which goes through the calls of other tiers
+REFINED: dict[Tier, str] = {"llvm": "jobflow.kernels.llvm.product_loops"}
+
 #: prepares the calls that compute an operation: prepare(op, device, inputs, outputs)
 Prepare = Callable[[Any, Binder, Sequence[Array], Sequence[Array]], list[Call]]
 #: says why not, or None: refuses(op, inputs, outputs)
@@ -170,8 +173,10 @@ def choose(op: Op, target: Target, inputs: Sequence[Array], outputs: Sequence[Ar
 
 
 def bind(op: Op, target: Target, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    """The calls of the best implementation."""
-    return choose(op, target, inputs, outputs).implementation.bind(op, device, inputs, outputs)
+    """The calls of the best implementation; what stands in calls of every kind is done as the tier does it (`REFINED`)."""
+    calls = choose(op, target, inputs, outputs).implementation.bind(op, device, inputs, outputs)
+    refined = REFINED.get(target.tier)
+    return calls if refined is None else import_module(refined).in_loops(calls)
 
 
 def binding(op: Op, target: Target, inputs: Sequence[DType], outputs: Sequence[DType]) -> Binding:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from functools import cache
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -57,6 +57,26 @@ def subtracting_product(a: Array, b: Array, y: Array, rate: Array) -> Call | Non
     """The call for y -= rate a b on NumPy matrices, with `rate` of one element read when it runs; None where BLAS cannot do it."""
     add = adding_product(a, b, y)
     return None if add is None else (_subtract, (add, rate.reshape(())))
+
+
+class AddedProduct(NamedTuple):
+    """y = alpha a b + share y; alpha is a number, or minus that in an array of one element when it runs."""
+
+    a: Array
+    b: Array
+    y: Array
+    share: float
+    alpha: float | Array
+
+
+def added_product(call: Call) -> AddedProduct | None:
+    """What a call that was made here does, if it adds a product."""
+    function: Any
+    function, arguments = call
+    alpha: Any = arguments[0] if arguments else None
+    if function is _subtract:
+        function, alpha = arguments
+    return AddedProduct(function.arrays[0], function.arrays[1], function.arrays[2], function.share, alpha) if hasattr(function, "share") else None
 
 
 def outer_product(a: Array, b: Array, y: Array) -> Call:
@@ -119,13 +139,13 @@ def _gemm(kind: str) -> Callable[..., Callable[[float], None]] | None:
         data = [ctypes.c_void_p(x.ctypes.data) for x in (a, b, y)]
         ways = [ctypes.c_int(word) for word in (major, *(turn if major == ROW_MAJOR else OTHER[turn] for turn in (turn_a, turn_b)))]
         arguments = (*ways, *sizes, alpha, data[0], integer(line_a), data[1], integer(line_b), real(share), data[2], integer(line_y))
-        kept_alive = (a, b, y)
 
         def run(factor: float) -> None:
             alpha.value = factor
             function(*arguments)
 
-        run.arrays = kept_alive  # type: ignore[attr-defined]
+        run.arrays = (a, b, y)  # type: ignore[attr-defined]
+        run.share = share  # type: ignore[attr-defined]
         return run
 
     return prepare if _is_right(prepare, kind) else None

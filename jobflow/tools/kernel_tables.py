@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from importlib import import_module
 
 from jobflow.compiler.rank.order import Ordered
 from jobflow.core.tables import TextTable
@@ -20,6 +21,8 @@ def kernel_tables(plan: Plan, target: Target, ordered: Ordered, why: str | None 
     head = ["instruction", "operation", "kernel", "why not another"]
     title = f"kernels of {target}" + (f" ({why})" if why else "")
     text = f"{title}\n{TextTable(head, [_row(instruction, target, addresses) for instruction in computing])}"
+    refined = registry.REFINED.get(target.tier)
+    text += f"\n\nproducts of matrices in these calls: {import_module(refined).about()}" if refined else ""
     if ordered.program.hits:
         text += f"\n\npatterns\n{TextTable(['pattern', 'times'], sorted(Counter(ordered.program.hits).items()))}"
     if ordered.again:

@@ -18,12 +18,12 @@ from jobflow.core.version import __version__
 from jobflow.engine.binding import Loaded, StorageChoice
 from jobflow.engine.session import Session
 from jobflow.graph.ir import Physical
+from jobflow.kernels import blas_threads
 from jobflow.kernels.target import CPU, Target
 from jobflow.plan.footprint import Footprint, footprint
 from jobflow.plan.plan import Collective, Compute, Plan, Transfer
 from jobflow.plan.storage import is_common
 from jobflow.plan.traffic import Traffic, planned
-from jobflow.runtime.world import blas_threads
 from jobflow.runtime.world.environment import usable_cores
 from jobflow.runtime.world.launched import launched
 from jobflow.strategies.pipeline import flops

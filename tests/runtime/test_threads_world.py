@@ -17,9 +17,9 @@ import pytest
 
 from jobflow.core.errors import AbortedError, ArgumentError, JobError, RankError, ShapeError
 from jobflow.core.layout import SUM
+from jobflow.kernels import blas_threads as blas
 from jobflow.runtime.comm import thread_communicator as comm_threads
 from jobflow.runtime.device.numpy_device import CpuDevice
-from jobflow.runtime.world import blas_threads as blas
 from jobflow.runtime.world.solo import SoloWorld
 from jobflow.runtime.world.threads import ThreadsWorld
 from jobflow.runtime.world.world import Rank, World

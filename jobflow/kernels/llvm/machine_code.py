@@ -65,6 +65,13 @@ class Compiler:
         return frozenset({"ldexp"} if "+avx512f" in self.features.split(",") else ())
 
     @property
+    def vector_bytes(self) -> int:
+        """The size of a vector register."""
+        if not self.triple.startswith(("x86_64", "i686")):
+            return 16
+        return 64 if self._has("avx512f") else 32 if self._has("avx2") else 16
+
+    @property
     def has_float16(self) -> bool:
         return self._has("f16c")
 

@@ -20,13 +20,13 @@ from typing import Any, NoReturn
 
 import jobflow.core.scope as scope
 from jobflow.core.errors import JobError, user_line
+from jobflow.kernels import blas_threads as blas
 from jobflow.runtime.comm.mpi_communicator import MpiCommunicator, Site
 from jobflow.runtime.comm.nccl_communicator import device_communicator
 from jobflow.runtime.comm.post import LEAVING, Control, Post, write
 from jobflow.runtime.comm.waits import Need, WayCount
 from jobflow.runtime.device.device import Device
 from jobflow.runtime.device.numpy_device import CpuDevice
-from jobflow.runtime.world import blas_threads as blas
 from jobflow.runtime.world import environment as variables
 from jobflow.runtime.world import launched as launch
 from jobflow.runtime.world import rendezvous, watcher

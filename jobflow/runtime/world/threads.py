@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from jobflow.core.errors import AbortedError, JobError
+from jobflow.kernels import blas_threads as blas
 from jobflow.runtime.comm.nccl_communicator import device_communicator
 from jobflow.runtime.comm.thread_communicator import Room, ThreadsCommunicator
 from jobflow.runtime.device.device import Device
 from jobflow.runtime.device.numpy_device import aligned_zeros
-from jobflow.runtime.world import blas_threads as blas
 from jobflow.runtime.world.world import Command, Rank, each_argument, failure
 
 #: seconds that closing waits for a rank that is still busy

@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 
-from jobflow.runtime.world import blas_threads
+from jobflow.kernels import blas_threads
 
 SIZE, TIMES = 768, 15
 

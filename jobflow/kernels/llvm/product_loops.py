@@ -1,0 +1,115 @@
+"""Products of matrices as compiled loops: the tier "llvm" of CPUs.
+
+Products stand among the calls of operations of every kind: layers, attention, convolutions by windows or by Winograd's transforms.  So
+what is prepared for the tier `numpy` is gone through, and each product that a loop takes becomes one (`in_loops`):
+
+    (np.matmul, (a, b, y)), (a.dot, (b, y))    y = a b, on the last two axes
+    what `ops/blas.py` prepared                y += a b, and y -= rate a b
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+
+from jobflow.core.types import Array, DType, dtype_of
+from jobflow.kernels import blas_threads
+from jobflow.kernels.llvm.loops import argument_block
+from jobflow.kernels.llvm.machine_code import Function, compiler
+from jobflow.kernels.llvm.product_text import ProductForm, print_product
+from jobflow.kernels.loop_space import address
+from jobflow.ops import blas
+from jobflow.ops.op import Call
+
+#: rows or columns below which BLAS multiplies a matrix with a vector, or nearly so
+FEWEST = 4
+#: multiply-adds; for fewer, compiling costs more than many runs save
+SMALLEST = 1 << 12
+#: pairs of matrices, beyond those that one call goes through, for which there is a call of its own
+MOST_CALLS = 64
+
+
+_THREADED = "BLAS uses several threads here, or does not say how many"
+
+
+def about() -> str:
+    """Who multiplies matrices here, for listings."""
+    return "compiled loops, where they take them" if blas_threads.threads() == 1 else f"NumPy: {_THREADED}"
+
+
+def in_loops(calls: Sequence[Call]) -> list[Call]:
+    """The calls, with loops in the place of the products that these take."""
+    return [made for call in calls for made in _loops(call)]
+
+
+def _loops(call: Call) -> list[Call]:
+    function, arguments = call
+    if function in (np.matmul, np.dot) and len(arguments) == 3:
+        return _product(*arguments) or [call]
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, np.ndarray) and function == owner.dot:
+        return _product(owner, *arguments) or [call]
+    added = blas.added_product(call)
+    if added is None or added.share != 1.0 or (isinstance(added.alpha, float) and added.alpha != 1.0):
+        return [call]
+    by = None if isinstance(added.alpha, float) else added.alpha
+    return _product(added.a, added.b, added.y, adds=True, by=by) or [call]
+
+
+def refuses(a: Array, b: Array, y: Array) -> str | None:
+    """Why there is no loop for y = a b; None if there is one."""
+    if {a.dtype, b.dtype, y.dtype} != {y.dtype} or y.dtype.name not in ("float32", "float64"):
+        return f"elements of {a.dtype}, {b.dtype} and {y.dtype}"
+    if min(a.ndim, b.ndim) < 2 or min(y.shape[-2:], default=0) < FEWEST or not (a.size and y.size):
+        return f"fewer than {FEWEST} rows or columns"
+    if y.size * a.shape[-1] < SMALLEST:
+        return f"{y.size * a.shape[-1]} multiply-adds; a loop is compiled for {SMALLEST} and more"
+    if y.strides[-1] != y.itemsize and y.strides[-2] != y.itemsize:
+        return f"a result with strides {y.strides}"
+    if y.itemsize not in (b if y.strides[-1] == y.itemsize else a).strides[-2:]:
+        return "a factor that lies neither by rows nor by columns"
+    if math.prod(y.shape[:-4]) > MOST_CALLS:
+        return f"more than {MOST_CALLS} times two axes of matrices"
+    if not compiler().has_fma:
+        return "this machine has no fused multiply-adds"
+    if any(not x.flags.aligned or any(step % x.itemsize or step < 0 for step in x.strides) for x in (a, b, y)):
+        return "operands that are not aligned, or run backwards"
+    if np.may_share_memory(a, y) or np.may_share_memory(b, y):
+        return "the result lies where an operand is"
+    return None if blas_threads.threads() == 1 else _THREADED
+
+
+def _product(a: Array, b: Array, y: Array, adds: bool = False, by: Array | None = None) -> list[Call]:
+    """y = a b, or y += a b, or y -= by a b; nothing if there is no loop for it."""
+    if refuses(a, b, y) is not None:
+        return []
+    if y.strides[-1] != y.itemsize:  # by columns: the same of what is turned
+        a, b, y = b.swapaxes(-1, -2), a.swapaxes(-1, -2), y.swapaxes(-1, -2)
+    a, b = (np.broadcast_to(x, (*y.shape[:-2], *x.shape[-2:])) for x in (a, b))
+    function = _compiled(dtype_of(y.dtype))
+    return [(function, (_arguments(a[at], b[at], y[at], adds, by),)) for at in np.ndindex(y.shape[:-4])]
+
+
+def _arguments(a: Array, b: Array, y: Array, adds: bool, by: Array | None) -> object:
+    """For matrices in at most two axes of pairs."""
+    while y.ndim < 4:
+        a, b, y = a[None], b[None], y[None]
+    words = [*map(address, (a, b, y)), *y.shape[-2:], a.shape[-1], *a.strides[-2:], *b.strides[-2:], y.strides[-2]]
+    for axis in range(2):
+        words += [y.shape[axis], *(x.strides[axis] for x in (a, b, y))]
+    return argument_block([*words, adds, 0 if by is None else address(by)], (a, b, y, *(() if by is None else (by,))))
+
+
+def form_of(dtype: DType) -> ProductForm:
+    """For this machine: vectors as wide as it has, and tiles that leave registers for what is multiplied."""
+    width = compiler().vector_bytes
+    many = width in (16, 64)  # AArch64 and AVX-512 have 32 registers
+    return ProductForm(dtype, width // dtype.itemsize, (6, 4, 2, 1) if many else (4, 2, 1), 4 if many else 3)
+
+
+@cache
+def _compiled(dtype: DType) -> Function:
+    return compiler().function(print_product(form_of(dtype)))

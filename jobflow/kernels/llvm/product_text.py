@@ -1,0 +1,359 @@
+"""Text of products of matrices, y[m,n] = (y +) scale a[m,k] b[k,n]: tiles of y that stay in registers over a panel of b that stays in the cache.
+
+    for each pair of matrices; for ROWS rows of y, for DEPTH of k        a part of a, which stays in the second cache
+        for some columns, as many as PANEL vectors have:                 a panel of b, packed as [depth, columns], which stays in the first
+            for some rows, 6 where there are 32 registers:               a tile: 6 x 4 vectors of sums
+                for k: one row of the panel, times a number of each row of a
+
+It is the order of K. Goto, R. van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).  Elements of a are read where they
+are, unless a is turned and long: then rows of a tile are packed side by side.  Every element of y is summed in the order of k, in pieces of
+DEPTH, whatever the sizes of m and n: a batch that is cut over ranks gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from jobflow.core.types import DType
+from jobflow.kernels.llvm.instructions import Lines, register, several, suffix
+from jobflow.kernels.llvm.machine_code import NAME
+
+#: of k, summed before y is touched; rows of a beside one panel; the same where a is packed, which is on the stack
+DEPTH, ROWS, PACKED_ROWS = 256, 504, 252
+#: tiles of rows up to which a panel of b is read where it is, since packing costs as much
+UNPACKED_TILES = 2
+#: panels up to which a turned a is read where it is
+UNPACKED_PANELS = 2
+#: the words of the argument block: addresses, sizes, distances in bytes; 1 to add to y; the address of what is subtracted times, or 0
+WORDS = (
+    *("a", "b", "y", "m", "n", "k", "a.down", "a.along", "b.down", "b.along", "y.down"),
+    *("outer", "a.outer", "b.outer", "y.outer", "inner", "a.inner", "b.inner", "y.inner", "adds", "by"),
+)
+
+
+@dataclass(frozen=True)
+class ProductForm:
+    """What the text depends on: element type, elements of a vector, rows of tiles (falling, the last is 1), vectors of a tile."""
+
+    dtype: DType
+    lanes: int
+    rows: tuple[int, ...]
+    panel: int
+
+    @property
+    def size(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def kind(self) -> str:
+        return register(self.dtype)
+
+    @property
+    def vector(self) -> str:
+        return several(self.kind, self.lanes)
+
+    @property
+    def mask(self) -> str:
+        return several("i1", self.lanes)
+
+    @property
+    def aligned(self) -> int:
+        return self.lanes * self.size
+
+
+class _Function(Lines):
+    """Lines of one function, in blocks."""
+
+    def __init__(self, form: ProductForm, head: str) -> None:
+        super().__init__()
+        self.form, self.head = form, head
+        self.label("entry")
+
+    def label(self, name: str) -> None:
+        super().label(name)
+        self.block = name
+
+    @contextmanager
+    def repeated(self, name: str, stop: str, by: str | int, /, **carried: tuple[str, str | int]) -> Iterator[None]:
+        """For %name from 0 below `stop`, at least once; each %name.x is an address that begins at the first of x and goes on by the second."""
+        before = self.block
+        self.write(f"br label %{name}.in")
+        self.label(f"{name}.in")
+        self.write(f"%{name} = phi i64 [0, %{before}], [%{name}.j, %{name}.next]")
+        for x, (start, _) in carried.items():
+            self.write(f"%{name}.{x} = phi ptr [{start}, %{before}], [%{name}.{x}.j, %{name}.next]")
+        yield
+        self.write(f"br label %{name}.next")
+        self.label(f"{name}.next")
+        self.write(f"%{name}.j = add i64 %{name}, {by}")
+        for x, (_, step) in carried.items():
+            self.write(f"%{name}.{x}.j = getelementptr i8, ptr %{name}.{x}, i64 {step}")
+        self.write(f"br i1 {self.value(f'icmp slt i64 %{name}.j, {stop}')}, label %{name}.in, label %{name}.done")
+        self.label(f"{name}.done")
+
+    def at(self, base: str, distance: str | int) -> str:
+        return self.value(f"getelementptr i8, ptr {base}, i64 {distance}")
+
+    def least(self, a: str, b: str | int) -> str:
+        return self.value(f"select i1 {self.value(f'icmp slt i64 {a}, {b}')}, i64 {a}, i64 {b}")
+
+    def first(self, count: str) -> str:
+        """The mask of the first `count` lanes."""
+        lanes = self.form.lanes
+        wide = several("i64", lanes)
+        one = self.value(f"insertelement {wide} poison, i64 {count}, i64 0")
+        all = self.value(f"shufflevector {wide} {one}, {wide} poison, <{lanes} x i32> zeroinitializer")
+        return self.value(f"icmp slt {wide} <{', '.join(f'i64 {k}' for k in range(lanes))}>, {all}")
+
+    def everywhere(self, number: str) -> str:
+        vector = self.form.vector
+        one = self.value(f"insertelement {vector} poison, {self.form.kind} {number}, i64 0")
+        return self.value(f"shufflevector {vector} {one}, {vector} poison, <{self.form.lanes} x i32> zeroinitializer")
+
+    def load(self, place: str, mask: str = "") -> str:
+        form = self.form
+        if not mask:
+            return self.value(f"load {form.vector}, ptr {place}, align {form.size}")
+        name = f"llvm.masked.load{suffix(form.kind, form.lanes)}.p0"
+        return self.call(name, form.vector, f"ptr align {form.size} {place}", f"{form.mask} {mask}", f"{form.vector} zeroinitializer")
+
+    def store(self, value: str, place: str, mask: str = "") -> None:
+        form = self.form
+        if not mask:
+            self.write(f"store {form.vector} {value}, ptr {place}, align {form.size}")
+            return
+        name = f"llvm.masked.store{suffix(form.kind, form.lanes)}.p0"
+        self.effect(name, f"{form.vector} {value}", f"ptr align {form.size} {place}", f"{form.mask} {mask}")
+
+    def multiplied(self, a: str, b: str, c: str, name: str = "") -> str:
+        """a b + c, rounded once."""
+        form = self.form
+        function, factors = f"llvm.fma{suffix(form.kind, form.lanes)}", [f"{form.vector} {x}" for x in (a, b, c)]
+        if not name:
+            return self.call(function, form.vector, *factors)
+        self.declare(function, form.vector, *factors)
+        self.write(f"{name} = call {form.vector} @{function}({', '.join(factors)})")
+        return name
+
+    def text(self) -> list[str]:
+        return [f"define {self.head} {{", *self.lines, "}"]
+
+
+def print_product(form: ProductForm) -> str:
+    """The module with `loop` for products of this form."""
+    bodies = [_driver(form), _turn(form)]
+    for vectors in range(1, form.panel + 1):
+        bodies += [_panel(form, vectors), *(_tile(form, rows, vectors) for rows in form.rows)]
+    declared = sorted(set().union(*(body.declared for body in bodies)))
+    return "\n".join([*(line for body in bodies for line in body.text()), *declared, ""])
+
+
+def _tile(form: ProductForm, rows: int, vectors: int) -> _Function:
+    """A tile of y: sums over the depth of one panel."""
+    at = _Function(
+        form,
+        f"internal void @tile_{rows}_{vectors}(ptr %a, i64 %down, i64 %along, ptr %b, i64 %step, i64 %depth, ptr %y, i64 %line, {form.mask} %mask, "
+        f"i64 %adds, {form.kind} %scale)",
+    )
+    starts = ["%a"]
+    for _ in range(1, rows):
+        starts.append(at.at(starts[-1], "%down"))
+    places = [(i, j) for i in range(rows) for j in range(vectors)]
+    with at.repeated("k", "%depth", 1, b=("%b", "%step"), off=("null", "%along")):
+        for i, j in places:
+            at.write(f"%old.{i}.{j} = phi {form.vector} [zeroinitializer, %entry], [%sum.{i}.{j}, %k.next]")
+        off = at.value("ptrtoint ptr %k.off to i64")
+        given = [at.load(at.at("%k.b", j * form.aligned), "%mask" if j == vectors - 1 else "") for j in range(vectors)]
+        for i in range(rows):
+            number = at.everywhere(at.value(f"load {form.kind}, ptr {at.at(starts[i], off)}, align {form.size}"))
+            for j in range(vectors):
+                at.multiplied(number, given[j], f"%old.{i}.{j}", name=f"%sum.{i}.{j}")
+    scale = at.everywhere("%scale")
+    at.write(f"br i1 {at.value('icmp ne i64 %adds, 0')}, label %added, label %alone")
+    for label in ("added", "alone"):
+        at.label(label)
+        line = "%y"
+        for i in range(rows):
+            line = at.at(line, "%line") if i else line
+            for j in range(vectors):
+                mask, place = "%mask" if j == vectors - 1 else "", at.at(line, j * form.aligned)
+                at.store(at.multiplied(f"%sum.{i}.{j}", scale, at.load(place, mask)) if label == "added" else f"%sum.{i}.{j}", place, mask)
+        at.write("ret void")
+    return at
+
+
+def _panel(form: ProductForm, vectors: int) -> _Function:
+    """Some columns of y: packs a panel of b, which lies by rows or by columns, or reads it where it is, and makes tile by tile of rows."""
+    at = _Function(
+        form,
+        f"internal void @panel_{vectors}(ptr %a, i64 %down, i64 %along, i64 %tile, ptr %b, i64 %b.down, i64 %b.along, ptr %y, i64 %line, i64 %m, "
+        f"i64 %width, i64 %depth, ptr %packed, i64 %adds, {form.kind} %scale)",
+    )
+    lanes, step = form.lanes, vectors * form.aligned
+    rest = at.value(f"sub i64 %width, {(vectors - 1) * lanes}")
+    mask = at.first(rest)
+    at.write(f"br i1 {at.value(f'icmp eq i64 %b.along, {form.size}')}, label %plain, label %across")
+    at.label("across")
+    with at.repeated("t", "%depth", lanes, b=("%b", lanes * form.size), to=("%packed", lanes * step)):
+        seen = at.first(at.value("sub i64 %depth, %t"))
+        for j in range(vectors):
+            columns = rest if j == vectors - 1 else lanes
+            place, to = at.at("%t.b", at.value(f"mul i64 %b.along, {j * lanes}")), at.at("%t.to", j * form.aligned)
+            at.write(f"call void @turn(ptr {place}, i64 %b.along, i64 {columns}, {form.mask} {seen}, ptr {to}, i64 {step})")
+    at.write("br label %ready")
+    at.label("plain")
+    at.write(f"br i1 {at.value(f'icmp sle i64 %m, {form.rows[0] * UNPACKED_TILES}')}, label %ready, label %pack")
+    at.label("pack")
+    with at.repeated("k", "%depth", 1, b=("%b", "%b.down"), to=("%packed", step)):
+        for j in range(vectors):
+            value = at.load(at.at("%k.b", j * form.aligned), mask if j == vectors - 1 else "")
+            at.store(value, at.at("%k.to", j * form.aligned))
+    at.write("br label %ready")
+    at.label("ready")
+    panel = at.value("phi ptr [%packed, %t.done], [%b, %plain], [%packed, %k.done]")
+    steps = at.value(f"phi i64 [{step}, %t.done], [%b.down, %plain], [{step}, %k.done]")
+    _rows(at, form, vectors, panel, steps, mask)
+    at.write("ret void")
+    return at
+
+
+def _rows(at: _Function, form: ProductForm, vectors: int, panel: str, step: str, mask: str) -> None:
+    """All rows: as many tiles of the most rows as there are, and so on down to one row."""
+    at.write(f"br label %rows.{form.rows[0]}")
+    a, y, left, before = "%a", "%y", "%m", at.block
+    for rows, fewer in zip(form.rows, (*form.rows[1:], 0), strict=True):
+        this, body, following = f"rows.{rows}", f"tile.{rows}", f"rows.{fewer}"
+        at.label(this)
+        for name, kind, start in (("a", "ptr", a), ("y", "ptr", y), ("left", "i64", left)):
+            at.write(f"%{name}.{rows} = phi {kind} [{start}, %{before}], [%{name}.{rows}.j, %{body}]")
+        at.write(f"br i1 {at.value(f'icmp sge i64 %left.{rows}, {rows}')}, label %{body}, label %{following}")
+        at.label(body)
+        at.write(
+            f"call void @tile_{rows}_{vectors}(ptr %a.{rows}, i64 %down, i64 %along, ptr {panel}, i64 {step}, i64 %depth, ptr %y.{rows}, i64 %line, "
+            f"{form.mask} {mask}, i64 %adds, {form.kind} %scale)"
+        )
+        down = "%tile" if rows == form.rows[0] else at.value(f"mul i64 %down, {rows}")
+        at.write(f"%a.{rows}.j = getelementptr i8, ptr %a.{rows}, i64 {down}")
+        at.write(f"%y.{rows}.j = getelementptr i8, ptr %y.{rows}, i64 {at.value(f'mul i64 %line, {rows}')}")
+        at.write(f"%left.{rows}.j = sub i64 %left.{rows}, {rows}")
+        at.write(f"br label %{this}")
+        a, y, left, before = f"%a.{rows}", f"%y.{rows}", f"%left.{rows}", this
+    at.label("rows.0")
+
+
+def _turn(form: ProductForm) -> _Function:
+    """Columns of b, each of which lies together, to rows of a panel: a square of vectors, transposed by halves."""
+    at = _Function(form, f"internal void @turn(ptr %b, i64 %along, i64 %columns, {form.mask} %mask, ptr %to, i64 %step)")
+    lanes = form.lanes
+    square = []
+    for j in range(lanes):
+        there = at.value(f"icmp slt i64 {j}, %columns")  # beyond, the first column is read once more, and nobody stores what comes of it
+        square.append(at.load(at.at("%b", at.value(f"select i1 {there}, i64 {at.value(f'mul i64 %along, {j}')}, i64 0")), "%mask"))
+    half = lanes // 2
+    while half:
+        for i in range(lanes):
+            if not i & half:
+                pair = square[i], square[i | half]
+                square[i] = _shuffled(at, pair, [k if not k & half else lanes + (k & ~half) for k in range(lanes)])
+                square[i | half] = _shuffled(at, pair, [k | half if not k & half else lanes + k for k in range(lanes)])
+        half //= 2
+    place = "%to"
+    for i, row in enumerate(square):
+        place = at.at(place, "%step") if i else place
+        at.store(row, place)
+    at.write("ret void")
+    return at
+
+
+def _shuffled(at: _Function, pair: tuple[str, str], order: Sequence[int]) -> str:
+    vector = at.form.vector
+    return at.value(f"shufflevector {vector} {pair[0]}, {vector} {pair[1]}, <{len(order)} x i32> <{', '.join(f'i32 {k}' for k in order)}>")
+
+
+def _driver(form: ProductForm) -> _Function:
+    """`loop`: the order of parts, panels and tiles, for matrices in two axes of pairs."""
+    at = _Function(form, f"void @{NAME}(ptr %args)")
+    tile = form.rows[0]
+    at.write(f"%packed = alloca [{DEPTH * form.panel * form.lanes} x {form.kind}], align 64")
+    at.write(f"%rows.of.a = alloca [{DEPTH * PACKED_ROWS + form.lanes} x {form.kind}], align 64")
+    for place, name in enumerate(WORDS):
+        at.write(f"%{name} = load i64, ptr {at.at('%args', place * 8)}")
+    starts = {name: at.value(f"inttoptr i64 %{name} to ptr") for name in "aby"}
+    scale = _scale(at, form)
+    packs = _packs(at, form)
+    rows = at.value(f"select i1 {packs}, i64 {PACKED_ROWS}, i64 {ROWS}")
+    with (
+        at.repeated("o", "%outer", 1, a=(starts["a"], "%a.outer"), b=(starts["b"], "%b.outer"), y=(starts["y"], "%y.outer")),
+        at.repeated("e", "%inner", 1, a=("%o.a", "%a.inner"), b=("%o.b", "%b.inner"), y=("%o.y", "%y.inner")),
+        at.repeated("i", "%m", rows, a=("%e.a", at.value(f"mul i64 %a.down, {rows}")), y=("%e.y", at.value(f"mul i64 %y.down, {rows}"))),
+    ):
+        count = at.least(at.value("sub i64 %m, %i"), rows)
+        with at.repeated("d", "%k", DEPTH, a=("%i.a", at.value(f"mul i64 %a.along, {DEPTH}")), b=("%e.b", at.value(f"mul i64 %b.down, {DEPTH}"))):
+            depth = at.least(at.value("sub i64 %k, %d"), DEPTH)
+            adds = at.value(f"or i64 %adds, {at.value('zext i1 ' + at.value('icmp ne i64 %d, 0') + ' to i64')}")
+            plain, packed = at.value(f"mul i64 %a.down, {tile}"), at.value(f"mul i64 {depth}, {tile * form.size}")
+            here = at.block
+            at.write(f"br i1 {packs}, label %pack, label %ready")
+            at.label("pack")
+            _pack_rows(at, form, count, depth, packed)
+            there = at.block
+            at.write("br label %ready")
+            at.label("ready")
+            choices = (("ptr", "%d.a", "%rows.of.a"), ("i64", "%a.down", form.size), ("i64", "%a.along", tile * form.size), ("i64", plain, packed))
+            a, down, along, next_tile = (at.value(f"phi {kind} [{x}, %{here}], [{y}, %{there}]") for kind, x, y in choices)
+            wide = form.panel * form.lanes
+            with at.repeated("j", "%n", wide, b=("%d.b", at.value(f"mul i64 %b.along, {wide}")), y=("%i.y", wide * form.size)):
+                width = at.least(at.value("sub i64 %n, %j"), wide)
+                arguments = (
+                    f"ptr {a}, i64 {down}, i64 {along}, i64 {next_tile}, ptr %j.b, i64 %b.down, i64 %b.along, ptr %j.y, i64 %y.down, i64 {count}, "
+                    f"i64 {width}, i64 {depth}, ptr %packed, i64 {adds}, {form.kind} {scale}"
+                )
+                _by_width(at, form, width, arguments)
+    at.write("ret void")
+    return at
+
+
+def _scale(at: _Function, form: ProductForm) -> str:
+    """1, or minus the number that is given."""
+    at.write(f"br i1 {at.value('icmp ne i64 %by, 0')}, label %given, label %start")
+    at.label("given")
+    rate = at.value(f"load {form.kind}, ptr {at.value('inttoptr i64 %by to ptr')}")
+    minus = at.value(f"fneg {form.kind} {rate}")
+    at.write("br label %start")
+    at.label("start")
+    return at.value(f"phi {form.kind} [1.0, %entry], [{minus}, %given]")
+
+
+def _packs(at: _Function, form: ProductForm) -> str:
+    """Whether rows of a are packed: they lie across, and are read for many panels."""
+    across = at.value(f"icmp ne i64 %a.along, {form.size}")
+    beside = at.value(f"icmp eq i64 %a.down, {form.size}")
+    many = at.value(f"icmp sgt i64 %n, {form.panel * form.lanes * UNPACKED_PANELS}")
+    return at.value(f"and i1 {many}, {at.value(f'and i1 {across}, {beside}')}")
+
+
+def _pack_rows(at: _Function, form: ProductForm, count: str, depth: str, packed: str) -> None:
+    """Rows of a, some at a time, as [tile, depth, rows of a tile]; vectors are wider than a tile, and the next one overwrites what is too much."""
+    tile = form.rows[0]
+    with at.repeated("p", count, tile, a=("%d.a", tile * form.size), to=("%rows.of.a", packed)):
+        left = at.least(at.value(f"sub i64 {count}, %p"), tile)
+        parts = [(first * form.size, at.first(at.value(f"sub i64 {left}, {first}"))) for first in range(0, tile, form.lanes)]
+        with at.repeated("q", depth, 1, a=("%p.a", "%a.along"), to=("%p.to", tile * form.size)):
+            for distance, mask in parts:
+                at.store(at.load(at.at("%q.a", distance), mask), at.at("%q.to", distance))
+
+
+def _by_width(at: _Function, form: ProductForm, width: str, arguments: str) -> None:
+    """The panel of as many vectors as these columns fill."""
+    for vectors in range(form.panel, 0, -1):
+        if vectors > 1:
+            more = at.value(f"icmp sgt i64 {width}, {(vectors - 1) * form.lanes}")
+            at.write(f"br i1 {more}, label %wide.{vectors}, label %less.{vectors}")
+            at.label(f"wide.{vectors}")
+        at.write(f"call void @panel_{vectors}({arguments})")
+        at.write("br label %made")
+        if vectors > 1:
+            at.label(f"less.{vectors}")
+    at.label("made")
