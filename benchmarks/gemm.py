@@ -2,7 +2,7 @@
 
     python benchmarks/gemm.py [--rounds 15]
     python benchmarks/gemm.py --ways            of NumPy: into a result by columns, and with a factor copied into the other order, as GFLOP/s
-    python benchmarks/gemm.py --loops           compiled loops: their GFLOP/s, and OpenBLAS's time as a multiple of theirs, for a and b as they are and turned
+    python benchmarks/gemm.py --loops           compiled loops: GFLOP/s, and OpenBLAS's time as a multiple of theirs, as factors lie
 
 The figures are the reason for `RANKS` in jobflow/kernels/cpu/gemm.py.  "sum" is y = a b + y.
 """
