@@ -103,7 +103,9 @@ def row_binding(op: Indexed, inputs: Sequence[TensorType], outputs: Sequence[Ten
         return None
     arrays = [np.empty(type.shape, type.dtype.numpy) for type in (*inputs, *outputs)]
     found = _program(made, space, op.in_place, [space.view(k, a) for k, a in enumerate(arrays)], len(inputs))
-    if found is None or found[0].sums:
+    if found is None:  # numbers for a part of the rows: to copy them takes longer than so few elements
+        return partial(Op.bind, op)
+    if found[0].sums:
         return None
     program, *matrices = found
     if not all(a.flags.c_contiguous for some in matrices for a in some):  # what is transposed
