@@ -17,7 +17,7 @@ from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError,
 from jobflow.core.types import DType, Tensor, bool_, dtype_of, int32, int64
 from jobflow.eager.faces import SPELLED, all_of, of_jobs, recording, spelled
 from jobflow.engine.handle import sizes
-from jobflow.legacy.operands import Operand, counts, fitting, spans, tensors
+from jobflow.legacy.operands import Operand, counts, filling, fitting, spans, tensors
 from jobflow.ops import broadcast as bc
 from jobflow.ops import elementwise as ew
 from jobflow.ops import index as ix
@@ -87,7 +87,7 @@ def amp_white_identity(x: Tensor, name: Name = None) -> Tensor:
 def constant(value: float, dtype: DType | None = None, shape: Sequence[int] | None = None, name: Name = None) -> Tensor:
     """A tensor of `shape`, or (1,), filled with value; dtype is required."""
     kind = _dtype("constant", dtype)
-    return source.constant(fitting("constant", value, kind), (1,) if shape is None else _ints("constant", "shape", shape), kind)
+    return source.constant(filling("constant", value, kind), (1,) if shape is None else _ints("constant", "shape", shape), kind)
 
 
 def constant_scalar(value: float, dtype: DType | None = None, name: Name = None) -> Tensor:
@@ -98,7 +98,7 @@ def constant_scalar(value: float, dtype: DType | None = None, name: Name = None)
 def constant_like(like: Tensor, value: float, dtype: DType | None = None, name: Name = None) -> Tensor:
     """value in the shape of `like`, as `dtype` or like's own."""
     kind = like.type.dtype if dtype is None else _dtype("constant_like", dtype)
-    return ew.fill_like(like, fitting("constant_like", value, kind), dtype=kind)
+    return ew.fill_like(like, filling("constant_like", value, kind), dtype=kind)
 
 
 def ones_like(like: Tensor, dtype: DType | None = None, name: Name = None) -> Tensor:

@@ -20,8 +20,7 @@ from jobflow.eager.faces import SPELLED, all_of, recording, spelled
 from jobflow.engine.operators import quotient
 from jobflow.functional.nn_activations import logsigmoid
 from jobflow.legacy.elements import top_k as top_k
-from jobflow.legacy.operands import Operand, counts, operands
-from jobflow.legacy.operands import fitting as fitting
+from jobflow.legacy.operands import Operand, counts, filling, operands
 from jobflow.legacy.operands import tensors as tensors
 from jobflow.legacy.random import fused_scale_tril_softmax_dropout as fused_scale_tril_softmax_dropout
 from jobflow.ops import activation as ac
@@ -182,7 +181,7 @@ def clip_by_value(values: Tensor, min_value: float | None = None, max_value: flo
     """min(max(x, min_value), max_value); a bound that is None does not hold, but one must be given."""
     if min_value is None and max_value is None:
         raise ArgumentError(f"clip_by_value at {user_line()}: give min_value, max_value or both")
-    bounds = [None if bound is None else fitting("clip_by_value", bound, values.type.dtype) for bound in (min_value, max_value)]
+    bounds = [None if bound is None else filling("clip_by_value", bound, values.type.dtype) for bound in (min_value, max_value)]
     made: Tensor = _F.clamp(values, *bounds)
     return made
 

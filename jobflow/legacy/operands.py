@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -23,6 +24,11 @@ def fitting(what: str, number: float, dtype: DType) -> float:
         raise ArgumentError(f"{what} at {user_line()}: {number!r} is not a number; arrays are arguments of the job") from None
     except ValueError as error:
         raise DtypeError(f"{what} at {user_line()}: {error} but the tensor is {dtype.name}; cast it first, to a type that has the number") from None
+
+
+def filling(what: str, number: float, dtype: DType) -> float:
+    """The number that fills a tensor: one of integers takes what stands before the point, as there."""
+    return fitting(what, int(number) if dtype.is_integer and isinstance(number, float) and math.isfinite(number) else number, dtype)
 
 
 def operands(what: str, x: Operand, y: Operand) -> tuple[Operand, Operand]:

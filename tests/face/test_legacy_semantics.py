@@ -288,3 +288,12 @@ def test_programs_for_shapes_are_kept_and_forgotten() -> None:
     for rows in (4, 3, 3, 2, 3, 4):
         np.testing.assert_array_equal(job((rows, 3))[0][0], np.arange(rows * 3).reshape(rows, 3) + 1)
     assert len(traced) == 4  # 4, 3, 2, and 4 again, which was the longest unused when 2 came
+
+
+def test_numbers_that_fill_integers_lose_their_fraction(run: Run) -> None:
+    """A bound of clip_by_value, too; in arithmetic such a number is refused."""
+    made = run(lambda x: [flow.constant(-2.5, flow.int32, (2,)), flow.constant_like(x, 5.5), math.clip_by_value(x, -1.5, 2.5)], WHOLE)
+    assert [a.dtype for a in made] == [np.int32] * 3
+    assert set(made[0]) == {-2}
+    for given, expected in zip(made[1:], (np.full_like(WHOLE, 5), WHOLE.clip(-1, 2)), strict=True):
+        np.testing.assert_array_equal(given, expected)
