@@ -9,7 +9,7 @@ import numpy as np
 
 import jobflow.core.scope as scope
 from jobflow.core.errors import NOT_A_TENSOR, DtypeError, JobError, user_line
-from jobflow.core.types import DType, Tensor, Typed, bool_
+from jobflow.core.types import DType, Tensor, Typed, bool_, int8
 from jobflow.ops import elementwise as ew
 from jobflow.ops import matmul as linalg
 from jobflow.ops.arithmetic import TruncateDivide
@@ -51,6 +51,9 @@ class TensorOperators(Typed):
     __slots__ = ()
 
     def __bool__(self) -> bool:
+        """True, as of any object (`if bias:` asks whether there is one); JobError of what a comparison gives, whose elements are not known."""
+        if self.type.dtype not in (int8, bool_):
+            return True
         raise JobError(f"{user_line()}: the truth value of a {self.type} tensor is not known while a job is traced; use where(condition, x, y)")
 
     def _no_number(self, *_: Any) -> Any:
