@@ -7,6 +7,7 @@
 There are two providers: NumPy, and the OpenBLAS that its wheels bring, through ctypes (`ops/blas.py`), which can add to what is there.
 `RANKS` says who is asked first for what, whatever the sizes, so that all ranks compute alike however a batch is cut among them;
 `benchmarks/gemm.py` measures it.  Neither has epilogues: a bias is laid down before the product, an activation is a call of its own.
+In plans of the tier `llvm` compiled loops take their place, whoever was chosen here (`kernels/llvm/product_loops.py`).
 """
 
 from __future__ import annotations
