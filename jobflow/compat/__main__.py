@@ -21,7 +21,7 @@ def main(words: Sequence[str]) -> None:
         raise SystemExit(0 if words and words[0] != "-m" else 2)
     import_forms.install()
     numpy_names.restore()
-    show_as(numpy_names.with_numbers)
+    show_as(numpy_names.as_result)
     os.environ.setdefault(CHECKPOINTS, "oneflow")
     if words[0] == "-m":
         sys.argv, sys.path[0] = list(words[1:]), os.getcwd()

@@ -1,9 +1,11 @@
-"""What NumPy dropped and programs of 2020 use: names such as `np.int` and `np.float_`, and `float` of an array with one element."""
+"""What NumPy dropped and programs of 2020 use: names such as `np.int`, rows of different lengths, and `float` of an array with one element."""
 
 from __future__ import annotations
 
 import builtins
-from typing import Any, cast
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -50,14 +52,32 @@ def fromstring(string: str | bytes, dtype: Any = float, count: int = -1, *, sep:
     return np.frombuffer(string.encode("latin-1") if isinstance(string, str) else string, dtype, count).copy()
 
 
-class OneElement(np.ndarray[Any, Any]):
-    """An array with one element and at least one axis, such as a mean loss, which `float`, `int` and "%f" still take for a number."""
+def ragged(make: Callable[..., Any]) -> Callable[..., Any]:
+    """`np.array` or `np.asarray`, which make an array of lists of rows of different lengths again, where no type was asked for."""
+
+    @functools.wraps(make)
+    def made(value: Any, *arguments: Any, **options: Any) -> Any:
+        try:
+            return make(value, *arguments, **options)
+        except ValueError as error:
+            if "inhomogeneous" not in str(error) or arguments or options.get("dtype") is not None:
+                raise
+            return make(value, **{**options, "dtype": object})
+
+    return made
+
+
+class Result(np.ndarray[Any, Any]):
+    """An array of a result, and what is taken or computed of it: with one element `float`, `int` and "%f" still take it for a number.
+
+    Such as a mean loss of shape (1,), and a row of an array of shape (n, 1).
+    """
 
     def __float__(self) -> float:
-        return float(self.item())
+        return float(self.item() if self.size == 1 else np.asarray(self))
 
     def __int__(self) -> int:
-        return int(self.item())
+        return int(self.item() if self.size == 1 else np.asarray(self))
 
     def __repr__(self) -> str:
         return repr(np.asarray(self))
@@ -66,18 +86,19 @@ class OneElement(np.ndarray[Any, Any]):
         return np.asarray(self).__reduce__()
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
-        """What is computed of it is an ordinary array or number."""
-        return np.asarray(array)[()] if return_scalar else np.asarray(array)
+        """What is computed of it is one too, or a number as of any array."""
+        return array.view(Result) if array.ndim else np.asarray(array)[()]
 
 
-def with_numbers(array: Any) -> Any:
-    """The array, or the same as OneElement if it has one element."""
-    return array.view(OneElement) if array.size == 1 and array.ndim else array
+def as_result(array: Any) -> Any:
+    """The array, as Result."""
+    return array.view(Result)
 
 
 def restore() -> None:
-    """Give NumPy those of these names that it lacks, for the rest of the process, and the form of `fromstring` that it refuses."""
-    cast(Any, np).fromstring = fromstring
+    """Give NumPy those of these names that it lacks, for the rest of the process, and the forms of others that it refuses."""
+    old: Any = np
+    old.fromstring, old.array, old.asarray = fromstring, ragged(np.array), ragged(np.asarray)
     for name, value in TODAY.items():
         if name not in vars(np):  # which does not warn
             setattr(np, name, value)

@@ -14,13 +14,13 @@ from jobflow.typing.results import Results
 
 #: One returned tensor: a whole array, or a list with one array per device.
 Delivered = Any
-#: How arrays of results are shown to the program; `show_as` changes it.
-_shown: list[Callable[[Array], Array]] = [lambda array: array]
+#: How the program is shown arrays of results; `show_as` changes it.
+_show: list[Callable[[Array], Array]] = [lambda array: array]
 
 
 def show_as(show: Callable[[Array], Array]) -> None:
     """From now on arrays of results are `show(array)`, in this process."""
-    _shown[0] = show
+    _show[0] = show
 
 
 class LocalBlob(NDArrayOperatorsMixin):
@@ -36,19 +36,23 @@ class LocalBlob(NDArrayOperatorsMixin):
         """The whole array; of a mirrored tensor all devices' arrays one after another, or that of one device."""
         if parallel_id is not None:
             return self.numpy_list()[parallel_id]
-        return whole(self.numpy_list())
+        return array(self._flat)
 
     def numpy_list(self) -> list[Array]:
         """One array per device; a list of one for a logical tensor."""
-        if self._has_lists:
-            raise JobError(f"{user_line()}: each device has a list of arrays; numpy_lists() gives them")
-        return list(self._value) if isinstance(self._value, list) else [self._value]
+        return arrays(self._flat)
 
     def numpy_lists(self) -> list[list[Array]]:
         """Of a tensor list: one list of arrays per device."""
         if not self._has_lists:
             raise JobError(f"{user_line()}: numpy_lists() is of what tensor_buffer_to_tensor_list gives; numpy() or numpy_list() gives this one")
         return list(self._value)
+
+    @property
+    def _flat(self) -> Delivered:
+        if self._has_lists:
+            raise JobError(f"{user_line()}: each device has a list of arrays; numpy_lists() gives them")
+        return self._value
 
     @property
     def _has_lists(self) -> bool:
@@ -125,6 +129,16 @@ def whole(value: Delivered) -> Array:
     return np.concatenate([np.atleast_1d(a) for a in value]) if len(value) > 1 else value[0]
 
 
+def array(value: Delivered) -> Array:
+    """`whole`, as the program is shown it."""
+    return _show[0](whole(value))
+
+
+def arrays(value: Delivered) -> list[Array]:
+    """One array per device, a list of one for a logical tensor, as the program is shown them."""
+    return [_show[0](each) for each in (value if isinstance(value, list) else [value])]
+
+
 def trimmed(value: Delivered, axis: int | None) -> Delivered:
     """Of positions that a run found those before the first -1 along an axis; anything else as it is."""
     if axis is None:
@@ -153,6 +167,4 @@ def _leaf(kind: str, value: Delivered) -> Any:
         return LocalBlob(value)
     if kind == "lists":
         return value
-    if kind == "list":
-        return [_shown[0](array) for array in (value if isinstance(value, list) else [value])]
-    return _shown[0](whole(value))
+    return arrays(value) if kind == "list" else array(value)

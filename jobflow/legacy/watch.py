@@ -17,7 +17,7 @@ from typing import Any
 
 from jobflow.core.errors import JobError, user_line
 from jobflow.core.types import Tensor
-from jobflow.engine.returned import Delivered, LocalBlob, whole
+from jobflow.engine.returned import Delivered, LocalBlob, array, arrays
 from jobflow.legacy.variables import current_job
 from jobflow.typing import ListNumpy, Numpy
 
@@ -58,7 +58,7 @@ def _reader(what: str, function: Callable[[Any], Any]) -> Callable[[Delivered], 
     except TypeError:
         raise JobError(f"{what} at {user_line()}: {function!r} takes {signature}; it must take one argument, the value") from None
     annotation = signature.parameters[name].annotation
-    shapes: dict[Any, Callable[[Delivered], Any]] = {Numpy: whole, ListNumpy: _listed, inspect.Parameter.empty: LocalBlob}
+    shapes: dict[Any, Callable[[Delivered], Any]] = {Numpy: array, ListNumpy: arrays, inspect.Parameter.empty: LocalBlob}
     if annotation not in shapes:
         raise JobError(
             f"{what} at {user_line()}: argument {name} of {function!r} is annotated {annotation!r}; write tp.Numpy, tp.ListNumpy or nothing"
@@ -69,10 +69,6 @@ def _reader(what: str, function: Callable[[Any], Any]) -> Callable[[Delivered], 
         function(shape(value))
 
     return take
-
-
-def _listed(value: Delivered) -> list[Any]:
-    return list(value) if isinstance(value, list) else [value]
 
 
 def _print(prompt: object, value: Delivered) -> None:

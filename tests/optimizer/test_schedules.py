@@ -6,8 +6,11 @@ import math
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 
+import jobflow as flow
+import jobflow.typing as tp
 from jobflow import optimizer as opt
 from jobflow.core.errors import ConfigError, JobError
 from jobflow.ops.update import LearningRate
@@ -79,6 +82,21 @@ def test_warmups_decide_the_first_steps_and_the_schedule_goes_on_with_the_absolu
     constant = opt.CosineScheduler(0.2, 20, warmup=opt.warmup.constant(5, 0.25))
     close(linear, lambda t: 0.2 * (0.1 + 0.9 * t / 5) if t < 5 else schedule.rate(t))
     close(constant, lambda t: 0.2 * 0.25 if t < 5 else schedule.rate(t))
+
+
+def test_a_warmup_that_leaves_no_steps_decides_alone() -> None:
+    """A job of one epoch whose schedule has five epochs of warm-up: steps of the rest are negative, and not met."""
+    schedule = opt.CosineScheduler(0.2, -12, warmup=opt.warmup.linear(3, 0.0))
+
+    @flow.global_function("train")
+    def step() -> tp.Numpy:
+        loss = flow.math.reduce_sum(flow.get_variable("w", (1,), initializer=flow.zeros_initializer()))
+        opt.SGD(schedule, momentum=0.0).minimize(loss)
+        return loss
+
+    np.testing.assert_allclose([step()[0] for _ in range(3)], [0, 0, -0.2 / 3], rtol=1e-6)
+    with pytest.raises(flow.JobflowError, match="steps is -12, and the warm-up is over at step 3: no rate is left"):
+        step()
 
 
 def test_warmup_towards_the_base_rate() -> None:

@@ -49,7 +49,7 @@ class Schedule(ABC):
     def by_formula(self) -> bool:
         """Whether `rate` takes an expression as well as a number: all of it is written here, in functions that expressions have."""
         parts = [type(self).rate, type(self).decayed, *([] if self.warmup is None else [type(self.warmup).rate])]
-        return all(part.__module__.startswith(__package__) for part in parts)
+        return all(part.__module__.startswith(__package__) for part in parts) and getattr(self, "steps", 1) > 0
 
 
 class _Checked(Schedule):
@@ -61,11 +61,11 @@ class _Checked(Schedule):
         fields = vars(self)
         if not is_number(fields.get("base_lr", 0.0)):
             raise _wrong(self, f"base_lr must be a number; got {self.base_lr!r}")
-        if not is_number(steps := fields.get("steps", 1)) or steps <= 0:
-            raise _wrong(self, f"steps must be a positive number; got {steps!r}")
         warmup = self.warmup
         if warmup is not None and not (hasattr(warmup, "rate") and hasattr(warmup, "steps")):
             raise _wrong(self, f"warmup must be warmup.constant(steps, multiplier) or warmup.linear(steps, start_multiplier); got {warmup!r}")
+        if not is_number(steps := fields.get("steps", 1)) or (steps <= 0 and not (warmup and warmup.steps > 0)):
+            raise _wrong(self, f"steps must be a positive number; got {steps!r}")
 
     @property
     def base(self) -> float:
@@ -123,11 +123,17 @@ class PiecewiseScalingScheduler(_Checked):
 
 
 class _Decay(_Checked):
-    """A schedule that leaves `base_lr` within, or per, `steps` steps: a formula of the step and of the fields but `warmup`."""
+    """A schedule that leaves `base_lr` within, or per, `steps` steps: a formula of the step and of the fields but `warmup`.
 
+    Programs take the steps of their warm-up from those of all epochs: where none is left, as in a trial of one epoch, the warm-up decides alone.
+    """
+
+    steps: float
     _formula: ClassVar[Callable[..., float]]
 
     def decayed(self, step: int) -> float:
+        if self.steps <= 0:
+            raise ConfigError(f"{type(self).__name__}: steps is {self.steps!r}, and the warm-up is over at step {step}: no rate is left")
         return type(self)._formula(step=step, **{name: value for name, value in vars(self).items() if name != "warmup"})
 
 

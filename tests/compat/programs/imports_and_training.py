@@ -49,4 +49,6 @@ check_point = flow.train.CheckPoint()
 check_point.init()
 y, loss = train_job(np.ones((4, 3), np.float32))
 print(y.dtype == np.float32, loss)
-assert float(loss) == loss.item() and "%.1f %r" % (loss, loss) == "3.0 array([3.], dtype=float32)" and type(loss + 1) is np.ndarray
+assert float(loss) == loss.item() and "%.1f %r" % (loss, loss) == "3.0 array([3.], dtype=float32)"
+assert [int(row) for row in y[:, :1]] == [3, 3, 3, 3] and float(loss * 2) == 6 and type((y + 1).sum()) is np.float32
+assert np.array([[1, 2], [3]]).dtype == np.object and np.asarray([np.zeros(2), np.zeros(3)]).shape == (2,)
