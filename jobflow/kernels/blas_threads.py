@@ -46,8 +46,14 @@ def limit(threads: int) -> int | None:
 
 def threads() -> int | None:
     """How many threads it uses now; None if that cannot be found out here."""
-    knob = _knob()
+    knob = _own()
     return None if knob is None else knob.get()
+
+
+@cache
+def _own() -> Knob | None:
+    """That of NumPy's own library, which is found sooner than all are."""
+    return _from_openblas() or _knob()
 
 
 @cache

@@ -77,19 +77,23 @@ class Compiler:
 
     def function(self, text: str) -> Function:
         """The machine code of a module's `loop`: of this process, else from the cache on disk, else compiled."""
+        return self.printed(text, lambda: text)
+
+    def printed(self, source: str, text: Callable[[], str]) -> Function:
+        """The same of a text that is printed only if need be; `source` is all that it depends on."""
         with self._lock:
-            found = self._functions.get(text)
+            found = self._functions.get(source)
             if found is None:
-                self._functions[text] = found = self._kept(text) or self._compiled(text)
+                self._functions[source] = found = self._kept(source) or self._compiled(source, text())
         return found
 
-    def key(self, text: str) -> str:
-        """A name for the machine code of a text: a digest of all that it depends on."""
-        parts = [*map(str, self.versions), self.triple, self.cpu, self.features, OPTIONS, text]
+    def key(self, source: str) -> str:
+        """A name for the machine code of a text, or of what it is printed from: a digest of all that it depends on."""
+        parts = [*map(str, self.versions), self.triple, self.cpu, self.features, OPTIONS, source]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
-    def _kept(self, text: str) -> Function | None:
-        code = self.cache.read(self.key(text))
+    def _kept(self, source: str) -> Function | None:
+        code = self.cache.read(self.key(source))
         if code is None:
             return None
         try:
@@ -97,9 +101,9 @@ class Compiler:
         except RuntimeError:  # it is whole, and yet not what this LLVM takes
             return None
 
-    def _compiled(self, text: str) -> Function:
+    def _compiled(self, source: str, text: str) -> Function:
         code = self.object_code(text)
-        self.cache.write(self.key(text), code)
+        self.cache.write(self.key(source), code)
         return self._linked(code)
 
     def object_code(self, text: str) -> bytes:
