@@ -24,7 +24,7 @@ from jobflow.checkpoint.file_system import Files
 from jobflow.checkpoint.local_drafts import PART
 from jobflow.checkpoint.manifest import Entry, FileEntry, Manifest, Shard, Spans, check_shards, digest
 from jobflow.core.errors import CheckpointError
-from jobflow.core.remote import AnyPath, RemotePath
+from jobflow.core.remote import AnyPath, RemotePath, StoreError
 from jobflow.core.types import Array
 from jobflow.core.untrusted import HEADER, content, json_tree, whole
 from jobflow.runtime.comm.waits import listed
@@ -168,8 +168,10 @@ def mark_failure(draft: Draft, rank: int, error: BaseException, files: Files) ->
 
 
 def has_failed(draft: Draft, rank: int) -> bool:
-    """Whether a rank says that it has failed."""
-    return _at(draft, failed_name(rank)).exists()
+    """Whether a rank says that it has failed; False where a store cannot be asked, which the writing finds out itself."""
+    with suppress(StoreError):
+        return _at(draft, failed_name(rank)).exists()
+    return False
 
 
 def failures(draft: Draft) -> dict[int, str]:

@@ -102,13 +102,17 @@ class Saving:
         return [outcome.problem for outcome in outcomes if outcome.problem is not None]
 
     def _ask(self) -> list[str]:
-        """What went wrong, as all ranks tell it; what was written is removed then."""
+        """What went wrong, as all ranks tell it; what was written is removed then.
+
+        Rank 0 decides: what it has published is complete, even where a rank was never told that its part arrived.
+        """
         outcomes: list[ranks.Outcome] = self._world.call(ranks.Collect(self._draft))
         failed = [rank for rank, outcome in enumerate(outcomes) if outcome.failure is not None]
-        if not failed:
+        if failed:
+            self._world.call(ranks.Discard(self._draft))
+        if 0 not in failed:
             return [outcome.warning for outcome in outcomes if outcome.warning is not None]
         self._failed = True
-        self._world.call(ranks.Discard(self._draft))
         rank = min(failed, key=lambda rank: (outcomes[rank].of_another, rank))  # who failed of itself knows best
         if outcomes[rank].unsure:
             return [f"{outcomes[rank].failure}{self._where}"]

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
@@ -21,6 +22,8 @@ from s3_server import Store
 import jobflow as flow
 from jobflow import cli, nn
 from jobflow.checkpoint import drafts, remote_drafts, sessions, store
+from jobflow.checkpoint import file_system as files
+from jobflow.checkpoint.file_system import Files
 from jobflow.checkpoint.owner import Owner
 from jobflow.checkpoint.series import Series
 from jobflow.core import remote
@@ -39,6 +42,7 @@ def memory() -> Iterator[Any]:
     """An empty store."""
     system = fsspec.filesystem("memory")
     yield system
+    files.use(Files)
     system.store.clear()
     system.pseudo_dirs[:] = [""]
 
@@ -189,6 +193,28 @@ def test_sessions_and_series(capsys: pytest.CaptureFixture[str]) -> None:
     manager.initialize_or_restore()
     manager.initialize_or_restore()
     assert len(manager.list_checkpoints()) == 1
+
+
+class AnswerLost(Files):
+    """Rank 1 writes that its part is there, and waits in vain for an answer, until the checkpoint is complete."""
+
+    def do(self, what: str, path: Any, change: Any) -> Any:
+        found = change()
+        if what == "put" and path.name.startswith("part-00001"):
+            end = time.monotonic() + 20
+            while not (path.parent / "manifest.json").exists() and time.monotonic() < end:
+                time.sleep(0.01)
+            raise StoreError(f"{path}: the answer was lost")
+        return found
+
+
+def test_what_rank_0_has_published_is_complete_whatever_another_rank_was_told() -> None:
+    begin(2, flow.strategies.zero(3, least=2))
+    files.use(AnswerLost)
+    sessions.save(started_session(), ROOT / "c")
+    assert not [name for name in (ROOT / "c").objects() if name.startswith(("part", "failed", "."))]
+    files.use(Files)
+    sessions.load(started_session(), ROOT / "c")
 
 
 def test_structures_and_conversion(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
