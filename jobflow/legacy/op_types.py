@@ -7,17 +7,18 @@ that it may be left out; a trailing "_" is not part of the name), those by keywo
 
     user_op_builder("n").Op("gather").Input("in", [x]).Input("indices", [i]).Output("out").Attr("axis", 1)
 
-A row with a parameter `name` is called with that of the op, which its variables or random numbers go by.
+A row with a parameter `name` is called with that of the op, which its variables or random numbers go by.  Further rows are in
+`op_types_on_host`, readers and what they give, and in `op_types_of_updates`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import jobflow.engine.distribute as distribute
 import jobflow.legacy.activations as nn
 import jobflow.legacy.arrays as arrays
-import jobflow.legacy.convolution as convolution
 import jobflow.legacy.elements as elements
 import jobflow.legacy.ids as ids
 import jobflow.legacy.layers as layers
@@ -32,6 +33,7 @@ import jobflow.ops.activation as ac
 import jobflow.ops.norm as norm
 import jobflow.ops.softmax as softmax
 from jobflow.core.types import Tensor, float32, int32
+from jobflow.legacy.op_types_of_images import OP_TYPES_OF_IMAGES
 from jobflow.ops.op import apply, normal_axis
 
 Row = Callable[..., Any]
@@ -87,84 +89,6 @@ def _by_number(function: Row) -> Row:
         return function(in_, float_operand if has_float_operand or not has_int_operand else int_operand)
 
     return scalar
-
-
-def _sides(before: Sequence[int], after: Sequence[int], data_format: str) -> list[Any]:
-    """Paddings of the spatial axes as those of all axes."""
-    pairs = list(zip(before, after, strict=True))
-    last = (len(data_format) != 0 and data_format.upper().endswith("C")) or data_format == "channels_last"
-    return [(0, 0), *pairs, (0, 0)] if last else [(0, 0), (0, 0), *pairs]
-
-
-def _format(data_format: str, ndim: int) -> str:
-    """The layout of images as functions of jobs call it."""
-    if not data_format.startswith("channels_"):
-        return data_format
-    axes = "DHW"[3 - ndim :]
-    return f"N{axes}C" if data_format == "channels_last" else f"NC{axes}"
-
-
-def _conv(ndim: int) -> Row:
-    function = (convolution.conv1d, convolution.conv2d, convolution.conv3d)[ndim - 1]
-
-    def conv(
-        in_: Any,
-        weight: Any,
-        bias: Any = None,
-        *,
-        filters: int | None = None,
-        padding_before: Sequence[int] = (0,) * ndim,
-        data_format: str = "channels_first",
-        kernel_size: Any = None,
-        strides: Any = (1,) * ndim,
-        dilation_rate: Any = (1,) * ndim,
-        groups: int = 1,
-        name: str | None = None,
-    ) -> Any:
-        given = _format(data_format, ndim)
-        own = None if bias is not None else name
-        y = function(in_, weight, list(strides), _sides(padding_before, padding_before, given), given, list(dilation_rate), groups, own)
-        return y if bias is None else nn.bias_add(y, bias, given, name)
-
-    return conv
-
-
-def _deconv(
-    in_: Any,
-    weight: Any,
-    *,
-    filters: int | None = None,
-    padding_before: Sequence[int] = (0, 0),
-    data_format: str = "channels_first",
-    kernel_size: Any = None,
-    output_padding: Sequence[int] = (0, 0),
-    strides: Any = (1, 1),
-    dilation_rate: Any = (1, 1),
-    groups: int = 1,
-    name: str | None = None,
-) -> Any:
-    needed, given = [2 * n for n in padding_before], _format(data_format, 2)
-    return convolution.torch_conv2d_transpose(in_, weight, output_padding, strides, needed, given, name, dilations=dilation_rate)
-
-
-def _pool(function: Row, ndim: int) -> Row:
-    def pool(
-        x: Any,
-        *,
-        padding: str = "valid",
-        padding_before: Sequence[int] = (0,) * ndim,
-        padding_after: Sequence[int] = (0,) * ndim,
-        data_format: str = "channels_first",
-        pool_size: Any,
-        strides: Any,
-        ceil_mode: bool = False,
-        name: str | None = None,
-    ) -> Any:
-        given = _format(data_format, ndim)
-        pairs: Any = _sides(padding_before, padding_after, given) if padding.lower() == "customized" else padding.upper()
-        return function(x, list(pool_size), list(strides), pairs, given, ceil_mode, name)
-
-    return pool
 
 
 def _dropout(in_: Any, mask: Any, *, scale: float) -> Any:
@@ -278,6 +202,45 @@ def _fake_quantization(
     return quantization.fake_quantization(in_, scale, zero_point, quantization_bit, quantization_scheme, quantization_formula)
 
 
+def _tril_softmax(
+    x: Any, mask: Any, *, diagonal: int = 0, tril_fill_value: float = 0.0, tril_scale_value: float = 1.0, mask_scale_value: float = 1.0
+) -> Any:
+    y = nn.softmax(math.fused_scale_tril(x, diagonal, tril_fill_value, tril_scale_value))
+    return _dropout(y, mask, scale=mask_scale_value), y
+
+
+def _cast_layout(in_: Any, *, sbp_parallel: str = "", grad_sbp_parallel: str = "", name: str | None = None) -> Any:
+    def wish(text: str) -> Any:
+        axis = getattr(distribute.read_sbp(text, "parallel_cast"), "axis", None) if text else None
+        return None if not text else distribute.broadcast() if axis is None else distribute.split(axis)
+
+    return distribute.parallel_cast(in_, name, wish(sbp_parallel), wish(grad_sbp_parallel))
+
+
+def _cast_layouts(
+    in_: Any, *, parallel_distribution: Any, grad_mode: str = "restore", grad_parallel_distribution: Any = None, name: str | None = None
+) -> Any:
+    return distribute.hierarchical_parallel_cast(in_, list(parallel_distribution), grad_mode, grad_parallel_distribution or None, name)
+
+
+def _moving_observer(
+    in_: Any,
+    current_train_step: Any,
+    moving_max: Any,
+    moving_min: Any,
+    *,
+    training: bool,
+    quantization_formula: str = "google",
+    stop_update_after_iters: int | None = None,
+    quantization_bit: int = 8,
+    quantization_scheme: str = "symmetric",
+    momentum: float = 0.95,
+    name: str | None = None,
+) -> Any:
+    how = quantization_bit, quantization_scheme, quantization_formula
+    return quantization.observed(in_, moving_max, moving_min, current_train_step, *how, momentum, training, stop_update_after_iters)
+
+
 def _permuted(x: Any, *, seed: int = 0, name: str | None = None) -> Any:
     return random.generate_random_batch_permutation_indices(x, seed, name)
 
@@ -297,6 +260,7 @@ OP_TYPES: Mapping[str, Row] = {
     ),
     "clip_by_scalar_min -> y": lambda x, *, floating_min=0.0, integral_min=0: math.clip_by_value(x, _number(x, floating_min, integral_min)),
     "clip_by_scalar_max -> y": lambda x, *, floating_max=0.0, integral_max=0: math.clip_by_value(x, None, _number(x, floating_max, integral_max)),
+    "cast_like -> out": lambda in_, dtype_like: arrays.cast(in_, dtype_like.type.dtype),
     "cast -> out": lambda in_, *, dtype: arrays.cast(in_, dtype),
     "where -> out": lambda condition, x, y: arrays.where(condition, x, y),
     "dropout -> out": _dropout,
@@ -380,6 +344,8 @@ OP_TYPES: Mapping[str, Row] = {
     "acc -> out": lambda in_, *, max_acc_num, name=None: time_steps.acc(in_, max_acc_num, name),
     "pack -> out": lambda in_, *, pack_num, name=None: time_steps.pack(in_, pack_num, name),
     "unpack -> out": lambda in_, *, unpack_num, name=None: time_steps.unpack(in_, unpack_num, name),
+    "parallel_cast -> out": _cast_layout,
+    "hierarchical_parallel_cast -> out": _cast_layouts,
     "nvtx_start -> out": lambda in_, *, mark_prefix: profiler.nvtx_start(in_, mark_prefix),
     "nvtx_end -> out": lambda in_, *, mark_prefix: profiler.nvtx_end(in_, mark_prefix),
     # fresh values
@@ -414,16 +380,12 @@ OP_TYPES: Mapping[str, Row] = {
     "bias_add -> out": _bias,
     "fused_bias_add_gelu -> out": lambda a, b, *, axis: math.gelu(_bias(a, b, axis=axis)),
     "fused_bias_add_mask_scale -> out": lambda a, b, mask, *, axis, scale: _dropout(_bias(a, b, axis=axis), mask, scale=scale),
+    "fused_tril_scale_softmax_mask_scale -> y softmax_y": _tril_softmax,
     "fused_self_attention_query_mul_key_and_value -> query_mul_key value": lambda hidden_states, *, head_size, alpha=1.0, name=None: (
         nn.fused_self_attention_query_mul_key_and_value(hidden_states, head_size, alpha, name)
     ),
     # images
-    **{f"conv{n}d -> out": _conv(n) for n in (1, 2, 3)},
-    "deconv2d -> out": _deconv,
-    **{f"{word}_pool_{n}d -> y": _pool(getattr(convolution, f"{word}_pool{n}d"), n) for word in ("max", "avg") for n in (2, 3)},
-    "upsample -> y": lambda x, *, height_scale, width_scale, align_corners=False, data_format="channels_first", interpolation="nearest": (
-        elements.upsample_2d(x, (height_scale, width_scale), align_corners, _format(data_format, 2), interpolation)
-    ),
+    **OP_TYPES_OF_IMAGES,
     # normalisation
     "normalization -> y mean inv_variance": _normalization,
     "layer_norm -> y mean inv_variance normalized": _layer_norm,
@@ -458,5 +420,6 @@ OP_TYPES: Mapping[str, Row] = {
         table, size, in_, hash_precomputed, name
     ),
     "min_max_observer -> scale zero_point": _min_max_observer,
+    "moving_average_min_max_observer -> scale zero_point": _moving_observer,
     "fake_quantization -> out": _fake_quantization,
 }

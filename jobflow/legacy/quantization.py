@@ -75,7 +75,8 @@ def moving_average_min_max_observer(
 ) -> tuple[Tensor, Tensor]:
     """Scale and zero point of the moving averages of least and largest number, which every run of a train job moves.
 
-    They are the variables `<name>-moving_max` and `<name>-moving_min`; `<name>-current_train_step` counts, and the first run gives them its numbers.
+    They are the variables `<name>-moving_max` and `<name>-moving_min`, of which one that is 0 takes the number of the run as it is;
+    `<name>-current_train_step` counts.
     """
     _check("moving_average_min_max_observer", input, quantization_bit, quantization_scheme, quantization_formula)
     job = current_job("moving_average_min_max_observer")
@@ -84,18 +85,36 @@ def moving_average_min_max_observer(
         variable = functools.partial(get_variable, shape=(1,), initializer=none, trainable=False, reuse=False)
         top, bottom = (variable(word, dtype=input.type.dtype) for word in ("moving_max", "moving_min"))
         step = variable("current_train_step", dtype=int64)
-    if not job.trainable:
-        return _described(bottom, top, quantization_bit, quantization_scheme, quantization_formula)
-    largest = math.reduce_max(input if quantization_scheme == "affine" else math.abs(input))
-    least = math.reduce_min(input) if quantization_scheme == "affine" else ew.negate(largest)
-    first = math.equal(step, 0)
-    moved = [
-        ew.where(ew.cast(first, bool_), now, ew.add(ew.scale(before, float(momentum)), ew.scale(now, 1 - float(momentum))))
-        for before, now in ((top, largest), (bottom, least))
-    ]
-    for before, now in ((top, moved[0]), (bottom, moved[1]), (step, shift(step, 1))):
-        assign(before, now)
-    return _described(moved[1], moved[0], quantization_bit, quantization_scheme, quantization_formula)
+    if job.trainable:
+        assign(step, shift(step, 1))
+    return observed(input, top, bottom, step, quantization_bit, quantization_scheme, quantization_formula, momentum, job.trainable)
+
+
+def observed(
+    input: Tensor,
+    top: Tensor,
+    bottom: Tensor,
+    step: Tensor,
+    bit: int,
+    scheme: str,
+    formula: str,
+    momentum: float,
+    training: bool,
+    until: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Scale and zero point of moving averages that these variables keep; training moves them, after `until` runs no more."""
+    _check("moving_average_min_max_observer", input, bit, scheme, formula)
+    if not training:
+        return _described(bottom, top, bit, scheme, formula)
+    largest = math.reduce_max(input if scheme == "affine" else math.abs(input))
+    least = math.reduce_min(input) if scheme == "affine" else ew.negate(largest)
+    moved = []
+    for before, now in ((top, largest), (bottom, least)):
+        new = ew.where(ew.cast(math.equal(before, 0), bool_), now, ew.add(ew.scale(before, float(momentum)), ew.scale(now, 1 - float(momentum))))
+        moved.append(new if until is None else ew.where(ew.cast(math.less(step, until), bool_), new, before))
+    assign(top, moved[0])
+    assign(bottom, moved[1])
+    return _described(moved[1], moved[0], bit, scheme, formula)
 
 
 def fake_quantization(

@@ -27,9 +27,13 @@ from jobflow.core.types import Tensor
 from jobflow.eager.faces import is_tensor
 from jobflow.eager.in_jobs import recorded
 from jobflow.functional.nn_base import composing
+from jobflow.legacy.on_host import OnHost
 from jobflow.legacy.op_types import OP_TYPES
+from jobflow.legacy.op_types_of_updates import OP_TYPES_OF_UPDATES
+from jobflow.legacy.op_types_on_host import OP_TYPES_ON_HOST
 from jobflow.legacy.variables import current_job
 from jobflow.ops.op import Op, apply
+from jobflow.typing.results import HostArgument
 
 #: the default of an attribute that must be given, and the number of tensors of an input that takes a list
 NEEDED, MANY = object(), -1
@@ -53,6 +57,8 @@ class OpType:
     function: Callable[..., Any]
     #: whether the function is given the op's name
     named: bool = False
+    #: attributes that a parameter of another name takes
+    spelled: Mapping[str, str] = field(default_factory=dict)
 
 
 def op_type(word: str) -> OpType:
@@ -82,15 +88,17 @@ def _own_classes() -> dict[str, type[Op]]:
 @functools.cache
 def _published() -> Mapping[str, OpType]:
     made = {}
-    for key, function in OP_TYPES.items():
+    for key, function in {**OP_TYPES, **OP_TYPES_ON_HOST, **OP_TYPES_OF_UPDATES}.items():
         word, outputs = key.split(" -> ")
         parameters = inspect.signature(function).parameters.values()
         inputs = {
             p.name.rstrip("_"): MANY if p.kind is p.VAR_POSITIONAL else int(p.default is p.empty) for p in parameters if p.kind is not p.KEYWORD_ONLY
         }
-        attributes = {p.name: NEEDED if p.default is p.empty else p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-        named = attributes.pop("name", NEEDED) is None
-        made[word] = OpType(word, inputs, tuple(outputs.split()), attributes, function, named)
+        given = {p.name: NEEDED if p.default is p.empty else p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        named = given.pop("name", NEEDED) is None
+        attributes = {name.rstrip("_"): default for name, default in given.items()}
+        spelled = {name.rstrip("_"): name for name in given}
+        made[word] = OpType(word, inputs, tuple(outputs.split()), attributes, function, named, spelled)
     return made
 
 
@@ -115,20 +123,21 @@ class UserOp:
     attributes: Mapping[str, Any]
     #: always as in the consistent view
     consistent: bool = False
-    _made: dict[str, list[Tensor]] = field(default_factory=dict)
+    _made: dict[str, list[Tensor]] | None = None
 
     def InferAndTryRun(self) -> UserOp:
         """Itself, with outputs.  Raises: what the operation raises of its inputs."""
         job = current_job(f"user_op_builder({self.name!r})")
         known = self.type.inputs
         ordered: list[Any] = [x for word in known or self.inputs for x in self.inputs.get(word, [None] * (known is not None and known[word] == 0))]
+        attributes = {self.type.spelled.get(word, word): value for word, value in self.attributes.items()}
         with scope.using(**({"view": "consistent"} if self.consistent else {})):
             if self.type.named:
-                made = self.type.function(*ordered, **self.attributes, name=self.name)
+                made = self.type.function(*ordered, **attributes, name=self.name)
             elif any(is_tensor(x) for x in ordered) and not hasattr(job, "takes_tensors"):
-                made = recorded(job, self.type.function, ordered, self.attributes, self.name)
+                made = recorded(job, self.type.function, ordered, attributes, self.name)
             else:
-                made = self.type.function(*ordered, **self.attributes)
+                made = self.type.function(*ordered, **attributes)
         self._made = self._by_name(made)
         return self
 
@@ -150,7 +159,7 @@ class UserOp:
 
     def RemoteBlobDict(self) -> dict[str, list[Tensor]]:
         """The tensors of each output, by its name."""
-        if not self._made:
+        if self._made is None:
             raise JobError(f"user_op_builder({self.name!r}) at {user_line()}: call InferAndTryRun() first")
         return {word: self._made[word] for word in self.outputs}
 
@@ -164,6 +173,11 @@ class UserOp:
         if len(made) != 1:
             raise ArgumentError(f"{self.type.word} at {user_line()}: SoleOutputBlob() of {len(made)} outputs; RemoteBlobList() has them all")
         return made[0]
+
+
+def _is_input(x: Any) -> bool:
+    """Whether it is a tensor, or what a reader or a tensor list gives."""
+    return is_tensor(x) or isinstance(x, OnHost | HostArgument)
 
 
 @dataclass
@@ -199,7 +213,7 @@ class UserOpBuilder:
         """Give an input: a list of tensors, of one for most."""
         known = self._known()
         self._legal("input", input_name, [input_name] if known.inputs is None else list(known.inputs), self._inputs)
-        if not isinstance(input_blob_list, list | tuple) or not all(map(is_tensor, input_blob_list)):
+        if not isinstance(input_blob_list, list | tuple) or not all(map(_is_input, input_blob_list)):
             raise ArgumentError(f"{known.word} at {user_line()}: input {input_name!r} is a list of tensors, not {input_blob_list!r}")
         if (known.inputs or {}).get(input_name, 1) != MANY and len(input_blob_list) != 1:
             raise ArgumentError(f"{known.word} at {user_line()}: input {input_name!r} is a list of one tensor, not of {len(input_blob_list)}")
@@ -227,7 +241,7 @@ class UserOpBuilder:
         known = self._known()
         absent = [f"input {word!r}" for word, count in (known.inputs or {}).items() if count and not self._inputs.get(word)]
         absent += [f"attribute {word!r}" for word, default in known.attributes.items() if default is NEEDED and word not in self._attributes]
-        absent += [] if self._outputs else ["an output"]
+        absent += [] if self._outputs or known.outputs == () else ["an output"]
         if absent:
             raise ArgumentError(f"{known.word} at {user_line()}: it lacks {', '.join(absent)}")
         return UserOp(self.op_name, known, self._inputs, self._outputs, self._attributes, self.consistent)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
 
 from jobflow.core.errors import DtypeError, ShapeError
-from jobflow.core.layout import Rule
+from jobflow.core.layout import Box, Rule
 from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, float32, float64, int64
 from jobflow.expressions import language
 from jobflow.expressions.language import Expression, element, number
 from jobflow.ops.arithmetic import add
-from jobflow.ops.op import LETTERS, Op, Sample, apply, sample
+from jobflow.ops.op import LETTERS, Op, Sample, apply, sample, types_tuple
 from jobflow.ops.pointwise import Pointwise, numbers
 from jobflow.ops.scalar import scale, shift
 
@@ -130,6 +130,28 @@ class Increment(Updated, Pointwise):
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(), np.array([41]))
         yield sample(cls(), np.array(41))
+
+
+class NewValues(Op):
+    """What an update makes of variables, beside them: they stay as they are."""
+
+    op: Op
+
+    def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
+        return types_tuple(self.op.infer(*types))
+
+    def rule(self, *types: TensorType) -> Rule:
+        return self.op.rule(*types)
+
+    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
+        return replace(self, op=self.op.localize(inputs, outputs))
+
+    def kernel(self, xp: Xp, *arrays: Array) -> None:
+        self.op.kernel(xp, *arrays)
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls(MovingAverage(0.9)), numbers(0, 5), numbers(1, 5), differentiable=())
 
 
 class LearningRate(Op):

@@ -17,6 +17,9 @@ from PIL import Image
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow.data.megatron import TokenFiles
+from jobflow.data.ofrecord import record_classes
+from jobflow.legacy.op_types_on_host import OP_TYPES_ON_HOST
+from jobflow.legacy.user_ops import op_type
 
 
 @pytest.fixture(params=[1, 2])
@@ -385,3 +388,111 @@ WRONG = {
 def test_wrong_arguments(make: Callable[[], Any], kind: type[Exception], said: str, session: None) -> None:
     with pytest.raises(kind, match=said):
         told(make)
+
+
+# By the names of their types ----------------------------------------------------------------------------------------
+
+
+def test_readers_and_images_by_type(session: None, onerec: list[str], coco: tuple[str, str], tmp_path: Path) -> None:
+    """Each type gives what the function gives of which it is the type, and none is left out."""
+    flow.config.cpu_device_num(2)
+    prefix, kinds, det = megatron(tmp_path), record_classes(), flow.detection
+    png = (Path(coco[1]) / "0.png").read_bytes()
+    features = {"image": {"bytes_list": {"value": [png]}}, "label": {"int32_list": {"value": [3]}}}
+    record = kinds["OFRecord"](feature={name: kinds["Feature"](**value) for name, value in features.items()}).SerializeToString()
+    (tmp_path / "part-0").write_bytes((len(record).to_bytes(8, "little") + record) * 2)
+    seen: set[str] = set()
+
+    def typed(word: str, *given: Any, outputs: str = "out", count: int = 1, **attributes: Any) -> Any:
+        seen.add(word)
+        builder = flow.user_op_builder(f"{word}_by_type").Op(word)
+        for key, x in zip(op_type(word).inputs or (), given, strict=False):
+            builder.Input(key, [x])
+        for key in outputs.split():
+            builder.Output(key, count)
+        for key, value in attributes.items():
+            builder.Attr(key, value)
+        made = builder.Build().InferAndTryRun().RemoteBlobList()
+        return made if len(made) > 1 else made[0]
+
+    def pairs() -> Any:
+        records = typed("OFRecordReader", data_dir=str(tmp_path), batch_size=2, data_part_num=1)
+        plain = flow.data.ofrecord_reader(str(tmp_path), 2, 1)
+        yield typed("ofrecord_raw_decoder", records, name="label", shape=(), data_type=flow.int32), flow.constant(3, flow.int32, (2,))
+        content = typed("ofrecord_bytes_decoder", records, name="image")
+        images = [
+            typed("ofrecord_image_decoder", records, name="image", color_space="RGB"),
+            typed("image_decode", content, color_space="RGB"),
+            typed(
+                "ofrecord_image_classification_reader",
+                outputs="image label",
+                data_dir=str(tmp_path),
+                batch_size=2,
+                image_feature_name="image",
+                label_feature_name="label",
+            )[0],
+        ]
+        whole = flow.data.OFRecordImageDecoder(plain, "image", "RGB")
+        for each in images:
+            yield flow.image.batch_align(each, (12, 20, 3), flow.uint8, 4), flow.image.batch_align(whole, (12, 20, 3), flow.uint8, 4)
+        image = images[0]
+        crop = {"num_attempts": 3, "seed": 5, "has_seed": True}
+        a = typed("ofrecord_image_decoder_random_crop", records, name="image", **crop), typed("image_random_crop", image, **crop)
+        for each, word in zip(a, ("ofrecord_image_decoder_random_crop", "image_random_crop"), strict=True):
+            b = flow.image.random_crop(flow.data.OFRecordImageDecoder(plain, "image"), 3, 5, name=f"{word}_by_type")
+            yield flow.image.Resize(each, (6, 6))[0], flow.image.Resize(b, (6, 6))[0]
+        fixed = typed("image_resize_to_fixed", image, outputs="out scale", target_width=6, target_height=4, data_type=flow.float)
+        yield from zip(fixed, flow.image.Resize(whole, (6, 4), dtype=flow.float, interpolation_type="bilinear"), strict=False)
+        for word in ("image_resize_keep_aspect_ratio", "image_target_resize"):
+            small = typed(word, image, outputs="out size scale", target_size=6, max_size=8)
+            like = flow.image.target_resize(whole, 6, None, 8, interpolation_type="bilinear")
+            yield from zip(small[1:], like[1:], strict=True)
+            aligned = typed("image_batch_align", small[0], shape=[8, 12, 3], data_type=flow.float, alignment=4) if "target" in word else None
+            yield (aligned or flow.image.batch_align(small[0], (8, 12, 3), flow.float, 4)), flow.image.batch_align(like[0], (8, 12, 3), flow.float, 4)
+        flipped = typed("image_normalize", typed("image_flip", image, flow.constant(1, flow.int8, (2,))), std=[2.0], mean=[1.0])
+        yield (
+            typed("tensor_buffer_to_tensor", flipped, dtype=flow.float, instance_shape=(12, 20, 3)),
+            flow.tensor_buffer_to_tensor(flow.image.normalize(flow.image.flip(whole, 1), [2.0], [1.0]), flow.float, (12, 20, 3)),
+        )
+        norm = {"mean": [1.0, 2.0, 3.0], "std": [2.0, 2.0, 4.0], "crop_h": 4, "crop_w": 5}
+        mirrored = flow.image.CropMirrorNormalize(whole, **norm)
+        yield typed("crop_mirror_normalize_from_tensorbuffer", image, **norm), mirrored
+        dense = flow.tensor_buffer_to_tensor(whole, flow.uint8, (12, 20, 3))
+        yield typed("crop_mirror_normalize_from_uint8", dense, **norm), mirrored
+        made = typed("gen_tensor_buffer", shape=[2], shape_list=[[2], [2]], value_list=[1.0, 2.0])
+        first, second = typed("tensor_buffer_to_list_of_tensors", made, out_shape=[2], out_dtype=flow.float, count=2)
+        yield flow.stack([first, second]), flow.stack([flow.ones((2,), flow.float), flow.constant(2, flow.float, (2,))])
+        rows = typed("tensor_to_tensor_buffer", dense, instance_dims=3)
+        yield flow.tensor_buffer_to_tensor(rows, flow.uint8, (12, 20, 3)), dense
+        examples = typed("OneRecReader", files=onerec, batch_size=4)
+        yield (
+            typed("onerec_decoder", examples, key="x", data_type=flow.float, static_shape=[2, 3], has_reshape=True, reshape=[6]),
+            flow.data.onerec_decoder(flow.data.onerec_reader(onerec, 4), "x", flow.float, (2, 3), reshape=(6,)),
+        )
+        tokens = {"seq_length": 10, "num_samples": 7, "batch_size": 4, "shuffle": False}
+        yield (
+            typed("megatron_gpt_mmap_data_loader", data_file_prefix=prefix, **tokens),
+            flow.data.megatron_gpt_mmap_data_loader(prefix, **tokens),
+        )
+        names = "image image_id image_size gt_bbox gt_label gt_segm gt_segm_index"
+        found = typed(
+            "COCOReader", outputs=names, annotation_file=coco[0], image_dir=coco[1], batch_size=2, shuffle_after_epoch=False, group_by_ratio=False
+        )
+        known = flow.data.coco_reader(*coco, 2, False, None, False, name="coco")
+        yield found[1], known[1]
+        flip, scale = flow.constant(1, flow.int8, (2,)), flow.constant(2, flow.float, (2, 2))
+        boxes = typed("object_bbox_scale", typed("object_bbox_flip", found[3], found[2], flip), scale)
+        corners = typed("object_segmentation_polygon_scale", typed("object_segmentation_polygon_flip", found[5], found[2], flip), scale)
+        masks = typed("object_segmentation_polygon_to_mask", found[5], found[6], found[2])
+        like_corners = det.object_segmentation_polygon_scale(det.object_segmentation_polygon_flip(known[5], known[2], 1), scale)
+        others = (
+            (boxes, det.object_bbox_scale(det.object_bbox_flip(known[3], known[2], 1), scale), (2, 4), flow.float),
+            (corners, like_corners, (11, 2), flow.float),
+            (masks, det.object_segmentation_polygon_to_mask(known[5], known[6], known[2]), (2, 20, 20), flow.int8),
+        )
+        for one, other, shape, dtype in others:
+            yield from zip(*(flow.tensor_buffer_to_list_of_tensors(x, shape, dtype, True) for x in (one, other)), strict=True)
+
+    for one, other in told(lambda: list(pairs()), 1, tp.Bundle[tp.ListNumpy])[0]:
+        assert one[0].tolist() == other[0].tolist() and one[0].size
+    assert seen == {key.partition(" ")[0] for key in OP_TYPES_ON_HOST}

@@ -1,0 +1,100 @@
+"""Rows of `op_types` for convolutions, pooling and upsampling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jobflow.legacy.activations as nn
+import jobflow.legacy.convolution as convolution
+import jobflow.legacy.elements as elements
+
+Row = Callable[..., Any]
+
+
+def _sides(before: Sequence[int], after: Sequence[int], data_format: str) -> list[Any]:
+    """Paddings of the spatial axes as those of all axes."""
+    pairs = list(zip(before, after, strict=True))
+    last = (len(data_format) != 0 and data_format.upper().endswith("C")) or data_format == "channels_last"
+    return [(0, 0), *pairs, (0, 0)] if last else [(0, 0), (0, 0), *pairs]
+
+
+def _format(data_format: str, ndim: int) -> str:
+    """The layout of images as functions of jobs call it."""
+    if not data_format.startswith("channels_"):
+        return data_format
+    axes = "DHW"[3 - ndim :]
+    return f"N{axes}C" if data_format == "channels_last" else f"NC{axes}"
+
+
+def _conv(ndim: int) -> Row:
+    function = (convolution.conv1d, convolution.conv2d, convolution.conv3d)[ndim - 1]
+
+    def conv(
+        in_: Any,
+        weight: Any,
+        bias: Any = None,
+        *,
+        filters: int | None = None,
+        padding_before: Sequence[int] = (0,) * ndim,
+        data_format: str = "channels_first",
+        kernel_size: Any = None,
+        strides: Any = (1,) * ndim,
+        dilation_rate: Any = (1,) * ndim,
+        groups: int = 1,
+        name: str | None = None,
+    ) -> Any:
+        given = _format(data_format, ndim)
+        own = None if bias is not None else name
+        y = function(in_, weight, list(strides), _sides(padding_before, padding_before, given), given, list(dilation_rate), groups, own)
+        return y if bias is None else nn.bias_add(y, bias, given, name)
+
+    return conv
+
+
+def _deconv(
+    in_: Any,
+    weight: Any,
+    *,
+    filters: int | None = None,
+    padding_before: Sequence[int] = (0, 0),
+    data_format: str = "channels_first",
+    kernel_size: Any = None,
+    output_padding: Sequence[int] = (0, 0),
+    strides: Any = (1, 1),
+    dilation_rate: Any = (1, 1),
+    groups: int = 1,
+    name: str | None = None,
+) -> Any:
+    needed, given = [2 * n for n in padding_before], _format(data_format, 2)
+    return convolution.torch_conv2d_transpose(in_, weight, output_padding, strides, needed, given, name, dilations=dilation_rate)
+
+
+def _pool(function: Row, ndim: int) -> Row:
+    def pool(
+        x: Any,
+        *,
+        padding: str = "valid",
+        padding_before: Sequence[int] = (0,) * ndim,
+        padding_after: Sequence[int] = (0,) * ndim,
+        data_format: str = "channels_first",
+        pool_size: Any,
+        strides: Any,
+        ceil_mode: bool = False,
+        name: str | None = None,
+    ) -> Any:
+        given = _format(data_format, ndim)
+        pairs: Any = _sides(padding_before, padding_after, given) if padding.lower() == "customized" else padding.upper()
+        return function(x, list(pool_size), list(strides), pairs, given, ceil_mode, name)
+
+    return pool
+
+
+OP_TYPES_OF_IMAGES: Mapping[str, Row] = {
+    **{f"conv{n}d -> out": _conv(n) for n in (1, 2, 3)},
+    "deconv2d -> out": _deconv,
+    **{f"{word}_pool_{n}d -> y": _pool(getattr(convolution, f"{word}_pool{n}d"), n) for word in ("max", "avg") for n in (2, 3)},
+    "upsample -> y": lambda x, *, height_scale, width_scale, align_corners=False, data_format="channels_first", interpolation="nearest": (
+        elements.upsample_2d(x, (height_scale, width_scale), align_corners, _format(data_format, 2), interpolation)
+    ),
+}

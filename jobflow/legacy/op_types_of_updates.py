@@ -1,0 +1,145 @@
+"""Rows of `op_types` for the optimizers' updates, which write variables at the end of the run and have no outputs.
+
+    flow.user_op_builder("step").Op("momentum_update").Input("model", [w]).Input("model_diff", [g]).Input("learning_rate", [rate])
+        .Input("momentum", [v]).Attr("beta", 0.9).Build().InferAndTryRun()
+
+`model` and what the optimizer keeps are values of variables.  The gradient is scale * (scale_by_tensor) * model_diff + l1 sign(model) + l2 model;
+where `skip_if` is not 0 nothing changes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jobflow.core.scope as scope
+import jobflow.legacy.arrays as arrays
+import jobflow.legacy.math as math
+from jobflow.core.errors import ArgumentError, JobError, user_line
+from jobflow.core.types import Tensor, float64, int64
+from jobflow.legacy.variables import assign, current_job, variable_of
+from jobflow.ops.op import apply
+from jobflow.ops.optimizer_updates import AdamUpdate, LambUpdate, LarsUpdate, MomentumUpdate, OptimizerUpdate, RmsPropUpdate, SgdUpdate
+from jobflow.ops.row_update import RowUpdate
+from jobflow.ops.update import NewValues, rate_dtype
+
+
+def _values(what: str, given: Sequence[Tensor]) -> dict[str, Tensor]:
+    """The variables that are written, and their values."""
+    if scope.current().view == "mirrored" and current_job(what).placement.size > 1:  # type: ignore[attr-defined]
+        raise JobError(f"{what} at {user_line()}: in the mirrored view each device would have a variable of its own; call it in the consistent view")
+    names = [variable_of(x) for x in given]
+    for name, x in zip(names, given, strict=True):
+        if name is None:
+            raise ArgumentError(f"{what} at {user_line()}: {x} is computed, not the value of a variable; pass what get_variable returned")
+    return {str(name): x for name, x in zip(names, given, strict=True)}
+
+
+def _rate(what: str, w: Tensor, learning_rate: Tensor | None, number: float) -> Tensor:
+    """The learning rate as an update takes it."""
+    dtype = rate_dtype(w.type.dtype)
+    if learning_rate is None:
+        return arrays.constant(number, dtype, (1,))
+    if learning_rate.type.size != 1:
+        raise ArgumentError(f"{what} at {user_line()}: learning_rate {learning_rate.type} is not one number")
+    return arrays.cast(arrays.reshape(learning_rate, (1,)), dtype)
+
+
+def _write(what: str, op: Any, kept: Sequence[Tensor], along: Sequence[Tensor], rate: Tensor, skip_if: Tensor | None) -> tuple[()]:
+    """Have the variables `kept` take the values that `op` makes of them, and of what it goes along."""
+    job, values = current_job(what), _values(what, kept)
+    step = [arrays.constant(0, int64, (1,))] if (op.op if isinstance(op, RowUpdate) else op).reads_step else []
+    with job.updating(user_line()):
+        made: Any = apply(NewValues(op), *values.values(), *along, rate, *step)
+        made = made if isinstance(made, list | tuple) else [made]
+        if skip_if is not None:
+            made = [arrays.where(math.equal(skip_if, 0), new, old) for new, old in zip(made, values.values(), strict=True)]
+        for name, new in zip(values, made, strict=True):
+            job.assign(name, new)
+    return ()
+
+
+def _gradient(w: Tensor, g: Tensor, by: Tensor | None, scale: float = 1.0, l1: float = 0.0, l2: float = 0.0) -> Tensor:
+    """The gradient along which an update goes; see the module."""
+    g = math.multiply(g, scale) if scale != 1 else g
+    g = g if by is None else math.multiply(g, by)
+    g = math.add(g, math.multiply(math.sign(w), l1)) if l1 else g
+    return math.add(g, math.multiply(w, l2)) if l2 else g
+
+
+#: what the gradient is: one tensor, or rows with their numbers; and inputs of the first that may be left out
+_WHOLE, _ROWS = ("model_diff",), ("model_diff_values", "model_diff_indices")
+_MAY = ("learning_rate", "scale_by_tensor", "skip_if")
+#: attributes of all updates along a tensor
+_OF_GRADIENTS = {"scale": 1.0, "l1": 0.0, "l2": 0.0}
+
+
+def _update(word: str, kept: str, op_of: Callable[..., OptimizerUpdate], own: Mapping[str, Any], spare: str = "") -> dict[str, Callable[..., Any]]:
+    """The row of an update that keeps these variables, `spare` ones perhaps; `op_of` takes its own attributes and weight_decay."""
+    slots = kept.split()
+    along = _ROWS if word.startswith("indexed_slices") else _WHOLE
+    may = [*spare.split(), *(_MAY if along is _WHOLE else _MAY[:1])]
+
+    def row(*given: Any, learning_rate_val: float = 0.0, name: str | None = None, **attributes: Any) -> tuple[()]:
+        of_gradient = {word: attributes.pop(word) for word in _OF_GRADIENTS if word in attributes}
+        named = dict(zip(["model", *slots, *along, *may], given, strict=True))
+        w, op = named["model"], op_of(**{"weight_decay": 0.0, **own, **attributes})
+        variables = [w, *[named[slot] for slot in slots], *[named[slot] for slot in spare.split() if named[slot] is not None]]
+        if len(variables) != op.count:
+            raise ArgumentError(f"{word} at {user_line()}: with {attributes} it takes {op.count} variables, not {len(variables)}")
+        rate = _rate(word, w, named["learning_rate"], learning_rate_val)
+        if along is _ROWS:
+            return _write(word, RowUpdate(op, lazy=True), variables, [named[each] for each in _ROWS], rate, None)
+        return _write(word, op, variables, [_gradient(w, named["model_diff"], named["scale_by_tensor"], **of_gradient)], rate, named["skip_if"])
+
+    needed = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("model", *slots, *along)]
+    others = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None) for name in may]
+    defaults = {"learning_rate_val": 0.0, "weight_decay": 0.0, **(_OF_GRADIENTS if along is _WHOLE else {}), **own, "name": None}
+    attributes = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value) for name, value in defaults.items()]
+    row.__signature__ = inspect.Signature([*needed, *others, *attributes])  # type: ignore[attr-defined]
+    return {f"{word} -> ": row}
+
+
+def _corrected_rate(learning_rate: Any, train_step: Any, *, beta1: float = 0.9, beta2: float = 0.999) -> Tensor:
+    """lr sqrt(1 - beta2^t) / (1 - beta1^t), t = train_step + 1"""
+    steps = arrays.cast(math.add(train_step, 1), float64)
+    first, second = (math.subtract(1.0, math.pow(arrays.constant_like(steps, beta), steps)) for beta in (beta1, beta2))
+    return math.multiply(learning_rate, arrays.cast(math.divide(math.sqrt(second), first), learning_rate.type.dtype))
+
+
+def _assign(ref: Any, value: Any, *, name: str | None = None) -> tuple[()]:
+    assign(ref, value)
+    return ()
+
+
+_BETA = {"beta": 0.9}
+_BETAS = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
+
+OP_TYPES_OF_UPDATES: Mapping[str, Callable[..., Any]] = {
+    **{
+        key: row
+        for before in ("", "indexed_slices_")
+        for key, row in (
+            *_update(f"{before}sgd_update", "", SgdUpdate, {}).items(),
+            *_update(f"{before}momentum_update", "momentum", MomentumUpdate, _BETA).items(),
+            *_update(f"{before}adam_update", "m v", AdamUpdate, _BETAS).items(),
+        )
+    },
+    **_update("lamb_update", "m v beta1_t beta2_t", LambUpdate, _BETAS | {"epsilon": 1e-6}),
+    **_update(
+        "rmsprop_update",
+        "mean_square",
+        lambda decay_rate, epsilon, centered, weight_decay: RmsPropUpdate(decay_rate, epsilon, centered),
+        {"decay_rate": 0.99, "epsilon": 1e-8, "centered": False},
+        "mean_gradient",
+    ),
+    **_update(
+        "lars_update",
+        "momentum",
+        lambda momentum_beta, epsilon, lars_coefficient, weight_decay: LarsUpdate(momentum_beta, epsilon, lars_coefficient, weight_decay),
+        {"momentum_beta": 0.9, "epsilon": 1e-9, "lars_coefficient": 1e-4},
+    ),
+    "adam_bias_correction_learning_rate -> out": _corrected_rate,
+    "assign -> ": _assign,
+}
