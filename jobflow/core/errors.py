@@ -59,7 +59,7 @@ _LIBRARY = os.path.dirname(os.__file__) + os.sep
 #: ready models are programs like those of users
 _MODELS = os.path.join(_PACKAGE, "models") + os.sep
 #: how messages end that refuse an array where a tensor of a job must be
-NOT_A_TENSOR = "arrays become tensors as arguments of the job, as variables (get_variable, load_variables) or as constants"
+NOT_A_TENSOR = "arrays become tensors as arguments of the job, as variables (get_variable, load_variables) or as constants (flow.tensor)"
 
 
 class JobflowError(Exception):

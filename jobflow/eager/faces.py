@@ -34,7 +34,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 #: where the functions of tensors are
 TENSORS = "jobflow.functional"
 #: functions that make tensors of shapes and numbers: of the job in whose body they are called
-MADE = frozenset(["arange", "empty", "eye", "full", "linspace", "logspace", "normal", "ones", "rand", "randint", "randn", "randperm", "zeros"])
+MADE = frozenset(
+    ["arange", "as_tensor", "empty", "eye", "full", "linspace", "logspace", "normal"]
+    + ["ones", "rand", "randint", "randn", "randperm", "tensor", "zeros"]
+)
 
 
 def in_job() -> bool:

@@ -182,7 +182,7 @@ class Recorder(Recording):
         if name is None:
             raise JobError(
                 f"{user_line()}: {self.module.word}, called in job {self.body.name}, reads a tensor {x.type} that is not its parameter or buffer, "
-                f"and whose numbers the job would not see change; make it one, by nn.Parameter or register_buffer, or pass it to the job"
+                f"and whose numbers the job would not see change; make it one (nn.Parameter, register_buffer) or in forward, or pass it to the job"
             )
         if name in session.variables or name in self.body.variables:
             whose = "another module" if name in self.body.tensors or name in tensors else "get_variable or a layer"

@@ -18,7 +18,7 @@ from jobflow.eager.convert import agree
 from jobflow.eager.convert import empty as no_piece
 from jobflow.eager.faces import method
 from jobflow.eager.run import addend, run, source
-from jobflow.eager.state import state
+from jobflow.eager.state import building_now, state
 from jobflow.eager.tensor import Tensor
 from jobflow.functional.devices import checked_device, marked
 from jobflow.functional.global_tensors import layout_of
@@ -26,7 +26,7 @@ from jobflow.functional.promotion import Number, cast, fitting, number_dtype, nu
 from jobflow.ops.axes import ExpandDims
 from jobflow.ops.compare import Equal
 from jobflow.ops.scalar import FillLike
-from jobflow.ops.source import Arange, Constant, Linspace
+from jobflow.ops.source import Arange, Constant, Linspace, Literal
 from jobflow.ops.transcendental import Power
 
 
@@ -206,7 +206,8 @@ def tensor(data: Any, **options: Any) -> Tensor:
     """A tensor of these data: a number, nested lists, a NumPy array, another tensor; they are copied.
 
     Floats of Python become float32, their integers int64; arrays keep their element type.  With placement= and sbp= the data are the
-    logical value, which every rank passes and of which it keeps its piece.
+    logical value, which every rank passes and of which it keeps its piece.  In the body of a job they are a constant of the job: they
+    are what they are when the body runs, once.
     Raises: DivergedError on every rank if they pass different data.
     """
     return _from_data("tensor", data, options)
@@ -223,9 +224,20 @@ def _from_data(what: str, data: Any, options: dict[str, Any], dtype: DType | Non
     if array.dtype != place.dtype.numpy:
         with np.errstate(all="ignore"):
             array = array.astype(place.dtype.numpy)
-    if layout is None:
-        return place.finished(Tensor(type_of(array), None, array))
+    if layout is None or in_a_job():
+        return place.finished(_holding(array))
     return place.finished(cut(what, array, layout))
+
+
+def in_a_job() -> bool:
+    """Whether the body of a job is recorded, where tensors have no numbers and no layouts yet."""
+    recording = building_now()
+    return recording is not None and not recording.lays
+
+
+def _holding(array: Array) -> Tensor:
+    """A local tensor in the memory of an array; in the body of a job, where memory comes later, a constant of the job."""
+    return source(Literal.of(array), None) if in_a_job() else Tensor(type_of(array), None, array)
 
 
 def array_of(what: str, data: Any) -> Array:
@@ -290,7 +302,7 @@ def as_tensor(data: Any, **options: Any) -> Tensor:
     if isinstance(data, np.ndarray) and not options.get("placement"):
         place = Place("as_tensor", options, _dtype("as_tensor", data.dtype))
         if data.dtype == place.dtype.numpy:
-            return place.finished(Tensor(type_of(data), None, data))
+            return place.finished(_holding(data))
     return _from_data("as_tensor", data, options)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import numpy as np
+
 from jobflow.core.errors import PlanError
 from jobflow.core.layout import Box, Rule, Sbp
-from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, float32, float64, int32, int64
+from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, dtype_of, float32, float64, int32, int64
 from jobflow.ops.op import LETTERS, Op, Sample, apply, sample
 
 
@@ -86,6 +89,33 @@ class Constant(Source):
         yield sample(cls((5, 3), float64, 0.1))
         yield sample(cls((), int32, 7))
         yield sample(cls((0, 3), float32, 1.0))
+
+
+class Literal(Source):
+    """y = an array that the program has: `content` is its bytes, in the order of C and in base 64."""
+
+    content: str
+    unshown: ClassVar[frozenset[str]] = frozenset({"shape", "dtype", "content"})
+
+    @classmethod
+    def of(cls, array: Array) -> Literal:
+        return cls(array.shape, dtype_of(array.dtype), base64.b64encode(np.ascontiguousarray(array).tobytes()).decode())
+
+    @property
+    def array(self) -> Array:
+        return np.frombuffer(base64.b64decode(self.content), self.dtype.numpy).reshape(self.shape)
+
+    def kernel(self, xp: Xp, y: Array) -> None:
+        y[...] = xp.asarray(self.array)
+
+    def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
+        return self if outputs[0].is_whole else Literal.of(self.array[outputs[0].slices])
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        yield sample(cls.of(np.arange(12.0).reshape(4, 3) ** 2))
+        yield sample(cls.of(np.array(7, np.int32)))
+        yield sample(cls.of(np.zeros((0, 2), np.float32)))
 
 
 class Arange(Source):
