@@ -35,8 +35,23 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 TENSORS = "jobflow.functional"
 #: functions that make tensors of shapes and numbers: of the job in whose body they are called
 MADE = frozenset(
-    ["arange", "as_tensor", "empty", "eye", "full", "linspace", "logspace", "normal"]
-    + ["ones", "rand", "randint", "randn", "randperm", "tensor", "zeros"]
+    {
+        "arange",
+        "as_tensor",
+        "empty",
+        "eye",
+        "full",
+        "linspace",
+        "logspace",
+        "normal",
+        "ones",
+        "rand",
+        "randint",
+        "randn",
+        "randperm",
+        "tensor",
+        "zeros",
+    }
 )
 
 

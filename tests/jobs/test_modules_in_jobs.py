@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import module_constants  # noqa: F401 - which has cases too
 import module_mistakes  # noqa: F401 - which has cases too
 import numpy as np
 import pytest

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import module_constants  # noqa: F401 - which has cases too
 import module_mistakes  # noqa: F401 - which has cases too
 import numpy as np
 from module_cases import CASES, X, Y, error_of, state, train_job
