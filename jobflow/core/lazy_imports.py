@@ -58,14 +58,17 @@ def attach(
     `made` says what the package has under a name in the place of what was found.
     """
     homes, public = read(package, Path(file).with_suffix(".pyi"))
+    inside = Path(file).parent
 
     def find(name: str) -> Any:
         if name not in homes:
-            raise no_attribute(name, f"module {package!r} has no attribute {name!r}", () if name.startswith("_") else homes)
-        home, inside = homes[name]
+            # the import system asks for a module before it imports it
+            hints = () if name.startswith("_") or inside.joinpath(f"{name}.py").exists() else homes
+            raise no_attribute(name, f"module {package!r} has no attribute {name!r}", hints)
+        home, attribute = homes[name]
         found = importlib.import_module(home)
-        if inside:
-            found = getattr(found, inside) if hasattr(found, inside) else importlib.import_module(f"{home}.{inside}")
+        if attribute:
+            found = getattr(found, attribute) if hasattr(found, attribute) else importlib.import_module(f"{home}.{attribute}")
         found = made(name, found)
         setattr(sys.modules[package], name, found)
         return found

@@ -161,10 +161,26 @@ class Stream:
         ordered = drawn.transpose(1, 2, 0, 3).reshape(len(starts), count * GROUP)
         return xp.take_along_axis(ordered, index - first * GROUP, axis=1).reshape(-1)
 
-    def unit(self, box: Box, dtype: np.dtype[np.generic], plane: int = 0) -> Array:
-        """U[0, 1) of the elements of a box, flat: 24 random bits in float32 and smaller, 53 (from this plane and the next) in float64."""
-        high, xp = self.box_bits(box, plane), self.xp
+
+@dataclass(frozen=True)
+class Drawn:
+    """Elements of a random tensor, flat: those of a box, or those that have these indices (uint64[n])."""
+
+    stream: Stream
+    elements: Box | Array
+
+    def bits(self, plane: int = 0) -> Array:
+        """Their random words (uint32[n])."""
+        if isinstance(self.elements, Box):
+            return self.stream.box_bits(self.elements, plane)
+        return self.stream.bits_at(self.elements, plane)
+
+    def indices(self) -> Array:
+        return self.stream.xp.asarray(indices(self.elements)) if isinstance(self.elements, Box) else self.elements
+
+    def unit(self, dtype: np.dtype[np.generic], plane: int = 0) -> Array:
+        """U[0, 1): 24 random bits in float32 and smaller, 53 (from this plane and the next) in float64."""
+        high, xp = self.bits(plane), self.stream.xp
         if dtype != np.float64:
             return (high >> xp.uint32(8)).astype(xp.float32) * xp.float32(2.0**-24)
-        low = self.box_bits(box, plane + 1)
-        return (high * 2.0**21 + (low >> xp.uint32(11))) * 2.0**-53
+        return (high * 2.0**21 + (self.bits(plane + 1) >> xp.uint32(11))) * 2.0**-53

@@ -14,12 +14,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
-from uuid import uuid4
 
 from jobflow.core.cache_folder import cache_folder
 from jobflow.core.notices import notice
 
-_MARK = b"jobflow machine code 1\n"
+_MARK = b"jobflow machine code 2\n"
 _ENDING = ".code"
 #: how large the folder may become; what was not used for longest goes
 LIMIT = 256 << 20
@@ -131,7 +130,7 @@ def _file(name: str, flags: int, at: int) -> Iterator[Any]:
 
 def _replace(name: str, content: bytes, at: int) -> None:
     """The file, whole or not at all."""
-    part = f".{uuid4().hex}"
+    part = f".{os.urandom(16).hex()}"
     try:
         with _file(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, at) as file:
             file.write(content)

@@ -73,7 +73,9 @@ def phases(outputs: Sequence[Expression], stored: Sequence[Expression], splat: C
         added = [x for x in columns if level[x.arguments[0]] == number]
         wanted = [x.arguments[0] for x in (*reductions, *added)] + (list(stored) if number == last else [])
         read = {x for x in _needed(order, wanted, once | row | (earlier & set(dear))) if x in earlier and x in dear}
-        elements = [x for x in order if x in _needed(order, wanted, once | row | read) and x not in once | row | read]
+        known = once | row | read
+        needed = _needed(order, wanted, known) - known
+        elements = [x for x in order if x in needed]
         scratch.update(dict.fromkeys(x for x in order if x in read))
         earlier |= set(elements)
         at_row = tuple(x for x in order if x in row and level[x] == number and x.primitive not in REDUCTIONS)

@@ -13,7 +13,6 @@ from jobflow.core.types import Array, DType, Tensor, TensorType, int8, int32, in
 from jobflow.eager.faces import all_of, of_jobs, recording
 from jobflow.engine.distribute import current_placement
 from jobflow.engine.handle import Found
-from jobflow.legacy.on_host import as_ragged, devices_of_view, known_number
 from jobflow.legacy.operands import Operand, counts
 from jobflow.legacy.variables import assign, current_job
 from jobflow.ops import elementwise as ew
@@ -79,6 +78,8 @@ def _found(what: str, x: Tensor, dtype: DType | None, name: str | None, axis: in
 
 def sync_dynamic_resize(inputs: Tensor, size: Tensor, name: str | None = None) -> Tensor:
     """The first `size` [1] rows of the input.  If size depends on more than arguments, all rows are there, and those behind are zeros."""
+    from jobflow.legacy.on_host import as_ragged, devices_of_view, known_number  # all that reads records, for this function alone
+
     what = "sync_dynamic_resize"
     if size.type.size != 1 or not size.type.dtype.is_integer or not inputs.type.ndim:
         raise ArgumentError(f"{what} at {user_line()}: size {size.type} is one integer, and inputs {inputs.type} have rows")

@@ -67,11 +67,16 @@ class RandomSource(Source):
 
     def fill(self, xp: Xp, *arrays: Array, words: type[philox.Stream] = philox.Stream) -> None:
         *counter, y = arrays
-        box = whole_box(self.shape) if self.box is None else self.box
-        stream = words(xp, philox.key_of(self.seed, self.key), _stream(counter[0]) if counter else 0)
-        y[...] = self.draw(stream, box).reshape(self.shape)
+        y[...] = self.draw(philox.Drawn(self.stream(xp, counter, words), self.drawn_box())).reshape(self.shape)
 
-    #: draw(stream, box) -> the elements of the box, flat
+    def drawn_box(self) -> Box:
+        """Which elements of the logical tensor these are."""
+        return whole_box(self.shape) if self.box is None else self.box
+
+    def stream(self, xp: Xp, counter: Sequence[Array], words: type[philox.Stream] = philox.Stream) -> philox.Stream:
+        return words(xp, philox.key_of(self.seed, self.key), _stream(counter[0]) if counter else 0)
+
+    #: draw(drawn) -> these elements, flat
     draw: ClassVar[Callable[..., Array]]
 
     @classmethod
@@ -87,8 +92,8 @@ class RandomUniform(RandomSource):
     high: float = 1.0
     kernel = RandomSource.fill
 
-    def draw(self, stream: philox.Stream, box: Box) -> Array:
-        u = stream.unit(box, self.dtype.numpy)
+    def draw(self, drawn: philox.Drawn) -> Array:
+        u = drawn.unit(self.dtype.numpy)
         u *= u.dtype.type(self.high - self.low)
         u += u.dtype.type(self.low)
         return u
@@ -99,12 +104,9 @@ class RandomUniform(RandomSource):
         yield from cls._cases(cls((7,), float32, "w"))
 
 
-def _normal(stream: philox.Stream, box: Box) -> Array:
-    """N(0, 1) by the Box-Muller transform, in float64, from the words of two planes."""
-    return _box_muller(stream.xp, stream.box_bits(box, 0), stream.box_bits(box, 1))
-
-
-def _box_muller(xp: Xp, first: Array, second: Array) -> Array:
+def _normal(drawn: philox.Drawn, plane: int = 0) -> Array:
+    """N(0, 1) by the Box-Muller transform, in float64, from the words of this plane and the next."""
+    xp, first, second = drawn.stream.xp, drawn.bits(plane), drawn.bits(plane + 1)
     out = xp.empty(first.shape, xp.float64)
     block = BLOCK if xp is np else max(first.size, 1)
     for start in range(0, first.size, block):
@@ -121,8 +123,8 @@ class RandomNormal(RandomSource):
     std: float = 1.0
     kernel = RandomSource.fill
 
-    def draw(self, stream: philox.Stream, box: Box) -> Array:
-        z = _normal(stream, box)
+    def draw(self, drawn: philox.Drawn) -> Array:
+        z = _normal(drawn)
         z *= self.std
         z += self.mean
         return z
@@ -139,13 +141,13 @@ class TruncatedNormal(RandomSource):
     std: float = 1.0
     kernel = RandomSource.fill
 
-    def draw(self, stream: philox.Stream, box: Box) -> Array:
-        z = _normal(stream, box)
-        xp, index = stream.xp, stream.xp.asarray(philox.indices(box))
+    def draw(self, drawn: philox.Drawn) -> Array:
+        z = _normal(drawn)
+        xp, index = drawn.stream.xp, drawn.indices()
         for again in range(1, REDRAWS + 1):
             far = xp.flatnonzero(abs(z) > 2.0)
             if far.size:
-                z[far] = _box_muller(xp, *(stream.bits_at(index[far], 2 * again + i) for i in (0, 1)))
+                z[far] = _normal(replace(drawn, elements=index[far]), 2 * again)
         return xp.clip(z, -2.0, 2.0) * self.std + self.mean
 
     @classmethod
@@ -165,8 +167,8 @@ class RandomInt(RandomSource):
             raise ArgumentError(f"{self.word()}: [{self.low}, {self.high}) has no integer, or more than 2**32")
         return super().infer(*counter)
 
-    def draw(self, stream: philox.Stream, box: Box) -> Array:
-        xp, word = stream.xp, stream.box_bits(box).astype(np.uint64)
+    def draw(self, drawn: philox.Drawn) -> Array:
+        xp, word = drawn.stream.xp, drawn.bits().astype(np.uint64)
         return (word * xp.uint64(self.high - self.low) >> xp.uint64(32)).astype(xp.int64) + self.low
 
     @classmethod

@@ -63,7 +63,8 @@ class SampleClasses(Op):
         for part in range(start // each, -(-stop // each)):
             low, high = cut(self.classes, self.parts)[part]
             box = Box(((low, high),), (self.classes,))
-            order = philox.Stream(xp, philox.key_of(self.seed, self.key), int(counter[0])).unit(box, _DRAWS)
+            stream = philox.Stream(xp, philox.key_of(self.seed, self.key), int(counter[0]))
+            order = philox.Drawn(stream, box).unit(_DRAWS)
             inside = (labels >= low) & (labels < high)
             own = xp.where(inside, labels - low, 0).astype(xp.int64)
             order[own[inside]] = -1.0

@@ -37,7 +37,7 @@ def test_folder_and_files_are_the_users_own(cache: ObjectCache) -> None:
 
 def test_what_is_damaged_is_a_miss(cache: ObjectCache) -> None:
     whole = file_of(cache).read_bytes()
-    for damaged in (b"", whole[:10], whole[:-1], whole + b"x", whole[:-1] + b"x", whole.replace(b"code 1", b"code 0")):
+    for damaged in (b"", whole[:10], whole[:-1], whole + b"x", whole[:-1] + b"x", whole.replace(b"code 2", b"code 1")):
         file_of(cache).write_bytes(damaged)
         assert cache.read(KEY) is None
     cache.write(KEY, b"new")

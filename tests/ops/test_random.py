@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import laws
 import numpy as np
@@ -14,7 +15,7 @@ from jobflow.core.layout import Box, whole_box
 from jobflow.core.types import float32, float64, int32
 from jobflow.expressions import philox
 from jobflow.kernels import registry
-from jobflow.kernels.llvm.random_words import CompiledStream
+from jobflow.kernels.llvm.random_loops import CompiledStream
 from jobflow.kernels.target import target_of
 from jobflow.ops.random_tensors import DropoutMask, RandomInt, RandomNormal, RandomUniform, TruncatedNormal, dropout
 from jobflow.runtime.device.numpy_device import CpuDevice
@@ -79,9 +80,23 @@ def test_the_loop_makes_the_same_words() -> None:
         np.testing.assert_array_equal(CompiledStream(np, key, run).words(lanes, plane), philox.words(np, key, lanes, run, plane))
 
 
+FIRST_VALUES: tuple[tuple[Any, dict[str, float]], ...] = (
+    (RandomNormal, {"mean": 1.0, "std": 0.02}),
+    (RandomNormal, {"std": 1e-40}),
+    (TruncatedNormal, {"std": -2.0}),
+    (RandomUniform, {"low": -0.1, "high": 0.7}),
+)
+
+
 def test_first_values_do_not_depend_on_the_tier() -> None:
-    for op in (RandomNormal((5000,), float32, "w"), TruncatedNormal((5000,), float64, "w")):
-        drawn = np.empty(5000, op.dtype.numpy)
+    part = Box(((3, 53), (0, 90)), (60, 90))
+    ops = (
+        *(kind((50, 90), float32, "w", box=box, **given) for kind, given in FIRST_VALUES for box in (None, part)),
+        RandomNormal((50, 90), float32, "w", box=Box(((0, 50), (10, 100)), (50, 200))),
+        TruncatedNormal((5000,), float64, "w"),
+    )
+    for op in ops:
+        drawn = np.empty(op.shape, op.dtype.numpy)
         for call, arguments in registry.bind(op, target_of("cpu", "llvm"), CpuDevice(), (), (drawn,)):
             call(*arguments)
         np.testing.assert_array_equal(drawn, draw(op))

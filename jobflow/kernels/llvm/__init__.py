@@ -3,7 +3,7 @@
     refuses(outputs, inputs, targets)   why there is no loop for these arrays, or None
     cheap(outputs)                      is there so little to compute that copies cost more
     bind(outputs, inputs, targets)      calls (function, (arguments,)) that compute them
-    compile_loop(outputs, form)         the loop itself, with its text
+    compile_loop(outputs, form)         the loop itself: its function and what that needs
 
 Needs llvmlite, the extra `jit`; nothing is imported before one of these is called.
 """
@@ -17,6 +17,6 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ops.conv": ("convolution_loops",),
     "ops.index": ("segment_loops",),
     "ops.pool": ("pooling_loops",),
-    "ops.random_tensors": ("random_words",),
+    "ops.random_tensors": ("random_loops",),
     "ops.scan": ("scan_loops",),
 }

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from jobflow.core.types import DType, float64
 from jobflow.expressions.language import Expression, element, in_order
 from jobflow.expressions.on_arrays import BLOCK
 from jobflow.kernels.llvm.instructions import INSTRUCTIONS, WIDTH, Lines, from_memory, literal, register, several, stored, suffix, to_memory
-from jobflow.kernels.llvm.machine_code import NAME
+from jobflow.kernels.llvm.machine_code import NAME, Printed
 from jobflow.kernels.loop_space import LoopForm, OperandAccess
 from jobflow.kernels.row_phases import Phase, Phases, compensated, of_columns, phases, position, start, together
 
@@ -31,21 +30,14 @@ _IOTA = ", ".join(f"i64 {k}" for k in range(WIDTH))
 COLUMN_ROWS = 3
 
 
-@dataclass(frozen=True)
-class Printed:
-    text: str
-    #: element types of the scratch rows
-    scratch: tuple[DType, ...]
-
-
 def print_loop(outputs: Sequence[Expression], form: LoopForm, dear: set[Expression]) -> Printed:
-    """The text of the loop of these outputs, whose functions are taken apart."""
+    """The text of the loop of these outputs, whose functions are taken apart; its note names the element types of its scratch rows."""
     loop = _Loop(outputs, form, dear)
     loop.write()
     ending = [*sorted(loop.at.declared), "", ATTRIBUTES, *([WEIGHTS] if any("!prof" in line for line in loop.at.lines) else ())]
     lines = [f"define void @{NAME}(ptr %args) #0 {{", *loop.at.lines, "}", "", *ending, ""]
     columns = [x.dtype for x in loop.phases.columns for _ in range(COLUMN_ROWS)]
-    return Printed("\n".join(lines), (*(x.dtype.arithmetic for x in loop.phases.scratch), *columns))
+    return Printed("\n".join(lines), " ".join(dtype.name for dtype in (*(x.dtype.arithmetic for x in loop.phases.scratch), *columns)))
 
 
 #: of a branch that is hardly ever taken

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.core.types import Array, DType
+from jobflow.core.types import Array, DType, dtype_named
 from jobflow.expressions.cost import flops_per_element
-from jobflow.expressions.language import Expression
+from jobflow.expressions.language import Expression, in_order
 from jobflow.kernels.columns_as_rows import Turned, columns_apart, columns_as_rows
 from jobflow.kernels.decompositions import DECOMPOSITIONS, lowered
 from jobflow.kernels.llvm.instructions import INSTRUCTIONS
 from jobflow.kernels.llvm.loop_text import print_loop
-from jobflow.kernels.llvm.machine_code import Function, compiler
+from jobflow.kernels.llvm.machine_code import Function, Printed, compiler
 from jobflow.kernels.loop_operands import Facts, facts, loop_form, loop_shape, loop_space, refused_columns, refused_operands
 from jobflow.kernels.loop_space import LoopForm, Space, address, stride_of_table
 from jobflow.kernels.positions import with_positions
@@ -41,7 +41,6 @@ class Loop:
     """Outputs as machine code for operands of one form."""
 
     form: LoopForm
-    text: str
     #: element types of the rows of scratch memory that it needs
     scratch: tuple[DType, ...]
     function: Function
@@ -67,12 +66,23 @@ def compile_loop(outputs: Sequence[Expression], form: LoopForm, keeps: bool = Tr
     with _lock:
         found = _loops.get(key)
     if found is None:
-        apart, dear = lowered(outputs, compiler().primitives)
-        printed = print_loop(apart, form, dear if keeps else set())
-        found = Loop(form, printed.text, printed.scratch, compiler().function(printed.text))
+        function, scratch = compiler().printed(f"{_described(outputs)}\n{form}\n{keeps}", lambda: _printed(outputs, form, keeps))
+        found = Loop(form, tuple(map(dtype_named, scratch.split())), function)
         with _lock:
             found = _loops.setdefault(key, found)
     return found
+
+
+def _printed(outputs: Sequence[Expression], form: LoopForm, keeps: bool) -> Printed:
+    apart, dear = lowered(outputs, compiler().primitives)
+    return print_loop(apart, form, dear if keeps else set())
+
+
+def _described(outputs: Sequence[Expression]) -> str:
+    """All that outputs are made of, part by part: the same text for equal outputs, and for no others."""
+    number = {x: n for n, x in enumerate(in_order(outputs))}
+    parts = [f"{x.primitive} {x.dtype.name} {[number[y] for y in x.arguments]} {x.attribute!r}" for x in number]
+    return "\n".join((*parts, str([number[x] for x in outputs])))
 
 
 @lru_cache(4096)

@@ -7,7 +7,9 @@ import hashlib
 import itertools
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from jobflow.core.extras import optional
@@ -18,6 +20,25 @@ NAME = "loop"
 #: how texts are compiled
 OPTIONS = "no passes, code generation at 3, for a process"
 Function = Callable[[Any], None]
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A text, and a line that whoever calls its function must know."""
+
+    text: str
+    note: str = ""
+
+
+@cache
+def printers() -> str:
+    """A digest of the modules that have a part in what is printed: expressions, and how they become loops."""
+    digest = hashlib.blake2b(digest_size=16)
+    here = Path(__file__).parent
+    for folder in (here.parents[1] / "expressions", here.parent, here):
+        for module in sorted(folder.glob("*.py")):
+            digest.update(module.read_bytes())
+    return digest.hexdigest()
 
 
 def _llvm() -> Any:
@@ -38,7 +59,7 @@ class Compiler:
         self._machine = target.create_target_machine(cpu=self.cpu, features=self.features, opt=3, jit=True)
         self._linker = llvm.create_lljit_compiler(self._machine)
         self._lock = threading.Lock()
-        self._functions: dict[str, Function] = {}
+        self._functions: dict[str, tuple[Function, str]] = {}
         self._libraries: list[Any] = []
         self._numbers = itertools.count()
         self.versions = (optional("llvmlite", "kernels('llvm')").__version__, *llvm.llvm_version_info)
@@ -77,10 +98,13 @@ class Compiler:
 
     def function(self, text: str) -> Function:
         """The machine code of a module's `loop`: of this process, else from the cache on disk, else compiled."""
-        return self.printed(text, lambda: text)
+        return self._found(text, lambda: Printed(text))[0]
 
-    def printed(self, source: str, text: Callable[[], str]) -> Function:
-        """The same of a text that is printed only if need be; `source` is all that it depends on."""
+    def printed(self, source: str, text: Callable[[], Printed]) -> tuple[Function, str]:
+        """The same of a text that is printed only if need be, and its note; `source` is what this package prints it from."""
+        return self._found(f"{printers()} {source}", text)
+
+    def _found(self, source: str, text: Callable[[], Printed]) -> tuple[Function, str]:
         with self._lock:
             found = self._functions.get(source)
             if found is None:
@@ -92,19 +116,20 @@ class Compiler:
         parts = [*map(str, self.versions), self.triple, self.cpu, self.features, OPTIONS, source]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
-    def _kept(self, source: str) -> Function | None:
-        code = self.cache.read(self.key(source))
-        if code is None:
+    def _kept(self, source: str) -> tuple[Function, str] | None:
+        kept = self.cache.read(self.key(source))
+        if kept is None:
             return None
+        note, _, code = kept.partition(b"\n")
         try:
-            return self._linked(code)
-        except RuntimeError:  # it is whole, and yet not what this LLVM takes
+            return self._linked(code), note.decode()
+        except (RuntimeError, UnicodeDecodeError):  # it is whole, and yet not what this LLVM takes
             return None
 
-    def _compiled(self, source: str, text: str) -> Function:
-        code = self.object_code(text)
-        self.cache.write(self.key(source), code)
-        return self._linked(code)
+    def _compiled(self, source: str, printed: Printed) -> tuple[Function, str]:
+        code = self.object_code(printed.text)
+        self.cache.write(self.key(source), printed.note.encode() + b"\n" + code)
+        return self._linked(code), printed.note
 
     def object_code(self, text: str) -> bytes:
         """Without passes over the text: it is vectorised already, they gain nothing and take as long again as what is here."""

@@ -12,16 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 
 from jobflow.core.types import Array, DType, dtype_of
 from jobflow.kernels import blas_threads
-from jobflow.kernels.llvm import instructions, product_text
 from jobflow.kernels.llvm.loops import argument_block
-from jobflow.kernels.llvm.machine_code import Function, compiler
-from jobflow.kernels.llvm.product_text import ProductForm
+from jobflow.kernels.llvm.machine_code import Function, Printed, compiler
+from jobflow.kernels.llvm.product_text import ProductForm, print_product
 from jobflow.kernels.loop_space import address
 from jobflow.ops import blas
 from jobflow.ops.op import Call
@@ -115,5 +113,4 @@ def form_of(dtype: DType) -> ProductForm:
 @cache
 def _compiled(dtype: DType) -> Function:
     form = form_of(dtype)
-    printer = [Path(str(module.__file__)).read_text("utf-8") for module in (product_text, instructions)]
-    return compiler().printed("\0".join((repr(form), *printer)), lambda: product_text.print_product(form))
+    return compiler().printed(f"product {form}", lambda: Printed(print_product(form)))[0]
