@@ -49,10 +49,15 @@ def variable_type(what: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Te
 
 
 class Stored(ABC):
-    """A tensor in files; `file_path` is the first of them."""
+    """A tensor in files, of which `file` is the first."""
 
     name: str
-    file_path: AnyPath
+    file: AnyPath
+
+    @property
+    def file_path(self) -> str:
+        """The file, as text."""
+        return str(self.file)
 
     @property
     @abstractmethod
@@ -187,13 +192,13 @@ class StoredTensor(Stored):
     """A tensor of a checkpoint, in as many shards as ranks wrote of it; never more than one of them is in memory beside the result."""
 
     name: str
-    file_path: AnyPath
+    file: AnyPath
     entry: manifest.Entry
     shards: tuple[StoredShard, ...]
 
     @property
     def type(self) -> TensorType:
-        return variable_type(f'{self.file_path}: tensor "{self.name}"', self.entry.shape, safetensors.dtype_of(self.entry.dtype))
+        return variable_type(f'{self.file}: tensor "{self.name}"', self.entry.shape, safetensors.dtype_of(self.entry.dtype))
 
     def numpy(self) -> Array:
         return self.read(whole_box(self.entry.shape))
@@ -217,31 +222,29 @@ class LegacyTensor(Stored):
     """A file `out` of raw little-endian numbers; `given` is its type as the caller knows it, for files without `meta`."""
 
     name: str
-    file_path: AnyPath
+    file: AnyPath
     given: TensorType | None = None
 
     @property
     def says_type(self) -> bool:
-        return (self.file_path.parent / "meta").exists()
+        return (self.file.parent / "meta").exists()
 
     @property
     def type(self) -> TensorType:
-        meta = self.file_path.parent / "meta"
+        meta = self.file.parent / "meta"
         if self.says_type:
             return _legacy_type(meta)
         if self.given is None:
-            raise CheckpointError(
-                f'{self.file_path}: the type of tensor "{self.name}" is not known: there is no file {meta}; pass types={{name: type}}'
-            )
+            raise CheckpointError(f'{self.file}: the type of tensor "{self.name}" is not known: there is no file {meta}; pass types={{name: type}}')
         return self.given
 
     def numpy(self) -> Array:
         type = self.type
         dtype = type.dtype.numpy.newbyteorder("<")
-        with open_regular(self.file_path, CheckpointError) as file:
+        with open_regular(self.file, CheckpointError) as file:
             size = os.fstat(file.fileno()).st_size
             if size != type.nbytes:
-                raise CheckpointError(f'{self.file_path}: tensor "{self.name}" is {type}, which is {type.nbytes} bytes, but the file has {size}')
+                raise CheckpointError(f'{self.file}: tensor "{self.name}" is {type}, which is {type.nbytes} bytes, but the file has {size}')
             return np.fromfile(file, dtype, math.prod(type.shape)).reshape(type.shape).astype(type.dtype.numpy, copy=False)
 
 

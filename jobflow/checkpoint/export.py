@@ -147,12 +147,12 @@ class NpzTensor(Stored):
     """An array in a .npz file."""
 
     name: str
-    file_path: AnyPath
+    file: AnyPath
     array: FileArray
 
     @property
     def type(self) -> TensorType:
-        return variable_type(f'{self.file_path}: array "{self.name}"', self.array.shape, self.array.dtype)
+        return variable_type(f'{self.file}: array "{self.name}"', self.array.shape, self.array.dtype)
 
     def numpy(self) -> Array:
         """The zip file's checksum is checked."""
@@ -180,15 +180,15 @@ class SafeTensor(Stored):
     """A tensor in a .safetensors file, which has no hashes."""
 
     name: str
-    file_path: AnyPath
+    file: AnyPath
     place: Place
 
     @property
     def type(self) -> TensorType:
-        return variable_type(f'{self.file_path}: tensor "{self.name}"', self.place.shape, self.place.dtype)
+        return variable_type(f'{self.file}: tensor "{self.name}"', self.place.shape, self.place.dtype)
 
     def numpy(self) -> Array:
-        return read_tensor(self.file_path, self.place)
+        return read_tensor(self.file, self.place)
 
 
 def to_checkpoint(source: Checkpoint, path: str | os.PathLike[str], patterns: Sequence[str] = ("*",)) -> None:
@@ -203,5 +203,5 @@ def _mapped(stored: Stored) -> Array:
     if isinstance(stored, NpzTensor):
         return stored.mapped()
     if isinstance(stored, LegacyTensor) and stored.type.nbytes:
-        return mapped(stored.file_path, CheckpointError).view(stored.type.dtype.numpy.newbyteorder("<")).reshape(stored.type.shape)
+        return mapped(stored.file, CheckpointError).view(stored.type.dtype.numpy.newbyteorder("<")).reshape(stored.type.shape)
     return stored.numpy()

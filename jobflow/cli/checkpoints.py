@@ -153,7 +153,7 @@ def _tensor_lines(stored: Stored, layout: str) -> Iterator[list[str]]:
     shards: Sequence[StoredShard] = getattr(stored, "shards", ())
     first = [stored.name, type_text(stored), str(stored.type.nbytes), layout]
     if len(shards) < 2:
-        yield [*first, stored.file_path.name]
+        yield [*first, stored.file.name]
         return
     yield [*first, f"{len(shards)} shards"]
     for shard in shards[:MOST_SHARDS]:

@@ -60,6 +60,8 @@ class Scope:
     stage: int | None = None
     #: number of the region whose values are made again for the backward pass
     region: int | None = None
+    #: of how many runs ago the variables are with which it computes; 1: of this run
+    buffered: int = 1
     #: the scope that is in force again after this one
     outer: Scope | None = None
 
@@ -242,11 +244,12 @@ class config(_Entered):
 
     `pipeline_stage_id_hint` is the number of the stage.  With `checkpointing=True`, every time the block is entered begins a region:
     only what it reads from outside is kept, so memory shrinks at the price of computing it twice; numbers stay the same, random
-    ones included.  `checkpointing=False` ends a region inside of it.
+    ones included.  `checkpointing=False` ends a region inside of it.  In stage `ssp_stage_id` of `ssp_num_stages` trained variables are read
+    as `experimental.ssp_variable_proxy` gives them with a buffer of ssp_num_stages - ssp_stage_id.
     Raises: ConfigError for an unknown option, or a value of the wrong kind.
     """
 
-    OPTIONS: ClassVar[dict[str, type]] = {"pipeline_stage_id_hint": int, "checkpointing": bool}
+    OPTIONS: ClassVar[dict[str, type]] = {"pipeline_stage_id_hint": int, "checkpointing": bool, "ssp_num_stages": int, "ssp_stage_id": int}
 
     def __init__(self, **options: Any) -> None:
         what = f"experimental.scope.config at {user_line()}"
@@ -257,10 +260,14 @@ class config(_Entered):
                 raise ConfigError(f"{what}: {name} takes a value of type {self.OPTIONS[name].__name__}; got {value!r}")
         if options.get("pipeline_stage_id_hint", 0) < 0:
             raise ConfigError(f"{what}: stages are numbered from 0; got {options['pipeline_stage_id_hint']}")
+        self.buffered = options.get("ssp_num_stages", 1) - options.get("ssp_stage_id", 0)
+        if self.buffered < 1 or options.get("ssp_stage_id", 0) < 0:
+            raise ConfigError(f"{what}: ssp_stage_id is 0 to ssp_num_stages - 1; got {options}")
         self.options = options
 
     def _changes(self) -> dict[str, Any]:
-        changes = {"stage": self.options["pipeline_stage_id_hint"]} if "pipeline_stage_id_hint" in self.options else {}
+        changes = {"buffered": self.buffered} if "ssp_num_stages" in self.options else {}
+        changes |= {"stage": self.options["pipeline_stage_id_hint"]} if "pipeline_stage_id_hint" in self.options else {}
         if "checkpointing" in self.options:
             changes["region"] = _new_region() if self.options["checkpointing"] else None
         return changes

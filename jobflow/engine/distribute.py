@@ -122,11 +122,20 @@ def _checked(what: str, wish: Distribute | str, type: TensorType) -> Sbp:
 
 
 def with_distribute(value: Tensor, distribute: Distribute) -> Tensor:
-    """A handle on the same tensor whose readers get it as `distribute` says."""
+    """A handle on the same tensor whose readers get it as `distribute` says, whatever was asked of this one."""
     assert_is_valid_distribute(distribute)
+    value = _before_hints(value)
     if distribute is auto() or is_local(value):
         return value
     return to_layout(value, *mesh_sbp("with_distribute", distribute, value.type, current_placement("with_distribute")), asked="with_distribute")
+
+
+def _before_hints(value: Tensor) -> Tensor:
+    """The handle on the same tensor of which nothing was asked by `with_distribute`."""
+    body = scope.current().interpreter
+    while isinstance(op := getattr(getattr(value, "node", None), "op", None), ToLayout) and op.asked == "with_distribute":
+        value = body.handle(value.node.inputs[0])  # type: ignore[union-attr, attr-defined]
+    return value
 
 
 def is_local(value: Tensor) -> bool:

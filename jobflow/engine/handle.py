@@ -16,7 +16,7 @@ from jobflow.core.types import Tensor
 from jobflow.engine.distribute import Distribute, auto, broadcast, distribute_of, parallel_cast, split, with_distribute
 from jobflow.engine.operators import TensorOperators
 from jobflow.engine.returned import LocalBlob
-from jobflow.graph.ir import Node, Value, is_dynamic
+from jobflow.graph.ir import Node, Value, batch_axis, is_dynamic
 from jobflow.ops.slices import concat
 from jobflow.typing.results import HostResult
 
@@ -117,6 +117,11 @@ class Handle(TensorOperators):
         """The axis of `distribute`, or INVALID_SPLIT_AXIS."""
         axis = self.distribute.axis
         return INVALID_SPLIT_AXIS if axis is None else axis
+
+    @property
+    def batch_axis(self) -> int | None:
+        """The axis of the samples: axis 0 of arguments, and what becomes of that; None where there is none."""
+        return batch_axis(self.value)
 
     @property
     def is_dynamic(self) -> bool:

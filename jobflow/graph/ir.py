@@ -10,9 +10,9 @@ from dataclasses import InitVar, dataclass, field
 from typing import Literal, TypeAlias
 
 from jobflow.core.errors import NOWHERE, SourceLine
-from jobflow.core.layout import B, Layout, Local, Placement, Sbp
+from jobflow.core.layout import B, Layout, Local, Placement, S, Sbp, Split
 from jobflow.core.types import TensorType, Typed
-from jobflow.ops.layout_ops import StaticShape
+from jobflow.ops.layout_ops import Crossing, Identity, StaticShape
 from jobflow.ops.op import Op
 from jobflow.ops.source import Input
 
@@ -53,6 +53,31 @@ def is_dynamic(value: Value) -> bool:
                 return True
             rest.extend(() if isinstance(one.node.op, StaticShape) else one.node.inputs)
     return False
+
+
+def batch_axis(value: Value) -> int | None:
+    """The axis of the samples: axis 0 of arguments, and what ops make of that axis; None where there is none."""
+    found: dict[Value, int | None] = {}
+    waiting = [value.node]
+    while waiting:
+        node = waiting[-1]
+        rest = [x.node for x in node.inputs if x not in found]
+        waiting.extend(rest)
+        if not rest:
+            waiting.pop()
+            found |= dict(zip(node.outputs, _batch_axes(node, [found[x] for x in node.inputs]), strict=True))
+    return found[value]
+
+
+def _batch_axes(node: Node, given: Sequence[int | None]) -> Sequence[int | None]:
+    if isinstance(node.op, Input):
+        return [0 if node.op.split and node.outputs[0].shape else None]
+    if isinstance(node.op, Crossing | Identity):
+        return given
+    asked = tuple(B if axis is None else S(axis) for axis in given)
+    signatures = node.op.rule(*(x.type for x in node.inputs)).signatures() if node.inputs else ()
+    made = next((each.outputs for each in signatures if each.inputs == asked), ())
+    return [sbp.axis if isinstance(sbp, Split) else None for sbp in made] or [None] * len(node.outputs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from itertools import count
 from numbers import Integral
 from typing import Any, Protocol, cast
@@ -21,8 +22,10 @@ from jobflow.engine.distribute import Distribute, ParallelDistribution, broadcas
 from jobflow.graph.ir import Variable
 from jobflow.legacy.initializers import Initializer, from_conf
 from jobflow.legacy.regularizers import Regularizer
+from jobflow.ops import elementwise as ew
 from jobflow.ops.layout_ops import ToLocal
 from jobflow.ops.op import Op
+from jobflow.ops.scalar import Detach
 from jobflow.ops.source import ReadVariable
 
 
@@ -96,7 +99,7 @@ def get_variable(
     known = job.variables.get(full)
     if known is not None:
         _check_storage(job, known, parallel_distribution or distribute)
-        return _fetch(job, known, shape, reuse)
+        return _in_stage(job, _fetch(job, known, shape, reuse))
     if not isinstance(shape, list | tuple) or not all(isinstance(n, Integral) and int(n) > 0 for n in shape):
         raise ArgumentError(f"get_variable({full!r}) at {user_line()}: shape must be a list or tuple of positive ints, not {shape!r}")
     type = TensorType(tuple(int(n) for n in shape), dtype or job.default_dtype)
@@ -107,7 +110,7 @@ def get_variable(
     penalty = Regularizer() if regularizer is None else regularizer
     if not isinstance(penalty, Regularizer):
         raise ConfigError(f"variable {full!r} at {user_line()}: regularizer is {penalty!r}; pass one, for example regularizers.l2(0.01)")
-    return job.variable(
+    read = job.variable(
         Variable(
             name=full,
             type=type,
@@ -119,6 +122,13 @@ def get_variable(
             l2=penalty.l2,
         )
     )
+    return _in_stage(job, read)
+
+
+def _in_stage(job: Job, read: Tensor) -> Tensor:
+    """The value of a variable as the stage of `experimental.scope.config` in force has it."""
+    count, key = scope.current().buffered, variable_of(read)
+    return ssp_variable_proxy(read, count)[1] if count > 1 and key is not None and job.variables[key].trainable else read
 
 
 def _fetch(job: Job, known: Variable, shape: Sequence[int] | None, reuse: bool) -> Tensor:
@@ -195,3 +205,25 @@ def assign(ref: Tensor, value: Tensor, dtype: DType | None = None, name: str | N
     if value.type != ref.type:
         raise ShapeError(f"assign at {user_line()}: variable {key!r} is {ref.type}, value is {value.type}")
     current_job("assign").assign(key, value)
+
+
+def ssp_variable_proxy(var: Tensor, buffer_size: int = 1, name: str | None = None) -> tuple[Tensor, Tensor]:
+    """(var, its value `buffer_size` - 1 runs ago, or its first value before that): weights that a pipeline may compute with while others are new.
+
+    Gradients of the value are var's.  The values on the way are variables `<variable>-ssp-<i>`.
+    """
+    key = variable_of(var)
+    if key is None or buffer_size < 1:
+        what = f"buffer_size is {buffer_size}; it is at least 1" if key else f"{var} is computed; pass what get_variable returned"
+        raise ArgumentError(f"experimental.ssp_variable_proxy at {user_line()}: {what}")
+    job = current_job("experimental.ssp_variable_proxy")
+    known = job.variables[key]
+    later: Tensor = var
+    for i in range(buffer_size - 1):
+        older = job.variable(replace(known, name=f"{key}-ssp-{i}", trainable=False, l1=0.0, l2=0.0))
+        job.assign(f"{key}-ssp-{i}", later)
+        later = older
+    if later is var:
+        return var, ew.identity(var, name=name)
+    (still,) = job.apply(Detach(), [ew.subtract(later, var)], None)
+    return var, ew.add(var, still, name=name)

@@ -94,7 +94,7 @@ def test_patterns(tmp_path: Path) -> None:
 
 def test_damage_is_an_error(tmp_path: Path) -> None:
     first, second = pair(tmp_path, {"v": np.zeros(3), "w": np.zeros(3)}, {"v": np.zeros(3), "w": np.zeros(3)})
-    file = second.stored["w"].file_path
+    file = second.stored["w"].file
     file.write_bytes(file.read_bytes()[:-1] + b"\x01")
     with pytest.raises(CheckpointError, match='"w" is damaged'):
         list(differences(first, second))

@@ -125,7 +125,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 def test_damage_in_the_source_leaves_nothing(tmp_path: Path) -> None:
     source = saved(tmp_path, {"v": np.zeros(2), "w": np.zeros(2)})
-    file = source.stored["w"].file_path
+    file = source.stored["w"].file
     file.write_bytes(file.read_bytes()[:-1] + b"\x01")
     for write, target in ((to_npz, "x.npz"), (to_legacy, "old"), (to_checkpoint, "new")):
         with pytest.raises(CheckpointError, match="is damaged"):

@@ -64,7 +64,7 @@ def test_training_goes_on_from_a_directory_on_another_number_of_devices(fresh: N
     assert not isinstance(one, dict)
     for stored in (found["w"], one):
         np.testing.assert_array_equal(stored.numpy(), weights)
-        assert stored.shape == (5, 3) and stored.dtype is flow.float32 and stored.file_path == tmp_path / "old" / "w" / "out"
+        assert stored.shape == (5, 3) and stored.dtype is flow.float32 and stored.file_path == str(tmp_path / "old" / "w" / "out")
     np.testing.assert_allclose([job(X), job(X)], losses[2:], rtol=1e-5)
 
 

@@ -57,7 +57,7 @@ def test_types_are_known_without_reading(tmp_path: Path) -> None:
     loaded = load(tmp_path / "c")
     assert str(loaded.stored["dense-weight"].type) == "float32[3,5]"
     assert loaded.stored["scalar"].type.shape == ()
-    assert loaded.stored["a/b c é"].file_path == tmp_path / "c" / "tensors-00001.safetensors"
+    assert loaded.stored["a/b c é"].file == tmp_path / "c" / "tensors-00001.safetensors"
     assert "dense-weight" in loaded and "other" not in loaded and len(loaded) == 5
 
 
@@ -85,7 +85,7 @@ def test_large_checkpoints_have_several_files(tmp_path: Path, monkeypatch: pytes
     tensors = {name: np.full(n, i, np.uint8) for i, (name, n) in enumerate([("a", 60), ("b", 40), ("c", 1), ("d", 500), ("e", 5)])}
     save(tmp_path / "c", tensors)
     same(load(tmp_path / "c"), tensors)
-    found = {name: stored.file_path.name for name, stored in load(tmp_path / "c").stored.items()}
+    found = {name: stored.file.name for name, stored in load(tmp_path / "c").stored.items()}
     assert found == {
         "a": "tensors-00001.safetensors",
         "b": "tensors-00001.safetensors",

@@ -24,7 +24,7 @@ def series(tmp_path: Path) -> Path:
 
 
 def damage(checkpoint: Path) -> None:
-    file = load(checkpoint).stored["bias"].file_path
+    file = load(checkpoint).stored["bias"].file
     file.write_bytes(file.read_bytes().replace(np.float64(1).tobytes(), np.float64(2).tobytes(), 1))
 
 

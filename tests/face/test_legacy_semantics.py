@@ -93,8 +93,9 @@ def zero(x: Any) -> Any:
         (lambda x: math.floordiv(x, x + 0.5), zero),
         (lambda x: math.reduce_variance(x, []), zero),
         (lambda x: math.pow(flow.constant_like(x, -2), x), zero),
+        (lambda x: math.pow(flow.constant_like(x, -2), x + 0.5), zero),
     ],
-    ids=["relu6", "hardsigmoid", "hardswish", "prelu", "floor", "ceil", "round", "rint", "sign", "floordiv", "variance", "power"],
+    ids=["relu6", "hardsigmoid", "hardswish", "prelu", "floor", "ceil", "round", "rint", "sign", "floordiv", "variance", "power", "nan"],
 )
 def test_gradients_at_bounds(run: Run, f: Callable[..., Any], expected: Callable[[Any], Any]) -> None:
     np.testing.assert_allclose(slopes(run, f, AT_BOUNDS), expected(AT_BOUNDS), rtol=1e-6)

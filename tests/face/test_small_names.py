@@ -83,6 +83,34 @@ def test_gradients_of_earlier_weights_are_those_of_the_weights(fresh: None) -> N
         np.testing.assert_allclose(job(), np.full(4, expected), rtol=1e-6)
 
 
+def test_stages_read_weights_of_earlier_runs(fresh: None) -> None:
+    """Stage 1 of 4 those of two runs ago; nothing but what is trained."""
+
+    @flow.global_function("train")
+    def job() -> tp.Numpy:
+        with flow.experimental.scope.config(ssp_num_stages=4, ssp_stage_id=1):
+            w = flow.get_variable("w", (2,), initializer=flow.constant_initializer(3.0)) + 0
+            flow.get_variable("fixed", (2,), initializer=flow.ones_initializer(), trainable=False)
+        flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [2.0]), momentum=0).minimize(w)
+        return w
+
+    assert [float(job()[0]) for _ in range(5)] == [3, 3, 3, 2, 1]
+    assert [name for name in flow.get_all_variables() if "ssp" in name] == ["w-ssp-0", "w-ssp-1"]
+    with pytest.raises(flow.ConfigError, match="ssp_stage_id is 0 to ssp_num_stages - 1"):
+        flow.experimental.scope.config(ssp_num_stages=2, ssp_stage_id=2)
+
+
+def test_the_axis_of_the_samples(fresh: None) -> None:
+    @flow.global_function()
+    def job(x: tp.Numpy.Placeholder((4, 8))) -> None:
+        w = flow.get_variable("w", (8, 6), initializer=flow.ones_initializer())
+        y = flow.matmul(x.with_distribute(flow.distribute.split(0)), w)
+        z = flow.transpose(y, [1, 0])
+        assert [each.batch_axis for each in (x, w, y, z, flow.math.reduce_sum(y, 1), flow.math.reduce_sum(z, 1))] == [0, None, 0, 1, 0, None]
+
+    job(np.ones((4, 8), np.float32))
+
+
 def test_what_is_no_variable_has_no_earlier_value(fresh: None) -> None:
     @flow.global_function()
     def job(x: tp.Numpy.Placeholder((2,))) -> tp.Numpy:

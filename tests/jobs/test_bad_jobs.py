@@ -212,6 +212,12 @@ def with_a_constant_loss(x: Any) -> Any:
     return x
 
 
+def with_a_variable_of_integers(x: Any) -> Any:
+    n = flow.get_variable("n", (3,), flow.int32, flow.zeros_initializer(flow.int32))
+    flow.optimizer.SGD(constant(0.1)).minimize(flow.cast(n, flow.float, name="cast"))
+    return x
+
+
 def with_losses_that_differ(x: Any) -> Any:
     loss = flow.layers.dense(x, 3, name="fc")
     flow.optimizer.SGD(constant(0.1)).minimize([loss, flow.math.reduce_mean(loss, name="mean")])
@@ -243,6 +249,12 @@ TRAINING: dict[str, tuple[Callable[[Any], Any], dict[str, Any], str]] = {
         {},
         'job job at «flow.optimizer.SGD(constant(0.1)).minimize(flow.math.square(x, name="squares"))»: '
         "loss squares does not depend on any trainable variable",
+    ),
+    "a loss of integers": (
+        with_a_variable_of_integers,
+        {},
+        'job job at «flow.optimizer.SGD(constant(0.1)).minimize(flow.cast(n, flow.float, name="cast"))»: '
+        "loss cast does not depend on any trainable variable; those of integers are not trained: n",
     ),
     "losses of two shapes": (
         with_losses_that_differ,

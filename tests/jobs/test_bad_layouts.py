@@ -95,12 +95,22 @@ def test_partial_into_a_linear_op_is_kept() -> None:
 
 
 def test_contradictory_hints_on_one_handle() -> None:
-    message = refused(lambda x: flow.math.relu(x.with_distribute(split(0)).with_distribute(split(1))))
+    message = refused(lambda x: flow.parallel_cast(x.with_distribute(split(0)), distribute=split(1)))
     matches(
         message,
-        rf"x float32\[4,6\] is asked for S\(0\) by with_distribute at {HERE} and for S\(1\) by with_distribute at {HERE}; ",
+        rf"x float32\[4,6\] is asked for S\(0\) by with_distribute at {HERE} and for S\(1\) by parallel_cast at {HERE}; ",
         r"parallel_cast\(x, distribute=distribute\.split\(0\)\)",
     )
+
+
+def test_a_later_hint_stands_for_an_earlier_one() -> None:
+    @flow.global_function()
+    def job(x: tp.Numpy.Placeholder((4, 6))) -> tp.Numpy:
+        later = x.with_distribute(split(0)).with_distribute(split(1))
+        assert later.distribute is split(1) and later.with_distribute(flow.distribute.auto()).distribute is flow.distribute.auto()
+        return flow.math.relu(later)
+
+    np.testing.assert_array_equal(job(X), np.maximum(X, 0))
 
 
 def test_contradictory_hints_on_one_tensor_read_twice() -> None:

@@ -225,7 +225,9 @@ def backpropagate(tracer: Tracer, training: Training, weight: Weight) -> Gradien
     scaling = Scaling.of(tracer, training.optimizers[0].dynamic_loss_scale)
     for loss in training.losses:
         if loss not in needed:
-            raise JobError(f"{tracer.kind} {tracer.name} at {training.where}: loss {loss.name} does not depend on any trainable variable")
+            whole = [name for name, variable in tracer.variables.items() if variable.trainable and not variable.type.dtype.is_float]
+            why = f"; those of integers are not trained: {', '.join(whole)}" if whole else ""
+            raise JobError(f"{tracer.kind} {tracer.name} at {training.where}: loss {loss.name} does not depend on any trainable variable{why}")
         with tracer.gradients_of(loss.node):
             seed = _seed(tracer, loss, scale * weight.share * weight.raised, weight)
             seed = seed if scaling is None else recorded(scaling.scaled(seed))

@@ -16,10 +16,10 @@ from jobflow.legacy.experimental.of_sessions import (
     get_job_set,
     logical_slice_assign,
     set_interface_blob_value,
-    ssp_variable_proxy,
 )
 from jobflow.legacy.experimental.python_ops import custom_op_module
 from jobflow.legacy.ids import indexed_slices_reduce_sum, unique_with_counts
+from jobflow.legacy.variables import ssp_variable_proxy
 
 __all__ = [
     "custom_op_module",
