@@ -44,7 +44,7 @@ def _power(g: Expression, y: Expression, x: Expression, n: Expression) -> Sequen
         exponent = float(str(n.attribute))
         return (g * (n * f.power(x, exponent - 1.0)) if exponent else None), None
     lower = f.where(f.equal(n, 0.0), 1.0, n - 1.0)
-    return g * (n * f.power(x, lower)), g * f.where(x > 0, y * f.log(f.where(x > 0, x, 1.0)), 0.0)
+    return g * (n * f.power(x, lower)), g * (y * f.log(f.where(x > 0, x, 1.0)))
 
 
 def _where(g: Expression, y: Expression, condition: Expression, a: Expression, b: Expression) -> Sequence[Expression | None]:

@@ -35,6 +35,7 @@ from jobflow.ops import skipped_steps as loss_scale
 from jobflow.ops import source
 from jobflow.ops.op import apply, normal_axis
 from jobflow.ops.rounding import rounded_once
+from jobflow.ops.scalar import Detach
 
 Axes: TypeAlias = int | Sequence[int] | None
 #: functions of tensors, which take those of jobs in here
@@ -91,12 +92,20 @@ def _of_two(word: str, function: Callable[..., Any], doc: str, together: Callabl
     return call
 
 
+def _power(x: Operand, y: Operand) -> Tensor:
+    """x^y, of whose exponents no gradient goes to those of a base that is 0 or less, where it would be nan."""
+    if isinstance(x, Tensor) and isinstance(y, Tensor) and y.type.dtype.is_float:
+        y = ew.where(ew.greater(x, ew.fill_like(x, 0)), y, apply(Detach(), y))
+    made: Tensor = _F.pow(x, y)
+    return made
+
+
 add = _of_two("add", _F.add, "x + y, broadcast; either may be a number.")
 subtract = _of_two("subtract", _F.sub, "x - y, broadcast; either may be a number.")
 multiply = _of_two("multiply", _F.mul, "x y, broadcast; either may be a number.")
 mod = floor_mod = _of_two("mod", _F.remainder, "x - y floor(x / y): the sign of the divisor.", tensors)
 floordiv = _of_two("floordiv", _F.floor_divide, "floor(x / y); gradient zero.", tensors)
-pow = _of_two("pow", _F.pow, "x^y; y is a tensor or a number.  A negative base with a fractional exponent gives nan.")
+pow = _of_two("pow", _power, "x^y; y is a tensor or a number.  A negative base with a fractional exponent gives nan.")
 atan2 = _of_two("atan2", _F.atan2, "The angle of the point (y, x).")
 maximum = _of_two("maximum", _F.maximum, "The larger of the two, broadcast; at a tie the gradient goes to y.", tensors)
 minimum = _of_two("minimum", _F.minimum, "The smaller of the two, broadcast; at a tie the gradient goes to y.", tensors)
