@@ -22,6 +22,9 @@ from jobflow.graph.ir import Value, Variable
 from jobflow.graph.training import Optimizer
 from jobflow.ops.op import Op
 
+#: an op and its inputs -> what it is to take in their place
+Replacing = Callable[[Op, Sequence[Tensor]], Sequence[Tensor]]
+
 
 class JobBody:
     """The interpreter while the body of a job runs."""
@@ -49,6 +52,8 @@ class JobBody:
         self.declared: Mapping[str, tuple[int, ...]] | None = {}
         #: why arguments that are as large as declared are too large
         self.refused = ""
+        #: gives the inputs that an op is to take in the place of its own
+        self.replacing: Replacing | None = None
         self._handles: dict[Value, Handle] = {}
 
     def handle(self, value: Value) -> Handle:
@@ -64,6 +69,7 @@ class JobBody:
         """Record one op, or one for each time step of its inputs; its outputs."""
         if any(x.__class__ is TimeSteps for x in inputs):
             return self._at_each_step(op, inputs, name)
+        inputs = inputs if self.replacing is None else self.replacing(op, inputs)
         return tuple(map(self.handle, self.tracer.apply(op, list(map(value_of, inputs)), name)))
 
     def _at_each_step(self, op: Op, inputs: Sequence[Any], name: str | None) -> tuple[Handle, ...]:

@@ -23,7 +23,7 @@ from jobflow.core.errors import JobError, SourceLine
 from jobflow.core.layout import Placement
 from jobflow.core.notices import notice
 from jobflow.core.types import TensorType, float32
-from jobflow.engine.body import JobBody
+from jobflow.engine.body import JobBody, Replacing
 from jobflow.engine.compiled import Compiled, argument_parts
 from jobflow.engine.data_feed import Fed
 from jobflow.engine.handle import Found, packed, value_of
@@ -71,7 +71,15 @@ class Job:
     #: whether it is compiled before it is called
     ahead = True
 
-    def __init__(self, function: Callable[..., Any], trainable: bool, config: FunctionConfig, where: SourceLine, optimizer_of: OptimizerOf) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        trainable: bool,
+        config: FunctionConfig,
+        where: SourceLine,
+        optimizer_of: OptimizerOf,
+        replacing_of: Callable[[JobBody], Replacing] | None = None,
+    ) -> None:
         self.function = function
         self.name = function.__name__
         self.signature = JobSignature.of(function)
@@ -79,6 +87,7 @@ class Job:
         self.config = config
         self.where = where
         self.optimizer_of = optimizer_of
+        self.replacing_of = replacing_of
         self._declared: tuple[Any, dict[str, tuple[int, ...]]] | None = None
 
     def __repr__(self) -> str:
@@ -231,7 +240,7 @@ class Job:
         body = self.body(session, tracer, seed=settings.seed or 0, conv_algorithm=settings.conv_algorithm, default_dtype=dtype, config=self.config)
         given = zip(self.signature.placeholders(), shapes, strict=True)
         largest = self.ahead and not read and all(shape == d.type.shape for (_, d), shape in given if d.per_device)
-        body.read = read
+        body.read, body.replacing = read, self.replacing_of and self.replacing_of(body)
         body.declared = None if largest else self._shown(session) or {}
         with scope.using(interpreter=body, placement=placement, view=view, namespace=()):
             declared = zip(self.signature.placeholders(), shapes, strict=True)

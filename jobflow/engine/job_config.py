@@ -41,6 +41,11 @@ OPTIONS: dict[str, Option] = {
     "mixed_precision": Option((DType,)),
     "enable_quantization_aware_training": Option((bool,), True),
     "enable_qat": Option((bool,), True, now="enable_quantization_aware_training"),
+    "qat.per_channel_weight_quantization": Option((bool,), True),
+    "qat.symmetric": Option((bool,), True),
+    "qat.moving_min_max_momentum": Option((int, float)),
+    "qat.moving_min_max_stop_update_after_iters": Option((int,), least=0),
+    "qat.target_backend": Option((str,)),
     **ignored_options("function_config"),
 }
 
@@ -115,10 +120,6 @@ class FunctionConfig:
             raise self._unsupported("pipeline_schedule", f"is not a schedule of pipelines; use one of {', '.join(SCHEDULES)}")
         if "mixed_precision" in self.options and not self.options["mixed_precision"].is_half:
             raise self._unsupported("mixed_precision", "takes jobflow.float16 or jobflow.bfloat16")
-        if self.options.get("enable_quantization_aware_training"):
-            raise self._unsupported(
-                "enable_quantization_aware_training", "is not supported; omit it, or call quantization.fake_quantization in the body"
-            )
         _ = self.lazily  # which refuses what is not a list of names
         primary = self.options.get("train.primary_lr")
         if self.options.get("train.secondary_lr", primary) != primary:

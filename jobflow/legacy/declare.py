@@ -19,6 +19,7 @@ from jobflow.engine.job import Job
 from jobflow.engine.job_config import FunctionConfig
 from jobflow.engine.session import current_session
 from jobflow.legacy.optimizer.from_options import optimizer_of
+from jobflow.legacy.quantization_aware import quantizing
 from jobflow.strategies import zero
 
 
@@ -47,7 +48,7 @@ def global_function(type: str | FunctionConfig = "predict", function_config: Fun
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
         session = current_session()
-        job = (EagerJob if session.settings.eager else Job)(function, trainable, config, where, optimizer_of)
+        job = (EagerJob if session.settings.eager else Job)(function, trainable, config, where, optimizer_of, quantizing(config))
         session.register(job)
 
         @functools.wraps(function)

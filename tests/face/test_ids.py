@@ -142,6 +142,11 @@ def test_quantised_numbers(devices: int) -> None:
             "cambricon": quantization.min_max_observer(y, 8, "symmetric", "cambricon"),
             "moving": quantization.moving_average_min_max_observer(y, 8, "affine", momentum=0.5, name="moving"),
         }
+        builder = flow.user_op_builder("by_type").Op("moving_average_min_max_observer").Attr("training", True).Attr("momentum", 0.5)
+        builder = builder.Attr("quantization_scheme", "affine").Attr("stop_update_after_iters", 5).Input("in", [y])
+        for key, dtype in (("moving_max", flow.float), ("moving_min", flow.float), ("current_train_step", flow.int64)):
+            builder.Input(key, [flow.get_variable(key, (1,), dtype, flow.zeros_initializer(dtype), trainable=False)])
+        made["by_type"] = builder.Output("scale").Output("zero_point").Build().InferAndTryRun().RemoteBlobList()
         rounded = {
             "symmetric": quantization.fake_quantization(y, *made["symmetric"]),
             "affine": quantization.fake_quantization(y, *made["affine"], 8, "affine"),
@@ -163,7 +168,51 @@ def test_quantised_numbers(devices: int) -> None:
     np.testing.assert_allclose(made["moving"][0], [(x.max() - x.min()) / 255], rtol=1e-6)
     again, _ = job(2 * x)
     np.testing.assert_allclose(again["moving"][0], [1.5 * (x.max() - x.min()) / 255], rtol=1e-6)
+    assert [again["by_type"][i].tolist() for i in (0, 1)] == [again["moving"][i].tolist() for i in (0, 1)]
     assert flow.get_all_variables()["moving-current_train_step"].numpy().tolist() == [2]
+
+
+@pytest.mark.parametrize(("devices", "options"), [(1, {}), (2, {"symmetric": False, "per_channel_weight_quantization": True})])
+def test_training_for_eight_bits(devices: int, options: dict[str, bool]) -> None:
+    """Products take rounded numbers: weights by their own scale, others by that of the runs; slopes are those of what was rounded."""
+    rng = np.random.default_rng(2)
+    x, w = rng.normal(size=(4, 6)).astype(np.float32), rng.normal(size=(3, 6)).astype(np.float32)
+    config = fresh(devices)
+    config.enable_qat()
+    config.qat.moving_min_max_momentum(0.5)
+    for word, value in options.items():
+        getattr(config.qat, word)(value)
+
+    def rounded(x: Any, top: Any, low: Any) -> Any:
+        if options:
+            scale = (top - low) / 255
+            zero = -np.rint(low / scale)
+            return (np.clip(np.rint(x / scale + zero), 0, 255) - zero) * scale
+        return np.clip(np.rint(x / (top / 127)), -128, 127) * (top / 127)
+
+    def product(x: Any) -> Any:
+        weight = flow.get_variable("w", (3, 6), initializer=flow.zeros_initializer())
+        return flow.matmul(x, weight, transpose_b=True)
+
+    @flow.global_function("train", config)
+    def train(x: tp.Numpy.Placeholder((4, 6))) -> tp.Numpy:  # type: ignore[valid-type]
+        y = product(x)
+        flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [12.0]), momentum=0).minimize(y)
+        return y
+
+    @flow.global_function("predict", config)
+    def predict(x: tp.Numpy.Placeholder((4, 6))) -> tp.Numpy:  # type: ignore[valid-type]
+        return product(x)
+
+    flow.load_variables({"w": w})
+    by_row = rounded(w, w.max(1, keepdims=True), w.min(1, keepdims=True)) if options else rounded(w, np.abs(w).max(), 0)
+    largest = (x.max(), x.min()) if options else (np.abs(x).max(), 0)
+    np.testing.assert_allclose(train(x), rounded(x, *largest) @ by_row.T, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(flow.get_all_variables()["w"].numpy(), w - rounded(x, *largest).sum(0), rtol=1e-4, atol=1e-5)
+    flow.load_variables({"w": w})
+    train(2 * x)
+    flow.load_variables({"w": w})
+    np.testing.assert_allclose(predict(x), rounded(x, *(1.5 * each for each in largest)) @ by_row.T, rtol=1e-4, atol=1e-5)
 
 
 def test_assignments_of_experimental() -> None:

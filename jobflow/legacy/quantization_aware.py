@@ -1,0 +1,73 @@
+"""Training for products and convolutions of few bits: `function_config.enable_qat`.
+
+Where a job has it, these compute with the numbers that 8 bits can say of their inputs (`quantization.fake_quantization`);
+gradients pass as if nothing were rounded.
+
+    weights     values of variables: scale and zero point of their least and largest number, `per_channel_weight_quantization`: of each row
+    others      scale and zero point of moving averages, which are the variables `fake-quantization_<i>-moving_max` and `-moving_min`,
+                numbered in the order in which the body computes: a predict job with the same layers has those of the train job
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import jobflow.core.scope as scope
+from jobflow.core.types import Tensor, int64
+from jobflow.engine.body import JobBody, Replacing
+from jobflow.engine.handle import Handle
+from jobflow.engine.job_config import FunctionConfig
+from jobflow.graph.ir import Value
+from jobflow.legacy.initializers import constant_initializer
+from jobflow.legacy.quantization import fake_quantization, min_max_observer, observed
+from jobflow.legacy.variables import assign, get_variable, variable_of
+from jobflow.ops.conv import Conv
+from jobflow.ops.matmul import BroadcastMatMul, Product
+from jobflow.ops.op import Op
+from jobflow.ops.scalar import shift
+
+
+def quantizing(config: FunctionConfig) -> Callable[[JobBody], Replacing] | None:
+    """What gives the products and convolutions of a body their inputs, if the configuration asks for it."""
+    return functools.partial(_Quantization, config) if config.options.get("enable_quantization_aware_training") else None
+
+
+class _Quantization:
+    """Gives products and convolutions their inputs as 8 bits have them, each tensor once."""
+
+    def __init__(self, config: FunctionConfig, job: JobBody) -> None:
+        self.job, self.root = job, scope.current().root
+        options = {name.removeprefix("qat."): value for name, value in config.options.items() if name.startswith("qat.")}
+        formula = "cambricon" if options.get("target_backend") == "cambricon" else "google"
+        self.how = 8, "symmetric" if options.get("symmetric", True) else "affine", formula
+        self.by_row = options.get("per_channel_weight_quantization", False)
+        self.momentum = float(options.get("moving_min_max_momentum", 0.95))
+        self.until = options.get("moving_min_max_stop_update_after_iters")
+        self._made: dict[tuple[Value, bool], Tensor] = {}
+        self._observers = 0
+
+    def __call__(self, op: Op, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        if not isinstance(op, Product | BroadcastMatMul | Conv):
+            return inputs
+        with scope.using(interpreter=self.job, root=self.root):
+            return [self._of(x) if isinstance(x, Handle) and x.type.dtype.is_float else x for x in inputs]
+
+    def _of(self, x: Handle) -> Tensor:
+        key = x.value, scope.current().view == "mirrored"
+        if key not in self._made:
+            weight = variable_of(x) is not None
+            scale, zero = min_max_observer(x, *self.how, per_layer_quantization=not self.by_row) if weight else self._observed(x)
+            self._made[key] = fake_quantization(x, scale, zero, *self.how)
+        return self._made[key]
+
+    def _observed(self, x: Handle) -> tuple[Tensor, Tensor]:
+        name = f"fake-quantization_{self._observers}"
+        self._observers += 1
+        with scope.using(namespace=()):
+            variable = functools.partial(get_variable, shape=(1,), initializer=constant_initializer(0), trainable=False)
+            top, bottom = (variable(f"{name}-{word}", dtype=x.type.dtype) for word in ("moving_max", "moving_min"))
+            step = variable(f"{name}-current_train_step", dtype=int64)
+            if self.job.trainable:
+                assign(step, shift(step, 1))
+            return observed(x, top, bottom, step, *self.how, self.momentum, self.job.trainable, self.until)
