@@ -87,8 +87,9 @@ def target_of(tag: str, setting: str = "auto") -> Target:
     tier = cpu_tier(setting)
     if tier == "reference":
         return Target("cpu", tier)
-    fusion = FusionLimits() if tier == "llvm" else None
-    return Target("cpu", tier, tables="jobflow.kernels.cpu.cpu_patterns", fusion=fusion)
+    if tier == "llvm":
+        return Target("cpu", tier, tables="jobflow.kernels.llvm.loop_patterns", fusion=FusionLimits())
+    return Target("cpu", tier, tables="jobflow.kernels.cpu.cpu_patterns")
 
 
 #: the target where nothing else is said

@@ -11,11 +11,13 @@ import pytest
 
 from jobflow.core.types import Array, float32, float64
 from jobflow.kernels import blas_threads
+from jobflow.kernels.cpu.product_ops import ProductSum
 from jobflow.kernels.llvm import product_loops
 from jobflow.kernels.llvm.machine_code import Compiler
 from jobflow.kernels.llvm.product_text import ProductForm, print_product
 from jobflow.ops import blas
 from jobflow.ops.op import Call
+from jobflow.runtime.device.numpy_device import CpuDevice
 
 #: rows, what is summed, columns: around tiles of 6, panels of 64, pieces of 256 and parts of 252 and 504
 SIZES = [(4, 300, 5), (7, 65, 20), (33, 129, 97), (13, 300, 260), (520, 40, 70), (260, 260, 140), (64, 512, 64)]
@@ -58,6 +60,12 @@ def test_every_form_of_operands(dtype: str) -> None:
             assert add is not None and subtract is not None
             assert run(product_loops.in_loops([(add, (1.0,)), subtract]))
             np.testing.assert_allclose(y, 1.5 * expected, rtol=0, atol=3 * bound)
+            for addend in (np.arange(columns, dtype=dtype), stored(y.shape, dtype, turns[2], random)):
+                refusal = product_loops.refuses_sum(ProductSum(), (a, b, addend), (y,))
+                assert (refusal is None) == (addend.ndim == 2 or not turns[2])
+                if refusal is None:
+                    assert run(product_loops.sum_in_loops(ProductSum(), CpuDevice(), (a, b, addend), (y,)))
+                    np.testing.assert_allclose(y, expected + addend, rtol=2e-7, atol=bound)
         np.testing.assert_array_equal(whole[..., rows, :], border[0])
         np.testing.assert_array_equal(whole[..., columns], border[1])
 

@@ -46,7 +46,7 @@ def test_folds(row: Fold, sample: FoldSample) -> None:
     both = row.folded(sample.reader, index, sample.maker, types)
     assert both is not None
     expected = computed(sample.reader, given, REFERENCE)
-    for target in (CPU, REFERENCE):
+    for target in (CPU, REFERENCE, target_of("cpu", "llvm")):
         np.testing.assert_allclose(computed(both, arrays, target), expected, rtol=0, atol=2e-5)
 
 

@@ -69,29 +69,29 @@ def product_with_triangle(op: LowerMatMul, device: Binder, inputs: Sequence[Arra
     return calls
 
 
-def _factors(op: ProductSum | SgdProduct, inputs: Sequence[Array]) -> tuple[Array, Array]:
+def factors(op: ProductSum | SgdProduct, inputs: Sequence[Array]) -> tuple[Array, Array]:
     return turned(inputs[op.at], op.transpose_a), turned(inputs[op.at + 1], op.transpose_b)
 
 
 def _openblas_cannot(op: ProductSum | SgdProduct, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
-    return refuses_to_add(*_factors(op, inputs), outputs[0])
+    return refuses_to_add(*factors(op, inputs), outputs[0])
 
 
 @implements(ProductSum, rank=RANKS["sum", "openblas"], refuses=_openblas_cannot)
 def openblas_sum_and_product(op: ProductSum, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    return gemm(device, *_factors(op, inputs), outputs[0], op.addends(inputs), provider="openblas")
+    return gemm(device, *factors(op, inputs), outputs[0], op.addends(inputs), provider="openblas")
 
 
 @implements(ProductSum, rank=RANKS["sum", "numpy"])
 def product_and_sum(op: ProductSum, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    return gemm(device, *_factors(op, inputs), outputs[0], op.addends(inputs))
+    return gemm(device, *factors(op, inputs), outputs[0], op.addends(inputs))
 
 
 @implements(SgdProduct, rank=RANKS["sum", "openblas"], refuses=_openblas_cannot)
 def openblas_descent(op: SgdProduct, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    return gemm(device, *_factors(op, inputs), outputs[0], outputs, -1.0, inputs[3], "openblas")
+    return gemm(device, *factors(op, inputs), outputs[0], outputs, -1.0, inputs[3], "openblas")
 
 
 @implements(SgdProduct, rank=RANKS["sum", "numpy"])
 def product_and_descent(op: SgdProduct, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    return gemm(device, *_factors(op, inputs), outputs[0], inputs[:1], -1.0, inputs[3])
+    return gemm(device, *factors(op, inputs), outputs[0], inputs[:1], -1.0, inputs[3])

@@ -5,6 +5,8 @@ what is prepared for the tier `numpy` is gone through, and each product that a l
 
     (np.matmul, (a, b, y)), (a.dot, (b, y))    y = a b, on the last two axes
     what `ops/blas.py` prepared                y += a b, and y -= rate a b
+
+A bias or another matrix that a product is added to is read where the product is written (`sum_in_loops`).
 """
 
 from __future__ import annotations
@@ -17,12 +19,16 @@ import numpy as np
 
 from jobflow.core.types import Array, DType, dtype_of
 from jobflow.kernels import blas_threads
+from jobflow.kernels.cpu.product_ops import ProductSum
+from jobflow.kernels.cpu.products import factors
 from jobflow.kernels.llvm.loops import argument_block
 from jobflow.kernels.llvm.machine_code import Function, Printed, compiler
 from jobflow.kernels.llvm.product_text import ProductForm, print_product
 from jobflow.kernels.loop_space import address
+from jobflow.kernels.registry import implements
 from jobflow.ops import blas
-from jobflow.ops.op import Call
+from jobflow.ops.op import Binder, Call
+from jobflow.ops.slices import same_memory
 
 #: rows or columns below which BLAS multiplies a matrix with a vector, or nearly so
 FEWEST = 4
@@ -56,7 +62,7 @@ def _loops(call: Call) -> list[Call]:
     if added is None or added.share != 1.0 or (isinstance(added.alpha, float) and added.alpha != 1.0):
         return [call]
     by = None if isinstance(added.alpha, float) else added.alpha
-    return _product(added.a, added.b, added.y, adds=True, by=by) or [call]
+    return _product(added.a, added.b, added.y, added.y, by) or [call]
 
 
 def refuses(a: Array, b: Array, y: Array) -> str | None:
@@ -82,25 +88,47 @@ def refuses(a: Array, b: Array, y: Array) -> str | None:
     return None if blas_threads.threads() == 1 else _THREADED
 
 
-def _product(a: Array, b: Array, y: Array, adds: bool = False, by: Array | None = None) -> list[Call]:
-    """y = a b, or y += a b, or y -= by a b; nothing if there is no loop for it."""
+def refuses_sum(op: ProductSum, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
+    """Why there is no loop that adds a product to something; None if there is one."""
+    (y,), (first, *_) = outputs, op.addends(inputs)
+    along = -1 if y.strides[-1] == y.itemsize else -2
+    if np.broadcast_to(first, y.shape).strides[along] != y.itemsize:
+        return f"what is added has strides {first.strides}, the result {y.strides}"
+    if np.may_share_memory(first, y) and not same_memory(first, y):
+        return "what is added lies partly where the result does"
+    return refuses(*factors(op, inputs), y)
+
+
+@implements(ProductSum, tier="llvm", refuses=refuses_sum)
+def sum_in_loops(op: ProductSum, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    (y,), (first, *others) = outputs, op.addends(inputs)
+    return [*_product(*factors(op, inputs), y, np.broadcast_to(first, y.shape)), *((np.add, (y, addend, y)) for addend in others)]
+
+
+def _product(a: Array, b: Array, y: Array, c: Array | None = None, by: Array | None = None) -> list[Call]:
+    """y = a b, or y = c + a b, or y = c - by a b; nothing if there is no loop for it."""
     if refuses(a, b, y) is not None:
         return []
     if y.strides[-1] != y.itemsize:  # by columns: the same of what is turned
         a, b, y = b.swapaxes(-1, -2), a.swapaxes(-1, -2), y.swapaxes(-1, -2)
+        c = None if c is None else c.swapaxes(-1, -2)
     a, b = (np.broadcast_to(x, (*y.shape[:-2], *x.shape[-2:])) for x in (a, b))
     function = _compiled(dtype_of(y.dtype))
-    return [(function, (_arguments(a[at], b[at], y[at], adds, by),)) for at in np.ndindex(y.shape[:-4])]
+    return [(function, (_arguments(a[at], b[at], y[at], None if c is None else c[at], by),)) for at in np.ndindex(y.shape[:-4])]
 
 
-def _arguments(a: Array, b: Array, y: Array, adds: bool, by: Array | None) -> object:
+def _arguments(a: Array, b: Array, y: Array, c: Array | None, by: Array | None) -> object:
     """For matrices in at most two axes of pairs."""
-    while y.ndim < 4:
-        a, b, y = a[None], b[None], y[None]
-    words = [*map(address, (a, b, y)), *y.shape[-2:], a.shape[-1], *a.strides[-2:], *b.strides[-2:], y.strides[-2]]
+    matrices = [a, b, y] if c is None else [a, b, y, c]
+    while matrices[2].ndim < 4:
+        matrices = [x[None] for x in matrices]
+    a, b, y, *others = matrices
+    nothing = [0] * (4 - len(matrices))
+    words = [*map(address, matrices), *nothing, *y.shape[-2:], a.shape[-1], *a.strides[-2:], *b.strides[-2:], y.strides[-2]]
+    words += [*(x.strides[-2] for x in others), *nothing]
     for axis in range(2):
-        words += [y.shape[axis], *(x.strides[axis] for x in (a, b, y))]
-    return argument_block([*words, adds, 0 if by is None else address(by)], (a, b, y, *(() if by is None else (by,))))
+        words += [y.shape[axis], *(x.strides[axis] for x in matrices), *nothing]
+    return argument_block([*words, 0 if by is None else address(by)], (*matrices, *(() if by is None else (by,))))
 
 
 def form_of(dtype: DType) -> ProductForm:

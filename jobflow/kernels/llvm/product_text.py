@@ -1,4 +1,4 @@
-"""Text of products of matrices, y[m,n] = (y +) scale a[m,k] b[k,n]: tiles of y that stay in registers over a panel of b that stays in the cache.
+"""Text of products of matrices, y[m,n] = (c +) scale a[m,k] b[k,n]: tiles of y that stay in registers over a panel of b that stays in the cache.
 
     for each pair of matrices; for ROWS rows of y, for DEPTH of k        a part of a, which stays in the second cache
         for some columns, as many as PANEL vectors have:                 a panel of b, packed as [depth, columns], which stays in the first
@@ -7,7 +7,8 @@
 
 It is the order of K. Goto, R. van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).  Elements of a are read where they
 are, unless a is turned and long: then rows of a tile are packed side by side.  Every element of y is summed in the order of k, in pieces of
-DEPTH, whatever the sizes of m and n: a batch that is cut over ranks gives the same bits.
+DEPTH, whatever the sizes of m and n: a batch that is cut over ranks gives the same bits.  What is added, c, is y itself, another matrix or
+one row for all (a bias); it is read where a tile of y is written.
 """
 
 from __future__ import annotations
@@ -20,16 +21,18 @@ from jobflow.core.types import DType
 from jobflow.kernels.llvm.instructions import Lines, register, several, suffix
 from jobflow.kernels.llvm.machine_code import NAME
 
-#: of k, summed before y is touched; rows of a beside one panel; the same where a is packed, which is on the stack
-DEPTH, ROWS, PACKED_ROWS = 256, 504, 252
+#: of k, summed before y is touched; most rows of a beside one panel; the same where a is packed, which is on the stack
+DEPTH, ROWS, PACKED_ROWS = 256, 576, 252
 #: tiles of rows up to which a panel of b is read where it is, since packing costs as much
 UNPACKED_TILES = 2
 #: panels up to which a turned a is read where it is
 UNPACKED_PANELS = 2
-#: the words of the argument block: addresses, sizes, distances in bytes; 1 to add to y; the address of what is subtracted times, or 0
+#: rows of b, and bytes of its columns, that are asked for before they are packed
+ROWS_AHEAD, BYTES_AHEAD = 8, 128
+#: the words of the argument block: addresses (of c 0 if nothing is added), sizes, distances in bytes; the address of what is subtracted times, or 0
 WORDS = (
-    *("a", "b", "y", "m", "n", "k", "a.down", "a.along", "b.down", "b.along", "y.down"),
-    *("outer", "a.outer", "b.outer", "y.outer", "inner", "a.inner", "b.inner", "y.inner", "adds", "by"),
+    *("a", "b", "y", "c", "m", "n", "k", "a.down", "a.along", "b.down", "b.along", "y.down", "c.down"),
+    *("outer", "a.outer", "b.outer", "y.outer", "c.outer", "inner", "a.inner", "b.inner", "y.inner", "c.inner", "by"),
 )
 
 
@@ -127,6 +130,10 @@ class _Function(Lines):
         name = f"llvm.masked.store{suffix(form.kind, form.lanes)}.p0"
         self.effect(name, f"{form.vector} {value}", f"ptr align {form.size} {place}", f"{form.mask} {mask}")
 
+    def fetch(self, place: str, writes: bool = False) -> None:
+        """Have a line of memory come nearer."""
+        self.effect("llvm.prefetch.p0", f"ptr {place}", f"i32 {int(writes)}", "i32 3", "i32 1")
+
     def multiplied(self, a: str, b: str, c: str, name: str = "") -> str:
         """a b + c, rounded once."""
         form = self.form
@@ -154,13 +161,16 @@ def _tile(form: ProductForm, rows: int, vectors: int) -> _Function:
     """A tile of y: sums over the depth of one panel."""
     at = _Function(
         form,
-        f"internal void @tile_{rows}_{vectors}(ptr %a, i64 %down, i64 %along, ptr %b, i64 %step, i64 %depth, ptr %y, i64 %line, {form.mask} %mask, "
-        f"i64 %adds, {form.kind} %scale)",
+        f"internal void @tile_{rows}_{vectors}(ptr %a, i64 %down, i64 %along, ptr %b, i64 %step, i64 %depth, ptr %y, i64 %line, ptr %c, "
+        f"i64 %c.line, {form.mask} %mask, {form.kind} %scale)",
     )
-    starts = ["%a"]
+    starts, lines, addends = ["%a"], ["%y"], ["%c"]
     for _ in range(1, rows):
-        starts.append(at.at(starts[-1], "%down"))
+        for given, step in ((starts, "%down"), (lines, "%line"), (addends, "%c.line")):
+            given.append(at.at(given[-1], step))
     places = [(i, j) for i in range(rows) for j in range(vectors)]
+    for i, j in places:
+        at.fetch(at.at(lines[i], j * form.aligned), writes=True)
     with at.repeated("k", "%depth", 1, b=("%b", "%step"), off=("null", "%along")):
         for i, j in places:
             at.write(f"%old.{i}.{j} = phi {form.vector} [zeroinitializer, %entry], [%sum.{i}.{j}, %k.next]")
@@ -171,15 +181,14 @@ def _tile(form: ProductForm, rows: int, vectors: int) -> _Function:
             for j in range(vectors):
                 at.multiplied(number, given[j], f"%old.{i}.{j}", name=f"%sum.{i}.{j}")
     scale = at.everywhere("%scale")
-    at.write(f"br i1 {at.value('icmp ne i64 %adds, 0')}, label %added, label %alone")
+    at.write(f"br i1 {at.value('icmp ne ptr %c, null')}, label %added, label %alone")
     for label in ("added", "alone"):
         at.label(label)
-        line = "%y"
-        for i in range(rows):
-            line = at.at(line, "%line") if i else line
-            for j in range(vectors):
-                mask, place = "%mask" if j == vectors - 1 else "", at.at(line, j * form.aligned)
-                at.store(at.multiplied(f"%sum.{i}.{j}", scale, at.load(place, mask)) if label == "added" else f"%sum.{i}.{j}", place, mask)
+        for i, j in places:
+            mask, value = "%mask" if j == vectors - 1 else "", f"%sum.{i}.{j}"
+            if label == "added":
+                value = at.multiplied(value, scale, at.load(at.at(addends[i], j * form.aligned), mask))
+            at.store(value, at.at(lines[i], j * form.aligned), mask)
         at.write("ret void")
     return at
 
@@ -188,32 +197,36 @@ def _panel(form: ProductForm, vectors: int) -> _Function:
     """Some columns of y: packs a panel of b, which lies by rows or by columns, or reads it where it is, and makes tile by tile of rows."""
     at = _Function(
         form,
-        f"internal void @panel_{vectors}(ptr %a, i64 %down, i64 %along, i64 %tile, ptr %b, i64 %b.down, i64 %b.along, ptr %y, i64 %line, i64 %m, "
-        f"i64 %width, i64 %depth, ptr %packed, i64 %adds, {form.kind} %scale)",
+        f"internal void @panel_{vectors}(ptr %a, i64 %down, i64 %along, i64 %tile, ptr %b, i64 %b.down, i64 %b.along, ptr %y, i64 %line, "
+        f"ptr %c, i64 %c.line, i64 %m, i64 %width, i64 %depth, ptr %packed, {form.kind} %scale)",
     )
     lanes, step = form.lanes, vectors * form.aligned
     rest = at.value(f"sub i64 %width, {(vectors - 1) * lanes}")
     mask = at.first(rest)
     at.write(f"br i1 {at.value(f'icmp eq i64 %b.along, {form.size}')}, label %plain, label %across")
     at.label("across")
-    with at.repeated("t", "%depth", lanes, b=("%b", lanes * form.size), to=("%packed", lanes * step)):
-        seen = at.first(at.value("sub i64 %depth, %t"))
-        for j in range(vectors):
-            columns = rest if j == vectors - 1 else lanes
-            place, to = at.at("%t.b", at.value(f"mul i64 %b.along, {j * lanes}")), at.at("%t.to", j * form.aligned)
-            at.write(f"call void @turn(ptr {place}, i64 %b.along, i64 {columns}, {form.mask} {seen}, ptr {to}, i64 {step})")
+    for j in range(vectors):
+        columns = rest if j == vectors - 1 else lanes
+        start, place = at.at("%b", at.value(f"mul i64 %b.along, {j * lanes}")), at.at("%packed", j * form.aligned)
+        with at.repeated(f"t{j}", "%depth", lanes, b=(start, lanes * form.size), to=(place, lanes * step)):
+            seen = at.first(at.value(f"sub i64 %depth, %t{j}"))
+            at.write(f"call void @turn(ptr %t{j}.b, i64 %b.along, i64 {columns}, {form.mask} {seen}, ptr %t{j}.to, i64 {step})")
     at.write("br label %ready")
     at.label("plain")
     at.write(f"br i1 {at.value(f'icmp sle i64 %m, {form.rows[0] * UNPACKED_TILES}')}, label %ready, label %pack")
     at.label("pack")
+    ahead = at.value(f"mul i64 %b.down, {ROWS_AHEAD}")
     with at.repeated("k", "%depth", 1, b=("%b", "%b.down"), to=("%packed", step)):
+        later = at.at("%k.b", ahead)
         for j in range(vectors):
+            at.fetch(at.at(later, j * form.aligned))
             value = at.load(at.at("%k.b", j * form.aligned), mask if j == vectors - 1 else "")
             at.store(value, at.at("%k.to", j * form.aligned))
     at.write("br label %ready")
     at.label("ready")
-    panel = at.value("phi ptr [%packed, %t.done], [%b, %plain], [%packed, %k.done]")
-    steps = at.value(f"phi i64 [{step}, %t.done], [%b.down, %plain], [{step}, %k.done]")
+    turned = f"%t{vectors - 1}.done"
+    panel = at.value(f"phi ptr [%packed, {turned}], [%b, %plain], [%packed, %k.done]")
+    steps = at.value(f"phi i64 [{step}, {turned}], [%b.down, %plain], [{step}, %k.done]")
     _rows(at, form, vectors, panel, steps, mask)
     at.write("ret void")
     return at
@@ -222,24 +235,25 @@ def _panel(form: ProductForm, vectors: int) -> _Function:
 def _rows(at: _Function, form: ProductForm, vectors: int, panel: str, step: str, mask: str) -> None:
     """All rows: as many tiles of the most rows as there are, and so on down to one row."""
     at.write(f"br label %rows.{form.rows[0]}")
-    a, y, left, before = "%a", "%y", "%m", at.block
+    kinds = {"a": "ptr", "y": "ptr", "c": "ptr", "left": "i64"}
+    now, before = {"a": "%a", "y": "%y", "c": "%c", "left": "%m"}, at.block
     for rows, fewer in zip(form.rows, (*form.rows[1:], 0), strict=True):
         this, body, following = f"rows.{rows}", f"tile.{rows}", f"rows.{fewer}"
         at.label(this)
-        for name, kind, start in (("a", "ptr", a), ("y", "ptr", y), ("left", "i64", left)):
-            at.write(f"%{name}.{rows} = phi {kind} [{start}, %{before}], [%{name}.{rows}.j, %{body}]")
+        for name, kind in kinds.items():
+            at.write(f"%{name}.{rows} = phi {kind} [{now[name]}, %{before}], [%{name}.{rows}.j, %{body}]")
         at.write(f"br i1 {at.value(f'icmp sge i64 %left.{rows}, {rows}')}, label %{body}, label %{following}")
         at.label(body)
         at.write(
             f"call void @tile_{rows}_{vectors}(ptr %a.{rows}, i64 %down, i64 %along, ptr {panel}, i64 {step}, i64 %depth, ptr %y.{rows}, i64 %line, "
-            f"{form.mask} {mask}, i64 %adds, {form.kind} %scale)"
+            f"ptr %c.{rows}, i64 %c.line, {form.mask} {mask}, {form.kind} %scale)"
         )
         down = "%tile" if rows == form.rows[0] else at.value(f"mul i64 %down, {rows}")
-        at.write(f"%a.{rows}.j = getelementptr i8, ptr %a.{rows}, i64 {down}")
-        at.write(f"%y.{rows}.j = getelementptr i8, ptr %y.{rows}, i64 {at.value(f'mul i64 %line, {rows}')}")
+        for name, step_down in (("a", down), ("y", at.value(f"mul i64 %line, {rows}")), ("c", at.value(f"mul i64 %c.line, {rows}"))):
+            at.write(f"%{name}.{rows}.j = getelementptr i8, ptr %{name}.{rows}, i64 {step_down}")
         at.write(f"%left.{rows}.j = sub i64 %left.{rows}, {rows}")
         at.write(f"br label %{this}")
-        a, y, left, before = f"%a.{rows}", f"%y.{rows}", f"%left.{rows}", this
+        now, before = {name: f"%{name}.{rows}" for name in kinds}, this
     at.label("rows.0")
 
 
@@ -250,7 +264,9 @@ def _turn(form: ProductForm) -> _Function:
     square = []
     for j in range(lanes):
         there = at.value(f"icmp slt i64 {j}, %columns")  # beyond, the first column is read once more, and nobody stores what comes of it
-        square.append(at.load(at.at("%b", at.value(f"select i1 {there}, i64 {at.value(f'mul i64 %along, {j}')}, i64 0")), "%mask"))
+        column = at.at("%b", at.value(f"select i1 {there}, i64 {at.value(f'mul i64 %along, {j}')}, i64 0"))
+        at.fetch(at.at(column, BYTES_AHEAD))
+        square.append(at.load(column, "%mask"))
     half = lanes // 2
     while half:
         for i in range(lanes):
@@ -280,19 +296,24 @@ def _driver(form: ProductForm) -> _Function:
     at.write(f"%rows.of.a = alloca [{DEPTH * PACKED_ROWS + form.lanes} x {form.kind}], align 64")
     for place, name in enumerate(WORDS):
         at.write(f"%{name} = load i64, ptr {at.at('%args', place * 8)}")
-    starts = {name: at.value(f"inttoptr i64 %{name} to ptr") for name in "aby"}
+    starts = {name: at.value(f"inttoptr i64 %{name} to ptr") for name in "abyc"}
     scale = _scale(at, form)
     packs = _packs(at, form)
-    rows = at.value(f"select i1 {packs}, i64 {PACKED_ROWS}, i64 {ROWS}")
+    rows = _rows_at_a_time(at, tile, at.value(f"select i1 {packs}, i64 {PACKED_ROWS}, i64 {ROWS}"))
+    parts = {name: at.value(f"mul i64 %{name}.down, {rows}") for name in "ayc"}
+    wide = form.panel * form.lanes
+    beside = at.value(f"select i1 {at.value('icmp ne i64 %c, 0')}, i64 {wide * form.size}, i64 0")
     with (
-        at.repeated("o", "%outer", 1, a=(starts["a"], "%a.outer"), b=(starts["b"], "%b.outer"), y=(starts["y"], "%y.outer")),
-        at.repeated("e", "%inner", 1, a=("%o.a", "%a.inner"), b=("%o.b", "%b.inner"), y=("%o.y", "%y.inner")),
-        at.repeated("i", "%m", rows, a=("%e.a", at.value(f"mul i64 %a.down, {rows}")), y=("%e.y", at.value(f"mul i64 %y.down, {rows}"))),
+        at.repeated("o", "%outer", 1, **{name: (starts[name], f"%{name}.outer") for name in "abyc"}),
+        at.repeated("e", "%inner", 1, **{name: (f"%o.{name}", f"%{name}.inner") for name in "abyc"}),
+        at.repeated("i", "%m", rows, **{name: (f"%e.{name}", parts[name]) for name in "ayc"}),
     ):
         count = at.least(at.value("sub i64 %m, %i"), rows)
         with at.repeated("d", "%k", DEPTH, a=("%i.a", at.value(f"mul i64 %a.along, {DEPTH}")), b=("%e.b", at.value(f"mul i64 %b.down, {DEPTH}"))):
             depth = at.least(at.value("sub i64 %k, %d"), DEPTH)
-            adds = at.value(f"or i64 %adds, {at.value('zext i1 ' + at.value('icmp ne i64 %d, 0') + ' to i64')}")
+            first = at.value("icmp eq i64 %d, 0")
+            added = (("ptr", "%i.c", "%i.y"), ("i64", "%c.down", "%y.down"), ("i64", beside, wide * form.size))
+            c, c_line, c_step = (at.value(f"select i1 {first}, {kind} {x}, {kind} {y}") for kind, x, y in added)
             plain, packed = at.value(f"mul i64 %a.down, {tile}"), at.value(f"mul i64 {depth}, {tile * form.size}")
             here = at.block
             at.write(f"br i1 {packs}, label %pack, label %ready")
@@ -303,16 +324,27 @@ def _driver(form: ProductForm) -> _Function:
             at.label("ready")
             choices = (("ptr", "%d.a", "%rows.of.a"), ("i64", "%a.down", form.size), ("i64", "%a.along", tile * form.size), ("i64", plain, packed))
             a, down, along, next_tile = (at.value(f"phi {kind} [{x}, %{here}], [{y}, %{there}]") for kind, x, y in choices)
-            wide = form.panel * form.lanes
-            with at.repeated("j", "%n", wide, b=("%d.b", at.value(f"mul i64 %b.along, {wide}")), y=("%i.y", wide * form.size)):
+            panels = {"b": ("%d.b", at.value(f"mul i64 %b.along, {wide}")), "y": ("%i.y", wide * form.size), "c": (c, c_step)}
+            with at.repeated("j", "%n", wide, **panels):
                 width = at.least(at.value("sub i64 %n, %j"), wide)
                 arguments = (
-                    f"ptr {a}, i64 {down}, i64 {along}, i64 {next_tile}, ptr %j.b, i64 %b.down, i64 %b.along, ptr %j.y, i64 %y.down, i64 {count}, "
-                    f"i64 {width}, i64 {depth}, ptr %packed, i64 {adds}, {form.kind} {scale}"
+                    f"ptr {a}, i64 {down}, i64 {along}, i64 {next_tile}, ptr %j.b, i64 %b.down, i64 %b.along, ptr %j.y, i64 %y.down, ptr %j.c, "
+                    f"i64 {c_line}, i64 {count}, i64 {width}, i64 {depth}, ptr %packed, {form.kind} {scale}"
                 )
                 _by_width(at, form, width, arguments)
     at.write("ret void")
     return at
+
+
+def _rows_at_a_time(at: _Function, tile: int, most: str) -> str:
+    """Whole tiles, at most so many rows and a tile, such that all parts have nearly as many: each packs the panels of b anew."""
+
+    def parts(count: str, of: str | int) -> str:
+        """How many, the last of which may be smaller."""
+        last = at.value(f"add i64 {count}, {at.value(f'sub i64 {of}, 1')}")
+        return at.value(f"udiv i64 {last}, {of}")
+
+    return at.value(f"mul i64 {parts(parts('%m', parts('%m', most)), tile)}, {tile}")
 
 
 def _scale(at: _Function, form: ProductForm) -> str:
