@@ -8,7 +8,7 @@ dx                      = the convolution of dy with w turned round, or what w' 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from jobflow.core.types import Array, dtype_of
 from jobflow.kernels.cpu import convolution_costs, winograd
 from jobflow.kernels.cpu.images import PaddedPhases, has_runs, is_innermost, load, mirror, refused, seen, stage, store
 from jobflow.kernels.registry import ArrayCalls, implements, register
+from jobflow.kernels.target import Tier
 from jobflow.ops.conv import Conv, ConvGradInput, ConvGradWeight, ConvOp, Shapes
 from jobflow.ops.op import Binder, Call, Op
 from jobflow.ops.windows import Window
@@ -191,8 +192,10 @@ def im2col_of_filters(op: ConvGradWeight, device: Binder, inputs: Sequence[Array
     return calls if total is dw else [*calls, (np.copyto, (dw, total))]
 
 
-def _winograd(prepare: Any, m: convolution_costs.Tiles, op: ConvOp, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    return prepare(op.window(_shapes(op, inputs, outputs)[1][2:]), m, device, *inputs, *outputs)  # type: ignore[no-any-return]
+def _winograd(
+    way: winograd.WinogradWay, m: convolution_costs.Tiles, op: ConvOp, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]
+) -> list[Call]:
+    return _PREPARE[type(op)](way, op.window(_shapes(op, inputs, outputs)[1][2:]), m, device, *inputs, *outputs)  # type: ignore[no-any-return]
 
 
 def _shapes(op: ConvOp, inputs: Sequence[Array], outputs: Sequence[Array]) -> Shapes:
@@ -205,6 +208,17 @@ def _not_winograd(m: convolution_costs.Tiles, op: ConvOp, inputs: Sequence[Array
 
 
 _PREPARE: dict[type[ConvOp], Any] = {Conv: winograd.forward, ConvGradInput: winograd.grad_input, ConvGradWeight: winograd.grad_weight}
-for _op, _prepare in _PREPARE.items():
-    for _m in convolution_costs.TILES:
-        register(_op, "cpu", "numpy", ArrayCalls(f"Winograd, {_m} outputs", partial(_winograd, _prepare, _m), partial(_not_winograd, _m)), rank=_m)
+
+
+def register_winograd(tier: Tier, way: winograd.WinogradWay, refuses: Callable[[], str | None] = lambda: None) -> None:
+    """Winograd's convolutions for all tiles, in this way; `refuses` says why not on this machine."""
+
+    def not_this(m: convolution_costs.Tiles, op: ConvOp, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
+        return refuses() or _not_winograd(m, op, inputs, outputs)
+
+    for op in _PREPARE:
+        for m in convolution_costs.TILES:
+            register(op, "cpu", tier, ArrayCalls(f"Winograd, {m} outputs", partial(_winograd, way, m), partial(not_this, m)), rank=m)
+
+
+register_winograd("numpy", winograd.PRODUCTS)

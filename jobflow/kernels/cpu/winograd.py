@@ -16,10 +16,11 @@ Source of the matrices: Cook-Toom interpolation (A. Lavin, S. Gray, "Fast Algori
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -136,21 +137,67 @@ class _Tiling:
     along: Axis
     rows: list[_Span]
     columns: list[_Span]
+    samples: list[slice]
 
     @property
     def t(self) -> tuple[int, int]:
         return self.down.t, self.along.t
 
-    def blocks(self) -> Iterator[tuple[_Span, _Span]]:
-        return ((row, column) for row in self.rows for column in self.columns)
+    def blocks(self) -> Iterator[tuple[_Span, _Span, slice]]:
+        return product(self.rows, self.columns, self.samples)
 
 
-def _tiling(window: Window, m: int, image: tuple[int, ...], out: tuple[int, ...], channels: int, itemsize: int) -> _Tiling:
+def _tiling(way: WinogradWay, window: Window, m: int, image: tuple[int, ...], out: tuple[int, ...], channels: int, itemsize: int) -> _Tiling:
     """`image` is h,w,n; `channels` counts those of input and output together."""
     (height, width, n), (down, along) = image, axes(m, window)
-    group = along.group(out[1], down.t * along.t * channels * n * itemsize)
+    values = down.t * along.t * channels * n * itemsize
+    group = along.group(out[1], values)
     (top, _), (left, _) = window.padding
-    return _Tiling(down, along, down.spans(height, top, out[0], 1), along.spans(width, left, out[1], group))
+    spans = down.spans(height, top, out[0], 1), along.spans(width, left, out[1], group)
+    return _Tiling(down, along, *spans, way.samples(n, values * group))
+
+
+class ImageTile(NamedTuple):
+    """A tile of [channels, rows, columns, n]: its first row and column, which may lie outside, as may others."""
+
+    image: Array
+    top: int
+    left: int
+
+
+@dataclass(frozen=True, eq=False)
+class TileTransform:
+    """y = down x along' for tiles x, y of all channels and samples, and how that is two products."""
+
+    down: Matrix
+    along: Matrix
+    tiles: list[tuple[ImageTile, ImageTile]]
+    products: Callable[[], list[Call]]
+
+
+@dataclass(frozen=True)
+class WinogradWay:
+    """Who computes transforms and y += a b, and the bytes of a block's values for which its samples are cut into parts; None if they are not."""
+
+    calls: Callable[[TileTransform], list[Call]]
+    added: Callable[[Array, Array, Array], list[Call]]
+    near: int | None
+
+    def samples(self, n: int, block: int) -> list[slice]:
+        """Parts of n samples, whose values in a block take so many bytes together; of sixteen samples and more."""
+        parts = 1 if self.near is None else -(-block // self.near)
+        each = max(1, -(-n // (16 * parts))) * 16 if parts > 1 else n
+        return [slice(first, min(n, first + each)) for first in range(0, n, each)]
+
+
+#: transforms as products, of all samples at once: their matrices have one run of columns then
+PRODUCTS = WinogradWay(lambda transform: transform.products(), lambda a, b, y: [], None)
+
+
+def _of_tiles(values: Array, tiles: int) -> list[ImageTile]:
+    """The tiles of [i,c,(j tile),n]."""
+    apart = values.reshape(*values.shape[:2], -1, tiles, values.shape[3])
+    return [ImageTile(apart[:, :, :, tile].swapaxes(0, 1), 0, 0) for tile in range(tiles)]
 
 
 class _BlockScratch:
@@ -172,20 +219,57 @@ def _columns(image: Array) -> Array:
     return image.reshape(*image.shape[:-2], image.shape[-2] * image.shape[-1], copy=False)
 
 
-def _see(tiling: _Tiling, row: _Span, column: _Span, memory: _BlockScratch, x: Array) -> tuple[Array, list[Call]]:
+def _see(way: WinogradWay, tiling: _Tiling, row: _Span, column: _Span, memory: _BlockScratch, x: Array) -> tuple[Array, list[Call]]:
     """V [i,c,j,tile,n] = B' d B of a block of x [c,h,w,n]."""
     t, u = tiling.t
     part = x[:, row.inputs, column.inputs]
     c, _, w, n = part.shape
-    half = memory("half", c, t, w, n)
     v = memory("v", t, c, u * column.tiles, n)
-    down = tiling.down.b(x.dtype, row.kept_inputs)
-    along = band(tiling.along.b(np.float64), column.tiles, tiling.along.m, column.kept_inputs).astype(x.dtype)
-    calls: list[Call] = [
-        (np.matmul, (down, _columns(part), _columns(half))),
-        (np.matmul, (along, half, v.transpose(1, 0, 2, 3))),
-    ]
-    return v.reshape(t, c, u, column.tiles, n), calls
+
+    def products() -> list[Call]:
+        half = memory("half", c, t, w, n)
+        down = tiling.down.b(x.dtype, row.kept_inputs)
+        along = band(tiling.along.b(np.float64), column.tiles, tiling.along.m, column.kept_inputs).astype(x.dtype)
+        return [(np.matmul, (down, _columns(part), _columns(half))), (np.matmul, (along, half, v.transpose(1, 0, 2, 3)))]
+
+    top, left, step = -row.kept_inputs.start, -column.kept_inputs.start, tiling.along.m
+    seen = [ImageTile(part, top, left + tile * step) for tile in range(column.tiles)]
+    tiles = list(zip(seen, _of_tiles(v, column.tiles), strict=True))
+    return v.reshape(t, c, u, column.tiles, n), way.calls(TileTransform(tiling.down.b(np.float64), tiling.along.b(np.float64), tiles, products))
+
+
+def _make(way: WinogradWay, tiling: _Tiling, row: _Span, column: _Span, memory: _BlockScratch, made: Array, y: Array) -> list[Call]:
+    """A block of y [o,h,w,n] = A' M A of M [i,o,(j tile),n]."""
+    part = y[:, row.outputs, column.outputs]
+
+    def products() -> list[Call]:
+        half = memory("half", *made.shape[:2], part.shape[2], part.shape[3])
+        along = band(tiling.along.a(np.float64).T, column.tiles, tiling.along.m, column.kept_outputs).T.astype(y.dtype)
+        down = tiling.down.a(y.dtype, row.kept_outputs)
+        return [(np.matmul, (along, made, half)), (np.matmul, (down, _columns(half).transpose(1, 0, 2), _columns(part)))]
+
+    written = [ImageTile(part, 0, tile * tiling.along.m) for tile in range(column.tiles)]
+    tiles = list(zip(_of_tiles(made, column.tiles), written, strict=True))
+    return way.calls(TileTransform(tiling.down.a(np.float64), tiling.along.a(np.float64), tiles, products))
+
+
+def _widen(way: WinogradWay, tiling: _Tiling, row: _Span, column: _Span, memory: _BlockScratch, dy: Array) -> tuple[Array, list[Call]]:
+    """[i,o,j,tile,n] = A dy A' of a block of dy [o,h,w,n]."""
+    t, u = tiling.t
+    part = dy[:, row.outputs, column.outputs]
+    o, _, w, n = part.shape
+    spread = memory("spread", t, o, u * column.tiles, n)
+
+    def products() -> list[Call]:
+        half = memory("half", o, t, w, n)
+        along = band(tiling.along.a(np.float64).T, column.tiles, tiling.along.m, column.kept_outputs).astype(dy.dtype)
+        down = tiling.down.a(dy.dtype, row.kept_outputs).T
+        return [(np.matmul, (down, _columns(part), _columns(half))), (np.matmul, (along, half, spread.transpose(1, 0, 2, 3)))]
+
+    read = [ImageTile(part, 0, tile * tiling.along.m) for tile in range(column.tiles)]
+    tiles = list(zip(read, _of_tiles(spread, column.tiles), strict=True))
+    transform = TileTransform(tiling.down.a(np.float64).T, tiling.along.a(np.float64).T, tiles, products)
+    return spread.reshape(t, o, u, column.tiles, n), way.calls(transform)
 
 
 def _products(v: Array) -> Array:
@@ -211,71 +295,62 @@ def _transformed_weights(device: Binder, window: Window, m: int, w: Array) -> tu
     return u.reshape(down.t, along.t, o, c), [*calls, transformed]
 
 
-def _sums(window: Window, m: int, device: Binder, x: Array, u: Array, y: Array) -> list[Call]:
+def _sums(way: WinogradWay, window: Window, m: int, device: Binder, x: Array, u: Array, y: Array) -> list[Call]:
     """y [o,h,w,n] from x [c,h,w,n] and transformed weights u [i,j,o,c]."""
     c, o = x.shape[0], y.shape[0]
-    tiling = _tiling(window, m, x.shape[1:], y.shape[1:3], c + o, x.itemsize)
-    memory, (t, s), n = _BlockScratch(device, x.dtype), tiling.t, x.shape[3]
+    tiling = _tiling(way, window, m, x.shape[1:], y.shape[1:3], c + o, x.itemsize)
+    memory, (t, s) = _BlockScratch(device, x.dtype), tiling.t
     calls: list[Call] = []
-    for row, column in tiling.blocks():
-        v, seen = _see(tiling, row, column, memory, x)
-        part = y[:, row.outputs, column.outputs]
-        product = memory("product", t, o, s, column.tiles, n)
-        half = memory("half", t, o, part.shape[2], n)
-        along = band(tiling.along.a(np.float64).T, column.tiles, tiling.along.m, column.kept_outputs).T.astype(x.dtype)
-        calls += [
-            *seen,
-            (np.matmul, (u, _products(v), _products(product))),
-            (np.matmul, (along, product.reshape(t, o, s * column.tiles, n), half)),
-            (np.matmul, (tiling.down.a(x.dtype, row.kept_outputs), _columns(half).transpose(1, 0, 2), _columns(part))),
-        ]
+    for row, column, samples in tiling.blocks():
+        v, seen = _see(way, tiling, row, column, memory, x[..., samples])
+        made = memory("product", t, o, s * column.tiles, v.shape[4])
+        summed: Call = (np.matmul, (u, _products(v), _products(made.reshape(t, o, s, column.tiles, v.shape[4]))))
+        calls += [*seen, summed, *_make(way, tiling, row, column, memory, made, y[..., samples])]
     return calls
 
 
-def forward(window: Window, m: int, device: Binder, x: Array, w: Array, y: Array) -> list[Call]:
+def _added(a: Array, b: Array, memory: _BlockScratch, y: Array) -> list[Call]:
+    product = memory("product", *y.shape)
+    return [(np.matmul, (a, b, product)), (np.add, (y, product, y))]
+
+
+def forward(way: WinogradWay, window: Window, m: int, device: Binder, x: Array, w: Array, y: Array) -> list[Call]:
     """The calls of y = conv(x, w) by F(m,r)."""
     window = lifted_window(window)
     source, before = load(device, x)
     target, after = store(device, y)
     u, prepared = _transformed_weights(device, window, m, w)
-    return [*before, *prepared, *_sums(window, m, device, lifted_image(source), u, lifted_image(target)), *after]
+    return [*before, *prepared, *_sums(way, window, m, device, lifted_image(source), u, lifted_image(target)), *after]
 
 
-def grad_input(window: Window, m: int, device: Binder, dy: Array, w: Array, dx: Array) -> list[Call]:
+def grad_input(way: WinogradWay, window: Window, m: int, device: Binder, dy: Array, w: Array, dx: Array) -> list[Call]:
     """The calls of dx: the convolution of dy with w reversed in space and transposed in channels."""
     turned = mirror(lifted_window(window))
     assert turned is not None
     source, before = load(device, dy)
     target, after = store(device, dx)
     u, prepared = _transformed_weights(device, turned, m, w[(..., *(slice(None, None, -1),) * (w.ndim - 2))])
-    sums = _sums(turned, m, device, lifted_image(source), u.transpose(0, 1, 3, 2), lifted_image(target))
+    sums = _sums(way, turned, m, device, lifted_image(source), u.transpose(0, 1, 3, 2), lifted_image(target))
     return [*before, *prepared, *sums, *after]
 
 
-def grad_weight(window: Window, m: int, device: Binder, x: Array, dy: Array, dw: Array) -> list[Call]:
+def grad_weight(way: WinogradWay, window: Window, m: int, device: Binder, x: Array, dy: Array, dw: Array) -> list[Call]:
     """The calls of dw [o,c,r,s] = G' [ sum over tiles of (A dy A') . V ] G."""
     window = lifted_window(window)
     source, first = load(device, x)
     given, second = load(device, dy)
     image, other = lifted_image(source), lifted_image(given)
-    c, o, n = image.shape[0], other.shape[0], image.shape[3]
-    tiling = _tiling(window, m, image.shape[1:], other.shape[1:3], c + o, x.itemsize)
+    c, o = image.shape[0], other.shape[0]
+    tiling = _tiling(way, window, m, image.shape[1:], other.shape[1:3], c + o, x.itemsize)
     memory, (t, u) = _BlockScratch(device, x.dtype), tiling.t
-    total, product = device.scratch((t, u, o, c), dtype_of(x.dtype)), device.scratch((t, u, o, c), dtype_of(x.dtype))
+    total = device.scratch((t, u, o, c), dtype_of(x.dtype))
     calls = [*first, *second]
-    for i, (row, column) in enumerate(tiling.blocks()):
-        v, seen = _see(tiling, row, column, memory, image)
-        part = other[:, row.outputs, column.outputs]
-        half = memory("half", o, t, part.shape[2], n)
-        spread = memory("spread", t, o, u * column.tiles, n)
-        along = band(tiling.along.a(np.float64).T, column.tiles, tiling.along.m, column.kept_outputs).astype(x.dtype)
-        operands = _products(spread.reshape(t, o, u, column.tiles, n)), _products(v).swapaxes(2, 3)
-        calls += [
-            *seen,
-            (np.matmul, (tiling.down.a(x.dtype, row.kept_outputs).T, _columns(part), _columns(half))),
-            (np.matmul, (along, half, spread.transpose(1, 0, 2, 3))),
-        ]
-        calls += [(np.matmul, (*operands, product)), (np.add, (total, product, total))] if i else [(np.matmul, (*operands, total))]
+    for i, (row, column, samples) in enumerate(tiling.blocks()):
+        v, seen = _see(way, tiling, row, column, memory, image[..., samples])
+        spread, widened = _widen(way, tiling, row, column, memory, other[..., samples])
+        operands = _products(spread), _products(v).swapaxes(2, 3)
+        calls += [*seen, *widened]
+        calls += (way.added(*operands, total) or _added(*operands, memory, total)) if i else [(np.matmul, (*operands, total))]
     flat = device.scratch((math.prod(window.kernel), o * c), dtype_of(x.dtype))
     gathered = np.moveaxis(flat.reshape(*dw.shape[2:], o, c), (-2, -1), (0, 1))
     return [*calls, (np.matmul, (_kron(tiling.down, tiling.along, x.dtype).T, total.reshape(t * u, o * c), flat)), (np.copyto, (dw, gathered))]

@@ -15,7 +15,7 @@ __all__ = ["Loop", "bind", "cheap", "compile_loop", "refuses"]
 #: module of operations -> the modules of this package that register implementations of them
 MODULES: dict[str, tuple[str, ...]] = {
     "kernels.cpu.product_ops": ("product_loops",),
-    "ops.conv": ("convolution_loops",),
+    "ops.conv": ("convolution_loops", "winograd_loops"),
     "ops.index": ("segment_loops",),
     "ops.pool": ("pooling_loops",),
     "ops.random_tensors": ("random_loops",),

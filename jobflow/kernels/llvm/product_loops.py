@@ -105,6 +105,11 @@ def sum_in_loops(op: ProductSum, device: Binder, inputs: Sequence[Array], output
     return [*_product(*factors(op, inputs), y, np.broadcast_to(first, y.shape)), *((np.add, (y, addend, y)) for addend in others)]
 
 
+def added(a: Array, b: Array, y: Array) -> list[Call]:
+    """y += a b, on the last two axes; nothing if there is no loop for it."""
+    return _product(a, b, y, y)
+
+
 def _product(a: Array, b: Array, y: Array, c: Array | None = None, by: Array | None = None) -> list[Call]:
     """y = a b, or y = c + a b, or y = c - by a b; nothing if there is no loop for it."""
     if refuses(a, b, y) is not None:

@@ -13,13 +13,11 @@ one row for all (a bias); it is read where a tile of y is written.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jobflow.core.types import DType
-from jobflow.kernels.llvm.instructions import Lines, register, several, suffix
 from jobflow.kernels.llvm.machine_code import NAME
+from jobflow.kernels.llvm.vector_function import VectorFunction, Vectors
 
 #: of k, summed before y is touched; most rows of a beside one panel; the same where a is packed, which is on the stack
 DEPTH, ROWS, PACKED_ROWS = 256, 576, 252
@@ -37,115 +35,11 @@ WORDS = (
 
 
 @dataclass(frozen=True)
-class ProductForm:
-    """What the text depends on: element type, elements of a vector, rows of tiles (falling, the last is 1), vectors of a tile."""
+class ProductForm(Vectors):
+    """What the text depends on beside that: rows of tiles (falling, the last is 1), vectors of a tile."""
 
-    dtype: DType
-    lanes: int
     rows: tuple[int, ...]
     panel: int
-
-    @property
-    def size(self) -> int:
-        return self.dtype.itemsize
-
-    @property
-    def kind(self) -> str:
-        return register(self.dtype)
-
-    @property
-    def vector(self) -> str:
-        return several(self.kind, self.lanes)
-
-    @property
-    def mask(self) -> str:
-        return several("i1", self.lanes)
-
-    @property
-    def aligned(self) -> int:
-        return self.lanes * self.size
-
-
-class _Function(Lines):
-    """Lines of one function, in blocks."""
-
-    def __init__(self, form: ProductForm, head: str) -> None:
-        super().__init__()
-        self.form, self.head = form, head
-        self.label("entry")
-
-    def label(self, name: str) -> None:
-        super().label(name)
-        self.block = name
-
-    @contextmanager
-    def repeated(self, name: str, stop: str, by: str | int, /, **carried: tuple[str, str | int]) -> Iterator[None]:
-        """For %name from 0 below `stop`, at least once; each %name.x is an address that begins at the first of x and goes on by the second."""
-        before = self.block
-        self.write(f"br label %{name}.in")
-        self.label(f"{name}.in")
-        self.write(f"%{name} = phi i64 [0, %{before}], [%{name}.j, %{name}.next]")
-        for x, (start, _) in carried.items():
-            self.write(f"%{name}.{x} = phi ptr [{start}, %{before}], [%{name}.{x}.j, %{name}.next]")
-        yield
-        self.write(f"br label %{name}.next")
-        self.label(f"{name}.next")
-        self.write(f"%{name}.j = add i64 %{name}, {by}")
-        for x, (_, step) in carried.items():
-            self.write(f"%{name}.{x}.j = getelementptr i8, ptr %{name}.{x}, i64 {step}")
-        self.write(f"br i1 {self.value(f'icmp slt i64 %{name}.j, {stop}')}, label %{name}.in, label %{name}.done")
-        self.label(f"{name}.done")
-
-    def at(self, base: str, distance: str | int) -> str:
-        return self.value(f"getelementptr i8, ptr {base}, i64 {distance}")
-
-    def least(self, a: str, b: str | int) -> str:
-        return self.value(f"select i1 {self.value(f'icmp slt i64 {a}, {b}')}, i64 {a}, i64 {b}")
-
-    def first(self, count: str) -> str:
-        """The mask of the first `count` lanes."""
-        lanes = self.form.lanes
-        wide = several("i64", lanes)
-        one = self.value(f"insertelement {wide} poison, i64 {count}, i64 0")
-        all = self.value(f"shufflevector {wide} {one}, {wide} poison, <{lanes} x i32> zeroinitializer")
-        return self.value(f"icmp slt {wide} <{', '.join(f'i64 {k}' for k in range(lanes))}>, {all}")
-
-    def everywhere(self, number: str) -> str:
-        vector = self.form.vector
-        one = self.value(f"insertelement {vector} poison, {self.form.kind} {number}, i64 0")
-        return self.value(f"shufflevector {vector} {one}, {vector} poison, <{self.form.lanes} x i32> zeroinitializer")
-
-    def load(self, place: str, mask: str = "") -> str:
-        form = self.form
-        if not mask:
-            return self.value(f"load {form.vector}, ptr {place}, align {form.size}")
-        name = f"llvm.masked.load{suffix(form.kind, form.lanes)}.p0"
-        return self.call(name, form.vector, f"ptr align {form.size} {place}", f"{form.mask} {mask}", f"{form.vector} zeroinitializer")
-
-    def store(self, value: str, place: str, mask: str = "") -> None:
-        form = self.form
-        if not mask:
-            self.write(f"store {form.vector} {value}, ptr {place}, align {form.size}")
-            return
-        name = f"llvm.masked.store{suffix(form.kind, form.lanes)}.p0"
-        self.effect(name, f"{form.vector} {value}", f"ptr align {form.size} {place}", f"{form.mask} {mask}")
-
-    def fetch(self, place: str, writes: bool = False) -> None:
-        """Have a line of memory come nearer."""
-        self.effect("llvm.prefetch.p0", f"ptr {place}", f"i32 {int(writes)}", "i32 3", "i32 1")
-
-    def multiplied(self, a: str, b: str, c: str, name: str = "") -> str:
-        """a b + c, rounded once."""
-        form = self.form
-        function, factors = f"llvm.fma{suffix(form.kind, form.lanes)}", [f"{form.vector} {x}" for x in (a, b, c)]
-        if not name:
-            return self.call(function, form.vector, *factors)
-        self.declare(function, form.vector, *factors)
-        self.write(f"{name} = call {form.vector} @{function}({', '.join(factors)})")
-        return name
-
-    def text(self) -> list[str]:
-        return [f"define {self.head} {{", *self.lines, "}"]
 
 
 def print_product(form: ProductForm) -> str:
@@ -157,9 +51,9 @@ def print_product(form: ProductForm) -> str:
     return "\n".join([*(line for body in bodies for line in body.text()), *declared, ""])
 
 
-def _tile(form: ProductForm, rows: int, vectors: int) -> _Function:
+def _tile(form: ProductForm, rows: int, vectors: int) -> VectorFunction:
     """A tile of y: sums over the depth of one panel."""
-    at = _Function(
+    at = VectorFunction(
         form,
         f"internal void @tile_{rows}_{vectors}(ptr %a, i64 %down, i64 %along, ptr %b, i64 %step, i64 %depth, ptr %y, i64 %line, ptr %c, "
         f"i64 %c.line, {form.mask} %mask, {form.kind} %scale)",
@@ -193,9 +87,9 @@ def _tile(form: ProductForm, rows: int, vectors: int) -> _Function:
     return at
 
 
-def _panel(form: ProductForm, vectors: int) -> _Function:
+def _panel(form: ProductForm, vectors: int) -> VectorFunction:
     """Some columns of y: packs a panel of b, which lies by rows or by columns, or reads it where it is, and makes tile by tile of rows."""
-    at = _Function(
+    at = VectorFunction(
         form,
         f"internal void @panel_{vectors}(ptr %a, i64 %down, i64 %along, i64 %tile, ptr %b, i64 %b.down, i64 %b.along, ptr %y, i64 %line, "
         f"ptr %c, i64 %c.line, i64 %m, i64 %width, i64 %depth, ptr %packed, {form.kind} %scale)",
@@ -232,7 +126,7 @@ def _panel(form: ProductForm, vectors: int) -> _Function:
     return at
 
 
-def _rows(at: _Function, form: ProductForm, vectors: int, panel: str, step: str, mask: str) -> None:
+def _rows(at: VectorFunction, form: ProductForm, vectors: int, panel: str, step: str, mask: str) -> None:
     """All rows: as many tiles of the most rows as there are, and so on down to one row."""
     at.write(f"br label %rows.{form.rows[0]}")
     kinds = {"a": "ptr", "y": "ptr", "c": "ptr", "left": "i64"}
@@ -257,9 +151,9 @@ def _rows(at: _Function, form: ProductForm, vectors: int, panel: str, step: str,
     at.label("rows.0")
 
 
-def _turn(form: ProductForm) -> _Function:
+def _turn(form: ProductForm) -> VectorFunction:
     """Columns of b, each of which lies together, to rows of a panel: a square of vectors, transposed by halves."""
-    at = _Function(form, f"internal void @turn(ptr %b, i64 %along, i64 %columns, {form.mask} %mask, ptr %to, i64 %step)")
+    at = VectorFunction(form, f"internal void @turn(ptr %b, i64 %along, i64 %columns, {form.mask} %mask, ptr %to, i64 %step)")
     lanes = form.lanes
     square = []
     for j in range(lanes):
@@ -283,14 +177,14 @@ def _turn(form: ProductForm) -> _Function:
     return at
 
 
-def _shuffled(at: _Function, pair: tuple[str, str], order: Sequence[int]) -> str:
+def _shuffled(at: VectorFunction, pair: tuple[str, str], order: Sequence[int]) -> str:
     vector = at.form.vector
     return at.value(f"shufflevector {vector} {pair[0]}, {vector} {pair[1]}, <{len(order)} x i32> <{', '.join(f'i32 {k}' for k in order)}>")
 
 
-def _driver(form: ProductForm) -> _Function:
+def _driver(form: ProductForm) -> VectorFunction:
     """`loop`: the order of parts, panels and tiles, for matrices in two axes of pairs."""
-    at = _Function(form, f"void @{NAME}(ptr %args)")
+    at = VectorFunction(form, f"void @{NAME}(ptr %args)")
     tile = form.rows[0]
     at.write(f"%packed = alloca [{DEPTH * form.panel * form.lanes} x {form.kind}], align 64")
     at.write(f"%rows.of.a = alloca [{DEPTH * PACKED_ROWS + form.lanes} x {form.kind}], align 64")
@@ -324,8 +218,8 @@ def _driver(form: ProductForm) -> _Function:
             at.label("ready")
             choices = (("ptr", "%d.a", "%rows.of.a"), ("i64", "%a.down", form.size), ("i64", "%a.along", tile * form.size), ("i64", plain, packed))
             a, down, along, next_tile = (at.value(f"phi {kind} [{x}, %{here}], [{y}, %{there}]") for kind, x, y in choices)
-            panels = {"b": ("%d.b", at.value(f"mul i64 %b.along, {wide}")), "y": ("%i.y", wide * form.size), "c": (c, c_step)}
-            with at.repeated("j", "%n", wide, **panels):
+            across = at.value(f"mul i64 %b.along, {wide}")
+            with at.repeated("j", "%n", wide, b=("%d.b", across), y=("%i.y", wide * form.size), c=(c, c_step)):
                 width = at.least(at.value("sub i64 %n, %j"), wide)
                 arguments = (
                     f"ptr {a}, i64 {down}, i64 {along}, i64 {next_tile}, ptr %j.b, i64 %b.down, i64 %b.along, ptr %j.y, i64 %y.down, ptr %j.c, "
@@ -336,7 +230,7 @@ def _driver(form: ProductForm) -> _Function:
     return at
 
 
-def _rows_at_a_time(at: _Function, tile: int, most: str) -> str:
+def _rows_at_a_time(at: VectorFunction, tile: int, most: str) -> str:
     """Whole tiles, at most so many rows and a tile, such that all parts have nearly as many: each packs the panels of b anew."""
 
     def parts(count: str, of: str | int) -> str:
@@ -347,7 +241,7 @@ def _rows_at_a_time(at: _Function, tile: int, most: str) -> str:
     return at.value(f"mul i64 {parts(parts('%m', parts('%m', most)), tile)}, {tile}")
 
 
-def _scale(at: _Function, form: ProductForm) -> str:
+def _scale(at: VectorFunction, form: ProductForm) -> str:
     """1, or minus the number that is given."""
     at.write(f"br i1 {at.value('icmp ne i64 %by, 0')}, label %given, label %start")
     at.label("given")
@@ -358,7 +252,7 @@ def _scale(at: _Function, form: ProductForm) -> str:
     return at.value(f"phi {form.kind} [1.0, %entry], [{minus}, %given]")
 
 
-def _packs(at: _Function, form: ProductForm) -> str:
+def _packs(at: VectorFunction, form: ProductForm) -> str:
     """Whether rows of a are packed: they lie across, and are read for many panels."""
     across = at.value(f"icmp ne i64 %a.along, {form.size}")
     beside = at.value(f"icmp eq i64 %a.down, {form.size}")
@@ -366,7 +260,7 @@ def _packs(at: _Function, form: ProductForm) -> str:
     return at.value(f"and i1 {many}, {at.value(f'and i1 {across}, {beside}')}")
 
 
-def _pack_rows(at: _Function, form: ProductForm, count: str, depth: str, packed: str) -> None:
+def _pack_rows(at: VectorFunction, form: ProductForm, count: str, depth: str, packed: str) -> None:
     """Rows of a, some at a time, as [tile, depth, rows of a tile]; vectors are wider than a tile, and the next one overwrites what is too much."""
     tile = form.rows[0]
     with at.repeated("p", count, tile, a=("%d.a", tile * form.size), to=("%rows.of.a", packed)):
@@ -377,7 +271,7 @@ def _pack_rows(at: _Function, form: ProductForm, count: str, depth: str, packed:
                 at.store(at.load(at.at("%q.a", distance), mask), at.at("%q.to", distance))
 
 
-def _by_width(at: _Function, form: ProductForm, width: str, arguments: str) -> None:
+def _by_width(at: VectorFunction, form: ProductForm, width: str, arguments: str) -> None:
     """The panel of as many vectors as these columns fill."""
     for vectors in range(form.panel, 0, -1):
         if vectors > 1:

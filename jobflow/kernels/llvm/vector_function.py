@@ -1,0 +1,126 @@
+"""A function over vectors of numbers, printed block by block: loops with addresses that go along, masks, loads and stores.
+
+at = VectorFunction(Vectors(float32, 16), "void @loop(ptr %x, i64 %size)")
+with at.repeated("k", "%size", 16, x=("%x", 64)):      for %k from 0 on, while it is below %size; %k.x goes on by 64 bytes
+    mask = at.first(at.value("sub i64 %size, %k"))     the lanes that are left
+    at.store(at.load("%k.x", mask), "%k.x", mask)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from jobflow.core.types import DType
+from jobflow.kernels.llvm.instructions import Lines, register, several, suffix
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Element type, and elements of a vector."""
+
+    dtype: DType
+    lanes: int
+
+    @property
+    def size(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def kind(self) -> str:
+        return register(self.dtype)
+
+    @property
+    def vector(self) -> str:
+        return several(self.kind, self.lanes)
+
+    @property
+    def mask(self) -> str:
+        return several("i1", self.lanes)
+
+    @property
+    def aligned(self) -> int:
+        return self.lanes * self.size
+
+
+class VectorFunction(Lines):
+    """Lines of one function, in blocks."""
+
+    def __init__(self, form: Vectors, head: str) -> None:
+        super().__init__()
+        self.form, self.head = form, head
+        self.label("entry")
+
+    def label(self, name: str) -> None:
+        super().label(name)
+        self.block = name
+
+    @contextmanager
+    def repeated(self, name: str, stop: str, by: str | int, /, **carried: tuple[str, str | int]) -> Iterator[None]:
+        """For %name from 0 below `stop`, at least once; each %name.x is an address that begins at the first of x and goes on by the second."""
+        before = self.block
+        self.write(f"br label %{name}.in")
+        self.label(f"{name}.in")
+        self.write(f"%{name} = phi i64 [0, %{before}], [%{name}.j, %{name}.next]")
+        for x, (start, _) in carried.items():
+            self.write(f"%{name}.{x} = phi ptr [{start}, %{before}], [%{name}.{x}.j, %{name}.next]")
+        yield
+        self.write(f"br label %{name}.next")
+        self.label(f"{name}.next")
+        self.write(f"%{name}.j = add i64 %{name}, {by}")
+        for x, (_, step) in carried.items():
+            self.write(f"%{name}.{x}.j = getelementptr i8, ptr %{name}.{x}, i64 {step}")
+        self.write(f"br i1 {self.value(f'icmp slt i64 %{name}.j, {stop}')}, label %{name}.in, label %{name}.done")
+        self.label(f"{name}.done")
+
+    def at(self, base: str, distance: str | int) -> str:
+        return self.value(f"getelementptr i8, ptr {base}, i64 {distance}")
+
+    def least(self, a: str, b: str | int) -> str:
+        return self.value(f"select i1 {self.value(f'icmp slt i64 {a}, {b}')}, i64 {a}, i64 {b}")
+
+    def first(self, count: str) -> str:
+        """The mask of the first `count` lanes."""
+        lanes = self.form.lanes
+        wide = several("i64", lanes)
+        one = self.value(f"insertelement {wide} poison, i64 {count}, i64 0")
+        all = self.value(f"shufflevector {wide} {one}, {wide} poison, <{lanes} x i32> zeroinitializer")
+        return self.value(f"icmp slt {wide} <{', '.join(f'i64 {k}' for k in range(lanes))}>, {all}")
+
+    def everywhere(self, number: str) -> str:
+        vector = self.form.vector
+        one = self.value(f"insertelement {vector} poison, {self.form.kind} {number}, i64 0")
+        return self.value(f"shufflevector {vector} {one}, {vector} poison, <{self.form.lanes} x i32> zeroinitializer")
+
+    def load(self, place: str, mask: str = "") -> str:
+        form = self.form
+        if not mask:
+            return self.value(f"load {form.vector}, ptr {place}, align {form.size}")
+        name = f"llvm.masked.load{suffix(form.kind, form.lanes)}.p0"
+        return self.call(name, form.vector, f"ptr align {form.size} {place}", f"{form.mask} {mask}", f"{form.vector} zeroinitializer")
+
+    def store(self, value: str, place: str, mask: str = "") -> None:
+        form = self.form
+        if not mask:
+            self.write(f"store {form.vector} {value}, ptr {place}, align {form.size}")
+            return
+        name = f"llvm.masked.store{suffix(form.kind, form.lanes)}.p0"
+        self.effect(name, f"{form.vector} {value}", f"ptr align {form.size} {place}", f"{form.mask} {mask}")
+
+    def fetch(self, place: str, writes: bool = False) -> None:
+        """Have a line of memory come nearer."""
+        self.effect("llvm.prefetch.p0", f"ptr {place}", f"i32 {int(writes)}", "i32 3", "i32 1")
+
+    def multiplied(self, a: str, b: str, c: str, name: str = "") -> str:
+        """a b + c, rounded once."""
+        form = self.form
+        function, factors = f"llvm.fma{suffix(form.kind, form.lanes)}", [f"{form.vector} {x}" for x in (a, b, c)]
+        if not name:
+            return self.call(function, form.vector, *factors)
+        self.declare(function, form.vector, *factors)
+        self.write(f"{name} = call {form.vector} @{function}({', '.join(factors)})")
+        return name
+
+    def text(self) -> list[str]:
+        return [f"define {self.head} {{", *self.lines, "}"]

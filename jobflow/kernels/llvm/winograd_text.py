@@ -1,0 +1,124 @@
+"""Text of Winograd's transforms, y = D x A' for each small image x of some channels and samples, D and A being constants.
+
+    for each channel; for as many samples as a vector holds
+        for each column of x:      its transform by D, to scratch memory in the first cache
+        for each row of that:      its transform by A, to y
+
+What lies beyond the edges of an image is read as zeros, and not written.  Of two rows of a matrix that differ in signs alone, as points p
+and -p give, sum and difference of what they have in common are taken: half of the multiplications.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from jobflow.kernels.llvm.instructions import literal
+from jobflow.kernels.llvm.machine_code import NAME
+from jobflow.kernels.llvm.vector_function import VectorFunction, Vectors
+
+Rows: TypeAlias = tuple[tuple[float, ...], ...]
+#: the words of the argument block: addresses of the first element, which may lie outside; distances in bytes; rows and columns that exist
+WORDS = (
+    *("x", "y", "channels", "samples"),
+    *(f"{operand}.{what}" for operand in "xy" for what in ("channel", "row", "column", "top", "bottom", "left", "right")),
+)
+#: share of the largest number of a matrix below which one is rounding and stands for zero; relative difference of equal ones
+NOTHING, EQUAL = 1e-12, 1e-9
+
+
+@dataclass(frozen=True)
+class TransformForm(Vectors):
+    """What the text depends on: the constants, too."""
+
+    down: Rows
+    along: Rows
+
+
+def print_transform(form: TransformForm) -> str:
+    """The module with `loop` for this pair of matrices."""
+    at = VectorFunction(form, f"void @{NAME}(ptr %args)")
+    seen, made = len(form.along[0]), len(form.down)
+    at.write(f"%scratch = alloca [{seen * made} x {form.vector}], align {form.aligned}")
+    at.write(f"%outside = alloca {form.vector}, align {form.aligned}")
+    at.write(f"%zeros = alloca {form.vector}, align {form.aligned}")
+    at.write(f"store {form.vector} zeroinitializer, ptr %zeros, align {form.aligned}")
+    for place, name in enumerate(WORDS):
+        at.write(f"%{name} = load {'ptr' if place < 2 else 'i64'}, ptr {at.at('%args', place * 8)}")
+    rows = [(at.value(f"mul i64 %x.row, {k}"), _inside(at, k, "x.top", "x.bottom")) for k in range(len(form.down[0]))]
+    columns = [(at.value(f"mul i64 %y.column, {k}"), _inside(at, k, "y.left", "y.right")) for k in range(len(form.along))]
+    with (
+        at.repeated("c", "%channels", 1, x=("%x", "%x.channel"), y=("%y", "%y.channel")),
+        at.repeated("n", "%samples", form.lanes, x=("%c.x", form.aligned), y=("%c.y", form.aligned)),
+    ):
+        mask = at.first(at.value("sub i64 %samples, %n"))
+        with at.repeated("q", str(seen), 1, x=("%n.x", "%x.column"), to=("%scratch", form.aligned)):
+            exists = _inside(at, "%q", "x.left", "x.right")
+            given = [at.load(_place(at, "%q.x", row, exists, "%zeros"), mask) for row in rows]
+            for i, value in enumerate(_products(at, form, form.down, given)):
+                at.store(value, at.at("%q.to", i * seen * form.aligned))
+        with at.repeated("p", str(made), 1, y=("%n.y", "%y.row"), of=("%scratch", seen * form.aligned)):
+            exists = _inside(at, "%p", "y.top", "y.bottom")
+            given = [at.load(at.at("%p.of", k * form.aligned)) for k in range(seen)]
+            for column, value in zip(columns, _products(at, form, form.along, given), strict=True):
+                at.store(value, _place(at, "%p.y", column, exists, "%outside"), mask)
+    at.write("ret void")
+    return "\n".join([*at.text(), *sorted(at.declared), ""])
+
+
+def _inside(at: VectorFunction, k: int | str, low: str, high: str) -> str:
+    """Whether a row or column exists."""
+    return at.value(f"and i1 {at.value(f'icmp sge i64 {k}, %{low}')}, {at.value(f'icmp slt i64 {k}, %{high}')}")
+
+
+def _place(at: VectorFunction, base: str, line: tuple[str, str], exists: str, instead: str) -> str:
+    distance, there = line
+    return at.value(f"select i1 {at.value(f'and i1 {exists}, {there}')}, ptr {at.at(base, distance)}, ptr {instead}")
+
+
+def _products(at: VectorFunction, form: TransformForm, matrix: Rows, given: Sequence[str]) -> list[str]:
+    """The matrix times vectors."""
+    found: dict[int, str] = {}
+    for i, other in _pairs(matrix):
+        if other is None:
+            found[i] = _sum(at, form, list(zip(matrix[i], given, strict=True)))
+            continue
+        terms = list(zip(matrix[i], matrix[other], given, strict=True))
+        same, turned = (_sum(at, form, [(a, x) for a, b, x in terms if (a == b) is equal]) for equal in (True, False))
+        found[i], found[other] = (at.value(f"{how} {form.vector} {same}, {turned}") for how in ("fadd", "fsub"))
+    return [found[i] for i in range(len(matrix))]
+
+
+def _pairs(matrix: Rows) -> Iterator[tuple[int, int | None]]:
+    """Each row with one that has the same numbers, some with the other sign, if there is such."""
+    left = list(range(len(matrix)))
+    while left:
+        row = matrix[i := left.pop(0)]
+        differ = ((k, [a == b for a, b in zip(row, matrix[k], strict=True) if a or b]) for k in left if [*map(abs, matrix[k])] == [*map(abs, row)])
+        other = next((k for k, equal in differ if any(equal) and not all(equal)), None)
+        if other is not None:
+            left.remove(other)
+        yield i, other
+
+
+def _sum(at: VectorFunction, form: TransformForm, terms: Sequence[tuple[float, str]]) -> str:
+    total = ""
+    for factor, x in terms:
+        number = literal(factor, form.dtype, form.lanes)
+        if factor:
+            total = at.multiplied(number, x, total) if total else x if factor == 1 else at.value(f"fmul {form.vector} {number}, {x}")
+    return total or "zeroinitializer"
+
+
+def constants(matrix: Sequence[Sequence[float]]) -> Rows:
+    """A matrix without what rounding left of zeros and of equal numbers."""
+    known = [0.0]
+    least = NOTHING * max(abs(x) for row in matrix for x in row)
+
+    def exact(x: float) -> float:
+        size = next((y for y in known if abs(abs(x) - y) <= max(least, EQUAL * y)), abs(x))
+        known.append(size)
+        return size if x > 0 else -size if size else 0.0
+
+    return tuple(tuple(exact(float(x)) for x in row) for row in matrix)
