@@ -9,7 +9,7 @@ from jobflow.kernels.cpu.convolutions import register_winograd
 from jobflow.kernels.cpu.winograd import ImageTile, TileTransform, WinogradWay
 from jobflow.kernels.llvm import product_loops
 from jobflow.kernels.llvm.loops import argument_block
-from jobflow.kernels.llvm.machine_code import Function, compiler
+from jobflow.kernels.llvm.machine_code import Function, Printed, compiler
 from jobflow.kernels.llvm.winograd_text import Rows, TransformForm, constants, print_transform
 from jobflow.kernels.loop_space import address
 from jobflow.ops.op import Call
@@ -41,7 +41,8 @@ def _arguments(transform: TileTransform, x: ImageTile, y: ImageTile) -> object:
 
 @lru_cache
 def _compiled(dtype: DType, down: Rows, along: Rows) -> Function:
-    return compiler().function(print_transform(TransformForm(dtype, compiler().vector_bytes // dtype.itemsize, down, along)))
+    form = TransformForm(dtype, compiler().vector_bytes // dtype.itemsize, down, along)
+    return compiler().printed(f"transform {form}", lambda: Printed(print_transform(form)))[0]
 
 
 register_winograd("llvm", WinogradWay(transformed, product_loops.added, NEAR), _refused)
