@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,21 +11,43 @@ from jobflow.eager.state import EagerState
 from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.world.solo import SoloWorld
 from jobflow.runtime.world.threads import ThreadsWorld
-from jobflow.runtime.world.world import Rank
+from jobflow.runtime.world.world import Rank, World
+
+#: the end of the names of threads that are left for the next test
+KEPT = " (kept)"
+#: by number of ranks: a world that ran its last program to the end, and the state of each rank after it
+_kept: dict[int, tuple[World, list[EagerState]]] = {}
+
+
+def _begun(n: int) -> tuple[World, list[EagerState]]:
+    before = set(threading.enumerate())
+    world = SoloWorld(CpuDevice()) if n == 1 else ThreadsWorld([CpuDevice() for _ in range(n)])
+    for thread in set(threading.enumerate()) - before:
+        thread.name += KEPT
+    return world, [EagerState(rank) for rank in world.ranks]
 
 
 def on_ranks(n: int, program: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What `program(rank, *arguments)` gives on each of n ranks, all of which run it."""
+    """What `program(rank, *arguments)` gives on each of n ranks, all of which run it.
+
+    The state is new, but for what is prepared of ops and changes of layout: that takes longer than all else, and other programs had the same.
+    """
+    world, states = _kept.pop(n, None) or _begun(n)
 
     def command(rank: Rank, _: Any) -> Any:
-        with scope.using(root=scope.Root(eager=EagerState(rank))):
+        before, states[rank.index] = states[rank.index], EagerState(rank)
+        for prepared in ("constants", "prepared", "conversions", "composing"):
+            setattr(states[rank.index], prepared, getattr(before, prepared))
+        with scope.using(root=scope.Root(eager=states[rank.index])):
             return program(rank.index, *arguments)
 
-    world = SoloWorld(CpuDevice()) if n == 1 else ThreadsWorld([CpuDevice() for _ in range(n)])
     try:
-        return world.call(command)
-    finally:
+        found = world.call(command)
+    except BaseException:
         world.close()
+        raise
+    _kept[n] = world, states
+    return found
 
 
 def agree(n: int, program: Callable[..., Any], *arguments: Any) -> Any:
