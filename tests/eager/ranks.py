@@ -27,12 +27,13 @@ def _begun(n: int) -> tuple[World, list[EagerState]]:
     return world, [EagerState(rank) for rank in world.ranks]
 
 
-def on_ranks(n: int, program: Callable[..., Any], *arguments: Any) -> list[Any]:
+def on_ranks(n: int, program: Callable[..., Any], *arguments: Any, anew: bool = False) -> list[Any]:
     """What `program(rank, *arguments)` gives on each of n ranks, all of which run it.
 
     The state is new, but for what is prepared of ops and changes of layout: that takes longer than all else, and other programs had the same.
+    With `anew`, the world is new as well: messages number what its ranks have agreed on.
     """
-    world, states = _kept.pop(n, None) or _begun(n)
+    world, states = _begun(n) if anew else _kept.pop(n, None) or _begun(n)
 
     def command(rank: Rank, _: Any) -> Any:
         before, states[rank.index] = states[rank.index], EagerState(rank)
@@ -46,7 +47,10 @@ def on_ranks(n: int, program: Callable[..., Any], *arguments: Any) -> list[Any]:
     except BaseException:
         world.close()
         raise
-    _kept[n] = world, states
+    if n in _kept:
+        world.close()
+    else:
+        _kept[n] = world, states
     return found
 
 

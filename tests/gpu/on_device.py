@@ -86,10 +86,10 @@ def on_host(op: Op, arrays: Sequence[Any]) -> list[Any]:
 
 
 def check_op(cupy: Any, cls: type[Op], setting: str = "numpy") -> None:
-    """The device = NumPy, for arrays that lie in memory in any order."""
-    for sample, arrays in cases(cls):
+    """The device = NumPy, for arrays that lie in memory in the plain order, and case by case in one of the others."""
+    for k, (sample, arrays) in enumerate(cases(cls)):
         expected = on_host(sample.op, arrays)
-        for inner, outer in laws.ORDERS[:5]:
+        for inner, outer in (laws.ORDERS[0], laws.ORDERS[1 + (k + k // 4) % 4]):
             inputs = [put(cupy, a, inner) for a in arrays]
             outputs = [put(cupy, a, outer) for a in laws.empties(types_tuple(sample.op.infer(*map(type_of, arrays))), fill=0)]
             bound(sample.op, Bench(cupy), inputs, outputs, setting)

@@ -6,6 +6,7 @@ import functools
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import curves
@@ -32,21 +33,21 @@ def reference(name: str) -> tuple[float, ...]:
     return tuple(curves.run(name, 1))
 
 
-#: of the programs that differ in the model or the optimizer alone, clients that are several run every second one
+#: of the programs that differ in the model or the optimizer alone, clients that are several run every second one, and one client the others
 SEVERAL = {name: i % 2 == 0 for i, name in enumerate(curves.PROGRAMS)}
 
 
 @functools.cache
 def started(ranks: int, client: str, full: bool) -> tuple[Ended, list[dict[str, list[float]]]]:
     """All curves from one start of mpiexec, one set of them per client; what a failed start left is kept too."""
-    chosen = [name for name in curves.PROGRAMS if full or client == "single" or SEVERAL[name]]
+    chosen = [name for name in curves.PROGRAMS if full or SEVERAL[name] == (client == "multi")]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "curves.json"
         ended = run_ranks(PROGRAMS / "curves.py", str(out), client, *chosen, ranks=ranks)
         return ended, [json.loads(path.read_text()) for path in sorted(Path(folder).glob("curves.json*"))]
 
 
-def of_ranks(ranks: int, client: str, name: str, full: bool = False) -> list[list[float]]:
+def of_ranks(ranks: int, client: str, name: str, full: bool) -> list[list[float]]:
     """The curve that every client saw."""
     ended, found = started(ranks, client, full)
     assert (ended.code, ended.out) == (0, ""), ended.err
@@ -88,19 +89,24 @@ def test_tiers_of_kernels(name: str, tier: str, monkeypatch: pytest.MonkeyPatch)
     assert {call.args[1].tiers[0] for call in chosen.call_args_list} == {tier}
 
 
+def _by_turns(several: bool) -> list[Any]:
+    """All programs, of which only the clients' own run without --full."""
+    return [name if mine == several else pytest.param(name, marks=pytest.mark.full) for name, mine in SEVERAL.items()]
+
+
 @pytest.mark.mpi
-@pytest.mark.parametrize("name", curves.PROGRAMS)
+@pytest.mark.parametrize("name", _by_turns(several=False))
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.full)])
-def test_ranks(name: str, ranks: int) -> None:
-    (found,) = of_ranks(ranks, "single", name)
+def test_ranks(name: str, ranks: int, pytestconfig: pytest.Config) -> None:
+    (found,) = of_ranks(ranks, "single", name, full=pytestconfig.getoption("--full"))
     check(name, found)
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("name", [name if several else pytest.param(name, marks=pytest.mark.full) for name, several in SEVERAL.items()])
+@pytest.mark.parametrize("name", _by_turns(several=True))
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.full)])
-def test_multi_client(name: str, ranks: int, request: pytest.FixtureRequest) -> None:
-    first, *others = of_ranks(ranks, "multi", name, full=request.config.getoption("--full"))
+def test_multi_client(name: str, ranks: int, pytestconfig: pytest.Config) -> None:
+    first, *others = of_ranks(ranks, "multi", name, full=pytestconfig.getoption("--full"))
     check(name, first)
     assert all(other == first for other in others), "clients were told different losses"
 

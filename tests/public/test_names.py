@@ -60,10 +60,12 @@ def ask(code: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), f"{code}\n{done.stderr}"
 
 
-#: runs each code that it reads in a copy of a process that has imported nothing but jobflow
+#: runs each code that it reads in a copy of a process that has imported nothing but jobflow and what lies under all faces: imports go down
+#: (tests/test_floors.py), so that it cannot matter there which face is asked for first, and it is half of what there is to import
 IN_TURN = """
 import json, os, sys
 import jobflow as flow
+import jobflow.compiler.compile
 for code in json.load(sys.stdin):
     if not os.fork():
         exec(code)

@@ -70,7 +70,7 @@ class Case:
             return [told_by_command(self, folder)]
         if self.ranks == 1:
             return [self._raised(folder, 0)]
-        return on_ranks(self.ranks, lambda rank: self._raised(folder, rank))
+        return on_ranks(self.ranks, lambda rank: self._raised(folder, rank), anew=True)
 
     def _raised(self, folder: Path, rank: int) -> Told:
         given = {**GIVEN, "X": np.ones((2, 3), np.float32), "rank": rank, "path": lambda name: str(folder / name), "__name__": self.name}
