@@ -33,7 +33,7 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 
 from models import BATCH, CLASSES, HIDDEN, SGD_RATE, batch, weights  # noqa: E402
 
-from jobflow.ops.blas import subtracting_product  # noqa: E402
+from jobflow.kernels.blas import subtracting_product  # noqa: E402
 
 Array = np.ndarray[Any, Any]
 Calls = list[tuple[Callable[..., Any], tuple[Any, ...]]]

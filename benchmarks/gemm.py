@@ -19,8 +19,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 
 from jobflow.core.tables import TextTable
+from jobflow.kernels import blas
 from jobflow.kernels.llvm.product_loops import in_loops
-from jobflow.ops import blas
 
 #: rows, columns and summed elements
 SHAPES: tuple[tuple[int, int, int], ...] = (

@@ -1,4 +1,4 @@
-"""Operations know no device, and the compiler no CPU: what is particular to one is in `kernels`.  Files that still do are listed."""
+"""Operations know no device, and the compiler no CPU: what is particular to one is in `kernels`."""
 
 from __future__ import annotations
 
@@ -7,31 +7,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).parents[1] / "jobflow"
 #: what only those know who compute on a CPU: how NumPy is told from CuPy, BLAS, blocks that fit a cache
-KNOWS_CPUS = re.compile(r"\bxp is (not )?np\b|\bblas\b|ops\.blocks|\bBLOCK\b")
-#: files of ops that still know a CPU
-EXCEPTED = [
-    "blocks",
-    "half",
-    "index",
-    "numpy_calls",
-    "pointwise",
-    "random_tensors",
-    "scatter",
-]
+KNOWS_CPUS = re.compile(r"\bxp is (not )?np\b|\bblas\b|kernels\.cpu|\bblocks\b|\bBLOCK\b")
 
 
 def knowing(folder: str) -> set[str]:
     return {path.stem for path in (PACKAGE / folder).rglob("*.py") if KNOWS_CPUS.search(path.read_text("utf-8"))}
 
 
-def test_operations_that_know_a_cpu_are_listed() -> None:
-    assert knowing("ops") == set(EXCEPTED)
-
-
-def test_the_compiler_knows_no_cpu() -> None:
-    assert knowing("compiler") == set()
+@pytest.mark.parametrize("folder", ["ops", "compiler"])
+def test_operations_and_the_compiler_know_no_cpu(folder: str) -> None:
+    assert knowing(folder) == set()
 
 
 WITHOUT = """

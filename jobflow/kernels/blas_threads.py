@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jobflow.core.notices import notice
-from jobflow.ops.blas import openblas_files
+from jobflow.kernels.blas import openblas_files
 
 
 class Knob(NamedTuple):

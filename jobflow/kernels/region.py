@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from jobflow.core.types import Array, TensorType, Xp, dtype_of
 from jobflow.expressions.index_space import IndexSpace
 from jobflow.expressions.language import Expression, in_order, make
-from jobflow.ops import half
+from jobflow.kernels import half
 from jobflow.ops.op import Op, types_tuple
 
 #: output j of member i

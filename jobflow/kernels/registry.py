@@ -22,8 +22,8 @@ import numpy as np
 
 from jobflow.core.errors import PlanError
 from jobflow.core.types import Array, DType, TensorType, contiguous_strides, float32
+from jobflow.kernels import half
 from jobflow.kernels.target import Kind, Target, Tier
-from jobflow.ops import half
 from jobflow.ops.op import Binder, Binding, Call, Op
 
 KINDS: tuple[Kind, ...] = ("cpu", "cuda")
@@ -91,7 +91,7 @@ def register(op: type[Op], kind: Kind, tier: Tier, implementation: Implementatio
 
 @dataclass(frozen=True)
 class ArrayCalls:
-    """An implementation by array functions.  It sees no float16 and bfloat16, but float32 arrays in their place (`ops/half.py`)."""
+    """An implementation by array functions.  It sees no float16 and bfloat16, but float32 arrays in their place (`kernels/half.py`)."""
 
     name: str
     prepare: Prepare
@@ -186,7 +186,7 @@ def binding(op: Op, target: Target, inputs: Sequence[DType], outputs: Sequence[D
         return partial(bind, op, target)
     first = found[0]
     if isinstance(first, PreparedCalls):
-        return op.bind_for(inputs, outputs)
+        return op.bind
     if isinstance(first, ArrayCalls) and first.refusal is None:
         return first.at_once(op, inputs, outputs) if first.at_once else partial(first.prepare, op)
     return partial(_bind_first, op, found)

@@ -39,8 +39,8 @@ def _positions(xp: Xp, ids: Array, offset: int, size: int) -> tuple[Array, Array
 
 
 def _sums_in(xp: Xp, dtype: Any) -> Any:
-    """The type to sum rows of `dtype` in: on a GPU numbers are added at their places in half, single and double precision and in whole words only."""
-    if xp is np or dtype.kind == "f":
+    """The type to sum rows of `dtype` in: a GPU adds numbers at their places in half, single and double precision and in whole words only."""
+    if dtype.kind == "f":
         return dtype
     return xp.dtype(xp.float32 if dtype.kind == "V" else xp.uint64)  # whole numbers are the same modulo 2^64, of either sign
 

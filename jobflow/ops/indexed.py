@@ -11,7 +11,7 @@ from jobflow.expressions import language
 from jobflow.expressions.index_space import IndexSpace, space_of
 from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import ROWS, evaluate
-from jobflow.ops.op import Op, types_tuple
+from jobflow.ops.op import types_tuple
 from jobflow.ops.pointwise import Pointwise
 
 
@@ -33,8 +33,6 @@ class Indexed(Pointwise):
     def index_space(self, *types: TensorType) -> IndexSpace:
         spec = self.rule(*types).spec
         return space_of(spec, (*types, *types_tuple(self.infer(*types))), self.row(spec), self.last(spec), self.table)
-
-    bind, bind_for = Op.bind, Op.bind_for
 
     def kernel(self, xp: Xp, *arrays: Array) -> None:
         inputs, outputs = arrays[: len(arrays) - self.results], arrays[len(arrays) - self.results :]

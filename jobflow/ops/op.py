@@ -161,10 +161,6 @@ class Op(_Frozen):
     def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         return [(self.kernel, (device.xp, *inputs, *outputs))]
 
-    def bind_for(self, inputs: Sequence[DType], outputs: Sequence[DType]) -> Binding:
-        """`bind` for NumPy arrays of these element types; single operations, which are bound each time they run, ask for it once."""
-        return self.bind
-
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         """This op for a rank that holds these boxes; the same op unless attributes name logical sizes or positions."""
         return self

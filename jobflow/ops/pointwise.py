@@ -10,13 +10,12 @@ import numpy as np
 
 from jobflow.core.errors import DtypeError
 from jobflow.core.layout import Rule
-from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, dtype_of, float32
+from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, dtype_of
 from jobflow.expressions import language
 from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import evaluate, functions
 from jobflow.expressions.scalar_derivative import derivative
-from jobflow.ops.numpy_calls import POSITIONAL, CompiledFormula, block_calls, compiled
-from jobflow.ops.op import OVER_FIRST, Binder, Binding, Call, Grads, Op, Sample, apply, broadcast_rule, broadcast_shapes, sample, types_tuple
+from jobflow.ops.op import OVER_FIRST, Grads, Op, Sample, apply, broadcast_rule, broadcast_shapes, sample, types_tuple
 
 #: which NumPy kinds of element types an op takes ("V" are the narrow floats that NumPy does not know by itself)
 FLOATS, NUMBERS, ANY = "fV", "fViu", "fViub"
@@ -50,17 +49,6 @@ class Pointwise(Op):
         made = self.formula(language, *read)
         return made if isinstance(made, tuple) else (made,)
 
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        if device.xp is not np or self.formula is None:
-            return super().bind(device, inputs, outputs)
-        program = _program(self, outputs[0].dtype, *[a.dtype for a in inputs])
-        if program is None:
-            return super().bind(device, inputs, outputs)
-        if program.alone is None:
-            return block_calls(program, device, inputs, (), outputs)
-        function, arguments = program.alone
-        return [(function, arguments((*inputs, *outputs, *program.constants)))]
-
     #: gradient(f, *inputs, output, gradient of it) -> that of the input, or the tuple of all, where that is shorter than the derivative
     gradient: ClassVar[Callable[..., Any] | None] = None
 
@@ -76,15 +64,6 @@ class Pointwise(Op):
         made = self.formula(functions(xp), *arrays[:read])
         for array, value in zip(arrays[read:], made if isinstance(made, tuple) else (made,), strict=True):
             array[...] = value
-
-
-@lru_cache(1024)
-def _program(op: Pointwise, made: Any, *read: Any) -> CompiledFormula | None:
-    """What NumPy runs for elements of these NumPy types; None if the outputs are not of type `made`."""
-    outputs = op.made(*(language.element(i, dtype_of(each)) for i, each in enumerate(read)))
-    if any(y.dtype is not dtype_of(made) for y in outputs):
-        return None
-    return compiled(outputs, len(read), 0, {**op.in_place, **{k: (i,) for k, i in op.alias.items()}})
 
 
 class Elementwise(Pointwise):
@@ -116,20 +95,6 @@ class Elementwise(Pointwise):
             return
         *inputs, z = arrays
         getattr(xp, self.ufunc)(*inputs, out=z)
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        if device.xp is np and self.ufunc:
-            return [(POSITIONAL.get(self.ufunc) or getattr(np, self.ufunc), (*inputs, *outputs))]  # a positional output is 150 ns faster than out=
-        return super().bind(device, inputs, outputs)
-
-    def bind_for(self, inputs: Sequence[DType], outputs: Sequence[DType]) -> Binding:
-        if type(self).bind is not Elementwise.bind or self.formula is None or self.ufunc:
-            return self.bind
-        program = _program(self, outputs[0].numpy, *[dtype.numpy for dtype in inputs])
-        if program is None or program.alone is None:
-            return self.bind
-        (function, arguments), constants = program.alone, program.constants
-        return lambda device, read, made: [(function, arguments((*read, *made, *constants)))]
 
 
 def _one_function(op: Elementwise, f: Any, *elements: Any) -> Any:
@@ -242,7 +207,7 @@ class ElementwiseGrad(Pointwise):
 
     @property
     def in_place(self) -> Mapping[int, tuple[int, ...]]:  # type: ignore[override]
-        return _free_places(self)
+        return {0: tuple(range(len(self.reads) + 1))}
 
     def infer(self, *types: TensorType) -> TensorType:
         return types[-1]
@@ -346,22 +311,6 @@ def _sum_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     from jobflow.ops.broadcast import sum_to
 
     return sum_to(x, shape)
-
-
-@lru_cache(1024)
-def _free_places(op: ElementwiseGrad) -> Mapping[int, tuple[int, ...]]:
-    """Which inputs the result may lie over at no cost: with them its calls take no more scratch."""
-    count = len(op.reads) + 1
-    made = op.made(*(language.element(i, float32) for i in range(count)))
-
-    def rows(*over: int) -> int | None:
-        program = compiled(made, count, 0, {0: over})
-        return None if program is None else program.rows
-
-    free: tuple[int, ...] = ()
-    for i in range(count):
-        free = (*free, i) if rows(*free, i) == rows() is not None else free
-    return {0: free} if free else {}
 
 
 class _Cube(Unary):

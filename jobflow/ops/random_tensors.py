@@ -27,8 +27,6 @@ from jobflow.ops.source import Source
 
 #: times an element of a truncated normal is drawn again before it is clipped: one in 10^11 gets there
 REDRAWS = 8
-#: elements that are computed at a time: their intermediate values stay in the cache, and no memory is asked of the system for them
-BLOCK = 8192
 
 
 def _check_counter(what: str, counter: TensorType) -> None:
@@ -106,14 +104,13 @@ class RandomUniform(RandomSource):
 
 def _normal(drawn: philox.Drawn, plane: int = 0) -> Array:
     """N(0, 1) by the Box-Muller transform, in float64, from the words of this plane and the next."""
-    xp, first, second = drawn.stream.xp, drawn.bits(plane), drawn.bits(plane + 1)
-    out = xp.empty(first.shape, xp.float64)
-    block = BLOCK if xp is np else max(first.size, 1)
-    for start in range(0, first.size, block):
-        a, b, y = (x[start : start + block] for x in (first, second, out))
-        u, v = ((x + 0.5) * 2.0**-32 for x in (a, b))
-        xp.multiply(xp.sqrt(-2.0 * xp.log(u)), xp.cos(2.0 * math.pi * v), y)
-    return out
+    xp = drawn.stream.xp
+    u, v = ((words + 0.5) for words in (drawn.bits(plane), drawn.bits(plane + 1)))
+    u *= 2.0**-32
+    v *= 2.0**-32
+    xp.sqrt(xp.multiply(xp.log(u, u), -2.0, u), u)
+    u *= xp.cos(xp.multiply(v, 2.0 * math.pi, v), v)
+    return u
 
 
 class RandomNormal(RandomSource):

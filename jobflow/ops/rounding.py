@@ -1,6 +1,6 @@
 """Functions composed of several ops, on numbers of two bytes: computed in float32 throughout, and rounded once.
 
-An op alone does so by itself (`ops/half.py`).  Between the ops of a function a sum of squares, say, would be rounded, and 300^2 is infinite in
+An op alone does so by itself (`kernels/half.py`).  Between the ops of a function a sum of squares, say, would be rounded, and 300^2 is infinite in
 float16.
 """
 

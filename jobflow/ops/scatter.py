@@ -48,15 +48,7 @@ class Scatter(Op):
             return
         at = ids.astype(xp.int64) - self.offset
         inside = (at >= 0) & (at < y.shape[self.axis])
-        if xp is not np:
-            self._write_the_last(xp, at, inside, v, y)
-            return
-        places = list(xp.indices(ids.shape))
-        places[self.axis] = at
-        y[tuple(p[inside] for p in places)] = v[inside]
-
-    def _write_the_last(self, xp: Xp, at: Array, inside: Array, v: Array, y: Array) -> None:
-        """Where several threads write one place, which value stays is chance: find the last position of each place, and gather."""
+        # where several threads write one place, which value stays is chance: find the last position of each place, and gather
         size = y.shape[self.axis]
         places = list(xp.indices(at.shape))
         order = places[self.axis]

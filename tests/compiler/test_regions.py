@@ -21,10 +21,9 @@ from jobflow.core.types import DType, TensorType, dtype_of, float16, float32, fl
 from jobflow.engine.binding import ALONE, Loaded
 from jobflow.expressions import on_arrays
 from jobflow.graph.ir import Graph
-from jobflow.kernels import compiled_loops, in_turn, registry
+from jobflow.kernels import compiled_loops, half, in_turn, registry
 from jobflow.kernels.region import Region, RegionMember
 from jobflow.kernels.target import CPU, FusionLimits, target_of
-from jobflow.ops import half
 from jobflow.ops.activation import Tanh, relu, tanh
 from jobflow.ops.arithmetic import Add, Multiply, Subtract, add, multiply
 from jobflow.ops.axes import transpose

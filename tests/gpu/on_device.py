@@ -11,9 +11,8 @@ import numpy as np
 
 from jobflow.core.errors import DtypeError
 from jobflow.core.types import DType, TensorType, bfloat16, float16, float32, float64, type_of
-from jobflow.kernels import registry
+from jobflow.kernels import half, registry
 from jobflow.kernels.target import target_of
-from jobflow.ops import half
 from jobflow.ops.index import UnsortedSegmentSum
 from jobflow.ops.op import Op, Sample, types_tuple
 from jobflow.plan.plan import Slot

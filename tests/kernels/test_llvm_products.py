@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from jobflow.core.types import Array, float32, float64
-from jobflow.kernels import blas_threads
+from jobflow.kernels import blas, blas_threads
 from jobflow.kernels.cpu.product_ops import ProductSum
 from jobflow.kernels.llvm import product_loops
 from jobflow.kernels.llvm.machine_code import Compiler
 from jobflow.kernels.llvm.product_text import ProductForm, print_product
-from jobflow.ops import blas
 from jobflow.ops.op import Call
 from jobflow.runtime.device.numpy_device import CpuDevice
 

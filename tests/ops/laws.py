@@ -36,10 +36,9 @@ from jobflow.core.types import DType, TensorType, float32, float64, type_of
 from jobflow.engine.operators import TensorOperators
 from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import evaluate
-from jobflow.kernels import compiled_loops, registry
+from jobflow.kernels import compiled_loops, half, registry
 from jobflow.kernels.cpu import product_ops as product_ops
 from jobflow.kernels.target import CPU, Target, target_of
-from jobflow.ops import half
 from jobflow.ops.derivative import through
 from jobflow.ops.op import Op, Sample, ViewOp, all_ops, apply, types_tuple
 

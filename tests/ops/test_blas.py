@@ -8,10 +8,9 @@ import laws
 import numpy as np
 import pytest
 
-from jobflow.kernels import registry
+from jobflow.kernels import blas, registry
 from jobflow.kernels.cpu.product_ops import ProductSum, SgdProduct
 from jobflow.kernels.target import CPU
-from jobflow.ops import blas
 
 Array = Any
 

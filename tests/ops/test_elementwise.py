@@ -13,10 +13,10 @@ from jobflow import scope
 from jobflow.core.errors import ConfigError, DtypeError, JobError, ShapeError
 from jobflow.core.types import bool_, float32, float64, int32
 from jobflow.kernels import registry
+from jobflow.kernels.cpu.blocks import blocks, memory_order
 from jobflow.kernels.target import CPU
 from jobflow.ops import activation
 from jobflow.ops import elementwise as ew
-from jobflow.ops.blocks import blocks, memory_order
 from jobflow.ops.op import Op, types_tuple
 from jobflow.ops.pointwise import ElementwiseGrad
 

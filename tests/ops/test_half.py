@@ -10,9 +10,8 @@ from jobflow import scope
 from jobflow.core.errors import DtypeError
 from jobflow.core.layout import MAX, MIN
 from jobflow.core.types import DType, TensorType, bfloat16, dtype_of, float16, float32, float64, type_of
-from jobflow.kernels import registry
+from jobflow.kernels import half, registry
 from jobflow.kernels.target import CPU
-from jobflow.ops import half
 from jobflow.ops.op import Op, Sample, types_tuple
 from jobflow.ops.optimizer_updates import SgdUpdate
 from jobflow.ops.scalar import Cast

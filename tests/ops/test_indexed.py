@@ -10,9 +10,8 @@ from jobflow.core.types import TensorType, float32, int64, type_of
 from jobflow.expressions import language as f
 from jobflow.expressions.cost import cost, flops_per_element
 from jobflow.expressions.index_space import IndexSpace, broadcasting, space_of
-from jobflow.kernels import compiled_loops
+from jobflow.kernels import compiled_loops, half
 from jobflow.kernels.cpu.row_calls import row_calls
-from jobflow.ops import half
 from jobflow.ops.indexed import Indexed
 from jobflow.ops.norm import LayerNorm
 from jobflow.ops.op import types_tuple

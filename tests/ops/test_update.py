@@ -14,11 +14,11 @@ from jobflow.core.types import float64, type_of
 from jobflow.expressions import language
 from jobflow.expressions.on_arrays import functions
 from jobflow.kernels import registry
+from jobflow.kernels.cpu.numpy_calls import block_calls, compiled
 from jobflow.kernels.cpu.updates_in_place import update_program
 from jobflow.kernels.target import CPU
 from jobflow.ops import optimizer_updates as formula
 from jobflow.ops import update
-from jobflow.ops.numpy_calls import block_calls, compiled
 from jobflow.ops.op import Op
 
 Array = np.ndarray[Any, Any]

@@ -8,10 +8,10 @@ from functools import partial
 import numpy as np
 
 from jobflow.core.types import Array, dtype_of
+from jobflow.kernels.cpu.blocks import BLOCK, blocks, lead_sum_calls, memory_order
 from jobflow.kernels.cpu.sums import sum_calls
 from jobflow.kernels.registry import implements
 from jobflow.ops.batch_norm import BatchNormalizeGrad, CenteredSquares, ChannelOp, Normalize, NormalizeSums
-from jobflow.ops.blocks import BLOCK, blocks, lead_sum_calls, memory_order
 from jobflow.ops.matmul import along
 from jobflow.ops.op import Binder, Call, Op
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from jobflow.core.types import Array, dtype_of
+from jobflow.kernels.cpu.blocks import BLOCK
 from jobflow.kernels.cpu.exponential import fastest_exponential
 from jobflow.kernels.cpu.row_calls import row_max_calls
 from jobflow.kernels.registry import implements
-from jobflow.ops.blocks import BLOCK
 from jobflow.ops.op import Binder, Call, Op
 from jobflow.ops.softmax import CausalSoftmax
 

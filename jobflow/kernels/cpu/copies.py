@@ -14,6 +14,7 @@ from jobflow.ops.broadcast import BroadcastTo
 from jobflow.ops.move import PadEdges, Roll
 from jobflow.ops.op import Binder, Call
 from jobflow.ops.scalar import Cast
+from jobflow.ops.scatter import Scatter
 from jobflow.ops.slice_update import SliceUpdate
 from jobflow.ops.slices import Concat, CopyInto, Flip, Pad, SliceGrad, same_memory
 from jobflow.ops.triangle import Triangle
@@ -35,6 +36,20 @@ def copy_into_zeros(op: SliceGrad, device: Binder, inputs: Sequence[Array], outp
 def copy_into_borders(op: Pad, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     (x,), (y,) = inputs, outputs
     return [(y.fill, (op.value,)), (np.copyto, (op.inside(y), x))]
+
+
+@implements(Scatter)
+def copies_one_after_another(op: Scatter, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    x, ids, v = inputs
+    return [(np.copyto, (outputs[0], x)), (_write, (op.axis, op.offset, ids, v, outputs[0]))]
+
+
+def _write(axis: int, offset: int, ids: Array, v: Array, y: Array) -> None:
+    """y along `axis` at the ids = v, in the order of v; NumPy writes the last of several elements last."""
+    places = list(np.indices(ids.shape, sparse=True))
+    places[axis] = at = ids.astype(np.int64) - offset
+    inside = (at >= 0) & (at < y.shape[axis])
+    y[tuple(np.broadcast_to(p, ids.shape)[inside] for p in places)] = v[inside]
 
 
 @implements(Flip)

@@ -4,7 +4,7 @@
     gemm(device, a, b, y, addends=[x, bias])              lays down x + bias in y, and OpenBLAS adds the product to that
     gemm(device, a, b, w, addends=[w], alpha=-1, by=lr)   w - lr a b, lr read when it runs
 
-There are two providers: NumPy, and the OpenBLAS that its wheels bring, through ctypes (`ops/blas.py`), which can add to what is there.
+There are two providers: NumPy, and the OpenBLAS that its wheels bring, through ctypes (`kernels/blas.py`), which can add to what is there.
 `RANKS` says who is asked first for what, whatever the sizes, so that all ranks compute alike however a batch is cut among them;
 `benchmarks/gemm.py` measures it.  Neither has epilogues: a bias is laid down before the product, an activation is a call of its own.
 In plans of the tier `llvm` compiled loops take their place, whoever was chosen here (`kernels/llvm/product_loops.py`).
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jobflow.core.types import Array, dtype_of
-from jobflow.ops import blas
+from jobflow.kernels import blas
 from jobflow.ops.op import Binder, Call
 from jobflow.ops.slices import same_memory
 

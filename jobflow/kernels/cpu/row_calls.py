@@ -18,12 +18,12 @@ from jobflow.core.types import Array, DType, TensorType, dtype_of, int64, type_o
 from jobflow.expressions.index_space import IndexSpace
 from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import evaluate
+from jobflow.kernels.cpu.blocks import BLOCK, lead_sum_calls
+from jobflow.kernels.cpu.numpy_calls import FUNCTIONS
 from jobflow.kernels.cpu.row_program import COLUMN, FULL, ROW, TO_COLUMN, Place, RowProgram, RowStep, compiled_rows
 from jobflow.kernels.operand_copies import operand_copies
 from jobflow.kernels.registry import implements
-from jobflow.ops.blocks import BLOCK, lead_sum_calls
 from jobflow.ops.indexed import Indexed, facts_of
-from jobflow.ops.numpy_calls import FUNCTIONS
 from jobflow.ops.op import Binder, Binding, Call, Op, types_tuple
 
 #: up to this length a row's maximum is found faster than it is reduced to

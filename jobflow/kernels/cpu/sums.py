@@ -9,8 +9,8 @@ from itertools import takewhile
 import numpy as np
 
 from jobflow.core.types import Array, dtype_of
+from jobflow.kernels.cpu.blocks import SHORT, lead_sum_calls, memory_order
 from jobflow.kernels.registry import implements
-from jobflow.ops.blocks import SHORT, lead_sum_calls, memory_order
 from jobflow.ops.broadcast import SumTo, stretched
 from jobflow.ops.matmul import AxisSum
 from jobflow.ops.op import Binder, Call

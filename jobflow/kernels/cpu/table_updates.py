@@ -19,10 +19,10 @@ from jobflow.expressions import language
 from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import functions
 from jobflow.expressions.zero_input import where_zero
+from jobflow.kernels.cpu.numpy_calls import CompiledFormula, block_calls, compiled
 from jobflow.kernels.cpu.segments import Groups, local_ids
 from jobflow.kernels.cpu.updates_in_place import update_program
 from jobflow.kernels.registry import implements
-from jobflow.ops.numpy_calls import CompiledFormula, block_calls, compiled
 from jobflow.ops.op import Binder, Call
 from jobflow.ops.optimizer_updates import OptimizerUpdate
 from jobflow.ops.row_update import RowUpdate

@@ -10,8 +10,8 @@ import numpy as np
 from jobflow.core.types import Array, DType, dtype_of
 from jobflow.expressions import language
 from jobflow.expressions.on_arrays import functions
+from jobflow.kernels.cpu.numpy_calls import CompiledFormula, block_calls, compiled
 from jobflow.kernels.registry import implements
-from jobflow.ops.numpy_calls import CompiledFormula, block_calls, compiled
 from jobflow.ops.op import Binder, Call, Op
 from jobflow.ops.optimizer_updates import NormUpdate, OptimizerUpdate
 

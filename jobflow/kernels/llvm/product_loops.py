@@ -4,9 +4,13 @@ Products stand among the calls of operations of every kind: layers, attention, c
 what is prepared for the tier `numpy` is gone through, and each product that a loop takes becomes one (`in_loops`):
 
     (np.matmul, (a, b, y)), (a.dot, (b, y))    y = a b, on the last two axes
+<<<<<<< HEAD
     what `ops/blas.py` prepared                y += a b, and y -= rate a b
 
 A bias or another matrix that a product is added to is read where the product is written (`sum_in_loops`).
+=======
+    what `kernels/blas.py` prepared                y += a b, and y -= rate a b
+>>>>>>> cf00ef34 (Operations know no CPU: formulas as NumPy calls, blocks, BLAS and half precision are in kernels)
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from functools import cache
 import numpy as np
 
 from jobflow.core.types import Array, DType, dtype_of
-from jobflow.kernels import blas_threads
+from jobflow.kernels import blas, blas_threads
 from jobflow.kernels.cpu.product_ops import ProductSum
 from jobflow.kernels.cpu.products import factors
 from jobflow.kernels.llvm.loops import argument_block
@@ -26,7 +30,6 @@ from jobflow.kernels.llvm.machine_code import Function, Printed, compiler
 from jobflow.kernels.llvm.product_text import ProductForm, print_product
 from jobflow.kernels.loop_space import address
 from jobflow.kernels.registry import implements
-from jobflow.ops import blas
 from jobflow.ops.op import Binder, Call
 from jobflow.ops.slices import same_memory
 

@@ -24,8 +24,8 @@ from jobflow.expressions import language as f
 from jobflow.expressions.error_function import erf, erfc
 from jobflow.expressions.language import Expression, in_order, make
 from jobflow.expressions.on_arrays import exponent_limit
-from jobflow.ops import blas
-from jobflow.ops.blocks import blocks
+from jobflow.kernels import blas
+from jobflow.kernels.cpu.blocks import blocks
 from jobflow.ops.op import Binder, Call
 
 #: elements per block: the arrays of one block of Adam (w, m, v, g and one of scratch) stay in a second-level cache of 1 MB

@@ -1,0 +1,55 @@
+"""Elementwise operations on CPUs: one function of NumPy, or the calls that their formula is written down as, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from jobflow.core.types import Array, DType, dtype_of
+from jobflow.expressions import language
+from jobflow.kernels.cpu.numpy_calls import POSITIONAL, CompiledFormula, block_calls, compiled
+from jobflow.kernels.registry import implements
+from jobflow.ops.op import Binder, Binding, Call, Op
+from jobflow.ops.pointwise import Elementwise, Pointwise
+
+
+def _at_once(op: Pointwise, inputs: Sequence[DType], outputs: Sequence[DType]) -> Binding:
+    """For operations that run at once: the function, or the program, is found for all arrays of these types."""
+    if type(op).bind is not Op.bind:
+        return op.bind
+    function = _function(op)
+    if function is not None:
+        return lambda device, read, made: [(function, (*read, *made))]
+    program = _program(op, outputs[0].numpy, *[dtype.numpy for dtype in inputs])
+    if program is None:
+        return op.bind
+    if program.alone is None:
+        return lambda device, read, made: block_calls(program, device, read, (), made)
+    (alone, arguments), constants = program.alone, program.constants
+    return lambda device, read, made: [(alone, arguments((*read, *made, *constants)))]
+
+
+@implements(Pointwise, at_once=_at_once)
+def calls_over_elements(op: Pointwise, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    """What the op prepares itself, calls of NumPy, or the kernel."""
+    return _at_once(op, [dtype_of(a.dtype) for a in inputs], [dtype_of(a.dtype) for a in outputs])(device, inputs, outputs)
+
+
+def _function(op: Pointwise) -> Callable[..., Any] | None:
+    """The one function of NumPy that an op is; it takes its output as the last argument, which is 150 ns faster than `out=`."""
+    ufunc = op.ufunc if isinstance(op, Elementwise) else ""
+    return (POSITIONAL.get(ufunc) or getattr(np, ufunc)) if ufunc else None
+
+
+@lru_cache(1024)
+def _program(op: Pointwise, made: Any, *read: Any) -> CompiledFormula | None:
+    """What NumPy runs for elements of these NumPy types; None if the op has no formula, or its outputs are not of type `made`."""
+    if op.formula is None:
+        return None
+    outputs = op.made(*(language.element(i, dtype_of(each)) for i, each in enumerate(read)))
+    if any(y.dtype is not dtype_of(made) for y in outputs):
+        return None
+    return compiled(outputs, len(read), 0, {**op.in_place, **{k: (i,) for k, i in op.alias.items()}})
