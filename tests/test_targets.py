@@ -11,7 +11,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "jobflow"
 #: what only those know who compute on a CPU: how NumPy is told from CuPy, BLAS, blocks that fit a cache
-KNOWS_CPUS = re.compile(r"\bxp is (not )?np\b|\bblas\b|kernels\.cpu|\bblocks\b|\bBLOCK\b")
+KNOWS_CPUS = re.compile(r"\bxp is (not )?np\b|\bblas\b|kernels\.cpu|\bBLOCK\b")
 
 
 def knowing(folder: str) -> set[str]:
