@@ -20,7 +20,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ops.matmul": ("products", "sums"),
     "ops.move": ("copies",),
     "ops.optimizer_updates": ("updates_in_place",),
-    "ops.pointwise": ("elementwise",),
+    "ops.pointwise": ("element_calls",),
     "ops.pool": ("pooling",),
     "ops.reduce": ("sums",),
     "ops.row_update": ("table_updates",),

@@ -8,7 +8,7 @@ import numpy as np
 
 from jobflow.core.types import Array, dtype_of
 from jobflow.kernels import blas
-from jobflow.kernels.cpu import elementwise
+from jobflow.kernels.cpu import element_calls
 from jobflow.kernels.cpu.blocks import BLOCK, blocks
 from jobflow.kernels.cpu.exponential import fastest_exponential
 from jobflow.kernels.cpu.numpy_calls import FAST_ERF
@@ -20,7 +20,7 @@ from jobflow.ops.op import Binder, Call
 @implements(Gelu)
 def gelu_in_blocks(op: Gelu, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     if inputs[0].dtype != np.float32:
-        return elementwise.calls_over_elements(op, device, inputs, outputs)
+        return element_calls.calls_over_elements(op, device, inputs, outputs)
     calls: list[Call] = []
     for (slope, y, x), (share, square) in _with_scratch(device, (outputs[1], outputs[0], inputs[0]), 2):
         calls += _block(x, y, slope, share, square)
