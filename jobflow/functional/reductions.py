@@ -29,8 +29,8 @@ from jobflow.ops.scalar import Detach, DivideBy, FillLike, Scale
 from jobflow.ops.scan import CumProd, CumSum
 from jobflow.ops.slices import Slice
 from jobflow.ops.sort import Sort
-from jobflow.ops.transcendental import Absolute, Exp, Log, Sqrt, Square
-from jobflow.ops.vector_norm import vector_norm
+from jobflow.ops.transcendental import Absolute, Exp, Log, Square
+from jobflow.ops.vector_norm import root, vector_norm
 
 Dim: TypeAlias = int | Sequence[int] | None
 
@@ -269,8 +269,13 @@ def var(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False
 @method()
 @rounded_once
 def std(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: int | None = None) -> Tensor:
-    """The square root of the variance."""
-    return run(Sqrt(), var(x, dim, unbiased, keepdim, correction=correction))
+    """The square root of the variance.  The gradient where it is 0 is 0."""
+    return _deviation(var(x, dim, unbiased, keepdim, correction=correction))
+
+
+@composed
+def _deviation(variance: Tensor) -> Value:
+    return root(variance)
 
 
 @method()

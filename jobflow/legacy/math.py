@@ -36,6 +36,7 @@ from jobflow.ops import source
 from jobflow.ops.op import apply, normal_axis
 from jobflow.ops.rounding import rounded_once
 from jobflow.ops.scalar import Detach
+from jobflow.ops.vector_norm import root
 
 Axes: TypeAlias = int | Sequence[int] | None
 #: functions of tensors, which take those of jobs in here
@@ -270,8 +271,8 @@ def reduce_euclidean_norm(input_tensor: Tensor, axis: Axes = None, keepdims: boo
 
 @rounded_once
 def reduce_std(input_tensor: Tensor, axis: Axes = None, keepdims: bool = False, name: str | None = None) -> Tensor:
-    """sqrt(E[(x - E[x])^2]) over `axis`."""
-    return ew.sqrt(reduce_variance(input_tensor, axis, keepdims))
+    """sqrt(E[(x - E[x])^2]) over `axis`.  The gradient where it is 0 is 0."""
+    return root(reduce_variance(input_tensor, axis, keepdims), name=name)
 
 
 def argmax(input: Tensor, axis: int = -1, name: str | None = None) -> Tensor:

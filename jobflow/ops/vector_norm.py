@@ -28,9 +28,14 @@ def vector_norm(x: Tensor, order: float = 2.0, axes: Sequence[int] | int | None 
     if order == 1:
         return reduce_sum(absolute(x), axes, keepdims, name=name)
     total = reduce_sum(square(x) if order == 2 else _powers(x, order), axes, keepdims)
+    return root(total, order, name=name)
+
+
+def root(x: Tensor, order: float = 2.0, *, name: str | None = None) -> Tensor:
+    """x^(1/order), whose gradient at 0 is 0 instead of infinite: that of a distance from itself."""
     zero, one = (constant(number, (), x.type.dtype) for number in (0.0, 1.0))
-    nothing = equal(total, zero)
-    safe = where(nothing, one, total)
+    nothing = equal(x, zero)
+    safe = where(nothing, one, x)
     return where(nothing, zero, sqrt(safe) if order == 2 else scalar_power(safe, 1 / order), name=name)
 
 

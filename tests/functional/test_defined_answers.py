@@ -245,6 +245,14 @@ def test_what_needs_an_axis() -> None:
     assert flow.tensor(2.0).nonzero(as_tuple=True)[0].tolist() == [0]
 
 
+@pytest.mark.parametrize("function", [lambda x: x.std(1), lambda x: (x - x.mean(1, keepdim=True)).norm(dim=1), lambda x: flow.math.reduce_std(x, 1)])
+def test_slopes_of_distances_that_are_0(function: Any) -> None:
+    """The least of the slopes there are, not infinity times 0."""
+    x = flow.tensor([[1.0, 1.0], [1.0, 3.0]], requires_grad=True)
+    function(x).sum().backward()
+    assert x.grad.numpy()[0].tolist() == [0, 0] and (x.grad.numpy()[1] * [-1, 1] > 0.4).all()
+
+
 # Arguments of other kinds -------------------------------------------------------------------------------------------
 
 
