@@ -4,13 +4,9 @@ Products stand among the calls of operations of every kind: layers, attention, c
 what is prepared for the tier `numpy` is gone through, and each product that a loop takes becomes one (`in_loops`):
 
     (np.matmul, (a, b, y)), (a.dot, (b, y))    y = a b, on the last two axes
-<<<<<<< HEAD
-    what `ops/blas.py` prepared                y += a b, and y -= rate a b
+    what `kernels/blas.py` prepared            y += a b, and y -= rate a b
 
 A bias or another matrix that a product is added to is read where the product is written (`sum_in_loops`).
-=======
-    what `kernels/blas.py` prepared                y += a b, and y -= rate a b
->>>>>>> cf00ef34 (Operations know no CPU: formulas as NumPy calls, blocks, BLAS and half precision are in kernels)
 """
 
 from __future__ import annotations
