@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jobflow.core.scope as scope
@@ -15,7 +16,7 @@ from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import JobError, ShapeError, SourceLine, user_line
 from jobflow.core.layout import Placement
 from jobflow.core.types import DType, Tensor, TensorType, float32, int8
-from jobflow.engine.data_feed import Ragged
+from jobflow.engine.data_feed import Ragged, Sized
 from jobflow.engine.handle import Found, Handle, TimeSteps, every_step, value_of
 from jobflow.engine.returned import trimmed
 from jobflow.graph.ir import Value, Variable
@@ -46,7 +47,9 @@ class JobBody:
         self.modes: dict[int, Callable[[], Any]] = {}
         #: what gives the arguments that nobody passes: see `DataFeed`
         self.feed: Any = None
-        #: by name the shapes of what the feed has read, where they are other than the largest
+        #: by name, what a run computes before the rest of it
+        self.sized: dict[str, Sized] = {}
+        #: by name the shapes of what the feed has read, or a run has computed, where they are other than the largest
         self.read: Mapping[str, tuple[int, ...]] = {}
         #: the shapes by name of value where arguments are as large as declared, for the program to see; None where they are so large
         self.declared: Mapping[str, tuple[int, ...]] | None = {}
@@ -118,6 +121,16 @@ class JobBody:
         type = ragged.type.with_shape(self.shape_read(name))
         return self.handle(self.tracer.as_seen(self.tracer.input(name, type, local=ragged.per_device)))
 
+    def rows_found(self, name: str, padded: Handle, axis: int) -> Handle:
+        """Positions along an axis of a tensor which has -1 behind the last of them."""
+        return Found(padded, axis, partial(self.fed_sized, name, padded, axis), self.read.get(name, padded.type.shape))
+
+    def fed_sized(self, name: str, padded: Handle, axis: int) -> Handle:
+        """The positions as an argument that nobody passes: they are computed before the rest of the run, whose program is that for so many."""
+        self.sized[name] = sized = Sized(padded.type, padded.local, padded.value, partial(trimmed, axis=axis))
+        type = sized.type.with_shape(self.read.get(name, sized.type.shape))
+        return self.handle(self.tracer.as_seen(self.tracer.input(name, type, local=sized.per_device)))
+
     def shape_read(self, name: str) -> tuple[int, ...]:
         """That of what the feed gives under this name in the runs for which the body is traced."""
         shape: tuple[int, ...] = self.read.get(name, self.feed.ragged[name].type.shape)
@@ -178,7 +191,7 @@ class JobBody:
         """Show `take` the value after every run; or its gradient, if it has one."""
         if isinstance(value, Found):
             axis = value.axis
-            self.tracer.watch(value.value, lambda array: take(trimmed(array, axis)), gradient)
+            self.tracer.watch(value.padded.value, lambda array: take(trimmed(array, axis)), gradient)
             return
         for each in every_step(value):
             self.tracer.watch(value_of(each), take, gradient)

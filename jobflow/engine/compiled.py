@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -13,7 +13,7 @@ from jobflow.compiler.front.trace import RUN_COUNTER
 from jobflow.core.errors import JobflowError, ShapeError, SourceLine, user_line
 from jobflow.core.layout import Box, Layout, Local
 from jobflow.core.types import Array
-from jobflow.engine.data_feed import Fed
+from jobflow.engine.data_feed import Fed, Sized
 from jobflow.graph.ir import Graph, Physical, Variable
 from jobflow.graph.training import ValidRange, Watch
 from jobflow.ops.source import Input
@@ -72,6 +72,8 @@ class Compiled:
     fed: Fed | None = None
     #: why it cannot run
     refused: str = ""
+    #: by name, the arguments that a run computes before the rest of it, in the order in which it does
+    sized: Mapping[str, Sized] = field(default_factory=dict)
 
     @property
     def graph(self) -> Graph:

@@ -8,7 +8,7 @@ ended sees what follows.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from jobflow.typing.signature import Bound
 
 if TYPE_CHECKING:
     from jobflow.engine.compiled import ArgumentPart
+    from jobflow.graph.ir import Value
 
 #: rows of an array: the first, and behind the last
 Span = tuple[int, int]
@@ -33,6 +34,18 @@ class Ragged:
     type: TensorType
     #: whether each device has one of its own
     per_device: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Sized(Ragged):
+    """What is made of a value that the job computes in a run before the rest of it, because only that says what shape it has."""
+
+    value: Value
+    made: Callable[[Array], Array]
+
+    def of(self, found: Any) -> Any:
+        """It, or a list with one for each device."""
+        return [self.made(each) for each in found] if self.per_device else self.made(found)
 
 
 class DataFeed(ABC):

@@ -18,8 +18,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, NoReturn
 
 import jobflow.core.scope as scope
 from jobflow.compiler.front.trace import Tracer
@@ -27,10 +27,12 @@ from jobflow.core.errors import JobError, user_line
 from jobflow.core.types import Tensor
 from jobflow.engine.body import JobBody
 from jobflow.engine.compiled import Compiled
-from jobflow.engine.handle import value_of
+from jobflow.engine.handle import Found, Handle, value_of
 from jobflow.engine.job import ACCUMULATION, Job, Trace, read_for, shapes_of
+from jobflow.engine.returned import trimmed
 from jobflow.engine.session import Session
 from jobflow.graph.ir import Value
+from jobflow.ops.slices import Slice
 from jobflow.typing.results import HostResult, Results
 from jobflow.typing.signature import Bound
 
@@ -46,12 +48,25 @@ class EagerBody(JobBody):
     def shape_read(self, name: str) -> tuple[int, ...]:
         return self.shape_of_call(name)
 
+    def rows_found(self, name: str, padded: Handle, axis: int) -> Handle:
+        """The positions, as many as there are now."""
+        found = trimmed(self.look(padded.value), axis)
+        counts = {each.shape[axis] for each in (found if isinstance(found, list) else [found])}
+        if len(counts) > 1:
+            return Found(padded, axis, partial(_uneven, self.name, padded.name), padded.type.shape)
+        stop = tuple([counts.pop() if i == axis else n for i, n in enumerate(padded.type.shape)])
+        return self.apply(Slice((0,) * len(stop), stop, (1,) * len(stop)), [padded], None)[0]
+
     def watch(self, value: Tensor, take: Callable[[Any], None], gradient: bool = False) -> None:
         """Show `take` the value at once, or its gradient after the run."""
         if not gradient:
             take(self.look(value_of(value)))
             return
         super().watch(value, Turn(len(self.tracer.watches), take), gradient)
+
+
+def _uneven(job: str, name: str) -> NoReturn:
+    raise JobError(f"job {job} at {user_line()}: {name} has other shapes on other devices; in an eager job they must be equal")
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +169,7 @@ class EagerJob(Job):
             return whole
         shapes = body.feed.shapes(name, session.runs.get(self.name, 0), {key: value for key, _, value in self.bound})
         if ragged.per_device and len(set(shapes)) > 1:
-            raise JobError(f"job {self.name} at {user_line()}: {name} has other shapes on other devices; in an eager job they must be equal")
+            _uneven(self.name, name)
         found: tuple[int, ...] = shapes[0] if ragged.per_device else shapes
         return found
 

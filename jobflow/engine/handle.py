@@ -7,7 +7,7 @@ assert h.distribute is flow.distribute.split(1) and h.split_axis == 1
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jobflow.core.scope as scope
@@ -191,13 +191,37 @@ class TimeSteps(Handle):
 
 
 class Found(Handle):
-    """Positions, as many along `axis` as a run finds, with -1 behind the last: results of the job, and nothing to compute with."""
+    """Positions, as many along `axis` as a run finds; `padded` has -1 behind the last, and is what a run gives where nothing reads them.
 
-    __slots__ = ("axis",)
+    What reads them gets what `sized` makes, a tensor with so many rows as there are in the run: see `JobBody.sized`.
+    """
 
-    def __init__(self, made: Handle, axis: int) -> None:
-        super().__init__(made.value)
-        self.axis = axis
+    __slots__ = ("_made", "_sized", "axis", "padded")
+
+    def __init__(self, padded: Handle, axis: int, sized: Callable[[], Handle], shape: tuple[int, ...]) -> None:
+        self.padded, self.axis, self._sized = padded, axis, sized
+        self.type = padded.type.with_shape(shape)
+        self.declared = None if shape == padded.type.shape else padded.type.shape
+        self._made: Handle | None = None
+
+    @property
+    def value(self) -> Value:  # type: ignore[override]
+        """The tensor that is read."""
+        self._made = self._made or self._sized()
+        return self._made.value
+
+    @property
+    def node(self) -> Node:
+        return self.padded.node
+
+    @property
+    def name(self) -> str:
+        return self.padded.name
+
+    @property
+    def read(self) -> bool:
+        """Whether anything has read it so far."""
+        return self._made is not None
 
     @property
     def is_dynamic(self) -> bool:
@@ -206,11 +230,6 @@ class Found(Handle):
 
 def value_of(tensor: Any) -> Any:
     """The value that a handle stands for; anything else as it is, for those to refuse who asked for a tensor of the job."""
-    if isinstance(tensor, Found):
-        raise JobError(
-            f"{user_line()}: how many positions {tensor.name} has is known when the job has run; return it, or watch it; "
-            f"where(condition, x, y) computes with what a condition selects"
-        )
     if isinstance(tensor, HostResult):
         raise JobError(f"{user_line()}: the result {tensor.name}, at most {tensor.type}, has another shape at every run; return it, it is no tensor")
     if isinstance(tensor, TimeSteps):
@@ -228,6 +247,6 @@ def every_step(tensor: Any) -> tuple[Any, ...]:
 
 def packed(tensor: Any) -> Any:
     """What a run gives of it: time steps behind each other along axis 0, and positions with what is behind the last."""
-    if isinstance(tensor, Found):
-        return Handle(tensor.value)
+    if isinstance(tensor, Found) and not tensor.read:
+        return tensor.padded
     return concat(list(tensor.each)) if isinstance(tensor, TimeSteps) else tensor

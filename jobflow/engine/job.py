@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from jobflow.core.notices import notice
 from jobflow.core.types import TensorType, float32
 from jobflow.engine.body import JobBody, Replacing
 from jobflow.engine.compiled import Compiled, argument_parts
-from jobflow.engine.data_feed import Fed
+from jobflow.engine.data_feed import Fed, Ragged
 from jobflow.engine.handle import Found, packed, value_of
 from jobflow.engine.job_config import FunctionConfig
 from jobflow.engine.returned import deliver
@@ -63,6 +63,22 @@ class Version(NamedTuple):
     limits: tuple[ValidRange, ...]
     pieces: tuple[int, ...]
     program: Traced
+
+
+@dataclass(frozen=True)
+class Before:
+    """In the place of shapes: what a job with these does to compute an argument of the rest of the run."""
+
+    name: str
+    shapes: Shapes
+
+    def of(self, trace: Trace) -> Trace:
+        """It, of what the body has recorded; it writes nothing."""
+        program, _ = trace
+        ahead = list(program.sized)
+        inputs = {name: value for name, value in program.inputs.items() if name not in ahead[ahead.index(self.name) :]}
+        rest = replace(program, inputs=inputs, updates={}, training=None, losses=(), watches=())
+        return rest, Results("value", (program.sized[self.name].value,), ("numpy",), 0)
 
 
 class Job:
@@ -131,8 +147,12 @@ class Job:
         return tuple((declared.type.shape,) * ranks if declared.per_device else declared.type.shape for _, declared in self.signature.placeholders())
 
     @collection_paused()
-    def compile(self, session: Session, shapes: Shapes, number: int) -> Compiled:
+    def compile(self, session: Session, shapes: Shapes | Before, number: int) -> Compiled:
         """Trace the body and lay it out; once for all ranks, or once per rank where their shapes differ."""
+        if isinstance(shapes, Before):
+            traces = self.traces(session, shapes.shapes)
+            parts = {id(trace): shapes.of(trace) for trace in traces}
+            return self.laid_out(session, [parts[id(trace)] for trace in traces], number)
         return self.laid_out(session, self.traces(session, shapes), number)
 
     def traces(self, session: Session, shapes: Shapes) -> tuple[Trace, ...]:
@@ -168,7 +188,7 @@ class Job:
         fed = None if program.feed is None else Fed.of(program.feed, self.where, 1 if cut is None else cut.count, parts, session.here)
         told = first.results, first.watches, first.limits, parts, first.pieces, program.tensors, program.modes, fed
         refused = next((version.program.refused for version in each.values() if version.program.refused), "")
-        return Compiled(self.name, self.where, number, tuple(programs), *told, refused)
+        return Compiled(self.name, self.where, number, tuple(programs), *told, refused, program.sized)
 
     @property
     def microbatch_count(self) -> int:
@@ -254,7 +274,7 @@ class Job:
                 error.add_note(f"while job {self.name} ({self.where}) was traced")
                 raise
             results = self.signature.results(returned)
-            found = tuple(leaf.axis if isinstance(leaf, Found) else None for leaf in results.leaves)
+            found = tuple(leaf.axis if isinstance(leaf, Found) and not leaf.read else None for leaf in results.leaves)
             results = replace(results, leaves=tuple(map(packed, results.leaves)), found=found)
             self._train(tracer)
         if largest:
@@ -273,7 +293,13 @@ class Job:
         """What a body has recorded, of which these are to be the outputs."""
         program = body.tracer.traced(outputs)
         told: dict[str, Any] = {"half": self.config.half, "strategy": self.strategy, "lazily": self.config.lazily}
-        return replace(program, **told, tensors=body.tensors, modes=body.modes, feed=body.feed, refused=body.refused)
+        if body.sized and self.microbatch_count > 1:
+            where = self.config.lines.get(ACCUMULATION, self.where)
+            raise JobError(
+                f"job {self.name}: {', '.join(body.sized)} has as many rows as a run finds, in each of its {self.microbatch_count} microbatches "
+                f"others, asked for at {where}; return it, or compute with where(condition, x, y)"
+            )
+        return replace(program, **told, tensors=body.tensors, modes=body.modes, feed=body.feed, refused=body.refused, sized=dict(body.sized))
 
     @staticmethod
     def _argument(tracer: Tracer, name: str, declared: Declared, shape: tuple[int, ...]) -> Value:
@@ -302,21 +328,44 @@ class Job:
         session.compare_arguments(self, {name: _arrays(declared, value) for name, declared, value in bound})
         further, beside = read_for(session, compiled, bound)
         compiled = self.fitting(session, compiled, bound, further)
+        while ahead := [name for name in compiled.sized if name not in {name for name, _, _ in further}]:
+            further.append(self._before(session, compiled, bound, further, ahead[0]))
+            compiled = self.fitting(session, compiled, bound, further)
+            compiled.check_limits(further)
         return partial(_given, compiled, session.run(compiled, [*bound, *further], beside))
+
+    def _before(self, session: Session, compiled: Compiled, bound: Sequence[Bound], further: Sequence[Bound], name: str) -> Bound:
+        """An argument that the run computes before the rest of it."""
+        part = session.compiled(self, Before(name, (*shapes_of(bound), *_read(compiled, further))))
+        (found,) = session.look(part, [*bound, *further], {})
+        sized = part.sized[name]
+        return name, Declared(sized.type, sized.per_device, self.where), sized.of(found)
 
     def fitting(self, session: Session, compiled: Compiled, bound: Sequence[Bound], further: Sequence[Bound]) -> Compiled:
         """The job for a call with these arguments and what the feed has read, whose shapes may be known now only."""
-        ragged = compiled.fed.feed.ragged if compiled.fed is not None else {}
-        shapes = {name: tuple([x.shape for x in value]) if d.per_device else value.shape for name, d, value in further if name in ragged}
-        read = [(name, ragged[name].per_device, shape) for name, shape in shapes.items()]
-        largest = [ragged[name].type.shape for name, _, _ in read]
-        if all(set(shape if split else (shape,)) == {most} for (_, split, shape), most in zip(read, largest, strict=True)):
+        ragged, read = _ragged(compiled), _read(compiled, further)
+        if all(set(shape if split else (shape,)) == {ragged[name].type.shape} for name, split, shape in read):
             return compiled
         return session.compiled(self, (*shapes_of(bound), *read))
 
     def compiled(self, session: Session, bound: Sequence[Bound]) -> Compiled:
         """The job for a call with these arguments."""
         return session.compiled(self, shapes_of(bound))
+
+
+def _ragged(compiled: Compiled) -> dict[str, Ragged]:
+    """The arguments that nobody passes and whose shapes are those of the run."""
+    return {**(compiled.fed.feed.ragged if compiled.fed is not None else {}), **compiled.sized}
+
+
+def _read(compiled: Compiled, further: Sequence[Bound]) -> list[tuple[str, bool, Any]]:
+    """Their shapes in a run with these arguments, or one for each device."""
+    ragged = _ragged(compiled)
+    return [
+        (name, ragged[name].per_device, tuple([x.shape for x in value]) if declared.per_device else value.shape)
+        for name, declared, value in further
+        if name in ragged
+    ]
 
 
 def read_for(session: Session, compiled: Compiled, bound: Sequence[Bound]) -> tuple[list[Bound], dict[str, Any]]:

@@ -67,6 +67,8 @@ class Traced:
     modes: Mapping[int, Callable[[], Any]] = field(default_factory=dict)
     #: of a job: what gives the arguments that its body reads from files
     feed: Any = None
+    #: by name, the arguments that a run computes before the rest of it
+    sized: Mapping[str, Any] = field(default_factory=dict)
     #: why it cannot run: arguments as large as the job declares are too large
     refused: str = ""
 

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 import jobflow.core.scope as scope
 import jobflow.legacy.arrays as arrays
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
-from jobflow.core.types import Array, DType, Tensor, TensorType, int8, int32, int64
+from jobflow.core.types import DType, Tensor, int32, int64
 from jobflow.eager.faces import all_of, of_jobs, recording
 from jobflow.engine.distribute import current_placement
-from jobflow.engine.handle import Found
 from jobflow.legacy.operands import Operand, counts
 from jobflow.legacy.variables import assign, current_job
 from jobflow.ops import elementwise as ew
 from jobflow.ops import index as ix
 from jobflow.ops import sampled_classes as sampling
 from jobflow.ops import shape as sh
-from jobflow.ops import slices as sl
 from jobflow.ops import source
 from jobflow.ops import unique as un
 from jobflow.ops.checked import Checked, checked
@@ -53,7 +49,7 @@ globals().update(all_of(__name__, globals(), __name__, recording))
 
 
 def argwhere(condition: Tensor, dtype: DType | None = None, name: str | None = None) -> Tensor:
-    """Where elements are not 0, a row for each of them in order, int32 unless dtype is given: a result of the job, nothing to compute with."""
+    """Where elements are not 0, a row for each of them in order, int32 unless dtype is given; as many rows as a run finds."""
     return _found("argwhere", condition, dtype, name, 0)
 
 
@@ -73,31 +69,21 @@ def _found(what: str, x: Tensor, dtype: DType | None, name: str | None, axis: in
         raise DtypeError(f"{what} at {user_line()}: {x.type} must have axes, and dtype, {kind!r}, be a type of integers such as jobflow.int32")
     places: Any = call(un.Argwhere(kind), x, name=None if axis else name)
     made: Any = sh.transpose(places, (1, 0), name=name) if axis else places
-    return Found(made, axis)
+    job = current_job(what)
+    return job.rows_found(job.unique_name(f"{what}_rows"), made, axis)
 
 
 def sync_dynamic_resize(inputs: Tensor, size: Tensor, name: str | None = None) -> Tensor:
-    """The first `size` [1] rows of the input.  If size depends on more than arguments, all rows are there, and those behind are zeros."""
-    from jobflow.legacy.on_host import as_ragged, devices_of_view, known_number  # all that reads records, for this function alone
-
+    """The first `size` [1] rows of the input."""
     what = "sync_dynamic_resize"
     if size.type.size != 1 or not size.type.dtype.is_integer or not inputs.type.ndim:
         raise ArgumentError(f"{what} at {user_line()}: size {size.type} is one integer, and inputs {inputs.type} have rows")
-    rows = inputs.type.shape[0]
-    last = sh.reshape(checked(size, what, low=0, high=rows, noun="size"), (1,))
-    known = known_number(what, last)
-    if known is not None:
-        marks = as_ragged(what, known, devices_of_view(), _marks, TensorType((rows,), int8), None)
-        edges = (0,) * inputs.type.ndim, (marks.type.shape[0], *inputs.type.shape[1:]), (1,) * inputs.type.ndim
-        kept: Tensor = call(sl.Slice(*edges), inputs, name=name)
-        return kept
-    early = sh.reshape(ew.less(source.arange(0, rows, dtype=int64), ew.cast(last, int64)), (rows, *[1] * (inputs.type.ndim - 1)))
-    return ew.where(early, inputs, ew.fill_like(inputs, 0), name=name)
-
-
-def _marks(sizes: list[Array]) -> Array:
-    """As many as a size says."""
-    return np.zeros(int(sizes[0]), np.int8)
+    job, rows = current_job(what), inputs.type.shape[0]
+    last = ew.cast(sh.reshape(checked(size, what, low=0, high=rows, noun="size"), (1,)), int64)
+    numbers = source.arange(0, rows, dtype=int64)
+    early = sh.reshape(ew.where(ew.less(numbers, last), numbers, ew.fill_like(numbers, -1)), (rows, 1))
+    found = job.rows_found(job.unique_name(f"{what}_rows"), early, 0)
+    return ix.gather(inputs, sh.reshape(found, (found.type.shape[0],)), 0, name=name)
 
 
 def distributed_partial_fc_sample(weight: Tensor, label: Tensor, num_sample: int, name: str | None = None) -> tuple[Tensor, Tensor, Tensor]:

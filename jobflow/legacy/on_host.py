@@ -199,15 +199,7 @@ def known_stage(what: str, x: Tensor, axes: int) -> st.Stage:
     source = value.node.inputs[0].node.op if isinstance(value.node.op, ToLocal) else value.node.op
     if isinstance(source, Input) and source.argument in feed.stages and axes == len(x.type.shape) - 1:
         return feed.stages[source.argument]
-    return OfTensor(HostValue(value, what, feed.names).needed(), axes)
-
-
-def known_number(what: str, x: Tensor) -> st.Stage | None:
-    """A tensor of one element, in the mirrored view that of each device; None if it is known when the job runs."""
-    if not isinstance(scope.current().interpreter, JobBody):
-        return None
-    host = HostValue(value_of(x), what, feed_of(what).names)
-    return None if host.unknown else OfTensor(host, 0)
+    return OfTensor(HostValue(value, what, feed.names | body_of(what).sized.keys()).needed(), axes)
 
 
 def same_samples(what: str, *given: OnHost | st.Stage) -> None:

@@ -236,7 +236,7 @@ def test_assignments_of_experimental() -> None:
 
 @pytest.mark.parametrize(("devices", "view"), [(1, "consistent"), (2, "consistent"), (2, "mirrored")])
 def test_as_many_rows_as_a_size_says(devices: int, view: str) -> None:
-    """Of the consistent view one size, of the mirrored one that of each device; where the job computes the size, zeros behind it."""
+    """Of the consistent view one size, of the mirrored one that of each device; also where the job computes it."""
 
     @flow.global_function("predict", fresh(devices, view))
     def job(x: tp.Numpy.Placeholder((8, 3)), n: tp.Numpy.Placeholder((devices if view == "mirrored" else 1,), flow.int32)) -> tp.Bundle[tp.ListNumpy]:  # type: ignore[valid-type]
@@ -250,7 +250,7 @@ def test_as_many_rows_as_a_size_says(devices: int, view: str) -> None:
         some, later = job(x, np.int32(sizes))
         for found, rows, size in zip(some, np.split(x, len(sizes)), sizes, strict=True):
             np.testing.assert_array_equal(found, 2 * rows[: size + 1])
-        assert [len(each) for each in later] == [8 // len(sizes)] * len(sizes) and not later[0][1:].any() and later[0][0].all()
+        assert [len(each) for each in later] == [1] * len(sizes) and later[0].tolist() == [x[0].tolist()]
     with pytest.raises(flow.ArgumentError, match=r"size 10 .*is outside"):
         job(x, np.int32([9] * len(sizes)))
 
@@ -270,9 +270,30 @@ def test_a_transposed_convolution_as_pytorch_says_it(run: Any) -> None:
     np.testing.assert_allclose((y * image).sum(), (x * there).sum(), rtol=1e-10)
 
 
+@pytest.mark.parametrize(("devices", "view"), [(1, "consistent"), (2, "mirrored")])
+def test_training_on_what_is_found(devices: int, view: str) -> None:
+    """The loss is the mean over the rows that a run selects by what it computes; one of none moves nothing."""
+
+    @flow.global_function("train", fresh(devices, view))
+    def job(x: tp.Numpy.Placeholder((8, 3))) -> tp.ListNumpy:  # type: ignore[valid-type]
+        w = flow.get_variable("w", (3, 1), initializer=flow.constant_initializer(0.5))
+        chosen = flow.argwhere(flow.math.greater(flow.squeeze(flow.matmul(x, w), [1]), 0.0))
+        loss = flow.math.square(flow.squeeze(flow.matmul(flow.gather_nd(x, chosen), w), [1]))
+        flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.1]), momentum=0).minimize(loss)
+        return loss
+
+    rng, w = np.random.default_rng(3), np.full((3, 1), 0.5)
+    for sign in (1, 1, 0, 1):
+        x = rng.normal(size=(8, 3)).astype(np.float32) * sign
+        rows = x[(x @ w)[:, 0] > 0]
+        assert sum(map(len, job(x))) == len(rows)
+        w -= 0.1 * 2 * rows.T @ (rows @ w) / max(len(rows), 1)
+        np.testing.assert_allclose(flow.get_all_variables()["w"].numpy(), w, rtol=1e-5)
+
+
 @pytest.mark.parametrize(("devices", "view"), [(1, "consistent"), (2, "consistent"), (2, "mirrored")])
 def test_positions_as_many_as_are_found(devices: int, view: str) -> None:
-    """As results, and watched; nothing can be computed with them in the job."""
+    """As results, watched, and computed with: positions among what was found, of values that the job computes."""
     seen: list[Any] = []
     words: list[str] = []
 
@@ -280,15 +301,17 @@ def test_positions_as_many_as_are_found(devices: int, view: str) -> None:
     def job(x: tp.Numpy.Placeholder((4, 3))):  # type: ignore[no-untyped-def,valid-type]
         places = flow.argwhere(x, dtype=flow.int64)
         flow.watch(places, lambda found: seen.append(found.numpy()))
-        with pytest.raises(flow.JobError, match="is known when the job has run"):
-            flow.identity(places)
-        words.append(str(places.is_dynamic))
-        return places, flow.nonzero(x), flow.where(flow.cast(x, flow.int32)), flow.where(flow.math.greater(x, 0), x, x)
+        words.append(f"{places.is_dynamic} {places.shape}")
+        w = flow.get_variable("w", (1,), initializer=flow.constant_initializer(2))
+        found = flow.gather_nd(x, flow.argwhere(x * w))
+        large = flow.gather_nd(found, flow.argwhere(flow.math.greater(found, 0.5)))
+        beside = flow.where(flow.cast(x, flow.int32)), flow.where(flow.math.greater(x, 0), x, x)
+        return places, flow.nonzero(x), *beside, large + 1.0
 
     x = np.zeros((4, 3), np.float32)
     for number in (0, 1, 4, 11):
         x.reshape(-1)[: number + 1 : 2] = number
-        places, columns, alone, same = job(x).get()
+        places, columns, alone, same, large = job(x).get()
         parts = np.split(x, devices) if view == "mirrored" else [x]
         for found, wanted in zip(places.numpy_list(), parts, strict=True):
             np.testing.assert_array_equal(found, np.argwhere(wanted))
@@ -297,4 +320,10 @@ def test_positions_as_many_as_are_found(devices: int, view: str) -> None:
         np.testing.assert_array_equal(seen[-1], np.concatenate([np.argwhere(part) for part in parts]))
         np.testing.assert_array_equal(alone.numpy(), seen[-1])
         np.testing.assert_array_equal(same.numpy(), x)
-    assert words == ["True"] and places.numpy().dtype == np.int64 and columns.numpy().dtype == np.int32
+        for found, wanted in zip(large.numpy_list(), parts, strict=True):
+            np.testing.assert_array_equal(found, wanted[wanted > 0.5] + 1)
+    assert (
+        set(words) == {f"True {(12 // (devices if view == 'mirrored' else 1), 2)}"}
+        and places.numpy().dtype == np.int64
+        and columns.numpy().dtype == np.int32
+    )
