@@ -11,7 +11,7 @@ import pytest
 
 from jobflow.core.types import Array, float32, float64
 from jobflow.kernels import blas, blas_threads
-from jobflow.kernels.cpu.product_ops import ProductSum
+from jobflow.kernels.cpu.product_ops import LowerMatMul, ProductSum
 from jobflow.kernels.llvm import product_loops
 from jobflow.kernels.llvm.machine_code import Compiler
 from jobflow.kernels.llvm.product_text import ProductForm, print_product
@@ -82,6 +82,18 @@ def test_parts_have_the_bits_of_the_whole() -> None:
     np.testing.assert_array_equal(whole, parts)
     assert np.isnan(whole[17]).all() and np.isinf(np.delete(whole[:, 60], 17)).all()
     assert np.isfinite(np.delete(np.delete(whole, 17, 0), 60, 1)).all()
+
+
+def test_triangles() -> None:
+    """As the whole product, whatever rows, depth, parts and tiles; rows and columns of only zeros, too."""
+    random = np.random.default_rng(3)
+    for rows, depth, columns in ((128, 128, 64), (600, 300, 20), (40, 700, 33), (9, 30, 70)):
+        a, b = np.tril(random.uniform(-1, 1, (2, rows, depth)).astype("float32")), random.uniform(-1, 1, (2, depth, columns)).astype("float32")
+        for op, factor in ((LowerMatMul(), b), (LowerMatMul(True), random.uniform(-1, 1, (2, rows, columns)).astype("float32"))):
+            turned = a.swapaxes(1, 2) if op.transpose_a else a
+            y = np.full((2, turned.shape[1], columns), np.nan, "float32")
+            assert run(product_loops.triangle_in_loops(op, CpuDevice(), (a, factor), (y,)))
+            np.testing.assert_allclose(y, turned @ factor, rtol=0, atol=2e-6 * max(rows, depth))
 
 
 def test_what_no_loop_takes_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ def test_folds(row: Fold, sample: FoldSample) -> None:
 def test_triangles(row: SkipZeros) -> None:
     random = np.random.default_rng(1)
     a, b = np.tril(random.normal(size=(2, 70, 70))), random.normal(size=(2, 70, 3))
-    for target in (CPU, REFERENCE):
+    for target in (CPU, REFERENCE, target_of("cpu", "llvm")):
         np.testing.assert_allclose(computed(row.replacement(row.sample), [a, b], target), computed(row.sample, [a, b], REFERENCE), atol=1e-12)
 
 

@@ -6,7 +6,8 @@ what is prepared for the tier `numpy` is gone through, and each product that a l
     (np.matmul, (a, b, y)), (a.dot, (b, y))    y = a b, on the last two axes
     what `kernels/blas.py` prepared            y += a b, and y -= rate a b
 
-A bias or another matrix that a product is added to is read where the product is written (`sum_in_loops`).
+A bias or another matrix that a product is added to is read where the product is written (`sum_in_loops`), and of a triangle, as weights of
+causal attention are, nothing is multiplied that is known to be zero, but for the rest of a tile (`triangle_in_loops`).
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ import numpy as np
 
 from jobflow.core.types import Array, DType, dtype_of
 from jobflow.kernels import blas, blas_threads
-from jobflow.kernels.cpu.product_ops import ProductSum
+from jobflow.kernels.cpu.product_ops import LowerMatMul, ProductSum
 from jobflow.kernels.cpu.products import factors
 from jobflow.kernels.llvm.loops import argument_block
 from jobflow.kernels.llvm.machine_code import Function, Printed, compiler
-from jobflow.kernels.llvm.product_text import ProductForm, print_product
+from jobflow.kernels.llvm.product_text import FULL, LOWER, UPPER, ProductForm, print_product
 from jobflow.kernels.loop_space import address
 from jobflow.kernels.registry import implements
+from jobflow.ops.matmul import turned
 from jobflow.ops.op import Binder, Call
 from jobflow.ops.slices import same_memory
 
@@ -109,7 +111,20 @@ def added(a: Array, b: Array, y: Array) -> list[Call]:
     return _product(a, b, y, y)
 
 
-def _product(a: Array, b: Array, y: Array, c: Array | None = None, by: Array | None = None) -> list[Call]:
+def _refuses_triangle(op: LowerMatMul, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
+    (a, b), (y,) = inputs, outputs
+    if y.strides[-1] != y.itemsize:
+        return f"a result with strides {y.strides}"
+    return refuses(turned(a, op.transpose_a), turned(b, op.transpose_b), y)
+
+
+@implements(LowerMatMul, tier="llvm", refuses=_refuses_triangle)
+def triangle_in_loops(op: LowerMatMul, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    (a, b), (y,) = inputs, outputs
+    return _product(turned(a, op.transpose_a), turned(b, op.transpose_b), y, triangle=UPPER if op.transpose_a else LOWER)
+
+
+def _product(a: Array, b: Array, y: Array, c: Array | None = None, by: Array | None = None, triangle: int = FULL) -> list[Call]:
     """y = a b, or y = c + a b, or y = c - by a b; nothing if there is no loop for it."""
     if refuses(a, b, y) is not None:
         return []
@@ -118,10 +133,10 @@ def _product(a: Array, b: Array, y: Array, c: Array | None = None, by: Array | N
         c = None if c is None else c.swapaxes(-1, -2)
     a, b = (np.broadcast_to(x, (*y.shape[:-2], *x.shape[-2:])) for x in (a, b))
     function = _compiled(dtype_of(y.dtype))
-    return [(function, (_arguments(a[at], b[at], y[at], None if c is None else c[at], by),)) for at in np.ndindex(y.shape[:-4])]
+    return [(function, (_arguments(a[at], b[at], y[at], None if c is None else c[at], by, triangle),)) for at in np.ndindex(y.shape[:-4])]
 
 
-def _arguments(a: Array, b: Array, y: Array, c: Array | None, by: Array | None) -> object:
+def _arguments(a: Array, b: Array, y: Array, c: Array | None, by: Array | None, triangle: int) -> object:
     """For matrices in at most two axes of pairs."""
     matrices = [a, b, y] if c is None else [a, b, y, c]
     while matrices[2].ndim < 4:
@@ -132,7 +147,7 @@ def _arguments(a: Array, b: Array, y: Array, c: Array | None, by: Array | None) 
     words += [*(x.strides[-2] for x in others), *nothing]
     for axis in range(2):
         words += [y.shape[axis], *(x.strides[axis] for x in matrices), *nothing]
-    return argument_block([*words, 0 if by is None else address(by)], (*matrices, *(() if by is None else (by,))))
+    return argument_block([*words, 0 if by is None else address(by), triangle], (*matrices, *(() if by is None else (by,))))
 
 
 def form_of(dtype: DType) -> ProductForm:

@@ -8,7 +8,7 @@
 It is the order of K. Goto, R. van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).  Elements of a are read where they
 are, unless a is turned and long: then rows of a tile are packed side by side.  Every element of y is summed in the order of k, in pieces of
 DEPTH, whatever the sizes of m and n: a batch that is cut over ranks gives the same bits.  What is added, c, is y itself, another matrix or
-one row for all (a bias); it is read where a tile of y is written.
+one row for all (a bias); it is read where a tile of y is written.  Of a triangle a, a tile sums what its rows have.
 """
 
 from __future__ import annotations
@@ -30,8 +30,12 @@ ROWS_AHEAD, BYTES_AHEAD = 8, 128
 #: the words of the argument block: addresses (of c 0 if nothing is added), sizes, distances in bytes; the address of what is subtracted times, or 0
 WORDS = (
     *("a", "b", "y", "c", "m", "n", "k", "a.down", "a.along", "b.down", "b.along", "y.down", "c.down"),
-    *("outer", "a.outer", "b.outer", "y.outer", "c.outer", "inner", "a.inner", "b.inner", "y.inner", "c.inner", "by"),
+    *("outer", "a.outer", "b.outer", "y.outer", "c.outer", "inner", "a.inner", "b.inner", "y.inner", "c.inner", "by", "triangle"),
 )
+#: of a: nothing is known to be zero; what is above the diagonal, so that row i ends with k = i; what is below, so that it begins with k = i
+FULL, LOWER, UPPER = range(3)
+#: more than there are rows
+FAR = 1 << 60
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,7 @@ def _panel(form: ProductForm, vectors: int) -> VectorFunction:
     at = VectorFunction(
         form,
         f"internal void @panel_{vectors}(ptr %a, i64 %down, i64 %along, i64 %tile, ptr %b, i64 %b.down, i64 %b.along, ptr %y, i64 %line, "
-        f"ptr %c, i64 %c.line, i64 %m, i64 %width, i64 %depth, ptr %packed, {form.kind} %scale)",
+        f"ptr %c, i64 %c.line, i64 %m, i64 %width, i64 %depth, ptr %packed, {form.kind} %scale, i64 %low, i64 %high)",
     )
     lanes, step = form.lanes, vectors * form.aligned
     rest = at.value(f"sub i64 %width, {(vectors - 1) * lanes}")
@@ -128,6 +132,7 @@ def _panel(form: ProductForm, vectors: int) -> VectorFunction:
 
 def _rows(at: VectorFunction, form: ProductForm, vectors: int, panel: str, step: str, mask: str) -> None:
     """All rows: as many tiles of the most rows as there are, and so on down to one row."""
+    last = at.value("sub i64 %depth, 1")
     at.write(f"br label %rows.{form.rows[0]}")
     kinds = {"a": "ptr", "y": "ptr", "c": "ptr", "left": "i64"}
     now, before = {"a": "%a", "y": "%y", "c": "%c", "left": "%m"}, at.block
@@ -138,8 +143,13 @@ def _rows(at: VectorFunction, form: ProductForm, vectors: int, panel: str, step:
             at.write(f"%{name}.{rows} = phi {kind} [{now[name]}, %{before}], [%{name}.{rows}.j, %{body}]")
         at.write(f"br i1 {at.value(f'icmp sge i64 %left.{rows}, {rows}')}, label %{body}, label %{following}")
         at.label(body)
+        done = at.value(f"sub i64 %m, %left.{rows}")
+        start = at.most(at.least(at.value(f"add i64 %low, {done}"), last), 0)
+        stop = at.most(at.least(at.value(f"add i64 %high, {at.value(f'add i64 {done}, {rows}')}"), "%depth"), 1)
+        factors = (at.at(base, at.value(f"mul i64 {start}, {along}")) for base, along in ((f"%a.{rows}", "%along"), (panel, step)))
+        a, b, depth = *factors, at.value(f"sub i64 {stop}, {start}")
         at.write(
-            f"call void @tile_{rows}_{vectors}(ptr %a.{rows}, i64 %down, i64 %along, ptr {panel}, i64 {step}, i64 %depth, ptr %y.{rows}, i64 %line, "
+            f"call void @tile_{rows}_{vectors}(ptr {a}, i64 %down, i64 %along, ptr {b}, i64 {step}, i64 {depth}, ptr %y.{rows}, i64 %line, "
             f"ptr %c.{rows}, i64 %c.line, {form.mask} {mask}, {form.kind} %scale)"
         )
         down = "%tile" if rows == form.rows[0] else at.value(f"mul i64 %down, {rows}")
@@ -196,6 +206,7 @@ def _driver(form: ProductForm) -> VectorFunction:
     rows = _rows_at_a_time(at, tile, at.value(f"select i1 {packs}, i64 {PACKED_ROWS}, i64 {ROWS}"))
     parts = {name: at.value(f"mul i64 %{name}.down, {rows}") for name in "ayc"}
     wide = form.panel * form.lanes
+    beyond = ((UPPER, -FAR), (LOWER, FAR))
     beside = at.value(f"select i1 {at.value('icmp ne i64 %c, 0')}, i64 {wide * form.size}, i64 0")
     with (
         at.repeated("o", "%outer", 1, **{name: (starts[name], f"%{name}.outer") for name in "abyc"}),
@@ -207,6 +218,8 @@ def _driver(form: ProductForm) -> VectorFunction:
             depth = at.least(at.value("sub i64 %k, %d"), DEPTH)
             first = at.value("icmp eq i64 %d, 0")
             added = (("ptr", "%i.c", "%i.y"), ("i64", "%c.down", "%y.down"), ("i64", beside, wide * form.size))
+            row = at.value("sub i64 %i, %d")  # of a's diagonal, beside the first of this part
+            low, high = (at.value(f"select i1 {at.value(f'icmp eq i64 %triangle, {kind}')}, i64 {row}, i64 {x}") for kind, x in beyond)
             c, c_line, c_step = (at.value(f"select i1 {first}, {kind} {x}, {kind} {y}") for kind, x, y in added)
             plain, packed = at.value(f"mul i64 %a.down, {tile}"), at.value(f"mul i64 {depth}, {tile * form.size}")
             here = at.block
@@ -223,7 +236,7 @@ def _driver(form: ProductForm) -> VectorFunction:
                 width = at.least(at.value("sub i64 %n, %j"), wide)
                 arguments = (
                     f"ptr {a}, i64 {down}, i64 {along}, i64 {next_tile}, ptr %j.b, i64 %b.down, i64 %b.along, ptr %j.y, i64 %y.down, ptr %j.c, "
-                    f"i64 {c_line}, i64 {count}, i64 {width}, i64 {depth}, ptr %packed, {form.kind} {scale}"
+                    f"i64 {c_line}, i64 {count}, i64 {width}, i64 {depth}, ptr %packed, {form.kind} {scale}, i64 {low}, i64 {high}"
                 )
                 _by_width(at, form, width, arguments)
     at.write("ret void")

@@ -80,6 +80,9 @@ class VectorFunction(Lines):
     def least(self, a: str, b: str | int) -> str:
         return self.value(f"select i1 {self.value(f'icmp slt i64 {a}, {b}')}, i64 {a}, i64 {b}")
 
+    def most(self, a: str, b: str | int) -> str:
+        return self.value(f"select i1 {self.value(f'icmp sgt i64 {a}, {b}')}, i64 {a}, i64 {b}")
+
     def first(self, count: str) -> str:
         """The mask of the first `count` lanes."""
         lanes = self.form.lanes
