@@ -20,7 +20,9 @@ from jobflow.kernels.llvm.machine_code import NAME
 from jobflow.kernels.llvm.vector_function import VectorFunction, Vectors
 
 #: of k, summed before y is touched; most rows of a beside one panel; the same where a is packed, which is on the stack
-DEPTH, ROWS, PACKED_ROWS = 256, 576, 252
+DEPTH, ROWS, PACKED_ROWS = 256, 576, 264
+#: tiles of rows that are packed side by side
+BESIDE = 8
 #: tiles of rows up to which a panel of b is read where it is, since packing costs as much
 UNPACKED_TILES = 2
 #: panels up to which a turned a is read where it is
@@ -274,14 +276,48 @@ def _packs(at: VectorFunction, form: ProductForm) -> str:
 
 
 def _pack_rows(at: VectorFunction, form: ProductForm, count: str, depth: str, packed: str) -> None:
-    """Rows of a, some at a time, as [tile, depth, rows of a tile]; vectors are wider than a tile, and the next one overwrites what is too much."""
+    """Rows of a as [tile, depth, rows of a tile]: some tiles side by side, since what lies in one line of memory belongs to several."""
     tile = form.rows[0]
-    with at.repeated("p", count, tile, a=("%d.a", tile * form.size), to=("%rows.of.a", packed)):
-        left = at.least(at.value(f"sub i64 {count}, %p"), tile)
-        parts = [(first * form.size, at.first(at.value(f"sub i64 {left}, {first}"))) for first in range(0, tile, form.lanes)]
+    width = tile * BESIDE
+    whole = at.value(f"mul i64 {at.value(f'udiv i64 {count}, {width}')}, {width}")
+    before = at.block
+    at.write(f"br i1 {at.value(f'icmp eq i64 {whole}, 0')}, label %single, label %several")
+    at.label("several")
+    whole_tile = _masks(at, form, tile)
+    several_packed = at.value(f"mul i64 {packed}, {BESIDE}")
+    with at.repeated("g", whole, width, a=("%d.a", width * form.size), to=("%rows.of.a", several_packed)):
+        starts = ["%g.to"]
+        for _ in range(1, BESIDE):
+            starts.append(at.at(starts[-1], packed))
+        with at.repeated("h", depth, 1, a=("%g.a", "%a.along"), off=("null", tile * form.size)):
+            off = at.value("ptrtoint ptr %h.off to i64")
+            for t, start in enumerate(starts):
+                _pack_tile(at, form, at.at("%h.a", t * tile * form.size), at.at(start, off), whole_tile)
+    rest = at.value(f"sub i64 {count}, {whole}")
+    after = at.block
+    at.write(f"br i1 {at.value(f'icmp eq i64 {rest}, 0')}, label %rows.ready, label %single")
+    at.label("single")
+    first = at.value(f"phi i64 [0, %{before}], [{whole}, %{after}]")
+    left = at.value(f"sub i64 {count}, {first}")
+    place = at.at("%rows.of.a", at.value(f"mul i64 {at.value(f'udiv i64 {first}, {tile}')}, {packed}"))
+    source = at.at("%d.a", at.value(f"mul i64 {first}, {form.size}"))
+    with at.repeated("p", left, tile, a=(source, tile * form.size), to=(place, packed)):
+        masks = _masks(at, form, at.least(at.value(f"sub i64 {left}, %p"), tile))
         with at.repeated("q", depth, 1, a=("%p.a", "%a.along"), to=("%p.to", tile * form.size)):
-            for distance, mask in parts:
-                at.store(at.load(at.at("%q.a", distance), mask), at.at("%q.to", distance))
+            _pack_tile(at, form, "%q.a", "%q.to", masks)
+    at.write("br label %rows.ready")
+    at.label("rows.ready")
+
+
+def _masks(at: VectorFunction, form: ProductForm, rows: str | int) -> list[str]:
+    """Of the vectors that hold so many rows of a tile."""
+    return [at.first(at.value(f"sub i64 {rows}, {first}")) for first in range(0, form.rows[0], form.lanes)]
+
+
+def _pack_tile(at: VectorFunction, form: ProductForm, source: str, to: str, masks: Sequence[str]) -> None:
+    """Some rows of a, at one place of the depth."""
+    for n, mask in enumerate(masks):
+        at.store(at.load(at.at(source, n * form.aligned), mask), at.at(to, n * form.aligned), mask)
 
 
 def _by_width(at: VectorFunction, form: ProductForm, width: str, arguments: str) -> None:
