@@ -201,7 +201,7 @@ def test_arguments_may_come_from_a_file(model: str, tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("strategy", ["2x2", "zero3", "pp", "module"])
+@pytest.mark.parametrize("strategy", ["2x2", "module", *(pytest.param(name, marks=pytest.mark.full) for name in ("zero3", "pp"))])
 def test_under_mpi(strategy: str, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"

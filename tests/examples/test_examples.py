@@ -21,7 +21,7 @@ import pytest
 from jobflow.distributed import mpiexec
 
 ROOT = Path(__file__).parents[2]
-STEPS = 5
+STEPS = 3
 #: the examples of jobs, with the options that they need here: Winograd's rounding makes near ties in pooling and ReLU fall differently when
 #: the batch is cut differently; direct convolution hardly does
 EXAMPLES: dict[str, tuple[str, ...]] = {
@@ -91,7 +91,10 @@ def test_all(devices: int, ranks: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategies", "ranks"), [(("2x2", "zero3"), 4), (("2x1x2",), 0), pytest.param(STRATEGIES, 4, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("strategies", "ranks"),
+    [(("2x2", "zero3"), 4), pytest.param(("2x1x2",), 0, marks=pytest.mark.full), pytest.param(STRATEGIES, 4, marks=pytest.mark.full)],
+)
 def test_strategies(strategies: tuple[str, ...], ranks: int, tmp_path: Path) -> None:
     """The GPT's losses are those of one device, under whatever strategy: tests/strategies has them all on threads."""
     (expected,) = curves([words("gpt", 1, steps=3)], tmp_path)

@@ -192,17 +192,16 @@ def test_threads(name: str, gpus: int, comm: str) -> None:
     check(name, curves_of(gpus, 2), {"tags": ["gpu"] * 2, "comms": [comm] * 2})
 
 
-@pytest.mark.mpi
-@pytest.mark.parametrize(("gpus", "comm"), nccl_and_host(2))
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_processes(name: str, gpus: int, comm: str) -> None:
-    check(name, curves_of(gpus, 2, processes=2), {"tags": ["gpu"], "comms": [comm]})
+#: threads run all of them in both ways; processes, where what is new is how they meet, run them by turns
+TURNS = {2: PROGRAMS[::2], 1: PROGRAMS[1::2], "first": PROGRAMS[::3]}
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_processes_of_which_one_has_a_gpu(name: str) -> None:
-    check(name, curves_of("first", 2, processes=2), {"tags": ["gpu"], "comms": ["StagedCommunicator"]})
+@pytest.mark.parametrize(("gpus", "name"), [(gpus, name) for gpus, names in TURNS.items() for name in names])
+def test_processes(gpus: int | str, name: str) -> None:
+    """Each with a GPU of its own, both with one, and one of them without."""
+    comm = "NcclCommunicator" if gpus == 2 else "StagedCommunicator"
+    check(name, curves_of(gpus, 2, processes=2, programs=TURNS[gpus]), {"tags": ["gpu"], "comms": [comm]})
 
 
 @pytest.mark.mpi

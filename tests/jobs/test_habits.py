@@ -44,7 +44,7 @@ def test_threads(name: str, devices: int) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.full), 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_ranks(ranks: int, tmp_path: Path) -> None:
     ended = run_ranks(PROGRAMS / "habits.py", str(tmp_path / "out.json"), ranks=ranks)
     assert (ended.code, ended.out) == (0, ""), ended.err

@@ -44,8 +44,8 @@ def test_data_parallel_stages(schedule: str) -> None:
     close(pipelines.train("transformer", ["0:0-1", "0:2-3"], 4, schedule), "transformer")
 
 
-#: every model, and every schedule
-SOME = [("straight", "gpipe"), ("skips", "1f1b"), ("tied", "interleaved"), ("transformer", "1f1b"), ("there_and_back", "interleaved")]
+#: every schedule; threads run every model under every one
+SOME = [("skips", "gpipe"), ("transformer", "1f1b"), ("tied", "interleaved")]
 ALL = [(name, schedule) for name in pipelines.MODELS for schedule in pipelines.SCHEDULES]
 
 

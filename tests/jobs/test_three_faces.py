@@ -25,7 +25,7 @@ import jobflow.typing as tp
 pytestmark = pytest.mark.usefixtures("fresh")
 Begin = Callable[[int], None]
 
-STEPS = 10
+STEPS = 6
 LAYOUTS = {
     "1": Lies((1,)),
     "2, weights B": Lies((2,)),
