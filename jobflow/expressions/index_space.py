@@ -42,14 +42,18 @@ class IndexSpace:
         """A NumPy array as the space sees it, in the same memory; None where there is no such view."""
         wide = self.wide(operand, x)
         try:
-            return wide.reshape(self.collapsed(wide.shape), copy=False)
+            return wide.reshape(self._seen(wide.shape), copy=False)
         except ValueError:
             return None
 
     def read(self, operand: int, x: Array) -> Array:
         """The same, or a copy."""
         wide = self.wide(operand, x)
-        return wide.reshape(self.collapsed(wide.shape))
+        return wide.reshape(self._seen(wide.shape))
+
+    def _seen(self, wide: tuple[int, ...]) -> tuple[int, ...]:
+        """With the row as one axis, and behind it that of a table."""
+        return (*self.collapsed(wide[: len(self.sizes)]), *wide[len(self.sizes) :])
 
     def wide(self, operand: int, x: Array) -> Array:
         """A view with an axis for each of the space's, of one element where the operand has none; axes of one row are apart."""

@@ -9,7 +9,7 @@ import pytest
 from jobflow.core.types import TensorType, float32, int64, type_of
 from jobflow.expressions import language as f
 from jobflow.expressions.cost import cost, flops_per_element
-from jobflow.expressions.index_space import IndexSpace, broadcasting, space_of
+from jobflow.expressions.index_space import LOOKED_UP, IndexSpace, broadcasting, space_of
 from jobflow.kernels import compiled_loops, half
 from jobflow.kernels.cpu.row_calls import row_calls
 from jobflow.ops.indexed import Indexed
@@ -60,6 +60,16 @@ def test_an_index_is_counted_from_the_last_axis() -> None:
     assert f.index(-1).dtype is int64
     with pytest.raises(Exception, match="counted from its last"):
         f.index(0)
+
+
+@pytest.mark.parametrize("entries", [1, 5])
+def test_the_axis_of_a_table_is_no_part_of_a_row(entries: int) -> None:
+    """As where elements are looked up, and then all of them are summed."""
+    table = np.arange(6.0 * entries).reshape(2, entries, 3)
+    space = IndexSpace((2, 3), ((0, LOOKED_UP, 1), (0, 1)), row=2)
+    seen = space.read(0, table)
+    assert seen.shape == (6, entries) and seen[4].tolist() == table[1, :, 1].tolist()
+    assert space.view(1, np.zeros((2, 3))).shape == (6,)  # type: ignore[union-attr]
 
 
 def test_compiled_loops_are_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
