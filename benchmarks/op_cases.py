@@ -77,8 +77,7 @@ VIEW = "with gradients: PyTorch's is a view of fewer numbers, ours is written"
 SAME = "with gradients: PyTorch's are what came in, or views of it; ours are written"
 
 CASES = [
-    *_named("x", "abs neg exp expm1 square sin cos tan atan tanh sinh cosh asinh erf sigmoid"),
-    Case("erfc", "x", lambda f, F, x: f.erfc(x), reason="in float64, so that it errs by 0.6 units of the last place"),
+    *_named("x", "abs neg exp expm1 square sin cos tan atan tanh sinh cosh asinh erf erfc sigmoid"),
     *_named("p", "log log2 log10 log1p sqrt rsqrt reciprocal"),
     *_named("u", "asin acos atanh"),
     *_named("g", "acosh"),
@@ -139,12 +138,12 @@ CASES = [
     Case("index_select", "xs", lambda f, F, x, s: f.index_select(x, 0, s), reason="positions are checked, and may count from the end"),
     Case("embedding", "xs", lambda f, F, x, s: F.embedding(s, x)),
     Case("one_hot", "l", lambda f, F, labels: F.one_hot(labels, 1000), backward=False),
-    Case("flip", "x", lambda f, F, x: f.flip(x, [1]), reason="NumPy copies backwards one number at a time"),
+    Case("flip", "x", lambda f, F, x: f.flip(x, [1])),
     Case("roll", "x", lambda f, F, x: f.roll(x, 3, 1)),
     Case("tril", "x", lambda f, F, x: f.tril(x)),
     Case("pad", "x", lambda f, F, x: F.pad(x, (1, 1))),
     Case("sort", "x", lambda f, F, x: f.sort(x, 1)[0], backward=False, reason=SORTS),
-    Case("topk", "x", lambda f, F, x: f.topk(x, 5, 1)[0], backward=False, reason=SORTS),
+    Case("topk", "x", lambda f, F, x: f.topk(x, 5, 1)[0], backward=False),
     Case("linear", "xr", lambda f, F, x, w: F.linear(x, w.reshape(1, -1))),
     Case("matmul", "xx", lambda f, F, x, y: x[: x.shape[1]].t() @ y[: x.shape[1]]),
     Case("max_pool2d", "m", lambda f, F, x: F.max_pool2d(x, 2)),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from jobflow.core.types import DType, float32, float64, int32, int64
 from jobflow.expressions import language as f
-from jobflow.expressions.error_function import LARGE, MIDDLE, ONE_OVER_ROOT_PI, SMALL
+from jobflow.expressions.error_function import ERFC_END, ERFC_SINGLE, LARGE, MIDDLE, ONE_OVER_ROOT_PI, SMALL
 from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import exponent_limit
 from jobflow.kernels.whole_numbers import whole_power
@@ -309,13 +309,28 @@ def _erfc_far(size: Expression) -> Expression:
     return f.exp(-(near * near)) * f.exp(-((limited - near) * (limited + near))) * scaled
 
 
+def _erfc_single(x: Expression) -> Expression:
+    """exp(-x^2) times a polynomial over 1 + 2 x; what quotient and square lose to rounding is made up for."""
+    size = f.minimum(f.absolute(x), ERFC_END)
+    above = polynomial((size - 2.0) / (size + 2.0), *ERFC_SINGLE)
+    twice = size + size
+    inverse = 1.0 / (twice + 1.0)
+    quotient = f.fma(above, inverse, inverse)
+    scaled = f.fma((above - quotient) + f.fma(quotient, -twice, 1.0), inverse, quotient)
+    square = size * size
+    left = f.fma(-size, size, square)
+    power = f.exp(-square)
+    tail = f.fma(power * scaled, left, power * scaled)
+    return f.where(x < 0.0, 2.0 - tail, tail)
+
+
 def erfc(x: Expression) -> Expression:
-    """In float64 also for float32, which has no room for exp(-x^2)."""
-    wide = f.cast(x, float64)
-    size = f.absolute(wide)
+    if x.dtype is float32:
+        return _erfc_single(x)
+    size = f.absolute(x)
     tail = _erfc_far(f.maximum(size, 0.46875))
-    far = f.where(wide > 0.0, tail, 2.0 - tail)
-    return f.cast(f.where(f.less_equal(size, 0.46875), 1.0 - _erf_centre(wide), far), x.dtype)
+    far = f.where(x > 0.0, tail, 2.0 - tail)
+    return f.where(f.less_equal(size, 0.46875), 1.0 - _erf_centre(x), far)
 
 
 def erf(x: Expression) -> Expression:

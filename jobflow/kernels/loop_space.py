@@ -10,8 +10,10 @@ import numpy as np
 
 from jobflow.core.types import Array, DType
 
-#: along the innermost axis: elements side by side, one element for all, apart by any stride; `number`: one for the whole loop
-Lying = Literal["dense", "splat", "strided", "number"]
+#: along the innermost axis: elements side by side, the same backwards, one element for all, apart by any stride; `number`: one for the whole loop
+Lying = Literal["dense", "reversed", "splat", "strided", "number"]
+#: of which elements do not follow each other
+APART = ("reversed", "strided")
 
 #: bytes of memory that come into a cache together, and how many such lines stay in the nearest one
 LINE, COLUMNS_AT_A_TIME = 64, 256
@@ -55,7 +57,7 @@ class Space:
             return OperandAccess(dtype, "strided" if stride and self.sizes[-1] > 1 else "splat", True)
         if self.sizes[-1] == 1 or stride == dtype.itemsize:
             return OperandAccess(dtype, "dense")
-        return OperandAccess(dtype, "strided" if stride else "splat")
+        return OperandAccess(dtype, "reversed" if stride == -dtype.itemsize else "strided" if stride else "splat")
 
     def tiles(self) -> Iterator[tuple[int, Space]]:
         """Stretches of the innermost axis, by where they begin, with the other axes in the order in which lines of memory are used again soonest.

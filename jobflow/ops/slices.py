@@ -205,6 +205,7 @@ class Flip(Op):
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls((0,)), numbers(1, 5, 3))
         yield sample(cls((0, 2)), numbers(1, 2, 5, 3))
+        yield sample(cls((1,)), numbers(2, 2, 35))
 
 
 class Concat(Op):

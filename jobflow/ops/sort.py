@@ -75,6 +75,7 @@ class TopK(Ordering):
         yield sample(cls(1, 2), numbers(1, 5, 4))
         yield sample(cls(0, 3, False), numbers(2, 4, 3, 2))
         yield sample(cls(1, 2), np.array([[3, 1, 3, 3], [1, 1, 1, 0]]), note=" ties")
+        yield sample(cls(1, 3), numbers(4, 3, 20), note=" few of many")
         yield sample(cls(0, 0), numbers(3, 4))
 
 

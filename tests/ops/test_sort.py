@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import laws
 import numpy as np
 import pytest
 
 from jobflow import scope
 from jobflow.core.errors import ShapeError
+from jobflow.core.types import type_of
+from jobflow.kernels import registry
+from jobflow.kernels.target import CPU, target_of
 from jobflow.ops.scan import cumprod, cumsum
 from jobflow.ops.sort import Sort, TopK, sort, topk
+from jobflow.runtime.device.numpy_device import CpuDevice
 
 
 def ordered(op: Sort | TopK, x: np.ndarray) -> tuple[list[object], list[object]]:
@@ -30,6 +36,22 @@ def test_equal_values_keep_their_order(descending: bool) -> None:
     values, indices = ordered(Sort(0, descending), np.array([2, 1, 2, 1, 2]))
     assert values == ([2, 2, 2, 1, 1] if descending else [1, 1, 2, 2, 2])
     assert indices == ([0, 2, 4, 1, 3] if descending else [1, 3, 0, 2, 4])
+
+
+def test_a_few_of_many_are_those_of_a_sort() -> None:
+    """With NaN, zeros of both signs, equal values, and along any axis."""
+    random = np.random.default_rng(0)
+    for kind, axis, largest in product(("float32", "int32", "bool"), (0, 1, 2), (True, False)):
+        x = random.choice([-2.0, -0.0, 0.0, 1.0, 3.0, *([np.nan, np.inf] if kind == "float32" else [])], (17, 19, 21)).astype(kind)
+        x[:, :, 3:6] = np.arange(3)
+        op = TopK(axis, 4, largest)
+        for target in (CPU, target_of("cpu", "llvm")):
+            found = [np.empty(type.shape, type.dtype.numpy) for type in op.infer(type_of(x))]
+            chosen = registry.choose(op, target, [x], found)
+            assert chosen.implementation.name == "chosen and sorted"
+            for function, arguments in chosen.implementation.bind(op, CpuDevice(), [x], found):
+                function(*arguments)
+            assert [a.tobytes() for a in found] == [a.tobytes() for a in laws.run(op, [x])]
 
 
 def test_too_many_are_refused() -> None:

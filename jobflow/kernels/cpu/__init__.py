@@ -31,5 +31,6 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ops.slice_update": ("copies",),
     "ops.slices": ("copies",),
     "ops.softmax": ("causal_softmax",),
+    "ops.sort": ("selections",),
     "ops.triangle": ("copies",),
 }

@@ -21,7 +21,7 @@ import numpy as np
 from jobflow.core.layout import cut
 from jobflow.core.types import Array, DType, bool_, dtype_of, float32
 from jobflow.expressions import language as f
-from jobflow.expressions.error_function import erf, erfc
+from jobflow.expressions.error_function import ERFC_END, ERFC_SINGLE, erf, erfc
 from jobflow.expressions.language import Expression, in_order, make
 from jobflow.expressions.on_arrays import exponent_limit
 from jobflow.kernels import blas
@@ -74,6 +74,28 @@ def _erf(x: Expression) -> Expression:
     return f.tanh((value + FAST_ERF[0]) * x)
 
 
+def _erfc(x: Expression) -> Expression:
+    """exp(-x^2) times a polynomial over 1 + 2 x; x^2 in two parts, so that exp loses no digits."""
+    if x.dtype is not float32:
+        return make("erfc", (x,), x.dtype)
+    size = f.minimum(f.absolute(x), ERFC_END)
+    ratio = (size - 2.0) / (size + 2.0)
+    value = ratio * ERFC_SINGLE[0]
+    for c in ERFC_SINGLE[1:-1]:
+        value = (value + c) * ratio
+    near = f.trunc(size * 16.0) * (1 / 16)
+    power = f.exp(-(near * near)) * f.exp((near - size) * (near + size))
+    tail = power * ((value + (1.0 + ERFC_SINGLE[-1])) / (size + size + 1.0))
+    return _where(x < 0.0, 2.0 - tail, tail)
+
+
+def _power(x: Expression, y: Expression) -> Expression:
+    """Cubes are products: NumPy's power takes a logarithm and an exponential."""
+    if x.dtype.is_float and y.primitive == "constant" and y.attribute == 3.0:
+        return x * x * x
+    return make("power", (x, y), x.dtype)
+
+
 def _cast(x: Expression, dtype: DType) -> Expression:
     if x.dtype is bool_ and x.primitive != "element":
         return _where(x, f.constant(1, dtype), f.constant(0, dtype))
@@ -118,6 +140,8 @@ SIMPLER: dict[str, Callable[..., Expression]] = {
     "softplus": _softplus,
     "rsqrt": _rsqrt,
     "erf": _erf,
+    "erfc": _erfc,
+    "power": _power,
     "where": _where,
     "logical_not": _not,
     "minimum": _minimum_of,

@@ -17,7 +17,7 @@ from jobflow.kernels.cuda.kernel_text import NAME, THREADS, KernelForm, lanes_of
 from jobflow.kernels.cuda.primitives import NATIVE, refused_primitive
 from jobflow.kernels.decompositions import lowered
 from jobflow.kernels.loop_operands import facts, loop_form, loop_shape, loop_space, refused_columns, refused_operands
-from jobflow.kernels.loop_space import OperandAccess, Space, address, stride_of_table
+from jobflow.kernels.loop_space import APART, OperandAccess, Space, address, stride_of_table
 from jobflow.kernels.positions import with_positions
 from jobflow.kernels.registry import at
 from jobflow.ops.op import Binder, Call
@@ -142,7 +142,7 @@ def _apart(access: OperandAccess, strides: Sequence[int]) -> list[int]:
     if access.inner == "number":
         return []
     size = 1 if access.counted else access.dtype.itemsize
-    return [s // size for s in strides[:-1]] + ([strides[-1] // size] if access.inner == "strided" else [])
+    return [s // size for s in strides[:-1]] + ([strides[-1] // size] if access.inner in APART else [])
 
 
 def lying(arrays: Sequence[Array]) -> list[Array]:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from jobflow.expressions.language import Expression, in_order
 from jobflow.expressions.on_arrays import BLOCK, LANES
 from jobflow.kernels.cuda.primitives import FUNCTIONS, PRINTED, from_memory, literal, stored_type, to_memory, value_type
-from jobflow.kernels.loop_space import LoopForm, OperandAccess
+from jobflow.kernels.loop_space import APART, LoopForm, OperandAccess
 from jobflow.kernels.row_phases import Phase, of_columns, phases, position, start, together
 
 #: threads of a block
@@ -169,7 +169,7 @@ class _Kernel:
         """The axes along which a kernel must be told how far elements are apart."""
         if access.inner == "number":
             return []
-        return [*map(str, range(self.form.loop.outer)), *(["k"] if access.inner == "strided" else []), *(["t"] if access.table else [])]
+        return [*map(str, range(self.form.loop.outer)), *(["k"] if access.inner in APART else []), *(["t"] if access.table else [])]
 
     def _line(self, text: str) -> None:
         self.lines.append("  " * self.depth + text)
@@ -321,7 +321,7 @@ class _Kernel:
         letter, access = self.letters[operand], self.operands[operand]
         terms = [f"i{axis} * {letter}_{axis}" for axis in outer]
         if along and access.inner != "splat":
-            terms.append(f"{along} * {letter}_k" if access.inner == "strided" else along)
+            terms.append(f"{along} * {letter}_k" if access.inner in APART else along)
         return " + ".join(terms) or "0"
 
     def _read(self, x: Expression, along: str) -> str:

@@ -20,4 +20,5 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ops.pool": ("pooling_loops",),
     "ops.random_tensors": ("random_loops",),
     "ops.scan": ("scan_loops",),
+    "ops.slices": ("reversed_copies",),
 }

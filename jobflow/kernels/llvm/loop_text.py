@@ -25,7 +25,6 @@ from jobflow.kernels.row_phases import Phase, Phases, compensated, of_columns, p
 _TRUTHS = several("i1", WIDTH)
 _IOTA = ", ".join(f"i64 {k}" for k in range(WIDTH))
 
-
 #: scratch rows of a sum of columns: what it has from this block of rows, from those before, and what was lost there to rounding
 COLUMN_ROWS = 3
 
@@ -408,7 +407,7 @@ class _Loop:
         wide = several("i64", WIDTH)
         beyond = self.at.value(f"mul {wide} {self._wide(where, known)}, {self._spread('i64', self.table_strides[k])}")
         if access.inner != "splat":
-            stride = self.inner_strides.get(place, str(access.dtype.itemsize))
+            stride = self.inner_strides.get(place, str(-access.dtype.itemsize if access.inner == "reversed" else access.dtype.itemsize))
             lanes = self.lane_offsets.get(place) or self._lanes_apart(stride)
             first = self._spread("i64", self.at.value(f"mul i64 {index}, {stride}"))
             beyond = self.at.value(f"add {wide} {beyond}, {self.at.value(f'add {wide} {first}, {lanes}')}")
@@ -423,6 +422,8 @@ class _Loop:
     def _address(self, access: OperandAccess, place: str, index: str) -> str:
         if access.inner == "dense":
             return self.at.value(f"getelementptr {stored(access.dtype)}, ptr {place}, i64 {index}")
+        if access.inner == "reversed":  # of the last of the sixteen, which is the first in memory
+            return self.at.value(f"getelementptr {stored(access.dtype)}, ptr {place}, i64 {self.at.value(f'sub i64 {1 - WIDTH}, {index}')}")
         offset = self.at.value(f"mul i64 {index}, {self.inner_strides[place]}")
         first = self.at.value(f"getelementptr i8, ptr {place}, i64 {offset}")
         return self.at.value(f"getelementptr i8, ptr {first}, {several('i64', WIDTH)} {self.lane_offsets[place]}")
@@ -436,11 +437,12 @@ class _Loop:
         align, ending = access.dtype.itemsize, suffix(stored(access.dtype), WIDTH)
         if access.inner == "strided":
             return self._gather(access.dtype, address, mask)
+        mask = self._turned(access, "i1", mask)
         if mask:
             value = at.call(f"llvm.masked.load{ending}.p0", kind, f"ptr align {align} {address}", f"{_TRUTHS} {mask}", f"{kind} zeroinitializer")
         else:
             value = at.value(f"load {kind}, ptr {address}, align {align}")
-        return from_memory(at, value, access.dtype, WIDTH)
+        return from_memory(at, self._turned(access, stored(access.dtype), value), access.dtype, WIDTH)
 
     def _store(self, access: OperandAccess, place: str, index: str, mask: str, value: str) -> None:
         at, kind = self.at, stored(access.dtype, WIDTH)
@@ -450,10 +452,20 @@ class _Loop:
             chosen = mask or "splat (i1 true)"
             arguments = [f"{kind} {value}", f"{several('ptr', WIDTH)} align {align} {address}", f"{_TRUTHS} {chosen}"]
             at.effect(f"llvm.masked.scatter{ending}.v{WIDTH}p0", *arguments)
-        elif mask:
+            return
+        value, mask = self._turned(access, stored(access.dtype), value), self._turned(access, "i1", mask)
+        if mask:
             at.effect(f"llvm.masked.store{ending}.p0", f"{kind} {value}", f"ptr align {align} {address}", f"{_TRUTHS} {mask}")
         else:
             at.write(f"store {kind} {value}, ptr {address}, align {align}")
+
+    def _turned(self, access: OperandAccess, kind: str, value: str) -> str:
+        """Sixteen lanes as they lie in memory, or back again."""
+        if access.inner != "reversed" or not value:
+            return value
+        backwards = ", ".join(f"i32 {k}" for k in reversed(range(WIDTH)))
+        vector = several(kind, WIDTH)
+        return self.at.value(f"shufflevector {vector} {value}, {vector} poison, <{WIDTH} x i32> <{backwards}>")
 
     # -------------------------------------------------------------------------------------- values
 
