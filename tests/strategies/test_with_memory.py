@@ -15,6 +15,7 @@ import jobflow as flow
 import jobflow.typing as tp
 from jobflow import strategies as st
 from jobflow.compiler.compile import plan_rank
+from jobflow.compiler.layouts.box import Reroute
 from jobflow.engine.session import current_session
 from jobflow.kernels.target import CPU
 from jobflow.plan.footprint import Footprint, footprint
@@ -64,6 +65,19 @@ def some(*chosen: str) -> list[Any]:
 @pytest.mark.parametrize("strategy", some("tp", "pp", "2x2", "zero=3,least=1"))
 def test_checkpointing(strategy: str) -> None:
     np.testing.assert_allclose(curve(strategy, 4, checkpointing=True), expected(), rtol=1e-5)
+
+
+def test_what_a_stage_hands_on_travels_once() -> None:
+    """To the next stage and back; in the second pass of a region it is where it arrived."""
+
+    def moves(checkpointing: bool) -> list[str]:
+        curve("pp", 4, checkpointing)
+        (compiled,) = current_session()._compiled.values()
+        nodes = compiled.programs[0].graph.nodes
+        return sorted(f"{node.inputs[0].name} {node.op}" for node in nodes if isinstance(node.op, Reroute) and node.op.name == "move")
+
+    once, again = moves(False), moves(True)
+    assert len(once) == len(again) > 6, f"{again} is more than {once}"
 
 
 @pytest.mark.parametrize("strategy", some("dp", "zero=1,least=1", "zero=2,least=1", "tensor=2,zero=3,least=1", "pipeline=2,zero=2,least=1"))

@@ -21,14 +21,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from jobflow.core.layout import Placement
 from jobflow.graph.ir import Graph, Node, Value
 from jobflow.graph.rewrite import Rewriter, made_by
 from jobflow.ops.source import ReadVariable
 
 #: What the names of repeated nodes and values begin with.
 AGAIN = "again:"
-#: A region of one microbatch.
-Key = tuple[int, int | None]
+#: A region of one microbatch, on one set of ranks: what it hands from a stage to the next is kept there and does not travel twice.
+Key = tuple[int, int | None, Placement]
 
 
 @dataclass
@@ -90,7 +91,7 @@ def _regions(graph: Graph) -> tuple[list[RecomputedRegion], set[Value]]:
         number = node.origin.region
         if number is None or number < 0 or node.op.external or node.op.alias:
             continue
-        region = home[node] = found.setdefault((number, node.origin.microbatch), RecomputedRegion())
+        region = home[node] = found.setdefault((number, node.origin.microbatch, node.placement), RecomputedRegion())
         region.nodes.append(node)
         outside = [value for value in node.inputs if home.get(value.node) is not region]
         region.of_variables &= all(isinstance(value.node.op, ReadVariable) for value in outside)

@@ -125,7 +125,7 @@ class _Boxing(Rewriter):
         return value
 
     def _reroute(self, value: Value, hop: Hop, node: Node) -> Value:
-        key = (value, hop.target, _repetition(node))
+        key = (value, hop.target, _repetition(hop, node))
         if key not in self.rerouted:
             source = self.layouts[value]
             assert isinstance(source, Layout)
@@ -135,12 +135,13 @@ class _Boxing(Rewriter):
         return self.rerouted[key]
 
 
-def _repetition(node: Node) -> object:
+def _repetition(hop: Hop, node: Node) -> object:
     """Nodes with the same share what they are brought.
 
     What a region reads is brought once for each microbatch, and once more for the nodes that make its values again: it is not kept between them.
+    But what other ranks hand over, as from one stage of a pipeline to the next, is kept where it arrives.
     """
     region, microbatch = node.origin.region, node.origin.microbatch
-    if region is None:
+    if region is None or hop.name == "move":
         return None
     return microbatch if region >= 0 else (region, microbatch)
