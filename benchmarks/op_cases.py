@@ -43,7 +43,7 @@ def array(letter: str, size: tuple[int, int], random: np.random.RandomState) -> 
             return random.random_sample(size) < 0.5
         case "l" | "s":
             return random.randint(0, columns if letter == "l" else rows, rows)
-    shapes = {"r": (columns,), "v": (rows, 1), "m": (rows // 10, 10, 10, columns // 10), "c": (10,)}
+    shapes = {"r": (columns,), "v": (rows, 1), "m": (max(rows // 10, 2), 10, 10, max(columns // 10, 2)), "c": (10,)}
     shape = shapes.get(letter, size)
     ends = {"p": (0.1, 3.0), "u": (-0.99, 0.99), "g": (1.01, 3.0)}
     values = random.uniform(*ends[letter], shape) if letter in ends else random.standard_normal(shape)

@@ -47,8 +47,8 @@ def _places(op: TopK, rows: Array, limit: Array) -> Array:
     places = np.flatnonzero(np.logical_not(among, out=among) if op.largest else among)  # NaN is larger than any number
     if places.size > len(rows) * op.k:
         places = places[_first_equals(places // rows.shape[1], rows.reshape(-1)[places], limit, op.k)]
-    places = places.reshape(-1, op.k)
-    return np.take_along_axis(places % rows.shape[1], order(np, rows.reshape(-1)[places], 1, op.largest), axis=1)
+    chosen = places.reshape(-1, op.k)
+    return np.take_along_axis(chosen % rows.shape[1], order(np, rows.reshape(-1)[chosen], 1, op.largest), axis=1)
 
 
 def _first_equals(row: Array, value: Array, limit: Array, k: int) -> Array:
