@@ -12,15 +12,14 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.errors import DataError
-from jobflow.core.extras import optional
 from jobflow.core.types import Array, DType
 from jobflow.core.untrusted import IMAGE
 from jobflow.data import onerec
 from jobflow.data.coco import CocoFile, CocoImage
 from jobflow.data.files import fault_of
 from jobflow.data.host_stages import Stage, feature_of
-from jobflow.data.image_folders import pillow
 from jobflow.data.megatron import TokenFiles, as_tokens
+from jobflow.data.polygons import painted
 from jobflow.data.record_order import Drawn, Indexed, RecordFiles, Source
 
 #: pixels from the corner of an image to a point of a polygon
@@ -150,7 +149,7 @@ class Scaled(Stage):
 
 @dataclass(frozen=True, eq=False)
 class Masks(Stage):
-    """int8[objects, height, width]: 1 in the polygons of an object, their edges included, between corners rounded to pixels."""
+    """int8[objects, height, width]: 1 in the polygons of an object, as `polygons.painted` has it."""
 
     points: Stage
     index: Stage
@@ -162,15 +161,14 @@ class Masks(Stage):
         width, height = int(values[2][self.width]), int(values[2][1 - self.width])
         if len(points) != len(index) or (len(index) and index.min() < 0) or not (np.abs(points) < FARTHEST).all():
             raise DataError(f"{len(points)} points with the numbers of {len(index)} are no polygons")
-        polygons: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        for (_, polygon, thing), (x, y) in zip(index.tolist(), np.rint(points).tolist(), strict=True):
-            polygons.setdefault((thing, polygon), []).append((int(x), int(y)))
+        polygons: dict[tuple[int, int], list[Array]] = {}
+        for (_, polygon, thing), corner in zip(index.tolist(), list(points.astype(np.float64)), strict=True):
+            polygons.setdefault((thing, polygon), []).append(corner)
         count = max((thing for thing, _ in polygons), default=-1) + 1
         IMAGE.check(max(width, 0) * max(height, 0), "a mask", fault_of("it"))
         if count > len(polygons) or min(width, height) < 1:
             raise DataError(f"objects up to number {count - 1} and {len(polygons)} polygons make no masks of {width} x {height} pixels")
-        masks = [pillow().new("L", (width, height)) for _ in range(count)]
+        masks: Array = np.zeros((count, height, width), np.int8)
         for (thing, _), corners in polygons.items():
-            if len(corners) > 1:
-                optional("PIL.ImageDraw", "object_segmentation_polygon_to_mask").Draw(masks[thing]).polygon(corners, fill=1, outline=1)
-        return np.array([np.asarray(mask) for mask in masks], np.int8).reshape(count, height, width)
+            masks[thing] |= painted(np.array(corners), height, width)
+        return masks

@@ -100,7 +100,7 @@ def logical_slice(x: Tensor, slice_tup_list: Sequence[Any], name: Name = None) -
     starts, stops, steps = spans("logical_slice", x, slice_tup_list)
     if any(step is not None and step < 1 for step in steps):
         raise ArgumentError(f"logical_slice at {user_line()}: the steps of {slice_tup_list} must be positive")
-    return sl.slice_(x, starts, stops, steps)
+    return su.subscript(x, starts, stops, steps)
 
 
 # In order -----------------------------------------------------------------------------------------------------------

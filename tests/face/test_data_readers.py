@@ -230,12 +230,12 @@ def test_coco_images_and_objects_turned_and_scaled(devices: int, coco: tuple[str
     assert [each.shape for each in masks] == [(2, 12, 20), (2, 20, 12)] and [each.shape for each in small] == [(6, 10, 3), (10, 6, 3)]
     np.testing.assert_allclose(small_boxes[0], boxes[0] / 2)
     square = np.zeros((12, 20), np.int8)
-    square[1:6, 1:6] = 1
-    assert (masks[0][0] == square).all() and masks[0][1, :6].tolist() == square[:6].tolist() and masks[0][1, 6, 6:10].all()
+    square[1:5, 1:5] = 1
+    assert (masks[0][0] == square).all() and masks[0][1, :6].tolist() == square[:6].tolist() and masks[0][1, 6, 7:9].all()
     turned = np.zeros((20, 12), np.int8)
-    turned[1:6, 7:12] = 1  # x becomes width - x
+    turned[1:5, 7:11] = 1  # x becomes width - x
     assert (masks[1][0] == turned).all()
-    assert [each.shape for each in small_masks] == [(2, 6, 10), (2, 10, 6)] and small_masks[0][0, 0:3, 0:3].all()
+    assert [each.shape for each in small_masks] == [(2, 6, 10), (2, 10, 6)] and small_masks[0][0, 1:3, 1:3].all()
 
 
 def test_the_order_of_coco_images(session: None, coco: tuple[str, str]) -> None:

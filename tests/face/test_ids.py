@@ -224,7 +224,8 @@ def test_assignments_of_experimental() -> None:
         flow.experimental.logical_slice_assign(v, x, [(1, 4, 2)])
         ref, value = flow.experimental.ssp_variable_proxy(w)
         flow.experimental.eager_assign_121(ref, value + 1)
-        return flow.system.assign(u, v + 2)
+        part = flow.experimental.logical_slice(x.with_distribute(flow.distribute.split(0)), [(1, 2, 1), (0, 1, 1)])
+        return flow.system.assign(u, v + 2) + (part - 1)
 
     x = np.ones((2, 3), np.float32)
     assert not job(x).any()
