@@ -95,8 +95,10 @@ def _refused_space(known: Facts, outputs: Sequence[Expression], inputs: Sequence
 
 
 def loop_shape(known: Facts, inputs: Sequence[Array], targets: Sequence[Array]) -> tuple[int, ...]:
-    """What the operands broadcast to; an input that is not read says how long a row is, too."""
-    given = (a.shape for k, a in enumerate(inputs) if k in known.elements or k not in known.types)
+    """What the operands broadcast to; a table, and an input that is not read, say how long a row is, too."""
+    given = (
+        a.shape[:-1] if k in known.tables else a.shape for k, a in enumerate(inputs) if k in {*known.elements, *known.tables} or k not in known.types
+    )
     return np.broadcast_shapes(*given, *(target.shape for target in targets))
 
 

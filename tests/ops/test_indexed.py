@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import laws
 import numpy as np
 import pytest
 
+import jobflow as flow
+import jobflow.nn.functional as F
+from jobflow import nn
 from jobflow.core.types import TensorType, float32, int64, type_of
 from jobflow.expressions import language as f
 from jobflow.expressions.cost import cost, flops_per_element
@@ -70,6 +76,24 @@ def test_the_axis_of_a_table_is_no_part_of_a_row(entries: int) -> None:
     seen = space.read(0, table)
     assert seen.shape == (6, entries) and seen[4].tolist() == table[1, :, 1].tolist()
     assert space.view(1, np.zeros((2, 3))).shape == (6,)  # type: ignore[union-attr]
+
+
+TABLE, PLACES = np.random.default_rng(3).standard_normal((20, 16)), np.arange(70) * 7 % 20
+
+
+@pytest.mark.parametrize(
+    "reduced", [lambda x: x.sum(-1), lambda x: x.abs().amax(-1), lambda x: x.sum(0), lambda x: x.softmax(-1).sum(0), lambda x: x.sum()]
+)
+def test_rows_that_only_a_table_has(reduced: Callable[[Any], Any]) -> None:
+    """Elements are looked up by numbers that have no axis for the row."""
+
+    class Graph(nn.Graph):
+        def build(self, table: Any, places: Any) -> Any:
+            return reduced(F.embedding(places, table)), reduced(table.t()[:, places])
+
+    table, places = flow.tensor(TABLE), flow.tensor(PLACES)
+    for made, expected in zip(Graph()(table, places), (reduced(flow.tensor(TABLE[PLACES])), reduced(flow.tensor(TABLE.T[:, PLACES]))), strict=True):
+        np.testing.assert_allclose(made.numpy(), expected.numpy(), 1e-12, 1e-12)
 
 
 def test_compiled_loops_are_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
