@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jobflow.compiler.front.trace import RUN_COUNTER
-from jobflow.core.errors import JobflowError, ShapeError, SourceLine, user_line
+from jobflow.core.errors import JobError, JobflowError, ShapeError, SourceLine, user_line
 from jobflow.core.layout import Box, Layout, Local
 from jobflow.core.types import Array
 from jobflow.engine.data_feed import Fed, Sized
@@ -140,6 +140,8 @@ class Compiled:
         """
         given = {name: value for name, _, value in bound}
         given[RUN_COUNTER] = np.array([run])
+        if absent := [name for name in self.sized if name not in given]:
+            raise JobError(f"job {self.name} ({self.where}): {absent[0]} has as many rows as a run finds, which only a call of the job tells")
         ranks = self.graph.placement.ranks
         feeds: list[dict[str, Array]] = []
         for rank, parts in enumerate(self.parts):

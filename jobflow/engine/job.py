@@ -75,9 +75,10 @@ class Before:
     def of(self, trace: Trace) -> Trace:
         """It, of what the body has recorded; it writes nothing."""
         program, _ = trace
-        ahead = list(program.sized)
-        inputs = {name: value for name, value in program.inputs.items() if name not in ahead[ahead.index(self.name) :]}
-        rest = replace(program, inputs=inputs, updates={}, training=None, losses=(), watches=())
+        names = list(program.sized)
+        known = {name: program.sized[name] for name in names[: names.index(self.name)]}
+        inputs = {name: value for name, value in program.inputs.items() if name not in program.sized or name in known}
+        rest = replace(program, inputs=inputs, updates={}, training=None, losses=(), watches=(), sized=known)
         return rest, Results("value", (program.sized[self.name].value,), ("numpy",), 0)
 
 
@@ -338,7 +339,7 @@ class Job:
         """An argument that the run computes before the rest of it."""
         part = session.compiled(self, Before(name, (*shapes_of(bound), *_read(compiled, further))))
         (found,) = session.look(part, [*bound, *further], {})
-        sized = part.sized[name]
+        sized = compiled.sized[name]
         return name, Declared(sized.type, sized.per_device, self.where), sized.of(found)
 
     def fitting(self, session: Session, compiled: Compiled, bound: Sequence[Bound], further: Sequence[Bound]) -> Compiled:

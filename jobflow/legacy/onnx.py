@@ -67,6 +67,10 @@ def export(
 
 def _model(onnx: Any, job: Job, session: Session, folder: str, anything: bool) -> Any:
     program, results = job.traces(session, job.declared_shapes(session))[0]
+    if program.sized:
+        raise JobError(
+            f"onnx.export at {user_line()}: job {job.name} ({job.where}) computes with as many rows as a run finds; shapes are fixed there"
+        )
     graph = drop_dead(program.graph(returned_values(results)))
     arguments = dict(job.signature.placeholders())
     values = _variables(graph, folder)

@@ -43,10 +43,13 @@ def of_job(job: Job, session: Session, outputs: Names) -> dict[str, Any]:
     if job.trainable:
         raise JobError(f"{what} is a train job; save a predict job that has the same variables")
     program, results = job.traces(session, job.declared_shapes(session))[0]
-    if program.feed is not None or program.updates:
-        raise JobError(
-            f"{what} {'reads its batches from files' if program.feed else 'assigns variables'}; save one that computes from arguments alone"
-        )
+    does = {
+        "reads its batches from files": program.feed,
+        "assigns variables": program.updates,
+        "computes with as many rows as a run finds": program.sized,
+    }
+    for word in (word for word, found in does.items() if found):
+        raise JobError(f"{what} {word}; save one that computes from arguments alone, in tensors of fixed shapes")
     named = {name_of(value): value for node in program.nodes for value in node.outputs}
     for name in outputs.values():
         if name not in named:

@@ -292,6 +292,19 @@ def test_training_on_what_is_found(devices: int, view: str) -> None:
         np.testing.assert_allclose(flow.get_all_variables()["w"].numpy(), w, rtol=1e-5)
 
 
+def test_what_has_shapes_of_a_run_is_not_exported(tmp_path: Path) -> None:
+    @flow.global_function("predict", fresh(1))
+    def job(x: tp.Numpy.Placeholder((4, 3))) -> tp.Numpy:  # type: ignore[valid-type]
+        return flow.gather_nd(x, flow.argwhere(x))
+
+    with pytest.raises(flow.JobError, match="as many rows as a run finds"):
+        flow.onnx.export(job, None, str(tmp_path / "job.onnx"))
+    model = flow.saved_model.ModelBuilder(str(tmp_path / "model")).ModelName("m").Version(1)
+    model.AddFunction(job)
+    with pytest.raises(flow.JobError, match="as many rows as a run finds"):
+        model.Save()
+
+
 @pytest.mark.parametrize(("devices", "view"), [(1, "consistent"), (2, "consistent"), (2, "mirrored")])
 def test_positions_as_many_as_are_found(devices: int, view: str) -> None:
     """As results, watched, and computed with: positions among what was found, of values that the job computes."""
