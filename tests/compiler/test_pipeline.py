@@ -70,8 +70,14 @@ def changes(each: list[str]) -> list[str]:
     return [now for before, now in zip(["", *each], each, strict=False) if now != before]
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize(("name", "size"), [("transformer", 4), ("transformer", 2), ("skips", 4), ("tied", 2), ("there_and_back", 3)])
+#: one model under every schedule, the others under one each; with --full all under all
+ROWS = [("transformer", 4), ("transformer", 2), ("skips", 4), ("tied", 2), ("there_and_back", 3)]
+TURNS = [*(("transformer", 4, schedule) for schedule in SCHEDULES), ("transformer", 2, "interleaved"), ("skips", 4, "1f1b"), ("tied", 2, "gpipe")]
+TURNS += [("there_and_back", 3, "1f1b")]
+REST = [pytest.param(*row, schedule, marks=pytest.mark.full) for row in ROWS for schedule in SCHEDULES if (*row, schedule) not in TURNS]
+
+
+@pytest.mark.parametrize(("name", "size", "schedule"), [*TURNS, *REST])
 def test_ranks_follow_their_rows(name: str, size: int, schedule: str) -> None:
     physical = compiled(name, size, schedule)
     pipeline = found(physical, schedule)

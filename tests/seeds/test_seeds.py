@@ -69,12 +69,12 @@ def test_all_are_there() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_as_it_is(program: str) -> None:
-    """On two threads; it learns, and says at most once what is old or different here."""
-    lines, said = run(str(BATCHES), path(program))
-    assert len(lines) == 2 and all(re.fullmatch(r"\d+\.\d+", line) for line in lines), lines
-    assert float(lines[1]) < float(lines[0])
+@pytest.mark.parametrize("programs", [PROGRAMS, *(pytest.param([program], marks=pytest.mark.full) for program in PROGRAMS)], ids=" ".join)
+def test_as_they_are(programs: list[str]) -> None:
+    """On two threads; they learn, and say at most once what is old or different here."""
+    lines, said = run(str(BATCHES), *map(path, programs))
+    assert len(lines) == 2 * len(programs) and all(re.fullmatch(r"\d+\.\d+", line) for line in lines), lines
+    assert all(float(last) < float(first) for first, last in zip(lines[::2], lines[1::2], strict=True)), lines
     assert all(line.startswith("jobflow: ") for line in said) and len(set(said)) == len(said), said
     assert sum("there is no GPU" in line for line in said) <= 1
 
