@@ -126,5 +126,7 @@ def compare(cls: type[Op], mesh: tuple[int, ...], pairs: int) -> int:
 @pytest.mark.parametrize("pairs", [2, pytest.param(8, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", OPS)
 def test_gradients_under_layouts_are_those_of_the_whole(name: str, pairs: int) -> None:
-    compared = {mesh: compare(OPS[name], mesh, pairs) for mesh in MESHES}
-    assert all(compared[mesh] for mesh in ((3,), (2, 2))), compared
+    """Every second op has its turn on the mesh of two dimensions, where layouts come together in one way for all; with --full all have."""
+    meshes = MESHES if pairs > 2 or list(OPS).index(name) % 2 else MESHES[:2]
+    compared = {mesh: compare(OPS[name], mesh, pairs) for mesh in meshes}
+    assert all(compared[mesh] for mesh in meshes if mesh != (2,)), compared
