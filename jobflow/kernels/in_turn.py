@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from jobflow.core.types import Array, TensorType, dtype_of
 from jobflow.kernels import registry
 from jobflow.kernels.region import Made, Region
-from jobflow.kernels.registry import KINDS, Implementation, PlainKernel, register
+from jobflow.kernels.registry import KINDS, PLAIN_KERNEL, Implementation, register
 from jobflow.kernels.target import Target
 from jobflow.ops.op import Binder, Call, Op
 
@@ -71,4 +71,4 @@ class InTurn:
 
 for _kind in KINDS:
     register(Region, _kind, "numpy", InTurn(BestOf(Target(_kind, "numpy"))))
-    register(Region, _kind, "reference", InTurn(PlainKernel()))
+    register(Region, _kind, "reference", InTurn(PLAIN_KERNEL))

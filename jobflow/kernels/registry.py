@@ -182,24 +182,18 @@ def bind(op: Op, target: Target, device: Binder, inputs: Sequence[Array], output
 def binding(op: Op, target: Target, inputs: Sequence[DType], outputs: Sequence[DType]) -> Binding:
     """`bind` for arrays of these element types; for single operations, which are bound each time they run, found once."""
     found = candidates(type(op), target)
-    if any(dtype.is_half for dtype in (*inputs, *outputs)) or not all(isinstance(each, ArrayCalls | PreparedCalls | PlainKernel) for each in found):
+    plain = [each for each in found if isinstance(each, ArrayCalls)]
+    if len(plain) < len(found) or any(dtype.is_half for dtype in (*inputs, *outputs)):
         return partial(bind, op, target)
-    first = found[0]
-    if isinstance(first, PreparedCalls):
-        return op.bind
-    if isinstance(first, ArrayCalls) and first.refusal is None:
-        return first.at_once(op, inputs, outputs) if first.at_once else partial(first.prepare, op)
-    return partial(_bind_first, op, found)
+    if plain[0].refusal is not None:
+        return partial(_bind_first, op, plain)
+    return plain[0].at_once(op, inputs, outputs) if plain[0].at_once else partial(plain[0].prepare, op)
 
 
-def _bind_first(op: Op, found: Sequence[Any], device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    for each in found:
-        if isinstance(each, ArrayCalls):
-            if each.refusal is None or each.refusal(op, inputs, outputs) is None:
-                return each.prepare(op, device, inputs, outputs)
-        else:
-            return each.bind(op, device, inputs, outputs)  # type: ignore[no-any-return]
-    raise AssertionError("the last candidate takes everything")
+def _bind_first(op: Op, found: Sequence[ArrayCalls], device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    """By the first that does not refuse; the last one never does."""
+    chosen = next(each for each in found if each.refusal is None or each.refusal(op, inputs, outputs) is None)
+    return chosen.prepare(op, device, inputs, outputs)
 
 
 def refusal(op: Op, target: Target, inputs: Sequence[TensorType], outputs: Sequence[TensorType]) -> str | None:
@@ -228,32 +222,13 @@ class _Imagined:
     __array_interface__: dict[str, object]
 
 
-@dataclass(frozen=True)
-class PreparedCalls:
-    """What `Op.bind` prepares: array operations and BLAS."""
-
-    name: str = "numpy"
-
-    def refuses(self, op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
-        return None
-
-    def bind(self, op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        return half.bind(op, device, inputs, outputs, op.bind)
+def _prepared(op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    return op.bind(device, inputs, outputs)
 
 
-@dataclass(frozen=True)
-class PlainKernel:
-    """`Op.kernel` as it stands."""
-
-    name: str = "reference"
-
-    def refuses(self, op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
-        return None
-
-    def bind(self, op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        return half.bind(op, device, inputs, outputs, partial(Op.bind, op))
-
-
+#: what `Op.bind` prepares, array operations and BLAS; and `Op.kernel` as it stands
+PREPARED = ArrayCalls("numpy", _prepared, at_once=lambda op, inputs, outputs: op.bind)
+PLAIN_KERNEL = ArrayCalls("reference", Op.bind)
 for _kind in KINDS:
-    register(Op, _kind, "numpy", PreparedCalls(), -100)
-    register(Op, _kind, "reference", PlainKernel(), -100)
+    register(Op, _kind, "numpy", PREPARED, -100)
+    register(Op, _kind, "reference", PLAIN_KERNEL, -100)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
@@ -10,7 +11,8 @@ from jobflow.core.types import Array, TensorType, Xp, contiguous_strides
 from jobflow.graph.ir import Variable
 from jobflow.kernels import registry
 from jobflow.kernels.target import CPU, Target
-from jobflow.ops.op import types_tuple
+from jobflow.ops.op import Op, types_tuple
+from jobflow.ops.source import Constant
 from jobflow.plan.plan import Slot
 from jobflow.plan.storage import COMMON, OWN, is_common, place_variables
 from jobflow.runtime.comm.communicator import Communicator
@@ -26,6 +28,11 @@ def window(xp: Xp, buffer: Array, slot: Slot) -> Array:
     if xp is np:
         return np.ndarray(shape, dtype, buffer, slot.offset, slot.strides)
     return xp.ndarray(shape, dtype, memptr=buffer.data + slot.offset, strides=slot.strides)
+
+
+def _is_zero(initializer: Op) -> bool:
+    """What new memory holds anyway; -0.0 is another number."""
+    return isinstance(initializer, Constant) and initializer.value == 0 and math.copysign(1, initializer.value) > 0
 
 
 class State:
@@ -58,7 +65,8 @@ class State:
         self.buffers.update({name: self.device.allocate(nbytes) for name, nbytes in sizes.items() if not is_common(name)} | (found or {}))
         self.variables.update({variable.name: variable for variable in new})
         for variable in new:
-            if not is_common(slots[variable.name].buffer) or self.rank == 0:
+            own_memory = not is_common(slots[variable.name].buffer)
+            if not (own_memory and _is_zero(variable.initializer)) and (own_memory or self.rank == 0):
                 self.initialize(variable.name, target)
 
     def forget(self, names: Iterable[str]) -> None:

@@ -105,7 +105,7 @@ def test_what_is_written_over_is_read_as_it_was() -> None:
     op = Region((RegionMember(Assign(), (0, 1)), RegionMember(Scale(2.0), (0,))), ((0, 0), (1, 0)))
     assert op.alias == {0: 0}
     w, x, y = np.ones(3), np.full(3, 5.0), np.empty(3)
-    for function, arguments in in_turn.InTurn(registry.PlainKernel()).bind(op, CpuDevice(), [w, x], [w, y]):
+    for function, arguments in in_turn.InTurn(registry.PLAIN_KERNEL).bind(op, CpuDevice(), [w, x], [w, y]):
         function(*arguments)
     np.testing.assert_array_equal(w, x)
     np.testing.assert_array_equal(y, np.full(3, 2.0))

@@ -20,7 +20,7 @@ NEAR = 5 << 18
 
 def transformed(transform: TileTransform) -> list[Call]:
     """A call for each tile."""
-    down, along = (constants(matrix.tolist()) for matrix in (transform.down, transform.along))
+    down, along = (_exact(tuple(map(tuple, matrix.tolist()))) for matrix in (transform.down, transform.along))
     function = _compiled(dtype_of(transform.tiles[0][0].image.dtype), down, along)
     return [(function, (_arguments(transform, x, y),)) for x, y in transform.tiles]
 
@@ -37,6 +37,9 @@ def _arguments(transform: TileTransform, x: ImageTile, y: ImageTile) -> object:
             words += [max(0, -first), min(size, there - first)]
     starts = [address(part.image) + part.top * part.image.strides[1] + part.left * part.image.strides[2] for part in (x, y)]
     return argument_block([*starts, x.image.shape[0], x.image.shape[3], *words], (x.image, y.image))
+
+
+_exact = lru_cache(constants)  # each block of a convolution asks for the same
 
 
 @lru_cache
