@@ -13,6 +13,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,11 @@ from jobflow.typing.signature import Bound
 
 #: In how many calls of a job clients compare their arguments.
 CALLS_COMPARED = 3
+
+
+@lru_cache
+def _first_devices(tag: str, count: int) -> Placement:
+    return Placement(tag, tuple(range(count)))
 
 
 class Session:
@@ -113,7 +119,7 @@ class Session:
 
     def default_placement(self) -> Placement:
         """All devices."""
-        return Placement(self.device_tag, tuple(range(self.device_count())))
+        return _first_devices(self.device_tag, self.device_count())
 
     def place(self, tag: str, devices: Sequence[Any], hierarchy: tuple[int, ...] | None) -> Placement:
         """The ranks that texts like "0:0-3" mean, or numbers of ranks; GPU ids must exist, CPU ids fold onto the ranks there are.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,6 +20,8 @@ from jobflow.core.errors import ArgumentError, AxisError, DtypeError, JobflowErr
 from jobflow.core.layout import Box, Rule
 from jobflow.core.types import Array, Tensor, TensorType, Xp, int64
 from jobflow.ops.op import LETTERS, OVER_FIRST, Grads, Op, Sample, apply, broadcast_rule, placed, sample
+
+_span = lru_cache(np.iinfo)
 
 
 class Checked(Op):
@@ -71,7 +74,7 @@ class Checked(Op):
         """Those that elements of this type can break."""
         if x.dtype.kind not in "iu":
             return self.low, self.high
-        can = np.iinfo(x.dtype)
+        can = _span(x.dtype)
         low = None if self.low is None or self.low <= can.min else self.low
         return low, None if self.high is None or self.high >= can.max else self.high
 
