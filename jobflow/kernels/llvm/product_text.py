@@ -69,11 +69,15 @@ def _tile(form: ProductForm, rows: int, vectors: int) -> VectorFunction:
         for given, step in ((starts, "%down"), (lines, "%line"), (addends, "%c.line")):
             given.append(at.at(given[-1], step))
     places = [(i, j) for i in range(rows) for j in range(vectors)]
+    at.write(f"br i1 {at.value('icmp ne ptr %c, null')}, label %soon, label %sums")
+    at.label("soon")
     for i, j in places:
-        at.fetch(at.at(lines[i], j * form.aligned), writes=True)
+        at.fetch(at.at(addends[i], j * form.aligned), writes=True)
+    at.write("br label %sums")
+    at.label("sums")
     with at.repeated("k", "%depth", 1, b=("%b", "%step"), off=("null", "%along")):
         for i, j in places:
-            at.write(f"%old.{i}.{j} = phi {form.vector} [zeroinitializer, %entry], [%sum.{i}.{j}, %k.next]")
+            at.write(f"%old.{i}.{j} = phi {form.vector} [zeroinitializer, %sums], [%sum.{i}.{j}, %k.next]")
         off = at.value("ptrtoint ptr %k.off to i64")
         given = [at.load(at.at("%k.b", j * form.aligned), "%mask" if j == vectors - 1 else "") for j in range(vectors)]
         for i in range(rows):
