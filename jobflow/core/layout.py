@@ -190,6 +190,12 @@ class Placement(metaclass=Interned):
         return tuple(map(tuple, groups.values()))
 
 
+@cache
+def first_ranks(tag: str, count: int) -> Placement:
+    """A line of the first so many ranks."""
+    return Placement(tag, tuple(range(count)))
+
+
 Span = tuple[int, int]
 
 

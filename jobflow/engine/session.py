@@ -13,7 +13,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ import numpy as np
 import jobflow.core.scope as scope
 from jobflow.compiler.front.trace import RUN_COUNTER
 from jobflow.core.errors import ArgumentError, CheckpointError, JobError, PlacementError, user_line
-from jobflow.core.layout import Placement
+from jobflow.core.layout import Placement, first_ranks
 from jobflow.core.notices import notice
 from jobflow.core.types import Array
 from jobflow.engine.binding import StorageChoice
@@ -42,11 +41,6 @@ from jobflow.typing.signature import Bound
 
 #: In how many calls of a job clients compare their arguments.
 CALLS_COMPARED = 3
-
-
-@lru_cache
-def _first_devices(tag: str, count: int) -> Placement:
-    return Placement(tag, tuple(range(count)))
 
 
 class Session:
@@ -119,7 +113,7 @@ class Session:
 
     def default_placement(self) -> Placement:
         """All devices."""
-        return _first_devices(self.device_tag, self.device_count())
+        return first_ranks(self.device_tag, self.device_count())
 
     def place(self, tag: str, devices: Sequence[Any], hierarchy: tuple[int, ...] | None) -> Placement:
         """The ranks that texts like "0:0-3" mean, or numbers of ranks; GPU ids must exist, CPU ids fold onto the ranks there are.
