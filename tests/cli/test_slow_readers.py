@@ -47,7 +47,7 @@ def waits(told: str) -> list[str]:
     return [line for line in told.splitlines() if "has waited" in line and "slow_reader:" in line]
 
 
-@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("prefetch", [0, pytest.param(2, marks=pytest.mark.full)])
 def test_who_waits_names_reader_sample_and_line(tmp_path: Path, prefetch: int) -> None:
     (told,) = waits(trained(tmp_path, prefetch=prefetch))
     for fact in ("0.3 s", "samples 0, 1, ", "35 more", 'reader "python"', "slow_reader:table", "epoch 0", "sample 27", f"slow_reader.py:{STANDS}"):
