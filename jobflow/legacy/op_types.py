@@ -8,7 +8,7 @@ that it may be left out; a trailing "_" is not part of the name), those by keywo
     user_op_builder("n").Op("gather").Input("in", [x]).Input("indices", [i]).Output("out").Attr("axis", 1)
 
 A row with a parameter `name` is called with that of the op, which its variables or random numbers go by.  Further rows are in
-`op_types_on_host`, readers and what they give, and in `op_types_of_updates`.
+`op_types_on_host`, readers and what they give, `op_types_of_gradients` and `op_types_of_updates`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from jobflow.ops.op import apply, normal_axis
 Row = Callable[..., Any]
 
 #: x -> y
-_UNARY = (
+UNARY = (
     "abs acos acosh asin asinh atan atanh ceil cos cosh erf erfc exp expm1 floor lgamma log log1p log_sigmoid negative reciprocal reciprocal_no_nan "
     "rint round rsqrt sigmoid_v2 sign sin sinh softplus sqrt square tan tanh tanh_v2"
 )
@@ -91,7 +91,7 @@ def _by_number(function: Row) -> Row:
     return scalar
 
 
-def _dropout(in_: Any, mask: Any, *, scale: float) -> Any:
+def dropout(in_: Any, mask: Any, *, scale: float) -> Any:
     return math.multiply(math.multiply(in_, arrays.cast(mask, in_.type.dtype)), scale)
 
 
@@ -206,7 +206,7 @@ def _tril_softmax(
     x: Any, mask: Any, *, diagonal: int = 0, tril_fill_value: float = 0.0, tril_scale_value: float = 1.0, mask_scale_value: float = 1.0
 ) -> Any:
     y = nn.softmax(math.fused_scale_tril(x, diagonal, tril_fill_value, tril_scale_value))
-    return _dropout(y, mask, scale=mask_scale_value), y
+    return dropout(y, mask, scale=mask_scale_value), y
 
 
 def _cast_layout(in_: Any, *, sbp_parallel: str = "", grad_sbp_parallel: str = "", name: str | None = None) -> Any:
@@ -247,7 +247,7 @@ def _permuted(x: Any, *, seed: int = 0, name: str | None = None) -> Any:
 
 OP_TYPES: Mapping[str, Row] = {
     # element by element
-    **{f"{word} -> y": _of_one(getattr(math, word)) for word in _UNARY.split()},
+    **{f"{word} -> y": _of_one(getattr(math, word)) for word in UNARY.split()},
     **{f"{word} -> z": _of_two(getattr(math, name)) for word, name in _BINARY.items()},
     **{f"scalar_{word}_by_tensor -> y": _by_one_element(getattr(math, name)) for word, name in _BY_TENSOR.items()},
     "add_n -> out": lambda *in_: math.add_n(list(in_)),
@@ -263,7 +263,7 @@ OP_TYPES: Mapping[str, Row] = {
     "cast_like -> out": lambda in_, dtype_like: arrays.cast(in_, dtype_like.type.dtype),
     "cast -> out": lambda in_, *, dtype: arrays.cast(in_, dtype),
     "where -> out": lambda condition, x, y: arrays.where(condition, x, y),
-    "dropout -> out": _dropout,
+    "dropout -> out": dropout,
     "random_mask_like -> out": lambda like, *, rate, seed=None, name=None: random.random_mask_like(like, rate, seed, None, name),
     "bernoulli -> out": lambda in_, *, seed=None, has_seed=False, dtype=None, name=None: random.bernoulli(in_, seed, dtype, name or "Bernoulli"),
     "coin_flip -> out": lambda *, batch_size=1, probability=0.5, seed=None, has_seed=False, name=None: random.CoinFlip(
@@ -379,7 +379,7 @@ OP_TYPES: Mapping[str, Row] = {
     "broadcast_matmul -> out": lambda a, b, *, transpose_a=False, transpose_b=False, alpha=1.0: arrays.matmul(a, b, transpose_a, transpose_b, alpha),
     "bias_add -> out": _bias,
     "fused_bias_add_gelu -> out": lambda a, b, *, axis: math.gelu(_bias(a, b, axis=axis)),
-    "fused_bias_add_mask_scale -> out": lambda a, b, mask, *, axis, scale: _dropout(_bias(a, b, axis=axis), mask, scale=scale),
+    "fused_bias_add_mask_scale -> out": lambda a, b, mask, *, axis, scale: dropout(_bias(a, b, axis=axis), mask, scale=scale),
     "fused_tril_scale_softmax_mask_scale -> y softmax_y": _tril_softmax,
     "fused_self_attention_query_mul_key_and_value -> query_mul_key value": lambda hidden_states, *, head_size, alpha=1.0, name=None: (
         nn.fused_self_attention_query_mul_key_and_value(hidden_states, head_size, alpha, name)

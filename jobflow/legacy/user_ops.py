@@ -29,6 +29,7 @@ from jobflow.eager.in_jobs import recorded
 from jobflow.functional.nn_base import composing
 from jobflow.legacy.on_host import OnHost
 from jobflow.legacy.op_types import OP_TYPES
+from jobflow.legacy.op_types_of_gradients import OP_TYPES_OF_GRADIENTS
 from jobflow.legacy.op_types_of_updates import OP_TYPES_OF_UPDATES
 from jobflow.legacy.op_types_on_host import OP_TYPES_ON_HOST
 from jobflow.legacy.variables import current_job
@@ -88,7 +89,7 @@ def _own_classes() -> dict[str, type[Op]]:
 @functools.cache
 def _published() -> Mapping[str, OpType]:
     made = {}
-    for key, function in {**OP_TYPES, **OP_TYPES_ON_HOST, **OP_TYPES_OF_UPDATES}.items():
+    for key, function in {**OP_TYPES, **OP_TYPES_OF_GRADIENTS, **OP_TYPES_ON_HOST, **OP_TYPES_OF_UPDATES}.items():
         word, outputs = key.split(" -> ")
         parameters = inspect.signature(function).parameters.values()
         inputs = {

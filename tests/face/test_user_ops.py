@@ -13,7 +13,7 @@ import jobflow as flow
 import jobflow.typing as tp
 from jobflow.core.types import dtype_of
 from jobflow.legacy.op_types import OP_TYPES
-from jobflow.legacy.op_types_of_updates import OP_TYPES_OF_UPDATES
+from jobflow.legacy.user_ops import op_type
 from jobflow.ops.pointwise import Unary
 
 R = np.random.default_rng(0)
@@ -248,7 +248,6 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]] = {
 
 def built(word: str, given: Any, attributes: dict[str, Any], name: str) -> list[Any]:
     """The first outputs of an operation, as many as NumPy gave."""
-    from jobflow.legacy.user_ops import op_type
 
     kind = op_type(word)
     assert kind.inputs is not None and kind.outputs is not None
@@ -307,85 +306,6 @@ def test_values(word: str, results: dict[str, Any]) -> None:
     expected = CASES[word][2]
     for made, wanted in zip(results[word], expected if isinstance(expected, tuple) else (expected,), strict=True):
         np.testing.assert_allclose(made, wanted, rtol=2e-5, atol=2e-5)
-
-
-def of_float(*shape: int) -> Any:
-    return tp.Numpy.Placeholder(shape)
-
-
-def test_updates() -> None:
-    """Every update does in two runs what the optimizer of its name does; of rows, to those that it is given."""
-    flow.clear_default_session()
-    flow.config.cpu_device_num(2)
-    rate, first = flow.optimizer.PiecewiseConstantScheduler([], [0.1]), flow.ones_initializer()
-    optimizers: dict[str, Any] = {
-        "sgd": flow.optimizer.SGD(rate, momentum=0),
-        "momentum": flow.optimizer.SGD(rate, momentum=0.8),
-        "adam": flow.optimizer.Adam(rate),
-        "lamb": flow.optimizer.LAMB(rate),
-        "rmsprop": flow.optimizer.RMSProp(rate, centered=True),
-        "lars": flow.optimizer.LARS(rate),
-    }
-    own: dict[str, dict[str, Any]] = {"momentum": {"beta": 0.8}, "rmsprop": {"centered": True}}
-    seen: set[str] = set()
-
-    def variable(name: str, shape: Any = (4, 6), value: float = 0.0, axis: int | None = None) -> Any:
-        split = flow.distribute.broadcast() if axis is None else flow.distribute.split(axis)
-        return flow.get_variable(name, shape, initializer=flow.constant_initializer(value), trainable=False, distribute=split)
-
-    def update(word: str, prefix: str, given: dict[str, Any], slots: Any, **attributes: Any) -> None:
-        seen.add(f"{word}_update")
-        builder = flow.user_op_builder(f"{prefix}{word}").Op(f"{word}_update").Input("model", [variable(f"{prefix}{word}", value=1.0, axis=0)])
-        for slot in slots:
-            power = {"beta1_t": 0.9, "beta2_t": 0.999}.get(slot)
-            kept = variable(f"{prefix}{word}-{slot}", (1,) if power else (4, 6), power or 0.0, None if power else 0)
-            builder.Input(slot, [kept])
-        for key, x in given.items():
-            builder.Input(key, [x])
-        for key, value in attributes.items():
-            builder.Attr(key, value)
-        assert builder.Build().InferAndTryRun().RemoteBlobList() == []
-
-    @flow.global_function()
-    def by_type(g: of_float(4, 6), rows: of_float(2, 6)) -> None:  # type: ignore[valid-type]
-        for word, optimizer in optimizers.items():
-            slots = [slot.name for slot in optimizer.step_op("x").slots]
-            skip, lr = flow.constant(1, flow.int64, (1,)), flow.constant(0.1, flow.float, (1,))
-            whole = {"model_diff": g, "learning_rate": lr}
-            update(word, "by_", whole, slots, **own.get(word, {}))
-            update(word, "not_", {**whole, "skip_if": skip}, slots, **own.get(word, {}))
-            if word in ("sgd", "momentum", "adam"):
-                sparse = {"model_diff_values": rows, "model_diff_indices": flow.range(1, 3, 1, flow.int32, name=f"ids_{word}")}
-                update(f"indexed_slices_{word}", "by_", sparse, slots, learning_rate_val=0.1, **own.get(word, {}))
-        corrected = op("adam_bias_correction_learning_rate").Input("learning_rate", [flow.constant(0.1, flow.float, (1,))])
-        corrected = corrected.Input("train_step", [flow.constant(2, flow.int64, (1,))]).Output("out").Build().InferAndTryRun().SoleOutputBlob()
-        flow.user_op_builder("keep").Op("assign").Input("ref", [variable("rate", (1,))]).Input("value", [corrected]).Build().InferAndTryRun()
-
-    def of_optimizer(word: str) -> Any:
-        def job(g: of_float(4, 6)) -> None:  # type: ignore[valid-type]
-            w = flow.get_variable(f"of_{word}", (4, 6), initializer=first)
-            optimizers[word].minimize(flow.math.reduce_sum(w * g))
-
-        job.__name__ = f"of_{word}"
-        return flow.global_function("train")(job)
-
-    jobs = [of_optimizer(word) for word in optimizers]
-    for _ in range(2):
-        by_type(Y, Y[1:3])
-        for job in jobs:
-            job(Y)
-    found = {name: x.numpy() for name, x in flow.get_all_variables().items()}
-    flow.clear_default_session()
-    for word in optimizers:
-        np.testing.assert_allclose(found[f"by_{word}"], found[f"of_{word}"], rtol=1e-6, err_msg=word)
-        assert (found[f"not_{word}"] == 1).all()
-        if f"indexed_slices_{word}_update" in seen:
-            rows = found[f"by_indexed_slices_{word}"]
-            assert (rows[[0, 3]] == 1).all()
-            np.testing.assert_allclose(rows[1:3], found[f"by_{word}"][1:3], rtol=1e-6)
-    np.testing.assert_allclose(found["rate"], 0.1 * (1 - 0.999**3) ** 0.5 / (1 - 0.9**3), rtol=1e-5)
-    seen |= {"adam_bias_correction_learning_rate", "assign"}
-    assert seen == {key.partition(" ")[0] for key in OP_TYPES_OF_UPDATES}
 
 
 class Squareplus(Unary):

@@ -1,0 +1,178 @@
+"""Gradients and updates by the names of their types: the ones are slopes of the operations, the others do what optimizers do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from test_user_ops import CASES, IDS, IMAGE, ONES, SLICE, V, W, X, Y, Z
+
+import jobflow as flow
+import jobflow.typing as tp
+from jobflow.core.types import dtype_of
+from jobflow.legacy.op_types_of_gradients import OP_TYPES_OF_GRADIENTS, WALKED
+from jobflow.legacy.op_types_of_updates import OP_TYPES_OF_UPDATES
+from jobflow.legacy.user_ops import op_type
+
+
+def op(word: str) -> Any:
+    return flow.user_op_builder("n").Op(word)
+
+
+#: of gradients that are not made by walking the operation backwards: inputs, attributes, first outputs
+SPREAD, CENTRED = IMAGE.std((0, 2, 3)), IMAGE - IMAGE.mean((0, 2, 3))[:, None, None]
+DIRECT: dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]] = {
+    "dropout_grad": ((X, np.int8([0, 1] * 3)), {"scale": 2.0}, X * ([0, 2] * 3)),
+    "broadcast_div_grad": ((V, X / V, Y), {}, -(Y * X / V**2).sum(0)),
+    "l2_normalize_grad": ((Y, X / 2, Z((4, 1), np.float32) + 4), {"axis": 1}, (Y - X * (X * Y).sum(1, keepdims=True) / 4) / 2),
+    "softmax_cross_entropy_grad": ((X[:, 0], Y, X), {}, X[:, :1] * (X - Y)),
+    "sparse_softmax_cross_entropy_grad": ((X, IDS, Y[:, 0]), {"depth": 6}, Y[:, :1] * (X - np.eye(6)[IDS])),
+    "sparse_softmax_cross_entropy_ms_grad": ((X, IDS, Y[:, 0]), {"depth": 6}, Y[:, :1] * (X - np.eye(6)[IDS])),
+    "normalization_grad": (
+        (IMAGE, ONES[0, 0] * IMAGE**2, IMAGE.mean((0, 2, 3)), 1 / SPREAD, W[:4]),
+        {"axis": 1},
+        ((IMAGE**2 * CENTRED).sum((0, 2, 3)) / SPREAD, (IMAGE**2).sum((0, 2, 3))),
+    ),
+}
+
+
+def test_gradients() -> None:
+    """Along a direction each gradient is what the operation of its name changes by; that of a normalization is of its own."""
+    flow.clear_default_session()
+    rng, step, arrays = np.random.default_rng(7), 1e-6, []
+    checks: dict[str, Any] = {}
+
+    def number(x: Any) -> int:
+        arrays.append(x)
+        return len(arrays) - 1
+
+    for key, said in WALKED.items():
+        word, (base, _, rest) = key.split(" -> ")[0], said.partition(": ")
+        others: Any = {"round": ((X,), {}), "clip_by_scalar_min": ((X,), {"floating_min": 0.5}), "slice": ((X,), {**SLICE, "start": [1, 0]})}
+        given, attributes = others.get(base, CASES[base][:2])
+        exact = [np.float64(x) if x.dtype == np.float32 else x for x in given]
+        taken = [each.removeprefix("<-") for each in rest.partition(" | ")[0].split()]
+        wanted = rest.partition(" | ")[2].split()
+        names = list(op_type(base).inputs or ())
+        at = [names.index(each) if each in names else 0 for each in wanted]
+        moves = {i: rng.normal(size=exact[i].shape) * (exact[i] != 0) for i in at}
+        moved = [[x + sign * step * moves[i] if i in moves else x for i, x in enumerate(exact)] for sign in (1, -1)]
+        checks[word] = base, attributes, taken, names, [list(map(number, each)) for each in (exact, *moved)], [moves[i] for i in at]
+
+    def built_of(word: str, named: dict[str, Any], attributes: dict[str, Any], name: str) -> list[Any]:
+        builder = flow.user_op_builder(name).Op(word)
+        for key, x in named.items():
+            builder.Input(key, [x])
+        for key in op_type(word).outputs or ():
+            builder.Output(key)
+        for key, value in attributes.items():
+            builder.Attr(key, value)
+        return builder.Build().InferAndTryRun().RemoteBlobList()
+
+    def job(given: Any) -> tp.Bundle[tp.Numpy]:  # type: ignore[type-var]
+        made: dict[str, Any] = {}
+        for word, (base, attributes, taken, names, places, _) in checks.items():
+            exact, *moved = [[given[i] for i in each] for each in places]
+            y, *others = [built_of(base, dict(zip(names, x, strict=False)), attributes, f"{word}_{i}")[-1] for i, x in enumerate((exact, *moved))]
+            own = dict(zip(names, exact, strict=False)) | {"x": exact[0], "like": exact[0]} | ({} if "y" in names else {"y": y})
+            made[word] = others, built_of(word, {key: own.get(key, flow.ones_like(y)) for key in taken}, attributes, f"{word}_slopes")
+        for word, (inputs, attributes, _) in DIRECT.items():
+            tensors = [given[places_of[id(x)]] for x in inputs]
+            made[word] = built_of(word, dict(zip(op_type(word).inputs or (), tensors, strict=True)), attributes, f"{word}_op")
+        return made
+
+    places_of: dict[int, int] = {}
+    for inputs, _, _ in DIRECT.values():
+        for x in inputs:
+            places_of[id(x)] = number(np.asarray(x))
+    taken_types: Any = tuple[tuple(tp.Numpy.Placeholder(x.shape, dtype_of(x.dtype)) for x in arrays)]  # type: ignore[misc]
+    job.__annotations__["given"] = taken_types
+    found = flow.global_function()(job)(tuple(arrays))
+    flow.clear_default_session()
+    for word, (_, _, _, _, _, moves) in checks.items():
+        (up, down), slopes = found[word]
+        expected = (up.astype(np.float64) - down).sum() / (2 * step)
+        np.testing.assert_allclose(sum((a * b).sum() for a, b in zip(slopes, moves, strict=True)), expected, rtol=1e-4, atol=1e-5, err_msg=word)
+    for word, (_, _, wanted) in DIRECT.items():
+        for one, other in zip(found[word], wanted if isinstance(wanted, tuple) else (wanted,), strict=False):
+            np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-4, err_msg=word)
+    assert set(checks) | set(DIRECT) == {key.partition(" ")[0] for key in OP_TYPES_OF_GRADIENTS}
+
+
+def of_float(*shape: int) -> Any:
+    return tp.Numpy.Placeholder(shape)
+
+
+def test_updates() -> None:
+    """Every update does in two runs what the optimizer of its name does; of rows, to those that it is given."""
+    flow.clear_default_session()
+    flow.config.cpu_device_num(2)
+    rate, first = flow.optimizer.PiecewiseConstantScheduler([], [0.1]), flow.ones_initializer()
+    optimizers: dict[str, Any] = {
+        "sgd": flow.optimizer.SGD(rate, momentum=0),
+        "momentum": flow.optimizer.SGD(rate, momentum=0.8),
+        "adam": flow.optimizer.Adam(rate),
+        "lamb": flow.optimizer.LAMB(rate),
+        "rmsprop": flow.optimizer.RMSProp(rate, centered=True),
+        "lars": flow.optimizer.LARS(rate),
+    }
+    own: dict[str, dict[str, Any]] = {"momentum": {"beta": 0.8}, "rmsprop": {"centered": True}}
+    seen: set[str] = set()
+
+    def variable(name: str, shape: Any = (4, 6), value: float = 0.0, axis: int | None = None) -> Any:
+        split = flow.distribute.broadcast() if axis is None else flow.distribute.split(axis)
+        return flow.get_variable(name, shape, initializer=flow.constant_initializer(value), trainable=False, distribute=split)
+
+    def update(word: str, prefix: str, given: dict[str, Any], slots: Any, **attributes: Any) -> None:
+        seen.add(f"{word}_update")
+        builder = flow.user_op_builder(f"{prefix}{word}").Op(f"{word}_update").Input("model", [variable(f"{prefix}{word}", value=1.0, axis=0)])
+        for slot in slots:
+            power = {"beta1_t": 0.9, "beta2_t": 0.999}.get(slot)
+            kept = variable(f"{prefix}{word}-{slot}", (1,) if power else (4, 6), power or 0.0, None if power else 0)
+            builder.Input(slot, [kept])
+        for key, x in given.items():
+            builder.Input(key, [x])
+        for key, value in attributes.items():
+            builder.Attr(key, value)
+        assert builder.Build().InferAndTryRun().RemoteBlobList() == []
+
+    @flow.global_function()
+    def by_type(g: of_float(4, 6), rows: of_float(2, 6)) -> None:  # type: ignore[valid-type]
+        for word, optimizer in optimizers.items():
+            slots = [slot.name for slot in optimizer.step_op("x").slots]
+            skip, lr = flow.constant(1, flow.int64, (1,)), flow.constant(0.1, flow.float, (1,))
+            whole = {"model_diff": g, "learning_rate": lr}
+            update(word, "by_", whole, slots, **own.get(word, {}))
+            update(word, "not_", {**whole, "skip_if": skip}, slots, **own.get(word, {}))
+            if word in ("sgd", "momentum", "adam"):
+                sparse = {"model_diff_values": rows, "model_diff_indices": flow.range(1, 3, 1, flow.int32, name=f"ids_{word}")}
+                update(f"indexed_slices_{word}", "by_", sparse, slots, learning_rate_val=0.1, **own.get(word, {}))
+        corrected = op("adam_bias_correction_learning_rate").Input("learning_rate", [flow.constant(0.1, flow.float, (1,))])
+        corrected = corrected.Input("train_step", [flow.constant(2, flow.int64, (1,))]).Output("out").Build().InferAndTryRun().SoleOutputBlob()
+        flow.user_op_builder("keep").Op("assign").Input("ref", [variable("rate", (1,))]).Input("value", [corrected]).Build().InferAndTryRun()
+
+    def of_optimizer(word: str) -> Any:
+        def job(g: of_float(4, 6)) -> None:  # type: ignore[valid-type]
+            w = flow.get_variable(f"of_{word}", (4, 6), initializer=first)
+            optimizers[word].minimize(flow.math.reduce_sum(w * g))
+
+        job.__name__ = f"of_{word}"
+        return flow.global_function("train")(job)
+
+    jobs = [of_optimizer(word) for word in optimizers]
+    for _ in range(2):
+        by_type(Y, Y[1:3])
+        for job in jobs:
+            job(Y)
+    found = {name: x.numpy() for name, x in flow.get_all_variables().items()}
+    flow.clear_default_session()
+    for word in optimizers:
+        np.testing.assert_allclose(found[f"by_{word}"], found[f"of_{word}"], rtol=1e-6, err_msg=word)
+        assert (found[f"not_{word}"] == 1).all()
+        if f"indexed_slices_{word}_update" in seen:
+            rows = found[f"by_indexed_slices_{word}"]
+            assert (rows[[0, 3]] == 1).all()
+            np.testing.assert_allclose(rows[1:3], found[f"by_{word}"][1:3], rtol=1e-6)
+    np.testing.assert_allclose(found["rate"], 0.1 * (1 - 0.999**3) ** 0.5 / (1 - 0.9**3), rtol=1e-5)
+    seen |= {"adam_bias_correction_learning_rate", "assign"}
+    assert seen == {key.partition(" ")[0] for key in OP_TYPES_OF_UPDATES}
