@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from test_user_ops import CASES, IDS, IMAGE, ONES, SLICE, V, W, X, Y, Z
+from op_type_cases import CASES, IDS, IMAGE, ONES, SLICE, V, W, X, Y, Z
 
 import jobflow as flow
 import jobflow.typing as tp
