@@ -98,6 +98,10 @@ def test_what_is_made_of_nothing() -> None:
     assert (first[4] != second[4]).all() and (first[5] != second[5]).all() and (first[4] != first[5]).all(), "drawn anew at every run"
 
 
+#: a tensor of numbers that no body of a job has made
+OUTSIDE = flow.tensor(1.0)
+
+
 @pytest.mark.parametrize(
     ("name", "call", "facts"),
     [
@@ -106,7 +110,7 @@ def test_what_is_made_of_nothing() -> None:
         ("relu", lambda x: F.relu(x, inplace=True), "cannot be overwritten"),
         ("allclose", lambda x: flow.allclose(x, x), "no numbers while the body of a job runs"),
         ("to_global", lambda x: flow.to_global(x, flow.placement("cpu", [0]), flow.sbp.broadcast), "flow.parallel_cast"),
-        ("where", lambda x: flow.functional.where(x > 0, flow.tensor(1.0), x), "with numbers, none of this job"),
+        ("where", lambda x: flow.functional.where(x > 0, OUTSIDE, x), "with numbers, none of this job"),
         ("linear", lambda x: F.linear(x, np.ones((3, 3), np.float32)), "the array as an argument"),
         ("add", lambda x: flow.add(x, np.ones(3, np.float32)), "give the job the array as an argument"),
         ("randn", lambda x: flow.randn(2, placement=flow.placement("cpu", [0]), sbp=flow.sbp.broadcast), "placement= and sbp="),
