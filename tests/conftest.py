@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import jobflow
 from jobflow import scope
@@ -25,6 +26,10 @@ from jobflow.core import notices
 if "JOBFLOW_CACHE" not in os.environ:  # for the workers of this run, and for the programs that tests start
     os.environ["JOBFLOW_CACHE"] = tempfile.mkdtemp(prefix="jobflow-cache-")
     atexit.register(shutil.rmtree, os.environ["JOBFLOW_CACHE"], ignore_errors=True)
+
+# how long a machine takes to make an example says nothing about the example
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 GRACE = 2.0  # seconds a thread may take to end after its session was closed
 

@@ -61,7 +61,7 @@ def test_the_newest_that_is_whole(tmp_path: Path) -> None:
     assert (series.newest_good().step, len(series.newest_good().skipped)) == (None, 5)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.one_of(st.none(), st.just(float("nan")), st.integers(0, 3)), min_size=1, max_size=8),
     st.integers(0, 3),

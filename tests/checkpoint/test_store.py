@@ -61,7 +61,7 @@ def test_types_are_known_without_reading(tmp_path: Path) -> None:
     assert "dense-weight" in loaded and "other" not in loaded and len(loaded) == 5
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 4), max_size=3)), max_size=6), st.integers(0, 2**32))
 def test_any_tensors_come_back(tmp_path_factory: pytest.TempPathFactory, types: list[tuple[str, list[int]]], seed: int) -> None:
     random = np.random.default_rng(seed)

@@ -64,7 +64,7 @@ def test_an_epoch_has_every_sample_once_in_its_order(prefetch: int) -> None:
     assert found[4][1] == Position(1, 0) and found[3][1] == Position(0, 20)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(1, 12), st.booleans(), st.booleans(), st.integers(12, 25))
 def test_whoever_goes_on_at_any_position_sees_the_rest(size: int, drop_last: bool, shuffle: bool, count: int) -> None:
     batches = Batches(Squares(count), Order(3, count, shuffle), size, drop_last, prefetch=0)

@@ -102,7 +102,7 @@ def test_bytes_that_are_no_text_and_files_that_are_not_there(tmp_path: Path) -> 
 CELLS = st.text(st.sampled_from('ab",\n1 '), max_size=5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(CELLS, CELLS), min_size=1, max_size=12), st.integers(1, 7))
 def test_rows_are_found_however_they_are_quoted(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]], block: int) -> None:
     written = io.StringIO()

@@ -16,7 +16,7 @@ from jobflow.data import Order
 SEEDS, EPOCHS = st.integers(-(2**40), 2**64), st.integers(0, 2**40)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SEEDS, EPOCHS, st.integers(0, 3000))
 def test_every_epoch_has_each_sample_once(seed: int, epoch: int, n: int) -> None:
     found = Order(seed, n).indices(epoch, 0, n)
@@ -29,7 +29,7 @@ def test_every_small_number_of_samples_is_permuted(n: int) -> None:
     assert np.array_equal(np.sort(Order(7, n).indices(3, 0, n)), np.arange(n))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SEEDS, EPOCHS, st.integers(1, 10**12), st.data())
 def test_a_stretch_does_not_depend_on_what_is_before_it(seed: int, epoch: int, n: int, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, n - 1))

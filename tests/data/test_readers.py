@@ -60,7 +60,7 @@ def test_wrong_names_are_told() -> None:
         open_reader("csv")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 500), st.integers(2, 30))
 def test_what_is_for_validation_is_not_for_training(count: int, every: int) -> None:
     parts = [Keep(split, count, every) for split in ("train", "validation")]  # type: ignore[arg-type]
