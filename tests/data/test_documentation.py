@@ -25,4 +25,4 @@ def test_what_is_held_out_is_of_the_same_kind_but_not_the_same() -> None:
     rest, held_out = (Counter(part) for part in (text[:cut], text[cut:]))
     common = [character for character, _ in rest.most_common(40)]
     shares = [np.array([counts[c] for c in common]) / counts.total() for counts in (rest, held_out)]
-    assert np.abs(shares[0] - shares[1]).sum() < 0.1
+    assert np.abs(shares[0] - shares[1]).sum() < 0.25  # what Python documents differs between its builds: 0.04 to 0.16
