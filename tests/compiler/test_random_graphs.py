@@ -59,6 +59,14 @@ w8 = weight("w8", 5, 5)
 with place(3, 0, 2, 1): t9 = matmul(t3, w8, transpose_a=False, transpose_b=False)
 # ends t9
 """,
+    "columns of a variable in common memory were read as if they lay side by side": """
+# optimizer sgd, mesh 2, seed 908
+w2 = weight("w2", 4, 4)
+w3 = weight("w3", 4)
+t4 = bias_add(w2, w3, 1)
+t5 = to_layout(t4, S(1), grad=(P,))
+# ends t5
+""",
     "an update of rows was joined with its neighbour, over the rest of its own variable": """
 # optimizer sgd, mesh 2, seed 11
 x0 = argument("x0", 6, 6)

@@ -207,8 +207,11 @@ class _Lowering:
         elif x.slot is None:
             flat = self.build.flatten(x) if isinstance(layout, FlatPieces) else x
             self.items[output] = self.build.compute(SliceBox(box.start, tuple(stop for _, stop in box.spans)), flat)
-        else:
+        elif isinstance(layout, FlatPieces):
             self.items[output] = _lying(x.slot, _elements_before(box), x.type.with_shape(box.shape), f"{x.name}:part")
+        else:
+            type, before = x.type.with_shape(box.shape), sum(start * stride for start, stride in zip(box.start, x.slot.strides, strict=True))
+            self.items[output] = Item(type, f"{x.name}:part", slot=replace(x.slot, offset=x.slot.offset + before, type=type))
 
     def _look(self, value: Value, output: Value, layout: Layout) -> None:
         """What ranks have in pieces, whole, where it lies: an argument; a new value of a variable is read by no step."""
