@@ -138,7 +138,7 @@ def column_sum(xp: Xp, x: Array) -> Array:
     if xp is not np:
         return rows.sum(axis=0)
     whole = len(rows) // BLOCK * BLOCK
-    blocks = [_one_after_the_other(rows[:whole].reshape(-1, BLOCK, rows.shape[1]).swapaxes(0, 1))] if whole else []
+    blocks = [_one_after_the_other(rows[:whole].reshape(whole // BLOCK, BLOCK, rows.shape[1]).swapaxes(0, 1))] if whole else []
     if whole < len(rows):
         blocks.append(_one_after_the_other(rows[whole:, None]))
     return compensated(xp.concatenate(blocks)) if blocks else xp.zeros(rows.shape[1], x.dtype)

@@ -38,7 +38,8 @@ def columns_apart(outputs: Sequence[Expression], inputs: Sequence[Array], target
 def columns_as_rows(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> Turned | None:
     """The loop over rows; None where columns do not lie in memory as rows, or rows mean something to the expressions."""
     known = facts(tuple(outputs))
-    if any(x.primitive in (*REDUCTIONS, "columns", "index") for x in known.order) or not columns_apart(outputs, inputs, targets):
+    has_rows = bool(known.tables) or any(x.primitive in (*REDUCTIONS, "columns", "index") for x in known.order)
+    if has_rows or not columns_apart(outputs, inputs, targets):
         return None
     shape = loop_shape(known, inputs, targets)
     largest = next(a for a in (*(inputs[k] for k in known.elements), *targets) if a.shape == shape and a.strides[-1] != a.itemsize)

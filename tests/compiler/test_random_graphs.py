@@ -67,6 +67,14 @@ t4 = bias_add(w2, w3, 1)
 t5 = to_layout(t4, S(1), grad=(P,))
 # ends t5
 """,
+    "a rank that had none of the channels could not sum them": """
+# optimizer sgd, mesh 4, seed 7168
+w6 = weight("w6", 7, 4, 4, 3, sbp=(S(3),))
+w25 = weight("w25", 3)
+w26 = weight("w26", 3)
+t27 = batch_norm_train(w6, w25, w26, 3, 0.1)[0]
+# ends t27
+""",
     "an update of rows was joined with its neighbour, over the rest of its own variable": """
 # optimizer sgd, mesh 2, seed 11
 x0 = argument("x0", 6, 6)

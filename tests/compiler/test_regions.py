@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from growing import grown
-from programs import STEPS, check, first_values, graph_of
+from programs import STEPS, check, first_values, graph_of, read
 from traced import Bound, Sgd, distribute, text, trace, type_, variable, world_of
 
 from jobflow.compiler.compile import ordered_program
@@ -339,12 +339,26 @@ def test_a_bias_and_an_activation_are_one_region_rather_than_part_of_a_product()
     assert regions(ordered(graph, CPU)) == []
 
 
+#: columns of what is looked up, summed where channels come first
+COLUMNS_OF_A_TABLE = """
+# optimizer sgd, mesh 2, seed 1318
+x0 = argument("x0", 4, 4)
+i29 = indices("i29", 4)
+t30 = gather(x0, i29, 0)
+w31 = weight("w31", 4)
+w32 = weight("w32", 4)
+t33 = batch_norm_train(t30, w31, w32, 0, 0.1)[0]
+# ends t33
+"""
+
+
 def test_random_programs_in_compiled_loops() -> None:
     """Forward, backward and updates; what is compiled is what the kernels give, to rounding."""
     with pytest.MonkeyPatch.context() as patch, world_of(2) as world:
         patch.setattr(compiled_loops, "FEWEST", 1)
         patch.setattr(registry, "_refusal", lru_cache(registry._refusal.__wrapped__))
-        check(world, grown(9001, ((2,),)), target=target_of("cpu", "llvm"))
+        for program in (grown(9001, ((2,),)), read(COLUMNS_OF_A_TABLE)):
+            check(world, program, target=target_of("cpu", "llvm"))
 
 
 @pytest.mark.parametrize("mesh", [(1,), (2,)], ids=["1", "2"])
