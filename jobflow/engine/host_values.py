@@ -20,7 +20,7 @@ from jobflow.compiler.rank.lower import local_box
 from jobflow.core.errors import JobError, user_line
 from jobflow.core.layout import Local
 from jobflow.core.types import Array
-from jobflow.graph.ir import Node, Value
+from jobflow.graph.ir import Node, Value, nodes_behind
 from jobflow.ops.layout_ops import ToLocal
 from jobflow.ops.source import External, Input
 
@@ -56,16 +56,7 @@ class HostValue:
     @cached_property
     def _nodes(self) -> list[Node]:
         """What makes it, each behind what it needs."""
-        found: dict[Node, None] = {}
-        waiting = [(self.value.node, False)]
-        while waiting:
-            node, ready = waiting.pop()
-            if ready:
-                found[node] = None
-            elif node not in found:
-                waiting.append((node, True))
-                waiting.extend((x.node, False) for x in node.inputs)
-        return list(found)
+        return nodes_behind(self.value.node)
 
     @property
     def devices(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import jobflow.core.scope as scope
-from jobflow.core.errors import ArgumentError, ConfigError, DtypeError, SbpError, ShapeError, user_line
+from jobflow.core.errors import ArgumentError, ConfigError, DtypeError, JobError, JobflowError, SbpError, ShapeError, user_line
 from jobflow.core.layout import B, Layout, Partial, Split
 from jobflow.core.types import Array, DType, dtype_of, float64, int64, type_of
 from jobflow.eager import crossing
@@ -242,7 +242,12 @@ def _holding(array: Array) -> Tensor:
 
 def array_of(what: str, data: Any) -> Array:
     """The data as an array of one of jobflow's element types, of its own."""
-    array = np.array(_numbers(data))
+    try:
+        array = np.array(_numbers(what, data))
+    except ValueError as error:
+        if isinstance(error, JobflowError):
+            raise
+        raise ShapeError(f"{what} at {user_line()}: lists beside each other have different lengths ({error}); make them equally long") from None
     if not isinstance(data, np.ndarray | np.generic | Tensor) and array.dtype == np.float64:
         array = array.astype(state().default_dtype.numpy)
     try:
@@ -252,12 +257,16 @@ def array_of(what: str, data: Any) -> Array:
     return array
 
 
-def _numbers(data: Any) -> Any:
+def _numbers(what: str, data: Any) -> Any:
     """Tensors within nested lists as arrays."""
     if isinstance(data, Tensor):
+        if data.traced is not None:
+            raise JobError(
+                f"{what} at {user_line()}: the data contain a tensor {data.type}, which has no numbers yet; join tensors with flow.stack or flow.cat"
+            )
         return data.numpy()
     if isinstance(data, list | tuple) and any(isinstance(each, Tensor | list | tuple) for each in data):
-        return [_numbers(each) for each in data]
+        return [_numbers(what, each) for each in data]
     return data
 
 

@@ -5,7 +5,7 @@ All of it is immutable, so graphs may share nodes: a pass builds a new graph, of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Literal, TypeAlias
 
@@ -205,3 +205,17 @@ class Physical:
 
     graph: Graph
     layouts: dict[Value, Layout | Local]
+
+
+def nodes_behind(last: Node, ends: Container[Value] = ()) -> list[Node]:
+    """The last node and those that it needs, each behind what it needs; what these values are made of is left out."""
+    found: dict[Node, None] = {}
+    waiting = [(last, False)]
+    while waiting:
+        node, ready = waiting.pop()
+        if ready:
+            found[node] = None
+        elif node not in found:
+            waiting.append((node, True))
+            waiting.extend((x.node, False) for x in node.inputs if x not in ends)
+    return list(found)

@@ -14,7 +14,7 @@ from typing import Any
 import jobflow.legacy.arrays as arrays
 import jobflow.legacy.math as math
 from jobflow.core.types import Tensor
-from jobflow.graph.ir import Node
+from jobflow.graph.ir import nodes_behind
 from jobflow.legacy.op_types import OP_TYPES, UNARY, dropout
 from jobflow.legacy.variables import current_job
 from jobflow.ops import elementwise as ew
@@ -45,7 +45,7 @@ def _slopes(made: Any, dy: Tensor, wanted: Sequence[Any]) -> list[Tensor]:
     """What reaches these tensors if dy reaches what was made of them; zeros where nothing does."""
     body: Any = current_job("a gradient")
     found: dict[Any, Any] = {made.value: dy}
-    for node in reversed(_between(made.value.node, {x.value for x in wanted})):
+    for node in reversed(nodes_behind(made.value.node, {x.value for x in wanted})):
         given = [found.get(y) for y in node.outputs]
         if any(each is not None for each in given):
             tensors = [body.handle(value) for value in (*node.inputs, *node.outputs)]
@@ -53,20 +53,6 @@ def _slopes(made: Any, dy: Tensor, wanted: Sequence[Any]) -> list[Tensor]:
                 if slope is not None:
                     found[x] = slope if x not in found else ew.add(found[x], slope)
     return [found[x.value] if x.value in found else arrays.zeros_like(x) for x in wanted]
-
-
-def _between(last: Node, ends: set[Any]) -> list[Node]:
-    """The nodes behind these values that lead to the last one, each behind what it needs."""
-    found: dict[Node, None] = {}
-    waiting = [(last, False)]
-    while waiting:
-        node, ready = waiting.pop()
-        if ready:
-            found[node] = None
-        elif node not in found:
-            waiting.append((node, True))
-            waiting.extend((x.node, False) for x in node.inputs if x not in ends)
-    return list(found)
 
 
 def _walked(said: str) -> Row:

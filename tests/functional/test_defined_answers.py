@@ -12,7 +12,7 @@ from doors import gives, refuses, ways
 import jobflow as flow
 import jobflow.nn.functional as F
 from jobflow import typing as tp
-from jobflow.core.errors import ArgumentError, DtypeError, ShapeError
+from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError
 
 NAN = float("nan")
 
@@ -251,6 +251,19 @@ def test_slopes_of_distances_that_are_0(function: Any) -> None:
     x = flow.tensor([[1.0, 1.0], [1.0, 3.0]], requires_grad=True)
     function(x).sum().backward()
     assert x.grad.numpy()[0].tolist() == [0, 0] and (x.grad.numpy()[1] * [-1, 1] > 0.4).all()
+
+
+def test_data_that_are_no_array() -> None:
+    """At once, and in the body of a job, where tensors have no numbers."""
+    with pytest.raises(ShapeError, match=r"tensor at test_defined_answers.py:\d+: lists beside each other have different lengths .*equally long"):
+        flow.tensor([[1, 2], [3]])
+
+    @flow.global_function()
+    def job(x: tp.Numpy.Placeholder((2,))) -> tp.Numpy:
+        return flow.tensor([x, x])
+
+    with pytest.raises(JobError, match=r"tensor at test_defined_answers.py:\d+: the data contain a tensor float32\[2\].*flow.stack"):
+        job(np.ones(2, np.float32))
 
 
 # Arguments of other kinds -------------------------------------------------------------------------------------------
