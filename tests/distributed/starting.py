@@ -111,11 +111,15 @@ class Crowd:
             time.sleep(0.01)
         found = [Ended(job.poll() or 0, self.seen(i, "out"), self.seen(i), ended.get(i, 0.0)) for i, (job, _) in enumerate(self.jobs)]
         assert len(ended) == len(self.jobs), f"after {limit} s only {sorted(ended)} had ended: {found}"
+        self.leaves_nothing()
+        return found
+
+    def leaves_nothing(self) -> None:
+        """Within moments no process is left that they started."""
         deadline = time.monotonic() + PROMPT
         while left_over(self.token) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert left_over(self.token) == []
-        return found
 
 
 @contextmanager

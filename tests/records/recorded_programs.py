@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -50,8 +50,13 @@ OF_TENSORS: dict[str, dict[str, tuple[str, ...]]] = {
 NOT_RUN = {"gpt", "mnist_util"}
 #: pages whose programs say themselves how many devices there are, or where tensors and a job meet, which is in one process
 ITSELF = ("strategies.md", "jobs_and_tensors.md")
-#: their LeNet is large and its rate high, so that elsewhere another of two nearly equal candidates of a pooling window soon wins: decision 0008
-CHAOTIC, FAR = ("reports-1", "training-1"), (1e-4, 5e-2)
+#: how far numbers may lie apart on another class of machine, or in another tier of kernels, at the first and at the last step, where that is more than usual
+FAR = {
+    # another of two nearly equal candidates of a pooling window wins: decision 0008; rates are high, and numbers are means with accuracies
+    **dict.fromkeys(("configs/lenet_digits", "docs/reports-1", "docs/training-1"), (1e-4, 5e-2)),
+    # a bias before a batch norm has a gradient of rounding alone, whose sign Adam takes for a step
+    "docs/modules-3": (1e-3, 1e-3),
+}
 #: programs for so many devices
 FOR = {"job_functions-1": (2,)}
 
@@ -67,7 +72,11 @@ class Program:
 def programs() -> dict[str, Program]:
     """All of them, by name."""
     found = [*examples(), *configurations(), *documents(), *(Program(f"cases/{name}", tuple(ways)) for name, ways in cases.CASES.items())]
-    return {program.name: program for program in found}
+    return {program.name: replace(program, ways=tuple(_as_far(program.name, way) for way in program.ways)) for program in found}
+
+
+def _as_far(program: str, way: Way) -> Way:
+    return replace(way, tolerance=FAR[program]) if program in FAR else way
 
 
 # -------------------------------------------------------------------- examples
@@ -151,7 +160,7 @@ def documents() -> Iterator[Program]:
 def _ways_of(block: pages.Block, name: str) -> Iterator[Way]:
     run = partial(run_text, block.text, Path(f"{name}.py"), (f"{name}.py",))
     if block.page in ITSELF or "load(" in block.text:
-        yield Way("as it is", run, tolerance=FAR) if name in CHAOTIC else Way("as it is", run)
+        yield Way("as it is", run)
         return
     for n in FOR.get(name, SIZES):
         if "global_function" in block.text:

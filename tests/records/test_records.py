@@ -66,11 +66,6 @@ def test_slow_programs_do_what_is_recorded(tmp_path: Path) -> None:
 SINGLE = 1e-5
 #: programs that are always run in other tiers; all are with --full
 FEW = ("docs/getting_started-2", "examples/global_mlp")
-#: how far others may lie apart, and why
-FAR = {
-    "configs/lenet_digits": 5e-2,  # another of two nearly equal candidates of a pooling window wins: decision 0008; numbers are means with accuracies
-    "docs/modules-3": 1e-3,  # a bias before a batch norm has a gradient of rounding alone, whose sign Adam takes for a step
-}
 
 
 def check_numbers(found: dict[str, dict[str, Record]]) -> None:
@@ -78,7 +73,7 @@ def check_numbers(found: dict[str, dict[str, Record]]) -> None:
     for name, ways in found.items():
         was, known = comparing.read(name)[1], {way.name: way for way in PROGRAMS[name].ways}
         for way, record in ways.items():
-            far = FAR.get(name, max(SINGLE, known[way].tolerance[1]))
+            far = max(SINGLE, known[way].tolerance[1])
             assert len(record["numbers"]) == len(was[way]["numbers"])
             if not comparing.alike(was[way]["numbers"], record["numbers"], (far, far)):
                 unlike += comparing.differences(PROGRAMS[name], {way: {"numbers": was[way]["numbers"]}}, {way: {"numbers": record["numbers"]}}, True)

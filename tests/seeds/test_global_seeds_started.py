@@ -218,4 +218,4 @@ def test_typed_in_two_terminals() -> None:
         for terminal in terminals:
             terminal.close()
         assert [terminal.code() for terminal in terminals] == [0, 0]
-    assert starting.left_over(jobs.token) == []
+        jobs.leaves_nothing()
