@@ -50,7 +50,7 @@ OF_TENSORS: dict[str, dict[str, tuple[str, ...]]] = {
 NOT_RUN = {"gpt", "mnist_util"}
 #: pages whose programs say themselves how many devices there are, or where tensors and a job meet, which is in one process
 ITSELF = ("strategies.md", "jobs_and_tensors.md")
-#: how far numbers may lie apart on another class of machine, or in another tier of kernels, at the first and at the last step, where that is more than usual
+#: how far numbers may lie apart on another class of machine or in another tier, at the first and at the last step, where it is more than usual
 FAR = {
     # another of two nearly equal candidates of a pooling window wins: decision 0008; rates are high, and numbers are means with accuracies
     **dict.fromkeys(("configs/lenet_digits", "docs/reports-1", "docs/training-1"), (1e-4, 5e-2)),
