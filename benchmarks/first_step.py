@@ -134,8 +134,7 @@ def in_a_process(root: Path, program: str, tier: str, cache: Path) -> dict[str, 
     environment = os.environ | threads | {"PYTHONPATH": path, "JOBFLOW_CACHE": str(cache)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # else the package would be compiled in each process
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def measured(program: str, tier: str, roots: list[Path], rounds: int) -> list[tuple[str, dict[str, float]]]:

@@ -69,8 +69,7 @@ def main() -> None:
     world: World = current_session().start()
 
     def round_(nbytes: int) -> list[float]:
-        slowest: list[float] = np.max(world.call(Reduce(nbytes, sys.argv[1] == "mpi")), axis=0).tolist()
-        return slowest
+        return np.max(world.call(Reduce(nbytes, sys.argv[1] == "mpi")), axis=0).tolist()
 
     worker.obey({"round": lambda nbytes: {"seconds": round_(nbytes)}})
 

@@ -161,8 +161,7 @@ class NpzTensor(Stored):
 
     def mapped(self) -> Array:
         """The same without memory of its own, where it is not compressed; not checked."""
-        found: Array = self.array.mapped()
-        return found
+        return self.array.mapped()
 
 
 def open_any(path: str | os.PathLike[str] | RemotePath, types: Mapping[str, TensorType] | None = None) -> Checkpoint:

@@ -214,8 +214,7 @@ class Discard:
 
 def task_of(rank: Rank) -> Task | None:
     """The rank's last writing."""
-    found: Task | None = rank.memory.get(_TASK)
-    return found
+    return rank.memory.get(_TASK)
 
 
 # ---- loading -------------------------------------------------------------------------------------------------------------------------

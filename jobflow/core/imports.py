@@ -40,7 +40,7 @@ def function_named(target: str) -> Callable[..., Any]:
         found = getattr(found, part)
     if not callable(found):
         raise ImportFailedError(f"{target} is not a function but {type(found).__name__} {found!r:.60}")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def module_named(name: str, target: str = "") -> ModuleType:

@@ -46,8 +46,7 @@ def _listed(source: Path) -> list[str]:
     """What a module lists in `__all__`, without importing it."""
     found = re.search(r"^__all__ = (\[.*?\])", source.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert found is not None, f"{source} has an __all__"
-    names: list[str] = ast.literal_eval(found[1])
-    return names
+    return ast.literal_eval(found[1])
 
 
 def attach(

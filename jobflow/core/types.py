@@ -107,8 +107,7 @@ class Opaque(DType):
 
 def plain(number: float) -> float:
     """A number of NumPy as one of Python, which compares with any other."""
-    value: float = number.item() if isinstance(number, np.generic) else number
-    return value
+    return number.item() if isinstance(number, np.generic) else number
 
 
 def limits(dtype: DType) -> Any:
@@ -126,8 +125,7 @@ def _ml_dtypes(name: str) -> Any:
 
 
 def _borrowed(name: str) -> np.dtype[Any]:
-    found: np.dtype[Any] = np.dtype(getattr(_ml_dtypes(name), name))
-    return found
+    return np.dtype(getattr(_ml_dtypes(name), name))
 
 
 bool_ = DType("bool", np.dtype(np.bool_))

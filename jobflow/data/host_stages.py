@@ -289,8 +289,7 @@ class Normalized(Stage):
     deviation: tuple[float, ...]
 
     def of(self, place: Any, *values: Any) -> Array:
-        found: Array = (values[0] - np.array(self.mean, np.float32)) / np.array(self.deviation, np.float32)
-        return found
+        return (values[0] - np.array(self.mean, np.float32)) / np.array(self.deviation, np.float32)
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,8 +26,7 @@ def painted(corners: Array, height: int, width: int) -> Array:
     row = np.ceil(np.clip((np.minimum(y[crosses], y[crosses + 1]) + 0.5) / FINE - 0.5, 0, height))
     kept = (np.floor(column) == column) & (column >= 0) & (column <= width - 1)
     turned = np.bincount((column[kept] * height + row[kept]).astype(np.int64), minlength=height * width)[: height * width]
-    inside: Array = (np.cumsum(turned) % 2 == 1).reshape(width, height).T
-    return inside
+    return (np.cumsum(turned) % 2 == 1).reshape(width, height).T
 
 
 def _boundary(corners: Array) -> Iterator[tuple[Array, Array]]:

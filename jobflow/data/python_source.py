@@ -124,8 +124,7 @@ class Iterated(Stream):
 
     def _elements(self, epoch: int) -> Iterable[Any]:
         if self._again is not None:
-            made: Iterable[Any] = self._again(epoch)
-            return made
+            return self._again(epoch)
         if self._data is not iter(self._data):
             return self._data
         if self._once is None:

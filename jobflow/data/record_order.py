@@ -92,8 +92,7 @@ class RecordFiles(Source):
 
     def record(self, place: RecordPlace) -> bytes:
         """A record's bytes."""
-        found: bytes = self.content(place.part)[place.start : place.stop].tobytes()
-        return found
+        return self.content(place.part)[place.start : place.stop].tobytes()
 
     def where(self, place: RecordPlace) -> str:
         return f"{self.what}: {self.files[place.part]}, record at byte {place.start}"

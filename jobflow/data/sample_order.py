@@ -63,8 +63,7 @@ class Order:
 def _keys(seed: int, epoch: int) -> Array:
     """One 64-bit key for each line."""
     drawn = philox.words(np, philox.key_of(seed, NAME), np.arange(LINES, dtype=np.uint64), epoch).astype(np.uint64)
-    keys: Array = drawn[0] << np.uint64(32) | drawn[1]
-    return keys
+    return drawn[0] << np.uint64(32) | drawn[1]
 
 
 def _network(x: Array, n: int, keys: Array) -> Array:

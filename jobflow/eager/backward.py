@@ -60,8 +60,7 @@ def _seed(root: Tensor, gradient: Tensor | None) -> Tensor:
             size = f"{root.type.size} elements"
             raise JobError(f"{_here()}: a tensor of {size} needs an explicit gradient; only a single element has the default 1.0")
         _running().placement = None if root.layout is None else root.layout.placement
-        made: Tensor = apply(Constant(root.type.shape, root.type.dtype, 1.0))
-        return made
+        return apply(Constant(root.type.shape, root.type.dtype, 1.0))
     if not isinstance(gradient, Tensor):
         raise ArgumentError(f"{_here()}: the gradient of a {root.type} tensor is a tensor, or None for 1.0, not {type(gradient).__name__}")
     if (gradient.layout and gradient.layout.placement) != (root.layout and root.layout.placement):
@@ -268,8 +267,7 @@ def _references(x: Tensor) -> tuple[int, int]:
 
 
 def _sum(a: Tensor, b: Tensor) -> Tensor:
-    made: Tensor = apply(Add(), a, b)
-    return made
+    return apply(Add(), a, b)
 
 
 def _place(x: Tensor) -> Any:

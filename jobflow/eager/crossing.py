@@ -37,8 +37,7 @@ AXES = 64
 def change(here: EagerState, x: Tensor, target: Layout, back: Sequence[Sbp] | None = None) -> Tensor:
     """A global tensor in another layout; its gradient is brought into `back` first, on the new placement, if that is given."""
     if x.traced is not None or here.building is not None:
-        made: Tensor = recorder(here, "to_global").change(x, target, back)
-        return made
+        return recorder(here, "to_global").change(x, target, back)
     if x.layout == target and back is None:
         return x
     output = Tensor(x.type, target, convert(here, x, target, "to_global"))

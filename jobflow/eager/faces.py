@@ -93,8 +93,7 @@ def by_arguments(job: Function, ours: Any = (), theirs: Any = (), needs_dtype: b
             jobs = any(isinstance(value, TensorOperators) for value in found) if found else in_job()
         return job(*arguments, **named) if jobs else tensors().function(*arguments, **named)
 
-    made: Function = _named(either, word, "jobflow.legacy.shared_names")
-    return made
+    return _named(either, word, "jobflow.legacy.shared_names")
 
 
 def _named(function: Any, word: str, module: str) -> Any:

@@ -235,8 +235,7 @@ def recorder_of(body: JobBody) -> Recorder:
     """The one that records in this body."""
     if body.records is None:
         body.records = Recorder(body)
-    found: Recorder = body.records
-    return found
+    return body.records
 
 
 def recorded(body: Any, function: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any], name: str | None = None) -> Any:

@@ -72,13 +72,13 @@ def run(op: Op, *inputs: Tensor) -> Tensor:
         outputs = recorder(here, op.word()).run(op, inputs)
     else:
         outputs = perform(here, op, inputs, here.grad_enabled and (now.interpreter is None or now.interpreter.records))
-    return outputs[0] if len(outputs) == 1 else outputs  # type: ignore[no-any-return]
+    return outputs[0] if len(outputs) == 1 else outputs
 
 
 def run_several(op: Op, *inputs: Tensor) -> tuple[Tensor, ...]:
     """The outputs of an op that has more than one."""
     made: Any = run(op, *inputs)
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 def recorder(here: EagerState, what: str) -> Any:
@@ -290,8 +290,7 @@ def source(op: Op, layout: Layout | None, counter: int | None = None) -> Tensor:
     now = scope.current()
     here: EagerState = now.root.eager or state()
     if here.building is not None:
-        traced: Tensor = here.building.source(op, layout, counter)
-        return traced
+        return here.building.source(op, layout, counter)
     (type,) = types_tuple(op.infer(*(() if counter is None else (TensorType((1,), int64),))))
     arrays = [] if counter is None else [np.array([counter])]
     if layout is None:

@@ -82,8 +82,7 @@ class SessionTensors:
         """Those of a session, which has them from now on."""
         if not isinstance(session.tensors, SessionTensors):
             session.tensors = cls(session)
-        found: SessionTensors = session.tensors
-        return found
+        return session.tensors
 
     def name_of(self, x: Tensor) -> str | None:
         """The name of the variable that a tensor is, if it is one."""
@@ -123,8 +122,7 @@ class SessionTensors:
         if not self.session.multi or len(set(self._exchanged(_digests(arrays), "parameters"))) == 1:
             return arrays
         given = dict(arrays) if self._world.ranks[0].index == 0 else None
-        first: Mapping[str, Array] = self._exchanged(given, "parameters of rank 0")[0]
-        return first
+        return self._exchanged(given, "parameters of rank 0")[0]
 
     def _tied(self, variable: Variable, x: Tensor) -> None:
         if self.session.multi and x.layout is not None:

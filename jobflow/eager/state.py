@@ -164,8 +164,7 @@ def state() -> EagerState:
     if root.eager is None:
         with root.lock:
             root.eager = root.eager or EagerState(_rank())
-    found: EagerState = root.eager
-    return found
+    return root.eager
 
 
 def _rank() -> Rank:
@@ -192,8 +191,7 @@ def building_now() -> Any:
 
 def running() -> str:
     """What runs while tensors have no numbers: nn.Graph.build, or the body of a job."""
-    found: str = building_now().running
-    return found
+    return building_now().running
 
 
 @contextmanager

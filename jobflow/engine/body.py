@@ -133,8 +133,7 @@ class JobBody:
 
     def shape_read(self, name: str) -> tuple[int, ...]:
         """That of what the feed gives under this name in the runs for which the body is traced."""
-        shape: tuple[int, ...] = self.read.get(name, self.feed.ragged[name].type.shape)
-        return shape
+        return self.read.get(name, self.feed.ragged[name].type.shape)
 
     def refuse(self, message: str) -> None:
         """ShapeError: arguments are too large; when they are called with, if it is the largest of them for which the body is traced."""

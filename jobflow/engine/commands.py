@@ -21,14 +21,12 @@ from jobflow.runtime.world.world import Rank, World
 
 
 def executors_of(rank: Rank) -> dict[int, Executor]:
-    found: dict[int, Executor] = rank.memory.setdefault("executors", {})
-    return found
+    return rank.memory.setdefault("executors", {})
 
 
 def openings_of(rank: Rank) -> dict[int, Opening]:
     """The shared I/O buffers of jobs that have them."""
-    found: dict[int, Opening] = rank.memory.setdefault("openings", {})
-    return found
+    return rank.memory.setdefault("openings", {})
 
 
 @dataclass(frozen=True)

@@ -205,8 +205,7 @@ def _cast(
 
 
 def _apply(op: Op, x: Tensor, name: str | None) -> Tensor:
-    result: Tensor = apply(op, x, name=name)
-    return result
+    return apply(op, x, name=name)
 
 
 # Old spellings ------------------------------------------------------------------------------------------------------

@@ -165,13 +165,11 @@ class EagerJob(Job):
         """That of what the body's feed gives under this name in the call under way."""
         ragged = body.feed.ragged[name]
         if self.bound is None:
-            whole: tuple[int, ...] = ragged.type.shape
-            return whole
+            return ragged.type.shape
         shapes = body.feed.shapes(name, session.runs.get(self.name, 0), {key: value for key, _, value in self.bound})
         if ragged.per_device and len(set(shapes)) > 1:
             _uneven(self.name, name)
-        found: tuple[int, ...] = shapes[0] if ragged.per_device else shapes
-        return found
+        return shapes[0] if ragged.per_device else shapes
 
     def _look(self, session: Session, body: EagerBody, value: Value) -> Any:
         """The numbers of a value of the body that runs."""

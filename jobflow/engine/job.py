@@ -121,8 +121,7 @@ class Job:
     @property
     def strategy(self) -> Strategy | None:
         """How the job is parallel, if its configuration says so."""
-        wanted: Strategy | None = self.config.options.get("strategy")
-        return wanted
+        return self.config.options.get("strategy")
 
     @property
     def view(self) -> scope.View:

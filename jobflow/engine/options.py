@@ -242,8 +242,7 @@ class ConfigOptions(_Setters):
 
     def legacy_model_io_enabled(self) -> bool:
         """What `enable_legacy_model_io` was set to."""
-        enabled: bool = self._settings().enable_legacy_model_io
-        return enabled
+        return self._settings().enable_legacy_model_io
 
 
 class EnvOptions(_Setters):

@@ -121,8 +121,7 @@ def world_size() -> int:
     """How many ranks run this program."""
     eager = scope.current().root.eager
     if eager is not None:
-        size: int = eager.rank.size
-        return size
+        return eager.rank.size
     started = launched()
     return 1 if started is None else started.size
 

@@ -438,8 +438,7 @@ def environment() -> EnvSettings:
     with root.lock:
         if root.environment is None:
             root.environment = EnvSettings()
-        settings: EnvSettings = root.environment
-        return settings
+        return root.environment
 
 
 def current_session() -> Session:
@@ -448,8 +447,7 @@ def current_session() -> Session:
     with root.lock:
         if root.session is None:
             root.session = Session()
-        session: Session = root.session
-        return session
+        return root.session
 
 
 def clear_default_session() -> None:

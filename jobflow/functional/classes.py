@@ -63,8 +63,7 @@ else:
 
 
 def _of(name: str, dtype: DType) -> _Face:
-    made: _Face = _Face(name, (), {"dtype": dtype, "__doc__": f"Tensors of {dtype.name}.", "__module__": __name__})
-    return made
+    return _Face(name, (), {"dtype": dtype, "__doc__": f"Tensors of {dtype.name}.", "__module__": __name__})
 
 
 FloatTensor, DoubleTensor, HalfTensor, BFloat16Tensor, IntTensor, LongTensor, CharTensor, ByteTensor, BoolTensor = (

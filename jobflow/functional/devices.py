@@ -84,5 +84,4 @@ def marked(x: Tensor, where: device | None) -> Tensor:
 
 def device_of(x: Tensor) -> device:
     """Of a local tensor."""
-    found: device = device("cpu") if x._device is None else x._device
-    return found
+    return device("cpu") if x._device is None else x._device

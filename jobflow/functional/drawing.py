@@ -141,16 +141,14 @@ def _set_state(generator: Counter, saved: Tensor) -> None:
 def _numbers(saved: Tensor, count: int) -> list[int]:
     if saved.type != TensorType((count,), int64):
         raise ArgumentError(f"the state of a generator at {user_line()}: it is an int64[{count}] tensor; got {saved.type}")
-    found: list[int] = saved.tolist()
-    return found
+    return saved.tolist()
 
 
 def generator_of(given: Any, layout: Layout | None) -> Counter:
     """The generator asked for, or else that of local or of global tensors."""
     here = state()
     if given is not None:
-        found: Counter = given.core if hasattr(given, "core") else given
-        return found
+        return given.core if hasattr(given, "core") else given
     return here.local_generator if layout is None else here.global_generator
 
 

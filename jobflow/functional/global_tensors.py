@@ -79,8 +79,7 @@ def global_to_global(x: Tensor, placement: public_placement | None = None, sbp: 
 def to_local(x: Tensor, *, copy: bool = False) -> Tensor:
     """This rank's piece of a global tensor: of a partial one its addend; outside the placement, an empty tensor.  It shares memory unless `copy`."""
     if x.traced is not None:
-        made: Tensor = recorder(state(), "to_local").leave(x)
-        return made
+        return recorder(state(), "to_local").leave(x)
     if x.layout is None:
         raise JobError(f"to_local at {user_line()}: the tensor is local already")
     here = state()

@@ -136,8 +136,7 @@ def draw_for(x: Tensor) -> tuple[str, int, Value]:
     """Key, seed and counter of the next draw, for numbers beside x."""
     here = state()
     if here.building is not None:
-        drawn: tuple[str, int, Value] = here.building.draw_for(x)
-        return drawn
+        return here.building.draw_for(x)
     type = TensorType((1,), int64)
     if x.layout is None:
         local = here.local_generator

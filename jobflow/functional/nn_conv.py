@@ -40,8 +40,7 @@ def _biased(what: str, y: Value, bias: Tensor | None) -> Value:
     if bias is None:
         return y
     check_channels(what, y.type.shape[1], "the output", bias=bias)
-    biased: Value = apply(BiasAdd(1), y, bias)
-    return biased
+    return apply(BiasAdd(1), y, bias)
 
 
 def pairs(

@@ -108,8 +108,7 @@ def operand(what: str, beside: Tensor, other: Any) -> Tensor | Number:
     if isinstance(other, Tensor | int | float):
         return other
     if isinstance(other, np.generic) or (isinstance(other, np.ndarray) and not other.ndim):
-        number: Number = other.item()
-        return number
+        return other.item()
     if not isinstance(other, np.ndarray):
         raise DtypeError(f"{what} at {user_line()}: the other operand must be a tensor or a number; got {other!r} of type {type(other).__name__}")
     if beside.layout is None and beside.traced is not None:

@@ -34,8 +34,7 @@ from jobflow.ops.triangle import Tril, Triu
 def select(x: Tensor, dim: int, index: int) -> Tensor:
     """The slice of x at one position of axis `dim`; a view."""
     axis = axis_of("select", dim, x.ndim)
-    made: Tensor = x[(*(slice(None),) * axis, integer("select", index))]
-    return made
+    return x[(*(slice(None),) * axis, integer("select", index))]
 
 
 @method()
@@ -197,8 +196,7 @@ def _positions(x: Tensor, what: str, as_tuple: bool = False) -> Any:
 @method()
 def argwhere(x: Tensor) -> Tensor:
     """The positions of elements that are not zero, one per row."""
-    made: Tensor = _positions(x, "argwhere")
-    return made
+    return _positions(x, "argwhere")
 
 
 def where(condition: Tensor, x: Any = None, y: Any = None) -> Any:

@@ -32,8 +32,7 @@ def _rows(word: str, function: Callable[..., Any]) -> Callable[..., Tensor]:
     """A function of rows under the job face's name: of 2 axes or more, along the last unless said."""
 
     def call(logits: Tensor, axis: int | None) -> Tensor:
-        made: Tensor = function(logits, _softmax_axis(word, logits, axis))
-        return made
+        return function(logits, _softmax_axis(word, logits, axis))
 
     call.__doc__ = function.__doc__
     return spelled(call, "logits", axis=None)

@@ -32,8 +32,7 @@ def convert_oneflow_dtype_to_numpy_dtype(oneflow_dtype: DType) -> type[Any]:
     """The NumPy scalar type of an element type."""
     if not isinstance(oneflow_dtype, DType):
         raise JobError(f"convert_oneflow_dtype_to_numpy_dtype at {user_line()}: {oneflow_dtype!r} is not an element type such as jobflow.float32")
-    found: type[Any] = oneflow_dtype.numpy.type
-    return found
+    return oneflow_dtype.numpy.type
 
 
 # Where the body of a job is ----------------------------------------------------------------------------------------
@@ -105,8 +104,7 @@ def find_or_create_module(module_name: str, create: Callable[[], Module], reuse:
     if (job.name, module_name) not in modules:
         modules[job.name, module_name] = create()
     asked.add(module_name)
-    found: Module = modules[job.name, module_name]
-    return found
+    return modules[job.name, module_name]
 
 
 # Processes, resources, tensors -------------------------------------------------------------------------------------

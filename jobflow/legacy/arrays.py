@@ -62,26 +62,22 @@ def cast(x: Tensor, dtype: DType, name: Name = None) -> Tensor:
     """x as `dtype`; x itself if it is that already.  Gradients go through it, those of integers too."""
     kind = _dtype("cast", dtype)
     through = x.type.dtype is not bool_ and kind.is_integer
-    y: Tensor = x if x.type.dtype is kind else apply(Cast(kind, through), x)
-    return y
+    return x if x.type.dtype is kind else apply(Cast(kind, through), x)
 
 
 def identity(x: Tensor, name: Name = None) -> Tensor:
     """y = x."""
-    y: Tensor = apply(Identity(), x)
-    return y
+    return apply(Identity(), x)
 
 
 def cast_to_static_shape(x: Tensor, name: Name = None) -> Tensor:
     """y = x, whose shape is said to be the same on all devices: a loss that comes of it is averaged over its elements."""
-    y: Tensor = apply(StaticShape(), x)
-    return y
+    return apply(StaticShape(), x)
 
 
 def amp_white_identity(x: Tensor, name: Name = None) -> Tensor:
     """y = x, computed in half precision where the job's precision is mixed: what comes before and after may follow it."""
-    y: Tensor = apply(InHalf(), x)
-    return y
+    return apply(InHalf(), x)
 
 
 def constant(value: float, dtype: DType | None = None, shape: Sequence[int] | None = None, name: Name = None) -> Tensor:
@@ -192,8 +188,7 @@ def expand(x: Tensor, expand_size: Sequence[int], name: Name = None) -> Tensor:
     wanted = _ints("expand", "expand_size", expand_size)
     if len(wanted) < x.type.ndim or any(n < -1 for n in wanted) or -1 in wanted[: len(wanted) - x.type.ndim]:
         raise ArgumentError(f"expand at {user_line()}: expand_size {list(wanted)} does not fit {x.type}")
-    made: Tensor = _F.expand(x, wanted)
-    return made
+    return _F.expand(x, wanted)
 
 
 def broadcast_like(x: Tensor, like: Tensor, broadcast_axes: Sequence[int] | None = None, name: Name = None) -> Tensor:
@@ -238,8 +233,7 @@ def _at_most(most: int, made: Tensor, parts: Sequence[Tensor], axis: int) -> Ten
         recorder.body.refuse(f"{what}: {length} along axis {axis} are more than max_dim_size {most}")
     stops = list(made.type.shape)
     stops[axis] = min(length, most)
-    part: Tensor = apply(sl.Slice((0,) * len(stops), tuple(stops), (1,) * len(stops)), made)  # of all of it too, so that names do not change
-    return part
+    return apply(sl.Slice((0,) * len(stops), tuple(stops), (1,) * len(stops)), made)  # of all of it too, so that names do not change
 
 
 def _only(parts: Sequence[Tensor]) -> Tensor:
@@ -408,8 +402,7 @@ def where(condition: Tensor, x: Operand | None = None, y: Operand | None = None,
         raise JobError(f"where at {user_line()}: give both x and y, or neither")
     if condition.type.dtype.is_float:
         raise DtypeError(f"where at {user_line()}: condition {condition.type} must be integers; use a comparison such as math.greater")
-    made: Tensor = _F.where(condition, *tensors("where", x, y))
-    return made
+    return _F.where(condition, *tensors("where", x, y))
 
 
 def masked_fill(x: Tensor, mask: Tensor, value: float, name: Name = None) -> Tensor:

@@ -303,8 +303,7 @@ def layer_norm_grad(dy: Tensor, x: Tensor, mean: Tensor, inv_variance: Tensor, b
             f"layer_norm_grad at {user_line()}: dy {dy.type} is as x {x.type}, and mean {mean.type} and inv_variance are of a number per row"
         )
     ones = constant(1, x.type.dtype, x.type.shape[begin:])
-    dx: Tensor = apply(norm.LayerNormGrad(begin), dy, x, ones, sh.reshape(mean, rows), sh.reshape(inv_variance, rows))[0]
-    return dx
+    return apply(norm.LayerNormGrad(begin), dy, x, ones, sh.reshape(mean, rows), sh.reshape(inv_variance, rows))[0]
 
 
 def layer_norm_param_grad(

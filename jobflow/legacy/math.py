@@ -86,8 +86,7 @@ def _of_two(word: str, function: Callable[..., Any], doc: str, together: Callabl
     """The face `word(x, y, name=None)` of a function of two tensors, or of a tensor and a number."""
 
     def call(x: Operand, y: Operand, name: str | None = None) -> Tensor:
-        made: Tensor = function(*together(word, x, y))
-        return made
+        return function(*together(word, x, y))
 
     call.__doc__, call.__module__ = doc, SPELLED
     return call
@@ -97,8 +96,7 @@ def _power(x: Operand, y: Operand) -> Tensor:
     """x^y, of whose exponents no gradient goes to those of a base that is 0 or less, where it would be nan."""
     if isinstance(x, Tensor) and isinstance(y, Tensor) and y.type.dtype.is_float:
         y = ew.where(ew.greater(x, ew.fill_like(x, 0)), y, apply(Detach(), y))
-    made: Tensor = _F.pow(x, y)
-    return made
+    return _F.pow(x, y)
 
 
 add = _of_two("add", _F.add, "x + y, broadcast; either may be a number.")
@@ -192,8 +190,7 @@ def clip_by_value(values: Tensor, min_value: float | None = None, max_value: flo
     if min_value is None and max_value is None:
         raise ArgumentError(f"clip_by_value at {user_line()}: give min_value, max_value or both")
     bounds = [None if bound is None else filling("clip_by_value", bound, values.type.dtype) for bound in (min_value, max_value)]
-    made: Tensor = _F.clamp(values, *bounds)
-    return made
+    return _F.clamp(values, *bounds)
 
 
 clip = clip_by_scalar = clamp = clip_by_value

@@ -59,8 +59,7 @@ class Nodes:
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self.constants:
             self.constants[key] = self._arrays.from_array(array, self._name("constant"))
-        name: str = self.constants[key].name
-        return name
+        return self.constants[key].name
 
     def whole(self, *numbers: int) -> str:
         """Numbers that say sizes or axes."""
@@ -72,18 +71,15 @@ class Nodes:
 
     def element_type(self, dtype: Any) -> int:
         """The number of a NumPy type."""
-        found: int = self._helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-        return found
+        return self._helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
 
     # ---------------------------------------------------------------- often needed
 
     def reshaped(self, x: str, shape: Sequence[int]) -> str:
-        found: str = self.add("Reshape", x, self.whole(*shape))
-        return found
+        return self.add("Reshape", x, self.whole(*shape))
 
     def transposed(self, x: str, perm: Sequence[int]) -> str:
-        found: str = x if list(perm) == sorted(perm) else self.add("Transpose", x, perm=list(perm))
-        return found
+        return x if list(perm) == sorted(perm) else self.add("Transpose", x, perm=list(perm))
 
 
 # Ops with a formula --------------------------------------------------------------------------------------------------

@@ -24,8 +24,7 @@ def _uniform(what: str, shape: tuple[int, ...], dtype: DType, seed: int | None, 
     """U[0, 1), other numbers at every run; `name` is that of the op the numbers are for."""
     job = current_job(what)
     key = scope.current().full_name(name)
-    drawn: Tensor = apply(RandomUniform(shape, dtype, key, seed=job.seed if seed is None else seed), job.run_counter())
-    return drawn
+    return apply(RandomUniform(shape, dtype, key, seed=job.seed if seed is None else seed), job.run_counter())
 
 
 def CoinFlip(batch_size: int = 1, seed: int | None = None, probability: float = 0.5, name: str = "CoinFlip") -> Tensor:

@@ -159,8 +159,7 @@ class InferenceSession:
             inspect.Parameter(f"argument_{i}", kind, annotation=Numpy.Placeholder(type.shape, type.dtype)) for i, type in enumerate(types.values())
         ]
         body.__signature__ = inspect.Signature(parameters, return_annotation=Bundle[Numpy])  # type: ignore[attr-defined]
-        made: Callable[..., Any] = global_function("predict")(body)
-        return made
+        return global_function("predict")(body)
 
     def _types(self, name: str) -> dict[str, Any]:
         types = {argument: saved_program.type_of(entry) for argument, entry in self._graphs[name]["inputs"].items()}

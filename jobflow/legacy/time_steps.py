@@ -24,8 +24,7 @@ from jobflow.ops.slices import concat, slice_
 
 
 def _of(steps: Sequence[Any]) -> Tensor:
-    made: Tensor = TimeSteps(steps) if len(steps) > 1 else steps[0]
-    return made
+    return TimeSteps(steps) if len(steps) > 1 else steps[0]
 
 
 def _groups(what: str, x: Tensor, word: str, count: int) -> list[tuple[Any, ...]]:

@@ -88,8 +88,7 @@ class TestCase(unittest.TestCase):
 def _skip_unless(nodes: int, devices: int) -> Callable[[Test], Test]:
     if (env.node_size(), env.device_num()) == (nodes, devices):
         return lambda test: test
-    skip: Any = unittest.skip(f"is for {nodes} machines of {devices} devices; ONEFLOW_TEST_NODE_NUM and ONEFLOW_TEST_DEVICE_NUM say otherwise")
-    return skip  # type: ignore[no-any-return]
+    return unittest.skip(f"is for {nodes} machines of {devices} devices; ONEFLOW_TEST_NODE_NUM and ONEFLOW_TEST_DEVICE_NUM say otherwise")
 
 
 def skip_unless_1n1d() -> Callable[[Test], Test]:

@@ -25,7 +25,7 @@ _least, _most = _function("minimum", min), _function("maximum", max)
 
 def _float(x: Any) -> float:
     rate: Any = x if isinstance(x, Expression) else float(x)
-    return rate  # type: ignore[no-any-return]
+    return rate
 
 
 def chosen(condition: Any, first: Callable[[], Any], second: Callable[[], Any]) -> Any:

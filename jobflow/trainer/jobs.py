@@ -115,8 +115,7 @@ class Jobs:
 
     def call(self, job: Job, batch: Mapping[str, Any]) -> dict[str, Array]:
         """Run a job on a batch."""
-        result: dict[str, Array] = self.session.call(job, tuple(self.arguments(job, batch)))
-        return result
+        return self.session.call(job, tuple(self.arguments(job, batch)))
 
     def over(self, batches: Batches, job: Callable[[int], Job], use: Callable[[int, dict[str, Array]], None]) -> None:
         """One pass over samples: `use` gets the length of every batch, and what the job for this length makes of it."""

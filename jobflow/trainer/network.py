@@ -102,8 +102,7 @@ def _built(function: Callable[..., Any], target: str, arguments: dict[str, Any],
     where = SourceLine(target, 0) if code is None else _line_of(code)
 
     def outputs(**batch: Any) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = function(**batch, **arguments)
-        return found
+        return function(**batch, **arguments)
 
     needed = tuple(n for n, p in fields.items() if p.default is p.empty)
     return Network(outputs, tuple(fields), needed, anything, where, target)

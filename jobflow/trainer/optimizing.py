@@ -53,5 +53,4 @@ def optimizer_from(config: schema.TrainConfig, steps: int) -> Minimizer:
     elif config.training.halt_where_not_finite:
         shared["loss_scale_policy"] = loss_scale.halt_where_not_finite()
     make, fields = OF_YAML[wish.name]
-    made: Minimizer = make(**shared, **{field: getattr(wish, option) for option, field in fields.items()})
-    return made
+    return make(**shared, **{field: getattr(wish, option) for option, field in fields.items()})

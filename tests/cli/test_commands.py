@@ -32,8 +32,7 @@ def example_words(text: str) -> list[list[str]]:
 def below(command: Command) -> argparse.ArgumentParser:
     """The parser of a command."""
     commands = next(action for action in parser([command])._actions if isinstance(action, argparse._SubParsersAction))
-    found: argparse.ArgumentParser = commands.choices[command.name]
-    return found
+    return commands.choices[command.name]
 
 
 def fails(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:

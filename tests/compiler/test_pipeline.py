@@ -44,8 +44,7 @@ models.STEPS = 1  # type: ignore[attr-defined] # what is compiled is looked at, 
 def compiled(name: str, size: int, schedule: str, microbatches: int = 5) -> Physical:
     models.on_ranks(size, schedule, name, microbatches)
     (job,) = current_session()._compiled.values()
-    program: Physical = job.programs[0]
-    return program
+    return job.programs[0]
 
 
 def plan_of(physical: Physical, rank: int) -> Plan:

@@ -128,8 +128,7 @@ def job() -> Iterator[Job]:
 
 
 def state(caller: Caller) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(caller.hear())
-    return found
+    return json.loads(caller.hear())
 
 
 class TestService:

@@ -148,8 +148,7 @@ def ones(sbp: Any = S0, *shape: int, **options: Any) -> Any:
 
 
 def me() -> int:
-    rank: int = flow.env.get_rank()
-    return rank
+    return flow.env.get_rank()
 
 
 def other_meta() -> None:
@@ -379,8 +378,7 @@ def test_a_placement_keeps_its_order() -> None:
         x = flow.arange(4, placement=flow.placement("cpu", [1, 0]), sbp=S0)
         assert repr(x.placement) == 'jobflow.placement(type="cpu", ranks=[1, 0])'
         assert x.tolist() == [0, 1, 2, 3]
-        piece: list[int] = x.to_local().tolist()
-        return piece
+        return x.to_local().tolist()
 
     assert on_ranks(2, program) == [[2, 3], [0, 1]]
 

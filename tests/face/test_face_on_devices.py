@@ -91,8 +91,7 @@ def mirrored(devices: int, body: Callable[[Any], Any], x: Any) -> list[Any]:
         flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.0]), momentum=0).minimize(y)
         return y
 
-    result: list[Any] = job(list(x.reshape(devices, -1, *x.shape[1:])))
-    return result
+    return job(list(x.reshape(devices, -1, *x.shape[1:])))
 
 
 def test_batch_norm_of_the_mirrored_view_keeps_each_device_s_own_statistics() -> None:

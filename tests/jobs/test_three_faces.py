@@ -50,8 +50,7 @@ def ranks_of(lies: Lies) -> int:
 @functools.cache
 def reference(name: str) -> Run:
     """Tensors at once, local, on one rank, in float64."""
-    found: Run = on_ranks(1, lambda rank: at_once(ALIKE[name], None, STEPS))[0]
-    return found
+    return on_ranks(1, lambda rank: at_once(ALIKE[name], None, STEPS))[0]
 
 
 def same(found: Run, expected: Run, close: float) -> None:
@@ -148,8 +147,7 @@ def test_clipping_differs_by_what_is_added_to_the_norm(on: Begin) -> None:
 @functools.cache
 def alone(clip: float | None) -> dict[str, Any]:
     """The mixed model trained on one rank, without parts."""
-    found: dict[str, Any] = on_ranks(1, mixed_on, mixed.Way(clip=clip))[0]
-    return found
+    return on_ranks(1, mixed_on, mixed.Way(clip=clip))[0]
 
 
 def mixed_on(rank: int, way: mixed.Way, ranks: int = 1) -> dict[str, Any]:

@@ -172,8 +172,7 @@ def launch(loaded: Any, name: str, grid: Sequence[int], block: Sequence[int], ar
 
 
 def _address(array: Any) -> int:
-    place: int = array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data.ptr
-    return place
+    return array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data.ptr
 
 
 def _number(value: Any) -> Any:

@@ -25,8 +25,7 @@ Named = tuple[str, Callable[..., Any]]
 def public(name: str) -> Callable[..., Any] | None:
     """A function of tensors; not those that are the job face's in a job."""
     face, _, word = name.rpartition(".")
-    found: Callable[..., Any] | None = getattr(F, word, None) or (None if face else getattr(flow.functional, word, None))
-    return found
+    return getattr(F, word, None) or (None if face else getattr(flow.functional, word, None))
 
 
 def of_one() -> Iterator[Named]:

@@ -56,8 +56,7 @@ def drawn(*shapes: tuple[int, int]) -> list[np.ndarray[Any, Any]]:
         flow.manual_seed(7)
         return [flow.randn(*shape).numpy() for shape in shapes]
 
-    found: list[np.ndarray[Any, Any]] = on_ranks(1, program)[0]
-    return found
+    return on_ranks(1, program)[0]
 
 
 def expected() -> dict[str, dict[str, tuple[str, np.ndarray[Any, Any]]]]:

@@ -284,8 +284,7 @@ def _on_all_ranks(loss: Value, weight: Weight) -> int:
 
 def _counted(weight: Weight, dtype: DType) -> Tensor:
     """The same as a logical tensor of shape (1,), counted when the job runs."""
-    counted: Tensor = apply(ToGlobal((P,)), apply(Constant((1,), dtype, weight.elements)))
-    return counted
+    return apply(ToGlobal((P,)), apply(Constant((1,), dtype, weight.elements)))
 
 
 def _total(contributions: list[Value]) -> Value:

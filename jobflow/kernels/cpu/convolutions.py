@@ -195,7 +195,7 @@ def im2col_of_filters(op: ConvGradWeight, device: Binder, inputs: Sequence[Array
 def _winograd(
     way: winograd.WinogradWay, m: convolution_costs.Tiles, op: ConvOp, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]
 ) -> list[Call]:
-    return _PREPARE[type(op)](way, op.window(_shapes(op, inputs, outputs)[1][2:]), m, device, *inputs, *outputs)  # type: ignore[no-any-return]
+    return _PREPARE[type(op)](way, op.window(_shapes(op, inputs, outputs)[1][2:]), m, device, *inputs, *outputs)
 
 
 def _shapes(op: ConvOp, inputs: Sequence[Array], outputs: Sequence[Array]) -> Shapes:

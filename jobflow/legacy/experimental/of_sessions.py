@@ -41,8 +41,7 @@ def enable_typing_check(val: bool = True) -> None:
 
 def get_interface_blob_value(op_name: str) -> Array:
     """The value of the variable of this name."""
-    found: Array = get_all_variables()[op_name].numpy()
-    return found
+    return get_all_variables()[op_name].numpy()
 
 
 def set_interface_blob_value(op_name: str, ndarray: Any) -> None:

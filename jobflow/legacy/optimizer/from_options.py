@@ -63,8 +63,7 @@ def optimizer_of(config: FunctionConfig | Mapping[str, Any]) -> Single:
     _, make, fields = _chosen(what, {name: value for name, value in rule.items() if name not in _OTHERS}, OF_OPTIONS)
     shared = {"loss_scale_factor": options.get("train.loss_scale_factor"), "grad_clipping": _made(*clipping, _CLIPPINGS)}
     decays = {name: value for name, value in _weight_decay(*weight_decay).items() if name in inspect.signature(make).parameters}
-    made: Single = make(_schedule(*decay, float(rate), _made(*warmup, _WARMUPS)), **fields, **shared, **decays)
-    return made
+    return make(_schedule(*decay, float(rate), _made(*warmup, _WARMUPS)), **fields, **shared, **decays)
 
 
 def _schedule(what: str, given: Any, rate: float, warmup: Warmup | None) -> of.Schedule:
@@ -77,8 +76,7 @@ def _schedule(what: str, given: Any, rate: float, warmup: Warmup | None) -> of.S
             raise ConfigError(f"{what}.{chosen}: scales must begin with 1, the scale before the first boundary; got {scales}")
         fields["scale"] = scales[1:]
     if chosen == "piecewise_constant_conf":
-        schedule: of.Schedule = make(**fields, warmup=warmup and WarmupToPrimary(warmup, rate))
-        return schedule
+        return make(**fields, warmup=warmup and WarmupToPrimary(warmup, rate))
     schedule = make(rate, **fields, warmup=warmup)
     return schedule
 

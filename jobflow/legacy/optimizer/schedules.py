@@ -42,8 +42,7 @@ class Schedule(ABC):
         warmup = self.warmup
         if warmup is None:
             return self.decayed(step)
-        rate: float = learning_rates.chosen(step < warmup.steps, lambda: warmup.rate(self.base, step), lambda: self.decayed(step))
-        return rate
+        return learning_rates.chosen(step < warmup.steps, lambda: warmup.rate(self.base, step), lambda: self.decayed(step))
 
     @property
     def by_formula(self) -> bool:
@@ -91,8 +90,7 @@ class PiecewiseConstantScheduler(_Checked):
         return self.values[0]
 
     def decayed(self, step: int) -> float:
-        rate: float = learning_rates.piece(self.boundaries, self.values, step)
-        return rate
+        return learning_rates.piece(self.boundaries, self.values, step)
 
 
 @dataclass(frozen=True)
@@ -118,8 +116,7 @@ class PiecewiseScalingScheduler(_Checked):
         return (1.0, *self.scale)
 
     def decayed(self, step: int) -> float:
-        rate: float = self.base_lr * learning_rates.piece(self.boundaries, self._scales, step)
-        return rate
+        return self.base_lr * learning_rates.piece(self.boundaries, self._scales, step)
 
 
 class _Decay(_Checked):

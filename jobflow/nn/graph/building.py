@@ -187,8 +187,7 @@ class Building(Recording):
         with scope.using(region=region):
             op = ToLayout(tuple(None if isinstance(s, Partial) else s for s in lies.sbp), stored if zero.stage > 1 else None)
             (made,) = self._record(op, [value], lies.placement)
-        gathered: Value = made
-        return gathered
+        return made
 
     def _write(self, x: Tensor, standing: Tensor, value: Tensor) -> None:
         if x.layout is not None and value.layout != x.layout:

@@ -141,8 +141,7 @@ class ProxyModule:
     @property
     def config(self) -> GraphModule:
         """The older name of `to(nn.graph.GraphModule)`."""
-        found: GraphModule = self.to(GraphModule)
-        return found
+        return self.to(GraphModule)
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         return self._module(*args, **options)

@@ -158,17 +158,14 @@ class TransformerEncoderLayer(Module):
             x = add(src, self._attended(self.norm1(src), src_mask, src_key_padding_mask, is_causal))
             return add(x, self._fed(self.norm2(x)))
         x = self.norm1(add(src, self._attended(src, src_mask, src_key_padding_mask, is_causal)))
-        normed: Tensor = self.norm2(add(x, self._fed(x)))
-        return normed
+        return self.norm2(add(x, self._fed(x)))
 
     def _attended(self, x: Tensor, mask: Tensor | None, padding: Tensor | None, causal: bool) -> Tensor:
         output, _ = self.self_attn(x, x, x, key_padding_mask=padding, need_weights=False, attn_mask=mask, is_causal=causal)
-        dropped: Tensor = self.dropout1(output)
-        return dropped
+        return self.dropout1(output)
 
     def _fed(self, x: Tensor) -> Tensor:
-        dropped: Tensor = self.dropout2(self.linear2(self.dropout(self.activation(self.linear1(x)))))
-        return dropped
+        return self.dropout2(self.linear2(self.dropout(self.activation(self.linear1(x)))))
 
 
 class TransformerEncoder(Module):

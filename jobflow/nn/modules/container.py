@@ -28,8 +28,7 @@ class _Parts(Module):
 
     @property
     def _parts(self) -> dict[str, Any]:
-        parts: dict[str, Any] = vars(self)[self._kind]
-        return parts
+        return vars(self)[self._kind]
 
     def __len__(self) -> int:
         return len(self._parts)

@@ -170,8 +170,7 @@ class Module:
                 own[other].pop(name, None)
         if name not in own[kind] and hasattr(type(self), name):
             raise ModuleError(f"{type(self).__name__} at {user_line()}: the class has an attribute {name!r} already, which would hide the part")
-        place: dict[str, Any] = own[kind]
-        return place
+        return own[kind]
 
     def _check_outside(self, name: str, tensor: Any) -> None:
         """JobError in the body of a job, which runs whenever it is traced."""

@@ -355,8 +355,7 @@ class ThreadsCommunicator(Recorder):
         return array
 
     def allocate_common(self, nbytes: int) -> Array | None:
-        common: Array = self.exchange(self._local(nbytes) if self.rank == 0 else None)[0]
-        return common
+        return self.exchange(self._local(nbytes) if self.rank == 0 else None)[0]
 
     def locate(self, array: Array) -> MemoryRange | None:
         return self._regions.locate(array)

@@ -148,8 +148,7 @@ def _parts(of: Values) -> Wrong:
 def _data_ranks(of: Values) -> int | None:
     """Into how many parts the batch is cut for ranks; None if that depends on how many ranks are started."""
     devices, data, tensor, pipeline = of("strategy", "devices", "data", "tensor", "pipeline")
-    found: int | None = data if data is not None or devices == "all" else devices // (tensor * pipeline)
-    return found
+    return data if data is not None or devices == "all" else devices // (tensor * pipeline)
 
 
 def _zero(of: Values) -> Wrong:

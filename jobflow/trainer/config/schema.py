@@ -141,8 +141,7 @@ class Layer(Section):
     @property
     def arguments(self) -> Section:
         """What stands under its key, such as a `Dense`."""
-        found: Section = getattr(self, self.kind)
-        return found
+        return getattr(self, self.kind)
 
     @model_serializer
     def _written(self) -> dict[str, Any]:

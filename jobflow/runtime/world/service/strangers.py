@@ -52,8 +52,7 @@ class Stranger:
         said = fields(text, {"about": str, "proof": str})
         if not said["proof"].isascii() or not is_proof(said["proof"], secret, RANK, self._theirs, self._ours, said["about"]):
             raise NotProvedError
-        about: str = said["about"]
-        return about
+        return said["about"]
 
     def welcome(self, secret: bytes, ticket: int) -> None:
         """Give it its ticket, and show that this is the service of its job."""
