@@ -222,13 +222,11 @@ class _Imagined:
     __array_interface__: dict[str, object]
 
 
-def _prepared(op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    return op.bind(device, inputs, outputs)
+def kernel_call(op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    """The operation's own kernel, as it stands."""
+    return [(op.kernel, (device.xp, *inputs, *outputs))]
 
 
-#: what `Op.bind` prepares, array operations and BLAS; and `Op.kernel` as it stands
-PREPARED = ArrayCalls("numpy", _prepared, at_once=lambda op, inputs, outputs: op.bind)
-PLAIN_KERNEL = ArrayCalls("reference", Op.bind)
+PLAIN_KERNEL = ArrayCalls("kernel", kernel_call)
 for _kind in KINDS:
-    register(Op, _kind, "numpy", PREPARED, -100)
-    register(Op, _kind, "reference", PLAIN_KERNEL, -100)
+    register(Op, _kind, "reference", PLAIN_KERNEL)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -231,9 +231,6 @@ class FillIdentity(Op):
     def kernel(self, xp: Xp, y: Array) -> None:
         y[...] = self.reduce.identity(self.dtype.numpy)
 
-    def bind(self, device: Any, inputs: Any, outputs: Any) -> list[Any]:
-        return [(outputs[0].fill, (self.reduce.identity(self.dtype.numpy),))]
-
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls((2, 3), float32))
@@ -252,6 +249,11 @@ def pieces(axis: int, counts: tuple[int, ...], shape: tuple[int, ...]) -> Iterat
 def one_after_another(axis: int, counts: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     """True if the pieces along `axis` already lie one after another in a C-ordered array."""
     return math.prod(shape[:axis]) <= 1 or sum(count > 0 for count in counts) <= 1
+
+
+def _copied(op: PackPieces | UnpackPieces | Assemble, xp: Xp, *arrays: Array) -> None:
+    for to, part in op.copies(*arrays):
+        to[...] = part
 
 
 class PackPieces(ViewOp):
@@ -274,17 +276,13 @@ class PackPieces(ViewOp):
             raise ValueError("the elements of x have gaps between them")
         return flat
 
-    def _copies(self, x: Array, y: Array) -> Iterator[tuple[Array, Array]]:
+    def copies(self, x: Array, y: Array) -> Iterator[tuple[Array, Array]]:
+        """Parts of y, and what is copied there."""
         for flat, box in pieces(self.axis, self.counts, x.shape):
             part = x[box]
             yield y[flat].reshape(part.shape), part
 
-    def kernel(self, xp: Xp, x: Array, y: Array) -> None:
-        for to, part in self._copies(x, y):
-            to[...] = part
-
-    def bind(self, device: Any, inputs: Any, outputs: Any) -> list[Any]:
-        return _copy_calls(device.xp, self._copies(inputs[0], outputs[0]))
+    kernel = _copied
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -332,17 +330,13 @@ class UnpackPieces(ViewOp):
             raise ValueError("the pieces do not lie one after another")
         return x.reshape(self.shape, copy=False)
 
-    def _copies(self, x: Array, y: Array) -> Iterator[tuple[Array, Array]]:
+    def copies(self, x: Array, y: Array) -> Iterator[tuple[Array, Array]]:
+        """Parts of y, and what is copied there."""
         for flat, box in pieces(self.axis, self.counts, self.shape):
             to = y[box]
             yield to, x[flat].reshape(to.shape)
 
-    def kernel(self, xp: Xp, x: Array, y: Array) -> None:
-        for to, part in self._copies(x, y):
-            to[...] = part
-
-    def bind(self, device: Any, inputs: Any, outputs: Any) -> list[Any]:
-        return _copy_calls(device.xp, self._copies(inputs[0], outputs[0]))
+    kernel = _copied
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -350,10 +344,6 @@ class UnpackPieces(ViewOp):
         yield sample(cls(0, (2, 2, 1), (5, 3, 2)), x, differentiable=())
         yield sample(cls(1, (2, 0, 1), (5, 3, 2)), x, differentiable=())
         yield sample(cls(2, (1, 1), (5, 3, 2)), x, differentiable=())
-
-
-def _copy_calls(xp: Xp, copies: Iterator[tuple[Array, Array]]) -> list[Any]:
-    return [(xp.copyto, (to, part)) for to, part in copies if to.size]
 
 
 class Assemble(Op):
@@ -369,13 +359,11 @@ class Assemble(Op):
         whole = WHOLE[: len(self.shape)]
         return Rule(f"{','.join([whole] * len(parts))}->{whole}")
 
-    def kernel(self, xp: Xp, *arrays: Array) -> None:
+    def copies(self, *arrays: Array) -> Iterator[tuple[Array, Array]]:
         *parts, y = arrays
-        for box, part in zip(self.boxes, parts, strict=True):
-            y[box.slices] = part
+        return ((y[box.slices], part) for box, part in zip(self.boxes, parts, strict=True))
 
-    def bind(self, device: Any, inputs: Any, outputs: Any) -> list[Any]:
-        return _copy_calls(device.xp, ((outputs[0][box.slices], part) for box, part in zip(self.boxes, inputs, strict=True)))
+    kernel = _copied
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -394,9 +382,6 @@ class Copy(Op):
 
     def kernel(self, xp: Xp, x: Array, y: Array) -> None:
         xp.copyto(y, x)
-
-    def bind(self, device: Any, inputs: Any, outputs: Any) -> list[Any]:
-        return [(device.xp.copyto, (outputs[0], inputs[0]))]
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (dy,)

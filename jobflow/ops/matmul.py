@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import B, Box, Rule, S, Signature
 from jobflow.core.types import Array, Tensor, TensorType, Xp
 from jobflow.ops.indexed import Indexed
-from jobflow.ops.op import LETTERS, OVER_FIRST, Binder, Call, Grads, Op, Sample, apply, normal_axis, sample
+from jobflow.ops.op import LETTERS, OVER_FIRST, Grads, Op, Sample, apply, normal_axis, sample
 
 
 def same_dtype(what: str, **operands: TensorType) -> None:
@@ -195,10 +195,6 @@ class BiasAdd(Indexed):
 
     def formula(self, f: Any, value: Any, bias: Any) -> Any:
         return value + bias
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        value, bias = inputs
-        return [(device.xp.add, (value, along(bias, self.axis, value.ndim), outputs[0]))]
 
     def grad(self, value: Tensor, bias: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return dy, axis_sum(dy, self.axis)

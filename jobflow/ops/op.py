@@ -11,13 +11,13 @@ A concrete op is a frozen dataclass of its attributes (without a decorator: `Op`
 and, where it pays,
 
     expression(*types)                  what the outputs are, element by element (`jobflow.expressions.language`)
-    bind(device, inputs, outputs)       the calls of one execution with everything prepared once
     view(*inputs)                       for ops that only look at their input differently (`ViewOp`)
     localize(inputs, outputs)           the op a rank runs on its boxes of the logical tensors
     alias                               outputs that are written over an input (updates)
     smaller(*inputs)                    the same by ops that may be split along axes which this one keeps whole
 
-`infer`, `rule` and `localize` see logical types; `kernel` and `bind` see what one rank holds.  Arrays may have any strides.
+`infer`, `rule` and `localize` see logical types; `kernel` sees what one rank holds.  Arrays may have any strides.  Faster ways to compute an
+operation are registered for a kind of device (`jobflow/kernels/registry.py`).
 The functions users call (`relu(x)`) are thin: they build the op and `apply` it.
 """
 
@@ -52,7 +52,7 @@ Grads: TypeAlias = Sequence[Tensor | None]
 
 
 class Binder(Protocol):
-    """What `bind` may ask of a device."""
+    """What a device gives to those who prepare calls."""
 
     @property
     def xp(self) -> Xp: ...
@@ -157,9 +157,6 @@ class Op(_Frozen):
     def index_space(self, *types: TensorType) -> IndexSpace | None:
         """Where inputs and outputs have these elements; None where all broadcast to the shape of the outputs, as in NumPy."""
         return None
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        return [(self.kernel, (device.xp, *inputs, *outputs))]
 
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         """This op for a rank that holds these boxes; the same op unless attributes name logical sizes or positions."""

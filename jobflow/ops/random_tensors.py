@@ -22,7 +22,7 @@ from jobflow.expressions.index_space import IndexSpace
 from jobflow.expressions.language import Expression
 from jobflow.ops.arithmetic import multiply
 from jobflow.ops.indexed import Indexed
-from jobflow.ops.op import LETTERS, Binder, Call, Grads, Op, Sample, apply, placed, sample
+from jobflow.ops.op import LETTERS, Grads, Op, Sample, apply, placed, sample
 from jobflow.ops.source import Source
 
 #: times an element of a truncated normal is drawn again before it is clipped: one in 10^11 gets there
@@ -210,10 +210,7 @@ class DropoutMask(Indexed):
         keep = f.greater_equal(drawn, min(round(self.rate * 2.0**32), philox.MASK))
         return (f.cast(f.where(keep, f.constant(1.0 / (1.0 - self.rate), x.dtype.arithmetic), 0.0), x.dtype),)
 
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        return [(self._draw, (device.xp, inputs[1], outputs[0]))]
-
-    def _draw(self, xp: Xp, counter: Array, mask: Array) -> None:
+    def kernel(self, xp: Xp, x: Array, counter: Array, mask: Array) -> None:
         """The same, four words at a time."""
         box = whole_box(mask.shape) if self.box is None else self.box
         drawn = philox.Stream(xp, philox.key_of(self.seed, self.key), _stream(counter)).box_bits(box)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -10,9 +10,9 @@ import numpy as np
 
 from jobflow.core.errors import ConfigError, DtypeError, user_line
 from jobflow.core.layout import B, P, Rule, Signature
-from jobflow.core.types import Array, DType, Tensor, TensorType, bool_, dtype_of, float32, float64, int32
+from jobflow.core.types import DType, Tensor, TensorType, bool_, dtype_of, float32, float64, int32
 from jobflow.ops.layout_ops import Identity
-from jobflow.ops.op import OVER_FIRST, Binder, Call, Grads, Sample, broadcast_rule, sample
+from jobflow.ops.op import OVER_FIRST, Grads, Sample, broadcast_rule, sample
 from jobflow.ops.pointwise import ANY, FLOATS, NUMBERS, Elementwise, Negate, Unary, call, numbers, unary_function
 
 
@@ -163,9 +163,6 @@ class FillLike(Elementwise):
 
     def formula(self, f: Any, x: Any) -> Any:
         return f.constant(self.value, self.dtype or x.dtype)
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        return [(outputs[0].fill, (self.value,))]
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

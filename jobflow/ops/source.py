@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -80,9 +80,6 @@ class Constant(Source):
 
     def kernel(self, xp: Xp, y: Array) -> None:
         y[...] = self.value
-
-    def bind(self, device: Any, inputs: Any, outputs: Any) -> list[Any]:
-        return [(outputs[0].fill, (self.value,))]
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

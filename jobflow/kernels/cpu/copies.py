@@ -11,6 +11,7 @@ import numpy as np
 from jobflow.core.types import Array
 from jobflow.kernels.registry import implements
 from jobflow.ops.broadcast import BroadcastTo
+from jobflow.ops.layout_ops import Assemble, PackPieces, UnpackPieces
 from jobflow.ops.move import PadEdges, Roll
 from jobflow.ops.op import Binder, Call
 from jobflow.ops.scalar import Cast
@@ -18,6 +19,11 @@ from jobflow.ops.scatter import Scatter
 from jobflow.ops.slice_update import SliceUpdate
 from jobflow.ops.slices import Concat, CopyInto, Flip, Pad, SliceGrad, same_memory
 from jobflow.ops.triangle import Triangle
+
+
+@implements(PackPieces, UnpackPieces, Assemble)
+def copies_of_pieces(op: PackPieces | UnpackPieces | Assemble, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    return [(np.copyto, (to, part)) for to, part in op.copies(*inputs, *outputs) if to.size]
 
 
 @implements(CopyInto)

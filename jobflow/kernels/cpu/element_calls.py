@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -11,21 +11,20 @@ import numpy as np
 from jobflow.core.types import Array, DType, dtype_of
 from jobflow.expressions import language
 from jobflow.kernels.cpu.numpy_calls import POSITIONAL, CompiledFormula, block_calls, compiled
-from jobflow.kernels.registry import implements
-from jobflow.ops.op import Binder, Binding, Call, Op
+from jobflow.kernels.registry import implements, kernel_call
+from jobflow.ops.matmul import BiasAdd, along
+from jobflow.ops.op import Binder, Binding, Call
 from jobflow.ops.pointwise import Elementwise, Pointwise
 
 
 def _at_once(op: Pointwise, inputs: Sequence[DType], outputs: Sequence[DType]) -> Binding:
     """For operations that run at once: the function, or the program, is found for all arrays of these types."""
-    if type(op).bind is not Op.bind:
-        return op.bind
     function = _function(op)
     if function is not None:
         return lambda device, read, made: [(function, (*read, *made))]
     program = _program(op, outputs[0].numpy, *[dtype.numpy for dtype in inputs])
     if program is None:
-        return op.bind
+        return partial(kernel_call, op)
     if program.alone is None:
         return lambda device, read, made: block_calls(program, device, read, (), made)
     (alone, arguments), constants = program.alone, program.constants
@@ -34,8 +33,14 @@ def _at_once(op: Pointwise, inputs: Sequence[DType], outputs: Sequence[DType]) -
 
 @implements(Pointwise, at_once=_at_once)
 def calls_over_elements(op: Pointwise, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    """What the op prepares itself, calls of NumPy, or the kernel."""
+    """Calls of NumPy, or the kernel."""
     return _at_once(op, [dtype_of(a.dtype) for a in inputs], [dtype_of(a.dtype) for a in outputs])(device, inputs, outputs)
+
+
+@implements(BiasAdd)
+def sum_with_a_vector(op: BiasAdd, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    value, bias = inputs
+    return [(np.add, (value, along(bias, op.axis, value.ndim), outputs[0]))]
 
 
 def _function(op: Pointwise) -> Callable[..., Any] | None:

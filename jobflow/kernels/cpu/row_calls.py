@@ -22,9 +22,9 @@ from jobflow.kernels.cpu.blocks import BLOCK, lead_sum_calls
 from jobflow.kernels.cpu.numpy_calls import FUNCTIONS
 from jobflow.kernels.cpu.row_program import COLUMN, FULL, ROW, TO_COLUMN, Place, RowProgram, RowStep, compiled_rows
 from jobflow.kernels.operand_copies import operand_copies
-from jobflow.kernels.registry import implements
+from jobflow.kernels.registry import implements, kernel_call
 from jobflow.ops.indexed import Indexed, facts_of
-from jobflow.ops.op import Binder, Binding, Call, Op, types_tuple
+from jobflow.ops.op import Binder, Binding, Call, types_tuple
 
 #: up to this length a row's maximum is found faster than it is reduced to
 SHORT_ROW = 1024
@@ -42,7 +42,7 @@ def _shapes_kept(op: Indexed, inputs: Sequence[DType], outputs: Sequence[DType])
             if len(known) == SHAPES_KEPT:
                 known.clear()
             types = [type_of(a) for a in read]
-            found = None if None in key or type(op).bind is not Op.bind else row_binding(op, types, types_tuple(op.infer(*types)))
+            found = None if None in key else row_binding(op, types, types_tuple(op.infer(*types)))
             known[key] = found or partial(calls_over_rows, op)
         return known[key](device, read, written)
 
@@ -51,13 +51,10 @@ def _shapes_kept(op: Indexed, inputs: Sequence[DType], outputs: Sequence[DType])
 
 @implements(Indexed, at_once=_shapes_kept)
 def calls_over_rows(op: Indexed, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    """What the op prepares itself, calls over rows, or the kernel."""
-    if type(op).bind is Op.bind:
-        made, space = facts_of(op, *map(type_of, inputs))
-        calls = row_calls(device, made, space, op.in_place, inputs, outputs)
-        if calls is not None:
-            return calls
-    return op.bind(device, inputs, outputs)
+    """Calls over rows, or the kernel."""
+    made, space = facts_of(op, *map(type_of, inputs))
+    calls = row_calls(device, made, space, op.in_place, inputs, outputs)
+    return kernel_call(op, device, inputs, outputs) if calls is None else calls
 
 
 def row_calls(
@@ -104,7 +101,7 @@ def row_binding(op: Indexed, inputs: Sequence[TensorType], outputs: Sequence[Ten
     arrays = [np.empty(type.shape, type.dtype.numpy) for type in (*inputs, *outputs)]
     found = _program(made, space, op.in_place, [space.view(k, a) for k, a in enumerate(arrays)], len(inputs))
     if found is None:  # numbers for a part of the rows: to copy them takes longer than so few elements
-        return partial(Op.bind, op)
+        return partial(kernel_call, op)
     if found[0].sums:
         return None
     program, *matrices = found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jobflow.core.types import Array
-from jobflow.kernels.registry import implements
+from jobflow.kernels.registry import implements, kernel_call
 from jobflow.ops.op import Binder, Call
 from jobflow.ops.scan import Scan
 
@@ -14,7 +14,7 @@ from jobflow.ops.scan import Scan
 def accumulate(op: Scan, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     (x,), (y,) = inputs, outputs
     if not y.size:
-        return op.bind(device, inputs, outputs)
+        return kernel_call(op, device, inputs, outputs)
     source, target = op.operands(x, y)
     first: list[Call] = [(op.turned(y)[:1].fill, (op.of_nothing,))] if op.exclusive else []
     return [*first, (op.ufunc.accumulate, (source, 0, op.running(y), target))]

@@ -10,7 +10,7 @@ import numpy as np
 
 from jobflow.core.types import Array, dtype_of
 from jobflow.kernels.cpu.blocks import SHORT, lead_sum_calls, memory_order
-from jobflow.kernels.registry import implements
+from jobflow.kernels.registry import implements, kernel_call
 from jobflow.ops.broadcast import SumTo, stretched
 from jobflow.ops.matmul import AxisSum
 from jobflow.ops.op import Binder, Call
@@ -61,7 +61,7 @@ def _put_positions(function: Callable[..., Array], x: Array, axis: int, y: Array
 @implements(ReduceSum)
 def sum_over_axes(op: ReduceSum, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     if not op.axes:
-        return op.bind(device, inputs, outputs)
+        return kernel_call(op, device, inputs, outputs)
     return sum_calls(device, inputs[0], op.axes, op.without(outputs[0]))
 
 
@@ -70,7 +70,7 @@ def sum_of_squares(op: SquareSum, device: Binder, inputs: Sequence[Array], outpu
     (x,), (y,) = inputs, outputs
     turned = x.transpose(sorted(range(x.ndim), key=lambda i: -x.strides[i]))
     if x.dtype.itemsize < 4 or not turned.flags.c_contiguous:
-        return op.bind(device, inputs, outputs)
+        return kernel_call(op, device, inputs, outputs)
     flat = turned.reshape(-1)
     whole, rest = divmod(flat.size, SQUARES)
     if whole < 2:

@@ -11,8 +11,8 @@ from jobflow.core.types import Array, DType, dtype_of
 from jobflow.expressions import language
 from jobflow.expressions.on_arrays import functions
 from jobflow.kernels.cpu.numpy_calls import CompiledFormula, block_calls, compiled
-from jobflow.kernels.registry import implements
-from jobflow.ops.op import Binder, Call, Op
+from jobflow.kernels.registry import implements, kernel_call
+from jobflow.ops.op import Binder, Call
 from jobflow.ops.optimizer_updates import NormUpdate, OptimizerUpdate
 
 
@@ -20,7 +20,7 @@ from jobflow.ops.optimizer_updates import NormUpdate, OptimizerUpdate
 def formula_in_blocks(op: OptimizerUpdate, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     program = update_program(op, dtype_of(inputs[0].dtype)) if op.elementwise else None
     if program is None:
-        return Op.bind(op, device, inputs, outputs)
+        return kernel_call(op, device, inputs, outputs)
     elements, scalars = inputs[: program.elements], [a.reshape(()) for a in inputs[program.elements :]]
     numbers, first = scalars[:1], list[Call]()
     if op.derives:
