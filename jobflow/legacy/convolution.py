@@ -170,16 +170,33 @@ def torch_conv2d_transpose(
     """
     what = "torch_conv2d_transpose"
     x, w = _either(what, "value", value, "input", input), _either(what, "filter", filter, "filters", filters)
-    if x.type.ndim != 4 or w.type.ndim != 4:
-        raise ShapeError(f"{what} at {user_line()}: value {x.type} and filter {w.type} must have 4 axes each")
-    last = channels_last(what, data_format, 2)
+    return transposed(what, x, w, 2, output_padding, strides, padding_needed, data_format, dilations, 1, name)
+
+
+def transposed(
+    what: str,
+    x: Tensor,
+    w: Tensor,
+    ndim: int,
+    output_padding: Sequence[int] | None,
+    strides: Sizes | None,
+    padding_needed: Sequence[int] | None,
+    data_format: str,
+    dilations: Sizes | None,
+    groups: int,
+    name: str | None,
+) -> Tensor:
+    """torch_conv2d_transpose along 1, 2 or 3 spatial axes, with filter [i, o / groups, *kernel]."""
+    if x.type.ndim != ndim + 2 or w.type.ndim != ndim + 2:
+        raise ShapeError(f"{what} at {user_line()}: value {x.type} and filter {w.type} must have {ndim + 2} axes each")
+    last = channels_last(what, data_format, ndim)
     first, weight = to_first(x, last), to_first(w, last)
-    needed, behind = ([0, 0] if given is None else [int(n) for n in given] for given in (padding_needed, output_padding))
-    if len(needed) != 2 or len(behind) != 2 or min(*needed, *behind) < 0:
+    needed, behind = ([0] * ndim if given is None else [int(n) for n in given] for given in (padding_needed, output_padding))
+    if len(needed) != ndim or len(behind) != ndim or min(*needed, *behind) < 0:
         raise ArgumentError(
-            f"{what} at {user_line()}: padding_needed {padding_needed!r} and output_padding {output_padding!r} have 2 entries, from 0 on"
+            f"{what} at {user_line()}: padding_needed {padding_needed!r} and output_padding {output_padding!r} have {ndim} entries, from 0 on"
         )
-    steps, apart = axis_values(what, "strides", strides or 1, 2), axis_values(what, "dilations", dilations or 1, 2)
+    steps, apart = axis_values(what, "strides", strides or 1, ndim), axis_values(what, "dilations", dilations or 1, ndim)
     spatial = [
         (n - 1) * step - pad + gap * (k - 1) + 1 + more
         for n, step, pad, gap, k, more in zip(first.type.shape[2:], steps, needed, apart, weight.type.shape[2:], behind, strict=True)
@@ -191,6 +208,7 @@ def torch_conv2d_transpose(
         strides=steps,
         padding=[(pad // 2, pad - pad // 2) for pad in needed],
         dilations=apart,
+        groups=groups,
         algorithm=cast(cv.Algorithm, current_job(what).conv_algorithm),
         name=name,
     )
@@ -227,6 +245,8 @@ _MAX = "The largest element of each window; padding never wins.  `ceil_mode` cou
 _AVERAGE = "The mean of each window's elements inside the image.  `ceil_mode` counts for explicit padding only."
 max_pool2d = variant(_pool, "max_pool2d", "max_pool2d", _MAX, data_format="NCHW")
 avg_pool2d = variant(_pool, "avg_pool2d", "avg_pool2d", _AVERAGE, data_format="NCHW")
+max_pool_1d = variant(_pool, "max_pool_1d", "max_pool_1d", "max_pool2d along one spatial axis.", data_format="NCW")
+avg_pool_1d = variant(_pool, "avg_pool_1d", "avg_pool_1d", "avg_pool2d along one spatial axis.", data_format="NCW")
 max_pool3d = variant(_pool, "max_pool3d", "max_pool3d", "max_pool2d over three spatial axes.", data_format="NCDHW")
 avg_pool3d = variant(_pool, "avg_pool3d", "avg_pool3d", "avg_pool2d over three spatial axes.", data_format="NCDHW")
 

@@ -13,7 +13,7 @@ import jobflow.functional as functional
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.types import Tensor, int32, int64
 from jobflow.eager.faces import SPELLED, all_of, recording, spelled
-from jobflow.legacy.operands import positive_shape, spans
+from jobflow.legacy.operands import fitting, positive_shape, spans
 from jobflow.ops import elementwise as ew
 from jobflow.ops import index as ix
 from jobflow.ops import loss as ls
@@ -138,8 +138,15 @@ diag = spelled(_F.diag, "input", diagonal=0)
 
 def combined_margin_loss(x: Tensor, label: Tensor, m1: float = 1, m2: float = 0, m3: float = 0, name: Name = None) -> Tensor:
     """x [n, classes], a cosine for each class, where that of the label is cos(m1 angle + m2) - m3."""
+    return margins(x, label, m1, m2, m3, name)[0]
+
+
+def margins(x: Tensor, label: Tensor, m1: float, m2: float, m3: float, name: Name = None) -> tuple[Tensor, Tensor]:
+    """`combined_margin_loss`, and the angle of each label."""
     if x.type.ndim != 2 or not label.type.dtype.is_integer or label.type.size != x.type.shape[0]:
         raise ShapeError(f"combined_margin_loss at {user_line()}: x is [n, classes] and label n integers, not {x.type} and {label.type}")
+    for word, number in (("m1", m1), ("m2", m2), ("m3", m3)):
+        fitting(f"combined_margin_loss: {word}", number, x.type.dtype)
     return ls.combined_margin(x, sh.reshape(label, x.type.shape[:1]), float(m1), float(m2), float(m3), name=name)
 
 

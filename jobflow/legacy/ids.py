@@ -6,6 +6,7 @@ from typing import Any
 
 import jobflow.core.scope as scope
 import jobflow.legacy.arrays as arrays
+import jobflow.legacy.math as math
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.types import DType, Tensor, int32, int64
 from jobflow.eager.faces import all_of, of_jobs, recording
@@ -63,14 +64,23 @@ def where(condition: Tensor, x: Operand | None = None, y: Operand | None = None,
     return argwhere(condition, None, name) if x is None and y is None else arrays.where(condition, x, y, name)
 
 
+def places_and_count(x: Tensor, dtype: DType) -> tuple[Tensor, Tensor]:
+    """argwhere with -1 behind the last row, and the number of its rows, shape (1,)."""
+    return _places("argwhere", x, dtype, None), math.reduce_sum(ew.cast(math.not_equal(x, 0), dtype))
+
+
 def _found(what: str, x: Tensor, dtype: DType | None, name: str | None, axis: int) -> Tensor:
-    kind = int32 if dtype is None else dtype
-    if not isinstance(kind, DType) or not kind.is_integer or not x.type.ndim:
-        raise DtypeError(f"{what} at {user_line()}: {x.type} must have axes, and dtype, {kind!r}, be a type of integers such as jobflow.int32")
-    places: Any = call(un.Argwhere(kind), x, name=None if axis else name)
+    places = _places(what, x, dtype, None if axis else name)
     made: Any = sh.transpose(places, (1, 0), name=name) if axis else places
     job = current_job(what)
     return job.rows_found(job.unique_name(f"{what}_rows"), made, axis)
+
+
+def _places(what: str, x: Tensor, dtype: DType | None, name: str | None) -> Tensor:
+    kind = int32 if dtype is None else dtype
+    if not isinstance(kind, DType) or not kind.is_integer or not x.type.ndim:
+        raise DtypeError(f"{what} at {user_line()}: {x.type} must have axes, and dtype, {kind!r}, be a type of integers such as jobflow.int32")
+    return call(un.Argwhere(kind), x, name=name)
 
 
 def sync_dynamic_resize(inputs: Tensor, size: Tensor, name: str | None = None) -> Tensor:

@@ -224,6 +224,26 @@ def ctc_loss(
     targets are [n, longest], or the labels of all samples behind each other.  "mean" divides each loss by its number of labels, at least 1, before
     it takes the mean.  `zero_infinity`: a sample with too few frames for its labels has the loss 0, not inf.
     """
+    given = _ctc_inputs(log_probs, targets, input_lengths, target_lengths, blank)
+    own = _named(reduction, name)
+    loss = ctc.ctc_loss(*given, int(blank), bool(zero_infinity), name=own)
+    if reduction == "mean":
+        loss = ew.divide(loss, ew.cast(_F.clamp(given[3], 1), loss.type.dtype))
+    return _reduced("ctc_loss", loss, reduction, name)
+
+
+def ctc_losses(
+    log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int, zero_infinity: bool
+) -> tuple[Tensor, Tensor]:
+    """Each loss, and the logarithms of the sums over the beginnings of paths, [n, frames, 2 longest + 1]."""
+    given = _ctc_inputs(log_probs, targets, input_lengths, target_lengths, blank)
+    return ctc.ctc_loss(*given, int(blank), bool(zero_infinity)), call(ctc.CtcPaths(int(blank)), *given)
+
+
+def _ctc_inputs(
+    log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The inputs of the op, whose lengths and labels a run checks."""
     if not isinstance(blank, Integral):
         raise ArgumentError(f"ctc_loss at {user_line()}: blank is the number of a class, not {blank!r}")
     if targets.type.ndim == 1 and log_probs.type.ndim == 3:
@@ -237,11 +257,7 @@ def ctc_loss(
     labels = checked(target_lengths, "ctc_loss", low=0, high=longest, noun="target length")
     behind = ew.greater_equal(source.arange(0, longest, dtype=int64), sh.expand_dims(ew.cast(labels, int64), 1))
     targets = checked(ew.where(behind, ew.fill_like(targets, blank), targets), "ctc_loss", low=0, high=classes - 1, noun="label")
-    own = _named(reduction, name)
-    loss = ctc.ctc_loss(log_probs, targets, lengths, labels, int(blank), bool(zero_infinity), name=own)
-    if reduction == "mean":
-        loss = ew.divide(loss, ew.cast(_F.clamp(labels, 1), loss.type.dtype))
-    return _reduced("ctc_loss", loss, reduction, name)
+    return log_probs, targets, lengths, labels
 
 
 def _padded(targets: Tensor, target_lengths: Tensor, count: int) -> Tensor:

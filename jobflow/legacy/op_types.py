@@ -150,6 +150,26 @@ def _normalization(
     return y, mean, math.rsqrt(math.add(variance, epsilon))
 
 
+def _normalization_add_relu(
+    x: Any,
+    moving_mean: Any,
+    moving_variance: Any,
+    gamma: Any,
+    beta: Any,
+    addend: Any = None,
+    *,
+    axis: int,
+    epsilon: float,
+    training: bool = False,
+    momentum: float = 0.99,
+    name: str | None = None,
+) -> Any:
+    how: dict[str, Any] = {"axis": axis, "epsilon": epsilon, "training": training, "momentum": momentum, "name": name}
+    before, mean, inverse = _normalization(x, moving_mean, moving_variance, gamma, beta, **how)
+    y = nn.relu(before if addend is None else math.add(before, addend))
+    return y, math.greater(y, 0), mean, inverse  # the second says where the gradient passes
+
+
 def _scaled_tril(
     in_: Any,
     *,
@@ -252,6 +272,9 @@ OP_TYPES: Mapping[str, Row] = {
     **{f"scalar_{word}_by_tensor -> y": _by_one_element(getattr(math, name)) for word, name in _BY_TENSOR.items()},
     "add_n -> out": lambda *in_: math.add_n(list(in_)),
     "multiply -> out": lambda x, y: math.multiply(x, y),
+    "fused_cast_scale -> y": lambda x, scale_by_tensor, *, scale=1.0: math.multiply(
+        math.multiply(arrays.cast(x, scale_by_tensor.type.dtype), scale_by_tensor), float(scale)
+    ),
     "scalar_add -> out": _by_number(math.add),
     "scalar_mul -> out": _by_number(math.multiply),
     "scalar_pow -> out": lambda in_, *, exponent: math.pow(in_, exponent),
@@ -288,6 +311,7 @@ OP_TYPES: Mapping[str, Row] = {
     "softmax_grad -> dx": lambda y, dy: nn.softmax_grad(y, dy),
     # reductions
     **{f"reduce_{word} -> output_tensor": _reduction(getattr(math, f"reduce_{word}")) for word in ("sum", "min", "max", "prod", "any", "all")},
+    "argwhere -> output output_size": lambda input, *, dtype=int32: ids.places_and_count(input, dtype),
     "argmax -> out": lambda in_: math.argmax(in_),
     "square_sum -> y": lambda x: elements.square_sum(x),
     "multi_square_sum -> y": lambda *x: math.add_n([elements.square_sum(each) for each in x]),
@@ -388,6 +412,7 @@ OP_TYPES: Mapping[str, Row] = {
     **OP_TYPES_OF_IMAGES,
     # normalisation
     "normalization -> y mean inv_variance": _normalization,
+    **{f"{word}normalization_add_relu -> y reserve_space mean inv_variance": _normalization_add_relu for word in ("", "cudnn_fused_")},
     "layer_norm -> y mean inv_variance normalized": _layer_norm,
     "layer_norm_grad -> dx": lambda dy, x, mean, inv_variance, *, begin_norm_axis=1, epsilon=None: layers.layer_norm_grad(
         dy, x, mean, inv_variance, begin_norm_axis
@@ -405,12 +430,15 @@ OP_TYPES: Mapping[str, Row] = {
         nn.softmax(prediction),
         losses.distributed_sparse_softmax_cross_entropy_with_logits(label, prediction, name),
     ),
-    "sparse_cross_entropy -> out": lambda prediction, label, *, depth=None: losses.sparse_cross_entropy(label, prediction),
+    **{
+        f"sparse_cross_entropy{ms} -> out": lambda prediction, label, *, depth=None: losses.sparse_cross_entropy(label, prediction)
+        for ms in ("", "_ms")
+    },
     "sigmoid_cross_entropy -> loss": lambda prediction, label: losses.sigmoid_cross_entropy_with_logits(label, prediction),
     "smooth_l1_loss -> loss": lambda prediction, label, *, beta=1.0: losses.smooth_l1_loss(prediction, label, beta),
-    "combined_margin_loss -> y": lambda x, label, *, m1=1.0, m2=0.0, m3=0.0, depth=None: elements.combined_margin_loss(x, label, m1, m2, m3),
-    "ctc_loss -> loss": lambda log_probs, targets, input_lengths, target_lengths, *, max_target_length=None, blank=0, zero_infinity=False: (
-        losses.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, "none", zero_infinity)
+    "combined_margin_loss -> y theta": lambda x, label, *, m1=1.0, m2=0.0, m3=0.0, depth=None: elements.margins(x, label, m1, m2, m3),
+    "ctc_loss -> loss alpha": lambda log_probs, targets, input_lengths, target_lengths, *, max_target_length=None, blank=0, zero_infinity=False: (
+        losses.ctc_losses(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)
     ),
     "distributed_partial_fc_sample -> mapped_label sampled_label sampled_weight": lambda weight, label, *, num_sample, seed=-1, name=None: (
         ids.distributed_partial_fc_sample(weight, label, num_sample, name)

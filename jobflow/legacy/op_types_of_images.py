@@ -8,6 +8,7 @@ from typing import Any
 import jobflow.legacy.activations as nn
 import jobflow.legacy.convolution as convolution
 import jobflow.legacy.elements as elements
+from jobflow.core.errors import ShapeError, user_line
 
 Row = Callable[..., Any]
 
@@ -46,28 +47,42 @@ def _conv(ndim: int) -> Row:
     ) -> Any:
         given = _format(data_format, ndim)
         own = None if bias is not None else name
+        _fits(f"conv{ndim}d", weight, weight.type.shape[0], data_format, filters, kernel_size)
         y = function(in_, weight, list(strides), _sides(padding_before, padding_before, given), given, list(dilation_rate), groups, own)
         return y if bias is None else nn.bias_add(y, bias, given, name)
 
     return conv
 
 
-def _deconv(
-    in_: Any,
-    weight: Any,
-    *,
-    filters: int | None = None,
-    padding_before: Sequence[int] = (0, 0),
-    data_format: str = "channels_first",
-    kernel_size: Any = None,
-    output_padding: Sequence[int] = (0, 0),
-    strides: Any = (1, 1),
-    dilation_rate: Any = (1, 1),
-    groups: int = 1,
-    name: str | None = None,
-) -> Any:
-    needed, given = [2 * n for n in padding_before], _format(data_format, 2)
-    return convolution.torch_conv2d_transpose(in_, weight, output_padding, strides, needed, given, name, dilations=dilation_rate)
+def _fits(what: str, weight: Any, made: int, data_format: str, filters: int | None, kernel_size: Any) -> None:
+    """ShapeError unless the weight, which makes so many channels, is that of these attributes where they are given."""
+    kernel = weight.type.shape[1:-1] if data_format == "channels_last" else weight.type.shape[2:]
+    if filters not in (None, made) or (kernel_size is not None and tuple(kernel_size) != kernel):
+        raise ShapeError(f"{what} at {user_line()}: weight {weight.type} makes {made} channels; it does not fit {filters=} and {kernel_size=}")
+
+
+def _deconv(ndim: int) -> Row:
+    what = f"deconv{ndim}d"
+
+    def deconv(
+        in_: Any,
+        weight: Any,
+        *,
+        filters: int | None = None,
+        padding_before: Sequence[int] = (0,) * ndim,
+        data_format: str = "channels_first",
+        kernel_size: Any = None,
+        output_padding: Sequence[int] = (0,) * ndim,
+        strides: Any = (1,) * ndim,
+        dilation_rate: Any = (1,) * ndim,
+        groups: int = 1,
+        name: str | None = None,
+    ) -> Any:
+        needed, given = [2 * n for n in padding_before], _format(data_format, ndim)
+        _fits(what, weight, weight.type.shape[-1 if data_format == "channels_last" else 1] * groups, data_format, filters, kernel_size)
+        return convolution.transposed(what, in_, weight, ndim, output_padding, strides, needed, given, dilation_rate, groups, name)
+
+    return deconv
 
 
 def _pool(function: Row, ndim: int) -> Row:
@@ -90,10 +105,16 @@ def _pool(function: Row, ndim: int) -> Row:
     return pool
 
 
+def _pools(word: str) -> dict[str, Row]:
+    functions = {1: f"{word}_pool_1d", 2: f"{word}_pool2d", 3: f"{word}_pool3d"}
+    return {f"{word}_pool_{n}d -> y": _pool(getattr(convolution, function), n) for n, function in functions.items()}
+
+
 OP_TYPES_OF_IMAGES: Mapping[str, Row] = {
     **{f"conv{n}d -> out": _conv(n) for n in (1, 2, 3)},
-    "deconv2d -> out": _deconv,
-    **{f"{word}_pool_{n}d -> y": _pool(getattr(convolution, f"{word}_pool{n}d"), n) for word in ("max", "avg") for n in (2, 3)},
+    **{f"deconv{n}d -> out": _deconv(n) for n in (1, 2, 3)},
+    **_pools("max"),
+    **_pools("avg"),
     "upsample -> y": lambda x, *, height_scale, width_scale, align_corners=False, data_format="channels_first", interpolation="nearest": (
         elements.upsample_2d(x, (height_scale, width_scale), align_corners, _format(data_format, 2), interpolation)
     ),

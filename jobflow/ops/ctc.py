@@ -63,6 +63,24 @@ class CtcLoss(Op):
         yield from _cases(cls)
 
 
+class CtcPaths(CtcLoss):
+    """alpha[n, t, s]; -inf where no path is, and behind the last frame of a sample"""
+
+    def infer(self, x: TensorType, targets: TensorType, frames: TensorType, labels: TensorType) -> TensorType:
+        super().infer(x, targets, frames, labels)
+        return x.with_shape((x.shape[1], x.shape[0], 2 * targets.shape[1] + 1))
+
+    def rule(self, x: TensorType, targets: TensorType, frames: TensorType, labels: TensorType) -> Rule:
+        return Rule("TnC,nL,n,n->nTS")
+
+    def kernel(self, xp: Xp, x: Array, targets: Array, frames: Array, labels: Array, alpha: Array) -> None:
+        paths = _Paths(xp, self.blank, x, targets, frames, labels)
+        alpha[...] = xp.where(paths.inside[:, :, None], _forward(paths), -xp.inf).swapaxes(0, 1)
+
+    def grad(self, *tensors: Any) -> Grads:
+        return Op.grad(self, *tensors)
+
+
 class CtcLossGrad(CtcLoss):
     """dx[t, n, c] = dloss[n] (e^x - share of the paths that are at c in frame t); 0 behind the last frame of a sample"""
 
@@ -175,6 +193,11 @@ def ctc_loss(
 ) -> Tensor:
     """A loss for each sample; see `CtcLoss`."""
     return call(CtcLoss(blank, zero_infinity), x, targets, frames, labels, name=name)
+
+
+@np.errstate(all="ignore")
+def _forward(paths: _Paths) -> Array:
+    return paths.forward()
 
 
 @np.errstate(all="ignore")

@@ -365,7 +365,8 @@ class SparseCrossEntropyGrad(Indexed):
 class CombinedMargin(Indexed):
     """theta[n] = acos x[n, label[n]], y[n, label[n]] = cos(m1 theta[n] + m2) - m3, and y = x elsewhere: x has a cosine for each class.
 
-    The classes may be split: for a label of another rank theta is 0 there, and the row is as it was.
+    The classes may be split: for a label of another rank theta is 0 there, and the row is as it was.  A cosine that rounding made
+    larger than 1 has the angle 0; a margin of the cosine alone, m1 = 1 and m2 = 0, asks for no angle.
     """
 
     m1: float = 1.0
@@ -393,11 +394,13 @@ class CombinedMargin(Indexed):
     def formula(self, f: Any, x: Any, labels: Any) -> Any:
         hit = _hit(f, _from(f, labels, self.offset))
         mine = f.row_sum(f.where(hit, 1.0, f.constant(0.0, x.dtype)))
-        theta = mine * f.arccos(f.row_sum(f.where(hit, x, f.constant(0.0, x.dtype))))
-        return f.where(hit, f.cos(theta * self.m1 + self.m2) - self.m3, x), theta
+        cosine = f.row_sum(f.where(hit, x, f.constant(0.0, x.dtype)))
+        theta = mine * f.arccos(f.minimum(f.maximum(cosine, -1.0), 1.0))
+        turned = x if (self.m1, self.m2) == (1, 0) else f.cos(theta * self.m1 + self.m2)
+        return f.where(hit, turned - self.m3, x), theta
 
     def grad(self, x: Tensor, labels: Tensor, y: Tensor, theta: Tensor, dy: Tensor | None, dtheta: Tensor | None) -> Grads:
-        direct = None if dy is None else call(CombinedMarginGrad(self.m1, self.m2), theta, labels, dy)
+        direct = None if dy is None else combined_margin_grad(theta, labels, dy, self.m1, self.m2)
         if dtheta is None:
             return direct, None
         through_theta = multiply(_hits(labels, x), negate(_column(divide(dtheta, sin(theta)))))
@@ -406,6 +409,7 @@ class CombinedMargin(Indexed):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(0.9, 0.4, 0.15), numbers(1, 5, 4, low=-0.9, high=0.9), np.array([0, 3, 1, 1, 2], np.int32))
+        yield sample(cls(1.0, 0.0, 0.35), numbers(1, 5, 4, low=-0.9, high=0.9), np.array([0, 3, 1, 1, 2], np.int32))
 
 
 class CombinedMarginGrad(Indexed):
@@ -446,6 +450,11 @@ class CombinedMarginGrad(Indexed):
         yield sample(cls(0.9, 0.4), numbers(1, 3, low=0.5, high=2.5), np.array([0, 3, 1]), numbers(2, 3, 4))
 
 
+def combined_margin_grad(theta: Tensor, labels: Tensor, dy: Tensor, m1: float, m2: float) -> Tensor:
+    """The gradient of x, of what `CombinedMargin` makes of it."""
+    return dy if (m1, m2) == (1, 0) else call(CombinedMarginGrad(m1, m2), theta, labels, dy)
+
+
 def _checked(what: str, labels: Tensor, scores: Tensor) -> Tensor:
     """The labels, once they are known to be classes; left to the op where they are not even labels for these scores."""
     return check(classes(what, scores.type.shape[-1]), labels) if labels.type.dtype.is_integer and scores.type.ndim else labels
@@ -480,7 +489,9 @@ def sparse_cross_entropy(prob: Tensor, labels: Tensor, *, name: str | None = Non
     return call(SparseCrossEntropy(), prob, _checked("sparse_cross_entropy", labels, prob), name=name)
 
 
-def combined_margin(x: Tensor, labels: Tensor, m1: float = 1.0, m2: float = 0.0, m3: float = 0.0, *, name: str | None = None) -> Tensor:
-    """x with a margin at the labels, one per row of x."""
-    y: Tensor = apply(CombinedMargin(m1, m2, m3), x, _checked("combined_margin_loss", labels, x), name=name)[0]
-    return y
+def combined_margin(
+    x: Tensor, labels: Tensor, m1: float = 1.0, m2: float = 0.0, m3: float = 0.0, *, name: str | None = None
+) -> tuple[Tensor, Tensor]:
+    """x with a margin at the labels, one per row of x, and the labels' angles."""
+    y, theta = apply(CombinedMargin(m1, m2, m3), x, _checked("combined_margin_loss", labels, x), name=name)
+    return y, theta

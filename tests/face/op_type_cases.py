@@ -44,6 +44,7 @@ PADS = {"padding_before": [1, 0], "padding_after": [0, 2]}
 POOL = {"pool_size": [2, 2], "strides": [2, 2], "data_format": "channels_first", "padding": "valid"}
 CONV = {"filters": 3, "padding_before": [1, 1], "kernel_size": [3, 3], "strides": [1, 1], "dilation_rate": [1, 1], "groups": 1}
 ONES = np.ones((4, 6), np.float32)
+ADDED = IMAGE / 2 * W[:4, None, None] + V[:4, None, None] + IMAGE**2
 #: those that NumPy has by the same name
 SAME = (
     *("abs", "ceil", "cos", "cosh", "exp", "expm1", "floor", "log", "log1p", "negative", "rint", "sign", "sin", "sinh", "sqrt", "square"),
@@ -90,6 +91,7 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]] = {
     "clip_by_scalar": ((X,), {"floating_min": 0.4, "floating_max": 0.6}, X.clip(0.4, 0.6)),
     "clip_by_scalar_min": ((IDS,), {"integral_min": 1}, IDS.clip(1)),
     "clip_by_scalar_max": ((X,), {"floating_max": 0.6}, X.clip(None, 0.6)),
+    "fused_cast_scale": ((IDS, W[:1]), {"scale": 2.0}, 2 * W[0] * IDS),
     "cast_like": ((Y, IDS), {}, Y.astype(np.int64)),
     "cast": ((Y,), {"dtype": flow.int32}, Y.astype(np.int32)),
     "where": ((np.int8([[1], [0], [1], [0]]), X, Y), {}, np.where([[1], [0], [1], [0]], X, Y)),
@@ -121,6 +123,7 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]] = {
     "reduce_prod": ((X,), {"axis": [1]}, X.prod(1)),
     "reduce_any": ((IDS,), {"axis": [0]}, [1]),
     "reduce_all": ((IDS,), {"axis": [0]}, [0]),
+    "argwhere": ((IDS,), {"dtype": flow.int64}, ([[0], [2], [3], [-1]], [3])),
     "argmax": ((X,), {}, X.argmax(-1)),
     "square_sum": ((X,), {}, [(X**2).sum()]),
     "multi_square_sum": (([X, Y],), {}, [(X**2).sum() + (Y**2).sum()]),
@@ -207,13 +210,25 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]] = {
     "conv1d": ((IMAGE[:, :, 0], KERNEL[:, :, 0, :1]), {"filters": 3}, np.einsum("nci,oc->noi", IMAGE[:, :, 0], KERNEL[:, :, 0, 0])),
     "conv2d": ((IMAGE, KERNEL, V[:3]), CONV, None),
     "conv3d": ((IMAGE[..., None], KERNEL[:, :, :1, :1, None]), {"filters": 3}, np.einsum("ncij,oc->noij", IMAGE, KERNEL[:, :, 0, 0])[..., None]),
+    "deconv1d": ((IMAGE[:, :, 0], KERNEL[:, :, 0, :1].swapaxes(0, 1)), {}, np.einsum("nci,oc->noi", IMAGE[:, :, 0], KERNEL[:, :, 0, 0])),
+    "deconv3d": ((IMAGE[:, :2, :, :, None], np.ones((2, 1, 1, 1, 2), np.float32)), {}, IMAGE[:, :2].sum(1)[:, None, :, :, None].repeat(2, 4)),
     "deconv2d": ((IMAGE, KERNEL[:, :, :1, :1].swapaxes(0, 1)), {"filters": 3}, np.einsum("ncij,oc->noij", IMAGE, KERNEL[:, :, 0, 0])),
+    "max_pool_1d": ((X[None],), {"pool_size": [2], "strides": [2]}, X.reshape(1, 4, 3, 2).max(3)),
+    "avg_pool_1d": ((X[None],), {"pool_size": [2], "strides": [2]}, X.reshape(1, 4, 3, 2).mean(3)),
     "max_pool_2d": ((IMAGE,), POOL, windows(IMAGE).max((3, 5))),
     "avg_pool_2d": ((IMAGE,), POOL, windows(IMAGE).mean((3, 5))),
     "max_pool_3d": ((IMAGE[..., None],), {"pool_size": [2, 2, 1], "strides": [2, 2, 1]}, windows(IMAGE).max((3, 5))[..., None]),
     "avg_pool_3d": ((IMAGE[..., None],), {"pool_size": [2, 2, 1], "strides": [2, 2, 1]}, windows(IMAGE).mean((3, 5))[..., None]),
     "upsample": ((IMAGE,), {"height_scale": 2.0, "width_scale": 3.0}, IMAGE.repeat(2, 2).repeat(3, 3)),
     "normalization": ((IMAGE, V[:4], W[:4], W[:4], V[:4]), {"axis": 1, "epsilon": 1e-5}, None),
+    **{
+        f"{before}normalization_add_relu": (
+            (IMAGE, 0 * V[:4], 0 * W[:4] + 4, W[:4], V[:4], IMAGE**2),
+            {"axis": 1, "epsilon": 0.0},
+            (ADDED.clip(0), ADDED > 0, 0 * V[:4], 0 * V[:4] + 0.5),
+        )
+        for before in ("", "cudnn_fused_")
+    },
     "layer_norm": (
         (X, W, V),
         {"begin_norm_axis": 1, "begin_params_axis": 1, "epsilon": 1e-3},
@@ -224,14 +239,15 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]] = {
     "softmax_cross_entropy": ((X, softmax(Y)), {}, (softmax(X), -(softmax(Y) * log_softmax(X)).sum(1))),
     "sparse_softmax_cross_entropy": ((X, IDS), {"depth": 6}, (softmax(X), -log_softmax(X)[range(4), IDS])),
     "sparse_softmax_cross_entropy_ms": ((X, IDS), {"depth": 6}, (softmax(X), -log_softmax(X)[range(4), IDS])),
+    "sparse_cross_entropy_ms": ((softmax(X), IDS), {"depth": 6}, -log_softmax(X)[range(4), IDS]),
     "sparse_cross_entropy": ((softmax(X), IDS), {"depth": 6}, -log_softmax(X)[range(4), IDS]),
     "sigmoid_cross_entropy": ((X, ONES), {}, np.log1p(np.exp(-X))),
     "smooth_l1_loss": ((X, Y), {"beta": 1e-6}, Y - X),
-    "combined_margin_loss": ((X, IDS), {"m1": 1.0, "m2": 0.0, "m3": 0.25}, X - 0.25 * np.eye(6)[IDS]),
+    "combined_margin_loss": ((X, IDS), {"m1": 1.0, "m2": 0.0, "m3": 0.25}, (X - 0.25 * np.eye(6)[IDS], np.arccos(X[range(4), IDS]))),
     "ctc_loss": (
         (log_softmax(X[:3, None]), np.array([[1]]), np.array([1]), np.array([1])),
         {"max_target_length": 1, "blank": 0},
-        -log_softmax(X)[:1, 1],
+        (-log_softmax(X)[:1, 1], [[[*log_softmax(X)[0, :2], -np.inf], [-np.inf] * 3, [-np.inf] * 3]]),
     ),
     "distributed_partial_fc_sample": ((Y, np.array([3, 0])), {"num_sample": 4}, ([3, 0], [0, 1, 2, 3], Y)),
     "min_max_observer": ((X,), {}, ([X.max() / 127], [0])),

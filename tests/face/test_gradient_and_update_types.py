@@ -1,10 +1,12 @@
-"""Gradients and updates by the names of their types: the ones are slopes of the operations, the others do what optimizers do."""
+"""Gradients and updates by the names of their types: slopes of operations, the gradients of programs, and what optimizers do."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import pytest
+from gradient_cases import DIFFS, IN_PROGRAMS, Case
 from op_type_cases import CASES, IDS, IMAGE, ONES, SLICE, V, W, X, Y, Z
 
 import jobflow as flow
@@ -46,15 +48,18 @@ def test_gradients() -> None:
         arrays.append(x)
         return len(arrays) - 1
 
+    in_programs = {word for case in IN_PROGRAMS.values() for word in case.gradients}
     for key, said in WALKED.items():
         word, (base, _, rest) = key.split(" -> ")[0], said.partition(": ")
+        if word in in_programs:
+            continue
         others: Any = {"round": ((X,), {}), "clip_by_scalar_min": ((X,), {"floating_min": 0.5}), "slice": ((X,), {**SLICE, "start": [1, 0]})}
         given, attributes = others.get(base, CASES[base][:2])
         exact = [np.float64(x) if x.dtype == np.float32 else x for x in given]
-        taken = [each.removeprefix("<-") for each in rest.partition(" | ")[0].split()]
+        taken = [each.strip("()").removeprefix("<-").partition("=")[0] for each in rest.partition(" | ")[0].split()]
         wanted = rest.partition(" | ")[2].split()
         names = list(op_type(base).inputs or ())
-        at = [names.index(each) if each in names else 0 for each in wanted]
+        at = [names.index(each) for each in wanted]
         moves = {i: rng.normal(size=exact[i].shape) * (exact[i] != 0) for i in at}
         moved = [[x + sign * step * moves[i] if i in moves else x for i, x in enumerate(exact)] for sign in (1, -1)]
         checks[word] = base, attributes, taken, names, [list(map(number, each)) for each in (exact, *moved)], [moves[i] for i in at]
@@ -96,7 +101,81 @@ def test_gradients() -> None:
     for word, (_, _, wanted) in DIRECT.items():
         for one, other in zip(found[word], wanted if isinstance(wanted, tuple) else (wanted,), strict=False):
             np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-4, err_msg=word)
-    assert set(checks) | set(DIRECT) == {key.partition(" ")[0] for key in OP_TYPES_OF_GRADIENTS}
+    listed = {key.partition(" ")[0] for key in OP_TYPES_OF_GRADIENTS}
+    assert listed <= set(checks) | set(DIRECT) | in_programs
+
+
+def outputs_of(word: str, named: dict[str, Any], attributes: dict[str, Any], name: str) -> dict[str, Any]:
+    builder = flow.user_op_builder(name).Op(word)
+    for key, x in named.items():
+        builder.Input(key, [x])
+    for key in op_type(word).outputs or ():
+        builder.Output(key)
+    for key, value in attributes.items():
+        builder.Attr(key, value)
+    return {key: y for key, (y,) in builder.Build().InferAndTryRun().RemoteBlobDict().items()}
+
+
+def float_inputs(case: Case) -> dict[str, Any]:
+    return {key: x for key, x in case.inputs.items() if x.dtype == np.float32}
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def found(request: Any) -> dict[str, Any]:
+    """By case: what the program found for its inputs, and what the types gave."""
+    flow.clear_default_session()
+    flow.config.cpu_device_num(request.param)
+    arrays = {f"{name}.{key}": x for name, case in IN_PROGRAMS.items() for key, x in case.inputs.items() if x.dtype != np.float32}
+    slopes: dict[str, Any] = {}
+
+    def one(name: str, given: dict[str, Any], diffs: Any) -> tuple[Any, dict[str, Any]]:
+        case, at = IN_PROGRAMS[name], name.replace(" ", "_").replace(",", "")
+        inputs = {key: given[f"{name}.{key}"] for key in case.inputs if f"{name}.{key}" in given}
+        for key, x in float_inputs(case).items():
+            read = flow.get_variable(f"{at}-{key}", x.shape, initializer=flow.zeros_initializer(), trainable=key not in case.moved)
+            if key not in case.moved:
+                flow.watch_diff(read, lambda dx, key=key: slopes.update({f"{name}.{key}": dx.numpy()}))
+            inputs[key] = read
+        outputs = outputs_of(case.word, inputs, case.attributes, f"{at}_op")
+        known, total = {**inputs, **outputs}, None
+        for key in case.losses or (next(iter(outputs)),):
+            y = outputs[key]
+            shape = y.shape
+            known[f"d{key}"] = flow.reshape(flow.slice(diffs, [0], [int(np.prod(shape))]), shape)
+            loss = flow.math.reduce_sum(y * known[f"d{key}"])
+            total = loss if total is None else total + loss
+        made: dict[str, Any] = {}
+        for word, (taken, attributes, belongs) in case.gradients.items():
+            named = {key: known[what] for key, what in (each.split("=") for each in taken.split())}
+            results = outputs_of(word, named, attributes, f"{at}_{word}")
+            made.update({f"{word} {key}": results[key] for key in belongs})
+        return total, made
+
+    def job(given: Any, diffs: Any) -> tp.Bundle[tp.Numpy]:  # type: ignore[type-var]
+        tensors, total, made = dict(zip(arrays, given, strict=True)), None, {}
+        for name in IN_PROGRAMS:
+            loss, made[name] = one(name, tensors, diffs)
+            total = loss if total is None else total + loss
+        flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.0]), momentum=0).minimize(total)
+        return made
+
+    job.__annotations__["given"] = tuple[tuple(tp.Numpy.Placeholder(x.shape, dtype_of(x.dtype)) for x in arrays.values())]  # type: ignore[misc]
+    job.__annotations__["diffs"] = tp.Numpy.Placeholder(DIFFS.shape)
+    function = flow.global_function("train")(job)
+    names = {name: name.replace(" ", "_").replace(",", "") for name in IN_PROGRAMS}
+    flow.load_variables({f"{names[name]}-{key}": x for name, case in IN_PROGRAMS.items() for key, x in float_inputs(case).items()})
+    made: dict[str, Any] = function(tuple(arrays.values()), DIFFS)
+    flow.clear_default_session()
+    return {"slopes": slopes, "made": made}
+
+
+@pytest.mark.parametrize("name", IN_PROGRAMS)
+def test_a_gradient_is_that_of_the_program(name: str, found: dict[str, Any]) -> None:
+    for word, (_, _, belongs) in IN_PROGRAMS[name].gradients.items():
+        for output, key in belongs.items():
+            made, wanted = found["made"][name][f"{word} {output}"], found["slopes"][f"{name}.{key}"]
+            assert np.isfinite(wanted).all() and np.abs(wanted).max() > 0
+            np.testing.assert_allclose(made, wanted, rtol=1e-4, atol=1e-5, err_msg=f"{word} {output}")
 
 
 def of_float(*shape: int) -> Any:

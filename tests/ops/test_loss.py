@@ -8,9 +8,11 @@ import laws
 import numpy as np
 import pytest
 
+import jobflow as flow
 from jobflow import scope
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError
 from jobflow.core.types import type_of
+from jobflow.eager.run import run_several
 from jobflow.kernels import registry
 from jobflow.kernels.target import CPU
 from jobflow.ops import elementwise_loss, loss
@@ -34,6 +36,16 @@ def test_large_logits() -> None:
     rest = 4.0 - np.log(np.exp([3.0, 4.0, 5.0]).sum())
     np.testing.assert_allclose(value, [-np.log(1e-20), -rest], rtol=1e-12)
     np.testing.assert_allclose(prob[0], [1, 0, 0])
+
+
+def test_a_margin_of_the_cosine_alone() -> None:
+    """It asks for no angle: that of a cosine of 1 has no slope, and one that rounding made larger has none."""
+    cosines, ids, dy = np.array([[1 + 1e-7, 0.5], [0.25, 1.0]]), np.array([0, 1]), np.array([[2.0, 3.0], [4.0, 5.0]])
+    y, _ = laws.run(loss.CombinedMargin(1.0, 0.0, 0.25), [cosines, ids])
+    np.testing.assert_allclose(y, cosines - 0.25 * np.eye(2), rtol=1e-12)
+    x = flow.tensor(cosines, requires_grad=True)
+    run_several(loss.CombinedMargin(1.0, 0.0, 0.25), x, flow.tensor(ids))[0].backward(flow.tensor(dy))
+    np.testing.assert_array_equal(x.grad.numpy(), dy)
 
 
 def test_large_logits_of_sigmoid() -> None:
