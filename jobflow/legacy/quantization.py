@@ -2,13 +2,14 @@
 
 formula, scheme                 scale                                   zero point
 "google", "symmetric"           largest |x| / (2^(bit - 1) - 1)         0
-"google", "affine"              (max - min) / (2^bit - 1)               -round(min / scale)
+"google", "affine"              (max - min) / (2^bit - 1)               -round(min / scale)     where max = min: scale |min|
 "cambricon", "symmetric"        floor(log2(largest |x|)) - (bit - 2)    0               its scale is 2^scale
 """
 
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jobflow.legacy.math as math
 from jobflow.core.errors import ArgumentError, DtypeError, user_line
@@ -17,10 +18,12 @@ from jobflow.eager.faces import all_of, of_jobs
 from jobflow.legacy.initializers import constant_initializer
 from jobflow.legacy.layers import namespace
 from jobflow.legacy.operands import counts
-from jobflow.legacy.variables import assign, current_job, get_variable, layer_name
+from jobflow.legacy.variables import assign, current_job, get_variable, layer_name, variable_of
 from jobflow.ops import elementwise as ew
 from jobflow.ops import shape as sh
+from jobflow.ops.checked import Checked
 from jobflow.ops.floating import exp2, log2
+from jobflow.ops.pointwise import call
 from jobflow.ops.quantize import fake_quantize
 from jobflow.ops.scalar import shift
 
@@ -41,7 +44,8 @@ def _check(what: str, input: Tensor, bit: int, scheme: str, formula: str) -> Non
 def _described(least: Tensor, largest: Tensor, bit: int, scheme: str, formula: str) -> tuple[Tensor, Tensor]:
     """Scale and zero point for numbers from `least` to `largest`; of a symmetric scheme `largest` is that of |x|."""
     if scheme == "affine":
-        scale = ew.scale(ew.subtract(largest, least), 1 / (2**bit - 1))
+        width = ew.subtract(largest, least)
+        scale = ew.where(ew.equal(width, ew.fill_like(width, 0.0)), math.abs(least), ew.scale(width, 1 / (2**bit - 1)))
         return scale, ew.negate(math.round(ew.multiply(least, ew.reciprocal_no_nan(scale))))
     if formula == "google":
         return ew.scale(largest, 1 / (2 ** (bit - 1) - 1)), ew.fill_like(largest, 0.0)
@@ -102,10 +106,13 @@ def observed(
     training: bool,
     until: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Scale and zero point of moving averages that these variables keep; training moves them, after `until` runs no more."""
+    """Scale and zero point of moving averages that these variables keep; training moves them, after `until` runs no more.
+
+    Raises: ArgumentError at a run that does not train, where nothing has moved them.
+    """
     _check("moving_average_min_max_observer", input, bit, scheme, formula)
     if not training:
-        return _described(bottom, top, bit, scheme, formula)
+        return _described(bottom, _seen(top, bottom, step), bit, scheme, formula)
     largest = math.reduce_max(input if scheme == "affine" else math.abs(input))
     least = math.reduce_min(input) if scheme == "affine" else ew.negate(largest)
     moved = []
@@ -115,6 +122,16 @@ def observed(
     assign(top, moved[0])
     assign(bottom, moved[1])
     return _described(moved[1], moved[0], bit, scheme, formula)
+
+
+def _seen(top: Tensor, bottom: Tensor, step: Tensor) -> Tensor:
+    """top, in a run before which a train job has run, or averages were loaded."""
+    job: Any = current_job("moving_average_min_max_observer")
+    names = ", ".join(repr(variable_of(x)) for x in (top, bottom, step))
+    problem = f"is too small: {names} are 0; run a train job with the same layers first, or load the variables of one"
+    seen = math.add_n([ew.cast(math.not_equal(x, 0), int64) for x in (top, bottom, step)])
+    check = Checked(f"quantization in job {job.name!r}", "number of observed runs", low=1, problem=problem)
+    return ew.multiply(top, ew.cast(ew.minimum(call(check, seen), ew.fill_like(seen, 1)), top.type.dtype))
 
 
 def fake_quantization(

@@ -14,13 +14,17 @@ from jobflow.ops.pointwise import Elementwise, call, numbers
 
 
 class FakeQuantize(Elementwise):
-    """y = (clip(round(x / scale + zero), low, high) - zero) scale, round to even; the gradient of x is that of y, that of the others none."""
+    """y = (clip(round(x / scale + zero), low, high) - zero) scale, round to even; 0 where the scale is.
+
+    The gradient of x is that of y, that of the others none.
+    """
 
     low: int
     high: int
 
     def formula(self, f: Any, x: Any, scale: Any, zero: Any) -> Any:
-        return (f.clip(f.rint(x / scale + zero), float(self.low), float(self.high)) - zero) * scale
+        step = f.where(f.equal(scale, 0.0), 1.0, scale)
+        return (f.clip(f.rint(x / step + zero), float(self.low), float(self.high)) - zero) * scale
 
     def grad(self, *tensors: Any) -> Grads:
         x, _, _, _, dy = tensors
@@ -29,6 +33,7 @@ class FakeQuantize(Elementwise):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(-128, 127), numbers(1, 5, 3), np.array([0.01]), np.array([0.0]), differentiable=())
+        yield sample(cls(-8, 7), numbers(3, 2, 3), np.array([[0.0], [0.1]]), np.array([[0.0], [2.0]]), differentiable=())
         yield sample(cls(0, 255), numbers(2, 5, 3), np.array([[0.02]] * 5), np.array([[9.0]] * 5), differentiable=())
 
 

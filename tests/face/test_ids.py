@@ -205,6 +205,11 @@ def test_training_for_eight_bits(devices: int, options: dict[str, bool]) -> None
         return product(x)
 
     flow.load_variables({"w": w})
+    with pytest.raises(
+        flow.ArgumentError,
+        match=r"quantization in job 'predict' at .*: .*'fake-quantization_0-moving_max', .* are 0; run a train job with the same layers first",
+    ):
+        predict(x)
     by_row = rounded(w, w.max(1, keepdims=True), w.min(1, keepdims=True)) if options else rounded(w, np.abs(w).max(), 0)
     largest = (x.max(), x.min()) if options else (np.abs(x).max(), 0)
     np.testing.assert_allclose(train(x), rounded(x, *largest) @ by_row.T, rtol=1e-4, atol=1e-5)
@@ -213,6 +218,36 @@ def test_training_for_eight_bits(devices: int, options: dict[str, bool]) -> None
     train(2 * x)
     flow.load_variables({"w": w})
     np.testing.assert_allclose(predict(x), rounded(x, *(1.5 * each for each in largest)) @ by_row.T, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_eight_bits_of_one_number(devices: int, symmetric: bool) -> None:
+    """What is 0, or one number everywhere, has a scale that says so: a layer that begins with zeros, or an input of ones."""
+    config = fresh(devices)
+    config.enable_qat()
+    config.qat.symmetric(symmetric)
+
+    def product(x: Any) -> tuple[Any, Any]:
+        zeros = flow.get_variable("zeros", (3, 6), initializer=flow.zeros_initializer())
+        halves = flow.get_variable("halves", (3, 6), initializer=flow.constant_initializer(-0.5))
+        return flow.matmul(x, zeros, transpose_b=True), flow.matmul(x, halves, transpose_b=True)
+
+    @flow.global_function("train", config)
+    def train(x: tp.Numpy.Placeholder((4, 6))) -> tuple[tp.Numpy, tp.Numpy]:  # type: ignore[valid-type]
+        zeros, halves = product(x)
+        resting().minimize(zeros)
+        return zeros, halves
+
+    @flow.global_function("predict", config)
+    def predict(x: tp.Numpy.Placeholder((4, 6))) -> tuple[tp.Numpy, tp.Numpy]:  # type: ignore[valid-type]
+        return product(x)
+
+    for value in (0.0, 2.0):
+        for job in (train, predict):
+            zeros, halves = job(np.full((4, 6), value, np.float32))
+            assert (zeros == 0).all()
+            np.testing.assert_allclose(halves, np.full((4, 3), -3 * value), rtol=1e-2)
 
 
 def test_assignments_of_experimental() -> None:
