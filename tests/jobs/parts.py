@@ -1,5 +1,6 @@
 """Small data, shapes and optimizers that the tests of this folder share, and how a message reads."""
 
+import inspect
 import linecache
 import re
 from collections.abc import Callable
@@ -46,3 +47,15 @@ def told(error: BaseException) -> str:
         return f"«{line.rstrip(':')}»"
 
     return re.sub(r"(test_\w+\.py):(\d+)", code, text)
+
+
+def declare(body: Callable[..., Any], *arguments: Any, gives: Any = tp.Numpy, type: str = "predict", config: Any = None, name: str = "job") -> Job:
+    """A job of this body, whose parameters are annotated with `arguments`, and its results with `gives`."""
+
+    def job(*given: Any) -> Any:
+        return body(*given)
+
+    annotated = zip(inspect.signature(body).parameters.values(), arguments, strict=True)
+    job.__name__ = name
+    vars(job)["__signature__"] = inspect.Signature([each.replace(annotation=given) for each, given in annotated], return_annotation=gives)
+    return flow.global_function(type, config)(job)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from launching import PROGRAMS, run_ranks
-from parts import Job, X, Y, constant, told
+from parts import Job, Rows, X, Y, constant, declare, told
 
 import jobflow as flow
 import jobflow.typing as tp
@@ -213,10 +213,7 @@ def test_strided_arguments_are_as_good_as_dense_ones(devices: int) -> None:
 
 
 def test_arguments_may_be_changed_after_the_call(devices: int) -> None:
-    @flow.global_function()
-    def same(x: tp.Numpy.Placeholder((4, 6))) -> tp.Numpy:
-        return flow.identity(x)
-
+    same = declare(lambda x: flow.identity(x), Rows, name="same")
     given = X.copy()
     found = same(given)
     given[:] = 7
@@ -236,10 +233,7 @@ def test_numbers_of_another_type_are_converted(devices: int) -> None:
 
 
 def test_nan_is_a_number_like_others(devices: int) -> None:
-    @flow.global_function()
-    def doubled(x: tp.Numpy.Placeholder((4, 6))) -> tp.Numpy:
-        return x + x
-
+    doubled = declare(lambda x: x + x, Rows, name="doubled")
     given = X.copy()
     given[1, 2], given[3, 0] = np.nan, np.inf
     np.testing.assert_array_equal(doubled(given), given + given)
@@ -277,9 +271,7 @@ class Refused(Exception):
 
 
 def test_callback_that_raises(devices: int) -> None:
-    @flow.global_function()
-    def job(x: tp.Numpy.Placeholder((4, 6))) -> tp.Callback[tp.Numpy]:
-        return x + 1
+    job = declare(lambda x: x + 1, Rows, gives=tp.Callback[tp.Numpy])
 
     def refuse(value: Any) -> None:
         raise Refused(value.shape)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from parts import declare
 
 import jobflow as flow
 import jobflow.typing as tp
@@ -106,10 +107,7 @@ def test_tensors_of_devices_have_one_array_each(fresh: None) -> None:
 
 
 def test_what_eager_jobs_refuse(eager: int) -> None:
-    @flow.global_function()
-    def job(x: tp.Numpy.Placeholder((2,))) -> tp.Numpy:
-        return x
-
+    job = declare(lambda x: x, tp.Numpy.Placeholder((2,)))
     with pytest.raises(ArgumentError, match=r'argument "x" is float64\[2\].*An eager job converts nothing: pass x.astype\(np.float32\)'):
         job(np.ones(2))
     with pytest.raises(JobError, match="comes too late: call it before jobs are declared"):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from parts import Begin, Labels, Rows, X, Y, normal, sgd, values
+from parts import Begin, Labels, Rows, X, Y, declare, normal, sgd, values
 
 import jobflow as flow
 import jobflow.typing as tp
@@ -15,19 +15,13 @@ from jobflow.core.errors import JobError
 
 class TestResults:
     def test_numpy(self, devices: int) -> None:
-        @flow.global_function()
-        def job(x: Rows) -> tp.Numpy:
-            return x * 2
-
+        job = declare(lambda x: x * 2, Rows)
         found = job(X)
         assert type(found) is np.ndarray and found.dtype == np.float32
         np.testing.assert_array_equal(found, X * 2)
 
     def test_results_of_two_calls_do_not_share_memory(self, devices: int) -> None:
-        @flow.global_function()
-        def job(x: Rows) -> tp.Numpy:
-            return x * 2
-
+        job = declare(lambda x: x * 2, Rows)
         first = job(X)
         second = job(X + 1)
         np.testing.assert_array_equal(first, X * 2)
@@ -64,10 +58,7 @@ class TestResults:
             np.testing.assert_array_equal(found, X + np.float32(add))
 
     def test_builtin_containers(self, devices: int) -> None:
-        @flow.global_function()
-        def job(x: Rows) -> tuple[tp.Numpy, tp.ListNumpy]:
-            return x, x + 1
-
+        job = declare(lambda x: (x, x + 1), Rows, gives=tuple[tp.Numpy, tp.ListNumpy])
         whole, listed = job(X)
         np.testing.assert_array_equal(whole, X)
         assert type(listed) is list
@@ -75,28 +66,19 @@ class TestResults:
 
     @pytest.mark.parametrize("returned", [lambda x: [x, x], lambda x: (x,), lambda x: x, lambda x: (x, 3)])
     def test_a_container_must_be_as_annotated(self, devices: int, returned: Callable[[Any], Any]) -> None:
-        @flow.global_function()
-        def job(x: Rows) -> tuple[tp.Numpy, tp.Numpy]:
-            return returned(x)
-
+        job = declare(returned, Rows, gives=tuple[tp.Numpy, tp.Numpy])
         with pytest.raises(JobError, match="job job"):
             job(X)
 
     def test_bundle(self, devices: int) -> None:
-        @flow.global_function()
-        def job(x: Rows) -> tp.Bundle[tp.Numpy]:
-            return {"a": (x, [x + 1]), "b": x + 2}
-
+        job = declare(lambda x: {"a": (x, [x + 1]), "b": x + 2}, Rows, gives=tp.Bundle[tp.Numpy])
         found = job(X)
         assert type(found["a"]) is tuple and type(found["a"][1]) is list
         np.testing.assert_array_equal(found["a"][1][0], X + 1)
         np.testing.assert_array_equal(found["b"], X + 2)
 
     def test_callback(self, devices: int) -> None:
-        @flow.global_function()
-        def job(x: Rows) -> tp.Callback[tuple[tp.Numpy, tp.Numpy]]:
-            return x, x * 3
-
+        job = declare(lambda x: (x, x * 3), Rows, gives=tp.Callback[tuple[tp.Numpy, tp.Numpy]])
         seen: list[Any] = []
         for k in range(3):
             job(X + k)(seen.append)
@@ -145,11 +127,7 @@ class TestResults:
     def test_partial_values_are_summed(self, on: Begin, count: int) -> None:
         """A sum over the rows, which lie on several devices, is the sum of the devices' sums."""
         on(count)
-
-        @flow.global_function()
-        def job(x: Rows) -> tuple[tp.Numpy, tp.Numpy]:
-            return flow.math.reduce_sum(x, axis=0), flow.matmul(x, x, transpose_a=True)
-
+        job = declare(lambda x: (flow.math.reduce_sum(x, axis=0), flow.matmul(x, x, transpose_a=True)), Rows, gives=tuple[tp.Numpy, tp.Numpy])
         total, product = job(X)
         np.testing.assert_allclose(total, X.sum(0), atol=1e-6)
         np.testing.assert_allclose(product, X.T @ X, rtol=1e-6)
@@ -157,11 +135,7 @@ class TestResults:
     @pytest.mark.parametrize("count", [2, 3])
     def test_split_values_are_gathered(self, on: Begin, count: int) -> None:
         on(count)
-
-        @flow.global_function()
-        def job(x: Rows) -> tp.Numpy:
-            return flow.parallel_cast(x, distribute=flow.distribute.split(1)) * 2
-
+        job = declare(lambda x: flow.parallel_cast(x, distribute=flow.distribute.split(1)) * 2, Rows)
         np.testing.assert_array_equal(job(X), X * 2)
 
     @pytest.mark.parametrize("count", [1, 2, 3])

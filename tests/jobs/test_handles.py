@@ -6,16 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from parts import Begin, Rows, X, declare
 
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow.core.errors import JobError
 from jobflow.engine.job import job_of
 from jobflow.tools import explain
-
-X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 6)
-Rows = tp.Numpy.Placeholder((4, 6))
-Begin = Callable[[int], None]
 
 
 def ask(question: Callable[[Any], Any], x: Any = X) -> Any:
@@ -42,11 +39,7 @@ class TestHandles:
 
     def test_a_wish_is_granted(self, on: Begin) -> None:
         on(2)
-
-        @flow.global_function()
-        def job(x: Rows) -> tp.Numpy:
-            return flow.math.relu(x.with_distribute(flow.distribute.split(1)), name="positive")
-
+        job = declare(lambda x: flow.math.relu(x.with_distribute(flow.distribute.split(1)), name="positive"), Rows)
         np.testing.assert_array_equal(job(X), np.maximum(X, 0))
         text = explain.explain(job_of(job), devices=2, stages=["layouts"])
         (line,) = (line for line in text.splitlines() if "%positive:" in line)
@@ -128,10 +121,7 @@ class TestComparisons:
             np.testing.assert_array_equal(a, b)
 
     def test_where_takes_them(self, devices: int) -> None:
-        @flow.global_function()
-        def job(x: Rows) -> tp.Numpy:
-            return flow.where(x > 0, x, flow.zeros_like(x))
-
+        job = declare(lambda x: flow.where(x > 0, x, flow.zeros_like(x)), Rows)
         np.testing.assert_array_equal(job(X), np.maximum(X, 0))
 
     def test_beside_other_things_identity_is_compared(self, fresh: None) -> None:

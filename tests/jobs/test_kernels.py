@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from parts import declare
 
 import jobflow as flow
 import jobflow.typing as tp
@@ -26,10 +27,7 @@ X = np.linspace(-2, 2, 64 * 8, dtype=np.float32).reshape(64, 8)
 
 
 def make_job(more: float = 1.0) -> Any:
-    @flow.global_function()
-    def chain(x: tp.Numpy.Placeholder((64, 8))) -> tp.Numpy:
-        return flow.math.square(flow.math.sigmoid(x + more) * x)
-
+    chain = declare(lambda x: flow.math.square(flow.math.sigmoid(x + more) * x), tp.Numpy.Placeholder((64, 8)), name="chain")
     return chain
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from parts import declare
 
 import jobflow as flow
 import jobflow.typing as tp
@@ -393,11 +394,7 @@ def train_step(x: Any, w_shape: Any = None) -> Any:
 
 def test_more_microbatches_than_rows(on: On) -> None:
     on(1)
-
-    @flow.global_function("train", steps(5))
-    def job(x: tp.Numpy.Placeholder((3, 2), flow.float64)) -> tp.Numpy:
-        return train_step(x)
-
+    job = declare(lambda x: train_step(x), tp.Numpy.Placeholder((3, 2), flow.float64), type="train", config=steps(5))
     with pytest.raises(JobError, match=r"5 microbatches, asked for at test_microbatches.py:\d+: the batch has 3 rows \(x\).*ask for at most 3"):
         job(np.ones((3, 2)))
 
@@ -415,11 +412,7 @@ def test_arguments_of_different_lengths(on: On) -> None:
 
 def test_no_batch(on: On) -> None:
     on(1)
-
-    @flow.global_function("train", steps(2))
-    def job(x: tp.Numpy.Placeholder((1, 2), flow.float64)) -> tp.Numpy:
-        return train_step(x)
-
+    job = declare(lambda x: train_step(x), tp.Numpy.Placeholder((1, 2), flow.float64), type="train", config=steps(2))
     with pytest.raises(JobError, match=r"no argument has a first axis longer than 1, so there is no batch to divide \(x \[1, 2\]\)"):
         job(np.ones((1, 2)))
 
@@ -441,22 +434,14 @@ def test_arguments_that_belong_to_no_row_go_whole(on: On) -> None:
 
 def test_a_body_that_names_the_length_of_the_batch(on: On) -> None:
     on(1)
-
-    @flow.global_function("train", steps(2))
-    def job(x: tp.Numpy.Placeholder((6, 2), flow.float64)) -> tp.Numpy:
-        return train_step(flow.reshape(x, [6, 2]))
-
+    job = declare(lambda x: train_step(flow.reshape(x, [6, 2])), tp.Numpy.Placeholder((6, 2), flow.float64), type="train", config=steps(2))
     with pytest.raises(ArgumentError, match=r"reshape.*\(the body was traced for a microbatch of 3 of the 6 rows of the batch.*as x.shape\[0\]\)"):
         job(np.ones((6, 2)))
 
 
 def test_a_variable_of_the_length_of_the_batch(on: On) -> None:
     on(1)
-
-    @flow.global_function("train", steps(2))
-    def job(x: tp.Numpy.Placeholder((5, 2), flow.float64)) -> tp.Numpy:
-        return train_step(x, x.shape)
-
+    job = declare(lambda x: train_step(x, x.shape), tp.Numpy.Placeholder((5, 2), flow.float64), type="train", config=steps(2))
     with pytest.raises(JobError, match=r'of 3 and of 2 rows.*variable "w" as float64\[3,2\] and as float64\[2,2\]; the shape of a variable cannot'):
         job(np.ones((5, 2)))
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from launching import PROGRAMS, run_ranks
-from parts import constant, normal, values
+from parts import constant, declare, normal, values
 
 import jobflow as flow
 import jobflow.typing as tp
@@ -98,11 +98,7 @@ def test_predict_jobs_and_watches() -> None:
 def test_marking_a_tensor() -> None:
     config = flow.function_config()
     config.enable_auto_mixed_precision()
-
-    @flow.global_function(function_config=config)
-    def job(x: tp.Numpy.Placeholder((3,))) -> tp.Numpy:
-        return flow.amp_white_identity(x)
-
+    job = declare(lambda x: flow.amp_white_identity(x), tp.Numpy.Placeholder((3,)), config=config)
     x = np.array([1.0, 1.0001, 65504 * 2.0], np.float32)
     assert job(x).tolist() == [1.0, 1.0, np.inf]
 
@@ -138,18 +134,12 @@ def test_arguments_variables_and_results_of_two_bytes(half: str, ranks: int, tmp
 
 
 def test_float32_arrays_for_arguments_of_two_bytes_are_rounded() -> None:
-    @flow.global_function()
-    def job(x: tp.Numpy.Placeholder((2,), dtype=flow.bfloat16)) -> tp.Numpy:
-        return x
-
+    job = declare(lambda x: x, tp.Numpy.Placeholder((2,), dtype=flow.bfloat16))
     assert job(np.array([1.0, 1.001], np.float32)).astype(float).tolist() == [1.0, 1.0]
 
 
 def test_two_kinds_of_floats_do_not_mix_by_themselves() -> None:
-    @flow.global_function()
-    def job(x: tp.Numpy.Placeholder((2, 2), dtype=flow.bfloat16), y: tp.Numpy.Placeholder((2, 2))) -> tp.Numpy:
-        return flow.matmul(x, y)
-
+    job = declare(lambda x, y: flow.matmul(x, y), tp.Numpy.Placeholder((2, 2), dtype=flow.bfloat16), tp.Numpy.Placeholder((2, 2)))
     with pytest.raises(DtypeError, match="cast"):
         job(X[:2, :2].astype(flow.bfloat16.numpy), X[:2, :2])
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from parts import Begin, Labels, Rows, X, Y, normal, values
+from parts import Begin, Job, Labels, Rows, X, Y, declare, normal, values
 
 import jobflow as flow
 import jobflow.typing as tp
@@ -114,16 +114,12 @@ class TestCheckPoint:
 
 class TestSessions:
     def test_a_later_job_of_the_same_name_takes_the_place(self, devices: int) -> None:
-        def declare(factor: int) -> Callable[..., Any]:
-            @flow.global_function()
-            def job(x: Rows) -> tp.Numpy:
-                return x * factor
+        def times(factor: int) -> Job:
+            return declare(lambda x: x * factor, Rows)
 
-            return job
-
-        first, second = declare(2), declare(3)
+        first, second = times(2), times(3)
         np.testing.assert_array_equal(second(X), X * 3)
-        third = declare(4)  # after the first call, as in a notebook
+        third = times(4)  # after the first call, as in a notebook
         np.testing.assert_array_equal(third(X), X * 4)
         np.testing.assert_array_equal(second(X), X * 3)
         np.testing.assert_array_equal(first(X), X * 2)
@@ -132,30 +128,16 @@ class TestSessions:
         def model(x: Any) -> Any:
             return flow.layers.dense(x, 2, kernel_initializer=normal(), name="fc")
 
-        @flow.global_function()
-        def early(x: Rows) -> tp.Numpy:
-            return model(x)
-
+        early = declare(model, Rows, name="early")
         found = early(X)
-
-        @flow.global_function()
-        def late(x: Rows) -> tp.Numpy:
-            return model(x) + flow.get_variable("more", (2,), initializer=flow.constant_initializer(5))
-
+        late = declare(lambda x: model(x) + flow.get_variable("more", (2,), initializer=flow.constant_initializer(5)), Rows, name="late")
         np.testing.assert_allclose(late(X), found + 5, rtol=1e-6)
         assert list(values()) == ["fc-weight", "fc-bias", "more"]
 
     def test_one_name_is_one_tensor(self, devices: int) -> None:
-        @flow.global_function()
-        def small(x: Rows) -> tp.Numpy:
-            return x + flow.get_variable("w", (6,), initializer=flow.zeros_initializer())
-
+        small = declare(lambda x: x + flow.get_variable("w", (6,), initializer=flow.zeros_initializer()), Rows, name="small")
         small(X)
-
-        @flow.global_function()
-        def large(x: Rows) -> tp.Numpy:
-            return x + flow.get_variable("w", (4, 6), initializer=flow.zeros_initializer())
-
+        large = declare(lambda x: x + flow.get_variable("w", (4, 6), initializer=flow.zeros_initializer()), Rows, name="large")
         with pytest.raises(JobError, match=r'variable "w" is float32\[6\] in another place but float32\[4,6\] here'):
             large(X)
         np.testing.assert_array_equal(small(X), X)
@@ -199,11 +181,7 @@ class TestSessions:
         on(2)
         config = flow.function_config()
         config.default_logical_view(flow.scope.mirrored_view())
-
-        @flow.global_function(function_config=config)
-        def job(x: tp.ListNumpy.Placeholder((40, 6))) -> tp.ListNumpy:
-            return x * 2
-
+        job = declare(lambda x: x * 2, tp.ListNumpy.Placeholder((40, 6)), gives=tp.ListNumpy, config=config)
         rows = np.ones((40, 6), np.float32)
         for n in [*range(1, 25), 1, 2]:
             first, second = job([rows[:n], rows[: 41 - n]])

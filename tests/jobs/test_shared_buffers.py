@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from parts import Begin, Rows, X
+from parts import Begin, Rows, X, declare
 
 import jobflow as flow
 import jobflow.typing as tp
@@ -28,11 +28,7 @@ def has_io_buffers(number: int) -> bool:
 
 def test_split_whole_and_counted(on: Begin) -> None:
     on(3)  # 4 rows: 2, 1 and 1
-
-    @flow.global_function()
-    def job(x: Rows) -> tuple[tp.Numpy, tp.Numpy]:
-        return x * 2, flow.math.reduce_sum(x)
-
+    job = declare(lambda x: (x * 2, flow.math.reduce_sum(x)), Rows, gives=tuple[tp.Numpy, tp.Numpy])
     double, total = job(X)
     np.testing.assert_array_equal(double, X * 2)
     np.testing.assert_allclose(total, X.sum(), atol=1e-6)
@@ -41,11 +37,7 @@ def test_split_whole_and_counted(on: Begin) -> None:
 
 def test_one_array_per_device(on: Begin) -> None:
     on(2)
-
-    @flow.global_function()
-    def job(x: tp.ListNumpy.Placeholder((4, 6))) -> tp.ListNumpy:
-        return x + 1
-
+    job = declare(lambda x: x + 1, tp.ListNumpy.Placeholder((4, 6)), gives=tp.ListNumpy)
     found = job([X, -X])
     np.testing.assert_array_equal(found[0], X + 1)
     np.testing.assert_array_equal(found[1], 1 - X)
@@ -71,11 +63,7 @@ def test_an_argument_is_not_changed_where_it_lies(on: Begin) -> None:
 
 def test_arguments_may_be_handed_to_each_rank(on: Begin) -> None:
     on(2)
-
-    @flow.global_function()
-    def job(x: Rows) -> tp.Numpy:
-        return x * 3
-
+    job = declare(lambda x: x * 3, Rows)
     job(X)
     session, found = current_session(), compiled(job, X)
     assert session.world is not None
@@ -86,22 +74,14 @@ def test_arguments_may_be_handed_to_each_rank(on: Begin) -> None:
 
 def test_one_rank_has_none(on: Begin) -> None:
     on(1)
-
-    @flow.global_function()
-    def job(x: Rows) -> tp.Numpy:
-        return x * 3
-
+    job = declare(lambda x: x * 3, Rows)
     np.testing.assert_array_equal(job(X), X * 3)
     assert not has_io_buffers(compiled(job, X).number)
 
 
 def test_numbers_without_axes(on: Begin) -> None:
     on(2)
-
-    @flow.global_function()
-    def job(x: tp.Numpy.Placeholder(()), y: Rows) -> tuple[tp.Numpy, tp.Numpy]:
-        return x * 2, flow.math.reduce_sum(y) + x
-
+    job = declare(lambda x, y: (x * 2, flow.math.reduce_sum(y) + x), tp.Numpy.Placeholder(()), Rows, gives=tuple[tp.Numpy, tp.Numpy])
     for number in (3.0, -1.0):
         double, total = job(np.array(number, np.float32), X)
         assert (double.shape, float(double)) == ((), 2 * number)
@@ -111,9 +91,5 @@ def test_numbers_without_axes(on: Begin) -> None:
 
 def test_one_number_per_device(on: Begin) -> None:
     on(2)
-
-    @flow.global_function()
-    def job(x: tp.ListNumpy.Placeholder(())) -> tp.ListNumpy:
-        return x + 1
-
+    job = declare(lambda x: x + 1, tp.ListNumpy.Placeholder(()), gives=tp.ListNumpy)
     assert [float(x) for x in job([np.array(1, np.float32), np.array(5, np.float32)])] == [2, 6]

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from parts import Begin, Labels, Rows, X, Y, constant, normal, sgd, values
+from parts import Begin, Labels, Rows, X, Y, constant, declare, normal, sgd, values
 
 import jobflow as flow
 import jobflow.typing as tp
@@ -98,10 +98,7 @@ class TestVariables:
             sgd().minimize(loss)
             return loss
 
-        @flow.global_function()
-        def predict_job(x: Rows) -> tp.Numpy:
-            return model(x)
-
+        predict_job = declare(model, Rows, name="predict_job")
         first = predict_job(X)
         train_job(X, Y)
         second = predict_job(X)
@@ -154,10 +151,7 @@ class TestVariables:
                 np.testing.assert_array_equal(value, found[0][name])
 
     def test_load_variables(self, devices: int) -> None:
-        @flow.global_function()
-        def job(x: Rows) -> tp.Numpy:
-            return flow.layers.dense(x, 3, kernel_initializer=normal(), model_distribute=flow.distribute.split(0), name="fc")
-
+        job = declare(lambda x: flow.layers.dense(x, 3, kernel_initializer=normal(), model_distribute=flow.distribute.split(0), name="fc"), Rows)
         weight = np.arange(18, dtype=np.float32).reshape(3, 6)
         flow.load_variables({"fc-weight": weight, "of another model": np.zeros(3)})
         np.testing.assert_allclose(job(X), X @ weight.T, rtol=1e-5, atol=1e-5)
@@ -175,10 +169,7 @@ class TestVariables:
         ],
     )
     def test_load_variables_all_or_none(self, devices: int, given: dict[str, Any], text: str) -> None:
-        @flow.global_function()
-        def job(x: Rows) -> tp.Numpy:
-            return flow.layers.dense(x, 3, kernel_initializer=normal(), name="fc")
-
+        job = declare(lambda x: flow.layers.dense(x, 3, kernel_initializer=normal(), name="fc"), Rows)
         before = values()
         with pytest.raises(CheckpointError, match=text):
             flow.load_variables(given, ignore_mismatch=False)
@@ -284,10 +275,7 @@ class TestDropout:
             sgd(0.0).minimize(dropped)
             return dropped
 
-        @flow.global_function()
-        def predict_job(x: tp.Numpy.Placeholder((40, 50))) -> tp.Numpy:
-            return flow.nn.dropout(x, rate=0.25)
-
+        predict_job = declare(lambda x: flow.nn.dropout(x, rate=0.25), tp.Numpy.Placeholder((40, 50)), name="predict_job")
         ones = np.ones((40, 50), np.float32)
         first, second = train_job(ones), train_job(ones)
         for found in (first, second):
