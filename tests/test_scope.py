@@ -150,11 +150,6 @@ def test_devices_that_make_no_placement(inside: Any, tag: str, devices: Any, mes
     assert scope.current() is inside
 
 
-def test_an_unknown_tag() -> None:
-    with pytest.raises(PlacementError, match=r"placement at test_scope\.py:\d+: unknown device tag 'tpu'; use \"cpu\" or \"gpu\""):
-        scope.placement("tpu", "0:0")
-
-
 def test_a_namespace_is_a_text() -> None:
     for wrong in ("", 3):
         with pytest.raises(JobError, match=r"namespace at test_scope\.py:\d+: the name must be a string, not"):

@@ -22,8 +22,6 @@ def test_there_is_one_of_each() -> None:
     assert repr(distribute.split(1)) == "jobflow.distribute.split(axis=1)" and repr(distribute.auto()) == "jobflow.distribute.auto()"
     with pytest.raises(AssertionError, match="axis must be an int"):
         distribute.split("0")  # type: ignore[arg-type]
-    with pytest.raises(AssertionError, match="not a distribute"):
-        distribute.assert_is_valid_distribute("S(0)")
 
 
 def layouts(run: Any) -> list[Any]:
@@ -34,8 +32,6 @@ def test_with_distribute(run: Any) -> None:
     run(lambda x: distribute.with_distribute(x, distribute.split(-1)), X, placement=TWO)
     assert layouts(run) == [((S(1),), None)]
     assert run(lambda x: distribute.with_distribute(x, distribute.auto()) is x, X, placement=TWO)
-    with pytest.raises(ValueError, match=r"with_distribute at .*axis 2"):
-        run(lambda x: distribute.with_distribute(x, distribute.split(2)), X, placement=TWO)
 
 
 def test_what_was_asked_can_be_read(run: Any) -> None:

@@ -300,9 +300,7 @@ def test_numbers_that_fill_integers_lose_their_fraction(run: Run) -> None:
         np.testing.assert_array_equal(given, expected)
 
 
-def test_a_tensor_is_true_and_a_comparison_has_no_truth(run: Run) -> None:
+def test_a_tensor_is_true(run: Run) -> None:
     """Programs ask `if bias:` where they mean whether there is one."""
     (made,) = run(lambda x: [x + 1 if x else x], X)
     np.testing.assert_array_equal(made, X + 1)
-    with pytest.raises(flow.JobError, match=r"the truth value of a int8\[.*\] tensor is not known"):
-        run(lambda x: [x + 1 if x > 0 else x], X)

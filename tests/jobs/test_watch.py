@@ -1,18 +1,14 @@
 """watch and watch_diff: functions of the program see tensors, and gradients, of every run before the call returns."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from parts import Begin, Rows, X
 
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow.core.errors import JobError
-
-X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 6)
-Rows = tp.Numpy.Placeholder((4, 6))
-Begin = Callable[[int], None]
 
 
 def sgd(**options: Any) -> Any:
