@@ -121,7 +121,7 @@ def test_what_no_loop_takes_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) ->
 def test_vectors_of_other_machines(lanes: int, rows: tuple[int, ...], panel: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The texts for 32 and 16 bytes, which this machine runs as well."""
     for dtype in (float32, float64):
-        form = ProductForm(dtype, lanes if dtype is float32 else max(lanes // 2, 2), rows, panel)
+        form = ProductForm(dtype, lanes if dtype is float32 else max(lanes // 2, 2), rows, panel, 64)
         compiler = Compiler()
         function = compiler.function(print_product(form))
         monkeypatch.setattr(product_loops, "_compiled", lambda _, function=function: function)

@@ -151,10 +151,10 @@ def _arguments(a: Array, b: Array, y: Array, c: Array | None, by: Array | None, 
 
 
 def form_of(dtype: DType) -> ProductForm:
-    """For this machine: vectors as wide as it has, and tiles that leave registers for what is multiplied."""
+    """For this machine: vectors as wide as it has, tiles that leave registers for what is multiplied, and rows that fill half of the second cache."""
     width = compiler().vector_bytes
-    many = width in (16, 64)  # AArch64 and AVX-512 have 32 registers
-    return ProductForm(dtype, width // dtype.itemsize, (6, 4, 2, 1) if many else (4, 2, 1), 4 if many else 3)
+    many = width in (16, 64)  # AArch64 and AVX-512 have 32 registers, and such processors a second cache of 1 MB and more
+    return ProductForm(dtype, width // dtype.itemsize, (6, 4, 2, 1) if many else (4, 2, 1), 4 if many else 3, 576 if many else 264)
 
 
 @cache

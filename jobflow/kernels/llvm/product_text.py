@@ -1,8 +1,8 @@
 """Text of products of matrices, y[m,n] = (c +) scale a[m,k] b[k,n]: tiles of y that stay in registers over a panel of b that stays in the cache.
 
-    for each pair of matrices; for ROWS rows of y, for DEPTH of k        a part of a, which stays in the second cache
-        for some columns, as many as PANEL vectors have:                 a panel of b, packed as [depth, columns], which stays in the first
-            for some rows, 6 where there are 32 registers:               a tile: 6 x 4 vectors of sums
+    for each pair of matrices; for some hundred rows of y, for DEPTH of k    a part of a, which stays in the second cache
+        for some columns, as many as PANEL vectors have:                     a panel of b, packed as [depth, columns], which stays in the first
+            for some rows, 6 where there are 32 registers:                   a tile: 6 x 4 vectors of sums
                 for k: one row of the panel, times a number of each row of a
 
 It is the order of K. Goto, R. van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).  Elements of a are read where they
@@ -16,11 +16,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jobflow.kernels.llvm.instructions import several
 from jobflow.kernels.llvm.machine_code import NAME
 from jobflow.kernels.llvm.vector_function import VectorFunction, Vectors
 
-#: of k, summed before y is touched; most rows of a beside one panel; the same where a is packed, which is on the stack
-DEPTH, ROWS, PACKED_ROWS = 256, 576, 264
+#: of k, summed before y is touched; most rows of a beside one panel where a is packed, which is on the stack
+DEPTH, PACKED_ROWS = 256, 264
 #: tiles of rows that are packed side by side
 BESIDE = 8
 #: tiles of rows up to which a panel of b is read where it is, since packing costs as much
@@ -42,26 +43,37 @@ FAR = 1 << 60
 
 @dataclass(frozen=True)
 class ProductForm(Vectors):
-    """What the text depends on beside that: rows of tiles (falling, the last is 1), vectors of a tile."""
+    """What the text depends on beside that: rows of tiles (falling, the last is 1), vectors of a tile, most rows of a beside one panel."""
 
     rows: tuple[int, ...]
     panel: int
+    most: int
 
 
 def print_product(form: ProductForm) -> str:
     """The module with `loop` for products of this form."""
     bodies = [_driver(form), _turn(form)]
-    for vectors in range(1, form.panel + 1):
-        bodies += [_panel(form, vectors), *(_tile(form, rows, vectors) for rows in form.rows)]
+    for vectors, whole in _widths(form):
+        bodies += [_panel(form, vectors, whole), *(_tile(form, rows, vectors, whole) for rows in form.rows)]
     declared = sorted(set().union(*(body.declared for body in bodies)))
     return "\n".join([*(line for body in bodies for line in body.text()), *declared, ""])
 
 
-def _tile(form: ProductForm, rows: int, vectors: int) -> VectorFunction:
+def _widths(form: ProductForm) -> list[tuple[int, bool]]:
+    """Of panels, widest first: how many vectors, and whether the last one is whole; else it is masked, which costs where masks are no registers."""
+    return [(form.panel, True), *((vectors, False) for vectors in range(form.panel, 0, -1))]
+
+
+def _named(vectors: int, whole: bool) -> str:
+    return f"{vectors}.whole" if whole else f"{vectors}"
+
+
+def _tile(form: ProductForm, rows: int, vectors: int, whole: bool) -> VectorFunction:
     """A tile of y: sums over the depth of one panel."""
+    masks, name = {} if whole else {vectors - 1: "%mask"}, _named(vectors, whole)
     at = VectorFunction(
         form,
-        f"internal void @tile_{rows}_{vectors}(ptr %a, i64 %down, i64 %along, ptr %b, i64 %step, i64 %depth, ptr %y, i64 %line, ptr %c, "
+        f"internal void @tile_{rows}_{name}(ptr %a, i64 %down, i64 %along, ptr %b, i64 %step, i64 %depth, ptr %y, i64 %line, ptr %c, "
         f"i64 %c.line, {form.mask} %mask, {form.kind} %scale)",
     )
     starts, lines, addends = ["%a"], ["%y"], ["%c"]
@@ -79,7 +91,7 @@ def _tile(form: ProductForm, rows: int, vectors: int) -> VectorFunction:
         for i, j in places:
             at.write(f"%old.{i}.{j} = phi {form.vector} [zeroinitializer, %sums], [%sum.{i}.{j}, %k.next]")
         off = at.value("ptrtoint ptr %k.off to i64")
-        given = [at.load(at.at("%k.b", j * form.aligned), "%mask" if j == vectors - 1 else "") for j in range(vectors)]
+        given = [at.load(at.at("%k.b", j * form.aligned), masks.get(j, "")) for j in range(vectors)]
         for i in range(rows):
             number = at.everywhere(at.value(f"load {form.kind}, ptr {at.at(starts[i], off)}, align {form.size}"))
             for j in range(vectors):
@@ -89,7 +101,7 @@ def _tile(form: ProductForm, rows: int, vectors: int) -> VectorFunction:
     for label in ("added", "alone"):
         at.label(label)
         for i, j in places:
-            mask, value = "%mask" if j == vectors - 1 else "", f"%sum.{i}.{j}"
+            mask, value = masks.get(j, ""), f"%sum.{i}.{j}"
             if label == "added":
                 value = at.multiplied(value, scale, at.load(at.at(addends[i], j * form.aligned), mask))
             at.store(value, at.at(lines[i], j * form.aligned), mask)
@@ -97,11 +109,12 @@ def _tile(form: ProductForm, rows: int, vectors: int) -> VectorFunction:
     return at
 
 
-def _panel(form: ProductForm, vectors: int) -> VectorFunction:
+def _panel(form: ProductForm, vectors: int, whole: bool) -> VectorFunction:
     """Some columns of y: packs a panel of b, which lies by rows or by columns, or reads it where it is, and makes tile by tile of rows."""
+    name = _named(vectors, whole)
     at = VectorFunction(
         form,
-        f"internal void @panel_{vectors}(ptr %a, i64 %down, i64 %along, i64 %tile, ptr %b, i64 %b.down, i64 %b.along, ptr %y, i64 %line, "
+        f"internal void @panel_{name}(ptr %a, i64 %down, i64 %along, i64 %tile, ptr %b, i64 %b.down, i64 %b.along, ptr %y, i64 %line, "
         f"ptr %c, i64 %c.line, i64 %m, i64 %width, i64 %depth, ptr %packed, {form.kind} %scale, i64 %low, i64 %high)",
     )
     lanes, step = form.lanes, vectors * form.aligned
@@ -124,19 +137,19 @@ def _panel(form: ProductForm, vectors: int) -> VectorFunction:
         later = at.at("%k.b", ahead)
         for j in range(vectors):
             at.fetch(at.at(later, j * form.aligned))
-            value = at.load(at.at("%k.b", j * form.aligned), mask if j == vectors - 1 else "")
+            value = at.load(at.at("%k.b", j * form.aligned), mask if j == vectors - 1 and not whole else "")
             at.store(value, at.at("%k.to", j * form.aligned))
     at.write("br label %ready")
     at.label("ready")
     turned = f"%t{vectors - 1}.done"
     panel = at.value(f"phi ptr [%packed, {turned}], [%b, %plain], [%packed, %k.done]")
     steps = at.value(f"phi i64 [{step}, {turned}], [%b.down, %plain], [{step}, %k.done]")
-    _rows(at, form, vectors, panel, steps, mask)
+    _rows(at, form, name, panel, steps, mask)
     at.write("ret void")
     return at
 
 
-def _rows(at: VectorFunction, form: ProductForm, vectors: int, panel: str, step: str, mask: str) -> None:
+def _rows(at: VectorFunction, form: ProductForm, width: str, panel: str, step: str, mask: str) -> None:
     """All rows: as many tiles of the most rows as there are, and so on down to one row."""
     last = at.value("sub i64 %depth, 1")
     at.write(f"br label %rows.{form.rows[0]}")
@@ -155,7 +168,7 @@ def _rows(at: VectorFunction, form: ProductForm, vectors: int, panel: str, step:
         factors = (at.at(base, at.value(f"mul i64 {start}, {along}")) for base, along in ((f"%a.{rows}", "%along"), (panel, step)))
         a, b, depth = *factors, at.value(f"sub i64 {stop}, {start}")
         at.write(
-            f"call void @tile_{rows}_{vectors}(ptr {a}, i64 %down, i64 %along, ptr {b}, i64 {step}, i64 {depth}, ptr %y.{rows}, i64 %line, "
+            f"call void @tile_{rows}_{width}(ptr {a}, i64 %down, i64 %along, ptr {b}, i64 {step}, i64 {depth}, ptr %y.{rows}, i64 %line, "
             f"ptr %c.{rows}, i64 %c.line, {form.mask} {mask}, {form.kind} %scale)"
         )
         down = "%tile" if rows == form.rows[0] else at.value(f"mul i64 %down, {rows}")
@@ -209,7 +222,7 @@ def _driver(form: ProductForm) -> VectorFunction:
     starts = {name: at.value(f"inttoptr i64 %{name} to ptr") for name in "abyc"}
     scale = _scale(at, form)
     packs = _packs(at, form)
-    rows = _rows_at_a_time(at, tile, at.value(f"select i1 {packs}, i64 {PACKED_ROWS}, i64 {ROWS}"))
+    rows = _rows_at_a_time(at, tile, at.value(f"select i1 {packs}, i64 {PACKED_ROWS}, i64 {form.most}"))
     parts = {name: at.value(f"mul i64 %{name}.down, {rows}") for name in "ayc"}
     wide = form.panel * form.lanes
     beyond = ((UPPER, -FAR), (LOWER, FAR))
@@ -287,7 +300,7 @@ def _pack_rows(at: VectorFunction, form: ProductForm, count: str, depth: str, pa
     before = at.block
     at.write(f"br i1 {at.value(f'icmp eq i64 {whole}, 0')}, label %single, label %several")
     at.label("several")
-    whole_tile = _masks(at, form, tile)
+    whole_tile = [] if tile.bit_count() == 1 else _masks(at, form, tile)
     several_packed = at.value(f"mul i64 {packed}, {BESIDE}")
     with at.repeated("g", whole, width, a=("%d.a", width * form.size), to=("%rows.of.a", several_packed)):
         starts = ["%g.to"]
@@ -319,20 +332,24 @@ def _masks(at: VectorFunction, form: ProductForm, rows: str | int) -> list[str]:
 
 
 def _pack_tile(at: VectorFunction, form: ProductForm, source: str, to: str, masks: Sequence[str]) -> None:
-    """Some rows of a, at one place of the depth."""
+    """Some rows of a, at one place of the depth; without masks all of a tile, which are a vector then: few processors store quickly under a mask."""
+    if not masks:
+        rows = several(form.kind, form.rows[0])
+        at.write(f"store {rows} {at.value(f'load {rows}, ptr {source}, align {form.size}')}, ptr {to}, align {form.size}")
     for n, mask in enumerate(masks):
         at.store(at.load(at.at(source, n * form.aligned), mask), at.at(to, n * form.aligned), mask)
 
 
 def _by_width(at: VectorFunction, form: ProductForm, width: str, arguments: str) -> None:
     """The panel of as many vectors as these columns fill."""
-    for vectors in range(form.panel, 0, -1):
-        if vectors > 1:
-            more = at.value(f"icmp sgt i64 {width}, {(vectors - 1) * form.lanes}")
-            at.write(f"br i1 {more}, label %wide.{vectors}, label %less.{vectors}")
-            at.label(f"wide.{vectors}")
-        at.write(f"call void @panel_{vectors}({arguments})")
+    for vectors, whole in _widths(form):
+        name = _named(vectors, whole)
+        least = vectors * form.lanes - 1 if whole else (vectors - 1) * form.lanes
+        if least:
+            at.write(f"br i1 {at.value(f'icmp sgt i64 {width}, {least}')}, label %wide.{name}, label %less.{name}")
+            at.label(f"wide.{name}")
+        at.write(f"call void @panel_{name}({arguments})")
         at.write("br label %made")
-        if vectors > 1:
-            at.label(f"less.{vectors}")
+        if least:
+            at.label(f"less.{name}")
     at.label("made")

@@ -19,6 +19,8 @@ from jobflow.kernels.llvm.machine_code import NAME
 from jobflow.kernels.llvm.vector_function import VectorFunction, Vectors
 
 Rows: TypeAlias = tuple[tuple[float, ...], ...]
+#: how far away a row or column lies, and whether it exists
+Line: TypeAlias = tuple[str, str]
 #: the words of the argument block: addresses of the first element, which may lie outside; distances in bytes; rows and columns that exist
 WORDS = (
     *("x", "y", "channels", "samples"),
@@ -52,19 +54,31 @@ def print_transform(form: TransformForm) -> str:
         at.repeated("c", "%channels", 1, x=("%x", "%x.channel"), y=("%y", "%y.channel")),
         at.repeated("n", "%samples", form.lanes, x=("%c.x", form.aligned), y=("%c.y", form.aligned)),
     ):
-        mask = at.first(at.value("sub i64 %samples, %n"))
-        with at.repeated("q", str(seen), 1, x=("%n.x", "%x.column"), to=("%scratch", form.aligned)):
-            exists = _inside(at, "%q", "x.left", "x.right")
-            given = [at.load(_place(at, "%q.x", row, exists, "%zeros"), mask) for row in rows]
-            for i, value in enumerate(_products(at, form, form.down, given)):
-                at.store(value, at.at("%q.to", i * seen * form.aligned))
-        with at.repeated("p", str(made), 1, y=("%n.y", "%y.row"), of=("%scratch", seen * form.aligned)):
-            exists = _inside(at, "%p", "y.top", "y.bottom")
-            given = [at.load(at.at("%p.of", k * form.aligned)) for k in range(seen)]
-            for column, value in zip(columns, _products(at, form, form.along, given), strict=True):
-                at.store(value, _place(at, "%p.y", column, exists, "%outside"), mask)
+        left = at.value("sub i64 %samples, %n")
+        mask = at.first(left)
+        at.write(f"br i1 {at.value(f'icmp sge i64 {left}, {form.lanes}')}, label %whole, label %rest")
+        for name, chosen in (("whole", ""), ("rest", mask)):  # few processors store quickly under a mask
+            at.label(name)
+            _images(at, form, name, rows, columns, chosen)
+            at.write("br label %made")
+        at.label("made")
     at.write("ret void")
     return "\n".join([*at.text(), *sorted(at.declared), ""])
+
+
+def _images(at: VectorFunction, form: TransformForm, name: str, rows: Sequence[Line], columns: Sequence[Line], mask: str) -> None:
+    """One vector of samples: the loops over columns and rows, with names of their own."""
+    seen, made, q, p = len(form.along[0]), len(form.down), f"{name}.q", f"{name}.p"
+    with at.repeated(q, str(seen), 1, x=("%n.x", "%x.column"), to=("%scratch", form.aligned)):
+        exists = _inside(at, f"%{q}", "x.left", "x.right")
+        given = [at.load(_place(at, f"%{q}.x", row, exists, "%zeros"), mask) for row in rows]
+        for i, value in enumerate(_products(at, form, form.down, given)):
+            at.store(value, at.at(f"%{q}.to", i * seen * form.aligned))
+    with at.repeated(p, str(made), 1, y=("%n.y", "%y.row"), of=("%scratch", seen * form.aligned)):
+        exists = _inside(at, f"%{p}", "y.top", "y.bottom")
+        given = [at.load(at.at(f"%{p}.of", k * form.aligned)) for k in range(seen)]
+        for column, value in zip(columns, _products(at, form, form.along, given), strict=True):
+            at.store(value, _place(at, f"%{p}.y", column, exists, "%outside"), mask)
 
 
 def _inside(at: VectorFunction, k: int | str, low: str, high: str) -> str:
@@ -72,7 +86,7 @@ def _inside(at: VectorFunction, k: int | str, low: str, high: str) -> str:
     return at.value(f"and i1 {at.value(f'icmp sge i64 {k}, %{low}')}, {at.value(f'icmp slt i64 {k}, %{high}')}")
 
 
-def _place(at: VectorFunction, base: str, line: tuple[str, str], exists: str, instead: str) -> str:
+def _place(at: VectorFunction, base: str, line: Line, exists: str, instead: str) -> str:
     distance, there = line
     return at.value(f"select i1 {at.value(f'and i1 {exists}, {there}')}, ptr {at.at(base, distance)}, ptr {instead}")
 
