@@ -29,7 +29,7 @@ from jobflow.runtime.world.world import Rank
 
 T = TypeVar("T")
 #: what a rank keeps in its memory: the task in flight, and tensors that were read but not yet taken
-_TASK, _STAGED = "saving", "loading"
+TASK, _STAGED = "saving", "loading"
 #: seconds between two looks whether rank 0 has given up
 _LOOK = 1.0
 
@@ -95,7 +95,7 @@ class Write:
         except Exception as error:  # noqa: BLE001 - such as too little memory: raised where the others hear of it
             pieces = error
         task = Task(partial(_write_part, self.draft, rank.index, pieces, order, files_of(rank.index)))
-        rank.memory[_TASK] = task
+        rank.memory[TASK] = task
         if self.asynchronous:
             task.start(f"checkpoint of rank {rank.index}")
         else:
@@ -194,7 +194,7 @@ class Collect:
     draft: drafts.Draft
 
     def __call__(self, rank: Rank, _: Any) -> Outcome:
-        task: Task = rank.memory[_TASK]
+        task: Task = rank.memory[TASK]
         while (outcome := task.join(None if rank.index == 0 else _LOOK)) is None:
             if parts.has_failed(self.draft, 0) and task.join(_LOOK) is None:
                 return Outcome("it is still writing")
@@ -210,11 +210,6 @@ class Discard:
     def __call__(self, rank: Rank, _: Any) -> None:
         if rank.index == 0:
             self.draft.discard(files_of(0))
-
-
-def task_of(rank: Rank) -> Task | None:
-    """The rank's last writing."""
-    return rank.memory.get(_TASK)
 
 
 # ---- loading -------------------------------------------------------------------------------------------------------------------------

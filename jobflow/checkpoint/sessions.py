@@ -60,7 +60,7 @@ class Saving:
         self._world = world
         self._draft = draft
         self._where = where
-        self._tasks = [ranks.task_of(rank) for rank in world.ranks]
+        self._tasks = [rank.memory.get(ranks.TASK) for rank in world.ranks]
         #: what went wrong, once all ranks have been asked, and whether before the checkpoint had its name
         self._answer: list[str] | None = None
         self._failed = False

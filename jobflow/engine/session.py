@@ -165,7 +165,8 @@ class Session:
         if not beyond:
             return tuple(asked)
         if tag != "cpu":
-            raise PlacementError(f"{here}: device {beyond[0]} does not exist; {_how_many(size)}")
+            there = f"there {'is one' if size == 1 else f'are {size}'}: set config.gpu_device_num or config.cpu_device_num before the first job call"
+            raise PlacementError(f"{here}: device {beyond[0]} does not exist; {there}")
         notice(f"cpu devices beyond the {size} available are mapped onto these (first in {here})")
         return tuple(dict.fromkeys(rank % size for rank in asked))
 
@@ -426,10 +427,6 @@ def folded(mesh: tuple[int, ...], size: int) -> tuple[int, ...]:
         inner.insert(0, n if size % n == 0 else 1)
         size //= inner[0]
     return (size, *inner)
-
-
-def _how_many(size: int) -> str:
-    return f"there {'is one' if size == 1 else f'are {size}'}: set config.gpu_device_num or config.cpu_device_num before the first job call"
 
 
 def environment() -> EnvSettings:

@@ -201,10 +201,10 @@ def div(x: Operand, other: Operand, *, rounding_mode: str | None = None) -> Tens
         return floor_divide(x, other)
     if rounding_mode != "trunc":
         raise ArgumentError(f'div at {user_line()}: rounding_mode is None, "floor" or "trunc"; got {rounding_mode!r}')
-    return _whole("div", TruncateDivide(), whole_divisor("div"), x, other)
+    return _whole("div", x, other, TruncateDivide(), whole_divisor("div"))
 
 
-def _whole(what: str, op: Op, check: Checked, x: Any, other: Any) -> Tensor:
+def _whole(what: str, x: Any, other: Any, op: Op, check: Checked) -> Tensor:
     """An op of two operands of numbers; truth values are 0 and 1, and integers on the right side pass a check."""
     a, b = pair(what, *sides(what, x, other))
     if a.type.dtype is bool_:
@@ -223,24 +223,24 @@ def _quotient(x: Any, other: Any) -> Tensor:
 true_divide = divide = div
 
 
-@method()
-@operators("__floordiv__", "__rfloordiv__")
-def floor_divide(x: Operand, other: Operand) -> Tensor:
-    """The largest integer not above x / other, of the operands' type."""
-    return _whole("floor_divide", FloorDivide(), whole_divisor("floor_divide"), x, other)
+def _of_two(what: str, function: Callable[..., Tensor], doc: str, word: str = "", **given: Any) -> Callable[..., Tensor]:
+    """function(what, x, other, **given) as a function and a method, and as the operator `word`, if there is one."""
+
+    def call(x: Operand, other: Operand) -> Tensor:
+        return function(what, x, other, **given)
+
+    call.__name__ = call.__qualname__ = what
+    call.__doc__ = doc
+    return method()(operators(f"__{word}__", f"__r{word}__")(call) if word else call)
 
 
-@method()
-@operators("__mod__", "__rmod__")
-def remainder(x: Operand, other: Operand) -> Tensor:
-    """x - other floor(x / other), with the sign of `other`"""
-    return _whole("remainder", FloorMod(), whole_divisor("remainder"), x, other)
+def _divided(what: str, op: Op, doc: str, word: str = "") -> Callable[..., Tensor]:
+    return _of_two(what, _whole, doc, word, op=op, check=whole_divisor(what))
 
 
-@method()
-def fmod(x: Operand, other: Operand) -> Tensor:
-    """x - other trunc(x / other), with the sign of x"""
-    return _whole("fmod", Remainder(), whole_divisor("fmod"), x, other)
+floor_divide = _divided("floor_divide", FloorDivide(), "The largest integer not above x / other, of the operands' type.", "floordiv")
+remainder = _divided("remainder", FloorMod(), "x - other floor(x / other), with the sign of `other`", "mod")
+fmod = _divided("fmod", Remainder(), "x - other trunc(x / other), with the sign of x")
 
 
 @method()
@@ -250,7 +250,7 @@ def pow(x: Operand, exponent: Operand) -> Tensor:
     x, exponent = sides("pow", x, exponent)
     if isinstance(x, Tensor) and not isinstance(exponent, Tensor):
         return _to_the(x, exponent)  # type: ignore[arg-type]
-    return _whole("pow", Power(), whole_exponent("pow"), x, exponent)
+    return _whole("pow", x, exponent, Power(), whole_exponent("pow"))
 
 
 def _to_the(x: Tensor, exponent: Number) -> Tensor:
@@ -270,53 +270,29 @@ def float_power(x: Operand, exponent: Operand) -> Tensor:
     return pow(x, exponent)
 
 
-@method()
-def maximum(x: Operand, other: Operand) -> Tensor:
-    """The larger of two, element by element."""
-    return _of_two("maximum", Maximum(), BitwiseOr(), x, other)
-
-
-@method()
-def minimum(x: Operand, other: Operand) -> Tensor:
-    """The smaller of two, element by element."""
-    return _of_two("minimum", Minimum(), BitwiseAnd(), x, other)
-
-
-def _of_two(what: str, op: Op, of_truth: Op, x: Any, other: Any) -> Tensor:
+def _extreme(what: str, x: Any, other: Any, op: Op, of_truth: Op) -> Tensor:
     """An extreme of two operands; of truth values by logic."""
     a, b = pair(what, *sides(what, x, other))
     return run(op if a.type.dtype is not bool_ else of_truth, a, b)
 
 
+maximum = _of_two("maximum", _extreme, "The larger of two, element by element.", op=Maximum(), of_truth=BitwiseOr())
+minimum = _of_two("minimum", _extreme, "The smaller of two, element by element.", op=Minimum(), of_truth=BitwiseAnd())
+
+
 # -------------------------------------------------------------------- bits
 
 
-def _bits(what: str, op: Op, x: Any, other: Any) -> Tensor:
+def _bits(what: str, x: Any, other: Any, op: Op) -> Tensor:
     a, b = pair(what, *sides(what, x, other))
     if kind(a.type.dtype) == 2:
         raise DtypeError(f"{what} at {user_line()}: {a.type} has no bits to combine; compare it first, or use logical_*")
     return run(op, a, b)
 
 
-@method()
-@operators("__and__", "__rand__")
-def bitwise_and(x: Operand, other: Operand) -> Tensor:
-    """The bits that both have; of truth values, x and other."""
-    return _bits("bitwise_and", BitwiseAnd(), x, other)
-
-
-@method()
-@operators("__or__", "__ror__")
-def bitwise_or(x: Operand, other: Operand) -> Tensor:
-    """The bits that one of them has; of truth values, x or other."""
-    return _bits("bitwise_or", BitwiseOr(), x, other)
-
-
-@method()
-@operators("__xor__", "__rxor__")
-def bitwise_xor(x: Operand, other: Operand) -> Tensor:
-    """The bits that just one of them has; of truth values, x or other but not both."""
-    return _bits("bitwise_xor", BitwiseXor(), x, other)
+bitwise_and = _of_two("bitwise_and", _bits, "The bits that both have; of truth values, x and other.", "and", op=BitwiseAnd())
+bitwise_or = _of_two("bitwise_or", _bits, "The bits that one of them has; of truth values, x or other.", "or", op=BitwiseOr())
+bitwise_xor = _of_two("bitwise_xor", _bits, "The bits that just one of them has; of truth values, x or other but not both.", "xor", op=BitwiseXor())
 
 
 @method("bitwise_not", "__invert__")

@@ -63,11 +63,11 @@ class Generator:
 
     def get_state(self) -> Tensor:
         """Seed and number of draws, as int64[2]."""
-        return _state(self.core)
+        return Tensor(TensorType((2,), int64), None, np.array([self.core.seed, self.core.draws]))
 
     def set_state(self, state: Tensor) -> None:
         """Go on from where `get_state` was called."""
-        _set_state(self.core, state)
+        self.core.seed, self.core.draws = _numbers(state, 2)
 
 
 class _Default(Generator):
@@ -128,14 +128,6 @@ def set_rng_state(saved: Tensor) -> None:
     here = state()
     numbers = _numbers(saved, 4)
     (here.global_generator.seed, here.global_generator.draws), (here.local_generator.seed, here.local_generator.draws) = numbers[:2], numbers[2:]
-
-
-def _state(generator: Counter) -> Tensor:
-    return Tensor(TensorType((2,), int64), None, np.array([generator.seed, generator.draws]))
-
-
-def _set_state(generator: Counter, saved: Tensor) -> None:
-    generator.seed, generator.draws = _numbers(saved, 2)
 
 
 def _numbers(saved: Tensor, count: int) -> list[int]:

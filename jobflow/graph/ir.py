@@ -106,10 +106,6 @@ class Origin:
     #: per output, what it is the gradient of; () if none is a gradient
     gradients: tuple[End | None, ...] = ()
 
-    def of_gradients(self, ends: tuple[End | None, ...]) -> Origin:
-        """The same, with what the outputs are gradients of."""
-        return Origin(self.where, self.phase, self.stage, self.microbatch, self.region, ends)
-
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Node:

@@ -27,6 +27,7 @@ import numpy as np
 
 from jobflow.core.errors import ArgumentError, JobError, user_line
 from jobflow.core.extras import optional
+from jobflow.core.signatures import variant
 from jobflow.core.types import Array, Tensor, int32
 from jobflow.engine.job import Job
 from jobflow.engine.session import Session, current_session, started_session
@@ -302,6 +303,41 @@ class Graph:
             events.close()
 
 
+def _write_projector(
+    kind: str,
+    self: Projector,
+    value: Array,
+    tag: str | None = None,
+    step: int = 0,
+    sample_name: str | None = None,
+    sample_type: str | None = None,
+    x: Array | None = None,
+    label: Array | None = None,
+) -> None:
+    """What both kinds of a projector write."""
+    what = f"summary.Projector.write_{kind}_projector at {user_line()}"
+    if kind not in self._begun:
+        raise JobError(f"{what}: call create_{kind}_projector() before")
+    points = np.asarray(value)
+    points = points.reshape(len(points), -1)
+    if label is not None and len(label) != len(points):
+        raise ArgumentError(f"{what}: there are {len(points)} points and {len(label)} labels")
+    if x is not None and (np.ndim(x) not in (3, 4) or len(x) != len(points)):
+        raise ArgumentError(f"{what}: there are {len(points)} points, and x is {list(np.shape(x))}; pictures are [points, side, side(, 3)]")
+    files, name = _tensorboard(".embedding"), tag or kind
+    folder = self.logdir / f"{name}_{step:05}"
+    folder.mkdir(parents=True, exist_ok=True)
+    files.make_mat(points, str(folder))
+    if label is not None:
+        files.make_tsv(list(label), str(folder))
+    shown = None
+    if x is not None:
+        shown = np.asarray(x)[..., None].repeat(3, 3) if np.ndim(x) == 3 else np.asarray(x)
+        shown = np.moveaxis(shown / 255 if shown.dtype == np.uint8 else shown, 3, 1)
+        files.make_sprite(shown, str(folder))
+    files.append_pbtxt(label, shown, str(self.logdir), folder.name, step, name)
+
+
 class Projector:
     """Points in many dimensions, with labels and pictures, for TensorBoard's projector."""
 
@@ -317,57 +353,14 @@ class Projector:
         """Begin with `write_exception_projector`."""
         self._begin("exception")
 
-    def write_embedding_projector(
-        self,
-        value: Array,
-        tag: str | None = None,
-        step: int = 0,
-        sample_name: str | None = None,
-        sample_type: str | None = None,
-        x: Array | None = None,
-        label: Array | None = None,
-    ) -> None:
-        """The rows of `value` as points; `label` is one per row, `x` a square picture per row: [n, side, side] or [n, side, side, 3]."""
-        self._write("embedding", value, tag, step, x, label)
-
-    def write_exception_projector(
-        self,
-        value: Array,
-        tag: str | None = None,
-        step: int = 0,
-        sample_name: str | None = None,
-        sample_type: str | None = None,
-        x: Array | None = None,
-        label: Array | None = None,
-    ) -> None:
-        """The same for what is to be looked at apart."""
-        self._write("exception", value, tag, step, x, label)
-
     def _begin(self, kind: str) -> None:
         self.logdir.mkdir(parents=True, exist_ok=True)
         self._begun.add(kind)
 
-    def _write(self, kind: str, value: Array, tag: str | None, step: int, pictures: Array | None, labels: Array | None) -> None:
-        what = f"summary.Projector.write_{kind}_projector at {user_line()}"
-        if kind not in self._begun:
-            raise JobError(f"{what}: call create_{kind}_projector() before")
-        points = np.asarray(value)
-        points = points.reshape(len(points), -1)
-        if labels is not None and len(labels) != len(points):
-            raise ArgumentError(f"{what}: there are {len(points)} points and {len(labels)} labels")
-        if pictures is not None and (np.ndim(pictures) not in (3, 4) or len(pictures) != len(points)):
-            raise ArgumentError(
-                f"{what}: there are {len(points)} points, and x is {list(np.shape(pictures))}; pictures are [points, side, side(, 3)]"
-            )
-        files, name = _tensorboard(".embedding"), tag or kind
-        folder = self.logdir / f"{name}_{step:05}"
-        folder.mkdir(parents=True, exist_ok=True)
-        files.make_mat(points, str(folder))
-        if labels is not None:
-            files.make_tsv(list(labels), str(folder))
-        shown = None
-        if pictures is not None:
-            shown = np.asarray(pictures)[..., None].repeat(3, 3) if np.ndim(pictures) == 3 else np.asarray(pictures)
-            shown = np.moveaxis(shown / 255 if shown.dtype == np.uint8 else shown, 3, 1)
-            files.make_sprite(shown, str(folder))
-        files.append_pbtxt(labels, shown, str(self.logdir), folder.name, step, name)
+    write_embedding_projector = variant(
+        _write_projector,
+        "embedding",
+        "write_embedding_projector",
+        "The rows of `value` as points; `label` is one per row, `x` a square picture per row: [n, side, side] or [n, side, side, 3].",
+    )
+    write_exception_projector = variant(_write_projector, "exception", "write_exception_projector", "The same for what is to be looked at apart.")

@@ -189,13 +189,9 @@ def variable_of(value: Tensor) -> str | None:
     while node is not None:
         if isinstance(node.op, ReadVariable):
             return node.op.key
-        node = node.inputs[0].node if _is_crossing(node.op) else None
+        # in the mirrored view a variable is read as each rank's copy of it
+        node = node.inputs[0].node if isinstance(node.op, ToLocal) else None
     return None
-
-
-def _is_crossing(op: Op) -> bool:
-    """In the mirrored view a variable is read as each rank's copy of it."""
-    return isinstance(op, ToLocal)
 
 
 def assign(ref: Tensor, value: Tensor, dtype: DType | None = None, name: str | None = None) -> None:

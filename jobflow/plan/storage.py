@@ -52,11 +52,8 @@ def is_common(buffer: str) -> bool:
 
 def apart(graph: Graph) -> frozenset[str]:
     """The variables that take a tensor of the mirrored view: of these each rank has a copy of its own, which may come to differ."""
-    return frozenset(name for name, value in graph.updates.items() if isinstance(value.node.op, ToGlobal) and _claims_copies(value.node.op))
-
-
-def _claims_copies(op: ToGlobal) -> bool:
-    return any(isinstance(sbp, Broadcast) for sbp in op.sbp)
+    ops = {name: value.node.op for name, value in graph.updates.items()}
+    return frozenset(name for name, op in ops.items() if isinstance(op, ToGlobal) and any(isinstance(sbp, Broadcast) for sbp in op.sbp))
 
 
 def place_variables(

@@ -66,17 +66,13 @@ class pipeline(Strategy):
         if named:
             return Hints(stages=_with_the_rest(program, _as_named(program, steps, named, count)))
         begins = self._begins(program, steps, count)
-        return Hints(stages=_with_the_rest(program, {node: _last(i, begins) for i, node in enumerate(steps)}))
+        return Hints(stages=_with_the_rest(program, {node: sum(begin <= i for begin in begins) for i, node in enumerate(steps)}))
 
     def _begins(self, program: Traced, steps: Sequence[Node], count: int) -> Sequence[int]:
         """Where in program order each stage but the first begins."""
         if self.cuts:
             return _named(program, steps, self.cuts, count)
         return balanced(steps, count)
-
-
-def _last(position: int, begins: Sequence[int]) -> int:
-    return sum(begin <= position for begin in begins)
 
 
 def _model(program: Traced) -> list[Node]:

@@ -131,7 +131,7 @@ class _Pairs:
     def decide(self, node: Node) -> None:
         """Split what the node reads, if that is wished and pays."""
         legal = self.legal(node)
-        if self.is_split(node):
+        if any(isinstance(self.state.values.get(value), Split) for value in node.inputs):
             chosen = next((s for s in legal if self.fits(s, node, self.state)), None)
             if chosen is not None:
                 self.state.take(node, chosen)
@@ -188,9 +188,6 @@ class _Pairs:
 
     def waiting(self, node: Node, state: _State) -> set[int]:
         return {i for value in node.outputs if isinstance(state.values.get(value), Split) for i in self.readers.get(value, ())}
-
-    def is_split(self, node: Node) -> bool:
-        return any(isinstance(self.state.values.get(value), Split) for value in node.inputs)
 
     def free(self, value: Value) -> bool:
         """True for a variable about which nothing is decided."""

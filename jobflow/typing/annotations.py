@@ -114,7 +114,7 @@ def _declare(what: str, shape: Any, dtype: Any, *, per_device: bool, nested: boo
     where = user_line()
     if not isinstance(shape, tuple):
         raise JobError(f"{what} at {where}: shape must be a tuple of positive ints, e.g. (100, 784); got {shape!r}")
-    if not all(_is_size(n) for n in shape):
+    if not all(not isinstance(n, bool) and hasattr(n, "__index__") and int(n.__index__()) > 0 for n in shape):
         raise JobError(f"{what} at {where}: shape must be a tuple of positive ints; {shape!r} has something else in it")
     try:
         declared = dtype_of(dtype if dtype is not None else "?none")  # np.dtype(None) would be float64
@@ -123,7 +123,3 @@ def _declare(what: str, shape: Any, dtype: Any, *, per_device: bool, nested: boo
     if declared in (record, tensor_buffer) or (nested and not shape):
         raise JobError(f"{what} at {where}: {dtype!r} with shape {shape} is nothing that can be passed; arguments are arrays of numbers")
     return Declared(TensorType(tuple(int(n) for n in shape), declared), per_device, where, nested)
-
-
-def _is_size(n: Any) -> bool:
-    return not isinstance(n, bool) and hasattr(n, "__index__") and int(n.__index__()) > 0

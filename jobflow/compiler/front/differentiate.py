@@ -68,7 +68,7 @@ class Gradients:
     def origin(self, node: Node) -> Origin:
         """Where a node comes from, and what its outputs are gradients of."""
         ends = tuple([self.ends.get(value) for value in node.outputs])
-        return node.origin.of_gradients(ends) if any(ends) else node.origin
+        return replace(node.origin, gradients=ends) if any(ends) else node.origin
 
 
 @dataclass(frozen=True)

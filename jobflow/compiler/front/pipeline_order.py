@@ -81,13 +81,9 @@ def pipeline_of(graph: Graph, schedule: str) -> Pipeline | None:
     )
     numbers = {stage: i for i, stage in enumerate(dict.fromkeys(merged))}
     rows = rows_of(form, schedule)
-    simulation = simulate(rows, form.needs, _usual_cost)
+    simulation = simulate(rows, form.needs, lambda task: 2.0 if task.direction == "backward" else 1.0)
     tasks = {node: Task(direction, numbers[merged[stages[node]]], node.origin.microbatch or 0) for node in own if (direction := _direction(node))}
     return Pipeline(form, rows, simulation, tuple(groups), tasks)
-
-
-def _usual_cost(task: Task) -> float:
-    return 2.0 if task.direction == "backward" else 1.0
 
 
 def _direction(node: Node) -> Pass | None:

@@ -12,30 +12,23 @@ from jobflow.graph.rewrite import Rewriter, needed_nodes
 
 def simplify(graph: Graph) -> Graph:
     """Merge common subexpressions, then drop dead nodes."""
-    return drop_dead(merge_equal(graph))
-
-
-def merge_equal(graph: Graph) -> Graph:
-    """Nodes with equal ops, equal inputs and equal places compute the same: keep the first."""
-    return _Merging(graph).run()
+    return drop_dead(_Merging(graph).run())
 
 
 class _Merging(Rewriter):
+    """Nodes with equal ops, equal inputs and equal places compute the same: keep the first."""
+
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph)
         self.seen: dict[Any, tuple[Value, ...]] = {}
 
     def take(self, node: Node, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
-        if not _mergeable(node):
+        if not node.op.pure or node.op.alias or node.op.external:
             return self.keep(node, inputs)
         key = _key(node, inputs)
         if key not in self.seen:
             self.seen[key] = self.keep(node, inputs)
         return self.seen[key]
-
-
-def _mergeable(node: Node) -> bool:
-    return node.op.pure and not node.op.alias and not node.op.external
 
 
 def _key(node: Node, inputs: tuple[Value, ...]) -> Any:

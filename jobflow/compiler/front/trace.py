@@ -330,11 +330,9 @@ class Tracer:
             variable = known or wanted
             self.variables[wanted.name] = wanted if known is None else _shared(known, wanted)
             op = ReadVariable(variable.type.shape, variable.type.dtype, variable.name)
-            (self.reads[wanted.name],) = self._record(op, (), self._read_name(wanted.name), variable.placement, where, local=False)
+            name = wanted.name if wanted.name not in self._names else self.unique_name(wanted.name)
+            (self.reads[wanted.name],) = self._record(op, (), name, variable.placement, where, local=False)
         return self.reads[wanted.name]
-
-    def _read_name(self, name: str) -> str:
-        return name if name not in self._names else self.unique_name(name)
 
     def slot(self, name: str, type: TensorType, initial: float, like: Variable | None) -> Value:
         """A variable of an optimizer: stored like the variable it serves, or whole on every rank."""

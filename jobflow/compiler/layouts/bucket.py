@@ -83,18 +83,14 @@ def _late_nodes(physical: Physical) -> dict[Node, None]:
     outputs = set(physical.graph.outputs)
     late: dict[Node, None] = {}
     for node in physical.graph.nodes:
-        starts = _is_reduction(node) and all(r.phase == "update" for v in node.outputs for r in readers[v]) and not outputs & set(node.outputs)
-        if starts or any(value.node in late for value in node.inputs):
+        reduces = isinstance(node.op, Reroute) and node.op.name in ("all_reduce", "reduce_scatter") and not outputs & set(node.outputs)
+        if (reduces and all(r.phase == "update" for v in node.outputs for r in readers[v])) or any(value.node in late for value in node.inputs):
             late[node] = None
     return late
 
 
 def _is_all_reduce(node: Node) -> bool:
     return isinstance(node.op, Reroute) and node.op.name == "all_reduce"
-
-
-def _is_reduction(node: Node) -> bool:
-    return isinstance(node.op, Reroute) and node.op.name in ("all_reduce", "reduce_scatter")
 
 
 def _among(node: Node) -> tuple[Any, ...]:
