@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import jobflow as flow
 from jobflow import scope
 from jobflow.core.errors import DuplicateNameError
 from jobflow.core.layout import Placement
@@ -117,3 +118,18 @@ def run() -> Bench:
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)
+
+
+@pytest.fixture
+def session() -> Iterator[None]:
+    """A session of its own."""
+    flow.clear_default_session()
+    yield
+    flow.clear_default_session()
+
+
+@pytest.fixture(params=[1, 2])
+def devices(request: pytest.FixtureRequest, session: None) -> int:
+    """A session on one device, and on two."""
+    flow.config.cpu_device_num(request.param)
+    return request.param

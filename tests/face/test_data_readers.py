@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +20,6 @@ from jobflow.data.megatron import TokenFiles
 from jobflow.data.ofrecord import record_classes
 from jobflow.legacy.op_types_on_host import OP_TYPES_ON_HOST
 from jobflow.legacy.user_ops import op_type
-
-
-@pytest.fixture(params=[1, 2])
-def devices(request: pytest.FixtureRequest) -> Iterator[int]:
-    flow.clear_default_session()
-    flow.config.cpu_device_num(request.param)
-    yield request.param
-    flow.clear_default_session()
-
-
-@pytest.fixture
-def session() -> Iterator[None]:
-    flow.clear_default_session()
-    yield
-    flow.clear_default_session()
 
 
 def told(body: Callable[[], Any], runs: int = 1, annotation: Any = tp.Bundle[tp.Numpy]) -> list[Any]:

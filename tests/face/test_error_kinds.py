@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,7 @@ X = np.ones((4, 3), np.float32)
 RATE = flow.optimizer.CosineScheduler(0.1, 5)
 
 
-@pytest.fixture(autouse=True)
-def session() -> Iterator[None]:
-    flow.clear_default_session()
-    yield
-    flow.clear_default_session()
+pytestmark = pytest.mark.usefixtures("session")
 
 
 def variable(**options: Any) -> Any:

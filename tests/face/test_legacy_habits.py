@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,12 +11,7 @@ import jobflow as flow
 import jobflow.typing as tp
 from jobflow.engine.session import current_session
 
-
-@pytest.fixture(autouse=True)
-def session() -> Iterator[None]:
-    flow.clear_default_session()
-    yield
-    flow.clear_default_session()
+pytestmark = pytest.mark.usefixtures("session")
 
 
 def rate() -> Any:

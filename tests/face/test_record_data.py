@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,21 +49,6 @@ def png(pixels: Any) -> bytes:
     content = io.BytesIO()
     Image.fromarray(pixels).save(content, "PNG")
     return content.getvalue()
-
-
-@pytest.fixture(params=[1, 2])
-def devices(request: pytest.FixtureRequest) -> Iterator[int]:
-    flow.clear_default_session()
-    flow.config.cpu_device_num(request.param)
-    yield request.param
-    flow.clear_default_session()
-
-
-@pytest.fixture
-def session() -> Iterator[None]:
-    flow.clear_default_session()
-    yield
-    flow.clear_default_session()
 
 
 def reader(folder: str, batch: int = 4, **more: Any) -> Any:

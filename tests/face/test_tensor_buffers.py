@@ -18,14 +18,6 @@ IMAGES = [[np.random.default_rng(2 * d + i).random((1, 8 + i, 10 + d, 3), np.flo
 LISTS = tp.ListListNumpy.Placeholder((2, 12, 12, 3))
 
 
-@pytest.fixture(params=[1, 2])
-def devices(request: pytest.FixtureRequest) -> Iterator[int]:
-    flow.clear_default_session()
-    flow.config.cpu_device_num(request.param)
-    yield request.param
-    flow.clear_default_session()
-
-
 @pytest.fixture
 def session() -> Iterator[None]:
     flow.clear_default_session()

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from parts import declare
+from parts import constant, declare
 
 import jobflow as flow
 import jobflow.typing as tp
@@ -27,10 +27,6 @@ def steps(count: int) -> Any:
     config.default_data_type(flow.float64)
     config.train.num_gradient_accumulation_steps(count)
     return config
-
-
-def constant(rate: float) -> Any:
-    return flow.optimizer.PiecewiseConstantScheduler([], [rate])
 
 
 def dense(x: Any, units: int, name: str, **options: Any) -> Any:

@@ -4,15 +4,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from parts import Begin, Rows, X
+from parts import Begin, Rows, X, sgd
 
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow.core.errors import JobError
-
-
-def sgd(**options: Any) -> Any:
-    return flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.5]), momentum=0, **options)
 
 
 class Seen:

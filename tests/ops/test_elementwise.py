@@ -23,10 +23,7 @@ from jobflow.ops.pointwise import ElementwiseGrad
 Array = Any
 
 
-@pytest.fixture(autouse=True)
-def run_at_once() -> Any:
-    with scope.using(interpreter=laws.Immediate()):
-        yield
+pytestmark = pytest.mark.usefixtures("at_once")
 
 
 def tensor(*values: Any, dtype: Any = np.float64) -> laws.Result:

@@ -8,7 +8,6 @@ import laws
 import numpy as np
 import pytest
 
-from jobflow import scope
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import B, P, S
 from jobflow.core.types import TensorType, float32, float64, int32
@@ -20,10 +19,7 @@ from jobflow.ops.op import Op
 TABLE = np.random.default_rng(0).normal(size=(50, 16)).astype(np.float32)
 
 
-@pytest.fixture(autouse=True)
-def run_at_once() -> Any:
-    with scope.using(interpreter=laws.Immediate()):
-        yield
+pytestmark = pytest.mark.usefixtures("at_once")
 
 
 def bound(op: Op, *inputs: Any) -> Any:

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bound_ops import ORDERS, batch_innermost, run_bound
 
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.types import TensorType, bool_, dtype_of, float32, int32
 from jobflow.kernels import registry
-from jobflow.kernels.target import CPU, target_of
+from jobflow.kernels.target import target_of
 from jobflow.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, MaxPoolPick, _pool_op
 
 _CASES = [
@@ -29,39 +30,6 @@ _CASES = [
     ((2, 2), (2, 2), ((0, 0), (0, 0)), False, (0, 3, 8, 6)),
     ((2, 2), (2, 2), ((0, 0), (0, 0)), False, (3, 0, 8, 6)),
 ]
-
-
-class CpuDevice:
-    """The little of a device that bind asks for; scratch comes filled with NaN, since nothing may rely on its content."""
-
-    tag = "cpu"
-    xp = np
-
-    def scratch(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        return np.full(shape, np.nan if dtype.numpy.kind == "f" else 1, dtype.numpy)
-
-
-def run_bound(op: Any, *arrays: Any, output: Any, target: Any = CPU) -> Any:
-    calls = registry.bind(op, target, CpuDevice(), arrays, (output,))
-    for _ in range(2):
-        output[...] = np.nan
-        for function, arguments in calls:
-            function(*arguments)
-    return output
-
-
-def batch_innermost(array: Any) -> Any:
-    return np.moveaxis(np.ascontiguousarray(np.moveaxis(array, 0, -1)), -1, 0)
-
-
-def spaced(array: Any) -> Any:
-    big = np.zeros(tuple(2 * n + 1 for n in array.shape), array.dtype)
-    view = big[tuple(slice(1, 2 * n + 1, 2) for n in array.shape)]
-    view[...] = array
-    return view
-
-
-ORDERS = {"plain": np.array, "batch_innermost": batch_innermost, "spaced": spaced}
 
 
 def window_spans(op: Any, out: tuple[int, ...], spatial: tuple[int, ...]) -> Any:

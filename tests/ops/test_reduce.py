@@ -9,7 +9,6 @@ import laws
 import numpy as np
 import pytest
 
-from jobflow import scope
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import MAX, Partial, S
 from jobflow.core.types import TensorType, float32, int32
@@ -19,10 +18,7 @@ from jobflow.ops import reduce
 X = np.random.default_rng(0).normal(size=(4, 3, 5))
 
 
-@pytest.fixture(autouse=True)
-def run_at_once() -> Any:
-    with scope.using(interpreter=laws.Immediate()):
-        yield
+pytestmark = pytest.mark.usefixtures("at_once")
 
 
 @pytest.mark.parametrize("keepdims", [False, True])

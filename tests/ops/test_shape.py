@@ -8,7 +8,6 @@ import laws
 import numpy as np
 import pytest
 
-from jobflow import scope
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import Split
 from jobflow.core.types import TensorType, float32
@@ -17,10 +16,7 @@ from jobflow.ops import shape as sh
 X = np.arange(60.0).reshape(4, 3, 5)
 
 
-@pytest.fixture(autouse=True)
-def run_at_once() -> Any:
-    with scope.using(interpreter=laws.Immediate()):
-        yield
+pytestmark = pytest.mark.usefixtures("at_once")
 
 
 def x() -> laws.Result:

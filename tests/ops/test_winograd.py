@@ -6,21 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bound_ops import CpuDevice, batch_innermost
 
 from jobflow.kernels import registry
 from jobflow.kernels.cpu import winograd
 from jobflow.kernels.target import CPU
 from jobflow.ops.conv import Conv
-
-
-class CpuDevice:
-    """The little of a device that bind asks for; scratch comes filled with NaN, since nothing may rely on its content."""
-
-    tag = "cpu"
-    xp = np
-
-    def scratch(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        return np.full(shape, np.nan, dtype.numpy)
 
 
 def run(way: str, op: Any, *arrays: Any, output: Any) -> Any:
@@ -29,10 +20,6 @@ def run(way: str, op: Any, *arrays: Any, output: Any) -> Any:
     for function, arguments in found.bind(op, CpuDevice(), arrays, (output,)):
         function(*arguments)
     return output
-
-
-def batch_innermost(array: Any) -> Any:
-    return np.moveaxis(np.ascontiguousarray(np.moveaxis(array, 0, -1)), -1, 0)
 
 
 def all_three(op: Conv, x_shape: tuple[int, ...], w_shape: tuple[int, ...]) -> list[tuple[Any, tuple[Any, ...], Any]]:

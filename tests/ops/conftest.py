@@ -1,0 +1,16 @@
+"""Ops that run where they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import laws
+import pytest
+
+from jobflow import scope
+
+
+@pytest.fixture
+def at_once() -> Iterator[None]:
+    with scope.using(interpreter=laws.Immediate()):
+        yield
