@@ -6,6 +6,7 @@ called, so what depends on them is done then; all else is done ahead.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.core.errors import JobError
+from jobflow.core.errors import JobError, ShapeError
 from jobflow.core.types import Array, TensorType
 from jobflow.data.ahead import Pending, Pool, Reading
 from jobflow.data.host_stages import Stage
@@ -70,18 +71,31 @@ class KnownRows(Stage):
 
 @dataclass(frozen=True, eq=False)
 class OfTensor(KnownRows):
-    """The instances of a tensor of the job, of so many axes."""
+    """The instances, of so many axes, of a tensor of the job; or of what a run computes under this name before the rest of it."""
 
-    tensor: HostValue
+    tensor: HostValue | str
     axes: int
+    #: of all devices
+    count: int
 
     @property
     def arguments(self) -> frozenset[str]:
-        return self.tensor.arguments
+        return frozenset({self.tensor}) if isinstance(self.tensor, str) else self.tensor.arguments
 
     def rows(self, run: int, given: Mapping[str, Any]) -> list[Array]:
-        whole = self.tensor.array(run, given)
-        return list(whole.reshape(-1, *whole.shape[whole.ndim - self.axes :]))
+        found = given[self.tensor] if isinstance(self.tensor, str) else self.tensor.arrays(run, given)
+        each, shapes = instances(found, self.axes), [list(array.shape) for array in found] if isinstance(found, list) else []
+        if len(each) != self.count or len({math.prod(shape[: len(shape) - self.axes]) for shape in shapes}) > 1:
+            raise ShapeError(
+                f"a tensor buffer has as many arrays on each device, and here the devices' tensors are {shapes}; pass arrays of one length"
+            )
+        return each
+
+
+def instances(found: Array | list[Array], axes: int) -> list[Array]:
+    """Of an array, or of one of each device after another, those of its last axes."""
+    each = found if isinstance(found, list) else [found]
+    return [row for array in each for row in array.reshape(-1, *array.shape[array.ndim - axes :])]
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,8 +154,9 @@ class JobBatches(DataFeed):
         self.stages: dict[str, Stage] = {}
         self.results: dict[str, tuple[Stage, int]] = {}
         self.ragged: dict[str, RaggedRows] = {}
-        self._reading: Reading[dict[str, Any]] | None = None
-        self._next = 0
+        self.made_of: dict[str, list[str]] = {}
+        #: by what comes before it, what is read, and the run of the next
+        self._readings: dict[str | None, tuple[Reading[dict[str, Any]], int]] = {}
 
     def __repr__(self) -> str:
         """What it gives: that of another is equal if that gives the same."""
@@ -156,26 +171,27 @@ class JobBatches(DataFeed):
         """One more array: of each sample what the stage gives."""
         self.types[name], self.stages[name] = type, stage
 
-    def arrays(self, run: int, passes: int, rows: Mapping[str, Span], given: Mapping[str, Any]) -> dict[str, Any]:
+    def arrays(self, run: int, passes: int, rows: Mapping[str, Span], given: Mapping[str, Any], after: str | None) -> dict[str, Any]:
         wanted = {name: (self.stages[name], span) for name, span in rows.items()}
-        if passes > 1 and (self.results or self.ragged or any(known for stage, _ in wanted.values() for known in _known(stage))):
+        if passes > 1 and (self.results or self.ragged or any(known for stage, _ in wanted.values() for known in known_rows(stage))):
             raise JobError("a job with several microbatches reads what files have: no tensors of the job, nor arrays of different shapes")
-        wanted |= {name: (stage, (0, count)) for name, (stage, count) in self.results.items()}
-        wanted |= {name: (ragged.stage, (0, ragged.rows)) for name, ragged in self.ragged.items()}
-        if self._reading is None or run != self._next:
-            self.close()
-            waits = any(known.arguments for stage, _ in wanted.values() for known in _known(stage))
+        whole = {**self.results, **{name: (ragged.stage, ragged.rows) for name, ragged in self.ragged.items()}}
+        wanted |= {name: (stage, (0, count)) for name, (stage, count) in whole.items() if self.after(name) == after}
+        self._given = given
+        reading, ready = self._readings.pop(after, (None, run))
+        if reading is None or run != ready:
+            if reading is not None:
+                reading.close()
+            waits = any(known.arguments for stage, _ in wanted.values() for known in known_rows(stage))
             threads = 0 if waits else min(PREFETCH, len(usable_cores()))
             pool = Pool(threads)
-            self._given = given
-            self._reading = Reading(self._plan(run, passes, wanted, pool), PREFETCH if threads else 0, pool)
-        self._given = given
+            reading = Reading(self._plan(run, passes, wanted, pool), PREFETCH if threads else 0, pool)
         try:
-            found = next(self._reading)
+            found = next(reading)
         except BaseException:
-            self.close()
+            reading.close()
             raise
-        self._next = run + 1
+        self._readings[after] = reading, run + 1
         return found
 
     def _plan(self, run: int, passes: int, wanted: Mapping[str, tuple[Stage, Span]], pool: Pool) -> Iterator[Pending[dict[str, Any]]]:
@@ -193,7 +209,7 @@ class JobBatches(DataFeed):
             run += 1
 
     def _read(self, run: int, places: Places, wanted: Mapping[str, tuple[Stage, Span]], given: Mapping[str, Any]) -> dict[str, Any]:
-        known = {each: each.rows(run, given) for stage, _ in wanted.values() for each in _known(stage)}
+        known = {each: each.rows(run, given) for stage, _ in wanted.values() for each in known_rows(stage)}
         found: dict[str, Any] = {}
         for name, (_, (start, stop)) in wanted.items():
             whole = self.types.get(name)
@@ -210,19 +226,19 @@ class JobBatches(DataFeed):
     def shapes(self, name: str, run: int, given: Mapping[str, Any]) -> tuple[Any, ...]:
         alone = JobBatches()
         alone.ragged[name] = self.ragged[name]
-        found = alone.arrays(run, 1, {}, given)[name]
+        found = alone.arrays(run, 1, {}, given, None)[name]
         alone.close()
         return tuple([each.shape for each in found]) if self.ragged[name].per_device else found.shape
 
     def close(self) -> None:
-        if self._reading is not None:
-            self._reading.close()
-            self._reading = None
+        for reading, _ in self._readings.values():
+            reading.close()
+        self._readings.clear()
 
 
-def _known(stage: Stage) -> Iterator[KnownRows]:
+def known_rows(stage: Stage) -> Iterator[KnownRows]:
     """What a stage is made of that is known when the job is called."""
     if isinstance(stage, KnownRows):
         yield stage
     for before in stage.inputs:
-        yield from _known(before)
+        yield from known_rows(before)

@@ -11,6 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 import jobflow.core.scope as scope
 from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import JobError, ShapeError, SourceLine, user_line
@@ -23,6 +25,8 @@ from jobflow.graph.ir import Value, Variable
 from jobflow.graph.training import Optimizer
 from jobflow.ops.op import Op
 
+#: what a job can do that must not find positions first
+_MASK = "return it, or compute with where(condition, x, y)"
 #: an op and its inputs -> what it is to take in their place
 Replacing = Callable[[Op, Sequence[Tensor]], Sequence[Tensor]]
 
@@ -127,9 +131,21 @@ class JobBody:
 
     def fed_sized(self, name: str, padded: Handle, axis: int) -> Handle:
         """The positions as an argument that nobody passes: they are computed before the rest of the run, whose program is that for so many."""
-        self.sized[name] = sized = Sized(padded.type, padded.local, padded.value, partial(trimmed, axis=axis))
+        self.sized[name] = sized = Sized(padded.type, padded.local, padded.value, partial(trimmed, axis=axis), _MASK)
         type = sized.type.with_shape(self.read.get(name, sized.type.shape))
         return self.handle(self.tracer.as_seen(self.tracer.input(name, type, local=sized.per_device)))
+
+    def computed(self, what: str, value: Value) -> str:
+        """The name under which a run has the array of a value, or one of each device, before the rest of it: the host makes something of it."""
+        if known := next((name for name, sized in self.sized.items() if sized.value is value and sized.made is np.asarray), None):
+            return known
+        name = self.unique_name(what)
+        self.sized[name] = Sized(value.type, value.local, value, np.asarray, "compute it in a job of its own, whose result is passed to this one")
+        return name
+
+    def now(self, value: Value) -> Any:
+        """The array of a value, or those of the devices, if it is known while the body runs; else None."""
+        return None
 
     def shape_read(self, name: str) -> tuple[int, ...]:
         """That of what the feed gives under this name in the runs for which the body is traced."""

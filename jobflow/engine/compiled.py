@@ -83,11 +83,14 @@ class Compiled:
     def variables(self) -> dict[str, Variable]:
         return self.graph.variables
 
-    def read(self, run: int, given: Sequence[Bound]) -> tuple[list[Bound], dict[str, Any]]:
-        """The arguments that nobody passes of a run in which these are, and what no tensor of the job holds of its results."""
+    def read(self, run: int, given: Sequence[Bound], after: str | None = None) -> tuple[list[Bound], dict[str, Any]]:
+        """The arguments that nobody passes of a run in which these are, and what no tensor of the job holds of its results.
+
+        Of those that are made of what the run computes, see `sized`, the ones that are made once it has computed `after`.
+        """
         if self.fed is None:
             return [], {}
-        found, beside = self.fed.bound(run, given)
+        found, beside = self.fed.bound(run, given, after)
         self.check_limits(found)
         return found, beside
 
@@ -141,7 +144,7 @@ class Compiled:
         given = {name: value for name, _, value in bound}
         given[RUN_COUNTER] = np.array([run])
         if absent := [name for name in self.sized if name not in given]:
-            raise JobError(f"job {self.name} ({self.where}): {absent[0]} has as many rows as a run finds, which only a call of the job tells")
+            raise JobError(f"job {self.name} ({self.where}): {absent[0]} is computed before the rest of a run, which only a call of the job does")
         ranks = self.graph.placement.ranks
         feeds: list[dict[str, Array]] = []
         for rank, parts in enumerate(self.parts):

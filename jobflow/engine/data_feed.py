@@ -38,10 +38,12 @@ class Ragged:
 
 @dataclass(frozen=True, eq=False)
 class Sized(Ragged):
-    """What is made of a value that the job computes in a run before the rest of it, because only that says what shape it has."""
+    """What is made of a value that a run computes before the rest of the job: only that says what shape it has, or the host needs it."""
 
     value: Value
     made: Callable[[Array], Array]
+    #: what a job can do that must not compute it before
+    instead: str
 
     def of(self, found: Any) -> Any:
         """It, or a list with one for each device."""
@@ -54,13 +56,19 @@ class DataFeed(ABC):
     types: Mapping[str, TensorType]
     #: those whose shapes are known when they are read
     ragged: Mapping[str, Ragged]
+    #: of those that are made of what a run computes before the rest of it, what that is: names of `Sized`, in their order
+    made_of: Mapping[str, Sequence[str]]
+
+    def after(self, name: str) -> str | None:
+        """The last of what a run computes before something is made."""
+        return self.made_of[name][-1] if name in self.made_of else None
 
     @abstractmethod
-    def arrays(self, run: int, passes: int, rows: Mapping[str, Span], given: Mapping[str, Any]) -> dict[str, Any]:
+    def arrays(self, run: int, passes: int, rows: Mapping[str, Span], given: Mapping[str, Any], after: str | None) -> dict[str, Any]:
         """The arrays of a run that passes so often through the body, one batch for each, with these arguments: of each name these rows.
 
         And by their names those that are ragged, or lists with one for each device, and the `HostResult`s of the job, lists with an array
-        for each row.
+        for each row.  Only those that are made once the run has computed `after`; without one, those that need nothing which it computes.
         """
 
     @abstractmethod
@@ -84,9 +92,16 @@ class Fed:
     types: Mapping[str, TensorType]
 
     @classmethod
-    def of(cls, feed: DataFeed, where: SourceLine, passes: int, parts: Sequence[Sequence[ArgumentPart]], here: Collection[int] | None) -> Fed:
-        """For ranks that take these parts of arguments; of them only those `here` if given."""
+    def of(
+        cls, feed: DataFeed, where: SourceLine, passes: int, parts: Sequence[Sequence[ArgumentPart]], here: Collection[int] | None, sized: bool
+    ) -> Fed:
+        """For ranks that take these parts of arguments; of them only those `here` if given.
+
+        All rows of each if other programs of the job take them too: those for other shapes that are read, or of what is computed before the rest.
+        """
         types = {name: type.with_shape((type.shape[0] * passes, *type.shape[1:])) for name, type in feed.types.items()}
+        if sized or feed.ragged:
+            return cls(feed, where, passes, {name: (0, type.shape[0]) for name, type in types.items()}, types)
         rows: dict[str, Span] = {}
         for part in (part for rank, own in enumerate(parts) if here is None or rank in here for part in own):
             if part.argument in types:
@@ -96,13 +111,15 @@ class Fed:
                 rows[part.argument] = (min(start, known[0]), max(stop, known[1]))
         return cls(feed, where, passes, rows, types)
 
-    def bound(self, run: int, given: Sequence[Bound]) -> tuple[list[Bound], dict[str, Any]]:
-        """The further arguments of a run in which these are passed, and what no tensor of the job holds of its results."""
-        found = self.feed.arrays(run, self.passes, self.rows, {name: value for name, _, value in given})
-        arrays = {name: found.pop(name) for name in self.rows}
+    def bound(self, run: int, given: Sequence[Bound], after: str | None) -> tuple[list[Bound], dict[str, Any]]:
+        """The further arguments of a run in which these are passed, and what no tensor of the job holds of its results; `after` as in `arrays`."""
+        rows = {name: span for name, span in self.rows.items() if self.feed.after(name) == after}
+        found = self.feed.arrays(run, self.passes, rows, {name: value for name, _, value in given}, after)
+        arrays = {name: found.pop(name) for name in rows}
         read = [(name, Declared(self.types[name], False, self.where), self._given(name, run, rows)) for name, rows in arrays.items()]
         for name, ragged in self.feed.ragged.items():
-            read.append((name, Declared(ragged.type, ragged.per_device, self.where), found.pop(name)))
+            if name in found:
+                read.append((name, Declared(ragged.type, ragged.per_device, self.where), found.pop(name)))
         return read, found
 
     def _given(self, name: str, run: int, rows: Array) -> Array | Lazy:

@@ -1,9 +1,9 @@
-"""Tensors of a job's body that are needed before the job runs: computed here, from what is passed to it, by the ops' references.
+"""Tensors of a job's body that are known before the job runs: computed here, from what is passed to it, by the ops' references.
 
     flip = flow.random.CoinFlip(8)              a function of the number of the run
     images = flow.image.flip(images, flip)      done on the host, before the run
 
-They may depend on arguments, constants and the run counter, not on variables or on what readers give.
+Those that depend on arguments, constants and the run counter alone.  Of others, which variables or readers have a part in, see `JobBody.computed`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import numpy as np
 
 from jobflow.compiler.front.trace import RUN_COUNTER
 from jobflow.compiler.rank.lower import local_box
-from jobflow.core.errors import JobError, user_line
 from jobflow.core.layout import Local
 from jobflow.core.types import Array
 from jobflow.graph.ir import Node, Value, nodes_behind
@@ -27,31 +26,22 @@ from jobflow.ops.source import External, Input
 
 @dataclass(frozen=True)
 class HostValue:
-    """A tensor of the body; `what` needs it, for messages."""
+    """A tensor of the body."""
 
     value: Value
-    what: str
     #: arguments that no caller passes
     fed: frozenset[str]
 
-    def needed(self) -> HostValue:
-        """This; JobError if it depends on more than can be known before a run."""
-        if self.unknown:
-            raise JobError(f"{self.what} at {user_line()}: it is done before the job runs, and {self.value.name} {self.unknown}")
-        return self
-
     @cached_property
-    def unknown(self) -> str:
-        """Why it is not known before a run; empty if it is."""
-        for node in self._nodes:
-            op = node.op
-            if isinstance(op, Input) and op.argument in self.fed:
-                return f"is computed from what a reader gives ({op.argument}); pass that itself, or compute it outside the job"
-            if isinstance(op, External) and not isinstance(op, Input):
-                return f"depends on the variable {op.key}; pass what depends on arguments alone, or do it on tensors of the job"
-            if not isinstance(op, ToLocal) and any(x.local != y.local for x in node.inputs for y in node.outputs):
-                return f"comes from another view by {node.name}; compute it in the view in which it is used"
-        return ""
+    def known(self) -> bool:
+        """Whether it is known before a run: neither variables nor readers have a part in it, nor what all devices have together."""
+        return not any(self._waits(node) for node in self._nodes)
+
+    def _waits(self, node: Node) -> bool:
+        op = node.op
+        if isinstance(op, External):
+            return not isinstance(op, Input) or op.argument in self.fed
+        return not isinstance(op, ToLocal) and any(x.local != y.local for x in node.inputs for y in node.outputs)
 
     @cached_property
     def _nodes(self) -> list[Node]:
@@ -69,12 +59,10 @@ class HostValue:
         keys = {node.op.argument for node in self._nodes if isinstance(node.op, Input)}
         return frozenset(keys - {RUN_COUNTER})
 
-    def array(self, run: int, given: Mapping[str, Any]) -> Array:
-        """It in a run with these arguments; those of several devices one after another along axis 0."""
+    def arrays(self, run: int, given: Mapping[str, Any]) -> list[Array]:
+        """It in a run with these arguments: one array for each device, or that of all."""
         known = {**given, RUN_COUNTER: np.array([run])}
-        if not self.value.local:
-            return self._on(0, known)
-        return np.concatenate([self._on(device, known) for device in range(self.devices)])
+        return [self._on(device, known) for device in range(self.devices)]
 
     def _on(self, device: int, given: Mapping[str, Any]) -> Array:
         arrays: dict[Value, Array] = {}

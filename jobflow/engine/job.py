@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jobflow.core.scope as scope
 from jobflow.compiler.compile import distribute, logical
+from jobflow.compiler.front.differentiate import reached_from, trained_variables
 from jobflow.compiler.front.microbatch import cut_batch, explained
 from jobflow.compiler.front.trace import Tracer
 from jobflow.core.collection import collection_paused
@@ -33,7 +34,7 @@ from jobflow.engine.session import Session
 from jobflow.graph.ir import Physical, Value
 from jobflow.graph.strategy import Strategy
 from jobflow.graph.traced import Traced
-from jobflow.graph.training import Microbatches, Optimizer, ValidRange, Watch
+from jobflow.graph.training import Microbatches, Optimizer, Training, ValidRange, Watch
 from jobflow.ops.arithmetic import Where
 from jobflow.ops.random_tensors import RandomSource
 from jobflow.ops.row_update import RowUpdate
@@ -77,7 +78,9 @@ class Before:
         program, _ = trace
         names = list(program.sized)
         known = {name: program.sized[name] for name in names[: names.index(self.name)]}
-        inputs = {name: value for name, value in program.inputs.items() if name not in program.sized or name in known}
+        unknown = program.sized.keys() - known.keys()
+        unknown |= {made for made, of in program.feed.made_of.items() if unknown & {*of}} if program.feed is not None else set()
+        inputs = {name: value for name, value in program.inputs.items() if name not in unknown}
         rest = replace(program, inputs=inputs, updates={}, training=None, losses=(), watches=(), sized=known)
         return rest, Results("value", (program.sized[self.name].value,), ("numpy",), 0)
 
@@ -185,7 +188,8 @@ class Job:
         parts = tuple(argument_parts(program, rank) for rank, program in enumerate(programs))
         program = first.program
         cut = program.microbatches
-        fed = None if program.feed is None else Fed.of(program.feed, self.where, 1 if cut is None else cut.count, parts, session.here)
+        passes = 1 if cut is None else cut.count
+        fed = None if program.feed is None else Fed.of(program.feed, self.where, passes, parts, session.here, bool(program.sized))
         told = first.results, first.watches, first.limits, parts, first.pieces, program.tensors, program.modes, fed
         refused = next((version.program.refused for version in each.values() if version.program.refused), "")
         return Compiled(self.name, self.where, number, tuple(programs), *told, refused, program.sized)
@@ -277,6 +281,8 @@ class Job:
             found = tuple(leaf.axis if isinstance(leaf, Found) and not leaf.read else None for leaf in results.leaves)
             results = replace(results, leaves=tuple(map(packed, results.leaves)), found=found)
             self._train(tracer)
+            if tracer.training is not None and body.feed is not None:
+                _trains_what_it_can(body, tracer.training)
         if largest:
             self._declared = weakref.ref(session), {value.name: value.shape for node in tracer.nodes for value in node.outputs}
         return self.recorded(body, returned_values(results)), results
@@ -296,8 +302,8 @@ class Job:
         if body.sized and self.microbatch_count > 1:
             where = self.config.lines.get(ACCUMULATION, self.where)
             raise JobError(
-                f"job {self.name}: {', '.join(body.sized)} has as many rows as a run finds, in each of its {self.microbatch_count} microbatches "
-                f"others, asked for at {where}; return it, or compute with where(condition, x, y)"
+                f"job {self.name}: {', '.join(body.sized)} is computed before the rest of a run, in each of its {self.microbatch_count} microbatches "
+                f"another, asked for at {where}; {' and '.join(dict.fromkeys(sized.instead for sized in body.sized.values()))}"
             )
         return replace(program, **told, tensors=body.tensors, modes=body.modes, feed=body.feed, refused=body.refused, sized=dict(body.sized))
 
@@ -332,6 +338,9 @@ class Job:
             further.append(self._before(session, compiled, bound, further, ahead[0]))
             compiled = self.fitting(session, compiled, bound, further)
             compiled.check_limits(further)
+            made, results = read_for(session, compiled, [*bound, *further], ahead[0])
+            further, beside = further + made, beside | results
+            compiled = self.fitting(session, compiled, bound, further)
         return partial(_given, compiled, session.run(compiled, [*bound, *further], beside))
 
     def _before(self, session: Session, compiled: Compiled, bound: Sequence[Bound], further: Sequence[Bound], name: str) -> Bound:
@@ -353,6 +362,22 @@ class Job:
         return session.compiled(self, shapes_of(bound))
 
 
+def _trains_what_it_can(body: JobBody, training: Training) -> None:
+    """JobError if a gradient would have to go through what the host makes of tensors of the job."""
+    nodes = body.tracer.nodes
+    trained = reached_from(trained_variables(body.tracer), nodes)
+    for name, made_of in body.feed.made_of.items():
+        sources = [body.sized[each].value for each in made_of]
+        if name in body.tracer.inputs and (reached := [value.name for value in sources if value in trained]):
+            onward = reached_from({body.tracer.inputs[name]}, nodes)
+            if any(loss in onward for loss in training.losses):
+                raise JobError(
+                    f"{body.tracer.kind} {body.name} at {training.where}: the loss depends by {name} on {', '.join(reached)}, which trainable "
+                    f"variables are part of, and what the host does has no gradient; give them trainable=False, or make {reached[0]} of integers"
+                )
+            trained |= onward
+
+
 def _ragged(compiled: Compiled) -> dict[str, Ragged]:
     """The arguments that nobody passes and whose shapes are those of the run."""
     return {**(compiled.fed.feed.ragged if compiled.fed is not None else {}), **compiled.sized}
@@ -368,10 +393,10 @@ def _read(compiled: Compiled, further: Sequence[Bound]) -> list[tuple[str, bool,
     ]
 
 
-def read_for(session: Session, compiled: Compiled, bound: Sequence[Bound]) -> tuple[list[Bound], dict[str, Any]]:
-    """The arguments that nobody passes of the run with these, and what no tensor of the job holds of its results."""
+def read_for(session: Session, compiled: Compiled, bound: Sequence[Bound], after: str | None = None) -> tuple[list[Bound], dict[str, Any]]:
+    """The arguments that nobody passes of the run with these, and what no tensor of the job holds of its results; see `Compiled.read`."""
     session.settle()
-    return compiled.read(session.runs.get(compiled.name, 0), bound)
+    return compiled.read(session.runs.get(compiled.name, 0), bound, after)
 
 
 def _given(compiled: Compiled, values: list[Any]) -> Any:

@@ -4,7 +4,7 @@
     flip = flow.random.CoinFlip(2)
     images, boxes = flow.image.flip(flow.image.decode(images), flip), flow.detection.object_bbox_flip(boxes, size, flip)
 
-It is done on the host, before the job runs: see `OnHost`.  Sizes are (height, width), as `coco_reader` gives them, but (width, height) if they are
+It is done on the host: see `OnHost`.  Sizes are (height, width), as `coco_reader` gives them, but (width, height) if they are
 those of `image.target_resize`; scales are those of `image.target_resize` and `image.Resize`, by width and by height.
 """
 

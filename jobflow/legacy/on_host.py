@@ -1,13 +1,14 @@
-"""What the body of a job has of each sample, or row, before the job runs, and what becomes of it: a tensor, or a result.
+"""What the body of a job has of each sample, or row, on the host, and what becomes of it: a tensor, or a result.
 
 record = flow.data.ofrecord_reader(folder, batch_size=64)                  OnHost: a record of each sample
 images = flow.tensor_to_tensor_buffer(x, instance_dims=3)                  OnHost: an array of each row of a tensor
-images = flow.image.flip(images, flow.random.CoinFlip(64))                 OnHost, done before the run
+images = flow.image.flip(images, flow.random.CoinFlip(64))                 OnHost, done before the run, or before the rest of it
 flow.image.batch_align(images, (256, 256, 3), flow.float, 16)              a tensor of the job
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -19,7 +20,7 @@ import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, DuplicateNameError, JobError, ShapeError, user_line
 from jobflow.core.types import Array, DType, Tensor, TensorType, record, tensor_buffer, uint8
 from jobflow.data import host_stages as st
-from jobflow.data.job_batches import Constants, JobBatches, OfTensor, RaggedRows
+from jobflow.data.job_batches import Constants, JobBatches, OfTensor, RaggedRows, instances, known_rows
 from jobflow.engine.body import JobBody
 from jobflow.engine.handle import value_of
 from jobflow.engine.host_values import HostValue
@@ -50,7 +51,7 @@ class OnHost:
         """What makes it."""
         if isinstance(self.source, st.Stage):
             return self.source
-        return known_stage("tensor_to_tensor_buffer", self.source, self.source.type.ndim - len(self.shape))
+        return stage_of("tensor_to_tensor_buffer", self.source, self.source.type.ndim - len(self.shape))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -118,17 +119,19 @@ def feed_of(what: str) -> JobBatches:
     return body.feed
 
 
-def _label(what: str, name: str | None) -> str:
-    feed = feed_of(what)
+def _label(what: str, name: str | None, stage: st.Stage) -> str:
+    feed, made_of = feed_of(what), frozenset[str]().union(*(known.arguments for known in known_rows(stage)))
     label = body_of(what).unique_name(what) if name is None else scope.current().full_name(name)
     if label in feed.names or label in feed.results:
         raise DuplicateNameError(f'{what} at {user_line()}: another decoder of this job has the name "{label}"')
+    if computed := [each for each in body_of(what).sized if each in made_of]:
+        feed.made_of[label] = computed
     return label
 
 
 def as_tensor(what: str, stage: st.Stage, rows: int, shape: Sequence[int], dtype: DType, name: str | None) -> Any:
     """What a stage gives, which has this shape for every sample, as a tensor of the job."""
-    label, type = _label(what, name), TensorType((rows, *shape), dtype)
+    label, type = _label(what, name, stage), TensorType((rows, *shape), dtype)
     feed_of(what).add(label, type, stage)
     return body_of(what).fed(label, type)
 
@@ -142,7 +145,7 @@ def as_ragged(
     name: str | None,
 ) -> Any:
     """What is made of the rows of a stage, in the mirrored view of those of each device, as a tensor of the job: its shape is that of the run."""
-    label = _label(what, name)
+    label = _label(what, name, stage)
     ragged = RaggedRows(type, scope.current().view == "mirrored", stage, rows, devices_of_view(), made)
     feed_of(what).ragged[label] = ragged
     return body_of(what).fed_ragged(label, ragged)
@@ -165,7 +168,7 @@ def _padded(rows: list[Array], units: tuple[int, ...]) -> Array:
 
 def as_result(what: str, stage: st.Stage, rows: int, shape: tuple[int, ...], dtype: DType, name: str | None) -> Callable[..., HostResult]:
     """What makes results of what a stage gives, of at most this shape: each takes from the rows of each device what it delivers."""
-    label, devices = _label(what, name), devices_of_view()
+    label, devices = _label(what, name, stage), devices_of_view()
     feed_of(what).results[label] = (st.Within(stage, shape, dtype), rows)
     each = rows // devices
 
@@ -190,16 +193,22 @@ def rows_of(what: str, x: Any, like: OnHost, shape: tuple[int, ...], name: str) 
     rows = like.rows // devices_of_view()
     if not isinstance(type, TensorType) or (type.shape != (rows, *shape) and not (shape == () and type.shape == (rows, 1))):
         raise ShapeError(f"{what} at {user_line()}: {name} is {type or repr(x)}; it must be a tensor {[rows, *shape]}, with a row for each sample")
-    return known_stage(what, x, len(type.shape) - 1)
+    return stage_of(what, x, len(type.shape) - 1)
 
 
-def known_stage(what: str, x: Tensor, axes: int) -> st.Stage:
-    """The instances, of so many axes, of a tensor of the job that is known before it runs."""
-    feed, value = feed_of(what), value_of(x)
+def stage_of(what: str, x: Tensor, axes: int) -> st.Stage:
+    """The instances, of so many axes, of a tensor of the job: known before it runs, or computed before the rest of it."""
+    feed, body = feed_of(what), body_of(what)
+    value = body.tracer.as_seen(value_of(x))
     source = value.node.inputs[0].node.op if isinstance(value.node.op, ToLocal) else value.node.op
     if isinstance(source, Input) and source.argument in feed.stages and axes == len(x.type.shape) - 1:
         return feed.stages[source.argument]
-    return OfTensor(HostValue(value, what, feed.names | body_of(what).sized.keys()).needed(), axes)
+    tensor = HostValue(value, feed.names | body.sized.keys())
+    count = math.prod(value.shape[: len(value.shape) - axes]) * (value.node.placement.size if value.local else 1)
+    if tensor.known:
+        return OfTensor(tensor, axes, count)
+    found = body.now(value)
+    return OfTensor(body.computed(what, value), axes, count) if found is None else Constants(tuple(instances(found, axes)))
 
 
 def same_samples(what: str, *given: OnHost | st.Stage) -> None:

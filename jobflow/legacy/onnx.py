@@ -69,7 +69,8 @@ def _model(onnx: Any, job: Job, session: Session, folder: str, anything: bool) -
     program, results = job.traces(session, job.declared_shapes(session))[0]
     if program.sized:
         raise JobError(
-            f"onnx.export at {user_line()}: job {job.name} ({job.where}) computes with as many rows as a run finds; shapes are fixed there"
+            f"onnx.export at {user_line()}: job {job.name} ({job.where}) computes with as many rows as a run finds, or with what the host makes "
+            f"of its tensors; shapes are fixed there, and nothing comes from outside"
         )
     graph = drop_dead(program.graph(returned_values(results)))
     arguments = dict(job.signature.placeholders())

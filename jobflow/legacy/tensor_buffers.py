@@ -5,7 +5,7 @@
         images, size, scale = flow.image.target_resize(images, target_size=10)
         return flow.tensor_buffer_to_list_of_tensors(images, (15, 15, 3), flow.float, True)     4 results, (10, 15, 3) each
 
-What is done to them is done on the host, before the job runs: see `OnHost`.  Results may have other shapes at every run; tensors of the job may not.
+What is done to them is done on the host, before the job runs, or before the rest of it where they are made of what it computes: see `OnHost`.
 """
 
 from __future__ import annotations

@@ -89,6 +89,22 @@ def test_images_labels_and_numbers(devices: int, folder: str) -> None:
         np.testing.assert_allclose(y, ((part - np.float32(mean)) / np.float32(std)).transpose(0, 3, 1, 2), rtol=1e-5, atol=1e-6)
 
 
+def test_images_turned_by_what_the_job_computes_of_their_labels(devices: int, folder: str) -> None:
+    """Images are of the records whose labels say so, on the same run, also where nothing else takes the labels."""
+
+    def body() -> list[Any]:
+        record = reader(folder)
+        label = flow.data.OFRecordRawDecoder(record, "label", shape=(), dtype=flow.int32)
+        bound = flow.get_variable("bound", (1,), initializer=flow.constant_initializer(5.0), trainable=False)
+        codes = flow.cast(flow.math.greater(flow.cast(label, flow.float), bound), flow.int8)
+        images = flow.image.flip(flow.data.OFRecordImageDecoder(record, "image", "RGB"), codes)
+        return [flow.tensor_buffer_to_tensor(images, flow.uint8, (16, 20, 3))]
+
+    for run, (images,) in enumerate(told(body, runs=4)):
+        for image, i in zip(images, (np.arange(4) + 4 * run) % COUNT, strict=True):
+            np.testing.assert_array_equal(image, IMAGES[i][:, ::-1] if i > 5 else IMAGES[i])
+
+
 def test_rows_of_one_shape_from_features_that_have_several(session: None, folder: str) -> None:
     def body() -> list[Any]:
         record = reader(folder)

@@ -219,7 +219,7 @@ def check_losses(program: Traced) -> Training:
 def backpropagate(tracer: Tracer, training: Training, weight: Weight) -> Gradients:
     """The gradient of the losses with respect to every value that leads from a trainable variable to them."""
     nodes = tuple(tracer.nodes)
-    needed = _reached_from_variables(tracer, nodes)
+    needed = reached_from(trained_variables(tracer), nodes)
     found: Contributions = {}
     scale = training.optimizers[0].loss_scale
     scaling = Scaling.of(tracer, training.optimizers[0].dynamic_loss_scale)
@@ -246,8 +246,14 @@ def backpropagate(tracer: Tracer, training: Training, weight: Weight) -> Gradien
     return Gradients(gradients, ends)
 
 
-def _reached_from_variables(tracer: Tracer, nodes: Sequence[Node]) -> set[Value]:
-    reached = {tracer.reads[name] for name, variable in tracer.variables.items() if variable.trainable and variable.type.dtype.is_float}
+def trained_variables(tracer: Tracer) -> set[Value]:
+    """The values of those that have a gradient."""
+    return {tracer.reads[name] for name, variable in tracer.variables.items() if variable.trainable and variable.type.dtype.is_float}
+
+
+def reached_from(values: set[Value], nodes: Sequence[Node]) -> set[Value]:
+    """These, and what they lead to by values that have a gradient."""
+    reached = set(values)
     for node in nodes:
         if any(value in reached for value in node.inputs):
             reached.update(value for value in node.outputs if value.dtype.is_float or _lets_through(node, reached))
