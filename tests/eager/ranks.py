@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import threading
 from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from jobflow import scope
 from jobflow.eager.state import EagerState
@@ -52,6 +56,23 @@ def on_ranks(n: int, program: Callable[..., Any], *arguments: Any, anew: bool = 
     else:
         _kept[n] = world, states
     return found
+
+
+def with_ranks(*counts: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The test runs once for each of the counts, on so many ranks; it may take its `rank`, and `n`, how many there are."""
+
+    def hang(test: Callable[..., None]) -> Callable[..., None]:
+        wanted = inspect.signature(test).parameters
+
+        @functools.wraps(test)
+        def run(n: int, **given: Any) -> None:
+            on_ranks(n, lambda rank: test(**given, **{name: value for name, value in (("rank", rank), ("n", n)) if name in wanted}))
+
+        others = [each for name, each in wanted.items() if name not in ("rank", "n")]
+        vars(run)["__signature__"] = inspect.Signature([inspect.Parameter("n", inspect.Parameter.POSITIONAL_OR_KEYWORD), *others])
+        return pytest.mark.parametrize("n", counts)(run)
+
+    return hang
 
 
 def agree(n: int, program: Callable[..., Any], *arguments: Any) -> Any:

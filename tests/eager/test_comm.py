@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ranks import on_ranks
+from ranks import on_ranks, with_ranks
 
 from jobflow import comm
 from jobflow.core.errors import ArgumentError, DivergedError, JobError
@@ -24,42 +24,39 @@ def zeros(n: int, *shape: int) -> list[Tensor]:
     return [tensor(np.zeros(shape)) for _ in range(n)]
 
 
-@pytest.mark.parametrize("n", [1, 2, 3])
-def test_all_of_them(n: int) -> None:
-    def program(rank: int) -> None:
-        mine = np.arange(4.0).reshape(2, 2) + 10 * rank
-        everyones = [np.arange(4.0).reshape(2, 2) + 10 * i for i in range(n)]
-        total = sum(everyones)
+@with_ranks(1, 2, 3)
+def test_all_of_them(rank: int, n: int) -> None:
+    mine = np.arange(4.0).reshape(2, 2) + 10 * rank
+    everyones = [np.arange(4.0).reshape(2, 2) + 10 * i for i in range(n)]
+    total = sum(everyones)
 
-        x = tensor(mine)
-        comm.all_reduce(x)
-        np.testing.assert_array_equal(x.array, total)
-        x = tensor(mine)
-        comm.all_reduce(x, op="max")
-        np.testing.assert_array_equal(x.array, everyones[-1])
-        x = tensor(mine)
-        comm.reduce(x, dst=n - 1)
-        np.testing.assert_array_equal(x.array, total if rank == n - 1 else mine)
-        x = tensor(mine)
-        comm.broadcast(x, src=n - 1)
-        np.testing.assert_array_equal(x.array, everyones[-1])
-        found = zeros(n, 2, 2)
-        comm.all_gather(found, tensor(mine))
-        np.testing.assert_array_equal([y.array for y in found], everyones)
-        found = zeros(n, 2, 2)
-        comm.gather(tensor(mine), found if rank == 0 else None, dst=0)
-        np.testing.assert_array_equal([y.array for y in found], everyones if rank == 0 else np.zeros((n, 2, 2)))
-        x = tensor(np.zeros((2, 2)))
-        comm.scatter(x, [tensor(y) for y in everyones] if rank == 0 else None, src=0)
-        np.testing.assert_array_equal(x.array, mine)
-        comm.reduce_scatter(x, [tensor(mine * (i + 1)) for i in range(n)])
-        np.testing.assert_array_equal(x.array, total * (rank + 1))
-        found = zeros(n, 2)
-        comm.all_to_all(found, [tensor([rank, i]) for i in range(n)])
-        assert [y.array.tolist() for y in found] == [[i, rank] for i in range(n)]
-        comm.barrier()
-
-    on_ranks(n, program)
+    x = tensor(mine)
+    comm.all_reduce(x)
+    np.testing.assert_array_equal(x.array, total)
+    x = tensor(mine)
+    comm.all_reduce(x, op="max")
+    np.testing.assert_array_equal(x.array, everyones[-1])
+    x = tensor(mine)
+    comm.reduce(x, dst=n - 1)
+    np.testing.assert_array_equal(x.array, total if rank == n - 1 else mine)
+    x = tensor(mine)
+    comm.broadcast(x, src=n - 1)
+    np.testing.assert_array_equal(x.array, everyones[-1])
+    found = zeros(n, 2, 2)
+    comm.all_gather(found, tensor(mine))
+    np.testing.assert_array_equal([y.array for y in found], everyones)
+    found = zeros(n, 2, 2)
+    comm.gather(tensor(mine), found if rank == 0 else None, dst=0)
+    np.testing.assert_array_equal([y.array for y in found], everyones if rank == 0 else np.zeros((n, 2, 2)))
+    x = tensor(np.zeros((2, 2)))
+    comm.scatter(x, [tensor(y) for y in everyones] if rank == 0 else None, src=0)
+    np.testing.assert_array_equal(x.array, mine)
+    comm.reduce_scatter(x, [tensor(mine * (i + 1)) for i in range(n)])
+    np.testing.assert_array_equal(x.array, total * (rank + 1))
+    found = zeros(n, 2)
+    comm.all_to_all(found, [tensor([rank, i]) for i in range(n)])
+    assert [y.array.tolist() for y in found] == [[i, rank] for i in range(n)]
+    comm.barrier()
 
 
 def test_from_rank_to_rank() -> None:
@@ -76,20 +73,18 @@ def test_from_rank_to_rank() -> None:
     assert on_ranks(3, program) == [[2.0] * 3, [1.0] * 3, [2.0] * 3]
 
 
-def test_mistakes() -> None:
-    def program(rank: int) -> None:
-        x = tensor([1.0])
-        for reason, kind, call in (
-            ("there is no rank 7", ArgumentError, lambda: comm.broadcast(x, 7)),
-            ("op is one of", ArgumentError, lambda: comm.all_reduce(x, "mean")),
-            ("a list of 2 tensors", ArgumentError, lambda: comm.all_gather([x], x)),
-            ("this rank itself", ArgumentError, lambda: comm.send(x, rank)),
-            ("to_global", JobError, lambda: comm.all_reduce(Tensor(x.type, Layout(Placement("cpu", (0, 1)), (B,)), x.array))),
-        ):
-            with pytest.raises(kind, match=reason):
-                call()
-
-    on_ranks(2, program)
+@with_ranks(2)
+def test_mistakes(rank: int) -> None:
+    x = tensor([1.0])
+    for reason, kind, call in (
+        ("there is no rank 7", ArgumentError, lambda: comm.broadcast(x, 7)),
+        ("op is one of", ArgumentError, lambda: comm.all_reduce(x, "mean")),
+        ("a list of 2 tensors", ArgumentError, lambda: comm.all_gather([x], x)),
+        ("this rank itself", ArgumentError, lambda: comm.send(x, rank)),
+        ("to_global", JobError, lambda: comm.all_reduce(Tensor(x.type, Layout(Placement("cpu", (0, 1)), (B,)), x.array))),
+    ):
+        with pytest.raises(kind, match=reason):
+            call()
 
 
 def test_ranks_that_do_different_things_are_told() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ranks import on_ranks
+from ranks import on_ranks, with_ranks
 
 from jobflow.core.errors import JobError
 from jobflow.core.layout import Layout, Placement
@@ -40,55 +40,49 @@ def test_products_that_nobody_asks_for_are_not_made() -> None:
     assert of_weights.own == (False, True)
 
 
+@with_ranks(1)
 def test_a_gradient_that_is_that_of_the_output_is_nobodys_own() -> None:
-    def program(rank: int) -> None:
-        x, y = leaf(X), leaf(X)
-        seed = tensor(np.ones_like(X))
-        (x + y).backward(seed)
-        for a, b in ((x.grad, y.grad), (x.grad, seed), (y.grad, seed)):
-            assert a is not None and b is not None and not np.shares_memory(a.array, b.array)
-
-    on_ranks(1, program)
+    x, y = leaf(X), leaf(X)
+    seed = tensor(np.ones_like(X))
+    (x + y).backward(seed)
+    for a, b in ((x.grad, y.grad), (x.grad, seed), (y.grad, seed)):
+        assert a is not None and b is not None and not np.shares_memory(a.array, b.array)
 
 
+@with_ranks(1)
 def test_only_the_data_of_a_product_with_weights_are_kept() -> None:
-    def program(rank: int) -> None:
-        x, w = tensor(X), leaf(W)
-        y = x @ w
-        assert y.node is not None
-        kept = y.node.kept()
-        assert [part is None for part in kept] == [False, True, True]
-        y.sum().backward()
-        assert w.grad is not None
-        np.testing.assert_array_equal(w.grad.numpy(), X.T @ np.ones((2, 4), np.float32))
-
-    on_ranks(1, program)
+    x, w = tensor(X), leaf(W)
+    y = x @ w
+    assert y.node is not None
+    kept = y.node.kept()
+    assert [part is None for part in kept] == [False, True, True]
+    y.sum().backward()
+    assert w.grad is not None
+    np.testing.assert_array_equal(w.grad.numpy(), X.T @ np.ones((2, 4), np.float32))
 
 
 @pytest.mark.parametrize("kept", ["nothing", "the tensor", "the array", "another"])
+@with_ranks(1)
 def test_a_gradient_that_a_hook_keeps_is_not_the_leafs_memory(kept: str) -> None:
-    def program(rank: int) -> None:
-        held: list[Any] = []
+    held: list[Any] = []
 
-        def hook(gradient: Tensor) -> Tensor | None:
-            if kept == "the tensor":
-                held.append(gradient)
-            elif kept == "the array":
-                held.append(gradient.array)
-            elif kept == "another":
-                held.append(gradient * 2)
-                return held[0]  # type: ignore[no-any-return]
-            return None
+    def hook(gradient: Tensor) -> Tensor | None:
+        if kept == "the tensor":
+            held.append(gradient)
+        elif kept == "the array":
+            held.append(gradient.array)
+        elif kept == "another":
+            held.append(gradient * 2)
+            return held[0]  # type: ignore[no-any-return]
+        return None
 
-        x = leaf(X)
-        x.register_hook(hook)
-        (x * x).sum().backward()
-        assert x.grad is not None
-        np.testing.assert_array_equal(x.grad.numpy(), 2 * X * (2 if kept == "another" else 1))
-        for other in held:
-            assert not np.shares_memory(x.grad.array, other.array if isinstance(other, Tensor) else other)
-
-    on_ranks(1, program)
+    x = leaf(X)
+    x.register_hook(hook)
+    (x * x).sum().backward()
+    assert x.grad is not None
+    np.testing.assert_array_equal(x.grad.numpy(), 2 * X * (2 if kept == "another" else 1))
+    for other in held:
+        assert not np.shares_memory(x.grad.array, other.array if isinstance(other, Tensor) else other)
 
 
 def test_an_op_without_a_gradient_is_an_error_only_where_one_is_asked_for() -> None:
@@ -108,30 +102,24 @@ def test_an_op_without_a_gradient_is_an_error_only_where_one_is_asked_for() -> N
     on_ranks(1, program)
 
 
+@with_ranks(1)
 def test_gradients_of_a_view_of_a_number_are_not_views_of_the_seed() -> None:
-    def program(rank: int) -> None:
-        x = leaf(np.array([3.0], np.float32))
-        y = run.run(BroadcastTo((4,)), x)
-        y.backward(tensor(np.ones(4, np.float32)))
-        assert x.grad is not None and x.grad.array.base is None
-        np.testing.assert_array_equal(x.grad.numpy(), [4.0])
-
-    on_ranks(1, program)
+    x = leaf(np.array([3.0], np.float32))
+    y = run.run(BroadcastTo((4,)), x)
+    y.backward(tensor(np.ones(4, np.float32)))
+    assert x.grad is not None and x.grad.array.base is None
+    np.testing.assert_array_equal(x.grad.numpy(), [4.0])
 
 
-@pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("target", [sbp.split(0), sbp.split(1), sbp.partial_sum])
-def test_a_change_that_moves_nothing_has_memory_of_its_own(n: int, target: Any) -> None:
+@with_ranks(1, 2)
+def test_a_change_that_moves_nothing_has_memory_of_its_own(rank: int, n: int, target: Any) -> None:
     """B -> S and B -> P: each rank takes its part of what it has."""
-
-    def program(rank: int) -> None:
-        place = placement("cpu", range(n))
-        x = to_global(tensor(X), place, sbp.broadcast)
-        y = to_global(x, sbp=target)
-        assert not np.shares_memory(x.array, y.array)
-        box = Layout(Placement("cpu", tuple(range(n))), (target,)).box(X.shape, rank)
-        np.testing.assert_array_equal(y.array, X[box.slices] if rank == 0 or target != sbp.partial_sum else 0 * X)
-        turned = to_global(tensor(X).t(), place, sbp.broadcast)
-        np.testing.assert_array_equal(to_global(turned, sbp=target).numpy(), X.T)
-
-    on_ranks(n, program)
+    place = placement("cpu", range(n))
+    x = to_global(tensor(X), place, sbp.broadcast)
+    y = to_global(x, sbp=target)
+    assert not np.shares_memory(x.array, y.array)
+    box = Layout(Placement("cpu", tuple(range(n))), (target,)).box(X.shape, rank)
+    np.testing.assert_array_equal(y.array, X[box.slices] if rank == 0 or target != sbp.partial_sum else 0 * X)
+    turned = to_global(tensor(X).t(), place, sbp.broadcast)
+    np.testing.assert_array_equal(to_global(turned, sbp=target).numpy(), X.T)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import starting
-from ranks import on_ranks
+from ranks import on_ranks, with_ranks
 
 import jobflow as flow
 from jobflow import nn
@@ -268,39 +268,33 @@ def test_mistakes_are_errors_on_every_rank(make: Callable[[], Any], kind: type[E
 # -------------------------------------------------------------------- right numbers
 
 
-def test_axes_shorter_than_the_ranks() -> None:
-    def program(rank: int) -> None:
-        x = np.arange(4, dtype=np.float32).reshape(1, 4)
-        for lies in LAYOUTS:
-            y = flow.tensor(x, placement=pair(), sbp=lies).to_global(sbp=S0)
-            assert y.to_local().shape == (1 - rank, 4)
-            np.testing.assert_array_equal(y.numpy(), x)
-            np.testing.assert_array_equal((y.relu() @ flow.ones(4, 2, placement=pair(), sbp=B)).numpy(), [[6, 6]])
-        assert flow.zeros(0, 3, placement=pair(), sbp=S0).sum().item() == 0
-
-    on_ranks(2, program)
+@with_ranks(2)
+def test_axes_shorter_than_the_ranks(rank: int) -> None:
+    x = np.arange(4, dtype=np.float32).reshape(1, 4)
+    for lies in LAYOUTS:
+        y = flow.tensor(x, placement=pair(), sbp=lies).to_global(sbp=S0)
+        assert y.to_local().shape == (1 - rank, 4)
+        np.testing.assert_array_equal(y.numpy(), x)
+        np.testing.assert_array_equal((y.relu() @ flow.ones(4, 2, placement=pair(), sbp=B)).numpy(), [[6, 6]])
+    assert flow.zeros(0, 3, placement=pair(), sbp=S0).sum().item() == 0
 
 
 @pytest.mark.parametrize("dtype", [flow.float16, flow.bfloat16, flow.uint8, flow.int8, flow.float64])
+@with_ranks(2)
 def test_every_type_travels(dtype: Any) -> None:
-    def program(rank: int) -> None:
-        x = np.arange(15).reshape(5, 3)
-        for source in LAYOUTS:
-            for target in LAYOUTS:
-                given = flow.tensor(x, dtype=dtype, placement=pair(), sbp=source)
-                np.testing.assert_array_equal(given.to_global(sbp=target).numpy().astype(np.float64), x)
-
-    on_ranks(2, program)
+    x = np.arange(15).reshape(5, 3)
+    for source in LAYOUTS:
+        for target in LAYOUTS:
+            given = flow.tensor(x, dtype=dtype, placement=pair(), sbp=source)
+            np.testing.assert_array_equal(given.to_global(sbp=target).numpy().astype(np.float64), x)
 
 
-def test_truncated_is_the_sum_and_not_the_addends() -> None:
-    def program(rank: int) -> None:
-        x = flow.full((3,), 0.5 + rank).to_global(pair(), SUM)
-        for made in (x.to(flow.int32), x.int(), x.to(flow.float64).long()):
-            assert made.tolist() == [2, 2, 2]
-        assert (x > 1.5).tolist() == [True] * 3
-
-    on_ranks(2, program)
+@with_ranks(2)
+def test_truncated_is_the_sum_and_not_the_addends(rank: int) -> None:
+    x = flow.full((3,), 0.5 + rank).to_global(pair(), SUM)
+    for made in (x.to(flow.int32), x.int(), x.to(flow.float64).long()):
+        assert made.tolist() == [2, 2, 2]
+    assert (x > 1.5).tolist() == [True] * 3
 
 
 def test_gather_from_everywhere() -> None:
@@ -359,18 +353,16 @@ def test_lamb_takes_norms_of_the_whole() -> None:
     on_ranks(2, program)
 
 
+@with_ranks(2)
 def test_random_numbers_do_not_depend_on_the_layout() -> None:
-    def program(rank: int) -> None:
-        found = []
-        for lies in (None, S0, S1, B):
-            where = {} if lies is None else {"placement": pair(), "sbp": lies}
-            flow.manual_seed(3)
-            drawn = [flow.randn(5, 4, **where), nn.init.normal_(flow.empty(5, 4, **where)), nn.functional.dropout(flow.ones(5, 4, **where), 0.5)]
-            found.append(np.stack([x.numpy() for x in drawn]))
-        for other in found[1:]:
-            np.testing.assert_array_equal(other, found[0])
-
-    on_ranks(2, program)
+    found = []
+    for lies in (None, S0, S1, B):
+        where = {} if lies is None else {"placement": pair(), "sbp": lies}
+        flow.manual_seed(3)
+        drawn = [flow.randn(5, 4, **where), nn.init.normal_(flow.empty(5, 4, **where)), nn.functional.dropout(flow.ones(5, 4, **where), 0.5)]
+        found.append(np.stack([x.numpy() for x in drawn]))
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
 
 
 def test_a_placement_keeps_its_order() -> None:
@@ -383,33 +375,27 @@ def test_a_placement_keeps_its_order() -> None:
     assert on_ranks(2, program) == [[2, 3], [0, 1]]
 
 
+@with_ranks(2)
 def test_numbers_that_were_handed_out_are_nobody_elses() -> None:
-    def program(rank: int) -> None:
-        x, y = ones(B), ones()
-        x.numpy()[0] = 9
-        before = y.numpy()
-        (y * 2).numpy()
-        assert x.sum().item() == before.sum() == 16
-
-    on_ranks(2, program)
+    x, y = ones(B), ones()
+    x.numpy()[0] = 9
+    before = y.numpy()
+    (y * 2).numpy()
+    assert x.sum().item() == before.sum() == 16
 
 
-def test_a_tensor_of_one_rank_is_made_and_used_by_it_alone() -> None:
-    def program(rank: int) -> None:
-        if rank == 1:
-            assert (flow.ones(3, placement=flow.placement("cpu", [1]), sbp=B) * 2).to_local().tolist() == [2, 2, 2]
-        assert ones().sum().item() == 16
-
-    on_ranks(2, program)
+@with_ranks(2)
+def test_a_tensor_of_one_rank_is_made_and_used_by_it_alone(rank: int) -> None:
+    if rank == 1:
+        assert (flow.ones(3, placement=flow.placement("cpu", [1]), sbp=B) * 2).to_local().tolist() == [2, 2, 2]
+    assert ones().sum().item() == 16
 
 
-def test_graphs_may_be_temporary_and_local() -> None:
-    def program(rank: int) -> None:
-        for _ in range(3):
-            np.testing.assert_array_equal(Double()(ones()).numpy(), np.full((4, 4), 2))
-            assert Double()(flow.full((2,), rank)).tolist() == [2 * rank] * 2
-
-    on_ranks(2, program)
+@with_ranks(2)
+def test_graphs_may_be_temporary_and_local(rank: int) -> None:
+    for _ in range(3):
+        np.testing.assert_array_equal(Double()(ones()).numpy(), np.full((4, 4), 2))
+        assert Double()(flow.full((2,), rank)).tolist() == [2 * rank] * 2
 
 
 def test_cuda_without_a_gpu_is_the_host(capsys: pytest.CaptureFixture[str]) -> None:
@@ -474,21 +460,18 @@ def test_a_rank_outside_runs_the_same_lines_without_alarm() -> None:
     assert first == second == outside
 
 
-def test_ranks_that_were_told_can_go_on() -> None:
+@with_ranks(2)
+def test_ranks_that_were_told_can_go_on(rank: int) -> None:
     """As at a prompt, where something was typed in one terminal only."""
-
-    def program(rank: int) -> None:
-        x, y = ones(), ones(S1)
-        assert x.sum().item() == y.sum().item() == 16
-        for _ in range(2):
-            with pytest.raises(DivergedError):
-                (x if rank == 0 else y).numpy()
-            if rank == 1:
-                x.relu().abs()
-            with pytest.raises(DivergedError):
-                x.numpy()
-            for z in (x, y, x * 2):
-                assert z.numpy().shape == (4, 4)
-            assert flow.ones(2).to_global(pair(), S0).sum().item() == 4
-
-    on_ranks(2, program)
+    x, y = ones(), ones(S1)
+    assert x.sum().item() == y.sum().item() == 16
+    for _ in range(2):
+        with pytest.raises(DivergedError):
+            (x if rank == 0 else y).numpy()
+        if rank == 1:
+            x.relu().abs()
+        with pytest.raises(DivergedError):
+            x.numpy()
+        for z in (x, y, x * 2):
+            assert z.numpy().shape == (4, 4)
+        assert flow.ones(2).to_global(pair(), S0).sum().item() == 4

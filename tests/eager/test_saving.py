@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ranks import on_ranks
+from ranks import on_ranks, with_ranks
 
 from jobflow.core.errors import ArgumentError, CheckpointError, JobError
 from jobflow.core.layout import B, Layout, P, Placement, S
@@ -31,52 +31,48 @@ def spread(rank: int, sbp: Any, ranks: tuple[int, ...] = (0, 1)) -> Tensor:
     return Tensor(type_of(WHOLE), layout, np.array(piece))
 
 
+@with_ranks(1)
 def test_a_structure_comes_back(tmp_path: Path) -> None:
-    def program(rank: int) -> None:
-        trained = local([1.0, 2.0])
-        trained.requires_grad = True
-        given = {
-            "model": OrderedDict([("w", local(WHOLE)), ("b", trained)]),
-            3: [None, True, 7, 0.1, float("inf"), "text", (1, (2,)), Size((2, 3)), float32],
-            "numpy": (np.arange(3, dtype=np.int32), np.float64(2.5)),
-        }
-        saving.save(given, tmp_path / "a")
-        found = saving.load(tmp_path / "a")
-        assert list(found) == ["model", 3, "numpy"] and type(found["model"]) is OrderedDict
-        np.testing.assert_array_equal(found["model"]["w"].array, WHOLE)
-        assert found["model"]["b"].requires_grad and not found["model"]["w"].requires_grad
-        assert found[3] == given[3] and isinstance(found[3][7], Size) and found[3][8] is float32
-        assert found["numpy"][0].dtype == np.int32 and found["numpy"][1] == 2.5 and isinstance(found["numpy"][1], np.float64)
-        saving.save({"later": 1}, tmp_path / "a")
-        assert saving.load(tmp_path / "a") == {"later": 1} and [p.name for p in tmp_path.iterdir()] == ["a"]
-        with pytest.raises(ArgumentError, match=r"a set at model\.x cannot be saved"):
-            saving.save({"model": {"x": {1}}}, tmp_path / "b")
-        (tmp_path / "c").mkdir()
-        (tmp_path / "c" / "mine").write_text("precious")
-        with pytest.raises(CheckpointError, match="this path already exists"):
-            saving.save({}, tmp_path / "c")
-
-    on_ranks(1, program)
+    trained = local([1.0, 2.0])
+    trained.requires_grad = True
+    given = {
+        "model": OrderedDict([("w", local(WHOLE)), ("b", trained)]),
+        3: [None, True, 7, 0.1, float("inf"), "text", (1, (2,)), Size((2, 3)), float32],
+        "numpy": (np.arange(3, dtype=np.int32), np.float64(2.5)),
+    }
+    saving.save(given, tmp_path / "a")
+    found = saving.load(tmp_path / "a")
+    assert list(found) == ["model", 3, "numpy"] and type(found["model"]) is OrderedDict
+    np.testing.assert_array_equal(found["model"]["w"].array, WHOLE)
+    assert found["model"]["b"].requires_grad and not found["model"]["w"].requires_grad
+    assert found[3] == given[3] and isinstance(found[3][7], Size) and found[3][8] is float32
+    assert found["numpy"][0].dtype == np.int32 and found["numpy"][1] == 2.5 and isinstance(found["numpy"][1], np.float64)
+    saving.save({"later": 1}, tmp_path / "a")
+    assert saving.load(tmp_path / "a") == {"later": 1} and [p.name for p in tmp_path.iterdir()] == ["a"]
+    with pytest.raises(ArgumentError, match=r"a set at model\.x cannot be saved"):
+        saving.save({"model": {"x": {1}}}, tmp_path / "b")
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "mine").write_text("precious")
+    with pytest.raises(CheckpointError, match="this path already exists"):
+        saving.save({}, tmp_path / "c")
 
 
-def test_global_tensors_are_written_whole_by_one_rank(tmp_path: Path) -> None:
-    def program(rank: int) -> None:
-        given = {"s": spread(rank, S(0)), "p": spread(rank, P), "one": spread(rank, B, (1,))}
-        with pytest.raises(JobError, match="global_dst_rank=0"):
-            saving.save(given, tmp_path / "x")
-        saving.save(given, tmp_path / "x", global_dst_rank=1)
-        found = saving.load(tmp_path / "x", global_src_rank=0)
-        for x in found.values():
-            assert x.placement == placement("cpu", [0]) and x.sbp == (B,)
-            np.testing.assert_array_equal(values.numpy(x), WHOLE)
-        moved = saving.load(tmp_path / "x", global_src_rank=1, map_location=placement("cpu", [[0, 1]]))
-        assert moved["s"].sbp == (B, B)
-        np.testing.assert_array_equal(moved["s"].array, WHOLE)
-        np.testing.assert_array_equal(saving.load(tmp_path / "x")["p"].array, WHOLE)
-        with pytest.raises(ArgumentError, match="there is no rank 2"):
-            saving.save(given, tmp_path / "x", global_dst_rank=2)
-
-    on_ranks(2, program)
+@with_ranks(2)
+def test_global_tensors_are_written_whole_by_one_rank(rank: int, tmp_path: Path) -> None:
+    given = {"s": spread(rank, S(0)), "p": spread(rank, P), "one": spread(rank, B, (1,))}
+    with pytest.raises(JobError, match="global_dst_rank=0"):
+        saving.save(given, tmp_path / "x")
+    saving.save(given, tmp_path / "x", global_dst_rank=1)
+    found = saving.load(tmp_path / "x", global_src_rank=0)
+    for x in found.values():
+        assert x.placement == placement("cpu", [0]) and x.sbp == (B,)
+        np.testing.assert_array_equal(values.numpy(x), WHOLE)
+    moved = saving.load(tmp_path / "x", global_src_rank=1, map_location=placement("cpu", [[0, 1]]))
+    assert moved["s"].sbp == (B, B)
+    np.testing.assert_array_equal(moved["s"].array, WHOLE)
+    np.testing.assert_array_equal(saving.load(tmp_path / "x")["p"].array, WHOLE)
+    with pytest.raises(ArgumentError, match="there is no rank 2"):
+        saving.save(given, tmp_path / "x", global_dst_rank=2)
 
 
 def test_failures_are_told_to_all(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ranks import on_ranks
+from ranks import on_ranks, with_ranks
 
 from jobflow.core.errors import PlacementError
 from jobflow.core.layout import B, Layout, P, S
@@ -67,14 +67,12 @@ def test_local_tensors_become_one(how: Any) -> None:
     np.testing.assert_array_equal(other_grad, np.zeros_like(b) if how == B else np.ones_like(b))
 
 
+@with_ranks(2)
 def test_a_placement_is_checked_when_it_is_made() -> None:
-    def program(rank: int) -> None:
-        for ranks, reason in (([0, 0], "named twice"), ([0, 5], "does not exist"), ([], "numbers of processes"), ([0.5], "numbers of processes")):
-            with pytest.raises(PlacementError, match=reason):
-                placement("cpu", ranks)
-        with pytest.raises(PlacementError, match="unknown type"):
-            placement("gpu", [0])
-        assert repr(placement("cuda", {0: [0, 1]})) == 'jobflow.placement(type="cuda", ranks=[0, 1])'
-        assert placement("cpu", [[1, 0]]).ranks.tolist() == [[1, 0]] and placement("cpu", [[1, 0]]) != placement("cpu", [1, 0])
-
-    on_ranks(2, program)
+    for ranks, reason in (([0, 0], "named twice"), ([0, 5], "does not exist"), ([], "numbers of processes"), ([0.5], "numbers of processes")):
+        with pytest.raises(PlacementError, match=reason):
+            placement("cpu", ranks)
+    with pytest.raises(PlacementError, match="unknown type"):
+        placement("gpu", [0])
+    assert repr(placement("cuda", {0: [0, 1]})) == 'jobflow.placement(type="cuda", ranks=[0, 1])'
+    assert placement("cpu", [[1, 0]]).ranks.tolist() == [[1, 0]] and placement("cpu", [[1, 0]]) != placement("cpu", [1, 0])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from everywhere import compare
-from ranks import on_ranks
+from ranks import on_ranks, with_ranks
 
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, PlacementError, ShapeError
 from jobflow.core.layout import B, P, S
@@ -140,110 +140,100 @@ def test_layouts_of_products() -> None:
     assert on_ranks(2, program) == [((S(0),), (S(1),), (P,), (P,))] * 2
 
 
+@with_ranks(1)
 def test_types_together() -> None:
-    def program(rank: int) -> None:
-        def of(dtype: Any, *shape: int) -> Any:
-            return ones(*shape, dtype=dtype)
+    def of(dtype: Any, *shape: int) -> Any:
+        return ones(*shape, dtype=dtype)
 
-        order = [bool_, uint8, int8, int32, int64, float16, bfloat16, float32, float64]
-        neither = {(uint8, int8): int32, (float16, bfloat16): float32}
-        for i, a in enumerate(order):
-            for b in order[i:]:
-                both = neither.get((a, b), b)
-                assert result_type(of(a, 2), of(b, 2)) is both and result_type(of(b, 2), of(a, 2)) is both
-                assert (of(a, 2) * of(b, 2)).dtype is both and (of(b, 2) * of(a, 2)).dtype is both
-        assert (of(int64, 2) + 0.5).dtype is float32 and (of(float16, 2) + 2).dtype is float16 and (of(float64, 2) * 0.5).dtype is float64
-        assert (of(bool_, 2) + 1).dtype is int64 and (of(bool_, 2) + True).dtype is bool_ and (of(uint8, 2) * 2).dtype is uint8
-        assert (of(float32, 2) * of(float64)).dtype is float32 and (of(int32, 2) * of(float64)).dtype is float64, "without axes"
-        assert (of(int64, 2) / of(int64, 2)).dtype is float32 and (of(int64, 2) / 2).dtype is float32 and (2 / of(int64, 2)).dtype is float32
-        assert (of(int32, 2) + np.float64(0.5)).dtype is float32 and (of(float32, 2) + np.ones(2)).dtype is float64
-        assert (np.ones(2, np.float32) + of(float32, 2)).dtype is float32 and (np.float32(2) * of(float32, 2)).dtype is float32
-        assert (of(bfloat16, 2) / 3).dtype is bfloat16 and (of(int8, 2) > 0.5).dtype is bool_
-
-    on_ranks(1, program)
+    order = [bool_, uint8, int8, int32, int64, float16, bfloat16, float32, float64]
+    neither = {(uint8, int8): int32, (float16, bfloat16): float32}
+    for i, a in enumerate(order):
+        for b in order[i:]:
+            both = neither.get((a, b), b)
+            assert result_type(of(a, 2), of(b, 2)) is both and result_type(of(b, 2), of(a, 2)) is both
+            assert (of(a, 2) * of(b, 2)).dtype is both and (of(b, 2) * of(a, 2)).dtype is both
+    assert (of(int64, 2) + 0.5).dtype is float32 and (of(float16, 2) + 2).dtype is float16 and (of(float64, 2) * 0.5).dtype is float64
+    assert (of(bool_, 2) + 1).dtype is int64 and (of(bool_, 2) + True).dtype is bool_ and (of(uint8, 2) * 2).dtype is uint8
+    assert (of(float32, 2) * of(float64)).dtype is float32 and (of(int32, 2) * of(float64)).dtype is float64, "without axes"
+    assert (of(int64, 2) / of(int64, 2)).dtype is float32 and (of(int64, 2) / 2).dtype is float32 and (2 / of(int64, 2)).dtype is float32
+    assert (of(int32, 2) + np.float64(0.5)).dtype is float32 and (of(float32, 2) + np.ones(2)).dtype is float64
+    assert (np.ones(2, np.float32) + of(float32, 2)).dtype is float32 and (np.float32(2) * of(float32, 2)).dtype is float32
+    assert (of(bfloat16, 2) / 3).dtype is bfloat16 and (of(int8, 2) > 0.5).dtype is bool_
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@with_ranks(1, 2)
 def test_what_does_not_go_together(n: int) -> None:
-    def program(rank: int) -> None:
-        here = placement("cpu", range(n))
-        x, local = ones(4, 6, placement=here, sbp=S(0)), ones(4, 6)
-        for wrong, error, reason in (
-            (lambda: x + np.ones((4, 6)), PlacementError, "NumPy array of shape .4, 6. beside a global tensor"),
-            (lambda: np.ones((4, 6)) + x, PlacementError, "NumPy array of shape .4, 6. beside a global tensor"),
-            (lambda: x + local, PlacementError, "local and global tensors together"),
-            (lambda: x * ones(()), PlacementError, "local and global tensors together"),
-            (lambda: x + ones(4, 6, placement=placement("cpu", [[*range(n)]]), sbp=[B, S(0)]), PlacementError, "different placements"),
-            (lambda: fa.add(x, "1"), DtypeError, "got '1' of type str"),
-            (
-                lambda: x + ones(4, 5, placement=here, sbp=B),
-                ShapeError,
-                r"test_arithmetic.py:\d+.*float32\[4,6\] and float32\[4,5\] do not broadcast",
-            ),
-            (
-                lambda: x @ x,
-                ShapeError,
-                r"matmul at test_arithmetic.py:\d+: a float32\[4,6\] and b float32\[4,6\] disagree on the summed axis \(6 != 4\)",
-            ),
-            (lambda: fa.mm(x, ones(6)), ShapeError, "2 and 2 axes"),
-            (lambda: fa.matmul(x, ones((), placement=here, sbp=B)), ShapeError, "one axis or more"),
-            (lambda: x & 1, DtypeError, "no bits"),
-            (lambda: ~x, DtypeError, "no bits"),
-            (lambda: x.long() ** -1, DtypeError, "no integers"),
-            (lambda: ones(2, dtype=uint8) + 300, DtypeError, "300 is beyond uint8, 0 to 255"),
-            (lambda: zeros(2, dtype=bool_) - ones(2, dtype=bool_), DtypeError, "bool"),
-            (lambda: fa.div(x, 2, rounding_mode="up"), ArgumentError, "rounding_mode"),
-        ):
-            with pytest.raises(error, match=reason):
-                wrong()
-        with pytest.raises(TypeError):
-            x + "1"
-        with pytest.raises(TypeError):
-            None @ x
-        assert (x * np.array(2.0) + np.int64(1)).sum().item() == 72 and (x + np.array(2)).dtype is float32
-        assert (x == None) is False and (x != None) is True  # noqa: E711 - what programs write
-
-    on_ranks(n, program)
+    here = placement("cpu", range(n))
+    x, local = ones(4, 6, placement=here, sbp=S(0)), ones(4, 6)
+    for wrong, error, reason in (
+        (lambda: x + np.ones((4, 6)), PlacementError, "NumPy array of shape .4, 6. beside a global tensor"),
+        (lambda: np.ones((4, 6)) + x, PlacementError, "NumPy array of shape .4, 6. beside a global tensor"),
+        (lambda: x + local, PlacementError, "local and global tensors together"),
+        (lambda: x * ones(()), PlacementError, "local and global tensors together"),
+        (lambda: x + ones(4, 6, placement=placement("cpu", [[*range(n)]]), sbp=[B, S(0)]), PlacementError, "different placements"),
+        (lambda: fa.add(x, "1"), DtypeError, "got '1' of type str"),
+        (
+            lambda: x + ones(4, 5, placement=here, sbp=B),
+            ShapeError,
+            r"test_arithmetic.py:\d+.*float32\[4,6\] and float32\[4,5\] do not broadcast",
+        ),
+        (
+            lambda: x @ x,
+            ShapeError,
+            r"matmul at test_arithmetic.py:\d+: a float32\[4,6\] and b float32\[4,6\] disagree on the summed axis \(6 != 4\)",
+        ),
+        (lambda: fa.mm(x, ones(6)), ShapeError, "2 and 2 axes"),
+        (lambda: fa.matmul(x, ones((), placement=here, sbp=B)), ShapeError, "one axis or more"),
+        (lambda: x & 1, DtypeError, "no bits"),
+        (lambda: ~x, DtypeError, "no bits"),
+        (lambda: x.long() ** -1, DtypeError, "no integers"),
+        (lambda: ones(2, dtype=uint8) + 300, DtypeError, "300 is beyond uint8, 0 to 255"),
+        (lambda: zeros(2, dtype=bool_) - ones(2, dtype=bool_), DtypeError, "bool"),
+        (lambda: fa.div(x, 2, rounding_mode="up"), ArgumentError, "rounding_mode"),
+    ):
+        with pytest.raises(error, match=reason):
+            wrong()
+    with pytest.raises(TypeError):
+        x + "1"
+    with pytest.raises(TypeError):
+        None @ x
+    assert (x * np.array(2.0) + np.int64(1)).sum().item() == 72 and (x + np.array(2)).dtype is float32
+    assert (x == None) is False and (x != None) is True  # noqa: E711 - what programs write
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@with_ranks(1, 2)
 def test_in_place_forms_keep_the_left_sides_layout_and_type(n: int) -> None:
-    def program(rank: int) -> None:
-        here = placement("cpu", range(n))
-        for how in (B, S(0), S(1), P):
-            x = tensor(A, placement=here, sbp=how)
-            array, same = x.array, x
-            value = A.copy()
-            y = tensor(C.astype(np.float32), placement=here, sbp=S(1))
-            x += y
-            value += C.astype(np.float32)
-            for name, other in (("sub_", 0.5), ("mul_", 2), ("div_", 3.0), ("pow_", 3)):
-                getattr(x, name)(other)
-                value = getattr(operator, {"div": "truediv"}.get(name[:-1], name[:-1]))(value, other)
-            x.floor_divide_(0.25)
-            np.testing.assert_allclose(x.numpy(), value // 0.25, rtol=1e-12)
-            assert x is same and x.array is array and x.sbp == (how,) and x.dtype is float64
-            assert x.version == 6
-
-    on_ranks(n, program)
+    here = placement("cpu", range(n))
+    for how in (B, S(0), S(1), P):
+        x = tensor(A, placement=here, sbp=how)
+        array, same = x.array, x
+        value = A.copy()
+        y = tensor(C.astype(np.float32), placement=here, sbp=S(1))
+        x += y
+        value += C.astype(np.float32)
+        for name, other in (("sub_", 0.5), ("mul_", 2), ("div_", 3.0), ("pow_", 3)):
+            getattr(x, name)(other)
+            value = getattr(operator, {"div": "truediv"}.get(name[:-1], name[:-1]))(value, other)
+        x.floor_divide_(0.25)
+        np.testing.assert_allclose(x.numpy(), value // 0.25, rtol=1e-12)
+        assert x is same and x.array is array and x.sbp == (how,) and x.dtype is float64
+        assert x.version == 6
 
 
+@with_ranks(1)
 def test_what_cannot_be_written_over() -> None:
-    def program(rank: int) -> None:
-        w = ones(2, 3, requires_grad=True)
-        with pytest.raises(JobError, match="leaf"):
-            w += 1
-        with gradients.no_grad():
-            w += 1
-        assert w.requires_grad and w.is_leaf and w.tolist() == [[2.0] * 3] * 2
-        with pytest.raises(DtypeError, match="cannot hold"):
-            ones(2, dtype=int64).add_(0.5)
-        with pytest.raises(ShapeError, match="does not fit"):
-            ones(3).add_(ones(2, 3))
-        with pytest.raises(PlacementError, match="local and global"):
-            ones(3).add_(ones(3, placement=placement("cpu", [0]), sbp=B))
-
-    on_ranks(1, program)
+    w = ones(2, 3, requires_grad=True)
+    with pytest.raises(JobError, match="leaf"):
+        w += 1
+    with gradients.no_grad():
+        w += 1
+    assert w.requires_grad and w.is_leaf and w.tolist() == [[2.0] * 3] * 2
+    with pytest.raises(DtypeError, match="cannot hold"):
+        ones(2, dtype=int64).add_(0.5)
+    with pytest.raises(ShapeError, match="does not fit"):
+        ones(3).add_(ones(2, 3))
+    with pytest.raises(PlacementError, match="local and global"):
+        ones(3).add_(ones(3, placement=placement("cpu", [0]), sbp=B))
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -266,13 +256,11 @@ def test_gradients_go_through_what_was_written_over(n: int) -> None:
         assert lies == (S(0),)
 
 
+@with_ranks(1)
 def test_a_value_that_a_gradient_needs_and_that_is_gone_is_missed() -> None:
-    def program(rank: int) -> None:
-        w = full((3,), 2.0, requires_grad=True)
-        x = w * 3
-        y = x * x
-        x.add_(1)
-        with pytest.raises(JobError, match="overwritten"):
-            y.sum().backward()
-
-    on_ranks(1, program)
+    w = full((3,), 2.0, requires_grad=True)
+    x = w * 3
+    y = x * x
+    x.add_(1)
+    with pytest.raises(JobError, match="overwritten"):
+        y.sum().backward()

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ranks import on_ranks
+from ranks import on_ranks, with_ranks
 
 from jobflow.core.errors import ArgumentError, ConfigError, DivergedError, DtypeError, JobError, RankError, SbpError, ShapeError
 from jobflow.core.layout import B, P, S
@@ -31,25 +31,22 @@ FACTORIES: list[tuple[Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("n", [1, 2, 4])
-def test_values_and_pieces(n: int) -> None:
-    def program(rank: int) -> None:
-        here = placement("cpu", range(n))
-        for make, value in FACTORIES:
-            local = make()
-            np.testing.assert_allclose(local.numpy(), value, rtol=1e-6)
-            for how in (B, P, *(S(i) for i in range(value.ndim))):
-                x = make(placement=here, sbp=how)
-                assert x.sbp == (how,) and x.placement == here and x.dtype is local.dtype and x.shape == value.shape
-                np.testing.assert_allclose(x.numpy(), value, rtol=1e-6, err_msg=str(how))
-                piece = x.to_local().numpy()
-                if how == P:
-                    np.testing.assert_allclose(piece, value if rank == 0 else 0 * value, rtol=1e-6)
-                else:
-                    whole = x.layout.box(value.shape, rank).slices
-                    np.testing.assert_allclose(piece, value[whole], rtol=1e-6)
-
-    on_ranks(n, program)
+@with_ranks(1, 2, 4)
+def test_values_and_pieces(rank: int, n: int) -> None:
+    here = placement("cpu", range(n))
+    for make, value in FACTORIES:
+        local = make()
+        np.testing.assert_allclose(local.numpy(), value, rtol=1e-6)
+        for how in (B, P, *(S(i) for i in range(value.ndim))):
+            x = make(placement=here, sbp=how)
+            assert x.sbp == (how,) and x.placement == here and x.dtype is local.dtype and x.shape == value.shape
+            np.testing.assert_allclose(x.numpy(), value, rtol=1e-6, err_msg=str(how))
+            piece = x.to_local().numpy()
+            if how == P:
+                np.testing.assert_allclose(piece, value if rank == 0 else 0 * value, rtol=1e-6)
+            else:
+                whole = x.layout.box(value.shape, rank).slices
+                np.testing.assert_allclose(piece, value[whole], rtol=1e-6)
 
 
 def test_two_dimensions_of_ranks_and_some_ranks_only() -> None:
@@ -66,67 +63,62 @@ def test_two_dimensions_of_ranks_and_some_ranks_only() -> None:
         np.testing.assert_array_equal(z, local)
 
 
+@with_ranks(1)
 def test_types_and_shapes() -> None:
-    def program(rank: int) -> None:
-        for data, dtype in (
-            ([1, 2], int64),
-            ([1.5], float32),
-            (True, bool_),
-            (3, int64),
-            (np.float64(2), float64),
-            (np.ones(2, np.float16), float16),
-            (np.arange(3, dtype=np.uint8), uint8),
-            ([[1, 2.5]], float32),
-        ):
-            assert creation.tensor(data).dtype is dtype, data
-        assert creation.tensor([1, 2], dtype=float32).tolist() == [1.0, 2.0] and creation.tensor([0.5, 2], dtype=np.int32).dtype is int32
-        x = creation.tensor([1.0, 2.0])
-        y = creation.tensor(x)
-        y += 1
-        assert x.tolist() == [1.0, 2.0] and creation.as_tensor(x) is x
-        assert creation.tensor([x, y]).tolist() == [[1.0, 2.0], [2.0, 3.0]]
-        array = np.ones(3, np.float32)
-        for shared in (creation.from_numpy(array), creation.as_tensor(array)):
-            shared += 1
-        assert array.tolist() == [3.0] * 3
-        assert creation.full((2,), 3).dtype is int64 and creation.full((2,), True).dtype is bool_ and creation.zeros(2, dtype=int32).dtype is int32
-        assert creation.zeros(0, 3).shape == (0, 3) and creation.ones(()).shape == () and creation.zeros(creation.ones(2, 3).shape).shape == (2, 3)
-        assert creation.arange(0).shape == (0,) and creation.arange(5, dtype=float32).dtype is float32
-        assert creation.ones(2, requires_grad=True).requires_grad and creation.ones(2, requires_grad=True).is_leaf
-        assert classes.Tensor(2, 3).shape == (2, 3) and classes.Tensor([1, 2]).dtype is float32 and classes.LongTensor([1, 2]).dtype is int64
-        assert isinstance(x, classes.Tensor) and isinstance(x, classes.FloatTensor) and not isinstance(x, classes.LongTensor)
-        assert not isinstance(array, classes.Tensor) and issubclass(type(x), classes.Tensor)
-        set_default_dtype(float64)
-        assert creation.zeros(2).dtype is float64 and creation.tensor([0.5]).dtype is float64 and get_default_dtype() is float64
-
-    on_ranks(1, program)
+    for data, dtype in (
+        ([1, 2], int64),
+        ([1.5], float32),
+        (True, bool_),
+        (3, int64),
+        (np.float64(2), float64),
+        (np.ones(2, np.float16), float16),
+        (np.arange(3, dtype=np.uint8), uint8),
+        ([[1, 2.5]], float32),
+    ):
+        assert creation.tensor(data).dtype is dtype, data
+    assert creation.tensor([1, 2], dtype=float32).tolist() == [1.0, 2.0] and creation.tensor([0.5, 2], dtype=np.int32).dtype is int32
+    x = creation.tensor([1.0, 2.0])
+    y = creation.tensor(x)
+    y += 1
+    assert x.tolist() == [1.0, 2.0] and creation.as_tensor(x) is x
+    assert creation.tensor([x, y]).tolist() == [[1.0, 2.0], [2.0, 3.0]]
+    array = np.ones(3, np.float32)
+    for shared in (creation.from_numpy(array), creation.as_tensor(array)):
+        shared += 1
+    assert array.tolist() == [3.0] * 3
+    assert creation.full((2,), 3).dtype is int64 and creation.full((2,), True).dtype is bool_ and creation.zeros(2, dtype=int32).dtype is int32
+    assert creation.zeros(0, 3).shape == (0, 3) and creation.ones(()).shape == () and creation.zeros(creation.ones(2, 3).shape).shape == (2, 3)
+    assert creation.arange(0).shape == (0,) and creation.arange(5, dtype=float32).dtype is float32
+    assert creation.ones(2, requires_grad=True).requires_grad and creation.ones(2, requires_grad=True).is_leaf
+    assert classes.Tensor(2, 3).shape == (2, 3) and classes.Tensor([1, 2]).dtype is float32 and classes.LongTensor([1, 2]).dtype is int64
+    assert isinstance(x, classes.Tensor) and isinstance(x, classes.FloatTensor) and not isinstance(x, classes.LongTensor)
+    assert not isinstance(array, classes.Tensor) and issubclass(type(x), classes.Tensor)
+    set_default_dtype(float64)
+    assert creation.zeros(2).dtype is float64 and creation.tensor([0.5]).dtype is float64 and get_default_dtype() is float64
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@with_ranks(1, 2)
 def test_tensors_like_others(n: int) -> None:
-    def program(rank: int) -> None:
-        here = placement("cpu", range(n))
-        for how in (B, S(0), S(1), P):
-            x = creation.tensor(np.ones((3, 5)), placement=here, sbp=how, requires_grad=True)
-            for y, value in (
-                (creation.zeros_like(x), 0),
-                (creation.ones_like(x), 1),
-                (creation.full_like(x, 7), 7),
-                (x.new_zeros(3, 5), 0),
-                (x.new_ones((3, 5)), 1),
-                (x.new_full((3, 5), 2), 2),
-                (x.new_tensor([[4.0] * 5] * 3), 4),
-            ):
-                assert y.dtype is float64 and y.placement == here and not y.requires_grad
-                assert y.sbp in ([(how,), (B,)] if how == P else [(how,)])
-                np.testing.assert_array_equal(y.numpy(), np.full((3, 5), value))
-            assert creation.zeros_like(x, dtype=int32).dtype is int32 and creation.ones_like(x, placement=here, sbp=S(0)).sbp == (S(0),)
-            drawn = drawing.randn_like(x)
-            assert drawn.sbp == ((B,) if how == P else (how,)) and drawn.dtype is float64
-            assert drawing.randint_like(x, 3).numpy().max() < 3 and drawing.rand_like(x).numpy().min() >= 0
-        assert creation.zeros_like(creation.ones(2, dtype=bool_)).dtype is bool_
-
-    on_ranks(n, program)
+    here = placement("cpu", range(n))
+    for how in (B, S(0), S(1), P):
+        x = creation.tensor(np.ones((3, 5)), placement=here, sbp=how, requires_grad=True)
+        for y, value in (
+            (creation.zeros_like(x), 0),
+            (creation.ones_like(x), 1),
+            (creation.full_like(x, 7), 7),
+            (x.new_zeros(3, 5), 0),
+            (x.new_ones((3, 5)), 1),
+            (x.new_full((3, 5), 2), 2),
+            (x.new_tensor([[4.0] * 5] * 3), 4),
+        ):
+            assert y.dtype is float64 and y.placement == here and not y.requires_grad
+            assert y.sbp in ([(how,), (B,)] if how == P else [(how,)])
+            np.testing.assert_array_equal(y.numpy(), np.full((3, 5), value))
+        assert creation.zeros_like(x, dtype=int32).dtype is int32 and creation.ones_like(x, placement=here, sbp=S(0)).sbp == (S(0),)
+        drawn = drawing.randn_like(x)
+        assert drawn.sbp == ((B,) if how == P else (how,)) and drawn.dtype is float64
+        assert drawing.randint_like(x, 3).numpy().max() < 3 and drawing.rand_like(x).numpy().min() >= 0
+    assert creation.zeros_like(creation.ones(2, dtype=bool_)).dtype is bool_
 
 
 DRAWS: list[Any] = [
@@ -161,49 +153,45 @@ def test_random_values_do_not_depend_on_layout_or_number_of_ranks() -> None:
             np.testing.assert_array_equal(a, b, err_msg=f"{n} {how}")
 
 
+@with_ranks(1)
 def test_distributions() -> None:
-    def program(rank: int) -> None:
-        drawing.manual_seed(3)
-        x = drawing.normal(1.0, 2.0, (4000,)).numpy()
-        assert abs(x.mean() - 1) < 0.1 and abs(x.std() - 2) < 0.1
-        y = drawing.bernoulli(creation.full((4000,), 0.3))
-        assert set(y.numpy().tolist()) == {0.0, 1.0} and abs(float(y.mean()) - 0.3) < 0.03
-        weights = creation.tensor([0.0, 1.0, 3.0])
-        z = drawing.multinomial(weights, 2000, replacement=True).numpy()
-        assert z.dtype == np.int64 and (z == 0).sum() == 0 and abs((z == 2).mean() - 0.75) < 0.04
-        order = drawing.multinomial(creation.ones(5, 8), 8).numpy()
-        assert (np.sort(order, axis=1) == np.arange(8)).all() and (order != np.arange(8)).any()
-        w = creation.zeros(3000)
-        assert abs(float(w.uniform_(-1, 3).mean()) - 1) < 0.1 and float(w.min()) >= -1 and float(w.max()) < 3
-        assert abs(float(w.normal_(5, 0.5).std()) - 0.5) < 0.05
-        means = drawing.normal(creation.full((3000,), 4.0), 0.5)
-        assert abs(float(means.mean()) - 4) < 0.1
-
-    on_ranks(1, program)
+    drawing.manual_seed(3)
+    x = drawing.normal(1.0, 2.0, (4000,)).numpy()
+    assert abs(x.mean() - 1) < 0.1 and abs(x.std() - 2) < 0.1
+    y = drawing.bernoulli(creation.full((4000,), 0.3))
+    assert set(y.numpy().tolist()) == {0.0, 1.0} and abs(float(y.mean()) - 0.3) < 0.03
+    weights = creation.tensor([0.0, 1.0, 3.0])
+    z = drawing.multinomial(weights, 2000, replacement=True).numpy()
+    assert z.dtype == np.int64 and (z == 0).sum() == 0 and abs((z == 2).mean() - 0.75) < 0.04
+    order = drawing.multinomial(creation.ones(5, 8), 8).numpy()
+    assert (np.sort(order, axis=1) == np.arange(8)).all() and (order != np.arange(8)).any()
+    w = creation.zeros(3000)
+    assert abs(float(w.uniform_(-1, 3).mean()) - 1) < 0.1 and float(w.min()) >= -1 and float(w.max()) < 3
+    assert abs(float(w.normal_(5, 0.5).std()) - 0.5) < 0.05
+    means = drawing.normal(creation.full((3000,), 4.0), 0.5)
+    assert abs(float(means.mean()) - 4) < 0.1
 
 
+@with_ranks(1)
 def test_generators() -> None:
-    def program(rank: int) -> None:
-        drawing.manual_seed(11)
-        a = drawing.randn(4)
-        state = drawing.get_rng_state()
-        b = drawing.randn(4)
-        drawing.set_rng_state(state)
-        assert (drawing.randn(4) == b).all() and drawing.initial_seed() == 11
-        drawing.manual_seed(11)
-        assert (drawing.randn(4) == a).all()
-        assert drawing.default_generator.initial_seed() == 11
-        g = drawing.Generator().manual_seed(11)
-        assert (drawing.randn(4, generator=g) == a).all() and g.initial_seed() == 11
-        kept = g.get_state()
-        c = drawing.rand(3, generator=g)
-        g.set_state(kept)
-        assert (drawing.rand(3, generator=g) == c).all()
-        assert g.seed() == g.initial_seed() and drawing.seed() == drawing.initial_seed() != 11
-        with pytest.raises(ArgumentError, match="state of a generator"):
-            drawing.set_rng_state(kept)
-
-    on_ranks(1, program)
+    drawing.manual_seed(11)
+    a = drawing.randn(4)
+    state = drawing.get_rng_state()
+    b = drawing.randn(4)
+    drawing.set_rng_state(state)
+    assert (drawing.randn(4) == b).all() and drawing.initial_seed() == 11
+    drawing.manual_seed(11)
+    assert (drawing.randn(4) == a).all()
+    assert drawing.default_generator.initial_seed() == 11
+    g = drawing.Generator().manual_seed(11)
+    assert (drawing.randn(4, generator=g) == a).all() and g.initial_seed() == 11
+    kept = g.get_state()
+    c = drawing.rand(3, generator=g)
+    g.set_state(kept)
+    assert (drawing.rand(3, generator=g) == c).all()
+    assert g.seed() == g.initial_seed() and drawing.seed() == drawing.initial_seed() != 11
+    with pytest.raises(ArgumentError, match="state of a generator"):
+        drawing.set_rng_state(kept)
 
 
 def test_local_tensors_differ_between_ranks_until_a_seed_is_set() -> None:
@@ -216,38 +204,35 @@ def test_local_tensors_differ_between_ranks_until_a_seed_is_set() -> None:
     assert a != b and c == d and e == f and g == h and a == c, "the first rank draws locally what all draw together"
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@with_ranks(1, 2)
 def test_what_is_refused(n: int) -> None:
-    def program(rank: int) -> None:
-        here = placement("cpu", range(n))
-        for wrong, error, reason in (
-            (lambda: creation.zeros(2, placement=here), JobError, "both placement= and sbp="),
-            (lambda: creation.zeros(2, sbp=B), JobError, "both placement= and sbp="),
-            (lambda: creation.zeros(2, placement=here, sbp=B, device="cpu"), ConfigError, "device=cpu:0 .* placement=jobflow.placement"),
-            (lambda: creation.zeros(2, placement=here, sbp=[B, B]), SbpError, "2 sbp for"),
-            (lambda: creation.zeros(2, placement=here, sbp=S(1)), SbpError, "axes 0 to 0"),
-            (lambda: creation.zeros(2, placement=here, sbp="split"), SbpError, "sbp is made of"),
-            (lambda: drawing.randn(2, placement=here, sbp=P), SbpError, "cannot be partial"),
-            (lambda: drawing.randperm(4, placement=here, sbp=P), SbpError, "cannot be partial"),
-            (lambda: creation.zeros(2, requires_grad=True, dtype=int64), DtypeError, "only floating point tensors"),
-            (lambda: creation.zeros(2, dtype="complex"), DtypeError, "element types"),
-            (lambda: creation.zeros(2.5), ShapeError, "made of integers"),
-            (lambda: creation.zeros(2, size=(3,)), ShapeError, "twice"),
-            (lambda: creation.zeros(-1), ShapeError, "0 or more"),
-            (lambda: creation.zeros(2, shape_of=3), TypeError, "unknown keyword 'shape_of'"),
-            (lambda: creation.tensor(["a"]), DtypeError, "element types"),
-            (lambda: creation.tensor(np.ones(2, np.int16)), DtypeError, "int16"),
-            (lambda: creation.full((2,), 300, dtype=uint8), DtypeError, "beyond uint8"),
-            (lambda: creation.arange(0, 5, -1), ArgumentError, "no steps"),
-            (lambda: drawing.randint(3, 3, (2,)), ArgumentError, "no integer"),
-            (lambda: drawing.rand(2, dtype=int64), DtypeError, "it makes floats"),
-            (lambda: drawing.multinomial(creation.ones(2), 3), ArgumentError, "3 samples"),
-            (lambda: creation.from_numpy([1]), DtypeError, "NumPy array"),
-        ):
-            with pytest.raises(error, match=reason):
-                wrong()
-
-    on_ranks(n, program)
+    here = placement("cpu", range(n))
+    for wrong, error, reason in (
+        (lambda: creation.zeros(2, placement=here), JobError, "both placement= and sbp="),
+        (lambda: creation.zeros(2, sbp=B), JobError, "both placement= and sbp="),
+        (lambda: creation.zeros(2, placement=here, sbp=B, device="cpu"), ConfigError, "device=cpu:0 .* placement=jobflow.placement"),
+        (lambda: creation.zeros(2, placement=here, sbp=[B, B]), SbpError, "2 sbp for"),
+        (lambda: creation.zeros(2, placement=here, sbp=S(1)), SbpError, "axes 0 to 0"),
+        (lambda: creation.zeros(2, placement=here, sbp="split"), SbpError, "sbp is made of"),
+        (lambda: drawing.randn(2, placement=here, sbp=P), SbpError, "cannot be partial"),
+        (lambda: drawing.randperm(4, placement=here, sbp=P), SbpError, "cannot be partial"),
+        (lambda: creation.zeros(2, requires_grad=True, dtype=int64), DtypeError, "only floating point tensors"),
+        (lambda: creation.zeros(2, dtype="complex"), DtypeError, "element types"),
+        (lambda: creation.zeros(2.5), ShapeError, "made of integers"),
+        (lambda: creation.zeros(2, size=(3,)), ShapeError, "twice"),
+        (lambda: creation.zeros(-1), ShapeError, "0 or more"),
+        (lambda: creation.zeros(2, shape_of=3), TypeError, "unknown keyword 'shape_of'"),
+        (lambda: creation.tensor(["a"]), DtypeError, "element types"),
+        (lambda: creation.tensor(np.ones(2, np.int16)), DtypeError, "int16"),
+        (lambda: creation.full((2,), 300, dtype=uint8), DtypeError, "beyond uint8"),
+        (lambda: creation.arange(0, 5, -1), ArgumentError, "no steps"),
+        (lambda: drawing.randint(3, 3, (2,)), ArgumentError, "no integer"),
+        (lambda: drawing.rand(2, dtype=int64), DtypeError, "it makes floats"),
+        (lambda: drawing.multinomial(creation.ones(2), 3), ArgumentError, "3 samples"),
+        (lambda: creation.from_numpy([1]), DtypeError, "NumPy array"),
+    ):
+        with pytest.raises(error, match=reason):
+            wrong()
 
 
 def test_data_that_differ_between_ranks_are_an_error_on_every_rank() -> None:
@@ -277,22 +262,19 @@ def test_values_that_differ_between_ranks_are_found_at_the_next_exchange() -> No
         on_ranks(2, program)
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@with_ranks(1, 2)
 def test_filling(n: int) -> None:
-    def program(rank: int) -> None:
-        here = placement("cpu", range(n))
-        for how in (B, S(0), P):
-            x = creation.ones(4, 3, placement=here, sbp=how)
-            assert x.zero_().numpy().sum() == 0 and x.fill_(2).numpy().sum() == 24 and x.sbp == (how,)
-            y = creation.arange(3, placement=here, sbp=S(0))
-            np.testing.assert_array_equal(x.copy_(y).numpy(), np.tile(np.arange(3.0), (4, 1)))
-            np.testing.assert_array_equal(x.copy_(np.arange(12).reshape(4, 3)).numpy(), np.arange(12.0).reshape(4, 3))
-            assert x.sbp == (how,) and x.dtype is float32
-        x = creation.ones(2, 2)
-        assert x.copy_(np.eye(2)).tolist() == np.eye(2).tolist() and filling.copy_(x, 3).tolist() == [[3.0, 3.0]] * 2
-        with pytest.raises(ValueError, match=r"local tensor .* into a global"):
-            creation.ones(4, 3, placement=here, sbp=B).copy_(creation.ones(4, 3))
-        with pytest.raises(ShapeError, match="does not fill"):
-            x.copy_(creation.ones(3))
-
-    on_ranks(n, program)
+    here = placement("cpu", range(n))
+    for how in (B, S(0), P):
+        x = creation.ones(4, 3, placement=here, sbp=how)
+        assert x.zero_().numpy().sum() == 0 and x.fill_(2).numpy().sum() == 24 and x.sbp == (how,)
+        y = creation.arange(3, placement=here, sbp=S(0))
+        np.testing.assert_array_equal(x.copy_(y).numpy(), np.tile(np.arange(3.0), (4, 1)))
+        np.testing.assert_array_equal(x.copy_(np.arange(12).reshape(4, 3)).numpy(), np.arange(12.0).reshape(4, 3))
+        assert x.sbp == (how,) and x.dtype is float32
+    x = creation.ones(2, 2)
+    assert x.copy_(np.eye(2)).tolist() == np.eye(2).tolist() and filling.copy_(x, 3).tolist() == [[3.0, 3.0]] * 2
+    with pytest.raises(ValueError, match=r"local tensor .* into a global"):
+        creation.ones(4, 3, placement=here, sbp=B).copy_(creation.ones(4, 3))
+    with pytest.raises(ShapeError, match="does not fill"):
+        x.copy_(creation.ones(3))

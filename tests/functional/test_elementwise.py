@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from everywhere import compare
-from ranks import on_ranks
+from ranks import on_ranks, with_ranks
 
 from jobflow.core.errors import ArgumentError, DtypeError
 from jobflow.core.layout import P, S
@@ -75,57 +75,50 @@ def test_limits_and_kinds_of_numbers(n: int) -> None:
     on_ranks(n, program)
 
 
+@with_ranks(1)
 def test_integers_become_floats_where_floats_are_made() -> None:
-    def program(rank: int) -> None:
-        x = arange(1, 4)
-        assert x.sqrt().dtype is float32 and x.exp().dtype is float32 and x.log2().dtype is float32
-        assert x.abs().dtype is int64 and x.square().dtype is int64 and x.floor() is x and x.clamp(0.5, 2).dtype is float32
-        with pytest.raises(ArgumentError, match="min, max, or both"):
-            x.clamp()
-
-    on_ranks(1, program)
+    x = arange(1, 4)
+    assert x.sqrt().dtype is float32 and x.exp().dtype is float32 and x.log2().dtype is float32
+    assert x.abs().dtype is int64 and x.square().dtype is int64 and x.floor() is x and x.clamp(0.5, 2).dtype is float32
+    with pytest.raises(ArgumentError, match="min, max, or both"):
+        x.clamp()
 
 
+@with_ranks(1)
 def test_in_place() -> None:
-    def program(rank: int) -> None:
-        for name in ("exp_", "sqrt_", "abs_", "sigmoid_", "relu_", "tanh_", "floor_", "neg_", "reciprocal_", "round_"):
-            x = tensor(POSITIVE)
-            expected = getattr(x, name[:-1])()
-            assert getattr(x, name)() is x
-            np.testing.assert_array_equal(x.numpy(), expected.numpy())
-        x = tensor(ANY)
-        assert x.clamp_(-1, 1) is x and float(x.max()) <= 1
-        with pytest.raises(DtypeError, match="cannot hold"):
-            arange(3).sqrt_()
-
-    on_ranks(1, program)
+    for name in ("exp_", "sqrt_", "abs_", "sigmoid_", "relu_", "tanh_", "floor_", "neg_", "reciprocal_", "round_"):
+        x = tensor(POSITIVE)
+        expected = getattr(x, name[:-1])()
+        assert getattr(x, name)() is x
+        np.testing.assert_array_equal(x.numpy(), expected.numpy())
+    x = tensor(ANY)
+    assert x.clamp_(-1, 1) is x and float(x.max()) <= 1
+    with pytest.raises(DtypeError, match="cannot hold"):
+        arange(3).sqrt_()
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@with_ranks(1, 2)
 def test_casts(n: int) -> None:
-    def program(rank: int) -> None:
-        here = placement("cpu", range(n))
-        x = tensor(ANY, placement=here, sbp=S(1))
-        for name, dtype in {"float": float32, "half": float16, "int": int32, "long": int64, "bool": bool_, "double": float64}.items():
-            y = getattr(x, name)()
-            assert y.dtype is dtype and (n == 1 or y.sbp == (S(1),))
-            np.testing.assert_array_equal(y.numpy(), ANY.astype(dtype.numpy))
-        assert x.double() is x and x.to(float32).dtype is float32 and x.type_as(arange(2)).dtype is int64 and x.cast(np.uint8).dtype is uint8
-        assert casting.is_tensor(x) and casting.is_floating_point(x) and not x.long().is_floating_point()
-        assert casting.promote_types(int64, float16) is float16 and casting.can_cast(int64, float16) and not casting.can_cast(float32, int64)
-        w = ones(2, requires_grad=True)
-        w.double().sum().backward()
-        assert w.grad.dtype is float32 and not ones(2, requires_grad=True).long().requires_grad
-        assert casting.finfo(float16).max == 65504 and casting.iinfo(uint8).max == 255 and casting.finfo(bfloat16).bits == 16
-        for wrong in (lambda: casting.finfo(int64), lambda: casting.iinfo(float32)):
-            with pytest.raises(DtypeError, match="is not a type of"):
-                wrong()
-        with pytest.raises(DtypeError, match="element types"):
-            x.to("float7")
-        with pytest.raises(DtypeError, match="type of floats"):
-            casting.set_default_dtype(int64)
-
-    on_ranks(n, program)
+    here = placement("cpu", range(n))
+    x = tensor(ANY, placement=here, sbp=S(1))
+    for name, dtype in {"float": float32, "half": float16, "int": int32, "long": int64, "bool": bool_, "double": float64}.items():
+        y = getattr(x, name)()
+        assert y.dtype is dtype and (n == 1 or y.sbp == (S(1),))
+        np.testing.assert_array_equal(y.numpy(), ANY.astype(dtype.numpy))
+    assert x.double() is x and x.to(float32).dtype is float32 and x.type_as(arange(2)).dtype is int64 and x.cast(np.uint8).dtype is uint8
+    assert casting.is_tensor(x) and casting.is_floating_point(x) and not x.long().is_floating_point()
+    assert casting.promote_types(int64, float16) is float16 and casting.can_cast(int64, float16) and not casting.can_cast(float32, int64)
+    w = ones(2, requires_grad=True)
+    w.double().sum().backward()
+    assert w.grad.dtype is float32 and not ones(2, requires_grad=True).long().requires_grad
+    assert casting.finfo(float16).max == 65504 and casting.iinfo(uint8).max == 255 and casting.finfo(bfloat16).bits == 16
+    for wrong in (lambda: casting.finfo(int64), lambda: casting.iinfo(float32)):
+        with pytest.raises(DtypeError, match="is not a type of"):
+            wrong()
+    with pytest.raises(DtypeError, match="element types"):
+        x.to("float7")
+    with pytest.raises(DtypeError, match="type of floats"):
+        casting.set_default_dtype(int64)
 
 
 def test_addends_are_summed_before_they_are_rounded() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ranks import on_ranks
+from ranks import on_ranks, with_ranks
 
 import jobflow as flow
 
@@ -36,22 +36,19 @@ WRONG = function_with(lambda x, dy: dy * flow.where(flow.gt(x, 1), x, 3 * x * x)
 WRONG_TWICE = function_with(lambda x, dy: dy * 3 * x * x.detach())
 
 
-@pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("fast", [False, True])
+@with_ranks(1, 2)
 def test_right_and_wrong_gradients(n: int, fast: bool) -> None:
-    def program(rank: int) -> None:
-        here = flow.placement("cpu", range(n))
-        for place in ({}, *({"placement": here, "sbp": how} for how in (flow.sbp.split(0), flow.sbp.split(1), flow.sbp.partial_sum))):
-            x = flow.tensor(X, requires_grad=True, **place)
-            w = flow.tensor(W, requires_grad=True, **({**place, "sbp": flow.sbp.broadcast} if place else {}))
-            assert autograd.gradcheck(lambda x, w: (x @ w, x.exp()), (x, w), fast_mode=fast)
-            assert autograd.gradgradcheck(lambda x, w: (x @ w).tanh(), (x, w), fast_mode=fast)
-            assert autograd.gradcheck(RIGHT, x, fast_mode=fast) and autograd.gradgradcheck(RIGHT, x, fast_mode=fast)
-            assert not autograd.gradcheck(WRONG, x, raise_exception=False, fast_mode=fast)
-            assert autograd.gradcheck(WRONG_TWICE, x) and not autograd.gradgradcheck(WRONG_TWICE, x, raise_exception=False, fast_mode=fast)
-            assert x.grad is None
-
-    on_ranks(n, program)
+    here = flow.placement("cpu", range(n))
+    for place in ({}, *({"placement": here, "sbp": how} for how in (flow.sbp.split(0), flow.sbp.split(1), flow.sbp.partial_sum))):
+        x = flow.tensor(X, requires_grad=True, **place)
+        w = flow.tensor(W, requires_grad=True, **({**place, "sbp": flow.sbp.broadcast} if place else {}))
+        assert autograd.gradcheck(lambda x, w: (x @ w, x.exp()), (x, w), fast_mode=fast)
+        assert autograd.gradgradcheck(lambda x, w: (x @ w).tanh(), (x, w), fast_mode=fast)
+        assert autograd.gradcheck(RIGHT, x, fast_mode=fast) and autograd.gradgradcheck(RIGHT, x, fast_mode=fast)
+        assert not autograd.gradcheck(WRONG, x, raise_exception=False, fast_mode=fast)
+        assert autograd.gradcheck(WRONG_TWICE, x) and not autograd.gradgradcheck(WRONG_TWICE, x, raise_exception=False, fast_mode=fast)
+        assert x.grad is None
 
 
 def test_what_is_wrong_is_named() -> None:

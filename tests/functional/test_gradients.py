@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ranks import on_ranks
+from ranks import on_ranks, with_ranks
 
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError
 from jobflow.core.layout import B, P, S
@@ -23,200 +23,177 @@ RANDOM = np.random.default_rng(9)
 X, W = RANDOM.normal(size=(4, 6)), RANDOM.normal(size=(6, 4))
 
 
-@pytest.mark.parametrize("n", [1, 2, 4])
+@with_ranks(1, 2, 4)
 def test_a_leafs_gradient_has_its_layout(n: int) -> None:
-    def program(rank: int) -> None:
-        here = placement("cpu", range(n))
-        for a in LAYOUTS:
-            for b in LAYOUTS:
-                x, w = tensor(X, placement=here, sbp=a, requires_grad=True), tensor(W, placement=here, sbp=b, requires_grad=True)
-                relu(x @ w).sum().backward()
-                mask = (X @ W > 0).astype(float)
-                assert x.grad.sbp == (a,) and w.grad.sbp == (b,)
-                np.testing.assert_allclose(x.grad.numpy(), mask @ W.T)
-                np.testing.assert_allclose(w.grad.numpy(), X.T @ mask)
-
-    on_ranks(n, program)
+    here = placement("cpu", range(n))
+    for a in LAYOUTS:
+        for b in LAYOUTS:
+            x, w = tensor(X, placement=here, sbp=a, requires_grad=True), tensor(W, placement=here, sbp=b, requires_grad=True)
+            relu(x @ w).sum().backward()
+            mask = (X @ W > 0).astype(float)
+            assert x.grad.sbp == (a,) and w.grad.sbp == (b,)
+            np.testing.assert_allclose(x.grad.numpy(), mask @ W.T)
+            np.testing.assert_allclose(w.grad.numpy(), X.T @ mask)
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@with_ranks(1, 2)
 def test_gradients_add_up(n: int) -> None:
-    def program(rank: int) -> None:
-        here = placement("cpu", range(n))
-        w = ones(4, placement=here, sbp=S(0), requires_grad=True)
-        for i in range(3):
-            (w * 2).sum().backward()
-            assert w.grad.tolist() == [2.0 * (i + 1)] * 4
-        y = (w * w).sum()
-        w.grad = None
-        y.backward(retain_graph=True)
+    here = placement("cpu", range(n))
+    w = ones(4, placement=here, sbp=S(0), requires_grad=True)
+    for i in range(3):
+        (w * 2).sum().backward()
+        assert w.grad.tolist() == [2.0 * (i + 1)] * 4
+    y = (w * w).sum()
+    w.grad = None
+    y.backward(retain_graph=True)
+    y.backward()
+    assert w.grad.tolist() == [4.0] * 4
+    with pytest.raises(JobError, match=r"test_gradients.py:\d+.*retain_graph"):
         y.backward()
-        assert w.grad.tolist() == [4.0] * 4
-        with pytest.raises(JobError, match=r"test_gradients.py:\d+.*retain_graph"):
-            y.backward()
-        w.grad = zeros(4, placement=here, sbp=S(0))
-        (w * 3).sum().backward()
-        assert w.grad.tolist() == [3.0] * 4
-
-    on_ranks(n, program)
+    w.grad = zeros(4, placement=here, sbp=S(0))
+    (w * 3).sum().backward()
+    assert w.grad.tolist() == [3.0] * 4
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@with_ranks(1, 2)
 def test_a_gradient_that_is_given(n: int) -> None:
-    def program(rank: int) -> None:
-        here = placement("cpu", range(n))
-        for how in LAYOUTS:
-            x = ones(4, 6, placement=here, sbp=S(0), dtype=float64, requires_grad=True)
-            y = x * 3
-            y.backward(tensor(X, placement=here, sbp=how))
-            np.testing.assert_allclose(x.grad.numpy(), 3 * X)
-        with pytest.raises(JobError, match="24 elements needs an explicit gradient"):
-            (x * 2).backward()
-        with pytest.raises(ShapeError, match="has another type than"):
-            (x * 2).backward(ones(4, placement=here, sbp=B))
-        with pytest.raises(JobError, match="does not require gradients"):
-            ones(2).sum().backward()
-
-    on_ranks(n, program)
+    here = placement("cpu", range(n))
+    for how in LAYOUTS:
+        x = ones(4, 6, placement=here, sbp=S(0), dtype=float64, requires_grad=True)
+        y = x * 3
+        y.backward(tensor(X, placement=here, sbp=how))
+        np.testing.assert_allclose(x.grad.numpy(), 3 * X)
+    with pytest.raises(JobError, match="24 elements needs an explicit gradient"):
+        (x * 2).backward()
+    with pytest.raises(ShapeError, match="has another type than"):
+        (x * 2).backward(ones(4, placement=here, sbp=B))
+    with pytest.raises(JobError, match="does not require gradients"):
+        ones(2).sum().backward()
 
 
+@with_ranks(2)
 def test_modes() -> None:
-    def program(rank: int) -> None:
-        w = ones(3, requires_grad=True)
+    w = ones(3, requires_grad=True)
 
-        @gradients.no_grad()
-        def first(x: Any) -> Any:
-            return x * 2
+    @gradients.no_grad()
+    def first(x: Any) -> Any:
+        return x * 2
 
-        @gradients.no_grad
-        def second(x: Any) -> Any:
-            return x * 2
+    @gradients.no_grad
+    def second(x: Any) -> Any:
+        return x * 2
 
-        @gradients.enable_grad()
-        def third(x: Any) -> Any:
-            return x * 2
+    @gradients.enable_grad()
+    def third(x: Any) -> Any:
+        return x * 2
 
-        @gradients.set_grad_enabled(False)
-        def fourth(x: Any) -> Any:
-            return x * 2
+    @gradients.set_grad_enabled(False)
+    def fourth(x: Any) -> Any:
+        return x * 2
 
-        assert not first(w).requires_grad and not second(w).requires_grad and not fourth(w).requires_grad and gradients.is_grad_enabled()
-        with gradients.no_grad():
-            assert not gradients.is_grad_enabled() and third(w).requires_grad and not (w * 2).requires_grad
-            with gradients.enable_grad():
-                assert (w * 2).requires_grad
-            assert not gradients.is_grad_enabled()
-        with gradients.set_grad_enabled(False):
-            assert not (w * 2).requires_grad
-        gradients.set_grad_enabled(False)
+    assert not first(w).requires_grad and not second(w).requires_grad and not fourth(w).requires_grad and gradients.is_grad_enabled()
+    with gradients.no_grad():
+        assert not gradients.is_grad_enabled() and third(w).requires_grad and not (w * 2).requires_grad
+        with gradients.enable_grad():
+            assert (w * 2).requires_grad
+        assert not gradients.is_grad_enabled()
+    with gradients.set_grad_enabled(False):
         assert not (w * 2).requires_grad
-        gradients.set_grad_enabled(True)
-        assert (w * 2).requires_grad and not (w > 0).requires_grad and not (w * 2).long().requires_grad
-        with pytest.raises(ValueError, match="stop"), gradients.no_grad():
-            raise ValueError("stop")
-        assert gradients.is_grad_enabled()
+    gradients.set_grad_enabled(False)
+    assert not (w * 2).requires_grad
+    gradients.set_grad_enabled(True)
+    assert (w * 2).requires_grad and not (w > 0).requires_grad and not (w * 2).long().requires_grad
+    with pytest.raises(ValueError, match="stop"), gradients.no_grad():
+        raise ValueError("stop")
+    assert gradients.is_grad_enabled()
 
-    on_ranks(2, program)
 
-
-@pytest.mark.parametrize("n", [1, 2])
+@with_ranks(1, 2)
 def test_tensors_and_the_graph(n: int) -> None:
-    def program(rank: int) -> None:
-        here = placement("cpu", range(n))
-        w = ones(4, placement=here, sbp=S(0), requires_grad=True)
-        y = w * 2
-        z = y.detach()
-        assert w.is_leaf and not y.is_leaf and y.grad_fn is not None and w.grad_fn is None and not z.requires_grad and z.is_leaf
-        z += 1
-        assert y.tolist() == [3.0] * 4, "detach shares memory"
-        c = w.clone()
-        assert c.requires_grad and c.sbp == (S(0),)
-        with gradients.no_grad():
-            c.zero_()
-        assert w.tolist() == [1.0] * 4, "clone does not"
-        (w.clone() * 5).sum().backward()
-        assert w.grad.tolist() == [5.0] * 4
-        assert zeros(2).requires_grad_().requires_grad and not w.detach().requires_grad_(False).requires_grad
-        with pytest.raises(DtypeError, match="only floating point tensors"):
-            arange(3).requires_grad_()
-        with pytest.raises(JobError, match="detach"):
-            (w * 2).requires_grad_(False)
-        x = w * 2
-        assert x.detach_() is x and x.is_leaf and not x.requires_grad
-
-    on_ranks(n, program)
+    here = placement("cpu", range(n))
+    w = ones(4, placement=here, sbp=S(0), requires_grad=True)
+    y = w * 2
+    z = y.detach()
+    assert w.is_leaf and not y.is_leaf and y.grad_fn is not None and w.grad_fn is None and not z.requires_grad and z.is_leaf
+    z += 1
+    assert y.tolist() == [3.0] * 4, "detach shares memory"
+    c = w.clone()
+    assert c.requires_grad and c.sbp == (S(0),)
+    with gradients.no_grad():
+        c.zero_()
+    assert w.tolist() == [1.0] * 4, "clone does not"
+    (w.clone() * 5).sum().backward()
+    assert w.grad.tolist() == [5.0] * 4
+    assert zeros(2).requires_grad_().requires_grad and not w.detach().requires_grad_(False).requires_grad
+    with pytest.raises(DtypeError, match="only floating point tensors"):
+        arange(3).requires_grad_()
+    with pytest.raises(JobError, match="detach"):
+        (w * 2).requires_grad_(False)
+    x = w * 2
+    assert x.detach_() is x and x.is_leaf and not x.requires_grad
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@with_ranks(1, 2)
 def test_hooks_and_gradients_on_the_way(n: int) -> None:
-    def program(rank: int) -> None:
-        here = placement("cpu", range(n))
-        w = ones(4, placement=here, sbp=S(0), requires_grad=True)
-        y = w * 2
-        z = y * 3
-        seen: list[Any] = []
-        y.retain_grad()
-        first = y.register_hook(lambda g: seen.append(g.tolist()))
-        z.register_hook(lambda g: g * 10)
-        handle = w.register_hook(lambda g: g + 1)
-        z.sum().backward(retain_graph=True)
-        assert seen == [[30.0] * 4] and y.grad.tolist() == [30.0] * 4 and w.grad.tolist() == [61.0] * 4 and z.grad is None
-        first.remove()
-        handle.remove()
-        handle.remove()
-        w.grad = None
-        z.sum().backward()
-        assert len(seen) == 1 and w.grad.tolist() == [60.0] * 4
-        with pytest.raises(JobError, match="does not require"):
-            zeros(2).register_hook(lambda g: None)
-        with pytest.raises(JobError, match="does not require"):
-            zeros(2).retain_grad()
-
-    on_ranks(n, program)
+    here = placement("cpu", range(n))
+    w = ones(4, placement=here, sbp=S(0), requires_grad=True)
+    y = w * 2
+    z = y * 3
+    seen: list[Any] = []
+    y.retain_grad()
+    first = y.register_hook(lambda g: seen.append(g.tolist()))
+    z.register_hook(lambda g: g * 10)
+    handle = w.register_hook(lambda g: g + 1)
+    z.sum().backward(retain_graph=True)
+    assert seen == [[30.0] * 4] and y.grad.tolist() == [30.0] * 4 and w.grad.tolist() == [61.0] * 4 and z.grad is None
+    first.remove()
+    handle.remove()
+    handle.remove()
+    w.grad = None
+    z.sum().backward()
+    assert len(seen) == 1 and w.grad.tolist() == [60.0] * 4
+    with pytest.raises(JobError, match="does not require"):
+        zeros(2).register_hook(lambda g: None)
+    with pytest.raises(JobError, match="does not require"):
+        zeros(2).retain_grad()
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@with_ranks(1, 2)
 def test_grad_of_some_tensors(n: int) -> None:
-    def program(rank: int) -> None:
-        here = placement("cpu", range(n))
-        x, w = (tensor(a, placement=here, sbp=s, requires_grad=True) for a, s in ((X, S(0)), (W, B)))
-        y = x @ w
-        dy, dx = gradients.grad((y * y).sum(), [y, x], retain_graph=True)
-        assert dy is not None and dx is not None and x.grad is None and w.grad is None
-        np.testing.assert_allclose(dy.numpy(), 2 * X @ W)
-        np.testing.assert_allclose(dx.numpy(), 2 * X @ W @ W.T)
-        (dw,) = gradients.grad(y, w, grad_outputs=tensor(X @ W, placement=here, sbp=B))
-        assert dw is not None
-        np.testing.assert_allclose(dw.numpy(), X.T @ X @ W)
-        other = ones(2, placement=here, sbp=B, requires_grad=True)
-        assert gradients.grad((x * 2).sum(), [other], allow_unused=True) == (None,)
-        with pytest.raises(JobError, match="do not depend on input 0"):
-            gradients.grad((x * 2).sum(), [other])
-        with pytest.raises(JobError, match=r"input 0.*does not require"):
-            gradients.grad((x * 2).sum(), [x.detach()])
-        with pytest.raises(ArgumentError, match="2 grad_outputs for 1"):
-            gradients.grad((x * 2).sum(), [x], [None, None])
-
-    on_ranks(n, program)
+    here = placement("cpu", range(n))
+    x, w = (tensor(a, placement=here, sbp=s, requires_grad=True) for a, s in ((X, S(0)), (W, B)))
+    y = x @ w
+    dy, dx = gradients.grad((y * y).sum(), [y, x], retain_graph=True)
+    assert dy is not None and dx is not None and x.grad is None and w.grad is None
+    np.testing.assert_allclose(dy.numpy(), 2 * X @ W)
+    np.testing.assert_allclose(dx.numpy(), 2 * X @ W @ W.T)
+    (dw,) = gradients.grad(y, w, grad_outputs=tensor(X @ W, placement=here, sbp=B))
+    assert dw is not None
+    np.testing.assert_allclose(dw.numpy(), X.T @ X @ W)
+    other = ones(2, placement=here, sbp=B, requires_grad=True)
+    assert gradients.grad((x * 2).sum(), [other], allow_unused=True) == (None,)
+    with pytest.raises(JobError, match="do not depend on input 0"):
+        gradients.grad((x * 2).sum(), [other])
+    with pytest.raises(JobError, match=r"input 0.*does not require"):
+        gradients.grad((x * 2).sum(), [x.detach()])
+    with pytest.raises(ArgumentError, match="2 grad_outputs for 1"):
+        gradients.grad((x * 2).sum(), [x], [None, None])
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@with_ranks(1, 2)
 def test_gradients_of_gradients(n: int) -> None:
-    def program(rank: int) -> None:
-        here = placement("cpu", range(n))
-        x = tensor(X, placement=here, sbp=S(0), requires_grad=True)
-        y = (x**3).sum()
-        (first,) = gradients.grad(y, x, create_graph=True)
-        assert first is not None and first.requires_grad
-        (second,) = gradients.grad(first.sum(), x)
-        assert second is not None
-        np.testing.assert_allclose(first.detach().numpy(), 3 * X**2)
-        np.testing.assert_allclose(second.numpy(), 6 * X)
-        penalty = x.exp().sum()
-        penalty.backward(create_graph=True)
-        assert x.grad is not None and x.grad.requires_grad
-
-    on_ranks(n, program)
+    here = placement("cpu", range(n))
+    x = tensor(X, placement=here, sbp=S(0), requires_grad=True)
+    y = (x**3).sum()
+    (first,) = gradients.grad(y, x, create_graph=True)
+    assert first is not None and first.requires_grad
+    (second,) = gradients.grad(first.sum(), x)
+    assert second is not None
+    np.testing.assert_allclose(first.detach().numpy(), 3 * X**2)
+    np.testing.assert_allclose(second.numpy(), 6 * X)
+    penalty = x.exp().sum()
+    penalty.backward(create_graph=True)
+    assert x.grad is not None and x.grad.requires_grad
 
 
 class Scaled(autograd.Function):
@@ -247,25 +224,22 @@ class Half(autograd.Function):
         return da + db * 5
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@with_ranks(1, 2)
 def test_functions_with_gradients_of_their_own(n: int) -> None:
-    def program(rank: int) -> None:
-        here = placement("cpu", range(n))
-        x, y = (full((4,), v, placement=here, sbp=S(0), requires_grad=True) for v in (2.0, 1.0))
-        z, mask = Scaled.apply(x, 3.0, y)
-        assert z.tolist() == [7.0] * 4 and mask.tolist() == [True] * 4 and not mask.requires_grad
-        z.sum().backward()
-        assert x.grad.tolist() == [6.0] * 4 and y.grad.tolist() == [100.0] * 4
-        a, b = Half.apply(x)
-        x.grad = None
-        b.sum().backward()
-        assert x.grad.tolist() == [5.0] * 4 and a.requires_grad
-        with gradients.no_grad():
-            assert not Half.apply(x)[0].requires_grad
-        autograd.backward([x.sum(), (x * 2).sum()], [None, None])
-        assert x.grad.tolist() == [8.0] * 4
-
-    on_ranks(n, program)
+    here = placement("cpu", range(n))
+    x, y = (full((4,), v, placement=here, sbp=S(0), requires_grad=True) for v in (2.0, 1.0))
+    z, mask = Scaled.apply(x, 3.0, y)
+    assert z.tolist() == [7.0] * 4 and mask.tolist() == [True] * 4 and not mask.requires_grad
+    z.sum().backward()
+    assert x.grad.tolist() == [6.0] * 4 and y.grad.tolist() == [100.0] * 4
+    a, b = Half.apply(x)
+    x.grad = None
+    b.sum().backward()
+    assert x.grad.tolist() == [5.0] * 4 and a.requires_grad
+    with gradients.no_grad():
+        assert not Half.apply(x)[0].requires_grad
+    autograd.backward([x.sum(), (x * 2).sum()], [None, None])
+    assert x.grad.tolist() == [8.0] * 4
 
 
 def test_numbers_of_ranks_do_not_change_a_training_step() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ranks import on_ranks
+from ranks import on_ranks, with_ranks
 
 import jobflow as flow
 from jobflow import nn
@@ -58,36 +58,32 @@ def flat(made: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("number", range(len(FUNCTIONS)))
+@with_ranks(2)
 def test_a_graph_gives_what_runs_at_once(number: int) -> None:
-    def program(rank: int) -> None:
-        here = placement("cpu", [0, 1])
-        function = FUNCTIONS[number]
-        for a, b in ((S(0), S(0)), (B, P), (S(1), B)):
-            x, y = creation.tensor(X, placement=here, sbp=a), creation.tensor(Y, placement=here, sbp=b)
-            graph = Called(function)
-            made, expected = flat(graph(x, y)), flat(function(x, y))
-            assert len(made) == len(expected)
-            for one, other in zip(made, expected, strict=True):
-                assert (one.dtype, one.shape) == (other.dtype, other.shape)
-                np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-9, atol=1e-12)
-
-    on_ranks(2, program)
+    here = placement("cpu", [0, 1])
+    function = FUNCTIONS[number]
+    for a, b in ((S(0), S(0)), (B, P), (S(1), B)):
+        x, y = creation.tensor(X, placement=here, sbp=a), creation.tensor(Y, placement=here, sbp=b)
+        graph = Called(function)
+        made, expected = flat(graph(x, y)), flat(function(x, y))
+        assert len(made) == len(expected)
+        for one, other in zip(made, expected, strict=True):
+            assert (one.dtype, one.shape) == (other.dtype, other.shape)
+            np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-9, atol=1e-12)
 
 
+@with_ranks(2)
 def test_what_needs_numbers_says_so() -> None:
-    def program(rank: int) -> None:
-        here = placement("cpu", [0, 1])
-        x = creation.tensor(X, placement=here, sbp=S(0))
-        for function, reason in (
-            (lambda x, y: x.numpy(), "no numbers while nn.Graph.build runs"),
-            (lambda x, y: x.sum().item(), "no numbers while nn.Graph.build runs"),
-            (lambda x, y: x if x.sum() > 0 else y, "the truth value of a tensor"),
-            (lambda x, y: x + np.ones((4, 6)), "NumPy array of shape"),
-        ):
-            with pytest.raises(flow.JobflowError, match=reason):
-                Called(function)(x, x)
-
-    on_ranks(2, program)
+    here = placement("cpu", [0, 1])
+    x = creation.tensor(X, placement=here, sbp=S(0))
+    for function, reason in (
+        (lambda x, y: x.numpy(), "no numbers while nn.Graph.build runs"),
+        (lambda x, y: x.sum().item(), "no numbers while nn.Graph.build runs"),
+        (lambda x, y: x if x.sum() > 0 else y, "the truth value of a tensor"),
+        (lambda x, y: x + np.ones((4, 6)), "NumPy array of shape"),
+    ):
+        with pytest.raises(flow.JobflowError, match=reason):
+            Called(function)(x, x)
 
 
 def test_draws_differ_from_run_to_run() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from everywhere import Case, compare, laid, layouts
-from ranks import on_ranks
+from ranks import on_ranks, with_ranks
 
 from jobflow import functional as F
 from jobflow.core.errors import AxisError, DtypeError, JobError, PlacementError, ShapeError
@@ -85,32 +85,28 @@ def test_writing(values: str) -> None:
     compare(2, cases)
 
 
+@with_ranks(1)
 def test_writing_keeps_type_and_memory() -> None:
-    def program(rank: int) -> None:
-        x = tensor(np.arange(12).reshape(3, 4))
-        row, memory = x[1], x.numpy()
-        x[1] = tensor([0.9, 1.9, -2.9, 3.0])
-        x[0, [3, 0]] = tensor([7, 8])
-        x[2:][x[2:] > 9] = -1
-        assert memory.tolist() == [[8, 1, 2, 7], [0, 1, -2, 3], [8, 9, -1, -1]] and row.tolist() == [0, 1, -2, 3]
-        x[1:] = x[:-1]
-        assert memory.tolist() == [[8, 1, 2, 7], [8, 1, 2, 7], [0, 1, -2, 3]]
-
-    on_ranks(1, program)
+    x = tensor(np.arange(12).reshape(3, 4))
+    row, memory = x[1], x.numpy()
+    x[1] = tensor([0.9, 1.9, -2.9, 3.0])
+    x[0, [3, 0]] = tensor([7, 8])
+    x[2:][x[2:] > 9] = -1
+    assert memory.tolist() == [[8, 1, 2, 7], [0, 1, -2, 3], [8, 9, -1, -1]] and row.tolist() == [0, 1, -2, 3]
+    x[1:] = x[:-1]
+    assert memory.tolist() == [[8, 1, 2, 7], [8, 1, 2, 7], [0, 1, -2, 3]]
 
 
+@with_ranks(1)
 def test_a_slice_moved_along_itself_has_its_gradient() -> None:
-    def program(rank: int) -> None:
-        x = tensor(X, requires_grad=True)
-        y = x.clone()
-        y[1:] = y[:-1]
-        (y * tensor(np.arange(24.0).reshape(4, 6))).sum().backward()
-        weights = np.arange(24.0).reshape(4, 6)
-        expected = np.concatenate([weights[1:], np.zeros((1, 6))])
-        expected[0] += weights[0]
-        np.testing.assert_array_equal(x.grad.numpy(), expected)
-
-    on_ranks(1, program)
+    x = tensor(X, requires_grad=True)
+    y = x.clone()
+    y[1:] = y[:-1]
+    (y * tensor(np.arange(24.0).reshape(4, 6))).sum().backward()
+    weights = np.arange(24.0).reshape(4, 6)
+    expected = np.concatenate([weights[1:], np.zeros((1, 6))])
+    expected[0] += weights[0]
+    np.testing.assert_array_equal(x.grad.numpy(), expected)
 
 
 @pytest.mark.parametrize("how", [S(0), S(1), B, P])
@@ -132,33 +128,31 @@ def test_ranks_outside_a_placement_run_the_same_lines(how: Any) -> None:
         np.testing.assert_allclose(rows, expected[[3, 1]])
 
 
+@with_ranks(1)
 def test_what_does_not_fit() -> None:
-    def program(rank: int) -> None:
-        x = tensor(X)
-        for wrong, error, words in (
-            (lambda: x[4], IndexError, r"test_indexing.py:\d+: position 4 is outside axis 0 of float64\[4,6\], which has 4 elements"),
-            (lambda: x[0, 0, 0], AxisError, "3 indices for float64"),
-            (lambda: x[..., ...], AxisError, "only one"),
-            (lambda: x[[0, 4]], AxisError, "position 4 at .* is not on an axis of 4"),
-            (lambda: x[[-5]], AxisError, "position -5"),
-            (lambda: x[[0.5]], DtypeError, r"or a list or tensor of integers or bool; got \[0.5\]"),
-            (lambda: x[tensor([0.5])], DtypeError, "positions are integers"),
-            (lambda: x[tensor([True])], AxisError, r"a mask of shape \[1\] for the axes \[4\]"),
-            (lambda: x[[0, 1], [0, 1, 2]], ShapeError, r"\[2\] and \[3\] do not broadcast"),
-            (lambda: x.__setitem__(0, tensor([1.0, 2.0])), ShapeError, r"float32\[2\]|float64\[2\]"),
-            (lambda: x.__setitem__(slice(None), "a"), DtypeError, "got 'a'"),
-            (lambda: tensor(X, placement=placement("cpu", [0]), sbp=B)[tensor([1])], PlacementError, "local"),
-            (lambda: x.gather(0, tensor([[4]])), AxisError, "position 4"),
-            (lambda: x.gather(0, tensor([1])), ShapeError, "as many axes"),
-            (lambda: x.index_select(0, tensor([[1]])), ShapeError, "the positions are a vector"),
-            (lambda: x.masked_fill(x > 0, tensor(X)), ShapeError, "use where"),
-            (lambda: x.roll([1, 2], 0), ShapeError, "2 shifts for 1 dims"),
-            (lambda: x.diagonal(0, 1, 1), ShapeError, "two different axes"),
-        ):
-            with pytest.raises(error, match=words):
-                wrong()
-
-    on_ranks(1, program)
+    x = tensor(X)
+    for wrong, error, words in (
+        (lambda: x[4], IndexError, r"test_indexing.py:\d+: position 4 is outside axis 0 of float64\[4,6\], which has 4 elements"),
+        (lambda: x[0, 0, 0], AxisError, "3 indices for float64"),
+        (lambda: x[..., ...], AxisError, "only one"),
+        (lambda: x[[0, 4]], AxisError, "position 4 at .* is not on an axis of 4"),
+        (lambda: x[[-5]], AxisError, "position -5"),
+        (lambda: x[[0.5]], DtypeError, r"or a list or tensor of integers or bool; got \[0.5\]"),
+        (lambda: x[tensor([0.5])], DtypeError, "positions are integers"),
+        (lambda: x[tensor([True])], AxisError, r"a mask of shape \[1\] for the axes \[4\]"),
+        (lambda: x[[0, 1], [0, 1, 2]], ShapeError, r"\[2\] and \[3\] do not broadcast"),
+        (lambda: x.__setitem__(0, tensor([1.0, 2.0])), ShapeError, r"float32\[2\]|float64\[2\]"),
+        (lambda: x.__setitem__(slice(None), "a"), DtypeError, "got 'a'"),
+        (lambda: tensor(X, placement=placement("cpu", [0]), sbp=B)[tensor([1])], PlacementError, "local"),
+        (lambda: x.gather(0, tensor([[4]])), AxisError, "position 4"),
+        (lambda: x.gather(0, tensor([1])), ShapeError, "as many axes"),
+        (lambda: x.index_select(0, tensor([[1]])), ShapeError, "the positions are a vector"),
+        (lambda: x.masked_fill(x > 0, tensor(X)), ShapeError, "use where"),
+        (lambda: x.roll([1, 2], 0), ShapeError, "2 shifts for 1 dims"),
+        (lambda: x.diagonal(0, 1, 1), ShapeError, "two different axes"),
+    ):
+        with pytest.raises(error, match=words):
+            wrong()
 
 
 # ------------------------------------------------------------------- selecting
@@ -219,19 +213,17 @@ def test_selections() -> None:
     compare(2, SELECTIONS)
 
 
-def test_in_place_forms() -> None:
-    def program(rank: int) -> None:
-        here = placement("cpu", [0, 1])
-        for how in layouts(X):
-            x = laid(X, here, how, rank)
-            ids = tensor(DISTINCT, placement=here, sbp=B)
-            assert x.masked_fill_(tensor(HOLDS[..., 0], placement=here, sbp=B), 1.0) is x
-            x.scatter_(0, ids, 2.0).scatter_add_(1, ids, tensor(np.ones((2, 3)), placement=here, sbp=S(1)))
-            expected = put_along(put_along(np.where(HOLDS[..., 0], 1.0, X), DISTINCT, np.full((2, 3), 2.0), 0), DISTINCT, np.ones((2, 3)), 1, True)
-            assert x.sbp == (how,)
-            np.testing.assert_allclose(x.numpy(), expected)
-
-    on_ranks(2, program)
+@with_ranks(2)
+def test_in_place_forms(rank: int) -> None:
+    here = placement("cpu", [0, 1])
+    for how in layouts(X):
+        x = laid(X, here, how, rank)
+        ids = tensor(DISTINCT, placement=here, sbp=B)
+        assert x.masked_fill_(tensor(HOLDS[..., 0], placement=here, sbp=B), 1.0) is x
+        x.scatter_(0, ids, 2.0).scatter_add_(1, ids, tensor(np.ones((2, 3)), placement=here, sbp=S(1)))
+        expected = put_along(put_along(np.where(HOLDS[..., 0], 1.0, X), DISTINCT, np.full((2, 3), 2.0), 0), DISTINCT, np.ones((2, 3)), 1, True)
+        assert x.sbp == (how,)
+        np.testing.assert_allclose(x.numpy(), expected)
 
 
 # ------------------------------------------------------------------- in graphs

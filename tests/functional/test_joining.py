@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from everywhere import Case, compare
-from ranks import on_ranks
+from ranks import on_ranks, with_ranks
 
 from jobflow import functional as F
 from jobflow.core.errors import ShapeError
@@ -47,24 +47,22 @@ def test_as_numpy(n: int) -> None:
     compare(n, CASES if n == 2 else CASES[::3])
 
 
+@with_ranks(1)
 def test_element_types_and_pieces() -> None:
-    def program(rank: int) -> None:
-        assert F.cat([tensor([1, 2]), tensor([0.5])]).dtype == float32
-        assert [tuple(part.shape) for part in tensor(LONG).split(3)] == [(3,), (3,), (1,)]
-        assert [tuple(part.shape) for part in tensor(LONG).chunk(4)] == [(2,), (2,), (2,), (1,)]
-        x = tensor(X)
-        assert all(np.shares_memory(part.numpy(), x.numpy()) for part in x.split(3, 1))
-        for wrong, words in (
-            (lambda: F.cat([]), "at least one"),
-            (lambda: F.cat([tensor(X), tensor(LONG)]), "differ in another axis"),
-            (lambda: F.stack([tensor(X), tensor(X[1:])]), r"tensors of one shape; got float64\[4,6\], float64\[3,6\]"),
-            (lambda: tensor(X).split([1, 2]), r"pieces of \[1, 2\] elements do not add up to axis 0"),
-            (lambda: tensor(X).narrow(0, 3, 2), "2 elements from 3 on are not inside axis 0"),
-        ):
-            with pytest.raises(ShapeError, match=words):
-                wrong()
-
-    on_ranks(1, program)
+    assert F.cat([tensor([1, 2]), tensor([0.5])]).dtype == float32
+    assert [tuple(part.shape) for part in tensor(LONG).split(3)] == [(3,), (3,), (1,)]
+    assert [tuple(part.shape) for part in tensor(LONG).chunk(4)] == [(2,), (2,), (2,), (1,)]
+    x = tensor(X)
+    assert all(np.shares_memory(part.numpy(), x.numpy()) for part in x.split(3, 1))
+    for wrong, words in (
+        (lambda: F.cat([]), "at least one"),
+        (lambda: F.cat([tensor(X), tensor(LONG)]), "differ in another axis"),
+        (lambda: F.stack([tensor(X), tensor(X[1:])]), r"tensors of one shape; got float64\[4,6\], float64\[3,6\]"),
+        (lambda: tensor(X).split([1, 2]), r"pieces of \[1, 2\] elements do not add up to axis 0"),
+        (lambda: tensor(X).narrow(0, 3, 2), "2 elements from 3 on are not inside axis 0"),
+    ):
+        with pytest.raises(ShapeError, match=words):
+            wrong()
 
 
 def test_an_axis_that_is_taken_apart_travels_once() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ranks import on_ranks
+from ranks import on_ranks, with_ranks
 
 import jobflow as flow
 from jobflow.core.errors import JobflowError
@@ -143,18 +143,16 @@ def test_a_message_says_what_each_rank_was_doing() -> None:
         on_ranks(2, lambda rank: changes_to_another_layout(rank, flow.ones(4, 6, placement=both(), sbp=S(0))))
 
 
+@with_ranks(3)
 def test_axes_shorter_than_ranks() -> None:
-    def program(rank: int) -> None:
-        here = placement("cpu", [0, 1, 2])
-        value = np.arange(8.0).reshape(2, 4)
-        for how in (B, S(0), S(1), P):
-            x = flow.tensor(value, placement=here, sbp=how)
-            for to in (S(0), S(1), B, P):
-                y = x.to_global(sbp=to)
-                np.testing.assert_array_equal(y.numpy(), value)
-                np.testing.assert_array_equal((y * 2 + 1).sum(0).numpy(), (value * 2 + 1).sum(0))
-
-    on_ranks(3, program)
+    here = placement("cpu", [0, 1, 2])
+    value = np.arange(8.0).reshape(2, 4)
+    for how in (B, S(0), S(1), P):
+        x = flow.tensor(value, placement=here, sbp=how)
+        for to in (S(0), S(1), B, P):
+            y = x.to_global(sbp=to)
+            np.testing.assert_array_equal(y.numpy(), value)
+            np.testing.assert_array_equal((y * 2 + 1).sum(0).numpy(), (value * 2 + 1).sum(0))
 
 
 def test_the_order_of_ranks_is_kept() -> None:
@@ -173,15 +171,13 @@ def test_addends_of_floats_are_summed_before_they_become_integers() -> None:
 
 
 @pytest.mark.parametrize("how", [S(0), S(1)])
+@with_ranks(2)
 def test_gather_from_split_tensors(how: Any) -> None:
-    def program(rank: int) -> None:
-        value, index = np.arange(24.0).reshape(4, 6), np.array([[0, 3, 1, 2], [2, 2, 0, 1]])
-        expected = np.take_along_axis(value[:, :4], index, 0)
-        for other in (B, S(0), S(1)):
-            x, i = flow.tensor(value, placement=both(), sbp=how), flow.tensor(index, placement=both(), sbp=other)
-            np.testing.assert_array_equal(flow.gather(x, 0, i).numpy(), expected)
-
-    on_ranks(2, program)
+    value, index = np.arange(24.0).reshape(4, 6), np.array([[0, 3, 1, 2], [2, 2, 0, 1]])
+    expected = np.take_along_axis(value[:, :4], index, 0)
+    for other in (B, S(0), S(1)):
+        x, i = flow.tensor(value, placement=both(), sbp=how), flow.tensor(index, placement=both(), sbp=other)
+        np.testing.assert_array_equal(flow.gather(x, 0, i).numpy(), expected)
 
 
 def test_the_same_seed_gives_the_same_values_in_every_layout() -> None:

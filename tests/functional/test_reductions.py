@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from everywhere import compare
-from ranks import on_ranks
+from ranks import on_ranks, with_ranks
 
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError
 from jobflow.core.layout import P, S
@@ -110,46 +110,41 @@ def test_layouts() -> None:
         assert lies == [(P,), (S(0),), (P,), (P,), (P,), (P,), (S(0),), (S(0),), (P,)]
 
 
-@pytest.mark.parametrize("n", [1, 4])
+@with_ranks(1, 4)
 def test_axes_shorter_than_ranks_and_tensors_of_nothing(n: int) -> None:
-    def program(rank: int) -> None:
-        here = placement("cpu", range(n))
-        x = tensor([[3.0, -1.0, 2.0]], placement=here, sbp=S(0))
-        assert x.sum().item() == 4 and x.max().item() == 3 and x.min(1).indices.tolist() == [1] and x.mean(0).tolist() == [3.0, -1.0, 2.0]
-        assert tensor([[3.0, -1.0, 2.0]], placement=here, sbp=S(1)).max(1).indices.tolist() == [0]
-        empty = zeros(0, 3, placement=here, sbp=S(0))
-        assert empty.sum().item() == 0 and empty.sum(0).tolist() == [0.0] * 3 and np.isnan(empty.mean().item()) and empty.any().item() is False
-        z = zeros(3, requires_grad=True)
-        z.norm().backward()
-        assert z.grad.tolist() == [0.0] * 3
-        inf = tensor([-np.inf, -np.inf])
-        assert inf.logsumexp(0).item() == -np.inf
-
-    on_ranks(n, program)
+    here = placement("cpu", range(n))
+    x = tensor([[3.0, -1.0, 2.0]], placement=here, sbp=S(0))
+    assert x.sum().item() == 4 and x.max().item() == 3 and x.min(1).indices.tolist() == [1] and x.mean(0).tolist() == [3.0, -1.0, 2.0]
+    assert tensor([[3.0, -1.0, 2.0]], placement=here, sbp=S(1)).max(1).indices.tolist() == [0]
+    empty = zeros(0, 3, placement=here, sbp=S(0))
+    assert empty.sum().item() == 0 and empty.sum(0).tolist() == [0.0] * 3 and np.isnan(empty.mean().item()) and empty.any().item() is False
+    z = zeros(3, requires_grad=True)
+    z.norm().backward()
+    assert z.grad.tolist() == [0.0] * 3
+    inf = tensor([-np.inf, -np.inf])
+    assert inf.logsumexp(0).item() == -np.inf
 
 
+@with_ranks(1)
 def test_types_and_mistakes() -> None:
-    def program(rank: int) -> None:
-        x = arange(6).reshape(2, 3)
-        assert x.sum().dtype is int64 and x.bool().sum().dtype is int64 and x.sum(dtype=float64).dtype is float64 and x.argmax().dtype is int64
-        assert (
-            x.max(1).indices.dtype is int64
-            and x.bool().any().dtype is bool_
-            and x.float().mean().dtype is float32
-            and x.mean(dtype=float32).item() == 2.5
-        )
-        values, indices = x.max(dim=1)
-        assert values.tolist() == [2, 5] and indices.tolist() == [2, 2]
-        for wrong, error, reason in (
-            (lambda: x.sum(2), ShapeError, r"dim=2 is not an axis of int64\[2,3\], whose axes are -2 to 1"),
-            (lambda: x.sum((0, 0)), ShapeError, "twice"),
-            (lambda: x.mean(), DtypeError, "not floating point"),
-            (lambda: x.float().norm("nuc"), ArgumentError, "order of a norm"),
-        ):
-            with pytest.raises(error, match=reason):
-                wrong()
-
-    on_ranks(1, program)
+    x = arange(6).reshape(2, 3)
+    assert x.sum().dtype is int64 and x.bool().sum().dtype is int64 and x.sum(dtype=float64).dtype is float64 and x.argmax().dtype is int64
+    assert (
+        x.max(1).indices.dtype is int64
+        and x.bool().any().dtype is bool_
+        and x.float().mean().dtype is float32
+        and x.mean(dtype=float32).item() == 2.5
+    )
+    values, indices = x.max(dim=1)
+    assert values.tolist() == [2, 5] and indices.tolist() == [2, 2]
+    for wrong, error, reason in (
+        (lambda: x.sum(2), ShapeError, r"dim=2 is not an axis of int64\[2,3\], whose axes are -2 to 1"),
+        (lambda: x.sum((0, 0)), ShapeError, "twice"),
+        (lambda: x.mean(), DtypeError, "not floating point"),
+        (lambda: x.float().norm("nuc"), ArgumentError, "order of a norm"),
+    ):
+        with pytest.raises(error, match=reason):
+            wrong()
 
 
 def test_the_gradient_of_an_extreme_along_an_axis_goes_to_one_element() -> None:

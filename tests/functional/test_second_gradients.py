@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ranks import on_ranks
+from ranks import on_ranks, with_ranks
 
 import jobflow as flow
 
@@ -89,62 +89,51 @@ def test_gradients_of_gradients_are_differences(name: str) -> None:
 LAYOUTS = [flow.sbp.split(0), flow.sbp.split(1), flow.sbp.broadcast, flow.sbp.partial_sum]
 
 
-@pytest.mark.parametrize("n", [1, 2, 3])
+@with_ranks(1, 2, 3)
 def test_derivatives_up_to_the_third_go_through_changes_of_layout(n: int) -> None:
-    def program(rank: int) -> None:
-        here = flow.placement("cpu", range(n))
-        for a, b in itertools.product(LAYOUTS, LAYOUTS[:3]):
-            x = flow.tensor(X, placement=here, sbp=a, requires_grad=True)
-            y = (x.to_global(sbp=b) ** 4).to_global(sbp=a) * 1
-            found = [y]
-            for _ in range(3):
-                found += flow.autograd.grad(found[-1].sum(), x, create_graph=True)
-            for derivative, value in zip(found[1:], (4 * X**3, 12 * X**2, 24 * X), strict=True):
-                assert derivative.sbp == x.sbp
-                np.testing.assert_allclose(derivative.detach().numpy(), value, rtol=1e-9, atol=1e-9, err_msg=f"{a} {b}")
-
-    on_ranks(n, program)
+    here = flow.placement("cpu", range(n))
+    for a, b in itertools.product(LAYOUTS, LAYOUTS[:3]):
+        x = flow.tensor(X, placement=here, sbp=a, requires_grad=True)
+        y = (x.to_global(sbp=b) ** 4).to_global(sbp=a) * 1
+        found = [y]
+        for _ in range(3):
+            found += flow.autograd.grad(found[-1].sum(), x, create_graph=True)
+        for derivative, value in zip(found[1:], (4 * X**3, 12 * X**2, 24 * X), strict=True):
+            assert derivative.sbp == x.sbp
+            np.testing.assert_allclose(derivative.detach().numpy(), value, rtol=1e-9, atol=1e-9, err_msg=f"{a} {b}")
 
 
-@pytest.mark.parametrize("n", [1, 2, 3])
-def test_derivatives_go_from_local_tensors_to_global_ones_and_back(n: int) -> None:
+@with_ranks(1, 2, 3)
+def test_derivatives_go_from_local_tensors_to_global_ones_and_back(rank: int, n: int) -> None:
     """Each rank's piece of a split tensor, as local and as global one, and its second and third derivatives."""
-
-    def program(rank: int) -> None:
-        here = flow.placement("cpu", range(n))
-        whole = np.arange(1.0, 2 * n * 3 + 1).reshape(2 * n, 3) / 4
-        mine = slice(2 * rank, 2 * rank + 2)
-        x = flow.tensor(whole[mine], requires_grad=True)
-        y = (x**4).to_global(placement=here, sbp=flow.sbp.split(0))
-        found = [y.sum()]
-        for power, factor in ((3, 4), (2, 12), (1, 24)):
-            (derivative,) = flow.autograd.grad(found[-1], x, create_graph=True)
-            np.testing.assert_allclose(derivative.detach().numpy(), factor * whole[mine] ** power)
-            found.append(derivative.to_global(placement=here, sbp=flow.sbp.split(0)).sum())
-        g = flow.tensor(whole, placement=here, sbp=flow.sbp.split(0), requires_grad=True)
-        (first,) = flow.autograd.grad((g**3).to_local().sum(), g, create_graph=True)
-        (second,) = flow.autograd.grad(first.to_local().sum(), g)
-        np.testing.assert_allclose(first.detach().numpy(), 3 * whole**2)
-        np.testing.assert_allclose(second.numpy(), 6 * whole)
-
-    on_ranks(n, program)
+    here = flow.placement("cpu", range(n))
+    whole = np.arange(1.0, 2 * n * 3 + 1).reshape(2 * n, 3) / 4
+    mine = slice(2 * rank, 2 * rank + 2)
+    x = flow.tensor(whole[mine], requires_grad=True)
+    y = (x**4).to_global(placement=here, sbp=flow.sbp.split(0))
+    found = [y.sum()]
+    for power, factor in ((3, 4), (2, 12), (1, 24)):
+        (derivative,) = flow.autograd.grad(found[-1], x, create_graph=True)
+        np.testing.assert_allclose(derivative.detach().numpy(), factor * whole[mine] ** power)
+        found.append(derivative.to_global(placement=here, sbp=flow.sbp.split(0)).sum())
+    g = flow.tensor(whole, placement=here, sbp=flow.sbp.split(0), requires_grad=True)
+    (first,) = flow.autograd.grad((g**3).to_local().sum(), g, create_graph=True)
+    (second,) = flow.autograd.grad(first.to_local().sum(), g)
+    np.testing.assert_allclose(first.detach().numpy(), 3 * whole**2)
+    np.testing.assert_allclose(second.numpy(), 6 * whole)
 
 
-@pytest.mark.parametrize("n", [1, 2])
-def test_copies_that_become_one_tensor(n: int) -> None:
+@with_ranks(1, 2)
+def test_copies_that_become_one_tensor(rank: int, n: int) -> None:
     """The first rank's numbers count: it gets the gradient, and the gradient of that, the others zeros."""
-
-    def program(rank: int) -> None:
-        here = flow.placement("cpu", range(n))
-        x = flow.tensor(X, requires_grad=True)
-        y = (x**3).to_global(placement=here, sbp=flow.sbp.broadcast)
-        (first,) = flow.autograd.grad(y.sum(), x, create_graph=True)
-        (second,) = flow.autograd.grad(first.to_global(placement=here, sbp=flow.sbp.partial_sum).sum(), x)
-        counts = float(rank == 0)
-        np.testing.assert_allclose(first.detach().numpy(), counts * 3 * X**2)
-        np.testing.assert_allclose(second.numpy(), counts * 6 * X)
-
-    on_ranks(n, program)
+    here = flow.placement("cpu", range(n))
+    x = flow.tensor(X, requires_grad=True)
+    y = (x**3).to_global(placement=here, sbp=flow.sbp.broadcast)
+    (first,) = flow.autograd.grad(y.sum(), x, create_graph=True)
+    (second,) = flow.autograd.grad(first.to_global(placement=here, sbp=flow.sbp.partial_sum).sum(), x)
+    counts = float(rank == 0)
+    np.testing.assert_allclose(first.detach().numpy(), counts * 3 * X**2)
+    np.testing.assert_allclose(second.numpy(), counts * 6 * X)
 
 
 @pytest.mark.parametrize("n", [1, 2])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from everywhere import Case, compare
-from ranks import on_ranks
+from ranks import with_ranks
 
 from jobflow import functional as F
 from jobflow.core.errors import AxisError, JobError, ShapeError
@@ -53,101 +53,86 @@ def test_as_numpy(n: int) -> None:
     compare(n, CASES if n == 2 else CASES[::3])
 
 
+@with_ranks(1)
 def test_views_share_memory() -> None:
-    def program(rank: int) -> None:
-        x = tensor(X)
-        for view in (x.view(24), x.reshape(2, 12), x.flatten(), x.T, x.unsqueeze(0), x.permute(1, 0), x.view(4, 6, 1).squeeze(-1)):
-            assert np.shares_memory(view.numpy(), x.numpy())
-        assert not np.shares_memory(x.T.reshape(24).numpy(), x.numpy())
-        x.view(-1)[3] = 7.0
-        assert x[0, 3].item() == 7.0
-
-    on_ranks(1, program)
+    x = tensor(X)
+    for view in (x.view(24), x.reshape(2, 12), x.flatten(), x.T, x.unsqueeze(0), x.permute(1, 0), x.view(4, 6, 1).squeeze(-1)):
+        assert np.shares_memory(view.numpy(), x.numpy())
+    assert not np.shares_memory(x.T.reshape(24).numpy(), x.numpy())
+    x.view(-1)[3] = 7.0
+    assert x[0, 3].item() == 7.0
 
 
+@with_ranks(1)
 def test_what_does_not_fit() -> None:
-    def program(rank: int) -> None:
-        x = tensor(X)
-        for wrong, error, words in (
-            (lambda: x.t().view(24), ShapeError, r"test_shapes.py:\d+: float64\[6,4\] cannot be viewed as .* use reshape"),
-            (lambda: x.reshape(5, -1), ShapeError, r"float64\[4,6\] has 24 elements, which do not fill the shape \[5, -1\]"),
-            (lambda: x.reshape(23), ShapeError, r"do not fill the shape \[23\]"),
-            (lambda: x.unsqueeze(3), AxisError, "dim 3 is not among the dims -3 to 2"),
-            (lambda: x.transpose(0, 2), IndexError, "dim 2 is not among"),
-            (lambda: x.permute(0, 0), ShapeError, r"\[0, 0\] is not an order of the 2 axes"),
-            (lambda: x.expand(4, 7), ShapeError, r"does not expand to \[4, 7\]"),
-            (lambda: x.repeat(2), ShapeError, r"\[2\] must give one count"),
-            (lambda: x.unflatten(1, (4, 2)), ShapeError, r"\[4, 2\] do not make axis 1"),
-            (lambda: tensor(CUBE).t(), ShapeError, "takes a matrix"),
-            (lambda: F.broadcast_tensors(x, tensor(CUBE)[..., 1:]), ShapeError, r"\[4, 6\] and \[2, 4, 5\] do not broadcast"),
-        ):
-            with pytest.raises(error, match=words):
-                wrong()
-
-    on_ranks(1, program)
+    x = tensor(X)
+    for wrong, error, words in (
+        (lambda: x.t().view(24), ShapeError, r"test_shapes.py:\d+: float64\[6,4\] cannot be viewed as .* use reshape"),
+        (lambda: x.reshape(5, -1), ShapeError, r"float64\[4,6\] has 24 elements, which do not fill the shape \[5, -1\]"),
+        (lambda: x.reshape(23), ShapeError, r"do not fill the shape \[23\]"),
+        (lambda: x.unsqueeze(3), AxisError, "dim 3 is not among the dims -3 to 2"),
+        (lambda: x.transpose(0, 2), IndexError, "dim 2 is not among"),
+        (lambda: x.permute(0, 0), ShapeError, r"\[0, 0\] is not an order of the 2 axes"),
+        (lambda: x.expand(4, 7), ShapeError, r"does not expand to \[4, 7\]"),
+        (lambda: x.repeat(2), ShapeError, r"\[2\] must give one count"),
+        (lambda: x.unflatten(1, (4, 2)), ShapeError, r"\[4, 2\] do not make axis 1"),
+        (lambda: tensor(CUBE).t(), ShapeError, "takes a matrix"),
+        (lambda: F.broadcast_tensors(x, tensor(CUBE)[..., 1:]), ShapeError, r"\[4, 6\] and \[2, 4, 5\] do not broadcast"),
+    ):
+        with pytest.raises(error, match=words):
+            wrong()
 
 
+@with_ranks(1)
 def test_sizes() -> None:
-    def program(rank: int) -> None:
-        x = tensor(CUBE)
-        assert (x.size(), x.size(-1), x.dim(), x.numel(), x.shape.numel()) == ((2, 4, 6), 6, 3, 48, 48)
-        assert repr(x.shape) == "jobflow.Size([2, 4, 6])"
-
-    on_ranks(1, program)
+    x = tensor(CUBE)
+    assert (x.size(), x.size(-1), x.dim(), x.numel(), x.shape.numel()) == ((2, 4, 6), 6, 3, 48, 48)
+    assert repr(x.shape) == "jobflow.Size([2, 4, 6])"
 
 
 # ------------------------------------------------------------- writing through views
 
 
+@with_ranks(1)
 def test_gradients_of_what_is_written_over() -> None:
     """y = x, y[1] = 3 x[1], y[0] = w; a view made before is the view of what is there now."""
-
-    def program(rank: int) -> None:
-        x, w = tensor(X, requires_grad=True), tensor(X[0] - 1, requires_grad=True)
-        y = x * 2.0
-        first, flat = y[0], y.view(24)
-        y[1].mul_(3.0)
-        first.copy_(w)
-        np.testing.assert_array_equal(flat.detach().numpy().reshape(4, 6)[0], X[0] - 1)
-        (flat * tensor(np.arange(24.0))).sum().backward()
-        scale = np.arange(24.0).reshape(4, 6)
-        np.testing.assert_array_equal(w.grad.numpy(), scale[0])
-        np.testing.assert_array_equal(x.grad.numpy(), scale * np.array([0, 6, 2, 2])[:, None])
-
-    on_ranks(1, program)
+    x, w = tensor(X, requires_grad=True), tensor(X[0] - 1, requires_grad=True)
+    y = x * 2.0
+    first, flat = y[0], y.view(24)
+    y[1].mul_(3.0)
+    first.copy_(w)
+    np.testing.assert_array_equal(flat.detach().numpy().reshape(4, 6)[0], X[0] - 1)
+    (flat * tensor(np.arange(24.0))).sum().backward()
+    scale = np.arange(24.0).reshape(4, 6)
+    np.testing.assert_array_equal(w.grad.numpy(), scale[0])
+    np.testing.assert_array_equal(x.grad.numpy(), scale * np.array([0, 6, 2, 2])[:, None])
 
 
+@with_ranks(1)
 def test_leaves_are_not_written_over_while_gradients_are_recorded() -> None:
-    def program(rank: int) -> None:
-        x = tensor(X, requires_grad=True)
-        for write in (lambda: x.add_(1.0), lambda: x[0].zero_(), lambda: x.__setitem__(0, 1.0), lambda: x.view(24)[2:].mul_(2.0)):
-            with pytest.raises(JobError, match=r"leaf float64\[4,6\] that requires gradients"):
-                write()
-        with F.no_grad():
-            x[0] = 1.0
-        assert x.requires_grad and x.is_leaf and x[0, 0].item() == 1.0
-
-    on_ranks(1, program)
+    x = tensor(X, requires_grad=True)
+    for write in (lambda: x.add_(1.0), lambda: x[0].zero_(), lambda: x.__setitem__(0, 1.0), lambda: x.view(24)[2:].mul_(2.0)):
+        with pytest.raises(JobError, match=r"leaf float64\[4,6\] that requires gradients"):
+            write()
+    with F.no_grad():
+        x[0] = 1.0
+    assert x.requires_grad and x.is_leaf and x[0, 0].item() == 1.0
 
 
+@with_ranks(1)
 def test_what_a_gradient_needs_is_watched() -> None:
-    def program(rank: int) -> None:
-        x = tensor(X, requires_grad=True)
-        y = x * 2.0
-        z = (y * y).sum()
-        y.add_(1.0)
-        with pytest.raises(JobError, match="overwritten by an in-place operation"):
-            z.backward()
-
-    on_ranks(1, program)
+    x = tensor(X, requires_grad=True)
+    y = x * 2.0
+    z = (y * y).sum()
+    y.add_(1.0)
+    with pytest.raises(JobError, match="overwritten by an in-place operation"):
+        z.backward()
 
 
+@with_ranks(4)
 def test_what_lies_in_fewer_elements_than_ranks_stays_so() -> None:
-    def program(rank: int) -> None:
-        row = tensor(X[:1], placement=placement("cpu", [0, 1, 2]), sbp=S(0))
-        mesh = tensor(CUBE, placement=placement("cpu", [[0, 1], [2, 3]]), sbp=[S(0), S(0)])
-        assert (row.clone() * 2.0).sbp == (S(0),) and row.t().sbp == (S(1),)
-        assert (mesh.clone() + mesh).sbp == mesh.sbp
-        np.testing.assert_array_equal((mesh + mesh).numpy(), 2 * CUBE)
-
-    on_ranks(4, program)
+    row = tensor(X[:1], placement=placement("cpu", [0, 1, 2]), sbp=S(0))
+    mesh = tensor(CUBE, placement=placement("cpu", [[0, 1], [2, 3]]), sbp=[S(0), S(0)])
+    assert (row.clone() * 2.0).sbp == (S(0),) and row.t().sbp == (S(1),)
+    assert (mesh.clone() + mesh).sbp == mesh.sbp
+    np.testing.assert_array_equal((mesh + mesh).numpy(), 2 * CUBE)

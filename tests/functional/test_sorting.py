@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from everywhere import Case, compare
-from ranks import on_ranks
+from ranks import with_ranks
 
 from jobflow import functional as F
 from jobflow.core.errors import ShapeError
@@ -51,18 +51,16 @@ def test_einsum(equation: str) -> None:
     compare(2, [(lambda *xs: F.einsum(equation, *xs), lambda *xs: np.einsum(equation, *xs), arrays)])
 
 
+@with_ranks(1)
 def test_what_does_not_fit() -> None:
-    def program(rank: int) -> None:
-        x = tensor(X)
-        for wrong, words in (
-            (lambda: x.topk(7), "k=7 is not between 0 and the 6"),
-            (lambda: F.kthvalue(x, 0), "k=0 is not between 1 and the 6"),
-            (lambda: F.einsum("ij,jk->ik", x, x), r"the axis 'j' has 6 elements in one tensor and 4 in another"),
-            (lambda: F.einsum("ijk->i", x), r"names 3 axes, but the tensor is float64\[4,6\]"),
-            (lambda: F.einsum("ij->k", x), "needs different letters that operands have"),
-            (lambda: F.einsum("ij,jk", x), "2 words for 1 tensors"),
-        ):
-            with pytest.raises(ShapeError, match=words):
-                wrong()
-
-    on_ranks(1, program)
+    x = tensor(X)
+    for wrong, words in (
+        (lambda: x.topk(7), "k=7 is not between 0 and the 6"),
+        (lambda: F.kthvalue(x, 0), "k=0 is not between 1 and the 6"),
+        (lambda: F.einsum("ij,jk->ik", x, x), r"the axis 'j' has 6 elements in one tensor and 4 in another"),
+        (lambda: F.einsum("ijk->i", x), r"names 3 axes, but the tensor is float64\[4,6\]"),
+        (lambda: F.einsum("ij->k", x), "needs different letters that operands have"),
+        (lambda: F.einsum("ij,jk", x), "2 words for 1 tensors"),
+    ):
+        with pytest.raises(ShapeError, match=words):
+            wrong()

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ranks import on_ranks
+from ranks import with_ranks
 
 import jobflow as flow
 
@@ -14,38 +14,32 @@ autograd = flow.autograd
 X = np.random.default_rng(1).standard_normal((4, 6))
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@with_ranks(1, 2)
 def test_gradients_lie_as_what_they_are_of(n: int) -> None:
-    def program(rank: int) -> None:
-        here = flow.placement("cpu", range(n))
-        for how in (flow.sbp.split(0), flow.sbp.split(1), flow.sbp.broadcast, flow.sbp.partial_sum):
-            x = flow.tensor(X, placement=here, sbp=how, requires_grad=True)
-            y = x * 2
-            for found, of, factor in zip(autograd.grad((y * y).sum(), [x, y]), (x, y), (8, 4), strict=True):
-                assert found.sbp == of.sbp
-                np.testing.assert_allclose(found.numpy(), factor * X)
-
-    on_ranks(n, program)
+    here = flow.placement("cpu", range(n))
+    for how in (flow.sbp.split(0), flow.sbp.split(1), flow.sbp.broadcast, flow.sbp.partial_sum):
+        x = flow.tensor(X, placement=here, sbp=how, requires_grad=True)
+        y = x * 2
+        for found, of, factor in zip(autograd.grad((y * y).sum(), [x, y]), (x, y), (8, 4), strict=True):
+            assert found.sbp == of.sbp
+            np.testing.assert_allclose(found.numpy(), factor * X)
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@with_ranks(1, 2)
 def test_only_some_tensors_get_gradients(n: int) -> None:
-    def program(rank: int) -> None:
-        here = flow.placement("cpu", range(n))
-        x, w, other = (flow.tensor(X, placement=here, sbp=flow.sbp.split(0), requires_grad=True) for _ in range(3))
-        y = x * w
-        for take in (lambda: (y * w).sum().backward(inputs=[x, y], retain_graph=True), lambda: autograd.backward((y * w).sum(), inputs=(x, y))):
-            take()
-            assert w.grad is None
-            np.testing.assert_allclose(x.grad.numpy(), X * X)
-            np.testing.assert_allclose(y.grad.numpy(), X)
-            x.grad = y.grad = None
-        zeros = autograd.grad((x * 2).sum(), [x, other], materialize_grads=True)[1]
-        assert zeros.sbp == other.sbp and not zeros.numpy().any()
-        model = flow.nn.Linear(6, 2).double().to_global(placement=here, sbp=flow.sbp.broadcast)
-        assert len(autograd.grad(model(x).sum(), model.parameters())) == 2
-
-    on_ranks(n, program)
+    here = flow.placement("cpu", range(n))
+    x, w, other = (flow.tensor(X, placement=here, sbp=flow.sbp.split(0), requires_grad=True) for _ in range(3))
+    y = x * w
+    for take in (lambda: (y * w).sum().backward(inputs=[x, y], retain_graph=True), lambda: autograd.backward((y * w).sum(), inputs=(x, y))):
+        take()
+        assert w.grad is None
+        np.testing.assert_allclose(x.grad.numpy(), X * X)
+        np.testing.assert_allclose(y.grad.numpy(), X)
+        x.grad = y.grad = None
+    zeros = autograd.grad((x * 2).sum(), [x, other], materialize_grads=True)[1]
+    assert zeros.sbp == other.sbp and not zeros.numpy().any()
+    model = flow.nn.Linear(6, 2).double().to_global(placement=here, sbp=flow.sbp.broadcast)
+    assert len(autograd.grad(model(x).sum(), model.parameters())) == 2
 
 
 LEAF = flow.ones(1, requires_grad=True)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from graphs import graph_of
-from ranks import on_ranks
+from ranks import with_ranks
 
 import jobflow as flow
 
@@ -33,50 +33,44 @@ def seed(place: dict[str, Any]) -> Any:
     return flow.tensor(SEED, **({**place, "sbp": flow.sbp.broadcast} if place else {}))
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@with_ranks(1, 2)
 def test_hooks_of_a_module_see_and_change_its_gradients(n: int) -> None:
-    def program(rank: int) -> None:
-        for module, place in cases(n):
-            x = flow.tensor(X, requires_grad=True, **place)
-            told: list[Any] = []
+    for module, place in cases(n):
+        x = flow.tensor(X, requires_grad=True, **place)
+        told: list[Any] = []
 
-            def before(m: Any, grad_output: Any, told: Any = told) -> Any:
-                told.append(("before", m, [g.numpy() for g in grad_output]))
-                return (grad_output[0] * 2,)
+        def before(m: Any, grad_output: Any, told: Any = told) -> Any:
+            told.append(("before", m, [g.numpy() for g in grad_output]))
+            return (grad_output[0] * 2,)
 
-            def after(m: Any, grad_input: Any, grad_output: Any, told: Any = told) -> Any:
-                told.append(("after", m, [g.numpy() for g in grad_input], [g.numpy() for g in grad_output]))
-                return grad_input[0] * 10
+        def after(m: Any, grad_input: Any, grad_output: Any, told: Any = told) -> Any:
+            told.append(("after", m, [g.numpy() for g in grad_input], [g.numpy() for g in grad_output]))
+            return grad_input[0] * 10
 
-            first, second = module.register_full_backward_pre_hook(before), module.register_full_backward_hook(after)
-            module(x).backward(seed(place))
-            assert [each[:2] for each in told] == [("before", module), ("after", module)]
-            np.testing.assert_allclose(told[0][2][0], SEED)
-            np.testing.assert_allclose(told[1][3][0], 2 * SEED)
-            np.testing.assert_allclose(told[1][2][0], 2 * SEED @ WEIGHT)
-            np.testing.assert_allclose(x.grad.numpy(), 20 * SEED @ WEIGHT)
-            np.testing.assert_allclose(module.weight.grad.numpy(), 2 * SEED.T @ X)  # the inputs' gradient is not on its way
-            first.remove()
-            second.remove()
-            x.grad = None
-            module(x).backward(seed(place))
-            assert len(told) == 2
-            np.testing.assert_allclose(x.grad.numpy(), SEED @ WEIGHT)
-
-    on_ranks(n, program)
+        first, second = module.register_full_backward_pre_hook(before), module.register_full_backward_hook(after)
+        module(x).backward(seed(place))
+        assert [each[:2] for each in told] == [("before", module), ("after", module)]
+        np.testing.assert_allclose(told[0][2][0], SEED)
+        np.testing.assert_allclose(told[1][3][0], 2 * SEED)
+        np.testing.assert_allclose(told[1][2][0], 2 * SEED @ WEIGHT)
+        np.testing.assert_allclose(x.grad.numpy(), 20 * SEED @ WEIGHT)
+        np.testing.assert_allclose(module.weight.grad.numpy(), 2 * SEED.T @ X)  # the inputs' gradient is not on its way
+        first.remove()
+        second.remove()
+        x.grad = None
+        module(x).backward(seed(place))
+        assert len(told) == 2
+        np.testing.assert_allclose(x.grad.numpy(), SEED @ WEIGHT)
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@with_ranks(1, 2)
 def test_inputs_without_gradients_are_none(n: int) -> None:
-    def program(rank: int) -> None:
-        for module, place in cases(n):
-            told: list[Any] = []
-            module.register_full_backward_hook(lambda m, i, o, told=told: told.append((i, o[0].numpy())))
-            module(flow.tensor(X, **place)).backward(seed(place))
-            assert [i for i, _ in told] == [(None,)]
-            np.testing.assert_allclose(told[0][1], SEED)
-
-    on_ranks(n, program)
+    for module, place in cases(n):
+        told: list[Any] = []
+        module.register_full_backward_hook(lambda m, i, o, told=told: told.append((i, o[0].numpy())))
+        module(flow.tensor(X, **place)).backward(seed(place))
+        assert [i for i, _ in told] == [(None,)]
+        np.testing.assert_allclose(told[0][1], SEED)
 
 
 class Pair(flow.nn.Module):  # type: ignore[misc]
@@ -150,25 +144,22 @@ def test_where_hooks_cannot_be_called_is_an_error() -> None:
         graph_of(module)(flow.tensor(X))
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@with_ranks(1, 2)
 def test_hooks_of_tensors_give_gradients_that_fit(n: int) -> None:
-    def program(rank: int) -> None:
-        here = flow.placement("cpu", range(n))
-        for make in (lambda x: x, lambda x: x * 1):
+    here = flow.placement("cpu", range(n))
+    for make in (lambda x: x, lambda x: x * 1):
+        x = flow.tensor(X, placement=here, sbp=flow.sbp.split(0), requires_grad=True)
+        y = make(x)
+        y.retain_grad()
+        y.register_hook(lambda g: flow.where(flow.gt(g, 1), g * 2, g))
+        y.register_hook(lambda g: g + 1)
+        (y * 3).sum().backward()
+        np.testing.assert_allclose(x.grad.numpy(), np.full_like(X, 7))
+        np.testing.assert_allclose(y.grad.numpy(), np.full_like(X, 7))
+        for wrong, fact in ((lambda g: g[:2], "float64[2,3]"), (lambda g: 1.0, "float"), (lambda g: g.to_local(), "local")):
             x = flow.tensor(X, placement=here, sbp=flow.sbp.split(0), requires_grad=True)
-            y = make(x)
-            y.retain_grad()
-            y.register_hook(lambda g: flow.where(flow.gt(g, 1), g * 2, g))
-            y.register_hook(lambda g: g + 1)
-            (y * 3).sum().backward()
-            np.testing.assert_allclose(x.grad.numpy(), np.full_like(X, 7))
-            np.testing.assert_allclose(y.grad.numpy(), np.full_like(X, 7))
-            for wrong, fact in ((lambda g: g[:2], "float64[2,3]"), (lambda g: 1.0, "float"), (lambda g: g.to_local(), "local")):
-                x = flow.tensor(X, placement=here, sbp=flow.sbp.split(0), requires_grad=True)
-                z = make(x)
-                z.register_hook(wrong)
-                with pytest.raises((flow.ShapeError, flow.ArgumentError), match="hook") as raised:
-                    (z * 3).sum().backward()
-                assert fact in str(raised.value) and "test_backward_hooks.py" in str(raised.value)
-
-    on_ranks(n, program)
+            z = make(x)
+            z.register_hook(wrong)
+            with pytest.raises((flow.ShapeError, flow.ArgumentError), match="hook") as raised:
+                (z * 3).sum().backward()
+            assert fact in str(raised.value) and "test_backward_hooks.py" in str(raised.value)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ranks import on_ranks
+from ranks import on_ranks, with_ranks
 
 from jobflow.core.errors import JobError
 from jobflow.core.layout import B, Layout, Placement
@@ -91,11 +91,9 @@ def test_gradients_are_means(n: int, bucket_size: int) -> None:
             np.testing.assert_array_equal(buffer, found[0][2])
 
 
+@with_ranks(2)
 def test_global_modules_need_it_not() -> None:
-    def program(rank: int) -> None:
-        model = Layers([2, 2], 0)
-        model.weights[0].layout = Layout(Placement("cpu", (0, 1)), (B,))
-        with pytest.raises(JobError, match="omit DistributedDataParallel"):
-            DistributedDataParallel(model)
-
-    on_ranks(2, program)
+    model = Layers([2, 2], 0)
+    model.weights[0].layout = Layout(Placement("cpu", (0, 1)), (B,))
+    with pytest.raises(JobError, match="omit DistributedDataParallel"):
+        DistributedDataParallel(model)

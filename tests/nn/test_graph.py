@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from graphs import Forward, Model, Trained, as_graph, batches, graph_of, laid, usual, weights
-from ranks import agree, on_ranks
+from ranks import agree, on_ranks, with_ranks
 
 from jobflow.core.errors import DivergedError, JobError, PlacementError, RankError
 from jobflow.eager.state import state
@@ -192,18 +192,16 @@ def test_modules_and_graphs_see_what_the_others_write(n: int) -> None:
         assert not any(np.array_equal(found[i][0], found[i + 1][0]) for i in (1, 2, 3))
 
 
+@with_ranks(1)
 def test_what_was_kept_for_a_gradient_is_missed_when_a_graph_has_written_over_it() -> None:
-    def program(rank: int) -> None:
-        model = Model(1)
-        train = Trained(model, [SGD(model.parameters(), 0.1)], None, usual)
-        ((x, _),) = batches(1)
-        as_graph(train, model.places, (B, B), 1)
-        loss = mean(model(laid(x, model.places[0], B))[1])
-        as_graph(train, model.places, (B, B), 1)
-        with pytest.raises(JobError, match="overwritten"):
-            loss.backward()
-
-    on_ranks(1, program)
+    model = Model(1)
+    train = Trained(model, [SGD(model.parameters(), 0.1)], None, usual)
+    ((x, _),) = batches(1)
+    as_graph(train, model.places, (B, B), 1)
+    loss = mean(model(laid(x, model.places[0], B))[1])
+    as_graph(train, model.places, (B, B), 1)
+    with pytest.raises(JobError, match="overwritten"):
+        loss.backward()
 
 
 def test_a_buffer_that_build_writes_holds_it_after_the_call() -> None:
@@ -256,16 +254,14 @@ def test_tensors_come_and_go_in_any_nesting() -> None:
     assert on_ranks(1, program) == [(4.0, None, 1.0, tuple, 2.0)]
 
 
+@with_ranks(2)
 def test_other_metas_are_refused_with_what_was_expected() -> None:
-    def program(rank: int) -> None:
-        here = placement("cpu", [0, 1])
-        graph = graph_of(lambda x: x * 2.0)
-        graph(laid(np.zeros((4, 3)), here, S0))
-        for other in (laid(np.zeros((4, 3)), here, B), tensor(np.zeros((4, 3), np.float32))):
-            with pytest.raises(JobError, match=re.escape("input0 was expected as float32[4,3] cpu[0-1]:S(0) and is float32[")):
-                graph(other)
-
-    on_ranks(2, program)
+    here = placement("cpu", [0, 1])
+    graph = graph_of(lambda x: x * 2.0)
+    graph(laid(np.zeros((4, 3)), here, S0))
+    for other in (laid(np.zeros((4, 3)), here, B), tensor(np.zeros((4, 3), np.float32))):
+        with pytest.raises(JobError, match=re.escape("input0 was expected as float32[4,3] cpu[0-1]:S(0) and is float32[")):
+            graph(other)
 
 
 @pytest.mark.parametrize(
@@ -280,13 +276,11 @@ def test_other_metas_are_refused_with_what_was_expected() -> None:
         (lambda x: x + tensor(np.ones(3, np.float32)), "local and global tensors together"),
     ],
 )
+@with_ranks(1)
 def test_what_build_cannot_do(build: Any, message: str) -> None:
-    def program(rank: int) -> None:
-        with pytest.raises(JobError if "together" not in message else ValueError, match=message):
-            graph_of(build)(laid(np.ones((1, 3)), placement("cpu", [0]), B))
-        assert state().building is None
-
-    on_ranks(1, program)
+    with pytest.raises(JobError if "together" not in message else ValueError, match=message):
+        graph_of(build)(laid(np.ones((1, 3)), placement("cpu", [0]), B))
+    assert state().building is None
 
 
 def test_a_build_that_raises_on_one_rank_ends_all() -> None:
@@ -311,19 +305,17 @@ def test_ranks_that_build_different_programs_are_told() -> None:
         on_ranks(2, program)
 
 
+@with_ranks(2)
 def test_a_parameter_with_other_memory_gives_its_numbers_and_one_that_lies_otherwise_is_refused() -> None:
-    def program(rank: int) -> None:
-        model = Model(2)
-        graph = Forward(model)
-        given = laid(np.ones((4, 5)), model.places[0], S0)
+    model = Model(2)
+    graph = Forward(model)
+    given = laid(np.ones((4, 5)), model.places[0], S0)
+    graph(given)
+    model.m_stage0.w.array = model.m_stage0.w.array * 2
+    np.testing.assert_array_equal(graph(given)[1].numpy(), model(given)[1].numpy())
+    model.to_global(placement=placement("cpu", [0, 1]), sbp=S0)
+    with pytest.raises(JobError, match="when the graph was compiled and is"):
         graph(given)
-        model.m_stage0.w.array = model.m_stage0.w.array * 2
-        np.testing.assert_array_equal(graph(given)[1].numpy(), model(given)[1].numpy())
-        model.to_global(placement=placement("cpu", [0, 1]), sbp=S0)
-        with pytest.raises(JobError, match="when the graph was compiled and is"):
-            graph(given)
-
-    on_ranks(2, program)
 
 
 def test_a_local_graph_is_each_ranks_own() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from graphs import Forward, Model, Trained, as_graph, graph_of, laid, places, usual
-from ranks import on_ranks
+from ranks import on_ranks, with_ranks
 
 from jobflow.core.errors import ConfigError, JobError
 from jobflow.eager.tensor import Tensor
@@ -33,91 +33,79 @@ def test_a_graph_is_made_before_its_parts() -> None:
     on_ranks(1, program)
 
 
+@with_ranks(1)
 def test_optimizers_need_a_loss_and_a_loss_an_optimizer() -> None:
-    def program(rank: int) -> None:
-        model = Model(1)
-        graph = Forward(model)
-        graph.add_optimizer(SGD(model.parameters(), 0.1))
-        with pytest.raises(JobError, match="an optimizer of jobflow"):
-            graph.add_optimizer(0.1)
+    model = Model(1)
+    graph = Forward(model)
+    graph.add_optimizer(SGD(model.parameters(), 0.1))
+    with pytest.raises(JobError, match="an optimizer of jobflow"):
+        graph.add_optimizer(0.1)
 
-        class Wide(Trained):
-            def build(self, x: Tensor, y: Tensor) -> Any:
-                self.model(x)[1].backward()
+    class Wide(Trained):
+        def build(self, x: Tensor, y: Tensor) -> Any:
+            self.model(x)[1].backward()
 
-        with pytest.raises(JobError, match=re.escape("the loss must have one element")):
-            as_graph(Wide(model, [SGD(model.parameters(), 0.1)], None, usual), model.places, (B, B), 1)
-
-    on_ranks(1, program)
+    with pytest.raises(JobError, match=re.escape("the loss must have one element")):
+        as_graph(Wide(model, [SGD(model.parameters(), 0.1)], None, usual), model.places, (B, B), 1)
 
 
+@with_ranks(1)
 def test_no_part_of_the_batch_is_empty() -> None:
-    def program(rank: int) -> None:
-        model = Model(1)
-        graph = Trained(model, [SGD(model.parameters(), 0.1)], None, lambda g: g.config.set_gradient_accumulation_steps(9))
-        with pytest.raises(JobError, match=re.escape("the batch has 8 rows (input0, input1), so 1 of them would be empty")):
-            as_graph(graph, model.places, (B, B), 1)
-
-    on_ranks(1, program)
+    model = Model(1)
+    graph = Trained(model, [SGD(model.parameters(), 0.1)], None, lambda g: g.config.set_gradient_accumulation_steps(9))
+    with pytest.raises(JobError, match=re.escape("the batch has 8 rows (input0, input1), so 1 of them would be empty")):
+        as_graph(graph, model.places, (B, B), 1)
 
 
+@with_ranks(1)
 def test_settings_are_checked() -> None:
-    def program(rank: int) -> None:
-        graph = Forward(Model(1))
-        with pytest.raises(ConfigError, match='did you mean "enable_zero"'):
-            graph.config.enable_zeros()
-        with pytest.raises(ConfigError, match="1, 2 or 3"):
-            graph.config.enable_zero(stage=4)
-        with pytest.raises(ConfigError, match="at least 1"):
-            graph.config.set_gradient_accumulation_steps(0)
-        with pytest.raises(ConfigError, match="1f1b"):
-            graph.config.set_pipeline_schedule("2f2b")
-        with pytest.raises(ConfigError, match="activation_checkpointing"):
-            graph.model.to(GraphModule).activation_checkpoint = True
-        assert not hasattr(graph.config, "nothing")
-
-    on_ranks(1, program)
+    graph = Forward(Model(1))
+    with pytest.raises(ConfigError, match='did you mean "enable_zero"'):
+        graph.config.enable_zeros()
+    with pytest.raises(ConfigError, match="1, 2 or 3"):
+        graph.config.enable_zero(stage=4)
+    with pytest.raises(ConfigError, match="at least 1"):
+        graph.config.set_gradient_accumulation_steps(0)
+    with pytest.raises(ConfigError, match="1f1b"):
+        graph.config.set_pipeline_schedule("2f2b")
+    with pytest.raises(ConfigError, match="activation_checkpointing"):
+        graph.model.to(GraphModule).activation_checkpoint = True
+    assert not hasattr(graph.config, "nothing")
 
 
+@with_ranks(1)
 def test_switches_without_a_meaning_here_are_taken(capsys: pytest.CaptureFixture[str]) -> None:
-    def program(rank: int) -> None:
-        graph = Forward(Model(1))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            graph.config.allow_fuse_add_to_output(True)
-            graph.config.set_outputs_buffer_size(2)
-
-    on_ranks(1, program)
+    graph = Forward(Model(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        graph.config.allow_fuse_add_to_output(True)
+        graph.config.set_outputs_buffer_size(2)
 
 
+@with_ranks(1)
 def test_modules_are_proxies_with_settings() -> None:
-    def program(rank: int) -> None:
-        model = Model(1)
-        graph = Forward(model)
-        assert isinstance(graph.model, ProxyModule) and isinstance(graph.model.m_stage0, ProxyModule)
-        assert graph.model.to(Module) is model and graph.model.m_stage0.to(Module) is model.m_stage0
-        graph.model.m_stage0.config.stage_id = 3
-        assert graph.model.m_stage0.to(GraphModule).stage_id == 3
-        assert graph.model.m_stage0.w is model.m_stage0.w
-        with pytest.raises(JobError, match="or its nn"):
-            graph.model.to(SGD)
-
-    on_ranks(1, program)
+    model = Model(1)
+    graph = Forward(model)
+    assert isinstance(graph.model, ProxyModule) and isinstance(graph.model.m_stage0, ProxyModule)
+    assert graph.model.to(Module) is model and graph.model.m_stage0.to(Module) is model.m_stage0
+    graph.model.m_stage0.config.stage_id = 3
+    assert graph.model.m_stage0.to(GraphModule).stage_id == 3
+    assert graph.model.m_stage0.w is model.m_stage0.w
+    with pytest.raises(JobError, match="or its nn"):
+        graph.model.to(SGD)
 
 
+@with_ranks(1)
 def test_state_can_be_loaded_before_the_first_call_only() -> None:
-    def program(rank: int) -> None:
-        model = Model(1)
-        graph = Forward(model)
-        saved = graph.state_dict()
-        assert list(saved) == ["model"] and list(saved["model"]) == ["m_stage0.w", "m_stage1.w"]
-        assert not graph.is_compiled
-        graph(laid(np.ones((4, 5)), model.places[0], B))
-        assert graph.is_compiled
-        with pytest.raises(JobError, match="before its first call"):
-            graph.load_state_dict(saved)
-
-    on_ranks(1, program)
+    model = Model(1)
+    graph = Forward(model)
+    saved = graph.state_dict()
+    assert list(saved) == ["model"] and list(saved["model"]) == ["m_stage0.w", "m_stage1.w"]
+    assert not graph.is_compiled
+    graph(laid(np.ones((4, 5)), model.places[0], B))
+    assert graph.is_compiled
+    with pytest.raises(JobError, match="before its first call"):
+        graph.load_state_dict(saved)
 
 
 def test_it_prints_what_it_is_before_and_after() -> None:

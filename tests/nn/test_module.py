@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ranks import on_ranks
+from ranks import on_ranks, with_ranks
 from surroundings import lain, nn
 
 from jobflow.core.errors import CheckpointError, DtypeError, JobError, PlacementError, SbpError
@@ -264,19 +264,17 @@ def test_modules_become_global() -> None:
     assert (mine != other).any()
 
 
+@with_ranks(2)
 def test_moves_that_cannot_be_say_which_part() -> None:
-    def program(rank: int) -> None:
-        here = placement("cpu", [0, 1])
-        with pytest.raises(SbpError, match=r"Linear\.to_global, bias: .*split"):
-            nn.Linear(4, 6).to_global(here, sbp.split(1))
-        with pytest.raises(JobError, match=r"Linear\.to_global, weight"):
-            nn.Linear(4, 6).to_global(here)
-        with pytest.raises(JobError, match="use to_global"):
-            nn.Linear(4, 6).to_consistent(here, sbp.broadcast)
-        with pytest.raises(PlacementError, match="to_global"):
-            nn.Linear(4, 6)(lain(np.ones((2, 4), np.float32), _layout(B)))
-
-    on_ranks(2, program)
+    here = placement("cpu", [0, 1])
+    with pytest.raises(SbpError, match=r"Linear\.to_global, bias: .*split"):
+        nn.Linear(4, 6).to_global(here, sbp.split(1))
+    with pytest.raises(JobError, match=r"Linear\.to_global, weight"):
+        nn.Linear(4, 6).to_global(here)
+    with pytest.raises(JobError, match="use to_global"):
+        nn.Linear(4, 6).to_consistent(here, sbp.broadcast)
+    with pytest.raises(PlacementError, match="to_global"):
+        nn.Linear(4, 6)(lain(np.ones((2, 4), np.float32), _layout(B)))
 
 
 def test_parameters_of_global_tensors_keep_their_layout() -> None:

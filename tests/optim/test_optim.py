@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from optim_cases import EPOCHS, METRICS, OPTIMIZERS, SCHEDULES, SHAPE, STEPS
-from ranks import on_ranks
+from ranks import on_ranks, with_ranks
 
 import jobflow as flow
 from jobflow import optim
@@ -72,30 +72,27 @@ def test_lamb_by_hand() -> None:
         np.testing.assert_allclose(after, w, rtol=1e-9)
 
 
-def test_saving_and_going_on() -> None:
+@with_ranks(2)
+def test_saving_and_going_on(rank: int) -> None:
     """Half of the steps, saved, loaded into an optimizer of a parameter that lies in another way, and the other half."""
-
-    def program(rank: int) -> Any:
-        kind, options = OPTIMIZERS["adam decay"]
-        whole = steps(rank, kind, options, None)
-        ways = [Layout(Placement("cpu", (0, 1)), (S(0),)), Layout(Placement("cpu", (0, 1)), (B,))]
-        saved: dict[str, Any] = {}
-        values = RECORDED["w"]
-        for layout, count in zip(ways, (4, STEPS - 4), strict=True):
-            p = tensor(values, rank, layout)
-            optimizer = optim.Adam([p], **options)
-            if saved:
-                optimizer.load_state_dict(saved)
-            for _ in range(count):
-                p.grad = tensor(2 * RECORDED["a"] * (numpy(p) - RECORDED["b"]), rank, layout)
-                optimizer.step()
-            values, saved = np.array(numpy(p)), optimizer.state_dict()
-        np.testing.assert_allclose(values, whole[-1], rtol=1e-9)
-        other = optim.Adam([tensor(np.zeros((2, 2)), rank, ways[0])])
-        with pytest.raises(CheckpointError, match="does not fit a parameter"):
-            other.load_state_dict(saved)
-
-    on_ranks(2, program)
+    kind, options = OPTIMIZERS["adam decay"]
+    whole = steps(rank, kind, options, None)
+    ways = [Layout(Placement("cpu", (0, 1)), (S(0),)), Layout(Placement("cpu", (0, 1)), (B,))]
+    saved: dict[str, Any] = {}
+    values = RECORDED["w"]
+    for layout, count in zip(ways, (4, STEPS - 4), strict=True):
+        p = tensor(values, rank, layout)
+        optimizer = optim.Adam([p], **options)
+        if saved:
+            optimizer.load_state_dict(saved)
+        for _ in range(count):
+            p.grad = tensor(2 * RECORDED["a"] * (numpy(p) - RECORDED["b"]), rank, layout)
+            optimizer.step()
+        values, saved = np.array(numpy(p)), optimizer.state_dict()
+    np.testing.assert_allclose(values, whole[-1], rtol=1e-9)
+    other = optim.Adam([tensor(np.zeros((2, 2)), rank, ways[0])])
+    with pytest.raises(CheckpointError, match="does not fit a parameter"):
+        other.load_state_dict(saved)
 
 
 def schedule_of(kind: str, options: dict[str, Any], lr: float = 0.2) -> tuple[optim.Optimizer, Any]:
@@ -175,27 +172,23 @@ def test_groups_and_mistakes() -> None:
         optim.Adam([a], betas=(0.9, 1.0))
 
 
-def test_groups_clip_their_gradients() -> None:
-    def program(rank: int) -> None:
-        layout = Layout(Placement("cpu", (0, 1)), (S(0),))
-        a, b = tensor(np.zeros(4), rank, layout), tensor(np.zeros(4), rank, layout)
-        optimizer = optim.SGD([{"params": [a], "clip_grad_max_norm": 1.0}, {"params": [b]}], lr=1.0)
-        a.grad, b.grad = tensor(np.full(4, 3.0), rank, layout), tensor(np.full(4, 3.0), rank, layout)
-        optimizer.clip_grad()
-        np.testing.assert_allclose(numpy(a.grad), np.full(4, 0.5), rtol=1e-5)
-        np.testing.assert_array_equal(numpy(b.grad), np.full(4, 3.0))
-
-    on_ranks(2, program)
+@with_ranks(2)
+def test_groups_clip_their_gradients(rank: int) -> None:
+    layout = Layout(Placement("cpu", (0, 1)), (S(0),))
+    a, b = tensor(np.zeros(4), rank, layout), tensor(np.zeros(4), rank, layout)
+    optimizer = optim.SGD([{"params": [a], "clip_grad_max_norm": 1.0}, {"params": [b]}], lr=1.0)
+    a.grad, b.grad = tensor(np.full(4, 3.0), rank, layout), tensor(np.full(4, 3.0), rank, layout)
+    optimizer.clip_grad()
+    np.testing.assert_allclose(numpy(a.grad), np.full(4, 0.5), rtol=1e-5)
+    np.testing.assert_array_equal(numpy(b.grad), np.full(4, 3.0))
 
 
-def test_partial_parameters_are_not_stepped() -> None:
-    def program(rank: int) -> None:
-        p = tensor(RECORDED["w"], rank, Layout(Placement("cpu", (0, 1)), (P,)))
-        p.grad = p
-        with pytest.raises(Exception, match="writes over"):
-            optim.Adam([p]).step()
-
-    on_ranks(2, program)
+@with_ranks(2)
+def test_partial_parameters_are_not_stepped(rank: int) -> None:
+    p = tensor(RECORDED["w"], rank, Layout(Placement("cpu", (0, 1)), (P,)))
+    p.grad = p
+    with pytest.raises(Exception, match="writes over"):
+        optim.Adam([p]).step()
 
 
 def test_warm_up_before_functions_of_the_step() -> None:

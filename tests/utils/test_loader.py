@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ranks import on_ranks
+from ranks import with_ranks
 
 from jobflow.core import notices
 from jobflow.core.errors import ArgumentError
@@ -140,17 +140,15 @@ def test_the_distributed_sampler_pads_by_wrapping() -> None:
         DistributedSampler(range(9), 2, 2)
 
 
+@with_ranks(2)
 def test_structures_between_ranks() -> None:
-    def program(rank: int) -> None:
-        here = placement("cpu", [0, 1])
-        (batch,) = list(DataLoader(Squares(2), 2))
-        whole = global_view.to_global({"x": batch, "n": 3}, here, sbp.split(0))
-        assert whole["n"] == 3 and whole["x"][0].type.shape == (4, 2) and whole["x"][1].sbp == (sbp.split(0),)
-        chosen = global_view.to_global([batch[0]], here, lambda _, x: P if x.ndim == 2 else sbp.broadcast)
-        assert chosen[0].sbp == (P,)
-        np.testing.assert_array_equal(values.numpy(global_view.to_local(whole)["x"][0]), values.numpy(batch[0]))
-
-    on_ranks(2, program)
+    here = placement("cpu", [0, 1])
+    (batch,) = list(DataLoader(Squares(2), 2))
+    whole = global_view.to_global({"x": batch, "n": 3}, here, sbp.split(0))
+    assert whole["n"] == 3 and whole["x"][0].type.shape == (4, 2) and whole["x"][1].sbp == (sbp.split(0),)
+    chosen = global_view.to_global([batch[0]], here, lambda _, x: P if x.ndim == 2 else sbp.broadcast)
+    assert chosen[0].sbp == (P,)
+    np.testing.assert_array_equal(values.numpy(global_view.to_local(whole)["x"][0]), values.numpy(batch[0]))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
