@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from launching import run_ranks
+from parts import declare
 
 import jobflow as flow
 import jobflow.typing as tp
@@ -183,10 +184,7 @@ def test_lazy_arguments_are_checked(session: Session) -> None:
         with pytest.raises(ArgumentError, match=message):
             job(*arguments)
 
-    @flow.global_function()
-    def floats(labels: tp.Numpy.Placeholder((REST,))) -> tp.Numpy:
-        return flow.math.relu(labels)
-
+    floats = declare(lambda labels: flow.math.relu(labels), tp.Numpy.Placeholder((REST,)), name="floats")
     with pytest.raises(ArgumentError, match=r"int32\[4\] that is read later; the job declares float32.*Declare the type that is read"):
         floats(lazy["labels"])
     assert rows_read(samples, "labels") == []
@@ -204,10 +202,7 @@ def test_limits_hold_for_what_a_rank_reads(session: Session) -> None:
 
 
 def test_mirrored_jobs_take_a_part_for_each_device(session: Session) -> None:
-    @flow.global_function()
-    def each(images: tp.ListNumpy.Placeholder((2, 6))) -> tp.ListNumpy:
-        return flow.math.relu(images)
-
+    each = declare(lambda images: flow.math.relu(images), tp.ListNumpy.Placeholder((2, 6)), gives=tp.ListNumpy, name="each")
     samples = Noted()
     with Batches(samples, None, SIZE, sharded=True, prefetch=0, fields=["images"]).start() as reading:
         parts = per_device(next(reading).arguments["images"], 4)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from parts import declare
 
 import jobflow as flow
 import jobflow.typing as tp
@@ -31,10 +32,7 @@ def ranks(request: pytest.FixtureRequest) -> int:
 
 
 def run(body: Callable[[object], object]) -> np.ndarray:
-    @flow.global_function()
-    def job(x: Rows) -> tp.Numpy:
-        return body(x)
-
+    job = declare(body, Rows)
     return job(X)
 
 
@@ -57,10 +55,7 @@ def test_map_works_on_each_device(ranks: int) -> None:
 
 
 def test_a_sequence_by_hand_moves_no_bytes_but_its_arguments(ranks: int) -> None:
-    @flow.global_function()
-    def job(x: Rows) -> tp.Numpy:
-        return flow.advanced.distribute_map(x, flow.math.relu)
-
+    job = declare(lambda x: flow.advanced.distribute_map(x, flow.math.relu), Rows)
     found = laid_out(job_of(job), ranks)
     assert not [node for node in found.physical.graph.nodes if isinstance(node.op, Reroute)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from parts import declare
 
 import jobflow as flow
 import jobflow.typing as tp
@@ -112,9 +113,6 @@ def test_the_axis_of_the_samples(fresh: None) -> None:
 
 
 def test_what_is_no_variable_has_no_earlier_value(fresh: None) -> None:
-    @flow.global_function()
-    def job(x: tp.Numpy.Placeholder((2,))) -> tp.Numpy:
-        return flow.experimental.ssp_variable_proxy(x)[1]
-
+    job = declare(lambda x: flow.experimental.ssp_variable_proxy(x)[1], tp.Numpy.Placeholder((2,)))
     with pytest.raises(ArgumentError, match=r"ssp_variable_proxy at .* is computed; pass what get_variable returned"):
         job(np.ones(2, np.float32))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from google.protobuf.message import Message
+from parts import declare
 from PIL import Image
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.graph_pb2 import GraphDef
@@ -131,10 +132,7 @@ def check_hparams(found: dict[tuple[str, int], Any]) -> None:
 
 
 def test_graphs_and_projections(fresh: None, tmp_path: Path) -> None:
-    @flow.global_function()
-    def net(x: tp.Numpy.Placeholder((2, 3))) -> tp.Numpy:
-        return flow.math.relu(x, name="rectified")
-
+    declare(lambda x: flow.math.relu(x, name="rectified"), tp.Numpy.Placeholder((2, 3)), name="net")
     flow.summary.Graph(str(tmp_path / "graph")).write_structure_graph()
     graph = GraphDef.FromString(list(events(tmp_path / "graph"))[1].graph_def)  # type: ignore[attr-defined]
     assert [(node.name, node.op, list(node.input)) for node in graph.node] == [("net/x", "input", []), ("net/rectified", "relu", ["net/x:0"])]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from doors import gives, refuses, ways
+from parts import declare
 
 import jobflow as flow
 import jobflow.nn.functional as F
@@ -127,10 +128,7 @@ def test_there_is_no_extreme_of_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["reduce_max", "reduce_min", "argmax"])
 def test_there_is_no_extreme_of_nothing_in_a_job(name: str) -> None:
-    @flow.global_function()
-    def job(x: tp.Numpy.Placeholder((2, 3))) -> tp.Numpy:
-        return getattr(flow.math, name)(flow.slice_v2(x, [(0, 0, 1)]), 0)
-
+    job = declare(lambda x: getattr(flow.math, name)(flow.slice_v2(x, [(0, 0, 1)]), 0), tp.Numpy.Placeholder((2, 3)))
     with pytest.raises((ShapeError, ValueError), match=r"test_defined_answers.py:\d+"):
         job(np.ones((2, 3), np.float32))
 
@@ -145,10 +143,7 @@ def test_what_is_no_probability(wrong: float) -> None:
     with pytest.raises(ArgumentError):
         flow.ones(3).bernoulli_(wrong)
 
-    @flow.global_function()
-    def job(x: tp.Numpy.Placeholder((2,))) -> tp.Numpy:
-        return flow.random.bernoulli(x)
-
+    job = declare(lambda x: flow.random.bernoulli(x), tp.Numpy.Placeholder((2,)))
     with pytest.raises(ArgumentError, match=r"test_defined_answers.py:\d+.*\[1\]"):
         job(np.float32([0.5, wrong]))
     assert job(np.float32([0, 1])).tolist() == [0, 1]
@@ -258,10 +253,7 @@ def test_data_that_are_no_array() -> None:
     with pytest.raises(ShapeError, match=r"tensor at test_defined_answers.py:\d+: lists beside each other have different lengths .*equally long"):
         flow.tensor([[1, 2], [3]])
 
-    @flow.global_function()
-    def job(x: tp.Numpy.Placeholder((2,))) -> tp.Numpy:
-        return flow.tensor([x, x])
-
+    job = declare(lambda x: flow.tensor([x, x]), tp.Numpy.Placeholder((2,)))
     with pytest.raises(JobError, match=r"tensor at test_defined_answers.py:\d+: the data contain a tensor float32\[2\].*flow.stack"):
         job(np.ones(2, np.float32))
 
