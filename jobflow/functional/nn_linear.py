@@ -17,7 +17,7 @@ from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor
 from jobflow.functional.global_tensors import value_of
 from jobflow.functional.in_place import check_writable, kept, written
-from jobflow.functional.nn_base import composed, draw_for, formula, real
+from jobflow.functional.nn_base import composed, draw_for, formula, real, whole
 from jobflow.functional.shapes import axis_of
 from jobflow.ops import elementwise as ew
 from jobflow.ops import reduce as rd
@@ -118,11 +118,13 @@ def _ones_at(ids: Tensor, classes: int) -> Value:
 
 def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     """int64 rows with 1 at the numbers of `tensor`, else 0; -1 counts the classes: one more than the largest, which every rank looks for."""
-    if num_classes == -1:
+    if whole("one_hot", "num_classes", num_classes) == -1:
         values = value_of(tensor, "one_hot without num_classes")
         if not values.size:
             raise ArgumentError(f"one_hot at {user_line()}: the number of classes cannot be counted in an empty tensor; give num_classes")
         num_classes = int(np.max(values)) + 1
+    elif num_classes < 1:
+        raise ArgumentError(f"one_hot at {user_line()}: num_classes is 1 or more, or -1 to count them; got {num_classes}")
     return _ones_at(_row_numbers("one_hot", tensor, num_classes), num_classes)
 
 

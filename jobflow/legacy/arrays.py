@@ -391,6 +391,7 @@ def one_hot(
 
     An index outside [0, depth) gives off_value alone.
     """
+    counts("one_hot", depth=depth)
     kind = _dtype("one_hot", dtype)
     on, off = fitting("one_hot", on_value, kind), fitting("one_hot", off_value, kind)
     return ix.one_hot(indices, depth, dtype=kind, axis=_axis("one_hot", axis, indices.type.ndim + 1), on=on, off=off)

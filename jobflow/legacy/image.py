@@ -192,8 +192,9 @@ def _normalized(what: str, x: Tensor, mean: Sequence[float], std: Sequence[float
     """(x - mean) / std, of one number or one for each channel."""
     channels = x.type.shape[-1]
     for word, given in (("mean", mean), ("std", std)):
-        if len(given) not in (1, channels) or (word == "std" and 0 in given):
-            raise ArgumentError(f"{what} at {user_line()}: {word} {list(given)} is not a number, or one for each of {channels} channels")
+        numbers = isinstance(given, list | tuple) and all(isinstance(each, int | float | np.number) for each in given)
+        if not numbers or len(given) not in (1, channels) or (word == "std" and 0 in given):
+            raise ArgumentError(f"{what} at {user_line()}: {word} {given!r} is not a list of a number, or of one for each of {channels} channels")
     shifted = math.subtract(x, _by_channel(mean, x.type.dtype)) if any(mean) else x
     return math.multiply(shifted, _by_channel([1.0 / each for each in std], x.type.dtype)) if set(std) != {1} else shifted
 

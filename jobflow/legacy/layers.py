@@ -344,9 +344,10 @@ def prelu(
     """x where x > 0, alpha x elsewhere; alpha has the shape of a sample, with 1 at the shared axes, and starts as zeros."""
     own = name or layer_name(current_job("prelu"), "PRelu")
     shape = list(inputs.type.shape[1:])
-    for axis in shared_axes or ():
+    axes = () if shared_axes is None else shared_axes
+    for axis in axes if isinstance(axes, list | tuple) else ("",):
         if not isinstance(axis, int) or not 1 <= axis < inputs.type.ndim:
-            raise ArgumentError(f'prelu at {user_line()} (layer "{own}"): shared axis {axis} must lie in [1, {inputs.type.ndim})')
+            raise ArgumentError(f'prelu at {user_line()} (layer "{own}"): shared axes {axes!r} must be a list of axes in [1, {inputs.type.ndim})')
         shape[axis - 1] = 1
     alpha = _parameter(f"{own}-alpha", shape, inputs, alpha_initializer or constant_initializer(0), alpha_regularizer, trainable, model_distribute)
     return ac.prelu(inputs, alpha, name=own)

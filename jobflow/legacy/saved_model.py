@@ -12,6 +12,7 @@ models/1/variables/            a checkpoint of the variables that they read
 from __future__ import annotations
 
 import json
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,9 @@ class GraphBuilder:
 class ModelBuilder:
     """Writes jobs of the session to `<save_path>/<version>`."""
 
-    def __init__(self, save_path: str) -> None:
+    def __init__(self, save_path: str | PathLike[str]) -> None:
+        if not isinstance(save_path, str | PathLike):
+            raise ArgumentError(f"ModelBuilder at {user_line()}: save_path {save_path!r} is not the path of a folder")
         self.save_path = Path(save_path)
         self.name = self.save_path.name
         self.version = 1

@@ -29,6 +29,7 @@ from jobflow.core.errors import ArgumentError, JobError, user_line
 from jobflow.core.extras import optional
 from jobflow.core.signatures import variant
 from jobflow.core.types import Array, Tensor, int32
+from jobflow.eager.faces import all_of, of_jobs
 from jobflow.engine.job import Job
 from jobflow.engine.session import Session, current_session, started_session
 from jobflow.legacy.arrays import constant_scalar
@@ -90,24 +91,31 @@ def scalar(value: Tensor, step: Step, tag: Tag, name: str | None = None) -> None
     """A number: `value` has one element."""
     if value.type.size != 1:
         raise ArgumentError(f"summary.scalar at {user_line()}: the value is {value.type}; a scalar is one number")
-    _after("summary.scalar", partial(_write, lambda tag, value: _tensorboard(".summary").scalar(tag, float(value.item()))), value, step, tag)
+    _summarize("summary.scalar", lambda tag, value: _tensorboard(".summary").scalar(tag, float(value.item())), value, step, tag)
 
 
 def histogram(value: Tensor, step: Step, tag: Tag, name: str | None = None) -> None:
     """How the numbers of a tensor are distributed."""
-    _after("summary.histogram", partial(_write, _spread), value, step, tag)
+    _summarize("summary.histogram", _spread, value, step, tag)
 
 
 def image(value: Tensor, step: Step = None, tag: Tag = None, name: str | None = None) -> None:
     """Pictures: uint8[n, height, width, 1, 3 or 4], or floats from 0 to 1; where there are several, `tag`/0, `tag`/1, ..."""
     if value.type.ndim != 4 or value.type.shape[3] not in (1, 3, 4):
         raise ArgumentError(f"summary.image at {user_line()}: the value is {value.type}; pictures are [n, height, width, 1, 3 or 4]")
-    _after("summary.image", partial(_write, _pictures), value, step, "image" if tag is None else tag)
+    _summarize("summary.image", _pictures, value, step, "image" if tag is None else tag)
 
 
 def pb(value: Tensor, step: Step = None, name: str | None = None) -> None:
     """A message that `text` or `hparams` gave, as the bytes of its text: np.frombuffer(str(message).encode(), np.int8)."""
-    _after("summary.pb", partial(_write, lambda tag, value: _message(value)), value, step, "")
+    _summarize("summary.pb", lambda tag, value: _message(value), value, step, "")
+
+
+def _summarize(what: str, made: Callable[[str, Array], Any], value: Tensor, step: Step, tag: Tag) -> None:
+    """Write, after each run, what is made of the tag and the numbers of a tensor."""
+    if not isinstance(step, int | np.integer | Tensor | None) or not isinstance(tag, str | Tensor):
+        raise ArgumentError(f"{what} at {user_line()}: step {step!r} is an int and tag {tag!r} a text, or tensors with their numbers")
+    _after(what, partial(_write, made), value, step, tag)
 
 
 def _after(what: str, write: Callable[..., None], *given: Any) -> None:
@@ -175,14 +183,17 @@ def _message(value: Array) -> Any:
         ) from None
 
 
+globals().update(all_of(__name__, globals(), __name__, of_jobs))
+
+
 # Messages for `pb` ---------------------------------------------------------------------------------------------------
 
 
 def text(text: str | Sequence[str], tag: str | None = None) -> Any:
     """A message with texts, one or a list."""
-    lines = [text] if isinstance(text, str) else list(text)
-    if not lines or not all(isinstance(line, str) for line in lines):
-        raise ArgumentError(f"summary.text at {user_line()}: {text!r} is not a text or a list of texts")
+    lines: list[Any] = list(text) if isinstance(text, list | tuple) else [text]
+    if not lines or not all(isinstance(line, str) for line in (*lines, tag or "")):
+        raise ArgumentError(f"summary.text at {user_line()}: {text!r} is not a text or a list of texts, or the tag {tag!r} is none")
     made = _tensorboard(".summary").text(tag or "text", lines[0])
     tensor = made.value[0].tensor
     tensor.string_val.extend([line.encode() for line in lines[1:]])

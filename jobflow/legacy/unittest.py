@@ -146,16 +146,17 @@ def register_test_cases(
     test_case_mixin: type[Any] = _ClearDefaultSession,
 ) -> None:
     """Make a test case of the functions `test_...` of each module `test_*.py` of a directory, and put it into `scope`."""
-    for name, cases in _tests_of(directory, filter_by_num_nodes):
+    for name, cases in _tests_of(directory, filter_by_num_nodes, os.path.realpath(scope.get("__file__", ""))):
         scope[name] = type(name, (test_case_mixin, base_class), {case.__name__: case for case in cases})
 
 
-def _tests_of(directory: str, wanted: Callable[[int], bool]) -> Sequence[tuple[str, list[Callable[..., Any]]]]:
-    """(module, those of its tests whose number of machines is wanted), in the order of names."""
+def _tests_of(directory: str, wanted: Callable[[int], bool], caller: str) -> Sequence[tuple[str, list[Callable[..., Any]]]]:
+    """(module, those of its tests whose number of machines is wanted), in the order of names; the file that asks is none of them."""
     found = []
     for file in sorted(os.listdir(directory)):
-        if file.startswith("test_") and file.endswith(".py"):
-            content = runpy.run_path(os.path.join(directory, file))
+        path = os.path.join(directory, file)
+        if file.startswith("test_") and file.endswith(".py") and os.path.realpath(path) != caller:
+            content = runpy.run_path(path)
             cases = [value for name, value in content.items() if name.startswith("test_") and callable(value)]
             found.append((file.removesuffix(".py"), [case for case in cases if wanted(getattr(case, "num_nodes_required", 1))]))
     return found

@@ -51,6 +51,12 @@ IN_JOBS: dict[str, tuple[type[Exception], Callable[[Any], Any]]] = {
     "stack of different shapes": (AssertionError, lambda x: flow.stack([x, flow.reshape(x, (3, 4))])),
     "concat of nothing": (AssertionError, lambda x: flow.concat([])),
     "an unknown padding": (ValueError, lambda x: flow.nn.max_pool2d(flow.reshape(x, (1, 1, 4, 3)), 2, 1, "SOME")),
+    "a depth below 1": (AssertionError, lambda x: flow.one_hot(flow.cast(x, flow.int32), -3, dtype=flow.float)),
+    "a number of classes that is no int": (AssertionError, lambda x: flow.one_hot(flow.cast(x, flow.int32), "3")),
+    "shared axes that are no list": (AssertionError, lambda x: flow.layers.prelu(x, shared_axes=1)),
+    "a deviation that is no list": (AssertionError, lambda x: flow.image.normalize(flow.reshape(x, (1, 2, 2, 3)), 1, [0])),
+    "a summary of no tensor": (AssertionError, lambda x: flow.summary.scalar(1.0, 0, "a")),
+    "a summary at no step": (AssertionError, lambda x: flow.summary.scalar(flow.math.reduce_sum(x), "0", "a")),
     "minimize in a predict job": (NotImplementedError, lambda x: flow.optimizer.SGD(RATE).minimize(x)),
 }
 
@@ -110,6 +116,8 @@ ELSEWHERE: dict[str, tuple[type[Exception], Callable[[], Any]]] = {
         ValueError,
         lambda: flow.optimizer.SGD(flow.optimizer.CosineScheduler(0.1, 5), loss_scale_factor=2.0, loss_scale_policy=3),
     ),
+    "a model at no path": (AssertionError, lambda: flow.saved_model.ModelBuilder([1])),  # type: ignore[arg-type]
+    "a summary of no text": (AssertionError, lambda: flow.summary.text(1)),  # type: ignore[arg-type]
     "a random normal with a seed": (AssertionError, lambda: flow.random_normal_initializer(seed=1)),
 }
 

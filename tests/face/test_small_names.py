@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
+
 import numpy as np
 import pytest
 from parts import declare
@@ -20,6 +23,15 @@ def test_of_the_installation(capsys: pytest.CaptureFixture[str]) -> None:
     flow.tensorrt.cache_int8_calibration()
     flow.tensorrt.write_int8_calibration("nowhere")
     assert "flow.tensorrt has no effect" in capsys.readouterr().err
+
+
+def test_cases_of_a_folder(tmp_path: Path) -> None:
+    """The file that asks for them is none of them."""
+    (tmp_path / "test_one.py").write_text("def test_here(case): case.ran = 1\ntest_there = lambda case: None\ntest_there.num_nodes_required = 2\n")
+    asks = "import os\nimport jobflow as flow\nflow.unittest.register_test_cases(globals(), os.path.dirname(__file__), lambda nodes: nodes == 1)\n"
+    (tmp_path / "test_all.py").write_text(asks)
+    cases = runpy.run_path(str(tmp_path / "test_all.py"))["test_one"]
+    assert [name for name in vars(cases) if name.startswith("test_")] == ["test_here"] and cases("test_here").run().wasSuccessful()
 
 
 def test_of_processes_and_tensors(fresh: None) -> None:
