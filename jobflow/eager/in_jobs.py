@@ -91,7 +91,7 @@ class Recorder(Recording):
             self.name = self.name or name
         return self.run(op, inputs) if inputs else (self.source(op, None, None),)
 
-    def run(self, op: Op, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _ran(self, op: Op, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         made = self._recorded(op, [self._handle(x, op) for x in inputs])
         if not self.here.grad_enabled:
             made = tuple([self._recorded(Detach(), [self._handle(each, op)])[0] for each in made])
@@ -193,7 +193,7 @@ class Recorder(Recording):
         return name
 
     def _write(self, x: Tensor, standing: Tensor, value: Tensor) -> None:
-        self._standing[id(x)] = value
+        standing.traced, standing.requires_grad = value.traced, value.requires_grad
         self.body.assign(next(name for name, tensor in self.body.tensors.items() if tensor is x), value.traced)
 
     def write(self, x: Tensor, made: Tensor) -> None:

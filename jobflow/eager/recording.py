@@ -3,6 +3,9 @@
 `state().building` is a recording while `nn.Graph.build` runs, and while a function of tensors or a module runs in the body of a job.  Functions
 of tensors end in `run`, `source`, `update` or `change` here instead of computing.  A traced tensor stands for a value of the program; a tensor
 with numbers that is met - a parameter, a buffer - becomes a variable of the program.
+
+What is a view if it runs at once is one here: what is written through it is written over its base, and it is made anew from its base before it
+is read if that was written over since.
 """
 
 from __future__ import annotations
@@ -13,11 +16,38 @@ from typing import Any, ClassVar
 
 import jobflow.core.scope as scope
 from jobflow.compiler.front.trace import Tracer
+from jobflow.compiler.rank.views import unread
+from jobflow.core.errors import JobError, user_line
 from jobflow.core.layout import Layout, Placement
+from jobflow.core.types import Array, contiguous_strides
 from jobflow.eager.state import EagerState
 from jobflow.eager.tensor import Tensor
-from jobflow.ops.op import Op
+from jobflow.ops.axes import Reshape, Transpose
+from jobflow.ops.op import Op, ViewOp
 from jobflow.ops.scalar import Detach
+from jobflow.ops.slice_update import SliceUpdate
+from jobflow.ops.slices import Slice
+
+
+def lying(x: Tensor) -> Array:
+    """An array with the shape and strides that x has if it is computed at once; its memory is not there."""
+    if x.traced is None and x.layout is None:
+        return x.array
+    if x.base is not None:
+        seen: Array = lying(x.base[0]) if isinstance(x.base[1], Detach) else x.base[1].view(lying(x.base[0]))
+        return seen
+    return unread(x.type, contiguous_strides(x.type.shape, x.type.dtype.itemsize))
+
+
+def _is_view(op: Op, x: Tensor) -> bool:
+    """Whether an op only looks at x differently."""
+    if not isinstance(op, ViewOp):
+        return isinstance(op, Detach)
+    try:
+        op.view(lying(x))
+    except ValueError:  # only a copy would do
+        return False
+    return True
 
 
 class Recording(ABC):
@@ -32,7 +62,7 @@ class Recording(ABC):
     here: EagerState
     tracer: Tracer
     #: True if gradients are asked for
-    trains: bool
+    trains: bool = True
     #: by id of a tensor with numbers: what stands for it now
     _standing: dict[int, Tensor]
 
@@ -40,6 +70,14 @@ class Recording(ABC):
 
     def run(self, op: Op, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The outputs of an op."""
+        outputs = self._ran(op, inputs)
+        if len(inputs) == 1 and _is_view(op, inputs[0]):
+            base = self.known(inputs[0])
+            base.shares(outputs[0])
+            outputs[0].base, outputs[0].seen = (inputs[0], op), base.version
+        return outputs
+
+    def _ran(self, op: Op, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         known = [self.known(x) for x in inputs]
         return self._outputs(*self._applied(op, known), known)
 
@@ -82,26 +120,75 @@ class Recording(ABC):
     def leave(self, x: Tensor) -> Tensor:
         """This rank's piece: an error, for there are none yet."""
 
-    # ---------------------------------------------------------------- tensors with numbers
+    # ---------------------------------------------------------------- tensors with numbers, and views
 
     def known(self, x: Tensor) -> Tensor:
         """What stands for a tensor here."""
         if x.traced is not None:
+            if x.base is not None and x.seen != x.version:
+                self._look_again(x)
             return x
         found = self._standing.get(id(x))
         return self._read(x) if found is None else found
+
+    def _look_again(self, view: Tensor) -> None:
+        """What it is a view of was written over since it was made."""
+        assert view.base is not None
+        base, op = view.base
+        view.seen = view.version
+        before, self.here.grad_enabled = self.here.grad_enabled, True
+        try:
+            made = self.known(self._ran(op, [base])[0])
+        finally:
+            self.here.grad_enabled = before
+        view.traced, view.requires_grad = made.traced, made.requires_grad
 
     @abstractmethod
     def _read(self, x: Tensor) -> Tensor:
         """A tensor with numbers, as a variable."""
 
     def write(self, x: Tensor, made: Tensor) -> None:
-        """x holds `made` from now on; a tensor with numbers does so after the run."""
+        """x holds `made` from now on, and so does what it is a view of; a tensor with numbers does so after the run.
+
+        Raises: JobError if the gradient of what x was made of would be lost.
+        """
+        chain = [x]
+        while (looked := chain[-1].base) is not None:
+            chain.append(looked[0])
+        hidden = not self.here.grad_enabled
+        for tensor in chain:
+            if hidden and self.trains and tensor.traced is not None and self.known(tensor).requires_grad:
+                raise JobError(
+                    f"{user_line()}: a tensor {tensor.type} that requires gradients would be written over where none are recorded (no_grad, detach "
+                    f"or data), and its gradient lost in {self.running}; write over a clone() of it, or where gradients are recorded"
+                )
+            hidden = hidden or (tensor.base is not None and isinstance(tensor.base[1], Detach))
         value = self.known(made)
+        self.known(x).wrote()
+        for view, below in zip(chain, [*chain[1:], None], strict=True):
+            view.seen = x.version
+            self._hold(view, value)
+            if below is not None:
+                value = self._around(view, below)
+
+    def _hold(self, x: Tensor, value: Tensor) -> None:
         if x.traced is not None:
             x.traced, x.requires_grad = value.traced, x.requires_grad or value.requires_grad
-            return
-        self._write(x, self.known(x), value)
+        else:
+            self._write(x, self.known(x), value)
+
+    def _around(self, view: Tensor, base: Tensor) -> Tensor:
+        """`base`, with the part that `view` looks at as it is there."""
+        assert view.base is not None
+        op = view.base[1]
+        if isinstance(op, Slice):
+            (made,) = self._ran(SliceUpdate(Slice(op.starts, op.stops, op.steps)), [base, view])
+        elif isinstance(op, Transpose):
+            (made,) = self._ran(Transpose(tuple(op.perm.index(i) for i in range(len(op.perm)))), [view])
+        else:
+            (made,) = self._ran(Reshape(base.type.shape), [view])
+        made = self.known(made)
+        return made if base.layout is None or made.layout == base.layout else self.change(made, base.layout, None)
 
     @abstractmethod
     def _write(self, x: Tensor, standing: Tensor, value: Tensor) -> None:

@@ -77,8 +77,9 @@ class IndexSpace:
 
 
 def broadcasting(*types: TensorType) -> IndexSpace:
-    """The space of operands that broadcast to the last of them."""
-    sizes = types[-1].shape
+    """The space of operands that broadcast to the last of them; one with more axes, such as a rate beside a scalar, has one element along them."""
+    made = types[-1].shape
+    sizes = (*(1,) * (max(type.ndim for type in types) - len(made)), *made)
 
     def places(shape: Sequence[int]) -> Places:
         return tuple(i if n == sizes[i] else None for i, n in enumerate(shape, len(sizes) - len(shape)))

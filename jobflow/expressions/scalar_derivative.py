@@ -51,6 +51,12 @@ def _where(g: Expression, y: Expression, condition: Expression, a: Expression, b
     return None, f.where(condition, g, 0.0), f.where(condition, 0.0, g)
 
 
+def _arctan2(g: Expression, y: Expression, a: Expression, b: Expression) -> Sequence[Expression]:
+    square = a * a + b * b
+    slope = f.where(f.equal(square, 0.0), 0.0, g / square)  # no direction at the origin
+    return slope * b, -(slope * a)
+
+
 def _cast(g: Expression, y: Expression, x: Expression) -> Sequence[Expression | None]:
     return (f.cast(g, x.dtype) if x.dtype.is_float and y.dtype.is_float else None,)
 
@@ -84,7 +90,7 @@ DERIVATIVES: dict[str, Rule] = {
     "arcsin": lambda g, y, x: (g / f.sqrt(1.0 - x * x),),
     "arccos": lambda g, y, x: (-(g / f.sqrt(1.0 - x * x)),),
     "arctan": lambda g, y, x: (g / (1.0 + x * x),),
-    "arctan2": lambda g, y, a, b: (g / (a * a + b * b) * b, -(g / (a * a + b * b) * a)),
+    "arctan2": _arctan2,
     "sinh": lambda g, y, x: (g * f.cosh(x),),
     "cosh": lambda g, y, x: (g * f.sinh(x),),
     "tanh": lambda g, y, x: (g * (1.0 - y * y),),

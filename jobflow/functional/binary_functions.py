@@ -15,7 +15,20 @@ from jobflow.eager.faces import method
 from jobflow.eager.run import run
 from jobflow.eager.tensor import Tensor
 from jobflow.functional import in_place
-from jobflow.functional.promotion import Number, Operand, as_float, cast, fitting, is_operand, kind, operand, pair, rounded_once, with_number
+from jobflow.functional.promotion import (
+    Number,
+    Operand,
+    as_float,
+    cast,
+    fitting,
+    is_operand,
+    kind,
+    operand,
+    pair,
+    rounded_once,
+    together,
+    with_number,
+)
 from jobflow.ops.arithmetic import Add, Divide, FloorDivide, FloorMod, Maximum, Minimum, Multiply, Remainder, Subtract, TruncateDivide
 from jobflow.ops.axes import ExpandDims, Squeeze
 from jobflow.ops.bitwise import BitwiseAnd, BitwiseNot, BitwiseOr, BitwiseXor
@@ -151,6 +164,7 @@ def positive(x: Tensor) -> Tensor:
 @rounded_once
 def addcmul(x: Tensor, first: Tensor, second: Tensor, *, value: Number = 1) -> Tensor:
     """x + value first second"""
+    x, first, second = together("addcmul", x, first, second)
     return add(x, mul(first, second), alpha=value)
 
 
@@ -158,6 +172,7 @@ def addcmul(x: Tensor, first: Tensor, second: Tensor, *, value: Number = 1) -> T
 @rounded_once
 def addcdiv(x: Tensor, first: Tensor, second: Tensor, *, value: Number = 1) -> Tensor:
     """x + value first / second"""
+    x, first, second = together("addcdiv", x, first, second)
     return add(x, div(first, second), alpha=value)
 
 

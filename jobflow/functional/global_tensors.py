@@ -11,8 +11,9 @@ from jobflow.core.errors import ArgumentError, ConfigError, DtypeError, JobError
 from jobflow.core.layout import Layout
 from jobflow.eager import crossing
 from jobflow.eager.faces import attribute, method
+from jobflow.eager.recording import lying
 from jobflow.eager.run import recorder, run
-from jobflow.eager.state import state
+from jobflow.eager.state import building_now, running, state
 from jobflow.eager.tensor import Tensor, shows
 from jobflow.engine.placements import on_host, sbp_tuple
 from jobflow.engine.placements import placement as public_placement
@@ -23,6 +24,7 @@ from jobflow.functional.promotion import cast
 from jobflow.functional.values import numpy as numpy
 from jobflow.functional.values import value_of as value_of
 from jobflow.ops.layout_ops import Copy
+from jobflow.ops.scalar import Detach
 
 
 def layout_of(what: str, placement: public_placement | None, sbp: Any, ndim: int) -> Layout | None:
@@ -205,7 +207,9 @@ def _meant(given: Any) -> dict[str, Any]:
 
 def _data(x: Tensor) -> Tensor:
     """x in the same memory, as a tensor that the graph of gradients does not know."""
-    made = Tensor(x.type, x.layout, x.array, x.traced)
+    if building_now() is not None:
+        return run(Detach(), x)
+    made = Tensor(x.type, x.layout, x.array)
     made._device, made.origin = x._device, x.origin
     shows(x, made)
     return made
@@ -214,6 +218,8 @@ def _data(x: Tensor) -> Tensor:
 def _set_data(x: Tensor, value: Tensor) -> None:
     if not isinstance(value, Tensor):
         raise DtypeError(f"data at {user_line()}: it takes a tensor; got {value!r}")
+    if building_now() is not None:
+        raise JobError(f"data at {user_line()}: no tensor gets other memory while {running()} runs; write over what it has: x.data.copy_(value)")
     x.type, x.layout, x.array, x._device, x.origin = value.type, value.layout, value.array, value._device, value.origin
     x.wrote()
 
@@ -230,7 +236,7 @@ def contiguous(x: Tensor) -> Tensor:
 @method()
 def is_contiguous(x: Tensor) -> bool:
     """Whether the elements lie in order of their indices."""
-    return x.traced is not None or bool(x.array.flags.c_contiguous)
+    return bool((x.array if x.traced is None else lying(x)).flags.c_contiguous)
 
 
 @method()

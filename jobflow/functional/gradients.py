@@ -15,7 +15,7 @@ from jobflow.core.errors import ArgumentError, DtypeError, JobError, user_line
 from jobflow.eager import backward as passes
 from jobflow.eager.faces import method
 from jobflow.eager.run import recorder, run
-from jobflow.eager.state import running, state
+from jobflow.eager.state import building_now, running, state
 from jobflow.eager.tape import anomalies
 from jobflow.eager.tensor import Tensor
 from jobflow.engine.operators import TensorOperators
@@ -241,7 +241,7 @@ def requires_grad_(x: Tensor, requires_grad: bool = True) -> Tensor:
 @method()
 def detach(x: Tensor) -> Tensor:
     """x, in the same memory, as a tensor that no gradient goes through."""
-    if x.traced is not None:
+    if building_now() is not None:
         return run(Detach(), x)
     made = Tensor(x.type, x.layout, x.array)
     made._device, made.origin = x._device, x.origin

@@ -23,7 +23,7 @@ from jobflow.eager.convert import empty
 from jobflow.eager.faces import method
 from jobflow.eager.in_place_writes import written as note_written
 from jobflow.eager.run import run, source, update
-from jobflow.eager.state import running, state
+from jobflow.eager.state import building_now, running, state
 from jobflow.eager.tape import OpGradient, record
 from jobflow.eager.tensor import Tensor
 from jobflow.functional.global_tensors import value_of
@@ -53,7 +53,7 @@ def listed(like: Tensor, array: Array) -> Tensor:
     """An array that all ranks have, as a tensor where `like` lies."""
     type = TensorType(array.shape, dtype_of(array.dtype))
     layout = whole(like)
-    if like.traced is None:
+    if building_now() is None:
         inside = layout is None or state().rank.index in layout.placement.ranks
         return Tensor(type, layout, array if inside else empty(type))
     parts = [source(Constant((1,), type.dtype, number), layout) for number in array.ravel().tolist()]

@@ -287,3 +287,17 @@ def test_values_without_axes_go_everywhere() -> None:
 def test_arguments_of_another_kind(wrong: Any) -> None:
     with pytest.raises((DtypeError, ShapeError, ArgumentError), match=r"test_defined_answers.py:\d+"):
         wrong(flow.ones(3))
+
+
+def test_a_sum_of_several_types_is_exact_in_the_widest() -> None:
+    """The factors are widened before they are multiplied, and so is the number beside them."""
+    wide, narrow = flow.tensor([1.0], dtype=flow.float64), flow.tensor([1.1])
+    factor = float(np.float32(1.1))
+    assert flow.addcmul(wide, narrow, narrow, value=0.1).item() == 1.0 + 0.1 * (factor * factor)
+    assert flow.addcdiv(wide, wide, narrow, value=0.1).item() == 1.0 + 0.1 * (1.0 / factor)
+
+
+def test_the_angle_of_no_direction_has_no_slope() -> None:
+    y, x = (flow.tensor([0.0, 3.0], requires_grad=True) for _ in range(2))
+    flow.atan2(y, x).sum().backward()
+    np.testing.assert_allclose([y.grad.numpy(), x.grad.numpy()], [[0, 1 / 6], [0, -1 / 6]], rtol=1e-6)

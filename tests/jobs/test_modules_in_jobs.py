@@ -14,6 +14,7 @@ from launching import PROGRAMS, run_ranks
 from module_cases import CASES
 
 import jobflow as flow
+import jobflow.typing as tp
 from jobflow import scope
 
 
@@ -53,3 +54,31 @@ def test_two_clients(every: int, tmp_path: Path) -> None:
         for case in list(CASES)[::every]:
             for name, expected in given(case, 1).items():
                 compare(found[f"{case}/{name}"], expected, f"{case}, {name}, rank {rank}")
+
+
+class Scaled(flow.nn.Module):
+    """x times a number, and what else a module may do to its parameter: look it up, and read it without a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = flow.nn.Parameter(flow.tensor(0.5))
+        self.rows = flow.nn.Parameter(flow.tensor([1.0, 2.0, 4.0]))
+
+    def forward(self, x: Any) -> Any:
+        return (x * self.scale).mean() + self.rows[[2, 0]].sum() * self.scale.detach()
+
+
+@pytest.mark.parametrize("kernels", ["numpy", "llvm"])
+def test_a_parameter_without_axes_is_trained(kernels: str) -> None:
+    flow.config.kernels(kernels)
+    model = Scaled()
+
+    @flow.global_function(type="train")
+    def job(x: tp.Numpy.Placeholder((2,))) -> tp.Numpy:
+        loss = model(x)
+        flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.5]), momentum=0).minimize(loss)
+        return loss
+
+    np.testing.assert_allclose(job(np.array([1, 3], np.float32)), 2 * 0.5 + 5 * 0.5)
+    np.testing.assert_allclose(model.scale.detach().numpy(), 0.5 - 0.5 * 2)
+    np.testing.assert_allclose(model.rows.detach().numpy(), [1 - 0.25, 2, 4 - 0.25])

@@ -68,7 +68,7 @@ def _view_window(step: Step, found: Mapping[Item, StridedWindow]) -> StridedWind
     if not isinstance(step.action, ViewOp) or not step.inputs:
         return None
     base = found[step.inputs[0]]
-    mocks = [_mock(item.type, found[item].strides) for item in step.inputs]
+    mocks = [unread(item.type, found[item].strides) for item in step.inputs]
     try:
         seen = step.action.view(*mocks)
     except ValueError:
@@ -85,7 +85,7 @@ def inner_windows(step: Step, window: StridedWindow) -> list[StridedWindow | Non
     """Where the inputs of a step of one output would lie in that output's window, so that there is nothing to do (`Op.places`)."""
     if not isinstance(step.action, Op) or not step.outputs[0].type.size:
         return [None] * len(step.inputs)
-    mock = _mock(step.outputs[0].type, window.strides)
+    mock = unread(step.outputs[0].type, window.strides)
     places = step.action.places(mock, *(item.type for item in step.inputs))
     return [None if place is None else _inside(window, mock, place) for place in places]
 
@@ -111,7 +111,7 @@ _MOCK = np.zeros(1, np.uint8)
 
 
 @lru_cache(4096)
-def _mock(type: TensorType, strides: tuple[int, ...]) -> np.ndarray:
+def unread(type: TensorType, strides: tuple[int, ...]) -> np.ndarray:
     """An array of this type and these strides, whose memory is not there; layers of a model ask for the same ones."""
     base = _MOCK if type.dtype.itemsize == 1 else np.zeros(1, type.dtype.numpy)
     return np.lib.stride_tricks.as_strided(base.view(type.dtype.numpy), type.shape, strides, writeable=False)

@@ -93,12 +93,11 @@ class Building(Recording):
 
     # ---------------------------------------------------------------- ops
 
-    def run(self, op: Op, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The outputs of an op."""
+    def _ran(self, op: Op, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         known = [self.known(x) for x in inputs]
         found = prepared(self.here, op, known)
         if not found.smaller:
-            return super().run(op, known)
+            return super()._ran(op, known)
         with scope.using(interpreter=_Smaller(self, found.placement)):
             made: Any = op.smaller(*known)
         return tuple(made)
@@ -193,7 +192,7 @@ class Building(Recording):
         if x.layout is not None and value.layout != x.layout:
             value = self.change(value, x.layout, None)
         name = next(name for name, tensor in self.tensors.items() if tensor is x)
-        self._standing[id(x)] = value
+        standing.traced, standing.layout, standing.requires_grad = value.traced, value.layout, value.requires_grad
         self.tracer.assign(name, value.traced)
 
     # ---------------------------------------------------------------- training and modules

@@ -1,0 +1,200 @@
+"""What is written through a view is written over its base, and read from its other views: at once, in graphs, and in jobs; gradients too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from ranks import on_ranks
+
+import jobflow as flow
+import jobflow.typing as tp
+from jobflow import nn
+from jobflow.core.layout import B, S
+from jobflow.engine.placements import placement
+
+W = np.random.default_rng(1).uniform(0.5, 2, (4, 6)).astype(np.float32)
+X = np.random.default_rng(2).uniform(-1, 1, (4, 6)).astype(np.float32)
+Function = Callable[[Any, Any], Any]
+
+
+def chained(w: Any, x: Any) -> Any:
+    z = w * 1
+    part = z.t()[1:4].unsqueeze(0)
+    part[0, 1].mul_(x[:, 1])
+    return z, part * 2
+
+
+def read_after(w: Any, x: Any) -> Any:
+    """Views made before their base is written over show what it holds then."""
+    z = w * 1
+    row, turned = z[2], z.transpose(0, 1)
+    z.mul_(x)
+    row.add_(1)
+    return row * 3, turned + 0, z
+
+
+def copies(w: Any, x: Any) -> Any:
+    """What is no view stays as it is, and so does what it was made of."""
+    z = w * 1
+    flat, order = z.t().reshape(-1), z.t().contiguous()
+    flat.mul_(2)
+    order.add_(x.t())
+    return z, flat, order
+
+
+def unbound(w: Any, x: Any) -> Any:
+    z = w * 1
+    for i, row in enumerate(z.unbind(0)):
+        row.mul_(i + 1)
+    for part in z.chunk(2, 1):
+        part[:, 0] = 0.25
+    return z
+
+
+def one(write: Callable[[Any, Any], Any]) -> Function:
+    def function(w: Any, x: Any) -> Any:
+        z = w * 2
+        write(z, x)
+        return z
+
+    return function
+
+
+FUNCTIONS: dict[str, Function] = {
+    "slice": one(lambda z, x: z[1:, ::2].mul_(x[1:, ::2])),
+    "select": one(lambda z, x: z.select(1, 2).add_(x[:, 0])),
+    "narrow": one(lambda z, x: z.narrow(0, 1, 2).exp_()),
+    "view": one(lambda z, x: z.view(-1)[3:9].mul_(2)),
+    "flatten": one(lambda z, x: z.flatten().__setitem__(0, 7.0)),
+    "transpose": one(lambda z, x: z.t().mul_(x.t())),
+    "squeeze": one(lambda z, x: z.unsqueeze(1).squeeze(1).add_(x)),
+    "unflatten": one(lambda z, x: z.unflatten(1, (2, 3))[:, 1].mul_(x[:, :3])),
+    "mask": one(lambda z, x: z[2].masked_fill_(x[2] > 0, 0.5)),
+    "chained": chained,
+    "read after": read_after,
+    "copies": copies,
+    "unbound": unbound,
+}
+
+
+class Model(nn.Module):  # type: ignore[misc]
+    def __init__(self, function: Function, **where: Any) -> None:
+        super().__init__()
+        self.w = nn.Parameter(flow.tensor(W, **where))
+        self.function = function
+
+    def forward(self, x: Any) -> list[Any]:
+        made = self.function(self.w, x)
+        several = list(made) if isinstance(made, tuple) else [made]
+        loss = sum(y.square().sum() for y in several)
+        return [loss, *several]
+
+
+class Step(nn.Graph):  # type: ignore[misc]
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+        self.add_optimizer(flow.optim.SGD(model.parameters(), lr=0.01))
+
+    def build(self, x: Any) -> list[Any]:
+        made: list[Any] = self.model(x)
+        made[0].backward()
+        return made
+
+
+def at_once(function: Function) -> list[np.ndarray]:
+    model = Model(function)
+    made = model(flow.tensor(X))
+    made[0].backward()
+    return [*(y.detach().numpy() for y in made), W - 0.01 * model.w.grad.numpy()]
+
+
+def same(given: list[Any], expected: list[np.ndarray]) -> None:
+    for one, other in zip(given, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["slice", "transpose"])
+def test_at_once(name: str) -> None:
+    """What tensors give at once, with which the others are compared, is what NumPy's views give."""
+    z = W * 2
+    {"slice": lambda: z[1:, ::2].__imul__(X[1:, ::2]), "transpose": lambda: z.T.__imul__(X.T)}[name]()
+    np.testing.assert_allclose(at_once(FUNCTIONS[name])[1], z, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_in_a_graph(name: str) -> None:
+    expected = at_once(FUNCTIONS[name])
+
+    def program(rank: int) -> None:
+        here = placement("cpu", [0, 1])
+        for w, x in ((B, S(0)), (S(0), B), (S(1), S(1))):
+            model = Model(FUNCTIONS[name], placement=here, sbp=w)
+            made = Step(model)(flow.tensor(X, placement=here, sbp=x))
+            same([*(y.numpy() for y in made), model.w.detach().numpy()], expected)
+
+    on_ranks(2, program)
+    model = Model(FUNCTIONS[name])
+    made = Step(model)(flow.tensor(X))
+    same([*(y.numpy() for y in made), model.w.detach().numpy()], expected)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_in_a_job(name: str) -> None:
+    model = Model(FUNCTIONS[name])
+    flow.config.cpu_device_num(2)
+
+    @flow.global_function(type="train")
+    def job(x: tp.Numpy.Placeholder((4, 6))) -> list[tp.Numpy]:
+        made: list[Any] = model(x)
+        flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.01]), momentum=0).minimize(made[0])
+        return made
+
+    made = job(X)
+    same([made[0].reshape(()), *made[1:], model.w.detach().numpy()], at_once(FUNCTIONS[name]))
+
+
+class Buffered(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", flow.zeros(3, 2))
+
+    def forward(self, x: Any) -> Any:
+        self.rows[1].add_(x)
+        self.rows.data[2].sub_(x)
+        return self.rows.sum(0) * 1
+
+
+def test_through_views_of_buffers() -> None:
+    class Called(nn.Graph):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = Buffered()
+
+        def build(self, x: Any) -> Any:
+            return self.model(x)
+
+    graph, once, x = Called(), Buffered(), flow.tensor([1.0, 2.0])
+    for _ in range(3):
+        np.testing.assert_array_equal(graph(x).numpy(), once(x).numpy())
+        np.testing.assert_array_equal(graph.model.rows.numpy(), once.rows.numpy())
+    np.testing.assert_array_equal(once.rows.numpy(), [[0, 0], [3, 6], [-3, -6]])
+
+
+@pytest.mark.parametrize("write", [lambda z: z.detach().mul_(2), lambda z: z[1].data.mul_(2), lambda z: without_gradients(z)])
+def test_a_gradient_that_would_be_lost_is_an_error(write: Callable[[Any], Any]) -> None:
+    def function(w: Any, x: Any) -> Any:
+        z = w * x
+        write(z)
+        return z
+
+    with pytest.raises(flow.JobflowError, match=r"test_writing_through_views.py:\d+: .* requires gradients would be written over .* clone\(\)"):
+        Step(Model(function))(flow.tensor(X))
+
+
+def without_gradients(z: Any) -> None:
+    with flow.no_grad():
+        z[0].mul_(2)
