@@ -19,12 +19,11 @@ from jobflow.engine.placements import on_host, sbp_tuple
 from jobflow.engine.placements import placement as public_placement
 from jobflow.functional import devices as where
 from jobflow.functional.casting import named
-from jobflow.functional.gradients import clone
+from jobflow.functional.gradients import clone, without_gradient
 from jobflow.functional.promotion import cast
 from jobflow.functional.values import numpy as numpy
 from jobflow.functional.values import value_of as value_of
 from jobflow.ops.layout_ops import Copy
-from jobflow.ops.scalar import Detach
 
 
 def layout_of(what: str, placement: public_placement | None, sbp: Any, ndim: int) -> Layout | None:
@@ -207,12 +206,7 @@ def _meant(given: Any) -> dict[str, Any]:
 
 def _data(x: Tensor) -> Tensor:
     """x in the same memory, as a tensor that the graph of gradients does not know."""
-    if building_now() is not None:
-        return run(Detach(), x)
-    made = Tensor(x.type, x.layout, x.array)
-    made._device, made.origin = x._device, x.origin
-    shows(x, made)
-    return made
+    return without_gradient(x, shows)
 
 
 def _set_data(x: Tensor, value: Tensor) -> None:

@@ -238,15 +238,20 @@ def requires_grad_(x: Tensor, requires_grad: bool = True) -> Tensor:
     return x
 
 
-@method()
-def detach(x: Tensor) -> Tensor:
-    """x, in the same memory, as a tensor that no gradient goes through."""
+def without_gradient(x: Tensor, tie: Callable[[Tensor, Tensor], None]) -> Tensor:
+    """x in the same memory, without what made it; `tie` notes that the second tensor looks at the memory of the first."""
     if building_now() is not None:
         return run(Detach(), x)
     made = Tensor(x.type, x.layout, x.array)
     made._device, made.origin = x._device, x.origin
-    x.shares(made)
+    tie(x, made)
     return made
+
+
+@method()
+def detach(x: Tensor) -> Tensor:
+    """x, in the same memory, as a tensor that no gradient goes through."""
+    return without_gradient(x, Tensor.shares)
 
 
 @method()
