@@ -13,13 +13,14 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
 
 from jobflow.checkpoint import manifest, safetensors
 from jobflow.checkpoint.manifest import Manifest, Spans, box_text
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import CheckpointError, ReplacedError, did_you_mean
 from jobflow.core.layout import Box, whole_box
 from jobflow.core.remote import AnyPath, RemotePath, StoreError, path_of

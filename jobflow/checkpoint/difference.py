@@ -7,13 +7,13 @@ a NaN and a number differ by infinity.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
 
 from jobflow.checkpoint.checkpoint_reader import Checkpoint, Stored
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import CheckpointError, did_you_mean
 
 Array = np.ndarray[Any, Any]

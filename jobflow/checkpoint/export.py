@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from jobflow.checkpoint.file_system import files_of
 from jobflow.checkpoint.local_drafts import DONE, Folder, new_place
 from jobflow.checkpoint.safetensors import Place, bytes_of, header_of, read_header, read_tensor, storable
 from jobflow.checkpoint.store import save
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import CheckpointError
 from jobflow.core.npy import FileArray, in_archive
 from jobflow.core.remote import AnyPath, RemotePath, path_of

@@ -13,13 +13,13 @@ import os
 import re
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
 from jobflow.checkpoint import manifest
 from jobflow.checkpoint.file_system import Files, files_of
 from jobflow.checkpoint.owner import host, is_alive, start_of
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import CheckpointError
 from jobflow.core.notices import notice
 

@@ -23,9 +23,10 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import CheckpointError
 from jobflow.core.layout import Span
 from jobflow.core.remote import AnyPath

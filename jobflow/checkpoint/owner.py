@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.untrusted import whole
 from jobflow.runtime.world.service.members import node_name
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from jobflow.checkpoint.file_system import Files, files_of
 from jobflow.checkpoint.manifest import Spans
 from jobflow.checkpoint.rank_files import Piece
 from jobflow.checkpoint.remote_drafts import UnsureError
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import CheckpointError, ReplacedError
 from jobflow.core.remote import AnyPath
 from jobflow.core.types import Array, TensorType

@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from jobflow.checkpoint import safetensors
@@ -23,6 +23,7 @@ from jobflow.checkpoint.drafts import Draft
 from jobflow.checkpoint.file_system import Files
 from jobflow.checkpoint.local_drafts import PART
 from jobflow.checkpoint.manifest import Entry, FileEntry, Manifest, Shard, Spans, check_shards, digest
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import CheckpointError
 from jobflow.core.remote import AnyPath, RemotePath, StoreError
 from jobflow.core.types import Array

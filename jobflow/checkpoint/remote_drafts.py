@@ -16,13 +16,14 @@ import re
 import time
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from uuid import uuid4
 
 from jobflow.checkpoint import manifest
 from jobflow.checkpoint.file_system import Files, files_of
 from jobflow.checkpoint.manifest import Manifest
 from jobflow.checkpoint.owner import Owner
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import CheckpointError
 from jobflow.core.notices import notice
 from jobflow.core.remote import RemotePath, Status, StoreError

@@ -13,13 +13,13 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 from jobflow.checkpoint import checkpoint_reader as reading
 from jobflow.checkpoint import drafts, manifest, sessions
 from jobflow.checkpoint.manifest import Manifest
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, CheckpointError, ReplacedError
 from jobflow.core.remote import AnyPath, RemotePath, StoreError, path_of
 from jobflow.engine.session import Session

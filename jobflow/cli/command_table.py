@@ -7,8 +7,9 @@ and `run(given) -> exit code`, which imports what it needs.
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
 from types import ModuleType
+
+from jobflow.core.dataclass import dataclass
 
 
 @dataclass(frozen=True)

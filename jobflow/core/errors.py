@@ -29,8 +29,9 @@ import os
 import sys
 from collections.abc import Iterable
 from contextvars import ContextVar
-from dataclasses import dataclass
 from types import FrameType
+
+from jobflow.core.dataclass import dataclass
 
 __all__ = [
     "AbortedError",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
 from typing import Any
+
+from jobflow.core.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from typing import Any, ClassVar
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import PlacementError, SbpError
 from jobflow.core.types import Array, TensorType
 

@@ -10,12 +10,12 @@ import os
 import struct
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.remote import AnyPath
 from jobflow.core.types import Array
 from jobflow.core.untrusted import MEMORY, Fault, Mark, mark_of, open_regular, shape_of

@@ -9,10 +9,11 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar, Token
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import wraps
 from typing import Any, ClassVar, Literal, ParamSpec, Protocol, Self, TypeVar
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, JobError, PlacementError, did_you_mean, user_line
 from jobflow.core.layout import Placement
 from jobflow.core.types import Tensor

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from jobflow.core.dataclass import dataclass
 
 if TYPE_CHECKING:
     from rich.table import Table

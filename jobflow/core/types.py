@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import DtypeError
 
 #: A NumPy or CuPy array.  Kernels see nothing else.

@@ -13,12 +13,12 @@ import os
 import re
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, FileError
 from jobflow.core.remote import AnyPath, RemotePath, local_copy
 

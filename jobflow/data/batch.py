@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, JobflowError, counted
 from jobflow.core.layout import cut
 from jobflow.core.types import Array

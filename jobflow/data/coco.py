@@ -10,12 +10,13 @@ out.  Categories are numbered from 1 in the order of their ids, images are in th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.remote import AnyPath, path_of
 from jobflow.core.types import Array
 from jobflow.core.untrusted import IMAGE, MEMORY, content, json_tree, plain_name, whole

@@ -13,12 +13,12 @@ import io
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import DataError, JobflowError, did_you_mean
 from jobflow.core.extras import optional
 from jobflow.core.types import Array, DType

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, ShapeError
 from jobflow.core.types import Array, TensorType
 from jobflow.data.ahead import Pending, Pool, Reading

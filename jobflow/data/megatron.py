@@ -8,11 +8,11 @@ documents are shuffled, all epochs that are used whole together and the last one
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property, partial
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, DataError
 from jobflow.core.remote import AnyPath, path_of
 from jobflow.core.types import Array

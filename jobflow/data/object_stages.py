@@ -6,11 +6,11 @@ which another one says which point of which polygon of which object each is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import DataError
 from jobflow.core.types import Array, DType
 from jobflow.core.untrusted import IMAGE

@@ -10,12 +10,13 @@ of FlatBuffers begins with how far before it the table of its fields lies; of ea
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import DataError
 from jobflow.core.extras import optional
 from jobflow.core.remote import AnyPath

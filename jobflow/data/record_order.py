@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, count, islice
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.remote import AnyPath, path_of
 from jobflow.core.types import Array
 from jobflow.core.untrusted import Fault, mapped

@@ -16,11 +16,11 @@ splitmix64, because a batch's numbers should cost microseconds.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError
 from jobflow.core.types import Array
 from jobflow.expressions import philox

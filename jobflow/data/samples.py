@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, DataError, JobflowError, did_you_mean
 from jobflow.core.types import DTYPES, Array, DType, TensorType, dtype_named, dtype_of
 

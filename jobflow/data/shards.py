@@ -6,11 +6,11 @@ import hashlib
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array
 from jobflow.data.ahead import Pool
 from jobflow.data.batch import Batch, Ordered, Position, Stretch

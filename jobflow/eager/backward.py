@@ -9,12 +9,13 @@ from __future__ import annotations
 import heapq
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 import jobflow.core.scope as scope
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, JobError, PlacementError, ShapeError, user_line
 from jobflow.core.layout import MAX, B, Layout, Partial
 from jobflow.core.types import type_of

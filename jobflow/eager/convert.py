@@ -10,13 +10,14 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 import jobflow.core.scope as scope
 from jobflow.compiler.layouts.box import Reroute
 from jobflow.compiler.layouts.paths import path
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import DivergedError, user_line
 from jobflow.core.layout import B, Layout, Local, Placement
 from jobflow.core.types import Array, TensorType

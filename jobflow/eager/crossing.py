@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 import jobflow.core.scope as scope
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ShapeError, user_line
 from jobflow.core.layout import Broadcast, Layout, Placement, Sbp, Split
 from jobflow.core.types import DTYPES, TensorType

@@ -8,10 +8,11 @@ Parameters and buffers of a module that is called are variables of the session; 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jobflow.core.scope as scope
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, JobflowError, user_line
 from jobflow.core.layout import B, Layout, Sbp
 from jobflow.eager.recording import Recording

@@ -8,8 +8,8 @@ that part replaced"; and a view whose memory was written over since it was made 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, user_line
 from jobflow.eager.state import EagerState, mixed
 from jobflow.eager.tape import Gradients, follow, record

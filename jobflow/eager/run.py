@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ import numpy as np
 import jobflow.core.scope as scope
 from jobflow.compiler.layouts.choose import Case, Operand, choose
 from jobflow.compiler.rank.local import on_rank
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, JobflowError, PlacementError, PlanError, SbpError, user_line
 from jobflow.core.layout import B, Layout, Partial, Placement
 from jobflow.core.types import Array, TensorType, int64

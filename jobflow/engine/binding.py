@@ -9,12 +9,12 @@ Ranks bind together, each for itself, and tell each other what they have planned
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from jobflow.compiler.compile import ordered_program, plan_rank, rank_program
 from jobflow.compiler.rank.local import Program
 from jobflow.compiler.rank.order import Ordered
 from jobflow.core.collection import collection_paused
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError
 from jobflow.core.layout import Layout
 from jobflow.core.types import contiguous_strides

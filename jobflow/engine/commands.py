@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
 from jobflow.core.cache_folder import choose_cache_folder
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobflowError
 from jobflow.core.layout import Layout
 from jobflow.core.types import Array

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from jobflow.compiler.front.trace import RUN_COUNTER
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, JobflowError, ShapeError, SourceLine, user_line
 from jobflow.core.layout import Box, Layout, Local
 from jobflow.core.types import Array

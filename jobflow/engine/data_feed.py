@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import SourceLine
 from jobflow.core.types import Array, TensorType
 from jobflow.typing.annotations import Declared

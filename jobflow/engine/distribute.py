@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
 
 import jobflow.core.scope as scope
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, JobError, SbpError, user_line
 from jobflow.core.layout import B, P, Placement, S, Sbp, Split
 from jobflow.core.notices import notice

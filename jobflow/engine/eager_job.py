@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property, partial
 from typing import Any, NoReturn
 
 import jobflow.core.scope as scope
 from jobflow.compiler.front.trace import Tracer
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, user_line
 from jobflow.core.types import Tensor
 from jobflow.engine.body import JobBody

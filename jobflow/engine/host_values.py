@@ -9,7 +9,6 @@ Those that depend on arguments, constants and the run counter alone.  Of others,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 
 from jobflow.compiler.front.trace import RUN_COUNTER
 from jobflow.compiler.rank.lower import local_box
+from jobflow.core.dataclass import dataclass
 from jobflow.core.layout import Local
 from jobflow.core.types import Array
 from jobflow.graph.ir import Node, Value, nodes_behind

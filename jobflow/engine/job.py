@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from jobflow.compiler.front.differentiate import reached_from, trained_variables
 from jobflow.compiler.front.microbatch import cut_batch, explained
 from jobflow.compiler.front.trace import Tracer
 from jobflow.core.collection import collection_paused
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, SourceLine
 from jobflow.core.layout import Placement
 from jobflow.core.notices import notice

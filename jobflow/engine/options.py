@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import Any
 
 import jobflow.core.scope as scope
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, did_you_mean, user_line
 from jobflow.core.extras import optional
 from jobflow.core.notices import notice

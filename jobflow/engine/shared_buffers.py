@@ -11,12 +11,12 @@ Ranks whose shapes differ, multiple clients, and devices with memory of their ow
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.layout import Layout, Local
 from jobflow.core.types import Array, TensorType, contiguous_strides, dtype_of
 from jobflow.graph.ir import Physical, Value

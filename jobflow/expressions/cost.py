@@ -10,8 +10,8 @@ Both together are a cost in bytes: what can be computed for less than it costs t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.types import TensorType
 from jobflow.expressions.language import Expression, in_order
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, TensorType, Xp
 
 #: for each axis of an operand the axis of the space; None for an axis of one element that is repeated, LOOKED_UP for one that the space has not

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import DtypeError, JobError
 from jobflow.core.types import DType, bool_, float64, int32, int64, plain
 

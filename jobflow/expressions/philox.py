@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
 from functools import cache
 from typing import TypeAlias
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.layout import Box
 from jobflow.core.types import Array, Xp
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 import jobflow.core.scope as scope
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, JobError, ShapeError, user_line
 from jobflow.core.layout import Layout
 from jobflow.core.types import TensorType

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, user_line
 from jobflow.core.layout import B, Layout, Partial
 from jobflow.core.types import Array, TensorType, float64

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import AxisError, DtypeError, JobError, ShapeError, user_line
 from jobflow.core.layout import B, Layout, Split
 from jobflow.core.types import Array, TensorType, bool_, dtype_of, int64

@@ -6,9 +6,10 @@ All of it is immutable, so graphs may share nodes: a pass builds a new graph, of
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, field
 from typing import Literal, TypeAlias
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import NOWHERE, SourceLine
 from jobflow.core.layout import B, Layout, Local, Placement, S, Sbp, Split
 from jobflow.core.types import TensorType, Typed

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import NOWHERE, SourceLine
 from jobflow.core.layout import Placement
 from jobflow.core.types import DType

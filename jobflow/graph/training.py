@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import SourceLine
 from jobflow.core.layout import Broadcast, Span, cut
 from jobflow.core.types import DType, Tensor, TensorType

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array
 from jobflow.expressions.language import Expression, replaced, row_sum
 from jobflow.kernels.loop_operands import facts, loop_shape

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import count
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, DType, TensorType, contiguous_strides, type_of
 from jobflow.expressions.index_space import LOOKED_UP
 from jobflow.kernels import llvm

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.types import DType, float32, float64, int32, int64
 from jobflow.expressions import language as f
 from jobflow.expressions.error_function import ERFC_END, ERFC_SINGLE, LARGE, MIDDLE, ONE_OVER_ROOT_PI, SMALL

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, TensorType, dtype_of
 from jobflow.kernels import registry
 from jobflow.kernels.region import Made, Region

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, DType, TensorType, dtype_of, float32
 from jobflow.expressions.language import Expression, in_order
 from jobflow.kernels.loop_space import LoopForm, OperandAccess, Space, address, overlaps, space_of, steps

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, DType
 
 #: along the innermost axis: elements side by side, the same backwards, one element for all, apart by any stride; `number`: one for the whole loop

@@ -12,10 +12,10 @@ import hashlib
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from jobflow.core.cache_folder import cache_folder
+from jobflow.core.dataclass import dataclass
 from jobflow.core.notices import notice
 
 _MARK = b"jobflow machine code 2\n"

@@ -6,10 +6,11 @@ layer norm of x.transpose(1, 2)      rows [n, c] of x are no matrix in memory: x
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, DType, dtype_of
 from jobflow.expressions.index_space import IndexSpace
 from jobflow.ops.op import Call

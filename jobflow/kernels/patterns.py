@@ -10,9 +10,10 @@ Each fold and triangle has samples, which are its test: they hit this row and no
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, TensorType
 from jobflow.kernels.region import Region
 from jobflow.ops.activation import Gelu

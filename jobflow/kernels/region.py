@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, TensorType, Xp, dtype_of
 from jobflow.expressions.index_space import IndexSpace
 from jobflow.expressions.language import Expression, in_order, make

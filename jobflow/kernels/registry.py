@@ -13,13 +13,13 @@ class.  In the last tier every operation has its kernel.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib import import_module
 from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import PlanError
 from jobflow.core.types import Array, DType, TensorType, contiguous_strides, float32
 from jobflow.kernels import half

@@ -7,8 +7,9 @@ pass; where that is dear, the first pass leaves them in a scratch row.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.layout import MAX
 from jobflow.expressions import language as f
 from jobflow.expressions.language import Expression, element, in_order

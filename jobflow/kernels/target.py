@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from jobflow.core.dataclass import dataclass
 
 if TYPE_CHECKING:
     from jobflow.kernels.patterns import Patterns

@@ -17,7 +17,6 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, JobError, user_line
 from jobflow.core.extras import optional
 from jobflow.core.signatures import variant

@@ -18,10 +18,11 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, field, fields
 from typing import Any
 
 import jobflow.core.scope as scope
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, JobError, did_you_mean, user_line
 from jobflow.core.types import Tensor
 from jobflow.eager.faces import is_tensor

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import sqrt
 
 import jobflow.core.scope as scope
 import jobflow.legacy.layers as layers
 import jobflow.legacy.math as math
 import jobflow.nn as nn
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, user_line
 from jobflow.core.types import Tensor, int32
 from jobflow.legacy.arrays import cast, gather, matmul, reshape, slice, transpose

@@ -7,11 +7,11 @@ that the program reads.  What is made of several ops gets its gradient from thei
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import jobflow.core.scope as scope
+from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Tensor, TensorType
 from jobflow.ops.arithmetic import Add
 from jobflow.ops.op import Grads, Op, apply, types_tuple

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields
+from dataclasses import MISSING, field, fields
 from numbers import Integral
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias, dataclass_transform
@@ -33,6 +33,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias, dataclass_transf
 import numpy as np
 
 import jobflow.core.scope as scope
+from jobflow.core.dataclass import Frozen, dataclass
 from jobflow.core.errors import ArgumentError, JobError, ShapeError, user_line
 from jobflow.core.layout import Box, Rule
 from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, bool_
@@ -88,19 +89,9 @@ def sample(op: Op, *arrays: Any, **options: Any) -> Sample:
     return Sample(op, tuple(np.asarray(a) for a in arrays), **options)
 
 
-class _Frozen:
-    """No attribute is set once an object is made."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise FrozenInstanceError(f"cannot assign to field {name!r}")
-
-    def __delattr__(self, name: str) -> None:
-        raise FrozenInstanceError(f"cannot delete field {name!r}")
-
-
 @dataclass_transform(eq_default=False, frozen_default=True, field_specifiers=(field,))
 @dataclass(frozen=True, eq=False)
-class Op(_Frozen):
+class Op(Frozen):
     """An operation; see the module's docstring for what a subclass provides.  Classes derived from it are frozen dataclasses."""
 
     #: output index -> index of the input whose memory it overwrites
@@ -134,8 +125,6 @@ class Op(_Frozen):
             setattr(cls, name, getattr(cls, name))
         if len(cls.__bases__) > 1 or not vars(cls).keys().isdisjoint(("__annotations__", "__post_init__")):  # others are made as their base is
             dataclass(frozen=True, eq=False, repr=False)(cls)
-            for name in ("__setattr__", "__delattr__"):
-                delattr(cls, name)
 
     def __eq__(self, other: object) -> bool:
         """Equal ops do the same to the last bit, for caches are keyed by ops: 0.0 is not -0.0, and 1 is neither 1.0 nor True."""

@@ -7,12 +7,12 @@ A prime marks a new value.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, Xp, float64
 from jobflow.expressions import language
 from jobflow.expressions.language import Expression

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import Box, Rule
 from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, float32, float64, int64

@@ -8,10 +8,10 @@ received).  Variables are always there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import NOWHERE
 from jobflow.core.tables import TextTable
 from jobflow.plan.plan import Collective, Compute, Instruction, Plan, Slot, Transfer, Wait

@@ -8,10 +8,11 @@ own) and ``common/...`` (stored once for all ranks of the node).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import accumulate
 from typing import Literal, TypeAlias
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import NOWHERE, SourceLine
 from jobflow.core.layout import Box, Reduction, cut
 from jobflow.core.types import TensorType, contiguous_strides

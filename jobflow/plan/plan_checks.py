@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import PlanError
 from jobflow.plan.plan import Announced, Collective, Compute, Plan, Slot, Transfer, Wait
 from jobflow.plan.storage import is_common

@@ -8,8 +8,9 @@ common: once, instead of a copy each.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.layout import Broadcast
 from jobflow.core.types import contiguous_strides
 from jobflow.graph.ir import Graph, Variable

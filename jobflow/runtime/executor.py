@@ -11,11 +11,11 @@ the ranks tell each other there: all of them raise the first error, and can run 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import NOWHERE, AbortedError, JobflowError
 from jobflow.core.types import Array
 from jobflow.kernels import registry

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 from typing import Literal, TypeAlias
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import NOWHERE, SourceLine
 from jobflow.core.types import Array
 from jobflow.ops.op import Call

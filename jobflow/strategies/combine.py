@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, user_line
 from jobflow.core.scope import View
 from jobflow.strategies.data_parallel import data_parallel

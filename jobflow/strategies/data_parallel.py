@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, user_line
 from jobflow.core.layout import S, Sbp
 from jobflow.core.scope import View

@@ -15,13 +15,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import accumulate
 from typing import ClassVar
 
 from jobflow.compiler.front.pipeline_order import USUAL
 from jobflow.compiler.front.schedule import SCHEDULES
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, PlacementError, user_line
 from jobflow.core.layout import Rule
 from jobflow.graph.ir import Node, Value

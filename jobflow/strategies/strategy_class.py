@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.layout import Placement, Sbp
 from jobflow.core.scope import View
 from jobflow.graph.ir import Node, Value

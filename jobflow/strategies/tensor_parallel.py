@@ -20,9 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import field
 from fnmatch import fnmatchcase
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError
 from jobflow.core.layout import B, Broadcast, Partial, Sbp, Signature, Split
 from jobflow.graph.ir import Node, Value

@@ -6,7 +6,6 @@ import importlib.util
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import ModuleType
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ from jobflow.compiler.layouts.box import Reroute, box
 from jobflow.compiler.layouts.bucket import bucket
 from jobflow.compiler.layouts.shard import shard
 from jobflow.compiler.rank.local import Program
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, JobError, SourceLine, counted, did_you_mean
 from jobflow.core.imports import ImportFailedError, module_named
 from jobflow.core.tables import TextTable

@@ -8,9 +8,9 @@ program and lights up what it reads and who reads it.  Here is where everything 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from jobflow.compiler.layouts.box import Reroute
+from jobflow.core.dataclass import dataclass
 from jobflow.graph.ir import Node, Phase, Physical
 from jobflow.tools.pages import page
 

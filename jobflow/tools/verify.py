@@ -18,13 +18,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
 
 import jobflow.core.scope as scope
 from jobflow.compiler.layouts.box import Reroute
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, ConfigError, JobError
 from jobflow.core.layout import Placement
 from jobflow.core.types import Array

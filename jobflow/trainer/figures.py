@@ -6,13 +6,13 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import metadata
 
 import numpy as np
 import psutil
 
 from jobflow.compiler.layouts.box import Reroute
+from jobflow.core.dataclass import dataclass
 from jobflow.core.layout import Local
 from jobflow.core.version import __version__
 from jobflow.engine.binding import Loaded, StorageChoice

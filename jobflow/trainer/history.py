@@ -6,13 +6,14 @@ import math
 import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.remote import AnyPath
 from jobflow.trainer.metrics import recorded
 from jobflow.trainer.units import is_share

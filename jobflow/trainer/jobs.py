@@ -13,13 +13,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
 import jobflow.core.scope as scope
 from jobflow.compiler.front.dynamic_loss_scale import NOT_FINITE
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, at_line, counted, did_you_mean
 from jobflow.core.layout import cut
 from jobflow.core.types import Array, TensorType, bfloat16, float16, float32

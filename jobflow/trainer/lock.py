@@ -17,13 +17,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from uuid import uuid4
 
 from jobflow.checkpoint.file_system import files_of
 from jobflow.checkpoint.owner import Owner
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, FileError
 from jobflow.core.notices import notice
 from jobflow.core.remote import AnyPath, RemotePath, StoreError

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jobflow.checkpoint import drafts, sessions
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import CheckpointError, ConfigError, at_line, counted
 from jobflow.core.notices import notice
 from jobflow.core.remote import AnyPath, RemotePath, is_remote

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import CodeType
 from typing import Any
@@ -14,6 +14,7 @@ import jobflow.legacy.arrays as arrays
 import jobflow.legacy.layers as layers
 import jobflow.legacy.math as math
 import jobflow.nn as nn
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, SourceLine, at_line, did_you_mean
 from jobflow.core.scope import checkpointed
 from jobflow.core.types import TensorType, float32, int32

@@ -6,12 +6,12 @@ import csv
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, ConfigError
 from jobflow.core.remote import AnyPath, path_of
 from jobflow.core.types import Array, TensorType, int32

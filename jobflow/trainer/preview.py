@@ -6,9 +6,10 @@ The train job is compiled for whole batches; no rank starts, nothing is written.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import counted
 from jobflow.core.tables import TextTable
 from jobflow.data.samples import Samples

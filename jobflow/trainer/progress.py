@@ -13,11 +13,11 @@ import os
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from time import perf_counter
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import counted
 from jobflow.trainer.units import clock_text, metric_text, metrics_text, number_text, rate_text
 from jobflow.trainer.watching import ENDS, EvaluationReport, Outcome, RunInfo, StepReport, Watcher

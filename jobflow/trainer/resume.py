@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeVar
 
 from jobflow.checkpoint import drafts, sessions, store
 from jobflow.checkpoint.series import TRIES, Series
 from jobflow.compiler.front.dynamic_loss_scale import NOT_FINITE
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import CheckpointError, ConfigError, JobflowError, ReplacedError
 from jobflow.core.notices import notice
 from jobflow.core.remote import AnyPath, path_of

@@ -14,12 +14,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 import psutil
 
+from jobflow.core.dataclass import dataclass
 from jobflow.engine.commands import Tell
 from jobflow.engine.session import Session
 from jobflow.runtime.world.launched import launched

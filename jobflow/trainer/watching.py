@@ -8,10 +8,11 @@ Watchers live on rank 0 alone.  They see what has happened and decide nothing; a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.notices import notice
 from jobflow.core.remote import AnyPath
 from jobflow.engine.compiled import Compiled

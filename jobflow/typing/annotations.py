@@ -10,9 +10,9 @@ device.  A placeholder is a class, so it nests in `typing.Tuple`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, SourceLine, user_line
 from jobflow.core.types import DType, TensorType, dtype_of, float32, record, tensor_buffer
 

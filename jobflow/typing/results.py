@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError
 from jobflow.core.types import Array, Tensor, TensorType
 from jobflow.typing.annotations import Bundle, Callback, ListListNumpy, ListNumpy, Numpy

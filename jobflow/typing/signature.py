@@ -6,12 +6,13 @@ import ast
 import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import CodeType
 from typing import Any
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, JobError, SourceLine, user_line
 from jobflow.core.notices import notice
 from jobflow.core.types import TensorType, bfloat16

@@ -8,10 +8,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jobflow.core.dataclass import dataclass
 from jobflow.distributed.processes import ending, finished
 from jobflow.runtime.world.environment import inherited
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from jobflow.core.dataclass import dataclass
 
 OK, NOTE, PROBLEM = "OK", "note", "problem"
 GIB = 1 << 30

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import jobflow.core.scope as scope
 from jobflow.compiler.front.dynamic_loss_scale import Scaling
 from jobflow.compiler.front.gradient_sums import added, shorter_sum
 from jobflow.compiler.front.trace import Tracer, recorded
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, PlanError
 from jobflow.core.layout import B, P, Split
 from jobflow.core.types import DType, Tensor, TensorType, bool_, float16, int64

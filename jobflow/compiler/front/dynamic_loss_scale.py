@@ -13,10 +13,11 @@ everything as it was, the train step and the statistics of batch normalisation i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from jobflow.compiler.front.gradient_sums import added
 from jobflow.compiler.front.trace import Tracer
+from jobflow.core.dataclass import dataclass
 from jobflow.core.layout import B
 from jobflow.core.types import Tensor, TensorType, float32, int64
 from jobflow.graph.ir import Graph, Node, Value

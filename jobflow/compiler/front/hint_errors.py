@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from jobflow.compiler.layouts.choose import Case, Marks, choose
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import SbpError
 from jobflow.core.layout import Broadcast, Sbp, Signature, Split
 from jobflow.graph.ir import Node, Value

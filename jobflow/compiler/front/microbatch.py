@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from jobflow.compiler.front.differentiate import (
     Gradients,
@@ -44,6 +44,7 @@ from jobflow.compiler.front.differentiate import (
 )
 from jobflow.compiler.front.gradient_sums import added, addends
 from jobflow.compiler.front.trace import Tracer, recorded
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, JobError, ShapeError, SourceLine
 from jobflow.core.layout import Box, Placement
 from jobflow.graph.ir import End, Node, Origin, Value

@@ -23,10 +23,11 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TypeAlias
 
 from jobflow.compiler.front.schedule import SCHEDULES, Form, Pass, Row, Simulation, Task, diagram, rows_of, simulate
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, PlacementError
 from jobflow.core.layout import Placement
 from jobflow.graph.ir import Graph, Node

@@ -17,10 +17,11 @@ Example: matmul, bias_add, relu, matmul, bias_add, mean, with 16 for half precis
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import jobflow.core.scope as scope
 from jobflow.compiler.front.trace import Tracer
+from jobflow.core.dataclass import dataclass
 from jobflow.core.types import DType, float32
 from jobflow.graph.ir import Node, Value
 from jobflow.graph.traced import Traced

@@ -19,8 +19,9 @@ before the first of these gradients.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.layout import Placement
 from jobflow.graph.ir import Graph, Node, Value
 from jobflow.graph.rewrite import Rewriter, made_by

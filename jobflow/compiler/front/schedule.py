@@ -20,9 +20,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import PlanError
 
 Pass = Literal["forward", "backward"]

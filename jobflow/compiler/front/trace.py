@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Literal, cast
 
 import numpy as np
 
 import jobflow.core.scope as scope
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import NOT_A_TENSOR, NOWHERE, DuplicateNameError, JobError, JobflowError, SourceLine, user_line
 from jobflow.core.layout import B, Layout, Placement, S
 from jobflow.core.types import Tensor, TensorType, int64

@@ -27,10 +27,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.layout import B, Broadcast, Partial, Sbp, Signature, Split
 from jobflow.core.types import TensorType
 from jobflow.ops.op import Op

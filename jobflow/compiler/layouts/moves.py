@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 from jobflow.compiler.rank.local import Builder, Collect, Item, Join
+from jobflow.core.dataclass import dataclass
 from jobflow.core.layout import SUM, Box, Layout, Partial, Span
 from jobflow.core.types import TensorType
 from jobflow.ops.layout_ops import Assemble, FillIdentity, SliceBox

@@ -21,12 +21,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, lru_cache
 from itertools import combinations, count, product
 
 from jobflow.compiler.layouts.moves import exchanges, moves
 from jobflow.compiler.layouts.routes import ROUTES, Change, Route
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import SbpError
 from jobflow.core.layout import B, Broadcast, Layout, Partial, S, Sbp, Split
 from jobflow.core.types import TensorType

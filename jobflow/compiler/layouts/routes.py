@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 from jobflow.compiler.rank.local import Builder, Collect, Item
+from jobflow.core.dataclass import dataclass
 from jobflow.core.layout import SUM, Box, Broadcast, Partial, Sbp, Span, Split, nested_cut
 from jobflow.core.types import TensorType
 from jobflow.ops.layout_ops import Assemble, FillIdentity, Identity, PackPieces, SliceBox, UnpackPieces

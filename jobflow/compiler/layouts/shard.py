@@ -18,11 +18,12 @@ per row travel.  The graph is then another one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import jobflow.core.scope as scope
 from jobflow.compiler.front.hint_errors import Wish, contradiction, unmet
 from jobflow.compiler.layouts.choose import Case, Choice, Marks, Operand, choose
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import PlanError
 from jobflow.core.layout import B, Layout, Local, Partial, Placement, S, Sbp, Split
 from jobflow.core.types import Tensor

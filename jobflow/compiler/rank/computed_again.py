@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from jobflow.compiler.rank.joined_space import JoinedSpace, expressions_of, joined_space
 from jobflow.compiler.rank.live_bytes import LiveBytes
 from jobflow.compiler.rank.local import Item, Step
 from jobflow.compiler.rank.order import Again
 from jobflow.compiler.rank.region_group import RegionGroup, StepFacts
+from jobflow.core.dataclass import dataclass
 from jobflow.expressions.cost import cost
 from jobflow.kernels.target import FusionLimits
 

@@ -6,9 +6,9 @@ y[n, c] = x[n, c] - m[n]      space [n, c]       z[n] = m[n] * 2      space [n],
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from jobflow.compiler.rank.local import Item, Step
+from jobflow.core.dataclass import dataclass
 from jobflow.expressions.index_space import LOOKED_UP, Places, broadcasting
 from jobflow.expressions.language import Expression, in_order
 from jobflow.kernels.region import expression_on, space_on

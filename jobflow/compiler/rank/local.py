@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import NOWHERE, PlanError, SourceLine
 from jobflow.core.layout import Box, Reduction
 from jobflow.core.types import TensorType

@@ -7,13 +7,14 @@ operations in that order cannot deadlock.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from jobflow.compiler.layouts.box import Reroute
 from jobflow.compiler.layouts.look import argument_of
 from jobflow.compiler.layouts.moves import exchange_steps, exchanges, moves, put_together, row_exchanges, shifted, take
 from jobflow.compiler.layouts.paths import changed, changes, row
 from jobflow.compiler.rank.local import Argument, Builder, Collect, Item, Join, Program, Receive, Send, on_rank
+from jobflow.core.dataclass import dataclass
 from jobflow.core.layout import Box, FlatPieces, Layout, Local, Partial, Reduction, whole_box
 from jobflow.core.types import TensorType, contiguous_strides
 from jobflow.graph.ir import Node, Physical, Value

@@ -10,7 +10,7 @@ Example: y = relu(x w + b) with three steps: x w is dead after the addition, so 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from threading import local
 
 import numpy as np
@@ -20,6 +20,7 @@ from jobflow.compiler.rank.local import Collect, Item, Join, Receive, Send, Step
 from jobflow.compiler.rank.order import Ordered
 from jobflow.compiler.rank.place import communicated, overwritten, placements
 from jobflow.compiler.rank.views import StridedWindow, is_dense, is_free, views_of, windows, written_over
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import PlanError
 from jobflow.core.types import contiguous_strides
 from jobflow.ops.layout_ops import Copy
@@ -203,13 +204,12 @@ class _Planning:
         for count, root in enumerate(roots):
             first, last = lives[root]
             need = aligned(max(root.type.nbytes, 1), self.ordered.program.target.alignment)
-            offset = 0
             starts, stops, begins, ends = placed[:, :count]
-            at_once = (begins <= last) & (first <= ends)
-            for start, stop in sorted(zip(starts[at_once].tolist(), stops[at_once].tolist(), strict=True)):
-                if offset + need <= start:
-                    break
-                offset = max(offset, stop)
+            at_once = np.flatnonzero((begins <= last) & (first <= ends))
+            at_once = at_once[starts[at_once].argsort()]
+            behind = np.concatenate(([0], np.maximum.accumulate(stops[at_once])))  # where memory may be free: before each of them, and after all
+            gaps = np.flatnonzero(behind[:-1] + need <= starts[at_once])
+            offset = int(behind[gaps[0] if gaps.size else -1])
             window = self.windows[root]
             self.slots[root] = Slot(buffer, offset, root.type, window.strides)
             placed[:, count] = offset, offset + need, first, last

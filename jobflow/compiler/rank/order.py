@@ -14,10 +14,10 @@ Example: `Adam(w, m, v, g, lr, step)` reads the step counter that `Increment(ste
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
 
 from jobflow.compiler.rank.local import Collect, Item, Program, Receive, Send, Step
 from jobflow.compiler.rank.views import views_of, written_over
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import PlanError
 from jobflow.ops.op import Op
 

@@ -18,10 +18,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from jobflow.compiler.rank.local import Collect, Item, Receive, Send, Step, WaitFor
 from jobflow.compiler.rank.order import Ordered
+from jobflow.core.dataclass import dataclass
 from jobflow.ops.op import Op, ViewOp
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from jobflow.compiler.rank.joined_space import JoinedSpace, expressions_of, space_of_step
 from jobflow.compiler.rank.local import Item, Step
+from jobflow.core.dataclass import dataclass
 from jobflow.expressions.cost import FLOPS_PER_BYTE, flops_per_element
 from jobflow.expressions.language import in_order
 from jobflow.kernels.row_phases import COLUMNS

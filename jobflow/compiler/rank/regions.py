@@ -19,7 +19,7 @@ Example: relu(x + b) followed by a product is one region x, b -> relu(x + b); x 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from jobflow.compiler.rank.computed_again import Recomputing
 from jobflow.compiler.rank.joined_space import JoinedSpace, expressions_of, joined_space
@@ -28,6 +28,7 @@ from jobflow.compiler.rank.local import Item, Join, Step
 from jobflow.compiler.rank.order import Apart, Ordered, dependencies
 from jobflow.compiler.rank.region_group import RegionGroup, StepFacts, facts_of
 from jobflow.compiler.rank.views import written_over
+from jobflow.core.dataclass import dataclass
 from jobflow.expressions.index_space import LOOKED_UP, IndexSpace, broadcasting
 from jobflow.kernels import registry
 from jobflow.kernels.region import Made, Region, RegionMember

@@ -7,13 +7,13 @@ read, only the strides and the address of the result are.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
 import numpy as np
 
 from jobflow.compiler.rank.local import Item, Step
+from jobflow.core.dataclass import dataclass
 from jobflow.core.types import TensorType, contiguous_strides
 from jobflow.ops.op import Op, ViewOp
 

@@ -7,10 +7,10 @@ logical shapes, whatever a rank holds of them, so that all ranks choose alike, a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from jobflow.core.dataclass import dataclass
 from jobflow.kernels.cpu.images import lifted_window, mirror
 from jobflow.kernels.cpu.winograd import Axis, axes
 from jobflow.ops.conv import Conv, ConvGradInput, ConvGradWeight, ConvOp, Shapes

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, dtype_of
 from jobflow.kernels.cpu import convolution_costs, winograd
 from jobflow.kernels.cpu.images import PaddedPhases, has_runs, is_innermost, load, mirror, refused, seen, stage, store

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.types import DType
 from jobflow.expressions.language import Expression, constant, in_order, make
 from jobflow.kernels.cpu.numpy_calls import SIMPLER

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array
 from jobflow.kernels.registry import implements
 from jobflow.ops.index import BatchGather, BatchSegmentSum, DimGather, DimScatterAdd, Gather, UnsortedSegmentSum

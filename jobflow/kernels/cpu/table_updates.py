@@ -8,12 +8,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, DType, dtype_of
 from jobflow.expressions import language
 from jobflow.expressions.language import Expression

@@ -6,12 +6,12 @@ import hashlib
 import importlib
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.kernels.object_cache import ObjectCache
 
 #: C++17 for hexadecimal numbers; nothing is contracted, flushed to zero or divided roughly

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, dtype_of
 from jobflow.kernels.registry import register
 from jobflow.ops.matmul import BatchMatMul, BroadcastMatMul, MatMul, RowsMatMul

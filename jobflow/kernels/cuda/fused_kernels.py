@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array
 from jobflow.kernels.cuda import fused
 from jobflow.kernels.in_turn import InTurn

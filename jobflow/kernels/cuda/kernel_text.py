@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+from jobflow.core.dataclass import dataclass
 from jobflow.expressions.language import Expression, in_order
 from jobflow.expressions.on_arrays import BLOCK, LANES
 from jobflow.kernels.cuda.primitives import FUNCTIONS, PRINTED, from_memory, literal, stored_type, to_memory, value_type

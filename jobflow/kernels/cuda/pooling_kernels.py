@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, DType, dtype_of
 from jobflow.kernels.cuda.compiled_text import compiler
 from jobflow.kernels.cuda.fused import KernelLaunch, lying

@@ -12,8 +12,9 @@ is taken in the order of the taps, with fused multiply-adds, so it has the same 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from jobflow.core.dataclass import dataclass
 from jobflow.kernels.llvm.loop_text import ATTRIBUTES
 from jobflow.kernels.llvm.machine_code import NAME
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, DType, dtype_named
 from jobflow.expressions.cost import flops_per_element
 from jobflow.expressions.language import Expression, in_order

@@ -7,11 +7,11 @@ import hashlib
 import itertools
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.extras import optional
 from jobflow.kernels.object_cache import ObjectCache
 

@@ -14,8 +14,8 @@ one row for all (a bias); it is read where a tile of y is written.  Of a triangl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from jobflow.core.dataclass import dataclass
 from jobflow.kernels.llvm.instructions import several
 from jobflow.kernels.llvm.machine_code import NAME
 from jobflow.kernels.llvm.vector_function import VectorFunction, Vectors

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.types import DType
 from jobflow.kernels.llvm.instructions import Lines, register, several, suffix
 

@@ -11,9 +11,9 @@ and -p give, sum and difference of what they have in common are taken: half of t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from jobflow.core.dataclass import dataclass
 from jobflow.kernels.llvm.instructions import literal
 from jobflow.kernels.llvm.machine_code import NAME
 from jobflow.kernels.llvm.vector_function import VectorFunction, Vectors

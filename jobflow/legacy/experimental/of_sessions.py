@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from jobflow.checkpoint.session_variables import get_all_variables, load_variables
+from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, Tensor
 from jobflow.engine.job import Job, returned_values
 from jobflow.engine.session import started_session

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jobflow.compiler.front.gradient_sums import added
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, user_line
 from jobflow.core.types import Tensor, float32, float64
 from jobflow.functional.nn_base import EPSILON

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, JobError, did_you_mean
 from jobflow.engine.job_config import FunctionConfig
 from jobflow.legacy.optimizer import schedules as of

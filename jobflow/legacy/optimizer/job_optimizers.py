@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, JobError, did_you_mean, user_line
 from jobflow.core.types import Tensor, int64
 from jobflow.graph.training import DynamicScale, Halting, Parameter, Slots, updated

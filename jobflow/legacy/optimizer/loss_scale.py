@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, user_line
 from jobflow.core.types import float32
 from jobflow.graph.training import DynamicScale, Halting

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from numbers import Real
 from typing import Any, ClassVar
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, JobError, user_line
 from jobflow.core.types import DType, Tensor, float32, float64
 from jobflow.legacy.optimizer import named_tensors

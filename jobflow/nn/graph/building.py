@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 import jobflow.core.scope as scope
 from jobflow.compiler.front.trace import Tracer
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, SourceLine, user_line
 from jobflow.core.layout import B, Broadcast, Layout, Partial, Placement, S, Sbp, Split
 from jobflow.core.types import Array, TensorType, int64

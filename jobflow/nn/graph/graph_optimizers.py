@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
 import jobflow.core.scope as scope
 from jobflow.compiler.front.trace import Tracer
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, SourceLine
 from jobflow.core.layout import B, Layout
 from jobflow.core.types import Array, DType, TensorType

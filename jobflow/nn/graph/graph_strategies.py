@@ -8,9 +8,10 @@ is brought there from where it lies.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from jobflow.compiler.front.trace import Tracer
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, JobError, SourceLine
 from jobflow.core.layout import B, Broadcast, Layout, Placement
 from jobflow.graph.ir import Node, Value, Variable

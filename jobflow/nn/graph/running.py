@@ -7,7 +7,7 @@ ranks are numbered from 0 among themselves.  Tensors of the program and variable
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -16,6 +16,7 @@ import numpy as np
 import jobflow.core.scope as scope
 from jobflow.compiler.compile import distribute
 from jobflow.core.cache_folder import choose_cache_folder
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import DivergedError, JobError, user_line
 from jobflow.core.layout import Layout, Placement
 from jobflow.core.types import Array, TensorType

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import DivergedError, JobError
 from jobflow.core.layout import Reduction
 from jobflow.core.notices import notice

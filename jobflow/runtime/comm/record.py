@@ -14,11 +14,12 @@ from abc import abstractmethod
 from bisect import bisect
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import PlacementError, PlanError
 from jobflow.core.layout import Reduction
 from jobflow.core.types import Array

@@ -16,13 +16,13 @@ that all have been read and may be overwritten.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.layout import cut
 from jobflow.core.types import Array
 from jobflow.ops.op import Call

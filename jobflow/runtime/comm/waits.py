@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import RankError
 
 #: What a rank waits in, or does: a text, or a function that makes it if it is needed.

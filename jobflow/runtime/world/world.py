@@ -11,9 +11,10 @@ upper floors keep in `rank.memory`, is not known here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol, TypeAlias
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, JobflowError, RankError
 from jobflow.runtime.comm.communicator import Communicator
 from jobflow.runtime.device.device import Device

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import FileError, did_you_mean
 from jobflow.core.untrusted import CONFIGURATION, content
 from jobflow.trainer.config import functions, rules

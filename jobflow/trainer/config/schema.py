@@ -6,12 +6,12 @@ a new key is a new line here.  What is wrong with several keys together is in `r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_serializer, model_validator
 from pydantic.fields import FieldInfo
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.imports import IMPORT_PATH
 
 

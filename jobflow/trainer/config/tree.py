@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError
 
 #: letters of a message, whatever it quotes, and how many problems are told at once

@@ -12,7 +12,6 @@ import math
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal, get_args, get_origin
 
@@ -20,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import did_you_mean
 from jobflow.core.imports import IMPORT_PATH, meant_function
 from jobflow.trainer.config.keys import fields_of, is_section, kinds_at, notes_of, suggestion, tag_of

@@ -1,0 +1,139 @@
+"""`dataclass` as of the standard library, at a twentieth of its cost: a program imports some 370 such classes before its first step.
+
+The library writes and compiles six functions for each class.  Here a function is written when it is first asked for, which most never are;
+those that need not be fast are the same for all classes.  What the library knows of fields is the library's: `fields`, `replace`, `asdict`,
+patterns and type checkers see no difference.  Not here: `order`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, FrozenInstanceError, fields
+from functools import partial
+from reprlib import recursive_repr
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass
+else:
+
+    def dataclass(cls=None, /, *, repr=True, eq=True, frozen=False, slots=False, weakref_slot=False):
+        if cls is None:
+            return partial(dataclass, repr=repr, eq=eq, frozen=frozen, slots=slots, weakref_slot=weakref_slot)
+        cls.__doc__ = cls.__doc__ or cls.__name__  # else the library would look for the parameters of `__init__`
+        cls = dataclasses.dataclass(cls, init=False, repr=False, eq=False, slots=slots, weakref_slot=weakref_slot)
+        own = vars(cls)
+        hashes = own.get("__hash__") is not None or ("__hash__" in own and "__eq__" not in own)
+        if "__init__" not in own:
+            cls.__init__ = _Unwritten(cls, "__init__", partial(_init, frozen))
+        if repr and "__repr__" not in own:
+            cls.__repr__ = _repr
+        if eq and "__eq__" not in own:
+            cls.__eq__ = _Unwritten(cls, "__eq__", _eq)
+        if eq and not hashes:
+            cls.__hash__ = _Unwritten(cls, "__hash__", _hash) if frozen else None
+        if frozen:
+            cls.__setattr__, cls.__delattr__ = Frozen.__setattr__, Frozen.__delattr__
+        if frozen and slots:
+            cls.__getstate__, cls.__setstate__ = _state, _set_state
+        return cls
+
+
+class Frozen:
+    """No attribute is set once an object is made."""
+
+    __slots__ = ()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+    def __delattr__(self, name: str) -> None:
+        raise FrozenInstanceError(f"cannot delete field {name!r}")
+
+
+class _Unwritten:
+    """Stands where a method will, which takes its place when it is looked up: for a call, for its signature, by a class derived from this one."""
+
+    def __init__(self, cls: type, name: str, write: Callable[[Any], Callable[..., Any]]) -> None:
+        self.cls, self.name, self.write = cls, name, write
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        method = self.write(self.cls)
+        method.__module__, method.__qualname__ = self.cls.__module__, f"{self.cls.__qualname__}.{self.name}"
+        setattr(self.cls, self.name, method)  # threads may write it at once: the methods are alike
+        return method if instance is None else method.__get__(instance, owner)
+
+
+class _MadeAnew:
+    """The default, in a signature, of what is made anew for each object."""
+
+    def __repr__(self) -> str:
+        return "<factory>"
+
+
+_ANEW = _MadeAnew()
+
+
+def _function(head: str, lines: Iterable[str], names: dict[str, Any]) -> Callable[..., Any]:
+    exec(f"def function({head}):\n " + "\n ".join(lines), names)
+    function: Callable[..., Any] = names["function"]
+    return function
+
+
+def _init(frozen: bool, cls: Any) -> Callable[..., None]:
+    """def __init__(self, x, y=default, *, z=ANEW): self.x = x; self.y = y; self.z = factory() if z is ANEW else z"""
+    names: dict[str, Any] = {"__name__": cls.__module__, "_ANEW": _ANEW, "_put": object.__setattr__}
+    parameters, lines = ["self"], []
+    real = fields(cls)
+    passed = [f for f in cls.__dataclass_fields__.values() if f not in real and "InitVar" in str(f.type)]
+    given = sorted((f for f in cls.__dataclass_fields__.values() if f in real or f in passed), key=lambda f: bool(f.kw_only))
+    for f in given:
+        made, name = f.default_factory is not MISSING, f.name
+        default, value = f"default_{name}", name if f.init else f"default_{name}()"
+        names[default] = f.default_factory if made else f.default
+        if f.init and f.kw_only and "*" not in parameters:
+            parameters.append("*")
+        if f.init and made:
+            parameters.append(f"{name}=_ANEW")
+            value = f"{default}() if {name} is _ANEW else {name}"
+        elif f.init:
+            parameters.append(name if f.default is MISSING else f"{name}={default}")
+        if f not in passed and (f.init or made):
+            lines.append(f"_put(self, {name!r}, {value})" if frozen else f"self.{name} = {value}")
+    if hasattr(cls, "__post_init__"):
+        lines.append(f"self.__post_init__({', '.join(f.name for f in passed)})")
+    function = _function(", ".join(parameters), lines or ["pass"], names)
+    function.__name__ = "__init__"
+    function.__annotations__ = {f.name: f.type for f in given if f.init} | {"return": None}
+    return function
+
+
+def _values(cls: Any, of: str) -> str:
+    return f"({''.join(f'{of}.{f.name}, ' for f in fields(cls) if f.compare)})"
+
+
+def _eq(cls: type) -> Callable[..., Any]:
+    same = f"{_values(cls, 'self')} == {_values(cls, 'other')}"
+    return _function("self, other", [f"return {same} if other.__class__ is self.__class__ else NotImplemented"], {})
+
+
+def _hash(cls: type) -> Callable[..., int]:
+    return _function("self", [f"return hash({_values(cls, 'self')})"], {})
+
+
+@recursive_repr()
+def _repr(self: Any) -> str:
+    return f"{type(self).__qualname__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in fields(self) if f.repr)})"
+
+
+def _state(self: Any) -> list[Any]:
+    return [getattr(self, f.name) for f in fields(self)]
+
+
+def _set_state(self: Any, state: list[Any]) -> None:
+    for f, value in zip(fields(self), state, strict=True):
+        object.__setattr__(self, f.name, value)
+
+
+__all__ = ["Frozen", "dataclass"]
