@@ -77,19 +77,28 @@ def same(found: Any, expected: Any) -> None:
         np.testing.assert_allclose(found[name], value, rtol=DOUBLE, atol=DOUBLE, err_msg=name)
 
 
+def check(on: On, devices: int, count: int, run: Callable[..., Curve] = curve, **options: Any) -> None:
+    """In so many parts, on so many devices, there are the losses and the variables of the whole batch on one."""
+    on(1)
+    losses, expected = run(1, **options)
+    on(devices)
+    found, after = run(count, **options)
+    np.testing.assert_allclose(found, losses, rtol=DOUBLE, atol=DOUBLE)
+    same(after, expected)
+
+
 # ---- the numbers of the whole batch --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4])
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 10])
 def test_losses_and_variables_are_those_of_the_whole_batch(on: On, devices: int, count: int) -> None:
+    check(on, devices, count)
+
+
+def test_the_losses_move(on: On) -> None:
     on(1)
-    losses, expected = curve(1)
-    assert np.ptp(np.mean(losses, axis=1)) > 0.1
-    on(devices)
-    found, after = curve(count)
-    np.testing.assert_allclose(found, losses, rtol=DOUBLE, atol=DOUBLE)
-    same(after, expected)
+    assert np.ptp(np.mean(curve(1)[0], axis=1)) > 0.1
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -119,12 +128,7 @@ def test_the_old_form_of_the_configuration(on: On) -> None:
 
         return [job(x, y) for x, y in batches()], variables()
 
-    on(1)
-    losses, expected = run(1)
-    on(2)
-    found, after = run(3)
-    np.testing.assert_allclose(found, losses, rtol=DOUBLE, atol=DOUBLE)
-    same(after, expected)
+    check(on, 2, 3, run)
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -138,12 +142,7 @@ def test_products_that_add_to_what_earlier_microbatches_left(on: On, devices: in
     def slow() -> Any:
         return flow.optimizer.SGD(constant(0.001))
 
-    on(1)
-    losses, expected = curve(1, optimizer=slow, model=model)
-    on(devices)
-    found, after = curve(4, optimizer=slow, model=model)
-    np.testing.assert_allclose(found, losses, rtol=DOUBLE, atol=DOUBLE)
-    same(after, expected)
+    check(on, devices, 4, optimizer=slow, model=model)
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -157,13 +156,8 @@ def test_random_numbers_are_those_of_the_whole_batch(on: On, devices: int) -> No
         weight = flow.get_variable("w", (WIDTH, CLASSES), flow.float64, flow.random_normal_initializer())
         return flow.matmul(noise, flow.nn.dropout(weight, 0.3, name="of_the_weight"))
 
-    on(1)
-    losses, expected = curve(1, model=model)
     for count in (2, 3):
-        on(devices)
-        found, after = curve(count, model=model)
-        np.testing.assert_allclose(found, losses, rtol=DOUBLE, atol=DOUBLE)
-        same(after, expected)
+        check(on, devices, count, model=model)
 
 
 def test_where_the_batch_is_not_the_first_axis_microbatches_draw_their_own(on: On) -> None:
@@ -388,29 +382,50 @@ def train_step(x: Any, w_shape: Any = None) -> Any:
     return loss
 
 
-def test_more_microbatches_than_rows(on: On) -> None:
+def other_results(x: Any) -> Any:
+    loss = train_step(x)
+    return [loss] if x.shape[0] == 3 else [loss, loss]
+
+
+#: body, number of microbatches, shapes of the arguments, what is said
+WRONG: dict[str, tuple[Callable[..., Any], int, list[tuple[int, ...]], str]] = {
+    "more microbatches than rows": (
+        lambda x: train_step(x),
+        5,
+        [(3, 2)],
+        r"5 microbatches, asked for at test_microbatches\.py:\d+: the batch has 3 rows \(x\).*ask for at most 3",
+    ),
+    "arguments of different lengths": (
+        lambda x, table: train_step(x),
+        2,
+        [(4, 2), (3, 2)],
+        r"the arguments differ in the length of their first axis \(x 4, table 3\).*first axis of 1, or store them in",
+    ),
+    "no batch": (lambda x: train_step(x), 2, [(1, 2)], r"no argument has a first axis longer than 1, so there is no batch to divide \(x \[1, 2\]\)"),
+    "a body that names the length of the batch": (
+        lambda x: train_step(flow.reshape(x, [6, 2])),
+        2,
+        [(6, 2)],
+        r"reshape.*\(the body was traced for a microbatch of 3 of the 6 rows of the batch.*as x.shape\[0\]\)",
+    ),
+    "a variable of the length of the batch": (
+        lambda x: train_step(x, x.shape),
+        2,
+        [(5, 2)],
+        r'of 3 and of 2 rows.*variable "w" as float64\[3,2\] and as float64\[2,2\]; the shape of a variable cannot',
+    ),
+    "a body that differs from trace to trace": (other_results, 2, [(5, 2)], "has 1 results for the one and 2 for the other"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_divided(on: On, name: str) -> None:
+    body, count, shapes, said = WRONG[name]
     on(1)
-    job = declare(lambda x: train_step(x), tp.Numpy.Placeholder((3, 2), flow.float64), type="train", config=steps(5))
-    with pytest.raises(JobError, match=r"5 microbatches, asked for at test_microbatches.py:\d+: the batch has 3 rows \(x\).*ask for at most 3"):
-        job(np.ones((3, 2)))
-
-
-def test_arguments_of_different_lengths(on: On) -> None:
-    on(1)
-
-    @flow.global_function("train", steps(2))
-    def job(x: tp.Numpy.Placeholder((4, 2), flow.float64), table: tp.Numpy.Placeholder((3, 2), flow.float64)) -> tp.Numpy:
-        return train_step(x)
-
-    with pytest.raises(JobError, match=r"the arguments differ in the length of their first axis \(x 4, table 3\).*first axis of 1, or store them in"):
-        job(np.ones((4, 2)), np.ones((3, 2)))
-
-
-def test_no_batch(on: On) -> None:
-    on(1)
-    job = declare(lambda x: train_step(x), tp.Numpy.Placeholder((1, 2), flow.float64), type="train", config=steps(2))
-    with pytest.raises(JobError, match=r"no argument has a first axis longer than 1, so there is no batch to divide \(x \[1, 2\]\)"):
-        job(np.ones((1, 2)))
+    arguments = [tp.Numpy.Placeholder(shape, flow.float64) for shape in shapes]
+    job = declare(body, *arguments, gives=tp.Bundle[tp.Numpy], type="train", config=steps(count))
+    with pytest.raises(ArgumentError if "reshape" in said else JobError, match=said):
+        job(*map(np.ones, shapes))
 
 
 def test_arguments_that_belong_to_no_row_go_whole(on: On) -> None:
@@ -426,32 +441,6 @@ def test_arguments_that_belong_to_no_row_go_whole(on: On) -> None:
 
     x = np.arange(14.0).reshape(7, 2)
     np.testing.assert_allclose(job(x, np.array([2.0]), np.array([[1.0, 3.0]])), (2 * x + [1, 3]).sum(axis=1))
-
-
-def test_a_body_that_names_the_length_of_the_batch(on: On) -> None:
-    on(1)
-    job = declare(lambda x: train_step(flow.reshape(x, [6, 2])), tp.Numpy.Placeholder((6, 2), flow.float64), type="train", config=steps(2))
-    with pytest.raises(ArgumentError, match=r"reshape.*\(the body was traced for a microbatch of 3 of the 6 rows of the batch.*as x.shape\[0\]\)"):
-        job(np.ones((6, 2)))
-
-
-def test_a_variable_of_the_length_of_the_batch(on: On) -> None:
-    on(1)
-    job = declare(lambda x: train_step(x, x.shape), tp.Numpy.Placeholder((5, 2), flow.float64), type="train", config=steps(2))
-    with pytest.raises(JobError, match=r'of 3 and of 2 rows.*variable "w" as float64\[3,2\] and as float64\[2,2\]; the shape of a variable cannot'):
-        job(np.ones((5, 2)))
-
-
-def test_a_body_that_differs_from_trace_to_trace(on: On) -> None:
-    on(1)
-
-    @flow.global_function("train", steps(2))
-    def job(x: tp.Numpy.Placeholder((5, 2), flow.float64)) -> tp.Bundle[tp.Numpy]:
-        loss = train_step(x)
-        return [loss] if x.shape[0] == 3 else [loss, loss]
-
-    with pytest.raises(JobError, match="has 1 results for the one and 2 for the other"):
-        job(np.ones((5, 2)))
 
 
 def test_predict_jobs_pass_the_batch_whole(on: On) -> None:
