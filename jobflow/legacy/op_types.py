@@ -33,6 +33,7 @@ import jobflow.ops.activation as ac
 import jobflow.ops.norm as norm
 import jobflow.ops.softmax as softmax
 from jobflow.core.types import Tensor, float32, int32
+from jobflow.legacy.op_type_rows import named_as
 from jobflow.legacy.op_types_of_images import OP_TYPES_OF_IMAGES
 from jobflow.ops.op import apply, normal_axis
 
@@ -197,29 +198,6 @@ def _one_hot(
 ) -> Any:
     on, off = (floating_on_value, floating_off_value) if dtype.is_float else (integer_on_value, integer_off_value)
     return arrays.one_hot(indices, depth, on, off, -1, dtype)
-
-
-def _min_max_observer(
-    in_: Any,
-    *,
-    quantization_formula: str = "google",
-    quantization_bit: int = 8,
-    quantization_scheme: str = "symmetric",
-    per_layer_quantization: bool = True,
-) -> Any:
-    return quantization.min_max_observer(in_, quantization_bit, quantization_scheme, quantization_formula, per_layer_quantization)
-
-
-def _fake_quantization(
-    in_: Any,
-    scale: Any,
-    zero_point: Any,
-    *,
-    quantization_formula: str = "google",
-    quantization_bit: int = 8,
-    quantization_scheme: str = "symmetric",
-) -> Any:
-    return quantization.fake_quantization(in_, scale, zero_point, quantization_bit, quantization_scheme, quantization_formula)
 
 
 def _tril_softmax(
@@ -405,8 +383,8 @@ OP_TYPES: Mapping[str, Row] = {
     "fused_bias_add_gelu -> out": lambda a, b, *, axis: math.gelu(_bias(a, b, axis=axis)),
     "fused_bias_add_mask_scale -> out": lambda a, b, mask, *, axis, scale: dropout(_bias(a, b, axis=axis), mask, scale=scale),
     "fused_tril_scale_softmax_mask_scale -> y softmax_y": _tril_softmax,
-    "fused_self_attention_query_mul_key_and_value -> query_mul_key value": lambda hidden_states, *, head_size, alpha=1.0, name=None: (
-        nn.fused_self_attention_query_mul_key_and_value(hidden_states, head_size, alpha, name)
+    "fused_self_attention_query_mul_key_and_value -> query_mul_key value": named_as(
+        nn.fused_self_attention_query_mul_key_and_value, "hidden_states=x"
     ),
     # images
     **OP_TYPES_OF_IMAGES,
@@ -447,7 +425,7 @@ OP_TYPES: Mapping[str, Row] = {
     "categorical_ordinal_encode -> out": lambda table, size, in_, *, hash_precomputed=True, name=None: ids.categorical_ordinal_encode(
         table, size, in_, hash_precomputed, name
     ),
-    "min_max_observer -> scale zero_point": _min_max_observer,
+    "min_max_observer -> scale zero_point": named_as(quantization.min_max_observer, "in=input"),
     "moving_average_min_max_observer -> scale zero_point": _moving_observer,
-    "fake_quantization -> out": _fake_quantization,
+    "fake_quantization -> out": named_as(quantization.fake_quantization, "in=input scale zero_point"),
 }
