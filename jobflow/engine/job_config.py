@@ -43,9 +43,9 @@ OPTIONS: dict[str, Option] = {
     "enable_qat": Option((bool,), True, now="enable_quantization_aware_training"),
     "qat.per_channel_weight_quantization": Option((bool,), True),
     "qat.symmetric": Option((bool,), True),
-    "qat.moving_min_max_momentum": Option((int, float)),
-    "qat.moving_min_max_stop_update_after_iters": Option((int,), least=0),
-    "qat.target_backend": Option((str,)),
+    "qat.moving_min_max_momentum": Option((int, float), least=0, most=1),
+    "qat.moving_min_max_stop_update_after_iters": Option((int,), least=1),
+    "qat.target_backend": Option((str,), choices=("cambricon", "tensorrt", "")),
     **ignored_options("function_config"),
 }
 

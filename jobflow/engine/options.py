@@ -69,13 +69,14 @@ _KINDS: dict[type, str] = {
 
 @dataclass(frozen=True)
 class Option:
-    """What an option takes: kinds of value (none: anything), one of some choices, a least number; and the value of a call without one."""
+    """What an option takes: kinds of value (none: anything), choices, a least and a largest number; and the value of a call without one."""
 
     kinds: tuple[type, ...] = ()
     default: Any = NEEDED
     ignored: bool = False
     choices: tuple[str, ...] = ()
     least: int | None = None
+    most: int | None = None
     #: stored under this name instead, with a notice that the spelling is old
     now: str = ""
     #: whether it may be set after the first job has run
@@ -90,8 +91,10 @@ class Option:
             raise ConfigError(f"{what}: the value must be {' or '.join(_KINDS[kind] for kind in self.kinds)}; got {value!r}")
         if self.choices and value not in self.choices:
             raise ConfigError(f"{what}: the value must be one of {', '.join(self.choices)}; got {value!r}{did_you_mean(value, self.choices)}")
-        if self.least is not None and value < self.least:
+        if self.least is not None and not value >= self.least:
             raise ConfigError(f"{what}: the value must be at least {self.least}; got {value}")
+        if self.most is not None and not value <= self.most:
+            raise ConfigError(f"{what}: the value must be at most {self.most}; got {value}")
 
 
 def ignored_options(owner: str) -> dict[str, Option]:

@@ -107,7 +107,7 @@ def _split_like(in_: Any, *like: Any, axis: int) -> list[Any]:
 
 def _bias(a: Any, b: Any, *, axis: int) -> Any:
     shape = [1] * a.type.ndim
-    shape[axis] = -1
+    shape[normal_axis("bias_add", axis, a.type.ndim)] = -1
     return math.add(a, arrays.reshape(b, shape))
 
 

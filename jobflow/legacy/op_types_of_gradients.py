@@ -212,10 +212,11 @@ def _entropy_grad(prob: Any, label: Any, dy: Any, *, depth: int | None = None) -
 
 
 def _margin_grad(dy: Any, label: Any, theta: Any, *, m1: float = 1.0, m2: float = 0.0, m3: float = 0.0, depth: int | None = None) -> Any:
-    n = (theta.type.size,)
-    if dy.type.ndim != 2 or n != dy.type.shape[:1] or label.type.size != theta.type.size:
+    n, t = (theta.type.size,), dy.type
+    if t.ndim != 2 or n != t.shape[:1] or label.type.size != theta.type.size or t.dtype is not theta.type.dtype or not label.type.dtype.is_integer:
         raise ShapeError(
-            f"combined_margin_loss_grad at {user_line()}: dy is [n, classes], with n labels and n angles, not {dy.type}, {label.type}, {theta.type}"
+            f"combined_margin_loss_grad at {user_line()}: dy is [n, classes], with n integers as labels and n angles of its element type, not "
+            f"{dy.type}, {label.type} and {theta.type}"
         )
     return combined_margin_grad(arrays.reshape(theta, n), arrays.reshape(label, n), dy, float(m1), float(m2))
 
@@ -249,8 +250,8 @@ def _matrix_grad(a: Any, b: Any, _add_to_output: Any = None, *, alpha: float = 1
     return product if _add_to_output is None else math.add(product, _add_to_output)
 
 
-def _sum_like(x: Any, like: Any, *, axis: Sequence[int] = ()) -> Tensor:
-    return arrays.reshape(math.reduce_sum(x, list(axis)) if axis else x, like.type.shape)
+def _sum_like(x: Any, like: Any, *, axis: Any = ()) -> Tensor:
+    return arrays.reshape(x if axis in ((), []) else math.reduce_sum(x, axis), like.type.shape)
 
 
 OP_TYPES_OF_GRADIENTS: Mapping[str, Row] = {

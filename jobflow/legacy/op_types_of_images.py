@@ -8,13 +8,15 @@ from typing import Any
 import jobflow.legacy.activations as nn
 import jobflow.legacy.convolution as convolution
 import jobflow.legacy.elements as elements
-from jobflow.core.errors import ShapeError, user_line
+from jobflow.core.errors import ArgumentError, ShapeError, user_line
 
 Row = Callable[..., Any]
 
 
 def _sides(before: Sequence[int], after: Sequence[int], data_format: str) -> list[Any]:
     """Paddings of the spatial axes as those of all axes."""
+    if len(before) != len(after):
+        raise ArgumentError(f"padding at {user_line()}: {list(before)} elements before and {list(after)} after are not of as many axes")
     pairs = list(zip(before, after, strict=True))
     last = (len(data_format) != 0 and data_format.upper().endswith("C")) or data_format == "channels_last"
     return [(0, 0), *pairs, (0, 0)] if last else [(0, 0), (0, 0), *pairs]
@@ -22,7 +24,7 @@ def _sides(before: Sequence[int], after: Sequence[int], data_format: str) -> lis
 
 def _format(data_format: str, ndim: int) -> str:
     """The layout of images as functions of jobs call it."""
-    if not data_format.startswith("channels_"):
+    if data_format not in ("channels_first", "channels_last"):
         return data_format
     axes = "DHW"[3 - ndim :]
     return f"N{axes}C" if data_format == "channels_last" else f"NC{axes}"
@@ -47,18 +49,20 @@ def _conv(ndim: int) -> Row:
     ) -> Any:
         given = _format(data_format, ndim)
         own = None if bias is not None else name
-        _fits(f"conv{ndim}d", weight, weight.type.shape[0], data_format, filters, kernel_size)
+        _fits(f"conv{ndim}d", weight, ndim, 0, 1, data_format, filters, kernel_size)
         y = function(in_, weight, list(strides), _sides(padding_before, padding_before, given), given, list(dilation_rate), groups, own)
         return y if bias is None else nn.bias_add(y, bias, given, name)
 
     return conv
 
 
-def _fits(what: str, weight: Any, made: int, data_format: str, filters: int | None, kernel_size: Any) -> None:
-    """ShapeError unless the weight, which makes so many channels, is that of these attributes where they are given."""
-    kernel = weight.type.shape[1:-1] if data_format == "channels_last" else weight.type.shape[2:]
-    if filters not in (None, made) or (kernel_size is not None and tuple(kernel_size) != kernel):
-        raise ShapeError(f"{what} at {user_line()}: weight {weight.type} makes {made} channels; it does not fit {filters=} and {kernel_size=}")
+def _fits(what: str, weight: Any, ndim: int, axis: int, groups: int, data_format: str, filters: int | None, kernel_size: Any) -> None:
+    """ShapeError unless the weight, with a part of the filters along an axis, is that of these attributes where they are given."""
+    shape = weight.type.shape
+    kernel = shape[1:-1] if data_format == "channels_last" else shape[2:]
+    fits = len(shape) == ndim + 2 and filters in (None, shape[axis] * groups) and (kernel_size is None or tuple(kernel_size) == kernel)
+    if not fits:
+        raise ShapeError(f"{what} at {user_line()}: weight {weight.type} does not fit {ndim} spatial axes, {filters=}, {kernel_size=} and {groups=}")
 
 
 def _deconv(ndim: int) -> Row:
@@ -79,7 +83,7 @@ def _deconv(ndim: int) -> Row:
         name: str | None = None,
     ) -> Any:
         needed, given = [2 * n for n in padding_before], _format(data_format, ndim)
-        _fits(what, weight, weight.type.shape[-1 if data_format == "channels_last" else 1] * groups, data_format, filters, kernel_size)
+        _fits(what, weight, ndim, -1 if data_format == "channels_last" else 1, groups, data_format, filters, kernel_size)
         return convolution.transposed(what, in_, weight, ndim, output_padding, strides, needed, given, dilation_rate, groups, name)
 
     return deconv

@@ -34,9 +34,9 @@ def _check(what: str, input: Tensor, bit: int, scheme: str, formula: str) -> Non
     counts(what, quantization_bit=bit)
     if not input.type.dtype.is_float:
         raise DtypeError(f"{what} at {user_line()}: input {input.type} is not of floating point numbers; cast it with cast(x, jobflow.float32)")
-    if bit < 2 or (formula, scheme) not in (("google", "symmetric"), ("google", "affine"), ("cambricon", "symmetric")):
+    if not 2 <= bit <= 24 or (formula, scheme) not in (("google", "symmetric"), ("google", "affine"), ("cambricon", "symmetric")):
         raise ArgumentError(
-            f'{what} at {user_line()}: {bit} bits, {formula!r}, {scheme!r}; there are 2 bits or more, and the formulas "google" (scheme '
+            f'{what} at {user_line()}: {bit} bits, {formula!r}, {scheme!r}; there are 2 to 24 bits, and the formulas "google" (scheme '
             f'"symmetric" or "affine") and "cambricon" ("symmetric")'
         )
 
@@ -111,6 +111,8 @@ def observed(
     Raises: ArgumentError at a run that does not train, where nothing has moved them.
     """
     _check("moving_average_min_max_observer", input, bit, scheme, formula)
+    if until is not None:
+        counts("moving_average_min_max_observer", stop_update_after_iters=until)
     if not training:
         return _described(bottom, _seen(top, bottom, step), bit, scheme, formula)
     largest = math.reduce_max(input if scheme == "affine" else math.abs(input))

@@ -23,17 +23,18 @@ from typing import Any
 
 import jobflow.core.scope as scope
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import ArgumentError, JobError, did_you_mean, user_line
+from jobflow.core.errors import ArgumentError, JobError, JobflowError, did_you_mean, user_line
 from jobflow.core.types import Tensor
 from jobflow.eager.faces import is_tensor
 from jobflow.eager.in_jobs import recorded
 from jobflow.functional.nn_base import composing
 from jobflow.legacy.on_host import OnHost
+from jobflow.legacy.op_type_attributes import unfitting
 from jobflow.legacy.op_types import OP_TYPES
 from jobflow.legacy.op_types_of_gradients import OP_TYPES_OF_GRADIENTS
 from jobflow.legacy.op_types_of_updates import OP_TYPES_OF_UPDATES
 from jobflow.legacy.op_types_on_host import OP_TYPES_ON_HOST
-from jobflow.legacy.variables import current_job
+from jobflow.legacy.variables import Job, current_job
 from jobflow.ops.op import Op, apply
 from jobflow.typing.results import HostArgument
 
@@ -129,7 +130,14 @@ class UserOp:
 
     def InferAndTryRun(self) -> UserOp:
         """Itself, with outputs.  Raises: what the operation raises of its inputs."""
-        job = current_job(f"user_op_builder({self.name!r})")
+        try:
+            return self._run(current_job(f"user_op_builder({self.name!r})"))
+        except JobflowError as error:
+            if "\n" in str(error) or str(user_line()) in str(error):
+                raise
+            raise type(error)(f"{self.type.word} at {user_line()}: {error}") from error
+
+    def _run(self, job: Job) -> UserOp:
         known = self.type.inputs
         ordered: list[Any] = [x for word in known or self.inputs for x in self.inputs.get(word, [None] * (known is not None and known[word] == 0))]
         attributes = {self.type.spelled.get(word, word): value for word, value in self.attributes.items()}
@@ -232,7 +240,11 @@ class UserOpBuilder:
 
     def Attr(self, attr_name: str, attr_value: Any, attr_type_name: str | None = None) -> UserOpBuilder:
         """Give an attribute; `attr_type_name` means nothing."""
-        self._legal("attribute", attr_name, list(self._known().attributes), self._attributes)
+        known = self._known()
+        self._legal("attribute", attr_name, list(known.attributes), self._attributes)
+        kind = unfitting(attr_name, attr_value, known.attributes.get(attr_name)) if known.outputs is not None else ""
+        if kind:
+            raise ArgumentError(f"{known.word} at {user_line()}: attribute {attr_name!r} is {kind}, not {attr_value!r}")
         self._attributes[attr_name] = attr_value
         return self
 

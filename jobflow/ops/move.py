@@ -107,7 +107,10 @@ class PadEdgesGrad(_Edges):
     """dx = dy with what lies beyond the edges added where it came from; the adjoint of PadEdges"""
 
     def infer(self, dy: TensorType) -> TensorType:
-        dx = dy.with_shape(tuple(n - a - b for n, (a, b) in zip(dy.shape, self.pairs, strict=True)))
+        inner = tuple(n - a - b for n, (a, b) in zip(dy.shape, self.pairs, strict=False))
+        if len(self.pairs) != dy.ndim or min(inner, default=0) < 0:
+            raise ShapeError(f"pad with {self.mode}: {list(self.pairs)} elements are not around {dy}")
+        dx = dy.with_shape(inner)
         self._larger(dx)
         return dx
 

@@ -17,6 +17,10 @@ from jobflow.legacy.op_types_of_updates import OP_TYPES_OF_UPDATES
 from jobflow.legacy.user_ops import op_type
 
 
+def of_float(*shape: int) -> Any:
+    return tp.Numpy.Placeholder(shape)
+
+
 def op(word: str) -> Any:
     return flow.user_op_builder("n").Op(word)
 
@@ -178,8 +182,16 @@ def test_a_gradient_is_that_of_the_program(name: str, found: dict[str, Any]) -> 
             np.testing.assert_allclose(made, wanted, rtol=1e-4, atol=1e-5, err_msg=f"{word} {output}")
 
 
-def of_float(*shape: int) -> Any:
-    return tp.Numpy.Placeholder(shape)
+def test_a_gradient_of_another_shape() -> None:
+    flow.clear_default_session()
+
+    def job(x: of_float(4, 6)) -> None:  # type: ignore[valid-type]
+        builder = op("slice_grad").Input("dy", [x]).Input("like", [x]).Output("dx")
+        builder.Attr("start", [0, 1]).Attr("stop", [2, 2]).Attr("step", [1, 1]).Build().InferAndTryRun()
+
+    said = r"slice_grad at test_gradient_and_update_types.py:\d+: the gradient is float32.4,6., but it is that of float32.2,1."
+    with pytest.raises(flow.ShapeError, match=said):
+        flow.global_function()(job)(X)
 
 
 def test_updates() -> None:

@@ -220,6 +220,20 @@ def test_training_for_eight_bits(devices: int, options: dict[str, bool]) -> None
     np.testing.assert_allclose(predict(x), rounded(x, *(1.5 * each for each in largest)) @ by_row.T, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("word", "value", "said"),
+    [
+        ("target_backend", "cambrikon", 'one of cambricon, tensorrt, ; got .cambrikon.; did you mean "cambricon"'),
+        ("moving_min_max_stop_update_after_iters", 0, "at least 1; got 0"),
+        ("moving_min_max_momentum", 1.5, "at most 1; got 1.5"),
+        ("moving_min_max_momentum", float("nan"), "at least 0; got nan"),
+    ],
+)
+def test_options_of_eight_bits_that_are_none(word: str, value: Any, said: str) -> None:
+    with pytest.raises(flow.ConfigError, match=said):
+        getattr(flow.function_config().qat, word)(value)
+
+
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_eight_bits_of_one_number(devices: int, symmetric: bool) -> None:

@@ -127,6 +127,17 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     "too early": (lambda x: op("relu").Input("in", [x]).Output("out").Build().SoleOutputBlob(), "InferAndTryRun"),
     "a module's input": (lambda x: flow.user_op_module_builder("relu").InputSize("inn", 1), 'did you mean "in"'),
     "shapes": (lambda x: op("matmul").Input("a", [x]).Input("b", [x]).Output("out").Build().InferAndTryRun(), "disagree on the summed axis"),
+    "a text for an integer": (lambda x: op("gather").Attr("axis", "1"), "attribute 'axis' is an integer, or a list of integers, not '1'"),
+    "a number for a list": (lambda x: op("conv2d").Attr("strides", 2), "attribute 'strides' is a list of integers, not 2"),
+    "a wrong default": (lambda x: op("ctc_loss").Attr("blank", None), "attribute 'blank' is an integer, not None"),
+    "a frame as large as the image": (
+        lambda x: op("reflection_pad2d_grad").Input("dy", [x]).Output("dx").Attr("padding", [1, 1, 1, 1]).Build().InferAndTryRun(),
+        "are not around float32.4,6.",
+    ),
+    "a kernel that is none of the weight": (
+        lambda x: op("deconv2d").Input("in", [x]).Input("weight", [x]).Output("out").Attr("kernel_size", [3, 3]).Build().InferAndTryRun(),
+        r"weight float32.4,6. does not fit 2 spatial axes, .*kernel_size=.3, 3.",
+    ),
     "an attribute of a class": (lambda x: op("squareplus").Attr("biass", 1), 'did you mean "bias"'),
 }
 
