@@ -23,6 +23,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import PlanError
 from jobflow.core.types import Array, DType, TensorType, contiguous_strides, float32
 from jobflow.kernels import half
+from jobflow.kernels.repeated_calls import RepeatedCalls
 from jobflow.kernels.target import Kind, Target, Tier
 from jobflow.ops.op import Binder, Binding, Call, Op
 
@@ -185,9 +186,9 @@ def binding(op: Op, target: Target, inputs: Sequence[DType], outputs: Sequence[D
     plain = [each for each in found if isinstance(each, ArrayCalls)]
     if len(plain) < len(found) or any(dtype.is_half for dtype in (*inputs, *outputs)):
         return partial(bind, op, target)
-    if plain[0].refusal is not None:
-        return partial(_bind_first, op, plain)
-    return plain[0].at_once(op, inputs, outputs) if plain[0].at_once else partial(plain[0].prepare, op)
+    if plain[0].refusal is None and plain[0].at_once:
+        return plain[0].at_once(op, inputs, outputs)
+    return RepeatedCalls(partial(_bind_first, op, plain))
 
 
 def _bind_first(op: Op, found: Sequence[ArrayCalls], device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
@@ -227,6 +228,6 @@ def kernel_call(op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequen
     return [(op.kernel, (device.xp, *inputs, *outputs))]
 
 
-PLAIN_KERNEL = ArrayCalls("kernel", kernel_call)
+PLAIN_KERNEL = ArrayCalls("kernel", kernel_call, at_once=lambda op, inputs, outputs: partial(kernel_call, op))
 for _kind in KINDS:
     register(Op, _kind, "reference", PLAIN_KERNEL)

@@ -1,7 +1,7 @@
 """Formulas over rows as NumPy calls in place, on blocks of rows that stay in the cache from one call to the next.
 
 `row_calls` makes of the steps of a `RowProgram` the calls for one block after another; what has one value per column is computed once, before
-them.  `row_binding` prepares that for single operations of one block, which are bound each time they run.
+them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.core.types import Array, DType, TensorType, dtype_of, int64, type_of
+from jobflow.core.types import Array, dtype_of, int64, type_of
 from jobflow.expressions.index_space import IndexSpace
 from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import evaluate
@@ -24,32 +24,13 @@ from jobflow.kernels.cpu.row_program import COLUMN, FULL, ROW, TO_COLUMN, Place,
 from jobflow.kernels.operand_copies import operand_copies
 from jobflow.kernels.registry import implements, kernel_call
 from jobflow.ops.indexed import Indexed, facts_of
-from jobflow.ops.op import Binder, Binding, Call, types_tuple
+from jobflow.ops.op import Binder, Call
 
 #: up to this length a row's maximum is found faster than it is reduced to
 SHORT_ROW = 1024
-#: shapes for which a single operation keeps how it is bound
-SHAPES_KEPT = 64
 
 
-def _shapes_kept(op: Indexed, inputs: Sequence[DType], outputs: Sequence[DType]) -> Binding:
-    """For operations that run at once: how arrays of the latest shapes are bound."""
-    known: dict[object, Binding] = {}
-
-    def bind(device: Binder, read: Sequence[Array], written: Sequence[Array]) -> list[Call]:
-        key = tuple([a.shape if a.flags.c_contiguous else None for a in (*read, *written)])
-        if key not in known:
-            if len(known) == SHAPES_KEPT:
-                known.clear()
-            types = [type_of(a) for a in read]
-            found = None if None in key else row_binding(op, types, types_tuple(op.infer(*types)))
-            known[key] = found or partial(calls_over_rows, op)
-        return known[key](device, read, written)
-
-    return bind
-
-
-@implements(Indexed, at_once=_shapes_kept)
+@implements(Indexed)
 def calls_over_rows(op: Indexed, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     """Calls over rows, or the kernel."""
     made, space = facts_of(op, *map(type_of, inputs))
@@ -90,58 +71,6 @@ def _program(
 
 def _rows_and_columns(space: IndexSpace) -> tuple[int, int]:
     return math.prod(space.shape[:-1]), space.shape[-1]
-
-
-def row_binding(op: Indexed, inputs: Sequence[TensorType], outputs: Sequence[TensorType]) -> Binding | None:
-    """What binds arrays of these types that have no gaps, with as little work each time as can be; None where they are more than one block."""
-    made, space = facts_of(op, *inputs)
-    rows, columns = _rows_and_columns(space) if space.sizes else (0, 0)
-    if not 0 < rows * columns <= BLOCK:
-        return None
-    arrays = [np.empty(type.shape, type.dtype.numpy) for type in (*inputs, *outputs)]
-    found = _program(made, space, op.in_place, [space.view(k, a) for k, a in enumerate(arrays)], len(inputs))
-    if found is None:  # numbers for a part of the rows: to copy them takes longer than so few elements
-        return partial(kernel_call, op)
-    if found[0].sums:
-        return None
-    program, *matrices = found
-    if not all(a.flags.c_contiguous for some in matrices for a in some):  # what is transposed
-        return None
-    types = (tuple([a.dtype for a in matrices[0]]), tuple([a.dtype for a in matrices[1]]))
-    dense = tuple([tuple([True] * len(some)) for some in matrices])
-    return _OneBlock(program, space, _block_calls(program, rows, columns, dense, types, True), matrices).bind
-
-
-class _OneBlock:
-    """One block of arrays without gaps: all that calls look at are such arrays in other shapes."""
-
-    def __init__(self, program: RowProgram, space: IndexSpace, block: _BlockCalls, matrices: Sequence[Sequence[Array]]) -> None:
-        rows, columns = _rows_and_columns(space)
-        self.block = block
-        self.scratch: list[tuple[tuple[int, ...], Any]] = []
-        for level, dtype in program.scratch:
-            self.scratch.append(((rows if level & ROW else 1, columns if level & COLUMN else 1), dtype.numpy))
-        if any(where == "positions" for (where, _), _ in block.views):
-            self.scratch.append(((rows,), np.int64))
-        self.known, inputs = _known(program, space.shape), len(matrices[0])
-        begin = {"input": 0, "output": inputs, "scratch": inputs + len(matrices[1])}
-        begin["positions"] = begin["scratch"] + len(program.scratch)
-        begin["known"] = begin["scratch"] + len(self.scratch)
-        shapes = {"input": [a.shape for a in matrices[0]], "output": [a.shape for a in matrices[1]]}
-        #: the number of an array, and how it is looked at
-        self.views: list[tuple[int, Look]] = []
-        for (where, k), look in block.views:
-            if look in (_FIRST_COLUMN, _FIRST_ROW, _FLAT):
-                view = _FLAT
-            elif where in shapes:
-                view = partial(_reshaped, shapes[where][k], look) if look else methodcaller("reshape", shapes[where][k])
-            else:
-                view = look or _as_it_is
-            self.views.append((begin[where] + k, view))
-
-    def bind(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        arrays = [*inputs, *outputs, *[np.empty(shape, dtype) for shape, dtype in self.scratch], *self.known]
-        return self.block.taking([view(arrays[k]) for k, view in self.views])
 
 
 def _matrix(x: Array | None, space: IndexSpace) -> Array | None:
@@ -228,10 +157,7 @@ class _BlockCalls:
         self._calls = [(f, itemgetter(*(n if n >= 0 else len(self.views) - 1 - n for n in arguments))) for f, arguments in calls]
 
     def of(self, arrays: Mapping[str, Sequence[Array]]) -> list[Call]:
-        return self.taking([arrays[where][k] if look is None else look(arrays[where][k]) for (where, k), look in self.views])
-
-    def taking(self, views: list[Any]) -> list[Call]:
-        given = views + self._values
+        given = [arrays[where][k] if look is None else look(arrays[where][k]) for (where, k), look in self.views] + self._values
         return [(function, arguments(given)) for function, arguments in self._calls]
 
     def _step(self, step: RowStep) -> list[_Numbered]:
@@ -328,14 +254,6 @@ class _BlockCalls:
 
 
 _block_calls = lru_cache(1024)(_BlockCalls)
-
-
-def _as_it_is(x: Array) -> Array:
-    return x
-
-
-def _reshaped(shape: tuple[int, ...], look: Look, x: Array) -> Array:
-    return look(x.reshape(shape))
 
 
 @lru_cache(256)
