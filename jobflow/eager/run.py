@@ -135,7 +135,9 @@ def prepare(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> Prepared:
     types = types_tuple(op.infer(*(x.type for x in inputs)))
     placement = common_placement(op, inputs)
     if placement is None:
-        return Prepared(op, types, types, (None,) * len(inputs), (None,) * len(types), bind=_binding(op, inputs, types))
+        return Prepared(
+            op, types, types, (None,) * len(inputs), (None,) * len(types), bind=registry.binding(op, CPU, [x.type for x in inputs], types)
+        )
     layouts = [x.layout for x in inputs if x.layout is not None]
     operands = tuple(Operand(x.type, layout.sbp) for x, layout in zip(inputs, layouts, strict=True))
     choice = choose(Case(op, operands, placement.mesh, at_once=True))
@@ -153,11 +155,8 @@ def prepare(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> Prepared:
         return Prepared(None, types, (), wanted, made, placement, text, digest, moves=moves)
     read = [(x.type, layout.box(x.type.shape, rank)) for x, layout in zip(inputs, reads, strict=True)]
     local, pieces = on_rank(op, rank, read, [(type, layout.box(type.shape, rank)) for type, layout in zip(types, made, strict=True)])
-    return Prepared(local, types, pieces, wanted, made, placement, text, digest, moves=moves, bind=_binding(local, inputs, types))
-
-
-def _binding(op: Op, inputs: Sequence[Tensor], outputs: Sequence[TensorType]) -> Binding:
-    return registry.binding(op, CPU, [x.type.dtype for x in inputs], [type.dtype for type in outputs])
+    bind = registry.binding(local, CPU, [type.with_shape(box.shape) for type, box in read], pieces)
+    return Prepared(local, types, pieces, wanted, made, placement, text, digest, moves=moves, bind=bind)
 
 
 def common_placement(op: Op, inputs: Sequence[Tensor]) -> Placement | None:

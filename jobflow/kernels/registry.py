@@ -23,7 +23,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import PlanError
 from jobflow.core.types import Array, DType, TensorType, contiguous_strides, float32
 from jobflow.kernels import half
-from jobflow.kernels.repeated_calls import RepeatedCalls
+from jobflow.kernels.repeated_calls import repeated
 from jobflow.kernels.target import Kind, Target, Tier
 from jobflow.ops.op import Binder, Binding, Call, Op
 
@@ -180,15 +180,15 @@ def bind(op: Op, target: Target, device: Binder, inputs: Sequence[Array], output
     return calls if refined is None else import_module(refined).in_loops(calls)
 
 
-def binding(op: Op, target: Target, inputs: Sequence[DType], outputs: Sequence[DType]) -> Binding:
-    """`bind` for arrays of these element types; for single operations, which are bound each time they run, found once."""
+def binding(op: Op, target: Target, inputs: Sequence[TensorType], outputs: Sequence[TensorType]) -> Binding:
+    """`bind` for arrays of these types; for single operations, which are bound each time they run, found once."""
     found = candidates(type(op), target)
     plain = [each for each in found if isinstance(each, ArrayCalls)]
-    if len(plain) < len(found) or any(dtype.is_half for dtype in (*inputs, *outputs)):
+    if len(plain) < len(found) or any(type.dtype.is_half for type in (*inputs, *outputs)):
         return partial(bind, op, target)
     if plain[0].refusal is None and plain[0].at_once:
-        return plain[0].at_once(op, inputs, outputs)
-    return RepeatedCalls(partial(_bind_first, op, plain))
+        return plain[0].at_once(op, [type.dtype for type in inputs], [type.dtype for type in outputs])
+    return repeated(partial(_bind_first, op, plain), inputs, outputs)
 
 
 def _bind_first(op: Op, found: Sequence[ArrayCalls], device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:

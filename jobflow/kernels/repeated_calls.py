@@ -1,4 +1,4 @@
-"""Calls that are prepared once for arrays of some shapes, and then only given their arrays.
+"""Calls that are prepared once for arrays of some types, and then only given their arrays.
 
 An operation that runs at once is bound each time it runs.  Where its arrays have no gaps, its calls differ from those of the time before only in
 where the arrays lie, and to prepare them takes longer than small arrays take to compute.  So they are prepared on arrays that stand for the real
@@ -16,55 +16,49 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.core.types import Array, DType
+from jobflow.core.types import Array, DType, TensorType
 from jobflow.kernels.loop_space import address
 from jobflow.ops.op import Binder, Binding, Call, Op
 
 #: elements of all arrays; of more, to compute takes longer than to prepare
 MOST = 64 * 1024
-#: shapes for which an operation keeps its calls
-SHAPES_KEPT = 64
 #: what has no arrays inside
 _PLAIN = (int, float, str, np.generic, np.dtype, type, slice, ModuleType, Op, np.ufunc, type(np.copyto), MethodDescriptorType, type(None))
 
 
+def repeated(prepare: Binding, inputs: Sequence[TensorType], outputs: Sequence[TensorType]) -> Binding:
+    """What prepares the same calls for arrays of these types, sooner; Python threads may share it."""
+    sizes = [type.size for type in (*inputs, *outputs)]
+    return prepare if 0 in sizes or sum(sizes) > MOST else _Repeated(prepare, inputs, outputs)
+
+
 class _Own(threading.local):
-    """What a Python thread has for itself."""
+    """What a Python thread has for itself, for calls may write into arrays that were made for them."""
 
-    def __init__(self) -> None:
-        self.known: dict[object, Binding] = {}
+    found: Binding | None = None
 
 
-class RepeatedCalls:
-    """Prepares what `prepare` does; Python threads may share it."""
-
-    def __init__(self, prepare: Binding) -> None:
-        self._prepare = prepare
-        self._own = _Own()  # calls may write into arrays that were made for them
+class _Repeated:
+    def __init__(self, prepare: Binding, inputs: Sequence[TensorType], outputs: Sequence[TensorType]) -> None:
+        self._prepare, self._types = prepare, (inputs, outputs)
+        self._own = _Own()
 
     def __call__(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        known = self._own.known
-        key = tuple([a.shape if a.flags.c_contiguous else None for a in (*inputs, *outputs)])
-        found = known.get(key)
+        found = self._own.found
         if found is None:
-            if len(known) == SHAPES_KEPT:
-                known.clear()
-            found = known[key] = self._prepare if None in key else _repeated(self._prepare, inputs, outputs)
+            found = self._own.found = self._given()
+        for a in inputs:
+            if not a.flags.c_contiguous:
+                return self._prepare(device, inputs, outputs)
         return found(device, inputs, outputs)
 
-
-def _repeated(prepare: Binding, inputs: Sequence[Array], outputs: Sequence[Array]) -> Binding:
-    """What prepares calls for arrays of these shapes without gaps."""
-    sizes = [a.size for a in (*inputs, *outputs)]
-    if 0 in sizes or sum(sizes) > MOST:
-        return prepare
-    device = _NoDevice()
-    read, made = ([np.empty(a.shape, a.dtype) for a in some] for some in (inputs, outputs))
-    calls = prepare(device, read, made)
-    try:
-        return _GivenCalls([*read, *made, *device.scratched], device.scratched, calls).of
-    except _NotKnown:
-        return prepare
+    def _given(self) -> Binding:
+        device = _NoDevice()
+        read, made = ([np.empty(type.shape, type.dtype.numpy) for type in types] for types in self._types)
+        try:
+            return _GivenCalls(self._prepare(device, read, made), [*read, *made], device.scratched).of
+        except _NotKnown:
+            return self._prepare
 
 
 class _NotKnown(Exception):
@@ -85,25 +79,26 @@ class _NoDevice:
 
 
 class _GivenCalls:
-    """What a call takes has a number: from 0 on the arrays and parts of arrays that are given, from -1 down all else, which stays as it is."""
+    """What a call takes has a number: first come the arrays, then parts of them; counted from -1 down, all else, which stays as it is."""
 
-    def __init__(self, arrays: Sequence[Array], scratch: Sequence[Array], calls: Sequence[Call]) -> None:
-        self._arrays = arrays
+    def __init__(self, calls: Sequence[Call], operands: Sequence[Array], scratch: Sequence[Array]) -> None:
+        self._arrays = [*operands, *scratch]
         self._scratch = [(a.shape, a.dtype) for a in scratch]
-        self._numbers: dict[object, int] = {}
-        #: which array, and how it is looked at
-        self._looks: list[tuple[int, Callable[[Array], Array] | None]] = []
+        self._numbers = {_part(k, a, 0): k for k, a in enumerate(self._arrays)}
+        #: of which array, and what makes the part of it
+        self._looks: list[tuple[int, Callable[[Array], Array]]] = []
         self._values: list[Any] = []
         steps = [self._step(*call) for call in calls]
         self._calls = [(function, self._arguments(numbers)) for function, numbers in steps]
 
     def of(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        arrays = [*inputs, *outputs, *[np.empty(shape, dtype) for shape, dtype in self._scratch]]
-        given = [arrays[k] if look is None else look(arrays[k]) for k, look in self._looks] + self._values
+        given = [*inputs, *outputs, *[np.empty(shape, dtype) for shape, dtype in self._scratch]]
+        given += [look(given[k]) for k, look in self._looks]
+        given += self._values
         return [(function, arguments(given)) for function, arguments in self._calls]
 
     def _arguments(self, numbers: Sequence[int]) -> Callable[[list[Any]], Any]:
-        places = [n if n >= 0 else len(self._looks) - 1 - n for n in numbers]
+        places = [n if n >= 0 else len(self._numbers) - 1 - n for n in numbers]
         return itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1) if places else slice(0))
 
     def _step(self, function: Any, arguments: tuple[Any, ...]) -> tuple[Callable[..., Any], list[int]]:
@@ -117,9 +112,9 @@ class _GivenCalls:
         for k, whole in enumerate(self._arrays if isinstance(x, np.ndarray) else ()):
             offset = address(x) - address(whole)
             if 0 <= offset < whole.nbytes:
-                part = (k, offset, x.shape, x.strides, x.dtype)
+                part = _part(k, x, offset)
                 if part not in self._numbers:
-                    self._numbers[part] = len(self._looks)
+                    self._numbers[part] = len(self._numbers)
                     self._looks.append((k, _look(x, whole, offset)))
                 return self._numbers[part]
         if not isinstance(x, np.ndarray) and not _is_plain(x):
@@ -128,10 +123,15 @@ class _GivenCalls:
         return -len(self._values)
 
 
-def _look(x: Array, whole: Array, offset: int) -> Callable[[Array], Array] | None:
-    """What makes x of an array that it is a part of; None if it is all of it, as it is."""
+def _part(number: int, x: Array, offset: int) -> object:
+    """What tells x from other parts of the array with this number."""
+    return number, offset, x.shape, x.strides, x.dtype
+
+
+def _look(x: Array, whole: Array, offset: int) -> Callable[[Array], Array]:
+    """What makes x of the array that it is a part of."""
     if x.dtype == whole.dtype and x.size == whole.size and x.flags.c_contiguous:
-        return None if x.shape == whole.shape else methodcaller("reshape", x.shape)
+        return methodcaller("reshape", x.shape)
     part: Any = np.ndarray
     return partial(part, x.shape, x.dtype, offset=offset, strides=x.strides)
 

@@ -6,7 +6,6 @@ grids_agree         the same on meshes of two dimensions, by pairs of signatures
 gradient_is_right   the op's gradient is the central difference; so is the gradient of that (second_gradient_is_right)
 expression_is_kernel what an op says that it computes is what its kernel does, to the last bit, also in half precision
 bind_agrees         the bound calls of every tier do what the kernel does, for any memory order, in float32 and float64
-at_once_is_bound     what operations that run at once are bound by gives the same to the last bit, whatever arrays it was prepared for
 overwriting_is_safe an output may be written over the inputs that the op names
 places_are_right    inputs put where the op says they lie in its output are the output
 view_is_right       a view op's view is the same numbers in the same memory
@@ -389,18 +388,6 @@ def check_bind(sample: Sample, target: Target, arrays: Sequence[Array], types: S
             assert i in written or np.array_equal(a, original, equal_nan=a.dtype.kind == "f"), f"{what}: input {i} was written"
 
 
-def at_once_is_bound(sample: Sample) -> None:
-    """Of one binding, for arrays that have gaps and that have none, also where others came before."""
-    types = types_tuple(sample.op.infer(*map(type_of, sample.arrays)))
-    binding = registry.binding(sample.op, CPU, [type_of(a).dtype for a in sample.arrays], [t.dtype for t in types])
-    for order in () if sample.op.alias else (plain, plain, strided, plain):
-        inputs, first, second = [order(a) for a in sample.arrays], empties(types, fill=0), empties(types, fill=0)
-        for function, arguments in (*binding(Bench(), inputs, first), *registry.bind(sample.op, CPU, Bench(), inputs, second)):
-            function(*arguments)
-        for ours, theirs in zip(first, second, strict=True):
-            np.testing.assert_array_equal(ours, theirs, err_msg=f"{sample} bound at once, of {order.__name__} arrays")
-
-
 def overwriting_is_safe(sample: Sample) -> None:
     """Written over an input that the op names, the outputs are the same, by the kernel and by the bound calls."""
     types = types_tuple(sample.op.infer(*map(type_of, sample.arrays)))
@@ -495,7 +482,6 @@ LAWS = (
     second_gradient_is_right,
     expression_is_kernel,
     bind_agrees,
-    at_once_is_bound,
     overwriting_is_safe,
     places_are_right,
     view_is_right,
