@@ -32,7 +32,7 @@ KINDS: tuple[Kind, ...] = ("cpu", "cuda")
 MODULES: dict[Tier, tuple[str, ...]] = {
     "reference": ("jobflow.kernels.in_turn",),
     "numpy": ("jobflow.kernels.in_turn",),
-    "llvm": ("jobflow.kernels.compiled_loops", "jobflow.kernels.compiled_table_updates"),
+    "llvm": ("jobflow.kernels.compiled_loops",),
     "nvrtc": ("jobflow.kernels.cuda.fused_kernels",),
 }
 #: the packages whose MODULES say which of their modules have implementations of the operations of a module; these are imported when one is bound

@@ -82,7 +82,7 @@ class _GivenCalls:
     """What a call takes has a number: first come the arrays, then parts of them; counted from -1 down, all else, which stays as it is."""
 
     def __init__(self, calls: Sequence[Call], operands: Sequence[Array], scratch: Sequence[Array]) -> None:
-        self._arrays = [*operands, *scratch]
+        self._arrays: tuple[Array, ...] = (*operands, *scratch)
         self._scratch = [(a.shape, a.dtype) for a in scratch]
         self._numbers = {_part(k, a, 0): k for k, a in enumerate(self._arrays)}
         #: of which array, and what makes the part of it
@@ -90,6 +90,7 @@ class _GivenCalls:
         self._values: list[Any] = []
         steps = [self._step(*call) for call in calls]
         self._calls = [(function, self._arguments(numbers)) for function, numbers in steps]
+        self._arrays = ()  # their memory is not needed any more
 
     def of(self, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         given = [*inputs, *outputs, *[np.empty(shape, dtype) for shape, dtype in self._scratch]]

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from jobflow.core.types import Array, DType, dtype_of
+from jobflow.kernels.compiled_loops import FEWEST
 from jobflow.kernels.llvm.instructions import Lines, literal, stored
 from jobflow.kernels.llvm.loops import argument_block
 from jobflow.kernels.llvm.machine_code import NAME, Function, compiler
@@ -20,8 +21,6 @@ from jobflow.ops.scan import CumSum, Scan
 
 #: rows that are gone over at once
 LINES = 8
-#: elements; for fewer, compiling costs more than many runs save
-FEWEST = 64
 
 
 def _rows(op: Scan, x: Array, y: Array) -> list[Array] | None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from jobflow.core.types import Array, DType, dtype_of
+from jobflow.kernels.compiled_loops import FEWEST
 from jobflow.kernels.llvm.instructions import WIDTH, Lines, register, several, stored, suffix
 from jobflow.kernels.llvm.loops import argument_block
 from jobflow.kernels.llvm.machine_code import NAME, Function, compiler
@@ -18,8 +19,6 @@ from jobflow.kernels.registry import implements
 from jobflow.ops.index import BatchSegmentSum, DimScatterAdd, UnsortedSegmentSum
 from jobflow.ops.op import Binder, Call, Op
 
-#: elements; for fewer, compiling costs more than many runs save
-FEWEST = 64
 _TRUTHS = several("i1", WIDTH)
 _WIDE = several("i64", WIDTH)
 _IOTA = ", ".join(f"i64 {k}" for k in range(WIDTH))
