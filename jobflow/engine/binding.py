@@ -9,10 +9,13 @@ Ranks bind together, each for itself, and tell each other what they have planned
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import nullcontext
+from functools import partial
 
 from jobflow.compiler.compile import ordered_program, plan_rank, rank_program
 from jobflow.compiler.rank.local import Program
 from jobflow.compiler.rank.order import Ordered
+from jobflow.core.beside import beside
 from jobflow.core.collection import collection_paused
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError
@@ -79,7 +82,17 @@ class Loaded:
         state, graph = state_of(rank), self.physical.graph
         own = apart(graph)
         _check_apart(state, own, graph)
-        state.declare(graph.variables.values(), self.storage.share, own, self.target)
+        new = state.declare(graph.variables.values(), self.storage.share, own)
+        on_host = rank.device.tag == "cpu"  # others have a current device for each thread
+        with beside(partial(state.initialize, new, self.target)) if on_host else nullcontext():
+            ready = self._ready(rank, state)
+        if not on_host:
+            state.initialize(new, self.target)
+        if self.storage.share:
+            rank.comm.exchange(None)  # what one rank gives a first value, others read
+        return ready
+
+    def _ready(self, rank: Rank, state: State) -> Ready:
         io_buffers = io_buffers_of(self.physical) if self.storage.io_buffers and state.on_hosts() else None
         memory = None if io_buffers is None else rank.comm.allocate_common(io_buffers.nbytes)
         if io_buffers is None or memory is None:

@@ -123,9 +123,7 @@ class Initialize:
 
     def __call__(self, rank: Rank, _: Any) -> None:
         state = state_of(rank)
-        for name in self.names:
-            if name in state.slots:
-                state.initialize(name)
+        state.initialize([name for name in self.names if name in state.slots])
 
 
 def _gives(layout: Layout, rank: Rank) -> bool:

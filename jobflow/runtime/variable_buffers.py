@@ -48,8 +48,8 @@ class State:
         #: how many buffers there have been; no two have one name
         self._made = 0
 
-    def declare(self, variables: Iterable[Variable], share: bool = False, own: Collection[str] = (), target: Target = CPU) -> None:
-        """Give memory and a first value to every variable that is new; a target that computes on hosts computes these too.
+    def declare(self, variables: Iterable[Variable], share: bool = False, own: Collection[str] = ()) -> list[str]:
+        """Give memory to every variable that is new; the names of those that `initialize` must give a first value, which others have.
 
         With `share`, what all ranks hold whole is stored once where they have memory in common, but for those called in `own`.
         Collective then: all ranks declare the same variables.
@@ -64,10 +64,8 @@ class State:
         self.slots.update(slots)
         self.buffers.update({name: self.device.allocate(nbytes) for name, nbytes in sizes.items() if not is_common(name)} | (found or {}))
         self.variables.update({variable.name: variable for variable in new})
-        for variable in new:
-            own_memory = not is_common(slots[variable.name].buffer)
-            if not (own_memory and _is_zero(variable.initializer)) and (own_memory or self.rank == 0):
-                self.initialize(variable.name, target)
+        mine = [v for v in new if self.rank == 0 or not is_common(slots[v.name].buffer)]
+        return [v.name for v in mine if is_common(slots[v.name].buffer) or not _is_zero(v.initializer)]
 
     def forget(self, names: Iterable[str]) -> None:
         """As if these variables had not been declared; memory goes with the last variable in it."""
@@ -99,16 +97,20 @@ class State:
         found = {name: self.comm.allocate_common(nbytes) for name, nbytes in sizes.items()}
         return None if any(array is None for array in found.values()) else found
 
-    def initialize(self, name: str, target: Target = CPU) -> None:
-        """Run the variable's initializer on this rank's part of it: on the host, so that numbers do not depend on the device."""
-        variable, on_host = self.variables[name], self.device.tag == "cpu"
-        op = variable.initializer.localize((), (variable.layout.box(variable.type.shape, self.rank),))
-        (type,) = types_tuple(op.infer())
-        value = self.array(name) if on_host else np.empty(type.shape, type.dtype.numpy)
-        for call, arguments in registry.bind(op, target if target.kind == "cpu" else CPU, CpuDevice(), (), (value,)):
-            call(*arguments)
-        if not on_host:
-            self.write(name, value)
+    def initialize(self, names: Iterable[str], target: Target = CPU) -> None:
+        """Run the initializers of variables on this rank's part of them: on the host, so that numbers do not depend on the device.
+
+        A target that computes on hosts computes this too.
+        """
+        for name in names:
+            variable, on_host = self.variables[name], self.device.tag == "cpu"
+            op = variable.initializer.localize((), (variable.layout.box(variable.type.shape, self.rank),))
+            (type,) = types_tuple(op.infer())
+            value = self.array(name) if on_host else np.empty(type.shape, type.dtype.numpy)
+            for call, arguments in registry.bind(op, target if target.kind == "cpu" else CPU, CpuDevice(), (), (value,)):
+                call(*arguments)
+            if not on_host:
+                self.write(name, value)
 
     def array(self, name: str) -> Array:
         """This rank's part of a variable, as a view of its memory."""

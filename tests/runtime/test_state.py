@@ -25,7 +25,7 @@ def declared(name: str, *shape: int, sbp: Sbp = B, dtype: DType = float32, place
 
 def state(*variables: Variable, rank: int = 0) -> State:
     made = State(rank, device := CpuDevice(), SoloCommunicator(device))
-    made.declare(variables)
+    made.initialize(made.declare(variables))
     return made
 
 
@@ -49,7 +49,7 @@ def test_groups_and_element_types_lie_apart() -> None:
 def test_later_declarations_leave_earlier_ones() -> None:
     made = state(declared("a", 3))
     made.write("a", np.arange(3))
-    made.declare([declared("a", 3), declared("b", 3)])
+    made.initialize(made.declare([declared("a", 3), declared("b", 3)]))
     np.testing.assert_array_equal(made.read("a"), [0, 1, 2])
     assert made.slots["b"].buffer == "state/1:parameter"
 
@@ -81,7 +81,7 @@ def test_an_initializer_runs_again() -> None:
     variable = Variable("w", TensorType((4,), float32), Arange((4,), float32, 1.0, 2.0), first(2), (S(0),))
     made = state(variable, rank=1)
     made.write("w", np.zeros(2))
-    made.initialize("w")
+    made.initialize(["w"])
     np.testing.assert_array_equal(made.read("w"), [5, 7])
 
 
