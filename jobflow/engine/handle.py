@@ -12,11 +12,13 @@ from typing import Any
 
 import jobflow.core.scope as scope
 from jobflow.core.errors import JobError, is_users, no_attribute, user_line
+from jobflow.core.layout import S
 from jobflow.core.types import Tensor
 from jobflow.engine.distribute import Distribute, auto, broadcast, distribute_of, parallel_cast, split, with_distribute
 from jobflow.engine.operators import TensorOperators
 from jobflow.engine.returned import LocalBlob
 from jobflow.graph.ir import Node, Value, batch_axis, is_dynamic
+from jobflow.ops.parts import take_parts
 from jobflow.ops.slices import concat
 from jobflow.typing.results import HostResult
 
@@ -159,6 +161,18 @@ class Handle(TensorOperators):
         asked = self.distribute
         return self.logical_blob_name if asked is auto() else f"{self.logical_blob_name}:{asked}"
 
+    @property
+    def sub_consistent_blob_list(self) -> list[Tensor]:
+        """In the mirrored view the tensor of each device as a logical one, which that device alone holds.
+
+        Raises: AttributeError for a logical tensor.
+        """
+        if not self.local:
+            raise AttributeError("sub_consistent_blob_list")  # which __getattr__ explains
+        whole = self.node.placement
+        with scope.using(view="consistent", placement=whole):
+            return list(take_parts(self, S(0), whole, None))
+
     def __getitem__(self, index: object) -> Tensor:
         raise JobError(
             f"{user_line()}: a tensor of a job cannot be indexed with [...]; use slice(x, begin, size), "
@@ -172,6 +186,8 @@ class Handle(TensorOperators):
         if name.startswith("__") or name in ("declared", "type", "value"):  # asked of half-made objects too, by copy and pickle
             raise AttributeError(name)
         what = f'{user_line()}: the tensor {self.name} {self.type} of a job has no "{name}"'
+        if name == "sub_consistent_blob_list":
+            raise no_attribute(name, f"{what}: it is one tensor of all devices, outside the mirrored view; advanced.distribute_split(x) cuts it")
         if name in _OF_RESULTS:
             look = getattr(scope.current().interpreter, "look", None)
             if look is not None:  # the job is eager

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import JobError, SourceLine, user_line
+from jobflow.core.errors import JobError, SourceLine, no_attribute, user_line
 from jobflow.core.types import DType, TensorType, dtype_of, float32, record, tensor_buffer
 
 T = TypeVar("T")
@@ -33,10 +33,34 @@ class Declared:
         return f"{self.type}{', a list' if self.nested else ''}{' per device' if self.per_device else ''} ({self.where})"
 
 
-class Placeholder(type):
-    """The class of placeholders, which are classes themselves."""
+class Definition:
+    """What a program reads of a declared argument."""
 
     declared: Declared
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As declared."""
+        return self.declared.type.shape
+
+    @property
+    def dtype(self) -> DType:
+        """As declared."""
+        return self.declared.type.dtype
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether arrays that are passed may be smaller: each device has its own."""
+        return self.declared.per_device
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "declared":
+            raise AttributeError(name)
+        raise no_attribute(name, f'{user_line()}: {self!r} has shape, dtype and is_dynamic, no "{name}"; the tensor that the body is given has more')
+
+
+class Placeholder(Definition, type):
+    """The class of placeholders, which are classes themselves."""
 
     def __repr__(cls) -> str:
         declared = cls.declared
@@ -84,7 +108,7 @@ class Bundle(Generic[T]):
     """As a result: any nesting of tuples, lists and dicts; each leaf as `T` says (`Numpy` or `ListNumpy`)."""
 
 
-class FixedTensorDef:
+class FixedTensorDef(Definition):
     """Default value of a parameter that is one array of exactly `shape`; the older spelling of `Numpy.Placeholder`."""
 
     per_device = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -122,6 +123,42 @@ def test_the_axis_of_the_samples(fresh: None) -> None:
         assert [each.batch_axis for each in (x, w, y, z, flow.math.reduce_sum(y, 1), flow.math.reduce_sum(z, 1))] == [0, None, 0, 1, 0, None]
 
     job(np.ones((4, 8), np.float32))
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_tensors_of_the_devices_one_by_one(fresh: None, devices: int) -> None:
+    """In the mirrored view; each is a logical tensor, with which the consistent view computes, and which has a gradient."""
+    flow.config.cpu_device_num(devices)
+
+    @flow.global_function("train")
+    def job(x: tp.ListNumpy.Placeholder((2, 3))) -> tp.Bundle[tp.Numpy]:  # type: ignore[valid-type]
+        w = flow.get_variable("w", (3,), initializer=flow.ones_initializer())
+        each = (x * w).sub_consistent_blob_list
+        assert [y.shape for y in each] == [(2, 3)] * devices and all(y.parallel_size == 1 for y in each)
+        with flow.scope.consistent_view():
+            loss = flow.math.reduce_sum(each[-1])
+            flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [1.0]), momentum=0).minimize(loss)
+            with pytest.raises(AttributeError, match=r"outside the mirrored view; advanced.distribute_split\(x\)"):
+                _ = w.sub_consistent_blob_list
+            return [*each, loss]
+
+    xs = [np.arange(6, dtype=np.float32).reshape(2, 3) + 10 * i for i in range(devices)]
+    *each, loss = job(xs)
+    for one, x in zip(each, xs, strict=True):
+        np.testing.assert_array_equal(one, x)
+    assert loss == xs[-1].sum()
+    np.testing.assert_allclose(flow.get_all_variables()["w"].numpy(), 1 - xs[-1].sum(0))
+
+
+DEFINITIONS = [(kind.Placeholder((4, 3), flow.int8), kind is not tp.Numpy) for kind in (tp.Numpy, tp.ListNumpy, tp.ListListNumpy)]
+DEFINITIONS += [(flow.FixedTensorDef((4, 3), flow.int8), False), (flow.MirroredTensorListDef([4, 3], flow.int8), True)]
+
+
+@pytest.mark.parametrize(("declared", "is_dynamic"), DEFINITIONS)
+def test_what_is_declared_of_an_argument(declared: Any, is_dynamic: bool) -> None:
+    assert (declared.shape, declared.dtype, declared.is_dynamic) == ((4, 3), flow.int8, is_dynamic)
+    with pytest.raises(AttributeError, match=r'has shape, dtype and is_dynamic, no "with_distribute"; the tensor that the body is given has more'):
+        _ = declared.with_distribute
 
 
 def test_what_is_no_variable_has_no_earlier_value(fresh: None) -> None:
