@@ -7,7 +7,7 @@ called, so what depends on them is done then; all else is done ahead.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
 from typing import Any
@@ -21,7 +21,7 @@ from jobflow.data.ahead import Pending, Pool, Reading
 from jobflow.data.host_stages import Stage
 from jobflow.data.record_order import Drawn, Source
 from jobflow.engine.data_feed import DataFeed, Ragged, Span
-from jobflow.engine.host_values import HostValue
+from jobflow.engine.host_values import HostValue, Part
 from jobflow.runtime.world.environment import usable_cores
 
 #: batches that are read ahead
@@ -61,8 +61,8 @@ class KnownRows(Stage):
         """Those it is made of."""
         raise NotImplementedError
 
-    def rows(self, run: int, given: Mapping[str, Any]) -> list[Array]:
-        """All of them."""
+    def rows(self, run: int, given: Mapping[str, Any], part: Part) -> list[Array]:
+        """All of them, in one of the microbatches of a run."""
         raise NotImplementedError
 
     def of(self, place: Drawn, *values: Any) -> Array:
@@ -82,8 +82,8 @@ class OfTensor(KnownRows):
     def arguments(self) -> frozenset[str]:
         return frozenset({self.tensor}) if isinstance(self.tensor, str) else self.tensor.arguments
 
-    def rows(self, run: int, given: Mapping[str, Any]) -> list[Array]:
-        found = given[self.tensor] if isinstance(self.tensor, str) else self.tensor.arrays(run, given)
+    def rows(self, run: int, given: Mapping[str, Any], part: Part) -> list[Array]:
+        found = given[self.tensor] if isinstance(self.tensor, str) else self.tensor.arrays(run, given, part)
         each, shapes = instances(found, self.axes), [list(array.shape) for array in found] if isinstance(found, list) else []
         if len(each) != self.count or len({math.prod(shape[: len(shape) - self.axes]) for shape in shapes}) > 1:
             raise ShapeError(
@@ -108,7 +108,7 @@ class OfList(KnownRows):
     def arguments(self) -> frozenset[str]:
         return frozenset({self.name})
 
-    def rows(self, run: int, given: Mapping[str, Any]) -> list[Array]:
+    def rows(self, run: int, given: Mapping[str, Any], part: Part) -> list[Array]:
         return [array for own in given[self.name] for array in own]
 
 
@@ -125,7 +125,7 @@ class Constants(KnownRows):
     def arguments(self) -> frozenset[str]:
         return frozenset()
 
-    def rows(self, run: int, given: Mapping[str, Any]) -> list[Array]:
+    def rows(self, run: int, given: Mapping[str, Any], part: Part) -> list[Array]:
         return list(self.arrays)
 
 
@@ -173,8 +173,6 @@ class JobBatches(DataFeed):
 
     def arrays(self, run: int, passes: int, rows: Mapping[str, Span], given: Mapping[str, Any], after: str | None) -> dict[str, Any]:
         wanted = {name: (self.stages[name], span) for name, span in rows.items()}
-        if passes > 1 and (self.results or self.ragged or any(known for stage, _ in wanted.values() for known in known_rows(stage))):
-            raise JobError("a job with several microbatches reads what files have: no tensors of the job, nor arrays of different shapes")
         whole = {**self.results, **{name: (ragged.stage, ragged.rows) for name, ragged in self.ragged.items()}}
         wanted |= {name: (stage, (0, count)) for name, (stage, count) in whole.items() if self.after(name) == after}
         self._given = given
@@ -205,11 +203,15 @@ class JobBatches(DataFeed):
             next(islice(batches, run * passes, run * passes), None)
         while True:
             places = {source: list(chain.from_iterable(islice(batches, passes))) for source, batches in sources.items()}
-            yield pool.ask(partial(self._read, run, places, wanted, self._given), partial("run {} of a job".format, run))
+            parts = [Part(number, passes, max(sizes.values(), default=1)) for number in range(passes)]
+            yield pool.ask(partial(self._read, run, parts, places, wanted, self._given), partial("run {} of a job".format, run))
             run += 1
 
-    def _read(self, run: int, places: Places, wanted: Mapping[str, tuple[Stage, Span]], given: Mapping[str, Any]) -> dict[str, Any]:
-        known = {each: each.rows(run, given) for stage, _ in wanted.values() for each in known_rows(stage)}
+    def _read(
+        self, run: int, parts: Sequence[Part], places: Places, wanted: Mapping[str, tuple[Stage, Span]], given: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        stages = {each for stage, _ in wanted.values() for each in known_rows(stage)}
+        known = {each: [row for part in parts for row in each.rows(run, given, part)] for each in stages}
         found: dict[str, Any] = {}
         for name, (_, (start, stop)) in wanted.items():
             whole = self.types.get(name)

@@ -56,6 +56,8 @@ class DataFeed(ABC):
     types: Mapping[str, TensorType]
     #: those whose shapes are known when they are read
     ragged: Mapping[str, Ragged]
+    #: by name, what no tensor of the job holds of its results
+    results: Mapping[str, Any]
     #: of those that are made of what a run computes before the rest of it, what that is: names of `Sized`, in their order
     made_of: Mapping[str, Sequence[str]]
 

@@ -10,18 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jobflow.compiler.front.trace import RUN_COUNTER
 from jobflow.compiler.rank.lower import local_box
 from jobflow.core.dataclass import dataclass
-from jobflow.core.layout import Local
+from jobflow.core.layout import Box, Local
 from jobflow.core.types import Array
 from jobflow.graph.ir import Node, Value, nodes_behind
 from jobflow.ops.layout_ops import ToLocal
-from jobflow.ops.source import External, Input
+from jobflow.ops.op import Op
+from jobflow.ops.source import External, Input, Source
+
+
+class Part(NamedTuple):
+    """A microbatch of a run: which of how many, and how many rows each has."""
+
+    number: int
+    of: int
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -59,27 +68,31 @@ class HostValue:
         keys = {node.op.argument for node in self._nodes if isinstance(node.op, Input)}
         return frozenset(keys - {RUN_COUNTER})
 
-    def arrays(self, run: int, given: Mapping[str, Any]) -> list[Array]:
-        """It in a run with these arguments: one array for each device, or that of all."""
+    def arrays(self, run: int, given: Mapping[str, Any], part: Part) -> list[Array]:
+        """It in a part of a run with these arguments: one array for each device, or that of all."""
         known = {**given, RUN_COUNTER: np.array([run])}
-        return [self._on(device, known) for device in range(self.devices)]
+        return [self._on(device, known, part) for device in range(self.devices)]
 
-    def _on(self, device: int, given: Mapping[str, Any]) -> Array:
+    def _on(self, device: int, given: Mapping[str, Any], part: Part) -> Array:
         arrays: dict[Value, Array] = {}
         for node in self._nodes:
             if isinstance(node.op, Input):
                 value = given[node.op.argument]
-                arrays[node.outputs[0]] = np.asarray(value[device] if isinstance(value, list) else value)
+                whole, shape = np.asarray(value[device] if isinstance(value, list) else value), node.outputs[0].shape
+                cut = part.of > 1 and whole.shape != shape  # an argument that has the rows of all
+                arrays[node.outputs[0]] = whole[part.number * shape[0] : (part.number + 1) * shape[0]] if cut else whole
             else:
-                made = self._made(node, device, [arrays[x] for x in node.inputs])
+                made = self._made(node, device, [arrays[x] for x in node.inputs], part)
                 arrays |= dict(zip(node.outputs, made, strict=True))
         return arrays[self.value]
 
-    def _made(self, node: Node, device: int, inputs: Sequence[Array]) -> list[Array]:
+    def _made(self, node: Node, device: int, inputs: Sequence[Array], part: Part) -> list[Array]:
         if isinstance(node.op, ToLocal):
             whole = inputs[0]
             return [np.split(whole, self.devices)[device] if 0 in node.op.axes else whole]
         op = node.op
+        if op.by_position and part.of > 1 and node.outputs[0].shape:
+            op = self._in_microbatch(node, part)
         if op.by_position and self.value.local:
             layout = Local(node.placement)
             boxes = [tuple(local_box(x.shape, layout, node.placement.ranks[device]) for x in values) for values in (node.inputs, node.outputs)]
@@ -87,3 +100,12 @@ class HostValue:
         outputs = [np.empty(y.shape, y.type.dtype.numpy) for y in node.outputs]
         op.kernel(np, *inputs, *outputs)
         return outputs
+
+    def _in_microbatch(self, node: Node, part: Part) -> Op:
+        """The op for these rows, as `compiler.front.microbatch` has it in the job: those of the batch, if there is one for each."""
+        length, *rest = node.outputs[0].shape
+        times, left = divmod(length * self.devices, part.rows)
+        by_row = not left and (times == 1 or not isinstance(node.op, Source))
+        first = part.number * (part.rows * times if by_row else length)
+        whole = length if by_row else part.of * length
+        return node.op.localize((), (Box(((first, first + length), *((0, n) for n in rest)), (whole, *rest)),))

@@ -211,7 +211,7 @@ class Job:
 
     def _reads_its_batch(self) -> bool:
         """Whether nobody passes the batch that is to be cut, so that each microbatch is one that the body reads or draws."""
-        return self.microbatch_count > 1 and not self.signature.parameters
+        return self.microbatch_count > 1 and not any(declared.type.shape[:1] > (1,) for _, declared in self.signature.placeholders())
 
     def _passes(self, program: Traced, results: Results) -> Trace:
         """A body that reads its batch, or draws it, passed as often as there are microbatches: a run takes so many batches."""
@@ -219,7 +219,7 @@ class Job:
         drawn = next((node.outputs[0].shape[:1] for node in program.nodes if isinstance(node.op, RandomSource)), ())
         rows = {type.shape[0] for type in read.values()} or set(drawn)
         if not rows:
-            self.microbatches(())  # which says that there is no batch
+            self.microbatches([declared.type.shape for _, declared in self.signature.placeholders()])  # which says that there is no batch
         where, count = self.config.lines.get(ACCUMULATION, self.where), self.microbatch_count
         if len(rows) > 1:
             raise JobError(
@@ -227,6 +227,16 @@ class Job:
             )
         cut = Microbatches(count, count * rows.pop(), tuple(read), where)
         return replace(program, microbatches=cut, schedule=self._schedule), results
+
+    def _with_read(self, cut: Microbatches, read: Mapping[str, TensorType]) -> Microbatches:
+        """Microbatches of what is passed, each with a batch of what nobody passes."""
+        rows = sorted({type.shape[0] for type in read.values()})
+        if rows != list(cut.sizes):
+            raise JobError(
+                f"job {self.name}: {cut.count} microbatches, asked for at {cut.where}: those of its arguments have "
+                f"{' or '.join(map(str, cut.sizes))} rows, and what it reads has {' or '.join(map(str, rows))}; read as many rows as a microbatch has"
+            )
+        return replace(cut, arguments=(*cut.arguments, *read))
 
     @property
     def _schedule(self) -> str | None:
@@ -252,6 +262,8 @@ class Job:
             with explained(cut, size):
                 each.append(self._traced(session, placement, own, rows))
         (program, results), *others = each
+        if read := {} if program.feed is None else program.feed.types:
+            cut = self._with_read(cut, read)
         schedule = self._schedule
         tail = next(((body, returned_values(returned)) for body, returned in others), None)
         return replace(program, microbatches=cut, schedule=schedule, tail=tail), results
@@ -305,6 +317,11 @@ class Job:
             raise JobError(
                 f"job {self.name}: {', '.join(body.sized)} is computed before the rest of a run, in each of its {self.microbatch_count} microbatches "
                 f"another, asked for at {where}; {' and '.join(dict.fromkeys(sized.instead for sized in body.sized.values()))}"
+            )
+        if self.microbatch_count > 1 and body.feed is not None and (names := [*body.feed.ragged, *body.feed.results]):
+            raise JobError(
+                f"job {self.name}: {', '.join(names)} has another shape in each of its {self.microbatch_count} microbatches, asked for at "
+                f"{self.config.lines.get(ACCUMULATION, self.where)}; give samples one shape, as image.Resize does"
             )
         return replace(program, **told, tensors=body.tensors, modes=body.modes, feed=body.feed, refused=body.refused, sized=dict(body.sized))
 

@@ -181,6 +181,81 @@ def test_microbatches_are_batches_of_the_reader(devices: int, folder: str) -> No
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
 
 
+def flipped(batch: int, folder: str) -> Any:
+    images = flow.image.flip(flow.data.OFRecordImageDecoder(reader(folder, batch), "image"), flow.random.CoinFlip(batch, seed=2))
+    return flow.cast(flow.tensor_buffer_to_tensor(images, flow.uint8, (16, 20, 3)), flow.float)
+
+
+def passed(x: Any, rows: int) -> Any:
+    images = flow.image.flip(flow.tensor_to_tensor_buffer(x + 1, 3), flow.random.CoinFlip(rows, seed=2, name="coins"))
+    return flow.tensor_buffer_to_tensor(images, flow.float, (16, 20, 3))
+
+
+#: what a microbatch of so many rows takes: of an argument, which each of them has rows of or all of, and of readers and tensor buffers
+MICROBATCHES: dict[str, tuple[int, Callable[[Any, int, str], Any]]] = {
+    "images turned by coins": (1, lambda x, rows, folder: flipped(rows, folder) + x),
+    "images turned by a number": (1, lambda x, rows, folder: flow.image.flip(flipped(rows, folder), 1) * x),
+    "made buffers": (1, lambda x, rows, folder: flipped(rows, folder) + flow.tensor_buffer_to_tensor(constants(rows), flow.float, (16, 20, 3))),
+    "rows of an argument": (8, lambda x, rows, folder: flipped(rows, folder) * x),
+    "buffers of an argument": (8, lambda x, rows, folder: flipped(rows, folder) + passed(x, rows)),
+}
+
+
+def constants(rows: int) -> Any:
+    return flow.gen_tensor_buffer([rows], [(16, 20, 3)] * rows, [0.5] * rows)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+@pytest.mark.parametrize("what", MICROBATCHES)
+def test_what_microbatches_read_and_are_passed(session: None, devices: int, what: str, folder: str) -> None:
+    """Two microbatches of four have the rows, and the coins, of one batch of eight."""
+    length, make = MICROBATCHES[what]
+    given = np.random.default_rng(0).normal(size=(length, 16, 20, 3)).astype(np.float32)
+    results = []
+    for microbatches in (2, 1):
+        flow.clear_default_session()
+        flow.config.cpu_device_num(devices)
+        config = flow.function_config()
+        config.train.num_gradient_accumulation_steps(microbatches)
+
+        @flow.global_function("train", config)
+        def job(x: tp.Numpy.Placeholder(given.shape)) -> tp.Numpy:  # type: ignore[valid-type]
+            w = flow.get_variable("w", (3,), initializer=flow.ones_initializer())
+            loss = flow.math.reduce_mean(make(x, 8 // microbatches, folder) * w, axis=[2, 3])  # noqa: B023
+            flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [1e-3]), momentum=0).minimize(loss)
+            return loss
+
+        results.append([*[job(given * (1 + run)) for run in range(3)], flow.get_all_variables()["w"].numpy()])
+    for parts, whole in zip(*results, strict=True):
+        np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("length", "make", "said"),
+    [
+        (
+            1,
+            lambda x, folder: flow.image.batch_align(flow.data.OFRecordImageDecoder(reader(folder), "wider"), (16, 40, 3), flow.uint8, 8),
+            "image.Resize",
+        ),
+        (4, lambda x, folder: flipped(4, folder), r"those of its arguments have 2 rows, and what it reads has 4; read as many rows"),
+    ],
+)
+def test_what_microbatches_do_not_read(session: None, length: int, make: Callable[..., Any], said: str, folder: str) -> None:
+    config = flow.function_config()
+    config.train.num_gradient_accumulation_steps(2)
+
+    @flow.global_function("train", config)
+    def job(x: tp.Numpy.Placeholder((length,))) -> tp.Numpy:  # type: ignore[valid-type]
+        w = flow.get_variable("w", (3,), initializer=flow.ones_initializer())
+        loss = flow.math.reduce_mean(flow.cast(make(x, folder), flow.float) * w)
+        flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [1e-3]), momentum=0).minimize(loss)
+        return loss
+
+    with pytest.raises(flow.JobError, match=said):
+        job(np.ones(length, np.float32))
+
+
 def test_records_are_decoded_ahead_of_the_runs(session: None, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """When a job has run once, other threads decode what its next runs take, before any is asked for."""
     read, decoded, plain = threading.Semaphore(0), list[tuple[int, str]](), Decoded.of
