@@ -171,10 +171,12 @@ def CropMirrorNormalize(
         raise ShapeError(f"{what} at {user_line()}: images are [batch, height, width, channels], not {x.type}")
     else:
         x = _cropped(what, x, (crop_h, crop_w), (crop_pos_y, crop_pos_x))
+    channels, width = (1, 3) if output_layout == "NCHW" else (3, 2)
+    if channels == 1:  # while pixels are bytes, and so that what is turned around lies side by side
+        x = arrays.transpose(x, [0, 3, 1, 2])
     if mirror_blob is not None:
-        x = flip(x, mirror_blob)
-    y = _normalized(what, arrays.cast(x, output_dtype), mean, std)
-    return arrays.transpose(y, [0, 3, 1, 2], name=name) if output_layout == "NCHW" else arrays.identity(y, name=name)
+        x = _flipped(x, mirror_blob, width)
+    return arrays.identity(_normalized(what, arrays.cast(x, output_dtype), mean, std, channels), name=name)
 
 
 def _cropped(what: str, x: Tensor, size: Sequence[int], at: Sequence[float]) -> Tensor:
@@ -188,20 +190,21 @@ def _cropped(what: str, x: Tensor, size: Sequence[int], at: Sequence[float]) -> 
     return arrays.slice(x, [0, *begin, 0], [-1, *wanted, -1])
 
 
-def _normalized(what: str, x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """(x - mean) / std, of one number or one for each channel."""
-    channels = x.type.shape[-1]
+def _normalized(what: str, x: Tensor, mean: Sequence[float], std: Sequence[float], axis: int = -1) -> Tensor:
+    """(x - mean) / std, of one number or one for each channel, along `axis`."""
+    channels = x.type.shape[axis]
+    behind = (1,) * (x.type.ndim - 1 - axis) if axis >= 0 else ()
     for word, given in (("mean", mean), ("std", std)):
         numbers = isinstance(given, list | tuple) and all(isinstance(each, int | float | np.number) for each in given)
         if not numbers or len(given) not in (1, channels) or (word == "std" and 0 in given):
             raise ArgumentError(f"{what} at {user_line()}: {word} {given!r} is not a list of a number, or of one for each of {channels} channels")
-    shifted = math.subtract(x, _by_channel(mean, x.type.dtype)) if any(mean) else x
-    return math.multiply(shifted, _by_channel([1.0 / each for each in std], x.type.dtype)) if set(std) != {1} else shifted
+    shifted = math.subtract(x, _by_channel(mean, x.type.dtype, behind)) if any(mean) else x
+    return math.multiply(shifted, _by_channel([1.0 / each for each in std], x.type.dtype, behind)) if set(std) != {1} else shifted
 
 
-def _by_channel(numbers: Sequence[float], dtype: DType) -> Any:
-    """A number, or a tensor with one for each channel."""
-    return arrays.concat([arrays.constant(number, dtype, (1,)) for number in numbers]) if len(set(numbers)) > 1 else numbers[0]
+def _by_channel(numbers: Sequence[float], dtype: DType, behind: tuple[int, ...]) -> Any:
+    """A number, or a tensor with one for each channel, and these axes behind it."""
+    return arrays.concat([arrays.constant(number, dtype, (1, *behind)) for number in numbers]) if len(set(numbers)) > 1 else numbers[0]
 
 
 def flip(image: Any, flip_code: Any, name: str | None = None) -> Any:
@@ -211,10 +214,14 @@ def flip(image: Any, flip_code: Any, name: str | None = None) -> Any:
         flips = rows_of("image.flip", flip_code, images, (), "flip_code")
         same_samples("image.flip", images, flips)
         return images.then(st.Mirrored(images.pixels(), flips), kind="arrays")
-    if isinstance(flip_code, int):
-        return arrays.reverse(image, 2, name=name) if flip_code else image
-    codes = arrays.reshape(flip_code, (-1, 1, 1, 1))
-    return arrays.where(codes, arrays.reverse(image, 2), image, name=name)
+    return _flipped(image, flip_code, 2, name)
+
+
+def _flipped(image: Any, codes: Any, axis: int, name: str | None = None) -> Any:
+    """Images turned around along an axis where codes are not 0."""
+    if isinstance(codes, int):
+        return arrays.reverse(image, axis, name=name) if codes else image
+    return arrays.where(arrays.reshape(codes, (-1, 1, 1, 1)), arrays.reverse(image, axis), image, name=name)
 
 
 def normalize(image: Any, std: Sequence[float], mean: Sequence[float], name: str | None = None) -> Any:
