@@ -21,7 +21,7 @@ from jobflow.data.ahead import Pending, Pool, Reading
 from jobflow.data.host_stages import Stage
 from jobflow.data.record_order import Drawn, Source
 from jobflow.engine.data_feed import DataFeed, Ragged, Span
-from jobflow.engine.host_values import HostValue, Part
+from jobflow.engine.host_values import HostValue, MicrobatchRows
 from jobflow.runtime.world.environment import usable_cores
 
 #: batches that are read ahead
@@ -61,7 +61,7 @@ class KnownRows(Stage):
         """Those it is made of."""
         raise NotImplementedError
 
-    def rows(self, run: int, given: Mapping[str, Any], part: Part) -> list[Array]:
+    def rows(self, run: int, given: Mapping[str, Any], part: MicrobatchRows) -> list[Array]:
         """All of them, in one of the microbatches of a run."""
         raise NotImplementedError
 
@@ -82,7 +82,7 @@ class OfTensor(KnownRows):
     def arguments(self) -> frozenset[str]:
         return frozenset({self.tensor}) if isinstance(self.tensor, str) else self.tensor.arguments
 
-    def rows(self, run: int, given: Mapping[str, Any], part: Part) -> list[Array]:
+    def rows(self, run: int, given: Mapping[str, Any], part: MicrobatchRows) -> list[Array]:
         found = given[self.tensor] if isinstance(self.tensor, str) else self.tensor.arrays(run, given, part)
         each, shapes = instances(found, self.axes), [list(array.shape) for array in found] if isinstance(found, list) else []
         if len(each) != self.count or len({math.prod(shape[: len(shape) - self.axes]) for shape in shapes}) > 1:
@@ -108,7 +108,7 @@ class OfList(KnownRows):
     def arguments(self) -> frozenset[str]:
         return frozenset({self.name})
 
-    def rows(self, run: int, given: Mapping[str, Any], part: Part) -> list[Array]:
+    def rows(self, run: int, given: Mapping[str, Any], part: MicrobatchRows) -> list[Array]:
         return [array for own in given[self.name] for array in own]
 
 
@@ -125,7 +125,7 @@ class Constants(KnownRows):
     def arguments(self) -> frozenset[str]:
         return frozenset()
 
-    def rows(self, run: int, given: Mapping[str, Any], part: Part) -> list[Array]:
+    def rows(self, run: int, given: Mapping[str, Any], part: MicrobatchRows) -> list[Array]:
         return list(self.arrays)
 
 
@@ -203,12 +203,12 @@ class JobBatches(DataFeed):
             next(islice(batches, run * passes, run * passes), None)
         while True:
             places = {source: list(chain.from_iterable(islice(batches, passes))) for source, batches in sources.items()}
-            parts = [Part(number, passes, max(sizes.values(), default=1)) for number in range(passes)]
+            parts = [MicrobatchRows(number, passes, max(sizes.values(), default=1)) for number in range(passes)]
             yield pool.ask(partial(self._read, run, parts, places, wanted, self._given), partial("run {} of a job".format, run))
             run += 1
 
     def _read(
-        self, run: int, parts: Sequence[Part], places: Places, wanted: Mapping[str, tuple[Stage, Span]], given: Mapping[str, Any]
+        self, run: int, parts: Sequence[MicrobatchRows], places: Places, wanted: Mapping[str, tuple[Stage, Span]], given: Mapping[str, Any]
     ) -> dict[str, Any]:
         stages = {each for stage, _ in wanted.values() for each in known_rows(stage)}
         known = {each: [row for part in parts for row in each.rows(run, given, part)] for each in stages}

@@ -25,7 +25,7 @@ from jobflow.ops.op import Op
 from jobflow.ops.source import External, Input, Source
 
 
-class Part(NamedTuple):
+class MicrobatchRows(NamedTuple):
     """A microbatch of a run: which of how many, and how many rows each has."""
 
     number: int
@@ -68,12 +68,12 @@ class HostValue:
         keys = {node.op.argument for node in self._nodes if isinstance(node.op, Input)}
         return frozenset(keys - {RUN_COUNTER})
 
-    def arrays(self, run: int, given: Mapping[str, Any], part: Part) -> list[Array]:
+    def arrays(self, run: int, given: Mapping[str, Any], part: MicrobatchRows) -> list[Array]:
         """It in a part of a run with these arguments: one array for each device, or that of all."""
         known = {**given, RUN_COUNTER: np.array([run])}
         return [self._on(device, known, part) for device in range(self.devices)]
 
-    def _on(self, device: int, given: Mapping[str, Any], part: Part) -> Array:
+    def _on(self, device: int, given: Mapping[str, Any], part: MicrobatchRows) -> Array:
         arrays: dict[Value, Array] = {}
         for node in self._nodes:
             if isinstance(node.op, Input):
@@ -86,7 +86,7 @@ class HostValue:
                 arrays |= dict(zip(node.outputs, made, strict=True))
         return arrays[self.value]
 
-    def _made(self, node: Node, device: int, inputs: Sequence[Array], part: Part) -> list[Array]:
+    def _made(self, node: Node, device: int, inputs: Sequence[Array], part: MicrobatchRows) -> list[Array]:
         if isinstance(node.op, ToLocal):
             whole = inputs[0]
             return [np.split(whole, self.devices)[device] if 0 in node.op.axes else whole]
@@ -101,7 +101,7 @@ class HostValue:
         op.kernel(np, *inputs, *outputs)
         return outputs
 
-    def _in_microbatch(self, node: Node, part: Part) -> Op:
+    def _in_microbatch(self, node: Node, part: MicrobatchRows) -> Op:
         """The op for these rows, as `compiler.front.microbatch` has it in the job: those of the batch, if there is one for each."""
         length, *rest = node.outputs[0].shape
         times, left = divmod(length * self.devices, part.rows)
