@@ -4,13 +4,15 @@ Where a job has it, these compute with the numbers that 8 bits can say of their 
 gradients pass as if nothing were rounded.
 
     weights     values of variables: scale and zero point of their least and largest number, `per_channel_weight_quantization`: of each row
-    others      scale and zero point of moving averages, which are the variables `fake-quantization_<i>-moving_max` and `-moving_min`,
-                numbered in the order in which the body computes: a predict job with the same layers has those of the train job
+    others      scale and zero point of moving averages, which are the variables `<weight>-quantization_0-moving_max` and `-moving_min`, by
+                the weight that they are first multiplied with (`fake-...` where there is none), numbered in the order in which the body
+                computes: a predict job with the same layers has those of the train job
 """
 
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import jobflow.core.scope as scope
@@ -45,25 +47,26 @@ class _Quantization:
         self.momentum = float(options.get("moving_min_max_momentum", 0.95))
         self.until = options.get("moving_min_max_stop_update_after_iters")
         self._made: dict[tuple[Value, bool], Tensor] = {}
-        self._observers = 0
+        self._observers = Counter[str]()
 
     def __call__(self, op: Op, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
         if not isinstance(op, Product | BroadcastMatMul | Conv):
             return inputs
         with scope.using(interpreter=self.job, root=self.root):
-            return [self._of(x) if isinstance(x, Handle) and x.type.dtype.is_float else x for x in inputs]
+            layer = next(filter(None, map(variable_of, inputs)), "fake")
+            return [self._of(x, layer) if isinstance(x, Handle) and x.type.dtype.is_float else x for x in inputs]
 
-    def _of(self, x: Handle) -> Tensor:
+    def _of(self, x: Handle, layer: str) -> Tensor:
         key = x.value, scope.current().view == "mirrored"
         if key not in self._made:
             weight = variable_of(x) is not None
-            scale, zero = min_max_observer(x, *self.how, per_layer_quantization=not self.by_row) if weight else self._observed(x)
+            scale, zero = min_max_observer(x, *self.how, per_layer_quantization=not self.by_row) if weight else self._observed(x, layer)
             self._made[key] = fake_quantization(x, scale, zero, *self.how)
         return self._made[key]
 
-    def _observed(self, x: Handle) -> tuple[Tensor, Tensor]:
-        name = f"fake-quantization_{self._observers}"
-        self._observers += 1
+    def _observed(self, x: Handle, layer: str) -> tuple[Tensor, Tensor]:
+        name = f"{layer}-quantization_{self._observers[layer]}"
+        self._observers[layer] += 1
         with scope.using(namespace=()):
             variable = functools.partial(get_variable, shape=(1,), initializer=constant_initializer(0), trainable=False)
             top, bottom = (variable(f"{name}-{word}", dtype=x.type.dtype) for word in ("moving_max", "moving_min"))

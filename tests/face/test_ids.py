@@ -207,7 +207,7 @@ def test_training_for_eight_bits(devices: int, options: dict[str, bool]) -> None
     flow.load_variables({"w": w})
     with pytest.raises(
         flow.ArgumentError,
-        match=r"quantization in job 'predict' at .*: .*'fake-quantization_0-moving_max', .* are 0; run a train job with the same layers first",
+        match=r"quantization in job 'predict' at .*: .*'w-quantization_0-moving_max', .* are 0; run a train job with the same layers first",
     ):
         predict(x)
     by_row = rounded(w, w.max(1, keepdims=True), w.min(1, keepdims=True)) if options else rounded(w, np.abs(w).max(), 0)
@@ -218,6 +218,30 @@ def test_training_for_eight_bits(devices: int, options: dict[str, bool]) -> None
     train(2 * x)
     flow.load_variables({"w": w})
     np.testing.assert_allclose(predict(x), rounded(x, *(1.5 * each for each in largest)) @ by_row.T, rtol=1e-4, atol=1e-5)
+
+
+def test_eight_bits_of_a_part_of_the_layers() -> None:
+    """A predict job that computes some of the layers, in another order, has the averages of these."""
+    x = np.random.default_rng(3).normal(size=(4, 6)).astype(np.float32)
+    config = fresh(1)
+    config.enable_qat()
+
+    def product(x: Any, name: str) -> Any:
+        return flow.matmul(x, flow.get_variable(name, (6, 6), initializer=flow.random_normal_initializer()))
+
+    @flow.global_function("train", config)
+    def train(x: tp.Numpy.Placeholder((4, 6))) -> tuple[tp.Numpy, tp.Numpy]:  # type: ignore[valid-type]
+        first, second = product(flow.math.relu(x), "first"), product(x * 100.0, "second")
+        resting().minimize(first + second)
+        return first, second
+
+    @flow.global_function("predict", config)
+    def predict(x: tp.Numpy.Placeholder((4, 6))) -> tuple[tp.Numpy, tp.Numpy]:  # type: ignore[valid-type]
+        second, first = product(x * 100.0, "second"), product(flow.math.relu(x), "first")
+        return first, second
+
+    for trained, predicted in zip(train(x), predict(x), strict=True):
+        np.testing.assert_allclose(predicted, trained, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
