@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache, cached_property, lru_cache, update_wrapper, wraps
-from numbers import Real
+from collections.abc import Callable, Mapping
+from functools import cache, lru_cache, update_wrapper, wraps
 from types import FunctionType, MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
 
 import jobflow.core.scope as scope
-from jobflow.core.errors import NOT_A_TENSOR, DtypeError, JobError, JobflowError, user_line
+from jobflow.core.errors import NOT_A_TENSOR, ArgumentError, DtypeError, JobError, JobflowError, ShapeError, user_line
 from jobflow.core.types import Tensor, TensorType
 from jobflow.eager.in_jobs import NOT_OF_THE_JOB, recorded
+from jobflow.eager.parameters import Roles, described, tensors_of
 from jobflow.eager.state import building_now
 from jobflow.eager.tensor import Tensor as EagerTensor
 from jobflow.engine.body import JobBody
@@ -103,143 +103,9 @@ def _named(function: Any, word: str, module: str) -> Any:
     return function
 
 
-# -------------------------------------------------------------------- what a function is called with
-
-
-class Roles:
-    """Which parameters of a function are tensors, and which are sequences of them.
-
-    Found out when the function is called first: for all functions together it takes longer than importing them, and more memory.
-    """
-
-    def __init__(self, what: str, function: Callable[..., Any]) -> None:
-        self.function = function
-        self.what = what
-
-    @property
-    def signature(self) -> inspect.Signature:
-        return inspect.signature(self.function)
-
-    @cached_property
-    def by_name(self) -> dict[str, str]:
-        """ "tensor", "optional", "tensors", "operand" (a tensor or a number), or "" """
-        return {each.name: _role(each.annotation) for each in self.signature.parameters.values()}
-
-    @cached_property
-    def places(self) -> list[str]:
-        """The parameters that take arguments by position."""
-        given = self.signature.parameters.values()
-        return [each.name for each in given if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-
-    @cached_property
-    def rest(self) -> str:
-        """The parameter that takes all further ones."""
-        return next((each.name for each in self.signature.parameters.values() if each.kind is each.VAR_POSITIONAL), "")
-
-    @cached_property
-    def open_ended(self) -> bool:
-        """Whether it takes any keyword."""
-        return any(each.kind is each.VAR_KEYWORD for each in self.signature.parameters.values())
-
-    @cached_property
-    def must(self) -> dict[str, bool]:
-        """Where nothing but tensors can be."""
-        return {name: role not in ("", "operand") for name, role in self.by_name.items()}
-
-    @cached_property
-    def by_place(self) -> tuple[bool, ...]:
-        """The same, by position."""
-        return tuple(self.must[name] for name in self.places)
-
-    @cached_property
-    def plain(self) -> tuple[bool, ...]:
-        """Which may be numbers, by position."""
-        return tuple(self.by_name[name] not in ("tensor", "tensors") for name in self.places)
-
-    @cached_property
-    def name(self) -> tuple[int, str | None]:
-        """Where the parameter `name` is, behind all others if there is none, and its default."""
-        parameters = self.signature.parameters
-        return (self.places.index("name"), parameters["name"].default) if "name" in parameters else (len(parameters), None)
-
-    @cached_property
-    def least(self) -> int:
-        """How many arguments it needs."""
-        return sum(each.default is each.empty for each in self.signature.parameters.values())
-
-    def bind(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """TypeError where Python would not call the function with these."""
-        try:
-            self.signature.bind(*arguments, **named)
-        except TypeError as error:
-            raise TypeError(f"{self.what}() {error}") from None
-
-    def given(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-        """(name, value) of every argument; a sequence, where no tensor must be, as its elements."""
-        names = (*self.places, *[self.rest] * (len(arguments) - len(self.places)))
-        for name, value in (*zip(names, arguments, strict=False), *named.items()):
-            if isinstance(value, list | tuple) and self.by_name.get(name, "") in ("", "tensors"):
-                yield from ((f"{name}[{i}]", element) for i, element in enumerate(value))
-            else:
-                yield name, value
-
-    def wrong(self, name: str, value: Any, numbers: bool) -> bool:
-        """Whether this argument, which is not a tensor, cannot be what it is; `numbers`: nor an operand that is not a number."""
-        word, _, element = name.partition("[")
-        role = self.by_name.get(word, "")
-        if element:
-            return role == "tensors"
-        if role == "operand":
-            return numbers and not isinstance(value, Real)
-        if role == "tensors":
-            return value is not None and (isinstance(value, np.ndarray) or not isinstance(value, Iterable))
-        return role == "tensor" or (role == "optional" and value is not None)
-
-    def must_be(self, name: str) -> str:
-        return "a sequence of tensors" if self.by_name.get(name) == "tensors" else "a tensor"
-
-
-#: what the annotation of a parameter says of its arguments
-_ROLES = {
-    "Tensor": "tensor",
-    "Tensor | None": "optional",
-    "Sequence[Tensor]": "tensors",
-    "Sequence[Tensor] | None": "tensors",
-    "Iterable[Tensor]": "tensors",
-    "Tensor | Iterable[Tensor]": "tensors",
-    "Operand": "operand",
-    "Operand | None": "operand",
-}
-
-
-def tensors_of(function: Callable[..., Any]) -> int:
-    """How many parameters of a function are tensors, sequences of them, or operands."""
-    plain = inspect.unwrap(function, stop=lambda each: hasattr(each, "__signature__"))
-    if hasattr(plain, "__signature__"):
-        return sum(map(bool, Roles("", plain).by_name.values()))
-    return sum(bool(_role(given)) for name, given in plain.__annotations__.items() if name != "return")
-
-
-def _role(annotation: Any) -> str:
-    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-    return _ROLES.get(text, "")
-
-
 def is_tensor(x: Any) -> bool:
     """Whether x is a tensor of either face."""
     return isinstance(getattr(x, "type", None), TensorType)
-
-
-def _array(x: Any) -> str:
-    return f"a NumPy array {x.dtype}[{','.join(map(str, x.shape))}]"
-
-
-def _described(x: Any) -> str:
-    """What was given, in few words."""
-    if isinstance(x, np.ndarray):
-        return _array(x)
-    text = repr(x)
-    return f"{text if len(text) < 60 else text[:56] + ' ...'} of type {type(x).__name__}"
 
 
 # -------------------------------------------------------------------- functions of tensors
@@ -290,7 +156,7 @@ def _checked(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) ->
             traces = building_now() is not None or in_job()
             remedy = "; give the job, or build, the array as an argument" if traces else "; make a tensor of it: flow.tensor(x)"
             instead = remedy if isinstance(given, np.ndarray) else ""
-            raise DtypeError(f"{roles.what} at {user_line()}: {name} is {_described(given)}, not {roles.must_be(name)}{instead}")
+            raise DtypeError(f"{roles.what} at {user_line()}: {name} is {described(given)}, not {roles.must_be(name)}{instead}")
     return of_a_job
 
 
@@ -353,10 +219,15 @@ def spelled(function: Callable[..., Any], *tensors: str, **others: Any) -> Calla
     return call
 
 
+#: what further parameters take, by the type of their default
+_KIND_OF_DEFAULT = {bool: "bool", int: "float", float: "float"}
+
+
 @lru_cache(typed=True)
 def _signature(words: tuple[str, ...], **others: Any) -> inspect.Signature:
     """Of a function with these parameters, tensors and others with their defaults, and a name; many have the same."""
-    given = [*((word, inspect.Parameter.empty, "Tensor") for word in words), *((*each, inspect.Parameter.empty) for each in others.items())]
+    further = ((word, default, _KIND_OF_DEFAULT.get(type(default), inspect.Parameter.empty)) for word, default in others.items())
+    given = [*((word, inspect.Parameter.empty, "Tensor") for word in words), *further]
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     return inspect.Signature(
         [
@@ -380,11 +251,19 @@ def recording(function: Function, word: str) -> Function:
             return _in_job(roles, arguments, named)
         except JobflowError as error:
             inside, _, rest = str(error).partition(" at ")
-            if inside == word or inside not in importlib.import_module(TENSORS).__all__:
-                raise
-            raise type(error)(f"{word} at {rest}") from None
+            if inside != word and inside in importlib.import_module(TENSORS).__all__:
+                raise type(error)(f"{word} at {rest}") from None
+            _locate(error, word)
+            raise
 
     return called  # type: ignore[return-value]
+
+
+def _locate(error: JobflowError, word: str) -> None:
+    """Say which function of the program, on which line, an error is about that an operation raised before it had a place there."""
+    line, (operation, _, rest) = str(user_line()), str(error).partition(": ")
+    if isinstance(error, ShapeError | DtypeError | ArgumentError) and operation.isidentifier() and line not in rest:
+        error.args = (f"{word} at {line}: {rest}",)
 
 
 def _in_job(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -398,17 +277,9 @@ def _in_job(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -> 
         roles.bind(arguments, named)
         if len(arguments) > at:
             name, arguments = arguments[at], (*arguments[:at], None, *arguments[at + 1 :])
+    if named or any(given.__class__ is not Handle for given in arguments):
         _check_in_job(roles, arguments, named)
-    else:
-        for given, number in zip(arguments, roles.plain, strict=False):
-            if given.__class__ is not Handle and (not number or given.__class__ not in _NUMBERS):
-                _check_in_job(roles, arguments, named)
-                break
     return recorded(body, function, arguments, named, name)
-
-
-#: classes of arguments that are as they are
-_NUMBERS = frozenset((int, float, bool, type(None)))
 
 
 # -------------------------------------------------------------------- functions of jobs
@@ -421,7 +292,7 @@ def of_jobs(function: Function, word: str, others: Mapping[str, str] = MappingPr
     in place of a function that needs a job, for its variables or its random numbers.
     """
     if not tensors_of(function):
-        return function
+        return of_kinds(function, word)
     roles, instead = Roles(word, function), others.get(word, "")
 
     @wraps(function)
@@ -433,19 +304,36 @@ def of_jobs(function: Function, word: str, others: Mapping[str, str] = MappingPr
         if here.interpreter is None or (building is not None and building.tracer is here.interpreter):
             return _elsewhere(function, roles, instead, arguments, named)
         _check_in_job(roles, arguments, named)
+        try:
+            return function(*arguments, **named)
+        except JobflowError as error:
+            _locate(error, word)
+            raise
+
+    return called  # type: ignore[return-value]
+
+
+def of_kinds(function: Function, word: str) -> Function:
+    """The function, called with arguments of the kinds that its parameters take; an ArgumentError for others."""
+    roles = Roles(word, function)
+
+    @wraps(function)
+    def called(*arguments: Any, **named: Any) -> Any:
+        roles.check_kinds(arguments, named)
         return function(*arguments, **named)
 
     return called  # type: ignore[return-value]
 
 
 def _check_in_job(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    roles.check_kinds(arguments, named)
     for name, given in roles.given(arguments, named):
         if isinstance(given, TensorOperators):
             continue
         if is_tensor(given):
             raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {given.type} {NOT_OF_THE_JOB}")
         if roles.wrong(name, given, numbers=True):
-            raise JobError(f"{roles.what} at {user_line()}: {name} is {_described(given)}, not {roles.must_be(name)} of this job; {NOT_A_TENSOR}")
+            raise JobError(f"{roles.what} at {user_line()}: {name} is {described(given)}, not {roles.must_be(name)} of this job; {NOT_A_TENSOR}")
 
 
 def _elsewhere(function: Callable[..., Any], roles: Roles, instead: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -457,8 +345,9 @@ def _elsewhere(function: Callable[..., Any], roles: Roles, instead: str, argumen
             raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {value.type} of a job whose body has ended")
         if roles.wrong(name, value, numbers=True) and not is_tensor(value) and not instead:
             there = "; make a tensor of it, flow.tensor(x)" if isinstance(value, np.ndarray) else ""
-            raise DtypeError(f"{roles.what} at {user_line()}: {name} is {_described(value)}, not {roles.must_be(name)}{there}")
+            raise DtypeError(f"{roles.what} at {user_line()}: {name} is {described(value)}, not {roles.must_be(name)}{there}")
     roles.bind(arguments, named)
+    roles.check_kinds(arguments, named)
     if instead or not tensors:
         raise JobError(
             f"{roles.what} at {user_line()} was called outside a job; call it in the body of a function decorated with global_function"

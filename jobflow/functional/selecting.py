@@ -240,6 +240,7 @@ def tril(x: Tensor, diagonal: int = 0) -> Tensor:
 @method()
 def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """The elements with position(dim2) - position(dim1) = offset, along a new last axis."""
+    offset = integer("diagonal", offset)
     a, b = axis_of("diagonal", dim1, x.ndim), axis_of("diagonal", dim2, x.ndim)
     if a == b or x.ndim < 2:
         raise ShapeError(f"diagonal at {user_line()}: needs two different axes of {x.type}; got dim1={dim1}, dim2={dim2}")
@@ -256,6 +257,7 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor
 @method()
 def diag(x: Tensor, diagonal: int = 0) -> Tensor:
     """Of a matrix, a diagonal; of a vector, the matrix with it as that diagonal."""
+    diagonal = integer("diag", diagonal)
     if x.ndim == 2:
         return _diagonal(x, diagonal)
     if x.ndim != 1:

@@ -82,8 +82,10 @@ def amp_white_identity(x: Tensor, name: Name = None) -> Tensor:
 
 def constant(value: float, dtype: DType | None = None, shape: Sequence[int] | None = None, name: Name = None) -> Tensor:
     """A tensor of `shape`, or (1,), filled with value; dtype is required."""
-    kind = _dtype("constant", dtype)
-    return source.constant(filling("constant", value, kind), (1,) if shape is None else _ints("constant", "shape", shape), kind)
+    kind, whole = _dtype("constant", dtype), (1,) if shape is None else _ints("constant", "shape", shape)
+    if min(whole, default=0) < 0:
+        raise ArgumentError(f"constant at {user_line()}: shape {list(whole)} has a size below 0")
+    return source.constant(filling("constant", value, kind), whole, kind)
 
 
 def constant_scalar(value: float, dtype: DType | None = None, name: Name = None) -> Tensor:

@@ -20,6 +20,7 @@ from jobflow.data import host_stages as st
 from jobflow.data import object_stages as ob
 from jobflow.data.megatron import TokenFiles
 from jobflow.data.record_order import Indexed, RecordFiles
+from jobflow.eager.faces import all_of, of_kinds
 from jobflow.engine.distribute import hierarchical_parallel_cast
 from jobflow.legacy import arrays
 from jobflow.legacy.on_host import OnHost, as_padded, as_tensor, body_of, on_host
@@ -156,5 +157,6 @@ def megatron_gpt_mmap_data_loader(
     return made if parallel_distribution is None else hierarchical_parallel_cast(made, parallel_distribution=list(parallel_distribution))
 
 
+globals().update(all_of(__name__, globals(), __name__, of_kinds))
 onerec_decoder = OneRecDecoder
 MegatronGPTMMapDataLoader = megatron_gpt_mmap_data_loader

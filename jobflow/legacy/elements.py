@@ -157,7 +157,7 @@ def square_sum(x: Tensor, name: Name = None) -> Tensor:
 
 def upsample_2d(
     x: Tensor,
-    size: int | Sequence[int] = (2, 2),
+    size: float | Sequence[float] = (2, 2),
     align_corners: Any = False,
     data_format: str = "NCHW",
     interpolation: str = "nearest",
@@ -173,7 +173,7 @@ def upsample_2d(
     if align_corners and interpolation == "nearest":
         raise ArgumentError(f"{what}: align_corners goes with bilinear interpolation")
     last = data_format.upper() == "NHWC"
-    factors = (size, size) if isinstance(size, int) else tuple(size)
+    factors = tuple(size) if isinstance(size, Sequence) else (size, size)
     images = sh.transpose(x, (0, 3, 1, 2)) if last else x
     from jobflow.functional.nn_shapes import interpolate  # few programs need it
 

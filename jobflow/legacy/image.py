@@ -16,6 +16,8 @@ from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.notices import notice
 from jobflow.core.types import DType, Tensor, float32, int8, int32, uint8
 from jobflow.data import host_stages as st
+from jobflow.eager.faces import all_of, is_tensor, of_kinds
+from jobflow.eager.parameters import described
 from jobflow.legacy import arrays, math
 from jobflow.legacy.on_host import OnHost, as_padded, as_tensor, on_host, rows_of, same_samples
 from jobflow.legacy.operands import counts, positive_shape
@@ -160,6 +162,9 @@ def CropMirrorNormalize(
     what = "image.CropMirrorNormalize"
     if output_layout not in ("NCHW", "NHWC"):
         raise ArgumentError(f'{what} at {user_line()}: output_layout is "NCHW" or "NHWC", not {output_layout!r}')
+    for word, share in (("crop_pos_y", crop_pos_y), ("crop_pos_x", crop_pos_x)):
+        if not 0 <= share <= 1:
+            raise ArgumentError(f"{what} at {user_line()}: {word} {share} is not in [0, 1]")
     x = input_blob
     if isinstance(x, OnHost):
         images = on_host(what, x, "images", "arrays")
@@ -167,8 +172,8 @@ def CropMirrorNormalize(
             raise ArgumentError(f"{what} at {user_line()}: images of different sizes need crop_h and crop_w")
         stage = st.Cropped(images.pixels(), (crop_h, crop_w), (crop_pos_y, crop_pos_x))
         x = as_tensor(what, stage, images.rows, (crop_h, crop_w, images.channels), images.element, None)
-    elif x.type.ndim != 4:
-        raise ShapeError(f"{what} at {user_line()}: images are [batch, height, width, channels], not {x.type}")
+    elif not is_tensor(x) or x.type.ndim != 4:
+        raise ShapeError(f"{what} at {user_line()}: images are [batch, height, width, channels], not {x.type if is_tensor(x) else described(x)}")
     else:
         x = _cropped(what, x, (crop_h, crop_w), (crop_pos_y, crop_pos_x))
     channels, width = (1, 3) if output_layout == "NCHW" else (3, 2)
@@ -244,5 +249,6 @@ def batch_align(images: OnHost, shape: Sequence[int], dtype: DType, alignment: i
     return as_padded(what, given.pixels(), given.rows, most, (alignment, alignment, 1), dtype, name)
 
 
+globals().update(all_of(__name__, globals(), __name__, of_kinds))
 resize = Resize
 crop_mirror_normalize = CropMirrorNormalize

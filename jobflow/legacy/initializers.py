@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Protocol
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, ConfigError, did_you_mean, user_line
 from jobflow.core.types import DType, float32
+from jobflow.eager.faces import all_of, of_kinds
 from jobflow.functional.nn_base import one_of
 from jobflow.ops.op import Op
 from jobflow.ops.random_tensors import RandomInt, RandomNormal, RandomUniform, TruncatedNormal
@@ -178,10 +179,6 @@ def xavier_normal_initializer(data_format: str = "") -> Initializer:
     return VarianceScaling(1.0, "fan_avg", "random_normal", data_format)
 
 
-glorot_uniform_initializer = xavier_uniform_initializer
-glorot_normal_initializer = xavier_normal_initializer
-
-
 #: how much wider values may be before an activation than 1 / sqrt(fan)
 GAINS = {
     **dict.fromkeys(("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "sigmoid"), 1.0),
@@ -212,7 +209,7 @@ def kaiming_initializer(
     gain: tanh 5/3, relu sqrt(2), leaky_relu sqrt(2 / (1 + negative_slope^2)), selu 3/4, linear, sigmoid and convolutions 1.
     """
     what = "kaiming_initializer"
-    fan = _fan(shape, one_of(what, "mode", mode, ("fan_in", "fan_out")), data_format)
+    fan = _fan(shape, one_of(what, "mode", mode, _MODES), data_format)
     std = gain_of(one_of(what, "nonlinearity", nonlinearity, NONLINEARITIES), negative_slope) / math.sqrt(fan)
     return _spread(one_of(what, "distribution", distribution, ("random_normal", "random_uniform")), std)
 
@@ -236,3 +233,8 @@ def from_conf(conf: Mapping[str, Any]) -> Initializer:
         raise ConfigError(f"default_initializer_conf {dict(conf)} must have exactly one of the keys {', '.join(_CONF)}{did_you_mean(wrong, _CONF)}")
     ((kind, fields),) = conf.items()
     return _CONF[kind](fields)
+
+
+globals().update(all_of(__name__, globals(), __name__, of_kinds))
+glorot_uniform_initializer = xavier_uniform_initializer
+glorot_normal_initializer = xavier_normal_initializer

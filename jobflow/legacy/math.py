@@ -272,7 +272,7 @@ def reduce_std(input_tensor: Tensor, axis: Axes = None, keepdims: bool = False, 
     return root(reduce_variance(input_tensor, axis, keepdims), name=name)
 
 
-def argmax(input: Tensor, axis: int = -1, name: str | None = None) -> Tensor:
+def argmax(input: Tensor, axis: int | str = -1, name: str | None = None) -> Tensor:
     """int32, where those of tensors are int64: the place of the largest element along `axis`, the first of several."""
     place = rd.argmax(input, -1, name=axis) if isinstance(axis, str) else rd.argmax(input, axis)  # v0.2 had no axis: argmax(input, name)
     return place if place.type.ndim else sh.reshape(place, (1,))

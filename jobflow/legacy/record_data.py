@@ -21,6 +21,7 @@ from jobflow.core.layout import Placement
 from jobflow.core.types import DType, Tensor, int32, uint8
 from jobflow.data import host_stages as st
 from jobflow.data.record_order import RecordFiles, part_files
+from jobflow.eager.faces import all_of, of_kinds
 from jobflow.engine.distribute import current_placement
 from jobflow.legacy.initializers import Initializer, random_uniform_initializer
 from jobflow.legacy.on_host import OnHost, as_tensor, body_of, devices_of_view, key_of, on_host
@@ -208,10 +209,14 @@ def decode_random(
     label = body.unique_name("decode_random") if name is None else scope.current().full_name(name)
     counts("decode_random", batch_size=batch_size)
     whole = (int(batch_size), *positive_shape("decode_random", "shape", shape))
-    op = (initializer or random_uniform_initializer()).op(whole, dtype, label, body.seed)
+    first = random_uniform_initializer() if initializer is None else initializer
+    if not hasattr(first, "op"):
+        raise ArgumentError(f"decode_random at {user_line()}: initializer is {first!r}; pass one, for example random_uniform_initializer()")
+    op = first.op(whole, dtype, label, body.seed)
     return apply(op, body.run_counter(), name=name) if isinstance(op, RandomSource) else apply(op, name=name)
 
 
+globals().update(all_of(__name__, globals(), __name__, of_kinds))
 ofrecord_raw_decoder = OFRecordRawDecoder
 ofrecord_bytes_decoder = OFRecordBytesDecoder
 ofrecord_image_decoder = OFRecordImageDecoder

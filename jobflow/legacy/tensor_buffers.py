@@ -21,6 +21,7 @@ from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.types import Array, DType, Tensor, TensorType, float32
 from jobflow.data import host_stages as st
 from jobflow.data.job_batches import Constants, OfList
+from jobflow.eager.faces import all_of, of_kinds
 from jobflow.legacy import arrays
 from jobflow.legacy.on_host import OnHost, as_ragged, as_result, as_tensor, body_of, devices_of_view, on_host
 from jobflow.legacy.operands import counts, fitting, positive_shape
@@ -135,3 +136,6 @@ def tensor_list_split(input_tensor_list: HostArgument | HostResult, name: str | 
         given, whole = tensor_list_to_tensor_buffer(input_tensor_list), input_tensor_list.declared
         return _each("tensor_list_split", given, whole.shape[1:], whole.dtype, (1,), name)
     raise ArgumentError(f"tensor_list_split at {user_line()}: it takes an argument that is declared as tp.ListListNumpy.Placeholder")
+
+
+globals().update(all_of(__name__, globals(), __name__, of_kinds))

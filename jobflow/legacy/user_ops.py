@@ -66,6 +66,8 @@ class OpType:
 
 def op_type(word: str) -> OpType:
     """The type of this name.  ArgumentError with the nearest one where there is none."""
+    if not isinstance(word, str):
+        raise ArgumentError(f"user_op_builder at {user_line()}: the type of an operation is a text, not {word!r}")
     own = _own_classes()
     if word.lower() in own:
         return _of_class(word, own[word.lower()])

@@ -18,6 +18,7 @@ import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, ConfigError, DuplicateNameError, JobError, SbpError, ShapeError, SourceLine, user_line
 from jobflow.core.layout import Sbp, Split
 from jobflow.core.types import DType, Tensor, TensorType, float32
+from jobflow.eager.faces import all_of, of_kinds
 from jobflow.engine.distribute import Distribute, ParallelDistribution, broadcast, current_placement, mesh_sbp
 from jobflow.graph.ir import Variable
 from jobflow.legacy.initializers import Initializer, from_conf
@@ -224,3 +225,6 @@ def ssp_variable_proxy(var: Tensor, buffer_size: int = 1, name: str | None = Non
         return var, ew.identity(var, name=name)
     (still,) = job.apply(Detach(), [ew.subtract(later, var)], None)
     return var, ew.add(var, still, name=name)
+
+
+globals().update(all_of(__name__, globals(), __name__, of_kinds))

@@ -9,6 +9,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+import numpy as np
+
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ShapeError
 
@@ -29,7 +31,7 @@ def same_padding(size: int, kernel: int, stride: int = 1, dilation: int = 1, low
 
 def axis_values(what: str, name: str, value: int | Sequence[int], ndim: int) -> tuple[int, ...]:
     """One positive int per spatial axis, from one int for all of them or a sequence."""
-    values = (value,) * ndim if isinstance(value, int) else tuple(int(v) for v in value)
+    values = (int(value),) * ndim if isinstance(value, int | np.integer) else tuple(int(v) for v in value)
     if len(values) != ndim or any(v < 1 for v in values):
         raise ShapeError(f"{what}: {name} {value} must be one positive int, or one for each of the {ndim} spatial axes")
     return values

@@ -353,7 +353,7 @@ def test_damaged_token_files(damage: Callable[[bytes, bytes], tuple[bytes, bytes
 
 WRONG = {
     "COCO without a name": (lambda: flow.data.coco_reader("a", "b", 1), flow.JobError, "needs a name"),
-    "a path for a list": (lambda: flow.data.onerec_reader("abc"), flow.ArgumentError, "list of paths"),
+    "a path for a list": (lambda: flow.data.onerec_reader("abc"), flow.ArgumentError, "sequence of texts"),
     "another mode": (lambda: flow.data.onerec_reader(["a"], shuffle_mode="x"), flow.ArgumentError, '"instance" or "batch"'),
     "floats as tokens": (lambda: flow.data.megatron_gpt_mmap_data_loader("a", 4, 4, 4, dtype=flow.float), flow.ArgumentError, "integer type"),
     "a split that is none": (

@@ -100,6 +100,9 @@ def test_kaiming(nonlinearity: str, gain: float) -> None:
         y = drawn(initializers.kaiming_initializer(SHAPE, distribution, "fan_in", nonlinearity, 0.2))
         assert abs(y.std() / (gain / math.sqrt(500)) - 1) < 0.02
     assert abs(y).max() <= math.sqrt(3) * gain / math.sqrt(500)
+    fans = initializers.fans(SHAPE, "NCHW")
+    y = drawn(initializers.kaiming_initializer(SHAPE, mode="fan_avg", nonlinearity=nonlinearity, negative_slope=0.2))
+    assert abs(y.std() / (gain / math.sqrt(sum(fans) / 2)) - 1) < 0.02
 
 
 def test_wrong_words_are_named_with_what_is_legal() -> None:

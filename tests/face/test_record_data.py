@@ -341,9 +341,15 @@ WRONG = {
         "need crop_h",
     ),
     "not an image": (lambda folder: flow.data.OFRecordImageDecoder(reader(folder), "numbers"), "cannot identify image"),
-    "a batch size that is a text": (lambda folder: flow.data.ofrecord_reader(folder, batch_size="2"), "batch_size is a positive int"),
-    "a shape that is a text": (lambda folder: flow.data.OFRecordRawDecoder(reader(folder), "numbers", "5", flow.float), "list of positive ints"),
-    "random numbers of no shape": (lambda folder: flow.data.decode_random("x", flow.float, 3), "list of positive ints"),
+    "a batch size that is a text": (
+        lambda folder: flow.data.ofrecord_reader(folder, batch_size="2"),
+        "batch_size is '2' of type str",
+    ),
+    "a shape that is a text": (
+        lambda folder: flow.data.OFRecordRawDecoder(reader(folder), "numbers", "5", flow.float),
+        "a sequence of whole numbers",
+    ),
+    "random numbers of no shape": (lambda folder: flow.data.decode_random("x", flow.float, 3), "a sequence of whole numbers"),
     "a tensor": (lambda folder: flow.image.random_crop(flow.constant(1.0, flow.float, (4, 4))), "samples that a reader in this job gives"),
 }
 

@@ -26,7 +26,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "iteration": (list, JobError, "a tensor of a job cannot be iterated; x.shape is known"),
     "numpy()": (lambda x: x.numpy(), AttributeError, rf'{HERE}: the tensor x float32\[4,6\] of a job has no "numpy": its values are known when'),
     "a misspelt attribute": (lambda x: x.shap, AttributeError, 'of a job has no "shap"; did you mean "shape"'),
-    "no element type": (lambda x: flow.cast(x, "flot"), AssertionError, rf"cast at {HERE}: dtype must be an element type, .* not 'flot'"),
+    "no element type": (lambda x: flow.cast(x, "flot"), AssertionError, rf"cast at {HERE}: dtype is 'flot' of type str, not an element type"),
     "no initializer": (
         lambda x: flow.layers.dense(x, 3, kernel_initializer=0.1),
         ConfigError,

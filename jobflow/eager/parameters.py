@@ -1,0 +1,157 @@
+"""The parameters of a function: which of them are tensors, and what others may be, as its annotations say."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from jobflow.core.errors import ArgumentError, user_line
+from jobflow.eager.argument_kinds import Kind, kind_of
+
+
+class Roles:
+    """Which parameters of a function are tensors, and which are sequences of them.
+
+    Found out when the function is called first: for all functions together it takes longer than importing them, and more memory.
+    """
+
+    def __init__(self, what: str, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.what = what
+
+    @property
+    def signature(self) -> inspect.Signature:
+        return inspect.signature(self.function)
+
+    @cached_property
+    def by_name(self) -> dict[str, str]:
+        """ "tensor", "optional", "tensors", "operand" (a tensor or a number), or "" """
+        return {each.name: _role(each.annotation) for each in self.signature.parameters.values()}
+
+    @cached_property
+    def places(self) -> list[str]:
+        """The parameters that take arguments by position."""
+        given = self.signature.parameters.values()
+        return [each.name for each in given if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+
+    @cached_property
+    def rest(self) -> str:
+        """The parameter that takes all further ones."""
+        return next((each.name for each in self.signature.parameters.values() if each.kind is each.VAR_POSITIONAL), "")
+
+    @cached_property
+    def open_ended(self) -> bool:
+        """Whether it takes any keyword."""
+        return any(each.kind is each.VAR_KEYWORD for each in self.signature.parameters.values())
+
+    @cached_property
+    def must(self) -> dict[str, bool]:
+        """Where nothing but tensors can be."""
+        return {name: role not in ("", "operand") for name, role in self.by_name.items()}
+
+    @cached_property
+    def by_place(self) -> tuple[bool, ...]:
+        """The same, by position."""
+        return tuple(self.must[name] for name in self.places)
+
+    @cached_property
+    def kinds(self) -> dict[str, Kind]:
+        """What those that are no tensors may be, where the annotations say it."""
+        given = [each for each in self.signature.parameters.values() if each.kind is not each.VAR_POSITIONAL]
+        found = {each.name: kind_of("str | None" if each.name == "name" else str(each.annotation)) for each in given}  # any name may be left to us
+        return {name: kind for name, kind in found.items() if kind is not None}
+
+    def check_kinds(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """ArgumentError for what is not of the kind that its parameter takes."""
+        kinds = self.kinds
+        for name, given in (*zip(self.places, arguments, strict=False), *named.items()):
+            if name in kinds and not kinds[name].fits(given):
+                remedy = "; arrays are arguments of the job" if isinstance(given, list | np.ndarray) and kinds[name].fits(0.5) else ""
+                raise ArgumentError(f"{self.what} at {user_line()}: {name} is {described(given)}, not {kinds[name].words}{remedy}")
+
+    @cached_property
+    def name(self) -> tuple[int, str | None]:
+        """Where the parameter `name` is, behind all others if there is none, and its default."""
+        parameters = self.signature.parameters
+        return (self.places.index("name"), parameters["name"].default) if "name" in parameters else (len(parameters), None)
+
+    @cached_property
+    def least(self) -> int:
+        """How many arguments it needs."""
+        return sum(each.default is each.empty for each in self.signature.parameters.values())
+
+    def bind(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """TypeError where Python would not call the function with these."""
+        try:
+            self.signature.bind(*arguments, **named)
+        except TypeError as error:
+            raise TypeError(f"{self.what}() {error}") from None
+
+    def given(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+        """(name, value) of every argument; a sequence, where no tensor must be, as its elements."""
+        names = (*self.places, *[self.rest] * (len(arguments) - len(self.places)))
+        for name, value in (*zip(names, arguments, strict=False), *named.items()):
+            if isinstance(value, list | tuple) and self.by_name.get(name, "") in ("", "tensors"):
+                yield from ((f"{name}[{i}]", element) for i, element in enumerate(value))
+            else:
+                yield name, value
+
+    def wrong(self, name: str, value: Any, numbers: bool) -> bool:
+        """Whether this argument, which is not a tensor, cannot be what it is; `numbers`: nor an operand that is not a number."""
+        word, _, element = name.partition("[")
+        role = self.by_name.get(word, "")
+        if element:
+            return role == "tensors"
+        if role == "operand":
+            return numbers and not isinstance(value, Real)
+        if role == "tensors" and value is None:
+            return not str(self.signature.parameters[word].annotation).endswith("None")
+        if role == "tensors":
+            return isinstance(value, np.ndarray) or not isinstance(value, Iterable)
+        return role == "tensor" or (role == "optional" and value is not None)
+
+    def must_be(self, name: str) -> str:
+        return "a sequence of tensors" if self.by_name.get(name) == "tensors" else "a tensor"
+
+
+#: what the annotation of a parameter says of its arguments
+_ROLES = {
+    "Tensor": "tensor",
+    "Tensor | None": "optional",
+    "Sequence[Tensor]": "tensors",
+    "Sequence[Tensor] | None": "tensors",
+    "Iterable[Tensor]": "tensors",
+    "Tensor | Iterable[Tensor]": "tensors",
+    "Operand": "operand",
+    "Operand | None": "operand",
+}
+
+
+def tensors_of(function: Callable[..., Any]) -> int:
+    """How many parameters of a function are tensors, sequences of them, or operands."""
+    plain = inspect.unwrap(function, stop=lambda each: hasattr(each, "__signature__"))
+    if hasattr(plain, "__signature__"):
+        return sum(map(bool, Roles("", plain).by_name.values()))
+    return sum(bool(_role(given)) for name, given in plain.__annotations__.items() if name != "return")
+
+
+def _role(annotation: Any) -> str:
+    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    return _ROLES.get(text, "")
+
+
+def _array(x: Any) -> str:
+    return f"a NumPy array {x.dtype}[{','.join(map(str, x.shape))}]"
+
+
+def described(x: Any) -> str:
+    """What was given, in few words."""
+    if isinstance(x, np.ndarray):
+        return _array(x)
+    text = repr(x)
+    return f"{text if len(text) < 60 else text[:56] + ' ...'} of type {type(x).__name__}"
