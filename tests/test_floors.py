@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -167,3 +168,15 @@ def test_a_circle_is_seen() -> None:
 def test_the_checker_sees(module: str, source: str, wrong: bool) -> None:
     names = {*modules(), "jobflow.graph.ir", "jobflow.layers", "jobflow.core.scope", "jobflow.ops.op", "jobflow.runtime.executor"}
     assert any(complaint(module, imported) for _, imported in imports(module, source, names)) == wrong
+
+
+@pytest.mark.parametrize(
+    "path", [*sorted((PACKAGE / "runtime/world/service").glob("*.py")), PACKAGE / "runtime/world/watcher.py"], ids=lambda path: path.stem
+)
+def test_processes_beside_ranks_import_the_standard_library_alone(path: Path) -> None:
+    """They are started without a path to packages, so that they are there at once."""
+    for node in at_once(ast.parse(path.read_text(encoding="utf-8"))):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            names = [str(node.module)]
+        assert {name.split(".")[0] for name in names} <= set(sys.stdlib_module_names)

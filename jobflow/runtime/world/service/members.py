@@ -15,9 +15,8 @@ import socket
 import struct
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
-
-from jobflow.core.dataclass import dataclass
 
 from .lines import Connection, fields, name, within
 

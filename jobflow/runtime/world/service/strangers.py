@@ -9,9 +9,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import field
-
-from jobflow.core.dataclass import dataclass
+from dataclasses import dataclass, field
 
 from .lines import Connection, fields, record
 from .proof import RANK, SERVICE, VERSION, challenge, is_proof, proof
