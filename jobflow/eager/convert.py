@@ -22,7 +22,7 @@ from jobflow.core.errors import DivergedError, user_line
 from jobflow.core.layout import B, Layout, Local, Placement
 from jobflow.core.types import Array, TensorType
 from jobflow.eager.state import EagerState, mixed
-from jobflow.eager.tensor import Tensor
+from jobflow.eager.tensor import Tensor, check_current
 from jobflow.engine.binding import Loaded, StorageChoice
 from jobflow.graph.ir import Graph, Node, Physical, Value
 from jobflow.kernels.target import CPU
@@ -206,6 +206,7 @@ def gathered(here: EagerState, x: Tensor, what: str) -> Array:
 
 def _gathered(here: EagerState, x: Tensor, what: str) -> Array:
     assert x.layout is not None
+    check_current(x)
     everywhere = Layout(Placement("cpu", tuple(range(here.rank.size))), (B,))
     if x.layout.placement.ranks == everywhere.placement.ranks and x.layout.is_whole:
         if here.rank.size > 1:

@@ -24,7 +24,7 @@ from jobflow.eager.convert import agree, convert, convert_array, empty
 from jobflow.eager.run import prepared, recorder
 from jobflow.eager.state import EagerState, mixed
 from jobflow.eager.tape import Gradients, record
-from jobflow.eager.tensor import Tensor, shows
+from jobflow.eager.tensor import Tensor, check_current, shows
 from jobflow.ops.broadcast import BroadcastTo, SumTo
 from jobflow.ops.layout_ops import dual
 from jobflow.ops.op import Op, apply
@@ -38,6 +38,7 @@ def change(here: EagerState, x: Tensor, target: Layout, back: Sequence[Sbp] | No
     """A global tensor in another layout; its gradient is brought into `back` first, on the new placement, if that is given."""
     if x.traced is not None or here.building is not None:
         return recorder(here, "to_global").change(x, target, back)
+    check_current(x)
     if x.layout == target and back is None:
         return x
     output = Tensor(x.type, target, convert(here, x, target, "to_global"))
@@ -167,6 +168,7 @@ class _EnterGradient:
 
 def leave(here: EagerState, x: Tensor, *, copy: bool = False) -> Tensor:
     """This rank's piece of a global tensor, as a local tensor."""
+    check_current(x)
     piece = x.array.copy() if copy else x.array
     output = Tensor(x.type.with_shape(tuple(piece.shape)), None, piece)
     if not copy:

@@ -39,7 +39,7 @@ def lying(x: Tensor) -> Array:
     return unread(x.type, contiguous_strides(x.type.shape, x.type.dtype.itemsize))
 
 
-def _is_view(op: Op, x: Tensor) -> bool:
+def is_view(op: Op, x: Tensor) -> bool:
     """Whether an op only looks at x differently."""
     if not isinstance(op, ViewOp):
         return isinstance(op, Detach)
@@ -71,7 +71,7 @@ class Recording(ABC):
     def run(self, op: Op, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The outputs of an op."""
         outputs = self._ran(op, inputs)
-        if len(inputs) == 1 and _is_view(op, inputs[0]):
+        if len(inputs) == 1 and is_view(op, inputs[0]):
             base = self.known(inputs[0])
             base.shares(outputs[0])
             outputs[0].base, outputs[0].seen = (inputs[0], op), base.version

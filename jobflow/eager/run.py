@@ -24,9 +24,10 @@ from jobflow.core.errors import JobError, JobflowError, PlacementError, PlanErro
 from jobflow.core.layout import B, Layout, Partial, Placement
 from jobflow.core.types import Array, TensorType, int64
 from jobflow.eager.convert import agree, convert, done, empty
+from jobflow.eager.recording import is_view
 from jobflow.eager.state import EagerState, mixed, state
 from jobflow.eager.tape import follow, record_op
-from jobflow.eager.tensor import Tensor, own
+from jobflow.eager.tensor import Tensor, check_current, own
 from jobflow.kernels import registry
 from jobflow.kernels.target import CPU
 from jobflow.ops.checked import Checked
@@ -101,12 +102,22 @@ def perform(here: EagerState, op: Op, inputs: Sequence[Tensor], records: bool) -
     if device is not None:
         for output in outputs:
             output._device = device
+    if found.placement is not None and isinstance(op, ViewOp) and _moves(found, inputs[0]) and is_view(op, inputs[0]):
+        outputs[0].apart = inputs[0].apart or (inputs[0].memory, inputs[0].version)
     if records:
         if outputs[0].storage is not None:  # a view: others have none yet
             outputs[0].base, outputs[0].seen = (inputs[0], op), inputs[0].version
         if any(x.requires_grad if x.base is None else follow(x) for x in inputs):
             record_op(op, found.placement, found.gradients, inputs, outputs)
     return outputs
+
+
+def _moves(found: Prepared, x: Tensor) -> bool:
+    """Whether a view of a global tensor lies elsewhere than the tensor, on some ranks: the same on all of them."""
+    before, after = x.layout, found.layouts[0]
+    assert before is not None and after is not None
+    summed = any(isinstance(b, Partial) and not isinstance(a, Partial) for a, b in zip(before.sbp, after.sbp, strict=True))
+    return summed or found.wanted[0] is not None
 
 
 def prepared(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> Prepared:
@@ -180,6 +191,8 @@ def execute(here: EagerState, found: Prepared, inputs: Sequence[Tensor]) -> tupl
     """Convert the inputs, and compute this rank's pieces of the outputs."""
     if found.placement is None:
         return _pieces(here, found, inputs)
+    for x in inputs:
+        check_current(x)
     with scope.lock():
         origin = mixed(found.digest, *[x.origin for x in inputs])
         here.trail(found.placement).add(origin, found.text)
@@ -260,6 +273,8 @@ def update(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> None:
 
 def _update(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> None:
     found = prepared(here, op, inputs)
+    for x in inputs:
+        check_current(x)
     origin = mixed(found.digest, *[x.origin for x in inputs])
     if found.placement is not None:
         here.trail(found.placement).add(origin, found.text)

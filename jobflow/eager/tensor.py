@@ -150,6 +150,7 @@ class Tensor(Methods):
         "__weakref__",
         "_device",
         "_retains",
+        "apart",
         "array",
         "base",
         "grad",
@@ -191,6 +192,8 @@ class Tensor(Methods):
         #: what it is a view of, and how; `seen` is the version of the memory that its node is about
         self.base: tuple[Tensor, Any] | None = None
         self.seen = 0
+        #: of a view of a global tensor that has memory of its own, because elements had to move: whose view it is, and the version that it shows
+        self.apart: tuple[Storage, int] | None = None
         #: of a local tensor; None is the host
         self._device: Any = None
         #: of a global tensor: a number for what it was computed from, the same on all ranks; 0 if that was not followed
@@ -262,7 +265,7 @@ class Tensor(Methods):
 
     def shares(self, view: Tensor) -> None:
         """`view` looks at the same memory."""
-        view.storage = self.memory
+        view.storage, view.apart = self.memory, self.apart
         if view.storage.home is not None:
             view.storage.home.tensors[id(view)] = view
 
@@ -314,9 +317,19 @@ def moves(x: Tensor, home: Home) -> None:
 
 def shows(x: Tensor, view: Tensor) -> None:
     """`view` looks at the memory of x, but does not count how often that is written over."""
+    view.apart = x.apart
     if x.storage is not None and x.storage.home is not None:
         view.memory.home = x.storage.home
         x.storage.home.tensors[id(view)] = view
+
+
+def check_current(x: Tensor) -> None:
+    """JobError for a view with memory of its own whose tensor was written over since."""
+    if x.apart is not None and x.apart[0].version != x.apart[1]:
+        raise JobError(
+            f"{user_line()}: {x.type} is a part of a global tensor whose elements had to move to make it; the tensor was written to since, "
+            f"so the part is out of date: take it again, or clone() it before if the old numbers are meant"
+        )
 
 
 def own(x: Tensor) -> Array:

@@ -198,3 +198,46 @@ def test_a_gradient_that_would_be_lost_is_an_error(write: Callable[[Any], Any]) 
 def without_gradients(z: Any) -> None:
     with flow.no_grad():
         z[0].mul_(2)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda z: z[1].mul_(2),
+        lambda z: z.narrow(0, 1, 2).zero_(),
+        lambda z: z[1:].__setitem__(0, 3.0),
+        lambda z: z[1:].detach().add_(1),
+        lambda z: z[1:].data.add_(1),
+        lambda z: z[1:].t().add_(1),
+    ],
+)
+def test_a_part_that_had_to_move_is_not_written_to(write: Callable[[Any], Any]) -> None:
+    """Of a tensor that is split along the axis that is cut: what is written there would be lost on some ranks."""
+
+    def program(rank: int) -> None:
+        here = placement("cpu", [0, 1])
+        split = flow.tensor(W, placement=here, sbp=S(0)) * 1
+        with pytest.raises(flow.JobflowError, match=r"at test_writing_through_views.py:\d+: .* would be lost; assign to the tensor itself"):
+            write(split)
+        np.testing.assert_array_equal(split.numpy(), W)
+        split[1] = split[1] * 2
+        other = split.to_global(sbp=S(1))
+        write(other)
+        assert (other.numpy() != split.numpy()).any()
+
+    on_ranks(2, program)
+
+
+@pytest.mark.parametrize("read", [lambda x: x + 1, lambda x: x.numpy(), lambda x: x.to_global(sbp=flow.sbp.broadcast), lambda x: x.to_local()])
+def test_a_part_that_had_to_move_is_not_read_when_it_is_out_of_date(read: Callable[[Any], Any]) -> None:
+    def program(rank: int) -> None:
+        split = flow.tensor(W, placement=placement("cpu", [0, 1]), sbp=S(0)) * 1
+        part, copy = split[1:], split[1:].clone()
+        np.testing.assert_array_equal(part.numpy(), W[1:])
+        split.mul_(2)
+        with pytest.raises(flow.JobflowError, match=r"test_writing_through_views.py:\d+: .* out of date: take it again"):
+            read(part)
+        read(copy)
+        np.testing.assert_array_equal(split[1:].numpy(), 2 * W[1:])
+
+    on_ranks(2, program)
