@@ -103,7 +103,7 @@ def perform(here: EagerState, op: Op, inputs: Sequence[Tensor], records: bool) -
         for output in outputs:
             output._device = device
     if found.placement is not None and isinstance(op, ViewOp) and _moves(found, inputs[0]) and is_view(op, inputs[0]):
-        outputs[0].apart = inputs[0].apart or (inputs[0].memory, inputs[0].version)
+        outputs[0]._apart = inputs[0]._apart or (inputs[0].memory, inputs[0].version)
     if records:
         if outputs[0].storage is not None:  # a view: others have none yet
             outputs[0].base, outputs[0].seen = (inputs[0], op), inputs[0].version

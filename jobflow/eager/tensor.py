@@ -148,9 +148,9 @@ class Tensor(Methods):
     __slots__ = (
         "__dict__",
         "__weakref__",
+        "_apart",
         "_device",
         "_retains",
-        "apart",
         "array",
         "base",
         "grad",
@@ -193,7 +193,7 @@ class Tensor(Methods):
         self.base: tuple[Tensor, Any] | None = None
         self.seen = 0
         #: of a view of a global tensor that has memory of its own, because elements had to move: whose view it is, and the version that it shows
-        self.apart: tuple[Storage, int] | None = None
+        self._apart: tuple[Storage, int] | None = None
         #: of a local tensor; None is the host
         self._device: Any = None
         #: of a global tensor: a number for what it was computed from, the same on all ranks; 0 if that was not followed
@@ -265,7 +265,7 @@ class Tensor(Methods):
 
     def shares(self, view: Tensor) -> None:
         """`view` looks at the same memory."""
-        view.storage, view.apart = self.memory, self.apart
+        view.storage, view._apart = self.memory, self._apart
         if view.storage.home is not None:
             view.storage.home.tensors[id(view)] = view
 
@@ -317,7 +317,7 @@ def moves(x: Tensor, home: Home) -> None:
 
 def shows(x: Tensor, view: Tensor) -> None:
     """`view` looks at the memory of x, but does not count how often that is written over."""
-    view.apart = x.apart
+    view._apart = x._apart
     if x.storage is not None and x.storage.home is not None:
         view.memory.home = x.storage.home
         x.storage.home.tensors[id(view)] = view
@@ -325,7 +325,7 @@ def shows(x: Tensor, view: Tensor) -> None:
 
 def check_current(x: Tensor) -> None:
     """JobError for a view with memory of its own whose tensor was written over since."""
-    if x.apart is not None and x.apart[0].version != x.apart[1]:
+    if x._apart is not None and x._apart[0].version != x._apart[1]:
         raise JobError(
             f"{user_line()}: {x.type} is a part of a global tensor whose elements had to move to make it; the tensor was written to since, "
             f"so the part is out of date: take it again, or clone() it before if the old numbers are meant"

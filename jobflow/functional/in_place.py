@@ -45,7 +45,7 @@ def written(x: Tensor, what: str, value: Tensor) -> Tensor:
 
 def check_writable(x: Tensor, what: str) -> None:
     """JobError for a leaf, or a view of one, whose gradient would be lost, and for a view that has memory of its own."""
-    if x.apart is not None:
+    if x._apart is not None:
         raise JobError(
             f"{what} at {user_line()}: {x.type} is a part of a global tensor whose elements had to move to make it, so what is written to it would "
             f"be lost; assign to the tensor itself, x[...] = value, or bring that to another layout first (to_global)"
