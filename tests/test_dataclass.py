@@ -155,3 +155,21 @@ def test_threads_may_make_the_first_objects_of_a_class_at_once() -> None:
         for thread in threads:
             thread.join()
         assert not wrong
+
+
+def test_classes_of_the_library_derive_from_them() -> None:
+    """As operations that users write do."""
+
+    @dataclass(frozen=True)
+    class Base:
+        x: int = 1
+
+    @dataclasses.dataclass(frozen=True)
+    class Derived(Base):
+        y: int = 2
+
+    assert Derived(3) == Derived(3, 2) and hash(Derived(3)) == hash(Derived(3)) and repr(Derived(3)).endswith("Derived(x=3, y=2)")
+    with pytest.raises(FrozenInstanceError):
+        Derived(3).x = 4  # type: ignore[misc]
+    with pytest.raises(TypeError, match="cannot inherit non-frozen"):
+        dataclasses.dataclass(type("Loose", (Base,), {}))

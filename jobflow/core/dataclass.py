@@ -8,7 +8,9 @@ patterns and type checkers see no difference.  Not here: `order`.
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import MISSING, FrozenInstanceError, fields
 from functools import partial
 from reprlib import recursive_repr
@@ -22,7 +24,11 @@ else:
         if cls is None:
             return partial(dataclass, repr=repr, eq=eq, frozen=frozen, slots=slots, weakref_slot=weakref_slot)
         cls.__doc__ = cls.__doc__ or cls.__name__  # else the library would look for the parameters of `__init__`
-        cls = dataclasses.dataclass(cls, init=False, repr=False, eq=False, slots=slots, weakref_slot=weakref_slot)
+        _here.making = True
+        try:
+            cls = dataclasses.dataclass(cls, init=False, repr=False, eq=False, slots=slots, weakref_slot=weakref_slot)
+        finally:
+            _here.making = False
         own = vars(cls)
         hashes = own.get("__hash__") is not None or ("__hash__" in own and "__eq__" not in own)
         if "__init__" not in own:
@@ -33,8 +39,10 @@ else:
             cls.__eq__ = _Unwritten(cls, "__eq__", _eq)
         if eq and not hashes:
             cls.__hash__ = _Unwritten(cls, "__hash__", _hash) if frozen else None
-        if frozen:
+        if frozen and cls.__setattr__ is not Frozen.__setattr__:
             cls.__setattr__, cls.__delattr__ = Frozen.__setattr__, Frozen.__delattr__
+        if frozen:
+            cls.__dataclass_params__ = _FrozenParameters(cls.__dataclass_params__)
         if frozen and slots:
             cls.__getstate__, cls.__setstate__ = _state, _set_state
         return cls
@@ -50,6 +58,26 @@ class Frozen:
 
     def __delattr__(self, name: str) -> None:
         raise FrozenInstanceError(f"cannot delete field {name!r}")
+
+
+class _Here(threading.local):
+    """Whether this thread makes a class of this module."""
+
+    making = False
+
+
+_here = _Here()
+
+
+class _FrozenParameters:
+    """What the library asks a base for, to derive frozen classes from frozen ones alone: it is frozen, but to classes made here."""
+
+    def __init__(self, of_library: Any) -> None:
+        self.of_library, self.frozen = of_library, copy(of_library)
+        self.frozen.frozen = True
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        return self.of_library if _here.making else self.frozen
 
 
 class _Unwritten:
