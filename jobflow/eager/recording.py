@@ -33,21 +33,18 @@ def lying(x: Tensor) -> Array:
     """An array with the shape and strides that x has if it is computed at once; its memory is not there."""
     if x.traced is None and x.layout is None:
         return x.array
-    if x.base is not None:
-        seen: Array = lying(x.base[0]) if isinstance(x.base[1], Detach) else x.base[1].view(lying(x.base[0]))
-        return seen
-    return unread(x.type, contiguous_strides(x.type.shape, x.type.dtype.itemsize))
+    return unread(x.type, contiguous_strides(x.type.shape, x.type.dtype.itemsize) if x.strides is None else x.strides)
 
 
-def is_view(op: Op, x: Tensor) -> bool:
-    """Whether an op only looks at x differently."""
+def view_strides(op: Op, x: Tensor) -> tuple[int, ...] | None:
+    """The strides of what an op gives that only looks at x differently; None if it does not.  The same on all ranks."""
     if not isinstance(op, ViewOp):
-        return isinstance(op, Detach)
+        return lying(x).strides if isinstance(op, Detach) else None
     try:
-        op.view(lying(x))
+        strides: tuple[int, ...] = op.view(lying(x)).strides
     except ValueError:  # only a copy would do
-        return False
-    return True
+        return None
+    return strides
 
 
 class Recording(ABC):
@@ -71,10 +68,11 @@ class Recording(ABC):
     def run(self, op: Op, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The outputs of an op."""
         outputs = self._ran(op, inputs)
-        if len(inputs) == 1 and is_view(op, inputs[0]):
+        strides = view_strides(op, inputs[0]) if len(inputs) == 1 else None
+        if strides is not None:
             base = self.known(inputs[0])
             base.shares(outputs[0])
-            outputs[0].base, outputs[0].seen = (inputs[0], op), base.version
+            outputs[0].base, outputs[0].seen, outputs[0].strides = (inputs[0], op), base.version, strides
         return outputs
 
     def _ran(self, op: Op, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:

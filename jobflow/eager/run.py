@@ -24,7 +24,7 @@ from jobflow.core.errors import JobError, JobflowError, PlacementError, PlanErro
 from jobflow.core.layout import B, Layout, Partial, Placement
 from jobflow.core.types import Array, TensorType, int64
 from jobflow.eager.convert import agree, convert, done, empty
-from jobflow.eager.recording import is_view
+from jobflow.eager.recording import view_strides
 from jobflow.eager.state import EagerState, mixed, state
 from jobflow.eager.tape import follow, record_op
 from jobflow.eager.tensor import Tensor, check_current, own
@@ -97,13 +97,11 @@ def perform(here: EagerState, op: Op, inputs: Sequence[Tensor], records: bool) -
         with scope.using(interpreter=Running(here, found.placement, records)):
             made = op.smaller(*inputs)
         return tuple(made)  # type: ignore[arg-type]
-    outputs = execute(here, found, inputs)
+    outputs = execute(here, found, op, inputs)
     device = inputs[0]._device
     if device is not None:
         for output in outputs:
             output._device = device
-    if found.placement is not None and isinstance(op, ViewOp) and _moves(found, inputs[0]) and is_view(op, inputs[0]):
-        outputs[0]._apart = inputs[0]._apart or (inputs[0].memory, inputs[0].version)
     if records:
         if outputs[0].storage is not None:  # a view: others have none yet
             outputs[0].base, outputs[0].seen = (inputs[0], op), inputs[0].version
@@ -187,34 +185,44 @@ def _listed(inputs: Sequence[Tensor]) -> str:
     return ", ".join(f"{x.type} {'local' if x.layout is None else x.layout}" for x in inputs)
 
 
-def execute(here: EagerState, found: Prepared, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def execute(here: EagerState, found: Prepared, op: Op, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Convert the inputs, and compute this rank's pieces of the outputs."""
     if found.placement is None:
-        return _pieces(here, found, inputs)
+        return _pieces(here, found, inputs, isinstance(op, ViewOp), True)
     for x in inputs:
         check_current(x)
+    strides = view_strides(op, inputs[0]) if isinstance(op, ViewOp) else None
     with scope.lock():
         origin = mixed(found.digest, *[x.origin for x in inputs])
         here.trail(found.placement).add(origin, found.text)
-        outputs = _pieces(here, found, inputs)
+        looks = strides is not None
+        outputs = _pieces(here, found, inputs, looks, looks and not _moves(found, inputs[0]))
         for number, output in enumerate(outputs):
             output.origin = origin + number
+        if strides is not None:
+            outputs[0].strides = strides
+            if outputs[0].storage is None:
+                outputs[0]._apart = inputs[0]._apart or (inputs[0].memory, inputs[0].version)
         return outputs
 
 
-def _pieces(here: EagerState, found: Prepared, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def _pieces(here: EagerState, found: Prepared, inputs: Sequence[Tensor], looks: bool, shares: bool) -> tuple[Tensor, ...]:
+    """This rank's pieces of the outputs, of which the one of an op that `looks` is no copy, and `shares` the memory of the input."""
     if found.moves:
         arrays = [x.array if want is None else convert(here, x, want, "an input") for x, want in zip(inputs, found.wanted, strict=True)]
     else:
         arrays = [x.array for x in inputs]
     op = found.op
     if op is None:
-        return tuple(Tensor(type, layout, empty(type)) for type, layout in zip(found.types, found.layouts, strict=True))
-    if isinstance(op, ViewOp):
+        outputs = tuple(Tensor(type, layout, empty(type)) for type, layout in zip(found.types, found.layouts, strict=True))
+        if shares:
+            inputs[0].shares(outputs[0])
+        return outputs
+    if looks and isinstance(op, ViewOp):
         view = seen(op, arrays)
         if view is not None:
             output = Tensor(found.types[0], found.layouts[0], view)
-            if found.wanted[0] is None:
+            if shares:
                 inputs[0].shares(output)
             return (output,)
     made = checked(here, found, op, arrays) if isinstance(op, Checked) else compute(here, op, arrays, found.pieces, found.bind)

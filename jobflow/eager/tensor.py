@@ -162,6 +162,7 @@ class Tensor(Methods):
         "requires_grad",
         "seen",
         "storage",
+        "strides",
         "traced",
         "type",
     )
@@ -192,6 +193,8 @@ class Tensor(Methods):
         #: what it is a view of, and how; `seen` is the version of the memory that its node is about
         self.base: tuple[Tensor, Any] | None = None
         self.seen = 0
+        #: of a view of a global or traced tensor: its strides if what it looks at lay in the memory of one rank
+        self.strides: tuple[int, ...] | None = None
         #: of a view of a global tensor that has memory of its own, because elements had to move: whose view it is, and the version that it shows
         self._apart: tuple[Storage, int] | None = None
         #: of a local tensor; None is the host
@@ -264,8 +267,8 @@ class Tensor(Methods):
         self.memory.version += 1
 
     def shares(self, view: Tensor) -> None:
-        """`view` looks at the same memory."""
-        view.storage, view._apart = self.memory, self._apart
+        """`view` looks at the same memory; with other strides, if it is given them afterwards."""
+        view.storage, view._apart, view.strides = self.memory, self._apart, self.strides
         if view.storage.home is not None:
             view.storage.home.tensors[id(view)] = view
 
@@ -317,7 +320,7 @@ def moves(x: Tensor, home: Home) -> None:
 
 def shows(x: Tensor, view: Tensor) -> None:
     """`view` looks at the memory of x, but does not count how often that is written over."""
-    view._apart = x._apart
+    view._apart, view.strides = x._apart, x.strides
     if x.storage is not None and x.storage.home is not None:
         view.memory.home = x.storage.home
         x.storage.home.tensors[id(view)] = view

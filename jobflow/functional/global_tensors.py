@@ -214,7 +214,8 @@ def _set_data(x: Tensor, value: Tensor) -> None:
         raise DtypeError(f"data at {user_line()}: it takes a tensor; got {value!r}")
     if building_now() is not None:
         raise JobError(f"data at {user_line()}: no tensor gets other memory while {running()} runs; write over what it has: x.data.copy_(value)")
-    x.type, x.layout, x.array, x._device, x.origin = value.type, value.layout, value.array, value._device, value.origin
+    x.type, x.layout, x.array, x._device = value.type, value.layout, value.array, value._device
+    x.origin, x.strides = value.origin, value.strides
     x.wrote()
 
 
@@ -230,7 +231,7 @@ def contiguous(x: Tensor) -> Tensor:
 @method()
 def is_contiguous(x: Tensor) -> bool:
     """Whether the elements lie in order of their indices."""
-    return bool((x.array if x.traced is None else lying(x)).flags.c_contiguous)
+    return bool(lying(x).flags.c_contiguous)
 
 
 @method()

@@ -201,6 +201,44 @@ def without_gradients(z: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("shape", "sbp", "copy"),
+    [
+        ((3, 2), S(0), lambda z: z.t().contiguous()),
+        ((2, 2, 3), S(1), lambda z: z.permute(1, 0, 2).reshape(4, 3)),
+        ((2, 2, 3), S(1), lambda z: z.detach().permute(1, 0, 2).data.reshape(4, 3)),
+    ],
+)
+def test_what_is_a_copy_is_one_on_every_rank(shape: tuple[int, ...], sbp: Any, copy: Callable[[Any], Any]) -> None:
+    """Also where the piece of a rank is so small that its strides would allow a view."""
+
+    def program(rank: int) -> None:
+        split = flow.ones(shape, placement=placement("cpu", [0, 1]), sbp=sbp)
+        for gradients in (True, False):
+            with flow.set_grad_enabled(gradients):
+                made = copy(split)
+                made.mul_(2)
+                np.testing.assert_array_equal(split.numpy(), np.ones(shape))
+                np.testing.assert_array_equal(made.numpy(), np.full(made.shape, 2))
+
+    on_ranks(2, program)
+
+
+def test_ranks_elsewhere_agree_on_what_was_written() -> None:
+    """A tensor's views are views on ranks outside of its placement as well, and what is refused is refused there."""
+
+    def program(rank: int) -> None:
+        z = flow.tensor(W, placement=placement("cpu", [2, 0]), sbp=S(0)) * 1
+        part = z.t()[1:3]
+        part.mul_(2)
+        np.testing.assert_array_equal(z.numpy()[:, 1:3], 2 * W[:, 1:3])
+        assert not part.is_contiguous()
+        with pytest.raises(flow.JobflowError, match="would be lost"):
+            z[1].t().mul_(2)
+
+    on_ranks(3, program)
+
+
+@pytest.mark.parametrize(
     "write",
     [
         lambda z: z[1].mul_(2),

@@ -19,7 +19,7 @@ def replace(x: Tensor, made: Tensor) -> None:
     if made is x:
         return
     x.type, x.layout, x.array, x._device = made.type, made.layout, made.array, made._device
-    x.storage, x.base, x.seen = None, None, 0
+    x.storage, x.base, x.seen, x.strides = None, None, 0, made.strides
 
 
 def laid(what: str, name: str, x: Tensor, placement: Any, sbp: Any) -> Tensor:
