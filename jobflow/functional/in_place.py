@@ -18,6 +18,14 @@ from jobflow.eager.tape import follow
 from jobflow.eager.tensor import Tensor, own
 from jobflow.functional.promotion import cast, kind
 
+#: how programs write the methods that are operators
+OPERATORS = {
+    f"__i{word}__": f"x {sign}= y"
+    for word, sign in {
+        "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**", "and": "&", "or": "|", "xor": "^",
+    }.items()
+}  # fmt: skip
+
 
 def written(x: Tensor, what: str, value: Tensor) -> Tensor:
     """x, after `value` has been written over it.
@@ -28,9 +36,8 @@ def written(x: Tensor, what: str, value: Tensor) -> Tensor:
     if value.type.shape != x.type.shape:
         raise ShapeError(f"{what} at {user_line()}: a value {value.type} does not fit into the tensor {x.type} that it would overwrite")
     if kind(value.type.dtype) > kind(x.type.dtype):
-        raise DtypeError(
-            f"{what} at {user_line()}: the result is {value.type}, which a tensor {x.type} cannot hold; write x = {what.rstrip('_')}(x, ...)"
-        )
+        new = what.replace("=", "") if what in OPERATORS.values() else f"{what.rstrip('_')}(x, ...)"
+        raise DtypeError(f"{what} at {user_line()}: the result is {value.type}, which a tensor {x.type} cannot hold; write x = {new}")
     value = cast(value, x.type.dtype)
     here = state()
     if x.layout != value.layout and (here.building is None or here.building.lays):
@@ -78,13 +85,19 @@ def kept(x: Tensor, others: Sequence[Any] = ()) -> Tensor:
 
 def hang(name: str, function: Callable[..., Tensor], *also: str) -> Callable[..., Tensor]:
     """The method `name` of Tensor, and other names of it, that writes what `function` gives over its first argument."""
+    for operator in OPERATORS.keys() & also:
+        method(operator)(_form(name, OPERATORS[operator], function))
+    return method(name, *(word for word in also if word not in OPERATORS))(_form(name, name, function))
+
+
+def _form(name: str, what: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     value: Callable[..., Tensor] = called_as(function, name) if isinstance(function, FunctionType) else function
 
     def form(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
-        check_writable(x, name)
-        return written(x, name, value(kept(x, arguments), *arguments, **options))
+        check_writable(x, what)
+        return written(x, what, value(kept(x, arguments), *arguments, **options))
 
     form.__wrapped__ = function  # type: ignore[attr-defined]
     form.__name__ = form.__qualname__ = name
     form.__doc__ = f"{function.__name__}, written over the tensor itself."
-    return method(name, *also)(form)
+    return form

@@ -17,7 +17,7 @@ import numpy as np
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import AxisError, DtypeError, JobError, ShapeError, user_line
 from jobflow.core.layout import B, Layout, Split
-from jobflow.core.types import Array, TensorType, bool_, dtype_of, int64
+from jobflow.core.types import Array, TensorType, bool_, dtype_of, int64, uint8
 from jobflow.eager import crossing
 from jobflow.eager.convert import empty
 from jobflow.eager.faces import method
@@ -104,7 +104,7 @@ def read(x: Tensor, key: Any, what: str) -> tuple[Cut, dict[int, Tensor]]:
     """What a key does, and by axis of what is left after that the positions to look up."""
     tokens: list[Token] = []
     tensors: list[Tensor] = []
-    for item in key if isinstance(key, tuple) else (key,):
+    for item in map(_mask, key) if isinstance(key, tuple) else (key,):
         if item is None or item is Ellipsis or type(item) is int:
             tokens.append(item)
         elif isinstance(item, slice):
@@ -120,6 +120,13 @@ def read(x: Tensor, key: Any, what: str) -> tuple[Cut, dict[int, Tensor]]:
         for i, ids in enumerate(_positions(x, tensor, axis, what)):
             lookups[place + i] = ids
     return cut, lookups
+
+
+def _mask(item: Any) -> Any:
+    """A tensor or an array of uint8 is a mask, as in PyTorch."""
+    if isinstance(item, Tensor):
+        return cast(item, bool_) if item.dtype is uint8 else item
+    return item != 0 if isinstance(item, np.ndarray) and item.dtype == np.uint8 else item
 
 
 def _bound(edge: Any) -> int | None:
@@ -152,10 +159,7 @@ def cut_of(x: TensorType, tokens: tuple[Token, ...], what: str) -> Cut:
     taken = sum(map(_width, tokens))
     if taken > x.ndim:
         raise AxisError(f"{what} at {user_line()}: {taken} indices for {x}, which has {x.ndim} axes")
-    if sum(token is Ellipsis for token in tokens) > 1:
-        raise AxisError(f"{what} at {user_line()}: only one '...' is possible")
-    if Ellipsis not in tokens:
-        tokens = (*tokens, Ellipsis)
+    tokens = _one_ellipsis(x, tokens, taken, what)
     edges: list[Any] = []
     chosen, made, lookups, place = [], [], [], 0
     for token in tokens:
@@ -185,6 +189,17 @@ def cut_of(x: TensorType, tokens: tuple[Token, ...], what: str) -> Cut:
     return Cut(Slice(window.starts, window.stops, window.steps), backwards, tuple(ops), window.infer(x).shape, left.shape, tuple(lookups))
 
 
+def _one_ellipsis(x: TensorType, tokens: tuple[Token, ...], taken: int, what: str) -> tuple[Token, ...]:
+    """The tokens with one '...'; others stand for no axes, which they may if nothing that follows would be about another axis in PyTorch."""
+    if Ellipsis not in tokens:
+        return (*tokens, Ellipsis)
+    first = tokens.index(Ellipsis) + 1
+    more = tokens[first:]
+    if Ellipsis in more and taken < x.ndim and set(more[more.index(Ellipsis) :]) != {Ellipsis}:
+        raise AxisError(f"{what} at {user_line()}: nothing but '...' follows a second '...', for it is not clear which axes each stands for")
+    return tokens[:first] + tuple(token for token in more if token is not Ellipsis)
+
+
 def _width(token: Token) -> int:
     """Of how many axes an index speaks."""
     if token is None or token is Ellipsis:
@@ -211,6 +226,7 @@ def check_mask(mask: Tensor, x: Tensor, axis: int, what: str) -> None:
 @method("__getitem__")
 def getitem(x: Tensor, key: Any) -> Tensor:
     """x[key]; windows are views."""
+    key = _mask(key)
     if isinstance(key, Tensor) and key.dtype is bool_ and key.ndim == x.ndim > 0:
         check_mask(key, x, 0, "x[...]")
         return selected(x, key, "x[...]")
@@ -275,8 +291,8 @@ def setitem(x: Tensor, key: Any, value: Any) -> None:
     what = "x[...] = value"
     check_writable(x, what)
     given = operand(what, x, value if not isinstance(value, list | tuple) else np.asarray(value))
-    scalar = not isinstance(given, Tensor) or given.ndim == 0
-    if isinstance(key, Tensor) and key.dtype is bool_ and scalar and 0 < key.ndim <= x.ndim:
+    scalar, key = not isinstance(given, Tensor) or given.ndim == 0, _mask(key)
+    if isinstance(key, Tensor) and key.dtype is bool_ and scalar and key.ndim <= x.ndim:
         check_mask(key, x, 0, what)
         written(x, what, filled(x, reshape(key, (*key.shape, *(1,) * (x.ndim - key.ndim))), given))
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.types import Tensor as Value
+from jobflow.core.types import int64
 from jobflow.eager.tensor import Tensor
 from jobflow.functional.nn_base import formula, one_of, reduced
 from jobflow.ops import elementwise as ew
@@ -38,9 +39,15 @@ def _check_weight(what: str, x: Tensor, weight: Tensor | None) -> None:
         raise ShapeError(f"{what} at {user_line()}: weight {weight.type} must have one number for each class of input {x.type}")
 
 
+def _counted(target: Tensor, ignored: int) -> Value:
+    """Where a label is not `ignored`, a number that its type may not have."""
+    labels = ew.cast(target, int64) if target.type.dtype.itemsize == 1 else target
+    return ew.not_equal(labels, ew.fill_like(labels, ignored))
+
+
 def _label_weights(x: Tensor, target: Tensor, weight: Tensor | None, ignored: int) -> Value:
     """Of every label, in the type of x; 0 for those that are ignored."""
-    counts = ew.not_equal(target, ew.fill_like(target, ignored))
+    counts = _counted(target, ignored)
     if weight is None:
         return ew.cast(counts, x.type.dtype)
     taken = gather(weight, target, 0)  # 0 for a label that is no class
@@ -69,7 +76,7 @@ def _by_class(each: Value, x: Tensor, weight: Tensor | None) -> Value:
 def _spread(logs: Value, x: Tensor, target: Tensor, weight: Tensor | None, ignored: int) -> Value:
     """-sum over the classes of weight log p; 0 for labels that are ignored."""
     total = ew.negate(rd.reduce_sum(_by_class(logs, x, weight), (_axis(x),)))
-    return ew.where(ew.not_equal(target, ew.fill_like(target, ignored)), total, ew.fill_like(total, 0.0))
+    return ew.where(_counted(target, ignored), total, ew.fill_like(total, 0.0))
 
 
 @formula

@@ -87,6 +87,7 @@ class SliceUpdate(Op):
         yield sample(cls(Slice((5,), (6,), (1,))), numbers(5, 7), numbers(6, 1))
         yield sample(cls(Slice((2, 0), (2, 3), (1, 1))), numbers(7, 7, 3), numbers(8, 0, 3))
         yield sample(cls(Slice((1, 0), (3, 3), (1, 1))), numbers(9, 4, 3) > 0, numbers(10, 2, 3) > 0)
+        yield sample(cls(Slice((), (), ())), numbers(11), numbers(12))
 
 
 class SliceWrite(SliceUpdate):

@@ -60,7 +60,8 @@ class Slice(ViewOp):
             at = start + first * step - p if count else 0
             inside.append((at, at + (count - 1) * step + 1 if count else at, step))
             outside.append((first - u, first - u + count, 1) if count else (0, 0, 1))
-        return Slice(*map(tuple, zip(*inside, strict=True))), Slice(*map(tuple, zip(*outside, strict=True)))
+        one, other = (Slice(*(tuple(edges[i] for edges in part) for i in range(3))) for part in (inside, outside))
+        return one, other
 
     def view(self, x: Array) -> Array:
         return x[(*self.at, ...)]

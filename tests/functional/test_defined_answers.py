@@ -54,6 +54,16 @@ def test_binary_cross_entropy_of_no_probability() -> None:
     refuses(F.binary_cross_entropy, [np.float32([0.5, 0.5]), np.float32([1, -1])], ArgumentError, "-1", "[1]", "target")
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int64])
+@pytest.mark.parametrize("ignored", [-100, 2, 255])
+def test_labels_of_a_type_that_has_not_the_number_that_is_ignored(dtype: Any, ignored: int) -> None:
+    x, labels = np.random.default_rng(1).normal(size=(4, 3)), np.array([0, 2, 1, 2])
+    logs = x - np.log(np.exp(x).sum(1, keepdims=True))
+    counted = labels != ignored
+    mean = -(0.9 * logs[np.arange(4), labels] + 0.1 * logs.mean(1))[counted].mean()
+    gives(lambda x, t: F.cross_entropy(x, t, ignore_index=ignored, label_smoothing=0.1), [x, labels.astype(dtype)], mean, rtol=1e-12)
+
+
 def test_similarity_broadcasts() -> None:
     a, b = (np.random.default_rng(i).normal(size=shape) for i, shape in enumerate([(4, 1, 3), (5, 3)]))
     x, y = np.broadcast_arrays(a, b)

@@ -12,6 +12,9 @@ from ranks import on_ranks, with_ranks
 from jobflow import functional as F
 from jobflow.core.errors import AxisError, DtypeError, JobError, PlacementError, ShapeError
 from jobflow.core.layout import B, P, S
+from jobflow.core.types import uint8
+from jobflow.eager.state import state
+from jobflow.eager.tensor import Tensor
 from jobflow.engine.placements import placement
 from jobflow.functional.creation import tensor
 from jobflow.nn.graph.graph import Graph
@@ -128,13 +131,46 @@ def test_ranks_outside_a_placement_run_the_same_lines(how: Any) -> None:
         np.testing.assert_allclose(rows, expected[[3, 1]])
 
 
+@with_ranks(1, 2)
+def test_masks_of_uint8_and_of_no_axes() -> None:
+    """As in PyTorch: numbers of uint8 are truth values, and a mask of no axes selects all of a tensor or nothing."""
+    here = {"placement": placement("cpu", list(range(state().rank.size))), "sbp": B}
+    x, mask = tensor(X, placement=here["placement"], sbp=S(0)), np.array([2, 0, 0, 1], np.uint8)
+    for key, like in ((tensor(mask, **here), mask > 0), (mask, mask > 0), (tensor(3, dtype=uint8, **here), True), (tensor(False, **here), False)):
+        np.testing.assert_array_equal(x[key].numpy(), X[like])
+        for value in (5.0, tensor(5.0, **here), tensor(X[0], **here)):
+            y, expected = x.clone(), X.copy()
+            y[key], expected[like] = value, 5.0 if not isinstance(value, Tensor) or value.ndim == 0 else X[0]
+            np.testing.assert_array_equal(y.numpy(), expected)
+
+
+@with_ranks(2)
+def test_one_element_that_lies_on_all_ranks_is_written() -> None:
+    x = tensor(2.0, placement=placement("cpu", [0, 1]), sbp=P)
+    x[...] = 3.0
+    assert x.item() == 3.0
+
+
+@with_ranks(1)
+def test_several_ellipses() -> None:
+    """As in PyTorch, if nothing that follows depends on what each stands for."""
+    x = tensor(CUBE)
+    for key, like in (
+        ((..., ...), ...),
+        ((..., None, slice(None), ...), np.s_[..., None, :]),
+        ((..., 0, ..., ...), np.s_[..., 0]),
+        ((0, ..., None, ..., 1, 1), np.s_[0, None, 1, 1]),
+    ):
+        np.testing.assert_array_equal(x[key].numpy(), CUBE[like])
+
+
 @with_ranks(1)
 def test_what_does_not_fit() -> None:
     x = tensor(X)
     for wrong, error, words in (
         (lambda: x[4], IndexError, r"test_indexing.py:\d+: position 4 is outside axis 0 of float64\[4,6\], which has 4 elements"),
         (lambda: x[0, 0, 0], AxisError, "3 indices for float64"),
-        (lambda: x[..., ...], AxisError, "only one"),
+        (lambda: x[..., ..., 0], AxisError, r"nothing but '\.\.\.' follows a second"),
         (lambda: x[[0, 4]], AxisError, "position 4 at .* is not on an axis of 4"),
         (lambda: x[[-5]], AxisError, "position -5"),
         (lambda: x[[0.5]], DtypeError, r"or a list or tensor of integers or bool; got \[0.5\]"),

@@ -247,6 +247,7 @@ def test_ranks_elsewhere_agree_on_what_was_written() -> None:
         lambda z: z[1:].detach().add_(1),
         lambda z: z[1:].data.add_(1),
         lambda z: z[1:].t().add_(1),
+        lambda z: z[1].__imul__(2),
     ],
 )
 def test_a_part_that_had_to_move_is_not_written_to(write: Callable[[Any], Any]) -> None:

@@ -22,6 +22,8 @@ from typing import Any
 LARGEST, LONGEST = 2000, 40
 #: distance of 1 from the next number, in the last places that an answer may be off
 PLACES = {"float64": 1e-12, "float32": 4e-6, "float16": 4e-3, "bfloat16": 3e-2}
+#: numbers below this one may be 0
+SMALLEST = 2e-38
 WHOLE = ("int8", "uint8", "int32", "int64")
 
 #: lines to draw from, and those that write over a tensor: the second part of the file
@@ -204,7 +206,7 @@ class Growth:
             return kind, list(x.shape), given, 0.0
         if off > 0.05 * largest + 1e-6 or largest > 1e4 or (any(not math.isfinite(b) for b in wanted) and self.random.random() < 0.95):
             raise ValueError("not exact")
-        return kind, list(x.shape), wanted, 16 * off + PLACES[kind] * largest
+        return kind, list(x.shape), wanted, 16 * off + PLACES[kind] * largest + SMALLEST
 
     def finish(self) -> Program:
         """Lengthen the program, and give it a loss of all that nobody reads, and its gradients."""

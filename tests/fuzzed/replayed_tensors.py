@@ -11,7 +11,7 @@ from ranks import on_ranks
 
 import jobflow as flow
 from jobflow import nn
-from jobflow.core.errors import JobflowError
+from jobflow.core.errors import DivergedError, JobflowError, RankError
 from jobflow.eager import run as eager
 from jobflow.eager.state import state
 from jobflow.kernels import compiled_loops
@@ -145,15 +145,13 @@ def differences(wanted: Answers, given: dict[str, Any], kind: str = "") -> Itera
 
 def compared(program: Any, way: Callable[..., Any], *given: Any) -> list[str]:
     """What differs when it runs in this way; "refused ..." where jobflow says that it cannot."""
+    slack = {n: (d, s, v, t + 4e-7 * max(map(abs, program["inputs"][n][2]), default=0)) for n, (d, s, v, t) in program["gradients"].items()}
     try:
         made, gradients = way(program, *given)
-    except JobflowError as error:
-        return [f"refused {type(error).__name__}: {' '.join(str(error).split())[:300]}"]
+        return list(differences(program["answers"], made)) + list(differences(slack, gradients, "gradient of "))
     except Exception as error:  # noqa: BLE001 - whatever it is, it is found
-        return [f"raw {type(error).__name__}: {' '.join(str(error).split())[:300]}"]
-    slack = {n: (d, s, v, t + 4e-7 * max(map(abs, program["inputs"][n][2]), default=0)) for n, (d, s, v, t) in program["gradients"].items()}
-    found = list(differences(program["answers"], made)) + list(differences(slack, gradients, "gradient of "))
-    return found
+        refused = isinstance(error, JobflowError) and not isinstance(error, DivergedError | RankError)
+        return [f"{'refused' if refused else 'raw'} {type(error).__name__}: {' '.join(str(error).split())[:300]}"]
 
 
 def in_tier(tier: str) -> Callable[[Any], list[str]]:
@@ -177,8 +175,8 @@ def on_threads(ranks: int, way: Callable[..., Any]) -> Callable[[Any], list[str]
     """Replays on ranks, in layouts that the program's seed draws."""
 
     def replay(program: Any) -> list[str]:
-        found: list[str] = on_ranks(ranks, lambda rank: compared(program, way, Layouts(program["seed"], ranks)))[0]
-        return found
+        found: list[list[str]] = on_ranks(ranks, lambda rank: compared(program, way, Layouts(program["seed"], ranks)))
+        return next(filter(None, sorted(found, key=lambda lines: any(line.startswith("raw RankError") for line in lines))), [])
 
     return replay
 
