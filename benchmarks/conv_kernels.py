@@ -5,6 +5,9 @@
     python benchmarks/conv_kernels.py --errors                        largest errors in float32: jobflow/kernels/cpu/convolution_costs.py, ERRORS
     python benchmarks/conv_kernels.py --constants                     what products, copies and loops cost: the same file, COSTS
 
+With JOBFLOW_CPU=avx2 OPENBLAS_CORETYPE=Haswell NPY_DISABLE_CPU_FEATURES="X86_V4 AVX512_ICL AVX512_SPR" (what of AVX-512 `numpy.show_config()`
+finds) a CPU with AVX-512 computes as one without.
+
 Every round runs each variant once, one after the other, so that a busy machine slows all of them alike; the least CPU times are printed, and
 their ratio to PyTorch's (below 1: faster than it), whose tensors are in its default order.  Ours lie as a plan stores them.
 """
@@ -13,11 +16,12 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import math
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -25,8 +29,9 @@ import numpy as np
 from jobflow.core.types import DType, TensorType, dtype_of
 from jobflow.kernels import registry
 from jobflow.kernels.cpu import convolution_costs
-from jobflow.kernels.cpu.convolution_costs import COSTS
-from jobflow.kernels.target import Target, target_of
+from jobflow.kernels.cpu.convolution_costs import COSTS, Costs, Way
+from jobflow.kernels.machine_class import machine_class
+from jobflow.kernels.target import Target, Tier, target_of
 from jobflow.ops.conv import ConvOp, conv_op
 from jobflow.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad
 
@@ -137,9 +142,9 @@ def ours(ops: dict[str, tuple[Any, tuple[Any, ...], Any]], target: Target, each:
         chosen = registry.choose(op, target, inputs, (output,)).implementation
         for one in registry.candidates(type(op), target) if each else (chosen,):
             able = op if one is chosen else replace(op, algorithm="winograd") if isinstance(op, ConvOp) else op
-            if one is chosen or one.refuses(able, inputs, (output,)) is None or one.name.startswith(("im2col", "direct")):
+            if one is chosen or (one.refuses(able, inputs, (output,)) or "estimated").startswith("estimated"):
                 name = (one.name if "Winograd" in one.name else one.name.split()[0]) if each else "jobflow"
-                found.setdefault(name, {})[part] = running(one.bind(op, Cpu(), inputs, (output,)))
+                found.setdefault(name, {})[part] = running(registry.refined(target, one.bind(op, Cpu(), inputs, (output,))))
     return found
 
 
@@ -273,57 +278,49 @@ def errors() -> None:
             print(f"| {case.name} | {way} | {cells} |", flush=True)
 
 
-#: a way to compute a convolution: tiles of so many outputs, None for im2col, or a compiled loop
-Way = int | str | None
+#: convolutions, and what the ways to compute them take
+Measured = list[tuple[ConvOp, dict[Way, float]]]
+TIERS: tuple[Tier, ...] = ("numpy", "llvm")
+NAMES = tuple(field.name for field in fields(Costs))
 
 
 def constants(rounds: int) -> None:
     """Fit COSTS to least CPU times of products, copies and every way of every case, all of which take turns; and what choosing by them costs."""
-    target, ways = target_of("cpu", "llvm"), dict[tuple[str, str], tuple[ConvOp, dict[Way, Run]]]()
-    for case in CASES:
-        for part, (op, inputs, output) in conv_ops(case, np.float32, lambda a: stored(a, target)).items():
-            whole = replace(op, logical=(case.shape, case.filter_shape))
-            ways[case.name, part] = whole, _ways(whole, inputs, output, target)
-    runs = {shape: _product_run(*shape) for shape in PRODUCTS} | _copies()
+    machine, ways = machine_class(), dict[tuple[str, str, str], tuple[ConvOp, dict[Way, Run]]]()
+    runs: dict[Any, Run] = dict(_copies())
+    for tier in TIERS:
+        target = target_of("cpu", tier)
+        runs |= {(tier, *shape): _product_run(*shape, target) for shape in PRODUCTS}
+        for case in CASES:
+            for part, (op, inputs, output) in conv_ops(case, np.float32, lambda a, target=target: stored(a, target)).items():
+                whole = replace(op, logical=(case.shape, case.filter_shape))
+                ways[tier, case.name, part] = whole, _ways(whole, inputs, output, target)
     took = _nanoseconds(runs | {(*at, way): run for at, (_, found) in ways.items() for way, run in found.items()}, rounds)
-    each = {at: (op, {way: took[(*at, way)] for way in found}) for at, (op, found) in ways.items()}
-    before = dict(COSTS)
-    print(f"the way that is chosen / the fastest, geometric mean: {_chosen_to_best(each):.3f} by the constants of before,", end=" ")
-    COSTS.update(_of_copies(took))
-    COSTS.update(_of_products(took))
-    COSTS.update(_of_loops(each))
-    print(f"{_chosen_to_best(each):.3f} by these\n\nCOSTS = {{")
-    for name, cost in COSTS.items():
-        print(f'    "{name}": {cost:.3g},  # before: {before[name]:.3g}')
-    print("}")
+    for tier in TIERS:
+        each = [(op, {way: took[(*at, way)] for way in found}) for at, (op, found) in ways.items() if at[0] == tier]
+        before, costs = COSTS[machine, tier], _fitted(each, took, tier)
+        print(f"the way that is chosen / the fastest, {machine}, {tier}: geometric mean and worst: {_chosen_to_best(each, costs)}", end=" ")
+        print(f'(by the table: {_chosen_to_best(each, before)})\n\n    ("{machine}", "{tier}"): Costs(')
+        for name in NAMES:
+            print(f"        {name}={getattr(costs, name):.3g},  # before: {getattr(before, name):.3g}")
+        print("    ),\n")
 
 
 def _ways(op: ConvOp, inputs: tuple[Any, ...], output: Any, target: Target) -> dict[Way, Run]:
-    """All that are accurate enough, as they run."""
-    found: dict[Way, Run] = {}
+    """All that can be taken and are accurate enough, as they run."""
+    assert op.logical is not None
+    found, costs = dict[Way, Run](), convolution_costs.estimates(op, op.logical, True, COSTS[machine_class(), target.tier])
     for one in registry.candidates(type(op), target):
         word, *rest = one.name.split()
-        way = {"direct": "direct", "im2col": None, "Winograd,": int(rest[0]) if word == "Winograd," else None}.get(word, "")
-        fits = not isinstance(way, int) or convolution_costs.unfit(op, _sizes(op), True, way) is None  # type: ignore[arg-type]
-        if way != "" and fits:
-            found[way] = running(one.bind(op, Cpu(), inputs, (output,)))
+        way: Any = int(rest[0]) if word == "Winograd," else word
+        if costs.get(way, math.inf) < math.inf:
+            found.setdefault(way, running(registry.refined(target, one.bind(op, Cpu(), inputs, (output,)))))
     return found
 
 
-def _sizes(op: ConvOp) -> convolution_costs.Sizes:
-    assert op.logical is not None
-    return convolution_costs.sizes(op, op.logical)
-
-
-def _product_run(times: int, m: int, k: int, n: int) -> Run:
+def _product_run(times: int, m: int, k: int, n: int, target: Target) -> Run:
     a, b, y = (np.ones(shape, np.float32) for shape in ((times, m, k), (times, k, n), (times, m, n)))
-    return lambda: np.matmul(a, b, y)
-
-
-def _of_products(took: dict[Any, float]) -> dict[str, float]:
-    rows = [[times, times * m * k * n, times * (m * k + k * n), times * m * n] for times, m, k, n in PRODUCTS]
-    times = np.array([took[shape] - took["call"] for shape in PRODUCTS])
-    return dict(zip(("product", "multiply", "pack", "write"), _positive_fit(np.array(rows) / times[:, None], np.ones(len(times))), strict=True))
+    return running(registry.refined(target, [(np.matmul, (a, b, y))]))
 
 
 def _copies() -> dict[Any, Run]:
@@ -332,61 +329,54 @@ def _copies() -> dict[Any, Run]:
     target, short = np.empty((64, 32, 32, 8), np.float32), np.empty((64, 32, 32, 4), np.float32)
     long, wide = target.reshape(64, 32, 256), large.reshape(64, 34, 272)[:, 1:33, 8:264]
     filters, turned = np.ones((128, 128, 3, 3), np.float32), np.empty((128, 128, 3, 3), np.float32)
-    near, far = np.ones(1 << 14, np.float32), np.ones(1 << 22, np.float32)
     return {
         "call": lambda: np.matmul(few, few, y),
         "copy": lambda: np.copyto(long, wide),
         "run": lambda: np.copyto(short, large[:, 1:33, 1:33, :4]),
         "add": lambda: np.add(long, wide, long),
         "gather": lambda: np.copyto(turned, filters[..., ::-1, ::-1].swapaxes(0, 1)),
-        "near": near.max,
-        "far": far.max,
     }
 
 
-def _of_copies(took: dict[Any, float]) -> dict[str, float]:
-    """Of one call, element or run each."""
-    copy = took["copy"] / (64 * 32 * 256)
-    run = 4 * (took["run"] / (64 * 32 * 32 * 4) - copy)
-    far = took["far"] / (1 << 22) - took["near"] / (1 << 14)
-    found = {"copy": copy, "run": run, "add": took["add"] / (64 * 32 * 256), "gather": took["gather"] / (128 * 128 * 9), "far": far}
-    return {name: max(cost, 0.0) for name, cost in found.items()}
-
-
-def _of_loops(each: dict[tuple[str, str], tuple[ConvOp, dict[Way, float]]]) -> dict[str, float]:
-    """What is left of the times of compiled loops, after calls and copies, per multiply-add: medians over all cases."""
-    names, left = ("sums", "products", "lone"), dict[str, list[float]]()
-    for op, times in each.values():
-        COSTS.update(dict.fromkeys(names, 0.0))
-        rest = convolution_costs.direct(type(op), _sizes(op))
-        for name in names:
-            COSTS[name] = 1.0
-            multiplied = convolution_costs.direct(type(op), _sizes(op)) - rest
-            COSTS[name] = 0.0
-            if multiplied and "direct" in times:
-                left.setdefault(name, []).append((times["direct"] - rest) / multiplied)
-    return {name: max(float(np.median(found)), 0.0) for name, found in left.items()}
-
-
-def _chosen_to_best(each: dict[tuple[str, str], tuple[ConvOp, dict[Way, float]]]) -> float:
-    """How many times as long as the fastest way that takes which costs least by the table."""
-    convolution_costs.estimates.cache_clear()
-    shares = []
-    for op, times in each.values():
+def _fitted(each: Measured, took: dict[Any, float], tier: str) -> Costs:
+    """Those with which estimates, which are linear in them, come nearest to all times, relative to these; slow ways count for less."""
+    names = [name for name in NAMES if tier == "llvm" or name not in ("sums", "products", "lone")]
+    units = [Costs(**dict.fromkeys(NAMES, 0.0) | {name: 1.0}) for name in names]
+    rows = [({"call": 1}, took["call"]), ({"copy": 64 * 32 * 256}, took["copy"]), ({"add": 64 * 32 * 256}, took["add"])]
+    rows += [({"copy": 64 * 32 * 32 * 4, "run": 64 * 32 * 32}, took["run"]), ({"gather": 128 * 128 * 9}, took["gather"])]
+    for times, m, k, n in PRODUCTS:
+        counts = {"call": 1, "product": times, "multiply": times * m * k * n, "pack": times * (m * k + k * n), "write": times * m * n}
+        rows.append((counts, took[tier, times, m, k, n]))
+    a = [np.array([counts.get(name, 0) for name in names]) / ns for counts, ns in rows]
+    b = [1.0] * len(a)
+    for op, times in each:
         assert op.logical is not None
-        costs: dict[Way, float] = {**convolution_costs.estimates(op, op.logical, True), "direct": convolution_costs.direct(type(op), _sizes(op))}
-        shares.append(times[min(times, key=costs.__getitem__)] / min(times.values()))
-    return float(np.exp(np.mean(np.log(shares))))
+        by_unit = [convolution_costs.estimates(op, op.logical, True, unit) for unit in units]
+        for way, ns in times.items():
+            share = min(times.values()) / ns
+            a.append(np.array([found[way] for found in by_unit]) / ns * share)
+            b.append(share)
+    return Costs(**{name: float(f"{cost:.3g}") for name, cost in zip(names, _positive_fit(np.array(a), np.array(b)), strict=True)})
+
+
+def _chosen_to_best(each: Measured, costs: Costs) -> str:
+    """How many times as long as the fastest way that takes which costs least by the table."""
+    shares = []
+    for op, times in each:
+        assert op.logical is not None
+        found = convolution_costs.estimates(op, op.logical, True, costs)
+        shares.append(times[min(times, key=found.__getitem__)] / min(times.values()))
+    return f"{np.exp(np.mean(np.log(shares))):.3f}, {max(shares):.2f}"
 
 
 def _positive_fit(a: Any, b: Any) -> Any:
-    """The least squares of a x = b with x >= 0: what comes out below 0 is left out."""
-    kept = list(range(a.shape[1]))
+    """The least squares of a x = b with x >= 0: what comes out below 0 is left out, that of the largest share first."""
+    kept, scale = list(range(a.shape[1])), np.abs(a).max(0)
     while True:
         x = np.zeros(a.shape[1])
-        x[kept] = np.linalg.lstsq(a[:, kept], b, rcond=None)[0]
+        x[kept] = np.linalg.lstsq(a[:, kept] / scale[kept], b, rcond=None)[0]
         if (x >= 0).all():
-            return x
+            return x / scale
         kept.remove(int(x.argmin()))
 
 

@@ -20,6 +20,7 @@ from jobflow.core.types import DType
 from jobflow.engine.ignored_options import IGNORED
 from jobflow.engine.placements import placement, world_size
 from jobflow.graph.strategy import Strategy
+from jobflow.kernels.machine_class import own_class
 from jobflow.kernels.target import SETTINGS
 from jobflow.runtime.world import environment as variables
 from jobflow.runtime.world import rendezvous
@@ -32,10 +33,11 @@ def devices_from_launcher() -> int | None:
 
 
 def kernels_at_first() -> str:
-    """The setting of kernels where `flow.config.kernels` was not called."""
+    """The setting of kernels where `flow.config.kernels` was not called; ConfigError where the environment says what there is not."""
     said = os.environ.get(variables.KERNELS, "").strip() or "auto"
     Option(choices=tuple(SETTINGS)).check(variables.KERNELS, said)
     check_kernels(said, f"{variables.KERNELS}={said}")
+    own_class()
     return said
 
 

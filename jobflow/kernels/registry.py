@@ -174,10 +174,14 @@ def choose(op: Op, target: Target, inputs: Sequence[Array], outputs: Sequence[Ar
 
 
 def bind(op: Op, target: Target, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    """The calls of the best implementation; what stands in calls of every kind is done as the tier does it (`REFINED`)."""
-    calls = choose(op, target, inputs, outputs).implementation.bind(op, device, inputs, outputs)
-    refined = REFINED.get(target.tier)
-    return calls if refined is None else import_module(refined).in_loops(calls)
+    """The calls of the best implementation."""
+    return refined(target, choose(op, target, inputs, outputs).implementation.bind(op, device, inputs, outputs))
+
+
+def refined(target: Target, calls: list[Call]) -> list[Call]:
+    """The calls, where what stands in calls of every kind is done as the tier does it (`REFINED`)."""
+    module = REFINED.get(target.tier)
+    return calls if module is None else import_module(module).in_loops(calls)
 
 
 def binding(op: Op, target: Target, inputs: Sequence[TensorType], outputs: Sequence[TensorType]) -> Binding:

@@ -46,6 +46,7 @@ class TestCalls:
             ("unpicklable", "refused: AttributeError\nstill usable\n"),
             ("memory_returns", "bounded\n"),
             ("exit_all", ""),
+            ("machines", "avx2\n"),
         ],
     )
     def test_it_works_and_prints_once(self, name: str, out: str, ranks: int) -> None:

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 
 from jobflow.cli.health.child import ask, probe
 from jobflow.cli.health.finding import NOTE, OK, PROBLEM, Finding, judged
+from jobflow.core.errors import ConfigError
 from jobflow.core.extras import PACKAGES
+from jobflow.kernels.machine_class import SETTING, own_class
 from jobflow.kernels.object_cache import LIMIT, ObjectCache
 from jobflow.kernels.target import cpu_tier
 from jobflow.runtime.world.environment import KERNELS, usable_cores
@@ -56,6 +58,11 @@ def kernels() -> Iterator[Finding]:
     """Which kernels there are, which run where `flow.config.kernels` was not called, what LLVM costs, and where compiled loops are kept."""
     said = os.environ.get(KERNELS, "").strip()
     where = f"{KERNELS}={said}" if said else f"without flow.config.kernels: {cpu_tier('auto')}"
+    try:
+        where += f"; convolutions by what they cost on {own_class()}"
+    except ConfigError as error:
+        yield Finding("kernels", PROBLEM, str(error), "", f"unset {SETTING}")
+        return
     try:
         version = importlib.metadata.version("llvmlite")
     except importlib.metadata.PackageNotFoundError:

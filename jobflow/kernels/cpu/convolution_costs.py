@@ -1,41 +1,28 @@
 """What the ways to compute a convolution cost on a CPU, and how much they err: the two tables that choices are made from.
 
-Costs are made of products and copies, whose own costs are measured by `benchmarks/conv_kernels.py --constants`.  They are estimates for
-logical shapes, whatever a rank holds of them, so that all ranks choose alike, and nothing is timed while a program is compiled.
+Costs are sums of calls, copies and multiply-adds.  What one of these costs is a table by class of machine and tier, with which the sums
+come nearest to what all ways take (`benchmarks/conv_kernels.py --constants`).  They are estimates for logical shapes, whatever a rank
+holds of them, so that all ranks choose alike, and nothing is timed while a program is compiled.
 """
 
 from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from jobflow.core.dataclass import dataclass
 from jobflow.kernels.cpu.images import lifted_window, mirror
-from jobflow.kernels.cpu.winograd import Axis, axes
+from jobflow.kernels.cpu.winograd import axes
+from jobflow.kernels.machine_class import MachineClass, machine_class
+from jobflow.kernels.target import Tier
 from jobflow.ops.conv import Conv, ConvGradInput, ConvGradWeight, ConvOp, Shapes
 from jobflow.ops.windows import Window
 
-#: nanoseconds on one core: per call of NumPy; per matrix product, multiplication, element packed and element written of float32; per
-#: run of memory copied, element copied, element copied one by one, element added to another, and element from beyond the core's own cache;
-#: per fused multiply-add of compiled loops: sums of several filters at a time, products, and either of one filter
-COSTS = {
-    "call": 1500.0,
-    "product": 30.0,
-    "multiply": 0.0155,
-    "pack": 0.15,
-    "write": 0.06,
-    "run": 4.0,
-    "copy": 0.4,
-    "gather": 0.6,
-    "add": 0.6,
-    "far": 0.5,
-    "sums": 0.0155,
-    "products": 0.0205,
-    "lone": 0.07,
-}
 #: elements that stay in a core's own cache, and taps of which several filters stay in its first one
 _NEAR, _ROW = 1 << 18, 2048
+#: samples of which transforms compute some at once
+_LANES = 16
 #: axes, outputs per tile, size of filter -> the largest error of y and dx in float32, as a multiple of that of PyTorch's convolution, where
 #: 32, 64, 128 and 256 channels are summed, in both tiers (`benchmarks/conv_kernels.py --errors`; dw errs less than PyTorch's, or hardly more)
 ERRORS = {
@@ -56,6 +43,8 @@ ALLOWED = 10.0
 #: outputs per tile and axis
 Tiles = Literal[2, 3, 4]
 TILES: tuple[Tiles, ...] = (2, 3, 4)
+#: Winograd's on such tiles, products with what windows see, dx as sums of what each tap adds, or compiled loops over the taps
+Way: TypeAlias = Tiles | Literal["im2col", "taps", "direct"]
 
 
 @dataclass(frozen=True)
@@ -79,69 +68,159 @@ class Sizes:
         return Sizes(self.n, self.o, self.c, self.groups, self.out, self.spatial, window)
 
 
-def _product(m: float, k: float, n: float, times: float = 1) -> float:
-    """[m,k] @ [k,n]"""
-    each = COSTS["product"] + m * k * n * COSTS["multiply"] + (m * k + k * n) * COSTS["pack"] + m * n * COSTS["write"]
-    return times * each
+@dataclass(frozen=True)
+class Costs:
+    """Nanoseconds on one core, in float32.
+
+    call                            of a function on arrays
+    product, multiply, pack, write  of a matrix product: once, per multiply-add, per element of its factors, per element of the result
+    run, copy, add                  of a run of memory that is copied, an element copied, and an element added to another
+    gather                          of an element that is copied by itself
+    far                             of an element from beyond the core's own cache
+    transform                       of an element in one of Winograd's transforms
+    sums, products, lone            of a multiply-add in compiled loops over taps: of y and dx, of dw, and of either with few filters
+    """
+
+    call: float
+    product: float
+    multiply: float
+    pack: float
+    write: float
+    run: float
+    copy: float
+    add: float
+    gather: float
+    far: float
+    transform: float
+    sums: float = math.inf
+    products: float = math.inf
+    lone: float = math.inf
+
+    def _of_product(self, m: float, k: float, n: float, times: float = 1) -> float:
+        """[m,k] @ [k,n]"""
+        return times * (self.product + m * k * n * self.multiply + (m * k + k * n) * self.pack + m * n * self.write)
+
+    def _of_stage(self, channels: int, spatial: tuple[int, ...], n: int, window: Window) -> float:
+        """Padding an image, and cutting it into the phases of the strides."""
+        strided = set(window.strides) != {1}
+        if not strided and not any(map(any, window.padding)):
+            return 0.0
+        elements, run = channels * math.prod(spatial) * n, n if strided else n * spatial[-1]
+        return (1 + math.prod(window.strides)) * self.call + elements * (self.copy + self.run / run)
+
+    def _of_columns(self, s: Sizes) -> float:
+        """Gathering what windows see."""
+        elements = 0 if s.taps == 1 else s.c * s.taps * math.prod(s.out) * s.n
+        return self._of_stage(s.c, s.spatial, s.n, s.window) + elements * (self.copy + self.run / (s.out[-1] * s.n))
+
+    def _of_sums(self, s: Sizes) -> float:
+        return self._of_columns(s) + self._of_product(s.o / s.groups, s.c / s.groups * s.taps, math.prod(s.out) * s.n, s.groups)
+
+    def im2col(self, kind: type[ConvOp], s: Sizes) -> float:
+        """Products with what windows see; dx is the convolution of dy with the filters turned round."""
+        if kind is ConvGradInput:
+            window = mirror(s.window)
+            assert window is not None
+            return self._of_sums(s.turned(window)) + s.o * s.c / s.groups * s.taps * self.gather
+        if kind is ConvGradWeight:
+            return self._of_columns(s) + self._of_product(s.o / s.groups, math.prod(s.out) * s.n, s.c / s.groups * s.taps, s.groups)
+        return self._of_sums(s)
+
+    def taps(self, s: Sizes) -> float:
+        """dx as sums of what each tap adds."""
+        elements = s.c * s.taps * math.prod(s.out) * s.n if s.taps > 1 else 0
+        added = elements * (self.add + self.run / (s.out[-1] * s.n)) + s.taps * self.call + self._of_stage(s.c, s.spatial, s.n, s.window)
+        return added + self._of_product(s.c / s.groups * s.taps, s.o / s.groups, math.prod(s.out) * s.n, s.groups)
+
+    def winograd(self, kind: type[ConvOp], s: Sizes, m: Tiles) -> float:
+        """By F(m,r); what fits it is asked before."""
+        if kind is ConvGradInput:
+            window = mirror(s.window)
+            assert window is not None
+            return self.winograd(Conv, s.turned(window), m)
+        down, along = axes(m, lifted_window(s.window))
+        out, points, filters = (1, *s.out)[-2:], down.t * along.t, s.o * s.c
+        rows, group = -(-out[0] // down.m), along.group(out[1], points * (s.c + s.o) * s.n * 4)
+        blocks, values = rows * -(-out[1] // (group * along.m)), points * rows * -(-out[1] // along.m) * (s.c + s.o)
+        weights = filters * (points * (s.taps * self.multiply + self.write) + s.taps * self.pack)
+        inner = (s.o, group * s.n, s.c) if kind is ConvGradWeight else (s.o, s.c, group * s.n)
+        summed = points * filters * ((self.add if kind is ConvGradWeight else 0.0) + (self.far if points * filters > _NEAR else 0.0))
+        each = 5 * self.call + self._of_product(*inner, points) + summed
+        return weights + blocks * each + values * -(-s.n // _LANES) * _LANES * self.transform
+
+    def direct(self, kind: type[ConvOp], s: Sizes) -> float:
+        """By a compiled loop over the taps."""
+        made, summed, copies = s.o, s.c, self._of_stage(s.c, s.spatial, s.n, s.window)
+        if kind is ConvGradInput:
+            made, summed = s.c, s.o
+            reach = Window(s.window.kernel, (1,) * len(s.out), tuple((k - 1, k - 1) for k in s.window.kernel), (1,) * len(s.out))
+            copies = self._of_stage(s.o, s.out, s.n, reach) + (0.0 if set(s.window.strides) == {1} else copies)
+        each = self.lone if made // s.groups < 4 else self.products if kind is ConvGradWeight else self.sums
+        distant = 1.25 if summed // s.groups * s.taps > _ROW else 1.0
+        return 2 * self.call + copies + distant * each * s.n * math.prod(s.out) * s.o * s.c / s.groups * s.taps
 
 
-def _columns(s: Sizes) -> float:
-    """Gathering what windows see."""
-    if s.taps == 1 and set(s.window.strides) == {1}:
-        return 0.0
-    elements = s.c * s.taps * math.prod(s.out) * s.n
-    return 3 * COSTS["call"] + elements * (COSTS["copy"] + COSTS["run"] / (s.out[-1] * s.n))
-
-
-def _im2col_sums(s: Sizes) -> float:
-    return _columns(s) + _product(s.o / s.groups, s.c / s.groups * s.taps, math.prod(s.out) * s.n, s.groups)
-
-
-def turning(s: Sizes) -> float:
-    """dx as a convolution of dy; infinite where it is none."""
-    window = mirror(s.window)
-    return math.inf if window is None else _im2col_sums(s.turned(window)) + s.o * s.c / s.groups * s.taps * COSTS["gather"]
-
-
-def scattering(s: Sizes) -> float:
-    """dx as sums of what each tap adds."""
-    elements = s.c * s.taps * math.prod(s.out) * s.n
-    added = elements * (COSTS["add"] + COSTS["run"] / (s.out[-1] * s.n)) if s.taps > 1 else 0.0
-    return added + s.taps * COSTS["call"] + _product(s.c / s.groups * s.taps, s.o / s.groups, math.prod(s.out) * s.n, s.groups)
-
-
-def im2col(kind: type[ConvOp], s: Sizes) -> float:
-    if kind is ConvGradInput:
-        return min(turning(s), scattering(s))
-    if kind is ConvGradWeight:
-        return _columns(s) + _product(s.o / s.groups, math.prod(s.out) * s.n, s.c / s.groups * s.taps, s.groups)
-    return _im2col_sums(s)
-
-
-def winograd(kind: type[ConvOp], s: Sizes, m: Tiles) -> float:
-    """By F(m,r); what fits it is asked before."""
-    if kind is ConvGradInput:
-        window = mirror(s.window)
-        return math.inf if window is None else winograd(Conv, s.turned(window), m)
-    down, along = axes(m, lifted_window(s.window))
-    out = (1, *s.out)[-2:]
-    rows, group = -(-out[0] // down.m), along.group(out[1], down.t * along.t * (s.c + s.o) * s.n * 4)
-    blocks = rows * -(-out[1] // (group * along.m))
-    points, columns = down.t * along.t, group * s.n
-    weights = s.o * s.c * (points * (s.taps * COSTS["multiply"] + COSTS["write"]) + s.taps * COSTS["pack"])
-    seen = _transforms(s.c, down, along, group, s.n, inverse=False)
-    made = _transforms(s.o, down, along, group, s.n, inverse=True)
-    inner = (s.o, columns, s.c) if kind is ConvGradWeight else (s.o, s.c, columns)
-    summed = points * s.o * s.c * (COSTS["add"] if kind is ConvGradWeight else 0.0)
-    summed += points * s.o * s.c * (COSTS["far"] if points * s.o * s.c > _NEAR else 0.0)
-    return weights + blocks * (5 * COSTS["call"] + seen + made + _product(*inner, points) + summed)
-
-
-def _transforms(channels: int, down: Axis, along: Axis, group: int, n: int, *, inverse: bool) -> float:
-    """Of one block: along rows, then along columns, or the other way round."""
-    positions = group * along.m if inverse else group * along.m + along.r - 1
-    height = down.m if inverse else down.t
-    return _product(down.t, height, positions * n, channels) + _product(along.t * group, positions, n, channels * down.t)
+#: by class of machine and tier
+COSTS: dict[tuple[MachineClass, Tier], Costs] = {
+    ("avx2", "numpy"): Costs(
+        call=891,
+        product=5.69,
+        multiply=0.0192,
+        pack=0.306,
+        write=0.152,
+        run=9.11,
+        copy=0.0351,
+        add=0.505,
+        gather=1.62,
+        far=0.211,
+        transform=0.371,
+    ),
+    ("avx2", "llvm"): Costs(
+        call=898,
+        product=0,
+        multiply=0.0174,
+        pack=0.18,
+        write=0.124,
+        run=8.15,
+        copy=0.212,
+        add=0.311,
+        gather=1.64,
+        far=0.19,
+        transform=0.0874,
+        sums=0.0231,
+        products=0.0235,
+        lone=0.0502,
+    ),
+    ("avx512", "numpy"): Costs(
+        call=908,
+        product=0,
+        multiply=0.0164,
+        pack=0.0486,
+        write=0.0749,
+        run=8.67,
+        copy=0.276,
+        add=0.55,
+        gather=1.21,
+        far=0.317,
+        transform=0.347,
+    ),
+    ("avx512", "llvm"): Costs(
+        call=993,
+        product=0.589,
+        multiply=0.0122,
+        pack=0.0951,
+        write=0.0322,
+        run=8.13,
+        copy=0.285,
+        add=0.296,
+        gather=1.25,
+        far=0.189,
+        transform=0.159,
+        sums=0.0146,
+        products=0.0193,
+        lone=0.0369,
+    ),
+}
 
 
 def sizes(op: ConvOp, shapes: Shapes) -> Sizes:
@@ -157,7 +236,16 @@ def error(along: tuple[int, ...], m: Tiles, channels: int) -> float:
     return next((found for found, most in zip(table, (32, 64, 128, 256), strict=True) if channels <= most), table[-1] * math.sqrt(channels / 256))
 
 
-def unfit(op: ConvOp, s: Sizes, single: bool, m: Tiles) -> str | None:
+def unfit(op: ConvOp, s: Sizes, single: bool, way: Way) -> str | None:
+    """Why a way is not to be thought of."""
+    window = s.window
+    if isinstance(way, str):
+        none = way == "im2col" and isinstance(op, ConvGradInput) and mirror(window) is None
+        return f"dx is no convolution of dy: strides {window.strides}, padding {window.padding}" if none else None
+    return _unfit_tiles(op, s, single, way)
+
+
+def _unfit_tiles(op: ConvOp, s: Sizes, single: bool, m: Tiles) -> str | None:
     """Why Winograd convolutions on tiles of m outputs are not to be thought of."""
     window = s.window
     along = tuple(k for k in window.kernel if k > 1)
@@ -177,33 +265,25 @@ def unfit(op: ConvOp, s: Sizes, single: bool, m: Tiles) -> str | None:
 
 
 @lru_cache(4096)
-def estimates(op: ConvOp, shapes: Shapes, single: bool) -> dict[Tiles | None, float]:
-    """What the Winograd convolutions that may be taken cost by tiles, and what im2col does (None), in nanoseconds."""
-    s = sizes(op, shapes)
-    found: dict[Tiles | None, float] = {m: winograd(type(op), s, m) for m in TILES if unfit(op, s, single, m) is None}
-    return {None: im2col(type(op), s), **found}
+def estimates(op: ConvOp, shapes: Shapes, single: bool, costs: Costs) -> dict[Way, float]:
+    """What the ways cost that may be taken for an op whose whole x and w have these shapes, in nanoseconds."""
+    s, kind = sizes(op, shapes), type(op)
+    found: dict[Way, float] = {m: costs.winograd(kind, s, m) for m in TILES if unfit(op, s, single, m) is None}
+    if unfit(op, s, single, "im2col") is None:
+        found["im2col"] = costs.im2col(kind, s)
+    if kind is ConvGradInput:
+        found["taps"] = costs.taps(s)
+    return found | {"direct": costs.direct(kind, s)}
 
 
-def why_not(op: ConvOp, shapes: Shapes, single: bool, m: Tiles) -> str | None:
-    """Why not to compute an op whose whole x and w have these shapes on tiles of m outputs; None if that costs least."""
-    costs = estimates(op, shapes, single)
-    if m not in costs:
-        return unfit(op, sizes(op, shapes), single, m)
-    best = min(costs, key=costs.__getitem__)
-    other = "im2col" if best is None else f"tiles of {best}"
-    return None if best == m else f"estimated at {costs[m] / 1e6:.3g} ms, and {other} at {costs[best] / 1e6:.3g} ms"
+def why_not(op: ConvOp, shapes: Shapes, single: bool, way: Way, tier: Tier) -> str | None:
+    """Why not to compute an op whose whole x and w have these shapes in this way; None if that costs least."""
+    found = estimates(op, shapes, single, COSTS[machine_class(), tier])
+    if way not in found:
+        return unfit(op, sizes(op, shapes), single, way)
+    best = min(found, key=found.__getitem__)
+    return None if best == way else f"estimated at {found[way] / 1e6:.3g} ms, and {_named(best)} at {found[best] / 1e6:.3g} ms"
 
 
-def direct(kind: type[ConvOp], s: Sizes) -> float:
-    """By a compiled loop over the taps."""
-    elements = s.n * max(s.c * math.prod(s.spatial), s.o * math.prod(s.out))
-    made, summed = (s.c, s.o) if kind is ConvGradInput else (s.o, s.c)
-    each = COSTS["lone" if made // s.groups < 4 else "products" if kind is ConvGradWeight else "sums"]
-    distant = 1.25 if summed // s.groups * s.taps > _ROW else 1.0
-    return 4 * COSTS["call"] + elements * COSTS["copy"] + distant * each * s.n * math.prod(s.out) * s.o * s.c / s.groups * s.taps
-
-
-def why_not_direct(op: ConvOp, shapes: Shapes, single: bool) -> str | None:
-    """Why not to compute an op by a compiled loop; None if that costs least."""
-    cost, best = direct(type(op), sizes(op, shapes)), min(estimates(op, shapes, single).values())
-    return None if cost <= best else f"estimated at {cost / 1e6:.3g} ms, and array functions at {best / 1e6:.3g} ms"
+def _named(way: Way) -> str:
+    return way if isinstance(way, str) else f"tiles of {way}"

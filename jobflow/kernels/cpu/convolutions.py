@@ -18,10 +18,10 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, dtype_of
 from jobflow.kernels.cpu import convolution_costs, winograd
 from jobflow.kernels.cpu.images import PaddedPhases, has_runs, is_innermost, load, mirror, refused, seen, stage, store
-from jobflow.kernels.registry import ArrayCalls, implements, register
+from jobflow.kernels.registry import ArrayCalls, register
 from jobflow.kernels.target import Tier
-from jobflow.ops.conv import Conv, ConvGradInput, ConvGradWeight, ConvOp, Shapes
-from jobflow.ops.op import Binder, Call, Op
+from jobflow.ops.conv import Conv, ConvGradInput, ConvGradWeight, ConvOp
+from jobflow.ops.op import Binder, Call
 from jobflow.ops.windows import Window
 
 #: bytes of columns at a time, so that they stay in the cache, and how many columns make a product fast
@@ -117,12 +117,7 @@ def _sums(device: Binder, window: Window, groups: int, x: Array, weights: Array,
     return calls
 
 
-def _refused(op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
-    return refused((*inputs, *outputs))
-
-
-@implements(Conv, refuses=_refused)
-def im2col(op: Conv, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+def _im2col(op: Conv, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     (x, w), (y,) = inputs, outputs
     innermost = is_innermost(x)
     weights, before = _matrix(device, w, op.groups)
@@ -130,19 +125,21 @@ def im2col(op: Conv, device: Binder, inputs: Sequence[Array], outputs: Sequence[
     return [*before, *_sums(device, op.window(w.shape[2:]), op.groups, seen(x, innermost), weights, target), *after]
 
 
-@implements(ConvGradInput, refuses=_refused)
-def im2col_of_gradient(op: ConvGradInput, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+def _im2col_of_gradient(op: ConvGradInput, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     (dy, w), (dx,) = inputs, outputs
-    innermost, window = is_innermost(dy), op.window(w.shape[2:])
-    turned = mirror(window)
-    sizes = convolution_costs.sizes(op, op.logical or (dx.shape, w.shape))
-    if turned is not None and convolution_costs.turning(sizes) <= convolution_costs.scattering(sizes):
-        weights, before = _turned(device, w, op.groups)
-        target, after = store(device, dx, innermost)
-        return [*before, *_sums(device, turned, op.groups, seen(dy, innermost), weights, target), *after]
+    innermost, turned = is_innermost(dy), mirror(op.window(w.shape[2:]))
+    assert turned is not None
+    weights, before = _turned(device, w, op.groups)
+    target, after = store(device, dx, innermost)
+    return [*before, *_sums(device, turned, op.groups, seen(dy, innermost), weights, target), *after]
+
+
+def _taps_of_gradient(op: ConvGradInput, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    (dy, w), (dx,) = inputs, outputs
+    innermost = is_innermost(dy)
     weights, before = _matrix(device, w, op.groups)
     source, loaded = load(device, dy, innermost)
-    return [*before, *loaded, *_scatter(device, window, op.groups, source, weights.swapaxes(1, 2), seen(dx, innermost))]
+    return [*before, *loaded, *_scatter(device, op.window(w.shape[2:]), op.groups, source, weights.swapaxes(1, 2), seen(dx, innermost))]
 
 
 def _scatter(device: Binder, window: Window, groups: int, dy: Array, weights: Array, dx: Array) -> list[Call]:
@@ -174,8 +171,7 @@ def _unstage(phases: PaddedPhases, dx: Array, total: Array) -> list[Call]:
     return [*([] if whole else [(dx.fill, (0,))]), *((np.copyto, (part, place)) for part, place in parts)]
 
 
-@implements(ConvGradWeight, refuses=_refused)
-def im2col_of_filters(op: ConvGradWeight, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+def _im2col_of_filters(op: ConvGradWeight, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     (x, dy), (dw,) = inputs, outputs
     innermost, groups = is_innermost(x), op.groups
     given, calls = load(device, dy, innermost)
@@ -195,30 +191,38 @@ def im2col_of_filters(op: ConvGradWeight, device: Binder, inputs: Sequence[Array
 def _winograd(
     way: winograd.WinogradWay, m: convolution_costs.Tiles, op: ConvOp, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]
 ) -> list[Call]:
-    return _PREPARE[type(op)](way, op.window(_shapes(op, inputs, outputs)[1][2:]), m, device, *inputs, *outputs)
+    window = op.window(op.shapes([a.shape for a in inputs], [a.shape for a in outputs])[1][2:])
+    return _WINOGRAD[type(op)](way, window, m, device, *inputs, *outputs)
 
 
-def _shapes(op: ConvOp, inputs: Sequence[Array], outputs: Sequence[Array]) -> Shapes:
-    return op.shapes([a.shape for a in inputs], [a.shape for a in outputs])
+def why_not(way: convolution_costs.Way, tier: Tier, op: ConvOp, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
+    """Why not to compute an op in this way; None if it can be, and costs least."""
+    shapes = op.logical or op.shapes([a.shape for a in inputs], [a.shape for a in outputs])
+    return refused((*inputs, *outputs)) or convolution_costs.why_not(op, shapes, inputs[0].dtype == np.float32, way, tier)
 
 
-def _not_winograd(m: convolution_costs.Tiles, op: ConvOp, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
-    shapes = op.logical or _shapes(op, inputs, outputs)
-    return refused((*inputs, *outputs)) or convolution_costs.why_not(op, shapes, inputs[0].dtype == np.float32, m)
+_WINOGRAD: dict[type[ConvOp], Any] = {Conv: winograd.forward, ConvGradInput: winograd.grad_input, ConvGradWeight: winograd.grad_weight}
 
 
-_PREPARE: dict[type[ConvOp], Any] = {Conv: winograd.forward, ConvGradInput: winograd.grad_input, ConvGradWeight: winograd.grad_weight}
+def register_ways(tier: Tier, way: winograd.WinogradWay, refuses: Callable[[], str | None] = lambda: None) -> None:
+    """All ways by array functions, with Winograd's transforms as they are given; `refuses` says why not on this machine.
 
+    What costs least is asked first, and what remains is taken by products with what windows see, or for dx by what each tap adds.
+    """
 
-def register_winograd(tier: Tier, way: winograd.WinogradWay, refuses: Callable[[], str | None] = lambda: None) -> None:
-    """Winograd's convolutions for all tiles, in this way; `refuses` says why not on this machine."""
+    def not_this(way: convolution_costs.Way, op: ConvOp, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
+        return refuses() or why_not(way, tier, op, inputs, outputs)
 
-    def not_this(m: convolution_costs.Tiles, op: ConvOp, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
-        return refuses() or _not_winograd(m, op, inputs, outputs)
+    def none(op: ConvOp, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
+        return refuses() or refused((*inputs, *outputs))
 
-    for op in _PREPARE:
+    register(Conv, "cpu", tier, ArrayCalls("im2col", _im2col, none))
+    register(ConvGradInput, "cpu", tier, ArrayCalls("im2col of gradient", _im2col_of_gradient, partial(not_this, "im2col")), rank=1)
+    register(ConvGradInput, "cpu", tier, ArrayCalls("taps of gradient", _taps_of_gradient, none))
+    register(ConvGradWeight, "cpu", tier, ArrayCalls("im2col of filters", _im2col_of_filters, none))
+    for op in _WINOGRAD:
         for m in convolution_costs.TILES:
             register(op, "cpu", tier, ArrayCalls(f"Winograd, {m} outputs", partial(_winograd, way, m), partial(not_this, m)), rank=m)
 
 
-register_winograd("numpy", winograd.PRODUCTS)
+register_ways("numpy", winograd.PRODUCTS)

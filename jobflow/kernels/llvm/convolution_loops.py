@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.types import Array, DType, dtype_of
-from jobflow.kernels.cpu import convolution_costs
-from jobflow.kernels.cpu.images import PaddedPhases, is_innermost, load, refused, seen, stage, store
+from jobflow.kernels.cpu.convolutions import why_not
+from jobflow.kernels.cpu.images import PaddedPhases, is_innermost, load, seen, stage, store
 from jobflow.kernels.llvm.convolution_text import Tile, products, sums
 from jobflow.kernels.llvm.loops import argument_block
 from jobflow.kernels.llvm.machine_code import Function, compiler
@@ -28,6 +28,8 @@ from jobflow.ops.windows import Window
 
 #: elements of filters that do not stay in the first cache, and of images that stay in a core's own
 _FAR, _NEAR = 1 << 14, 1 << 16
+#: filters, or taps, of a tile
+_MOST = 8
 
 
 class _SameScratch:
@@ -81,13 +83,21 @@ def _tile(text: Any, filters: int, columns: int, dtype: Any) -> Tile:
     """For so many filters, and numbers in a run or taps: as many sums at a time as the machine has registers for."""
     wide = "+avx512f" in compiler().features.split(",")
     lanes, room = (64 if wide else 32) // dtype.itemsize, 24 if wide else 12
-    if text is sums:
-        columns = max(1, min(3 if filters > 2 else 8, columns // lanes))
-    else:
-        columns = min(6 if filters > 2 else 8, columns)
-    most = min(filters, room // columns, 8)
+    real, size = "float" if dtype.itemsize == 4 else "double", dtype.itemsize
+    if text is products:
+        shapes = ((most, room // most) for most in range(1, min(filters, _MOST) + 1))
+        many, taps = min(((f, min(t, columns, _MOST)) for f, t in shapes), key=lambda shape: _steps(filters, columns, *shape))
+        return Tile(many, taps, lanes, real, size)
+    columns = max(1, min(3 if filters > 2 else 8, columns // lanes))
+    most = min(filters, room // columns, _MOST)
     even = next((n for n in range(most, most // 2, -1) if filters % n == 0), most)
-    return Tile(even, columns, lanes, "float" if dtype.itemsize == 4 else "double", dtype.itemsize)
+    return Tile(even, columns, lanes, real, size)
+
+
+def _steps(filters: int, taps: int, most_filters: int, most_taps: int) -> int:
+    """How long all tiles take, of which what is left over is done singly: each for its multiply-adds and what it loads."""
+    pairs = product(((most_filters, filters // most_filters), (1, filters % most_filters)), ((most_taps, taps // most_taps), (1, taps % most_taps)))
+    return sum(m * n * (f * t + f + t) for (f, m), (t, n) in pairs)
 
 
 def _along(array: Array, first: int, at: Sequence[int]) -> int:
@@ -124,8 +134,7 @@ def _taps(window: Window, staged: Array, w: Array, channels: int) -> list[tuple[
 def _refused(op: ConvOp, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
     if not compiler().has_fma:
         return "this machine has no fused multiply-adds"
-    shapes = op.logical or op.shapes([a.shape for a in inputs], [a.shape for a in outputs])
-    return refused((*inputs, *outputs)) or convolution_costs.why_not_direct(op, shapes, inputs[0].dtype == np.float32)
+    return why_not("direct", "llvm", op, inputs, outputs)
 
 
 @implements(Conv, tier="llvm", rank=10, refuses=_refused)

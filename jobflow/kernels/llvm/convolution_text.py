@@ -207,21 +207,21 @@ def sums(tile: Tile) -> str:
 
 
 def products(tile: Tile) -> str:
-    """The function of w; `tile.columns` taps at a time."""
+    """The function of w; `tile.columns` taps at a time, all of them for some filters, whose rows of y stay near."""
     c = _Code(tile)
     a = c.words()
 
-    def taps(group: str, first: str, count: int) -> None:
-        pairs = [c.pair(a["taps"], c.value(f"add i64 {first}, {k}")) for k in range(count)]
-        image, w = c.moved(a["image"], c.times(group, a["image_group"])), c.moved(a["w"], c.times(group, a["w_group"]))
-        images, ws = [c.moved(image, at) for at, _ in pairs], [c.moved(w, at) for _, at in pairs]
-        y = c.moved(a["y"], c.times(group, a["y_group"]))
-        c.in_steps(a["filters"], tile.filters, lambda o, filters: corner(images, ws, y, o, filters))
-
-    def corner(images: Values, ws: Values, y: str, first: str, count: int) -> None:
-        ys = [c.moved(y, c.times(first, a["y_filter"]))]
+    def filters(group: str, first: str, count: int) -> None:
+        ys = [c.moved(a["y"], c.times(group, a["y_group"]), c.times(first, a["y_filter"]))]
         for _ in range(1, count):
             ys.append(c.moved(ys[-1], a["y_filter"]))
+        w = c.moved(a["w"], c.times(group, a["w_group"]), c.times(first, a["w_filter"]))
+        image = c.moved(a["image"], c.times(group, a["image_group"]))
+        c.in_steps(a["tap_count"], tile.columns, lambda j, taps: corner(image, w, ys, j, taps))
+
+    def corner(image: str, w: str, ys: Values, first: str, count: int) -> None:
+        pairs = [c.pair(a["taps"], c.value(f"add i64 {first}, {k}")) for k in range(count)]
+        images, ws = [c.moved(image, at) for at, _ in pairs], [c.moved(w, at) for _, at in pairs]
 
         def run(number: str, totals: Values) -> Values:
             image_at, y_at = c.pair(a["runs"], number)
@@ -241,11 +241,11 @@ def products(tile: Tile) -> str:
             totals = c.loop("0", whole, tile.lanes, point(""), totals)
             return c.loop(whole, a["size"], tile.lanes, point("masked"), totals)
 
-        totals = c.loop("0", a["run_count"], 1, run, ["zeroinitializer"] * (count * len(images)))
-        for n in range(count):
-            for k, w in enumerate(ws):
-                place = c.moved(w, c.times(c.value(f"add i64 {first}, {n}"), a["w_filter"]))
-                c.write(f"store {tile.real} {c.total(totals[n * len(ws) + k])}, ptr {place}, align {tile.size}")
+        totals = c.loop("0", a["run_count"], 1, run, ["zeroinitializer"] * (len(ys) * count))
+        for n in range(len(ys)):
+            for k in range(count):
+                c.write(f"store {tile.real} {c.total(totals[n * count + k])}, ptr {ws[k]}, align {tile.size}")
+            ws = [c.moved(place, a["w_filter"]) for place in ws]
 
-    c.loop("0", a["groups"], 1, lambda g, _: c.in_steps(a["tap_count"], tile.columns, lambda j, count: taps(g, j, count)))
+    c.loop("0", a["groups"], 1, lambda g, _: c.in_steps(a["filters"], tile.filters, lambda o, count: filters(g, o, count)))
     return c.text()

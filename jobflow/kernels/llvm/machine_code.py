@@ -13,6 +13,7 @@ from typing import Any
 
 from jobflow.core.dataclass import dataclass
 from jobflow.core.extras import optional
+from jobflow.kernels.machine_class import own_class
 from jobflow.kernels.object_cache import ObjectCache
 
 #: the name of the function in every module
@@ -45,6 +46,15 @@ def _llvm() -> Any:
     return optional("llvmlite.binding", "kernels('llvm')")
 
 
+def _features(llvm: Any) -> str:
+    """Those of this machine, without what its class has not."""
+    found = llvm.get_host_cpu_features()
+    if own_class() == "avx2":
+        found |= {name: False for name in found if name.startswith(("avx512", "avx10", "evex512", "amx"))}
+    text: str = found.flatten()
+    return text
+
+
 class Compiler:
     """For the CPU of this machine, or a lesser one that is named."""
 
@@ -53,7 +63,7 @@ class Compiler:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         self.cpu: str = cpu or llvm.get_host_cpu_name()
-        self.features: str = features or llvm.get_host_cpu_features().flatten()
+        self.features: str = features or _features(llvm)
         target = llvm.Target.from_default_triple()
         self.triple: str = target.triple
         self._machine = target.create_target_machine(cpu=self.cpu, features=self.features, opt=3, jit=True)

@@ -1,11 +1,11 @@
-"""Winograd's transforms as compiled loops: the tier "llvm" of CPUs."""
+"""Convolutions by array functions with Winograd's transforms as compiled loops: the tier "llvm" of CPUs."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
 from jobflow.core.types import DType, dtype_of
-from jobflow.kernels.cpu.convolutions import register_winograd
+from jobflow.kernels.cpu.convolutions import register_ways
 from jobflow.kernels.cpu.winograd import ImageTile, TileTransform, WinogradWay
 from jobflow.kernels.llvm import product_loops
 from jobflow.kernels.llvm.loops import argument_block
@@ -48,4 +48,4 @@ def _compiled(dtype: DType, down: Rows, along: Rows) -> Function:
     return compiler().printed(f"transform {form}", lambda: Printed(print_transform(form)))[0]
 
 
-register_winograd("llvm", WinogradWay(transformed, product_loops.added, NEAR), _refused)
+register_ways("llvm", WinogradWay(transformed, product_loops.added, NEAR), _refused)

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import jobflow.core.scope as scope
 from jobflow.core.errors import JobError, user_line
 from jobflow.kernels import blas_threads as blas
+from jobflow.kernels.machine_class import agree, own_class
 from jobflow.runtime.comm.mpi_communicator import MpiCommunicator, Site
 from jobflow.runtime.comm.nccl_communicator import device_communicator
 from jobflow.runtime.comm.post import LEAVING, Control, Post, write
@@ -59,6 +60,7 @@ class Station:
             # The memory itself lasts as long as a process maps it, which all ranks of the node do, as the allgather above says.
             watcher.forget(watcher.names_of(os.getpid()))
         node.Free()
+        agree(world.allgather(own_class()))
         self.world = world.Dup()
         self.control = Control(self.mpi, world.Dup(), crowded=neighbours > len(variables.usable_cores()))
         self.post = Post(self.mpi, world.Dup(), self.control, "letters", range(world.Get_size()))

@@ -14,6 +14,7 @@ import contract
 import numpy as np
 
 from jobflow.core.layout import SUM
+from jobflow.kernels import machine_class
 from jobflow.runtime.comm import post
 from jobflow.runtime.comm import shared_windows as windows
 from jobflow.runtime.comm.communicator import Communicator
@@ -26,6 +27,8 @@ started = mpi.guard()
 assert started is not None
 case = sys.argv[1]
 me = started.rank
+if case == "machines" and me == 1:
+    os.environ["JOBFLOW_CPU"] = "avx2"
 
 
 def accident() -> None:
@@ -318,6 +321,16 @@ def memory_returns() -> None:
     w = world()
     w.call(bind_often, [200] * w.size)
     print("bounded")
+
+
+def machines() -> None:
+    """Ranks on CPUs of different classes choose as the least of them would."""
+    w = world()
+    print(*sorted(set(w.call(class_here, [None] * w.size))))
+
+
+def class_here(rank: Rank, _: None) -> str:
+    return machine_class.machine_class()
 
 
 def bind_often(rank: Rank, times: int) -> None:

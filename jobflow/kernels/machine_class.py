@@ -1,0 +1,46 @@
+"""Classes of CPUs for which costs are measured apart, and the one that this job chooses for.
+
+What all ranks compute they must compute in the same way, so where their CPUs differ they choose for the least (`agree`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from jobflow.core.errors import ConfigError
+
+#: by their vector registers; whatever has none of 64 bytes counts as "avx2", on processors of other kinds too
+MachineClass: TypeAlias = Literal["avx2", "avx512"]
+#: the least first
+CLASSES: tuple[MachineClass, ...] = ("avx2", "avx512")
+#: the environment variable that names a lesser class than the CPU's own
+SETTING = "JOBFLOW_CPU"
+_agreed: list[MachineClass] = []
+
+
+@cache
+def own_class() -> MachineClass:
+    """That of this CPU, or the lesser one that is set; ConfigError if what is set is no class, or a better one."""
+    found: Mapping[str, Any] = np.show_config(mode="dicts")["SIMD Extensions"]
+    names = {*found.get("baseline", ()), *found.get("found", ())}
+    here: MachineClass = "avx512" if names & {"AVX512_SKX", "X86_V4"} else "avx2"
+    said = os.environ.get(SETTING, "").strip() or here
+    for name in CLASSES[: CLASSES.index(here) + 1]:
+        if name == said:
+            return name
+    raise ConfigError(f"{SETTING}={said}: this CPU can be used as one of {', '.join(CLASSES[: CLASSES.index(here) + 1])}")
+
+
+def machine_class() -> MachineClass:
+    """The class that choices are made for: the same on all ranks."""
+    return _agreed[0] if _agreed else own_class()
+
+
+def agree(classes: Iterable[MachineClass]) -> None:
+    """Choose from now on for the least of these, which are those of all ranks."""
+    _agreed[:] = [min(classes, key=CLASSES.index)]

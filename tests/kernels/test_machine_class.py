@@ -1,0 +1,59 @@
+"""The class of CPUs that convolutions are chosen for; between ranks see `tests/runtime/programs/world_cases.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from jobflow.core.errors import ConfigError
+from jobflow.core.types import TensorType, float32
+from jobflow.engine.options import Settings
+from jobflow.kernels import machine_class
+from jobflow.kernels.cpu.convolution_costs import COSTS, why_not
+from jobflow.kernels.llvm.machine_code import Compiler
+from jobflow.kernels.machine_class import MachineClass, agree, own_class
+from jobflow.ops.conv import conv_op
+
+
+@pytest.fixture(autouse=True)
+def anew() -> Iterator[None]:
+    """As in a process that has not looked yet."""
+    agreed = [*machine_class._agreed]
+    own_class.cache_clear()
+    yield
+    machine_class._agreed[:] = agreed
+    own_class.cache_clear()
+
+
+def test_a_lesser_class_is_computed_for_as_well_as_chosen_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOBFLOW_CPU", "avx2")
+    assert own_class() == "avx2"
+    here = Compiler()
+    assert here.vector_bytes <= 32 and not here.primitives
+
+
+def test_a_class_that_there_is_not_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOBFLOW_CPU", "avx")
+    with pytest.raises(ConfigError, match="JOBFLOW_CPU=avx: this CPU can be used as one of avx2"):
+        Settings()
+
+
+def test_a_better_class_than_the_own_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("numpy.show_config", lambda mode: {"SIMD Extensions": {"baseline": ["X86_V2"], "found": ["X86_V3"]}})
+    assert own_class() == "avx2"
+    own_class.cache_clear()
+    monkeypatch.setenv("JOBFLOW_CPU", "avx512")
+    with pytest.raises(ConfigError, match=r"JOBFLOW_CPU=avx512: this CPU can be used as one of avx2$"):
+        own_class()
+
+
+def test_choices_are_those_of_the_least_class_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(COSTS, ("avx2", "llvm"), replace(COSTS["avx2", "llvm"], sums=0.0))
+    x, w = (8, 64, 28, 28), (64, 64, 3, 3)
+    op = conv_op(TensorType(x, float32), TensorType(w, float32), padding="same")
+    cases: list[tuple[list[MachineClass], bool]] = [(["avx512", "avx512"], False), (["avx512", "avx2"], True)]
+    for ranks, direct in cases:
+        agree(ranks)
+        assert (why_not(op, (x, w), True, "direct", "llvm") is None) == direct
