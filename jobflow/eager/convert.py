@@ -121,6 +121,7 @@ def agree(here: EagerState, comm: Communicator, digest: int, what: Callable[[], 
 
     Called with the lock held, which is kept until what they agree on is done.
     """
+    here.rank.check_process()
     try:
         comm.agree(mixed(digest, zlib.crc32(scope.caller().encode())), lambda: what() + in_thread(scope.caller()))
     except DivergedError:

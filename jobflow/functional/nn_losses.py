@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import wraps
 from inspect import signature
@@ -41,21 +42,25 @@ def reducing(function: Callable[P, Value]) -> Callable[P, Tensor]:
 
 
 def one_shape(what: str, **operands: Tensor | None) -> None:
-    """ShapeError unless the tensors that are given have one shape."""
+    """ShapeError unless the tensors that are given have one shape: else each number would be compared with numbers of other samples."""
     given = {name: x.type for name, x in operands.items() if x is not None}
     if len({type.shape for type in given.values()}) > 1:
-        raise ShapeError(f"{what} at {user_line()}: {' and '.join(f'{name} {type}' for name, type in given.items())} are not of one shape")
+        alike = len({math.prod(type.shape) for type in given.values()}) == 1
+        remedy = f"; reshape({next(iter(given))}.shape) makes them so" if alike else ""
+        raise ShapeError(f"{what} at {user_line()}: {' and '.join(f'{name} {type}' for name, type in given.items())} are not of one shape{remedy}")
 
 
 @reducing
 def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Value:
     """(x - t)^2"""
+    one_shape("mse_loss", input=input, target=target)
     return ew.squared_difference(input, target)
 
 
 @reducing
 def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Value:
     """|x - t|"""
+    one_shape("l1_loss", input=input, target=target)
     return ew.absolute(ew.subtract(input, target))
 
 

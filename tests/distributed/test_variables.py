@@ -14,6 +14,8 @@ from jobflow.runtime.world.environment import inherited
 from jobflow.runtime.world.launched import Launch, launched, starts_ranks
 
 ONE_OF_TWO = variables(1, 2, 17789)
+PLACE = "MASTER_ADDR=127.0.0.1,MASTER_PORT=17789,RANK=1"
+OF_MPICH = {"PMI_RANK": "0", "PMI_SIZE": "4", "PMI_FD": "99999"}
 
 
 def test_one_of_several() -> None:
@@ -36,9 +38,11 @@ def test_of_the_launcher() -> None:
         ({"PMI_RANK": "0", "PMI_SIZE": "4"}, Launch(0, 4, "MPICH")),
         ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "3"}, Launch(1, 2, "WORLD_SIZE", "127.0.0.1:17789")),
         ({"LOCAL_RANK": ""}, Launch(1, 2, "WORLD_SIZE", "127.0.0.1:17789")),
-        ({"JOBFLOW_RANK": "127.0.0.1:17789 1 99999999"}, None),
-        ({"JOBFLOW_RANK": f"127.0.0.1:17789 1 {os.getpid()}"}, Launch(1, 2, "WORLD_SIZE", "127.0.0.1:17789")),
-        ({"JOBFLOW_RANK": "127.0.0.1:17789 0 99999999"}, Launch(1, 2, "WORLD_SIZE", "127.0.0.1:17789")),
+        ({"JOBFLOW_RANK": f"{PLACE}  99999999"}, None),
+        ({"JOBFLOW_RANK": f"{PLACE}  {os.getpid()}"}, Launch(1, 2, "WORLD_SIZE", "127.0.0.1:17789")),
+        ({"JOBFLOW_RANK": f"{PLACE.replace('RANK=1', 'RANK=0')}  99999999"}, Launch(1, 2, "WORLD_SIZE", "127.0.0.1:17789")),
+        ({"JOBFLOW_RANK": f"PMI_RANK=0,PMI_SIZE=4,{PLACE} 123 99999999", **OF_MPICH}, None),
+        ({"JOBFLOW_RANK": f"PMI_RANK=0,PMI_SIZE=4,{PLACE}  99999999"}, Launch(1, 2, "WORLD_SIZE", "127.0.0.1:17789")),
     ],
 )
 def test_which_variables_count(more: dict[str, str], expected: Launch | None) -> None:

@@ -349,7 +349,7 @@ def test_parameters_as_a_vector() -> None:
         (lambda: nn.MaxPool2d(2, padding=2)(ones(1, 1, 4, 4)), ShapeError, "at most half"),
         (lambda: nn.MultiheadAttention(6, 4), ArgumentError, "4 heads"),
         (lambda: F.pad(ones(2, 3), (3, 0), "reflect"), ShapeError, "reflect"),
-        (lambda: F.mse_loss(ones(2, 3), ones(2, 4)), ShapeError, r"float32\[2,3\] and float32\[2,4\]"),
+        (lambda: F.mse_loss(ones(2, 3), ones(2, 4)), ShapeError, r"input float32\[2,3\] and target float32\[2,4\]"),
         (lambda: F.scaled_dot_product_attention(ones(2, 3), ones(2, 4), ones(2, 4)), ShapeError, "query.*key.*value"),
         (lambda: F.interpolate(ones(1, 1, 2, 2)), ShapeError, "one of size and scale_factor"),
         (lambda: F.glu(ones(2, 3)), ShapeError, "cannot be divided into halves"),

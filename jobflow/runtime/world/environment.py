@@ -7,6 +7,7 @@ or by hand in as many terminals as there are ranks.  All four or none; LOCAL_RAN
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping, Sequence
 
 from jobflow.core.dataclass import dataclass
@@ -61,6 +62,8 @@ _MPIEXEC = (
 )
 # only srun sets the size of a step: a batch script has a rank too, but runs once
 _SRUN = (("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),)
+_OF_JOBS = ("PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID", "MASTER_ADDR", "MASTER_PORT", "RANK")
+_IDENTITY = (*(name for row in _MPIEXEC + _SRUN for name in row[1:]), *_OF_JOBS)
 _LOCAL_RANK = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 _NEIGHBOURS = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 
@@ -71,6 +74,8 @@ def launched(environ: Mapping[str, str] = os.environ) -> Launch | None:
     mpiexec comes before the four variables, which may be left over in a terminal, and those before srun, which may have started
     the launcher that set them.  ConfigError if the variables are incomplete or contradict each other.
     """
+    if _descends(environ):
+        return None
     found = _named(environ, _MPIEXEC) or _by_hand(environ) or _named(environ, _SRUN)
     return found if found is not None and found.size > 1 else None
 
@@ -84,7 +89,7 @@ def _named(environ: Mapping[str, str], launchers: Sequence[tuple[str, str, str]]
 
 def _by_hand(environ: Mapping[str, str]) -> Launch | None:
     given = [name for name in NEEDED if environ.get(name)]
-    if not given or _descends(environ):
+    if not given:
         return None
     if len(given) < len(NEEDED):
         if _named(environ, _SRUN):
@@ -127,16 +132,38 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name not in own and not name.startswith(("PMI_", "PMIX_"))}
 
 
-def mark(started: Launch) -> None:
+#: this process, or one that it is a copy of by fork, is a rank
+_marked = False
+
+
+def mark() -> None:
     """Let processes that this one starts know that they are no ranks, though they inherit its variables."""
-    os.environ[MARK] = f"{started.master} {started.rank} {os.getpid()}"
+    global _marked
+    _marked = True
+    os.environ[MARK] = f"{_place(os.environ)} {_socket(os.environ)} {os.getpid()}"
 
 
 def _descends(environ: Mapping[str, str]) -> bool:
-    """True if an ancestor is the rank that the variables name."""
-    *place, pid = environ.get(MARK, "").split(" ")
-    mine = [f"{environ.get('MASTER_ADDR')}:{environ.get('MASTER_PORT')}", environ.get("RANK")]
-    return place == mine and pid != str(os.getpid())
+    """True if an ancestor is the rank that the variables name.  A child by fork is asked as the rank that it is a copy of."""
+    mark = environ.get(MARK, "").split(" ")
+    if _marked or len(mark) != 3:
+        return False
+    place, socket, pid = mark
+    return pid != str(os.getpid()) and place == _place(environ) and _socket(environ) in ("", socket)
+
+
+def _place(environ: Mapping[str, str]) -> str:
+    """What the variables say about which rank of which job a process is."""
+    return ",".join(f"{name}={environ[name]}" for name in _IDENTITY if name in environ)
+
+
+def _socket(environ: Mapping[str, str]) -> str:
+    """The number of the socket to MPICH's launcher, whose variables do not say which job they are of; "" for who has not got it."""
+    try:
+        found = os.fstat(int(environ.get("PMI_FD", "")))
+    except (OSError, ValueError):
+        return ""
+    return str(found.st_ino) if stat.S_ISSOCK(found.st_mode) else ""
 
 
 # ---------------------------------------------------------------- positions

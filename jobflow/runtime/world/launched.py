@@ -28,6 +28,7 @@ from jobflow.core.errors import AbortedError, DivergedError, JobflowError
 from jobflow.runtime.world import watcher
 from jobflow.runtime.world.environment import Launch as Launch
 from jobflow.runtime.world.environment import launched as launched
+from jobflow.runtime.world.world import check_process
 
 #: seconds that the first failing rank lives on: others which fail in the same way find that it has spoken, and the launcher,
 #: which drops what it has not yet passed on when a job is aborted, passes on what was printed
@@ -88,6 +89,8 @@ def _leave() -> None:
     if _Guard.leave is not None and _Guard.pid == os.getpid():
         _Guard.leave()
         _say_goodbye()
+    elif _Guard.launch is not None and "mpi4py.MPI" in sys.modules:
+        print(f"jobflow: a child by fork of rank {_Guard.launch.rank} ends MPI, which ends its ranks: leave it by os._exit", file=sys.stderr)
 
 
 def _say_goodbye() -> None:
@@ -158,6 +161,12 @@ def _uncaught_in_thread(about: threading.ExceptHookArgs) -> None:
 def guarded() -> Launch | None:
     """Which of several processes this is, if it is a member of a job; None for one that is alone, and for what starts ranks."""
     return _Guard.launch if _Guard.pid == os.getpid() else None
+
+
+def check_member() -> None:
+    """See `check_process`: children by fork are no members."""
+    if _Guard.launch is not None:
+        check_process(_Guard.pid)
 
 
 def say_once(text: str, launch: Launch) -> None:

@@ -144,7 +144,8 @@ _station: list[Station] = []
 
 
 def station(started: Launch) -> Station:
-    """The one of this process; made when first asked for, which waits for the other processes."""
+    """The one of this process; made when first asked for, which waits for the other processes.  JobError in a child by fork."""
+    launch.check_member()
     if not _station:
         _station.append(Station(started))
     return _station[0]
@@ -172,8 +173,7 @@ def guard() -> Launch | None:
     if started is None:
         return None
     fail = rendezvous.join(started, launch.ended_elsewhere).fail if started.master else None
-    if started.master:
-        variables.mark(started)
+    variables.mark()
     launch.guard(started, lambda: leave(started), fail)
     return started
 
@@ -266,6 +266,7 @@ class MpiWorld:
     def call(self, command: Command, arguments: Sequence[Any] | None = None) -> list[Any]:
         if self._closed:
             raise JobError("this world has been closed")
+        self._rank.check_process()
         if not self.is_client:
             raise JobError(f"rank {self._rank.index} serves and cannot call; only rank 0 can, or all ranks as multi client")
         items = each_argument(self.size, arguments)
@@ -333,7 +334,7 @@ class MpiWorld:
 
     def close(self) -> None:
         """Give the ranks' memory back.  Servers stay: they end with the program of rank 0, and take part in its next world."""
-        if self._closed:
+        if self._closed or self._rank.pid != os.getpid():
             return
         self._closed = True
         if self.parting:

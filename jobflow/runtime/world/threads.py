@@ -109,6 +109,7 @@ class ThreadsWorld:
     def call(self, command: Command, arguments: Sequence[Any] | None = None) -> list[Any]:
         if not self._end.alive:
             raise JobError("this world has been closed")
+        self.ranks[0].check_process()
         if threading.current_thread() in {worker.thread for worker in self._workers}:
             raise JobError("a rank cannot call its own world from inside a command: all ranks are busy with that command")
         round = Round(command, each_argument(self.size, arguments), self.ranks)

@@ -1,0 +1,64 @@
+"""What children of one of several ranks can do, by fork and anew; then the ranks go on.  Prints a line for each.
+
+children.py devices|ranks
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+
+import jobflow as flow
+import jobflow.typing as tp
+
+warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 says of every fork that threads may hang
+if sys.argv[1] == "devices":
+    flow.config.cpu_device_num(2)
+    flow.env.client("single")
+else:
+    flow.env.client("multi")
+
+
+def by_all() -> float:
+    @flow.global_function()
+    def total(x: tp.Numpy.Placeholder((4,))) -> tp.Numpy:
+        return flow.math.reduce_sum(x)
+
+    found = float(total(np.ones(4, np.float32))[0])
+    if sys.argv[1] == "ranks":
+        P = flow.placement.all("cpu")
+        found += flow.ones(4, placement=P, sbp=flow.sbp.split(0)).sum().item()
+    return found
+
+
+def in_a_child() -> str:
+    """What a child by fork says of its rank, of a tensor of its own, of a job, and of one in another session."""
+    heard, said = os.pipe()
+    child = os.fork()
+    if child == 0:
+        told = [f"rank {flow.env.get_rank()}", f"{flow.ones(3).sum().item():g}"]
+        for act in (by_all, flow.clear_default_session, by_all):
+            try:
+                told.append(str(act()))
+            except flow.JobError as error:
+                told.append("forked" if "was forked" in str(error) and "children.py:" in str(error) else str(error))
+        os.write(said, ", ".join(told).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    return os.read(heard, 1000).decode()
+
+
+def anew() -> str:
+    program = "import jobflow as flow; print('alone' if flow.env.get_world_size() == 1 else 'a rank', flow.ones(3).sum().item())"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+
+
+by_all()
+if flow.env.get_rank() == flow.env.get_world_size() - 1:
+    print("\n".join([in_a_child(), anew(), str(by_all())]))
+else:
+    by_all()

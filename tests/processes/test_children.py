@@ -1,0 +1,18 @@
+"""Processes that one of several ranks starts, or one with several devices: none of them is a rank, and the ranks go on."""
+
+from __future__ import annotations
+
+import pytest
+from fresh import run
+
+
+@pytest.mark.parametrize(
+    ("how", "ranks", "told"),
+    [
+        ("devices", 1, ["rank 0, 3, forked, None, 4.0", "alone 3.0", "4.0"]),  # a session of its own has threads of its own
+        pytest.param("ranks", 2, ["rank 1, 3, forked, None, forked", "alone 3.0", "8.0"], marks=pytest.mark.mpi),
+    ],
+)
+def test_children_are_no_ranks(how: str, ranks: int, told: list[str]) -> None:
+    ended = run("children.py", how, ranks=ranks)
+    assert (ended.returncode, ended.stdout.splitlines()) == (0, told), ended.stderr
