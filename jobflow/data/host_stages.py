@@ -289,6 +289,9 @@ class Normalized(Stage):
     deviation: tuple[float, ...]
 
     def of(self, place: Any, *values: Any) -> Array:
+        channels = values[0].shape[-1]
+        if any(len(each) not in (1, channels) for each in (self.mean, self.deviation)):
+            raise DataError(f"an image of {channels} channels is normalized by {len(self.mean)} means and {len(self.deviation)} deviations")
         return (values[0] - np.array(self.mean, np.float32)) / np.array(self.deviation, np.float32)
 
 

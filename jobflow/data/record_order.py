@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.remote import AnyPath, path_of
+from jobflow.core.remote import AnyPath
 from jobflow.core.types import Array
 from jobflow.core.untrusted import Fault, mapped
 from jobflow.data.files import fault_of
@@ -59,9 +59,20 @@ class RecordPlace(NamedTuple):
     number: int
 
 
-def part_files(folder: str, count: int = 1, prefix: str = "part-", suffix_length: int = -1) -> list[AnyPath]:
+@dataclass(frozen=True)
+class PartFiles(Sequence[AnyPath]):
     """The part files of a folder: their numbers behind the prefix, with zeros before them up to `suffix_length` digits."""
-    return [path_of(folder) / f"{prefix}{part:0{max(suffix_length, 1)}d}" for part in range(count)]
+
+    folder: AnyPath
+    parts: int = 1
+    prefix: str = "part-"
+    suffix_length: int = -1
+
+    def __len__(self) -> int:
+        return self.parts
+
+    def __getitem__(self, part: Any) -> Any:
+        return self.folder / f"{self.prefix}{range(self.parts)[part]:0{max(self.suffix_length, 1)}d}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,8 @@ from jobflow.eager.parameters import described
 from jobflow.legacy import arrays, math
 from jobflow.legacy.on_host import OnHost, as_padded, as_tensor, on_host, rows_of, same_samples
 from jobflow.legacy.operands import counts, positive_shape
-from jobflow.legacy.record_data import AREA, RATIO, decoded, randomly_cropped
+from jobflow.legacy.optimizer.options import is_number
+from jobflow.legacy.record_data import decoded, randomly_cropped
 
 __all__ = [
     "CropMirrorNormalize",
@@ -49,9 +50,14 @@ def decode(images_bytes_buffer: OnHost, dtype: DType = uint8, color_space: str =
     images = decoded("image.decode", content.stage, content.rows, color_space)
     if dtype is uint8:
         return images
-    if not np.can_cast(np.uint8, dtype.numpy):
-        raise ArgumentError(f"image.decode at {user_line()}: pixels are 0 to 255, which {dtype.name} does not have")
+    _check_pixels("image.decode", uint8, dtype)
     return images.then(st.Part(images.pixels(), methodcaller("astype", dtype.numpy)), kind="arrays", element=dtype)
+
+
+def _check_pixels(what: str, element: DType, dtype: DType) -> None:
+    """ArgumentError if pixels of an element type would wrap around in another one."""
+    if element is uint8 and not np.can_cast(np.uint8, dtype.numpy):
+        raise ArgumentError(f"{what} at {user_line()}: pixels are 0 to 255, which {dtype.name} does not have")
 
 
 def random_crop(
@@ -64,12 +70,15 @@ def random_crop(
 ) -> OnHost:
     """Of each image a part whose area and aspect ratio are drawn."""
     images = on_host("image.random_crop", input_blob, "images", "arrays")
-    return randomly_cropped("image.random_crop", images, num_attempts, seed, random_area or AREA, random_aspect_ratio or RATIO, name)
+    return randomly_cropped("image.random_crop", images, num_attempts, seed, random_area, random_aspect_ratio, name)
 
 
 def _sides(what: str, target: Any, least: int | None, most: int | None, side: str) -> st.Sides:
-    if isinstance(target, int) and target > 0 and side in ("shorter", "longer"):
-        return st.Sides(target, side == "longer", least, most)
+    limits = {word: limit for word, limit in (("min_size", least), ("max_size", most)) if limit}
+    counts(what, **limits)
+    if isinstance(target, int | np.integer) and target > 0 and side in ("shorter", "longer"):
+        counts(what, target_size=target)
+        return st.Sides(int(target), side == "longer", limits.get("min_size"), limits.get("max_size"))
     raise ArgumentError(f'{what} at {user_line()}: the aspect ratio is kept with a target_size that is one int and resize_side "shorter" or "longer"')
 
 
@@ -105,7 +114,7 @@ def Resize(
     old = bool(color_space or interp_type or resize_shorter or resize_x or resize_y)
     if old:
         notice("image.Resize: color_space, interp_type, resize_shorter, resize_x and resize_y are old; write target_size and interpolation_type")
-        interpolation_type = _OLD.get(interp_type or "", "auto")
+        interpolation_type = _OLD.get(interp_type, interp_type) if interp_type else "auto"
         keep_aspect_ratio = bool(resize_shorter)
         target_size = resize_shorter or (resize_x, resize_y)
     interpolation = _interpolation(what, interpolation_type)
@@ -114,15 +123,18 @@ def Resize(
         made: Any = images.then(st.Resized(images.stage, sides, interpolation))
         size = None if old else as_tensor(what, st.Scale(images.stage, sides, sizes=True), images.rows, (2,), int32, None)
     else:
-        if not isinstance(target_size, list | tuple) or len(target_size) != 2 or min(target_size) < 1:
+        if not isinstance(target_size, list | tuple) or len(target_size) != 2:
             raise ArgumentError(f"{what} at {user_line()}: target_size is (width, height), not {target_size!r}")
+        counts(what, width=target_size[0], height=target_size[1])
         if images.kind == "images" and channels != images.channels:
             raise ArgumentError(f"{what} at {user_line()}: channels is {channels}, but the images have {images.channels}")
         sides, size = st.Sides((int(target_size[0]), int(target_size[1]))), None
         shape = int(target_size[1]), int(target_size[0]), channels
         resized = st.Exactly(images.then(st.Resized(images.stage, sides, interpolation)).pixels(), shape)
         made = as_tensor(what, resized, images.rows, shape, images.element, name)
-        made = arrays.cast(made, dtype) if dtype is not None else made
+        if dtype is not None:
+            _check_pixels(what, images.element, dtype)
+            made = arrays.cast(made, dtype)
     return made if old else (made, as_tensor(what, st.Scale(images.stage, sides), images.rows, (2,), float32, None), size)
 
 
@@ -162,6 +174,10 @@ def CropMirrorNormalize(
     what = "image.CropMirrorNormalize"
     if output_layout not in ("NCHW", "NHWC"):
         raise ArgumentError(f'{what} at {user_line()}: output_layout is "NCHW" or "NHWC", not {output_layout!r}')
+    if color_space not in ("BGR", "RGB", "GRAY") or not output_dtype.is_float:
+        raise ArgumentError(
+            f'{what} at {user_line()}: color_space is "BGR", "RGB" or "GRAY", and output_dtype one of floats; got {color_space!r} and {output_dtype}'
+        )
     for word, share in (("crop_pos_y", crop_pos_y), ("crop_pos_x", crop_pos_x)):
         if not 0 <= share <= 1:
             raise ArgumentError(f"{what} at {user_line()}: {word} {share} is not in [0, 1]")
@@ -170,6 +186,7 @@ def CropMirrorNormalize(
         images = on_host(what, x, "images", "arrays")
         if min(crop_h, crop_w) < 1:
             raise ArgumentError(f"{what} at {user_line()}: images of different sizes need crop_h and crop_w")
+        counts(what, crop_h=crop_h, crop_w=crop_w)
         stage = st.Cropped(images.pixels(), (crop_h, crop_w), (crop_pos_y, crop_pos_x))
         x = as_tensor(what, stage, images.rows, (crop_h, crop_w, images.channels), images.element, None)
     elif not is_tensor(x) or x.type.ndim != 4:
@@ -197,14 +214,20 @@ def _cropped(what: str, x: Tensor, size: Sequence[int], at: Sequence[float]) -> 
 
 def _normalized(what: str, x: Tensor, mean: Sequence[float], std: Sequence[float], axis: int = -1) -> Tensor:
     """(x - mean) / std, of one number or one for each channel, along `axis`."""
-    channels = x.type.shape[axis]
+    mean, std = _by_each(what, mean, std, x.type.shape[axis])
     behind = (1,) * (x.type.ndim - 1 - axis) if axis >= 0 else ()
-    for word, given in (("mean", mean), ("std", std)):
-        numbers = isinstance(given, list | tuple) and all(isinstance(each, int | float | np.number) for each in given)
-        if not numbers or len(given) not in (1, channels) or (word == "std" and 0 in given):
-            raise ArgumentError(f"{what} at {user_line()}: {word} {given!r} is not a list of a number, or of one for each of {channels} channels")
     shifted = math.subtract(x, _by_channel(mean, x.type.dtype, behind)) if any(mean) else x
     return math.multiply(shifted, _by_channel([1.0 / each for each in std], x.type.dtype, behind)) if set(std) != {1} else shifted
+
+
+def _by_each(what: str, mean: Sequence[float], std: Sequence[float], channels: int | None) -> list[list[float]]:
+    """Both, of one finite number or one for each channel, as many as there are or any number; ArgumentError for others, and deviations of 0."""
+    for word, given in (("mean", mean), ("std", std)):
+        numbers = isinstance(given, list | tuple | np.ndarray) and len(given) > 0 and all(map(is_number, given))
+        if not numbers or (channels is not None and len(given) not in (1, channels)) or (word == "std" and 0 in given):
+            each = "each channel" if channels is None else f"each of {channels} channels"
+            raise ArgumentError(f"{what} at {user_line()}: {word} {given!r} is not a list of a number, or of one for {each}, or has a deviation of 0")
+    return [list(map(float, mean)), list(map(float, std))]
 
 
 def _by_channel(numbers: Sequence[float], dtype: DType, behind: tuple[int, ...]) -> Any:
@@ -224,7 +247,7 @@ def flip(image: Any, flip_code: Any, name: str | None = None) -> Any:
 
 def _flipped(image: Any, codes: Any, axis: int, name: str | None = None) -> Any:
     """Images turned around along an axis where codes are not 0."""
-    if isinstance(codes, int):
+    if isinstance(codes, int | np.integer):
         return arrays.reverse(image, axis, name=name) if codes else image
     return arrays.where(arrays.reshape(codes, (-1, 1, 1, 1)), arrays.reverse(image, axis), image, name=name)
 
@@ -234,7 +257,8 @@ def normalize(image: Any, std: Sequence[float], mean: Sequence[float], name: str
     if not isinstance(image, OnHost):
         return _normalized("image.normalize", arrays.cast(image, float32), mean, std)
     images = on_host("image.normalize", image, "images", "arrays")
-    stage = st.Normalized(images.pixels(), tuple(map(float, mean)), tuple(map(float, std)))
+    mean, std = _by_each("image.normalize", mean, std, images.channels if images.kind == "images" else None)
+    stage = st.Normalized(images.pixels(), tuple(mean), tuple(std))
     return images.then(stage, kind="arrays", element=float32)
 
 
@@ -246,6 +270,9 @@ def batch_align(images: OnHost, shape: Sequence[int], dtype: DType, alignment: i
     what = "image.batch_align"
     given, most = on_host(what, images, "images", "arrays"), positive_shape(what, "shape", shape)
     counts(what, alignment=alignment)
+    if len(most) != 3:
+        raise ArgumentError(f"{what} at {user_line()}: shape is (height, width, channels), not {shape!r}")
+    _check_pixels(what, given.element, dtype)
     return as_padded(what, given.pixels(), given.rows, most, (alignment, alignment, 1), dtype, name)
 
 

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.types import DType
+from jobflow.legacy.optimizer.options import out_of_range
 
 
 def _listed(one: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda x: isinstance(x, list | tuple | np.ndarray) and all(map(one, x))
+    return lambda x: isinstance(x, list | tuple | np.ndarray) and np.ndim(x) > 0 and all(map(one, x))
 
 
 def _is(*kinds: type) -> Callable[[Any], bool]:
@@ -29,6 +30,7 @@ _SAYS: Mapping[str, Callable[[Any], bool]] = {
     "a list of integers": _listed(_INTEGER),
     "an integer, or a list of integers": lambda x: _INTEGER(x) or _listed(_INTEGER)(x),
     "a list of numbers": _listed(_NUMBER),
+    "a list of texts": _listed(_TEXT),
     "an element type such as flow.float32": _is(DType),
 }
 #: of those whose default does not say it
@@ -46,9 +48,15 @@ _NAMED: Mapping[str, str] = {
         "perm pool_size reshape shape split_sizes static_shape stride strides"
     ),
     "an integer, or a list of integers": "axis",
+    "a list of texts": "parallel_distribution",
     "a list of numbers": "mean random_area random_aspect_ratio std value_list",
     "an element type such as flow.float32": "data_type dtype out_dtype out_idx output_dtype",
 }
+#: numbers that may be infinite, or not a number: what elements become, or lie between
+_OF_ELEMENTS = (
+    *("delta", "exponent", "float_operand", "floating_constant_value", "floating_fill_value", "floating_max", "floating_min"),
+    *("floating_off_value", "floating_on_value", "floating_value", "limit", "max_val", "min_val", "tril_fill_value"),
+)
 _BY_NAME = {word: kind for kind, words in _NAMED.items() for word in words.split()}
 _BY_DEFAULT: Mapping[type, str] = {
     bool: "True or False",
@@ -62,4 +70,8 @@ _BY_DEFAULT: Mapping[type, str] = {
 def unfitting(name: str, value: Any, default: Any) -> str:
     """What an attribute of this name and default is, if the value is not of that kind; "" if it is."""
     kind = _BY_DEFAULT.get(type(default)) or _BY_NAME.get(name, "")
-    return "" if not kind or _SAYS[kind](value) or (value is None and default is None) else kind
+    if not kind or (value is None and default is None):
+        return ""
+    if kind == "a number" and name not in _OF_ELEMENTS:
+        return out_of_range(name, value)
+    return "" if _SAYS[kind](value) else kind

@@ -41,9 +41,14 @@ def _rate(what: str, w: Tensor, learning_rate: Tensor | None, number: float) -> 
     dtype = rate_dtype(w.type.dtype)
     if learning_rate is None:
         return arrays.constant(number, dtype, (1,))
-    if learning_rate.type.size != 1:
-        raise ArgumentError(f"{what} at {user_line()}: learning_rate {learning_rate.type} is not one number")
-    return arrays.cast(arrays.reshape(learning_rate, (1,)), dtype)
+    return arrays.cast(_one(what, "learning_rate", learning_rate), dtype)
+
+
+def _one(what: str, name: str, x: Tensor) -> Tensor:
+    """An input that is one number, as a tensor of shape (1,)."""
+    if x.type.size != 1:
+        raise ArgumentError(f"{what} at {user_line()}: {name} {x.type} is not one number")
+    return arrays.reshape(x, (1,))
 
 
 def _write(what: str, op: Any, kept: Sequence[Tensor], along: Sequence[Tensor], rate: Tensor, skip_if: Tensor | None) -> tuple[()]:
@@ -54,16 +59,17 @@ def _write(what: str, op: Any, kept: Sequence[Tensor], along: Sequence[Tensor], 
         made: Any = apply(NewValues(op), *values.values(), *along, rate, *step)
         made = made if isinstance(made, list | tuple) else [made]
         if skip_if is not None:
-            made = [arrays.where(math.equal(skip_if, 0), new, old) for new, old in zip(made, values.values(), strict=True)]
+            moves = math.equal(_one(what, "skip_if", skip_if), 0)
+            made = [arrays.where(moves, new, old) for new, old in zip(made, values.values(), strict=True)]
         for name, new in zip(values, made, strict=True):
             job.assign(name, new)
     return ()
 
 
-def _gradient(w: Tensor, g: Tensor, by: Tensor | None, scale: float = 1.0, l1: float = 0.0, l2: float = 0.0) -> Tensor:
+def _gradient(what: str, w: Tensor, g: Tensor, by: Tensor | None, scale: float = 1.0, l1: float = 0.0, l2: float = 0.0) -> Tensor:
     """The gradient along which an update goes; see the module."""
     g = math.multiply(g, scale) if scale != 1 else g
-    g = g if by is None else math.multiply(g, by)
+    g = g if by is None else math.multiply(g, _one(what, "scale_by_tensor", by))
     g = math.add(g, math.multiply(math.sign(w), l1)) if l1 else g
     return math.add(g, math.multiply(w, l2)) if l2 else g
 
@@ -82,7 +88,7 @@ def _update(word: str, kept: str, op_of: Callable[..., OptimizerUpdate], own: Ma
     may = [*spare.split(), *(_MAY if along is _WHOLE else _MAY[:1])]
 
     def row(*given: Any, learning_rate_val: float = 0.0, name: str | None = None, **attributes: Any) -> tuple[()]:
-        of_gradient = {word: attributes.pop(word) for word in _OF_GRADIENTS if word in attributes}
+        of_gradient = {each: attributes.pop(each) for each in _OF_GRADIENTS if each in attributes}
         named = dict(zip(["model", *slots, *along, *may], given, strict=True))
         w, op = named["model"], op_of(**{"weight_decay": 0.0, **own, **attributes})
         variables = [w, *[named[slot] for slot in slots], *[named[slot] for slot in spare.split() if named[slot] is not None]]
@@ -91,7 +97,7 @@ def _update(word: str, kept: str, op_of: Callable[..., OptimizerUpdate], own: Ma
         rate = _rate(word, w, named["learning_rate"], learning_rate_val)
         if along is _ROWS:
             return _write(word, RowUpdate(op, lazy=True), variables, [named[each] for each in _ROWS], rate, None)
-        return _write(word, op, variables, [_gradient(w, named["model_diff"], named["scale_by_tensor"], **of_gradient)], rate, named["skip_if"])
+        return _write(word, op, variables, [_gradient(word, w, named["model_diff"], named["scale_by_tensor"], **of_gradient)], rate, named["skip_if"])
 
     needed = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("model", *slots, *along)]
     others = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None) for name in may]
@@ -103,6 +109,8 @@ def _update(word: str, kept: str, op_of: Callable[..., OptimizerUpdate], own: Ma
 
 def _corrected_rate(learning_rate: Any, train_step: Any, *, beta1: float = 0.9, beta2: float = 0.999) -> Tensor:
     """lr sqrt(1 - beta2^t) / (1 - beta1^t), t = train_step + 1"""
+    what = "adam_bias_correction_learning_rate"
+    learning_rate, train_step = _one(what, "learning_rate", learning_rate), _one(what, "train_step", train_step)
     steps = arrays.cast(math.add(train_step, 1), float64)
     first, second = (math.subtract(1.0, math.pow(arrays.constant_like(steps, beta), steps)) for beta in (beta1, beta2))
     return math.multiply(learning_rate, arrays.cast(math.divide(math.sqrt(second), first), learning_rate.type.dtype))

@@ -13,6 +13,8 @@ from jobflow.core.types import DType, Tensor
 from jobflow.engine.handle import sizes
 from jobflow.ops import source
 
+#: sizes and counts are at most this
+MOST = int(np.iinfo(np.int32).max)
 Operand: TypeAlias = Tensor | float
 
 
@@ -77,10 +79,11 @@ def _stepped(what: str, x: Tensor, axis: int, entry: Any) -> tuple[int | None, i
 
 
 def counts(what: str, **given: Any) -> None:
-    """ArgumentError unless each of these is an int, 1 or more."""
+    """ArgumentError unless each of these is an int, from 1 to MOST."""
     for name, n in given.items():
-        if not isinstance(n, int | np.integer) or n < 1:
-            raise ArgumentError(f"{what} at {user_line()}: {name} is a positive int; got {n!r}")
+        if not isinstance(n, int | np.integer) or not 1 <= n <= MOST:
+            largest = f" of at most {MOST}" if isinstance(n, int) and n > MOST else ""
+            raise ArgumentError(f"{what} at {user_line()}: {name} is a positive int{largest}; got {n!r}")
 
 
 def positive_shape(what: str, name: str, given: Any) -> tuple[int, ...]:

@@ -18,9 +18,10 @@ from typing import Any
 import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, user_line
 from jobflow.core.layout import Placement
+from jobflow.core.remote import path_of
 from jobflow.core.types import DType, Tensor, int32, uint8
 from jobflow.data import host_stages as st
-from jobflow.data.record_order import RecordFiles, part_files
+from jobflow.data.record_order import PartFiles, RecordFiles
 from jobflow.eager.faces import all_of, of_kinds
 from jobflow.engine.distribute import current_placement
 from jobflow.legacy.initializers import Initializer, random_uniform_initializer
@@ -31,6 +32,8 @@ from jobflow.ops.random_tensors import RandomSource
 
 #: between which fractions of an image's area, and which aspect ratios, random crops are drawn
 AREA, RATIO = [0.08, 1.0], [0.75, 1.333333]
+#: of names of files
+LONGEST_NAME = 255
 
 
 # Readers ------------------------------------------------------------------------------------------------------------
@@ -65,7 +68,9 @@ def ofrecord_reader(
     what = "ofrecord_reader"
     seed = body_of(what).seed
     counts(what, batch_size=batch_size, data_part_num=data_part_num, shuffle_buffer_size=shuffle_buffer_size)
-    parts = part_files(str(ofrecord_dir), data_part_num, part_name_prefix, part_name_suffix_length)
+    if part_name_suffix_length > LONGEST_NAME:
+        raise ArgumentError(f"{what} at {user_line()}: part_name_suffix_length is {part_name_suffix_length}, and names have {LONGEST_NAME} letters")
+    parts = PartFiles(path_of(str(ofrecord_dir)), int(data_part_num), part_name_prefix, int(part_name_suffix_length))
     files = RecordFiles(parts, shuffle=random_shuffle, buffer=shuffle_buffer_size, after_epoch=shuffle_after_epoch, seed=seed)
     return OnHost(st.ReadRecord(files), batch_rows(what, batch_size), "records")
 
@@ -163,9 +168,15 @@ def OFRecordImageDecoderRandomCrop(
     return randomly_cropped("OFRecordImageDecoderRandomCrop", images, num_attempts, seed, random_area, random_aspect_ratio, name)
 
 
-def randomly_cropped(what: str, images: OnHost, attempts: int, seed: int | None, area: Sequence[float], ratio: Sequence[float], name: str) -> OnHost:
+def randomly_cropped(
+    what: str, images: OnHost, attempts: int, seed: int | None, area: Sequence[float] | None, ratio: Sequence[float] | None, name: str
+) -> OnHost:
     """Of each image a part whose area and aspect ratio are drawn between these."""
-    for word, (low, high) in (("random_area", area), ("random_aspect_ratio", ratio)):
+    area, ratio = AREA if area is None else area, RATIO if ratio is None else ratio
+    for word, given in (("random_area", area), ("random_aspect_ratio", ratio)):
+        if len(given) != 2:
+            raise ArgumentError(f"{what} at {user_line()}: {word} is a smallest and a largest number, not {given!r}")
+        low, high = given
         if not 0 < low <= high or (word == "random_area" and high > 1):
             raise ArgumentError(f"{what} at {user_line()}: {word} {[low, high]} is no range of {'fractions' if high > 1 else 'ratios'}")
     counts(what, num_attempts=attempts)
@@ -191,7 +202,8 @@ def image_decoder_random_crop_resize(
     content = on_host(what, input_blob, "bytes")
     images = decoded(what, content.stage, content.rows, "RGB")
     own = body_of(what).unique_name(what) if name is None else name
-    part = randomly_cropped(what, images, num_attempts or 10, seed, random_area or AREA, random_aspect_ratio or RATIO, own)
+    part = randomly_cropped(what, images, 10 if num_attempts is None else num_attempts, seed, random_area, random_aspect_ratio, own)
+    counts(what, target_width=target_width, target_height=target_height)
     stage = st.Pixels(st.Resized(part.stage, st.Sides((target_width, target_height))), bgr=False)
     return as_tensor(what, stage, images.rows, (target_height, target_width, 3), uint8, name)
 

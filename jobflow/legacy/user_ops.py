@@ -21,6 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, field, fields
 from typing import Any
 
+import numpy as np
+
 import jobflow.core.scope as scope
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, JobError, JobflowError, did_you_mean, user_line
@@ -247,7 +249,7 @@ class UserOpBuilder:
         kind = unfitting(attr_name, attr_value, known.attributes.get(attr_name)) if known.outputs is not None else ""
         if kind:
             raise ArgumentError(f"{known.word} at {user_line()}: attribute {attr_name!r} is {kind}, not {attr_value!r}")
-        self._attributes[attr_name] = attr_value
+        self._attributes[attr_name] = attr_value.tolist() if isinstance(attr_value, np.ndarray) else attr_value
         return self
 
     SetAttr = Attr

@@ -17,7 +17,7 @@ import jobflow.typing as tp
 from jobflow.data.host_stages import Decoded
 from jobflow.data.job_batches import PREFETCH
 from jobflow.data.ofrecord import record_classes
-from jobflow.data.record_order import RecordFiles, part_files
+from jobflow.data.record_order import PartFiles, RecordFiles
 from jobflow.data.sample_order import Order as SampleOrder
 
 COUNT = 12
@@ -320,7 +320,7 @@ def test_the_order_of_records(options: dict[str, Any], expected: list[int], fold
 
 def order(folder: str, count: int, **options: Any) -> list[int]:
     """The labels of the first records."""
-    files = RecordFiles(part_files(folder, 2, suffix_length=5), **options)
+    files = RecordFiles(PartFiles(Path(folder), 2, suffix_length=5), **options)
     batches = files.batches(count)
     kind = record_classes()["OFRecord"]
     return [kind.FromString(files.record(place)).feature["label"].int32_list.value[0] for place in next(batches)]
@@ -330,6 +330,14 @@ def test_a_buffer_shuffles_within_its_length(folder: str) -> None:
     drawn = order(folder, 120, shuffle=True, buffer=5)
     assert drawn == order(folder, 120, shuffle=True, buffer=5) != order(folder, 120, shuffle=True, buffer=5, seed=1)
     assert drawn[:7] != list(range(7)) and all(drawn[i] < i + 5 for i in range(7))  # the i-th is one of the first i + 5
+
+
+def eight() -> Any:
+    return flow.gen_tensor_buffer((2,), [(8, 8, 3), (4, 4, 3)], [1, 2], flow.uint8)
+
+
+def jpegs(folder: str) -> Any:
+    return flow.data.OFRecordImageDecoder(reader(folder), "image")
 
 
 WRONG = {
@@ -350,6 +358,44 @@ WRONG = {
         "a sequence of whole numbers",
     ),
     "random numbers of no shape": (lambda folder: flow.data.decode_random("x", flow.float, 3), "a sequence of whole numbers"),
+    "more parts than can be": (lambda folder: flow.data.ofrecord_reader(folder, data_part_num=2**40), "int of at most 2147483647"),
+    "very many parts": (
+        lambda folder: flow.data.ofrecord_reader(folder + "x", 2, data_part_num=2**31 - 1),
+        "there is no file .*part-0, which is number 0 of 2147483647",
+    ),
+    "names of parts as long as no file's": (
+        lambda folder: flow.data.ofrecord_reader(folder, part_name_suffix_length=10**9),
+        "part_name_suffix_length is 1000000000, and names have 255",
+    ),
+    "a crop of one fraction": (
+        lambda folder: flow.image.random_crop(jpegs(folder), random_area=[0.5]),
+        r"random_area is a smallest and a largest number, not \[0.5\]",
+    ),
+    "a side below zero": (lambda folder: flow.image.target_resize(jpegs(folder), 4, min_size=-1), "min_size is a positive int; got -1"),
+    "an interpolation of no release": (
+        lambda folder: flow.image.Resize(jpegs(folder), resize_x=4, resize_y=4, interp_type="Lanczos"),
+        "interpolation_type is one of .*, not 'Lanczos'",
+    ),
+    "pixels that wrap around": (
+        lambda folder: flow.image.Resize(jpegs(folder), (4, 4), dtype=flow.int8),
+        "pixels are 0 to 255, which int8 does not have",
+    ),
+    "aligned pixels that wrap around": (lambda folder: flow.image.batch_align(eight(), (8, 8, 3), flow.int8, 4), "pixels are 0 to 255"),
+    "a batch of no height": (lambda folder: flow.image.batch_align(eight(), (8, 8), flow.float, 4), "shape is .height, width, channels."),
+    "colours of no camera": (
+        lambda folder: flow.image.CropMirrorNormalize(jpegs(folder), color_space="YUV", crop_h=4, crop_w=4),
+        'color_space is "BGR", "RGB" or "GRAY", and output_dtype one of floats; got .YUV.',
+    ),
+    "normal pixels in integers": (
+        lambda folder: flow.image.CropMirrorNormalize(jpegs(folder), crop_h=4, crop_w=4, output_dtype=flow.int8),
+        "output_dtype one of floats",
+    ),
+    "a deviation of 0": (lambda folder: flow.image.normalize(eight(), [0.0], [0.0]), "or has a deviation of 0"),
+    "means of two channels": (lambda folder: flow.image.normalize(jpegs(folder), [1.0], [0.5, 0.5]), "one for each of 3 channels"),
+    "means of two channels of arrays": (
+        lambda folder: flow.image.batch_align(flow.image.normalize(eight(), [1.0], [0.5, 0.5]), (8, 8, 3), flow.float, 4),
+        "an image of 3 channels is normalized by 2 means and 1 deviations",
+    ),
     "a tensor": (lambda folder: flow.image.random_crop(flow.constant(1.0, flow.float, (4, 4))), "samples that a reader in this job gives"),
 }
 

@@ -113,6 +113,13 @@ def op(word: str) -> Any:
     return flow.user_op_builder("n").Op(word)
 
 
+def stepped(x: Any, **more: Any) -> Any:
+    builder = op("sgd_update").Input("model", [flow.get_variable("w", (4, 6), initializer=flow.ones_initializer())]).Input("model_diff", [x])
+    for word, given in more.items():
+        builder.Input(word, [given])
+    return builder.Build().InferAndTryRun()
+
+
 WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a type": (lambda x: op("leaky_rely"), 'no operation is called .leaky_rely.; did you mean "leaky_relu"'),
     "an input": (lambda x: op("gather").Input("indexes", [x]), 'no input .indexes.; did you mean "indices"'),
@@ -130,6 +137,18 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a text for an integer": (lambda x: op("gather").Attr("axis", "1"), "attribute 'axis' is an integer, or a list of integers, not '1'"),
     "a number for a list": (lambda x: op("conv2d").Attr("strides", 2), "attribute 'strides' is a list of integers, not 2"),
     "a wrong default": (lambda x: op("ctc_loss").Attr("blank", None), "attribute 'blank' is an integer, not None"),
+    "no number for a rate": (lambda x: op("sgd_update").Attr("learning_rate_val", math.nan), "'learning_rate_val' is a number, not nan"),
+    "a share above 1": (lambda x: op("adam_update").Attr("beta2", 1.5), "'beta2' is a number of at least 0 and below 1, not 1.5"),
+    "a margin below 0": (lambda x: op("layer_norm").Attr("epsilon", -1.0), "'epsilon' is a number of at least 0, not -1.0"),
+    "an array without axes for a list": (lambda x: op("conv2d").Attr("strides", np.array(2)), "'strides' is a list of integers, not array.2."),
+    "a word for each element": (lambda x: stepped(x, skip_if=x), r"sgd_update at .*: skip_if float32.4,6. is not one number"),
+    "a scale for each element": (lambda x: stepped(x, scale_by_tensor=x), r"scale_by_tensor float32.4,6. is not one number"),
+    "a rate for each step": (
+        lambda x: (
+            op("adam_bias_correction_learning_rate").Input("learning_rate", [x]).Input("train_step", [x]).Output("out").Build().InferAndTryRun()
+        ),
+        r"learning_rate float32.4,6. is not one number",
+    ),
     "a frame as large as the image": (
         lambda x: op("reflection_pad2d_grad").Input("dy", [x]).Output("dx").Attr("padding", [1, 1, 1, 1]).Build().InferAndTryRun(),
         "are not around float32.4,6.",

@@ -13,7 +13,8 @@ from jobflow.engine.job_config import FunctionConfig
 from jobflow.legacy.optimizer import schedules as of
 from jobflow.legacy.optimizer.clipping import GlobalNorm
 from jobflow.legacy.optimizer.job_optimizers import OF_OPTIONS, Kind, Single, kind
-from jobflow.legacy.optimizer.warmup import ConstantWarmup, LinearWarmup, Warmup, is_number
+from jobflow.legacy.optimizer.options import is_number
+from jobflow.legacy.optimizer.warmup import ConstantWarmup, LinearWarmup, Warmup
 
 _DECAYS = {
     "exponential_conf": kind(of.ExponentialScheduler, "decay_batches=steps decay_rate staircase"),

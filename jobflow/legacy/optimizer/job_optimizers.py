@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -22,7 +22,9 @@ from jobflow.legacy.losses import TrainJob, check_loss, job_in_force
 from jobflow.legacy.optimizer import named_tensors
 from jobflow.legacy.optimizer.clipping import Clipping
 from jobflow.legacy.optimizer.loss_scale import LossScale, StaticLossScale
+from jobflow.legacy.optimizer.options import check_fields
 from jobflow.legacy.optimizer.schedules import CustomScheduler
+from jobflow.legacy.optimizer.warmup import ConstantWarmup, LinearWarmup
 from jobflow.ops.optimizer_updates import AdamUpdate, LambUpdate, LarsUpdate, MomentumUpdate, OptimizerUpdate, RmsPropUpdate, SgdUpdate
 from jobflow.ops.update import learning_rate
 
@@ -88,6 +90,14 @@ class Minimizer(ABC):
             raise ConfigError(f"{type(self).__name__} at {user_line()}: loss_scale_policy is {self.loss_scale_policy!r}; {advice}")
 
 
+def _texts(what: str, name: str, given: Any) -> tuple[str, ...]:
+    """The texts that were given; ConfigError for what is no list of them."""
+    listed = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (None,)
+    if not all(isinstance(each, str) for each in listed):
+        raise ConfigError(f"{what}: {name} must be a list of texts; got {given!r}")
+    return cast("tuple[str, ...]", listed)
+
+
 @dataclass(frozen=True)
 class Options(ABC):
     """What an optimizer is given first: the learning rate, and the numbers of its formula."""
@@ -115,11 +125,12 @@ class Single(Minimizer, Options):
 
     def __post_init__(self) -> None:
         what = f"{type(self).__name__} at {user_line()}"
-        if not hasattr(self.lr_scheduler, "rate"):
+        check_fields(self, what)
+        if not hasattr(self.lr_scheduler, "rate") or isinstance(self.lr_scheduler, ConstantWarmup | LinearWarmup):
             advice = "pass a schedule, for example optimizer.PiecewiseConstantScheduler([], [0.1])"
             raise ConfigError(f"{what}: lr_scheduler is {self.lr_scheduler!r}; {advice}")
-        if isinstance(self.variables, str):
-            raise ConfigError(f"{what}: variables is the text {self.variables!r}; pass a list of names")
+        if self.variables is not None and not callable(self.variables):
+            object.__setattr__(self, "variables", _texts(what, "variables", self.variables))
         if self.grad_clipping is not None and not hasattr(self.grad_clipping, "clipped"):
             raise ConfigError(f"{what}: grad_clipping is {self.grad_clipping!r}; pass grad_clipping.by_global_norm(n)")
         self._check_scales()
@@ -127,10 +138,10 @@ class Single(Minimizer, Options):
     def for_job(self, job: TrainJob) -> Self:
         if self.variables is None:
             return self
-        names = tuple(self.variables() if callable(self.variables) else self.variables)
+        what = f"{type(self).__name__}.minimize in job {job.name} at {user_line()}"
+        names = _texts(what, "variables", self.variables() if callable(self.variables) else self.variables)
         for name in names:
             if name not in job.variables:
-                what = f"{type(self).__name__}.minimize in job {job.name} at {user_line()}"
                 raise JobError(f'{what}: the job has no variable "{name}"{did_you_mean(name, job.variables)}')
         return replace(self, variables=names)
 
@@ -180,12 +191,13 @@ class Decaying(Single, Decay):
     def _patterns(self, field: str, given: Any) -> tuple[str, ...] | None:
         if given is None:
             return None
-        patterns = (given,) if isinstance(given, str) else tuple(given)
+        what = f"{type(self).__name__} at {user_line()}"
+        patterns = (given,) if isinstance(given, str) else _texts(what, field, given)
         for pattern in patterns:
             try:
                 re.compile(pattern)
-            except (re.error, TypeError) as error:
-                raise ConfigError(f"{type(self).__name__} at {user_line()}: {field}: {pattern!r} is not a regular expression: {error}") from None
+            except re.error as error:
+                raise ConfigError(f"{what}: {field}: {pattern!r} is not a regular expression: {error}") from None
         return patterns
 
     def decay_of(self, variable: str) -> float:
@@ -314,6 +326,8 @@ class CombinedOptimizer(Minimizer):
     loss_scale_policy: LossScale | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.optimizers, list | tuple):
+            raise ConfigError(f"CombinedOptimizer at {user_line()}: optimizers is {self.optimizers!r}; pass a list of them")
         object.__setattr__(self, "optimizers", tuple(self.optimizers))
         for child in self.optimizers:
             if not isinstance(child, Single):

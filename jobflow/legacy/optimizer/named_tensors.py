@@ -30,8 +30,8 @@ def name_of(value: Any) -> str:
 def check(what: str, name: str, dtypes: Iterable[DType], nodes: Iterable[Any]) -> Value:
     """The tensor of this name, of one element.  JobError if the job that made these nodes has none, or it is of another type."""
     names = {name_of(value): value for node in nodes for value in node.outputs}
-    if name not in names:
-        raise JobError(f'{what}: the job has no tensor "{name}" yet{did_you_mean(name, names)}; pass the logical_blob_name of one')
+    if not isinstance(name, str) or name not in names:
+        raise JobError(f'{what}: the job has no tensor "{name}" yet{did_you_mean(str(name), names)}; pass the logical_blob_name of one')
     found: Value = names[name]
     if found.type.size != 1 or found.type.dtype not in dtypes:
         listed = " or ".join(dtype.name for dtype in dtypes)

@@ -15,7 +15,8 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, JobError, user_line
 from jobflow.core.types import DType, Tensor, float32, float64
 from jobflow.legacy.optimizer import named_tensors
-from jobflow.legacy.optimizer.warmup import Warmup, is_number
+from jobflow.legacy.optimizer.options import check_fields, is_number
+from jobflow.legacy.optimizer.warmup import Warmup
 from jobflow.ops import learning_rates
 
 __all__ = [
@@ -57,13 +58,11 @@ class _Checked(Schedule):
     base_lr: float
 
     def __post_init__(self) -> None:
-        fields = vars(self)
-        if not is_number(fields.get("base_lr", 0.0)):
-            raise _wrong(self, f"base_lr must be a number; got {self.base_lr!r}")
+        check_fields(self, f"{type(self).__name__} at {user_line()}")
         warmup = self.warmup
         if warmup is not None and not (hasattr(warmup, "rate") and hasattr(warmup, "steps")):
             raise _wrong(self, f"warmup must be warmup.constant(steps, multiplier) or warmup.linear(steps, start_multiplier); got {warmup!r}")
-        if not is_number(steps := fields.get("steps", 1)) or (steps <= 0 and not (warmup and warmup.steps > 0)):
+        if (steps := vars(self).get("steps", 1)) <= 0 and not (warmup and warmup.steps > 0):
             raise _wrong(self, f"steps must be a positive number; got {steps!r}")
 
     @property

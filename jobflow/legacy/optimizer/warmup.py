@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from numbers import Real
-from typing import Any, Protocol
+from typing import Protocol
 
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, user_line
+from jobflow.legacy.optimizer.options import check_fields
 from jobflow.ops.learning_rates import rising
 
 __all__ = ["constant", "linear"]
@@ -30,7 +29,7 @@ class ConstantWarmup:
     multiplier: float
 
     def __post_init__(self) -> None:
-        _check("warmup.constant", self.steps, "multiplier", self.multiplier)
+        _check(self, "warmup.constant")
 
     def rate(self, base: float, step: int) -> float:
         return base * self.multiplier
@@ -44,7 +43,7 @@ class LinearWarmup:
     start_multiplier: float
 
     def __post_init__(self) -> None:
-        _check("warmup.linear", self.steps, "start_multiplier", self.start_multiplier)
+        _check(self, "warmup.linear")
 
     def rate(self, base: float, step: int) -> float:
         return rising(base, step, self.steps, self.start_multiplier)
@@ -54,13 +53,7 @@ constant = ConstantWarmup
 linear = LinearWarmup
 
 
-def is_number(value: Any) -> bool:
-    """True for a finite real number that is not a bool."""
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _check(what: str, steps: Any, name: str, multiplier: Any) -> None:
-    if not is_number(steps) or steps < 0:
-        raise ConfigError(f"{what} at {user_line()}: steps must be a number that is not negative; got {steps!r}")
-    if not is_number(multiplier):
-        raise ConfigError(f"{what} at {user_line()}: {name} must be a number; got {multiplier!r}")
+def _check(warmup: Warmup, what: str) -> None:
+    check_fields(warmup, f"{what} at {user_line()}")
+    if warmup.steps < 0:
+        raise ConfigError(f"{what} at {user_line()}: steps must be a number that is not negative; got {warmup.steps!r}")
