@@ -187,7 +187,7 @@ def interpolate(
         factors = _factors(scale_factor, spatial)
         wanted = tuple(math.floor(n * f) for n, f in zip(t.shape[2:], factors, strict=True))
         ratios = [n / m if recompute_scale_factor else 1.0 / f for n, m, f in zip(t.shape[2:], wanted, factors, strict=True)]
-    if min(wanted) < 1:
+    if min(wanted) < 1 or max(wanted) >= 2**31:
         raise ShapeError(f"{what} at {user_line()}: the image would be of size {list(wanted)}")
     if mode != "nearest" and not t.dtype.is_float and t.dtype is not uint8:
         raise DtypeError(f'{what} at {user_line()}: mode "{mode}" gives fractions; cast input {t} to floats')

@@ -262,6 +262,8 @@ def diag(x: Tensor, diagonal: int = 0) -> Tensor:
         return _diagonal(x, diagonal)
     if x.ndim != 1:
         raise ShapeError(f"diag at {user_line()}: takes a vector or a matrix, not {x.type}")
+    if abs(diagonal) >= 2**31:
+        raise ShapeError(f"diag at {user_line()}: diagonal {diagonal} makes a matrix of more rows than can be")
     count, n = x.type.size, x.type.size + abs(diagonal)
     empty = source(Constant((n * n,), x.dtype, 0), whole(x))
     if not count:

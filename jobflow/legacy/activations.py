@@ -84,7 +84,7 @@ def _fused_bias_add_dropout(
 
 def fused_self_attention_query_mul_key_and_value(x: Tensor, head_size: int, alpha: float = 1.0, name: str | None = None) -> tuple[Tensor, Tensor]:
     """x [s, b, heads * 3 * head_size] holds query, key, value per head; (alpha query key^T [b, heads, s, s], value [b, heads, s, head_size])."""
-    if x.type.ndim != 3 or x.type.shape[2] % (3 * head_size):
+    if x.type.ndim != 3 or head_size < 1 or x.type.shape[2] % (3 * head_size):
         raise ShapeError(f"fused_self_attention at {user_line()}: x {x.type} must be [s, b, heads * 3 * {head_size}]")
     s, b, width = x.type.shape
     heads = width // (3 * head_size)

@@ -21,7 +21,7 @@ from jobflow.eager.parameters import described
 from jobflow.legacy import arrays, math
 from jobflow.legacy.on_host import OnHost, as_padded, as_tensor, on_host, rows_of, same_samples
 from jobflow.legacy.operands import counts, positive_shape
-from jobflow.legacy.optimizer.options import is_number
+from jobflow.legacy.optimizer.option_ranges import is_number
 from jobflow.legacy.record_data import decoded, randomly_cropped
 
 __all__ = [

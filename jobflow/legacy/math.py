@@ -296,7 +296,8 @@ def unsorted_segment_sum(data: Tensor, segment_ids: Tensor, num_segments: int, a
 
 def unsorted_segment_sum_like(data: Tensor, segment_ids: Tensor, like: Tensor, axis: int = 0, name: str | None = None) -> Tensor:
     """unsorted_segment_sum with as many segments as `like` has on `axis`."""
-    return ix.unsorted_segment_sum(data, segment_ids, like.type.shape[axis], axis)
+    at = normal_axis(f"unsorted_segment_sum_like at {user_line()}", axis, like.type.ndim)
+    return ix.unsorted_segment_sum(data, segment_ids, like.type.shape[at], axis)
 
 
 def unsorted_batch_segment_sum(data: Tensor, segment_ids: Tensor, num_segments: int, name: str | None = None) -> Tensor:

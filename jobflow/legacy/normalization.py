@@ -92,7 +92,8 @@ def normalized(
 def _move(moving: Tensor, batch: Tensor, momentum: float) -> None:
     """moving <- momentum * moving + (1 - momentum) * batch at the end of the run; in the mirrored view, the ranks' mean of `batch`."""
     key = variable_of(moving)
-    assert key is not None, "moving statistics are variables"
+    if key is None:
+        raise ArgumentError(f"normalization at {user_line()}: {moving} is computed, and moving statistics are variables; pass what get_variable gave")
     job = current_job("batch_normalization")
     if is_local(batch):
         placement = current_placement("batch_normalization")

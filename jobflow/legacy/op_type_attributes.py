@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.types import DType
-from jobflow.legacy.optimizer.options import out_of_range
+from jobflow.legacy.optimizer.option_ranges import out_of_range
 
 
 def _listed(one: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -30,6 +30,7 @@ _SAYS: Mapping[str, Callable[[Any], bool]] = {
     "a list of integers": _listed(_INTEGER),
     "an integer, or a list of integers": lambda x: _INTEGER(x) or _listed(_INTEGER)(x),
     "a list of numbers": _listed(_NUMBER),
+    "a text, or a list of integers": lambda x: _TEXT(x) or _listed(_INTEGER)(x),
     "a list of texts": _listed(_TEXT),
     "an element type such as flow.float32": _is(DType),
 }
@@ -48,6 +49,7 @@ _NAMED: Mapping[str, str] = {
         "perm pool_size reshape shape split_sizes static_shape stride strides"
     ),
     "an integer, or a list of integers": "axis",
+    "a text, or a list of integers": "padding",
     "a list of texts": "parallel_distribution",
     "a list of numbers": "mean random_area random_aspect_ratio std value_list",
     "an element type such as flow.float32": "data_type dtype out_dtype out_idx output_dtype",

@@ -14,6 +14,7 @@ A row with a parameter `name` is called with that of the op, which its variables
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from numbers import Integral
 from typing import Any
 
 import jobflow.engine.distribute as distribute
@@ -32,6 +33,7 @@ import jobflow.legacy.time_steps as time_steps
 import jobflow.ops.activation as ac
 import jobflow.ops.norm as norm
 import jobflow.ops.softmax as softmax
+from jobflow.core.errors import ArgumentError, user_line
 from jobflow.core.types import Tensor, float32, int32
 from jobflow.legacy.op_type_rows import named_as
 from jobflow.legacy.op_types_of_images import OP_TYPES_OF_IMAGES
@@ -99,10 +101,20 @@ def dropout(in_: Any, mask: Any, *, scale: float) -> Any:
 def _split_like(in_: Any, *like: Any, axis: int) -> list[Any]:
     made, start = [], 0
     for each in like:
-        stop = start + each.type.shape[axis]
-        made.append(arrays.slice_v2(in_, [(None, None, None)] * (axis % in_.type.ndim) + [(start, stop, 1)]))
+        at = normal_axis(f"split_like at {user_line()}", axis, min(in_.type.ndim, each.type.ndim))
+        stop = start + each.type.shape[at]
+        made.append(arrays.slice_v2(in_, [(None, None, None)] * at + [(start, stop, 1)]))
         start = stop
     return made
+
+
+def _each_axis(**lists: Any) -> list[Any]:
+    """For each axis its elements of these lists, whole numbers or None."""
+    listed = all(isinstance(each, list | tuple) and all(n is None or isinstance(n, Integral) for n in each) for each in lists.values())
+    if not listed or len({len(each) for each in lists.values()}) > 1:
+        words = ", ".join(f"{word} {each!r}" for word, each in lists.items())
+        raise ArgumentError(f"the axes of slices and paddings at {user_line()}: {words} are not lists of as many whole numbers")
+    return list(zip(*lists.values(), strict=True))
 
 
 def _bias(a: Any, b: Any, *, axis: int) -> Any:
@@ -320,14 +332,14 @@ OP_TYPES: Mapping[str, Row] = {
     "broadcast_to_compatible_with -> y": lambda x, *compatible: math.broadcast_to_compatible_with(x, list(compatible)),
     "concat -> out": lambda *in_, axis, max_dim_size=None: arrays.concat(list(in_), axis, max_dim_size),
     "split_like -> out*": _split_like,
-    "slice -> y": lambda x, *, start, stop, step: arrays.slice_v2(x, list(zip(start, stop, step, strict=True))),
-    "slice_update -> y": lambda x, update, *, start, stop, step: elements.slice_update(x, update, list(zip(start, stop, step, strict=True))),
-    "logical_slice -> y": lambda x, *, start, stop, step: elements.logical_slice(x, list(zip(start, stop, step, strict=True))),
+    "slice -> y": lambda x, *, start, stop, step: arrays.slice_v2(x, _each_axis(start=start, stop=stop, step=step)),
+    "slice_update -> y": lambda x, update, *, start, stop, step: elements.slice_update(x, update, _each_axis(start=start, stop=stop, step=step)),
+    "logical_slice -> y": lambda x, *, start, stop, step: elements.logical_slice(x, _each_axis(start=start, stop=stop, step=step)),
     "pad -> y": lambda x, *, padding_before, padding_after, floating_constant_value=0.0, integral_constant_value=0: arrays.pad(
-        x, list(zip(padding_before, padding_after, strict=True)), _number(x, floating_constant_value, integral_constant_value)
+        x, _each_axis(padding_before=padding_before, padding_after=padding_after), _number(x, floating_constant_value, integral_constant_value)
     ),
     "pad_grad -> dx": lambda dy, *, padding_before, padding_after, floating_constant_value=0.0, integral_constant_value=0: arrays.pad_grad(
-        dy, list(zip(padding_before, padding_after, strict=True))
+        dy, _each_axis(padding_before=padding_before, padding_after=padding_after)
     ),
     "constant_pad2d -> y": lambda x, *, padding, floating_value=0.0, integral_value=0: arrays.constant_pad2d(
         x, list(padding), _number(x, floating_value, integral_value)

@@ -26,7 +26,7 @@ from jobflow.ops import elementwise as ew
 from jobflow.ops.broadcast import sum_to
 from jobflow.ops.loss import combined_margin_grad
 from jobflow.ops.move import Mode, PadEdgesGrad
-from jobflow.ops.op import apply
+from jobflow.ops.op import apply, normal_axis
 
 Row = Callable[..., Any]
 _ATTENTION = "fused_self_attention_query_mul_key_and_value_grad"
@@ -123,7 +123,7 @@ def _conv(
 ) -> Any:
     _images("conv", num_spatial_dims, data_format, x=in_)
     sizes = {"padding_before": padding_before, "kernel_size": kernel_size, "strides": strides, "dilation_rate": dilation_rate}
-    return _row(f"conv{num_spatial_dims}d")(in_, weight, data_format=data_format, groups=groups, **sizes)
+    return _row(f"conv{int(num_spatial_dims)}d")(in_, weight, data_format=data_format, groups=groups, **sizes)
 
 
 def _filter_grad(
@@ -191,8 +191,9 @@ def _attention_grad(query_mul_key_grad: Any, value_grad: Any, hidden_states: Any
 
 
 def _normalization_grad(x: Any, dy: Any, mean: Any, inv_variance: Any, gamma: Any, *, axis: int, epsilon: float = 0.0) -> Any:
-    shape = [n if i == axis % x.type.ndim else 1 for i, n in enumerate(x.type.shape)]
-    others = [i for i in range(x.type.ndim) if i != axis % x.type.ndim]
+    axis = normal_axis(f"normalization_grad at {user_line()}", axis, x.type.ndim)
+    shape = [n if i == axis else 1 for i, n in enumerate(x.type.shape)]
+    others = [i for i in range(x.type.ndim) if i != axis]
     mean, inverse, scale = (arrays.reshape(each, shape) for each in (mean, inv_variance, gamma))
     normal = math.multiply(math.subtract(x, mean), inverse)
     sums = math.reduce_sum(math.multiply(dy, normal), others, True), math.reduce_sum(dy, others, True)
@@ -251,7 +252,7 @@ def _matrix_grad(a: Any, b: Any, _add_to_output: Any = None, *, alpha: float = 1
 
 
 def _sum_like(x: Any, like: Any, *, axis: Any = ()) -> Tensor:
-    return arrays.reshape(x if axis in ((), []) else math.reduce_sum(x, axis), like.type.shape)
+    return arrays.reshape(x if isinstance(axis, list | tuple) and not axis else math.reduce_sum(x, axis), like.type.shape)
 
 
 OP_TYPES_OF_GRADIENTS: Mapping[str, Row] = {

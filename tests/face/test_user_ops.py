@@ -113,6 +113,14 @@ def op(word: str) -> Any:
     return flow.user_op_builder("n").Op(word)
 
 
+def of_row(x: Any) -> Any:
+    return flow.math.reduce_sum(x, [0])
+
+
+def sliced(x: Any, start: Any) -> Any:
+    return op("slice").Input("x", [x]).Output("y").Attr("start", start).Attr("stop", [1, 1]).Attr("step", [1, 1]).Build().InferAndTryRun()
+
+
 def stepped(x: Any, **more: Any) -> Any:
     builder = op("sgd_update").Input("model", [flow.get_variable("w", (4, 6), initializer=flow.ones_initializer())]).Input("model_diff", [x])
     for word, given in more.items():
@@ -149,6 +157,34 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
         ),
         r"learning_rate float32.4,6. is not one number",
     ),
+    "a text for the begin of slices": (lambda x: sliced(x, "01"), "start '01', stop .1, 1., step .1, 1. are not lists of as many whole numbers"),
+    "begins of fewer axes than ends": (lambda x: sliced(x, [0]), "start .0., stop .1, 1., step .1, 1. are not lists of as many whole numbers"),
+    "parts along an axis that is none": (
+        lambda x: op("split_like").Input("in", [x]).Input("like", [x]).Output("out").Attr("axis", 2).Build().InferAndTryRun(),
+        "split_like at .*: axis 2 is out of range",
+    ),
+    "segments along an axis that is none": (lambda x: flow.math.unsorted_segment_sum_like(x, flow.argsort(x), x, axis=2), "axis 2 is out of range"),
+    "heads of no size": (lambda x: flow.nn.fused_self_attention_query_mul_key_and_value(flow.reshape(x, (1, 4, 6)), 0), r"heads \* 3 \* 0"),
+    "averages that are computed": (
+        lambda x: (
+            op("normalization")
+            .Input("x", [x])
+            .Input("gamma", [of_row(x)])
+            .Input("beta", [of_row(x)])
+            .Input("moving_mean", [of_row(x)])
+            .Input("moving_variance", [of_row(x)])
+            .Output("y")
+            .Attr("training", True)
+            .Attr("epsilon", 0.1)
+            .Attr("momentum", 0.9)
+            .Attr("axis", 1)
+            .Build()
+            .InferAndTryRun()
+        ),
+        "is computed, and moving statistics are variables",
+    ),
+    "a matrix of very many rows": (lambda x: flow.diag(of_row(x), 10**30), "more rows than can be"),
+    "images of very many rows": (lambda x: flow.layers.upsample_2d(flow.reshape(x, (1, 1, 4, 6)), (1e300, 1)), "the image would be of size"),
     "a frame as large as the image": (
         lambda x: op("reflection_pad2d_grad").Input("dy", [x]).Output("dx").Attr("padding", [1, 1, 1, 1]).Build().InferAndTryRun(),
         "are not around float32.4,6.",

@@ -13,7 +13,7 @@ from jobflow.engine.job_config import FunctionConfig
 from jobflow.legacy.optimizer import schedules as of
 from jobflow.legacy.optimizer.clipping import GlobalNorm
 from jobflow.legacy.optimizer.job_optimizers import OF_OPTIONS, Kind, Single, kind
-from jobflow.legacy.optimizer.options import is_number
+from jobflow.legacy.optimizer.option_ranges import is_number
 from jobflow.legacy.optimizer.warmup import ConstantWarmup, LinearWarmup, Warmup
 
 _DECAYS = {

@@ -22,7 +22,7 @@ from jobflow.legacy.losses import TrainJob, check_loss, job_in_force
 from jobflow.legacy.optimizer import named_tensors
 from jobflow.legacy.optimizer.clipping import Clipping
 from jobflow.legacy.optimizer.loss_scale import LossScale, StaticLossScale
-from jobflow.legacy.optimizer.options import check_fields
+from jobflow.legacy.optimizer.option_ranges import check_fields
 from jobflow.legacy.optimizer.schedules import CustomScheduler
 from jobflow.legacy.optimizer.warmup import ConstantWarmup, LinearWarmup
 from jobflow.ops.optimizer_updates import AdamUpdate, LambUpdate, LarsUpdate, MomentumUpdate, OptimizerUpdate, RmsPropUpdate, SgdUpdate

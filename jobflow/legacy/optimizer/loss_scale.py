@@ -9,7 +9,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, user_line
 from jobflow.core.types import float32
 from jobflow.graph.training import DynamicScale, Halting
-from jobflow.legacy.optimizer.options import is_number
+from jobflow.legacy.optimizer.option_ranges import is_number
 
 __all__ = ["dynamic_loss_scale", "halt_where_not_finite", "static_loss_scale"]
 

@@ -15,7 +15,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, JobError, user_line
 from jobflow.core.types import DType, Tensor, float32, float64
 from jobflow.legacy.optimizer import named_tensors
-from jobflow.legacy.optimizer.options import check_fields, is_number
+from jobflow.legacy.optimizer.option_ranges import check_fields, is_number
 from jobflow.legacy.optimizer.warmup import Warmup
 from jobflow.ops import learning_rates
 

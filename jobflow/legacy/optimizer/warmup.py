@@ -6,7 +6,7 @@ from typing import Protocol
 
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, user_line
-from jobflow.legacy.optimizer.options import check_fields
+from jobflow.legacy.optimizer.option_ranges import check_fields
 from jobflow.ops.learning_rates import rising
 
 __all__ = ["constant", "linear"]
