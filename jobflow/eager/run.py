@@ -289,8 +289,9 @@ def _update(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> None:
     for i in op.alias.values():
         own(inputs[i])
     arrays = [x.array if want is None else convert(here, x, want, "an input") for x, want in zip(inputs, found.wanted, strict=True)]
-    for i in op.alias.values():
+    for i in set(op.alias.values()):
         inputs[i].origin = origin + i
+        inputs[i].wrote()
     if found.op is None:
         return
     over = found.op.alias
@@ -302,7 +303,6 @@ def _update(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> None:
             if not want.is_whole or x.layout is None or x.layout.is_partial:
                 raise PlanError(f"{op.word()}: the tensor that it writes over lies {x.layout} but is read {want}")
             own(x)[...] = arrays[i][x.layout.box(x.type.shape, here.rank.index).slices]
-        x.wrote()
 
 
 # -------------------------------------------------------------------- sources

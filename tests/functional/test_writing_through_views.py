@@ -234,6 +234,11 @@ def test_ranks_elsewhere_agree_on_what_was_written() -> None:
         assert not part.is_contiguous()
         with pytest.raises(flow.JobflowError, match="would be lost"):
             z[1].t().mul_(2)
+        w = flow.tensor(W, placement=placement("cpu", [2, 0]), sbp=B, requires_grad=True)
+        z = w * 1
+        z[0:] *= 3
+        z.sum().backward()
+        np.testing.assert_array_equal(w.grad.numpy(), np.full((4, 6), 3))
 
     on_ranks(3, program)
 
