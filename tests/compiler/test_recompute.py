@@ -13,9 +13,11 @@ from jobflow import scope
 from jobflow.compiler.compile import distribute, plan_rank
 from jobflow.compiler.front.simplify import simplify
 from jobflow.compiler.front.trace import Tracer
+from jobflow.core.errors import user_line
 from jobflow.graph.ir import Graph, Value
 from jobflow.kernels.target import CPU
 from jobflow.ops.activation import relu, tanh
+from jobflow.ops.elementwise import multiply
 from jobflow.ops.matmul import matmul
 from jobflow.ops.op import apply
 from jobflow.ops.random_tensors import dropout
@@ -134,15 +136,22 @@ def test_random_numbers_are_drawn_again_not_anew() -> None:
 
 
 def test_moving_statistics_are_written_once() -> None:
+    """In the forward pass, from statistics that are kept; nothing is repeated before its region has ended."""
+
     def layer(tracer: Tracer, x: Value, i: int) -> Any:
         y = dense(tracer, x, i)
         moving = variable(tracer, f"moving{i}", 8, trainable=False)
-        tracer.assign(f"moving{i}", apply(MovingAverage(0.9), moving, reduce_mean(y, 0)))
-        return y
+        mean = reduce_mean(y, 0)
+        with tracer.updating(user_line()):
+            new = apply(MovingAverage(0.9), moving, mean)
+        tracer.assign(f"moving{i}", new)
+        return multiply(y, mean)
 
     graph = trace(chain(4, 2, layer), train=True)
     assert sum(isinstance(node.op, MovingAverage) for node in graph.nodes) == 4
-    assert again(graph)
+    assert again(graph) and not any("mean" in name for name in again(graph))
+    first_again = min(i for i, node in enumerate(graph.nodes) if node.name.startswith("again:"))
+    assert first_again > max(i for i, node in enumerate(graph.nodes) if node.phase == "forward")
 
 
 def test_results_of_the_job_are_not_made_again() -> None:

@@ -10,7 +10,8 @@ A region that reads nothing but variables (a parameter that is gathered where it
 and it is made again for other regions' second time too.
 
 Random ops draw the same numbers the second time, for these are a function of keys and the run counter.  What writes a variable is not
-repeated.  The copies carry the region's number inverted, so that they are never taken for the nodes they repeat.
+repeated, and what it reads in the forward pass (statistics of the batch, for moving ones) is kept.  The copies carry the region's
+number inverted, so that they are never taken for the nodes they repeat.
 
 Example, one region {a, b} in  x -> a -> b -> loss:  a' = a(x) and, if the gradient of the loss or of b needs it, b' = b(a') stand
 before the first of these gradients.
@@ -37,8 +38,9 @@ Key = tuple[int, int | None, Placement]
 class RecomputedRegion:
     """One region as it will be repeated."""
 
-    #: forward nodes that may be repeated, in order
+    #: forward nodes that may be repeated, in order, and the position of the last of them
     nodes: list[Node] = field(default_factory=list)
+    last: int = 0
     #: what is read of it a second time, and by the node at which position
     read: list[tuple[Value, int]] = field(default_factory=list)
     #: True if it reads nothing but variables from outside
@@ -84,20 +86,22 @@ def _regions(graph: Graph) -> tuple[list[RecomputedRegion], set[Value]]:
     home: dict[Node, RecomputedRegion] = {}
     crossing: list[Value] = []
     for at, node in enumerate(graph.nodes):
-        if node.phase != "forward":
-            for value in node.inputs:
-                if value.node in home:
-                    home[value.node].read.append((value, at))
-            continue
         number = node.origin.region
-        if number is None or number < 0 or node.op.external or node.op.alias:
+        if node.phase != "forward" or number is None or number < 0 or node.op.external or node.op.alias:
             continue
         region = home[node] = found.setdefault((number, node.origin.microbatch, node.placement), RecomputedRegion())
         region.nodes.append(node)
+        region.last = at
         outside = [value for value in node.inputs if home.get(value.node) is not region]
         region.of_variables &= all(isinstance(value.node.op, ReadVariable) for value in outside)
         crossing += outside
     kept = {value for value in crossing if value.node in home and not home[value.node].of_variables}
+    for at, node in enumerate(graph.nodes):
+        for value in node.inputs if node.phase != "forward" else ():
+            if value.node in home and at > home[value.node].last:
+                home[value.node].read.append((value, at))
+            elif value.node in home:
+                kept.add(value)
     return list(found.values()), kept | {*graph.outputs, *graph.updates.values()}
 
 
