@@ -22,7 +22,7 @@ def _marks(free: Sequence[bool]) -> str:
 
 
 def _same(free: Sequence[bool], linear: tuple[tuple[int, ...], ...] = ((0,),)) -> Rule:
-    return Rule(f"{_marks(free)}->{_marks(free)}", linear=linear)
+    return Rule(f"{_marks(free) or '1'}->{_marks(free)}", linear=linear)
 
 
 class Slice(ViewOp):
