@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from jobflow.runtime.world.world import Rank, World
 TIMES = 20
 
 
+@dataclass
 class Reduce:
     """A command for the ranks: sum an array of so many bytes, again and again."""
 

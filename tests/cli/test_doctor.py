@@ -56,7 +56,7 @@ class TestCommand:
         for key in "ab":
             ObjectCache().write(key * 64, bytes(1 << 20))
         first, second = libraries.kernels()
-        assert first.status == second.status == OK and f"; JOBFLOW_KERNELS=llvm; convolutions by what they cost on {own_class()}; LLVM" in first.text
+        assert first.status == second.status == OK and f"; JOBFLOW_KERNELS=llvm; class of CPU: {own_class()}; LLVM" in first.text
         assert second.text.startswith(f"2 compiled loops, 2.0 of at most 256 MiB in {tmp_path}/loops; ")
         (tmp_path / "loops").chmod(0o777)
         _, second = libraries.kernels()

@@ -1,9 +1,11 @@
-"""The class of CPUs that convolutions are chosen for; between ranks see `tests/runtime/programs/world_cases.py`."""
+"""The class of CPUs that products and convolutions are chosen for; between ranks see `tests/runtime/programs/world_cases.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -57,3 +59,13 @@ def test_choices_are_those_of_the_least_class_of_all_ranks(monkeypatch: pytest.M
     for ranks, direct in cases:
         agree(ranks)
         assert (why_not(op, (x, w), True, "direct", "llvm") is None) == direct
+
+
+@pytest.mark.parametrize(("said", "granted", "expected"), [("amx_bf16", 0, "amx"), ("amx_bf16", -1, "avx512"), ("avx2", 0, "avx512")])
+def test_the_class_is_that_of_what_linux_allows(said: str, granted: int, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JOBFLOW_CPU", raising=False)
+    monkeypatch.setattr("numpy.show_config", lambda mode: {"SIMD Extensions": {"found": ["X86_V4"]}})
+    (tmp_path / "cpuinfo").write_text(f"flags : fpu {said}\n")
+    monkeypatch.setattr(machine_class, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace(syscall=lambda *numbers: granted))
+    assert machine_class.own_class() == expected

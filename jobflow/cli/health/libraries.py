@@ -59,7 +59,7 @@ def kernels() -> Iterator[Finding]:
     said = os.environ.get(KERNELS, "").strip()
     where = f"{KERNELS}={said}" if said else f"without flow.config.kernels: {cpu_tier('auto')}"
     try:
-        where += f"; convolutions by what they cost on {own_class()}"
+        where += f"; class of CPU: {own_class()}"
     except ConfigError as error:
         yield Finding("kernels", PROBLEM, str(error), "", f"unset {SETTING}")
         return

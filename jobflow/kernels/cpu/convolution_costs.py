@@ -220,7 +220,24 @@ COSTS: dict[tuple[MachineClass, Tier], Costs] = {
         products=0.0193,
         lone=0.0369,
     ),
+    ("amx", "llvm"): Costs(
+        call=884,
+        product=0,
+        multiply=0.00936,
+        pack=0.113,
+        write=0.0378,
+        run=8.5,
+        copy=0.297,
+        add=0.304,
+        gather=2.17,
+        far=0.242,
+        transform=0.168,
+        sums=0.0144,
+        products=0.0187,
+        lone=0.0352,
+    ),
 }
+COSTS["amx", "numpy"] = COSTS["avx512", "numpy"]  # NumPy does not use the matrix registers
 
 
 def sizes(op: ConvOp, shapes: Shapes) -> Sizes:

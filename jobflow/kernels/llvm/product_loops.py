@@ -18,14 +18,16 @@ from functools import cache
 
 import numpy as np
 
-from jobflow.core.types import Array, DType, dtype_of
+from jobflow.core.types import Array, DType, dtype_of, float32
 from jobflow.kernels import blas, blas_threads
 from jobflow.kernels.cpu.product_ops import LowerMatMul, ProductSum
 from jobflow.kernels.cpu.products import factors
+from jobflow.kernels.llvm.amx_product_text import print_amx_product
 from jobflow.kernels.llvm.loops import argument_block
 from jobflow.kernels.llvm.machine_code import Function, Printed, compiler
 from jobflow.kernels.llvm.product_text import FULL, LOWER, UPPER, ProductForm, print_product
 from jobflow.kernels.loop_space import address
+from jobflow.kernels.machine_class import machine_class
 from jobflow.kernels.registry import implements
 from jobflow.ops.matmul import turned
 from jobflow.ops.op import Binder, Call
@@ -44,7 +46,9 @@ _THREADED = "BLAS uses several threads here, or does not say how many"
 
 def about() -> str:
     """Who multiplies matrices here, for listings."""
-    return "compiled loops, where they take them" if blas_threads.threads() == 1 else f"NumPy: {_THREADED}"
+    if blas_threads.threads() != 1:
+        return f"NumPy: {_THREADED}"
+    return "compiled loops, where they take them" + (", of float32 in AMX registers" if machine_class() == "amx" else "")
 
 
 def in_loops(calls: Sequence[Call]) -> list[Call]:
@@ -157,7 +161,11 @@ def form_of(dtype: DType) -> ProductForm:
     return ProductForm(dtype, width // dtype.itemsize, (6, 4, 2, 1) if many else (4, 2, 1), 4 if many else 3, 576 if many else 264)
 
 
-@cache
 def _compiled(dtype: DType) -> Function:
-    form = form_of(dtype)
-    return compiler().printed(f"product {form}", lambda: Printed(print_product(form)))[0]
+    return _of_class(dtype, dtype is float32 and machine_class() == "amx")
+
+
+@cache
+def _of_class(dtype: DType, amx: bool) -> Function:
+    form, print_form = form_of(dtype), print_amx_product if amx else print_product
+    return compiler().printed(f"{print_form.__name__} {form}", lambda: Printed(print_form(form)))[0]

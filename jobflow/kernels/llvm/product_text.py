@@ -52,11 +52,20 @@ class ProductForm(Vectors):
 
 def print_product(form: ProductForm) -> str:
     """The module with `loop` for products of this form."""
-    bodies = [_driver(form), _turn(form)]
+    return printed_module(product_functions(form, NAME))
+
+
+def product_functions(form: ProductForm, name: str) -> list[VectorFunction]:
+    """The function of that name, which takes the address of an argument block, and what it calls."""
+    functions = [_driver(form, name), _turn(form)]
     for vectors, whole in _widths(form):
-        bodies += [_panel(form, vectors, whole), *(_tile(form, rows, vectors, whole) for rows in form.rows)]
-    declared = sorted(set().union(*(body.declared for body in bodies)))
-    return "\n".join([*(line for body in bodies for line in body.text()), *declared, ""])
+        functions += [_panel(form, vectors, whole), *(_tile(form, rows, vectors, whole) for rows in form.rows)]
+    return functions
+
+
+def printed_module(functions: Sequence[VectorFunction]) -> str:
+    declared = sorted(set().union(*(function.declared for function in functions)))
+    return "\n".join([*(line for function in functions for line in function.text()), *declared, ""])
 
 
 def _widths(form: ProductForm) -> list[tuple[int, bool]]:
@@ -211,16 +220,14 @@ def _shuffled(at: VectorFunction, pair: tuple[str, str], order: Sequence[int]) -
     return at.value(f"shufflevector {vector} {pair[0]}, {vector} {pair[1]}, <{len(order)} x i32> <{', '.join(f'i32 {k}' for k in order)}>")
 
 
-def _driver(form: ProductForm) -> VectorFunction:
-    """`loop`: the order of parts, panels and tiles, for matrices in two axes of pairs."""
-    at = VectorFunction(form, f"void @{NAME}(ptr %args)")
+def _driver(form: ProductForm, name: str) -> VectorFunction:
+    """The order of parts, panels and tiles, for matrices in two axes of pairs."""
+    at = VectorFunction(form, f"void @{name}(ptr %args)")
     tile = form.rows[0]
     at.write(f"%packed = alloca [{DEPTH * form.panel * form.lanes} x {form.kind}], align 64")
     at.write(f"%rows.of.a = alloca [{DEPTH * PACKED_ROWS + form.lanes} x {form.kind}], align 64")
-    for place, name in enumerate(WORDS):
-        at.write(f"%{name} = load i64, ptr {at.at('%args', place * 8)}")
-    starts = {name: at.value(f"inttoptr i64 %{name} to ptr") for name in "abyc"}
-    scale = _scale(at, form)
+    starts = given(at)
+    scale = scale_of(at, form)
     packs = _packs(at, form)
     rows = _rows_at_a_time(at, tile, at.value(f"select i1 {packs}, i64 {PACKED_ROWS}, i64 {form.most}"))
     parts = {name: at.value(f"mul i64 %{name}.down, {rows}") for name in "ayc"}
@@ -273,7 +280,14 @@ def _rows_at_a_time(at: VectorFunction, tile: int, most: str) -> str:
     return at.value(f"mul i64 {parts(parts('%m', parts('%m', most)), tile)}, {tile}")
 
 
-def _scale(at: VectorFunction, form: ProductForm) -> str:
+def given(at: VectorFunction) -> dict[str, str]:
+    """Reads the words of the block at %args, each to a value of its name; the addresses of a, b, y and c as pointers."""
+    for place, name in enumerate(WORDS):
+        at.write(f"%{name} = load i64, ptr {at.at('%args', place * 8)}")
+    return {name: at.value(f"inttoptr i64 %{name} to ptr") for name in "abyc"}
+
+
+def scale_of(at: VectorFunction, form: ProductForm) -> str:
     """1, or minus the number that is given."""
     at.write(f"br i1 {at.value('icmp ne i64 %by, 0')}, label %given, label %start")
     at.label("given")

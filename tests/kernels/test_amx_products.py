@@ -1,0 +1,144 @@
+"""Products of float32 in AMX registers: every form of operands, their errors beside those in vectors, and numbers that the unit does not take."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobflow.core.types import Array, float32
+from jobflow.kernels import blas_threads, machine_class
+from jobflow.kernels.cpu.product_ops import LowerMatMul, ProductSum
+from jobflow.kernels.llvm import amx_product_text, product_loops
+from jobflow.kernels.llvm.amx_product_text import print_amx_product
+from jobflow.kernels.llvm.machine_code import Compiler, compiler
+from jobflow.kernels.llvm.product_text import print_product
+from jobflow.runtime.device.numpy_device import CpuDevice
+
+#: rows, what is summed, columns: around halves of 16, tiles and steps of 32, parts of 128 and of 1024
+SIZES = [(4, 300, 5), (16, 32, 16), (17, 33, 31), (33, 129, 97), (70, 260, 1100), (130, 128, 64), (100, 784, 48)]
+
+
+def test_the_text_is_compiled_for_processors_with_the_unit() -> None:
+    if not compiler().triple.startswith("x86_64"):
+        pytest.skip("LLVM prints no x86 code here")
+    there = Compiler(cpu="sapphirerapids", features="+avx512f,+avx512vl,+avx512bw,+avx512dq,+fma,+amx-tile,+amx-bf16")
+    assert len(there.object_code(print_amx_product(product_loops.form_of(float32)))) > 10_000
+
+
+@pytest.fixture
+def everything_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what is faster in vectors."""
+    if machine_class.own_class() != "amx":
+        pytest.skip("this CPU has no AMX, or may not use it")
+    monkeypatch.setattr(blas_threads, "threads", lambda: 1)
+    monkeypatch.setattr(amx_product_text, "REUSE", 0)
+    monkeypatch.setattr(amx_product_text, "FILLED", (0, 1))
+    function = compiler().function(print_amx_product(product_loops.form_of(float32)))
+    monkeypatch.setattr(product_loops, "_compiled", lambda dtype: function)
+
+
+def multiplied(a: Array, b: Array, y: Array | None = None, **given: Any) -> Array:
+    y = np.full((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]), np.nan, "float32") if y is None else y
+    for function, arguments in product_loops._product(a, b, y, **given):
+        function(*arguments)
+    return y
+
+
+def numbers(random: np.random.Generator, shape: tuple[int, ...], turned: bool = False) -> Array:
+    *pairs, rows, columns = shape
+    made = random.standard_normal((*pairs, columns, rows) if turned else shape).astype("float32")
+    return made.swapaxes(-1, -2) if turned else made
+
+
+def largest_error(a: Array, b: Array, y: Array) -> float:
+    """Beside the sum of what is summed, without its signs."""
+    exact, size = a.astype("float64") @ b.astype("float64"), np.abs(a).astype("float64") @ np.abs(b).astype("float64")
+    return float((np.abs(y - exact) / size).max())
+
+
+@pytest.mark.usefixtures("everything_in_tiles")
+def test_every_form_of_operands() -> None:
+    random = np.random.default_rng(0)
+    for n, ((rows, depth, columns), turns) in enumerate(product(SIZES, product((False, True), repeat=3))):
+        pairs = [(), (3,), (2, 3), (2, 1, 3)][n % 4] if rows < 40 else ()
+        a, b = numbers(random, (*pairs, rows, depth), turns[0]), numbers(random, (*pairs[-1:], depth, columns), turns[1])
+        whole = numbers(random, (*pairs, rows + 1, columns + 1), turns[2])
+        y, border = whole[..., :rows, :columns], [whole[..., rows, :].copy(), whole[..., columns].copy()]
+        assert largest_error(a, b, multiplied(a, b, y)) < 4e-7
+        for addend, by in ((y.copy("K"), np.array([0.5], "float32")), (np.arange(columns, dtype="float32"), None)):
+            c = np.broadcast_to(addend, y.shape)
+            if addend.ndim > 1 or not turns[2]:
+                multiplied(a, b, y, c=c, by=by)
+                expected = c + (1 if by is None else -by) * (a.astype("float64") @ b)
+                np.testing.assert_allclose(y, expected, rtol=2e-7, atol=1e-6 * depth)
+        np.testing.assert_array_equal(whole[..., rows, :], border[0])
+        np.testing.assert_array_equal(whole[..., columns], border[1])
+
+
+def in_vectors(monkeypatch: pytest.MonkeyPatch, a: Array, b: Array) -> Array:
+    vectors = compiler().function(print_product(product_loops.form_of(float32)))
+    with monkeypatch.context() as context:
+        context.setattr(product_loops, "_compiled", lambda dtype: vectors)
+        return multiplied(a, b)
+
+
+@pytest.mark.usefixtures("everything_in_tiles")
+def test_errors_are_smaller_than_in_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of numbers of one size, of sizes that differ by 2^40, and of sums that nearly cancel."""
+    random = np.random.default_rng(1)
+    a, b = numbers(random, (128, 512)), numbers(random, (512, 128))
+    wide = np.exp2(random.uniform(-20, 20, (2, 128, 512))).astype("float32")
+    for pair in ((a, b), (a * wide[0], b * wide[1].T), (np.hstack([a, a]), np.vstack([b, -b * np.float32(1.0001)]))):
+        assert largest_error(*pair, multiplied(*pair)) < largest_error(*pair, in_vectors(monkeypatch, *pair))
+
+
+@pytest.mark.usefixtures("everything_in_tiles")
+def test_numbers_that_the_unit_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Infinite, not a number, nearly too large, and so small that pieces would count as zero: as in vectors."""
+    random = np.random.default_rng(2)
+    a, b = np.clip(numbers(random, (96, 100)), -1, 1), numbers(random, (100, 96))
+    for factor, other in ((1e-42, 1), (1e-36, 1e30), (1e-20, 1e-20), (3e38, 1e-3), (0, 1)):
+        pair = a * np.float32(factor), b * np.float32(other)
+        np.testing.assert_array_equal(multiplied(*pair), in_vectors(monkeypatch, *pair))
+    for at, value in ((a, np.nan), (b, np.inf), (a, -np.inf)):
+        at[50, 7] = value
+        np.testing.assert_allclose(multiplied(a, b), in_vectors(monkeypatch, a, b), rtol=1e-5, atol=1e-4)
+    assert np.isfinite(multiplied(a, b)[:50, 8:]).all()
+
+
+@pytest.mark.usefixtures("everything_in_tiles")
+def test_triangles() -> None:
+    random = np.random.default_rng(3)
+    for rows, depth, columns in ((128, 128, 64), (600, 300, 20), (40, 700, 33), (9, 30, 70)):
+        a, b = np.tril(numbers(random, (2, rows, depth))), numbers(random, (2, depth, columns))
+        for op, factor in ((LowerMatMul(), b), (LowerMatMul(True), numbers(random, (2, rows, columns)))):
+            turned = a.swapaxes(1, 2) if op.transpose_a else a
+            y = np.full((2, turned.shape[1], columns), np.nan, "float32")
+            for function, arguments in product_loops.triangle_in_loops(op, CpuDevice(), (a, factor), (y,)):
+                function(*arguments)
+            np.testing.assert_allclose(y, turned @ factor, rtol=0, atol=4e-6 * max(rows, depth))
+
+
+@pytest.mark.usefixtures("everything_in_tiles")
+def test_threads_have_registers_of_their_own() -> None:
+    random = np.random.default_rng(4)
+    given = [(numbers(random, (64 + 8 * n, 96)), numbers(random, (96, 80))) for n in range(8)]
+    alone = [multiplied(a, b) for a, b in given]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(20):
+            for expected, y in zip(alone, pool.map(lambda pair: multiplied(*pair), given), strict=True):
+                np.testing.assert_array_equal(y, expected)
+
+
+@pytest.mark.usefixtures("everything_in_tiles")
+def test_a_sum_with_a_bias() -> None:
+    random = np.random.default_rng(5)
+    a, b, bias = numbers(random, (70, 90)), numbers(random, (90, 50)), numbers(random, (1, 50))[0]
+    y = np.empty((70, 50), "float32")
+    for function, arguments in product_loops.sum_in_loops(ProductSum(), CpuDevice(), (a, b, bias), (y,)):
+        function(*arguments)
+    np.testing.assert_allclose(y, a @ b + bias, rtol=1e-5, atol=1e-4)
