@@ -46,9 +46,8 @@ def get_all_variables() -> dict[str, StoredVariable]:
 def load_variables(value_dict: Mapping[str, Any], ignore_mismatch: bool = True) -> None:
     """Set variables from arrays, or from what `checkpoint.get` or `get_all_variables` gave.
 
-    Names that no variable has are skipped, with one notice, or raise CheckpointError (also RuntimeError) with ignore_mismatch=False;
-    so do names none of which any variable has.  Shape and element type must be the variable's (CheckpointError, also AssertionError).
-    Nothing has been changed then.
+    Names that no variable has are skipped, with one notice, or raise CheckpointError (also RuntimeError) with ignore_mismatch=False.
+    Shape and element type must be the variable's (CheckpointError, also AssertionError).  Nothing has been changed then.
     """
     session = started_session()
     here = f"load_variables at {user_line()}"
@@ -56,8 +55,6 @@ def load_variables(value_dict: Mapping[str, Any], ignore_mismatch: bool = True) 
     if unknown and not ignore_mismatch:
         raise CheckpointError(f'{here}: there is no variable "{unknown[0]}"{did_you_mean(unknown[0], session.variables)}')
     known = [name for name in value_dict if name in session.variables]
-    if (session.variables or value_dict) and not known:
-        raise CheckpointError(sessions.nothing_in_common(here, session.variables, value_dict))
     session.write({name: _array(value_dict[name]) for name in known})
     sessions.tell_the_rest(session, here, known, known, value_dict)
 
@@ -71,7 +68,9 @@ def initialize() -> None:
     """Give every variable its first value; those of modules keep theirs."""
     session = started_session()
     own = session.tensors
-    session.start().call(Initialize(tuple(name for name in session.variables if own is None or name not in own)))
+    names = tuple(name for name in session.variables if own is None or name not in own)
+    session.start().call(Initialize(names))
+    session.loaded.update(names)
 
 
 @scope.alone

@@ -280,6 +280,7 @@ def load(
     failed = _first(failures)
     world.call(ranks.Take(failed is None))
     session.changed(chosen)
+    session.loaded.update(chosen)
     if failed is not None:
         raise type(failed)(f"{here}, no variable was changed: {failed}")
     if strict == "some":
@@ -319,7 +320,7 @@ def _chosen(
         )
     both = {name: own[name] for name in variables if name in there}
     if (variables or (tensors and strict == "some")) and not both:
-        raise CheckpointError(nothing_in_common(here, own, there))
+        raise CheckpointError(_nothing_in_common(here, own, there))
     for name, type in both.items():
         other = there[name]
         assert other is not None, "legacy tensors that do not say their type have that of the variable"
@@ -328,7 +329,7 @@ def _chosen(
     return both
 
 
-def nothing_in_common(here: str, own: Iterable[str], there: Iterable[str]) -> str:
+def _nothing_in_common(here: str, own: Iterable[str], there: Iterable[str]) -> str:
     """Why nothing can be loaded: the names on both sides."""
     sides = [_listed(list(names), 3) or "none" for names in (own, there)]
     return f"{here}: no variable has a value in it, and nothing was changed; the variables are {sides[0]}, the values {sides[1]}"

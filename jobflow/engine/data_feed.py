@@ -60,6 +60,8 @@ class DataFeed(ABC):
     results: Mapping[str, Any]
     #: of those that are made of what a run computes before the rest of it, what that is: names of `Sized`, in their order
     made_of: Mapping[str, Sequence[str]]
+    #: the variable, if there is one, that has counted the passes through the body: what is read goes on from the count that was loaded
+    counter: str | None = None
 
     def after(self, name: str) -> str | None:
         """The last of what a run computes before something is made."""

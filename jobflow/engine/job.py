@@ -414,6 +414,10 @@ def _read(compiled: Compiled, further: Sequence[Bound]) -> list[tuple[str, bool,
 def read_for(session: Session, compiled: Compiled, bound: Sequence[Bound], after: str | None = None) -> tuple[list[Bound], dict[str, Any]]:
     """The arguments that nobody passes of the run with these, and what no tensor of the job holds of its results; see `Compiled.read`."""
     session.settle()
+    counter = None if compiled.fed is None else compiled.fed.feed.counter
+    if compiled.fed is not None and counter in session.loaded:
+        session.loaded.discard(counter)
+        session.runs[compiled.name] = int(session.read([counter])[counter].item()) // compiled.fed.passes
     return compiled.read(session.runs.get(compiled.name, 0), bound, after)
 
 

@@ -51,6 +51,8 @@ class Session:
         self.jobs: dict[str, Declared] = {}
         self.variables: dict[str, Variable] = {}
         self.runs: dict[str, int] = {}
+        #: variables that have been set from outside of jobs, until a job looks for its own
+        self.loaded: set[str] = set()
         self.world: World | None = None
         #: a checkpoint that is being written
         self.unfinished: Unfinished | None = None
@@ -353,6 +355,7 @@ class Session:
             for rank, shard in zip(variable.placement.ranks, variable.layout.shards(value), strict=True):
                 each[rank][name] = shard
         self.world.call(WriteVariables(), each)
+        self.loaded.update(values)
 
     @property
     def writes_files(self) -> bool:

@@ -185,7 +185,7 @@ def interpolate(
         ratios = [n / m for n, m in zip(t.shape[2:], wanted, strict=True)]
     else:
         factors = _factors(scale_factor, spatial)
-        wanted = tuple(math.floor(n * f) for n, f in zip(t.shape[2:], factors, strict=True))
+        wanted = tuple(math.floor(min(n * f, 2**31)) for n, f in zip(t.shape[2:], factors, strict=True))
         ratios = [n / m if recompute_scale_factor else 1.0 / f for n, m, f in zip(t.shape[2:], wanted, factors, strict=True)]
     if min(wanted) < 1 or max(wanted) >= 2**31:
         raise ShapeError(f"{what} at {user_line()}: the image would be of size {list(wanted)}")

@@ -23,9 +23,12 @@ from jobflow.data.record_order import Indexed, RecordFiles
 from jobflow.eager.faces import all_of, of_kinds
 from jobflow.engine.distribute import hierarchical_parallel_cast
 from jobflow.legacy import arrays
-from jobflow.legacy.on_host import OnHost, as_padded, as_tensor, body_of, on_host
+from jobflow.legacy.initializers import constant_initializer
+from jobflow.legacy.on_host import OnHost, as_padded, as_tensor, body_of, feed_of, on_host
 from jobflow.legacy.operands import counts, positive_shape
 from jobflow.legacy.record_data import batch_rows
+from jobflow.legacy.variables import assign, get_variable
+from jobflow.ops import elementwise as ew
 
 
 def onerec_reader(
@@ -142,8 +145,9 @@ def megatron_gpt_mmap_data_loader(
 ) -> Any:
     """Tokens [batch, seq_length + 1] of `<prefix>.bin`, which `<prefix>.idx` describes; after `num_samples` samples they begin anew.
 
-    `split_sizes` are parts of the documents, of which number `split_index` is read.  Which samples a run has is told by its number, which
-    checkpoints have, so training goes on where it ended whatever `start_from_saved_progress` says.
+    `split_sizes` are parts of the documents, of which number `split_index` is read.  With `start_from_saved_progress` the variable
+    `<name>-iteration` counts the batches that were read, and where it is loaded, reading goes on from whole runs of so many.  Else it begins anew,
+    unless a checkpoint of jobflow's own format is loaded: that has the numbers of runs, which go on.
     """
     what = "megatron_gpt_mmap_data_loader"
     counts(what, seq_length=seq_length, num_samples=num_samples, batch_size=batch_size)
@@ -153,6 +157,12 @@ def megatron_gpt_mmap_data_loader(
     file = TokenFiles(str(data_file_prefix), seq_length, num_samples, shuffle, seed, (tuple(split_sizes or (1,)), split_index or 0))
     file.check()
     source = Indexed(f"{what}: {data_file_prefix}", num_samples)
+    if start_from_saved_progress:
+        name = body_of(what).unique_name(what) if name is None else name
+        with scope.using(view="consistent"):
+            count = get_variable(f"{name}-iteration", (1,), int64, constant_initializer(0, int64), trainable=False, reuse=False)
+            assign(count, ew.shift(count, 1))
+        feed_of(what).counter = scope.current().full_name(f"{name}-iteration")
     made = as_tensor(what, ob.Tokens(file, source, dtype), rows, (seq_length + 1,), dtype, name)
     return made if parallel_distribution is None else hierarchical_parallel_cast(made, parallel_distribution=list(parallel_distribution))
 

@@ -131,7 +131,7 @@ class Model(Module):
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
     def training_step(self, batch: Any, optimizer_idx: int = 0) -> Any:
-        """The loss of a batch, or a tuple that begins with it.  `optimizer_idx` is passed where there are several optimizers."""
+        """The loss of a batch, or a tuple that begins with it.  One for a single optimizer may leave `optimizer_idx` out."""
         raise NotImplementedError(f"{type(self).__name__} has no training_step")
 
     def validation_step(self, batch: Any) -> Any:
@@ -204,12 +204,15 @@ def _steps(model: Model, config: TrainingConfig, optimizers: Iterable[Any]) -> t
 
 def _step(model: Model, data: DataModule, config: ExecutionConfig, optimizer: Any, number: int, count: int) -> Callable[[int], Any]:
     arrays = isinstance(data, NumpyDataModule)
+    parameters_of_step = inspect.signature(model.training_step).parameters.values()
+    takes_number = len(parameters_of_step) > 1 or any(each.kind is each.VAR_POSITIONAL for each in parameters_of_step)
+    numbered = (number,) if count > 1 or takes_number else ()
 
     def body(*batch: Any) -> Any:
         given = batch if arrays else data.forward(0, number)
         if optimizer is None:
             return model.validation_step(given)
-        results = model.training_step(given) if count == 1 else model.training_step(given, number)
+        results = model.training_step(given, *numbered)
         optimizer.minimize(results[0] if isinstance(results, tuple | list) else results)
         return results
 

@@ -309,6 +309,40 @@ def test_megatron_tokens(devices: int, tmp_path: Path) -> None:
         assert [each[0, 0] for each in y] == [10 * ((devices * run + i) % 7) for i in range(devices)]
 
 
+@pytest.mark.parametrize("load", [lambda path: flow.load_variables(flow.checkpoint.get(path)), lambda path: flow.train.CheckPoint().load(path)])
+def test_megatron_goes_on_from_saved_progress(devices: int, load: Callable[[str], None], tmp_path: Path) -> None:
+    """After a checkpoint of the older format, if that is asked for; else from the beginning.  Accumulation takes several batches in a run."""
+    prefix = megatron(tmp_path)
+
+    def reading(goes_on: bool, passes: int) -> Any:
+        flow.clear_default_session()
+        flow.config.cpu_device_num(devices)
+        flow.config.checkpoint_format("oneflow")
+        config = flow.function_config()
+        config.train.num_gradient_accumulation_steps(passes)
+
+        @flow.global_function("train", config)
+        def job() -> tp.Numpy:
+            x = flow.data.megatron_gpt_mmap_data_loader(prefix, 2, 100, 4, shuffle=False, start_from_saved_progress=goes_on, name="text")
+            w = flow.get_variable("w", (1,), initializer=flow.ones_initializer())
+            flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.1]), momentum=0).minimize(flow.cast(x, flow.float) * w)
+            return x
+
+        return job
+
+    for goes_on in (True, False):
+        job, path = reading(goes_on, 1), str(tmp_path / f"at-{goes_on}")
+        first = [job()[0, 0] for _ in range(4)]
+        flow.checkpoint.save(path)
+        following = [job()[0, 0], job()[0, 0]]
+        for passes in (1, 2):
+            job = reading(goes_on, passes)
+            assert job()[0, 0] == first[0]  # nothing is loaded yet
+            load(path)
+            assert job()[0, 0] == (following[0] if goes_on else first[passes]), passes
+            assert job()[0, 0] != first[0] and (not goes_on or flow.get_all_variables()["text-iteration"].numpy() == [4 + 2 * passes])
+
+
 def test_megatron_shuffles_documents_and_samples(tmp_path: Path) -> None:
     """Each sample is a run of tokens of the shuffled documents; each epoch has all; splits have documents of their own."""
     prefix = megatron(tmp_path, 5)

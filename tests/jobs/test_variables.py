@@ -150,6 +150,12 @@ class TestVariables:
             for name, value in other.items():
                 np.testing.assert_array_equal(value, found[0][name])
 
+    def test_values_of_another_model_are_told_and_left(self, devices: int, capsys: pytest.CaptureFixture[str]) -> None:
+        declare(lambda x: flow.layers.dense(x, 3, kernel_initializer=flow.ones_initializer(), name="fc"), Rows)
+        flow.load_variables({"of another model": np.zeros(3)})
+        assert (values()["fc-weight"] == 1).all()
+        assert '0 of 1 values loaded; no variable called "of another model"' in capsys.readouterr().err
+
     def test_load_variables(self, devices: int) -> None:
         job = declare(lambda x: flow.layers.dense(x, 3, kernel_initializer=normal(), model_distribute=flow.distribute.split(0), name="fc"), Rows)
         weight = np.arange(18, dtype=np.float32).reshape(3, 6)

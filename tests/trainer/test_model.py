@@ -62,6 +62,19 @@ class Twice(Functions):
     rates = (0.5, 0.0)
 
 
+class Numbered(Functions):
+    """With steps that want all there is, as models of 0.4 have them."""
+
+    def training_step(self, batch: Any, optimizer_idx: int) -> Any:
+        assert optimizer_idx == 0
+        return super().training_step(batch, optimizer_idx)
+
+
+class OfBatches(Functions):
+    def training_step(self, batch: Any) -> Any:  # type: ignore[override]
+        return super().training_step(batch)
+
+
 class Notes(flow.model.Callback):
     def __init__(self) -> None:
         self.training: list[Any] = []
@@ -113,6 +126,13 @@ def test_models_of_modules_and_several_optimizers(fresh: None) -> None:
     Twice().fit(configured(), callbacks=notes, max_steps=3)
     assert [(step, optimizer) for step, optimizer, _ in notes.training] == [(step, number) for step in range(3) for number in range(2)]
     assert all(first > second for (*_, first), (*_, second) in zip(notes.training[::2], notes.training[1::2], strict=True))
+
+
+@pytest.mark.parametrize("kind", [Numbered, OfBatches])
+def test_a_step_takes_the_number_of_its_optimizer_or_none(fresh: None, kind: Any) -> None:
+    notes = Notes()
+    kind().fit(configured(), callbacks=notes, max_steps=4)
+    assert [optimizer for _, optimizer, _ in notes.training] == [0] * 4 and notes.training[-1][2] < notes.training[0][2]
 
 
 def test_batches_may_be_made_in_the_job(fresh: None) -> None:
