@@ -89,6 +89,16 @@ w18 = weight("w18", 6, 6)
 t19 = softmax_cross_entropy(t15, softmax(w18, 1))
 # ends t19
 """,
+    "addends made of a variable in common memory were taken for the variable": """
+# optimizer sgd, mesh 2, seed 910058
+w2 = weight("w2", 4, 3)
+t3 = reshape(w2, (12,))
+t4 = expand_dims(t3, 0)
+t5 = to_layout(t4, P)
+w11 = weight("w11", 12, 3)
+t12 = matmul(t5, w11, transpose_a=False, transpose_b=False)
+# ends t12
+""",
 }
 
 

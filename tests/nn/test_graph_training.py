@@ -13,6 +13,7 @@ from ranks import agree, on_ranks
 from jobflow.core.errors import CheckpointError
 from jobflow.core.types import bfloat16
 from jobflow.engine.placements import sbp
+from jobflow.functional.saving import load, save
 from jobflow.nn.graph import GradScaler, GraphModule, StaticGradScaler
 from jobflow.optim.lr_scheduler import StepLR
 from jobflow.optim.optimizers import LAMB, SGD, Adagrad, Adam, AdamW, RMSprop
@@ -160,6 +161,25 @@ class Both:
     def step(self) -> None:
         for one in self.optimizers:
             one.step()
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_what_one_rank_has_loaded_goes_to_the_stages_that_have_it(n: int, tmp_path: Any) -> None:
+    """Also from a rank that is none of a stage's."""
+
+    def program(rank: int, steps: int, skip: int) -> Any:
+        model = Model(n)
+        optimizer = AdamW(model.parameters(), 0.01)
+        graph = Trained(model, [optimizer], StepLR(optimizer, 2, 0.1), usual)
+        if skip:
+            graph.load_state_dict(load(tmp_path / "saved", global_src_rank=n - 1))
+        found = as_graph(graph, model.places, (S0, B), steps, skip)
+        if steps == 2:
+            save(graph.state_dict(), tmp_path / "saved", global_dst_rank=0)
+        return found
+
+    whole, _, found = (agree(n, program, *given) for given in ((4, 0), (2, 0), (4, 2)))
+    assert whole[2:] == found
 
 
 def test_a_frozen_parameter_stays_and_a_loss_per_part_comes_back() -> None:

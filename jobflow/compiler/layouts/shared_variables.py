@@ -411,7 +411,7 @@ class _Dividing(Rewriter):
         factors: list[Value] = []
         for value, sbp in zip(node.inputs, signature.inputs, strict=True):
             x, target = self.now[value], Layout(node.placement, (sbp,))
-            if self._is_stored(value) and sbp != B:
+            if self._is_stored(value) and self._laid(x, self.layouts).is_whole and sbp != B:
                 factors.append(self._rerouted(x, target, "part", node))
                 continue
             x = self._brought(x, Layout(node.placement, (B,)), node) if self._lies_together(value) else x

@@ -133,6 +133,8 @@ class Memory:
     #: tensors that are variables, by name, and where they lie
     tensors: dict[str, Tensor] = field(default_factory=dict)
     homes: dict[str, Home] = field(default_factory=dict)
+    #: variables that have got what was loaded for them
+    loaded: set[str] = field(default_factory=set)
 
 
 class Bound:
@@ -165,7 +167,7 @@ class Bound:
         if here.rank.index in self.numbering.ranks:
             self._bind(loaded)
         else:
-            self._follow()
+            self._follow(loaded)
         self.constant = {draw.key: draw.array for draw in built.draws} | {rate.key: rate.array for rate in built.rates}
 
     def _meta(self, value: Value) -> Meta:
@@ -206,12 +208,13 @@ class Bound:
         self.executor = ready.executor
         self.comm = comm if ready.plan.schedule or ready.executor.depart is not None else None
 
-    def _follow(self) -> None:
-        """On a rank outside: tensors that the graph stores otherwise lie otherwise from now on, seen from here too."""
+    def _follow(self, loaded: Mapping[str, Tensor]) -> None:
+        """On a rank outside: tensors that the graph stores otherwise lie otherwise from now on, seen from here too; what was loaded may lie here."""
         for variable in self.physical.graph.variables.values():
             x = self.built.tensors.get(variable.name)
             if x is not None:
                 self._relaid(x, variable)
+        self._pieces(loaded)
 
     def _described(self) -> str:
         return f"the first call of {self.built.name}({', '.join(f'{meta.name} {meta}' for meta in self.built.inputs)}) at {user_line()}"
@@ -270,11 +273,12 @@ class Bound:
 
     def _fill(self, state: State, fresh: Sequence[Variable], loaded: Mapping[str, Tensor]) -> None:
         """Give new variables the numbers of their tensors, or those that were loaded; from now on the tensors lie where the variables do."""
+        pieces = self._pieces(loaded)
         for variable in fresh:
-            given = self.built.tensors.get(variable.name)
-            saved = loaded.get(variable.name) if given is None else given
-            if saved is not None:
-                state.write(variable.name, self._piece(saved, variable))
+            x = self.built.tensors.get(variable.name)
+            piece = pieces.get(variable.name) if x is None else self._piece(x, variable)
+            if piece is not None:
+                state.write(variable.name, piece)
         for name, x in self.built.tensors.items():
             if name in state.slots:
                 self._share(state, name, x)
@@ -290,6 +294,13 @@ class Bound:
         """Whether the graph stores a tensor otherwise than it lies; it lies so from now on."""
         lies = self.numbering.layout(Layout(variable.placement, variable.sbp))
         return relay(self.here, x, lies, f"{self.built.name}: {variable.name}")
+
+    def _pieces(self, loaded: Mapping[str, Tensor]) -> dict[str, Array]:
+        """This rank's pieces of variables without tensors that were loaded; every rank there is calls it, for each may have some of what was loaded."""
+        variables = self.physical.graph.variables
+        names = [name for name in variables if name in loaded and name not in self.built.tensors and name not in self.memory.loaded]
+        self.memory.loaded.update(names)
+        return {name: self._piece(loaded[name], variables[name]) for name in names}
 
     def _piece(self, saved: Tensor, variable: Variable) -> Array:
         if saved.type != variable.type or (saved.layout is None) != self.built.local:
