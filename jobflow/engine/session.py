@@ -20,6 +20,7 @@ import numpy as np
 import jobflow.core.scope as scope
 from jobflow.compiler.front.trace import RUN_COUNTER
 from jobflow.core.errors import ArgumentError, CheckpointError, JobError, PlacementError, user_line
+from jobflow.core.interrupts import held
 from jobflow.core.layout import Placement, first_ranks
 from jobflow.core.notices import notice
 from jobflow.core.types import Array
@@ -292,9 +293,10 @@ class Session:
 
     def run(self, compiled: Compiled, bound: Sequence[Bound], beside: Mapping[str, Any]) -> list[Any]:
         """One step on all ranks; what it gives, as `Compiled.values` has it.  Called with the lock held since `compiled` was looked up."""
-        values = self.look(compiled, bound, beside)
-        self.runs[compiled.name] = self.runs.get(compiled.name, 0) + 1
-        self.changed(compiled.graph.updates)
+        with held():
+            values = self.look(compiled, bound, beside)
+            self.runs[compiled.name] = self.runs.get(compiled.name, 0) + 1
+            self.changed(compiled.graph.updates)
         return values
 
     def look(self, compiled: Compiled, bound: Sequence[Bound], beside: Mapping[str, Any]) -> list[Any]:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jobflow.core.errors import CheckpointError, ConfigError, JobError, did_you_mean, user_line
+from jobflow.core.interrupts import held
 from jobflow.core.layout import B, Layout
 from jobflow.core.types import type_of
 from jobflow.eager import run
@@ -120,12 +121,13 @@ class Optimizer:
             with gradients(True):
                 loss = closure()
         here = state()
-        for group in self.param_groups:
-            op = unified(self.rule(group))
-            slots = {SLOT_NAMES.get(slot.name, slot.name): slot.initial for slot in op.slots}
-            for p in group["params"]:
-                if p.grad is not None:
-                    self._step(here, p, p.grad, op, slots, float(group["lr"]))
+        with held():
+            for group in self.param_groups:
+                op = unified(self.rule(group))
+                slots = {SLOT_NAMES.get(slot.name, slot.name): slot.initial for slot in op.slots}
+                for p in group["params"]:
+                    if p.grad is not None:
+                        self._step(here, p, p.grad, op, slots, float(group["lr"]))
         return loss
 
     def _step(self, here: EagerState, p: Tensor, gradient: Tensor, op: OptimizerUpdate, slots: Mapping[str, float], rate: float) -> None:

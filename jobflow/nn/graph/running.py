@@ -18,6 +18,7 @@ from jobflow.compiler.compile import distribute
 from jobflow.core.cache_folder import choose_cache_folder
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import DivergedError, JobError, user_line
+from jobflow.core.interrupts import held
 from jobflow.core.layout import Layout, Placement
 from jobflow.core.types import Array, TensorType
 from jobflow.eager.convert import agree, convert_array, done, empty
@@ -341,7 +342,7 @@ class Bound:
                 f"{self.built.name} at {user_line()}: clear_default_session has ended the session that the graph was compiled in, "
                 f"and its ranks with it; make another graph, and load what state_dict() of this one gives"
             )
-        with scope.lock():  # every run uses the same memory
+        with scope.lock(), held():  # every run uses the same memory
             return self._run(tensors)
 
     def _run(self, tensors: Sequence[Tensor]) -> Any:

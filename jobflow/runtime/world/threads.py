@@ -1,8 +1,8 @@
 """The world of threads: one thread of this process per rank.
 
-The calling thread only waits, so that Ctrl-C works: it stops the ranks at their next communication.  The threads are daemons
-that `close`, the end of the world object, or the end of the process joins: Python joins other threads before it runs what is
-registered for exit, and would wait for idle ranks forever.
+The calling thread only waits, so that Ctrl-C works: it stops the ranks at their next communication, unless `core.interrupts` holds it.
+The threads are daemons that `close`, the end of the world object, or the end of the process joins: Python joins other threads before
+it runs what is registered for exit, and would wait for idle ranks forever.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ class Round:
         self.failures: list[tuple[int, BaseException]] = []
         self._left = len(arguments)
         self._guard = threading.Lock()
+        self.over = False
+        #: released when it is over
         self.done = threading.Lock()
         self.done.acquire()
 
@@ -49,6 +51,7 @@ class Round:
             self._left -= 1
             last = self._left == 0
         if last:
+            self.over = True
             self.done.release()
 
 
@@ -124,13 +127,16 @@ class ThreadsWorld:
         return round.results
 
     def _await(self, round: Round) -> None:
-        try:
-            round.done.acquire()
-        except BaseException:  # Ctrl-C: no rank may run on behind the client's back
-            round.abort("the client was interrupted")
-            round.done.acquire()
+        interrupted: BaseException | None = None
+        while not round.over:
+            try:
+                round.done.acquire()
+            except BaseException as error:  # noqa: BLE001 - Ctrl-C, maybe again and again: no rank may run on behind the client's back
+                interrupted = interrupted or error
+                round.abort("the client was interrupted")
+        if interrupted is not None:
             self._reset()
-            raise
+            raise interrupted
 
     def _first(self, round: Round) -> BaseException:
         for rank, error in round.failures:
