@@ -28,7 +28,7 @@ def bind(op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Arra
     # an update's new value is written over the old one, and its calls may count on that
     given = [wide[op.alias[i]] if i in op.alias else _wide(device, a) for i, a in enumerate(outputs)]
     before: list[Call] = [(device.xp.copyto, (w, a)) for w, a in zip(wide, inputs, strict=True) if w is not a]
-    after: list[Call] = [(_round, (a, w)) for w, a in zip(given, outputs, strict=True) if w is not a]
+    after: list[Call] = [(rounded, (a, w)) for w, a in zip(given, outputs, strict=True) if w is not a]
     return [*before, *calls(device, wide, given), *after]
 
 
@@ -49,7 +49,8 @@ def _wide(device: Binder, array: Array) -> Array:
     return device.scratch(tuple(array.shape), float32) if is_half(array) else array
 
 
-def _round(target: Array, source: Array) -> None:
+def rounded(target: Array, source: Array) -> None:
+    """target = source, in the type of the target."""
     target[...] = source
 
 

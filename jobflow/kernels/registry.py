@@ -43,7 +43,7 @@ PACKAGES: dict[tuple[Kind, Tier], str] = {
 }
 
 #: the modules that have `in_loops`, which goes through the calls of other tiers
-REFINED: dict[Tier, str] = {"llvm": "jobflow.kernels.llvm.product_loops"}
+REFINED: dict[Tier, str] = {"llvm": "jobflow.kernels.llvm.calls_in_loops"}
 
 #: prepares the calls that compute an operation: prepare(op, device, inputs, outputs)
 Prepare = Callable[[Any, Binder, Sequence[Array], Sequence[Array]], list[Call]]

@@ -111,6 +111,16 @@ def test_numbers_that_the_unit_does_not_take(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.usefixtures("everything_in_tiles")
+def test_numbers_of_fewer_digits() -> None:
+    """Exactly the sums of exact products: one piece (bfloat16), two (float16), and one of each."""
+    random = np.random.default_rng(6)
+    for digits in product((8, 11, 24), repeat=2):
+        a, b = (random.integers(-(2 ** (n // 3)), 2 ** (n // 3), shape) for n, shape in zip(digits, ((50, 70), (70, 40)), strict=True))
+        scaled = [x.astype("float32") * np.float32(2.0**-9) for x in (a * 2 ** (digits[0] - digits[0] // 3), b)]
+        np.testing.assert_array_equal(multiplied(*scaled), scaled[0].astype("float64") @ scaled[1])
+
+
+@pytest.mark.usefixtures("everything_in_tiles")
 def test_triangles() -> None:
     random = np.random.default_rng(3)
     for rows, depth, columns in ((128, 128, 64), (600, 300, 20), (40, 700, 33), (9, 30, 70)):

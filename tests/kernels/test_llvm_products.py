@@ -12,7 +12,7 @@ import pytest
 from jobflow.core.types import Array, float32, float64
 from jobflow.kernels import blas, blas_threads
 from jobflow.kernels.cpu.product_ops import LowerMatMul, ProductSum
-from jobflow.kernels.llvm import product_loops
+from jobflow.kernels.llvm import calls_in_loops, product_loops
 from jobflow.kernels.llvm.machine_code import Compiler
 from jobflow.kernels.llvm.product_text import ProductForm, print_product
 from jobflow.ops.op import Call
@@ -51,13 +51,13 @@ def test_every_form_of_operands(dtype: str) -> None:
         whole = stored((*pairs, rows + 1, columns + 1), dtype, turns[2], random)
         y, border = whole[..., :rows, :columns], [whole[..., rows, :].copy(), whole[..., columns].copy()]
         bound = TOLERANCE[dtype] * depth
-        assert run(product_loops.in_loops([(np.matmul, (a, b, y))]))
+        assert run(calls_in_loops.in_loops([(np.matmul, (a, b, y))]))
         np.testing.assert_allclose(y, expected := a @ b, rtol=0, atol=bound)
         if not pairs:
             rate = np.array([0.5], dtype)
             add, subtract = blas.adding_product(a, b, y), blas.subtracting_product(a, b, y, rate)
             assert add is not None and subtract is not None
-            assert run(product_loops.in_loops([(add, (1.0,)), subtract]))
+            assert run(calls_in_loops.in_loops([(add, (1.0,)), subtract]))
             np.testing.assert_allclose(y, 1.5 * expected, rtol=0, atol=3 * bound)
             for addend in (np.arange(columns, dtype=dtype), stored(y.shape, dtype, turns[2], random)):
                 refusal = product_loops.refuses_sum(ProductSum(), (a, b, addend), (y,))
@@ -75,10 +75,10 @@ def test_parts_have_the_bits_of_the_whole() -> None:
     a, b = random.uniform(-1, 1, (100, 700)).astype("float32"), random.uniform(-1, 1, (700, 90)).astype("float32")
     a[17, 3], b[5, 60] = np.nan, np.inf
     whole, parts = np.empty((100, 90), "float32"), np.empty((100, 90), "float32")
-    assert run(product_loops.in_loops([(np.matmul, (a, b, whole))]))
+    assert run(calls_in_loops.in_loops([(np.matmul, (a, b, whole))]))
     for first, end in ((0, 7), (7, 31), (31, 100)):
         for left, right in ((0, 64), (64, 90)):
-            assert run(product_loops.in_loops([(np.matmul, (a[first:end], b[:, left:right], parts[first:end, left:right]))]))
+            assert run(calls_in_loops.in_loops([(np.matmul, (a[first:end], b[:, left:right], parts[first:end, left:right]))]))
     np.testing.assert_array_equal(whole, parts)
     assert np.isnan(whole[17]).all() and np.isinf(np.delete(whole[:, 60], 17)).all()
     assert np.isfinite(np.delete(np.delete(whole, 17, 0), 60, 1)).all()
@@ -111,8 +111,8 @@ def test_what_no_loop_takes_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) ->
     for why, (left, right, result) in cases.items():
         assert why in str(product_loops.refuses(left, right, result))
         call: Call = (np.matmul, (left, right, result))
-        assert product_loops.in_loops([call])[0] is call
-    assert product_loops.refuses(a, a, y) is None and run(product_loops.in_loops([(a.dot, (a, y))]))
+        assert calls_in_loops.in_loops([call])[0] is call
+    assert product_loops.refuses(a, a, y) is None and run(calls_in_loops.in_loops([(a.dot, (a, y))]))
     monkeypatch.setattr(blas_threads, "threads", lambda: 4)
     assert "several threads" in str(product_loops.refuses(a, a, y)) and product_loops.about().startswith("NumPy")
 
@@ -129,5 +129,5 @@ def test_vectors_of_other_machines(lanes: int, rows: tuple[int, ...], panel: int
         for turns in product((False, True), repeat=2):
             a, b = stored((270, 300), dtype.name, turns[0], random), stored((300, 100), dtype.name, turns[1], random)
             y = np.empty((270, 100), dtype.name)
-            assert run(product_loops.in_loops([(np.matmul, (a, b, y))]))
+            assert run(calls_in_loops.in_loops([(np.matmul, (a, b, y))]))
             np.testing.assert_allclose(y, a @ b, rtol=0, atol=300 * TOLERANCE[dtype.name])

@@ -12,6 +12,8 @@ they are added to the rest, and takes about half of the time (decision 0079).
         for 32 rows of y:                       rows of a, packed as [step, piece, half]
             for each panel:                     a tile of y, 32 x 32, in four registers; 24 products of registers a step
 
+Factors that come from bfloat16 have one piece that is not zero, those from float16 two: then there are one and four products.
+
 A half is what one register holds: 16 rows (of a) or columns (of b) by 32 k, 1,024 bytes; its lines are of pairs of k, p and p + 16.  Sums of
 a part are rounded to float32 and added to y.  The unit takes numbers below 2^-126 for zero, so a part whose greatest number is not between
 2^-40 and 2^127, or not finite, is multiplied in vectors, and so is what packing would not pay for (`_pays`).
@@ -31,6 +33,8 @@ SIDE, HALF = 32, 16
 REGISTER, PIECE, STEP = 1024, 2048, 6144
 #: what is multiplied in a step, (piece of a, piece of b), the small ones first; from one to the next either stays
 ORDER = ((0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0))
+#: more pieces than there are: what the unit does not take
+UNFIT = 16
 #: bits of 2^127 and of 2^-40: a float32 as an integer
 TOO_LARGE, TOO_SMALL = (127 + 127) << 23, (127 - 40) << 23
 #: product of rows and columns, beside their sum, and share of the tiles that is filled, from which on packing pays
@@ -40,7 +44,7 @@ _INTEGERS = f"<{HALF} x i32>"
 
 def print_amx_product(form: ProductForm) -> str:
     """The module with `loop` for products of this form, in tiles or in vectors."""
-    tiles = [_tile(form, rows, columns) for rows in (2, 1) for columns in (2, 1)]
+    tiles = [_tile(form, pieces, rows, columns) for pieces in (1, 2, 3) for rows in (1, 2) for columns in (1, 2)]
     own = [_choice(form), _driver(form), _pack(form, "rows"), _pack(form, "columns"), _block(form), _in_vectors(form), *tiles]
     # 16 lines of 64 bytes in each of eight registers
     lines = ", ".join([*["i8 1", *["i8 0"] * 15], *["i8 64, i8 0"] * 8, *["i8 0"] * 16, *["i8 16"] * 8, *["i8 0"] * 8])
@@ -87,7 +91,7 @@ def _driver(form: ProductForm) -> VectorFunction:
     at = VectorFunction(form, "internal void @tiles(ptr %args)")
     at.write(f"%columns = alloca [{COLUMNS * DEPTH * 6} x i8], align 64")
     at.write(f"%rows = alloca [{SIDE * DEPTH * 6} x i8], align 64")
-    at.write(f"%unfit = alloca [{COLUMNS // SIDE} x i8]")
+    at.write(f"%pieces = alloca [{COLUMNS // SIDE} x i8]")
     at.effect("llvm.x86.ldtilecfg", "ptr @registers")
     starts = given(at)
     scale = scale_of(at, form)
@@ -109,10 +113,10 @@ def _driver(form: ProductForm) -> VectorFunction:
         lower_c, next_c = at.value(f"mul i64 %line.c, {SIDE}"), at.value(f"mul i64 %element.c, {COLUMNS}")
         with at.repeated("j", "%n", COLUMNS, b=("%d.b", next_columns), y=("%e.y", COLUMNS * form.size), c=(c, next_c)):
             at.write(f"%width = add i64 {at.least(at.value('sub i64 %n, %j'), COLUMNS)}, 0")
-            with at.repeated("p", "%width", SIDE, b=("%j.b", next_panel), to=("%columns", "%size"), unfit=("%unfit", 1)):
+            with at.repeated("p", "%width", SIDE, b=("%j.b", next_panel), to=("%columns", "%size"), pieces=("%pieces", 1)):
                 left = at.least(at.value("sub i64 %width, %p"), SIDE)
-                unfit = at.value(f"call i8 @pack_columns(ptr %p.b, i64 %b.down, i64 %b.along, i64 {left}, i64 %depth, ptr %p.to)")
-                at.write(f"store i8 {unfit}, ptr %p.unfit")
+                pieces = at.value(f"call i8 @pack_columns(ptr %p.b, i64 %b.down, i64 %b.along, i64 {left}, i64 %depth, ptr %p.to)")
+                at.write(f"store i8 {pieces}, ptr %p.pieces")
             with at.repeated("i", "%m", SIDE, a=("%d.a", lower["a"]), y=("%j.y", lower["y"]), c=("%j.c", lower_c)):
                 _row_of_tiles(at, form, next_panel, scale)
     at.effect("llvm.x86.tilerelease")
@@ -123,7 +127,7 @@ def _driver(form: ProductForm) -> VectorFunction:
 def _row_of_tiles(at: VectorFunction, form: ProductForm, next_panel: str, scale: str) -> None:
     """Rows of a, packed, by all panels; what the unit does not take in vectors."""
     rows = at.least(at.value("sub i64 %m, %i"), SIDE)
-    unfit = at.value(f"call i8 @pack_rows(ptr %i.a, i64 %a.down, i64 %a.along, i64 {rows}, i64 %depth, ptr %rows)")
+    pieces = at.value(f"call i8 @pack_rows(ptr %i.a, i64 %a.down, i64 %a.along, i64 {rows}, i64 %depth, ptr %rows)")
     begin, end = _of_triangle(at)
     off, count = at.value(f"mul i64 {begin}, {STEP}"), at.value(f"sub i64 {end}, {begin}")
     a, next_c = at.at("%rows", off), at.value(f"mul i64 %element.c, {SIDE}")
@@ -131,27 +135,26 @@ def _row_of_tiles(at: VectorFunction, form: ProductForm, next_panel: str, scale:
         "y": ("%i.y", SIDE * form.size),
         "c": ("%i.c", next_c),
         "from": ("%j.b", next_panel),
-        "unfit": ("%unfit", 1),
+        "pieces": ("%pieces", 1),
     }
     with at.repeated("q", "%width", SIDE, b=("%columns", "%size"), **places):
         columns = at.least(at.value("sub i64 %width, %q"), SIDE)
-        either = at.value(f"or i8 {unfit}, {at.value('load i8, ptr %q.unfit')}")
-        at.write(f"br i1 {at.value(f'icmp eq i8 {either}, 0')}, label %fit, label %unfit.part")
-        at.label("unfit.part")
-        sizes = f"i64 {rows}, i64 {columns}"
-        at.write(f"call void @in_vectors(ptr %args, ptr %i.a, ptr %q.from, ptr %q.y, ptr %q.c, {sizes}, i64 %depth, i64 %line.c)")
+        sizes, added = f"i64 {rows}, i64 {columns}", "ptr %q.c, i64 %line.c"
+        arguments = f"ptr {a}, ptr {at.at('%q.b', off)}, i64 {count}, ptr %q.y, i64 %y.down, {added}, {sizes}, {form.kind} {scale}"
+        most = at.call("llvm.umax.i8", "i8", f"i8 {pieces}", f"i8 {at.value('load i8, ptr %q.pieces')}")
+        kind = at.value(f"mul i8 {most}, 4")
+        for size, weight in ((rows, 2), (columns, 1)):
+            many = at.value(f"icmp sgt i64 {size}, {HALF}")
+            kind = at.value(f"add i8 {kind}, {at.value(f'select i1 {many}, i8 {weight}, i8 0')}")
+        tiles = {4 * n + 2 * (i - 1) + j - 1: f"tile_{n}_{i}_{j}" for n in (1, 2, 3) for i in (1, 2) for j in (1, 2)}
+        at.write(f"switch i8 {kind}, label %unfit [{' '.join(f'i8 {number}, label %{name}' for number, name in tiles.items())}]")
+        at.label("unfit")
+        at.write(f"call void @in_vectors(ptr %args, ptr %i.a, ptr %q.from, ptr %q.y, {added}, {sizes}, i64 %depth)")
         at.write("br label %made")
-        at.label("fit")
-        factors, result = f"ptr {a}, ptr {at.at('%q.b', off)}, i64 {count}", "ptr %q.y, i64 %y.down, ptr %q.c, i64 %line.c"
-        many_rows, many_columns = (at.value(f"icmp sgt i64 {size}, {HALF}") for size in (rows, columns))
-        at.write(f"br i1 {many_rows}, label %rows.2, label %rows.1")
-        for i in (1, 2):
-            at.label(f"rows.{i}")
-            at.write(f"br i1 {many_columns}, label %tile.{i}.2, label %tile.{i}.1")
-            for j in (1, 2):
-                at.label(f"tile.{i}.{j}")
-                at.write(f"call void @halves_{i}_{j}({factors}, {result}, {sizes}, {form.kind} {scale})")
-                at.write("br label %made")
+        for name in tiles.values():
+            at.label(name)
+            at.write(f"call void @pieces.{name}({arguments})")
+            at.write("br label %made")
         at.label("made")
 
 
@@ -164,13 +167,10 @@ def _of_triangle(at: VectorFunction) -> tuple[str, str]:
     return at.value(f"select i1 {upper}, i64 {begin}, i64 0"), at.value(f"select i1 {lower}, i64 {end}, i64 %steps")
 
 
-def _tile(form: ProductForm, rows: int, columns: int) -> VectorFunction:
-    """Up to 32 x 32 of y, as halves: registers 0 to 3 hold sums, 4 and 5 a piece of a, 6 and 7 one of b."""
-    at = VectorFunction(
-        form,
-        f"internal void @halves_{rows}_{columns}(ptr %a, ptr %b, i64 %steps, ptr %y, i64 %line, ptr %c, i64 %c.line, i64 %rows, i64 %columns, "
-        f"{form.kind} %scale)",
-    )
+def _tile(form: ProductForm, pieces: int, rows: int, columns: int) -> VectorFunction:
+    """Up to 32 x 32 of y, as halves, of so many pieces: registers 0 to 3 hold sums, 4 and 5 a piece of a, 6 and 7 one of b."""
+    name, sizes = f"pieces.tile_{pieces}_{rows}_{columns}", f"i64 %rows, i64 %columns, {form.kind} %scale"
+    at = VectorFunction(form, f"internal void @{name}(ptr %a, ptr %b, i64 %steps, ptr %y, i64 %line, ptr %c, i64 %c.line, {sizes})")
     line = SIDE * form.size
     at.write(f"%sums = alloca [{SIDE * SIDE} x {form.kind}], align 64")
     places = [(i, j) for i in range(rows) for j in range(columns)]
@@ -178,13 +178,13 @@ def _tile(form: ProductForm, rows: int, columns: int) -> VectorFunction:
         at.effect("llvm.x86.tilezero", f"i8 {2 * i + j}")
     with at.repeated("s", "%steps", 1, a=("%a", STEP), b=("%b", STEP)):
         held: tuple[int | None, int | None] = (None, None)
-        for pieces in ORDER:
-            for piece, before, first, halves, base in zip(pieces, held, (4, 6), (rows, columns), "ab", strict=True):
+        for pair in (pair for pair in ORDER if max(pair) < pieces):
+            for piece, before, first, halves, base in zip(pair, held, (4, 6), (rows, columns), "ab", strict=True):
                 for half in range(halves) if piece != before else ():
                     at.effect("llvm.x86.tileloadd64", f"i8 {first + half}", f"ptr {at.at(f'%s.{base}', piece * PIECE + half * REGISTER)}", "i64 64")
             for i, j in places:
                 at.effect("llvm.x86.tdpbf16ps", f"i8 {2 * i + j}", f"i8 {4 + i}", f"i8 {6 + j}")
-            held = pieces
+            held = pair
     for i, j in places:
         at.effect("llvm.x86.tilestored64", f"i8 {2 * i + j}", f"ptr {at.at('%sums', i * HALF * line + j * 64)}", f"i64 {line}")
     masks = [at.first(at.value(f"sub i64 %columns, {j * HALF}")) for j in range(columns)]
@@ -204,7 +204,7 @@ def _tile(form: ProductForm, rows: int, columns: int) -> VectorFunction:
 
 
 def _pack(form: ProductForm, what: str) -> VectorFunction:
-    """Rows of a, or columns of b, up to 32, as pieces; 1 if the greatest of them is out of range.
+    """Rows of a, or columns of b, up to 32, as pieces, and how many are not zero, at least 1; beyond 3 if the greatest number is out of range.
 
     Of a, where k goes along, a line of a register has k = 0 to 15 of a row in the lower halves of its words and k = 16 to 31 in the upper
     ones; of b, where k goes down, 16 columns of row k and those of row k + 16.
@@ -212,8 +212,9 @@ def _pack(form: ProductForm, what: str) -> VectorFunction:
     of_rows = what == "rows"
     at = VectorFunction(form, f"internal i8 @pack_{what}(ptr %x, i64 %down, i64 %along, i64 %count, i64 %depth, ptr %packed)")
     at.write(f"%block = alloca [{SIDE * SIDE} x {form.kind}], align 64")
-    at.write(f"%greatest = alloca {_INTEGERS}, align 64")
-    at.write(f"store {_INTEGERS} zeroinitializer, ptr %greatest")
+    for name in ("greatest", "second", "third"):
+        at.write(f"%{name} = alloca {_INTEGERS}, align 64")
+        at.write(f"store {_INTEGERS} zeroinitializer, ptr %{name}")
     at.write(f"%plain = icmp eq i64 %along, {form.size}")
     step = at.value(f"mul i64 {'%along' if of_rows else '%down'}, {SIDE}")
     with at.repeated("s", "%depth", SIDE, x=("%x", step), to=("%packed", STEP)):
@@ -234,12 +235,16 @@ def _pack(form: ProductForm, what: str) -> VectorFunction:
             at.repeated("i", str(HALF), 1, x=("%h.x", line), to=("%h.to", 64)),
         ):
             _split(at, at.load("%i.x"), at.load(at.at("%i.x", 64 if of_rows else lines)), "%i.to")
-    greatest = at.value(f"load {_INTEGERS}, ptr %greatest")
-    most = at.call(f"llvm.vector.reduce.umax.v{HALF}i32", "i32", f"{_INTEGERS} {greatest}")
+    most, second, third = (
+        at.call(f"llvm.vector.reduce.{how}.v{HALF}i32", "i32", f"{_INTEGERS} {at.value(f'load {_INTEGERS}, ptr %{name}')}")
+        for how, name in (("umax", "greatest"), ("or", "second"), ("or", "third"))
+    )
     large, small = at.value(f"icmp uge i32 {most}, {TOO_LARGE}"), at.value(f"icmp ult i32 {most}, {TOO_SMALL}")
     small = at.value(f"and i1 {small}, {at.value(f'icmp ne i32 {most}, 0')}")
+    pieces = at.value(f"select i1 {at.value(f'icmp eq i32 {third}, 0')}, i8 2, i8 3")
+    pieces = at.value(f"select i1 {at.value(f'icmp eq i32 {second}, 0')}, i8 1, i8 {pieces}")
     unfit = at.value(f"or i1 {large}, {small}")
-    at.write(f"ret i8 {at.value(f'zext i1 {unfit} to i8')}")
+    at.write(f"ret i8 {at.value(f'select i1 {unfit}, i8 {UNFIT}, i8 {pieces}')}")
     return at
 
 
@@ -265,6 +270,11 @@ def _split(at: VectorFunction, low: str, high: str, to: str) -> None:
             rounded = [each("and", each("add", value, 0x8000), -0x10000) for value in rounded]
             taken = [at.value(f"bitcast {_INTEGERS} {value} to {form.vector}") for value in rounded]
             rest = [at.value(f"fsub {form.vector} {value}, {part}") for value, part in zip(rest, taken, strict=True)]
+            left = f"%{('second', 'third')[piece]}"
+            seen = at.value(f"load {_INTEGERS}, ptr {left}")
+            for value in rest:
+                seen = at.value(f"or {_INTEGERS} {seen}, {integers(value)}")
+            at.write(f"store {_INTEGERS} {seen}, ptr {left}")
         pairs = at.value(f"or {_INTEGERS} {each('lshr', rounded[0], 16)}, {rounded[1]}")
         at.write(f"store {_INTEGERS} {pairs}, ptr {at.at(to, piece * PIECE)}, align 64")
 
@@ -299,7 +309,7 @@ def _in_vectors(form: ProductForm) -> VectorFunction:
     """A part of the product as the other loop makes it: its sizes and places, and all else as in the block at %args."""
     at = VectorFunction(
         form,
-        "internal void @in_vectors(ptr %args, ptr %part.a, ptr %part.b, ptr %part.y, ptr %part.c, i64 %rows, i64 %columns, i64 %depth, i64 %c.line)",
+        "internal void @in_vectors(ptr %args, ptr %part.a, ptr %part.b, ptr %part.y, ptr %part.c, i64 %c.line, i64 %rows, i64 %columns, i64 %depth)",
     )
     at.write(f"%part = alloca [{len(WORDS)} x i64]")
     own = {"m": "%rows", "n": "%columns", "k": "%depth", "c.down": "%c.line", "outer": "1", "inner": "1", "triangle": str(FULL)}

@@ -1,7 +1,7 @@
 """Products of matrices as compiled loops: the tier "llvm" of CPUs.
 
 Products stand among the calls of operations of every kind: layers, attention, convolutions by windows or by Winograd's transforms.  So
-what is prepared for the tier `numpy` is gone through, and each product that a loop takes becomes one (`in_loops`):
+what is prepared for the tier `numpy` is gone through, and each product that a loop takes becomes one (`product_in_loops`):
 
     (np.matmul, (a, b, y)), (a.dot, (b, y))    y = a b, on the last two axes
     what `kernels/blas.py` prepared            y += a b, and y -= rate a b
@@ -51,23 +51,18 @@ def about() -> str:
     return "compiled loops, where they take them" + (", of float32 in AMX registers" if machine_class() == "amx" else "")
 
 
-def in_loops(calls: Sequence[Call]) -> list[Call]:
-    """The calls, with loops in the place of the products that these take."""
-    return [made for call in calls for made in _loops(call)]
-
-
-def _loops(call: Call) -> list[Call]:
+def product_in_loops(call: Call) -> list[Call]:
+    """The product that a call is; nothing if it is none, or none that a loop takes."""
     function, arguments = call
     if function in (np.matmul, np.dot) and len(arguments) == 3:
-        return _product(*arguments) or [call]
+        return _product(*arguments)
     owner = getattr(function, "__self__", None)
     if isinstance(owner, np.ndarray) and function == owner.dot:
-        return _product(owner, *arguments) or [call]
+        return _product(owner, *arguments)
     added = blas.added_product(call)
     if added is None or added.share != 1.0 or (isinstance(added.alpha, float) and added.alpha != 1.0):
-        return [call]
-    by = None if isinstance(added.alpha, float) else added.alpha
-    return _product(added.a, added.b, added.y, added.y, by) or [call]
+        return []
+    return _product(added.a, added.b, added.y, added.y, None if isinstance(added.alpha, float) else added.alpha)
 
 
 def refuses(a: Array, b: Array, y: Array) -> str | None:
