@@ -11,6 +11,7 @@ import numpy as np
 from jobflow.core.types import Array, DType, dtype_of
 from jobflow.expressions import language
 from jobflow.kernels.cpu.numpy_calls import POSITIONAL, CompiledFormula, block_calls, compiled
+from jobflow.kernels.cpu.numpy_formulas import computed_singly
 from jobflow.kernels.registry import implements, kernel_call
 from jobflow.ops.matmul import BiasAdd, along
 from jobflow.ops.op import Binder, Binding, Call
@@ -19,7 +20,7 @@ from jobflow.ops.pointwise import Elementwise, Pointwise
 
 def _at_once(op: Pointwise, inputs: Sequence[DType], outputs: Sequence[DType]) -> Binding:
     """For operations that run at once: the function, or the program, is found for all arrays of these types."""
-    function = _function(op)
+    function = _function(op, inputs[0])
     if function is not None:
         return lambda device, read, made: [(function, (*read, *made))]
     program = _program(op, outputs[0].numpy, *[dtype.numpy for dtype in inputs])
@@ -43,10 +44,10 @@ def sum_with_a_vector(op: BiasAdd, device: Binder, inputs: Sequence[Array], outp
     return [(np.add, (value, along(bias, op.axis, value.ndim), outputs[0]))]
 
 
-def _function(op: Pointwise) -> Callable[..., Any] | None:
+def _function(op: Pointwise, dtype: DType) -> Callable[..., Any] | None:
     """The one function of NumPy that an op is; it takes its output as the last argument, which is 150 ns faster than `out=`."""
     ufunc = op.ufunc if isinstance(op, Elementwise) else ""
-    return (POSITIONAL.get(ufunc) or getattr(np, ufunc)) if ufunc else None
+    return (POSITIONAL.get(ufunc) or getattr(np, ufunc)) if ufunc and not computed_singly(ufunc, dtype) else None
 
 
 @lru_cache(1024)

@@ -11,7 +11,7 @@ from jobflow.kernels import blas
 from jobflow.kernels.cpu import element_calls
 from jobflow.kernels.cpu.blocks import BLOCK, blocks
 from jobflow.kernels.cpu.exponential import fastest_exponential
-from jobflow.kernels.cpu.numpy_calls import FAST_ERF
+from jobflow.kernels.cpu.numpy_formulas import FAST_ERF
 from jobflow.kernels.registry import implements
 from jobflow.ops.activation import BELL, ROOT_HALF, Gelu
 from jobflow.ops.op import Binder, Call

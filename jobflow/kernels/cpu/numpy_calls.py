@@ -10,7 +10,7 @@ Truth values are whole numbers of the width of the others, 0 or 1, and a choice 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import itemgetter
 from typing import Any
@@ -19,31 +19,19 @@ import numpy as np
 
 from jobflow.core.dataclass import dataclass
 from jobflow.core.layout import cut
-from jobflow.core.types import Array, DType, bool_, dtype_of, float32
+from jobflow.core.types import Array, DType, bool_, dtype_of
 from jobflow.expressions import language as f
-from jobflow.expressions.error_function import ERFC_END, ERFC_SINGLE, erf, erfc
+from jobflow.expressions.error_function import erf, erfc
 from jobflow.expressions.language import Expression, in_order, make
-from jobflow.expressions.on_arrays import exponent_limit
 from jobflow.kernels import blas
 from jobflow.kernels.cpu.blocks import blocks
+from jobflow.kernels.cpu.numpy_formulas import cast, formula_of
 from jobflow.ops.op import Binder, Call
 
 #: elements per block: the arrays of one block of Adam (w, m, v, g and one of scratch) stay in a second-level cache of 1 MB
 BLOCK = 32 * 1024
 #: the same for formulas of few arrays, where fewer, longer calls pay more
 LONG_BLOCK, FEW = 64 * 1024, 4
-
-#: erf(x) = tanh(x p(x^2)) to 6e-8 on the whole line: a fit of p, the lowest power first.  NumPy's tanh is vectorised, so
-#: this is cheaper than a ratio of polynomials; p grows, so large arguments need no clamp.
-FAST_ERF = (
-    1.1283797054704658,
-    0.10276548144477653,
-    -0.00018438366299052705,
-    -0.0006257195988527302,
-    8.971259676385994e-05,
-    -5.985692204680512e-06,
-    1.5896031178586674e-07,
-)
 
 #: a function, and what takes its arguments, with what it writes, out of all places
 Placed = tuple[Callable[..., Any], Callable[[Sequence[Array]], Any]]
@@ -52,121 +40,33 @@ Placed = tuple[Callable[..., Any], Callable[[Sequence[Array]], Any]]
 # Expressions of primitives that are one call each -------------------------------------------------------------------
 
 
-def _sigmoid(x: Expression) -> Expression:
-    return f.reciprocal(f.exp(f.minimum(-x, exponent_limit(x.dtype))) + 1.0)
-
-
-def _softplus(x: Expression) -> Expression:
-    return f.maximum(x, 0.0) + f.log1p(f.exp(-f.absolute(x)))
-
-
-def _rsqrt(x: Expression) -> Expression:
-    return f.reciprocal(f.sqrt(x))
-
-
-def _erf(x: Expression) -> Expression:
-    if x.dtype is not float32:
-        return make("erf", (x,), x.dtype)
-    square = x * x
-    value = square * FAST_ERF[-1]
-    for c in FAST_ERF[-2:0:-1]:
-        value = (value + c) * square
-    return f.tanh((value + FAST_ERF[0]) * x)
-
-
-def _erfc(x: Expression) -> Expression:
-    """exp(-x^2) times a polynomial over 1 + 2 x; x^2 in two parts, so that exp loses no digits."""
-    if x.dtype is not float32:
-        return make("erfc", (x,), x.dtype)
-    size = f.minimum(f.absolute(x), ERFC_END)
-    ratio = (size - 2.0) / (size + 2.0)
-    value = ratio * ERFC_SINGLE[0]
-    for c in ERFC_SINGLE[1:-1]:
-        value = (value + c) * ratio
-    near = f.trunc(size * 16.0) * (1 / 16)
-    power = f.exp(-(near * near)) * f.exp((near - size) * (near + size))
-    tail = power * ((value + (1.0 + ERFC_SINGLE[-1])) / (size + size + 1.0))
-    return _where(x < 0.0, 2.0 - tail, tail)
-
-
-def _power(x: Expression, y: Expression) -> Expression:
-    """Cubes are products: NumPy's power takes a logarithm and an exponential."""
-    if x.dtype.is_float and y.primitive == "constant" and y.attribute == 3.0:
-        return x * x * x
-    return make("power", (x, y), x.dtype)
-
-
-def _cast(x: Expression, dtype: DType) -> Expression:
-    if x.dtype is bool_ and x.primitive != "element":
-        return _where(x, f.constant(1, dtype), f.constant(0, dtype))
-    return make("cast", (x,), dtype)
-
-
-def _not(x: Expression) -> Expression:
-    return f.logical_xor(x, f.constant(True, bool_))
-
-
-def _minimum_of(x: Expression, y: Expression) -> Expression:
-    if x.primitive == "maximum" and y.primitive == x.arguments[1].primitive == "constant":
-        return make("clip", (*x.arguments, y), x.dtype)
-    return f.minimum(x, y)
-
-
-def _where(condition: Expression, x: Expression, y: Expression) -> Expression:
-    constants = [_pattern(each) for each in (x, y)]
-    if None not in constants:
-        difference = make("bits", (), x.dtype, constants[0] ^ constants[1])  # type: ignore[operator]
-        chosen = _bits("multiply", difference, condition)
-        return _bits("bitwise_xor", chosen, y) if constants[1] else chosen
-    if constants[1] == 0:
-        return _bits("multiply", x, condition)
-    if constants[0] == 0:
-        return _bits("subtract", y, _bits("multiply", y, condition))
-    return _bits("bitwise_xor", _bits("multiply", _bits("bitwise_xor", x, y), condition), y)
-
-
-def _bits(name: str, x: Expression, y: Expression) -> Expression:
-    """A function of NumPy of bit patterns; of `multiply`, the second is a truth value."""
-    return make(f"bits {name}", (x, y), x.dtype)
-
-
-def _pattern(x: Expression) -> int | None:
-    """The bits of a constant."""
-    return int(np.asarray(x.attribute, x.dtype.numpy).view(f"i{x.dtype.itemsize}")) if x.primitive == "constant" else None
-
-
-SIMPLER: dict[str, Callable[..., Expression]] = {
-    "sigmoid": _sigmoid,
-    "softplus": _softplus,
-    "rsqrt": _rsqrt,
-    "erf": _erf,
-    "erfc": _erfc,
-    "power": _power,
-    "where": _where,
-    "logical_not": _not,
-    "minimum": _minimum_of,
-}
-
-
 def _simple(outputs: Sequence[Expression]) -> list[Expression]:
     """The same, of primitives that are one call each; every output is a step of its own."""
-    readers = Counter(y for x in in_order(outputs) for y in x.arguments)
-    simple: dict[Expression, Expression] = {}
-    for x in in_order(outputs):
-        arguments = [simple[y] for y in x.arguments]
-        if x.primitive == "cast":
-            simple[x] = _cast(arguments[0], x.dtype)
-        elif x.primitive in SIMPLER:
-            simple[x] = SIMPLER[x.primitive](*arguments)
-        elif x.primitive == "multiply" and arguments[1].primitive == "reciprocal" and readers[x.arguments[1]] == 1:
-            simple[x] = f.divide(arguments[0], *arguments[1].arguments)
-        else:
-            simple[x] = make(x.primitive, tuple(arguments), x.dtype, x.attribute)
     results: list[Expression] = []
-    for x in outputs:
-        y = simple[x]
+    for y in _of_single_calls(outputs):
         results.append(y if y.arguments and y not in results else make("positive", (y,), y.dtype))
     return results
+
+
+def _of_single_calls(outputs: Sequence[Expression], simple: Collection[Expression] = ()) -> list[Expression]:
+    """`simple` are so already, and left as they are."""
+    readers = Counter(y for x in in_order(outputs) for y in x.arguments)
+    found = {x: x for x in simple}
+    for x in in_order(outputs):
+        if x in found:
+            continue
+        arguments = [found[y] for y in x.arguments]
+        formula = formula_of(x.primitive, x.dtype)
+        if x.primitive == "cast":
+            found[x] = cast(arguments[0], x.dtype)
+        elif formula is not None:
+            made = formula(*arguments)
+            (found[x],) = [made] if made.primitive == x.primitive else _of_single_calls([made], {*in_order(arguments)})
+        elif x.primitive == "multiply" and arguments[1].primitive == "reciprocal" and readers[x.arguments[1]] == 1 and x.arguments[1] not in simple:
+            found[x] = f.divide(arguments[0], *arguments[1].arguments)
+        else:
+            found[x] = make(x.primitive, tuple(arguments), x.dtype, x.attribute)
+    return [found[x] for x in outputs]
 
 
 def _written(function: Callable[..., Array]) -> Callable[..., None]:

@@ -17,7 +17,7 @@ from functools import lru_cache
 from jobflow.core.dataclass import dataclass
 from jobflow.core.types import DType
 from jobflow.expressions.language import Expression, constant, in_order, make
-from jobflow.kernels.cpu.numpy_calls import SIMPLER
+from jobflow.kernels.cpu.numpy_formulas import SIMPLER
 
 FIXED, ROW, COLUMN, FULL = range(4)
 #: left to the kernels
