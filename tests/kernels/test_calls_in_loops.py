@@ -30,7 +30,7 @@ def test_every_number_is_copied_as_numpy_does(dtype: np.dtype) -> None:
     np.testing.assert_array_equal(wide, every.astype("float32").reshape(256, 256).T)
     bits = np.random.default_rng(0).integers(0, 1 << 32, 1 << 18, dtype="uint32")
     exact = every.astype("float32")[np.isfinite(every.astype("float32"))]
-    middles = (exact[:-1] + exact[1:]) / 2
+    middles = exact[:-1] / 2 + exact[1:] / 2
     numbers = np.concatenate([bits.view("float32"), every.astype("float32"), middles, np.nextafter(middles, np.float32(0))])
     with np.errstate(all="ignore"):
         expected = numbers.astype(dtype)
