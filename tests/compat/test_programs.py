@@ -42,6 +42,12 @@ def test_programs_of_each_namespace_run_and_missing_names_are_told() -> None:
     ]
 
 
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_readers_models_and_tools(devices: int) -> None:
+    done = run(str(PROGRAMS / "readers_models_and_tools.py"), str(devices))
+    assert (done.returncode, len(done.stdout.split())) == (0, 7), done.stderr
+
+
 def test_without_a_program_it_says_how_it_is_used(capsys: pytest.CaptureFixture[str]) -> None:
     for words, code in (([], 2), (["--help"], 0), (["-m"], 2)):
         with pytest.raises(SystemExit) as ended:
