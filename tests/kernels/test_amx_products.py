@@ -111,6 +111,28 @@ def test_numbers_that_the_unit_does_not_take(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.usefixtures("everything_in_tiles")
+def test_small_numbers_beside_large_ones() -> None:
+    """What is below 2^-126 counts as zero, and nothing else changes."""
+    random = np.random.default_rng(7)
+    a, b = numbers(random, (64, 90)), numbers(random, (90, 50))
+    for smallest in (1e-45, 1e-40, 1e-38, 1e-35, 1e-30):
+        mixed = np.where(random.random(a.shape) < 0.5, a, np.float32(smallest) * a)
+        assert largest_error(mixed, b, multiplied(mixed, b)) < 4e-7
+
+
+@pytest.mark.usefixtures("everything_in_tiles")
+def test_factors_whose_elements_lie_apart() -> None:
+    random = np.random.default_rng(8)
+    a, b = numbers(random, (96, 180)), numbers(random, (90, 120))
+    for left, right in ((a[:, ::2], b), (a[::2, ::2], b), (b.T, a[:, ::2].T), (a[:, :1], b[:1, ::3]), (a[:, 1:2], b[:1]), (b.T[::2, :1], a[:1, ::2])):
+        if min(left.shape[0], right.shape[1]) >= product_loops.FEWEST:
+            y = np.empty((left.shape[0], right.shape[1]), "float32")
+            for result in (y, np.empty_like(y.T).T):
+                if product_loops.refuses(left, right, result) is None:
+                    assert largest_error(left, right, multiplied(left, right, result)) < 4e-7
+
+
+@pytest.mark.usefixtures("everything_in_tiles")
 def test_numbers_of_fewer_digits() -> None:
     """Exactly the sums of exact products: one piece (bfloat16), two (float16), and one of each."""
     random = np.random.default_rng(6)

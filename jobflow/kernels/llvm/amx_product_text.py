@@ -63,7 +63,7 @@ def _choice(form: ProductForm) -> VectorFunction:
 
 
 def _pays(at: VectorFunction) -> str:
-    """Each packed number is used often enough, and tiles are full enough."""
+    """Each packed number is used often enough, tiles are full enough, and what is packed lies together along one of its axes."""
 
     def times(*factors: str | int) -> str:
         first, *others = factors
@@ -75,7 +75,11 @@ def _pays(at: VectorFunction) -> str:
     filled = times(_up(at, "%m", HALF), _up(at, "%n", HALF), _up(at, "%k", SIDE))
     full = at.value(f"icmp sge i64 {times(area, '%k', FILLED[1])}, {times(filled, FILLED[0])}")
     used = at.value(f"icmp sge i64 {area}, {times(around, REUSE)}")
-    return at.value(f"and i1 {full}, {used}")
+    pays = at.value(f"and i1 {full}, {used}")
+    for factor in "ab":
+        down, along = (at.value(f"icmp eq i64 %{factor}.{axis}, {at.form.size}") for axis in ("down", "along"))
+        pays = at.value(f"and i1 {pays}, {at.value(f'or i1 {down}, {along}')}")
+    return pays
 
 
 def _parts(at: VectorFunction, count: str, of: int) -> str:
@@ -275,7 +279,8 @@ def _split(at: VectorFunction, low: str, high: str, to: str) -> None:
             for value in rest:
                 seen = at.value(f"or {_INTEGERS} {seen}, {integers(value)}")
             at.write(f"store {_INTEGERS} {seen}, ptr {left}")
-        pairs = at.value(f"or {_INTEGERS} {each('lshr', rounded[0], 16)}, {rounded[1]}")
+        upper = rounded[1] if piece < 2 else each("and", rounded[1], -0x10000)  # of numbers near the smallest more digits are left
+        pairs = at.value(f"or {_INTEGERS} {each('lshr', rounded[0], 16)}, {upper}")
         at.write(f"store {_INTEGERS} {pairs}, ptr {at.at(to, piece * PIECE)}, align 64")
 
 
