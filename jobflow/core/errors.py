@@ -182,7 +182,9 @@ class SourceLine:
     line: int
 
     def __str__(self) -> str:
-        return f"{os.path.basename(self.file)}:{self.line}"
+        # a name that is no text in the encoding of the system has what no text can be written with
+        name = os.path.basename(self.file)
+        return f"{name if name.isascii() else os.fsencode(name).decode(errors='replace')}:{self.line}"
 
 
 NOWHERE = SourceLine("<jobflow>", 0)

@@ -229,6 +229,11 @@ def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]
     return tuple(reversed(strides))
 
 
+def hides_elements(x: object) -> bool:
+    """Whether x is a masked array with an element that is masked: tensors have no masks, and what lies there is no number of the program's."""
+    return isinstance(x, np.ndarray) and type(x) is not np.ndarray and bool(np.any(getattr(x, "mask", False)))
+
+
 def type_of(array: Array) -> TensorType:
     """The tensor type of an array."""
     return TensorType(tuple(int(n) for n in array.shape), dtype_of(array.dtype))

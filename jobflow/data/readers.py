@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from jobflow.core.errors import ArgumentError, DataError, did_you_mean, user_line
+from jobflow.core.errors import NOWHERE, ArgumentError, DataError, did_you_mean, user_line
 from jobflow.data.csv_table import CsvTable
 from jobflow.data.digits import Digits
 from jobflow.data.idx import Idx
@@ -41,7 +41,8 @@ def open_reader(name: str, facts: Mapping[str, Any] | None = None, **arguments: 
     `facts` are those of other samples (`Samples.facts`), for example of a checkpoint: they take the place of arguments that are not given, so that
     what one is trained on and what it is asked later are read alike.  Raises: ArgumentError; DataError for a missing or damaged file.
     """
-    here = f"open_reader at {user_line()}"
+    line = user_line()
+    here = "open_reader" if line == NOWHERE else f"open_reader at {line}"
     if name not in READERS:
         raise ArgumentError(f'{here}: there is no reader "{name}"{did_you_mean(name, READERS) or "."} There are {", ".join(READERS)}.')
     legal = inspect.signature(READERS[name]).parameters

@@ -101,9 +101,9 @@ class Job:
         optimizer_of: OptimizerOf,
         replacing_of: Callable[[JobBody], Replacing] | None = None,
     ) -> None:
+        self.signature = JobSignature.of(function)
         self.function = function
         self.name = function.__name__
-        self.signature = JobSignature.of(function)
         self.trainable = trainable
         self.config = config
         self.where = where

@@ -12,7 +12,7 @@ import numpy as np
 import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, ConfigError, DtypeError, JobError, JobflowError, SbpError, ShapeError, user_line
 from jobflow.core.layout import B, Layout, Partial, Split
-from jobflow.core.types import Array, DType, dtype_of, float64, int64, type_of
+from jobflow.core.types import Array, DType, dtype_of, float64, hides_elements, int64, type_of
 from jobflow.eager import crossing
 from jobflow.eager.convert import agree
 from jobflow.eager.convert import empty as no_piece
@@ -22,7 +22,7 @@ from jobflow.eager.state import building_now, state
 from jobflow.eager.tensor import Tensor
 from jobflow.functional.devices import checked_device, marked
 from jobflow.functional.global_tensors import layout_of
-from jobflow.functional.promotion import Number, cast, fitting, number_dtype, number_kind
+from jobflow.functional.promotion import Number, cast, check_numbers, fitting, number_dtype, number_kind
 from jobflow.ops.axes import ExpandDims
 from jobflow.ops.compare import Equal
 from jobflow.ops.scalar import FillLike
@@ -242,6 +242,7 @@ def _holding(array: Array) -> Tensor:
 
 def array_of(what: str, data: Any) -> Array:
     """The data as an array of one of jobflow's element types, of its own."""
+    check_numbers(what, data)
     try:
         array = np.array(_numbers(what, data))
     except ValueError as error:
@@ -253,7 +254,9 @@ def array_of(what: str, data: Any) -> Array:
     try:
         dtype_of(array.dtype)
     except (KeyError, TypeError):
-        raise DtypeError(f"{what} at {user_line()}: NumPy makes {array.dtype} of the data, which is not one of jobflow's element types") from None
+        raise DtypeError(
+            f"{what} at {user_line()}: NumPy makes {array.dtype} of the data, which is not one of jobflow's element types; convert it first"
+        ) from None
     return array
 
 
@@ -310,7 +313,7 @@ def as_tensor(data: Any, **options: Any) -> Tensor:
         return place.finished(cast(data, place.dtype))
     if isinstance(data, np.ndarray) and not options.get("placement"):
         place = Place("as_tensor", options, _dtype("as_tensor", data.dtype))
-        if data.dtype == place.dtype.numpy:
+        if data.dtype == place.dtype.numpy and not hides_elements(data):
             return place.finished(_holding(data))
     return _from_data("as_tensor", data, options)
 
@@ -320,6 +323,7 @@ def from_numpy(array: Array) -> Tensor:
     if not isinstance(array, np.ndarray):
         raise DtypeError(f"from_numpy at {user_line()}: it takes a NumPy array; got {array!r}")
     _dtype("from_numpy", array.dtype)
+    check_numbers("from_numpy", array)
     return Tensor(type_of(array), None, array)
 
 

@@ -29,7 +29,8 @@ class device:
             type = type.type
         name, colon, number = str(type).partition(":")
         if name not in TYPES or (colon and (index is not None or not number.isdecimal())) or (index is not None and index < 0):
-            raise PlacementError(f'device at {user_line()}: {type!r}, {index!r} is not a device; use "cpu", "cuda" or "cuda:0"')
+            given = repr(type) if index is None else f"{type!r}, {index!r}"
+            raise PlacementError(f'device at {user_line()}: {given} is not a device; use "cpu", "cuda" or "cuda:0"')
         self.type = name
         self.index = int(number) if colon else 0 if index is None else int(index)
 

@@ -198,7 +198,10 @@ def _meant(given: Any) -> dict[str, Any]:
         return {"placement": given}
     if where.is_device(given) or isinstance(given, int):
         return {"device": given}
-    return {"dtype": named("to", given)}
+    try:
+        return {"dtype": named("to", given)}
+    except DtypeError as error:
+        raise DtypeError(f'{error}, nor a device ("cpu", "cuda" or "cuda:0")') from None
 
 
 # -------------------------------------------------------------------- memory

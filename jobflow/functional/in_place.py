@@ -59,6 +59,8 @@ def check_writable(x: Tensor, what: str) -> None:
         )
     if x.traced is None:
         writing.may_write(state(), x, what)
+        if not x.array.flags.writeable and (x.storage is None or x.storage.home is None):
+            raise JobError(f"{what} at {user_line()}: {x.type} has the memory of a NumPy array that is read only; clone() it first")
 
 
 def _laid(x: Tensor, what: str, value: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from jobflow.eager import crossing
 from jobflow.eager.convert import empty
 from jobflow.eager.faces import method
 from jobflow.eager.in_place_writes import written as note_written
+from jobflow.eager.parameters import described
 from jobflow.eager.run import run, source, update
 from jobflow.eager.state import building_now, running, state
 from jobflow.eager.tape import OpGradient, record
@@ -135,14 +136,22 @@ def _bound(edge: Any) -> int | None:
 
 def _array(x: Tensor, item: Any) -> Tensor:
     """A list or an array of positions or truth values, where x lies."""
-    array = np.asarray(item)
+    array = _list(item, "x[...]")
     if array.size == 0 and array.dtype.kind == "f":
         array = array.astype(np.int64)  # []
     if array.dtype.kind not in "iub":
         raise DtypeError(
-            f"x[...] at {user_line()}: an index is an integer, slice, None, '...', or a list or tensor of integers or bool; got {item!r}"
+            f"x[...] at {user_line()}: an index is an integer, slice, None, '...', or a list or tensor of integers or bool; got {described(item)}"
         )
     return listed(x, array if array.dtype.kind == "b" else array.astype(np.int64))
+
+
+def _list(item: Any, what: str) -> Array:
+    """A list as an array."""
+    try:
+        return np.asarray(item)
+    except ValueError:
+        raise ShapeError(f"{what} at {user_line()}: lists beside each other have different lengths in {described(item)}") from None
 
 
 def _positions(x: Tensor, tensor: Tensor, axis: int, what: str) -> list[Tensor]:
@@ -290,7 +299,7 @@ def setitem(x: Tensor, key: Any, value: Any) -> None:
     """x[key] = value: x keeps its layout and element type, and the value is brought into them."""
     what = "x[...] = value"
     check_writable(x, what)
-    given = operand(what, x, value if not isinstance(value, list | tuple) else np.asarray(value))
+    given = operand(what, x, value if not isinstance(value, list | tuple) else _list(value, what))
     scalar, key = not isinstance(given, Tensor) or given.ndim == 0, _mask(key)
     if isinstance(key, Tensor) and key.dtype is bool_ and scalar and key.ndim <= x.ndim:
         check_mask(key, x, 0, what)

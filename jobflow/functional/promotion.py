@@ -17,7 +17,7 @@ import numpy as np
 
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, PlacementError, user_line
 from jobflow.core.layout import B, Layout
-from jobflow.core.types import DType, bfloat16, bool_, char, dtype_of, float16, float32, float64, int8, int32, int64, type_of, uint8
+from jobflow.core.types import DType, bfloat16, bool_, char, dtype_of, float16, float32, float64, hides_elements, int8, int32, int64, type_of, uint8
 from jobflow.eager.run import run, source
 from jobflow.eager.state import building_now, running, state
 from jobflow.eager.tensor import Tensor
@@ -121,10 +121,17 @@ def operand(what: str, beside: Tensor, other: Any) -> Tensor | Number:
             f"{what} at {user_line()}: a NumPy array of shape {list(other.shape)} beside a global tensor {beside.type}; "
             f"make a tensor of it: jobflow.tensor(array, placement=..., sbp=...)"
         )
+    check_numbers(what, other)
     try:
         return Tensor(type_of(other), None, other)
     except KeyError:
         raise DtypeError(f"{what} at {user_line()}: a NumPy array of {other.dtype} does not have one of jobflow's element types; cast it") from None
+
+
+def check_numbers(what: str, data: Any) -> None:
+    """ArgumentError for an array with masked elements."""
+    if hides_elements(data):
+        raise ArgumentError(f"{what} at {user_line()}: the array has masked elements, which a tensor cannot have; pass array.filled(number)")
 
 
 def constant(like: Tensor, number: Number, dtype: DType) -> Tensor:

@@ -204,4 +204,8 @@ def formatted(x: Tensor, spec: str) -> str:
     """A single element takes a format of numbers."""
     if not x.ndim and x.traced is None:
         return format(item(x), spec)
+    if spec and spec[-1] in "bcdeEfFgGnoxX%":
+        raise ShapeError(
+            f"format at {user_line()}: the tensor {x.type} has more than one number for {spec!r}; format x.mean(), or each of x.tolist()"
+        )
     return format(shown(x), spec)

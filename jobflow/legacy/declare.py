@@ -47,6 +47,8 @@ def global_function(type: str | FunctionConfig = "predict", function_config: Fun
         config.set("strategy", zero(1, least=config.options.get("optimizer_placement_optimization_threshold", 1024)))
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+        if hasattr(function, "job"):
+            raise JobError(f"global_function at {where}: {function.__name__} is a job already; decorate it once")
         session = current_session()
         job = (EagerJob if session.settings.eager else Job)(function, trainable, config, where, optimizer_of, quantizing(config))
         session.register(job)

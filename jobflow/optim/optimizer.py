@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jobflow.core.errors import CheckpointError, ConfigError, JobError, did_you_mean, user_line
+from jobflow.core.errors import CheckpointError, ConfigError, DtypeError, JobError, did_you_mean, user_line
 from jobflow.core.interrupts import held
 from jobflow.core.layout import B, Layout
 from jobflow.core.types import type_of
 from jobflow.eager import run
 from jobflow.eager.convert import convert_array
+from jobflow.eager.parameters import described
 from jobflow.eager.state import EagerState, gradients, state
 from jobflow.eager.tensor import Tensor
 from jobflow.functional.gradient_clipping import clip_grad_norm_
@@ -62,7 +63,10 @@ class Optimizer:
             )
         given = list(params)
         if not given:
-            raise ConfigError(f"{self._word} at {user_line()}: there are no parameters; pass module.parameters()")
+            raise ConfigError(
+                f"{self._word} at {user_line()}: there are no parameters; pass module.parameters() (those of modules in a plain list, "
+                f"which is no nn.ModuleList, are not found)"
+            )
         for group in given if isinstance(given[0], Mapping) else [{"params": given}]:
             self.add_param_group(group)  # type: ignore[arg-type]
 
@@ -131,6 +135,8 @@ class Optimizer:
         return loss
 
     def _step(self, here: EagerState, p: Tensor, gradient: Tensor, op: OptimizerUpdate, slots: Mapping[str, float], rate: float) -> None:
+        if not isinstance(gradient, Tensor):
+            raise DtypeError(f"{self._word} at {user_line()}: the gradient of a {p.type} parameter is {described(gradient)}, not a tensor")
         mine = self.state.setdefault(p, {"step": 0})
         for name, initial in slots.items():
             if name not in mine:  # the first step

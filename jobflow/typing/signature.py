@@ -15,7 +15,7 @@ import numpy as np
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, JobError, SourceLine, user_line
 from jobflow.core.notices import notice
-from jobflow.core.types import TensorType, bfloat16
+from jobflow.core.types import TensorType, bfloat16, hides_elements
 from jobflow.typing.annotations import Declared, FixedTensorDef, Placeholder
 from jobflow.typing.lazy import Lazy
 from jobflow.typing.results import Results, Returned, read_return
@@ -50,7 +50,9 @@ class JobSignature:
         code = getattr(function, "__code__", None)
         where = SourceLine(code.co_filename, code.co_firstlineno) if code is not None else user_line()
         if not inspect.isfunction(function):
-            raise JobError(f"global_function at {user_line()}: a job is a Python function; got {function!r}")
+            raise JobError(
+                f"global_function at {user_line()}: a job is a Python function; got {function!r}: write a function that calls it, with annotations"
+            )
         signature = inspect.signature(function)
         parameters = tuple(_parameter(function, parameter, f"job {name} ({where})") for parameter in signature.parameters.values())
         annotation = _evaluated(function, signature.return_annotation, f"job {name} ({where}): the return annotation")
@@ -150,6 +152,10 @@ class JobSignature:
     def _converted(self, path: str, declared: Declared, value: Any) -> Any:
         """`value` in the declared element type, if every number survives that (rounding of floats aside)."""
         want = declared.type.dtype.numpy
+        if hides_elements(value):
+            raise self._error(
+                path, f"has masked elements; the job declares {declared}", f"Pass {path}.filled(number), and the mask as another argument."
+            )
         if value.dtype == want:
             return value
         if self.exact:
@@ -177,7 +183,7 @@ class JobSignature:
 
 
 def _fits(value: Any, want: TensorType) -> bool:
-    return isinstance(value, np.ndarray) and value.shape == want.shape and value.dtype == want.dtype.numpy
+    return type(value) is np.ndarray and value.shape == want.shape and value.dtype == want.dtype.numpy
 
 
 def _same_numbers(before: Any, after: Any) -> bool:
@@ -212,7 +218,7 @@ def _reshaping(path: str, value: Any, want: TensorType) -> str:
     shape = ", ".join(map(str, want.shape)) + ("," if want.ndim == 1 else "")
     size = math.prod(value.shape)
     if size == want.size and isinstance(value, np.ndarray):
-        return f"Pass {path}.reshape({shape})."
+        return f"Pass {path}.reshape({shape or '()'})."
     if len(value.shape) == want.ndim and value.shape[1:] == want.shape[1:]:
         return f"Pass {want.shape[0]} rows, or declare the placeholder with {value.shape[0]}." if size else f"Pass {want.shape[0]} rows."
     return f"Pass an array of shape ({shape})."
@@ -225,6 +231,8 @@ def _parameter(function: Callable[..., Any], parameter: inspect.Parameter, what:
     annotation = _evaluated(function, parameter.annotation, f"{where}: the annotation")
     if annotation is inspect.Parameter.empty:
         if parameter.default is inspect.Parameter.empty:
+            if parameter.name in ("self", "cls"):
+                raise JobError(f"{where} has no annotation: a method is no job; declare the job inside a method, as a function of arrays alone")
             raise JobError(f"{where} has no annotation; write {parameter.name}: tp.Numpy.Placeholder(shape, dtype)")
         notice("FixedTensorDef and MirroredTensorDef are old names; write tp.Numpy.Placeholder or tp.ListNumpy.Placeholder as annotation")
         return Parameter(parameter.name, _old_tree(parameter.default, where))

@@ -1,5 +1,6 @@
 """Mistakes that are easily made in the body of a job, where tensors look like arrays: what is said about them, and where."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from parts import Rows, X, declare
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow.core.errors import ConfigError, DtypeError, JobError
+from jobflow.core.errors import ConfigError, DtypeError, JobError, SourceLine
 
 HERE = r"test_mistakes\.py:\d+"
 ROW = np.ones((6,), np.float32)
@@ -192,3 +193,9 @@ def test_one_hint_is_enough(program: str) -> None:
     ]
     ended = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, timeout=120)
     assert ended.returncode == 1 and ended.stderr.lower().count("did you mean") == 1, ended.stderr
+
+
+def test_a_program_whose_name_is_no_text_in_the_encoding_of_the_system() -> None:
+    """As in a folder of another system: its lines are told, and written to what takes texts only."""
+    line = str(SourceLine(os.fsdecode(b"/data/j\xf6rg/j\xf6b.py"), 3))
+    assert line == "j\N{REPLACEMENT CHARACTER}b.py:3" and str(SourceLine("/data/jörg/jöb.py", 3)) == "jöb.py:3"

@@ -128,7 +128,9 @@ class Tracer:
     def _own(self, value: Any, label: str, where: SourceLine) -> Value:
         """The value, if this job has made it."""
         if not isinstance(value, Value):
-            given = f"{value.dtype}{list(value.shape)} array" if isinstance(value, np.ndarray) else repr(value)
+            kind = "array" if isinstance(value, np.ndarray) else type(value).__name__
+            typed = hasattr(value, "dtype") and hasattr(value, "shape")
+            given = f"{str(value.dtype).removeprefix('jobflow.')}{list(value.shape)} {kind}" if typed else repr(value)
             raise JobError(f"{label} at {where}: {given} is not a tensor of this job; {NOT_A_TENSOR}")
         if value.node not in self._made:
             raise JobError(

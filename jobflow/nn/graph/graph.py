@@ -21,7 +21,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Never
 
 import jobflow.core.scope as scope
 from jobflow.compiler.compile import logical
@@ -95,6 +95,13 @@ class Graph:
     def build(self, *args: Any) -> Any:
         """The program: tensors in, tensors out."""
         raise JobError(f"{self.name} at {user_line()}: a graph is a subclass of nn.Graph that defines build(self, ...)")
+
+    def __reduce_ex__(self, protocol: object) -> Never:
+        """Graphs are neither copied nor pickled."""
+        raise JobError(
+            f"{self.name} at {user_line()}: a graph cannot be copied or pickled, its program belongs to this process; copy the modules, "
+            f"make another graph of them, and load what state_dict() of this one gives"
+        )
 
     # ---------------------------------------------------------------- what it is made of
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from jobflow.core.errors import CheckpointError, did_you_mean, user_line
 from jobflow.eager import crossing
+from jobflow.eager.parameters import described
 from jobflow.eager.state import EagerState, gradients, state
 from jobflow.eager.tensor import Tensor, own
 from jobflow.functional.creation import cut, from_numpy
@@ -65,6 +66,10 @@ def load(module: Module, given: Mapping[str, Any], strict: bool) -> Differences:
 
 def compared(module: Module, given: Mapping[str, Any], strict: bool) -> Differences:
     """What differs between a module and a state; CheckpointError if it does not fit, or has nothing that the module has."""
+    if not isinstance(given, Mapping):
+        raise CheckpointError(
+            f"load_state_dict of {type(module).__name__} at {user_line()}: a state is what state_dict() gives, a dict; got {described(given)}"
+        )
     own = dict(named(module))
     found = Differences([name for name in own if name not in given], [name for name in given if name not in own])
     wrong = [text for name in own if name in given and (text := difference(name, own[name], given[name]))]

@@ -87,6 +87,10 @@ class DataLoader:
     ) -> None:
         what = f"DataLoader at {user_line()}"
         self.streams = isinstance(dataset, Stream) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__")
+        if self.streams and not isinstance(dataset, Stream) and not hasattr(dataset, "__iter__"):
+            raise ArgumentError(
+                f"{what}: the dataset {type(dataset).__name__} has neither __len__ beside __getitem__ nor __iter__: where it ends is unknown"
+            )
         if self.streams and (shuffle or sampler is not None or batch_sampler is not None):
             raise ArgumentError(f"{what}: a dataset without __getitem__ and __len__ has its own order; omit shuffle, sampler, batch_sampler")
         if batch_sampler is not None and (batch_size not in (None, 1) or shuffle or sampler is not None or drop_last):
