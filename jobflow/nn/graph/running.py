@@ -297,7 +297,7 @@ class Bound:
         return relay(self.here, x, lies, f"{self.built.name}: {variable.name}")
 
     def _pieces(self, loaded: Mapping[str, Tensor]) -> dict[str, Array]:
-        """This rank's pieces of variables without tensors that were loaded; every rank there is calls it, for each may have some of what was loaded."""
+        """This rank's pieces of loaded variables without tensors; every rank there is calls it, for each may have some of what was loaded."""
         variables = self.physical.graph.variables
         names = [name for name in variables if name in loaded and name not in self.built.tensors and name not in self.memory.loaded]
         self.memory.loaded.update(names)
