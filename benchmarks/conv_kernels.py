@@ -265,11 +265,12 @@ def errors() -> None:
         ours_by_way: dict[str, dict[str, Any]] = {"PyTorch": peers}
         for part, (op, inputs, output) in ops.items():
             for tier in ("numpy", "llvm"):
-                found = {one.name: one for one in reversed(registry.candidates(type(op), target_of("cpu", tier)))}  # the best of each name
+                target = target_of("cpu", tier)
+                found = {one.name: one for one in reversed(registry.candidates(type(op), target))}  # the best of each name
                 for name, one in found.items():
                     if name.startswith(("im2col", "Winograd")) and (case.kernel, name) != (3, "Winograd, 3 outputs"):
                         made = np.empty_like(output)
-                        running(one.bind(op, Cpu(), inputs, (made,)))()
+                        running(registry.refined(target, one.bind(op, Cpu(), inputs, (made,))))()
                         ours_by_way.setdefault(f"{tier}: {name.split(' of ')[0]}", {})[part] = made
         for way, made in ours_by_way.items():
             erred = [float(np.abs(made[part] - exact[part][2]).max() / np.abs(exact[part][2]).max()) for part in PARTS]

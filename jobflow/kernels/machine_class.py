@@ -9,10 +9,9 @@ import ctypes
 import os
 from collections.abc import Iterable, Mapping
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
-
-import numpy as np
 
 from jobflow.core.errors import ConfigError
 
@@ -31,7 +30,7 @@ _agreed: list[MachineClass] = []
 @cache
 def own_class() -> MachineClass:
     """That of this CPU, or the lesser one that is set; ConfigError if what is set is no class, or a better one."""
-    found: Mapping[str, Any] = np.show_config(mode="dicts")["SIMD Extensions"]
+    found: Mapping[str, Any] = import_module("numpy").show_config(mode="dicts")["SIMD Extensions"]  # commands are listed without it
     names = {*found.get("baseline", ()), *found.get("found", ())}
     here: MachineClass = "avx2" if not names & {"AVX512_SKX", "X86_V4"} else "amx" if _has_amx() else "avx512"
     said = os.environ.get(SETTING, "").strip() or here
