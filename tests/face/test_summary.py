@@ -42,17 +42,62 @@ def checked(content: bytes, masked: int) -> bytes:
 
 
 def events(folder: Path) -> Iterator[Message]:
-    """Those of the one file in a folder: length, its checksum, content, its checksum."""
-    (file,) = folder.glob("events.*")
-    content = memoryview(file.read_bytes())
-    while content:
-        (length,) = struct.unpack("<Q", checked(bytes(content[:8]), struct.unpack("<I", content[8:12])[0]))
-        yield Event.FromString(checked(bytes(content[12 : 12 + length]), struct.unpack("<I", content[12 + length : 16 + length])[0]))
-        content = content[16 + length :]
+    return map(Event.FromString, records(folder))
 
 
 def values(folder: Path) -> dict[tuple[str, int], Any]:
     return {(value.tag, event.step): value for event in events(folder) for value in event.summary.value}  # type: ignore[attr-defined]
+
+
+def records(folder: Path) -> Iterator[bytes]:
+    """The contents of those of the one file in a folder: length, its checksum, content, its checksum."""
+    (file,) = folder.glob("events.*")
+    content = memoryview(file.read_bytes())
+    while content:
+        (length,) = struct.unpack("<Q", checked(bytes(content[:8]), struct.unpack("<I", content[8:12])[0]))
+        yield checked(bytes(content[12 : 12 + length]), struct.unpack("<I", content[12 + length : 16 + length])[0])
+        content = content[16 + length :]
+
+
+def number_at(content: bytes, at: int) -> tuple[int, int]:
+    """A number of protobuf, seven bits in each byte from the lowest on, and what comes after it."""
+    value = shift = 0
+    while True:
+        value |= (content[at] & 127) << shift
+        at, shift = at + 1, shift + 7
+        if not content[at - 1] & 128:
+            return value, at
+
+
+def fields(content: bytes) -> dict[int, Any]:
+    """A message of protobuf as it lies there: by number of the field a whole number, 4 or 8 bytes, or those of what is in it."""
+    found, at = dict[int, Any](), 0
+    while at < len(content):
+        key, at = number_at(content, at)
+        kind = key & 7
+        if kind == 0:
+            found[key >> 3], at = number_at(content, at)
+            continue
+        length, at = number_at(content, at) if kind == 2 else ({1: 8, 5: 4}[kind], at)
+        found[key >> 3], at = content[at : at + length], at + length
+    return found
+
+
+def test_bytes_of_events_are_those_of_the_format(fresh: None, tmp_path: Path) -> None:
+    """Without the classes that wrote them: event {wall_time=1, step=2, file_version=3, summary=5}, summary {value=1 {tag=1, simple_value=2}}."""
+    begin = declare(lambda: flow.summary.create_summary_writer(str(tmp_path)), name="begin", gives=None)
+    note = declare(lambda x, step: flow.summary.scalar(x, step, "loss"), tp.Numpy.Placeholder((1,)), Step, name="note", gives=None)
+    end = declare(lambda: flow.summary.flush_summary_writer(), name="end", gives=None)
+    begin()
+    for step in (0, 300):
+        note(np.float32([0.5 - step]), np.array([step]))
+    end()
+    first, *others = map(fields, records(tmp_path))
+    assert first[3] == b"brain.Event:2" and len(others) == 2
+    for event, step in zip(others, (0, 300), strict=True):
+        value = fields(fields(event[5])[1])
+        assert event.get(2, 0) == step and value[1] == b"loss" and struct.unpack("<f", value[2]) == (0.5 - step,)
+        assert 1.6e9 < struct.unpack("<d", event[1])[0] < 1e10
 
 
 def bytes_of(text: str) -> Any:
