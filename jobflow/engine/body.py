@@ -173,7 +173,7 @@ class JobBody:
         """The current value of a variable, declared at first sight."""
         return self.handle(self.tracer.variable(wanted))
 
-    def slot(self, name: str, type: TensorType, initial: float, like: Variable | None) -> Handle:
+    def slot(self, name: str, type: TensorType, initial: float, like: Variable | Placement | None) -> Handle:
         """A variable of an optimizer: stored like the variable it serves, or whole on every rank."""
         return self.handle(self.tracer.slot(name, type, initial, like))
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import SourceLine
-from jobflow.core.layout import Broadcast, Span, cut
+from jobflow.core.layout import Broadcast, Placement, Span, cut
 from jobflow.core.types import DType, Tensor, TensorType
 from jobflow.graph.ir import Value, Variable
 from jobflow.ops.checked import Checked
@@ -27,8 +27,8 @@ class Parameter:
 
 
 #: slot(name, type, initial value, like) -> the current value of an optimizer's own variable, created at first sight.
-#: `like` is the variable whose storage layout it shares; None for a scalar that every rank holds.
-Slots = Callable[[str, TensorType, float, Variable | None], Value]
+#: `like` is the variable whose storage layout it shares; or where a scalar is that every rank there holds, None for all of the job's.
+Slots = Callable[[str, TensorType, float, Variable | Placement | None], Value]
 
 
 def updated(
@@ -53,7 +53,7 @@ def updated(
             name = f"{variable.name}-{names.get(slot.name, slot.name)}"
             if slot.scalar:
                 whole = all(isinstance(sbp, Broadcast) for sbp in variable.sbp)
-                values[name] = slots(name, variable.type.with_shape((1,)), slot.initial, variable if whole else None)
+                values[name] = slots(name, variable.type.with_shape((1,)), slot.initial, variable if whole else variable.placement)
             else:
                 values[name] = slots(name, variable.type, slot.initial, variable)
         made = apply(op, *values.values(), parameter.gradient, rates[dtypes[variable.name]], *([step] if op.reads_step else []))

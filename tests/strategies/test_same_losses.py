@@ -77,6 +77,12 @@ def test_clipping_by_global_norm(name: str) -> None:
     np.testing.assert_allclose(trained.mlp_curve(MLP[name], 4, clip=0.05), expected(0.05), rtol=1e-9)
 
 
+@pytest.mark.parametrize("name", ["tp", "pp x zero", "pp x tp"])
+def test_numbers_that_an_optimizer_keeps_for_a_variable_are_where_it_is(name: str) -> None:
+    one, several = (trained.mlp_curve(*given, optimizer="LAMB") for given in ((None, 1), (MLP[name], 4)))
+    np.testing.assert_allclose(several, one, rtol=1e-9)
+
+
 @pytest.mark.parametrize("strategy", GPT)
 def test_gpt(strategy: str) -> None:
     found = trained.gpt_curve(strategy, 4)

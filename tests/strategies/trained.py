@@ -45,7 +45,7 @@ def config_of(strategy: Any) -> Any:
     return config
 
 
-def mlp_job(strategy: Any, batch: int = BATCH, clip: float | None = None, microbatches: int = 1) -> Callable[..., Any]:
+def mlp_job(strategy: Any, batch: int = BATCH, clip: float | None = None, microbatches: int = 1, optimizer: str = "Adam") -> Callable[..., Any]:
     config = config_of(strategy)
     if microbatches > 1:
         config.train.num_gradient_accumulation_steps(microbatches)
@@ -56,7 +56,8 @@ def mlp_job(strategy: Any, batch: int = BATCH, clip: float | None = None, microb
     ) -> tp.Numpy:
         loss = flow.nn.sparse_softmax_cross_entropy_with_logits(labels, mlp(images))
         clipping = None if clip is None else flow.optimizer.grad_clipping.by_global_norm(clip)
-        flow.optimizer.Adam(flow.optimizer.PiecewiseConstantScheduler([], [0.01]), grad_clipping=clipping).minimize(loss)
+        schedule = flow.optimizer.PiecewiseConstantScheduler([], [0.01])
+        getattr(flow.optimizer, optimizer)(schedule, grad_clipping=clipping).minimize(loss)
         return loss
 
     return train_mlp
@@ -67,10 +68,10 @@ def mlp_batch(step: int, batch: int = BATCH) -> tuple[Any, Any]:
     return random.randn(batch, WIDTH), random.randint(0, CLASSES, batch).astype(np.int32)
 
 
-def mlp_curve(strategy: Any, devices: int, steps: int = 4, batch: int = BATCH, clip: float | None = None) -> list[float]:
+def mlp_curve(strategy: Any, devices: int, steps: int = 4, batch: int = BATCH, clip: float | None = None, optimizer: str = "Adam") -> list[float]:
     """The losses in float64."""
     begin(devices)
-    job = mlp_job(strategy, batch, clip)
+    job = mlp_job(strategy, batch, clip, optimizer=optimizer)
     return [float(job(*mlp_batch(step, batch)).mean()) for step in range(steps)]
 
 

@@ -337,11 +337,13 @@ class Tracer:
             (self.reads[wanted.name],) = self._record(op, (), name, variable.placement, where, local=False)
         return self.reads[wanted.name]
 
-    def slot(self, name: str, type: TensorType, initial: float, like: Variable | None) -> Value:
-        """A variable of an optimizer: stored like the variable it serves, or whole on every rank."""
-        placement = like.placement if like else self.placement
-        sbp = like.sbp if like else (B,) * len(placement.mesh)
-        group = name.removeprefix(f"{like.name}-") if like else "scalar"
+    def slot(self, name: str, type: TensorType, initial: float, like: Variable | Placement | None) -> Value:
+        """A variable of an optimizer: stored like the variable it serves, or whole on every rank of a placement, or of the job."""
+        if isinstance(like, Variable):
+            placement, sbp, group = like.placement, like.sbp, name.removeprefix(f"{like.name}-")
+        else:
+            placement, group = like or self.placement, "scalar"
+            sbp = (B,) * len(placement.mesh)
         return self.variable(Variable(name, type, Constant(type.shape, type.dtype, initial), placement, sbp, trainable=False, group=group))
 
     def assign(self, name: str, value: Value) -> None:
