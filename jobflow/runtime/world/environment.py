@@ -11,7 +11,7 @@ import stat
 from collections.abc import Mapping, Sequence
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import ConfigError
+from jobflow.core.errors import ConfigError, JobError, user_line
 
 NEEDED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 #: the rank that this process is, for the processes that it starts: they inherit the variables above and are no ranks
@@ -164,6 +164,15 @@ def _socket(environ: Mapping[str, str]) -> str:
     except (OSError, ValueError):
         return ""
     return str(found.st_ino) if stat.S_ISSOCK(found.st_mode) else ""
+
+
+def check_process(pid: int) -> None:
+    """JobError in a child by fork of process `pid`: it has copies of ranks there, which the other ranks take for the ranks, or wait for in vain."""
+    if pid != os.getpid():
+        raise JobError(
+            f"{user_line()}: this process was forked (os.fork, multiprocessing) from one of several ranks, or one with several devices, and is none "
+            f'of them; call jobs and global tensors where it was forked from, or start it anew: multiprocessing.get_context("spawn")'
+        )
 
 
 # ---------------------------------------------------------------- positions

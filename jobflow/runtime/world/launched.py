@@ -27,8 +27,8 @@ from typing import NoReturn
 from jobflow.core.errors import AbortedError, DivergedError, JobflowError
 from jobflow.runtime.world import watcher
 from jobflow.runtime.world.environment import Launch as Launch
+from jobflow.runtime.world.environment import check_process
 from jobflow.runtime.world.environment import launched as launched
-from jobflow.runtime.world.world import check_process
 
 #: seconds that the first failing rank lives on: others which fail in the same way find that it has spoken, and the launcher,
 #: which drops what it has not yet passed on when a job is aborted, passes on what was printed

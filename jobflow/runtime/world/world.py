@@ -16,9 +16,10 @@ from dataclasses import field
 from typing import Any, Protocol, TypeAlias
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import ArgumentError, JobError, JobflowError, RankError, user_line
+from jobflow.core.errors import ArgumentError, JobflowError, RankError
 from jobflow.runtime.comm.communicator import Communicator
 from jobflow.runtime.device.device import Device
+from jobflow.runtime.world.environment import check_process
 
 
 @dataclass(eq=False)
@@ -40,15 +41,6 @@ class Rank:
         """See the function."""
         if self.size > 1:
             check_process(self.pid)
-
-
-def check_process(pid: int) -> None:
-    """JobError in a child by fork of process `pid`: it has copies of ranks there, which the other ranks take for the ranks, or wait for in vain."""
-    if pid != os.getpid():
-        raise JobError(
-            f"{user_line()}: this process was forked (os.fork, multiprocessing) from one of several ranks, or one with several devices, and is none "
-            f'of them; call jobs and global tensors where it was forked from, or start it anew: multiprocessing.get_context("spawn")'
-        )
 
 
 #: Picklable: a module-level function, or a dataclass instance with `__call__`.
