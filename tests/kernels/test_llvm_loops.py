@@ -319,3 +319,17 @@ def test_threads_that_begin_together_share_one_compiler() -> None:
         "assert len(set(map(id, made))) == 1\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_modes_of_floating_point_stay_as_they_are() -> None:
+    """Numbers below the smallest normal one are not taken for zero, in a loop or after one, and rounding is to the nearest."""
+    x, y = (f.element(i, float32) for i in range(2))
+    small = np.full(100, 3e-40, np.float32)
+    large = np.full(100, 1e38, np.float32)
+    product, quotient, overflown = (np.empty_like(small) for _ in range(3))
+    with np.errstate(all="ignore"):
+        run([x * 0.5, x / y, f.exp(y)], [small, large], [product, quotient, overflown])
+    assert np.isinf(overflown).all() and not quotient.any()
+    for a in (product, small * np.float32(0.5)):
+        assert np.array_equal(a, np.full(100, 1.5e-40, np.float32))
+    assert np.float32(1) + np.float32(2**-24) == 1 and np.float32(1) + np.float32(2**-24 + 2**-30) > 1
