@@ -57,7 +57,7 @@ class Face(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name in SHELLS and self._shown is jobflow:
             return importlib.import_module(f"oneflow.{name}")
-        if name.startswith("__") or not hasattr(self._shown, name):
+        if (name.startswith("__") and name != "__version__") or not hasattr(self._shown, name):
             raise no_attribute(name, f"{self.__name__} has no {name!r} in jobflow ({PAGE})", dir(self))
         found = getattr(self._shown, name)
         if isinstance(found, ModuleType) and found.__name__.startswith("jobflow."):

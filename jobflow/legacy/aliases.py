@@ -163,10 +163,10 @@ def name_scope(name: str) -> scope.namespace:
     return scope.namespace(name)
 
 
-def fixed_placement(device_tag: str, machine_device_ids: str | Sequence[str]) -> scope.placement:
+def fixed_placement(device_tag: str, machine_device_ids: str | Sequence[str], hierarchy: Sequence[int] | None = None) -> scope.placement:
     """The old spelling of `scope.placement`."""
     notice("fixed_placement and device_prior_placement are old names of scope.placement")
-    return scope.placement(device_tag, machine_device_ids)
+    return scope.placement(device_tag, machine_device_ids, hierarchy)
 
 
 device_prior_placement = fixed_placement

@@ -191,7 +191,7 @@ class TestSmallNames:
 
     def test_placements_and_views(self, fresh: None, capsys: pytest.CaptureFixture[str]) -> None:
         assert flow.fixed_placement is flow.device_prior_placement
-        assert repr(flow.fixed_placement("cpu", "0:0")) == repr(flow.scope.placement("cpu", "0:0"))
+        assert repr(flow.fixed_placement("cpu", "0:0", (1, 1))) == repr(flow.scope.placement("cpu", "0:0", (1, 1)))
         assert flow.distribute.consistent_strategy().view == "consistent" and flow.distribute.mirrored_strategy().view == "mirrored"
         assert flow.distribute.consistent_strategy_enabled() and not flow.distribute.mirrored_strategy_enabled()
         said = capsys.readouterr().err

@@ -19,6 +19,7 @@ from oneflow import typing
 from oneflow.compatible import single_client
 from oneflow.compatible.single_client import typing as other
 
+assert flow.__version__.count(".") == 2
 assert flow is oneflow is single_client and tp is oft is typing is other
 assert distribute_util.broadcast() is flow.distribute.broadcast() and nn.relu is flow.math.relu
 assert len({op_conf_util.kNone, op_conf_util.kRelu, op_conf_util.kSigmoid}) == 3 and data_type.kFloat == 2
