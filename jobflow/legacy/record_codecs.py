@@ -11,6 +11,7 @@ from jobflow.core.errors import ArgumentError, user_line
 from jobflow.core.types import DType, Tensor
 from jobflow.legacy import arrays, image
 from jobflow.legacy.on_host import OnHost
+from jobflow.legacy.operands import counts
 from jobflow.legacy.random import CoinFlip
 from jobflow.legacy.record_data import OFRecordImageDecoder, OFRecordRawDecoder, ofrecord_reader
 
@@ -40,12 +41,18 @@ class ImageResizePreprocessor:
     width: int
     height: int
 
+    def __post_init__(self) -> None:
+        counts("ImageResizePreprocessor", width=self.width, height=self.height)
+
 
 @dataclass(frozen=True)
 class ImageCodec:
     """A JPEG or PNG file in a feature."""
 
     image_preprocessors: Sequence[ImagePreprocessor | ImageResizePreprocessor] | None = None
+
+    def __post_init__(self) -> None:
+        _check_each("ImageCodec", "image_preprocessors", self.image_preprocessors or (), ImagePreprocessor, ImageResizePreprocessor)
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,18 @@ class BlobConf:
     codec: Codec
     preprocessors: Sequence[NormByChannelPreprocessor] | None = field(default=None)
 
+    def __post_init__(self) -> None:
+        _check_each("BlobConf", "codec", [self.codec], RawCodec, ImageCodec)
+        _check_each("BlobConf", "preprocessors", self.preprocessors or (), NormByChannelPreprocessor)
+
+
+def _check_each(what: str, name: str, given: Any, *kinds: type) -> None:
+    """ArgumentError unless all that were given are of these kinds."""
+    for each in given if isinstance(given, list | tuple) else [given]:
+        if not isinstance(each, kinds):
+            words = " or ".join(kind.__name__ for kind in kinds)
+            raise ArgumentError(f"{what} at {user_line()}: {name} has {each!r}, not {words}")
+
 
 def decode_ofrecord(
     ofrecord_dir: str,
@@ -83,6 +102,9 @@ def decode_ofrecord(
     name: str | None = None,
 ) -> tuple[Tensor, ...]:
     """The described features of a batch of records; see `ofrecord_reader`."""
+    _check_each("decode_ofrecord", "blobs", blobs, BlobConf)
+    if not isinstance(blobs, list | tuple):
+        raise ArgumentError(f"decode_ofrecord at {user_line()}: blobs is a list of what is decoded, not {blobs!r}")
     record = ofrecord_reader(ofrecord_dir, batch_size, data_part_num, part_name_prefix, part_name_suffix_length, shuffle, buffer_size)
     return tuple(_decoded(record, each, batch_size) for each in blobs)
 

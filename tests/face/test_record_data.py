@@ -396,6 +396,13 @@ WRONG = {
         lambda folder: flow.image.batch_align(flow.image.normalize(eight(), [1.0], [0.5, 0.5]), (8, 8, 3), flow.float, 4),
         "an image of 3 channels is normalized by 2 means and 1 deviations",
     ),
+    "no codec": (lambda folder: flow.data.BlobConf("label", (1,), flow.int32, None), "BlobConf at .*: codec has None, not RawCodec or ImageCodec"),
+    "one description for a list": (
+        lambda folder: flow.data.decode_ofrecord(folder, flow.data.BlobConf("label", (1,), flow.int32, flow.data.RawCodec())),
+        "blobs is a list of what is decoded, not BlobConf",
+    ),
+    "steps of images in words": (lambda folder: flow.data.ImageCodec(["mirror"]), "image_preprocessors has 'mirror', not ImagePreprocessor or"),
+    "a size below 1": (lambda folder: flow.data.ImageResizePreprocessor(0, 8), "ImageResizePreprocessor at .*: width is a positive int; got 0"),
     "a tensor": (lambda folder: flow.image.random_crop(flow.constant(1.0, flow.float, (4, 4))), "samples that a reader in this job gives"),
 }
 
