@@ -113,7 +113,7 @@ def _number(value: float | None, x: Any) -> float | None:
 
 
 class Cast(Elementwise):
-    """y = x as another element type, as NumPy casts; linear where the result is a floating point number
+    """y = x as another element type, as NumPy casts on x86; linear where the result is a floating point number
 
     `through`: gradients go through it also where it makes integers; those of integers are float64.
     """

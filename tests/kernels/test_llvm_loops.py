@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import random
 import subprocess
 import sys
@@ -288,6 +289,20 @@ def test_indices_and_random_words_are_those_of_the_reference(shape: tuple[int, .
         run(outputs[group], inputs, targets[group])
     for y, target, value in zip(outputs, targets, evaluate(outputs, inputs, np, shape), strict=True):
         assert same(target, np.broadcast_to(value, target.shape)), y
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="elsewhere NumPy has other numbers for what does not fit")
+@pytest.mark.parametrize("source", [float32, float64])
+@pytest.mark.parametrize("target", [int8, uint8, int32, int64])
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_floats_that_do_not_fit_are_the_whole_numbers_that_numpy_has(source: DType, target: DType) -> None:
+    ends = [sign * 2.0**bits for bits in (7, 8, 31, 32, 63, 64) for sign in (1, -1)]
+    x = np.array([-1.2, 0.7, 300, -300.5, 1e6, 3e9, -3e9, 1e20, np.nan, np.inf, -np.inf, *ends], source.numpy)
+    for given in (x, np.nextafter(x, source.numpy.type(0)), x[:1]):
+        y = np.empty(given.shape, target.numpy)
+        ((function, arguments),) = bind([f.cast(f.element(0, source), target)], [given], [y])
+        function(*arguments)
+        np.testing.assert_array_equal(y, given.astype(target.numpy))
 
 
 def test_an_operand_is_looked_at_before_it_has_memory() -> None:

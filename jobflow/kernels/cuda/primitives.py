@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from jobflow.core.types import DType, bool_, float16, float32
+from jobflow.core.types import DType, bool_, float16, float32, int32
 from jobflow.expressions.language import Expression
 from jobflow.kernels.row_phases import COLUMNS, REDUCTIONS
 
@@ -81,8 +81,8 @@ FUNCTIONS: dict[str, str] = {
     if (n & 1) result *= square;
   return (T)result;
 }""",
-    "whole": """template <typename T, typename X> static __device__ T whole(X x, X low, X high, T least, T most) {  // 0 for NaN
-  return x != x ? T(0) : x <= low ? least : x >= high ? most : (T)x;
+    "whole": """template <typename T, typename X> static __device__ T whole(X x, X low, X beyond, T least) {  // that for NaN
+  return x >= low && x < beyond ? (T)x : least;
 }""",
 }
 
@@ -216,10 +216,10 @@ def _cast(x: Expression, operands: Sequence[str]) -> str:
     if after is bool_:
         return f"{operands[0]} != {literal(0, before.arithmetic)}"
     if before.is_float and after.is_integer:
-        of = before.arithmetic
-        least, most = (int(end) for end in after.span)
-        ends = [literal(float(of.numpy.type(end)), of) for end in (least, most)]
-        return f"whole<{value_type(after)}>({operands[0]}, {', '.join(ends)}, {literal(least, after)}, {literal(most, after)})"
+        of, wide = before.arithmetic, int32 if after.itemsize < int32.itemsize else after
+        least, most = (int(end) for end in wide.span)
+        whole = f"whole<{value_type(wide)}>({operands[0]}, {literal(float(least), of)}, {literal(float(most + 1), of)}, {literal(least, wide)})"
+        return whole if wide is after else f"({value_type(after)}){whole}"
     value = operands[0] if value_type(before) == value_type(after) else f"({value_type(after)}){operands[0]}"
     return rounded(value, after)
 

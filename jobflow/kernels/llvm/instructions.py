@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from jobflow.core.types import DType, bfloat16, bool_, float16, float32, float64
+from jobflow.core.types import DType, bfloat16, bool_, float16, float32, float64, int32
 from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import LANES
 
@@ -245,18 +245,14 @@ def _converted(at: Lines, value: str, source: DType, target: DType, lanes: int) 
 
 
 def _limited(at: Lines, value: str, source: DType, target: DType, lanes: int) -> str:
-    """A float as a whole number: what does not fit becomes the nearest that does, NaN 0; NumPy leaves it open.
-
-    LLVM's own conversion that saturates is made element by element.
-    """
-    before, after, truth, (low, high) = register(source, lanes), register(target, lanes), several("i1", lanes), target.span
-    below, above, nan = (
-        at.value(f"fcmp {how} {before} {value}, {literal(limit, source, lanes)}") for how, limit in (("olt", low), ("oge", high + 1), ("uno", 0.0))
-    )
-    fits = at.value(f"select {truth} {below}, {before} {literal(low, source, lanes)}, {before} {value}")
-    fits = at.value(f"select {truth} {at.value(f'or {truth} {above}, {nan}')}, {before} {literal(0.0, source, lanes)}, {before} {fits}")
-    whole = at.value(f"fpto{'ui' if _kind(target) == 'u' else 'si'} {before} {fits} to {after}")
-    return at.value(f"select {truth} {above}, {after} {literal(high, target, lanes)}, {after} {whole}")
+    """A float as a whole number: those of one byte are the last of int32, and what does not fit, and NaN, is the lowest number."""
+    wide = int32 if target.itemsize < int32.itemsize else target
+    before, after, truth, (low, high) = register(source, lanes), register(wide, lanes), several("i1", lanes), wide.span
+    least, beyond = literal(low, source, lanes), literal(high + 1, source, lanes)
+    inside = [at.value(f"fcmp {how} {before} {value}, {limit}") for how, limit in (("oge", least), ("olt", beyond))]
+    fits = at.value(f"select {truth} {at.value(f'and {truth} {inside[0]}, {inside[1]}')}, {before} {value}, {before} {least}")
+    whole = at.value(f"fptosi {before} {fits} to {after}")
+    return whole if wide is target else at.value(f"trunc {after} {whole} to {register(target, lanes)}")
 
 
 def rounded(at: Lines, value: str, dtype: DType, lanes: int) -> str:
