@@ -1,43 +1,81 @@
-"""Ctrl-C waits until a step is done: a program that catches KeyboardInterrupt finds all variables written, or none."""
+"""Ctrl-C waits until a step is done: a program that catches KeyboardInterrupt finds all variables written, or none.
+
+Only the main thread is interrupted by signals, so elsewhere nothing here does anything.
+"""
 
 from __future__ import annotations
 
 import inspect
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Self
 
 # without the conversions to members of enumerations, which take ten times as long
 _get: Any = inspect.unwrap(signal.getsignal)
 _set: Any = inspect.unwrap(signal.signal)
 
 
-class held:
-    """Inside, the first SIGINT is only noted; its handler is called at the end, or when a second one comes.
+class _Instead:
+    """Inside, `_note` is called for SIGINT instead of the handler that there is."""
 
-    Only the main thread is interrupted by signals, so elsewhere this does nothing.
-    """
+    __slots__ = ("_handler",)
 
-    __slots__ = ("_handler", "_noted")
-
-    def __enter__(self) -> None:
-        self._noted: tuple[int, FrameType | None] | None = None
-        self._handler = None
+    def __enter__(self) -> Self:
+        self._handler: Any = None
         if threading.current_thread() is threading.main_thread() and callable(handler := _get(signal.SIGINT)):
             self._handler = handler
             _set(signal.SIGINT, self._note)
+        return self
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        raise NotImplementedError
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._handler is not None:
+            _set(signal.SIGINT, self._handler)
+
+
+class held(_Instead):
+    """Inside, the first SIGINT is only noted; its handler is called at the end, or when a second one comes."""
+
+    __slots__ = ("_noted",)
+
+    def __init__(self) -> None:
+        self._noted: tuple[int, FrameType | None] | None = None
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._noted is None:
             self._noted = number, frame
             return
-        (first, self._noted) = self._noted, None
-        self._handler(*first)  # type: ignore[misc]
-        self._handler(number, frame)  # type: ignore[misc]
+        first, self._noted = self._noted, None
+        self._handler(*first)
+        self._handler(number, frame)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._handler is not None:
-            _set(signal.SIGINT, self._handler)
-            if self._noted is not None:
-                self._handler(*self._noted)
+        super().__exit__(kind, error, trace)
+        if self._noted is not None:
+            self._handler(*self._noted)
+
+
+class caught(_Instead):
+    """Inside, what the handler of SIGINT raises is kept as `error`, `stop` is called, and the error is raised at the end."""
+
+    __slots__ = ("_stop", "error")
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self._stop = stop
+        self.error: BaseException | None = None
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        try:
+            self._handler(number, frame)
+        except BaseException as error:  # noqa: BLE001 - raised at the end
+            self.error = error
+            self._stop()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        super().__exit__(kind, error, trace)
+        if self.error is not None:
+            raise self.error

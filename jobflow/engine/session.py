@@ -13,6 +13,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import copy_context
 from typing import Any
 
 import numpy as np
@@ -216,7 +217,8 @@ class Session:
 
     def _compile(self, job: Declared, shapes: Any) -> Compiled:
         world = self.start()
-        compiled = job.compile(self, shapes, self._number)
+        # in a context of its own, of which nothing is left wherever Ctrl-C ends it
+        compiled = copy_context().run(job.compile, self, shapes, self._number)
         self._number += 1
         if world.multi:
             self._compare_programs(world, job, compiled)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jobflow.core.errors import AbortedError, JobError
+from jobflow.core.interrupts import caught
 from jobflow.kernels import blas_threads as blas
 from jobflow.runtime.comm.nccl_communicator import device_communicator
 from jobflow.runtime.comm.thread_communicator import Room, ThreadsCommunicator
@@ -118,25 +119,29 @@ class ThreadsWorld:
         round = Round(command, each_argument(self.size, arguments), self.ranks)
         with self._calling:
             self._room.ended.clear()
-            for worker in self._workers:
-                worker.start(round)
-            self._await(round)
-            if round.failures:
-                self._reset()
-                raise self._first(round)
+            self._perform(round)
+        if round.failures:
+            raise self._first(round)
         return round.results
 
-    def _await(self, round: Round) -> None:
-        interrupted: BaseException | None = None
-        while not round.over:
-            try:
-                round.done.acquire()
-            except BaseException as error:  # noqa: BLE001 - Ctrl-C, maybe again and again: no rank may run on behind the client's back
-                interrupted = interrupted or error
+    def _perform(self, round: Round) -> None:
+        """Have all ranks do it.  None of them runs on behind the client's back, whatever interrupts that: Ctrl-C, or another signal's handler."""
+
+        def stop() -> None:
+            if not round.over:
                 round.abort("the client was interrupted")
-        if interrupted is not None:
-            self._reset()
-            raise interrupted
+
+        with caught(stop) as interrupt:
+            for worker in self._workers:
+                worker.start(round)
+            while not round.over:
+                try:
+                    round.done.acquire()
+                except BaseException as error:  # noqa: BLE001 - raised when all ranks have stopped
+                    interrupt.error = error
+                    stop()
+            if round.failures or interrupt.error is not None:
+                self._reset()
 
     def _first(self, round: Round) -> BaseException:
         for rank, error in round.failures:
