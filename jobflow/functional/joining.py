@@ -31,9 +31,9 @@ def _all_tensors(what: str, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """The tensors one after the other along axis `dim`, in the element type that they have together."""
-    given = _all_tensors("cat", tensors)
+    given = together("cat", *_all_tensors("cat", tensors))
     full = [x for x in given if x.shape != (0,)] or given[:1]  # an empty list of numbers goes with any shape
-    return run(Concat(axis_of("cat", dim, full[0].ndim)), *together("cat", *full))
+    return run(Concat(axis_of("cat", dim, full[0].ndim)), *full)
 
 
 concat = concatenate = cat

@@ -97,7 +97,7 @@ def scaled_dot_product_attention(
     """
     lead = _check(query, key, value, attn_mask)
     query, key, value = (_repeated(x, lead) for x in (query, key, value))
-    factor = 1.0 / math.sqrt(query.type.shape[-1]) if scale is None else scale
+    factor = 1.0 / math.sqrt(query.type.shape[-1] or 1) if scale is None else scale
     weights = attention_weights(query, key, attn_mask, is_causal, factor)
     return answers(dropout(weights, dropout_p), value)
 

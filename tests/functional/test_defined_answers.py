@@ -64,6 +64,17 @@ def test_labels_of_a_type_that_has_not_the_number_that_is_ignored(dtype: Any, ig
     gives(lambda x, t: F.cross_entropy(x, t, ignore_index=ignored, label_smoothing=0.1), [x, labels.astype(dtype)], mean, rtol=1e-12)
 
 
+def test_attention_without_features_weighs_all_alike() -> None:
+    q, k, v = np.zeros((2, 3, 0)), np.zeros((2, 4, 0)), np.random.default_rng(2).normal(size=(2, 4, 5))
+    expected = np.broadcast_to(v.mean(1, keepdims=True), (2, 3, 5))
+    gives(F.scaled_dot_product_attention, [q, k, v], expected, rtol=1e-12)
+
+
+def test_nothing_that_is_joined_counts_with_its_type() -> None:
+    joined = flow.cat([flow.ones(2, 3, dtype=flow.float16), flow.ones(0, dtype=flow.float64)], 1)
+    assert joined.shape == (2, 3) and joined.dtype is flow.float64
+
+
 def test_similarity_broadcasts() -> None:
     a, b = (np.random.default_rng(i).normal(size=shape) for i, shape in enumerate([(4, 1, 3), (5, 3)]))
     x, y = np.broadcast_arrays(a, b)

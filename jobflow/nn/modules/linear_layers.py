@@ -69,7 +69,7 @@ class Bilinear(Module):
 
     def reset_parameters(self) -> None:
         """U[-b, b) with b = 1 / sqrt(in1_features)."""
-        bound = 1 / math.sqrt(self.in1_features)
+        bound = 1 / math.sqrt(self.in1_features) if self.in1_features else 0.0
         init.uniform_(self.weight, -bound, bound)
         if self.bias is not None:
             init.uniform_(self.bias, -bound, bound)
