@@ -31,6 +31,9 @@ class UniqueWithCounts(Op):
 
     def kernel(self, xp: Xp, x: Array, *outputs: Array) -> None:
         y, idx, count, number = outputs
+        if not x.size:  # CuPy's refuses it
+            number[...] = 0
+            return
         values, first, inverse, counts = xp.unique(x, return_index=True, return_inverse=True, return_counts=True)
         order = xp.argsort(first)
         place = xp.empty_like(order)
