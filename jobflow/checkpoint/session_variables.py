@@ -13,6 +13,7 @@ from jobflow.checkpoint import sessions, store
 from jobflow.checkpoint.checkpoint_reader import Stored
 from jobflow.checkpoint.export import save_legacy
 from jobflow.core.errors import CheckpointError, did_you_mean, user_line
+from jobflow.core.remote import path_of
 from jobflow.core.types import Array, type_of
 from jobflow.engine.commands import Initialize
 from jobflow.engine.session import Session, current_session, started_session
@@ -51,6 +52,8 @@ def load_variables(value_dict: Mapping[str, Any], ignore_mismatch: bool = True) 
     """
     session = started_session()
     here = f"load_variables at {user_line()}"
+    if not isinstance(value_dict, Mapping):
+        raise CheckpointError(f"{here}: value_dict is {type(value_dict).__name__}, not values by name, as checkpoint.get(path) gives them")
     unknown = [name for name in value_dict if name not in session.variables]
     if unknown and not ignore_mismatch:
         raise CheckpointError(f'{here}: there is no variable "{unknown[0]}"{did_you_mean(unknown[0], session.variables)}')
@@ -60,7 +63,7 @@ def load_variables(value_dict: Mapping[str, Any], ignore_mismatch: bool = True) 
 
 
 def _array(value: Any) -> Array:
-    return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+    return np.asarray(value.numpy() if callable(getattr(value, "numpy", None)) else value)
 
 
 @scope.alone
@@ -80,6 +83,7 @@ def save(path: str, var_dict: Mapping[str, Any] | None = None) -> None:
     `config.checkpoint_format("oneflow")`: a folder `<variable>` for each, with its bytes in `out` and its type in `meta`, and the file snapshot_done.
     """
     session = started_session()
+    path_of(path)  # which checks it
     legacy = session.settings.checkpoint_format == "oneflow"
     if var_dict is None and not legacy:
         sessions.save(session, path)

@@ -178,6 +178,8 @@ def path_of(text: str | os.PathLike[str] | RemotePath, absolute: bool = False) -
     """
     if isinstance(text, RemotePath):
         return text
+    if not isinstance(text, str | os.PathLike):
+        raise ArgumentError(f"a path is a text, not {text!r} (at {user_line()})")
     plain = os.fspath(text)
     url = _URL.fullmatch(plain)
     if url is None:

@@ -6,11 +6,12 @@ Programs enter scopes with `placement`, `consistent_view`, `mirrored_view`, `nam
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar, Token
 from dataclasses import field
 from functools import wraps
+from numbers import Integral
 from typing import Any, ClassVar, Literal, ParamSpec, Protocol, Self, TypeVar
 
 from jobflow.core.dataclass import dataclass
@@ -165,6 +166,11 @@ class _Entered:
         _CURRENT.set(current().outer)
 
 
+def _elements(given: Any) -> tuple[Any, ...]:
+    """Those of a list; none of what is no list."""
+    return tuple(given) if isinstance(given, Iterable) and not isinstance(given, str | bytes | dict) else ()
+
+
 class placement(_Entered):
     """Run what is called inside on these devices.
 
@@ -176,11 +182,16 @@ class placement(_Entered):
     """
 
     def __init__(self, device_tag: str, machine_device_ids: str | Sequence[Any], hierarchy: Sequence[int] | None = None) -> None:
-        if device_tag not in ("cpu", "gpu", "cuda"):
+        if not isinstance(device_tag, str) or device_tag not in ("cpu", "gpu", "cuda"):
             raise PlacementError(f'placement at {user_line()}: unknown device tag {device_tag!r}; use "cpu" or "gpu"')
         self.tag = device_tag
-        self.devices = (machine_device_ids,) if isinstance(machine_device_ids, str) else tuple(machine_device_ids)
-        self.hierarchy = None if hierarchy is None else tuple(hierarchy)
+        self.devices = (machine_device_ids,) if isinstance(machine_device_ids, str) else _elements(machine_device_ids)
+        self.hierarchy = None if hierarchy is None else _elements(hierarchy)
+        if not self.devices:
+            what = 'a text such as "0:0-3", or a list of such texts or of ranks'
+            raise PlacementError(f"placement at {user_line()}: machine_device_ids is {what}, not {machine_device_ids!r}")
+        if self.hierarchy is not None and not (self.hierarchy and all(isinstance(n, Integral) for n in self.hierarchy)):
+            raise PlacementError(f"placement at {user_line()}: hierarchy is a shape of the devices such as (2, 2), not {hierarchy!r}")
 
     def __repr__(self) -> str:
         return f"jobflow.scope.placement({self.tag!r}, {list(self.devices)})"

@@ -86,8 +86,8 @@ def _pixels(path: AnyPath) -> Array:
 
 
 def _batches(what: str, images: Array, labels: Array, size: int, data_format: str) -> Pair:
-    if size < 1 or len(images) % size:
-        raise ArgumentError(f"load_mnist at {user_line()}: {what}_batch_size {size} does not divide the {len(images)} {what} images")
+    if not isinstance(size, int | np.integer) or size < 1 or len(images) % size:
+        raise ArgumentError(f"load_mnist at {user_line()}: {what}_batch_size {size!r} does not divide the {len(images)} {what} images")
     axis = 2 if data_format == "NCHW" else 4
     cut = images.astype(np.float32).reshape(-1, size, *images.shape[1:])
     cut /= 255

@@ -41,7 +41,7 @@ def _real(value: Any) -> bool:
 def _element_type(value: Any) -> bool:
     """Also as NumPy spells it, to which None is float64."""
     try:
-        return isinstance(value, DType) or (value is not None and dtype_of(value) is not None)
+        return isinstance(value, DType) or (value is not None and not isinstance(value, np.generic) and dtype_of(value) is not None)
     except (KeyError, TypeError, ValueError):
         return False
 

@@ -91,8 +91,9 @@ class Option:
         is_kind = isinstance(value, self.kinds) and not isinstance(value, type) and (not isinstance(value, bool) or bool in self.kinds)
         if self.kinds and not is_kind:
             raise ConfigError(f"{what}: the value must be {' or '.join(_KINDS[kind] for kind in self.kinds)}; got {value!r}")
-        if self.choices and value not in self.choices:
-            raise ConfigError(f"{what}: the value must be one of {', '.join(self.choices)}; got {value!r}{did_you_mean(value, self.choices)}")
+        if self.choices and not (isinstance(value, str) and value in self.choices):
+            near = did_you_mean(value, self.choices) if isinstance(value, str) else ""
+            raise ConfigError(f"{what}: the value must be one of {', '.join(self.choices)}; got {value!r}{near}")
         if self.least is not None and not value >= self.least:
             raise ConfigError(f"{what}: the value must be at least {self.least}; got {value}")
         if self.most is not None and not value <= self.most:

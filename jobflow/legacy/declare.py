@@ -39,8 +39,10 @@ def global_function(type: str | FunctionConfig = "predict", function_config: Fun
         type = "train" if type.trains else "predict"
     if callable(type):
         raise JobError(f'global_function at {where} needs call parentheses: write @global_function() or @global_function(type="train")')
-    if type not in ("predict", "train"):
+    if not isinstance(type, str) or type not in ("predict", "train"):
         raise JobError(f'global_function at {where}: type is {type!r}; use "predict" or "train"')
+    if function_config is not None and not isinstance(function_config, FunctionConfig):
+        raise JobError(f"global_function at {where}: function_config is {function_config!r}; pass what flow.function_config() gives")
     config = (function_config or FunctionConfig()).copy()
     trainable = type == "train"
     if trainable and _spreads_optimizers(config):

@@ -139,8 +139,18 @@ def ones_initializer(dtype: DType = float32) -> Initializer:
     return constant_initializer(1, dtype)
 
 
+def _check_finite(what: str, **given: float) -> None:
+    """ArgumentError for what is infinite, or not a number."""
+    for name, value in given.items():
+        if not math.isfinite(value):
+            raise ArgumentError(f"{what} at {user_line()}: {name} is {value}, which is not finite")
+
+
 def random_uniform_initializer(minval: float = 0, maxval: float = 1, dtype: DType = float32) -> Initializer:
     """U[minval, maxval); integers for integer variables."""
+    _check_finite("random_uniform_initializer", minval=minval, maxval=maxval)
+    if minval > maxval:
+        raise ArgumentError(f"random_uniform_initializer at {user_line()}: minval {minval} is above maxval {maxval}")
     return Uniform(minval, maxval)
 
 
@@ -148,11 +158,13 @@ def random_normal_initializer(mean: float = 0.0, stddev: float = 1.0, seed: int 
     """N(mean, stddev^2).  `seed` and `dtype` belong to get_variable and must stay None."""
     if seed is not None or dtype is not None:
         raise ArgumentError(f"random_normal_initializer at {user_line()}: give random_seed and dtype to get_variable instead")
+    _check_finite("random_normal_initializer", mean=mean, stddev=stddev)
     return Normal(mean, stddev)
 
 
 def truncated_normal_initializer(mean: float = 0.0, stddev: float = 1.0) -> Initializer:
     """N(mean, stddev^2), redrawn beyond 2 stddev; its own standard deviation is 0.88 stddev."""
+    _check_finite("truncated_normal_initializer", mean=mean, stddev=stddev)
     return Truncated(mean, stddev)
 
 
@@ -166,6 +178,9 @@ def variance_scaling_initializer(
 ) -> Initializer:
     """Zero mean, variance scale / fan."""
     what = "variance_scaling_initializer"
+    _check_finite(what, scale=scale)
+    if scale < 0:
+        raise ArgumentError(f"{what} at {user_line()}: scale {scale} is a variance, and none is below 0")
     return VarianceScaling(scale, one_of(what, "mode", mode, _MODES), one_of(what, "distribution", distribution, _DISTRIBUTIONS), data_format)
 
 
@@ -209,6 +224,7 @@ def kaiming_initializer(
     gain: tanh 5/3, relu sqrt(2), leaky_relu sqrt(2 / (1 + negative_slope^2)), selu 3/4, linear, sigmoid and convolutions 1.
     """
     what = "kaiming_initializer"
+    _check_finite(what, negative_slope=negative_slope)
     fan = _fan(shape, one_of(what, "mode", mode, _MODES), data_format)
     std = gain_of(one_of(what, "nonlinearity", nonlinearity, NONLINEARITIES), negative_slope) / math.sqrt(fan)
     return _spread(one_of(what, "distribution", distribution, ("random_normal", "random_uniform")), std)

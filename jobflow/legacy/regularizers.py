@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from jobflow.core.dataclass import dataclass
+from jobflow.core.errors import ConfigError, user_line
+from jobflow.legacy.optimizer.option_ranges import is_number
 
 
 @dataclass(frozen=True)
@@ -15,14 +17,17 @@ class Regularizer:
 
 def l1_l2(l1: float = 0.01, l2: float = 0.01) -> Regularizer:
     """g += l1 * sign(w) + l2 * w."""
+    for name, value in (("l1", l1), ("l2", l2)):
+        if not is_number(value):
+            raise ConfigError(f"regularizers at {user_line()}: {name} must be a number; got {value!r}")
     return Regularizer(float(l1), float(l2))
 
 
 def l1(l: float = 0.01) -> Regularizer:  # noqa: E741 - the published name of the argument
     """g += l * sign(w)."""
-    return Regularizer(l1=float(l))
+    return l1_l2(l, 0.0)
 
 
 def l2(l: float = 0.01) -> Regularizer:  # noqa: E741 - the published name of the argument
     """g += l * w."""
-    return Regularizer(l2=float(l))
+    return l1_l2(0.0, l)

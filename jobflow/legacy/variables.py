@@ -18,7 +18,8 @@ import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, ConfigError, DuplicateNameError, JobError, SbpError, ShapeError, SourceLine, user_line
 from jobflow.core.layout import Sbp, Split
 from jobflow.core.types import DType, Tensor, TensorType, float32
-from jobflow.eager.faces import all_of, of_kinds
+from jobflow.eager.faces import all_of, is_tensor, of_kinds
+from jobflow.eager.parameters import described
 from jobflow.engine.distribute import Distribute, ParallelDistribution, broadcast, current_placement, mesh_sbp
 from jobflow.graph.ir import Variable
 from jobflow.legacy.initializers import Initializer, from_conf
@@ -200,6 +201,8 @@ def assign(ref: Tensor, value: Tensor, dtype: DType | None = None, name: str | N
     key = variable_of(ref)
     if key is None:
         raise ArgumentError(f"assign at {user_line()}: ref {ref} is computed, not the value of a variable; pass what get_variable returned")
+    if not is_tensor(value):
+        raise ArgumentError(f"assign at {user_line()}: value is {described(value)}, not a tensor of the job")
     if value.type != ref.type:
         raise ShapeError(f"assign at {user_line()}: variable {key!r} is {ref.type}, value is {value.type}")
     current_job("assign").assign(key, value)

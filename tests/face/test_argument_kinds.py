@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -103,6 +104,10 @@ def test_what_an_annotation_does_not_say_is_not_judged() -> None:
     assert kind_of("int | Sequence[int] | None").words == "a whole number, a sequence of whole numbers or None"  # type: ignore[union-attr]
 
 
+def variable(**options: Any) -> Any:
+    return flow.get_variable("w", (3,), initializer=flow.ones_initializer(), **options)
+
+
 IMAGES, PIXELS = np.zeros((2, 4, 5, 5), np.float32), np.zeros((2, 5, 5, 3), np.uint8)
 #: values of the right kind that cannot be, and how the error ends
 REFUSED: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
@@ -118,6 +123,8 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         "image.CropMirrorNormalize at {here}: crop_pos_y 1.5 is not in [0, 1]",
     ),
     "no images": (lambda x: flow.image.CropMirrorNormalize(3), PIXELS, "are [batch, height, width, channels], not 3 of type int"),
+    "no value": (lambda x: flow.assign(variable(), 3), IMAGES, "assign at {here}: value is 3 of type int, not a tensor of the job"),
+    "a type of one number": (lambda x: variable(dtype=np.int64(2)), IMAGES, "get_variable at {here}: dtype is np.int64(2) of type int64, not"),
     "no operation": (lambda x: flow.user_op_builder("op").Op(3), IMAGES, "user_op_builder at {here}: the type of an operation is a text, not 3"),
 }
 
@@ -134,3 +141,42 @@ def test_what_cannot_be_is_told_with_the_line(what: str) -> None:
     before, _, after = said.partition("{here}")
     with pytest.raises(flow.JobflowError, match=rf"{re.escape(before)}{r'test_argument_kinds.py:[0-9]+' if after else ''}{re.escape(after)}"):
         job(array)
+
+
+#: outside of jobs: what is called, and how the error ends
+ELSEWHERE: dict[str, tuple[Callable[[], Any], str]] = {
+    "a path that is none": (lambda: flow.train.CheckPoint().load(None), "a path is a text, not None"),
+    "a folder that is none": (lambda: flow.checkpoint.save(3), "a path is a text, not 3"),
+    "a checkpoint that is none": (lambda: flow.checkpoint.get(None), "a path is a text, not None"),
+    "values that are none": (lambda: flow.load_variables([1]), "load_variables at {here}: value_dict is list, not values by name"),
+    "a variable that is none": (
+        lambda: flow.experimental.get_interface_blob_value("W"),
+        "get_interface_blob_value at {here}: there is no variable 'W'",
+    ),
+    "a configuration that is none": (lambda: flow.global_function("train", {"a": 1}), "global_function at {here}: function_config is {'a': 1}; pass"),
+    "a mode that is none": (lambda: flow.function_config().optimizer_placement_optimization_mode(None), "must be one of non_distributed,"),
+    "a batch of texts": (lambda: flow.data.load_mnist("100"), "load_mnist at {here}: train_batch_size '100' does not divide"),
+    "a decay of texts": (lambda: flow.regularizers.l2("0.1"), "regularizers at {here}: l2 must be a number; got '0.1'"),
+    "an endless range": (
+        lambda: flow.random_uniform_initializer(0, math.inf),
+        "_initializer at {here}: maxval is inf, which is not finite",
+    ),
+    "a range from above": (lambda: flow.random_uniform_initializer(1, 0), "random_uniform_initializer at {here}: minval 1 is above maxval 0"),
+    "no deviation": (lambda: flow.truncated_normal_initializer(0, math.nan), "truncated_normal_initializer at {here}: stddev is nan"),
+    "a variance below 0": (lambda: flow.variance_scaling_initializer(-1), "scale -1 is a variance, and none is below 0"),
+}
+
+
+@pytest.mark.parametrize("what", ELSEWHERE)
+def test_what_cannot_be_is_told_outside_of_jobs(what: str) -> None:
+    call, said = ELSEWHERE[what]
+    flow.clear_default_session()
+
+    @flow.global_function()
+    def job() -> tp.Numpy:
+        return variable() * 1
+
+    before, here, after = said.partition("{here}")
+    with pytest.raises(flow.JobflowError, match=rf"{re.escape(before)}{r'test_argument_kinds.py:[0-9]+' if here else ''}{re.escape(after)}"):
+        call()
+    flow.clear_default_session()

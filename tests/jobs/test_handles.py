@@ -10,7 +10,7 @@ from parts import Begin, Rows, X, declare
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow.core.errors import JobError
+from jobflow.core.errors import JobError, PlacementError
 from jobflow.engine.job import job_of
 from jobflow.tools import explain
 
@@ -188,6 +188,22 @@ class TestSmallNames:
 
         assert ask(name) == "a-b-e"
         assert "is the old name of scope.namespace" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (("cpu", None), "machine_device_ids is a text such as .*, not None"),
+            (("cpu", []), "or a list of such texts or of ranks, not ."),
+            (("cpu", b"0:0"), "not b'0:0'"),
+            ((0, "0:0"), "unknown device tag 0"),
+            (("cpu", "0:0-1", 2), "hierarchy is a shape of the devices such as .2, 2., not 2"),
+            (("cpu", "0:0-1", [1.5]), "hierarchy is a shape"),
+            (("cpu", "0:0-1", "2"), "hierarchy is a shape"),
+        ],
+    )
+    def test_placements_that_are_none(self, fresh: None, arguments: Any, said: str) -> None:
+        with pytest.raises(PlacementError, match=said):
+            flow.scope.placement(*arguments)
 
     def test_placements_and_views(self, fresh: None, capsys: pytest.CaptureFixture[str]) -> None:
         assert flow.fixed_placement is flow.device_prior_placement

@@ -7,6 +7,7 @@ from typing import Any
 
 from jobflow.checkpoint.session_variables import get_all_variables, load_variables
 from jobflow.core.dataclass import dataclass
+from jobflow.core.errors import ArgumentError, did_you_mean, user_line
 from jobflow.core.types import Array, Tensor
 from jobflow.engine.job import Job, returned_values
 from jobflow.engine.session import started_session
@@ -41,7 +42,10 @@ def enable_typing_check(val: bool = True) -> None:
 
 def get_interface_blob_value(op_name: str) -> Array:
     """The value of the variable of this name."""
-    return get_all_variables()[op_name].numpy()
+    known = get_all_variables()
+    if not isinstance(op_name, str) or op_name not in known:
+        raise ArgumentError(f"get_interface_blob_value at {user_line()}: there is no variable {op_name!r}{did_you_mean(str(op_name), known)}")
+    return known[op_name].numpy()
 
 
 def set_interface_blob_value(op_name: str, ndarray: Any) -> None:
