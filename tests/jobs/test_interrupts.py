@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,14 @@ from jobflow.engine.commands import executors_of
 from jobflow.engine.session import current_session
 
 STEPS = 3
+
+
+@pytest.fixture(autouse=True)
+def hears() -> Iterator[None]:
+    """As in a program in a terminal: what a shell starts in the background ignores Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def interrupt() -> None:

@@ -1,4 +1,4 @@
-"""Loads that change nothing are errors; those that leave something out say what; a load that is refused has changed nothing."""
+"""Loads of checkpoints that change nothing are errors; those that leave something out say what; a load that is refused has changed nothing."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ REFUSED = {
     "missing": ("missing", "no such directory", "loads.py:"),
     "another model": ('"a"', '"conv-weight"', "loads.py:"),
     "another legacy model": ('"a"', '"conv-weight"', "loads.py:"),
-    "unknown names": ('"a"', '"c"', '"d"', "loads.py:"),
-    "nothing": ('"a"', "loads.py:"),
     "one unknown name of two": ('"c"', "loads.py:"),
     "another shape": ('"b"', "float32[2]", "float32[3]", "loads.py:"),
 }
 LOADED = {
+    "unknown names": {"a": 0.0, "b": 0.0},
+    "nothing": {"a": 0.0, "b": 0.0},
     "some names": {"a": 2.0, "b": 0.0},
     "some of a checkpoint": {"a": 2.0, "b": 3.0},
     "some of a legacy checkpoint": {"a": 4.0, "b": 3.0},
     "all": {"a": 3.0, "b": 3.0},
 }
 #: per notice, the names in it
-NOTICES = [('"c"',), ('"a"', '"c"'), ('"b"', '"c"')]
+NOTICES = [('"c"', '"d"'), ('"c"',), ('"a"', '"c"'), ('"b"', '"c"')]
 
 
 @pytest.mark.parametrize(
@@ -49,14 +49,14 @@ def test_variables(tmp_path: Path, devices: str, ranks: int) -> None:
         assert "loads.py:" in notice and all(name in notice for name in names), notice
 
 
-def test_a_program_without_variables_loads_nothing() -> None:
+def test_a_program_without_variables_loads_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     @flow.global_function()
     def job(x: tp.Numpy.Placeholder((3,))) -> tp.Numpy:
         return flow.math.exp(x)
 
     assert job(np.zeros(3, np.float32)).tolist() == [1, 1, 1]
-    with pytest.raises(flow.CheckpointError, match=r'test_loads.py:\d+: no variable has a value in it.*the values "nope"'):
-        flow.load_variables({"nope": np.ones(2)})
+    flow.load_variables({"nope": np.ones(2)})
+    assert '"nope"' in capsys.readouterr().err and not flow.get_all_variables()
 
 
 class Scaled(flow.nn.Graph):
