@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from running import PLAIN
 
 Array = np.ndarray[Any, Any]
 
@@ -68,7 +69,7 @@ CHANGES: Mapping[str, Callable[[Sequence[Array]], list[Array]]] = {
     "two axes more": first(lambda a: a[None, None]),
     "not finite": first(holding(math.nan, math.inf, -math.inf)),
     "the last not finite": last(holding(math.nan, math.inf, -math.inf)),
-    "large": first(holding(1e300, -1e300, 1e-310)),
+    **({} if PLAIN else {"large": first(holding(1e300, -1e300, 1e-310))}),  # the sum of what cancels depends on the order
     "labels beyond": last(lambda a: a + 100 if a.dtype.kind == "i" else a),
     "labels below": last(lambda a: np.minimum(a, -7) if a.dtype.kind == "i" else a),
 }  # fmt: skip

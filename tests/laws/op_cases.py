@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from running import PLAIN
 
 Array = np.ndarray[Any, Any]
 NAN, INF = math.nan, math.inf
@@ -104,7 +105,8 @@ ARGUMENTS: Sequence[tuple[str, Array, str]] = (
     ("empty vector", np.zeros(0, np.float32), ""),
     ("empty integers", np.zeros((2, 0), np.int64), ""),
     ("not finite", np.array([[NAN, INF, -INF], [0.0, -0.0, 1.0]], np.float32), ""),
-    ("large", np.array([[3e38, -3e38, 1e-40], [1e20, -1e20, 88.8]], np.float32), ""),
+    # the sum of what cancels depends on the order
+    *([] if PLAIN else [("large", np.array([[3e38, -3e38, 1e-40], [1e20, -1e20, 88.8]], np.float32), "")]),
     ("transposed", FLOATS.astype(np.float32), "transposed"),
     ("stepped", FLOATS.astype(np.float32), "stepped"),
     ("backwards", FLOATS.astype(np.float32), "backwards"),

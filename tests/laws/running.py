@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,9 +19,16 @@ Array = np.ndarray[Any, Any]
 Function = Callable[..., Any]
 
 
+#: tensors are computed in the tier `numpy`; where graphs run the plain kernels they round otherwise, and add up in another order
+PLAIN = os.environ.get("JOBFLOW_KERNELS") == "reference"
+_ROUNDING = {2: 2e-3, 4: 1e-6, 8: 1e-14}
+
+
 def alike(a: Array, b: Array, rounding: float = 0.0) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
+    if PLAIN and a.dtype.kind == "f":
+        rounding = max(rounding, _ROUNDING[a.dtype.itemsize])
     if rounding and a.dtype.kind == "f":
         return np.allclose(a, b, rtol=rounding, atol=rounding, equal_nan=True)
     return np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
