@@ -5,16 +5,16 @@ Only the main thread is interrupted by signals, so elsewhere nothing here does a
 
 from __future__ import annotations
 
-import inspect
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-# without the conversions to members of enumerations, which take ten times as long
-_get: Any = inspect.unwrap(signal.getsignal)
-_set: Any = inspect.unwrap(signal.signal)
+# those that `signal` calls, where they are known: its conversions to members of enumerations take ten times as long
+_calls: Any = sys.modules.get("_signal", signal)
+_SIGINT = int(signal.SIGINT)
 
 
 class _Instead:
@@ -24,9 +24,9 @@ class _Instead:
 
     def __enter__(self) -> Self:
         self._handler: Any = None
-        if threading.current_thread() is threading.main_thread() and callable(handler := _get(signal.SIGINT)):
+        if threading.current_thread() is threading.main_thread() and callable(handler := _calls.getsignal(_SIGINT)):
             self._handler = handler
-            _set(signal.SIGINT, self._note)
+            _calls.signal(_SIGINT, self._note)
         return self
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -34,7 +34,7 @@ class _Instead:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._handler is not None:
-            _set(signal.SIGINT, self._handler)
+            _calls.signal(_SIGINT, self._handler)
 
 
 class held(_Instead):

@@ -216,7 +216,7 @@ def _pack(form: ProductForm, what: str) -> VectorFunction:
     of_rows = what == "rows"
     at = VectorFunction(form, f"internal i8 @pack_{what}(ptr %x, i64 %down, i64 %along, i64 %count, i64 %depth, ptr %packed)")
     at.write(f"%block = alloca [{SIDE * SIDE} x {form.kind}], align 64")
-    for name in ("greatest", "second", "third"):
+    for name in ("greatest", "digits"):
         at.write(f"%{name} = alloca {_INTEGERS}, align 64")
         at.write(f"store {_INTEGERS} zeroinitializer, ptr %{name}")
     at.write(f"%plain = icmp eq i64 %along, {form.size}")
@@ -239,21 +239,23 @@ def _pack(form: ProductForm, what: str) -> VectorFunction:
             at.repeated("i", str(HALF), 1, x=("%h.x", line), to=("%h.to", 64)),
         ):
             _split(at, at.load("%i.x"), at.load(at.at("%i.x", 64 if of_rows else lines)), "%i.to")
-    most, second, third = (
+    most, digits = (
         at.call(f"llvm.vector.reduce.{how}.v{HALF}i32", "i32", f"{_INTEGERS} {at.value(f'load {_INTEGERS}, ptr %{name}')}")
-        for how, name in (("umax", "greatest"), ("or", "second"), ("or", "third"))
+        for how, name in (("umax", "greatest"), ("or", "digits"))
     )
     large, small = at.value(f"icmp uge i32 {most}, {TOO_LARGE}"), at.value(f"icmp ult i32 {most}, {TOO_SMALL}")
     small = at.value(f"and i1 {small}, {at.value(f'icmp ne i32 {most}, 0')}")
-    pieces = at.value(f"select i1 {at.value(f'icmp eq i32 {third}, 0')}, i8 2, i8 3")
-    pieces = at.value(f"select i1 {at.value(f'icmp eq i32 {second}, 0')}, i8 1, i8 {pieces}")
+    pieces = "3"
+    for fewer, last in ((2, 0xFF), (1, 0xFFFF)):  # of 24 digits 16 and 8 are left without these
+        none = at.value(f"icmp eq i32 {at.value(f'and i32 {digits}, {last}')}, 0")
+        pieces = at.value(f"select i1 {none}, i8 {fewer}, i8 {pieces}")
     unfit = at.value(f"or i1 {large}, {small}")
     at.write(f"ret i8 {at.value(f'select i1 {unfit}, i8 {UNFIT}, i8 {pieces}')}")
     return at
 
 
 def _split(at: VectorFunction, low: str, high: str, to: str) -> None:
-    """Two vectors as three lines of bfloat16 pairs; the greatest number so far."""
+    """Two vectors as three lines of bfloat16 pairs; the greatest number and the digits that any had so far."""
     form = at.form
 
     def integers(value: str) -> str:
@@ -262,11 +264,13 @@ def _split(at: VectorFunction, low: str, high: str, to: str) -> None:
     def each(instruction: str, value: str, number: int) -> str:
         return at.value(f"{instruction} {_INTEGERS} {value}, splat (i32 {number})")
 
-    greatest = at.value(f"load {_INTEGERS}, ptr %greatest")
-    for value in (low, high):
-        size = each("and", integers(value), 0x7FFFFFFF)
+    greatest, digits = (at.value(f"load {_INTEGERS}, ptr %{name}") for name in ("greatest", "digits"))
+    for value in map(integers, (low, high)):
+        size = each("and", value, 0x7FFFFFFF)
         greatest = at.call(f"llvm.umax.v{HALF}i32", _INTEGERS, f"{_INTEGERS} {greatest}", f"{_INTEGERS} {size}")
+        digits = at.value(f"or {_INTEGERS} {digits}, {value}")
     at.write(f"store {_INTEGERS} {greatest}, ptr %greatest")
+    at.write(f"store {_INTEGERS} {digits}, ptr %digits")
     rest = [low, high]
     for piece in range(3):
         rounded = [integers(value) for value in rest]
@@ -274,11 +278,6 @@ def _split(at: VectorFunction, low: str, high: str, to: str) -> None:
             rounded = [each("and", each("add", value, 0x8000), -0x10000) for value in rounded]
             taken = [at.value(f"bitcast {_INTEGERS} {value} to {form.vector}") for value in rounded]
             rest = [at.value(f"fsub {form.vector} {value}, {part}") for value, part in zip(rest, taken, strict=True)]
-            left = f"%{('second', 'third')[piece]}"
-            seen = at.value(f"load {_INTEGERS}, ptr {left}")
-            for value in rest:
-                seen = at.value(f"or {_INTEGERS} {seen}, {integers(value)}")
-            at.write(f"store {_INTEGERS} {seen}, ptr {left}")
         upper = rounded[1] if piece < 2 else each("and", rounded[1], -0x10000)  # of numbers near the smallest more digits are left
         pairs = at.value(f"or {_INTEGERS} {each('lshr', rounded[0], 16)}, {upper}")
         at.write(f"store {_INTEGERS} {pairs}, ptr {at.at(to, piece * PIECE)}, align 64")
