@@ -76,7 +76,10 @@ def random_expression(draw: random.Random, elements: Sequence[Expression], steps
             case _:
                 # on numbers of two bytes the reference rounds inside these too, or keeps the sign of zero
                 name = draw.choice([name for name in table if not (x.dtype.is_half and name in ("rsqrt", "sign", "weighted_sum"))])
-                made.append(getattr(f, name)(x, *(draw.choice(alike) for _ in range(OPERANDS.get(name, 2) - 1))))
+                others = [draw.choice(alike) for _ in range(OPERANDS.get(name, 2) - 1)]
+                if name == "copysign":  # the sign of a NaN that was computed is the machine's
+                    others = [f.where(f.equal(y, y), y, 1.0) for y in others]
+                made.append(getattr(f, name)(x, *others))
     return [y for y in made if y not in elements] or made
 
 
