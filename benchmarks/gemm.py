@@ -20,7 +20,7 @@ import numpy as np
 
 from jobflow.core.tables import TextTable
 from jobflow.kernels import blas
-from jobflow.kernels.llvm.product_loops import in_loops
+from jobflow.kernels.llvm.calls_in_loops import in_loops
 
 #: rows, columns and summed elements
 SHAPES: tuple[tuple[int, int, int], ...] = (

@@ -1,4 +1,4 @@
-"""Triangles of matrices: keep one side of a diagonal of the last two axes, fill the other."""
+"""Triangles of matrices: keep one side of a diagonal of the last two axes, fill the other.  Both are copies, so there is no formula."""
 
 from __future__ import annotations
 

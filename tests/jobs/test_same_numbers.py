@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,9 +15,9 @@ from unittest import mock
 import curves
 import numpy as np
 import pytest
-from launching import PROGRAMS, Ended, run_ranks
+from launching import PROGRAMS, ROOT, Ended, run_ranks
 
-from jobflow.kernels import registry
+from jobflow.kernels import machine_class, registry
 from jobflow.kernels.target import target_of
 from jobflow.runtime.world import environment
 
@@ -22,6 +25,8 @@ from jobflow.runtime.world import environment
 SINGLE, DOUBLE = 1e-5, 1e-9
 #: a cross entropy near zero is the logarithm of a number near 1, of which float32 knows so much
 LAST_PLACE = 1e-7
+#: those that classes of machines compute in different ways: by matrix registers, and by what convolutions cost
+BY_CLASS = ["wide_mlp", "consistent_lenet"]
 
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -87,6 +92,22 @@ def test_tiers_of_kernels(name: str, tier: str, monkeypatch: pytest.MonkeyPatch)
     with mock.patch.object(registry, "choose", wraps=registry.choose) as chosen:
         check(name, curves.run(name, 1))
     assert {call.args[1].tiers[0] for call in chosen.call_args_list} == {tier}
+
+
+@pytest.mark.parametrize("cpu", machine_class.CLASSES)
+def test_classes_of_machines(cpu: machine_class.MachineClass, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    """In a process of its own, which uses this CPU as one of the class."""
+    if machine_class.CLASSES.index(cpu) > machine_class.CLASSES.index(machine_class.own_class()):
+        pytest.skip(f"this CPU is {machine_class.own_class()}")
+    out, names = tmp_path / "curves.json", [*curves.PROGRAMS] if pytestconfig.getoption("--full") else BY_CLASS
+    alone = {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}  # with several threads OpenBLAS multiplies
+    subprocess.run(
+        [sys.executable, PROGRAMS / "curves.py", out, "single", *names], env={**os.environ, **alone, machine_class.SETTING: cpu}, check=True
+    )
+    found = json.loads(out.read_text())
+    assert [*found] == names
+    for name in names:
+        check(name, found[name])
 
 
 def _by_turns(several: bool) -> list[Any]:
