@@ -36,7 +36,7 @@ import eager
 import models
 import parallel
 import step_time
-from side import Side
+from side import Side, own_cores
 from step_time import FOREIGN, HERE, RESULTS, environment, machine, running
 
 NOW, BEFORE = "now", "before"
@@ -228,7 +228,7 @@ def main() -> int:
     parser.add_argument("--cores", type=int, nargs="+", help="two; default: the last ones")
     parser.add_argument("--dry", action="store_true", help="append nothing to the results")
     options = parser.parse_args()
-    options.cores = options.cores or sorted(os.sched_getaffinity(0))[-RANKS:]
+    options.cores = own_cores(options.cores, RANKS)
     print(f"{'':46}{NOW:>12}{BEFORE:>12}{'ratio':>14}{'95 %':>18}")
     rows: list[Row] = []
     for part in options.only:

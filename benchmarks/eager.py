@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import socket
 import sys
 import tempfile
@@ -31,7 +30,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from side import Side, busy_seconds
+from side import Side, busy_seconds, own_cores
 from step_time import FOREIGN, HERE, RESULTS, environment, machine, quantile, running
 
 RANKS = 2
@@ -181,7 +180,7 @@ def main() -> None:
     parser.add_argument("--cores", type=int, nargs="+", help="one per rank; default: the last ones")
     parser.add_argument("--dry", action="store_true", help="append nothing to the results")
     options = parser.parse_args()
-    options.cores = options.cores or sorted(os.sched_getaffinity(0))[-RANKS:]
+    options.cores = own_cores(options.cores, RANKS)
     with tempfile.TemporaryDirectory() as options.folder:
         found = {part: PARTS[part](options) for part in options.only}
     if not options.dry:

@@ -28,6 +28,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from side import own_cores
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
@@ -202,9 +203,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=250)
     options = parser.parse_args()
-    cores = sorted(os.sched_getaffinity(0))[-2:]
-    if len(cores) < 2:
-        raise SystemExit("this needs two cores")
+    cores = own_cores(None, 2)
     for way in ("scatter", "factors", "rows"):
         half, whole, efficiency = measure(way, options.rounds, options.steps, cores)
         print(f"{way:8} half alone {1e3 * half:.3f} ms, whole on two {1e3 * whole:.3f} ms, efficiency {efficiency:.3f}")

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 import time
@@ -25,7 +24,7 @@ from statistics import median
 from typing import Any
 
 import models
-from side import Side
+from side import Side, own_cores
 from step_time import FOREIGN, HERE, RESULTS, STEPS, environment, machine, one_round, quantile, running
 
 RANKS = 2
@@ -155,7 +154,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--cores", type=int, nargs="+", help="one per rank; default: the last ones")
     options = parser.parse_args()
-    options.cores = options.cores or sorted(os.sched_getaffinity(0))[-RANKS:]
+    options.cores = own_cores(options.cores, RANKS)
     sys.path.insert(0, str(HERE.parent))
     line = {"when": time.strftime("%Y-%m-%dT%H:%M:%S"), "machine": machine(), "parallel": {part: PARTS[part](options) for part in options.only}}
     with RESULTS.open("a", encoding="utf-8") as file:

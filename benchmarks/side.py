@@ -16,6 +16,15 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 TICK = os.sysconf("SC_CLK_TCK")
 
 
+def own_cores(given: Sequence[int] | None, ranks: int) -> list[int]:
+    """A core for each rank: those that were asked for, else the last that this process may use."""
+    usable = sorted(os.sched_getaffinity(0))
+    cores = usable[-ranks:] if given is None else list(given)
+    if len(cores) < ranks or not {*cores} <= {*usable}:
+        raise SystemExit(f"{ranks} rank(s) need as many of the cores that this process may use: {usable}, not {cores}")
+    return cores
+
+
 @dataclass
 class Side:
     """A named competitor: one process per rank, or one mpiexec that starts them; kept on `cores`."""

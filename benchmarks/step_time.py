@@ -29,7 +29,7 @@ from statistics import median
 from typing import Any
 
 import models
-from side import Side, busy_seconds
+from side import Side, busy_seconds, own_cores
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.jsonl"
@@ -185,7 +185,7 @@ def machine() -> dict[str, Any]:
 
 def main() -> None:
     options = arguments()
-    options.cores = options.cores or sorted(os.sched_getaffinity(0))[-options.ranks :]
+    options.cores = own_cores(options.cores, options.ranks)
     line: dict[str, Any] = {"when": time.strftime("%Y-%m-%dT%H:%M:%S"), "machine": machine(), "results": []}
     with tempfile.TemporaryDirectory() as folder:
         for model in options.models:
