@@ -4,8 +4,8 @@
     flip = flow.random.CoinFlip(2)
     images, boxes = flow.image.flip(flow.image.decode(images), flip), flow.detection.object_bbox_flip(boxes, size, flip)
 
-It is done on the host: see `OnHost`.  Sizes are (height, width), as `coco_reader` gives them, but (width, height) if they are
-those of `image.target_resize`; scales are those of `image.target_resize` and `image.Resize`, by width and by height.
+It is done on the host: see `OnHost`.  Sizes are (width, height), as those of `image.target_resize`, but for what comes straight from `coco_reader`,
+whose sizes are (height, width).  Scales are those of `image.target_resize` and `image.Resize`, by width and by height.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from jobflow.core.types import int8
 from jobflow.data import host_stages as st
 from jobflow.data import object_stages as ob
-from jobflow.legacy.on_host import OnHost, on_host, rows_of, same_samples
+from jobflow.legacy.on_host import OnHost, fed_by, on_host, rows_of, same_samples
 
 __all__ = [
     "object_bbox_flip",
@@ -29,7 +29,8 @@ __all__ = [
 def _sizes(what: str, sizes: Any, like: OnHost) -> tuple[st.Stage, int]:
     """What gives the size of each image, and which of its numbers is the width."""
     stage = rows_of(what, sizes, like, (2,), "image_size")
-    return stage, 0 if isinstance(stage, st.Scale) else 1
+    made = fed_by(what, sizes)
+    return stage, 1 if isinstance(made, st.Part) and isinstance(made.sample, ob.CocoSample) else 0
 
 
 def _flipped(what: str, objects: Any, image_size: Any, flip_code: Any, kind: type[ob.FlippedBoxes | ob.FlippedPoints]) -> OnHost:

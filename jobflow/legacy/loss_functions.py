@@ -240,6 +240,20 @@ def ctc_losses(
     return ctc.ctc_loss(*given, int(blank), bool(zero_infinity)), call(ctc.CtcPaths(int(blank)), *given)
 
 
+def ctc_greedy_decoder(log_probs: Tensor, input_lengths: Tensor, merge_repeated: bool = True, name: str | None = None) -> tuple[Tensor, Tensor]:
+    """(labels, minus the sum of the greatest log-probabilities) of log_probs [frames, n, classes], whose last class is the blank.
+
+    labels [n, frames], in the type of input_lengths [n], are the likeliest of the frames without blanks, then zeros; with `merge_repeated` one that
+    frames in a row have counts once.  The sums, [n, 1], are over the frames below a sample's length.
+    """
+    try:
+        ctc.CtcGreedyDecoder().infer(log_probs.type, input_lengths.type)
+    except JobflowError as error:
+        raise type(error)(str(error).replace("ctc_greedy_decoder", f"ctc_greedy_decoder at {user_line()}", 1)) from None
+    lengths = checked(input_lengths, "ctc_greedy_decoder", low=0, high=log_probs.type.shape[0], noun="input length")
+    return ctc.ctc_greedy_decoder(log_probs, lengths, bool(merge_repeated), name=name)
+
+
 def _ctc_inputs(
     log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

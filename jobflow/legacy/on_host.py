@@ -26,7 +26,8 @@ from jobflow.engine.body import JobBody
 from jobflow.engine.handle import value_of
 from jobflow.engine.host_values import HostValue
 from jobflow.expressions import philox
-from jobflow.ops.layout_ops import ToLocal
+from jobflow.ops.layout_ops import Identity, ToLocal
+from jobflow.ops.scalar import Cast
 from jobflow.ops.source import Input
 from jobflow.typing.results import HostResult
 
@@ -210,6 +211,15 @@ def stage_of(what: str, x: Tensor, axes: int) -> st.Stage:
         return OfTensor(tensor, axes, count)
     found = body.now(value)
     return OfTensor(body.computed(what, value), axes, count) if found is None else Constants(tuple(instances(found, axes)))
+
+
+def fed_by(what: str, x: Tensor) -> st.Stage | None:
+    """The stage of a reader whose rows a tensor is as they are, in whatever element type; None for one that the job computes or is given."""
+    value = body_of(what).tracer.as_seen(value_of(x))
+    while isinstance(value.node.op, ToLocal | Identity | Cast):
+        (value,) = value.node.inputs
+    op = value.node.op
+    return feed_of(what).stages.get(op.argument) if isinstance(op, Input) else None
 
 
 def same_samples(what: str, *given: OnHost | st.Stage) -> None:

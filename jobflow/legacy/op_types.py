@@ -430,6 +430,9 @@ OP_TYPES: Mapping[str, Row] = {
     "ctc_loss -> loss alpha": lambda log_probs, targets, input_lengths, target_lengths, *, max_target_length=None, blank=0, zero_infinity=False: (
         losses.ctc_losses(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)
     ),
+    "ctc_greedy_decoder -> decoded neg_sum_logits": lambda log_probs, input_lengths, *, merge_repeated=True: losses.ctc_greedy_decoder(
+        log_probs, input_lengths, merge_repeated
+    ),
     "distributed_partial_fc_sample -> mapped_label sampled_label sampled_weight": lambda weight, label, *, num_sample, seed=-1, name=None: (
         ids.distributed_partial_fc_sample(weight, label, num_sample, name)
     ),

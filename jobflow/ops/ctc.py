@@ -5,7 +5,7 @@ A. Graves, S. Fernandez, F. Gomez, J. Schmidhuber: Connectionist temporal classi
     alpha[t, s] = logsumexp(alpha[t-1, s], alpha[t-1, s-1], alpha[t-1, s-2] if l'[s] is no blank and not l'[s-2]) + x[t, l'[s]]
     loss = -logsumexp of the last two of alpha[frames - 1]
 
-Sums are in float64, over all samples at once, one frame after another.
+Sums are in float64, over all samples at once, one frame after another.  The greedy decoder takes the likeliest label of each frame for the truth.
 """
 
 from __future__ import annotations
@@ -17,9 +17,14 @@ import numpy as np
 
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import Rule
-from jobflow.core.types import Array, Tensor, TensorType, Xp
-from jobflow.ops.op import Grads, Op, Sample, sample
+from jobflow.core.types import Array, Tensor, TensorType, Xp, int64
+from jobflow.ops import elementwise as ew
+from jobflow.ops import index as ix
+from jobflow.ops.op import Grads, Op, Sample, apply, sample
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
+from jobflow.ops.reduce import argmax
+from jobflow.ops.shape import expand_dims
+from jobflow.ops.source import arange
 
 
 class CtcLoss(Op):
@@ -105,6 +110,60 @@ class CtcLossGrad(CtcLoss):
     def samples(cls) -> Iterator[Sample]:
         for each in _cases(cls):
             yield Sample(each.op, (*each.arrays, numbers(5, each.arrays[0].shape[1])), differentiable=())
+
+
+class CtcGreedyDecoder(Op):
+    """decoded[n, frames] = the largest class of each frame of x[frames, n, classes] without the last one, which is the blank, then zeros; and
+    total[n, 1] = -sum of the largest.
+
+    Frames from lengths[n] on are not read.  `merge_repeated`: a class in frames that follow each other counts once.
+    """
+
+    merge_repeated: bool = True
+
+    def infer(self, x: TensorType, lengths: TensorType) -> tuple[TensorType, TensorType]:
+        check_dtypes("ctc_greedy_decoder", FLOATS, x)
+        if not lengths.dtype.is_integer:
+            raise DtypeError(f"ctc_greedy_decoder: input_lengths {lengths} are not integers")
+        if x.ndim != 3 or lengths.shape != x.shape[1:2]:
+            raise ShapeError(f"ctc_greedy_decoder: log_probs {x} are [frames, n, classes], beside input_lengths {lengths} [n]")
+        frames, n, classes = x.shape
+        if not classes:
+            raise ShapeError(f"ctc_greedy_decoder: log_probs {x} [frames, n, classes] are of no class; the last one is the blank")
+        return lengths.with_shape((n, frames)), x.with_shape((n, 1))
+
+    def rule(self, x: TensorType, lengths: TensorType) -> Rule:
+        return Rule("TnC,n->nT,nZ")
+
+    def kernel(self, xp: Xp, x: Array, lengths: Array, decoded: Array, total: Array) -> None:
+        best = x.argmax(2)
+        inside = xp.arange(len(x))[:, None] < lengths
+        largest = xp.take_along_axis(x, best[:, :, None], axis=2)[:, :, 0]
+        total[:, 0] = -xp.where(inside, largest, 0).sum(0, dtype=xp.float64)
+        kept = inside & (best != x.shape[2] - 1)
+        if self.merge_repeated:
+            kept[1:] &= best[1:] != best[:-1]
+        frame, row = xp.nonzero(kept)
+        decoded[...] = 0
+        decoded[row, kept.cumsum(0)[frame, row] - 1] = best[frame, row]
+
+    def grad(self, x: Tensor, lengths: Tensor, decoded: Tensor, total: Tensor, ddecoded: Tensor | None, dtotal: Tensor | None) -> Grads:
+        if dtotal is None:
+            return None, None
+        frames, _, classes = x.type.shape
+        inside = ew.less(expand_dims(arange(0, frames), 1), ew.cast(lengths, int64))
+        chosen = ew.multiply(ix.one_hot(argmax(x, 2), classes, dtype=x.type.dtype), expand_dims(ew.cast(inside, x.type.dtype), 2))
+        return ew.negate(ew.multiply(chosen, dtotal)), None
+
+    @classmethod
+    def samples(cls) -> Iterator[Sample]:
+        x = np.stack([np.linspace(0.1, 1.0, 4)[np.random.default_rng(i).permutation(4)] for i in range(35)]).reshape(7, 5, 4)
+        x[1:3], x[4] = x[0], x[3]  # classes that follow themselves
+        yield sample(cls(), x, np.array([7, 6, 4, 0, 5]))
+        yield sample(cls(False), -x, np.array([7, 1, 3, 2, 5], np.int32))
+        yield sample(cls(), np.float32(x), np.full(5, 7), differentiable=())
+        yield sample(cls(), np.zeros((2, 3, 2)), np.array([2, 1, 0]), differentiable=(), note=" ties")
+        yield sample(cls(), np.zeros((0, 3, 2)), np.zeros(3, np.int64), note=" no frames")
 
 
 class _Paths:
@@ -193,6 +252,12 @@ def ctc_loss(
 ) -> Tensor:
     """A loss for each sample; see `CtcLoss`."""
     return call(CtcLoss(blank, zero_infinity), x, targets, frames, labels, name=name)
+
+
+def ctc_greedy_decoder(x: Tensor, lengths: Tensor, merge_repeated: bool = True, *, name: str | None = None) -> tuple[Tensor, Tensor]:
+    """The likeliest classes without blanks, and minus the sum of their numbers; see `CtcGreedyDecoder`."""
+    decoded, total = apply(CtcGreedyDecoder(merge_repeated), x, lengths, name=name)
+    return decoded, total
 
 
 @np.errstate(all="ignore")

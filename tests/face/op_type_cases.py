@@ -249,6 +249,11 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]] = {
         {"max_target_length": 1, "blank": 0},
         (-log_softmax(X)[:1, 1], [[[*log_softmax(X)[0, :2], -np.inf], [-np.inf] * 3, [-np.inf] * 3]]),
     ),
+    "ctc_greedy_decoder": (
+        (log_softmax(X[:3, None, ::-1]), np.array([2])),
+        {"merge_repeated": False},
+        ([[*X[:2, ::-1].argmax(1), 0]], [[-log_softmax(X[:2]).max(1).sum()]]),
+    ),
     "distributed_partial_fc_sample": ((Y, np.array([3, 0])), {"num_sample": 4}, ([3, 0], [0, 1, 2, 3], Y)),
     "min_max_observer": ((X,), {}, ([X.max() / 127], [0])),
     "fake_quantization": ((X, np.float32([0.25]), np.float32([0])), {"quantization_bit": 3}, (np.rint(X / 0.25).clip(-4, 3)) * 0.25),

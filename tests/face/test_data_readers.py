@@ -175,7 +175,7 @@ def test_coco_images_and_objects_turned_and_scaled(devices: int, coco: tuple[str
         flip = flow.slice(flow.math.mod(flow.range(0, 2, 1, flow.int32), flow.constant(2, flow.int32, (1,))), [0], [2])
         images = flow.image.flip(flow.image.decode(content), flip)
         small, small_size, scale = flow.image.target_resize(images, 6)
-        boxes = det.object_bbox_flip(boxes, size, flip)
+        boxes = det.object_bbox_flip(boxes, flow.identity(flow.cast(size, flow.int64)), flip)  # still (height, width)
         corners = det.object_segmentation_polygon_flip(corners, size, flip)
         small_boxes = det.object_bbox_scale(boxes, scale)
         masks = det.object_segmentation_polygon_to_mask(corners, index, size)

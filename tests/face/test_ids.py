@@ -80,6 +80,54 @@ def test_ctc_of_what_has_no_path_and_what_is_refused(run: Any) -> None:
             run(lambda *x: flow.ctc_loss(*x), *given)
 
 
+#: the likeliest class of each frame of three samples, of which the last class, 3, is the blank
+SPOKEN = np.array([[1, 1, 3, 1, 2, 2], [3, 0, 0, 3, 3, 0], [2, 2, 1, 1, 1, 3]])
+
+
+@pytest.mark.parametrize(("devices", "view"), [(1, "consistent"), (3, "consistent"), (2, "consistent"), (2, "mirrored")])
+def test_greedy_decoding_of_frames(devices: int, view: str) -> None:
+    """Blanks are left out, repeated classes too if asked; the sums, and their gradients, are over the frames that a sample has."""
+    seen: dict[str, Any] = {}
+    scores = np.random.default_rng(4).uniform(-3, -2, (6, 3, 4))
+    np.put_along_axis(scores, SPOKEN.T[:, :, None], np.random.default_rng(5).uniform(-2, -1, (6, 3, 1)), 2)
+
+    @flow.global_function("train", fresh(devices, view))
+    def job() -> tp.Bundle[tp.Numpy]:
+        x = flow.get_variable("x", (6, 3, 4), flow.float64, flow.constant_initializer(0, flow.float64))
+        lengths = flow.concat([flow.constant(n, flow.int32, [1]) for n in (6, 6, 4)])
+        flow.watch_diff(x, lambda d: seen.update(dx=d.numpy()))
+        merged, total = flow.nn.ctc_greedy_decoder(x, lengths)
+        every, _ = flow.nn.ctc_greedy_decoder(x, flow.cast(lengths, flow.int64), merge_repeated=False, name="every")
+        resting().minimize(total * flow.constant(2.0, flow.float64, [1]))
+        return merged, every, total
+
+    flow.load_variables({"x": scores})
+    merged, every, total = job()
+    copies = devices if view == "mirrored" else 1
+    assert merged.tolist() == [[1, 1, 2, 0, 0, 0], [0, 0, 0, 0, 0, 0], [2, 1, 0, 0, 0, 0]] * copies
+    assert every.tolist() == [[1, 1, 1, 2, 2, 0], [0, 0, 0, 0, 0, 0], [2, 2, 1, 1, 0, 0]] * copies
+    assert (merged.dtype, every.dtype, total.dtype) == (np.int32, np.int64, np.float64)
+    inside = np.arange(6)[:, None] < np.array([6, 6, 4])
+    np.testing.assert_allclose(total, np.tile(-(scores.max(2) * inside).sum(0)[:, None], (copies, 1)), rtol=1e-12)
+    slope = -2.0 * copies * (np.arange(4) == SPOKEN.T[:, :, None]) * inside[:, :, None]
+    np.testing.assert_allclose(seen["dx"][:6], slope, atol=1e-12)
+
+
+def test_greedy_decoding_that_is_refused(run: Any) -> None:
+    scores, lengths = np.zeros((6, 3, 4)), np.array([6, 0, 3])
+    assert not run(lambda *given: flow.nn.ctc_greedy_decoder(*given)[1], scores, np.zeros(3, np.int64)).any()
+    for given, said in (
+        ((scores, lengths + 1), "input length 7"),
+        ((scores, lengths - 1), "input length -1"),
+        ((scores[:, :2], lengths), r"ctc_greedy_decoder at .*test_ids.py:\d+: log_probs"),
+        ((scores, lengths * 1.0), "integers"),
+        ((scores[:, :, :0], lengths), "no class"),
+        ((scores, lengths, "no"), "merge_repeated is 'no' of type str"),
+    ):
+        with pytest.raises(flow.JobflowError, match=said):
+            run(lambda x, n, given=given: flow.nn.ctc_greedy_decoder(x, n, *given[2:])[0], *given[:2])
+
+
 @pytest.mark.parametrize("devices", [1, 2, 4])
 def test_sampled_classes(devices: int) -> None:
     """All labels are among the samples, weights are those of the samples, and others fall at every run; the gradient goes to them."""

@@ -97,6 +97,40 @@ def test_the_instances_of_tensors(devices: int) -> None:
         x = x + 1
 
 
+def test_plain_sizes_are_widths_and_heights(devices: int) -> None:
+    """Boxes and polygons in images of 40 x 30 and 20 x 50: sizes as the run's argument, as a constant and as what the job computes."""
+
+    @flow.global_function(function_config=mirrored())
+    def job(
+        boxes: tp.ListListNumpy.Placeholder((2, 3, 4)),  # type: ignore[valid-type]
+        corners: tp.ListListNumpy.Placeholder((2, 4, 2)),  # type: ignore[valid-type]
+        index: tp.ListListNumpy.Placeholder((2, 4, 3), flow.int32),  # type: ignore[valid-type]
+        sizes: tp.ListNumpy.Placeholder((2, 2), flow.int32),  # type: ignore[valid-type]
+    ) -> tuple[tp.ListListNumpy, tp.ListListNumpy, tp.ListListNumpy]:
+        w = flow.get_variable("w", (1,), flow.int32, flow.constant_initializer(2, flow.int32), trainable=False)
+        turned = flow.detection.object_bbox_flip(flow.tensor_list_to_tensor_buffer(boxes), sizes, flow.constant(1, flow.int8, (2,)))
+        points = flow.detection.object_segmentation_polygon_flip(flow.tensor_list_to_tensor_buffer(corners), sizes * w, 1)
+        masks = flow.detection.object_segmentation_polygon_to_mask(
+            flow.tensor_list_to_tensor_buffer(corners), flow.tensor_list_to_tensor_buffer(index), sizes
+        )
+        return (
+            flow.tensor_buffer_to_tensor_list(turned, (3, 4), flow.float),
+            flow.tensor_buffer_to_tensor_list(points, (4, 2), flow.float),
+            flow.tensor_buffer_to_tensor_list(masks, (1, 50, 40), flow.int8),
+        )
+
+    boxes = [np.array([[[2.0, 3, 8, 29]]], np.float32), np.array([[[0.0, 40, 19, 49], [1, 2, 3, 4]]], np.float32)]
+    corners = [np.array([[[5.0, 5], [12, 5], [12, 9], [5, 9]]], np.float32), np.array([[[1.0, 45], [4, 45], [4, 48]]], np.float32)]
+    index = [np.array([[[i, 0, 0] for i in range(each.shape[1])]], np.int32) for each in corners]
+    sizes = np.array([[40, 30], [20, 50]], np.int32)
+    turned, points, masks = job([boxes] * devices, [corners] * devices, [index] * devices, [sizes] * devices)
+    for own, wider, painted in zip(turned, points, masks, strict=True):
+        assert [each[0].tolist() for each in own] == [[[31, 3, 37, 29]], [[0, 40, 19, 49], [16, 2, 18, 4]]]
+        assert [each[0, :, 0].tolist() for each in wider] == [[75, 68, 68, 75], [39, 36, 36]]
+        assert [each.shape[1:] for each in painted] == [(1, 30, 40), (1, 50, 20)]
+        assert painted[0][0, 0, 5:9, 5:12].all() and painted[0].sum() == 4 * 7
+
+
 @pytest.mark.parametrize("view", ["consistent", "mirrored"])
 def test_images_that_the_job_computes(devices: int, view: str) -> None:
     """Turned where the job says so, resized, computed with and turned again, by the variables that each run begins with; and trained behind it."""
