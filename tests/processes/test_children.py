@@ -16,3 +16,17 @@ from fresh import run
 def test_children_are_no_ranks(how: str, ranks: int, told: list[str]) -> None:
     ended = run("children.py", how, ranks=ranks)
     assert (ended.returncode, ended.stdout.splitlines()) == (0, told), ended.stderr
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("how", "code"), [("end", 0), ("exit", 1), ("raise", 5)])
+def test_children_end_as_other_programs_do(how: str, code: int) -> None:
+    """MPI is the ranks': it goes on, also while a child runs what atexit has, and ends when they do."""
+    ended = run("leaving_children.py", how, ranks=2)
+    assert (ended.returncode, sorted(ended.stdout.splitlines())) == (0, 2 * [f"child {code} 8.0"] + 2 * ["what atexit has"]), ended.stderr
+
+
+@pytest.mark.mpi
+def test_ranks_end_mpi() -> None:
+    ended = run("ending.py", ranks=2)
+    assert (ended.returncode, ended.stderr.splitlines()) == (0, 2 * ["MPI has ended"]), ended.stdout

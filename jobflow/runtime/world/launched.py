@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from jobflow.core.errors import AbortedError, DivergedError, JobflowError
-from jobflow.runtime.world import watcher
+from jobflow.runtime.world import mpi_end, watcher
 from jobflow.runtime.world.environment import Launch as Launch
 from jobflow.runtime.world.environment import check_process
 from jobflow.runtime.world.environment import launched as launched
@@ -89,8 +89,12 @@ def _leave() -> None:
     if _Guard.leave is not None and _Guard.pid == os.getpid():
         _Guard.leave()
         _say_goodbye()
-    elif _Guard.launch is not None and "mpi4py.MPI" in sys.modules:
-        print(f"jobflow: a child by fork of rank {_Guard.launch.rank} ends MPI, which ends its ranks: leave it by os._exit", file=sys.stderr)
+    elif _Guard.launch is not None and "mpi4py.MPI" in sys.modules and not mpi_end.is_ours():
+        print(
+            f"jobflow: a child by fork of rank {_Guard.launch.rank} ends MPI, which ends its ranks: leave it by os._exit, or import mpi4py.MPI "
+            f"after jobflow has started MPI",
+            file=sys.stderr,
+        )
 
 
 def _say_goodbye() -> None:

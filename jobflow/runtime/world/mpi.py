@@ -30,7 +30,7 @@ from jobflow.runtime.device.device import Device
 from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.world import environment as variables
 from jobflow.runtime.world import launched as launch
-from jobflow.runtime.world import rendezvous, watcher
+from jobflow.runtime.world import mpi_end, rendezvous, watcher
 from jobflow.runtime.world.launched import Launch
 from jobflow.runtime.world.mailbox import Mailbox
 from jobflow.runtime.world.world import Command, Rank, each_argument
@@ -129,10 +129,14 @@ def _import_mpi(started: Launch) -> Any:
     try:
         if started.master:
             return rendezvous.start_mpi(rendezvous.member())
-        if "mpi4py.MPI" not in sys.modules:
-            settings = importlib.import_module("mpi4py").rc
-            settings.thread_level = "serialized"  # one thread per rank talks
-        return importlib.import_module("mpi4py.MPI")
+        if "mpi4py.MPI" in sys.modules:
+            return importlib.import_module("mpi4py.MPI")
+        settings = importlib.import_module("mpi4py").rc
+        settings.thread_level = "serialized"  # one thread per rank talks
+        mpi_end.leave_to_us(settings)
+        mpi = importlib.import_module("mpi4py.MPI")
+        mpi_end.ends_with_interpreter(mpi)
+        return mpi
     except JobError:
         raise
     except (ImportError, RuntimeError) as error:

@@ -31,7 +31,7 @@ from typing import Any
 from jobflow.core.errors import JobError, RankError
 from jobflow.runtime.comm.waits import listed
 from jobflow.runtime.world import environment as variables
-from jobflow.runtime.world import service
+from jobflow.runtime.world import mpi_end, service
 from jobflow.runtime.world.environment import Launch
 from jobflow.runtime.world.handshake import MAKE, SILENCES, WAIT, introduce, job_secret, longest_wait, silent
 from jobflow.runtime.world.service.members import node_name
@@ -351,9 +351,13 @@ def _keep_alive(sock: socket.socket) -> None:
 def start_mpi(member: Membership) -> Any:
     """The module mpi4py.MPI, started with all ranks; JobError if its MPI library cannot be started so."""
     settings = importlib.import_module("mpi4py").rc
-    if "mpi4py.MPI" not in sys.modules:
-        settings.initialize, settings.finalize = False, True
+    ours = "mpi4py.MPI" not in sys.modules
+    if ours:
+        settings.initialize = False
+        mpi_end.leave_to_us(settings)
     mpi = importlib.import_module("mpi4py.MPI")
+    if ours:
+        mpi_end.ends_with_interpreter(mpi)
     if mpi.Is_initialized():
         raise JobError(
             "mpi4py.MPI was imported before jobflow started MPI, so MPI knows this process only; "
