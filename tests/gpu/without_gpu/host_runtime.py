@@ -228,6 +228,7 @@ def compile_for(architecture: str, text: str, options: tuple[str, ...], name: st
 def install(folder: Path) -> tuple[Counts, dict[str, tuple[str, ...]]]:
     """What is counted, and text -> options of every kernel that is compiled; `folder` is for what has to be built."""
     os.environ["CUPY_ACCELERATORS"] = ""
+    os.environ["JOBFLOW_CACHE"] = str(folder / "cache")  # no text is known from earlier, and no GPU may find what stands here for binary code
     here = Runtime()
     runtime = importlib.import_module("cupy_backends.cuda.api.runtime")
     driver = importlib.import_module("cupy_backends.cuda.api.driver")

@@ -3,7 +3,7 @@
 python programs.py FOLDER bindings            every op in every type and order of memory: what CuPy refuses
 python programs.py FOLDER steps               training steps of the examples: launches, products, waits, copies
 python programs.py FOLDER threads             two ranks that share the GPU
-python programs.py FOLDER compile PART OF     the texts of all kernels that the others left in FOLDER, through NVRTC
+python programs.py FOLDER compile PART OF HOW the texts of all kernels that the others left in FOLDER, through NVRTC; HOW: all, or turns
 """
 
 from __future__ import annotations
@@ -165,8 +165,8 @@ def save(texts: dict[str, tuple[str, ...]], folder: Path) -> None:
             kept.write_text(json.dumps({"text": text, "options": options}))
 
 
-def compile_texts(folder: Path, part: int, of: int) -> dict[str, Any]:
-    """Every kernel as binary code of each architecture."""
+def compile_texts(folder: Path, part: int, of: int, how: str) -> dict[str, Any]:
+    """Every kernel as binary code: of each architecture, or of one of them by turns."""
     from importlib.util import find_spec
 
     import cupy
@@ -175,18 +175,18 @@ def compile_texts(folder: Path, part: int, of: int) -> dict[str, Any]:
     spec = find_spec("nvidia")
     assert spec is not None and spec.submodule_search_locations is not None
     headers = [f"-I{path}/cu13/include" for path in spec.submodule_search_locations]
-    files = sorted(folder.glob("*.json"))[part::of]
+    turns = list(enumerate(sorted(folder.glob("*.json"))))[part::of]
     failed: dict[str, str] = {}
-    for file in files:
+    for turn, file in turns:
         kernel = json.loads(file.read_text())
-        for architecture in ARCHITECTURES:
+        for architecture in ARCHITECTURES if how == "all" else [ARCHITECTURES[turn % len(ARCHITECTURES)]]:
             options = (*(o for o in kernel["options"] if not o.startswith("-I/usr")), *headers)
             try:
                 binary = host_runtime.compile_for(architecture, kernel["text"], options, f"{file.stem}.cu")
                 assert binary, "nothing was made"
             except compiler.CompileException as error:
                 failed[f"{file.stem} sm_{architecture}"] = f"{error}\n{kernel['text']}"[:3000]
-    return {"texts": len(files), "architectures": ARCHITECTURES, "failed": failed, "cupy": cupy.__version__}
+    return {"texts": len(turns), "architectures": ARCHITECTURES, "failed": failed, "cupy": cupy.__version__}
 
 
 def main(where: str, what: str, *rest: str) -> None:
@@ -198,7 +198,7 @@ def main(where: str, what: str, *rest: str) -> None:
         "bindings": bindings,
         "steps": lambda: steps(counts),
         "threads": threads,
-        "compile": lambda: compile_texts(folder, *map(int, rest)),
+        "compile": lambda: compile_texts(folder, *map(int, rest[:2]), rest[2]),
     }[what]()
     save(texts, folder)
     print(json.dumps(found), flush=True)
