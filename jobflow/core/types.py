@@ -46,6 +46,21 @@ class DType:
         return self.native is None or self.native.kind == "f"
 
     @property
+    def is_floating_point(self) -> bool:
+        """The same, as programs ask it."""
+        return self.is_float
+
+    @property
+    def is_complex(self) -> bool:
+        """Never: no tensor has complex elements."""
+        return False
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether it has negative numbers."""
+        return self.is_float or self.numpy.kind == "i"
+
+    @property
     def is_half(self) -> bool:
         """True for floating point numbers of two bytes: they store; arithmetic is done in float32."""
         return self is float16 or self is bfloat16
@@ -97,7 +112,7 @@ class DType:
 class Opaque(DType):
     """The type of what readers give that is no tensor."""
 
-    is_float = is_integer = False
+    is_float = is_integer = is_signed = False
 
     @property
     def numpy(self) -> np.dtype[Any]:

@@ -54,7 +54,7 @@ def backward(
 
 
 def _seed(root: Tensor, gradient: Tensor | None) -> Tensor:
-    if not root.requires_grad:
+    if not root._needs_gradient:
         raise JobError(f"{_here()}: this {root.type} tensor does not require gradients: none of its inputs does, or it was computed under no_grad")
     if gradient is None:
         if root.type.size != 1:
@@ -214,15 +214,15 @@ class Sweep:
             self.found[id(x)] = gradient
 
     def accumulate(self, x: Tensor, gradient: Tensor, own: bool = False) -> None:
-        """Add to x.grad, which has memory of its own."""
+        """Add to x._gradient, which has memory of its own."""
         if x.layout is not None and gradient.layout != x.layout:
             before, gradient = gradient, laid(self.here, gradient, x)
             own = own or gradient.array is not before.array
         with scope.lock():  # several threads may go back to one leaf
-            if x.grad is None:
-                x.grad = gradient if own or _running().records else _copied(gradient)
+            if x._gradient is None:
+                x._gradient = gradient if own or _running().records else _copied(gradient)
             else:
-                x.grad = _sum(x.grad, gradient)
+                x._gradient = _sum(x._gradient, gradient)
 
 
 def like(gradient: Tensor, given: Any, what: str) -> Tensor:
@@ -289,7 +289,7 @@ def relaid(here: EagerState, gradient: Tensor, layout: Layout) -> Tensor:
     one = gradient.layout.placement is layout.placement and layout.placement.size == 1
     array = gradient.array if one else convert(here, gradient, layout, "a gradient")  # on one rank all layouts are the same
     made = Tensor(gradient.type, layout, array)
-    if gradient.requires_grad and here.grad_enabled:
+    if gradient._needs_gradient and here.grad_enabled:
         record("to_global", (gradient,), (made,), Relaid(here, unsummed(gradient.layout)))
     return made
 

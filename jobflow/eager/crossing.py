@@ -45,7 +45,7 @@ def change(here: EagerState, x: Tensor, target: Layout, back: Sequence[Sbp] | No
     output.origin = x.origin
     if x.layout == target:
         x.shares(output)
-    if here.grad_enabled and x.requires_grad:
+    if here.grad_enabled and x._needs_gradient:
         assert x.layout is not None
         asked = None if back is None else Layout(target.placement, tuple(back))
         record("to_global", (x,), (output,), Relaid(here, unsummed(x.layout), asked))
@@ -79,7 +79,7 @@ def _entered(here: EagerState, x: Tensor, target: Layout, check: bool, copy: boo
     here.entered += 1
     output.origin = mixed(here.entered, zlib.crc32(f"{type} {target}".encode()))
     here.trail(target.placement).add(output.origin, f"to_global of a local tensor: {type} {target}")
-    if here.grad_enabled and x.requires_grad:
+    if here.grad_enabled and x._needs_gradient:
         record("to_global", (x,), (output,), _EnterGradient(here, target, x.type))
     return output
 
@@ -173,7 +173,7 @@ def leave(here: EagerState, x: Tensor, *, copy: bool = False) -> Tensor:
     output = Tensor(x.type.with_shape(tuple(piece.shape)), None, piece)
     if not copy:
         x.shares(output)
-    if here.grad_enabled and x.requires_grad:
+    if here.grad_enabled and x._needs_gradient:
         assert x.layout is not None
         record("to_local", (x,), (output,), _LeaveGradient(here, x.layout, x.type))
     return output
@@ -191,6 +191,6 @@ class _LeaveGradient:
         back = Layout(self.layout.placement, tuple(map(dual, self.layout.sbp)))
         array = gradient.array if self.here.rank.index in back.placement.ranks else empty(self.type)
         made = Tensor(self.type, back, array)
-        if self.here.grad_enabled and gradient.requires_grad:
+        if self.here.grad_enabled and gradient._needs_gradient:
             record("to_global", (gradient,), (made,), _EnterGradient(self.here, back, gradient.type))
         return (made,)

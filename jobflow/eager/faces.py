@@ -80,7 +80,11 @@ def by_arguments(job: Function, ours: Any = (), theirs: Any = (), needs_dtype: b
         if needs_dtype and "dtype" not in named and len(arguments) <= roles.places.index("dtype"):
             return False
         other = tensors() if named else roles
-        only = [each for each in named if (each in roles.by_name) != (each in other.by_name) and (each == "name" or not other.open_ended)]
+        only = [
+            each
+            for each in named
+            if each != "input" and (each in roles.by_name) != (each in other.by_name) and (each == "name" or not other.open_ended)
+        ]
         return only[0] in roles.by_name if only else None
 
     @wraps(job)
@@ -126,8 +130,12 @@ def of_tensors(function: Function, word: str) -> Function:
         else:
             if len(arguments) == len(by_place) and not named:
                 return function(*arguments)
+            if named and not named.keys() <= roles.keywords:
+                arguments, named = roles.renamed(arguments, named)
             if len(arguments) <= len(by_place) and not any(roles.must.get(name) or is_tensor(given) for name, given in named.items()):
                 return function(*arguments, **named)
+        if named and not named.keys() <= roles.keywords:
+            arguments, named = roles.renamed(arguments, named)
         if _checked(roles, arguments, named):
             return recorded(_body(roles, arguments, named), function, arguments, named)
         return function(*arguments, **named)
@@ -183,10 +191,26 @@ def method(*names: str) -> Callable[[Function], Function]:
     def hang(function: Function) -> Function:
         several = tensors_of(function) > 1  # x.sort() is not called without a tensor
         for name in names or (function.__name__,):
-            setattr(EagerTensor, name, as_public(name, function) if several else function)
+            setattr(EagerTensor, name, as_public(name, function) if several else _by_any_name(function, name))
         return function
 
     return hang
+
+
+def _by_any_name(function: Function, word: str) -> Function:
+    """The function, whose parameters have further names too if it has parameters of which there are; see `Roles.renamed`."""
+    code = getattr(function, "__code__", None)
+    if code is None or not (code.co_flags & inspect.CO_VARARGS or "dim" in code.co_varnames[: code.co_argcount]):
+        return function
+    roles = Roles(word, function)
+
+    @wraps(function)
+    def called(*arguments: Any, **named: Any) -> Any:
+        if named and not named.keys() <= roles.keywords:
+            arguments, named = roles.renamed(arguments, named)
+        return function(*arguments, **named)
+
+    return called  # type: ignore[return-value]
 
 
 def attribute(name: str, setter: Callable[[Any, Any], None] | None = None) -> Callable[[Function], Function]:

@@ -164,7 +164,7 @@ class Recorder(Recording):
     def _read(self, x: Tensor) -> Tensor:
         name, placement = self._named(x), scope.current().placement or self.body.placement
         lies = Layout(placement, (B,) * len(placement.mesh)) if x.layout is None else x.layout
-        trained = x.requires_grad and x.is_leaf
+        trained = x._needs_gradient and x.is_leaf
         first, group = Constant(x.type.shape, x.type.dtype, 0), "parameter" if trained else "buffer"
         handle = self.body.variable(Variable(name, x.type, first, lies.placement, lies.sbp, trained, group=group))
         self.body.tensors[name] = x
@@ -194,7 +194,7 @@ class Recorder(Recording):
         return name
 
     def _write(self, x: Tensor, standing: Tensor, value: Tensor) -> None:
-        standing.traced, standing.requires_grad = value.traced, value.requires_grad
+        standing.traced, standing._needs_gradient = value.traced, value._needs_gradient
         self.body.assign(next(name for name, tensor in self.body.tensors.items() if tensor is x), value.traced)
 
     def write(self, x: Tensor, made: Tensor) -> None:

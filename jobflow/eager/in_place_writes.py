@@ -24,13 +24,13 @@ def may_write(here: EagerState, x: Tensor, what: str) -> None:
     """JobError for a leaf that requires gradients, or a view of one, while gradients are recorded."""
     if not here.grad_enabled:
         return
-    root = x
+    root, leaf = x, x._needs_gradient and x.is_leaf  # a view may have been made a leaf, of a tensor that is none
     while root.base is not None:
         root = root.base[0]
-    if root.requires_grad and root.is_leaf:
-        view = "" if root is x else "a view of "
+    if leaf or (root._needs_gradient and root.is_leaf):
+        whose = f"a leaf {x.type}" if leaf else f"a view of a leaf {root.type}"
         raise JobError(
-            f"{what} at {user_line()}: {view}a leaf {root.type} that requires gradients would be written over, and its gradient lost; "
+            f"{what} at {user_line()}: {whose} that requires gradients would be written over, and its gradient lost; "
             f"do it inside no_grad(), or make a new tensor"
         )
 
@@ -45,10 +45,10 @@ def written(here: EagerState, x: Tensor, value: Tensor, what: str) -> None:
     for tensor in chain:
         tensor.seen = x.version
         tensor.origin = mixed(tensor.origin, value.origin)
-    if not here.grad_enabled or not (value.requires_grad or x.requires_grad):
+    if not here.grad_enabled or not (value._needs_gradient or x._needs_gradient):
         return
     if value.node is not None:
-        x.requires_grad, x.node, x.index = True, value.node, value.index
+        x._needs_gradient, x.node, x.index = True, value.node, value.index
     else:
         record(what, (value,), (x,), _same)
     for view, base in zip(chain, chain[1:], strict=False):

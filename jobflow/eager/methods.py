@@ -38,7 +38,7 @@ HOMES = {
         to to_consistent to_global to_local
     """,
     "gradients": """
-        backward clone detach detach_ register_hook requires_grad_ retain_grad
+        backward clone detach detach_ grad register_hook requires_grad requires_grad_ retain_grad
     """,
     "indexing": """
         __getitem__ __setitem__

@@ -50,6 +50,34 @@ class Roles:
         return any(each.kind is each.VAR_KEYWORD for each in self.signature.parameters.values())
 
     @cached_property
+    def keywords(self) -> frozenset[str]:
+        """The parameters that can be given by name."""
+        return frozenset(each.name for each in self.signature.parameters.values() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY))
+
+    def renamed(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same arguments by our names of parameters, where PyTorch's or NumPy's are given that this function has not.
+
+        `input` is the first tensor, `axis` and `keepdims` are `dim` and `keepdim`, and what takes all further arguments, one by one or as a
+        sequence, may be given as a sequence by its name.
+        """
+        ours = {(name if name in self.keywords else self._ours(name)): value for name, value in named.items()}
+        if len(ours) < len(named):
+            raise TypeError(f"{self.what}() got two names of one parameter: {', '.join(named)}")
+        if self.rest not in ours or len(arguments) > len(self.places):
+            return arguments, ours
+        before = self.places[len(arguments) :]
+        if not ours.keys() >= {*before}:
+            return arguments, ours
+        return (*arguments, *(ours.pop(name) for name in (*before, self.rest))), ours
+
+    def _ours(self, name: str) -> str:
+        if name == "input":
+            others = [place for place in self.places if place != "self"]
+            return next((place for place in others if self.by_name[place]), others[0] if others else name)
+        other = _OTHER_NAMES.get(name, name)
+        return other if other in self.keywords else name
+
+    @cached_property
     def must(self) -> dict[str, bool]:
         """Where nothing but tensors can be."""
         return {name: role not in ("", "operand") for name, role in self.by_name.items()}
@@ -118,6 +146,9 @@ class Roles:
     def must_be(self, name: str) -> str:
         return "a sequence of tensors" if self.by_name.get(name) == "tensors" else "a tensor"
 
+
+#: names of parameters that PyTorch takes too: NumPy's, and its own of a few functions
+_OTHER_NAMES = {"axis": "dim", "keepdims": "keepdim", "size": "shape", "split_size": "split_size_or_sections"}
 
 #: what the annotation of a parameter says of its arguments
 _ROLES = {

@@ -88,12 +88,12 @@ class Recording(ABC):
             return self.tracer.apply(op, values, None)
 
     def _outputs(self, values: Sequence[Any], layouts: Sequence[Layout | None], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        needs = any(x.requires_grad for x in inputs)
+        needs = any(x._needs_gradient for x in inputs)
         if needs and self.trains and not self.here.grad_enabled:
             values = [self._record(Detach(), [value], value.node.placement)[0] for value in values]
         made = tuple(Tensor(value.type, layout, None, traced=value) for value, layout in zip(values, layouts, strict=True))
         for x in made:
-            x.requires_grad = needs and self.here.grad_enabled and x.type.dtype.is_float
+            x._needs_gradient = needs and self.here.grad_enabled and x.type.dtype.is_float
         return made
 
     def update(self, op: Op, inputs: Sequence[Tensor]) -> None:
@@ -139,7 +139,7 @@ class Recording(ABC):
             made = self.known(self._ran(op, [base])[0])
         finally:
             self.here.grad_enabled = before
-        view.traced, view.requires_grad = made.traced, made.requires_grad
+        view.traced, view._needs_gradient = made.traced, made._needs_gradient
 
     @abstractmethod
     def _read(self, x: Tensor) -> Tensor:
@@ -155,7 +155,7 @@ class Recording(ABC):
             chain.append(looked[0])
         hidden = not self.here.grad_enabled
         for tensor in chain:
-            if hidden and self.trains and tensor.traced is not None and self.known(tensor).requires_grad:
+            if hidden and self.trains and tensor.traced is not None and self.known(tensor)._needs_gradient:
                 raise JobError(
                     f"{user_line()}: a tensor {tensor.type} that requires gradients would be written over where none are recorded (no_grad, detach "
                     f"or data), and its gradient lost in {self.running}; write over a clone() of it, or where gradients are recorded"
@@ -171,7 +171,7 @@ class Recording(ABC):
 
     def _hold(self, x: Tensor, value: Tensor) -> None:
         if x.traced is not None:
-            x.traced, x.requires_grad = value.traced, x.requires_grad or value.requires_grad
+            x.traced, x._needs_gradient = value.traced, x._needs_gradient or value._needs_gradient
         else:
             self._write(x, self.known(x), value)
 

@@ -105,7 +105,7 @@ def perform(here: EagerState, op: Op, inputs: Sequence[Tensor], records: bool) -
     if records:
         if outputs[0].storage is not None:  # a view: others have none yet
             outputs[0].base, outputs[0].seen = (inputs[0], op), inputs[0].version
-        if any(x.requires_grad if x.base is None else follow(x) for x in inputs):
+        if any(x._needs_gradient if x.base is None else follow(x) for x in inputs):
             record_op(op, found.placement, found.gradients, inputs, outputs)
     return outputs
 

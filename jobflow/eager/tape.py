@@ -83,7 +83,7 @@ def _at(x: Tensor, end: Edge) -> Tensor:
     if isinstance(end, Tensor):
         return end
     if end is not None and x.type.dtype.is_float:
-        x.requires_grad, (x.node, x.index) = True, end
+        x._needs_gradient, (x.node, x.index) = True, end
     return x
 
 
@@ -118,7 +118,7 @@ def edge_of(x: Tensor) -> Edge:
         follow(x)
     if x.node is not None:
         return x.node, x.index
-    return x if x.requires_grad else None
+    return x if x._needs_gradient else None
 
 
 def follow(view: Tensor) -> bool:
@@ -128,10 +128,10 @@ def follow(view: Tensor) -> bool:
     if base.base is not None:
         follow(base)
     if view.seen != view.version:
-        view.seen, view.requires_grad, view.node = view.version, base.requires_grad, None
-        if base.requires_grad:
+        view.seen, view._needs_gradient, view.node = view.version, base._needs_gradient, None
+        if base._needs_gradient:
             record_op(op, None if view.layout is None else view.layout.placement, {}, (base,), (view,))
-    return view.requires_grad
+    return view._needs_gradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,4 +190,4 @@ def note(node: TapeNode, outputs: Sequence[Tensor | None]) -> None:
     """The outputs of floats were made by this node; None stands for one without a gradient."""
     for index, output in enumerate(outputs):
         if output is not None and output.type.dtype.is_float:
-            output.requires_grad, output.node, output.index = True, node, index
+            output._needs_gradient, output.node, output.index = True, node, index

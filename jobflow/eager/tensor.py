@@ -150,16 +150,16 @@ class Tensor(Methods):
         "__weakref__",
         "_apart",
         "_device",
+        "_gradient",
+        "_needs_gradient",
         "_retains",
         "array",
         "base",
-        "grad",
         "hooks",
         "index",
         "layout",
         "node",
         "origin",
-        "requires_grad",
         "seen",
         "storage",
         "strides",
@@ -182,8 +182,9 @@ class Tensor(Methods):
         self.layout = layout
         self.array = array
         self.traced = traced
-        self.requires_grad = False
-        self.grad: Tensor | None = None
+        #: what programs see, and set, as `requires_grad` and `grad` (`jobflow.functional.gradients`)
+        self._needs_gradient = False
+        self._gradient: Tensor | None = None
         #: what made it, if gradients are recorded, and which of its outputs it is
         self.node: TapeNode | None = None
         self.index = 0

@@ -162,18 +162,18 @@ def positive(x: Tensor) -> Tensor:
 
 @method()
 @rounded_once
-def addcmul(x: Tensor, first: Tensor, second: Tensor, *, value: Number = 1) -> Tensor:
-    """x + value first second"""
-    x, first, second = together("addcmul", x, first, second)
-    return add(x, mul(first, second), alpha=value)
+def addcmul(x: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1) -> Tensor:
+    """x + value tensor1 tensor2"""
+    x, tensor1, tensor2 = together("addcmul", x, tensor1, tensor2)
+    return add(x, mul(tensor1, tensor2), alpha=value)
 
 
 @method()
 @rounded_once
-def addcdiv(x: Tensor, first: Tensor, second: Tensor, *, value: Number = 1) -> Tensor:
-    """x + value first / second"""
-    x, first, second = together("addcdiv", x, first, second)
-    return add(x, div(first, second), alpha=value)
+def addcdiv(x: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1) -> Tensor:
+    """x + value tensor1 / tensor2"""
+    x, tensor1, tensor2 = together("addcdiv", x, tensor1, tensor2)
+    return add(x, div(tensor1, tensor2), alpha=value)
 
 
 @method()
@@ -323,13 +323,13 @@ def bitwise_not(x: Tensor) -> Tensor:
 
 @method()
 @operators("__matmul__", "__rmatmul__")
-def matmul(a: Operand, b: Operand) -> Tensor:
+def matmul(input: Operand, other: Operand) -> Tensor:
     """The matrix product of the last two axes, the others broadcast; a vector is a row on the left, a column on the right."""
-    x, y = pair("matmul", a, b)
+    x, y = pair("matmul", input, other)
     if x.type.ndim == 2 and y.type.ndim == 2:
         return run(_MATMUL, x, y)
     if not x.type.ndim or not y.type.ndim:
-        raise ShapeError(f"matmul at {user_line()}: a {x.type} and b {y.type}: both need one axis or more")
+        raise ShapeError(f"matmul at {user_line()}: input {x.type} and other {y.type}: both need one axis or more")
     row, column = x.type.ndim == 1, y.type.ndim == 1
     product = _product(run(ExpandDims(0), x) if row else x, run(ExpandDims(1), y) if column else y)
     last = product.type.ndim - 1
@@ -358,52 +358,58 @@ def _of_axes(what: str, a: Tensor, b: Tensor, *axes: int) -> tuple[Tensor, Tenso
 
 
 @method()
-def mm(a: Tensor, b: Tensor) -> Tensor:
+def mm(input: Tensor, mat2: Tensor) -> Tensor:
     """The product of two matrices."""
-    return matmul(*_of_axes("mm", a, b, 2, 2))
+    return matmul(*_of_axes("mm", input, mat2, 2, 2))
 
 
 @method()
-def bmm(a: Tensor, b: Tensor) -> Tensor:
+def bmm(input: Tensor, mat2: Tensor) -> Tensor:
     """The products of two rows of equally many matrices."""
-    if a.type.shape[:1] != b.type.shape[:1]:
-        raise ShapeError(f"bmm at {user_line()}: {a.type} and {b.type} are not equally many matrices")
-    return matmul(*_of_axes("bmm", a, b, 3, 3))
+    if input.type.shape[:1] != mat2.type.shape[:1]:
+        raise ShapeError(f"bmm at {user_line()}: {input.type} and {mat2.type} are not equally many matrices")
+    return matmul(*_of_axes("bmm", input, mat2, 3, 3))
 
 
 @method()
-def mv(a: Tensor, b: Tensor) -> Tensor:
+def mv(input: Tensor, vec: Tensor) -> Tensor:
     """The product of a matrix and a vector."""
-    return matmul(*_of_axes("mv", a, b, 2, 1))
+    return matmul(*_of_axes("mv", input, vec, 2, 1))
 
 
 @method()
-def dot(a: Tensor, b: Tensor) -> Tensor:
+def dot(input: Tensor, tensor: Tensor) -> Tensor:
     """The inner product of two vectors."""
-    return matmul(*_of_axes("dot", a, b, 1, 1))
+    return matmul(*_of_axes("dot", input, tensor, 1, 1))
 
 
 @method("outer", "ger")
-def outer(a: Tensor, b: Tensor) -> Tensor:
+def outer(input: Tensor, vec2: Tensor) -> Tensor:
     """The product of a column and a row, of two vectors."""
-    x, y = pair("outer", *_of_axes("outer", a, b, 1, 1))
+    x, y = pair("outer", *_of_axes("outer", input, vec2, 1, 1))
     return mul(run(ExpandDims(1), x), y)
 
 
-@method()
-@rounded_once
-def addmm(x: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
-    """beta x + alpha a b"""
-    product = mm(a, b)
-    return add(x if beta == 1 else mul(x, beta), product if alpha == 1 else mul(product, alpha))
+def _plus(x: Tensor, beta: Number, product: Tensor, alpha: Number) -> Tensor:
+    """beta x + alpha product; what x holds does not matter where beta is 0, be it NaN."""
+    scaled = x if beta == 1 else run(FillLike(0), x) if beta == 0 and (x.dtype.is_float or isinstance(beta, int)) else mul(x, beta)
+    return add(scaled, product if alpha == 1 else mul(product, alpha))
 
 
 @method()
 @rounded_once
-def baddbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
-    """beta x + alpha a b, of rows of matrices"""
-    product = bmm(a, b)
-    return add(x if beta == 1 else mul(x, beta), product if alpha == 1 else mul(product, alpha))
+def addmm(x: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
+    """beta x + alpha mat1 mat2"""
+    product = mm(mat1, mat2)
+    return _plus(x, beta, product, alpha)
+
+
+@method()
+@rounded_once
+def baddbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
+    """beta x + alpha batch1 batch2, of rows of matrices"""
+    product = bmm(batch1, batch2)
+    return _plus(x, beta, product, alpha)
 
 
 for _name, _function, *_also in (

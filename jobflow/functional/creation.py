@@ -72,7 +72,7 @@ class Place:
     def finished(self, x: Tensor) -> Tensor:
         """The tensor with what is left of the options."""
         marked(x, self.device)
-        x.requires_grad = self.requires_grad or x.requires_grad
+        x._needs_gradient = self.requires_grad or x._needs_gradient
         return x
 
 
@@ -218,15 +218,29 @@ def _from_data(what: str, data: Any, options: dict[str, Any], dtype: DType | Non
         place = Place(what, options, data.dtype)
         return place.finished(cast(data.detach(), place.dtype) if place.dtype is not data.dtype else data.detach().clone())
     array = array_of(what, data)
-    place = Place(what, options, dtype or dtype_of(array.dtype))
+    numbers = not isinstance(data, np.ndarray | np.generic | Tensor)
+    place = Place(what, options, dtype or (state().default_dtype if numbers and array.dtype == np.float64 else dtype_of(array.dtype)))
     place.like = like
     layout = place.layout(array.ndim)
     if array.dtype != place.dtype.numpy:
+        if numbers and place.dtype.is_integer:
+            _check_span(what, array, place.dtype)
         with np.errstate(all="ignore"):
             array = array.astype(place.dtype.numpy)
     if layout is None or in_a_job():
         return place.finished(_holding(array))
     return place.finished(cut(what, array, layout))
+
+
+def _check_span(what: str, array: Array, dtype: DType) -> None:
+    """DtypeError for numbers of Python that a type of integers does not have; negative ones are counted from above where there are none."""
+    low, high = dtype.span
+    low = low or -high
+    outside = array[~((np.trunc(array) >= low) & (array < high + 1))]
+    if outside.size:
+        raise DtypeError(
+            f"{what} at {user_line()}: {outside.item(0)} is beyond {dtype.name}, {int(dtype.span[0])} to {int(high)}; give a larger dtype"
+        )
 
 
 def in_a_job() -> bool:
@@ -241,7 +255,7 @@ def _holding(array: Array) -> Tensor:
 
 
 def array_of(what: str, data: Any) -> Array:
-    """The data as an array of one of jobflow's element types, of its own."""
+    """The data as an array of one of jobflow's element types, of its own; floats of Python are float64."""
     check_numbers(what, data)
     try:
         array = np.array(_numbers(what, data))
@@ -249,8 +263,6 @@ def array_of(what: str, data: Any) -> Array:
         if isinstance(error, JobflowError):
             raise
         raise ShapeError(f"{what} at {user_line()}: lists beside each other have different lengths ({error}); make them equally long") from None
-    if not isinstance(data, np.ndarray | np.generic | Tensor) and array.dtype == np.float64:
-        array = array.astype(state().default_dtype.numpy)
     try:
         dtype_of(array.dtype)
     except (KeyError, TypeError):

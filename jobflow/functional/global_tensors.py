@@ -212,13 +212,13 @@ def _data(x: Tensor) -> Tensor:
     return without_gradient(x, shows)
 
 
-def _set_data(x: Tensor, value: Tensor) -> None:
-    if not isinstance(value, Tensor):
-        raise DtypeError(f"data at {user_line()}: it takes a tensor; got {value!r}")
+def _set_data(x: Tensor, given: Tensor) -> None:
+    if not isinstance(given, Tensor):
+        raise DtypeError(f"data at {user_line()}: it takes a tensor; got {given!r}")
     if building_now() is not None:
-        raise JobError(f"data at {user_line()}: no tensor gets other memory while {running()} runs; write over what it has: x.data.copy_(value)")
-    x.type, x.layout, x.array, x._device = value.type, value.layout, value.array, value._device
-    x.origin, x.strides = value.origin, value.strides
+        raise JobError(f"data at {user_line()}: no tensor gets other memory while {running()} runs; write over what it has: x.data.copy_(given)")
+    x.type, x.layout, x.array, x._device = given.type, given.layout, given.array, given._device
+    x.origin, x.strides = given.origin, given.strides
     x.wrote()
 
 
@@ -281,7 +281,7 @@ def reduced(x: Tensor, protocol: int) -> tuple[Any, ...]:
     """For pickle: of a global tensor each rank's piece, with placement and sbp."""
     _portable(x, "pickle")
     array = x.array.copy(order="C")
-    return rebuilt, (type(x), x.type, x.layout, array, x.requires_grad, x._device, x.__dict__)
+    return rebuilt, (type(x), x.type, x.layout, array, x._needs_gradient, x._device, x.__dict__)
 
 
 def _portable(x: Tensor, what: str) -> None:
@@ -293,7 +293,7 @@ def rebuilt(kind: type[Tensor], *parts: Any) -> Tensor:
     """The tensor of which `reduced` gave the parts."""
     made = kind.__new__(kind)
     Tensor.__init__(made, *parts[:3])
-    made.requires_grad, made._device = parts[3:5]
+    made._needs_gradient, made._device = parts[3:5]
     made.__dict__.update(parts[5])
     if is_cuda(made):
         on_host(f"a copy or a pickle of a tensor at {user_line()}")
@@ -305,7 +305,7 @@ def copied(x: Tensor, memory: dict[int, Any]) -> Tensor:
     """For copy.deepcopy: in memory of its own, with placement, sbp and gradient."""
     _portable(x, "deepcopy")
     array = x.array.copy()
-    made = rebuilt(type(x), x.type, x.layout, array, x.requires_grad, x._device, deepcopy(x.__dict__, memory))
+    made = rebuilt(type(x), x.type, x.layout, array, x._needs_gradient, x._device, deepcopy(x.__dict__, memory))
     memory[id(x)] = made
-    made.grad = deepcopy(x.grad, memory)
+    made._gradient = deepcopy(x._gradient, memory)
     return made

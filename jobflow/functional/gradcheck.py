@@ -67,8 +67,8 @@ def gradgradcheck(
 
     def first(*tensors: Any) -> tuple[Tensor, ...]:
         arguments, gradients = tensors[: len(given)], tensors[len(given) :]
-        wanted = [x for x in arguments if isinstance(x, Tensor) and x.requires_grad]
-        outputs = [(y, dy) for y, dy in zip(_outputs(func, arguments), gradients, strict=True) if y.requires_grad]
+        wanted = [x for x in arguments if isinstance(x, Tensor) and x._needs_gradient]
+        outputs = [(y, dy) for y, dy in zip(_outputs(func, arguments), gradients, strict=True) if y._needs_gradient]
         found = grad([y for y, _ in outputs], wanted, [dy for _, dy in outputs], create_graph=True, allow_unused=True)
         return tuple(x for x in found if x is not None)
 
@@ -111,7 +111,7 @@ class Check:
 
     def holds(self, inputs: Sequence[Any], raises: bool) -> bool:
         """Whether the gradients are right; GradcheckError if they are not and `raises`."""
-        wanted = {i: x for i, x in enumerate(inputs) if isinstance(x, Tensor) and x.requires_grad}
+        wanted = {i: x for i, x in enumerate(inputs) if isinstance(x, Tensor) and x._needs_gradient}
         if not wanted:
             raise ArgumentError(f"{self.what} at {user_line()}: none of the {len(inputs)} inputs requires gradients")
         for i, x in wanted.items():
@@ -155,7 +155,7 @@ class Check:
         outputs = _outputs(self.func, inputs)
         for y, rows in zip(outputs, seeds, strict=True):
             found.append({i: np.zeros((len(rows), x.type.size)) for i, x in wanted.items()})
-            for r, row in enumerate(rows if y.requires_grad else []):
+            for r, row in enumerate(rows if y._needs_gradient else []):
                 made = grad(y, list(wanted.values()), _laid(y, row.reshape(y.type.shape)), retain_graph=True, allow_unused=True)
                 for i, gradient in zip(wanted, made, strict=True):
                     if gradient is not None:

@@ -30,7 +30,7 @@ def _with_gradients(what: str, parameters: Tensor | Iterable[Tensor]) -> list[Te
         raise JobError(
             f"{what} at {user_line()}: not in {running()}; clipping is the optimizer's there: clip_grad_max_norm of its group, or grad_clipping="
         )
-    return [p.grad for p in given if p.grad is not None]
+    return [p._gradient for p in given if p._gradient is not None]
 
 
 def _one_kind(here: EagerState, what: str, found: Sequence[Tensor]) -> None:

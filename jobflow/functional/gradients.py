@@ -11,12 +11,13 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 import numpy as np
 
-from jobflow.core.errors import ArgumentError, DtypeError, JobError, user_line
+from jobflow.core.errors import ArgumentError, DtypeError, JobError, PlacementError, ShapeError, user_line
 from jobflow.eager import backward as passes
-from jobflow.eager.faces import method
+from jobflow.eager.faces import attribute, method
+from jobflow.eager.parameters import described
 from jobflow.eager.run import recorder, run
 from jobflow.eager.state import building_now, running, state
-from jobflow.eager.tape import anomalies
+from jobflow.eager.tape import anomalies, follow
 from jobflow.eager.tensor import Tensor
 from jobflow.engine.operators import TensorOperators
 from jobflow.ops.layout_ops import Copy
@@ -98,7 +99,7 @@ def grad(
     roots, wanted = tensors_of("grad", "outputs", outputs), tensors_of("grad", "inputs", inputs)
     given = seeds_of("grad", "grad_outputs", grad_outputs, roots)
     for i, x in enumerate(wanted):
-        if not x.requires_grad:
+        if not x._needs_gradient:
             raise JobError(f"grad at {user_line()}: input {i}, {x.type}, does not require gradients")
     found = passes.backward(roots, given, keep=bool(retain_graph), create=create_graph, only=wanted)
     for i, gradient in enumerate(found):
@@ -227,6 +228,24 @@ def is_anomaly_enabled() -> bool:
 # -------------------------------------------------------------------- tensors and the graph of gradients
 
 
+def _requires_grad(x: Tensor) -> bool:
+    """Whether backward has a gradient for x, or for what it was made of."""
+    return x._needs_gradient if x.base is None else follow(x)
+
+
+def _set_requires_grad(x: Tensor, given: bool) -> None:
+    what = f"requires_grad at {user_line()}"
+    if not isinstance(given, bool | np.bool_):
+        raise DtypeError(f"{what}: it is True or False; got {given!r}")
+    if not x.is_leaf:
+        remedy = "detach() gives a tensor whose it can be" if given else "use detach()"
+        raise JobError(f"{what}: that of a computed tensor ({x.node!r}) follows from what it was made of, and cannot be set; {remedy}")
+    requires_grad_(x, bool(given))
+
+
+attribute("requires_grad", _set_requires_grad)(_requires_grad)
+
+
 @method()
 def requires_grad_(x: Tensor, requires_grad: bool = True) -> Tensor:
     """x, which backward gives a gradient from now on, or does not."""
@@ -234,8 +253,42 @@ def requires_grad_(x: Tensor, requires_grad: bool = True) -> Tensor:
         raise DtypeError(f"requires_grad_ at {user_line()}: only floating point tensors have gradients; this is {x.type}")
     if not requires_grad and x.node is not None:
         raise JobError(f"requires_grad_ at {user_line()}: requires_grad of a computed tensor ({x.node!r}) cannot be switched off; use detach()")
-    x.requires_grad = requires_grad
+    x._needs_gradient = bool(requires_grad)
     return x
+
+
+def _grad(x: Tensor) -> Tensor | None:
+    """What backward has added up for x; None before the first time."""
+    return x._gradient
+
+
+def _set_grad(x: Tensor, given: Tensor | None) -> None:
+    if given is not None:
+        _check_grad(x, given)
+    x._gradient = given
+
+
+def _check_grad(x: Tensor, given: Tensor) -> None:
+    """An error for what no optimizer could step x by, at the line that assigns it."""
+    what = f"grad at {user_line()}"
+    if not isinstance(given, Tensor):
+        raise DtypeError(f"{what}: the gradient of {x.type} is a tensor, or None; got {described(given)}")
+    if given is x:
+        raise JobError(f"{what}: a tensor cannot be its own gradient; x.clone() can")
+    if given.traced is not None:
+        raise JobError(f"{what}: {given.type} has no numbers while {running()} runs; {NOT_IN_GRAPHS}")
+    if given.type.shape != x.type.shape:
+        raise ShapeError(f"{what}: {given.type} is not of the shape of the tensor {x.type} whose gradient it is to be")
+    if given.type.dtype is not x.type.dtype:
+        raise DtypeError(f"{what}: {given.type} is not of the element type of the tensor {x.type}; cast it: grad.to({x.type.dtype})")
+    if None in (given.layout, x.layout) and given.layout is not x.layout:
+        kinds = ["local" if each.layout is None else f"global, {each.layout}" for each in (given, x)]
+        raise PlacementError(f"{what}: the gradient is {kinds[0]}, the tensor {x.type} is {kinds[1]}; use to_global or to_local")
+    if given.layout is not None and x.layout is not None and given.layout.placement != x.layout.placement:
+        raise PlacementError(f"{what}: the gradient is on {given.layout}, the tensor {x.type} on {x.layout}; use grad.to_global(placement=...)")
+
+
+attribute("grad", _set_grad)(_grad)
 
 
 def without_gradient(x: Tensor, tie: Callable[[Tensor, Tensor], None]) -> Tensor:
@@ -257,7 +310,7 @@ def detach(x: Tensor) -> Tensor:
 @method()
 def detach_(x: Tensor) -> Tensor:
     """x, which forgets what made it."""
-    x.requires_grad, x.node, x.index = False, None, 0
+    x._needs_gradient, x.node, x.index = False, None, 0
     return x
 
 
@@ -271,7 +324,7 @@ def clone(x: Tensor) -> Tensor:
 def retain_grad(x: Tensor) -> None:
     """Keep the gradient that backward finds for x, though others made it."""
     tensors_of("retain_grad", "x", x)
-    if not x.requires_grad:
+    if not x._needs_gradient:
         raise JobError(f"retain_grad at {user_line()}: the tensor {x.type} does not require gradients")
     if x.node is not None:
         x.node.retained[x.index] = weakref.ref(x)
@@ -295,7 +348,7 @@ def register_hook(x: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Removab
     tensors_of("register_hook", "x", x)
     if not callable(hook):
         raise ArgumentError(f"register_hook at {user_line()}: a hook is a function of the gradient, not {type(hook).__name__}")
-    if not x.requires_grad:
+    if not x._needs_gradient:
         raise JobError(f"register_hook at {user_line()}: the tensor {x.type} does not require gradients")
     if x.node is not None:
         hooks = x.node.hooks.setdefault(x.index, {})

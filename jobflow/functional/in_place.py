@@ -75,13 +75,13 @@ def _laid(x: Tensor, what: str, value: Tensor) -> Tensor:
 
 def kept(x: Tensor, others: Sequence[Any] = ()) -> Tensor:
     """x with memory of its own, if its old values may be read by a gradient."""
-    if x.traced is not None or not state().grad_enabled or not any(isinstance(each, Tensor) and each.requires_grad for each in (x, *others)):
+    if x.traced is not None or not state().grad_enabled or not any(isinstance(each, Tensor) and each._needs_gradient for each in (x, *others)):
         return x
     if x.base is not None:
         follow(x)
     made = Tensor(x.type, x.layout, x.array.copy())
     made.origin = x.origin
-    made.requires_grad, made.node, made.index = x.requires_grad, x.node, x.index
+    made._needs_gradient, made.node, made.index = x._needs_gradient, x.node, x.index
     return made
 
 

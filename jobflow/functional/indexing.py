@@ -326,7 +326,7 @@ def filled(x: Tensor, mask: Tensor, value: Any) -> Tensor:
 
 def number_as(x: Tensor, number: Any) -> Any:
     """A number as x holds it: whole, in a tensor of integers."""
-    return fitting(number if x.dtype.is_float or number != number or isinstance(number, bool) else int(number), x.dtype)
+    return fitting(int(number) if x.dtype.is_integer and math.isfinite(number) else number, x.dtype)
 
 
 def _fitted(x: Tensor, value: Any, shape: Sequence[int], what: str) -> Tensor:
@@ -375,7 +375,7 @@ def write_window(x: Tensor, cut: Cut, given: Any, what: str) -> None:
     here = state()
     update(here, SliceWrite(window), (x, value))
     made = Tensor(x.type, x.layout, x.array)
-    if here.grad_enabled and (x.requires_grad or value.requires_grad):
+    if here.grad_enabled and (x._needs_gradient or value._needs_gradient):
         new = Tensor(value.type, value.layout, value.array)  # only what it is counts, not what it holds
         placement = None if x.layout is None else x.layout.placement
         record("setitem", (x, value), (made,), OpGradient(SliceUpdate(window), placement), (made, new, made))

@@ -83,21 +83,21 @@ def narrow(x: Tensor, dim: int, start: int | Tensor, length: int) -> Tensor:
 
 
 @method()
-def split(x: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
+def split(tensor: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
     """Consecutive pieces of axis `dim`: of one size, the last smaller where that is left over, or of the sizes of a list; views."""
-    axis = _axis("split", x, dim)
-    n, given = x.shape[axis], split_size_or_sections
+    axis = _axis("split", tensor, dim)
+    n, given = tensor.shape[axis], split_size_or_sections
     if isinstance(given, int):
         if given < 1:
-            raise ShapeError(f"split at {user_line()}: pieces of {given} elements of {x.type}")
+            raise ShapeError(f"split at {user_line()}: pieces of {given} elements of {tensor.type}")
         lengths = [min(given, n - start) for start in range(0, n, given)] or [0]
     else:
         lengths = [integer("split", length) for length in given]
     if sum(lengths) != n or any(length < 0 for length in lengths):
-        raise ShapeError(f"split at {user_line()}: pieces of {lengths} elements do not add up to axis {axis} of {x.type}")
+        raise ShapeError(f"split at {user_line()}: pieces of {lengths} elements do not add up to axis {axis} of {tensor.type}")
     if len(lengths) > 1:
-        x = crossing.as_read(state(), _window(x, axis, 0, lengths[0]), x)
-    return tuple(run(_window(x, axis, stop - length, stop), x) for stop, length in zip(accumulate(lengths), lengths, strict=True))
+        tensor = crossing.as_read(state(), _window(tensor, axis, 0, lengths[0]), tensor)
+    return tuple(run(_window(tensor, axis, stop - length, stop), tensor) for stop, length in zip(accumulate(lengths), lengths, strict=True))
 
 
 @method()
@@ -121,6 +121,9 @@ def meshgrid(*tensors: Tensor, indexing: str = "ij") -> tuple[Tensor, ...]:
     given = list(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], list | tuple) else list(tensors)
     if indexing not in ("ij", "xy"):
         raise ShapeError(f'meshgrid at {user_line()}: indexing is "ij" or "xy", not {indexing!r}')
+    for x in given:
+        if x.ndim > 1:
+            raise ShapeError(f"meshgrid at {user_line()}: takes vectors and numbers, not {x.type}; x.flatten() makes one")
     shape = tuple(x.type.size for x in given)
     columns = [reshape(x, tuple(x.type.size if j == i else 1 for j in range(len(given)))) for i, x in enumerate(given)]
     grids = tuple(column.expand(shape) for column in columns)

@@ -14,6 +14,7 @@ from jobflow.eager.run import run, run_several
 from jobflow.eager.tensor import Tensor
 from jobflow.functional.in_place import check_writable, hang, kept, written
 from jobflow.functional.nn_base import formula, one_of, real
+from jobflow.functional.promotion import as_float
 from jobflow.functional.shapes import axis_of
 from jobflow.ops import activation as act
 from jobflow.ops import elementwise as ew
@@ -63,12 +64,12 @@ def relu(input: Tensor, inplace: bool = False) -> Tensor:
 @method()
 def sigmoid(input: Tensor) -> Tensor:
     """1 / (1 + e^-x)"""
-    return run(_SIGMOID, input)
+    return run(_SIGMOID, as_float(input))
 
 
 @method()
 def tanh(input: Tensor) -> Tensor:
-    return run(_TANH, input)
+    return run(_TANH, as_float(input))
 
 
 @method()

@@ -21,6 +21,7 @@ from jobflow.eager.convert import convert, empty
 from jobflow.eager.run import Running, run, source, with_line
 from jobflow.eager.state import EagerState, state
 from jobflow.eager.tensor import Tensor, own
+from jobflow.functional import promotion
 from jobflow.functional.promotion import rounded_once
 from jobflow.ops import reduce as rd
 from jobflow.ops.op import Op
@@ -130,6 +131,28 @@ def composed(function: Callable[P, Value]) -> Callable[P, Tensor]:
 def formula(function: Callable[P, Value]) -> Callable[P, Tensor]:
     """A composed function of halves that are rounded once, at its end."""
     return rounded_once(composed(function))
+
+
+def one_type(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """A function that is called with all of its tensors in the type that they have together, if that is of floats."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+        given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        if not given or all(x.type.dtype is given[0].type.dtype for x in given):
+            return function(*args, **kwargs)
+        dtype = promotion.result_type(*given)
+        if not dtype.is_float:
+            return function(*args, **kwargs)
+
+        def fitted(x: Any) -> Any:
+            return promotion.cast(x, dtype) if isinstance(x, Tensor) else x
+
+        same: Any = function
+        made: Tensor = same(*map(fitted, args), **{name: fitted(x) for name, x in kwargs.items()})
+        return made
+
+    return call
 
 
 def draw_for(x: Tensor) -> tuple[str, int, Value]:

@@ -6,7 +6,7 @@ from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.types import Tensor as Value
 from jobflow.core.types import int64
 from jobflow.eager.tensor import Tensor
-from jobflow.functional.nn_base import formula, one_of, reduced
+from jobflow.functional.nn_base import formula, one_of, one_type, reduced
 from jobflow.ops import elementwise as ew
 from jobflow.ops import reduce as rd
 from jobflow.ops import shape as sh
@@ -115,9 +115,15 @@ def cross_entropy(
             raise ArgumentError(
                 f"{what} at {user_line()}: ignore_index {ignore_index} is for numbers of classes; target {target.type} has probabilities"
             )
-        return _with_probabilities(log_softmax(input, axis), input, target, weight, reduction, label_smoothing)
+        return _of_probabilities(input, target, weight, reduction=reduction, smoothing=label_smoothing)
     _check(what, input, target, weight)
     return _likelihood(what, log_softmax(input, axis), input, target, weight, ignore_index, reduction, label_smoothing)
+
+
+@one_type
+@formula
+def _of_probabilities(x: Tensor, target: Tensor, weight: Tensor | None, *, reduction: str, smoothing: float) -> Value:
+    return _with_probabilities(log_softmax(x, _axis(x)), x, target, weight, reduction, smoothing)
 
 
 def _with_probabilities(logs: Value, x: Tensor, target: Value, weight: Tensor | None, reduction: str, smoothing: float) -> Value:

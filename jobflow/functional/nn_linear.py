@@ -17,7 +17,7 @@ from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor
 from jobflow.functional.global_tensors import value_of
 from jobflow.functional.in_place import check_writable, kept, written
-from jobflow.functional.nn_base import composed, draw_for, formula, real, whole
+from jobflow.functional.nn_base import composed, draw_for, formula, one_type, real, whole
 from jobflow.functional.shapes import axis_of
 from jobflow.ops import elementwise as ew
 from jobflow.ops import reduce as rd
@@ -104,6 +104,8 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> 
 
     Raises: ArgumentError for a number that is no row.
     """
+    if not weight.type.ndim:
+        raise ShapeError(f"embedding at {user_line()}: weight {weight.type} has no rows; it is [rows, size of a row]")
     count = weight.type.shape[0]
     input = _row_numbers("embedding", input, count)
     if padding_idx is not None and not -count <= padding_idx < count:
@@ -217,12 +219,14 @@ def cosine(x1: Value, x2: Value, dim: int, eps: float) -> Value:
     return ew.divide(product, ew.multiply(*lengths))
 
 
+@one_type
 @formula
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Value:
     """x1 . x2 / (max(|x1|, eps) max(|x2|, eps)) along `dim`"""
     return cosine(x1, x2, dim, eps)
 
 
+@one_type
 @formula
 def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Value:
     """The p-norm of x1 - x2 + eps along the last axis"""

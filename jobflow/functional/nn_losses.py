@@ -11,8 +11,9 @@ from typing import Any, ParamSpec
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.types import Tensor as Value
 from jobflow.eager.tensor import Tensor
-from jobflow.functional.nn_base import REDUCTIONS, formula, one_of, reduced
+from jobflow.functional.nn_base import REDUCTIONS, formula, one_of, one_type, reduced
 from jobflow.functional.nn_linear import cosine, last_axis, length
+from jobflow.functional.promotion import wider
 from jobflow.ops import activation as act
 from jobflow.ops import elementwise as ew
 from jobflow.ops import elementwise_loss as el
@@ -50,6 +51,7 @@ def one_shape(what: str, **operands: Tensor | None) -> None:
         raise ShapeError(f"{what} at {user_line()}: {' and '.join(f'{name} {type}' for name, type in given.items())} are not of one shape{remedy}")
 
 
+@one_type
 @reducing
 def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Value:
     """(x - t)^2"""
@@ -57,6 +59,7 @@ def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Value:
     return ew.squared_difference(input, target)
 
 
+@one_type
 @reducing
 def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Value:
     """|x - t|"""
@@ -64,6 +67,7 @@ def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Value:
     return ew.absolute(ew.subtract(input, target))
 
 
+@one_type
 @reducing
 def smooth_l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", beta: float = 1.0) -> Value:
     """d^2 / (2 beta) where d = |x - t| < beta, else d - beta / 2"""
@@ -75,6 +79,7 @@ def smooth_l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", beta:
     return el.smooth_l1(input, target, beta)
 
 
+@one_type
 @reducing
 def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0) -> Value:
     """d^2 / 2 where d = |x - t| < delta, else delta (d - delta / 2)"""
@@ -95,6 +100,7 @@ def binary_cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = 
     return _weighted(el.binary_cross_entropy(input, target), weight)
 
 
+@one_type
 @reducing
 def binary_cross_entropy_with_logits(
     input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean", pos_weight: Tensor | None = None
@@ -108,6 +114,7 @@ def binary_cross_entropy_with_logits(
     return _weighted(loss, weight)
 
 
+@one_type
 @formula
 def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", *, log_target: bool = False) -> Value:
     """t (log t - x), 0 where t is; e^t (t - x) if the target is logarithms.  "batchmean" is the sum divided by the first size."""
@@ -124,48 +131,61 @@ def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", *, log_target
     return reduced("kl_div", loss, reduction)
 
 
+def _hinge(x: Value) -> Value:
+    """max(0, x), whose gradient at 0 is that of x: two equal scores are drawn apart where the margin is 0."""
+    return ew.clip(x, 0.0, None)
+
+
+def _signs(target: Tensor, like: Value) -> Value:
+    """1 and -1 as numbers of the type of `like`: of truth values and unsigned integers, none is -1."""
+    return ew.cast(target, like.type.dtype)
+
+
 @reducing
 def soft_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Value:
     """ln(1 + e^(-t x)), t being 1 or -1"""
     one_shape("soft_margin_loss", input=input, target=target)
-    return act.softplus(ew.negate(ew.multiply(target, input)))
+    return act.softplus(ew.negate(ew.multiply(_signs(target, input), input)))
 
 
 @reducing
 def hinge_embedding_loss(input: Tensor, target: Tensor, margin: float = 1.0, reduction: str = "mean") -> Value:
     """x where t is 1, max(0, margin - x) where t is -1; the sum of both elsewhere"""
     one_shape("hinge_embedding_loss", input=input, target=target)
-    zero = ew.fill_like(input, 0.0)
-    positive = ew.equal(target, ew.fill_like(target, 1.0))
-    negative = ew.equal(target, ew.fill_like(target, -1.0))
-    near = ew.where(positive, zero, act.relu(ew.shift(ew.negate(input), margin)))
+    zero, sign = ew.fill_like(input, 0.0), _signs(target, input)
+    positive, negative = (ew.equal(sign, ew.fill_like(sign, wanted)) for wanted in (1.0, -1.0))
+    near = ew.where(positive, zero, _hinge(ew.shift(ew.negate(input), margin)))
     return ew.add(ew.where(negative, zero, input), near)
 
 
+@one_type
 @reducing
 def margin_ranking_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean") -> Value:
     """max(0, margin - t (x1 - x2))"""
     one_shape("margin_ranking_loss", input1=input1, input2=input2, target=target)
     distance = ew.shift(ew.negate(ew.multiply(target, ew.subtract(input1, input2))), margin)
-    return act.relu(distance)
+    return _hinge(distance)
 
 
 @reducing
 def cosine_embedding_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean") -> Value:
     """1 - c where t is 1, max(0, c - margin) where t is -1; c = the cosine along the last axis"""
     one_shape("cosine_embedding_loss", input1=input1, input2=input2)
-    similar = cosine(input1, input2, -1, 1e-8)
+    dtype = wider(input1.type.dtype, input2.type.dtype)
+    similar = cosine(ew.cast(input1, dtype), ew.cast(input2, dtype), -1, 1e-8)
     if target.type.shape != similar.type.shape:
         raise ShapeError(
             f"cosine_embedding_loss at {user_line()}: target {target.type} must have one number for each pair of vectors, {similar.type}"
         )
     zero = ew.fill_like(similar, 0.0)
-    positive, negative = (ew.equal(target, ew.fill_like(target, sign)) for sign in (1.0, -1.0))
+    signs = _signs(target, similar)
+    positive, negative = (ew.equal(signs, ew.fill_like(signs, wanted)) for wanted in (1.0, -1.0))
     near = ew.where(positive, ew.shift(ew.negate(similar), 1.0), zero)
-    far = ew.where(negative, act.relu(ew.shift(similar, -margin)), zero)
+    far = ew.where(negative, _hinge(ew.shift(similar, -margin)), zero)
     return ew.add(near, far)
 
 
+@one_type
 @reducing
 def triplet_margin_loss(
     anchor: Tensor,
@@ -189,7 +209,7 @@ def triplet_margin_loss(
     far = distance(anchor, negative)
     if swap:
         far = ew.minimum(far, distance(positive, negative))
-    return act.relu(ew.shift(ew.subtract(distance(anchor, positive), far), margin))
+    return _hinge(ew.shift(ew.subtract(distance(anchor, positive), far), margin))
 
 
 def _variance(input: Tensor, var: Tensor | float) -> Value:
@@ -203,6 +223,7 @@ def _variance(input: Tensor, var: Tensor | float) -> Value:
     return var
 
 
+@one_type
 @reducing
 def gaussian_nll_loss(input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> Value:
     """(log v + (x - t)^2 / v) / 2 with v = max(var, eps), whose lower bound has no gradient; plus log(2 pi) / 2 if `full`.
@@ -215,6 +236,7 @@ def gaussian_nll_loss(input: Tensor, target: Tensor, var: Tensor | float, full: 
     return ew.shift(loss, 0.9189385332046727) if full else loss
 
 
+@one_type
 @reducing
 def poisson_nll_loss(input: Tensor, target: Tensor, log_input: bool = True, full: bool = False, eps: float = 1e-8, reduction: str = "mean") -> Value:
     """e^x - t x, or x - t log(x + eps) if not `log_input`; plus Stirling's t log t - t + log(2 pi t) / 2 where t > 1 if `full`"""

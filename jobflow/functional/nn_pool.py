@@ -116,6 +116,8 @@ def _outputs(what: str, x: Value, given: Outputs) -> tuple[int, ...]:
     if 0 in spatial:
         raise ShapeError(f"{what} at {user_line()}: only the batch axis of input {x.type} may be empty")
     asked = tuple(given) if isinstance(given, Sequence) else (given,) * len(spatial)
+    if 0 in asked:
+        raise ShapeError(f"{what} at {user_line()}: output_size {given!r} of an axis must be at least 1: no window gives nothing")
     return sizes(what, "output_size", [n if size is None else size for n, size in zip_longest(spatial, asked)][: len(asked)], len(spatial), 0)
 
 

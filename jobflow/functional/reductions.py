@@ -20,7 +20,7 @@ from jobflow.functional import binary_functions as arithmetic
 from jobflow.functional.comparing import truth
 from jobflow.functional.nn_base import composed
 from jobflow.functional.promotion import as_float, cast, constant, rounded_once
-from jobflow.ops.arithmetic import Add, Subtract, Where
+from jobflow.ops.arithmetic import Add, Divide, Subtract, Where
 from jobflow.ops.axes import ExpandDims, Reshape, Squeeze
 from jobflow.ops.compare import Equal, NotEqual
 from jobflow.ops.index import DimGather
@@ -236,16 +236,21 @@ def _at(axis: int, position: int, *tensors: Tensor) -> list[Tensor]:
 # -------------------------------------------------------------------- truth
 
 
+def _axes_of_truth(what: str, x: Tensor, dim: Dim) -> tuple[int, ...]:
+    """The axes in order; all of them for None.  No axes are no axes here, unlike in sums: each element is an answer."""
+    return () if isinstance(dim, Sequence) and not len(dim) else axes_of(what, x, dim)
+
+
 @method()
 def all(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
     """Whether every element is true, or not 0."""
-    return _reduced(ReduceAll, truth(x), axes_of("all", x, dim), keepdim)
+    return _reduced(ReduceAll, truth(x), _axes_of_truth("all", x, dim), keepdim)
 
 
 @method()
 def any(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
     """Whether some element is true, or not 0."""
-    return _reduced(ReduceAny, truth(x), axes_of("any", x, dim), keepdim)
+    return _reduced(ReduceAny, truth(x), _axes_of_truth("any", x, dim), keepdim)
 
 
 # -------------------------------------------------------------------- spread and size
@@ -263,7 +268,7 @@ def var(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False
     count = math.prod(x.type.shape[i] for i in axes) - less
     distance = run(Subtract(), x, mean(x, axes, keepdim=True)) if axes else run(Scale(0.0), x)
     squares = _reduced(ReduceSum, run(Square(), distance), axes, keepdim)
-    return run(DivideBy(count), squares) if count > 0 else run(Scale(math.nan), squares)
+    return run(DivideBy(count), squares) if count > 0 else run(Divide(), squares, constant(squares, 0, squares.type.dtype))
 
 
 @method()

@@ -138,7 +138,7 @@ class Tree:
         if isinstance(item, float):
             return item if math.isfinite(item) else {"float": repr(item)}
         if isinstance(item, Tensor):
-            return {"tensor": self._keep(path, self._array(item, path)), "requires_grad": item.requires_grad and item.is_leaf}
+            return {"tensor": self._keep(path, self._array(item, path)), "requires_grad": item._needs_gradient and item.is_leaf}
         if isinstance(item, DType):
             return {"dtype": item.name}
         if isinstance(item, Mapping):
@@ -180,7 +180,7 @@ def decoded(tree: Any, tensor: Any) -> Any:
         return tree
     if "tensor" in tree:
         x: Tensor = tensor(tree["tensor"])
-        x.requires_grad = bool(tree["requires_grad"])
+        x._needs_gradient = bool(tree["requires_grad"])
         return x
     (kind, value), *_ = tree.items()
     match kind:

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.core.errors import DtypeError, JobError, ShapeError, user_line
-from jobflow.core.types import bool_, int8
+from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError, user_line
+from jobflow.core.types import bool_, int8, int64
 from jobflow.eager.faces import method
 from jobflow.eager.run import run, source
 from jobflow.eager.tensor import Tensor
 from jobflow.functional import comparing
 from jobflow.functional.global_tensors import value_of
+from jobflow.functional.gradients import clone
 from jobflow.functional.in_place import hang
 from jobflow.functional.indexing import check_mask, filled, found, listed, number_as, placed, selected, whole
 from jobflow.functional.promotion import cast, result_type
@@ -63,6 +64,11 @@ def _first(x: Tensor, shape: Sequence[int]) -> Tensor:
     return run(Slice((0,) * x.ndim, tuple(shape), (1,) * x.ndim), x)
 
 
+def _names_none(index: Tensor) -> bool:
+    """Whether positions are none at all; such need not have the axes of what they are positions in, nor be integers."""
+    return bool(index.ndim) and not index.type.size
+
+
 def _checked(what: str, x: Tensor, dim: int, index: Tensor, src: Tensor | None = None) -> int:
     """The axis; ShapeError unless the positions have as many axes as x, and are nowhere longer than it along another axis."""
     axis = axis_of(what, dim, x.ndim)
@@ -81,6 +87,9 @@ def _checked(what: str, x: Tensor, dim: int, index: Tensor, src: Tensor | None =
 @method()
 def gather(x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Tensor:
     """y[i, j, ...] = x[i, index[i, j, ...], ...] for dim = 1, and so for any axis."""
+    if _names_none(index):
+        axis_of("gather", dim, x.ndim)
+        return reshape(take(x, cast(flatten(index), int64)), index.shape)
     if not (x.ndim and index.ndim):
         return reshape(gather(_row(x), dim, _row(index)), index.shape)
     axis = _checked("gather", x, dim, index)
@@ -92,6 +101,8 @@ def gather(x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Ten
 def scatter(x: Tensor, dim: int, index: Tensor, src: Any = None, *, value: Any = None, reduce: str | None = None) -> Tensor:
     """x but y[i, index[i, j, ...], ...] = src[i, j, ...] for dim = 1; `src` is a tensor or a number; reduce="add" adds it instead."""
     new = value if src is None else src
+    if new is None:
+        raise ArgumentError(f"scatter at {user_line()}: neither src, a tensor or a number, nor value is given")
     if reduce == "add":
         return scatter_add(x, dim, index, new if isinstance(new, Tensor) else _constant(x, index.shape, new))
     if reduce is not None:
@@ -109,6 +120,9 @@ def _constant(x: Tensor, shape: Sequence[int], number: Any) -> Tensor:
 
 
 def _scattered(what: str, x: Tensor, dim: int, index: Tensor, new: Any, add: bool = False) -> Tensor:
+    if _names_none(index):
+        axis_of(what, dim, x.ndim)
+        return clone(x)
     given = new if isinstance(new, Tensor) else _constant(x, index.shape, new)
     given = given if given.ndim or not index.ndim else expand(given, index.shape)
     if not (x.ndim and index.ndim and given.ndim):
@@ -142,6 +156,8 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: floa
     if tuple(source.shape) != (*x.shape[:axis], index.type.size, *x.shape[axis + 1 :]):
         raise ShapeError(f"index_add at {user_line()}: {source.type} must have one slice of {x.type} along axis {axis} for each of {index.type}")
     at = placed(index, x.shape[axis], "index_add")
+    if not x.dtype.is_float and isinstance(alpha, float) and alpha != int(alpha):
+        raise DtypeError(f"index_add at {user_line()}: alpha {alpha} makes numbers that {x.type} cannot hold; cast x to a type of floats first")
     scaled = source if alpha == 1 else source * alpha
     return run(Add(), x, run(UnsortedSegmentSum(axis, x.shape[axis]), cast(scaled, x.dtype), at))
 
@@ -199,11 +215,11 @@ def argwhere(x: Tensor) -> Tensor:
     return _positions(x, "argwhere")
 
 
-def where(condition: Tensor, x: Any = None, y: Any = None) -> Any:
-    """x where the condition is true, or not 0, else y; with the condition alone, the positions where it is (`nonzero`)."""
-    if x is None and y is None:
+def where(condition: Tensor, input: Any = None, other: Any = None) -> Any:
+    """`input` where the condition is true, or not 0, else `other`; with the condition alone, the positions where it is (`nonzero`)."""
+    if input is None and other is None:
         return nonzero(condition, as_tuple=True)
-    return comparing.where(condition, x, y)
+    return comparing.where(condition, input, other)
 
 
 # ------------------------------------------------------------------------ moved, and of matrices

@@ -69,11 +69,11 @@ def reshape(x: Tensor, *shape: Any) -> Tensor:
 
 
 @method()
-def view(x: Tensor, *shape: Any) -> Tensor:
+def view(x: Tensor, *size: Any) -> Tensor:
     """As reshape, but never a copy of a local tensor: ShapeError if it cannot be a view.  With one element type: x of that type, cast."""
-    if len(shape) == 1 and isinstance(shape[0], DType):
-        return cast(x, shape[0])
-    op = Reshape(_filled("view", x, sizes(shape)))
+    if len(size) == 1 and isinstance(size[0], DType):
+        return cast(x, size[0])
+    op = Reshape(_filled("view", x, sizes(size)))
     if x.layout is None and x.traced is None and not _viewable(x, op):
         raise ShapeError(
             f"view at {user_line()}: {x.type} cannot be viewed as {list(op.shape)}, because its elements are in another order in memory "
@@ -184,7 +184,7 @@ def _turned_matrices(x: Tensor) -> Tensor:
 @method("movedim", "moveaxis")
 def movedim(x: Tensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
     """x with the axes `source` at the places `destination`; the others keep their order."""
-    here, there = ([axis_of("movedim", d, x.ndim) for d in ([given] if isinstance(given, int) else given)] for given in (source, destination))
+    here, there = ([axis_of("movedim", d, x.ndim) for d in (given if isinstance(given, Sequence) else [given])] for given in (source, destination))
     if len(here) != len(there) or len(set(here)) != len(here) or len(set(there)) != len(there):
         raise ShapeError(f"movedim at {user_line()}: source {source} and destination {destination} must name the same number of different axes")
     if not x.ndim:
@@ -206,9 +206,9 @@ def flip(x: Tensor, *dims: Any) -> Tensor:
 
 
 @method()
-def expand(x: Tensor, *shape: Any) -> Tensor:
+def expand(x: Tensor, *size: Any) -> Tensor:
     """x repeated along its axes of size 1, and along new leading ones; -1 leaves an axis as it is."""
-    wanted = sizes(shape)
+    wanted = sizes(size)
     lead = len(wanted) - x.ndim
     filled = tuple(x.shape[i - lead] if n == -1 and i >= lead else n for i, n in enumerate(wanted))
     if lead < 0 or any(n < 0 for n in filled) or any(n not in (1, m) for n, m in zip(x.shape, filled[lead:], strict=True)):
@@ -247,9 +247,9 @@ def common_shape(what: str, *shapes: Sequence[int]) -> tuple[int, ...]:
 
 
 @method()
-def repeat(x: Tensor, *counts: Any) -> Tensor:
-    """x beside itself counts[i] times along axis i; leading counts beyond the axes of x make new axes."""
-    times = sizes(counts)
+def repeat(x: Tensor, *repeats: Any) -> Tensor:
+    """x beside itself repeats[i] times along axis i; leading counts beyond the axes of x make new axes."""
+    times = sizes(repeats)
     if len(times) < x.ndim or any(n < 0 for n in times):
         raise ShapeError(f"repeat at {user_line()}: {list(times)} must give one count for each axis of {x.type}")
     between, repeated, whole = tiled_shapes((1,) * (len(times) - x.ndim) + tuple(x.shape), times)
@@ -257,9 +257,9 @@ def repeat(x: Tensor, *counts: Any) -> Tensor:
 
 
 @method()
-def tile(x: Tensor, *counts: Any) -> Tensor:
+def tile(x: Tensor, *dims: Any) -> Tensor:
     """As repeat; missing leading counts are 1."""
-    times = sizes(counts)
+    times = sizes(dims)
     return repeat(x, (1,) * (x.ndim - len(times)) + times)
 
 

@@ -35,7 +35,7 @@ def value_of(x: Tensor, what: str) -> Array:
 def numpy(x: Tensor) -> Array:
     """A NumPy array with the logical value; only that of a local tensor without gradient shares its memory."""
     made = value_of(x, "numpy()")
-    shared = made is x.array and (x.layout is not None or (x.requires_grad and state().grad_enabled))
+    shared = made is x.array and (x.layout is not None or (x._needs_gradient and state().grad_enabled))
     return np.array(made) if shared else made
 
 
@@ -132,7 +132,7 @@ def shown(x: Tensor) -> str:
     parts.append(f"dtype={x.dtype!r}")
     if x.node is not None:
         parts.append(f"grad_fn={x.node!r}")
-    elif x.requires_grad:
+    elif x._needs_gradient:
         parts.append("requires_grad=True")
     return broken("tensor(", parts) + ")"
 

@@ -29,6 +29,7 @@ from jobflow.legacy.convolution import max_pool1d as max_pool1d
 from jobflow.legacy.convolution import max_pool2d as max_pool2d
 from jobflow.legacy.convolution import max_pool3d as max_pool3d
 from jobflow.legacy.convolution import torch_conv2d_transpose as torch_conv2d_transpose
+from jobflow.legacy.loss_functions import ctc_greedy_decoder as ctc_greedy_decoder
 from jobflow.legacy.loss_functions import distributed_sparse_softmax_cross_entropy_with_logits as distributed_sparse_softmax_cross_entropy_with_logits
 from jobflow.legacy.loss_functions import sigmoid_cross_entropy_with_logits as sigmoid_cross_entropy_with_logits
 from jobflow.legacy.loss_functions import softmax_cross_entropy_with_logits as softmax_cross_entropy_with_logits

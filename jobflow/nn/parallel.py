@@ -36,15 +36,15 @@ class _Bucket:
         for p in self.parameters:
             part = total[at : at + p.type.size].reshape(p.type.shape)
             at += p.type.size
-            if p.grad is None:
-                p.grad = Tensor(p.type, None, np.empty(p.type.shape, p.type.dtype.numpy))
-            np.divide(part, here.rank.size, out=p.grad.array)
-            p.grad.wrote()
+            if p._gradient is None:
+                p._gradient = Tensor(p.type, None, np.empty(p.type.shape, p.type.dtype.numpy))
+            np.divide(part, here.rank.size, out=p._gradient.array)
+            p._gradient.wrote()
         self.missing = {id(p) for p in self.parameters}
 
 
 def _gradient(p: Tensor) -> np.ndarray[Any, Any]:
-    return np.zeros(p.type.shape, p.type.dtype.numpy) if p.grad is None else p.grad.array
+    return np.zeros(p.type.shape, p.type.dtype.numpy) if p._gradient is None else p._gradient.array
 
 
 class _Averaging:
@@ -102,7 +102,7 @@ def DistributedDataParallel(module: Any, *, broadcast_buffers: bool = True, broa
     Raises: JobError for a module with global tensors, whose layouts say how they are parallel.
     """
     here = state()
-    parameters = [p for p in module.parameters() if p.requires_grad]
+    parameters = [p for p in module.parameters() if p._needs_gradient]
     for name, p in module.named_parameters():
         if p.layout is not None:
             raise JobError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from jobflow.core.errors import DtypeError, JobError, user_line
 from jobflow.eager.tensor import Tensor
 
@@ -12,10 +14,12 @@ class Parameter(Tensor):
     def __init__(self, data: Tensor, requires_grad: bool = True) -> None:
         if not isinstance(data, Tensor):
             raise JobError(f"Parameter at {user_line()}: data is a tensor, not {type(data).__name__}")
+        if not isinstance(requires_grad, bool | np.bool_):
+            raise DtypeError(f"Parameter at {user_line()}: requires_grad is True or False; got {requires_grad!r}")
         if requires_grad and not data.type.dtype.is_float:
             raise DtypeError(f"Parameter at {user_line()}: {data.type} has no gradients; give requires_grad=False")
         super().__init__(data.type, data.layout, data.array, data.traced)
         self._device = data._device
         if data.traced is None:
             data.shares(self)
-        self.requires_grad = requires_grad
+        self._needs_gradient = bool(requires_grad)

@@ -198,7 +198,7 @@ class DropoutMask(Indexed):
 
     def index_space(self, *types: TensorType) -> IndexSpace:
         axes = tuple(range(types[0].ndim))
-        return IndexSpace(types[0].shape, (axes, (None,), axes))
+        return IndexSpace(types[0].shape or (1,), (axes, (None,), axes))  # a number is a row of one element
 
     def expression(self, x: TensorType, counter: TensorType) -> tuple[Expression, ...]:  # type: ignore[override]
         box = whole_box(x.shape) if self.box is None else self.box
@@ -224,6 +224,7 @@ class DropoutMask(Indexed):
     def samples(cls) -> Iterator[Sample]:
         for rate in (0.0, 0.3):
             yield sample(cls(rate, "drop", 7), np.zeros((5, 40)), np.array([2]), differentiable=())
+            yield sample(cls(rate, "drop", 7), np.zeros(()), np.array([3]), differentiable=())
 
 
 def dropout(x: Tensor, rate: float, counter: Tensor, *, key: str, seed: int = 0, name: str | None = None) -> Tensor:

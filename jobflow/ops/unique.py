@@ -36,7 +36,7 @@ class UniqueWithCounts(Op):
             return
         values, first, inverse, counts = xp.unique(x, return_index=True, return_inverse=True, return_counts=True)
         order = xp.argsort(first)
-        place = xp.empty_like(order)
+        place = xp.empty(x.shape, order.dtype)  # not as long as order: scripts/cupy_without_gpu computes no values, and CuPy indexes no empty array
         place[order] = xp.arange(len(order))
         for output in (y, count):
             output[...] = 0

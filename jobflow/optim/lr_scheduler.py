@@ -93,6 +93,10 @@ class LambdaLR(LRScheduler):
 
     def __init__(self, optimizer: Optimizer, lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]], last_epoch: int = -1) -> None:
         count = len(optimizer.param_groups)
+        if not callable(lr_lambda) and not (isinstance(lr_lambda, Sequence) and all(map(callable, lr_lambda))):
+            raise ConfigError(
+                f"lr_scheduler.LambdaLR at {user_line()}: lr_lambda is a function of the steps, or one for each group; got {lr_lambda!r}"
+            )
         self.lambdas = [lr_lambda] * count if callable(lr_lambda) else list(lr_lambda)
         if len(self.lambdas) != count:
             raise ConfigError(f"lr_scheduler.LambdaLR at {user_line()}: {len(self.lambdas)} functions for {count} groups")
@@ -276,6 +280,10 @@ class ReduceLROnPlateau:
                 smaller = max(group["lr"] * self.factor, self.min_lr)
                 group["lr"] = smaller if group["lr"] - smaller > self.eps else group["lr"]
             self.cooling, self.bad_steps = self.cooldown, 0
+
+    def get_last_lr(self) -> list[float]:
+        """The rates that were set last."""
+        return [group["lr"] for group in self.optimizer.param_groups]
 
     def _better(self, value: float) -> bool:
         sign = 1 if self.mode == "min" else -1

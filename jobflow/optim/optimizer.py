@@ -107,9 +107,9 @@ class Optimizer:
         """Forget the gradients, or fill them with zeros."""
         for p in self._parameters():
             if set_to_none:
-                p.grad = None
-            elif p.grad is not None:
-                p.grad = run.source(Constant(p.type.shape, p.type.dtype, 0.0), p.layout)
+                p._gradient = None
+            elif p._gradient is not None:
+                p._gradient = run.source(Constant(p.type.shape, p.type.dtype, 0.0), p.layout)
 
     def clip_grad(self, error_if_nonfinite: bool = False) -> None:
         """Scale the gradients of every group that has a `clip_grad_max_norm` to that norm at most; graphs do so on their own."""
@@ -130,8 +130,8 @@ class Optimizer:
                 op = unified(self.rule(group))
                 slots = {SLOT_NAMES.get(slot.name, slot.name): slot.initial for slot in op.slots}
                 for p in group["params"]:
-                    if p.grad is not None:
-                        self._step(here, p, p.grad, op, slots, float(group["lr"]))
+                    if p._gradient is not None:
+                        self._step(here, p, p._gradient, op, slots, float(group["lr"]))
         return loss
 
     def _step(self, here: EagerState, p: Tensor, gradient: Tensor, op: OptimizerUpdate, slots: Mapping[str, float], rate: float) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from ranks import on_ranks, with_ranks
 
-from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError
+from jobflow.core.errors import ArgumentError, DtypeError, JobError, PlacementError, ShapeError
 from jobflow.core.layout import B, P, S
 from jobflow.core.types import float64
 from jobflow.engine.placements import placement
@@ -17,6 +17,8 @@ from jobflow.functional import gradients
 from jobflow.functional.creation import arange, full, ones, tensor, zeros
 from jobflow.functional.drawing import randn
 from jobflow.functional.nn_activations import relu
+from jobflow.nn.parameter import Parameter
+from jobflow.optim import SGD
 
 LAYOUTS = (B, S(0), S(1), P)
 RANDOM = np.random.default_rng(9)
@@ -264,3 +266,64 @@ def test_numbers_of_ranks_do_not_change_a_training_step() -> None:
     for n in (2, 3):
         for losses in on_ranks(n, program, n):
             np.testing.assert_allclose(losses, alone, rtol=1e-12)
+
+
+def test_requires_grad_is_set_by_pytorchs_rules() -> None:
+    w = ones(2, requires_grad=True)
+    y = w * 2
+    for given in (True, False):
+        with pytest.raises(JobError, match=r"requires_grad at test_gradients.py:\d+: that of a computed tensor"):
+            y.requires_grad = given
+    assert y.requires_grad and y.detach().requires_grad is False
+    for wrong in ("yes", 1, None, 2.5):
+        with pytest.raises(DtypeError, match=r"test_gradients.py:\d+: it is True or False; got"):
+            w.requires_grad = wrong
+        with pytest.raises(DtypeError, match=r"Parameter at test_gradients.py:\d+: requires_grad is True or False; got"):
+            Parameter(zeros(2), wrong)
+    assert w.requires_grad is True
+    numbers = arange(3)
+    with pytest.raises(DtypeError, match=r"test_gradients.py:\d+: only floating point tensors have gradients; this is int64\[3\]"):
+        numbers.requires_grad = True
+    numbers.requires_grad = False
+    w.requires_grad = np.bool_(False)
+    assert w.requires_grad is False and not (w * 2).requires_grad
+    x = zeros(3)
+    part = x[:2]
+    x.mul_(ones(3, requires_grad=True))
+    assert part.requires_grad  # it is asked of the tensor that it is a part of
+
+
+@with_ranks(1, 2)
+def test_a_gradient_that_does_not_fit_is_refused_where_it_is_assigned(n: int) -> None:
+    here = placement("cpu", range(n))
+    local, w = ones(2, 3, requires_grad=True), ones(2, 3, placement=here, sbp=S(0), requires_grad=True)
+    wrong: list[tuple[Any, Any, type[Exception], str]] = [
+        (local, zeros(3, 2), ShapeError, r"float32\[3,2\] is not of the shape of the tensor float32\[2,3\]"),
+        (local, zeros(2, 3, dtype=float64), DtypeError, r"float64\[2,3\] is not of the element type .* cast it: grad.to\(jobflow.float32\)"),
+        (local, np.zeros((2, 3), np.float32), DtypeError, "is a tensor, or None; got a NumPy array"),
+        (local, 3.0, DtypeError, "is a tensor, or None; got"),
+        (local, local, JobError, "its own gradient"),
+        (local, zeros(2, 3, placement=here, sbp=B), PlacementError, "the gradient is global, .* is local; use to_global or to_local"),
+        (w, zeros(2, 3), PlacementError, "the gradient is local, .* is global"),
+        (w, zeros(2, 3, placement=placement("cpu", [0]), sbp=B), PlacementError, r"use grad.to_global\(placement=...\)"),
+    ]
+    for x, given, error, fact in wrong[: None if n > 1 else -1]:
+        with pytest.raises(error, match=rf"grad at test_gradients.py:\d+: .*{fact}"):
+            x.grad = given
+        assert x.grad is None
+    for how in (B, S(0), S(1), P):  # in any layout of its placement
+        w.grad = ones(2, 3, placement=here, sbp=how)
+        SGD([w], lr=0.5).step()
+        (w * 2).sum().backward()
+        np.testing.assert_array_equal(w.grad.numpy(), np.full((2, 3), 3.0))
+    np.testing.assert_array_equal(w.detach().numpy(), np.full((2, 3), -1.0))
+    w.grad = None
+    assert w.grad is None
+
+
+def test_a_view_that_was_made_a_leaf_is_not_written_over() -> None:
+    view = zeros(2, 3).t().requires_grad_()
+    with pytest.raises(JobError, match=r"mul_ at test_gradients.py:\d+: a leaf float32\[3,2\] that requires gradients would be written over"):
+        view.mul_(2)
+    (view * 3).sum().backward()
+    assert view.grad.tolist() == [[3.0, 3.0]] * 3

@@ -148,9 +148,9 @@ class Building(Recording):
 
     def _read(self, x: Tensor) -> Tensor:
         """A tensor with numbers, as a variable."""
-        name = self.names.get(id(x)) or self._unused("parameter" if x.requires_grad and x.is_leaf else "tensor")
+        name = self.names.get(id(x)) or self._unused("parameter" if x._needs_gradient and x.is_leaf else "tensor")
         lies = self.lying(x) or self.alone
-        trained = self.trains and x.requires_grad and x.is_leaf
+        trained = self.trains and x._needs_gradient and x.is_leaf
         if trained and x.hooks:
             raise JobError(
                 f"nn.Graph.build at {user_line()}: {name} {x.type} has hooks for its gradient, which a graph does not call; remove() them, or "
@@ -166,7 +166,7 @@ class Building(Recording):
             if stored.sbp != lies.sbp:
                 value = self._gathered(value, lies, stored.sbp, self.zero)
         made = Tensor(x.type, self.lying(x), None, traced=value)
-        made.requires_grad = x.requires_grad and x.is_leaf
+        made._needs_gradient = x._needs_gradient and x.is_leaf
         self.tensors[name] = x
         self._standing[id(x)] = made
         return made
@@ -193,7 +193,7 @@ class Building(Recording):
         if x.layout is not None and value.layout != x.layout:
             value = self.change(value, x.layout, None)
         name = next(name for name, tensor in self.tensors.items() if tensor is x)
-        standing.traced, standing.layout, standing.requires_grad = value.traced, value.layout, value.requires_grad
+        standing.traced, standing.layout, standing._needs_gradient = value.traced, value.layout, value._needs_gradient
         self.tracer.assign(name, value.traced)
 
     # ---------------------------------------------------------------- training and modules
@@ -206,7 +206,7 @@ class Building(Recording):
         if gradient is not None or loss.type.size != 1:
             given = "" if gradient is None else " with a gradient of its own"
             raise JobError(f"{what}: the loss must have one element; this one is {loss.type}{given}")
-        if not loss.requires_grad:
+        if not loss._needs_gradient:
             raise JobError(f"{what}: this {loss.type} tensor depends on no parameter that requires gradients")
         self.losses.append(loss.traced)
         self.where = self.where or user_line()

@@ -57,6 +57,6 @@ def mode_of(modules: Sequence[Module]) -> tuple[Any, ...]:
     for each in modules:
         own = vars(each)
         parameters = own["_parameters"].values()
-        found += [own["training"], *map(id, parameters), *[x is not None and x.requires_grad for x in parameters]]
+        found += [own["training"], *map(id, parameters), *[x is not None and x._needs_gradient for x in parameters]]
         found += [*map(id, own["_buffers"].values()), *map(id, own["_modules"].values())]
     return tuple(found)

@@ -120,7 +120,7 @@ class Embedding(Module):
             raise ShapeError(f"Embedding.from_pretrained at {user_line()}: {embeddings.type} is not a table of rows")
         rows, width = embeddings.shape
         made = cls(rows, width, padding_idx, _weight=embeddings)
-        made.weight.requires_grad = not freeze
+        made.weight._needs_gradient = not freeze
         return made
 
     def reset_parameters(self) -> None:

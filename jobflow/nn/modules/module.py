@@ -295,17 +295,17 @@ class Module:
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Whether backward gives the parameters gradients."""
         for parameter in self.parameters():
-            parameter.requires_grad = requires_grad
+            parameter.requires_grad_(requires_grad)
         return self
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, or set them to zero."""
         for parameter in self.parameters():
             if set_to_none:
-                parameter.grad = None
-            elif parameter.grad is not None:
-                parameter.grad.array.fill(0)
-                parameter.grad.wrote()
+                parameter._gradient = None
+            elif parameter._gradient is not None:
+                parameter._gradient.array.fill(0)
+                parameter._gradient.wrote()
 
     def apply(self, fn: Callable[[Module], None]) -> Self:
         """Call `fn` with every module inside, and with itself last."""
@@ -340,8 +340,8 @@ class Module:
         with gradients(False):
             for name, part in (*self.named_parameters(), *self.named_buffers()):
                 moving.replace(part, change(name, part))
-                if part.grad is not None:
-                    moving.replace(part.grad, change(f"{name}.grad", part.grad))
+                if part._gradient is not None:
+                    moving.replace(part._gradient, change(f"{name}.grad", part._gradient))
         return self
 
     def to_global(self, placement: Any = None, sbp: Any = None) -> Self:
