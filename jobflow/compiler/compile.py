@@ -10,6 +10,7 @@
     recompute      compute regions again            -> Graph
     shard          choose layouts                   -> Sharded
     box            insert changes of layout         -> Physical
+    make_beside    have new values that travel made beside their variables -> Physical
     bucket         join messages of gradients       -> Physical
     divide_updates share out the updates of shared variables -> Physical
     look           read arguments whole where they lie together -> Physical
@@ -42,6 +43,7 @@ from jobflow.compiler.front.simplify import simplify
 from jobflow.compiler.layouts.box import box
 from jobflow.compiler.layouts.bucket import bucket
 from jobflow.compiler.layouts.look import look_at_arguments
+from jobflow.compiler.layouts.read_again import make_beside
 from jobflow.compiler.layouts.shard import shard
 from jobflow.compiler.layouts.shared_variables import divide_updates
 from jobflow.compiler.rank.fuse import fuse
@@ -78,7 +80,7 @@ def prepared(program: Traced, outputs: Sequence[Value]) -> tuple[Traced, Sequenc
 
 def distribute(graph: Graph) -> Physical:
     """How it lies on the ranks, and what they tell each other."""
-    return bucket(box(shard(graph)))
+    return bucket(make_beside(box(shard(graph))))
 
 
 def rank_program(physical: Physical, memory: RankMemory, target: Target) -> Program:

@@ -74,8 +74,10 @@ def _laid(x: Tensor, what: str, value: Tensor) -> Tensor:
 
 
 def kept(x: Tensor, others: Sequence[Any] = ()) -> Tensor:
-    """x with memory of its own, if its old values may be read by a gradient."""
-    if x.traced is not None or not state().grad_enabled or not any(isinstance(each, Tensor) and each._needs_gradient for each in (x, *others)):
+    """x with memory of its own, if its old values may be read by a gradient; what is recorded is written over after the run."""
+    here = state()
+    recorded = x.traced is not None or here.building is not None
+    if recorded or not here.grad_enabled or not any(isinstance(each, Tensor) and each._needs_gradient for each in (x, *others)):
         return x
     if x.base is not None:
         follow(x)

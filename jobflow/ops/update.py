@@ -16,7 +16,7 @@ from jobflow.core.types import Array, DType, Tensor, TensorType, Xp, float32, fl
 from jobflow.expressions import language
 from jobflow.expressions.language import Expression, element, number
 from jobflow.ops.arithmetic import add
-from jobflow.ops.op import LETTERS, Op, Sample, apply, sample, types_tuple
+from jobflow.ops.op import LETTERS, Grads, Op, Sample, apply, sample, types_tuple
 from jobflow.ops.pointwise import Pointwise, numbers
 from jobflow.ops.scalar import scale, shift
 
@@ -95,6 +95,10 @@ class MovingAverage(Updated, Pointwise):
     def unwritten(self, *inputs: Tensor) -> Tensor:
         a, x = inputs
         return add(scale(a, self.momentum), scale(x, 1 - self.momentum))
+
+    def grad(self, a: Tensor, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
+        """None: what the average has seen is not trained by it."""
+        return None, None
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -12,8 +12,10 @@ from traced import Bound, distribute, first, on, plain, run, trace, type_, varia
 from jobflow import scope
 from jobflow.compiler.compile import plan_rank
 from jobflow.compiler.front.trace import Tracer
+from jobflow.compiler.layouts.box import box
+from jobflow.compiler.layouts.shard import shard
 from jobflow.compiler.rank.fuse import fuse
-from jobflow.compiler.rank.local import Item, Program, Step
+from jobflow.compiler.rank.local import Collect, Item, Program, Step
 from jobflow.compiler.rank.lower import lower
 from jobflow.compiler.rank.order import order
 from jobflow.compiler.rank.variable_writes import write
@@ -288,16 +290,24 @@ def test_updates_in_a_circle() -> None:
         order(program_of(one, two))
 
 
+def written_and_gathered(tracer: Tracer) -> Any:
+    w = variable(tracer, "w", 4, 2, trainable=False)
+    new = apply(Assign(), w, tracer.input("x", type_(4, 2), split=False))
+    tracer.assign("w", new)
+    return to_layout(to_layout(new, S(0)), B)
+
+
+def test_a_new_value_that_travels_is_made_beside_its_variable() -> None:
+    ordered = order(write(lowered(trace(written_and_gathered, first(2)))))
+    assert [type(step.action) for step in ordered.body].count(Collect) == 1
+    assert [step.action for step in ordered.epilogue] == [Assign()]
+
+
 def test_nothing_is_communicated_once_variables_are_written() -> None:
-    def body(tracer: Tracer) -> Any:
-        w = variable(tracer, "w", 4, 2, trainable=False)
-        return to_layout(apply(Assign(), w, tracer.input("x", type_(4, 2), split=False)), S(0))
-
-    def gathered(tracer: Tracer) -> Any:
-        return to_layout(body(tracer), B)
-
+    graph = box(shard(trace(written_and_gathered, first(2))))
+    slots, _ = place_variables(graph.graph.variables.values(), 0)
     with pytest.raises(PlanError, match="communication of a value that exists only after variables are written"):
-        order(write(lowered(trace(gathered, first(2)))))
+        order(write(lower(graph, RankMemory(0, slots))))
 
 
 # -------------------------------------------------------------------- the whole

@@ -1,0 +1,114 @@
+"""What a graph writes over a buffer, from what depends on parameters, is what the same module leaves there at once, on one rank and on two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from ranks import agree
+
+import jobflow as flow
+from jobflow import nn
+
+
+class Writing(nn.Module):
+    """A product of which a function writes something over the buffer, and gives a loss."""
+
+    def __init__(self, write: Callable[[Writing, Any], Any]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(flow.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        self.register_buffer("seen", flow.ones(2))
+        self.norm = nn.BatchNorm1d(2)
+        self.write = write
+
+    def forward(self, x: Any) -> Any:
+        return self.write(self, flow.matmul(x, self.weight))
+
+
+def added(m: Writing, y: Any) -> Any:
+    m.seen.add_(y.mean(0))
+    return (y * y).mean()
+
+
+def multiplied_twice(m: Writing, y: Any) -> Any:
+    m.seen.fill_(2.0)
+    m.seen.mul_(y.mean())
+    m.seen *= y.max()
+    return (y * y).mean()
+
+
+def added_and_read(m: Writing, y: Any) -> Any:
+    m.seen.add_(y.mean(0))
+    return (y * m.seen).mean()
+
+
+def an_item_and_read(m: Writing, y: Any) -> Any:
+    m.seen[0] = y.detach().sum()
+    return (y * y).mean() + (y * m.seen).sum()
+
+
+def an_item_with_its_gradient(m: Writing, y: Any) -> Any:
+    m.seen[0] = y.sum()
+    return (y * m.seen).mean() + m.seen.sum()
+
+
+def an_average_and_read(m: Writing, y: Any) -> Any:
+    z = m.norm(y)
+    return (z * y).mean() + (m.norm.running_mean * z * y).sum() + m.norm.running_var.sum()
+
+
+def two_averages(m: Writing, y: Any) -> Any:
+    return (m.norm(m.norm(y)) * y * m.norm.running_mean).mean()
+
+
+CASES = (added, multiplied_twice, added_and_read, an_item_and_read, an_item_with_its_gradient, an_average_and_read, two_averages)
+
+
+def steps(write: Callable[[Writing, Any], Any], ranks: int, as_graph: bool, trains: bool) -> list[Any]:
+    """Losses of three steps, and what the buffers and the weight hold then."""
+    where = flow.placement("cpu", list(range(ranks)))
+    module = Writing(write)
+    module.to_global(placement=where, sbp=flow.sbp.broadcast)
+    x = flow.tensor(np.arange(8, dtype=np.float32).reshape(4, 2) / 8, placement=where, sbp=flow.sbp.split(0))
+    optimizer = flow.optim.SGD(module.parameters(), lr=0.01)
+
+    class Step(nn.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = module
+            if trains:
+                self.add_optimizer(optimizer)
+
+        def build(self, x: Any) -> Any:
+            loss = self.module(x)
+            if trains:
+                loss.backward()
+            return loss
+
+    def at_once(x: Any) -> Any:
+        loss = module(x)
+        if trains:
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        module.seen.detach_()
+        return loss
+
+    step = Step() if as_graph else at_once
+    losses = [step(x).numpy() for _ in range(3)]
+    held = (module.seen, module.norm.running_mean, module.norm.running_var, module.weight)
+    return [np.stack(losses).tolist(), *(tensor.detach().numpy().tolist() for tensor in held)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("write", CASES, ids=lambda write: write.__name__)
+def test_buffers_hold_what_they_hold_at_once(write: Callable[[Writing, Any], Any], trains: bool, ranks: int) -> None:
+    def program(rank: int) -> Any:
+        return [steps(write, ranks, as_graph, trains) for as_graph in (False, True)]
+
+    once, graph = agree(ranks, program)
+    for a, b in zip(once, graph, strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
