@@ -27,7 +27,7 @@ def _behind(physical: Physical) -> set[Node]:
     found: set[Node] = set()
     for node in physical.graph.nodes:
         writes[node] = set().union(*(writes[value.node] for value in node.inputs))
-        if isinstance(node.op, Reroute):
+        if isinstance(node.op, Reroute) and node.op.bytes_per_rank(*(value.type for value in node.inputs)):
             found |= writes[node]
         if node.op.alias:
             writes[node].add(node)
