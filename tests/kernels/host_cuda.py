@@ -48,7 +48,7 @@ static void (*kernel)(void **);
 static void **given;
 
 static __attribute__((noinline)) void __syncthreads() { swapcontext(&threads[turn], &scheduler); }
-template <typename T> static T __shfl_xor_sync(unsigned int, T mine, int distance) {
+template <typename T> static T shuffled(T mine, int distance) {
   memcpy(passed[turn], &mine, sizeof mine);
   __syncthreads();
   T other;
@@ -56,6 +56,9 @@ template <typename T> static T __shfl_xor_sync(unsigned int, T mine, int distanc
   __syncthreads();
   return other;
 }
+// CUDA has these overloads and no others: narrower integers come back as int
+#define SHUFFLE(T) static T __shfl_xor_sync(unsigned int, T mine, int distance) { return shuffled(mine, distance); }
+SHUFFLE(int) SHUFFLE(unsigned int) SHUFFLE(long) SHUFFLE(unsigned long) SHUFFLE(long long) SHUFFLE(unsigned long long) SHUFFLE(float) SHUFFLE(double)
 template <typename To, typename From> static To bits(From x) { To y; memcpy(&y, &x, sizeof y); return y; }
 static float __int_as_float(int x) { return bits<float>(x); }
 static int __float_as_int(float x) { return bits<int>(x); }

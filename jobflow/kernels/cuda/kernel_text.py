@@ -69,7 +69,7 @@ REDUCED = """template <typename T, int LANES, typename Together> static __device
     __syncthreads();
   }
   for (int half = LANES > 32 ? 16 : LANES / 2; half > 0; half /= 2)
-    mine = together(mine, __shfl_xor_sync(0xffffffff, mine, half));
+    mine = together(mine, T(__shfl_xor_sync(0xffffffff, mine, half)));
   return mine;
 }"""
 SUM = """struct Sum {

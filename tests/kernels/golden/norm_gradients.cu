@@ -11,7 +11,7 @@ template <typename T, int LANES, typename Together> static __device__ T reduced(
     __syncthreads();
   }
   for (int half = LANES > 32 ? 16 : LANES / 2; half > 0; half /= 2)
-    mine = together(mine, __shfl_xor_sync(0xffffffff, mine, half));
+    mine = together(mine, T(__shfl_xor_sync(0xffffffff, mine, half)));
   return mine;
 }
 
