@@ -17,7 +17,9 @@ REMOTE = ["fsspec>=2024.6", "s3fs>=2024.6"]
 JIT = ["llvmlite>=0.50"]
 TENSORBOARD = ["tensorboardX>=2.6"]
 ONNX = ["onnx>=1.17"]
-TEST = ["pytest>=8.2", "pytest-xdist>=3.6", "hypothesis>=6.100", *EXAMPLES, *MPI, *HALF, *TRAIN, *PARQUET, *REMOTE, *JIT, *TENSORBOARD, *ONNX]
+PYTEST = ["pytest>=8.2", "pytest-xdist>=3.6", "hypothesis>=6.100"]
+CUDA_WITHOUT_GPU = ["cupy-cuda13x>=14.2,<15", "nvidia-cuda-nvrtc>=13,<14", "nvidia-cuda-runtime>=13,<14", "nvidia-cuda-crt>=13,<14"]
+TEST = [*PYTEST, *EXAMPLES, *MPI, *HALF, *TRAIN, *PARQUET, *REMOTE, *JIT, *TENSORBOARD, *ONNX]
 TEST += ["safetensors>=0.5", "flatbuffers>=24.3"]
 
 setup(
@@ -63,8 +65,8 @@ setup(
         # flow.onnx
         "onnx": ONNX,
         "gpu": ["cupy-cuda13x>=14", "nvidia-nccl-cu13>=2.27.7,<3"],
-        # the real CuPy on a machine without a GPU, in an environment of its own: scripts/cupy_without_gpu
-        "gpu-checks": ["cupy-cuda13x>=14.2,<15", "nvidia-cuda-nvrtc>=13,<14", "nvidia-cuda-runtime>=13,<14", "nvidia-cuda-crt>=13,<14", *HALF],
+        # real CuPy on a machine without a GPU, in a separate environment: scripts/gpu_check dry, scripts/cupy_without_gpu
+        "gpu-checks": [*CUDA_WITHOUT_GPU, *HALF, *PYTEST],
         "examples": EXAMPLES,
         "test": TEST,
         "dev": [*TEST, "ruff>=0.9", "mypy>=1.14", "types-PyYAML", "types-psutil"],

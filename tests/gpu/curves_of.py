@@ -20,6 +20,11 @@ PROGRAM = Path(__file__).with_name("programs") / "pretended.py"
 PROGRAMS = ("hybrid_mlp_with_optimizer", "consistent_lenet", "gpt", "mirrored_mlp", "relay_lenet", "batch_norm", "SGDW")
 #: those that compute in float64
 DOUBLE = {"SGDW"}
+#: relative distances between losses of six steps, on the GPU and on the CPU.  A GPU adds in another order, and its functions differ by 1 or 2
+#: units in the last place.  The tiers of kernels on CPUs, which differ in the same ways, are 3.5e-8 apart in float32 and 2e-16 in float64.
+TOLERANCE, TOLERANCE_DOUBLE = 1e-4, 1e-9
+#: the imitation of a GPU differs from the CPU in less
+TOLERANCE_PRETENDED = 1e-5
 NOTICE = 'jobflow: there is no GPU: "gpu" placements run on CPU ranks'
 
 
@@ -35,14 +40,22 @@ def curves_of(
         there = "real" if gpus is None else str(gpus)
         strict = ["-W", "error"] if gpus is not None else []  # CuPy may warn of its own affairs
         command = [*launcher, sys.executable, *strict, str(PROGRAM), str(out), there, str(devices), *programs]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        paths = [os.environ["PYTHONPATH"]] if "JOBFLOW_GPU_STUB" in os.environ else [str(ROOT)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         environment["JOBFLOW_KERNELS"] = kernels or ("auto" if gpus is None else "numpy")
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
         assert ended.returncode == 0, ended.stderr
         return json.loads(out.read_text()), ended.stderr
 
 
-def same_as_on_the_cpu(name: str, curves: dict[str, Any]) -> None:
-    expected, _ = curves_of(0, 1)
+def distance_from_cpu(name: str, curves: dict[str, Any], programs: tuple[str, ...] = PROGRAMS) -> float:
+    """The largest relative distance between the losses of a program and those of the CPU, which `programs` run to compute."""
+    expected, _ = curves_of(0, 1, programs=programs)
     assert expected["world"]["tags"] == ["cpu"]
-    np.testing.assert_allclose(curves[name], expected[name], rtol=1e-9 if name in DOUBLE else 1e-5, atol=0)
+    ours, theirs = np.array(curves[name]), np.array(expected[name])
+    assert ours.shape == theirs.shape
+    return float(np.max(np.abs(ours - theirs) / np.abs(theirs)))
+
+
+def same_as_on_the_cpu(name: str, curves: dict[str, Any]) -> None:
+    assert distance_from_cpu(name, curves) <= (TOLERANCE_DOUBLE if name in DOUBLE else TOLERANCE_PRETENDED)

@@ -8,7 +8,6 @@ python programs.py FOLDER compile PART OF HOW the texts of all kernels that the 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
@@ -157,14 +156,6 @@ def threads() -> dict[str, Any]:
     return found
 
 
-def save(texts: dict[str, tuple[str, ...]], folder: Path) -> None:
-    """Every text once, under its hash."""
-    for text, options in texts.items():
-        kept = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
-        if not kept.exists():
-            kept.write_text(json.dumps({"text": text, "options": options}))
-
-
 def compile_texts(folder: Path, part: int, of: int, how: str) -> dict[str, Any]:
     """Every kernel as binary code: of each architecture, or of one of them by turns."""
     from importlib.util import find_spec
@@ -200,7 +191,7 @@ def main(where: str, what: str, *rest: str) -> None:
         "threads": threads,
         "compile": lambda: compile_texts(folder, *map(int, rest[:2]), rest[2]),
     }[what]()
-    save(texts, folder)
+    host_runtime.save(texts, folder)
     print(json.dumps(found), flush=True)
     os._exit(0)  # CuPy frees memory when the interpreter has already taken our functions down
 

@@ -1,0 +1,84 @@
+"""Read hardware counters of the six slowest printed kernels of a bfloat16 GPT-2 step, by Nsight Compute.
+
+python kernel_counters.py [--small]             # start ncu on the following
+python kernel_counters.py --launch [--small]    # launch these kernels between cudaProfilerStart and cudaProfilerStop
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import shutil
+import subprocess
+import sys
+from statistics import median
+from typing import Any
+
+import run_jobflow
+import slowest_calls
+import step_timing
+import workloads
+
+from jobflow.kernels.cuda.fused import KernelLaunch
+
+KERNELS, WARM, TIMED = 6, 2, 3
+#: duration, occupancy, memory throughput, sectors of 32 bytes per load and per store request
+METRICS = (
+    "gpu__time_duration.sum",
+    "sm__warps_active.avg.pct_of_peak_sustained_active",
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+    "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio",
+    "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_st.ratio",
+)
+
+
+def launch(small: bool) -> None:
+    size = workloads.sizes(small)["gpt2"]
+    step = run_jobflow.prepared("gpt2", size.batches[0], "bfloat16", small, host=False)
+    batches = workloads.batches(size, size.batches[0])
+    step_timing.run_steps(step, batches, WARM, 0)
+    executor = slowest_calls.executor_of_the_job()
+    times = [median(column) for column in zip(*slowest_calls.timed_calls(executor, step, batches, TIMED), strict=True)]
+    calls = [*executor.body, *executor.epilogue]
+    printed = sorted((k for k, (function, _) in enumerate(calls) if isinstance(function, KernelLaunch)), key=lambda k: -times[k])[:KERNELS]
+    profiler = importlib.import_module("cupy.cuda.profiler")
+
+    def profiled(call: Any, what: str) -> Any:
+        function, arguments = call
+
+        def run() -> None:
+            print(f"kernel: {what}", flush=True)
+            profiler.start()
+            function(*arguments)
+            executor.device.synchronize()
+            profiler.stop()
+
+        return run, ()
+
+    body = len(executor.body)
+    for k in printed:
+        words = slowest_calls.described(executor.origin[k])
+        part, index = (executor.body, k) if k < body else (executor.epilogue, k - body)
+        part[index] = profiled(part[index], f"{words.kernel} {words.name} {words.what}")
+    step(batches[0])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="a small model")
+    parser.add_argument("--launch", action="store_true")
+    options = parser.parse_args()
+    if options.launch:
+        launch(options.small)
+        return 0
+    launching = [sys.executable, __file__, "--launch", *(["--small"] if options.small else [])]
+    command = shutil.which("ncu")
+    if command is None:
+        print("NOT THERE ncu is not installed; the kernels were launched without it", flush=True)
+        return subprocess.run(launching, check=False).returncode
+    counting = [command, "--profile-from-start", "off", "--clock-control", "none", "--metrics", ",".join(METRICS)]
+    return subprocess.run([*counting, *launching], check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
