@@ -8,6 +8,7 @@ FOLDER gets `inductor_cache.tar.gz`, from which a later run on the same kind of 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -115,6 +116,7 @@ def main() -> int:
             failed += run_round(precision, mode, which, options, environment)
             if mode == "compile":
                 save(Path(cache), options.out / CACHE)
+                print("RESULT " + json.dumps({"file": CACHE, "mib": (options.out / CACHE).stat().st_size / 2**20}), flush=True)
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return int(bool(failed))

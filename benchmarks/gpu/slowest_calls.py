@@ -2,7 +2,8 @@
 
 python slowest_calls.py --out FILE.md [--small]
 
-A row is an instruction of the plan and all calls that it makes.  Bytes are those of its operands, each counted once.
+A row is an instruction of the plan and all calls that it makes.  Bytes are those of its operands, each counted once.  A call that takes less
+time than its launch shows the time of the launch, about 10 microseconds.
 """
 
 from __future__ import annotations

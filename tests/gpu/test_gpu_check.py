@@ -161,6 +161,12 @@ class TestCommand:
         assert done.returncode == 2 and "usage:" in done.stderr
 
     @pytest.mark.skipif(bool(host_runtime.missing()), reason=host_runtime.missing() or "nothing is missing")
+    def test_a_folder_that_cannot_be_written_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        done = gpu_check("dry", "--out", str(tmp_path / "file" / "out"))
+        assert done.returncode == 2 and f"cannot write results to {tmp_path / 'file' / 'out'}" in done.stderr
+
+    @pytest.mark.skipif(bool(host_runtime.missing()), reason=host_runtime.missing() or "nothing is missing")
     def test_dry_runs_every_step_and_writes_at_most_eight_files(self, tmp_path: Path) -> None:
         done = gpu_check("dry", OUT=str(tmp_path))
         assert done.returncode == 0, done.stdout
