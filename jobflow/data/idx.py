@@ -63,7 +63,9 @@ class Idx(Columns):
         scale = {"images": 1 / np.iinfo(arrays["images"].dtype).max if whole else 1.0}
         arrays["images"] = arrays["images"][:, None]
         keep: Split = "all" if split == "test" else split
-        super().__init__(arrays, {"labels": "int32"} if "labels" in arrays else None, scale, (keep, validation_every), f"{WHAT}: {files[0]}")
+        sources = {name: f"{WHAT}: {file}" for name, file in zip(arrays, files, strict=True)}
+        dtypes = {"labels": "int32"} if "labels" in arrays else None
+        super().__init__(arrays, dtypes, scale, (keep, validation_every), f"{WHAT}: {files[0]}", sources)
 
 
 def published(folder: AnyPath, which: slice = slice(None)) -> list[AnyPath]:

@@ -33,9 +33,11 @@ class NumpyFiles(Columns):
     ) -> None:
         file = path_of(path)
         arrays = _arrays(file)
+        sources = {name: f"{WHAT}: {file / f'{name}.npy' if file.is_dir() else file}" for name in arrays}
         if fields is not None:
             arrays = {field: arrays[checked_name(name, arrays, f'{WHAT}: {file}: field "{field}": array')] for field, name in fields.items()}
-        super().__init__(arrays, dtypes, scale, (split, validation_every), f"{WHAT}: {file}")
+            sources = {field: sources[name] for field, name in fields.items()}
+        super().__init__(arrays, dtypes, scale, (split, validation_every), f"{WHAT}: {file}", sources)
 
 
 def _arrays(path: AnyPath) -> dict[str, Array]:

@@ -11,7 +11,7 @@ import math
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate
 from typing import Any
 
@@ -22,6 +22,7 @@ from jobflow.core.extras import optional
 from jobflow.core.remote import AnyPath, path_of
 from jobflow.core.types import Array
 from jobflow.core.untrusted import RECORD, Fault, mapped
+from jobflow.data.conversion import converted
 from jobflow.data.files import fault_of
 from jobflow.data.samples import Field, Keep, Samples, Split, checked_name, named_dtype, own_dtype
 from jobflow.data.waiting import one_by_one
@@ -85,8 +86,13 @@ class OfRecord(Samples):
                 values = record[feature]
                 if values.size != math.prod(shape):
                     raise DataError(f'{self._place(number)}: feature "{feature}" has {values.size} values, which do not fill the shape {list(shape)}')
-                found[name][row] = values.reshape(shape)
+                found[name][row] = converted(values, found[name].dtype, partial(self._value_place, number, name)).reshape(shape)
         return found
+
+    def _value_place(self, number: int, name: str, index: tuple[int, ...]) -> str:
+        feature = self._features[name]
+        renamed = "" if feature == name else f', feature "{feature}"'
+        return f'{self._place(number)}: field "{name}"{renamed}, value {index[0]}'
 
     def _at(self, number: int) -> tuple[AnyPath, Array, int, int]:
         """The file that has a record, its content, and where the record begins and ends in it."""

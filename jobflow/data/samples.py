@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, DataError, JobflowError, did_you_mean
 from jobflow.core.types import DTYPES, Array, DType, TensorType, dtype_named, dtype_of
+from jobflow.data.conversion import converted, is_number
 
 #: Which samples of a file that is not split itself: all, or those that are kept for validation, or the others.
 Split: TypeAlias = Literal["all", "train", "validation"]
@@ -168,7 +170,10 @@ class Keep:
 
 
 class Columns(Samples):
-    """Sample i is the i-th row of each array; arrays in memory or mapped files.  `scale` multiplies, `dtypes` converts."""
+    """Sample i is the i-th row of each array; arrays in memory or mapped files.  `scale` multiplies, `dtypes` converts.
+
+    `sources` names the file of a field in messages; by default `what`.
+    """
 
     def __init__(
         self,
@@ -177,30 +182,52 @@ class Columns(Samples):
         scale: Mapping[str, float] | None = None,
         keep: tuple[Split, int] = ("all", 10),
         what: str = "Columns",
+        sources: Mapping[str, str] | None = None,
     ) -> None:
-        self.what, self._arrays = what, {name: np.asarray(array) for name, array in arrays.items()}
+        self.what, self._sources, self._arrays = what, sources or {}, {name: np.asarray(array) for name, array in arrays.items()}
         self._scale = {checked_name(name, arrays, f"{what}: scale: field"): factor for name, factor in (scale or {}).items()}
         given = {checked_name(name, arrays, f"{what}: dtypes: field"): named_dtype(text, what) for name, text in (dtypes or {}).items()}
         lengths = {name: len(a) if a.ndim else 0 for name, a in arrays.items()}
         if len(set(lengths.values())) > 1:
             raise DataError(f"{what}: the arrays have different numbers of samples: {', '.join(f'{k} {n}' for k, n in lengths.items())}")
         fields = {name: Field(a.shape[1:], given.get(name) or self._dtype(name, a)) for name, a in arrays.items()}
+        for name in (*given, *self._scale):
+            if not is_number(self._arrays[name].dtype):
+                raise DataError(f'{self._source(name)}, field "{name}" holds {self._arrays[name].dtype}; convert the file to numbers')
         count = next(iter(lengths.values()), 0)
         super().__init__(fields, count, Keep(keep[0], count, keep[1]))
 
     def _dtype(self, name: str, array: Array) -> DType:
-        return dtype_named("float32") if name in self._scale else own_dtype(array.dtype, f'{self.what}: field "{name}"')
+        return dtype_named("float32") if name in self._scale else own_dtype(array.dtype, f'{self._source(name)}: field "{name}"')
+
+    def _source(self, name: str) -> str:
+        return self._sources.get(name, self.what)
 
     def rows(self, numbers: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
         return {name: self._field(name, numbers) for name in names}
 
     def _field(self, name: str, numbers: Array) -> Array:
-        which = stretch(numbers)
+        which, target = stretch(numbers), self.fields[name].dtype.numpy
         taken = self._arrays[name][which]
-        wanted = self.fields[name].dtype.numpy
         if name in self._scale:
-            return np.multiply(taken, self._scale[name], dtype=np.float64 if wanted == np.float64 else np.float32).astype(wanted, copy=False)
-        return taken.astype(wanted, order="C", copy=isinstance(which, slice))
+            taken = self._scaled(name, taken, target, numbers)
+        elif taken.dtype == target:
+            return taken.astype(target, order="C", copy=isinstance(which, slice))
+        return converted(taken, target, partial(self._place, name, numbers))
+
+    def _scaled(self, name: str, rows: Array, target: np.dtype[Any], numbers: Array) -> Array:
+        with np.errstate(over="ignore"):
+            found = np.multiply(rows, self._scale[name], dtype=np.float64 if target == np.float64 else np.float32)
+        if rows.dtype.itemsize > 2 and not np.isfinite(found).all():
+            lost = np.argwhere(~np.isfinite(found) & np.isfinite(rows))
+            if len(lost):
+                place, value = self._place(name, numbers, tuple(map(int, lost[0]))), rows[tuple(lost[0])]
+                raise DataError(f"{place} is {value}, which times {self._scale[name]} is beyond {found.dtype}; set another scale")
+        return found
+
+    def _place(self, name: str, numbers: Array, index: tuple[int, ...]) -> str:
+        inside = f" at {list(index[1:])}" if index[1:] else ""
+        return f'{self._source(name)}: row {int(numbers[index[0]])}, field "{name}"{inside}'
 
 
 class Subset(Samples):

@@ -10,6 +10,7 @@ import numpy as np
 
 from jobflow.core.errors import DataError, did_you_mean
 from jobflow.core.types import Array, float32
+from jobflow.data.conversion import converted
 from jobflow.data.samples import Field, own_dtype
 
 
@@ -48,7 +49,7 @@ def stack(values: Sequence[Any], field: Field, what: Callable[[int], str]) -> Ar
             raise DataError(f"{what(row)} {text}")
         if array.dtype != found.dtype and not np.can_cast(array.dtype, found.dtype, "same_kind"):
             raise DataError(f"{what(row)} is {array.dtype}, in the first sample {field.dtype.name}; all samples have one type")
-        found[row] = array
+        found[row] = converted(array, found.dtype, lambda index, row=row: what(row), "give all samples one type that holds all values")
     return found
 
 

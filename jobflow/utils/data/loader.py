@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.core.errors import ArgumentError, ShapeError, user_line
+from jobflow.core.errors import ArgumentError, DataError, ShapeError, user_line
 from jobflow.core.types import Array, dtype_of, float32, int64, type_of
 from jobflow.data.ahead import END, Pending, Pool, Reading
+from jobflow.data.conversion import converted, is_number
 from jobflow.data.samples import Samples, Stream
 from jobflow.data.waiting import numbered, one_by_one
 from jobflow.eager.run import run
@@ -23,37 +24,62 @@ from jobflow.utils.data.sampler import BatchSampler, RandomSampler, SequentialSa
 
 
 def default_collate(samples: Sequence[Any]) -> Any:
-    """A batch of samples: arrays, tensors and numbers are stacked, tuples and dicts are batched entry by entry, the rest is listed."""
+    """A batch of samples: arrays, tensors and numbers are stacked, tuples and dicts are batched entry by entry, the rest is listed.
+
+    Numbers become bool, int64 or float32, arrays their common type; a value that this type cannot hold is an error.
+    """
+    return _collated(samples, "")
+
+
+def _collated(samples: Sequence[Any], entry: str) -> Any:
+    """The batch of the entries of samples that `entry` names, as in `["x"][0]`."""
     first = samples[0]
     if isinstance(first, Tensor):
         if first.layout is None and first.traced is None:
-            return _tensor(_stacked([x.array for x in samples]))
+            return _tensor(_stacked([x.array for x in samples], entry))
         return run(Concat(0), *(x.unsqueeze(0) for x in samples))
     if isinstance(first, np.ndarray | np.generic):
-        return _tensor(_stacked(samples))
+        return _tensor(_stacked(samples, entry))
     if isinstance(first, bool | int | float):
         kinds = set(map(type, samples))
-        return _tensor(np.array(samples, bool if kinds == {bool} else int64.numpy if kinds <= {bool, int} else float32.numpy))
+        common = np.dtype(bool) if kinds == {bool} else int64.numpy if kinds <= {bool, int} else float32.numpy
+        return _tensor(_stacked([np.asarray(sample) for sample in samples], entry, common))
     if isinstance(first, Mapping):
-        return {key: default_collate([sample[key] for sample in samples]) for key in first}
+        return {key: _collated([sample[key] for sample in samples], f"{entry}[{key!r}]") for key in first}
     if isinstance(first, tuple | list):
         if len({len(sample) for sample in samples}) > 1:
             raise ArgumentError(f"default_collate at {user_line()}: the samples of a batch have different numbers of entries")
-        made = [default_collate(column) for column in zip(*samples, strict=True)]
+        made = [_collated(column, f"{entry}[{i}]") for i, column in enumerate(zip(*samples, strict=True))]
         return type(first)(*made) if hasattr(first, "_fields") else type(first)(made)
     return list(samples)
 
 
-def _stacked(arrays: Sequence[Any]) -> Array:
-    try:
-        return np.stack(arrays)
-    except ValueError:
-        first, *others = dict.fromkeys(map(np.shape, arrays))
-        if not others:
-            raise
+def _stacked(samples: Sequence[Any], entry: str, dtype: np.dtype[Any] | None = None) -> Array:
+    """Arrays as rows of one array of this type, by default their common type."""
+    arrays = [np.asarray(sample) for sample in samples]
+    if len(shapes := dict.fromkeys(array.shape for array in arrays)) > 1:
+        first, other, *_ = shapes
         raise ShapeError(
-            f"default_collate at {user_line()}: the samples of a batch have the shapes {first} and {others[0]}; pad them, or pass collate_fn="
-        ) from None
+            f"default_collate at {user_line()}: the samples of a batch have the shapes {first} and {other}; pad them, or pass collate_fn="
+        )
+    kinds = set(array.dtype for array in arrays)
+    if dtype is None:
+        dtype = np.result_type(*kinds) if len(kinds) > 1 else next(iter(kinds))
+    return np.stack(arrays if kinds == {dtype} else [_converted(array, dtype, row, entry) for row, array in enumerate(arrays)])
+
+
+def _converted(array: Array, dtype: np.dtype[Any], row: int, entry: str) -> Array:
+    """An entry of the sample at `row` of a batch in the batch's type."""
+    if not is_number(array.dtype):
+        raise ArgumentError(
+            f"default_collate at {user_line()}: sample {row} of the batch{entry} is of type {array.dtype}; convert it, or pass collate_fn="
+        )
+    try:
+        return converted(array, dtype, lambda index: f"sample {row} of the batch{entry}", "convert it, or pass collate_fn=")
+    except DataError as error:
+        found = ArgumentError(f"default_collate at {user_line()}: {error}")
+        found.row = row
+        raise found from None
 
 
 def _tensor(array: Array) -> Tensor:
@@ -136,7 +162,13 @@ class DataLoader:
             return self.collate_fn(self.dataset[numbers])
         if isinstance(self.dataset, Samples) and self.collate_fn is default_collate:  # which reads many faster than one by one
             return {name: _tensor(rows) for name, rows in self.dataset.read(numbers, epoch).items()}
-        return self.collate_fn([self.dataset[number] for _, number in one_by_one(numbers, "sample {}".format)])
+        samples = [self.dataset[number] for _, number in one_by_one(numbers, "sample {}".format)]
+        try:
+            return self.collate_fn(samples)
+        except ArgumentError as error:
+            if error.row is not None:
+                error.args = (f"{error}; it is sample {numbers[error.row]} of the dataset {type(self.dataset).__name__}",)
+            raise
 
     def _streamed(self, epoch: int, pool: Pool) -> Iterator[Pending[Any]]:
         samples = iter(self.dataset.samples(epoch) if isinstance(self.dataset, Stream) else self.dataset)
