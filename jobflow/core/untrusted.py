@@ -155,7 +155,7 @@ def json_tree(text: bytes, depth: int = DEPTH) -> Any:
     found = depth_of(text)
     if found > depth:
         raise ValueError(f"it is nested {found:,} deep, and at most {depth} are read")
-    tree = json.loads(text.decode())
+    tree = json.loads(text.decode("utf-8-sig"))
     if _SURROGATE.search(text):  # half a character, which can be neither printed nor the name of a file
         json.dumps(tree, ensure_ascii=False).encode()
     return tree

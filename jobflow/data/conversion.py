@@ -30,7 +30,8 @@ def converted(values: Array, dtype: np.dtype[Any], place: Place, advice: str = A
     result, misfits = fitted(values, dtype)
     if misfits is not None:
         index = tuple(int(i) for i in np.argwhere(misfits)[0])
-        raise DataError(f"{place(index)} is {misfit(values[index].item(), dtype)}; {advice}")
+        value = values[index].item()
+        raise DataError(f"{place(index)} is {value}, {misfit(value, dtype)}; {advice}")
     return result
 
 
@@ -59,22 +60,35 @@ def holds_all(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
     if target.kind == "b" or (_is_float(source) and not _is_float(target)):
         return False
     if not _is_float(source) and _is_float(target):
-        return max(map(abs, _span(source))) <= _exact_up_to(target)
+        return max(map(abs, _span(source))) <= exact_up_to(target)
     (low, high), (least, most) = _span(source), _span(target)
     return bool(least <= low and high <= most)
 
 
-def misfit(value: float, dtype: np.dtype[Any]) -> str:
-    """Describe a value and the reason why a type cannot hold it, as in `2.5, which is not a whole number`."""
+def fits(value: float, dtype: np.dtype[Any]) -> bool:
+    """True if a type holds a Python number, as `fitted` says of elements; integers may be of any size."""
     if dtype.kind == "b":
-        return f"{value}, which is neither 0 nor 1"
+        return value in (0, 1)
+    low, high = _span(dtype)
+    if not _is_float(dtype):
+        return low <= value <= high and value == int(value)
+    if isinstance(value, float):
+        with np.errstate(over="ignore"):
+            return not math.isfinite(value) or bool(np.isfinite(np.array(value).astype(dtype)))
+    return low <= value <= high and int(np.array(float(value)).astype(dtype)) == value
+
+
+def misfit(value: float, dtype: np.dtype[Any]) -> str:
+    """The reason why a type cannot hold a value, as in `which is not a whole number`."""
+    if dtype.kind == "b":
+        return "which is neither 0 nor 1"
     is_whole = isinstance(value, int) or (math.isfinite(value) and value == int(value))
     if not _is_float(dtype) and not is_whole:
-        return f"{value}, which is not a whole number and has no place in {dtype}"
+        return f"which is not a whole number, as {dtype} needs"
     low, high = _span(dtype)
     if low <= value <= high:
-        return f"{value}, which {dtype} rounds to {int(np.array(value).astype(dtype))}"
-    return f"{value}, which is beyond {dtype} ({low} to {high})"
+        return f"which {dtype} rounds to {int(np.array(value).astype(dtype))}"
+    return f"which is beyond {dtype} ({low} to {high})"
 
 
 def _misfits(values: Array, result: Array) -> Array | None:
@@ -104,7 +118,7 @@ def _beyond(values: Array, target: np.dtype[Any]) -> Array | None:
 
 def _rounded(values: Array, result: Array) -> Array | None:
     """Integers that a float type does not represent exactly."""
-    if max(abs(values.min().item()), abs(values.max().item())) <= _exact_up_to(result.dtype):
+    if max(abs(values.min().item()), abs(values.max().item())) <= exact_up_to(result.dtype):
         return None
     wide, (_, high) = _wide(result), _span(values.dtype)
     return ~(np.isfinite(wide) & (wide < float(high + 1))) | (wide.astype(values.dtype) != values)
@@ -131,6 +145,6 @@ def _span(dtype: np.dtype[Any]) -> tuple[Any, Any]:
 
 
 @lru_cache
-def _exact_up_to(dtype: np.dtype[Any]) -> int:
+def exact_up_to(dtype: np.dtype[Any]) -> int:
     """The largest n so that a float type represents all integers from -n to n."""
     return 2 ** (int((limits(dtype_of(dtype)) if dtype.name == _BFLOAT16 else np.finfo(dtype)).nmant) + 1)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,15 +12,19 @@ import numpy as np
 from jobflow.core.errors import ArgumentError, DataError
 from jobflow.core.remote import path_of
 from jobflow.core.types import Array
-from jobflow.core.untrusted import RECORD, mapped
-from jobflow.data.files import fault_of
+from jobflow.core.untrusted import RECORD
+from jobflow.data.conversion import converted
+from jobflow.data.csv_rows import line_ends, row_starts
+from jobflow.data.files import fault_of, text_of
+from jobflow.data.number_text import MISSING, number
+from jobflow.data.number_text import numbers as numbers_in
 from jobflow.data.samples import Split
-from jobflow.data.table import Table, Values
+from jobflow.data.table import Missing, Outside, Table, Values
 
 WHAT = 'reader "csv"'
 fault = fault_of(WHAT)
-BLOCK = 1 << 22
-NEW_LINE, RETURN, QUOTE = 10, 13, 34
+#: Delimiters that a message suggests.
+OTHER_DELIMITERS = ";\t|,"
 
 
 class CsvTable(Table):
@@ -28,12 +32,15 @@ class CsvTable(Table):
 
     `fields` says of which columns each field is made: one (`labels: species`) or several (`features: [length, width]`).  Columns hold
     numbers, float32 unless `dtypes` says otherwise, or are named in `categories`: those become int32, the place of a row's text among
-    the texts of the column in the order of the alphabet, or among those given (`{species: [setosa, virginica]}`).  Empty places become
-    `missing`, if given.  Without `header` columns are called 0, 1, 2 ...  Only where each row begins is kept in memory.  Every
-    `validation_every`-th row is for validation.
+    the texts of the column in the order of the alphabet, or among those given (`{species: [setosa, virginica]}`).  Empty places in
+    columns of numbers, and what pandas reads as missing (`NA`, `null` ...), become `missing`: one number, or a number by column
+    (`{length: 0, width: -1}`).  If `empty` is "index", an empty category has the first index after those of the categories, and
+    if `unknown` is "index", all other texts have the next one; by default they are errors.  Without `header` columns are called 0, 1, 2 ...
+    The file may be packed with gzip; of a plain one, only where each row begins is kept in memory.  Every `validation_every`-th row is
+    for validation.
     """
 
-    suffixes = (".csv", ".tsv")
+    suffixes = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 
     def __init__(
         self,
@@ -41,7 +48,9 @@ class CsvTable(Table):
         fields: dict[str, str | list[str]],
         categories: list[str] | dict[str, list[str]] | None = None,
         dtypes: dict[str, str] | None = None,
-        missing: float | None = None,
+        missing: Missing | None = None,
+        empty: Outside = "error",
+        unknown: Outside = "error",
         delimiter: str = ",",
         header: bool = True,
         split: Split = "all",
@@ -52,14 +61,17 @@ class CsvTable(Table):
             raise ArgumentError(f"{WHAT}: delimiter is {delimiter!r}; it must be one character other than a quote")
         if not self._path.exists():
             raise fault(f"there is no file {self._path.absolute()}")
-        self._content = mapped(self._path, fault)
-        self._starts = _row_starts(self._content)
+        self._content, begin = text_of(self._path, fault)
+        self._starts, unclosed = row_starts(self._content, begin, delimiter.encode()[-1])
+        if unclosed is not None:
+            double = 'double a quote that is part of a text ("")'
+            raise DataError(f"{self._place(unclosed)}: a quote opens a cell here and is not closed before the end of the file; {double}")
         rows = len(self._starts) - 1 - self._first
         if rows < 1:
             raise DataError(f"{self}: there are no rows")
-        first = self._parsed(0)
-        columns = [name.strip().removeprefix("\ufeff") for name in first] if header else [str(i) for i in range(len(first))]
-        super().__init__(columns, rows, fields, categories, dtypes, missing, (split, validation_every))
+        self._line = self._parsed(0)
+        columns = [name.strip() for name in self._line] if header else [str(i) for i in range(len(self._line))]
+        super().__init__(columns, rows, fields, categories, dtypes, missing, (empty, unknown), (split, validation_every))
 
     def where(self, number: int) -> str:
         return f"{self._where(self.number_in_file(number) + self._first)}: sample {number}"
@@ -74,39 +86,62 @@ class CsvTable(Table):
 
     def values(self, numbers: Array, columns: Collection[str]) -> Values:
         rows = (numbers + self._first).tolist()
-        texts = self._texts(rows, columns)
-        return lambda column, dtype: self._array(column, texts[column], dtype, rows)
+        found = self._rows(rows)
+        places = {column: self.columns.index(column) for column in columns}
 
-    def _array(self, column: str, texts: list[str], dtype: np.dtype[Any], rows: Sequence[int]) -> Array:
-        number = int if dtype.kind in "iu" else float
-        known = {text: i for i, text in enumerate(self.categories[column])} if column in self.categories else None
-        try:
-            if known is None:
-                with suppress(ValueError):  # which of them is no number is seen below
-                    return np.array([number(text) for text in texts], dtype)
-            return np.array([self._value(column, text.strip(), dtype, known, row) for text, row in zip(texts, rows, strict=True)], dtype)
-        except OverflowError as error:
-            raise DataError(f'{self}: column "{column}": {error}; give it another element type with dtypes') from None
+        def values(columns: Sequence[str], dtype: np.dtype[Any]) -> Array:
+            own = [places[column] for column in columns]
+            return self._array(columns, [texts[place] for texts in found for place in own], dtype, rows)
 
-    def _value(self, column: str, text: str, dtype: np.dtype[Any], known: Mapping[str, int] | None, row: int) -> float:
-        is_whole, filling = dtype.kind in "iu", self.filling(dtype)
-        if known is not None and text in known:
-            return known[text]
-        if not text and filling is not None:
-            return filling
-        if known is None:
-            with suppress(ValueError):
-                return int(text) if is_whole else float(text)
-        raise DataError(f"{self._where(row)}: {self.problem(column, text, is_whole)}")
+        return values
+
+    def _array(self, columns: Sequence[str], texts: list[str], dtype: np.dtype[Any], rows: Sequence[int]) -> Array:
+        """The values of cells, row by row."""
+        if columns[0] in self.categories:
+            return self._categories_of(columns, texts, dtype, rows)
+        result, odd = numbers_in(texts, dtype)
+        for i in odd:
+            result[i] = self._number(columns[i % len(columns)], texts[i].strip(), dtype, rows[i // len(columns)])
+        return result
+
+    def _number(self, column: str, text: str, dtype: np.dtype[Any], row: int) -> Any:
+        found = self.filling(column, dtype) if text in MISSING else None
+        if found is None:
+            found = number(text, dtype)
+        if found is None:
+            raise DataError(f"{self._where(row)}: {self.problem(column, text, dtype)}")
+        return found
+
+    def _categories_of(self, columns: Sequence[str], texts: list[str], dtype: np.dtype[Any], rows: Sequence[int]) -> Array:
+        def where(i: int) -> tuple[str, str]:
+            return self._where(rows[i // len(columns)]), columns[i % len(columns)]
+
+        codes = [self.code(columns[i % len(columns)], text.strip()) for i, text in enumerate(texts)]
+        if None in codes:
+            place, column = where(codes.index(None))
+            raise DataError(f"{place}: {self.problem(column, texts[codes.index(None)].strip(), dtype)}")
+        return converted(np.array(codes, np.int64), dtype, lambda index: '{}: the index of the category in column "{}"'.format(*where(index[0])))
+
+    def delimiter_hint(self) -> str:
+        found = [other for other in OTHER_DELIMITERS if other in self._line[0]] if len(self._line) == 1 else []
+        return self._delimiter_hint(found[0]) if found else ""
+
+    def _delimiter_hint(self, other: str) -> str:
+        return f" The cells of the first line seem to be separated by {other!r} and not by {self._delimiter!r}: set delimiter to {other!r}."
 
     def _texts(self, rows: Sequence[int], columns: Collection[str]) -> dict[str, list[str]]:
-        """The texts of columns in rows; the header is row 0 of a file that has one."""
+        """The texts of columns in rows."""
+        found = self._rows(rows)
+        places = {column: self.columns.index(column) for column in columns}
+        return {column: [texts[place] for texts in found] for column, place in places.items()}
+
+    def _rows(self, rows: Sequence[int]) -> list[list[str]]:
+        """The cells of rows; the header is row 0 of a file that has one."""
         found = [self._parsed(row) for row in rows]
         for row, texts in zip(rows, found, strict=True):
             if len(texts) != len(self.columns):
                 raise DataError(f"{self._where(row)} has {len(texts)} columns, the first line has {len(self.columns)}")
-        places = {column: self.columns.index(column) for column in columns}
-        return {column: [texts[place] for texts in found] for column, place in places.items()}
+        return found
 
     def _parsed(self, row: int) -> list[str]:
         start, stop = self._starts[row], self._starts[row + 1]
@@ -114,25 +149,19 @@ class CsvTable(Table):
         text = self._content[start:stop].tobytes().strip(b"\r\n")
         try:
             return next(csv.reader([text.decode()], delimiter=self._delimiter, strict=True))
-        except (csv.Error, UnicodeDecodeError) as error:
+        except UnicodeDecodeError as error:
             raise DataError(f"{self._where(row)} cannot be read: {error}") from None
+        except csv.Error as error:
+            raise DataError(f"{self._where(row)} cannot be read: {error}{self._quoting_hint(row, text.decode())}") from None
+
+    def _quoting_hint(self, row: int, text: str) -> str:
+        other = re.match(r'"[^"]*"([;\t|])', text)
+        if other is not None and row == 0 and other[1] != self._delimiter:
+            return f".{self._delimiter_hint(other[1])}"
+        return '; a cell that begins with a quote ends at the next one, so a quote within it is doubled ("")' if '"' in text else ""
 
     def _where(self, row: int) -> str:
-        start = int(self._starts[row])
-        return f"{self}: line {np.count_nonzero(self._content[:start] == NEW_LINE) + 1} (byte {start})"
+        return self._place(int(self._starts[row]))
 
-
-def _row_starts(content: Array) -> Array:
-    """Where each row begins, and where the last one ends; new lines within quotes end none, and empty lines are none."""
-    found, quotes = [np.zeros(1, np.int64)], 0
-    for start in range(0, len(content), BLOCK):
-        block = np.asarray(content[start : start + BLOCK])
-        ends = np.flatnonzero(block == NEW_LINE)
-        marks = np.flatnonzero(block == QUOTE)
-        outside = (np.searchsorted(marks, ends) + quotes) % 2 == 0
-        found.append(ends[outside] + start + 1)
-        quotes += len(marks)
-    starts = np.concatenate(found)
-    starts = starts[starts < len(content)]
-    filled = starts[~np.isin(content[starts], (NEW_LINE, RETURN))]  # an empty line is the tail of the row before it
-    return np.append(filled, len(content))
+    def _place(self, byte: int) -> str:
+        return f"{self}: line {len(line_ends(self._content, 0, byte)) + 1} (byte {byte})"

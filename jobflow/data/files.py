@@ -2,9 +2,33 @@
 
 from __future__ import annotations
 
+import gzip
+import zlib
+
+import numpy as np
+
 from jobflow.core.errors import DataError
 from jobflow.core.remote import AnyPath, RemotePath
-from jobflow.core.untrusted import Fault
+from jobflow.core.types import Array
+from jobflow.core.untrusted import MEMORY, Fault, mapped, open_regular, read_at_most
+
+#: Folders and files of operating systems and tools, in lower case; so are all names that begin with a point.
+SYSTEM = frozenset(
+    ["__macosx", "__pycache__", "thumbs.db", "ehthumbs.db", "desktop.ini", "$recycle.bin", "system volume information", "@eadir", "lost+found"]
+    + ["_temporary"]
+)
+GZIP, UTF8_MARK = b"\x1f\x8b", b"\xef\xbb\xbf"
+#: First bytes of files that are not UTF-8 text, and the way to use them.
+_OTHER = {
+    b"\xff\xfe": "UTF-16 text; convert it to UTF-8",
+    b"\xfe\xff": "UTF-16 text; convert it to UTF-8",
+    b"PK\x03\x04": "a zip archive or a spreadsheet; unpack it, or save it as CSV",
+    b"\xd0\xcf\x11\xe0": "an old spreadsheet; save it as CSV",
+    b"BZh": "packed with bzip2; unpack it",
+    b"\xfd7zXZ": "packed with xz; unpack it",
+    b"\x28\xb5\x2f\xfd": "packed with zstd; unpack it",
+    b"PAR1": 'a Parquet file; use the reader "parquet"',
+}
 
 
 def fault_of(what: str) -> Fault:
@@ -20,11 +44,46 @@ def files_at(path: AnyPath, pattern: str, fault: Fault) -> list[AnyPath]:
         return [path]
     found = files_below(path, pattern)
     if not found:
-        raise fault(f"no file in {path.absolute()} matches {pattern!r}")
+        raise fault(f"no file in {path.absolute()} matches {pattern!r}; hidden and system files are not read")
     return found
 
 
 def files_below(folder: AnyPath, pattern: str = "*") -> list[AnyPath]:
-    """All files in a folder and those in it that match a pattern, in the order of their names."""
+    """All files in a folder and those in it that match a pattern, in the order of their names; no hidden and no system files."""
+    steps = len(str(folder).rstrip("/")) + 1
     found = [file for file in folder.rglob(pattern) if isinstance(file, RemotePath) or not file.is_dir()]  # in a store there are only files
-    return sorted(found, key=str)
+    return sorted((file for file in found if not any(map(is_hidden, str(file)[steps:].split("/")))), key=str)
+
+
+def entries_of(folder: AnyPath) -> list[AnyPath]:
+    """The files and folders in a folder, in the order of their names; no hidden and no system files."""
+    return sorted((entry for entry in folder.iterdir() if not is_hidden(entry.name)), key=str)
+
+
+def is_hidden(name: str) -> bool:
+    """True for the name of a hidden file, or of a file or folder that a system or a tool creates beside data."""
+    return name.startswith(".") or name.lower() in SYSTEM
+
+
+def text_of(path: AnyPath, fault: Fault) -> tuple[Array, int]:
+    """Return the bytes of a text file, unpacked if it is packed with gzip, and the position after its byte-order mark.
+
+    Raises: the fault for a file in another format.
+    """
+    content = mapped(path, fault)
+    if content[:2].tobytes() == GZIP:
+        content = unpacked(path, fault)
+    head = content[:8].tobytes()
+    for first, what in _OTHER.items():
+        if head.startswith(first):
+            raise fault(f"{path} is {what}")
+    return content, len(UTF8_MARK) if head.startswith(UTF8_MARK) else 0
+
+
+def unpacked(path: AnyPath, fault: Fault) -> Array:
+    """The content of a file that is packed with gzip."""
+    try:
+        with open_regular(path, fault) as packed, gzip.open(packed) as file:
+            return np.frombuffer(read_at_most(file, MEMORY, f"{path}, unpacked", fault), np.uint8)
+    except (EOFError, OSError, zlib.error) as error:
+        raise fault(f"{path} cannot be unpacked: {error}") from None

@@ -26,6 +26,7 @@ from jobflow.core.untrusted import IMAGE
 from jobflow.data.files import fault_of
 from jobflow.data.image_folders import FORMATS, pillow
 from jobflow.data.ofrecord import features_of
+from jobflow.data.pixels import BYTE, upright, white_of
 from jobflow.data.record_order import RecordFiles, Source
 from jobflow.expressions import philox
 
@@ -150,7 +151,7 @@ def size_of(image: Image) -> tuple[int, int]:
 
 @dataclass(frozen=True, eq=False)
 class Decoded(Stage):
-    """The image whose file has these bytes, in colours or grey."""
+    """The image whose file has these bytes, in colours or grey, upright and with 8 bits, as OpenCV reads it."""
 
     content: Stage
     grey: bool = False
@@ -159,10 +160,16 @@ class Decoded(Stage):
         mode = "L" if self.grey else "RGB"
         with pillow().open(io.BytesIO(values[0].tobytes()), formats=FORMATS) as opened:
             IMAGE.check(opened.width * opened.height, "the image", fault_of("it"))
-            if opened.mode != mode or "transparency" in opened.info:
-                return opened.convert(mode)
-            opened.load()  # which convert would copy
-            return opened
+            white = white_of(opened)
+            if white != BYTE:
+                high = np.asarray(opened, np.uint32) * (BYTE + 1) // (white + 1)
+                image = pillow().fromarray(high.astype(np.uint8)).convert(mode)
+            elif opened.mode != mode or "transparency" in opened.info:
+                image = opened.convert(mode)
+            else:
+                opened.load()  # which convert would copy
+                image = opened
+            return upright(image, opened, pillow().Transpose)
 
 
 @dataclass(frozen=True, eq=False)

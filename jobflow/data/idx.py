@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import math
-import zlib
 from typing import Literal
 
 import numpy as np
@@ -12,8 +10,8 @@ import numpy as np
 from jobflow.core.errors import ArgumentError
 from jobflow.core.remote import AnyPath, path_of
 from jobflow.core.types import Array
-from jobflow.core.untrusted import AXES, MEMORY, mapped, open_regular, read_at_most
-from jobflow.data.files import fault_of
+from jobflow.core.untrusted import AXES, mapped
+from jobflow.data.files import fault_of, unpacked
 from jobflow.data.samples import Columns, Split
 
 WHAT = 'reader "idx"'
@@ -81,7 +79,7 @@ def elements(path: AnyPath) -> Array:
     """The array in an IDX file: 0, 0, type, number of axes, then each size as a big-endian int32, then the elements."""
     if not path.is_file():
         raise fault(f"there is no file {path.absolute()}")
-    content = _unpacked(path) if path.suffix == ".gz" else mapped(path, fault)
+    content = unpacked(path, fault) if path.suffix == ".gz" else mapped(path, fault)
     head = content[:4].tolist()
     if len(head) < 4 or head[:2] != [0, 0] or head[2] not in ELEMENTS or head[3] > AXES:
         raise fault(f"{path} is no IDX file: it begins with {bytes(content[:4])!r}")
@@ -93,11 +91,3 @@ def elements(path: AnyPath) -> Array:
     if min(shape, default=0) < 0 or len(content) - start != needed:
         raise fault(f"{path} is damaged: {dtype}{list(shape)} at byte {start} needs {needed} bytes, but there are {len(content) - start}")
     return content[start:].view(dtype).reshape(shape)
-
-
-def _unpacked(path: AnyPath) -> Array:
-    try:
-        with open_regular(path, fault) as packed, gzip.open(packed) as file:
-            return np.frombuffer(read_at_most(file, MEMORY, f"{path}, unpacked", fault), np.uint8)
-    except (EOFError, OSError, zlib.error) as error:
-        raise fault(f"{path} cannot be unpacked: {error}") from None

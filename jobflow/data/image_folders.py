@@ -13,7 +13,8 @@ from jobflow.core.extras import optional
 from jobflow.core.remote import AnyPath, RemotePath, local_copy, path_of
 from jobflow.core.types import Array, float32, int32
 from jobflow.core.untrusted import IMAGE, open_regular
-from jobflow.data.files import fault_of, files_below
+from jobflow.data.files import entries_of, fault_of, files_below
+from jobflow.data.pixels import BYTE, deep_grey, upright, white_of
 from jobflow.data.samples import Field, Keep, Samples, Split
 from jobflow.data.waiting import one_by_one
 from jobflow.expressions import philox
@@ -34,7 +35,8 @@ class ImageFolders(Samples):
     `crop` is "random"; with `flip` half of the images are mirrored.  What is drawn is a function of (`seed`, epoch, number of the image).
     Numbers are in 0..1, or with `mean` and `deviation` (one per channel) (x - mean) / deviation of that.  `classes` names the folders to
     use, in this order; all by default, in the order of their names.  Without `labels` all images below `path` are read, in one field.
-    Every `validation_every`-th image is for validation.
+    Hidden and system files and folders are left out.  Images are turned upright by their EXIF data, unless `orientation` is false, and
+    grey ones of 16 bits are scaled by their depth.  Every `validation_every`-th image is for validation.
     """
 
     def __init__(
@@ -50,11 +52,13 @@ class ImageFolders(Samples):
         deviation: list[float] | None = None,
         classes: list[str] | None = None,
         labels: bool = True,
+        orientation: bool = True,
         split: Split = "all",
         validation_every: int = 10,
     ) -> None:
         self._pillow, self._copies = pillow(), dict[RemotePath, Path]()
         self._folder, self._size, self._channels, self.what = path_of(path), size, channels, f"{WHAT}: {path_of(path)}"
+        self._orientation = orientation
         self._resize = size if resize is None else resize
         self._random, self._flip, self._key = crop == "random", flip, philox.key_of(seed, "augmentation")
         self._check(crop, mean, deviation)
@@ -104,15 +108,24 @@ class ImageFolders(Samples):
             self._copies[file] = local_copy(file)
         return self._copies[file]
 
+    def _decoded(self, opened: Any) -> Any:
+        """The pixels of an open file: in 0..255, of bytes or, with more than 8 bits, of floats."""
+        white = white_of(opened)
+        if white == BYTE:
+            opened.draft(MODES[self._channels], (self._resize, self._resize))  # JPEG is read at a size nearby
+            image = opened.convert(MODES[self._channels])
+        else:
+            image = self._pillow.fromarray(deep_grey(opened, white))
+        return upright(image, opened, self._pillow.Transpose) if self._orientation else image
+
     def _image(self, file: AnyPath, drawn: Array | None) -> Array:
         """The square of an image, float32[channels, size, size] in 0..1."""
         try:
             with open_regular(self._near(file), fault) as content, self._pillow.open(content, formats=FORMATS) as opened:
                 IMAGE.check(opened.width * opened.height, f"{file}", fault)
-                opened.draft(MODES[self._channels], (self._resize, self._resize))  # JPEG is read at a size nearby
-                image = opened.convert(MODES[self._channels])
-        except DataError:
-            raise
+                image = self._decoded(opened)
+        except DataError as error:
+            raise error if str(file) in str(error) else fault(f"{file}: {error}") from None
         except Exception as error:  # whatever a broken image does to the library that decodes it
             raise fault(f"{file} is no image that can be read: {error}") from error
         factor = self._resize / min(image.size)
@@ -122,7 +135,9 @@ class ImageFolders(Samples):
         left, top = (
             (int(word) % (n + 1) for word, n in zip(drawn[:2], free, strict=True)) if drawn is not None and self._random else (n // 2 for n in free)
         )
-        square = np.asarray(image, np.float32)[top : top + self._size, left : left + self._size].reshape(self._size, self._size, -1) / np.float32(255)
+        square = np.asarray(image, np.float32)[top : top + self._size, left : left + self._size].reshape(self._size, self._size, -1) / np.float32(
+            BYTE
+        )
         if self._flip and drawn is not None and drawn[2] & 1:
             square = square[:, ::-1]
         return square.transpose(2, 0, 1)
@@ -141,7 +156,7 @@ def _per_channel(numbers: list[float]) -> Array:
 
 
 def _folders(path: AnyPath) -> list[str]:
-    found = sorted(folder.name for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith("."))
+    found = [folder.name for folder in entries_of(path) if folder.is_dir()]
     if not found:
         raise fault(f"there are no folders in {path.absolute()}: each class has one, or say labels: false")
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jobflow.core.npy import in_archive, in_file
 from jobflow.core.remote import AnyPath, path_of
 from jobflow.core.types import Array
-from jobflow.data.files import fault_of
+from jobflow.data.files import entries_of, fault_of
 from jobflow.data.samples import Columns, Split, checked_name
 
 WHAT = 'reader "numpy"'
@@ -42,7 +42,7 @@ class NumpyFiles(Columns):
 
 def _arrays(path: AnyPath) -> dict[str, Array]:
     if path.is_dir():
-        files: list[AnyPath] = sorted(path.glob("*.npy"), key=str)
+        files = [file for file in entries_of(path) if file.suffix == ".npy"]
         if not files:
             raise fault(f"there is no .npy file in {path.absolute()}")
         return {file.stem: in_file(file, fault).mapped() for file in files}

@@ -23,7 +23,7 @@ from jobflow.core.remote import AnyPath, path_of
 from jobflow.core.types import Array
 from jobflow.core.untrusted import RECORD, Fault, mapped
 from jobflow.data.conversion import converted
-from jobflow.data.files import fault_of
+from jobflow.data.files import entries_of, fault_of
 from jobflow.data.samples import Field, Keep, Samples, Split, checked_name, named_dtype, own_dtype
 from jobflow.data.waiting import one_by_one
 
@@ -86,7 +86,9 @@ class OfRecord(Samples):
                 values = record[feature]
                 if values.size != math.prod(shape):
                     raise DataError(f'{self._place(number)}: feature "{feature}" has {values.size} values, which do not fill the shape {list(shape)}')
-                found[name][row] = converted(values, found[name].dtype, partial(self._value_place, number, name)).reshape(shape)
+                if values.dtype != found[name].dtype:
+                    values = converted(values, found[name].dtype, partial(self._value_place, number, name))
+                found[name][row] = values.reshape(shape)
         return found
 
     def _value_place(self, number: int, name: str, index: tuple[int, ...]) -> str:
@@ -125,7 +127,7 @@ def _files(path: AnyPath, prefix: str) -> list[AnyPath]:
         return [path]
     if not path.is_dir():
         raise fault(f"there is no file or folder {path.absolute()}")
-    found = [file for file in path.iterdir() if file.name.startswith(prefix) and _has_records(file)]
+    found = [file for file in entries_of(path) if file.name.startswith(prefix) and _has_records(file)]
     if not found:
         raise fault(f'no file with records in {path.absolute()} has a name that begins with "{prefix}"')
     return sorted(found, key=lambda file: (int(number) if (number := file.name[len(prefix) :]).isdecimal() else -1, file.name))

@@ -15,15 +15,16 @@ from jobflow.core.extras import optional
 from jobflow.core.remote import AnyPath, path_of
 from jobflow.core.types import Array
 from jobflow.core.untrusted import MEMORY, mapped
+from jobflow.data.conversion import fitted, misfit
 from jobflow.data.files import fault_of, files_at
 from jobflow.data.samples import Split
-from jobflow.data.table import Table, Values
+from jobflow.data.table import Missing, Outside, Table, Values
 
 WHAT = 'reader "parquet"'
 fault = fault_of(WHAT)
 ENDING = ".parquet"
-#: bytes of a number, at most, and rows that are read at a time
-LARGEST, PIECE = 8, 1 << 16
+#: bytes of a number, at most; rows that are read at a time, and in search of the first list with elements
+LARGEST, PIECE, FEW = 8, 1 << 16, 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +46,10 @@ class Parquet(Table):
     `fields` says of which columns each field is made: one (`labels: species`), whose lists of equal length are arrays, or several side by
     side (`features: [length, width]`).  Numbers keep their type unless `dtypes` gives another one.  Columns that are named in `categories`
     become int32: the place of a row's text among the texts of the column in the order of the alphabet, or among those given
-    (`{species: [setosa, virginica]}`).  What is null becomes `missing`, if given.  When rows are asked for, their row groups are read, of the
-    columns that are needed; the last ones are kept, `memory` MiB of them.  Every `validation_every`-th row is for validation.
+    (`{species: [setosa, virginica]}`).  In columns of numbers null and NaN become `missing`: one number, or a number by column
+    (`{length: 0, width: -1}`).  If `empty` is "index", an empty category has the first index after those of the categories, and
+    if `unknown` is "index", all other texts have the next one; by default they are errors.  When rows are asked for, their row groups are read, of
+    the columns that are needed; the last ones are kept, `memory` MiB of them.  Every `validation_every`-th row is for validation.
     """
 
     suffixes = (ENDING,)
@@ -57,7 +60,9 @@ class Parquet(Table):
         fields: dict[str, str | list[str]],
         categories: list[str] | dict[str, list[str]] | None = None,
         dtypes: dict[str, str] | None = None,
-        missing: float | None = None,
+        missing: Missing | None = None,
+        empty: Outside = "error",
+        unknown: Outside = "error",
         memory: int = 1024,
         split: Split = "all",
         validation_every: int = 10,
@@ -76,7 +81,8 @@ class Parquet(Table):
         self._kept: dict[tuple[int, str, np.dtype[Any]], tuple[Array, Array | None]] = {}
         self._held = 0
         self._lock = threading.Lock()
-        super().__init__(self._schema.names, last.start + last.rows, fields, categories, dtypes, missing, (split, validation_every))
+        keep = split, validation_every
+        super().__init__(self._schema.names, last.start + last.rows, fields, categories, dtypes, missing, (empty, unknown), keep)
 
     def where(self, number: int) -> str:
         row = self.number_in_file(number)
@@ -86,26 +92,34 @@ class Parquet(Table):
     # ---------------------------------------------------------------- what a table is asked for
 
     def column(self, name: str) -> tuple[tuple[int, ...], Any]:
-        kinds, inner, is_list = self._arrow.types, self._schema.field(name).type, False
-        while _is_list(kinds, inner):
-            inner, is_list = inner.value_type, True
-        if kinds.is_string(inner) or kinds.is_large_string(inner) or kinds.is_dictionary(inner):
-            raise ArgumentError(f'{self}: column "{name}" holds {inner}; name it in categories')
+        kinds, kind = self._arrow.types, self._schema.field(name).type
+        inner = _element(kinds, kind)
+        if _is_text(kinds, inner):
+            way = "name it in categories" if inner == kind else "texts in lists cannot be categories; convert the column to lists of numbers"
+            raise ArgumentError(f'{self}: column "{name}" holds {kind}; {way}')
         if not (kinds.is_integer(inner) or kinds.is_floating(inner) or kinds.is_boolean(inner)):
-            raise DataError(f'{self}: column "{name}" holds {self._schema.field(name).type}, which tensors cannot hold; convert it to numbers')
-        if is_list:
-            self._shapes[name] = self._first_shape(self._groups[0], name)
+            raise DataError(f'{self}: column "{name}" holds {kind}, which tensors cannot hold; convert it to numbers')
+        if inner != kind:
+            self._shapes[name] = self._list_shape(name)
         return self._shapes.get(name, ()), inner.to_pandas_dtype()
 
-    def _first_shape(self, group: Group, name: str) -> tuple[int, ...]:
-        """That of the lists in the first row of a column."""
-        value: Any = next(iter(next(self._pieces(group, name, 1), ())), None)
-        value = None if value is None else value.as_py()
+    def check_category(self, name: str) -> None:
+        kind = self._schema.field(name).type
+        if self._arrow.types.is_nested(kind):
+            raise ArgumentError(f'{self}: categories: column "{name}" holds {kind}; a category is one text in each row')
+
+    def _list_shape(self, name: str) -> tuple[int, ...]:
+        """The shape of the first list of a column that has elements."""
         shape: tuple[int, ...] = ()
-        while isinstance(value, list):
-            shape, value = (*shape, len(value)), value[0] if value else 0
+        for group in self._groups:
+            for piece in self._pieces(group, name, FEW):
+                for value in (each.as_py() for each in piece if each.is_valid):
+                    found = _shape_of(value)
+                    if 0 not in found:
+                        return found
+                    shape = shape or found
         if not shape:
-            raise DataError(f"{_place(group, 0)}: {self.problem(name, '')}")
+            raise DataError(f'{_place(self._groups[0], 0)}: column "{name}" is null, and so are all of its rows (field {self.fields_with(name)})')
         return shape
 
     def texts(self, columns: Sequence[str]) -> Iterator[tuple[str, Iterable[str]]]:
@@ -118,7 +132,7 @@ class Parquet(Table):
         which = np.searchsorted(self._starts, numbers, "right") - 1
         parts = [(int(group), places := np.flatnonzero(which == group), numbers[places] - self._starts[group]) for group in np.unique(which)]
 
-        def values(column: str, dtype: np.dtype[Any]) -> Array:
+        def one(column: str, dtype: np.dtype[Any]) -> Array:
             found = np.empty((len(numbers), *self._shapes.get(column, ())), dtype)
             for group, places, rows in parts:
                 read, wrong = self._column(group, column, dtype)
@@ -126,6 +140,10 @@ class Parquet(Table):
                     raise self._fault(self._groups[group], int(rows[wrong[rows]][0]), column, dtype)
                 found[places] = read[rows]
             return found
+
+        def values(columns: Sequence[str], dtype: np.dtype[Any]) -> Array:
+            parts = [one(column, dtype) for column in columns]
+            return parts[0] if len(parts) == 1 else np.stack(parts, 1)
 
         return values
 
@@ -148,9 +166,10 @@ class Parquet(Table):
 
     def _categories_of(self, group: Group, name: str, dtype: np.dtype[Any]) -> tuple[Array, Array]:
         texts, codes = self._coded(group, name)
-        known = {text: i for i, text in enumerate(self.categories[name])}
-        numbers = [known.get(text, None if text else self.filling(dtype)) for text in texts]
-        return np.array([number or 0 for number in numbers], dtype)[codes], np.array([number is None for number in numbers])[codes]
+        found = [self.code(name, text) for text in texts]
+        numbers, misfits = fitted(np.array([0 if each is None else each for each in found], np.int64), dtype)
+        wrong = np.array([each is None for each in found])
+        return numbers[codes], (wrong if misfits is None else wrong | misfits)[codes]
 
     def _coded(self, group: Group, name: str) -> tuple[list[str], Array]:
         """The texts of a column, and for each row of a group which of them it has; what is null is the last one, an empty text."""
@@ -164,14 +183,16 @@ class Parquet(Table):
         flat, rows = _flat(self._chunk(group, name), self._shapes.get(name, ()))
         empty = flat.is_null().to_numpy(zero_copy_only=False)
         values = flat.fill_null(False if self._arrow.types.is_boolean(flat.type) else 0).to_numpy(zero_copy_only=False)
-        with np.errstate(all="ignore"):
-            numbers = values.astype(dtype)
-            wrong = (numbers != values) | ((numbers < 0) != (values < 0)) if dtype.kind in "iu" else np.zeros(len(values), bool)
-        filling = self.filling(dtype)
+        numbers, misfits = fitted(values, dtype)
+        wrong = np.zeros(len(values), bool) if misfits is None else misfits
+        filling = self.filling(name, dtype)
         if filling is None:
-            wrong |= empty
+            wrong = wrong | empty
         else:
-            numbers[empty] = filling
+            if values.dtype.kind == "f":
+                empty = empty | np.isnan(values)
+            numbers = np.where(empty, filling, numbers) if empty.any() else numbers
+            wrong = wrong & ~empty
         shape = self._shapes.get(name, ())
         found, unread = np.zeros((group.rows, *shape), dtype), np.ones(group.rows, bool)
         found[rows], unread[rows] = numbers.reshape(-1, *shape), wrong.reshape(len(rows), -1).any(1)
@@ -180,14 +201,33 @@ class Parquet(Table):
     def _fault(self, group: Group, row: int, name: str, dtype: np.dtype[Any]) -> DataError:
         """What is wrong with a row that has no value in a column."""
         value = self._chunk(group, name)[row].as_py()
-        if value is None or name in self.categories:
-            text = self.problem(name, "" if value is None else str(value).strip())
-        elif isinstance(value, list):
-            wanted = f"{list(self._shapes[name])} numbers of the type {dtype}, as in the first row"
-            text = f'column "{name}" is {value!r:.80}, and not {wanted}; what null stands for is said with missing'
+        fields = f"(field {self.fields_with(name)})"
+        if name in self._shapes:
+            text = f'column "{name}" is {self._list_problem(value, self._shapes[name], name, dtype)} {fields}'
+        elif value is None or name in self.categories:
+            text = self._text_problem(name, "" if value is None else str(value).strip(), dtype)
+        elif isinstance(value, float) and np.isnan(value) and self.missing is not None:
+            text = self.problem(name, "nan", dtype)
         else:
-            text = f'column "{name}" is {value}, which is not of type {dtype}; give it another element type with dtypes'
+            text = f'column "{name}" is {value}, {misfit(value, dtype)}; give it another element type with dtypes {fields}'
         return DataError(f"{_place(group, row)}: {text}")
+
+    def _text_problem(self, name: str, text: str, dtype: np.dtype[Any]) -> str:
+        index = self.code(name, text) if name in self.categories else None
+        if index is None:
+            return self.problem(name, text, dtype)
+        return f'column "{name}" is "{text}", whose index {index} is beyond {dtype}; give it another element type with dtypes'
+
+    def _list_problem(self, value: Any, shape: tuple[int, ...], name: str, dtype: np.dtype[Any]) -> str:
+        """What is wrong with a row of a column of lists."""
+        target = f"and not {list(shape)} numbers of the type {dtype}, as in the first row that is not empty"
+        if value is None:
+            return f"null, {target}; missing stands for numbers in lists, not for lists"
+        if _shape_of(value) != shape:
+            return f"{value!r:.80}, {target}; pad the lists to one length"
+        if self.missing is None and any(each is None for each in _leaves(value)):
+            return f"{value!r:.80}, {target}; what null stands for is said with missing"
+        return f"{value!r:.80}, {target}; give it another element type with dtypes"
 
     def _chunk(self, group: Group, name: str) -> Any:
         """A column of a row group as pyarrow has it."""
@@ -230,8 +270,31 @@ def _flat(column: Any, shape: tuple[int, ...]) -> tuple[Any, Array]:
             return flat, rows
 
 
-def _is_list(kinds: Any, kind: Any) -> bool:
-    return bool(kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind))
+def _element(kinds: Any, kind: Any) -> Any:
+    """The type of the elements of lists, or of lists within lists; a type that is no list itself."""
+    while kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind):
+        kind = kind.value_type
+    return kind
+
+
+def _is_text(kinds: Any, kind: Any) -> bool:
+    return bool(kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_dictionary(kind))
+
+
+def _shape_of(value: Any) -> tuple[int, ...]:
+    """The shape of lists within lists, of which each is as long as the first one in its place; (0,) of others."""
+    if not isinstance(value, list):
+        return ()
+    inner = {_shape_of(each) for each in value}
+    return (len(value), *next(iter(inner))) if len(inner) == 1 else (0,)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, list):
+        for each in value:
+            yield from _leaves(each)
+    else:
+        yield value
 
 
 def _groups(path: AnyPath, texts: list[str]) -> Iterator[Group]:
@@ -241,7 +304,8 @@ def _groups(path: AnyPath, texts: list[str]) -> Iterator[Group]:
         content = mapped(file, fault)
         try:
             source = arrow.BufferReader(arrow.py_buffer(content))
-            coded = [name for name in parquet.read_schema(source).names if name in texts]
+            schema = parquet.read_schema(source)
+            coded = [name for name in schema.names if name in texts and _is_text(arrow.types, schema.field(name).type)]
             opened = parquet.ParquetFile(source, read_dictionary=coded)
             counts = [opened.metadata.row_group(i).num_rows for i in range(opened.num_row_groups)]
         except Exception as error:  # whatever a broken file does to the library that reads it

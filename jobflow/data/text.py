@@ -12,9 +12,9 @@ import numpy as np
 from jobflow.core.errors import ArgumentError
 from jobflow.core.remote import AnyPath, path_of
 from jobflow.core.types import Array, int32
-from jobflow.core.untrusted import MEMORY, content, mapped
+from jobflow.core.untrusted import MEMORY, mapped
 from jobflow.data.documentation import documentation_text
-from jobflow.data.files import fault_of, files_at
+from jobflow.data.files import UTF8_MARK, fault_of, files_at, text_of
 from jobflow.data.samples import Field, Samples
 from jobflow.data.vocabulary import Bytes, Characters, Vocabulary, points
 
@@ -28,7 +28,7 @@ class Text(Samples):
     `path` is a file or a folder, whose files that match `pattern` are read one after another in the order of their names; without a path
     the text is the documentation that comes with Python.  Tokens are, as `level` says, characters, which make up a `vocabulary` unless
     one is given, or bytes of the files, which are then mapped and may be larger than memory.  A window begins every `stride` tokens, by
-    default every `length`.  The last part of the text, `validation` of it, is split off for validation.
+    default every `length`.  The last part of the text, `validation` of it, is split off for validation.  A byte-order mark is no part of it.
     """
 
     what = WHAT
@@ -94,7 +94,8 @@ def _bytes(path: str | None, pattern: str) -> tuple[list[Array], Vocabulary]:
     if path is None:
         return [np.frombuffer(documentation_text().encode(), np.uint8)], Bytes()
     files = [file for file in files_at(path_of(path), pattern, fault) if file.stat().st_size]
-    return [mapped(file, fault) for file in files], Bytes()
+    contents = [mapped(file, fault) for file in files]
+    return [content[len(UTF8_MARK) :] if content[: len(UTF8_MARK)].tobytes() == UTF8_MARK else content for content in contents], Bytes()
 
 
 def _characters(path: str | None, pattern: str, vocabulary: str | None) -> tuple[list[Array], Characters]:
@@ -113,7 +114,10 @@ def _characters(path: str | None, pattern: str, vocabulary: str | None) -> tuple
 
 
 def _decoded(file: AnyPath) -> str:
+    content, begin = text_of(file, fault)
+    MEMORY.check(len(content), f"{file}: it", fault)
     try:
-        return content(file, MEMORY, fault).decode()
+        return content[begin:].tobytes().decode()
     except UnicodeDecodeError as error:
-        raise fault(f"{file} is no UTF-8 at byte {error.start}: {error.reason}; convert it, or read it with level: byte") from None
+        place = begin + error.start
+        raise fault(f"{file} is no UTF-8 at byte {place}: {error.reason}; convert it, or read it with level: byte") from None

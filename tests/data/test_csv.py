@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobflow.core.errors import ArgumentError, DataError
-from jobflow.data import Samples, csv_table, open_reader
+from jobflow.data import Samples, csv_rows, open_reader
 from jobflow.data.csv_table import CsvTable
 
 FLOWERS = """length,width, species
@@ -81,7 +81,7 @@ def test_integers_and_other_separators(tmp_path: Path) -> None:
         ("a\n1.5\n", {"fields": {"x": "a"}, "dtypes": {"x": "int32"}}, DataError, 'column "a" is "1.5", which is not a whole number'),
         ("a\n5000000000\n", {"fields": {"x": "a"}, "dtypes": {"x": "int32"}}, DataError, "give it another element type with dtypes"),
         ("a,b\n1,\n", {"fields": {"x": "b"}}, DataError, 'column "b" is empty; say with missing'),
-        ('a\n"1\n', {"fields": {"x": "a"}}, DataError, r"line 2 \(byte 2\) cannot be read: unexpected end of data"),
+        ('a\n"1\n', {"fields": {"x": "a"}}, DataError, r"line 2 \(byte 2\): a quote opens a cell here and is not closed"),
     ],
 )
 def test_what_is_wrong_with_a_table(tmp_path: Path, text: str, arguments: Any, kind: type[Exception], message: str) -> None:
@@ -109,11 +109,11 @@ def test_rows_are_found_however_they_are_quoted(tmp_path_factory: pytest.TempPat
     csv.writer(written, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows([("one", "other"), *rows])
     path = tmp_path_factory.getbasetemp() / "quoted.csv"
     path.write_text(written.getvalue())
-    before, csv_table.BLOCK = csv_table.BLOCK, block
+    before, csv_rows.BLOCK = csv_rows.BLOCK, block
     try:
-        samples = CsvTable(str(path), {"x": "one", "y": "other"}, categories=["one", "other"], missing=-1)
+        samples = CsvTable(str(path), {"x": "one", "y": "other"}, categories=["one", "other"], empty="index")
     finally:
-        csv_table.BLOCK = before
+        csv_rows.BLOCK = before
     found = samples.read(np.arange(len(rows)))
     for name, column, place in (("x", "one", 0), ("y", "other", 1)):
         texts = [*samples.categories[column], ""]

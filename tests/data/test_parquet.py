@@ -107,7 +107,11 @@ def test_only_the_row_groups_that_are_needed_are_read(folder: Path, monkeypatch:
         ({"fields": {"x": "a"}, "memory": -1}, ArgumentError, "memory is -1"),
         ({"fields": {"x": "holes"}}, DataError, r'part-0.parquet: row 4: column "holes" is empty; say with missing.*; it is sample 4'),
         ({"fields": {"x": "holes"}, "missing": 0.5}, DataError, "and what missing gives, 0.5, is not a number of its type"),
-        ({"fields": {"x": "b"}, "dtypes": {"x": "int32"}}, DataError, 'row 1: column "b" is 0.5, which is not of type int32; give it another'),
+        (
+            {"fields": {"x": "b"}, "dtypes": {"x": "int32"}},
+            DataError,
+            'row 1: column "b" is 0.5, which is not a whole number, as int32 needs; give it another',
+        ),
         ({"fields": {"x": "ragged"}}, DataError, r'row 3: column "ragged" is \[1\], and not \[2\] numbers of the type int64, as in the first row'),
         (
             {"fields": {"x": "colour"}, "categories": {"colour": ["red", "blues"]}},

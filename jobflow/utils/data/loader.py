@@ -62,7 +62,7 @@ def _stacked(samples: Sequence[Any], entry: str, dtype: np.dtype[Any] | None = N
         raise ShapeError(
             f"default_collate at {user_line()}: the samples of a batch have the shapes {first} and {other}; pad them, or pass collate_fn="
         )
-    kinds = set(array.dtype for array in arrays)
+    kinds = {array.dtype for array in arrays}
     if dtype is None:
         dtype = np.result_type(*kinds) if len(kinds) > 1 else next(iter(kinds))
     return np.stack(arrays if kinds == {dtype} else [_converted(array, dtype, row, entry) for row, array in enumerate(arrays)])
