@@ -14,8 +14,10 @@ from jobflow.core.untrusted import MEMORY, Fault, mapped, open_regular, read_at_
 
 #: Folders and files of operating systems and tools, in lower case; so are all names that begin with a point.
 SYSTEM = frozenset(
-    ["__macosx", "__pycache__", "thumbs.db", "ehthumbs.db", "desktop.ini", "$recycle.bin", "system volume information", "@eadir", "lost+found"]
-    + ["_temporary"]
+    [
+        *["__macosx", "__pycache__", "_temporary", "thumbs.db", "ehthumbs.db", "desktop.ini"],
+        *["$recycle.bin", "system volume information", "@eadir", "lost+found"],
+    ]
 )
 GZIP, UTF8_MARK = b"\x1f\x8b", b"\xef\xbb\xbf"
 #: First bytes of files that are not UTF-8 text, and the way to use them.

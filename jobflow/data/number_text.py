@@ -14,8 +14,10 @@ from jobflow.data.conversion import exact_up_to, fits, fitted
 
 #: The texts that pandas reads as missing values.
 MISSING = frozenset(
-    ["", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA", "NULL", "NaN", "None"]
-    + ["n/a", "nan", "null"]
+    [
+        *["", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA", "NULL", "NaN"],
+        *["None", "n/a", "nan", "null"],
+    ]
 )
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?P<rest>\.[0-9]*)?|(?P<point>\.[0-9]+))(?P<power>[eE][+-]?[0-9]+)?")
 _INFINITE = re.compile(r"[+-]?inf(inity)?", re.IGNORECASE)

@@ -129,10 +129,10 @@ class Compiled:
             at = tuple(map(int, wrong[0]))
             shown = f" at {[at[0] + first, *at[1:]]}" if at else ""
             least = "no 0" if check.low is None else f"none below {check.low}"
-            takes = f"takes {least}" if check.high is None else f"takes {check.low} to {check.high}"
+            takes = f"takes {least}" if check.high is None else f"takes {'whole numbers from ' * check.whole}{check.low} to {check.high}"
             error = check.error(
                 f'{self.name}({limit.argument}=...) at {user_line()}: argument "{limit.argument}"{whose} holds {array[at].item()}{shown}; '
-                f"{check.what} at {limit.where} {takes}. Pass such numbers, or make what they point into larger."
+                f"{check.what} at {limit.where} {takes}. {check.advice or 'Pass such numbers, or make what they point into larger.'}"
             )
             error.row = at[0] + first if at else None
             raise error

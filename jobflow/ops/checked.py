@@ -25,7 +25,10 @@ _span = lru_cache(np.iinfo)
 
 
 class Checked(Op):
-    """y = x where low <= x <= high, or x is `ignored`; `nonzero`: and is not 0; `nan`: or is not a number.  Other elements are refused."""
+    """y = x where low <= x <= high, or x is `ignored`; `nonzero`: and is not 0; `nan`: or is not a number; `whole`: and has no fraction.
+
+    Other elements are refused.
+    """
 
     by_position = True
     precision = "any"
@@ -44,6 +47,9 @@ class Checked(Op):
     #: what is wrong with one that is refused, where "is outside [low, high]" would not say it
     problem: str = ""
     box: Box | None = None
+    whole: bool = False
+    #: what to do about an argument of a job that is refused, if passing other numbers is not all
+    advice: str = ""
 
     def infer(self, x: TensorType) -> TensorType:
         return x
@@ -64,6 +70,8 @@ class Checked(Op):
             wrong |= ~(x <= high)
         if self.nonzero:
             wrong |= x == 0
+        if self.whole and x.dtype.kind not in "iub":
+            wrong |= ~(xp.trunc(x) == x)
         if self.ignored is not None:
             wrong &= x != self.ignored
         if self.nan:
@@ -82,6 +90,8 @@ class Checked(Op):
         """Whether no element is refused, as nearly always; False where that takes a closer look."""
         if not x.size:
             return True
+        if self.whole and x.dtype.kind not in "iub":
+            return False
         low, high = self.bounds(x)
         return bool((low is None or x.min() >= low) and (high is None or x.max() <= high) and (not self.nonzero or x.all()))
 
@@ -138,6 +148,7 @@ class Checked(Op):
         yield sample(cls("test", low=0.0), np.linspace(0.5, 2.0, 15).reshape(5, 3))
         yield sample(cls("test", nonzero=True), np.array([[3, -1, 2], [1, 1, 7]], np.int8))
         yield sample(cls("test", low=0, high=1, ignored=-100), np.array(-100))
+        yield sample(cls("test", low=0, high=4, whole=True), np.array([0.0, 4.0, 3.0], np.float32), differentiable=())
 
 
 class Positions(Checked):

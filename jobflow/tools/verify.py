@@ -29,6 +29,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, ConfigError, JobError
 from jobflow.core.layout import Placement
 from jobflow.core.types import Array
+from jobflow.data.batch import per_device
 from jobflow.distributed import mpiexec
 from jobflow.engine.binding import StorageChoice, state_of
 from jobflow.engine.commands import Bind, Run, performed
@@ -102,17 +103,17 @@ class Runner:
         return self.job.placement(self.session).size
 
     def bound(self, arguments: Arrays, step: int) -> list[Bound]:
-        """Whole arrays as the job takes them, those per device cut in balance, and what its readers give."""
+        """Whole or lazy arrays as the job takes them, those per device cut in balance, and what its readers give."""
         found: list[Bound] = []
         for name, declared in self.job.signature.placeholders():
             array = arguments[name]
-            found.append((name, declared, np.array_split(array, self.ranks) if declared.per_device else array))
+            found.append((name, declared, per_device(array, self.ranks) if declared.per_device else array))
         return [*found, *self.compiled.read(step, found)[0]]
 
     def watched(self, arguments: Arrays, step: int) -> dict[str, Seen]:
         """One step: every tensor by name."""
         world = self.session.start()
-        parts = performed(world, Run(WATCHED), self.fetched.feeds(self.bound(arguments, step), step))
+        parts = performed(world, Run(WATCHED), self.fetched.feeds(self.bound(arguments, step), step, self.session.here))
         found: dict[str, Seen] = {}
         for position, value in enumerate(self.fetched.graph.outputs):
             shards = {rank: dict(fetched)[position] for rank, fetched in enumerate(parts) if position in dict(fetched)}

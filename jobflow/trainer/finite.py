@@ -6,30 +6,45 @@ are finite.  All ranks take part and find the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 
+from jobflow.core.layout import cut
 from jobflow.core.types import Array
+from jobflow.data.batch import Batch
 from jobflow.engine.job import Job
 from jobflow.engine.session import Session
 from jobflow.graph.ir import Node
 from jobflow.ops.source import Input, ReadVariable
 from jobflow.tools.comparison import Seen
 from jobflow.tools.verify import Runner
-from jobflow.typing.lazy import whole
 
 
-def first_not_finite(session: Session, job: Job, batch: Mapping[str, Any], run: int) -> str:
+def first_not_finite(session: Session, job: Job, batch: Batch, run: int) -> str:
     """For people: which tensor of run number `run` of a job, on this batch, and the line that made it.  Variables must be as they were then."""
     runner = Runner(session, job)
-    arrays = {name: np.asarray(whole(batch[name])) for name, _ in job.signature.placeholders()}
-    seen = runner.watched(arrays, run)
+    seen = runner.watched(batch.arguments, run)
     found = next((one for one in ordered(seen.values()) if not_finite(one)), None)
     if found is None:
         return "run again, the step has finite numbers only, so they depend on something beside variables, batch and seed"
-    return described(found)
+    node = _node(found)
+    return _in_batch(found, node.op, runner, batch) if isinstance(node.op, Input) else described(found)
+
+
+def _in_batch(one: Seen, op: Input, runner: Runner, batch: Batch) -> str:
+    """The first number of an argument that is not finite, its sample, and the rank that read it."""
+    declared = dict(runner.job.signature.placeholders())[op.argument].per_device
+    starts = [start for start, _ in cut(batch.size, runner.ranks)] if declared else [0] * runner.ranks
+    for rank, parts in enumerate(runner.fetched.parts):
+        shard = _floats(one.shards[rank]) if rank in one.shards else None
+        for part in parts if shard is not None and not np.isfinite(shard).all() else ():
+            if part.key == op.key:
+                index = np.argwhere(~np.isfinite(shard))[0]
+                rows = part.slices(batch.arguments[op.argument].shape)[0]
+                sample = batch.where(starts[runner.graph.placement.ranks.index(rank)] + (rows.start or 0) + int(index[0]))
+                return f"{described(one)}: rank {rank} read {shard[tuple(index)]} in {sample}"
+    raise AssertionError(f"no rank holds a number of {op.argument} that is not finite")
 
 
 def ordered(seen: Iterable[Seen]) -> list[Seen]:
@@ -61,6 +76,6 @@ def described(one: Seen) -> str:
     if isinstance(node.op, ReadVariable):
         return f'the variable "{node.op.key}" is not finite ({much}) when the step begins'
     if isinstance(node.op, Input):
-        return f'the argument "{node.op.key}" is not finite ({much}): look at the data'
+        return f'the argument "{node.op.argument}" is not finite ({much})'
     phase = "" if node.phase == "forward" else f" in the {node.phase} pass"
     return f'the first op that is not finite{phase} is {node.op.word()} "{node.name}" at {node.where} ({much}); its inputs are finite'

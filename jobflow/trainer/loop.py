@@ -431,7 +431,7 @@ class Loop:
         session, bad = self.session, before.progress.step + 1
         what = "the gradients" if loss is None else f"the loss {loss}"
         kept = self._halted()
-        found = first_not_finite(session, self.jobs.train(before.batch.size), before.batch.arguments, before.run)
+        found = first_not_finite(session, self.jobs.train(before.batch.size), before.batch, before.run)
         self.stopped, self.message = "nan", f"step {bad}: {what}; {found}"
         self.progress = before.progress
         if kept:

@@ -17,7 +17,7 @@ import jobflow.nn as nn
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, SourceLine, at_line, did_you_mean
 from jobflow.core.scope import checkpointed
-from jobflow.core.types import TensorType, float32, int32
+from jobflow.core.types import TensorType, bool_, char, float32, int8, int32, uint8
 from jobflow.engine.placements import placement, sbp
 from jobflow.engine.session import current_session
 from jobflow.functional.drawing import manual_seed
@@ -25,6 +25,7 @@ from jobflow.legacy.initializers import random_normal_initializer
 from jobflow.legacy.variables import get_variable
 from jobflow.models.building_blocks import he
 from jobflow.nn.modules.module import Module
+from jobflow.ops.checked import Checked, check
 from jobflow.trainer.config import Loaded
 from jobflow.trainer.config.functions import makes_module
 
@@ -253,10 +254,18 @@ _LAYERS: dict[str, Callable[[Any, Any, str], Any]] = {
 }
 
 
+def _class_numbers(x: Any, labels: Any) -> Any:
+    """The labels, checked where a conversion to int32 would change them."""
+    if labels.type.dtype in (bool_, char, int8, uint8, int32):
+        return labels
+    advice = "Classes are whole numbers: labels with fractions need model.loss: mean_squared_error."
+    return check(Checked("softmax_cross_entropy", "label", 0, x.type.shape[-1] - 1, problem=advice, whole=True, advice=advice), labels)
+
+
 def _softmax_cross_entropy(x: Any, labels: Any) -> dict[str, Any]:
     if labels is None:
         return {"scores": x}
-    wanted = arrays.cast(labels, int32)
+    wanted = arrays.cast(_class_numbers(x, labels), int32)
     loss = nn.sparse_softmax_cross_entropy_with_logits(wanted, x, name="loss")
     return {"loss": loss, "accuracy": arrays.cast(math.equal(math.argmax(x), wanted), float32)}
 

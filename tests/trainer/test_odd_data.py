@@ -1,0 +1,116 @@
+"""Training on data that no model can learn from: the error names the file, the sample and the rank."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from short_runs import CONFIG, SAMPLES, Seen, loaded, run, samples, write_config
+from test_processes_that_train import LIMIT, MPIEXEC, environment
+
+from jobflow.core.errors import ArgumentError
+from jobflow.trainer.watching import NOT_FINITE
+
+MODULE = CONFIG.replace(CONFIG[CONFIG.index("model:") : CONFIG.index("data:")], "model: {builder: 'nets_to_train:Scores'}\n")
+STRATEGIES: dict[str, tuple[str, ...]] = {
+    "one device": (),
+    "two devices": ("strategy.devices=2",),
+    "mirrored": ("strategy.devices=2", "strategy.view=mirrored"),
+    "microbatches": ("strategy.accumulation=2",),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("runs")
+    write_config(found)
+    (found / "module.yaml").write_text(write_config(found / "module", MODULE).read_text())
+    return found
+
+
+def started(folder: Path, output: Path, data: dict[str, Any], *settings: str, model: str = "run") -> Any:
+    """One epoch on some data."""
+    output.mkdir(parents=True, exist_ok=True)
+    np.savez(output / "odd.npz", **data)
+    paths = [f"data.{split}.path={output / 'odd.npz'}" for split in ("train", "validation")]
+    outcome, seen = run(loaded(folder / f"{model}.yaml", output, *paths, "training.steps=4", *settings))
+    assert isinstance(seen, Seen)
+    return outcome
+
+
+def changed(change: Callable[[Any], Any]) -> dict[str, Any]:
+    data = samples(SAMPLES, 0)
+    return {**data, "labels": change(data["labels"])}
+
+
+def with_value(value: float, dtype: Any) -> Callable[[Any], Any]:
+    def change(labels: Any) -> Any:
+        found = labels.astype(dtype)
+        found[5] = value
+        return found
+
+    return change
+
+
+#: batch norm in mirrored jobs is tested with strategies
+PAIRS = [(model, strategy) for model in ("run", "module") for strategy in STRATEGIES if (model, strategy) != ("module", "mirrored")]
+WRONG = [(1.5, np.float32), (2**32, np.int64), (np.nan, np.float64), (3e9, np.float32), (-1.0, np.float32)]
+CASES = [
+    pytest.param(*wrong, *pair, marks=[] if j % len(WRONG) == i else [pytest.mark.full])
+    for i, wrong in enumerate(WRONG)
+    for j, pair in enumerate(PAIRS)
+]
+
+
+@pytest.mark.parametrize(("value", "dtype", "model", "strategy"), CASES)
+def test_labels_that_are_no_classes_name_the_sample(value: float, dtype: Any, model: str, strategy: str, folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r'"labels".* holds .*mean_squared_error.*This is reader "numpy": .*odd\.npz: sample 5') as error:
+        started(folder, tmp_path, changed(with_value(value, dtype)), "data.drop_last=true", *STRATEGIES[strategy], model=model)
+    assert str(np.dtype(dtype).type(value).item()) in str(error.value)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.uint8])
+def test_labels_of_other_types_train_like_int32(dtype: Any, folder: Path, tmp_path: Path) -> None:
+    expected = started(folder, tmp_path / "int32", samples(SAMPLES, 0)).metrics
+    assert started(folder, tmp_path / "other", changed(lambda labels: labels.astype(dtype))).metrics == expected
+
+
+def test_mean_squared_error_trains_on_fractions(folder: Path, tmp_path: Path) -> None:
+    data = changed(lambda labels: np.repeat(labels[:, None] / 4, 4, 1).astype(np.float32))
+    assert started(folder, tmp_path, data, "model.loss=mean_squared_error").stopped == "end"
+
+
+def with_nan(sample: int) -> dict[str, Any]:
+    data = samples(SAMPLES, 0)
+    data["x"][sample, 1] = np.nan
+    return data
+
+
+@pytest.mark.parametrize(("strategy", "sample", "rank"), [("one device", 3, 0), ("two devices", 6, 1), ("mirrored", 13, 1), ("microbatches", 24, 0)])
+def test_nan_in_data_names_file_sample_and_rank(strategy: str, sample: int, rank: int, folder: Path, tmp_path: Path) -> None:
+    outcome = started(folder, tmp_path, with_nan(sample), "data.shuffle=false", *STRATEGIES[strategy])
+    assert (outcome.stopped, outcome.exit_code) == ("nan", NOT_FINITE)
+    assert 'the argument "x" is not finite (1 of ' in outcome.message
+    assert outcome.message.endswith(f'rank {rank} read nan in reader "numpy": {tmp_path / "odd.npz"}: sample {sample}')
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("sample", "rank"), [(14, 1), pytest.param(2, 0, marks=pytest.mark.full)])
+def test_the_batch_with_nan_is_kept_and_not_read_again(sample: int, rank: int, folder: Path, tmp_path: Path) -> None:
+    config = (
+        (folder / "run.yaml")
+        .read_text()
+        .replace(f"{{reader: numpy, path: {folder / 'train.npz'}}}", "{reader: python, function: 'nan_once:nan_once'}")
+    )
+    (tmp_path / "run.yaml").write_text(config)
+    settings = [f"output={tmp_path / 'out'}", "data.shuffle=false", f"data.train.arguments.number={sample}"]
+    command = [str(MPIEXEC), "-n", "2", sys.executable, "-m", "jobflow", "train", str(tmp_path / "run.yaml")]
+    command += [part for setting in settings for part in ("--set", setting)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert done.returncode == NOT_FINITE, done.stdout + done.stderr
+    assert f'rank {rank} read nan in reader "python": nan_once:nan_once: sample {sample}' in done.stdout + done.stderr
