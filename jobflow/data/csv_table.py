@@ -49,12 +49,12 @@ class CsvTable(Table):
         categories: list[str] | dict[str, list[str]] | None = None,
         dtypes: dict[str, str] | None = None,
         missing: Missing | None = None,
-        empty: Outside = "error",
-        unknown: Outside = "error",
         delimiter: str = ",",
         header: bool = True,
         split: Split = "all",
         validation_every: int = 10,
+        empty: Outside = "error",
+        unknown: Outside = "error",
     ) -> None:
         self._path, self._delimiter, self._first, self.what = path_of(path), delimiter, int(header), f"{WHAT}: {path_of(path)}"
         if len(delimiter) != 1 or delimiter in '"\r\n':

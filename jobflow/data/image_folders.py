@@ -52,9 +52,9 @@ class ImageFolders(Samples):
         deviation: list[float] | None = None,
         classes: list[str] | None = None,
         labels: bool = True,
-        orientation: bool = True,
         split: Split = "all",
         validation_every: int = 10,
+        orientation: bool = True,
     ) -> None:
         self._pillow, self._copies = pillow(), dict[RemotePath, Path]()
         self._folder, self._size, self._channels, self.what = path_of(path), size, channels, f"{WHAT}: {path_of(path)}"

@@ -61,11 +61,11 @@ class Parquet(Table):
         categories: list[str] | dict[str, list[str]] | None = None,
         dtypes: dict[str, str] | None = None,
         missing: Missing | None = None,
-        empty: Outside = "error",
-        unknown: Outside = "error",
         memory: int = 1024,
         split: Split = "all",
         validation_every: int = 10,
+        empty: Outside = "error",
+        unknown: Outside = "error",
     ) -> None:
         self._arrow, self.what, self._memory = optional("pyarrow", WHAT), f"{WHAT}: {path}", memory << 20
         if memory < 0:

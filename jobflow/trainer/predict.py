@@ -86,9 +86,11 @@ def opened(jobs: Jobs, source: str | Path, facts: Mapping[str, Any]) -> Samples 
     given = jobs.config.data.train.arguments if jobs.config.data.train.reader == name else {}
     kept = arguments_for(name, path_of(source), given, jobs.network.needed)
     known = dict(facts)
-    if isinstance(facts.get("categories"), Mapping) and isinstance(kept.get("fields"), Mapping):  # those of columns that are read
+    if isinstance(kept.get("fields"), Mapping):  # those of columns that are read
         columns = {column for named in kept["fields"].values() for column in ([named] if isinstance(named, str) else named)}
-        known["categories"] = {column: texts for column, texts in facts["categories"].items() if column in columns}
+        for key, given in (("categories", known), ("missing", kept)):
+            if isinstance(given.get(key), Mapping):
+                given[key] = {column: value for column, value in given[key].items() if column in columns}
     return open_reader(name, known or None, **kept)
 
 
@@ -138,7 +140,7 @@ def reader_for(config: TrainConfig, source: AnyPath) -> str:
     if not source.exists():
         raise ArgumentError(f"--input {source}: there is no such file; or say one of {', '.join(PLACES)} for the samples of the configuration")
     trained = config.data.train.reader
-    known = _BY_SUFFIX.get(source.suffix) if source.is_file() else None
+    known = next((name for suffix, name in _BY_SUFFIX.items() if source.name.endswith(suffix)), None) if source.is_file() else None
     if known is None and "path" in inspect.signature(READERS[trained]).parameters:
         return trained
     if known is None:
