@@ -49,8 +49,12 @@ def stack(values: Sequence[Any], field: Field, what: Callable[[int], str]) -> Ar
             raise DataError(f"{what(row)} {text}")
         if array.dtype != found.dtype and not np.can_cast(array.dtype, found.dtype, "same_kind"):
             raise DataError(f"{what(row)} is {array.dtype}, in the first sample {field.dtype.name}; all samples have one type")
-        found[row] = converted(array, found.dtype, lambda index, row=row: what(row), "give all samples one type that holds all values")
+        found[row] = converted(array, found.dtype, partial(_same_place, what, row), "give all samples one type that holds all values")
     return found
+
+
+def _same_place(what: Callable[[int], str], row: int, index: tuple[int, ...]) -> str:
+    return what(row)
 
 
 def field_of(value: Any, what: Callable[[int], str]) -> Field:

@@ -99,9 +99,9 @@ class Table(Samples):
         for name in names:
             self.check_category(name)
         if isinstance(given, Mapping):
-            for name, texts in given.items():
-                if len(set(texts)) < len(texts):
-                    raise ArgumentError(f'{self}: categories: column "{name}" has one category twice: {", ".join(texts)}')
+            for name, own in given.items():
+                if len(set(own)) < len(own):
+                    raise ArgumentError(f'{self}: categories: column "{name}" has one category twice: {", ".join(own)}')
             return {name: list(texts) for name, texts in given.items()}
         seen: dict[str, set[str]] = {name: set() for name in names}
         for name, texts in self.texts(names) if names else ():

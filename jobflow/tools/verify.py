@@ -102,7 +102,7 @@ class Runner:
     def ranks(self) -> int:
         return self.job.placement(self.session).size
 
-    def bound(self, arguments: Arrays, step: int) -> list[Bound]:
+    def bound(self, arguments: Mapping[str, Any], step: int) -> list[Bound]:
         """Whole or lazy arrays as the job takes them, those per device cut in balance, and what its readers give."""
         found: list[Bound] = []
         for name, declared in self.job.signature.placeholders():
@@ -110,7 +110,7 @@ class Runner:
             found.append((name, declared, per_device(array, self.ranks) if declared.per_device else array))
         return [*found, *self.compiled.read(step, found)[0]]
 
-    def watched(self, arguments: Arrays, step: int) -> dict[str, Seen]:
+    def watched(self, arguments: Mapping[str, Any], step: int) -> dict[str, Seen]:
         """One step: every tensor by name."""
         world = self.session.start()
         parts = performed(world, Run(WATCHED), self.fetched.feeds(self.bound(arguments, step), step, self.session.here))

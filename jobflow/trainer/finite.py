@@ -7,6 +7,7 @@ are finite.  All ranks take part and find the same.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -37,13 +38,14 @@ def _in_batch(one: Seen, op: Input, runner: Runner, batch: Batch) -> str:
     declared = dict(runner.job.signature.placeholders())[op.argument].per_device
     starts = [start for start, _ in cut(batch.size, runner.ranks)] if declared else [0] * runner.ranks
     for rank, parts in enumerate(runner.fetched.parts):
-        shard = _floats(one.shards[rank]) if rank in one.shards else None
-        for part in parts if shard is not None and not np.isfinite(shard).all() else ():
-            if part.key == op.key:
-                index = np.argwhere(~np.isfinite(shard))[0]
-                rows = part.slices(batch.arguments[op.argument].shape)[0]
-                sample = batch.where(starts[runner.graph.placement.ranks.index(rank)] + (rows.start or 0) + int(index[0]))
-                return f"{described(one)}: rank {rank} read {shard[tuple(index)]} in {sample}"
+        shard: Array = _floats(one.shards[rank]) if rank in one.shards else None
+        if shard is None or np.isfinite(shard).all():
+            continue
+        index = np.argwhere(~np.isfinite(shard))[0]
+        rows = next((part.slices(batch.arguments[op.argument].shape)[0] for part in parts if part.key == op.key), None)
+        if rows is not None:
+            row = starts[runner.graph.placement.ranks.index(rank)] + (rows.start or 0) + int(index[0])
+            return f"{described(one)}: rank {rank} read {shard[tuple(index)]} in {batch.where(row)}"
     raise AssertionError(f"no rank holds a number of {op.argument} that is not finite")
 
 
@@ -57,7 +59,8 @@ def not_finite(one: Seen) -> int:
     return sum(int(array.size - np.count_nonzero(np.isfinite(array))) for array in map(_floats, one.shards.values()) if array is not None)
 
 
-def _floats(array: Array) -> Array | None:
+def _floats(array: Array) -> Any:
+    """An array of floats in a type that NumPy knows; None for other elements."""
     if array.dtype.kind == "f":
         return array
     return array.astype(np.float32) if array.dtype.kind == "V" or array.dtype.name == "bfloat16" else None
