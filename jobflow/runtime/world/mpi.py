@@ -30,7 +30,7 @@ from jobflow.runtime.device.device import Device
 from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.world import environment as variables
 from jobflow.runtime.world import launched as launch
-from jobflow.runtime.world import mpi_end, rendezvous, watcher
+from jobflow.runtime.world import mpi_end, rendezvous, versions, watcher
 from jobflow.runtime.world.launched import Launch
 from jobflow.runtime.world.mailbox import Mailbox
 from jobflow.runtime.world.world import Command, Rank, each_argument
@@ -60,6 +60,7 @@ class Station:
             # The memory itself lasts as long as a process maps it, which all ranks of the node do, as the allgather above says.
             watcher.forget(watcher.names_of(os.getpid()))
         node.Free()
+        versions.compare(world.allgather(versions.own_versions()), world.Get_rank())
         agree(world.allgather(own_class()))
         self.world = world.Dup()
         self.control = Control(self.mpi, world.Dup(), crowded=neighbours > len(variables.usable_cores()))
