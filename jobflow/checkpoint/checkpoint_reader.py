@@ -315,6 +315,23 @@ def _load(root: AnyPath, check: bool, mark: Mark) -> Checkpoint:
     return Checkpoint(root, stored, found.extra, digest=hashlib.sha256(found.text().encode()).hexdigest())
 
 
+def unreadable(path: AnyPath) -> str | None:
+    """Return why the checkpoint in `path` cannot be opened; None if it can be, or if `path` has no manifest.
+
+    Raises: ReplacedError and StoreError, which do not describe the checkpoint that is there now.
+    """
+    try:
+        (path / manifest.NAME).lstat()
+        load(path)
+    except FileNotFoundError:
+        return None
+    except (ReplacedError, StoreError):
+        raise
+    except (CheckpointError, OSError) as error:
+        return str(error)
+    return None
+
+
 def problems(path: str | os.PathLike[str] | RemotePath) -> Iterator[str]:
     """What is wrong with a checkpoint, tensor by tensor, after every byte of it has been read; nothing if it is whole.
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from uuid import uuid4
 
+from jobflow.checkpoint import checkpoint_reader as reading
 from jobflow.checkpoint import local_drafts, remote_drafts
 from jobflow.checkpoint.file_system import Files, files_of
 from jobflow.checkpoint.local_drafts import Folder
 from jobflow.checkpoint.remote_drafts import Objects
+from jobflow.core.errors import CheckpointError
 from jobflow.core.remote import AnyPath, RemotePath
 
 Draft = Folder | Objects
@@ -18,6 +20,8 @@ Draft = Folder | Objects
 
 def begin(target: AnyPath, replace: bool, files: Files) -> Draft:
     """A new one for the checkpoint `target`.  CheckpointError if there is something already that it may not replace; OSError."""
+    if replace and (reason := reading.unreadable(target)):
+        raise CheckpointError(f"checkpoint {target} is not replaced, because this process cannot read it: {reason}; rename it, or give another path")
     return Objects.begin(target, replace, files) if isinstance(target, RemotePath) else Folder.begin(target, replace, files)
 
 

@@ -54,10 +54,11 @@ class Objects:
     def begin(cls, target: RemotePath, replace: bool, files: Files) -> Objects:
         """Show that somebody saves there.  CheckpointError if there is something else already."""
         found = target.objects()
-        others = [name for name in found if stamp_of(name) is None]
-        if others and not (replace and manifest.NAME in found):
+        is_older = _has_manifest(target)
+        others = [name for name in found if stamp_of(name) is None] or [manifest.NAME] * is_older
+        if others and not (replace and is_older):
             raise CheckpointError(f"checkpoint {target}: there is something already ({others[0]}); give a path where there is nothing")
-        made = cls(target, tuple({*_listed(target), *others} - {manifest.NAME}) if others else ())
+        made = cls(target, tuple({*(_listed(target) or ()), *others} - {manifest.NAME}) if others else ())
         _clear(target, found, found, files)
         try:
             _mark(target, made.stamp, files)
@@ -118,7 +119,8 @@ class Objects:
         _abandoned.add(self.stamp)
         with suppress(OSError):
             found, kept = self.target.objects(), _listed(self.target)
-            _remove(self.target, [name for name in found if stamp_of(name) == self.stamp and name not in kept], files)
+            if kept is not None:
+                _remove(self.target, [name for name in found if stamp_of(name) == self.stamp and name not in kept], files)
             _abandoned.discard(self.stamp)
 
 
@@ -195,8 +197,8 @@ def _clear(folder: RemotePath, inside: Mapping[str, Status], around: Mapping[str
         return  # as a checkpoint is
     try:
         kept = _listed(folder)
-        if manifest.NAME in inside and not kept:
-            return  # it is damaged, and nobody knows of what
+        if kept is None:
+            return  # any object may belong to the checkpoint
         for stamp, names in by_stamp.items():
             going = [name for name in names if name not in kept]
             if going and not _in_use(folder, stamp, max(inside[name].st_mtime for name in names), around):
@@ -229,14 +231,28 @@ def owner_of(marker: RemotePath) -> Owner | None:
         return None
 
 
-def _listed(folder: RemotePath) -> Collection[str]:
-    """The files that the checkpoint has which is there: those of its manifest.  StoreError if that cannot be read."""
+def _has_manifest(folder: RemotePath) -> bool:
+    """True if the manifest can be fetched, even if a listing lacks it."""
+    try:
+        (folder / manifest.NAME).span(0, 1)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _listed(folder: RemotePath) -> Collection[str] | None:
+    """Return the files that the manifest lists; none without a manifest, and None if the manifest cannot be read.
+
+    A listing may lack the manifest of a complete checkpoint, so the manifest is requested by its name.  StoreError if the store fails.
+    """
+    if not _has_manifest(folder):
+        return ()
     try:
         return Manifest.read(folder / manifest.NAME).files.keys() | {manifest.NAME}
     except StoreError:
         raise
-    except CheckpointError:  # there is none, or one that is damaged
-        return ()
+    except CheckpointError:
+        return None
 
 
 def _remove(folder: RemotePath, names: Iterable[str], files: Files) -> None:

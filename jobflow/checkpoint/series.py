@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Literal
 
 from jobflow.checkpoint import checkpoint_reader as reading
-from jobflow.checkpoint import drafts, manifest, sessions
+from jobflow.checkpoint import drafts, manifest, remote_drafts, sessions
 from jobflow.checkpoint.manifest import Manifest
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, CheckpointError, ReplacedError
@@ -80,14 +80,22 @@ class Series:
         """Those that have a manifest, ascending; whether they are whole is not looked at."""
         if isinstance(self.directory, RemotePath):
             return _numbers(name.removesuffix(f"/{manifest.NAME}") for name in self.directory.objects())
-        return [step for step in self._all() if (self.path_of(step) / manifest.NAME).is_file()]
+        return [step for step in self.present() if _has_manifest(self.path_of(step))]
 
-    def _all(self) -> list[int]:
+    def present(self) -> list[int]:
+        """Return the steps of all checkpoints, ascending, those that are incomplete or cannot be read included.
+
+        Empty directories and saves to a store that have not ended are no checkpoints.  CheckpointError if the directory cannot be listed.
+        """
         if isinstance(self.directory, RemotePath):
-            return _numbers({name.partition("/")[0] for name in self.directory.objects()})
-        if not self.directory.is_dir():
+            return _numbers(_published(self.directory.objects()))
+        try:
+            entries = os.listdir(self.directory)
+            return [step for step in _numbers(entries) if not _is_empty(self.path_of(step))]
+        except FileNotFoundError:
             return []
-        return [step for step in _numbers(os.listdir(self.directory)) if self.path_of(step).is_dir()]
+        except OSError as error:
+            raise CheckpointError(f"{self.directory}: the checkpoints cannot be listed: {error.strerror or error}; change its permissions") from None
 
     def newest_good(self) -> Newest:
         """Every byte of the newest is read; if one is damaged, the next older follows.
@@ -101,16 +109,25 @@ class Series:
 
     def _newest_good(self) -> Newest:
         skipped: list[Skipped] = []
-        steps = self._all()
+        steps = self.present()
         for step in reversed(steps):
             path = self.path_of(step)
             reason = _wrong(path)
             if reason is None:
                 return Newest(step, path, tuple(skipped))
             skipped.append(Skipped(step, path, reason))
-        if self._all() != steps:  # a directory that is written while it is listed may show neither the old step nor the new one
+        if self.present() != steps:  # a directory that is written while it is listed may show neither the old step nor the new one
             raise ReplacedError(f"{self.directory}: its checkpoints were replaced while they were listed")
         return Newest(None, None, tuple(skipped))
+
+    def misnamed(self) -> tuple[Skipped, ...]:
+        """Return the checkpoints whose names have no number of a step, which `newest_good` does not consider."""
+        if isinstance(self.directory, RemotePath):
+            names = {name.partition("/")[0] for name in self.directory.objects() if name.endswith(f"/{manifest.NAME}")}
+        else:
+            names = {path.parent.name for path in self.directory.glob(f"*/{manifest.NAME}") if not path.parent.name.startswith(".")}
+        others = (self.directory / name for name in sorted(names) if not _STEP.fullmatch(name))
+        return tuple(Skipped(-1, path, "its name is not step-NUMBER") for path in others)
 
     def clean(self) -> None:
         """Remove what processes that are no more have left unfinished."""
@@ -139,6 +156,7 @@ class Series:
         steps = self.steps()
         kept = {*keep, *(steps[-self.keep_last :] if self.keep_last else steps), *(self.best()[: self.keep_best] if self.keep_best else ())}
         going = [step for step in steps if step not in kept]
+        going = [step for step in going if reading.unreadable(self.path_of(step)) is None]
         if going:
             good = next((step for step in reversed(steps) if _is_good(self.path_of(step))), None)
             going = [step for step in going if step != good]
@@ -162,16 +180,53 @@ def _numbers(names: Iterable[str]) -> list[int]:
     return sorted(int(match[1]) for match in map(_STEP.fullmatch, names) if match)
 
 
+def _published(names: Iterable[str]) -> Iterator[str]:
+    """Yield the folders in a store that hold a checkpoint: those without the marker of a save, and those with a manifest."""
+    folders: dict[str, list[str]] = {}
+    for folder, _, name in (name.partition("/") for name in names):
+        folders.setdefault(folder, []).append(name)
+    for folder, inside in folders.items():
+        if manifest.NAME in inside or not any(map(remote_drafts.is_marker, inside)):
+            yield folder
+
+
+def _is_empty(path: AnyPath) -> bool:
+    try:
+        return path.is_dir() and not any(path.iterdir())
+    except PermissionError:
+        return False
+
+
+def _is_gone(path: AnyPath) -> bool:
+    if isinstance(path, RemotePath):
+        return not path.exists()
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+def _has_manifest(path: AnyPath) -> bool:
+    """True if a manifest is there, or if this process may not look."""
+    try:
+        return (path / manifest.NAME).is_file()
+    except PermissionError:
+        return True
+
+
 def _wrong(path: AnyPath) -> str | None:
     """The first thing that is wrong with a checkpoint.  ReplacedError if it is another one by now, or has gone."""
     found = _first_wrong(path)
-    if found is not None and not path.is_dir():
+    if found is not None and _is_gone(path):
         raise ReplacedError(f"checkpoint {path} was removed while it was being read")
     return found
 
 
 def _first_wrong(path: AnyPath) -> str | None:
-    if not (path / manifest.NAME).is_file():
+    if not _has_manifest(path):
         return f"{path / manifest.NAME} is missing"
     return next(reading.problems(path), None)
 

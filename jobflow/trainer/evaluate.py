@@ -63,7 +63,7 @@ def trained(loaded: Loaded, checkpoint: str | Path | None) -> Iterator[tuple[Job
     """
 
     def look() -> tuple[AnyPath, dict[str, Any]] | None:
-        path = chosen(series_of(loaded.config), "auto" if checkpoint is None else str(checkpoint))
+        path = chosen(series_of(loaded.config), "auto" if checkpoint is None else str(checkpoint), "name another one with --checkpoint")
         return None if path is None else (path, dict(store.load(path).extra))
 
     with at_line(line_of(loaded, "")), prepared(loaded, only=()) as jobs:

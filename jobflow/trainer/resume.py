@@ -7,7 +7,7 @@ from run to run: the number of ranks, the strategy, learning rates, how long to 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from typing import Any, TypeVar
 
@@ -26,6 +26,8 @@ from jobflow.trainer.config import Loaded, TrainConfig
 
 T = TypeVar("T")
 
+#: the advice to a training that finds no checkpoint it can read
+NEVER = "read them with the jobflow version that saved them, or correct permissions and limits; --resume never starts a new run and renames the checkpoints"
 PRECISION = "strategy.precision"
 #: what may not change, as keys of the configuration
 FIXED = ("seed", "model", "data.train", "data.batch_size", "data.shuffle", "data.drop_last", "optimizer.name")
@@ -120,32 +122,37 @@ def check_alike(session: Session, mine: Mapping[str, Any]) -> None:
             raise ConfigError(f"rank {rank} has read another {different[0]} than rank 0: {other.get(different[0])}, not {first[different[0]]}")
 
 
-def chosen(series: Series, wish: str) -> AnyPath | None:
+def chosen(series: Series, wish: str, advice: str = NEVER) -> AnyPath | None:
     """The checkpoint to go on from; None to begin anew.  For rank 0.
 
     "auto" is the newest that is good: worse ones are told.  "never" sets aside what there is.  Else it is the path of one, or of a
     directory of which the newest is taken; CheckpointError if that is missing or damaged.
+
+    Raises: CheckpointError if there are checkpoints, but none that this process can read; `advice` ends the message.
     """
     directory = series.directory
     if wish == "never":
         set_aside(directory)
         return None
     if wish == "auto":
-        return _newest(series) if directory.is_dir() else None
+        return _newest(series, advice) if directory.is_dir() else None
     path = path_of(wish)
     if not path.is_dir():
         raise CheckpointError(f"--resume {wish}: there is no such directory; give a checkpoint, auto or never")
     if not (path / "manifest.json").is_file():
-        found = _newest(Series(path))
+        found = _newest(Series(path), "repair one, or give another path")
         if found is None:
             raise CheckpointError(f"--resume {wish}: it has no complete checkpoint")
         return found
     return path
 
 
-def _newest(series: Series) -> AnyPath | None:
+def _newest(series: Series, advice: str) -> AnyPath | None:
     series.clean()
     found = series.newest_good()
+    if found.path is None and (unusable := (*found.skipped, *series.misnamed())):
+        listed = "\n".join(f"  {skipped.path}: {skipped.reason}" for skipped in unusable)
+        raise CheckpointError(f"none of the checkpoints in {series.directory} can be read:\n{listed}\n{advice}")
     for skipped in found.skipped:
         notice(str(skipped))
     return found.path
@@ -173,26 +180,32 @@ def follow(session: Session, choose: Callable[[], AnyPath | None], use: Callable
 
 def set_aside(directory: AnyPath) -> None:
     """Give what is in a directory of checkpoints another place, so that those of the run that begins are not mixed with them."""
-    earlier = [path for path in directory.iterdir() if path.is_dir()] if directory.is_dir() else []
+    earlier = [path for path in directory.iterdir() if path.is_dir() or path.is_symlink()] if directory.is_dir() else []
     if not earlier:
         return
     aside = _free(directory)
-    for path in earlier:
-        drafts.move(path, aside / path.name)
+    _rename(earlier, aside)
     notice(f"the checkpoints of an earlier run are now in {aside}")
 
 
 def set_aside_behind(series: Series, step: int) -> None:
     """Give checkpoints of later steps another place: the run that goes on from `step` will make its own."""
-    later = [other for other in series.steps() if other > step]
+    later = [other for other in series.present() if other > step]
     if not later:
         return
     directory = series.directory
     aside = _free(directory)
-    for other in later:
-        path = series.path_of(other)
-        drafts.move(path, aside / path.name)
+    _rename(map(series.path_of, later), aside)
     notice(f"training goes on from step {step}; checkpoints of later steps are now in {aside}")
+
+
+def _rename(paths: Iterable[AnyPath], folder: AnyPath) -> None:
+    """Move checkpoints to another folder; CheckpointError if the file system refuses."""
+    for path in paths:
+        try:
+            drafts.move(path, folder / path.name)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be renamed to {folder / path.name}: {error.strerror or error}; rename it by hand") from error
 
 
 def _free(directory: AnyPath) -> AnyPath:

@@ -165,6 +165,29 @@ def test_what_is_left_over_is_removed_unless_it_may_be_in_progress(memory: Any) 
     assert not memory.exists(newest) and Series(ROOT).steps() == [8]
 
 
+def test_a_store_that_lists_only_some_objects_loses_no_checkpoint(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listing without the manifest does not let `clean`, a save or a replacement remove the checkpoint."""
+    save(ROOT / "step-00000001", 1)
+    day = timedelta(days=1)
+    for entry in memory.store.values():
+        entry.modified = entry.created = datetime.now(UTC) - day
+    before, find = set(memory.store), type(memory).find
+    monkeypatch.setattr(
+        type(memory), "find", lambda *given, **named: {name: info for name, info in find(*given, **named).items() if "manifest" not in name}
+    )
+    series = Series(ROOT)
+    assert series.newest_good().step == 1
+    drafts.clean(ROOT)
+    assert series.prune() == [] and set(memory.store) == before
+    with pytest.raises(CheckpointError, match="there is something already"):
+        save(ROOT / "step-00000001", 2)
+    monkeypatch.setattr(type(memory), "cat_file", lambda *_, **__: b'{"version": 3, "sha256": ""}')
+    with pytest.raises(CheckpointError, match="is not replaced, because this process cannot read it"):
+        save(ROOT / "step-00000001", 2, replace=True)
+    drafts.clean(ROOT)
+    assert set(memory.store) == before
+
+
 # ---- sessions, series, tensors -------------------------------------------------------------------------------------------------------
 
 

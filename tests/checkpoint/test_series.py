@@ -92,6 +92,19 @@ def test_what_is_kept(
     assert series.newest_good().step == (good[0] if good else None)
 
 
+def test_checkpoints_that_cannot_be_read_are_not_pruned_or_replaced(tmp_path: Path) -> None:
+    series = Series(tmp_path, keep_last=1)
+    add(series, 1, 2, 3, 4)
+    manifest = series.path_of(2) / "manifest.json"
+    newer = manifest.read_text().replace('"version": 2', '"version": 3')
+    manifest.write_text(newer)
+    (series.path_of(3) / "tensors-00001.safetensors").unlink()
+    assert series.prune() == [1] and series.steps() == [2, 3, 4]
+    with pytest.raises(CheckpointError, match=r"step-00000002 is not replaced, because this process cannot read it: .*version 3"):
+        store.save(series.path_of(2), {"w": np.zeros(1)}, replace=True)
+    assert manifest.read_text() == newer
+
+
 def test_settings_that_make_no_sense(tmp_path: Path) -> None:
     for wrong, text in (
         ({"keep_last": -1}, "at least 0"),

@@ -143,6 +143,62 @@ def test_never_sets_the_checkpoints_aside(whole: tuple[Path, Outcome, Seen], tmp
     assert "checkpoints of an earlier run are now in" in capfd.readouterr().err
 
 
+def of_a_newer_format(checkpoint: Path) -> None:
+    manifest = checkpoint / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"version": 2', '"version": 99'))
+
+
+def without_a_file(checkpoint: Path) -> None:
+    next(checkpoint.glob("*.safetensors")).unlink()
+
+
+def misnamed(checkpoint: Path) -> None:
+    checkpoint.rename(checkpoint.with_name("best"))
+
+
+def dangling(checkpoint: Path) -> None:
+    shutil.rmtree(checkpoint)
+    checkpoint.symlink_to("elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (of_a_newer_format, "step-00000003: .*of version 99; this release reads"),
+        (without_a_file, r"step-00000003: .*safetensors is missing"),
+        (lambda checkpoint: (checkpoint / "manifest.json").unlink(), r"step-00000003: .*manifest\.json is missing"),
+        (misnamed, "best: its name is not step-NUMBER"),
+        (dangling, r"step-00000003: .*manifest\.json is missing"),
+    ],
+    ids=["newer format", "missing file", "no manifest", "misnamed", "dangling link"],
+)
+def test_a_run_whose_checkpoints_cannot_be_read_does_not_start_anew(
+    spoil: Callable[[Path], None], reason: str, whole: tuple[Path, Outcome, Seen], tmp_path: Path
+) -> None:
+    """The error lists each checkpoint; `--resume never` renames them, and nothing else touches them."""
+    folder, _, _ = whole
+    name = "step-00000003"
+    shutil.copytree(folder / "out" / "checkpoints" / name, tmp_path / "checkpoints" / name)
+    spoil(tmp_path / "checkpoints" / name)
+    before = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    config = loaded(folder / "run.yaml", tmp_path, "checkpoint.keep_last=1")
+    with pytest.raises(CheckpointError, match=rf"(?s)none of the checkpoints in .* can be read:.*{reason}.*--resume never"):
+        run(config)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == before
+    run(loaded(folder / "run.yaml", tmp_path, "training.steps=1", "optimizer.schedule.steps=9"), resume="never")
+    assert sorted(path.name for path in (tmp_path / "checkpoints-1").iterdir()) == before
+
+
+def test_a_header_over_the_limit_is_not_a_missing_checkpoint(
+    whole: tuple[Path, Outcome, Seen], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _, _ = whole
+    shutil.copytree(folder / "out" / "checkpoints" / "step-00000003", tmp_path / "checkpoints" / "step-00000003")
+    monkeypatch.setenv("JOBFLOW_MAX_HEADER", "100")
+    with pytest.raises(CheckpointError, match=r"(?s)step-00000003: .*JOBFLOW_MAX_HEADER.*--resume never"):
+        run(loaded(folder / "run.yaml", tmp_path))
+
+
 def test_another_model_data_seed_or_batch_is_refused(whole: tuple[Path, Outcome, Seen]) -> None:
     folder, _, _ = whole
     settings = ("seed=6", "data.batch_size=13", "model.layers.1.dropout.rate=0.5", "data.train.path=" + str(folder / "validation.npz"))
