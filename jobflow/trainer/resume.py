@@ -27,7 +27,7 @@ from jobflow.trainer.config import Loaded, TrainConfig
 T = TypeVar("T")
 
 #: the advice to a training that finds no checkpoint it can read
-NEVER = "read them with the jobflow version that saved them, or correct permissions and limits; --resume never starts a new run and renames the checkpoints"
+NEVER = "use the jobflow version that saved them, or correct permissions and limits; --resume never starts a new run and renames the checkpoints"
 PRECISION = "strategy.precision"
 #: what may not change, as keys of the configuration
 FIXED = ("seed", "model", "data.train", "data.batch_size", "data.shuffle", "data.drop_last", "optimizer.name")
