@@ -45,6 +45,8 @@ class RankFigures:
     #: prepared instructions that compute, and that communicate
     computing: int
     communicating: int
+    #: bytes of buffers that peers read
+    shared: int
 
     @property
     def sent(self) -> int:
@@ -104,7 +106,7 @@ def rank_figures(plan: Plan) -> RankFigures:
     common = sum(slot.type.nbytes for slot in plan.variables.values() if is_common(slot.buffer))
     computing = sum(isinstance(instruction, Compute) for instruction in plan.instructions)
     communicating = sum(isinstance(instruction, Collective | Transfer) for instruction in plan.instructions)
-    return RankFigures(plan.rank, footprint(plan), common, planned(plan), computing, communicating)
+    return RankFigures(plan.rank, footprint(plan), common, planned(plan), computing, communicating, plan.buffers.get("shared", 0))
 
 
 def operations_of(program: Physical) -> float:

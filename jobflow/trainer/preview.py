@@ -14,6 +14,7 @@ from jobflow.core.errors import counted
 from jobflow.core.tables import TextTable
 from jobflow.data.samples import Samples
 from jobflow.plan.footprint import CATEGORIES
+from jobflow.runtime.comm import shared_memory
 from jobflow.runtime.world.environment import usable_cores
 from jobflow.trainer.figures import Figures, figures_in, host_memory
 from jobflow.trainer.jobs import Jobs, prepared
@@ -194,6 +195,13 @@ def warnings_of(figures: Figures, schedule: Schedule, strategy: Any) -> Iterator
     memory, whole = host_memory(), sum(f.memory.total - f.common for f in figures.ranks) + max((f.common for f in figures.ranks), default=0)
     if whole > FULL * memory:
         yield f"the ranks allocate {size_text(whole)} together; this machine has {size_text(memory)}"
+    yield from _shared_memory_warnings(figures)
+
+
+def _shared_memory_warnings(figures: Figures) -> Iterator[str]:
+    shared = sum(f.shared for f in figures.ranks) + max((f.common for f in figures.ranks), default=0)
+    if len(figures.ranks) > 1 and shared > shared_memory.free():
+        yield f"the ranks share {size_text(shared)}, more than there is free; {shared_memory.shortage()}. They exchange tensors by messages instead"
 
 
 def _batch_warnings(schedule: Schedule, strategy: Any, ranks: int) -> Iterator[str]:

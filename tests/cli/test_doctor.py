@@ -213,6 +213,12 @@ class TestMachine:
         found = only(list(machine.shared_memory()))
         assert found.status == status and (status == OK or "--shm-size" in found.fix)
 
+    def test_a_limit_of_shared_memory_is_a_note(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(os, "statvfs", lambda path: Disk(1, 8 << 30, 8 << 30))
+        monkeypatch.setenv("JOBFLOW_SHARED_MIB", "64")
+        found = only(list(machine.shared_memory()))
+        assert found.status == NOTE and "of which JOBFLOW_SHARED_MIB allows 0.06 GiB" in found.text
+
     def test_a_container_with_less_time_than_cores(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "cpu.max").write_text("50000 100000\n")
         monkeypatch.setattr(machine, "CONTROL_GROUPS", tmp_path)

@@ -14,6 +14,7 @@ import psutil
 from jobflow.cli.health.child import ask, probe
 from jobflow.cli.health.finding import GIB, NOTE, OK, PROBLEM, Finding, judged
 from jobflow.core.version import __version__
+from jobflow.runtime.comm import shared_memory as shm
 from jobflow.runtime.world.environment import usable_cores
 
 #: bytes: below the first, MPI itself may crash; below the second, ranks may have to exchange tensors by messages
@@ -94,20 +95,22 @@ def available() -> int:
 
 def shared_memory() -> Iterator[Finding]:
     """Where the ranks of a node exchange tensors."""
-    try:
-        found = os.statvfs("/dev/shm")
-    except OSError:
+    if not os.path.isdir(shm.FOLDER):
         yield Finding("/dev/shm", NOTE, "there is none; what ranks share is put elsewhere")
         return
-    size, free = (blocks * found.f_frsize for blocks in (found.f_blocks, found.f_bavail))
+    size, free = shm.size(), shm.available()
+    usable = min(free, shm.limit())
+    limited = f", of which {shm.LIMIT} allows {usable / GIB:.2f} GiB" if usable < free else ""
     fix, command = "remove what killed programs left there", "ls -la /dev/shm"
     if size < 2 * SHARED_ENOUGH:
         fix, command = "make it larger, as root; for a container: docker run --shm-size=8g", "mount -o remount,size=8g /dev/shm"
+    if limited:
+        fix, command = "set a larger limit, or none", f"unset {shm.LIMIT}"
     yield judged(
         "/dev/shm",
-        f"{free / GIB:.2f} GiB free of {size / GIB:.2f}",
+        f"{free / GIB:.2f} GiB free of {size / GIB:.2f}{limited}",
         (free < SHARED_LEAST, PROBLEM, ": MPI may not start", fix, command),
-        (free < SHARED_ENOUGH, NOTE, ": ranks with larger models exchange tensors by messages, which is slower", fix, command),
+        (usable < SHARED_ENOUGH, NOTE, ": ranks with larger models exchange tensors by messages, which is slower", fix, command),
     )
 
 

@@ -24,6 +24,7 @@ from jobflow.core.layout import Reduction
 from jobflow.core.notices import notice
 from jobflow.core.types import Array
 from jobflow.ops.op import Call
+from jobflow.runtime.comm import shared_memory
 from jobflow.runtime.comm.communicator import Communicator, Waited
 from jobflow.runtime.comm.flags import ORDERED, Accord, Ballot, FlagBarrier, FlagLine
 from jobflow.runtime.comm.post import LEAVING, Control, Post
@@ -163,8 +164,7 @@ class MpiCommunicator(Recorder):
         self._opened(f"the first allocation of {self._named}")
         array = None if self._windows is None else self._windows.allocate(nbytes)
         if array is None and self._windows is not None:
-            wanted = f"{nbytes / 2**20:.1f} MiB for rank {self._me}"
-            notice(f"too little shared memory in /dev/shm ({wanted} and the like for its peers): ranks exchange tensors by MPI messages instead")
+            self._report_shortage()
         return aligned_zeros(nbytes) if array is None else array
 
     def allocate_common(self, nbytes: int) -> Array | None:
@@ -172,10 +172,17 @@ class MpiCommunicator(Recorder):
         if self._windows is None or len(self._near) < self.size or platform.machine() not in ORDERED:
             return None
         mine = self._windows.allocate(nbytes if self.rank == 0 else 0)
+        if mine is None:
+            self._report_shortage()
         place: MemoryRange | None = self.exchange(None if mine is None or self.rank else self._windows.locate(mine))[0]
         if place is None:
             return None
         return mine if self.rank == 0 else self.look(self.members[0], place)
+
+    def _report_shortage(self) -> None:
+        """Print one notice on each node."""
+        if self._near[0] == self._me:
+            notice(f"{shared_memory.shortage()}. Ranks exchange some tensors by MPI messages instead, which is slower")
 
     def locate(self, array: Array) -> MemoryRange | None:
         return None if self._windows is None else self._windows.locate(array)
@@ -240,7 +247,7 @@ class MpiCommunicator(Recorder):
 
     def _by_windows(self, group: Group, operations: Sequence[Sequence[Letter]]) -> bool:
         """The same answer on all ranks of the group, which know the same letters and gates."""
-        readable = all(letter.source is not None or letter.nbytes == 0 for letters in operations for letter in letters)
+        readable = all(letter.readable for letters in operations for letter in letters)
         return readable and self._operations.can_meet(group)
 
     def _complete(self, record: Record, letters: Sequence[Letter]) -> None:

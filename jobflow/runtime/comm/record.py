@@ -67,6 +67,16 @@ class Letter(NamedTuple):
     in_place: bool
 
     @property
+    def readable(self) -> bool:
+        """True if peers can read all that the operation needs: the source, and the piece of the result that a large all_reduce exchanges.
+
+        A source that is an allocation of its own can be in shared memory while the staging of the result found none.
+        """
+        if self.nbytes == 0 or self.twin is not None:
+            return True
+        return self.source is not None and (self.kind != "all_reduce" or self.result is not None)
+
+    @property
     def agreed(self) -> tuple[Any, ...]:
         """What must be the same on all ranks of the operation."""
         return self.kind, self.dtype, self.reduce, () if self.kind == "all_to_all" else self.counts

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import gc
-import os
-import sys
 import weakref
 from collections.abc import Sequence
 from functools import partial
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.types import Array
+from jobflow.runtime.comm import shared_memory
 from jobflow.runtime.comm.post import Control
 from jobflow.runtime.comm.record import MemoryRange, Regions, address
 from jobflow.runtime.comm.waits import Need, WayCount
@@ -22,8 +23,10 @@ from jobflow.runtime.device.numpy_device import ALIGNMENT, aligned_zeros
 WINDOW = 1 << 20
 SMALL_WINDOW = 1 << 16
 PAGE = 4096
-#: bytes of /dev/shm that are left to others
-SPARE = 1 << 20
+#: bytes that a window may have beyond the request, for later requests
+MOST_AHEAD = 64 << 20
+#: of madvise on Linux: write to all pages, and fail instead of a SIGBUS where there are too few
+_POPULATE_WRITE = 23
 
 
 class SharedWindow:
@@ -67,6 +70,8 @@ class Windows:
         self._free: list[tuple[int, int, int]] = []
         self._returned: list[tuple[int, int, int]] = []
         self._total = 0
+        #: bytes of each window, of all ranks
+        self._needed: list[int] = []
         self._first = first
 
     def agree(self, value: int, operation: Any) -> int:
@@ -106,25 +111,36 @@ class Windows:
         return array
 
     def _open(self, wanted: int, largest: int) -> bool:
-        """A new window; a generous one if there is room."""
-        generous = max(largest, self._total, self._first)
+        """Open a window, larger than the request if there is room."""
+        generous = max(largest, min(self._total, MOST_AHEAD), self._first)
         for size in (generous, wanted):
             size = -(-size // PAGE) * PAGE
             needed = self.agree(size, self._mpi.SUM)
-            if self.agree(_free_shared_memory(), self._mpi.MIN) >= needed + SPARE:
-                self._create(size)
+            if self.agree(shared_memory.free(_reserved[0]), self._mpi.MIN) >= needed and self._create(size):
+                self._needed.append(needed)
+                _reserved[0] += needed
                 return True
         return False
 
-    def _create(self, size: int) -> None:
+    def _create(self, size: int) -> bool:
+        """Open a window and reserve its pages; False on all ranks if the system has too few.
+
+        Pages without a reservation count as free until a rank writes to them, and SIGBUS ends a rank that finds none.
+        """
         window = self._mpi.Win.Allocate_shared(size + ALIGNMENT, 1, comm=self._node)
         window.Lock_all(self._mpi.MODE_NOCHECK)
         bases = [np.frombuffer(window.Shared_query(i)[0], np.uint8) for i in range(len(self._members))]
-        # pages are mapped whole, so that all processes skip the same number of bytes
-        parts = {rank: base[-address(base) % ALIGNMENT :][:size] for rank, base in zip(self._members, bases, strict=True)}
+        # pages are mapped whole, so that all processes skip the same number of bytes; sizes differ by rank
+        parts = {rank: base[-address(base) % ALIGNMENT :] for rank, base in zip(self._members, bases, strict=True)}
+        reserved = populate(parts[self._control.rank])
+        if not self.agree(int(reserved), self._mpi.MIN):
+            del bases, parts
+            _free_window(window)
+            return False
         self._free.append((len(self._windows), 0, size))
         self._windows.append(SharedWindow(window, parts))
         self._total += size
+        return True
 
     def locate(self, array: Array) -> MemoryRange | None:
         return self._regions.locate(array)
@@ -143,14 +159,14 @@ class Windows:
         self._regions.clear()
         self._free.clear()
         while self._windows:
-            window = self._windows.pop()
+            window, needed = self._windows.pop(), self._needed.pop()
             if self.agree(int(window.is_lent), self._mpi.MAX):
                 _kept.append(window)
             else:
                 memory = window.memory
                 del window
-                memory.Unlock_all()
-                memory.Free()
+                _free_window(memory)
+                _reserved[0] -= needed
 
 
 def _merged(stretches: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
@@ -166,12 +182,22 @@ def _merged(stretches: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]
 
 #: windows that cannot be freed, since some of their memory is still lent
 _kept: list[SharedWindow] = []
+#: bytes of all windows of this process and its peers
+_reserved = [0]
 
 
-def _free_shared_memory() -> int:
-    """Bytes; where there is no /dev/shm, MPI puts windows elsewhere and nothing is known."""
-    try:
-        found = os.statvfs("/dev/shm")
-    except OSError:
-        return sys.maxsize
-    return found.f_bavail * found.f_frsize
+def _free_window(window: Any) -> None:
+    window.Unlock_all()
+    window.Free()
+
+
+def populate(memory: Array) -> bool:
+    """Reserve the pages of shared memory that nothing has written to; False if the system has too few."""
+    start = address(memory) // PAGE * PAGE
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(address(memory) + memory.nbytes - start), _POPULATE_WRITE) == 0:
+        return True
+    if ctypes.get_errno() in (errno.EINVAL, errno.ENOSYS):  # Linux before 5.14 reserves a page when it is written to
+        memory[::PAGE] = 0
+        return True
+    return False

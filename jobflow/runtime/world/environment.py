@@ -211,8 +211,17 @@ def node_size_from_launcher() -> int | None:
         return 1
     if found.launcher == "srun" and (nodes := _first(("SLURM_STEP_NUM_NODES",))) is not None:
         return nodes
-    here = _first((LOCAL_SIZE,) if found.supervised else _NEIGHBOURS) if not found.master or found.supervised else None
+    here = _neighbours(found)
     return None if not here else -(-found.size // here)
+
+
+def _neighbours(found: Launch) -> int | None:
+    return _first((LOCAL_SIZE,) if found.supervised else _NEIGHBOURS) if not found.master or found.supervised else None
+
+
+def ranks_here(found: Launch) -> int:
+    """Return the number of ranks on this machine as far as variables state it: 1 otherwise."""
+    return _neighbours(found) or 1
 
 
 def _first(names: Sequence[str]) -> int | None:

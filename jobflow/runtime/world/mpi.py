@@ -22,6 +22,7 @@ import jobflow.core.scope as scope
 from jobflow.core.errors import JobError, user_line
 from jobflow.kernels import blas_threads as blas
 from jobflow.kernels.machine_class import agree, own_class
+from jobflow.runtime.comm import shared_memory
 from jobflow.runtime.comm.mpi_communicator import MpiCommunicator, Site
 from jobflow.runtime.comm.nccl_communicator import device_communicator
 from jobflow.runtime.comm.post import LEAVING, Control, Post, write
@@ -127,6 +128,7 @@ class Station:
 
 
 def _import_mpi(started: Launch) -> Any:
+    shared_memory.prepare_mpi(variables.ranks_here(started))
     try:
         if started.master:
             return rendezvous.start_mpi(rendezvous.member())

@@ -15,7 +15,7 @@ import numpy as np
 
 from jobflow.core.layout import SUM
 from jobflow.kernels import machine_class
-from jobflow.runtime.comm import post
+from jobflow.runtime.comm import post, shared_memory
 from jobflow.runtime.comm import shared_windows as windows
 from jobflow.runtime.comm.communicator import Communicator
 from jobflow.runtime.world import launched as launch
@@ -308,7 +308,7 @@ def stall_in_messages() -> None:
 
 
 def little_memory() -> None:
-    windows._free_shared_memory = lambda: 0
+    os.environ[shared_memory.LIMIT] = "0"
     w = world()
     for law in (contract.all_gather, contract.all_to_all, contract.transfer):
         w.call(law, [(5000, "float32", "shared")] * w.size)

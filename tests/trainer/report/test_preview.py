@@ -157,6 +157,13 @@ def test_machines_and_ranks_that_serve_badly_are_told(tmp_path: Path, monkeypatc
     assert len(found) == 3 and "rank 1 compute nothing" in found[0] and "2 ranks for 1 cores" in found[1] and "this machine has 1000 B" in found[2]
 
 
+def test_too_little_shared_memory_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preview, "usable_cores", lambda: range(64))
+    monkeypatch.setenv("JOBFLOW_SHARED_MIB", "0.01")
+    (found,) = warnings_of(small(tmp_path).figures, SCHEDULE, changed())
+    assert "too little shared memory: /dev/shm has" in found and "JOBFLOW_SHARED_MIB allows 0.01 MiB" in found
+
+
 def small(folder: Path) -> Preview:
     if not _SMALL:
         _SMALL.append(preview.preview(loaded(folder)))
