@@ -71,5 +71,5 @@ def prepare_mpi(ranks: int) -> None:
 
 def shortage() -> str:
     """Describe too little shared memory."""
-    limited = f", of which {LIMIT} allows {limit() / 2**20:g} MiB" if limit() < sys.maxsize else ""
+    limited = f", of which {LIMIT} allows {limit() / 2**20:.3g} MiB" if limit() < sys.maxsize else ""
     return f"too little shared memory: {FOLDER} has {size() / 2**20:.0f} MiB{limited}; {ADVICE}"
