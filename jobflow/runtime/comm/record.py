@@ -59,7 +59,7 @@ class Letter(NamedTuple):
     nbytes: int
     #: where peers read this rank's source; None if nothing is to be read, or no memory is shared
     source: MemoryRange | None
-    #: the other half of a source that is copied there first, so that two steps may overlap
+    #: the second buffer for a small source, which this rank's operations of the group use in turn with `source`
     twin: MemoryRange | None
     #: where peers read this rank's piece of the result of a large all_reduce
     result: MemoryRange | None
@@ -103,33 +103,41 @@ class Tally:
         return self.kind, Traffic(self.runs, self.runs * self.nbytes)
 
 
-class Operation:
-    """The calls of one operation; with twin buffers, those of odd and even steps alternate."""
+class Turns:
+    """Which of two staging buffers the next operation of a group uses; all operations of the group that were sealed together share it."""
 
-    __slots__ = ("__weakref__", "_even", "_kept", "_later", "_now", "tally")
+    __slots__ = ("odd",)
+
+    def __init__(self) -> None:
+        self.odd = False
+
+
+class Operation:
+    """The calls of one operation, for each of the two staging buffers of its group."""
+
+    __slots__ = ("__weakref__", "_even", "_kept", "_odd", "_turns", "tally")
 
     def __init__(self) -> None:
         self.tally = Tally()
         self._kept: tuple[Array, ...] = ()
         self.fill([(_unsealed, ())])
 
-    def fill(self, even: list[Call], odd: list[Call] | None = None) -> None:
-        self._even = self._now = even
-        self._later = even if odd is None else odd
+    def fill(self, even: list[Call], odd: list[Call] | None = None, turns: Turns | None = None) -> None:
+        self._even, self._odd = even, even if odd is None else odd
+        self._turns = Turns() if turns is None else turns
 
     def keep(self, *arrays: Array) -> None:
         """Memory that peers read lasts as long as the operation, whether or not its own calls use it."""
         self._kept += arrays
 
     def rewind(self) -> None:
-        """Begin with an even step again."""
-        if self._now is not self._even:
-            self._now, self._later = self._later, self._now
+        """Begin with the first buffer again."""
+        self._turns.odd = False
 
     def run(self) -> None:
-        calls = self._now
-        self._now = self._later
-        self._later = calls
+        turns = self._turns
+        calls = self._odd if turns.odd else self._even
+        turns.odd = not turns.odd
         self.tally.runs += 1
         for function, arguments in calls:
             function(*arguments)

@@ -3,8 +3,9 @@
 Every operation is `meet, read what the peers have, meet again`: the first meeting says that all sources are ready, the second
 that all have been read and may be overwritten.
 
-* A small source is copied into one of two buffers first (twins, used in turn).  The meeting of the next step then proves that
-  everybody has left this one, so a second meeting is not needed: half the waiting.  So is a source that peers cannot read.
+* A small source is copied first into one of two buffers, which the operations of a group use in turn.  A rank that arrives at the meeting of
+  the next operation has finished reading in this one.  So the buffer is free again after that meeting, and a second meeting is not needed.
+* A larger source that peers cannot read is copied to memory that all such operations share, because a second meeting ends each of them.
 * all_reduce: each rank combines all sources into its own target.  Large ones, and those in place, go in two halves: each rank
   combines its piece of the sources, all meet, and each copies the others' pieces.
 * A transfer takes no meeting.  The sender counts what it has posted, the receiver what it has taken, each in a place of its own
@@ -15,6 +16,7 @@ that all have been read and may be overwritten.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import accumulate
@@ -26,7 +28,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.layout import cut
 from jobflow.core.types import Array
 from jobflow.ops.op import Call
-from jobflow.runtime.comm.record import Group, Letter, MemoryRange, Record, address
+from jobflow.runtime.comm.record import Group, Letter, MemoryRange, Record, Turns, address
 from jobflow.runtime.comm.solo_communicator import copying
 
 #: bytes; up to here a copy costs less than a meeting
@@ -76,6 +78,18 @@ class Memory(Protocol):
 
 
 @dataclass(frozen=True)
+class StagingNeed:
+    """Bytes that an operation stages: a small source in the buffers of its group, a source or a result that peers cannot read where it lies.
+
+    A transfer has a buffer to itself, from its post to the next post.
+    """
+
+    small: int = 0
+    source: int = 0
+    result: int = 0
+
+
+@dataclass(frozen=True)
 class Seat:
     """Offsets in the staging memory of one seal; None where the array itself can be read, or there is nothing to read."""
 
@@ -85,15 +99,38 @@ class Seat:
 
 
 class Staging:
-    """Adds up what a series of records needs."""
+    """The staging memory of a series of records: two buffers for each group, one for each transfer, and one that all else shares."""
 
-    def __init__(self) -> None:
+    def __init__(self, records: Sequence[Record], needs: Sequence[StagingNeed]) -> None:
         self.size = 0
+        small: dict[tuple[int, ...], int] = {}
+        for record, need in zip(records, needs, strict=True):
+            group = tuple(sorted(record.ranks))
+            small[group] = max(small.get(group, 0), need.small)
+        pairs = {group: (self._take(nbytes), self._take(nbytes)) for group, nbytes in small.items()}
+        transfers = [self._take(need.source) if record.kind == "transfer" else 0 for record, need in zip(records, needs, strict=True)]
+        shared = self.size
+        self.seats = [
+            self._seat(need, pairs[tuple(sorted(record.ranks))], own if record.kind == "transfer" else shared)
+            for record, need, own in zip(records, needs, transfers, strict=True)
+        ]
+        collectives = [need for record, need in zip(records, needs, strict=True) if record.kind != "transfer"]
+        self._take(max((_lines(need.source) + need.result for need in collectives), default=0))
 
-    def take(self, nbytes: int) -> int:
+    def _take(self, nbytes: int) -> int:
         offset = self.size
-        self.size += -(-nbytes // LINE) * LINE
+        self.size += _lines(nbytes)
         return offset
+
+    def _seat(self, need: StagingNeed, pair: tuple[int, int], start: int) -> Seat:
+        if need.small:
+            return Seat(*pair)
+        return Seat(start if need.source else None, None, start + _lines(need.source) if need.result else None)
+
+
+def _lines(nbytes: int) -> int:
+    """The bytes of whole cache lines that hold `nbytes`."""
+    return -(-nbytes // LINE) * LINE
 
 
 class SharedOperations:
@@ -106,14 +143,15 @@ class SharedOperations:
         self._channels: dict[tuple[int, ...], Channel] = {}
         self._known: set[Group] = set()
         self._staging: Array = None
+        #: by group, of the operations of one seal
+        self._turns: dict[tuple[int, ...], Turns] = {}
 
     def write(self, records: Sequence[Record]) -> list[Letter]:
         """Collective over the node: sources that must be copied get memory here."""
-        staging = Staging()
-        seats = [self._seat(record, staging) for record in records]
-        self._staging = self._memory.allocate(staging.size)
+        staging = Staging(records, [self._need(record) for record in records])
+        self._staging, self._turns = self._memory.allocate(staging.size), defaultdict(Turns)
         base = self._memory.locate(self._staging)
-        return [self._letter(record, seat, base) for record, seat in zip(records, seats, strict=True)]
+        return [self._letter(record, seat, base) for record, seat in zip(records, staging.seats, strict=True)]
 
     def prepare(self, groups: Iterable[Group]) -> None:
         """Make the gates and channels that are still missing; collective over the world."""
@@ -139,20 +177,21 @@ class SharedOperations:
         if record.kind == "transfer":
             self._transfer(record, letters)
             return
-        alternate = all(letter.twin is not None or letter.nbytes == 0 for letter in letters)
-        series = [self._series(record, letters, odd, not alternate) for odd in (False, True)[: 1 + alternate]]
-        record.operation.fill(*series)
+        depart = any(letter.twin is None and letter.nbytes > 0 for letter in letters)
+        even = self._series(record, letters, False, depart)
+        odd = self._series(record, letters, True, depart) if any(letter.twin is not None for letter in letters) else even
+        record.operation.fill(even, odd, self._turns[tuple(sorted(record.ranks))])
 
-    def _seat(self, record: Record, staging: Staging) -> Seat:
+    def _need(self, record: Record) -> StagingNeed:
         nbytes = record.source.nbytes
         if nbytes == 0 or len(record.ranks) == 1:
-            return Seat()
+            return StagingNeed()
         if nbytes <= SMALL and record.kind != "transfer":
-            return Seat(staging.take(nbytes), staging.take(nbytes))
+            return StagingNeed(small=nbytes)
         own_piece = self._own_piece(record) if record.kind == "all_reduce" else None
-        piece = None if own_piece is None or self._memory.locate(record.target) else staging.take(own_piece.nbytes)
+        piece = 0 if own_piece is None or self._memory.locate(record.target) else own_piece.nbytes
         direct = self._memory.locate(record.source) is not None and not self._disturbs(record)
-        return Seat(None if direct else staging.take(nbytes), None, piece)
+        return StagingNeed(source=0 if direct else nbytes, result=piece)
 
     def _own_piece(self, record: Record) -> Array:
         start, stop = cut(record.target.size, len(record.ranks))[record.ranks.index(self._rank)]
@@ -189,7 +228,7 @@ class SharedOperations:
 
     def _series(self, record: Record, letters: Sequence[Letter], odd: bool, depart: bool) -> list[Call]:
         meet: Call = (self._gates[tuple(sorted(record.ranks))], (record.label,))
-        places = [letter.twin if odd else letter.source for letter in letters]
+        places = [letter.twin if odd and letter.twin is not None else letter.source for letter in letters]
         sources = [self._array(rank, place, record) for rank, place in zip(record.ranks, places, strict=True)]
         me = record.ranks.index(self._rank)
         stage = copying(record.source, sources[me]) if record.source.size else []
