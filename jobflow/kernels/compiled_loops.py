@@ -37,7 +37,7 @@ class CompiledLoop:
     def bind(self, op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         found, seen = expression_of(op, inputs), seen_in_space(op, inputs, outputs)
         assert found is not None and seen is not None
-        return llvm.bind(found, *seen)
+        return llvm.bind(found, *seen, device.scratch)
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class CompiledLoopOnCopies:
         found, space = expression_of(op, inputs), op.index_space(*map(type_of, inputs))
         assert found is not None and space is not None
         copies = operand_copies(space, inputs, outputs, _dense, device.scratch)
-        return [*copies.before, *llvm.bind(found, copies.seen[: len(inputs)], copies.seen[len(inputs) :]), *copies.after]
+        return [*copies.before, *llvm.bind(found, copies.seen[: len(inputs)], copies.seen[len(inputs) :], device.scratch), *copies.after]
 
 
 def _dense(view: Array) -> bool:

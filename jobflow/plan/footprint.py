@@ -1,8 +1,11 @@
-"""The memory of a rank by use, and its peak; exact, before anything runs.
+"""The memory of a rank by use, and its peak, before anything runs.
 
 A byte of the arena is in use from the instruction that writes it to the last that reads what was written.  It counts for what
 wrote it: the forward pass (activations), the backward pass (gradients), the update (temporaries), or a communication (what it
 received).  Variables are always there.
+
+`footprint` knows the plan alone.  `engine.allocation` adds what binding the plan allocates beside its buffers: staging buffers of collectives and
+scratch of kernels.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from jobflow.core.tables import TextTable
 from jobflow.plan.plan import Collective, Compute, Instruction, Plan, Slot, Transfer, Wait
 
 #: What memory is used for, in the order of the table.
-CATEGORIES = ("variables", "optimizer state", "activations", "gradients", "communication", "update")
+CATEGORIES = ("variables", "optimizer state", "activations", "gradients", "communication", "update", "staging", "scratch")
 _OF_PHASE = {"forward": "activations", "backward": "gradients", "update": "update"}
 
 

@@ -19,6 +19,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, JobError, SourceLine, counted, did_you_mean
 from jobflow.core.imports import ImportFailedError, module_named
 from jobflow.core.tables import TextTable
+from jobflow.engine.allocation import memory_of
 from jobflow.engine.binding import Loaded, StorageChoice
 from jobflow.engine.job import Job, job_of, returned_values
 from jobflow.engine.session import current_session
@@ -26,7 +27,7 @@ from jobflow.graph.graph_text import graph_text, physical_text, sharded_text
 from jobflow.graph.ir import Graph, Node, Physical, Sharded, Value
 from jobflow.graph.rewrite import consumers
 from jobflow.kernels.target import fallback
-from jobflow.plan.footprint import footprint, footprint_text
+from jobflow.plan.footprint import footprint_text
 from jobflow.plan.plan import Plan
 from jobflow.plan.plan_text import plan_text
 from jobflow.plan.traffic import planned
@@ -96,7 +97,7 @@ class Explained:
 
     def memory(self) -> str:
         """What the memory of every rank is used for."""
-        return footprint_text({rank: footprint(self.plan(rank)) for rank in range(self.devices)})
+        return footprint_text({rank: memory_of(self._loaded(True), rank, self.devices) for rank in range(self.devices)})
 
     def kernels(self, rank: int) -> str:
         """Who computes each instruction of a rank, why nobody better does, and what stays out of regions, and why."""

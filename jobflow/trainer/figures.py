@@ -15,13 +15,14 @@ from jobflow.compiler.layouts.box import Reroute
 from jobflow.core.dataclass import dataclass
 from jobflow.core.layout import Local
 from jobflow.core.version import __version__
+from jobflow.engine.allocation import memory_of
 from jobflow.engine.binding import Loaded, StorageChoice
 from jobflow.engine.session import Session
 from jobflow.graph.ir import Physical
 from jobflow.kernels import blas_threads
 from jobflow.kernels.target import CPU, Target
-from jobflow.plan.footprint import Footprint, footprint
-from jobflow.plan.plan import Collective, Compute, Plan, Transfer
+from jobflow.plan.footprint import Footprint
+from jobflow.plan.plan import Collective, Compute, Transfer
 from jobflow.plan.storage import is_common
 from jobflow.plan.traffic import Traffic, planned
 from jobflow.runtime.world.environment import usable_cores
@@ -94,19 +95,24 @@ def figures_of(
     """
     graph = programs[0].graph
     storage = StorageChoice(share=share, io_buffers=io_buffers)
-    plans = [Loaded(program, storage, target).plan(rank, len(programs)) for rank, program in enumerate(programs[:most])]
+    ranks = [rank_figures(Loaded(program, storage, target), rank, len(programs)) for rank, program in enumerate(programs[:most])]
     trained = sum(v.type.size for v in graph.variables.values() if v.trainable)
     nbytes = sum(v.type.nbytes for v in graph.variables.values())
     changes = tuple(row for row in boxing_rows(programs[0]) if row.nbytes > QUIET)
     operations = operations_of(programs[0])
-    return Figures(tuple(map(rank_figures, plans)), trained, len(graph.variables), nbytes, operations, changes)
+    return Figures(tuple(ranks), trained, len(graph.variables), nbytes, operations, changes)
 
 
-def rank_figures(plan: Plan) -> RankFigures:
+def rank_figures(loaded: Loaded, rank: int, ranks: int) -> RankFigures:
+    plan = loaded.plan(rank, ranks)
     common = sum(slot.type.nbytes for slot in plan.variables.values() if is_common(slot.buffer))
     computing = sum(isinstance(instruction, Compute) for instruction in plan.instructions)
     communicating = sum(isinstance(instruction, Collective | Transfer) for instruction in plan.instructions)
+<<<<<<< HEAD
     return RankFigures(plan.rank, footprint(plan), common, planned(plan), computing, communicating, plan.buffers.get("shared", 0))
+=======
+    return RankFigures(plan.rank, memory_of(loaded, rank, ranks), common, planned(plan), computing, communicating)
+>>>>>>> 725c4a5e (Plan the staging and scratch memory that ranks allocate)
 
 
 def operations_of(program: Physical) -> float:

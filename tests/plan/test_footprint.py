@@ -52,7 +52,16 @@ def test_each_byte_counts_for_the_phase_that_wrote_it() -> None:
     weights = {"w": slot(0, 8, "state/0:parameter"), "w-m": slot(0, 8, "state/1:m")}
     body = [add("forward", x, x, y), add("backward", x, y, z, "backward"), add("end", x, y, x), add("last", z, x, x)]
     at_peak = footprint(plan(*body, fetch=x, variables=weights)).at_peak
-    assert at_peak == {"variables": 32, "optimizer state": 32, "activations": 128, "gradients": 128, "communication": 0, "update": 0}
+    assert at_peak == {
+        "variables": 32,
+        "optimizer state": 32,
+        "activations": 128,
+        "gradients": 128,
+        "communication": 0,
+        "update": 0,
+        "staging": 0,
+        "scratch": 0,
+    }
 
 
 def test_what_is_received_counts_for_communication() -> None:

@@ -2,7 +2,7 @@
 
     refuses(outputs, inputs, targets)   why there is no loop for these arrays, or None
     cheap(outputs)                      is there so little to compute that copies cost more
-    bind(outputs, inputs, targets)      calls (function, (arguments,)) that compute them
+    bind(outputs, inputs, targets, scratch)      calls (function, (arguments,)) that compute them
     compile_loop(outputs, form)         the loop itself: its function and what that needs
 
 Needs llvmlite, the extra `jit`; nothing is imported before one of these is called.

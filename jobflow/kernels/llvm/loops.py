@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -135,27 +135,36 @@ def _gathered_rows(known: Facts, outputs: Sequence[Expression], inputs: Sequence
     return "rows whose elements are far apart in memory" if apart else ""
 
 
-def bind(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> list[Call]:
-    """The calls that compute the outputs from these arrays into those; `refuses` says whether there are such.
+def temporary(shape: tuple[int, ...], dtype: DType) -> Array:
+    """Memory for calls that run once."""
+    return np.empty(shape, dtype.numpy)
 
-    One call at a time: it has rows of scratch memory of its own.
+
+def bind(
+    outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array], scratch: Callable[[tuple[int, ...], DType], Array] = temporary
+) -> list[Call]:
+    """Return the calls that compute the outputs from these arrays into those; `refuses` says whether there are such.
+
+    The calls share rows of memory from `scratch`, so only one of them may run at a time.
     """
     if any(target.size == 0 for target in targets):
         return []
     turned = columns_as_rows(outputs, inputs, targets) or Turned(tuple(outputs), tuple(inputs), tuple(targets))
-    return _calls(turned.outputs, turned.inputs, turned.targets)
+    return _calls(turned.outputs, turned.inputs, turned.targets, scratch)
 
 
-def _calls(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> list[Call]:
+def _calls(
+    outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array], scratch: Callable[[tuple[int, ...], DType], Array]
+) -> list[Call]:
     known = facts(tuple(outputs))
     shape = loop_shape(known, inputs, targets)
     outputs, positions = with_positions(outputs, len(inputs), shape)
     known, inputs = facts(tuple(outputs)), [*inputs, *positions]
     space = loop_space(known, inputs, targets, shape)
     loop = compile_loop(outputs, loop_form(known, space, inputs, outputs, len(positions)), space.sizes[-1] <= LONGEST)
-    scratch = [np.empty(space.sizes[-1], dtype.numpy) for dtype in loop.scratch]
+    rows = [scratch((space.sizes[-1],), dtype) for dtype in loop.scratch]
     tiles = [(0, space)] if known.rows or any(target.shape != shape for target in targets) else space.tiles()
-    return [(loop.function, (_arguments(loop.form, tile, [*inputs, *targets], scratch, first),)) for first, tile in tiles]
+    return [(loop.function, (_arguments(loop.form, tile, [*inputs, *targets], rows, first),)) for first, tile in tiles]
 
 
 def _arguments(form: LoopForm, space: Space, operands: Sequence[Array], scratch: Sequence[Array], first: int) -> Any:

@@ -22,4 +22,4 @@ def _refused(op: Flip, inputs: Sequence[Array], outputs: Sequence[Array]) -> str
 
 @implements(Flip, tier="llvm", rank=10, refuses=_refused)
 def copy_backwards_in_a_loop(op: Flip, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    return llvm.bind((f.element(0, dtype_of(outputs[0].dtype)),), [op.turned(inputs[0])], outputs)
+    return llvm.bind((f.element(0, dtype_of(outputs[0].dtype)),), [op.turned(inputs[0])], outputs, device.scratch)

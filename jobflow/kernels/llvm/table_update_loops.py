@@ -32,4 +32,4 @@ def _refuses(op: RowUpdate, inputs: Sequence[Array], outputs: Sequence[Array]) -
 def rows_that_were_read_and_a_loop_over_all(op: RowUpdate, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     found = _pass_over_all(op, inputs)
     assert found is not None
-    return row_calls(op, device, inputs, outputs, lambda numbers: llvm.bind(found, [*outputs, *numbers], outputs))
+    return row_calls(op, device, inputs, outputs, lambda numbers: llvm.bind(found, [*outputs, *numbers], outputs, device.scratch))

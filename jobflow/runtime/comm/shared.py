@@ -99,7 +99,10 @@ class Seat:
 
 
 class Staging:
-    """The staging memory of a series of records: two buffers for each group, one for each transfer, and one that all else shares."""
+    """The staging memory of a series of records: two buffers for each group, one for each transfer, and one that all else shares.
+
+    `spare` is the offset of a block for partial sums, which reductions among more than two ranks share.
+    """
 
     def __init__(self, records: Sequence[Record], needs: Sequence[StagingNeed]) -> None:
         self.size = 0
@@ -116,6 +119,7 @@ class Staging:
         ]
         collectives = [need for record, need in zip(records, needs, strict=True) if record.kind != "transfer"]
         self._take(max((_lines(need.source) + need.result for need in collectives), default=0))
+        self.spare = self._take(BLOCK if any(record.reduce is not None and len(record.ranks) > 2 for record in records) else 0)
 
     def _take(self, nbytes: int) -> int:
         offset = self.size
@@ -143,6 +147,7 @@ class SharedOperations:
         self._channels: dict[tuple[int, ...], Channel] = {}
         self._known: set[Group] = set()
         self._staging: Array = None
+        self._spare: Array = None
         #: by group, of the operations of one seal
         self._turns: dict[tuple[int, ...], Turns] = {}
 
@@ -150,6 +155,7 @@ class SharedOperations:
         """Collective over the node: sources that must be copied get memory here."""
         staging = Staging(records, [self._need(record) for record in records])
         self._staging, self._turns = self._memory.allocate(staging.size), defaultdict(Turns)
+        self._spare = self._staging[staging.spare :]
         base = self._memory.locate(self._staging)
         return [self._letter(record, seat, base) for record, seat in zip(records, staging.seats, strict=True)]
 
@@ -261,17 +267,17 @@ class SharedOperations:
         assert record.reduce is not None
         if record.kind == "reduce_scatter":
             start, stop = _offsets(record.counts)[me : me + 2]
-            return combining(record.reduce.ufunc, [source[start:stop] for source in sources], target)
+            return combining(record.reduce.ufunc, [source[start:stop] for source in sources], target, self._spare)
         nbytes = letters[0].nbytes
         if nbytes > HALVES or (nbytes > SMALL and (len(letters) > 2 or any(letter.in_place for letter in letters))):
             return self._halves(record, me, sources, letters, meet)
-        return combining(record.reduce.ufunc, sources, target)
+        return combining(record.reduce.ufunc, sources, target, self._spare)
 
     def _halves(self, record: Record, me: int, sources: Sequence[Array], letters: Sequence[Letter], meet: Call) -> list[Call]:
         assert record.reduce is not None
         spans = cut(record.target.size, len(record.ranks))
         results = [self._array(rank, letter.result, record) for rank, letter in zip(record.ranks, letters, strict=True)]
-        first = combining(record.reduce.ufunc, [source[slice(*spans[me])] for source in sources], results[me])
+        first = combining(record.reduce.ufunc, [source[slice(*spans[me])] for source in sources], results[me], self._spare)
         return [*first, meet, *_gathering(results, record.target, [stop - start for start, stop in spans], me)]
 
 
@@ -343,8 +349,8 @@ def _combine(ufunc: Any, a: Array, b: Array, out: Array) -> Call:
     return (ufunc, (a, b, out)) if ufunc is np.add else (partial(ufunc, out=out), (a, b))
 
 
-def combining(ufunc: Any, sources: Sequence[Array], target: Array) -> list[Call]:
-    """target = sources[0] + sources[1] + ... from left to right; target may be one of them."""
+def combining(ufunc: Any, sources: Sequence[Array], target: Array, spare: Array) -> list[Call]:
+    """target = sources[0] + sources[1] + ... from left to right; target may be one of them.  `spare`: BLOCK bytes for partial sums."""
     if target.size == 0:
         return []
     if len(sources) == 1:
@@ -352,12 +358,12 @@ def combining(ufunc: Any, sources: Sequence[Array], target: Array) -> list[Call]
     if len(sources) == 2:
         return [_combine(ufunc, sources[0], sources[1], target)]
     length = max(1, BLOCK // target.itemsize)
-    spare = np.empty(min(length, target.size), target.dtype) if any(_overlap(target, source) for source in sources) else None
+    partial_sums = spare[:BLOCK].view(target.dtype) if any(_overlap(target, source) for source in sources) else None
     calls: list[Call] = []
     for start in range(0, target.size, length):
         parts = [source[start : start + length] for source in sources]
         out = target[start : start + length]
-        so_far = out if spare is None else spare[: out.size]
+        so_far = out if partial_sums is None else partial_sums[: out.size]
         calls.append(_combine(ufunc, parts[0], parts[1], so_far))
         calls += [_combine(ufunc, so_far, part, so_far) for part in parts[2:-1]]
         calls.append(_combine(ufunc, so_far, parts[-1], out))

@@ -95,8 +95,8 @@ def test_figures_are_those_of_what_ranks_bind(tmp_path: Path, strategy: str) -> 
             assert figure.traffic == planned(plan)
             for category in ("variables", "optimizer state"):
                 assert figure.memory.at_peak[category] == bound.at_peak[category]
-            # arguments and results pass through memory that threads have in common, which a plan without ranks keeps for itself
-            assert bound.total <= figure.memory.total + 4096 and figure.memory.total <= bound.total + 2 * sum(a.nbytes for a in batch.values()) + 4096
+            # tests/runtime/test_allocated_memory.py compares what binding adds to the plan
+            assert bound.total <= figure.memory.total + 4096
 
 
 STRATEGY = SimpleNamespace(

@@ -1,0 +1,190 @@
+"""The memory that a rank allocates for a program, before anything is allocated.
+
+    memory_of(Loaded(physical, storage, target), rank, ranks).total
+
+The rank's executor is bound as usual, with a device and a communicator that reserve addresses instead of memory and count what is
+requested.  So the figures come from the code that allocates: variables, buffers of the plan, staging buffers of collectives, and scratch of
+kernels.  The interpreter, BLAS and MPI are not counted.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from jobflow.core.dataclass import dataclass
+from jobflow.core.types import Array
+from jobflow.engine.binding import Loaded
+from jobflow.engine.shared_buffers import IO_BUFFERS, io_buffers_of
+from jobflow.plan.footprint import Footprint, footprint
+from jobflow.plan.plan import Plan, aligned
+from jobflow.plan.storage import is_common
+from jobflow.runtime.comm.communicator import Communicator, Waited
+from jobflow.runtime.comm.record import Letter, MemoryRange, Record, Recorder, Regions
+from jobflow.runtime.comm.shared import Channel, Meet, SharedOperations
+from jobflow.runtime.device.numpy_device import ALIGNMENT, CpuDevice
+from jobflow.runtime.executor import Executor
+from jobflow.runtime.variable_buffers import State
+
+#: pages without memory behind them, until something is written there
+_RESERVE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+#: why half of a communicator's interface is missing
+RESERVES = "a rank that only reserves memory does not run"
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Bytes that one rank allocates for a program."""
+
+    #: parameters, optimizer state and other variables, of this rank alone
+    variables: int
+    #: variables, arguments and results that all ranks of a machine have in common; one rank allocates them for all
+    common: int
+    #: the buffers of the plan
+    buffers: int
+    #: copies of what peers cannot read where it lies
+    staging: int
+    #: temporary memory of kernels
+    scratch: int
+
+    @property
+    def total(self) -> int:
+        """Bytes of a rank, with all that the ranks have in common."""
+        return self.variables + self.common + self.buffers + self.staging + self.scratch
+
+
+def allocation(loaded: Loaded, rank: int, ranks: int) -> Allocation | None:
+    """Return what rank `rank` of `ranks` on one machine would allocate, or None for a GPU, whose kernels cannot be bound without it."""
+    if loaded.target.kind != "cpu":
+        return None
+    plan = loaded.plan(rank, ranks)
+    variables = _buffer_sizes(plan)
+    io_buffers = io_buffers_of(loaded.physical) if loaded.storage.io_buffers else None
+    exchanged = io_buffers.nbytes if io_buffers is not None and ranks > 1 else 0
+    device = ReservingDevice()
+    comm = ReservingCommunicator(rank, ranks)
+    state = State(rank, device, comm)
+    state.buffers = {name: _reserved(nbytes) for name, nbytes in {**variables, IO_BUFFERS: exchanged}.items()}
+    Executor(plan, device, comm, state, None, loaded.target)
+    own, common = (sum(_padded(n) for name, n in variables.items() if is_common(name) is shared) for shared in (False, True))
+    return Allocation(own, common + _padded(exchanged), device.taken - device.scratched + comm.taken, comm.staged, device.scratched)
+
+
+def memory_of(loaded: Loaded, rank: int, ranks: int) -> Footprint:
+    """Return the memory of rank `rank` of `ranks` on one machine: by use at its fullest moment, and all that it allocates."""
+    plan = footprint(loaded.plan(rank, ranks))
+    allocated = allocation(loaded, rank, ranks)
+    if allocated is None:
+        return plan
+    at_peak = {**plan.at_peak, "staging": allocated.staging, "scratch": allocated.scratch}
+    return replace(plan, at_peak=at_peak, allocated=allocated.total - at_peak["variables"] - at_peak["optimizer state"])
+
+
+def _buffer_sizes(plan: Plan) -> dict[str, int]:
+    """The bytes of the buffers of variables."""
+    sizes: dict[str, int] = {}
+    for slot in plan.variables.values():
+        sizes[slot.buffer] = max(sizes.get(slot.buffer, 0), aligned(slot.stop))
+    return sizes
+
+
+def _padded(nbytes: int) -> int:
+    """The bytes that are allocated for so many, to align them."""
+    return nbytes + ALIGNMENT
+
+
+def _reserved(nbytes: int) -> Array:
+    """Addresses for `nbytes`."""
+    return np.frombuffer(mmap.mmap(-1, max(nbytes, 1), flags=_RESERVE), np.uint8)[:nbytes]
+
+
+class ReservingDevice(CpuDevice):
+    """A host that counts the bytes that are requested."""
+
+    def __init__(self) -> None:
+        self.taken = self.scratched = 0
+        super().__init__()
+
+    def allocate(self, nbytes: int) -> Array:
+        self.taken += _padded(nbytes)
+        return _reserved(nbytes)
+
+    def scratch(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        before = self.taken
+        array = super().scratch(shape, dtype)
+        self.scratched += self.taken - before
+        return array
+
+
+class ReservingCommunicator(Recorder):
+    """One of several ranks of a machine: what it binds is laid out and never runs."""
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        super().__init__(tuple(range(ranks)), rank, _reserved)
+        self._regions = Regions()
+        self.taken = self.staged = 0
+
+    def allocate(self, nbytes: int) -> Array:
+        self.taken += _padded(nbytes)
+        array = _reserved(nbytes)
+        if nbytes:
+            self._regions.add(MemoryRange(0, 0, nbytes), array)
+        return array
+
+    def locate(self, array: Array) -> MemoryRange | None:
+        return self._regions.locate(array)
+
+    def exchange(self, item: Any) -> list[Any]:
+        """Return the item for each rank: the others would send the same."""
+        return [item] * self.size
+
+    def seal(self) -> None:
+        before = self.taken
+        SharedOperations(self, self.rank).write(self._records)
+        self.staged = self.taken - before
+        self.taken = before
+
+    def barrier(self) -> None:
+        """Return at once: there are no other ranks."""
+
+    # The rest of the interface, for ranks that run.
+
+    def agree(self, digest: int, what: Callable[[], str]) -> None:
+        raise AssertionError(RESERVES)
+
+    def allocate_common(self, nbytes: int) -> Array | None:
+        raise AssertionError(RESERVES)
+
+    def look(self, rank: int, place: MemoryRange) -> Array:
+        raise AssertionError(RESERVES)
+
+    def gates(self, groups: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Meet]:
+        raise AssertionError(RESERVES)
+
+    def channels(self, pairs: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Channel]:
+        raise AssertionError(RESERVES)
+
+    def check(self) -> None:
+        raise AssertionError(RESERVES)
+
+    def observe(self, waited: Waited | None) -> None:
+        raise AssertionError(RESERVES)
+
+    def abort(self, reason: str) -> None:
+        raise AssertionError(RESERVES)
+
+    def reset(self) -> None:
+        raise AssertionError(RESERVES)
+
+    def close(self) -> None:
+        raise AssertionError(RESERVES)
+
+    def _make_group(self, members: tuple[int, ...]) -> Communicator:
+        raise AssertionError(RESERVES)
+
+    def _complete(self, record: Record, letters: Sequence[Letter]) -> None:
+        raise AssertionError(RESERVES)
