@@ -44,6 +44,7 @@ from jobflow.runtime.device import cupy_device as cuda
 from jobflow.runtime.world.launched import launched
 from jobflow.strategies import mesh, mirrored
 from jobflow.trainer.config import Loaded, TrainConfig
+from jobflow.trainer.means import check_mean
 from jobflow.trainer.network import Network, layered, line_of, network_of
 from jobflow.trainer.optimizing import optimizer_from
 from jobflow.typing.annotations import Bundle, ListNumpy, Numpy
@@ -238,12 +239,14 @@ def _weighed(loss: Any, like: Any) -> Any:
 def _by_row(outputs: Mapping[str, Any], batch: Mapping[str, Any]) -> dict[str, Any]:
     """Every output as float32 with one number for each row of the batch, if it is of rows."""
     rows = next(iter(batch.values())).shape[0]
-    return {name: _rows_of(value, rows) for name, value in outputs.items()}
+    return {name: _rows_of(name, value, rows) for name, value in outputs.items()}
 
 
-def _rows_of(value: Any, rows: int) -> Any:
+def _rows_of(name: str, value: Any, rows: int) -> Any:
     value = value if value.type.dtype is float32 else ew.cast(value, float32)
     if not value.shape or value.shape[0] % rows:
+        if name != "loss":
+            check_mean(name, value, rows)
         return reshape(rd.reduce_mean(value), (1,))
     if value.shape == (rows,):
         return value

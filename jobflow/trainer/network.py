@@ -22,10 +22,13 @@ from jobflow.engine.placements import placement, sbp
 from jobflow.engine.session import current_session
 from jobflow.functional.drawing import manual_seed
 from jobflow.legacy.initializers import random_normal_initializer
+from jobflow.legacy.loss_functions import class_labels
 from jobflow.legacy.variables import get_variable
 from jobflow.models.building_blocks import he
 from jobflow.nn.modules.module import Module
 from jobflow.ops.checked import Checked, check
+from jobflow.ops.likelihood import negative_log_likelihood
+from jobflow.ops.softmax import log_softmax
 from jobflow.trainer.config import Loaded
 from jobflow.trainer.config.functions import makes_module
 
@@ -265,8 +268,10 @@ def _class_numbers(x: Any, labels: Any) -> Any:
 def _softmax_cross_entropy(x: Any, labels: Any) -> dict[str, Any]:
     if labels is None:
         return {"scores": x}
-    wanted = arrays.cast(_class_numbers(x, labels), int32)
-    loss = nn.sparse_softmax_cross_entropy_with_logits(wanted, x, name="loss")
+    what = "softmax_cross_entropy"
+    wanted = class_labels(what, arrays.cast(_class_numbers(x, labels), int32), x.type)
+    # not the legacy loss, which is at most -log(1e-20)
+    loss = negative_log_likelihood(log_softmax(x), wanted, x.type.ndim - 1, what=what, name="loss")
     return {"loss": loss, "accuracy": arrays.cast(math.equal(math.argmax(x), wanted), float32)}
 
 

@@ -50,6 +50,50 @@ def nameless(x: Any, labels: Any = None) -> Any:
     return plain(x, labels)["loss"]
 
 
+REDUCED = {
+    "mean": lambda loss: flow.math.reduce_mean(loss),
+    "percent": lambda loss: flow.math.multiply(flow.math.reduce_mean(loss), 100.0),
+    "two means": lambda loss: flow.math.add(flow.math.reduce_mean(loss), flow.math.reduce_mean(flow.math.exp(loss))),
+    "perplexity": lambda loss: flow.math.exp(flow.math.reduce_mean(loss)),
+    "sum": lambda loss: flow.math.reduce_sum(loss),
+    "root": lambda loss: flow.math.sqrt(flow.math.reduce_mean(flow.math.square(loss))),
+    "maximum": lambda loss: flow.math.reduce_max(loss),
+    "ratio": lambda loss: flow.math.divide(flow.math.reduce_sum(loss), flow.math.reduce_sum(flow.math.square(loss))),
+}
+
+
+def measured(x: Any, labels: Any = None, *, kind: str) -> dict[str, Any]:
+    """A loss per sample, and a metric that is reduced over the batch."""
+    outputs = plain(x, labels)
+    return outputs if labels is None else {"loss": outputs["loss"], "metric": REDUCED[kind](outputs["loss"])}
+
+
+class CrossEntropy(flow.nn.Module):
+    """A module that reduces a cross entropy itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = flow.nn.Linear(6, 4)
+
+    def forward(self, x: Any, labels: Any = None) -> dict[str, Any]:
+        scores = self.layer(x)
+        if labels is None:
+            return {"scores": scores}
+        loss = flow.nn.functional.cross_entropy(scores, labels.long())
+        return {"loss": loss, "nats": loss, "norm": self.layer.weight.square().sum()}
+
+
+class Large(flow.nn.Module):
+    """A module with scores far apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = flow.nn.Linear(6, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.layer(x) * 1000.0
+
+
 class Scores(flow.nn.Module):
     """A module whose parameters are arguments of the configuration; of its scores the configuration makes a loss."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from nets_to_train import REDUCED
 from short_runs import CONFIG, Seen, check_same, loaded, run, samples, write_config
 from test_processes_that_train import LIMIT, MPIEXEC, environment
 
@@ -90,3 +91,38 @@ def test_what_modules_take_and_give(whole: tuple[Path, Seen], tmp_path: Path) ->
         file = write_config(tmp_path / "wrong", builder)
         with pytest.raises(ConfigError, match=message):
             run(loaded(file, tmp_path / "wrong" / "out"))
+
+
+@pytest.mark.parametrize("model", ["layers", "Large"])
+def test_the_cross_entropy_of_layers_and_modules_has_no_limit(model: str, tmp_path: Path) -> None:
+    """The expected value is log-softmax in float64 on the scores; the legacy formula stops at 46.05."""
+    file = write_config(tmp_path, CONFIG if model == "layers" else text(model))
+    sets = ("training.steps=1", "optimizer.lr=1.0e-6", "optimizer.schedule.name=constant", "optimizer.warmup_steps=0")
+    config = loaded(file, tmp_path / "out", *sets, *(("model.layers.0.dense.activation=null",) if model == "layers" else ()))
+    if model == "layers":
+        given = dict(np.load(tmp_path / "validation.npz"))
+        np.savez(tmp_path / "validation.npz", x=given["x"] * np.float32(1e4), labels=given["labels"])
+    run(config)
+    scores = predict(config, "validation").outputs["scores"].astype(np.float64)
+    labels = np.load(tmp_path / "validation.npz")["labels"]
+    top = scores.max(1)
+    expected = np.log(np.exp(scores - top[:, None]).sum(1)) + top - scores[np.arange(len(labels)), labels]
+    assert expected.mean() > 100
+    assert evaluate(config).metrics["validation/loss"] == pytest.approx(expected.mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "is_mean"), [(kind, index < 3) for index, kind in enumerate(REDUCED)])
+def test_a_reduced_metric_must_be_a_mean(kind: str, is_mean: bool, tmp_path: Path) -> None:
+    file = write_config(tmp_path, text("measured", f", arguments: {{kind: {kind}}}"))
+    config = loaded(file, tmp_path / "out", "training.steps=1", "optimizer.warmup_steps=0")
+    if is_mean:
+        run(config)
+    else:
+        with pytest.raises(ConfigError, match=r'nets_to_train.py:\d+.*the metric "metric" is one number for the whole batch.*no mean'):
+            run(config)
+
+
+def test_the_mean_cross_entropy_of_a_module_is_a_mean(tmp_path: Path) -> None:
+    file = write_config(tmp_path, text("CrossEntropy"))
+    outcome, _ = run(loaded(file, tmp_path / "out", "training.steps=1", "optimizer.warmup_steps=0"))
+    assert outcome.metrics["validation/nats"] == pytest.approx(outcome.metrics["validation/loss"])
