@@ -154,21 +154,24 @@ def end_of_allocation(environ: Mapping[str, str] = os.environ, started: float | 
 class Clock:
     """Knows when there is just enough time left to save."""
 
-    #: seconds since 1970; None for ever
+    #: on the monotonic clock, which does not follow changes of the system time; None for ever
     deadline: float | None = None
     reserve: float = RESERVE
     #: seconds that the longest save and the longest evaluation took, and steps lately
     save: float | None = None
     evaluation: float = 0.0
     step: float = 0.0
-    now: Callable[[], float] = time.time
+    now: Callable[[], float] = time.monotonic
 
     @classmethod
     def of(cls, limit: float | None, environ: Mapping[str, str] = os.environ) -> Clock:
         """With the end of the allocation, or `limit` seconds from the start of this process, whichever comes first."""
-        ends = [end for end in (end_of_allocation(environ), None if limit is None else psutil.Process().create_time() + limit) if end is not None]
+        now, end = time.time(), end_of_allocation(environ)
+        left = [] if end is None else [end - now]
+        if limit is not None:
+            left.append(limit - (now - psutil.Process().create_time()))
         reserve = RESERVE if limit is None else min(RESERVE, limit / 10)
-        return cls(min(ends, default=None), reserve)
+        return cls(time.monotonic() + min(left) if left else None, reserve)
 
     def saved(self, seconds: float) -> None:
         """A save took so long."""

@@ -67,12 +67,20 @@ def test_a_clock_is_up_while_there_is_time_to_save() -> None:
 
 
 def test_the_nearest_end_counts() -> None:
-    end = int(time.time()) + 100
+    allocation = {"SLURM_JOB_END_TIME": str(int(time.time()) + 100)}
+    end = pytest.approx(time.monotonic() + 100, abs=2)
     assert Clock.of(None, {}).deadline is None
-    assert Clock.of(None, {"SLURM_JOB_END_TIME": str(end)}).deadline == end
-    assert Clock.of(3600.0 * 48, {"SLURM_JOB_END_TIME": str(end)}).deadline == end
-    short = Clock.of(1.0, {"SLURM_JOB_END_TIME": str(end)})
-    assert short.deadline is not None and short.deadline < end and short.reserve == 0.1
+    assert Clock.of(None, allocation).deadline == end
+    assert Clock.of(3600.0 * 48, allocation).deadline == end
+    short = Clock.of(1.0, allocation)
+    assert short.deadline is not None and short.deadline < time.monotonic() + 2 and short.reserve == 0.1
+
+
+@pytest.mark.parametrize("jump", [-1e6, 1e6])
+def test_a_change_of_the_system_time_does_not_change_a_time_limit(jump: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    long, short = Clock.of(3600.0 * 48, {}), Clock.of(0.01, {})
+    monkeypatch.setattr(time, "time", lambda now=time.time: now() + jump)
+    assert not long.is_up() and short.is_up()
 
 
 # -------------------------------------------------------------------- agreement
