@@ -264,7 +264,8 @@ def _is_standard(file: str) -> bool:
 
 def did_you_mean(name: str, legal: Iterable[str]) -> str:
     """`; did you mean "x"?` for the legal name closest to a wrong one, else an empty string."""
-    close = difflib.get_close_matches(name, sorted(legal), n=1)
+    names = sorted(legal)
+    close = [one for one in names if one.lower() == name.lower()] or difflib.get_close_matches(name, names, n=1)
     return f'; did you mean "{close[0]}"?' if close else ""
 
 

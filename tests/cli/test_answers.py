@@ -102,6 +102,9 @@ def test_a_warm_up_longer_than_the_run(file: Path, capfd: pytest.CaptureFixture[
         (("--learning-rate", "0.1"), "--set optimizer.lr=0.1"),
         (("--epochs",), "--set training.epochs=..."),
         (("--deviecs", "2"), '"--devices"'),
+        (("optimizer.lr=0.1",), "--set optimizer.lr=0.1"),
+        (("+model.arguments.units=3",), "--set model.arguments.units=3"),
+        (("lr=0.1",), "--set optimizer.lr=0.1"),
     ],
 )
 def test_options_that_are_keys(file: Path, words: tuple[str, ...], meant: str, capfd: pytest.CaptureFixture[str]) -> None:
@@ -109,6 +112,11 @@ def test_options_that_are_keys(file: Path, words: tuple[str, ...], meant: str, c
         main(["train", str(file), *words])
     assert ended.value.code == 2
     assert f"did you mean {meant}?" in capfd.readouterr().err
+
+
+def test_a_setting_in_place_of_a_file(file: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "check", str(file), "optimizer.name=adamw"]) == 2
+    assert "there is no file optimizer.name=adamw; did you mean --set optimizer.name=adamw?" in capfd.readouterr().err
 
 
 def test_defaults_of_builders_are_shown(file: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -164,6 +164,15 @@ def _listed(words: Sequence[str], last: str) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"
 
 
+def setting_meant(word: str) -> str:
+    """Return `; did you mean --set optimizer.lr=0.1?` for a word such as `optimizer.lr=0.1` or Hydra's `+optimizer.lr=0.1`; "" for others."""
+    name, sign, value = word.lstrip("+").partition("=")
+    if not sign:
+        return ""
+    place = name if name.partition(".")[0] in fields_of(TrainConfig) else place_of(name, False)
+    return f"; did you mean --set {place}={value}?" if place else ""
+
+
 def place_of(word: str, exactly: bool) -> str:
     """The path of the key that a word is, or comes closest to: of several that which is nearest to the top; "" if none is close."""
     plain = word.replace("-", "_")

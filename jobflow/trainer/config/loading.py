@@ -15,7 +15,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import FileError, did_you_mean
 from jobflow.core.untrusted import CONFIGURATION, content
 from jobflow.trainer.config import functions, rules
-from jobflow.trainer.config.keys import SECTIONS, fields_of, notes_of
+from jobflow.trainer.config.keys import SECTIONS, fields_of, notes_of, setting_meant
 from jobflow.trainer.config.reading import DEPTH, read
 from jobflow.trainer.config.references import resolved
 from jobflow.trainer.config.schema import TrainConfig
@@ -159,7 +159,7 @@ def _unreadable(file: str, error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         folder = os.path.dirname(file) or "."
         near = [name for name in os.listdir(folder) if name.endswith((".yaml", ".yml"))] if os.path.isdir(folder) else []
-        return f"there is no file {file}{did_you_mean(os.path.basename(file), near)}"
+        return f"there is no file {file}{setting_meant(file) or did_you_mean(os.path.basename(file), near)}"
     return str(error) if isinstance(error, FileError) else f"{file} cannot be read: {getattr(error, 'strerror', error)}"
 
 

@@ -60,9 +60,14 @@ class Validation:
         """The path of the value that an error is about, or of the key that is missing or unknown; and whether it is what one of several kinds of
         value, any of which would do, has against it.  pydantic's places also name the members of unions, which the tree has not."""
         path, here, skipped, last = self.base, self.values, 0, len(error["loc"]) - 1
+        arrived = False
         for i, step in enumerate(map(str, error["loc"])):
+            if arrived and step in self.tags(path):  # a member of a union, also if the section has a key of that name: optimizer.momentum
+                arrived, skipped = False, i
+                continue
             inside = child(here, step)
-            if inside is not MISSING or (i == last and error["type"] == "missing"):
+            arrived = inside is not MISSING
+            if arrived or (i == last and error["type"] == "missing"):
                 path, here = (*path, step), inside
             else:
                 skipped = i or skipped
