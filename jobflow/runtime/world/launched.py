@@ -19,8 +19,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import NoReturn
 
@@ -77,7 +77,7 @@ def guard(launch: Launch, leave: Callable[[], None], fail: Callable[[str], None]
         if reconfigure is not None:
             reconfigure(line_buffering=True, write_through=False)  # whole lines, so that those of two ranks do not mix
     if not launch.master:
-        _Guard.watcher = watcher.start(launch.rank, _token_of(launch))
+        _Guard.watcher = watcher.start(launch.rank, launch.size, _token_of(launch))
     if launch.rank > 0 and not launch.multi:
         _mute()
     sys.excepthook = _uncaught
@@ -104,6 +104,20 @@ def _say_goodbye() -> None:
             _Guard.watcher.send(watcher.GOODBYE)
         _Guard.watcher.close()
         _Guard.watcher = None
+
+
+@contextmanager
+def mpi_starts(longest: float) -> Iterator[None]:
+    """Have the start of MPI watched: after `longest` seconds it ends the job if ranks are missing."""
+    _send_watcher(b"%b %a" % (watcher.STARTING, longest))
+    yield
+    _send_watcher(watcher.STARTED)
+
+
+def _send_watcher(message: bytes) -> None:
+    if _Guard.watcher is not None:
+        with suppress(OSError):  # somebody has ended it
+            _Guard.watcher.send(message)
 
 
 def leave_now() -> NoReturn:

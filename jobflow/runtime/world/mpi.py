@@ -32,6 +32,7 @@ from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.world import environment as variables
 from jobflow.runtime.world import launched as launch
 from jobflow.runtime.world import mpi_end, rendezvous, versions, watcher
+from jobflow.runtime.world.handshake import longest_wait
 from jobflow.runtime.world.launched import Launch
 from jobflow.runtime.world.mailbox import Mailbox
 from jobflow.runtime.world.world import Command, Rank, each_argument
@@ -137,7 +138,8 @@ def _import_mpi(started: Launch) -> Any:
         settings = importlib.import_module("mpi4py").rc
         settings.thread_level = "serialized"  # one thread per rank talks
         mpi_end.leave_to_us(settings)
-        mpi = importlib.import_module("mpi4py.MPI")
+        with launch.mpi_starts(longest_wait()):
+            mpi = importlib.import_module("mpi4py.MPI")
         mpi_end.ends_with_interpreter(mpi)
         return mpi
     except JobError:

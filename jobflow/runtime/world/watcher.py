@@ -6,9 +6,12 @@ dies, its ranks live on.  So each rank has a watcher:
 
     the rank ends, and has not said that it leaves      the watcher says so, and has the process manager end the job with exit code 1
     the process manager is gone, and the rank lives     it ends the rank, and removes the names of its shared memory
+    MPI's start waits for ranks that do not come        it names them, and after a time has the job ended with exit code 1
+
+MPI's start holds the interpreter lock, so no thread of the rank could do the last.
 
 A program of its own, started by `start` with isolated Python, that imports the standard library only:
-`python watcher.py RANK NAME LINE PROCESS STARTER`.  The last three are numbers of files: a socket to the rank; a descriptor of its process; and a
+`python watcher.py RANK SIZE NAME LINE PROCESS STARTER`.  The last three are file numbers: a socket to the rank; a descriptor of its process; and a
 copy of its connection to the process manager, its starter, which therefore does not see that end before the watcher does.  NAME is that of the
 token which the rank of a node holds that has reported an error.
 """
@@ -28,6 +31,12 @@ from contextlib import suppress
 READY = b"."
 #: what a rank says before it ends in a way that needs no report
 GOODBYE = b"."
+#: what a rank sends before MPI starts, with the seconds that it waits for others, and when MPI has started
+STARTING, STARTED = b"starting", b"started"
+#: seconds after which a watcher names the ranks that have not come
+PATIENCE = 5.0
+#: seconds between two looks for them
+LOOK = 0.5
 #: seconds in which the end of a job, which may have had this rank end, ends the process manager's connection too
 SETTLE = 0.3
 #: seconds that a rank waits for its watcher
@@ -38,7 +47,7 @@ GRACE = 0.5
 SHARED = "/dev/shm/mpich_shm_"
 
 
-def start(rank: int, token: str) -> socket.socket | None:
+def start(rank: int, size: int, token: str) -> socket.socket | None:
     """Have this process watched; what to say `GOODBYE` on.  None where nothing but the system's own means are there: no MPICH, no pidfds.
 
     Comes back when the watcher watches: of a rank that ended before, it would learn after the process manager has ended the others for it,
@@ -47,10 +56,10 @@ def start(rank: int, token: str) -> socket.socket | None:
     starter = os.environ.get("PMI_FD", "")
     if not starter.isdigit() or not hasattr(os, "pidfd_open") or not sys.executable:
         return None
-    mine, its = socket.socketpair()
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     process = os.pidfd_open(os.getpid())
     numbers = (its.fileno(), process, int(starter))
-    command = [sys.executable, "-I", "-S", __file__, str(rank), token, *map(str, numbers)]
+    command = [sys.executable, "-I", "-S", __file__, str(rank), str(size), token, *map(str, numbers)]
     try:
         with its:
             child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=numbers, start_new_session=True, cwd="/")
@@ -83,14 +92,90 @@ def is_closed(starter: int, seconds: float) -> bool:
     return bool(poller((starter, select.POLLRDHUP)).poll(1000 * seconds))
 
 
-def watch(line: int, process: int, starter: int) -> str:
-    """Wait for the end; "rank" or "starter", whichever came first without being announced, or "" if nothing is to be reported."""
+class Absence:
+    """The ranks that have not imported jobflow while this one waits in the start of MPI.
+
+    Each watcher holds a socket name of its rank, so the ranks of one machine see each other before MPI starts.
+    """
+
+    def __init__(self, rank: int, size: int, starter: int) -> None:
+        self._rank, self._size = rank, size
+        self._name = f"jobflow-{os.getuid()}-{starter_pid(starter)}"
+        #: ranks of this machine
+        self._here = int(os.environ.get("MPI_LOCALNRANKS", size))
+        self._began: float | None = None
+        self._longest = 0.0
+        self._announced = False
+        claim(f"{self._name}.{rank}")
+
+    def starting(self, longest: float) -> None:
+        """MPI starts, and waits for other ranks for `longest` seconds."""
+        self._began, self._longest = time.monotonic(), longest
+
+    def started(self) -> None:
+        """MPI has started."""
+        self._began = None
+
+    @property
+    def pause(self) -> int | None:
+        """Milliseconds to the next look; None if MPI is not starting."""
+        return None if self._began is None else int(1000 * LOOK)
+
+    def is_too_long(self) -> str:
+        """Name the missing ranks, and return the text of the error when the wait is over; an empty text before."""
+        if self._began is None:
+            return ""
+        waited = time.monotonic() - self._began
+        if waited < min(PATIENCE, self._longest) or (self._announced and waited < self._longest):
+            return ""
+        missing = self._missing()
+        if not missing:
+            return ""
+        if waited >= self._longest:
+            advice = "start all ranks with a program that imports jobflow, or set JOBFLOW_JOIN_SECONDS to wait longer"
+            return f"start of MPI: rank {self._rank} of {self._size} has waited {self._longest:g} s for {missing}; {advice}"
+        self._announced = True
+        say(f"rank {self._rank} of {self._size} has waited {PATIENCE:g} s for {missing}, which must import jobflow")
+        return ""
+
+    def _missing(self) -> str:
+        """Name the ranks of this machine that have no watcher; without their numbers if there are other machines."""
+        there = {rank for rank in range(self._size) if is_held(f"{self._name}.{rank}")}
+        if self._here < self._size:
+            lacking = self._here - len(there)
+            return f"{lacking} of the {self._here} ranks of this machine (here: {_listed(there)})" if lacking > 0 else ""
+        return _listed(set(range(self._size)) - there)
+
+
+def _listed(ranks: set[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, sorted(ranks)))}" if ranks else ""
+
+
+def is_held(name: str) -> bool:
+    """True if a process holds the abstract socket name."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind(f"\0{name}")
+        except OSError:
+            return True
+    return False
+
+
+def watch(line: int, process: int, starter: int, absence: Absence) -> str:
+    """Wait for the end: "rank" or "starter", whichever came first without being announced, the text of an error, or "" for no report."""
     waiting = poller((line, select.POLLIN), (process, select.POLLIN), (starter, select.POLLRDHUP))
     while True:
-        ready = {number for number, _ in waiting.poll()}
+        ready = {number for number, _ in waiting.poll(absence.pause)}
         if line in ready:
-            if os.read(line, 1) == GOODBYE:
+            message, *rest = os.read(line, 100).split() or [b""]
+            if message == GOODBYE:
                 return ""
+            if message == STARTING:
+                absence.starting(float(rest[0]))
+                continue
+            if message == STARTED:
+                absence.started()
+                continue
             # it has ended; or has become another program, which has a watcher of its own if it is a rank
             if not is_over(process, 1.0):
                 return ""
@@ -98,6 +183,8 @@ def watch(line: int, process: int, starter: int) -> str:
             return "rank"
         if starter in ready:
             return "starter"
+        if error := absence.is_too_long():
+            return error
 
 
 def names_of(pid: int) -> set[str]:
@@ -114,13 +201,19 @@ def pid_of(process: int) -> int:
     return max(found, 0)
 
 
-def brothers(starter: int) -> list[int]:
-    """The processes that the process manager has started on this node."""
+def starter_pid(starter: int) -> int:
+    """Return the process id of the process manager; 0 if the system does not state it."""
     peer = socket.socket(fileno=os.dup(starter))
     with peer, suppress(OSError):
-        pid = int.from_bytes(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder)
-        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as children:
-            return [int(word) for word in children.read().split()]
+        return int.from_bytes(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder)
+    return 0
+
+
+def brothers(starter: int) -> list[int]:
+    """The processes that the process manager has started on this node."""
+    pid = starter_pid(starter)
+    with suppress(OSError), open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as children:
+        return [int(word) for word in children.read().split()]
     return []
 
 
@@ -152,6 +245,11 @@ def end_job(rank: int, token: str, starter: int) -> None:
     if first:
         say(f"rank {rank} died without a word: it was killed, or called os._exit; all others are ended")
         time.sleep(SETTLE)  # what has not been passed on when a job is aborted is dropped
+    abort(starter)
+
+
+def abort(starter: int) -> None:
+    """Have the process manager end the job with exit code 1."""
     names = {name for pid in brothers(starter) for name in names_of(pid)}
     with suppress(OSError):
         os.write(starter, b"cmd=abort exitcode=1\n")  # PMI-1, the process manager's own protocol
@@ -183,15 +281,21 @@ def main() -> None:
     """See above."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)  # they are for the rank
-    rank, token = int(sys.argv[1]), sys.argv[2]
-    line, process, starter = map(int, sys.argv[3:])
+    rank, size, token = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    line, process, starter = map(int, sys.argv[4:])
+    absence = Absence(rank, size, starter)
     with suppress(OSError):
         os.write(line, READY)
-    ended = watch(line, process, starter)
+    ended = watch(line, process, starter, absence)
     if ended == "rank":
         end_job(rank, token, starter)
     elif ended == "starter":
         end_rank(rank, token, process)
+    elif ended:
+        if claim(token):
+            say(ended)
+            time.sleep(SETTLE)
+        abort(starter)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,47 @@
+"""Under mpiexec, a rank that waits in MPI's start names the ranks that do not come, and ends the job after JOBFLOW_JOIN_SECONDS."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from starting import MPIEXEC, Ended, crowd
+
+pytestmark = pytest.mark.mpi
+
+PROGRAM = """
+import sys, time
+import jobflow as flow
+time.sleep(float(sys.argv[1]))
+total = flow.ones(4, 2, placement=flow.placement.all("cpu"), sbp=flow.sbp.split(0)).sum().item()
+print(total, flush=True)
+"""
+PRESENT = [sys.executable, "-c", PROGRAM, "0"]
+
+
+def run(limit: str, *others: list[str]) -> Ended:
+    """Start rank 0 with PROGRAM, and each other rank with a command of its own."""
+    words = [word for command in others for word in (":", "-n", "1", *command)]
+    with crowd() as jobs:
+        jobs.start([MPIEXEC, "-n", "1", *PRESENT, *words], {"JOBFLOW_JOIN_SECONDS": limit})
+        return jobs.wait(20)[0]
+
+
+@pytest.mark.parametrize("missing", [[sys.executable, "missing.py"], [sys.executable, "-c", "raise ImportError"], ["sleep", "30"]])
+def test_a_rank_that_does_not_import_jobflow_ends_the_job(missing: list[str]) -> None:
+    ended = run("0.8", PRESENT, missing)
+    assert ended.code != 0 and ended.out == "", ended
+    assert ended.err.count("has waited 0.8 s for rank 2; start all ranks with a program that imports jobflow") == 1, ended.err
+    assert "JOBFLOW_JOIN_SECONDS" in ended.err and "of 3" in ended.err, ended.err
+
+
+@pytest.mark.parametrize("late", [[sys.executable, "-c", PROGRAM, "1.5"], ["sh", "-c", f"{sys.executable} -c '{PROGRAM}' 1.5; true"]])
+def test_a_rank_that_has_imported_jobflow_may_need_the_others_later(late: list[str]) -> None:
+    ended = run("0.8", late)
+    assert (ended.code, ended.err) == (0, ""), ended
+
+
+@pytest.mark.parametrize("wrong", ["0", "soon"])
+def test_a_wrong_limit_is_an_error(wrong: str) -> None:
+    ended = run(wrong, PRESENT)
+    assert ended.code == 1 and f"JOBFLOW_JOIN_SECONDS is {wrong!r}" in ended.err, ended
