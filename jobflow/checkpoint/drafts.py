@@ -25,6 +25,15 @@ def begin(target: AnyPath, replace: bool, files: Files) -> Draft:
     return Objects.begin(target, replace, files) if isinstance(target, RemotePath) else Folder.begin(target, replace, files)
 
 
+def free_path(target: AnyPath) -> AnyPath:
+    """`target`, or if it exists the first of target-2, target-3, ... that does not."""
+    number, found = 1, target
+    while remote_drafts.is_taken(found) if isinstance(found, RemotePath) else local_drafts.is_taken(found):
+        number += 1
+        found = target.with_name(f"{target.name}-{number}")
+    return found
+
+
 def check_writable(directory: RemotePath) -> None:
     """OSError if nothing can be written to a store, or removed from it."""
     path, files = directory / f".writable.{uuid4().hex}", files_of()

@@ -18,7 +18,7 @@ import numpy as np
 from jobflow.checkpoint.checkpoint_reader import LEGACY_TYPES, Checkpoint, LegacyTensor, Stored, load, variable_type
 from jobflow.checkpoint.difference import selected
 from jobflow.checkpoint.file_system import files_of
-from jobflow.checkpoint.local_drafts import DONE, Folder, new_place
+from jobflow.checkpoint.local_drafts import DONE, Folder, is_taken, new_place
 from jobflow.checkpoint.safetensors import Place, bytes_of, header_of, read_header, read_tensor, storable
 from jobflow.checkpoint.store import save
 from jobflow.core.dataclass import dataclass
@@ -94,7 +94,7 @@ def to_legacy(source: Checkpoint, path: str | os.PathLike[str], patterns: Sequen
 def save_legacy(arrays: Mapping[str, Array], types: Mapping[str, TensorType], path: str | os.PathLike[str]) -> None:
     """The same of arrays: those of which types are given."""
     target = _local(path, "conversion")
-    if (target.exists() or target.is_symlink()) and not (target.is_dir() and not any(target.iterdir())):
+    if is_taken(target):
         raise CheckpointError(f"conversion to {target}: this path already exists; give a path that does not exist, or an empty directory")
     kinds = {name: _legacy_kind(name, type) for name, type in types.items()}
     _beside(target, lambda place: _write_legacy(place, arrays, kinds), lambda place: os.replace(place, target))

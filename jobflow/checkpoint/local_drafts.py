@@ -118,11 +118,14 @@ def _is_older(target: Path, replace: bool) -> bool:
     """Whether a checkpoint, or what is left of one, is to be replaced; CheckpointError if there is anything else but an empty directory."""
     if replace and ((target / manifest.NAME).is_file() or any(target.glob("tensors-*.safetensors"))):
         return True
-    if target.is_dir() and not any(target.iterdir()):
-        return False
-    if target.exists() or target.is_symlink():
+    if is_taken(target):
         raise CheckpointError(f"checkpoint {target}: this path already exists; give a path that does not exist, or an empty directory")
     return False
+
+
+def is_taken(target: Path) -> bool:
+    """True for a path that exists, unless it is an empty directory."""
+    return (target.exists() or target.is_symlink()) and not (target.is_dir() and not any(target.iterdir()))
 
 
 def put_away(path: Path, files: Files) -> None:

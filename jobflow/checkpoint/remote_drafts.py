@@ -176,6 +176,11 @@ def unfinished_in(directory: RemotePath) -> list[str]:
     return [f"{folder}{who}" for folder, who in found.items()]
 
 
+def is_taken(target: RemotePath) -> bool:
+    """True if there are objects that are not marks of a saving."""
+    return any(stamp_of(name) is None for name in target.objects())
+
+
 def clean(directory: RemotePath, files: Files | None = None) -> None:
     """Remove what savings have left unfinished below a directory of checkpoints; a notice names what cannot be removed."""
     found = directory.objects()

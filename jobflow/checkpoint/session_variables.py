@@ -13,7 +13,6 @@ from jobflow.checkpoint import sessions, store
 from jobflow.checkpoint.checkpoint_reader import Stored
 from jobflow.checkpoint.export import save_legacy
 from jobflow.core.errors import CheckpointError, did_you_mean, user_line
-from jobflow.core.remote import path_of
 from jobflow.core.types import Array, type_of
 from jobflow.engine.commands import Initialize
 from jobflow.engine.session import Session, current_session, started_session
@@ -80,21 +79,23 @@ def initialize() -> None:
 def save(path: str, var_dict: Mapping[str, Any] | None = None) -> None:
     """Write variables (all of the session unless `var_dict` names some) to the directory `path`, whole or not at all.
 
+    If `path` exists and is not an empty directory, the first free one of path-2, path-3, ... takes its place, and a notice names it.
     `config.checkpoint_format("oneflow")`: a folder `<variable>` for each, with its bytes in `out` and its type in `meta`, and the file snapshot_done.
     """
     session = started_session()
-    path_of(path)  # which checks it
+    with store.located("save"):
+        free = sessions.free_path(session, path)
     legacy = session.settings.checkpoint_format == "oneflow"
     if var_dict is None and not legacy:
-        sessions.save(session, path)
+        sessions.save(session, free)
         return
     arrays = session.read(list(session.variables)) if var_dict is None else {name: _array(value) for name, value in var_dict.items()}
     with store.located("save"):
         if legacy:
             types = {name: type_of(array) for name, array in arrays.items()}
-            sessions.on_first(session, partial(save_legacy, arrays, types, path))
+            sessions.on_first(session, partial(save_legacy, arrays, types, str(free)))
             return
-        sessions.save_on_first(session, path, arrays, {"seed": session.settings.seed, "runs": dict(session.runs)})
+        sessions.save_on_first(session, free, arrays, {"seed": session.settings.seed, "runs": dict(session.runs)})
 
 
 def get(path: str) -> dict[str, Stored] | Stored:

@@ -23,9 +23,9 @@ from typing import Any, Literal, TypeVar
 from weakref import WeakSet
 
 import jobflow.core.scope as scope
+from jobflow.checkpoint import drafts, safetensors
 from jobflow.checkpoint import rank_commands as ranks
 from jobflow.checkpoint import rank_files as parts
-from jobflow.checkpoint import safetensors
 from jobflow.checkpoint.drafts import Draft
 from jobflow.checkpoint.manifest import Spans, check_extra
 from jobflow.checkpoint.store import name_of
@@ -372,6 +372,18 @@ def on_first(session: Session, what: Callable[[], T]) -> T:
     if isinstance(answer, CheckpointError):
         raise CheckpointError(str(answer))
     return answer
+
+
+@scope.alone
+def free_path(session: Session, path: Where) -> AnyPath:
+    """A path at which nothing is yet, the same on all ranks: `path`, or path-2, path-3 ... with a notice; collective."""
+    world = _world_of(session)
+    session.finish()
+    target = _seen_by_all(path, world, "save")
+    found = on_first(session, partial(drafts.free_path, target))
+    if found != target and session.writes_files:
+        notice(f"save at {user_line()}: {target} exists already and stays as it is; the checkpoint is written to {found}")
+    return found
 
 
 @scope.alone

@@ -7,7 +7,7 @@ import runpy
 import sys
 from collections.abc import Sequence
 
-from jobflow.compat import import_forms, numpy_names
+from jobflow.compat import import_forms, library_names, numpy_names
 from jobflow.engine.returned import show_as
 from jobflow.runtime.world.environment import CHECKPOINTS
 
@@ -21,6 +21,7 @@ def main(words: Sequence[str]) -> None:
         raise SystemExit(0 if words and words[0] != "-m" else 2)
     import_forms.install()
     numpy_names.restore()
+    library_names.restore()
     show_as(numpy_names.as_result)
     os.environ.setdefault(CHECKPOINTS, "oneflow")
     if words[0] == "-m":

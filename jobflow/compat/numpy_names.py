@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 import builtins
+import ctypes
 import functools
-from collections.abc import Callable
+import gc
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from jobflow.compat import library_names
+
+
+class _Casts(dict[Any, Callable[[Any], Any]]):
+    """`np.cast[dtype](x)`: arrays of that type."""
+
+    def __missing__(self, dtype: Any) -> Callable[[Any], Any]:
+        return lambda x: np.asarray(x).astype(dtype)
+
+
+def find_common_type(array_types: Sequence[Any], scalar_types: Sequence[Any]) -> Any:
+    """Return the type of arrays and scalars together; scalars count only if they are of a higher kind."""
+    arrays, scalars = (np.result_type(*types) if types else None for types in (array_types, scalar_types))
+    if arrays is None or scalars is None:
+        return arrays if scalars is None else scalars
+    return np.result_type(arrays, scalars) if "buifc".find(scalars.kind) > "buifc".find(arrays.kind) else arrays
+
 
 #: what Python and NumPy call it today
 TODAY: dict[str, Any] = {
@@ -39,10 +60,30 @@ TODAY: dict[str, Any] = {
     "in1d": np.isin,
     "round_": np.round,
     "asfarray": lambda a, dtype=np.float64: np.asarray(a, dtype),
+    "asscalar": lambda a: a.item(),
+    "alen": lambda a: len(np.atleast_1d(a)),
+    "rank": np.ndim,
+    "find_common_type": find_common_type,
+    "obj2sctype": lambda rep, default=None: np.dtype(rep).type,
+    "bytes0": np.bytes_,
+    "string0": np.bytes_,
+    "str0": np.str_,
+    "void0": np.void,
+    "issubclass_": lambda one, other: isinstance(one, type) and issubclass(one, other),
+    "math": math,
+    "cfloat": np.complex128,
+    "singlecomplex": np.complex64,
+    "longfloat": np.longdouble,
+    "longcomplex": np.clongdouble,
+    "clongfloat": np.clongdouble,
+    "PZERO": 0.0,
+    "NZERO": -0.0,
+    "cast": _Casts(),
+    "typeDict": np.sctypeDict,
 }
 
 
-_FROMSTRING = np.fromstring
+_FROMSTRING, _RESHAPE = np.fromstring, np.reshape
 
 
 def fromstring(string: str | bytes, dtype: Any = float, count: int = -1, *, sep: str = "", like: Any = None) -> Any:
@@ -50,6 +91,19 @@ def fromstring(string: str | bytes, dtype: Any = float, count: int = -1, *, sep:
     if sep:
         return _FROMSTRING(string, dtype, count, sep=sep)
     return np.frombuffer(string.encode("latin-1") if isinstance(string, str) else string, dtype, count).copy()
+
+
+def reshape(a: Any, shape: Any = None, order: Any = "C", *, newshape: Any = None, **options: Any) -> Any:
+    """`np.reshape` that takes the shape as `newshape` too, as before NumPy 2.4."""
+    return _RESHAPE(a, newshape if shape is None else shape, order, **options)
+
+
+def add_methods(kind: type, methods: Mapping[str, Any]) -> None:
+    """Give a class that is written in C the methods that it lacks; `setattr` refuses such classes."""
+    (table,) = [each for each in gc.get_referents(vars(kind)) if isinstance(each, dict)]
+    for name, method in methods.items():
+        table.setdefault(name, method)
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))
 
 
 def ragged(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,7 +152,7 @@ def as_result(array: Any) -> Any:
 def restore() -> None:
     """Give NumPy those of these names that it lacks, for the rest of the process, and the forms of others that it refuses."""
     old: Any = np
-    old.fromstring, old.array, old.asarray = fromstring, ragged(np.array), ragged(np.asarray)
-    for name, value in TODAY.items():
-        if name not in vars(np):  # which does not warn
-            setattr(np, name, value)
+    old.fromstring, old.reshape, old.array, old.asarray = fromstring, reshape, ragged(np.array), ragged(np.asarray)
+    for kind in (np.ndarray, np.generic):
+        add_methods(kind, {"tostring": kind.tobytes})
+    library_names.add(np, TODAY)

@@ -190,6 +190,23 @@ class Placement(metaclass=Interned):
         return tuple(map(tuple, groups.values()))
 
 
+class ParallelConf(str):
+    """A placement as text, such as "cpu[0-1]"."""
+
+    placement: Placement
+
+    @classmethod
+    def of(cls, placement: Placement) -> ParallelConf:
+        """The text of a placement."""
+        conf = cls(placement)
+        conf.placement = placement
+        return conf
+
+    def device_tag(self) -> str:
+        """The kind of device: "cpu" or "gpu"."""
+        return self.placement.tag
+
+
 @cache
 def first_ranks(tag: str, count: int) -> Placement:
     """A line of the first so many ranks."""

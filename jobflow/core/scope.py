@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, ParamSpec, Protocol, Self, TypeVar
 
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, JobError, PlacementError, did_you_mean, user_line
-from jobflow.core.layout import Placement
+from jobflow.core.layout import ParallelConf, Placement
 from jobflow.core.types import Tensor
 
 View = Literal["consistent", "mirrored"]
@@ -64,6 +64,8 @@ class Scope:
     region: int | None = None
     #: of how many runs ago the variables are with which it computes; 1: of this run
     buffered: int = 1
+    #: False where a job of `enable_qat` computes with all bits
+    quantized: bool = True
     #: the scope that is in force again after this one
     outer: Scope | None = None
 
@@ -257,11 +259,18 @@ class config(_Entered):
     `pipeline_stage_id_hint` is the number of the stage.  With `checkpointing=True`, every time the block is entered begins a region:
     only what it reads from outside is kept, so memory shrinks at the price of computing it twice; numbers stay the same, random
     ones included.  `checkpointing=False` ends a region inside of it.  In stage `ssp_stage_id` of `ssp_num_stages` trained variables are read
-    as `experimental.ssp_variable_proxy` gives them with a buffer of ssp_num_stages - ssp_stage_id.
+    as `experimental.ssp_variable_proxy` gives them with a buffer of ssp_num_stages - ssp_stage_id.  With `quantization_aware_training=False` a job of
+    `function_config.enable_qat` computes as if it had not that option.
     Raises: ConfigError for an unknown option, or a value of the wrong kind.
     """
 
-    OPTIONS: ClassVar[dict[str, type]] = {"pipeline_stage_id_hint": int, "checkpointing": bool, "ssp_num_stages": int, "ssp_stage_id": int}
+    OPTIONS: ClassVar[dict[str, type]] = {
+        "pipeline_stage_id_hint": int,
+        "checkpointing": bool,
+        "ssp_num_stages": int,
+        "ssp_stage_id": int,
+        "quantization_aware_training": bool,
+    }
 
     def __init__(self, **options: Any) -> None:
         what = f"experimental.scope.config at {user_line()}"
@@ -280,6 +289,7 @@ class config(_Entered):
     def _changes(self) -> dict[str, Any]:
         changes = {"buffered": self.buffered} if "ssp_num_stages" in self.options else {}
         changes |= {"stage": self.options["pipeline_stage_id_hint"]} if "pipeline_stage_id_hint" in self.options else {}
+        changes |= {"quantized": self.options["quantization_aware_training"]} if "quantization_aware_training" in self.options else {}
         if "checkpointing" in self.options:
             changes["region"] = _new_region() if self.options["checkpointing"] else None
         return changes
@@ -336,9 +346,9 @@ class Devices:
         return found
 
     @property
-    def parallel_conf(self) -> str:
+    def parallel_conf(self) -> ParallelConf:
         """All of this as text."""
-        return str(self.placement)
+        return ParallelConf.of(self.placement)
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ Its methods are functions of `jobflow.functional`, and are imported when they ar
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -32,6 +33,10 @@ class Size(tuple[int, ...]):
 
     def __repr__(self) -> str:
         return f"jobflow.Size({list(self)})"
+
+    def index(self, value: Any, start: SupportsIndex = 0, stop: SupportsIndex = sys.maxsize) -> int:
+        """Position of the first size that equals `value`."""
+        return super().index(value, start, stop)
 
     def numel(self) -> int:
         """Number of elements."""

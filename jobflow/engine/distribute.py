@@ -174,7 +174,7 @@ def hierarchical_parallel_cast(
     grad_parallel_distribution: ParallelDistribution | None = None,
     name: str | None = None,
 ) -> Tensor:
-    """y = x, held as listed, one entry ("S(0)", "B" or a distribute) per mesh dimension.
+    """y = x, held as listed, one entry ("S(0)", "B" or a distribute) per mesh dimension; on one mesh dimension an empty list leaves x as it is.
 
     grad_mode "manual": the gradient comes back as `grad_parallel_distribution` lists; "restore", "identity", "auto" and None: it comes
     back as suits the producer of x.
@@ -193,6 +193,7 @@ def _cast(
     wish: Distribute | ParallelDistribution,
     gradient: Distribute | ParallelDistribution | None,
 ) -> Tensor:
+    wish, gradient = _free_if_empty(wish), _free_if_empty(gradient)
     free = gradient is None or gradient is auto()
     if is_local(x) or (free and wish is auto()):
         return _apply(Identity(), x, name)
@@ -202,6 +203,12 @@ def _cast(
         return to_layout(x, *mesh_sbp(what, wish, x.type, placement), grad=grad, asked=what, name=name)
     assert grad is not None
     return _apply(GradientLayout(grad), x, name)
+
+
+def _free_if_empty(wish: Any) -> Any:
+    """`auto()` in the place of an empty list on a mesh of one dimension."""
+    empty = isinstance(wish, list | tuple) and not wish
+    return auto() if empty and len(current_placement("hierarchical_parallel_cast").mesh) == 1 else wish
 
 
 def _apply(op: Op, x: Tensor, name: str | None) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 
 import jobflow.core.scope as scope
 from jobflow.core.errors import JobError, is_users, no_attribute, user_line
-from jobflow.core.layout import S
+from jobflow.core.layout import ParallelConf, S
 from jobflow.core.types import Tensor
 from jobflow.engine.distribute import Distribute, auto, broadcast, distribute_of, parallel_cast, split, with_distribute
 from jobflow.engine.operators import TensorOperators
@@ -136,9 +136,9 @@ class Handle(TensorOperators):
         return self.node.placement.size
 
     @property
-    def parallel_conf(self) -> str:
-        """Where it is, as text."""
-        return str(self.node.placement)
+    def parallel_conf(self) -> ParallelConf:
+        """Where it is, as text; `device_tag()` is the kind of device."""
+        return ParallelConf.of(self.node.placement)
 
     @property
     def op_name(self) -> str:

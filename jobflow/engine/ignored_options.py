@@ -26,7 +26,7 @@ IGNORED: dict[str, dict[str, str]] = {
             enable_cudnn_conv_pseudo_half enable_reused_mem enable_inplace use_xla_jit use_tensorrt allow_cpu_return_op
             enable_inplace_in_reduce_struct enable_nccl use_nccl_inter_node_communication use_boxing_v2
             enable_all_reduce_group all_reduce_fp16 disable_all_reduce_sequence enable_keep_header_only enable_float_compute_for_half_gemm
-            use_memory_allocation_algorithm_v2 tensorrt.use_fp16 tensorrt.use_int8
+            use_memory_allocation_algorithm_v2 enable_ssp tensorrt.use_fp16 tensorrt.use_int8
             static_mem_alloc_policy_white_list.policy_mem_size_first static_mem_alloc_policy_white_list.policy_mutual_exclusion_first
             static_mem_alloc_policy_white_list.policy_time_line static_mem_alloc_algo_white_list.show""",
         "any": """cudnn_buf_limit_mbyte cudnn_conv_force_fwd_algo cudnn_conv_force_bwd_data_algo cudnn_conv_force_bwd_filter_algo

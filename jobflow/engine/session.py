@@ -193,7 +193,7 @@ class Session:
 
     def prepare_all(self) -> None:
         """Trace, compile and bind every registered job that is not yet."""
-        if not self.jobs:
+        if not self.jobs and not self.settings.eager:
             raise JobError(f"at {user_line()}: there is no job yet; declare one with @global_function before variables are used")
         with scope.lock():
             self.start()
@@ -273,9 +273,10 @@ class Session:
     def _forget(self, job: Declared) -> None:
         """Give back the programs of replaced jobs, and of this name, if there are many, those used longest ago."""
         assert self.world is not None
-        mine, most = [key for key in self._compiled if key[0].name == job.name and key not in self._replaced], self.settings.compiled_shapes
+        mine = [key for key in self._compiled if key[0].name == job.name and key not in self._replaced]
+        most = self.settings.compiled_shapes * max(1 + 2 * len(self._compiled[key].sized) for key in mine)  # programs of a call
         if len(mine) > most:
-            notice(many_shapes(f"job {job.name}", most))
+            notice(many_shapes(f"job {job.name}", self.settings.compiled_shapes))
         for key in [*self._replaced, *mine[:-most]]:
             dropped = self._compiled.pop(key)
             dropped.close()

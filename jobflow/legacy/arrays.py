@@ -17,7 +17,7 @@ from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError,
 from jobflow.core.types import DType, Tensor, bool_, dtype_of, int32, int64
 from jobflow.eager.faces import SPELLED, all_of, of_jobs, recording, spelled
 from jobflow.engine.handle import sizes
-from jobflow.legacy.operands import Operand, counts, filling, fitting, spans, tensors
+from jobflow.legacy.operands import Operand, counts, filling, fitting, may_be_empty, spans, tensors
 from jobflow.ops import broadcast as bc
 from jobflow.ops import elementwise as ew
 from jobflow.ops import index as ix
@@ -225,7 +225,7 @@ def _at_most(most: int, made: Tensor, parts: Sequence[Tensor], axis: int) -> Ten
     """What `concat` has made, if it is no longer than that; lengths that vary from call to call may be too large together."""
     what, length = f"concat at {user_line()}", made.type.shape[axis]
     counts("concat", max_dim_size=most)
-    static = sum(part.type.shape[axis] for part in parts if not getattr(getattr(part, "traced", None), "is_dynamic", False))
+    static = sum(part.type.shape[axis] for part in parts if not may_be_empty(part))
     if static > most:
         raise ArgumentError(f"{what}: max_dim_size {most} is too small for the {static} along axis {axis} of tensors whose shape is fixed")
     if static == length:
@@ -254,7 +254,7 @@ def stack(inputs: Sequence[Tensor], axis: int = 0, name: Name = None) -> Tensor:
 
 
 def slice(x: Tensor, begin: Sequence[int | None], size: Sequence[int | None], name: Name = None) -> Tensor:
-    """x[begin : begin + size] on every axis; begin None is 0, size None or -1 is up to the end."""
+    """x[begin : begin + size] on every axis; begin None is 0, size None, -1 or beyond the axis is up to the end."""
     shape = x.type.shape
     for argument, entries in (("begin", begin), ("size", size)):
         if not isinstance(entries, list | tuple) or len(entries) != len(shape):
@@ -266,8 +266,10 @@ def slice(x: Tensor, begin: Sequence[int | None], size: Sequence[int | None], na
 def _span(x: Tensor, axis: int, begin: int | None, size: int | None) -> tuple[int, int]:
     n = x.type.shape[axis]
     start = 0 if begin is None else begin + n if begin < 0 else begin
-    stop = n if size in (None, -1) else start + int(size or 0)
-    if not 0 <= start < stop <= n:
+    stop = n if size in (None, -1) else min(start + int(size or 0), n)
+    if may_be_empty(x):
+        return min(max(start, 0), n), max(stop, min(max(start, 0), n))
+    if not 0 <= start < stop:
         raise ArgumentError(f"slice at {user_line()}: begin {begin}, size {size} on axis {axis} is outside {x.type}")
     return start, stop
 
@@ -365,7 +367,8 @@ def gather(
 ) -> Tensor:
     """params taken at `indices` along `axis` (default: batch_dims); an index beyond the axis gives zeros, a negative one is an error.
 
-    With batch_dims > 0 the leading axes of both go together, and axis must be batch_dims.
+    With batch_dims > 0, axis must be batch_dims, and the axes of both before the last one of `indices` go together: params [4, 32, 8] and indices
+    [4, 5] with axis 2 and batch_dims 2 give [4, 5, 8].
     """
     if not indices.type.dtype.is_integer:
         raise DtypeError(f"gather at {user_line()}: indices {indices.type} must be integers; cast them")
@@ -375,7 +378,7 @@ def gather(
         return ix.gather(params, indices, along)
     if along != batch_dims:
         raise JobError(f"gather at {user_line()}: with batch_dims {batch_dims} only axis {batch_dims} can be gathered, not {axis}")
-    return ix.batch_gather(params, indices, batch_dims)
+    return ix.batch_gather(params, indices, max(indices.type.ndim - 1, 0))  # as in OneFlow 0.4, whatever batch_dims is
 
 
 def dim_gather(input: Tensor, dim: int, index: Tensor, name: Name = None) -> Tensor:

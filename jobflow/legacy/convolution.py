@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TypeAlias, cast
 
 from jobflow.core.errors import ArgumentError, JobError, ShapeError, did_you_mean, user_line
+from jobflow.core.notices import notice
 from jobflow.core.signatures import variant
 from jobflow.core.types import Tensor
 from jobflow.eager.faces import all_of, of_jobs
@@ -127,7 +128,8 @@ def conv2d_transpose(
 ) -> Tensor:
     """The image of output_shape whose gradient under conv2d is `value` [n,i,h,w], with filter [i,o,kh,kw]; NHWC: [n,h,w,i], [i,kh,kw,o].
 
-    `input` and `filters` are other words for value and filter.  "SAME" puts the odd element of padding after.
+    `input` and `filters` are other words for value and filter.  "SAME" puts the odd element of padding after.  The channels are those of the filter:
+    programs for OneFlow before 0.3.4 write others in output_shape, which gives a notice.
     """
     what = "conv2d_transpose"
     x, w = _either(what, "value", value, "input", input), _either(what, "filter", filter, "filters", filters)
@@ -136,8 +138,13 @@ def conv2d_transpose(
         raise ArgumentError(f"{what} at {user_line()}: strides and an output_shape of 4 entries must be given, not {strides!r}, {output_shape!r}")
     first, weight = to_first(x, last), to_first(w, last)
     n, o, h, width = (output_shape[i] for i in ((0, 3, 1, 2) if last else (0, 1, 2, 3)))
-    if (n, o) != (first.type.shape[0], weight.type.shape[1]):
+    if n != first.type.shape[0]:
         raise ShapeError(f"{what} at {user_line()}: output_shape {list(output_shape)} does not fit value {x.type} and filter {w.type}")
+    if o != weight.type.shape[1]:
+        notice(
+            f"{what} at {user_line()}: output_shape {list(output_shape)} has {o} channels; "
+            f"the result has {weight.type.shape[1]}, the number of channels of filter {w.type}"
+        )
     word = pads(what, padding, 2, last)
     y: Tensor = cv.conv_transpose(
         first,

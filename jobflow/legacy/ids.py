@@ -100,7 +100,8 @@ def distributed_partial_fc_sample(weight: Tensor, label: Tensor, num_sample: int
     """Some of the classes, whose weights [classes, ...] are cut over the devices: all labels, and others by chance at every run.
 
     From each device's part of the classes equally many are drawn.  Gives the labels by their places among the `num_sample` drawn, the classes
-    that were drawn, and their weights.  Raises: ArgumentError at a run with more different labels in a part than are drawn from it.
+    that were drawn (of each device its labels, then the others), and their weights.
+    Raises: ArgumentError at a run with more different labels in a part than are drawn from it.
     """
     job, where = current_job("distributed_partial_fc_sample"), current_placement("distributed_partial_fc_sample")
     counts("distributed_partial_fc_sample", num_sample=num_sample)

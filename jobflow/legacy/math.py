@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+import jobflow.core.scope as scope
 import jobflow.functional as functional
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.types import DType, Tensor, bool_, int8, int32
@@ -20,7 +21,7 @@ from jobflow.eager.faces import SPELLED, all_of, recording, spelled
 from jobflow.engine.operators import quotient
 from jobflow.functional.nn_activations import logsigmoid
 from jobflow.legacy.elements import top_k as top_k
-from jobflow.legacy.operands import Operand, counts, filling, operands
+from jobflow.legacy.operands import Operand, counts, filling, may_be_empty, operands
 from jobflow.legacy.operands import tensors as tensors
 from jobflow.legacy.random import fused_scale_tril_softmax_dropout as fused_scale_tril_softmax_dropout
 from jobflow.ops import activation as ac
@@ -36,6 +37,7 @@ from jobflow.ops import source
 from jobflow.ops.op import apply, normal_axis
 from jobflow.ops.rounding import rounded_once
 from jobflow.ops.scalar import Detach
+from jobflow.ops.slices import Slice
 from jobflow.ops.vector_norm import root
 
 Axes: TypeAlias = int | Sequence[int] | None
@@ -354,9 +356,22 @@ def multi_count_not_finite(x: Sequence[Tensor] | None = None, name: str | None =
     return count_not_finite(x[0]) if len(x) == 1 else add_n([count_not_finite(each) for each in x])
 
 
+def _rows_of_both(what: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Tensors whose numbers of rows are equal in a run; as declared, which are their bounds, they may differ."""
+    shapes = [x.type.shape, y.type.shape]
+    rows = min(shape[0] if shape else 0 for shape in shapes)
+    if any(shape[:1] != (rows,) for shape in shapes):
+        recorder: Any = scope.current().interpreter
+        recorder.body.refuse(f"{what} at {user_line()}: {x.type} and {y.type} differ in the number of rows")
+    first, second = (apply(Slice((0,) * len(shape), (rows, *shape[1:]), (1,) * len(shape)), t) for t, shape in zip((x, y), shapes, strict=True))
+    return first, second
+
+
 def in_top_k(targets: Tensor, predictions: Tensor, k: int, name: str | None = None) -> Tensor:
     """int8: is predictions[i, targets[i]] one of the k largest of row i (ties count)."""
     counts("in_top_k", k=k)
+    if may_be_empty(targets) and may_be_empty(predictions):
+        targets, predictions = _rows_of_both("in_top_k", targets, predictions)
     if predictions.type.ndim != 2 or targets.type.shape != predictions.type.shape[:1] or not targets.type.dtype.is_integer:
         raise ShapeError(f"in_top_k at {user_line()}: predictions {predictions.type} are [n, classes], and targets {targets.type} n integers")
     own = ix.batch_gather(predictions, sh.expand_dims(targets, 1), 1)

@@ -121,8 +121,9 @@ def layer_norm(
     return nm.layer_norm(inputs, gamma, beta, begin, epsilon, name=name)
 
 
-def _grouped(x: Tensor, groups: int, eps: float, name: str, affine: bool) -> Tensor:
-    """[n,c,...] normalised in groups of channels, with variables `<name>_gamma` and `<name>_beta` of shape (1, c, 1)."""
+def _grouped(x: Tensor, groups: int, eps: float, prefix: str, name: str | None, affine: bool) -> Tensor:
+    """[n,c,...] normalised in groups of channels, with variables `<name>_gamma` and `<name>_beta` of shape (1, c, 1) if affine."""
+    name = layer_name(current_job(prefix), prefix) if affine and not name else name or None
     gamma, beta = (
         get_variable(f"{name}_{word}", (1, x.type.shape[1], 1), x.type.dtype, constant_initializer(first), reuse=False) if affine else None
         for word, first in (("gamma", 1.0), ("beta", 0.0))
@@ -142,13 +143,13 @@ def GroupNorm(x: Tensor, num_groups: int = 32, eps: float = 1e-5, affine: bool =
     channels = x.type.shape[1]
     if channels % num_groups:
         raise ShapeError(f"GroupNorm at {user_line()}: the {channels} channels of x {x.type} cannot be divided into {num_groups} equal groups")
-    return _grouped(x, num_groups, eps, name or layer_name(current_job("GroupNorm"), "GroupNorm"), affine)
+    return _grouped(x, num_groups, eps, "GroupNorm", name, affine)
 
 
 def _instance_norm(ndim: int, x: Tensor, eps: float = 1e-5, affine: bool = True, name: str | None = None) -> Tensor:
     what = f"InstanceNorm{ndim}d"
     _channels_first(what, x, ndim + 2)
-    return _grouped(x, x.type.shape[1], eps, name or layer_name(current_job(what), "InstanceNorm"), affine)
+    return _grouped(x, x.type.shape[1], eps, "InstanceNorm", name, affine)
 
 
 _FIRST = "x [n,c,l] with mean 0 and variance 1 in each channel of each sample; then gamma x + beta if affine."

@@ -26,6 +26,7 @@ from jobflow.engine.body import JobBody
 from jobflow.engine.handle import value_of
 from jobflow.engine.host_values import HostValue
 from jobflow.expressions import philox
+from jobflow.legacy.variables import random_stream
 from jobflow.ops.layout_ops import Identity, ToLocal
 from jobflow.ops.scalar import Cast
 from jobflow.ops.source import Input
@@ -107,7 +108,8 @@ def on_host(what: str, x: Any, *kinds: str) -> OnHost:
 
 def key_of(what: str, seed: int | None, name: str) -> philox.Key:
     """The key of random numbers that this op draws."""
-    return philox.key_of(body_of(what).seed if seed is None else seed, scope.current().full_name(name))
+    stream, own = random_stream(body_of(what).seed, seed, scope.current().full_name(name))
+    return philox.key_of(own, stream)
 
 
 # From the host to the job -------------------------------------------------------------------------------------------

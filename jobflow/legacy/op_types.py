@@ -230,7 +230,8 @@ def _cast_layout(in_: Any, *, sbp_parallel: str = "", grad_sbp_parallel: str = "
 def _cast_layouts(
     in_: Any, *, parallel_distribution: Any, grad_mode: str = "restore", grad_parallel_distribution: Any = None, name: str | None = None
 ) -> Any:
-    return distribute.hierarchical_parallel_cast(in_, list(parallel_distribution), grad_mode, grad_parallel_distribution or None, name)
+    gradient = (grad_parallel_distribution or []) if grad_mode == "manual" else grad_parallel_distribution or None
+    return distribute.hierarchical_parallel_cast(in_, list(parallel_distribution), grad_mode, gradient, name)
 
 
 def _moving_observer(
@@ -251,7 +252,7 @@ def _moving_observer(
     return quantization.observed(in_, moving_max, moving_min, current_train_step, *how, momentum, training, stop_update_after_iters)
 
 
-def _permuted(x: Any, *, seed: int = 0, name: str | None = None) -> Any:
+def _permuted(x: Any, *, seed: int | None = None, name: str | None = None) -> Any:
     return random.generate_random_batch_permutation_indices(x, seed, name)
 
 

@@ -22,6 +22,7 @@ from jobflow.legacy.variables import assign, current_job, variable_of
 from jobflow.ops.op import apply
 from jobflow.ops.optimizer_updates import AdamUpdate, LambUpdate, LarsUpdate, MomentumUpdate, OptimizerUpdate, RmsPropUpdate, SgdUpdate
 from jobflow.ops.row_update import RowUpdate
+from jobflow.ops.skipped_steps import LossScaleUpdate
 from jobflow.ops.update import NewValues, rate_dtype
 
 
@@ -121,6 +122,21 @@ def _assign(ref: Any, value: Any, *, name: str | None = None) -> tuple[()]:
     return ()
 
 
+def _schedule_loss_scale(
+    count_not_finite: Any, loss_scale: Any, good_step_counter: Any, *, increment_period: int = 2000, multiplier: float = 2.0, name: str | None = None
+) -> tuple[()]:
+    """A larger scale once `increment_period` steps in a row were finite, a smaller one after a step that was not."""
+    what = "dynamic_loss_scale_schedule"
+    job, values = current_job(what), _values(what, [loss_scale, good_step_counter])
+    with job.updating(user_line()):
+        made: Any = apply(
+            NewValues(LossScaleUpdate(increment_period, float(multiplier))), *values.values(), _one(what, "count_not_finite", count_not_finite)
+        )
+    for key, new in zip(values, made, strict=True):
+        job.assign(key, new)
+    return ()
+
+
 _BETA = {"beta": 0.9}
 _BETAS = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
 
@@ -150,4 +166,5 @@ OP_TYPES_OF_UPDATES: Mapping[str, Callable[..., Any]] = {
     ),
     "adam_bias_correction_learning_rate -> out": _corrected_rate,
     "assign -> ": _assign,
+    "dynamic_loss_scale_schedule -> ": _schedule_loss_scale,
 }

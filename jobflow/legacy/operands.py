@@ -66,16 +66,23 @@ def spans(what: str, x: Tensor, entries: Sequence[Any]) -> tuple[list[int | None
 
 
 def _stepped(what: str, x: Tensor, axis: int, entry: Any) -> tuple[int | None, int | None, int | None]:
-    """A checked (start, stop, step) of a slice that is not empty."""
+    """A checked (start, stop, step) of a slice, which is not empty unless a run may bring fewer elements than declared."""
     n, where = x.type.shape[axis], f"{what} at {user_line()}: {entry!r} on axis {axis} of {x.type}"
     if not isinstance(entry, list | tuple) or len(entry) != 3 or entry[2] == 0:
         raise ArgumentError(f"{where}: must be (start, stop, step) with a step that is not 0")
     start, stop, step = entry
+    if may_be_empty(x):
+        return start, stop, step
     if (start is not None and not -n <= start < n) or (stop is not None and not -n - 1 <= stop <= n):
         raise ArgumentError(f"{where}: start must lie in [{-n}, {n}) and stop in [{-n - 1}, {n}]")
     if not range(*slice(start, stop, step).indices(n)):
         raise ArgumentError(f"{where}: selects nothing")
     return start, stop, step
+
+
+def may_be_empty(x: Tensor) -> bool:
+    """True for a tensor whose shape in a run may be smaller than declared."""
+    return bool(getattr(getattr(x, "traced", x), "is_dynamic", False))
 
 
 def counts(what: str, **given: Any) -> None:

@@ -50,7 +50,7 @@ class _Quantization:
         self._observers = Counter[str]()
 
     def __call__(self, op: Op, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        if not isinstance(op, Product | BroadcastMatMul | Conv):
+        if not scope.current().quantized or not isinstance(op, Product | BroadcastMatMul | Conv):
             return inputs
         with scope.using(interpreter=self.job, root=self.root):
             layer = next(filter(None, map(variable_of, inputs)), "fake")

@@ -9,7 +9,7 @@ import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, JobError, user_line
 from jobflow.core.types import DType, Tensor, float32, float64, int8, int32
 from jobflow.eager.faces import all_of, of_jobs
-from jobflow.legacy.variables import current_job
+from jobflow.legacy.variables import current_job, random_stream
 from jobflow.ops import elementwise as ew
 from jobflow.ops import index as ix
 from jobflow.ops import random_tensors as rn
@@ -23,8 +23,8 @@ from jobflow.ops.random_tensors import DropoutMask, RandomUniform
 def _uniform(what: str, shape: tuple[int, ...], dtype: DType, seed: int | None, name: str) -> Tensor:
     """U[0, 1), other numbers at every run; `name` is that of the op the numbers are for."""
     job = current_job(what)
-    key = scope.current().full_name(name)
-    return apply(RandomUniform(shape, dtype, key, seed=job.seed if seed is None else seed), job.run_counter())
+    key, own = random_stream(job.seed, seed, scope.current().full_name(name))
+    return apply(RandomUniform(shape, dtype, key, seed=own), job.run_counter())
 
 
 def CoinFlip(batch_size: int = 1, seed: int | None = None, probability: float = 0.5, name: str = "CoinFlip") -> Tensor:
@@ -65,7 +65,7 @@ def gen_seed(seed: int | None = None) -> tuple[int, bool]:
 def dropout(x: Tensor, rate: float, noise_shape: Sequence[int] | None = None, seed: int | None = None, name: str | None = None) -> Tensor:
     """Each element 0 with probability `rate`, the others divided by 1 - rate; x itself in predict jobs and for rate 0.
 
-    Other elements fall at every run.  `seed` replaces the job's seed.
+    Every run draws a new mask, from the job's seed and the name, or from `seed` alone: ops with equal seeds draw equal masks.
     """
     if not isinstance(rate, Real) or not 0 <= rate < 1:
         raise ArgumentError(f"dropout at {user_line()}: rate {rate!r} is not in [0, 1)")
@@ -74,8 +74,8 @@ def dropout(x: Tensor, rate: float, noise_shape: Sequence[int] | None = None, se
     job = current_job("dropout")
     if not job.trainable or rate == 0:
         return x
-    key = job.unique_name("dropout") if name is None else scope.current().full_name(name)
-    return rn.dropout(x, float(rate), job.run_counter(), key=key, seed=job.seed if seed is None else seed, name=name)
+    key, own = random_stream(job.seed, seed, job.unique_name("dropout") if name is None else scope.current().full_name(name))
+    return rn.dropout(x, float(rate), job.run_counter(), key=key, seed=own, name=name)
 
 
 def fused_scale_tril_softmax_dropout(
@@ -105,8 +105,8 @@ def random_mask_like(like: Tensor, rate: float, seed: int | None = None, noise_s
     if noise_shape is not None:
         raise ArgumentError(f"random_mask_like at {user_line()}: noise_shape is not supported")
     job = current_job("random_mask_like")
-    key = job.unique_name("mask") if name is None else scope.current().full_name(name)
-    mask = apply(DropoutMask(float(rate), key, job.seed if seed is None else seed), like, job.run_counter())
+    stream = random_stream(job.seed, seed, job.unique_name("mask") if name is None else scope.current().full_name(name))
+    mask = apply(DropoutMask(float(rate), *stream), like, job.run_counter())
     return ew.cast(ew.sign(mask), int8, name=name)
 
 

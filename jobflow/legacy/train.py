@@ -23,7 +23,7 @@ class CheckPoint:
             stored.initialize()
 
     def save(self, path: str) -> None:
-        """Write every variable to the directory `path`, which must not exist or be empty."""
+        """Write every variable to the directory `path`; if it exists, to the first free one of path-2, path-3, ..., which a notice names."""
         stored.save(path)
 
     def load(self, path: str) -> None:

@@ -68,6 +68,11 @@ def current_job(what: str) -> Job:
     return cast(Job, interpreter)
 
 
+def random_stream(default: int, seed: int | None, name: str) -> tuple[str, int]:
+    """Return (key, seed) of random numbers: of the seed `default` and `name`, or of `seed` alone, so that equal seeds draw equal numbers."""
+    return (name, default) if seed is None else ("", seed)
+
+
 def layer_name(job: Job, prefix: str) -> str:
     """`<prefix>_<n>` for a layer without a name: the first that no variable of this job begins with."""
     for n in count(1):
@@ -93,8 +98,9 @@ def get_variable(
 ) -> Tensor:
     """The variable called `name`, made at its first sight in the session and fetched afterwards.
 
-    `dtype` None is the job's default type; trainable None means True.  `random_seed` replaces the job's seed.  `distribute` (one wish) or
-    `parallel_distribution` (one per mesh dimension) says how it is stored; broadcast otherwise.  `model_name` means nothing.
+    `dtype` None is the job's default type; trainable None means True.  `distribute` (one wish) or `parallel_distribution` (one per mesh dimension)
+    says how it is stored; broadcast otherwise.  The first values depend on the job's seed and the name, or on `random_seed` alone: variables of one
+    `random_seed`, shape and initializer start equal.  `model_name` means nothing.
     Raises: DuplicateNameError if reuse is False and this job has the name already; ConfigError without any initializer.
     """
     job = current_job(f"get_variable({name!r})")
@@ -117,7 +123,7 @@ def get_variable(
         Variable(
             name=full,
             type=type,
-            initializer=first.op(type.shape, type.dtype, full, job.seed if random_seed is None else random_seed),
+            initializer=first.op(type.shape, type.dtype, *random_stream(job.seed, random_seed, full)),
             placement=placement,
             sbp=_storage(full, type, parallel_distribution, distribute),
             trainable=trainable is not False,

@@ -180,7 +180,7 @@ class _Paths:
         #: behind the last blank of a sample nothing is
         self.used = xp.arange(2 * longest + 1) <= 2 * self.labels[:, None]
         self.jumps = xp.zeros(self.marks.shape, bool)
-        self.jumps[:, 2:] = (self.marks[:, 2:] != blank) & (self.marks[:, 2:] != self.marks[:, :-2])
+        self.jumps[:, 2:] = self.marks[:, 2:] != self.marks[:, :-2]  # of a label that is the blank too, as in PyTorch
         at = xp.broadcast_to(self.marks, (x.shape[0], *self.marks.shape))
         self.seen = xp.where(self.used, xp.take_along_axis(self.x, at, axis=2), -xp.inf)
 

@@ -25,7 +25,7 @@ _DRAWS = np.dtype(np.float64)
 class SampleClasses(Op):
     """mapped[n], sampled[count] of labels[n] and a run counter: sampled[mapped[i]] = labels[i].
 
-    Of each part of the classes sampled has all that are labels, and others by chance, in ascending order.
+    Of each part of the classes sampled has all that are labels, in ascending order, and then others by chance.
     A part with more labels than places leaves out its last ones, and their mapped label is -1.
     """
 
@@ -69,7 +69,7 @@ class SampleClasses(Op):
             own = xp.where(inside, labels - low, 0).astype(xp.int64)
             order[own[inside]] = -1.0
             first = part * each
-            chosen = xp.sort(xp.argsort(order, kind="stable")[:each])
+            chosen = xp.argsort(order, kind="stable")[:each]
             begin, end = max(start, first), min(stop, first + each)
             sampled[begin - start : end - start] = chosen[begin - first : end - first] + low
             place = xp.full(high - low, -1 if start <= first < stop else 0, xp.int64)

@@ -19,7 +19,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     ("words", "printed"),
-    [(("imports_and_training.py", "--batch", "4"), "True [3.]\n"), (("tests_of_its_own.py",), "")],
+    [(("imports_and_training.py", "--batch", "4"), "True [3.]\n"), (("tests_of_its_own.py",), ""), (("removed_names.py",), "")],
 )
 def test_a_program_runs_as_it_is(words: tuple[str, ...], printed: str) -> None:
     done = run(str(PROGRAMS / words[0]), *words[1:])

@@ -254,7 +254,7 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]] = {
         {"merge_repeated": False},
         ([[*X[:2, ::-1].argmax(1), 0]], [[-log_softmax(X[:2]).max(1).sum()]]),
     ),
-    "distributed_partial_fc_sample": ((Y, np.array([3, 0])), {"num_sample": 4}, ([3, 0], [0, 1, 2, 3], Y)),
+    "distributed_partial_fc_sample": ((Y, np.array([3, 0])), {"num_sample": 4}, ([2, 0], [0, 1, 3, 2], Y[[0, 1, 3, 2]])),
     "min_max_observer": ((X,), {}, ([X.max() / 127], [0])),
     "fake_quantization": ((X, np.float32([0.25]), np.float32([0])), {"quantization_bit": 3}, (np.rint(X / 0.25).clip(-4, 3)) * 0.25),
 }

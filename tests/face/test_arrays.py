@@ -107,7 +107,8 @@ def test_slice(run: Any) -> None:
     x = np.arange(24.0).reshape(2, 3, 4)
     assert (run(lambda t: face.slice(t, [None, 1, -3], [None, 2, 2]), x) == x[:, 1:3, 1:3]).all()
     assert (run(lambda t: face.slice(t, [1, 0, 2], [1, -1, -1]), x) == x[1:, :, 2:]).all()
-    for begin, size in (([0, 0], [1, 1]), ([0, 0, 0], [1, 1, 5]), ([0, 0, 0], [1, 0, 1]), ([2, 0, 0], [-1, 1, 1]), (None, [1, 1, 1])):
+    assert (run(lambda t: face.slice(t, [0, 1, 0], [1, 9, 5]), x) == x[:1, 1:, :]).all()
+    for begin, size in (([0, 0], [1, 1]), ([0, 0, 4], [1, 1, 1]), ([0, 0, 0], [1, 0, 1]), ([2, 0, 0], [-1, 1, 1]), (None, [1, 1, 1])):
         with pytest.raises(ValueError, match="slice at"):
             run(lambda t, b=begin, s=size: face.slice(t, b, s), x)
 

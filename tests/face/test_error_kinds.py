@@ -34,7 +34,7 @@ IN_JOBS: dict[str, tuple[type[Exception], Callable[[Any], Any]]] = {
     "a comparison with nothing": (AssertionError, lambda x: flow.math.equal(x, None)),
     "a diagonal that is no int": (AssertionError, lambda x: flow.math.tril(x, "0")),
     "clip without bounds": (ValueError, lambda x: flow.math.clip_by_value(x)),
-    "slice outside": (ValueError, lambda x: flow.slice(x, [0, 0], [5, 1])),
+    "slice outside": (ValueError, lambda x: flow.slice(x, [9, 0], [1, 1])),
     "slice with too few entries": (ValueError, lambda x: flow.slice(x, [0], [1])),
     "product of a vector": (ValueError, lambda x: flow.matmul(flow.reshape(x, (12,)), x)),
     "gather of later batch axes": (NotImplementedError, lambda x: flow.gather(x, flow.cast(x, flow.int32), axis=1, batch_dims=2)),

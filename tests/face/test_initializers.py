@@ -150,9 +150,9 @@ def test_seed_of_the_job_or_of_the_variable(run: Any) -> None:
     normal = initializers.random_normal_initializer()
     values = [
         run(lambda s=random_seed: get_variable("w", (3,), initializer=normal, random_seed=s), seed=seed)
-        for seed, random_seed in ((0, None), (1, None), (7, 1))
+        for seed, random_seed in ((0, None), (1, None), (7, 1), (8, 1))
     ]
-    assert (values[0] != values[1]).all() and (values[1] == values[2]).all()
+    assert (values[0] != values[1]).all() and (values[1] != values[2]).all() and (values[2] == values[3]).all()
 
 
 def test_reuse(run: Any) -> None:

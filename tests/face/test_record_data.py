@@ -138,7 +138,7 @@ def test_random_crops_are_of_the_seed_and_the_sample(devices: int, folder: str) 
 
     first, second = told(body, runs=2)
     assert first.shape == (4, 5, 6, 3) and first.std() > 0 and (first != second).any()
-    assert (int(first.sum()), int(second.sum())) == (46321, 46456)  # by Pillow 12
+    assert (int(first.sum()), int(second.sum())) == (45457, 45833)  # by Pillow 12
 
 
 def test_the_old_call_and_the_old_spellings(session: None, folder: str, capsys: pytest.CaptureFixture[str]) -> None:

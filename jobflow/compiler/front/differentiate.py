@@ -15,6 +15,7 @@ from dataclasses import replace
 import jobflow.core.scope as scope
 from jobflow.compiler.front.dynamic_loss_scale import Scaling
 from jobflow.compiler.front.gradient_sums import added, shorter_sum
+from jobflow.compiler.front.integer_paths import lets_through, operands
 from jobflow.compiler.front.trace import Tracer, recorded
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, PlanError
@@ -27,7 +28,7 @@ from jobflow.graph.traced import Traced
 from jobflow.graph.training import DynamicScale, Optimizer, Parameter, Training, Watch
 from jobflow.ops import elementwise as ew
 from jobflow.ops.axes import Reshape, Squeeze
-from jobflow.ops.layout_ops import Crossing, ToGlobal, ToLayout, ToLocal
+from jobflow.ops.layout_ops import ToGlobal, ToLayout, ToLocal
 from jobflow.ops.op import apply
 from jobflow.ops.reduce import ReduceSum
 from jobflow.ops.scalar import Cast, DivideBy, Scale
@@ -257,17 +258,8 @@ def reached_from(values: set[Value], nodes: Sequence[Node]) -> set[Value]:
     reached = set(values)
     for node in nodes:
         if any(value in reached for value in node.inputs):
-            reached.update(value for value in node.outputs if value.dtype.is_float or _lets_through(node, reached))
+            reached.update(value for value in node.outputs if value.dtype.is_float or lets_through(node, reached))
     return reached
-
-
-def _lets_through(node: Node, reached: set[Value]) -> bool:
-    """True for a cast that says so, and for what is linear in what has come through one: its gradient reads no integers."""
-    if isinstance(node.op, Crossing | Cast):
-        return isinstance(node.op, Crossing) or node.op.through or not node.inputs[0].dtype.is_float
-    whole = {i for i, value in enumerate(node.inputs) if value in reached}
-    linear = node.op.rule(*(value.type for value in node.inputs)).linear
-    return len(linear) == 1 and whole <= set(linear[0])
 
 
 def _seed(tracer: Tracer, loss: Value, scale: float, weight: Weight) -> Value:
@@ -304,9 +296,10 @@ def _total(contributions: list[Value]) -> Value:
 
 
 def _add_gradients(node: Node, gradients: Mapping[Value, Value], needed: set[Value], found: Contributions, ends: dict[Value, End]) -> None:
-    results = node.op.grad(*node.inputs, *node.outputs, *(gradients.get(output) for output in node.outputs))
+    inputs, outputs = operands(node, needed)
+    results = node.op.grad(*inputs, *outputs, *(gradients.get(output) for output in node.outputs))
     for index, (value, gradient) in enumerate(zip(node.inputs, results, strict=True)):
-        if gradient is None or value not in needed or not (value.dtype.is_float or _lets_through(node, needed)):
+        if gradient is None or value not in needed or not (value.dtype.is_float or lets_through(node, needed)):
             continue
         if not isinstance(gradient, Value) or gradient.type != value.type.with_dtype(value.dtype.of_gradient):
             raise PlanError(f"{node.op} at {node.where}: its gradient for {value.name} {value.type} is {gradient!r}")

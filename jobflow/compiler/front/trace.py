@@ -325,9 +325,11 @@ class Tracer:
         known = self.known.get(wanted.name) or self.variables.get(wanted.name)
         where = self._where or user_line()
         if known is not None and known.type.shape != wanted.type.shape:
+            earlier = self.kind == "job" and wanted.name in self.known
+            afresh = "; to forget the variables of earlier jobs, call clear_default_session() before the jobs are declared" if earlier else ""
             raise JobError(
                 f'{self.kind} {self.name} at {where}: variable "{wanted.name}" is {known.type} in another place but {wanted.type} here; '
-                f"one name is one tensor: give it another name, or the same shape"
+                f"one name is one tensor: give it another name, or the same shape{afresh}"
             )
         if wanted.name not in self.reads:
             variable = known or wanted
