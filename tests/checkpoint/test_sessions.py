@@ -489,19 +489,3 @@ def test_the_old_ways_are_the_same_checkpoints(tmp_path: Path) -> None:
         assert store.load(tmp_path / name).extra["runs"] == {"train_job": 1}
     found = flow.checkpoint.get(str(tmp_path / "a"))["table"]
     assert (found.shape, found.dtype) == ((11, 6), flow.float32)
-
-
-def test_a_path_that_exists_is_never_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The first free name takes its place, and a notice names it; an empty directory is free."""
-    job, _ = training(2)
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a-3").write_text("kept")
-    for _ in range(3):
-        job(IDS)
-        flow.train.CheckPoint().save(str(tmp_path / "a"))
-    flow.checkpoint.save(str(tmp_path / "a"), {"w": np.ones(3)})
-    found = {path.name: store.load(path).extra["runs"]["train_job"] for path in tmp_path.iterdir() if path.is_dir() and path.name != "a-5"}
-    assert found == {"a": 1, "a-2": 2, "a-4": 3} and list(store.load(tmp_path / "a-5")) == ["w"]
-    assert (tmp_path / "a-3").read_text() == "kept"
-    written = [line.rpartition("is written to ")[2] for line in capsys.readouterr().err.splitlines() if "exists already" in line]
-    assert [Path(each).name for each in written] == ["a-2", "a-4", "a-5"]

@@ -10,7 +10,7 @@ from parts import Begin, Job, Labels, Rows, X, Y, declare, normal, values
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow.core.errors import CheckpointError, JobError
+from jobflow.core.errors import JobError
 
 
 def declare_net(rate: float = 0.1) -> Callable[..., Any]:
@@ -67,13 +67,20 @@ class TestCheckPoint:
         again = [job(X, Y).mean() for _ in range(3)]
         assert once == again
 
-    def test_saving_twice_to_one_place_is_refused(self, devices: int, tmp_path: Path) -> None:
-        job = declare_net()
-        check_point = flow.train.CheckPoint()
-        check_point.save(str(tmp_path / "one"))
-        with pytest.raises(CheckpointError, match="one"):
-            check_point.save(str(tmp_path / "one"))
-        assert job(X, Y).shape == (4,)
+    def test_a_path_that_exists_is_never_replaced(self, devices: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """The first free name takes its place, and a notice names it; an empty directory is free."""
+        job, check_point = declare_net(), flow.train.CheckPoint()
+        (tmp_path / "a").mkdir()
+        (tmp_path / "a-3").write_text("kept")
+        for _ in range(3):
+            job(X, Y)
+            check_point.save(str(tmp_path / "a"))
+        flow.checkpoint.save(str(tmp_path / "a"), {"w": np.ones(3)})
+        steps = {name: flow.checkpoint.get(str(tmp_path / name))["System-Train-TrainStep-train_job"].numpy().tolist() for name in ("a", "a-2", "a-4")}
+        assert steps == {"a": [1], "a-2": [2], "a-4": [3]} and list(flow.checkpoint.get(str(tmp_path / "a-5"))) == ["w"]
+        assert (tmp_path / "a-3").read_text() == "kept" and len(list(tmp_path.iterdir())) == 5
+        notices = [line for line in capsys.readouterr().err.splitlines() if "exists already" in line]
+        assert [Path(line.rpartition("is written to ")[2]).name for line in notices] == ["a-2", "a-4", "a-5"]
 
     def test_init_gives_first_values_again_only_in_the_old_way(self, on: Begin, capsys: pytest.CaptureFixture[str]) -> None:
         for legacy in (False, True):
