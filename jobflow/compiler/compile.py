@@ -40,6 +40,7 @@ from jobflow.compiler.front.precision import lower_precision
 from jobflow.compiler.front.recompute import recompute
 from jobflow.compiler.front.row_updates import update_rows
 from jobflow.compiler.front.simplify import simplify
+from jobflow.compiler.front.whole_batch import Parts, parts_of
 from jobflow.compiler.layouts.box import box
 from jobflow.compiler.layouts.bucket import bucket
 from jobflow.compiler.layouts.look import look_at_arguments
@@ -67,7 +68,12 @@ def logical(program: Traced, outputs: Sequence[Value]) -> LogicalProgram:
         found = differentiate(*prepared(program, outputs))
     else:
         bodies = [(program, outputs)] if program.tail is None else [(program, outputs), program.tail]
-        found = unroll([prepared(body, made) for body, made in bodies], program.microbatches)
+        parts: list[Parts] = []
+        for i, rows in enumerate(program.microbatches.sizes if program.whole is not None else ()):
+            body, made, own = parts_of(bodies[i], program.whole, rows, program.microbatches)
+            bodies[i] = body, made
+            parts.append(own)
+        found = unroll([prepared(*body) for body in bodies], program.microbatches, parts)
     return replace(found, graph=recompute(pipeline(update_rows(simplify(guard(found.graph)), program.lazily), program.schedule)))
 
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import jobflow.core.scope as scope
 from jobflow.compiler.compile import distribute, logical
+from jobflow.compiler.front.batch_cut import cut_batch, explained
 from jobflow.compiler.front.differentiate import reached_from, trained_variables
-from jobflow.compiler.front.microbatch import cut_batch, explained
 from jobflow.compiler.front.trace import Tracer
 from jobflow.core.collection import collection_paused
 from jobflow.core.dataclass import dataclass
@@ -198,7 +198,12 @@ class Job:
     @property
     def microbatch_count(self) -> int:
         """How many microbatches a run passes through the body."""
-        asked = self.config.options.get(ACCUMULATION) or (self.strategy.microbatches if self.strategy is not None else None) or 1
+        asked = (
+            self.config.options.get(ACCUMULATION)
+            or self.config.microbatches
+            or (self.strategy.microbatches if self.strategy is not None else None)
+            or 1
+        )
         return asked if self.trainable else 1
 
     def microbatches(self, shapes: Sequence[tuple[int, ...]]) -> Microbatches | None:
@@ -257,16 +262,19 @@ class Job:
             return self._traced(session, placement, shapes, rows)
         named = list(zip(self.signature.placeholders(), shapes, strict=True))
         each: list[Trace] = []
-        for size in cut.sizes:
+        exact = ACCUMULATION not in self.config.options
+        for size in (*cut.sizes, *((cut.rows,) if exact else ())):
             own = [(size, *shape[1:]) if name in cut.arguments else shape for (name, _), shape in named]
             with explained(cut, size):
                 each.append(self._traced(session, placement, own, rows))
+        whole = each.pop() if exact else None
         (program, results), *others = each
         if read := {} if program.feed is None else program.feed.types:
-            cut = self._with_read(cut, read)
+            cut, whole = self._with_read(cut, read), None
         schedule = self._schedule
         tail = next(((body, returned_values(returned)) for body, returned in others), None)
-        return replace(program, microbatches=cut, schedule=schedule, tail=tail), results
+        batch = None if whole is None else (whole[0], returned_values(whole[1]))
+        return replace(program, microbatches=cut, schedule=schedule, tail=tail, whole=batch), results
 
     def _traced(
         self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...], read: Mapping[str, Any] = NOTHING

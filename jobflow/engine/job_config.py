@@ -58,6 +58,8 @@ class FunctionConfig:
         self.options: dict[str, Any] = {}
         #: the user's line that set each of them
         self.lines: dict[str, SourceLine] = {}
+        #: in how many parts the batch passes to give the numbers of the whole batch, as the trainer asks; None if it does not
+        self.microbatches: int | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(Names("function_config", OPTIONS, lambda full: lambda value=OPTIONS[full].default: self.set(full, value)), name)
@@ -109,6 +111,7 @@ class FunctionConfig:
         """A configuration that further calls on this one do not change."""
         other = FunctionConfig()
         other.options, other.lines = dict(self.options), dict(self.lines)
+        other.microbatches = self.microbatches
         return other
 
     def check(self) -> None:

@@ -62,6 +62,8 @@ class Traced:
     schedule: str | None = None
     #: the same body for the shorter microbatches, if there are any, and its outputs
     tail: tuple[Traced, Sequence[Value]] | None = None
+    #: the same body for the whole batch, and its outputs, if the program gives the numbers of the batch; None: by the rule of accumulation steps
+    whole: tuple[Traced, Sequence[Value]] | None = None
     #: of a job: by variable, the tensor of the program that it is
     tensors: Mapping[str, Any] = field(default_factory=dict)
     #: by id of an object that the body calls: what tells whether it would still record the same

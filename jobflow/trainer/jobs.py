@@ -199,7 +199,7 @@ class Jobs:
         wish, config = self.config.strategy, FunctionConfig()
         config.strategy(mirrored() if own else mesh(data=wish.data, tensor=wish.tensor, pipeline=wish.pipeline, zero=wish.zero))
         if name == TRAIN and self.microbatches(rows) > 1:
-            config.train.num_gradient_accumulation_steps(self.microbatches(rows))
+            config.microbatches = self.microbatches(rows)
         if wish.precision != "float32":
             config.mixed_precision({"float16": float16, "bfloat16": bfloat16}[wish.precision])
         return Job(function, name == TRAIN, config, self.network.where, optimizer_of)

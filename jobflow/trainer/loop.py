@@ -242,7 +242,7 @@ class Loop:
             self.tracing.after(step)
         halted = int(outputs.pop(HALTED)[0])
         means = Means()
-        means.add(outputs, batch.size, self.jobs.pieces(batch.size, self.jobs.microbatches(batch.size)))
+        means.add(outputs, batch.size, self.jobs.pieces(batch.size))
         values = means.values()
         if halted or not math.isfinite(values["loss"]):
             self._not_finite(self._steps[0 if halted else -1], None if halted else values["loss"])

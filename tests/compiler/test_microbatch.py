@@ -12,7 +12,7 @@ from traced import Sgd, evaluate, first, plain, type_, variable
 
 from jobflow import scope
 from jobflow.compiler.compile import logical
-from jobflow.compiler.front.microbatch import cut_batch
+from jobflow.compiler.front.batch_cut import cut_batch
 from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import NOWHERE, JobError
 from jobflow.core.types import Tensor, float64

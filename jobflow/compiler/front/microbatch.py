@@ -27,8 +27,7 @@ Example, k = 2, y = x w with a loss per row: two nodes for each of x w and x' dy
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 
 from jobflow.compiler.front.differentiate import (
@@ -44,9 +43,10 @@ from jobflow.compiler.front.differentiate import (
 )
 from jobflow.compiler.front.gradient_sums import added, addends
 from jobflow.compiler.front.trace import Tracer, recorded
+from jobflow.compiler.front.whole_batch import Part, Parts, Statistic, combined, leading_to
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import ArgumentError, JobError, ShapeError, SourceLine
-from jobflow.core.layout import Box, Placement
+from jobflow.core.errors import JobError
+from jobflow.core.layout import B, Box, P, Partial, Placement, Split
 from jobflow.graph.ir import End, Node, Origin, Value
 from jobflow.graph.rewrite import walk
 from jobflow.graph.traced import Traced
@@ -60,51 +60,6 @@ from jobflow.ops.source import Input, ReadVariable, Source
 
 #: A traced body and its outputs.
 Body = tuple[Traced, Sequence[Value]]
-
-
-# -------------------------------------------------------------------- which arguments are cut
-
-
-def cut_batch(whose: str, count: int, where: SourceLine, shapes: Mapping[str, tuple[int, ...]]) -> Microbatches:
-    """How `count` microbatches are cut from arguments of these shapes.  JobError, at `where` they were asked for, if they cannot be.
-
-    `whose` is the job or graph, for messages.
-    """
-    what = f"{whose}: {count} microbatches, asked for at {where}"
-    lengths = {name: shape[0] for name, shape in shapes.items() if shape and shape[0] != 1}
-    if not lengths:
-        alone = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
-        raise JobError(
-            f"{what}: no argument has a first axis longer than 1, so there is no batch to divide"
-            f"{f' ({alone})' if alone else ''}; pass the batch as an argument"
-        )
-    if len(set(lengths.values())) > 1:
-        listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise JobError(
-            f"{what}: the arguments differ in the length of their first axis ({listed}), so it is not clear which is the batch; "
-            f"give arguments that are not per row a first axis of 1, or store them in variables"
-        )
-    rows = next(iter(lengths.values()))
-    if count > rows:
-        raise JobError(f"{what}: the batch has {rows} rows ({', '.join(lengths)}), so {count - rows} of them would be empty; ask for at most {rows}")
-    return Microbatches(count, rows, tuple(lengths), where)
-
-
-@contextmanager
-def explained(microbatches: Microbatches, rows: int) -> Iterator[None]:
-    """Errors of a body that is traced inside say for how many rows it is; those that shapes may have caused in their message."""
-    told = (
-        f"the body was traced for a microbatch of {rows} of the {microbatches.rows} rows of the batch, because {microbatches.count} microbatches "
-        f"are asked for at {microbatches.where}; a length that is the batch's must come from an argument, as {microbatches.arguments[0]}.shape[0]"
-    )
-    try:
-        yield
-    except (ShapeError, ArgumentError) as error:
-        error.args = (f"{error} ({told})",)
-        raise
-    except Exception as error:
-        error.add_note(told)
-        raise
 
 
 # -------------------------------------------------------------------- bodies
@@ -132,14 +87,19 @@ class _Body:
     names: set[str] = field(default_factory=set)
     #: what was made once, for all
     shared: dict[Value, Value] = field(default_factory=dict)
+    #: how its values make up those of the batch; None if they do by the rule of num_gradient_accumulation_steps
+    parts: Parts | None = None
 
 
-def _bodies(traced: Sequence[Body], microbatches: Microbatches) -> list[_Body]:
+def _bodies(traced: Sequence[Body], microbatches: Microbatches, parts: Sequence[Parts]) -> list[_Body]:
     """Differentiate what was traced."""
     trainings = [check_losses(program) for program, _ in traced]
     losses = [training.losses[0] for training in trainings]
     elements = [counted(program, loss) for (program, _), loss in zip(traced, losses, strict=True)]
-    weights = _weights(losses, elements, microbatches, _sharing(traced[0][0], losses[0], microbatches))
+    if parts:
+        weights = [Weight(each.elements) for each in parts]
+    else:
+        weights = _weights(losses, elements, microbatches, _sharing(traced[0][0], losses[0], microbatches))
     raised = min(raised_by(program.nodes, training, weight) for (program, _), training, weight in zip(traced, trainings, weights, strict=True))
     weights = [replace(weight, raised=raised) for weight in weights]
     found: list[_Body] = []
@@ -148,6 +108,11 @@ def _bodies(traced: Sequence[Body], microbatches: Microbatches) -> list[_Body]:
         backward = backpropagate(tracer, training, weight)
         watches, shown = watched(tracer, backward.of, weight)
         found.append(_Body(rows, tracer.traced(), [*outputs, *shown], watches, backward, backward.of_variables(tracer), raised))
+    if parts:
+        for body, own in zip(found, parts, strict=True):
+            body.parts = own
+            body.times = {node: _rows_of(body, node, microbatches) for node in body.program.nodes if node.op.by_position or node.name in own.placed}
+        return found
     positioned = [[node for node in body.program.nodes if node.op.by_position] for body in found]
     alike = len(set(map(len, positioned))) == 1
     for body, nodes in zip(found, positioned, strict=True):
@@ -157,6 +122,15 @@ def _bodies(traced: Sequence[Body], microbatches: Microbatches) -> list[_Body]:
             certain = len(others) > 1 or times == 1 or not isinstance(node.op, Source)
             body.times[node] = times if certain else None
     return found
+
+
+def _rows_of(body: _Body, node: Node, microbatches: Microbatches) -> int | None:
+    """How many elements per row of the batch the first axis of a node's output has; None if that is not the axis of the rows."""
+    assert body.parts is not None, "the body was compared with that of the batch"
+    value = node.outputs[0]
+    if node.name not in body.parts.placed or body.parts.placed[node.name][1] != Split(0):
+        return None
+    return value.shape[0] * _sharing(body.program, value, microbatches) // body.rows
 
 
 def _weights(losses: Sequence[Value], elements: Sequence[int], microbatches: Microbatches, ranks: int) -> list[Weight]:
@@ -189,8 +163,11 @@ def _times(values: Sequence[Value], sizes: Sequence[int], ranks: int = 1) -> int
 # -------------------------------------------------------------------- unrolling
 
 
-def unroll(traced: Sequence[Body], microbatches: Microbatches) -> LogicalProgram:
-    """The program for the whole batch.  `traced`: one body per size of microbatch."""
+def unroll(traced: Sequence[Body], microbatches: Microbatches, parts: Sequence[Parts] = ()) -> LogicalProgram:
+    """The program for the whole batch.  `traced`: one body per size of microbatch.
+
+    `parts`, one per body: what its values are of those of the batch.  Without them the rule of num_gradient_accumulation_steps holds.
+    """
     for other in traced[1:]:
         _check_alike(traced[0], other, microbatches)
     program = traced[0][0]
@@ -199,7 +176,7 @@ def unroll(traced: Sequence[Body], microbatches: Microbatches) -> LogicalProgram
             f"{program}: the ranks' arguments differ in length ({list(program.rows)}) and microbatches of one rank have one row each, in "
             f"which a loss per row and the mean of a loss look alike; ask for fewer than {microbatches.rows}, not as at {microbatches.where}"
         )
-    return _Unrolling(microbatches, _bodies(traced, microbatches)).run()
+    return _Unrolling(microbatches, _bodies(traced, microbatches, parts)).run()
 
 
 def _check_alike(one: Body, other: Body, microbatches: Microbatches) -> None:
@@ -238,7 +215,13 @@ class _Unrolling:
         self.of_size = {body.rows: body for body in bodies}
         trained = {name for optimizer in self.training.optimizers for name in optimizer.selects(list(bodies[0].gradients))}
         #: variables that the body assigns, unless an optimizer does
-        self.assigned = [name for name in program.updates if name not in trained]
+        self.written = [name for name in program.updates if name not in trained]
+        #: those that a microbatch passes on to the next
+        parts = bodies[0].parts
+        self.assigned = [name for name in self.written if parts is None or isinstance(parts.updates[name], Statistic)]
+        #: what was computed of the whole batch, in the order of `Parts.gathered`, and what every microbatch is cut from
+        self.gathered: list[Value] = []
+        self.cut: dict[tuple[int, str], Sequence[Value]] = {}
         #: as the last microbatch left them
         self.state: dict[str, Value] = {}
         #: variables as they are before the run
@@ -251,8 +234,13 @@ class _Unrolling:
         tracer, spans = self.tracer, self.microbatches.spans
         for body in self.bodies:
             self._find_copied(body)
+        for name, part in self.bodies[0].parts.gathered.items() if self.bodies[0].parts is not None else ():
+            self._gather(name, part)
         passes = [self._pass(i, self.of_size[stop - start], start) for i, (start, stop) in enumerate(spans)]
         results = [self._result(at, passes) for at in range(len(self.bodies[0].outputs))]
+        if self.bodies[0].parts is not None:
+            parts = self.bodies[0].parts.updates
+            self.state |= {name: self._update(name, parts[name], passes) for name in self.written if name not in self.assigned}
         tracer.inputs, tracer.reads, tracer.updates = self.inputs, self.reads, dict(self.state)
         tracer.rows = ()  # those of the ranks' arguments are not those of their microbatches
         first = self.bodies[0]
@@ -268,6 +256,8 @@ class _Unrolling:
         for node in body.program.nodes:
             if isinstance(node.op, ReadVariable):
                 continue
+            if body.parts is not None and node.name in body.parts.gathered:
+                continue
             varies = self._begins(body, node) or any(value in body.varying or value in again for value in node.inputs)
             if varies:
                 body.varying.update(node.outputs)
@@ -280,7 +270,45 @@ class _Unrolling:
         """Whether a node that reads no rows is of them nevertheless: a cut argument, or random numbers for each of them."""
         if isinstance(node.op, Input):
             return node.op.key in self.microbatches.arguments
+        if body.parts is not None:
+            return isinstance(node.op, Source) and node.name in body.parts.placed and isinstance(body.parts.placed[node.name][1], Split)
         return isinstance(node.op, Source) and body.times.get(node) is not None
+
+    # ---------------------------------------------------------------- the whole batch
+
+    def _gather(self, name: str, part: Part) -> None:
+        """Compute a value of the whole batch, before the first microbatch."""
+        nodes = {body.rows: next(node for node in body.program.nodes if node.name == name) for body in self.bodies}
+        each = [
+            self._before(self.of_size[stop - start], nodes[stop - start].inputs[0], number, start)
+            for number, (start, stop) in enumerate(self.microbatches.spans)
+        ]
+        with self.tracer.standing_for(nodes[self.bodies[0].rows]):
+            total = combined(part, each)
+        for body in self.bodies:
+            body.shared[nodes[body.rows].outputs[0]] = total
+
+    def _before(self, body: _Body, target: Value, microbatch: int, start: int) -> Value:
+        """A value of a microbatch that is computed before all of them."""
+        needed = leading_to(target)
+        now: dict[Value, Value] = {}
+
+        def take(node: Node, inputs: tuple[Value, ...]) -> Sequence[Value]:
+            if node not in body.copied or isinstance(node.op, Input):
+                return self._made(body, node, inputs, microbatch, start)
+            op = self._placed(body, node, microbatch, start) if node in body.times else node.op
+            origin = replace(node.origin, region=None)
+            return self.tracer.again(node, inputs, op=op, origin=origin, suffix=f"#{microbatch}.{target.name}")
+
+        walk([node for node in body.program.nodes if node in needed], take, now)
+        return now[target]
+
+    def _update(self, name: str, part: Part, passes: Sequence[Mapping[Value, Value]]) -> Value:
+        """The value that the batch gives a variable."""
+        sizes = [stop - start for start, stop in self.microbatches.spans]
+        each = [now[self.of_size[size].program.updates[name]] for now, size in zip(passes, sizes, strict=True)]
+        with self.tracer.standing_for(self.bodies[0].program.updates[name].node):
+            return combined(part, each)
 
     # ---------------------------------------------------------------- one microbatch
 
@@ -333,18 +361,22 @@ class _Unrolling:
             assert isinstance(value, Value)
             return (value,)
         op, suffix = node.op, f"#{microbatch}"
+        if isinstance(op, Input) and (microbatch, op.key) in self.cut:
+            return self.cut[microbatch, op.key]
         if isinstance(op, Input) and self.microbatches.within:
-            return self._rows(node, op, microbatch, start)
+            self.cut[microbatch, op.key] = self._rows(node, op, microbatch, start)
+            return self.cut[microbatch, op.key]
         if isinstance(op, Input):
+            key = op.key
             op = op.rows(start, start + body.rows)
             suffix = f"[{start}:{start + body.rows}]"
-        elif op.by_position:
+        elif op.by_position or node in body.times:
             op = self._placed(body, node, microbatch, start)
         origin = body.backward.origin(node)
         origin = replace(origin, microbatch=microbatch, gradients=tuple(self._end(body, end, suffix) for end in origin.gradients))
         outputs = self.tracer.again(node, inputs, op=op, origin=origin, suffix=suffix)
         if isinstance(op, Input):
-            (self.inputs[op.key],) = outputs
+            (self.inputs[op.key],) = self.cut[microbatch, key] = outputs
         return outputs
 
     def _rows(self, node: Node, op: Input, microbatch: int, start: int) -> Sequence[Value]:
@@ -367,6 +399,8 @@ class _Unrolling:
         """The node's op for the rows of the batch that begin at `start`."""
         if not node.outputs[0].shape:
             return node.op
+        if body.parts is not None and body.times[node] is None:
+            return self._placed_along(body, node, start)
         length, *rest = node.outputs[0].shape
         times = body.times[node]
         if times is None:  # these are not rows: as if those of all microbatches lay behind each other
@@ -374,7 +408,21 @@ class _Unrolling:
         else:
             shared = _sharing(body.program, node.outputs[0], self.microbatches) > 1  # each microbatch is cut over the ranks
             first, whole = start * times, length if shared else max(self.tracer.rows, default=self.microbatches.rows) * times
-        return node.op.localize((), (Box(((first, first + length), *((0, n) for n in rest)), (whole, *rest)),))
+        op = node.op if body.parts is None else body.parts.placed[node.name][0]
+        return op.localize((), (Box(((first, first + length), *((0, n) for n in rest)), (whole, *rest)),))
+
+    def _placed_along(self, body: _Body, node: Node, start: int) -> Op:
+        """The same where the rows are along another axis, or nowhere."""
+        assert body.parts is not None
+        value = node.outputs[0]
+        op, part = body.parts.placed.get(node.name, (node.op, B))
+        if not isinstance(part, Split):
+            return node.op
+        spans, whole = [(0, n) for n in value.shape], list(value.shape)
+        times = value.shape[part.axis] // body.rows
+        spans[part.axis] = (start * times, (start + body.rows) * times)
+        whole[part.axis] = self.microbatches.rows * times
+        return op.localize((), (Box(tuple(spans), tuple(whole)),))
 
     def _add(self, name: str, gradient: Value, microbatch: int) -> None:
         """One more part of the gradient of a variable."""
@@ -405,6 +453,8 @@ class _Unrolling:
         sizes = [stop - start for start, stop in self.microbatches.spans]
         each = [now[self.of_size[size].outputs[at]] for now, size in zip(passes, sizes, strict=True)]
         with self.tracer.standing_for(value.node):
+            if body.parts is not None:
+                return self._joined(at, each, body.parts)
             if number >= 0 and body.watches[number].gradient and body.watches[number].value not in body.varying:
                 return [added(each)]
             if value not in body.varying:
@@ -416,3 +466,17 @@ class _Unrolling:
             ):
                 return each
             return [recorded(concat([one if one.shape else reshape(one, (1,)) for one in each]))]
+
+    def _joined(self, at: int, each: list[Value], parts: Parts) -> list[Value]:
+        """What stands for an output of the batch."""
+        body = self.bodies[0]
+        number = at - len(body.outputs) + len(body.watches)
+        if number < 0:
+            part = parts.outputs[at]
+        else:
+            watch = body.watches[number]
+            part = parts.watches[body.program.watches.index(watch)]
+            if watch.gradient and not isinstance(part, Split):
+                part = B if isinstance(part, Partial) else P
+        apart = part == Split(0) and not body.outputs[at].local and not self.microbatches.within and len(set(each)) == len(each)
+        return each if apart else [combined(part, each)]

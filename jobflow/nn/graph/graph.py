@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Never
 
 import jobflow.core.scope as scope
 from jobflow.compiler.compile import logical
-from jobflow.compiler.front.microbatch import cut_batch, explained
+from jobflow.compiler.front.batch_cut import cut_batch, explained
 from jobflow.compiler.front.trace import Tracer
 from jobflow.core.collection import collection_paused
 from jobflow.core.errors import CheckpointError, ConfigError, JobError, did_you_mean, user_line
@@ -182,10 +182,12 @@ class Graph:
     def _built(self, here: EagerState, given: Arguments) -> Built:
         metas = tuple(Meta(name, x.type, x.layout) for name, x in given.leaves())
         cut = self._microbatches(metas)
+        whole = None if cut is None else self._traced(here, metas, given, None, 0)
         first, *others = [self._traced(here, metas, given, cut, size) for size in (cut.sizes if cut is not None else (0,))]
         building, steps = first.building, first.steps
         tail = next(((other.program, other.outputs) for other in others), None)
-        graph = logical(replace(first.program, tail=tail), first.outputs).graph
+        batch = None if whole is None else (whole.program, whole.outputs)
+        graph = logical(replace(first.program, tail=tail, whole=batch), first.outputs).graph
         layouts = [*(meta.layout for meta in metas), *(x.layout for x in (*building.tensors.values(), *(x for _, x in leaves(first.returned, ""))))]
         local = all(layout is None for layout in layouts)
         schedules = self._schedules

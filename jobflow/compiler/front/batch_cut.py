@@ -1,0 +1,51 @@
+"""Microbatches of arguments: which of them are cut, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from jobflow.core.errors import ArgumentError, JobError, ShapeError, SourceLine
+from jobflow.graph.training import Microbatches
+
+
+def cut_batch(whose: str, count: int, where: SourceLine, shapes: Mapping[str, tuple[int, ...]]) -> Microbatches:
+    """How `count` microbatches are cut from arguments of these shapes.  JobError, at `where` they were asked for, if they cannot be.
+
+    `whose` is the job or graph, for messages.
+    """
+    what = f"{whose}: {count} microbatches, asked for at {where}"
+    lengths = {name: shape[0] for name, shape in shapes.items() if shape and shape[0] != 1}
+    if not lengths:
+        alone = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+        raise JobError(
+            f"{what}: no argument has a first axis longer than 1, so there is no batch to divide"
+            f"{f' ({alone})' if alone else ''}; pass the batch as an argument"
+        )
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise JobError(
+            f"{what}: the arguments differ in the length of their first axis ({listed}), so it is not clear which is the batch; "
+            f"give arguments that are not per row a first axis of 1, or store them in variables"
+        )
+    rows = next(iter(lengths.values()))
+    if count > rows:
+        raise JobError(f"{what}: the batch has {rows} rows ({', '.join(lengths)}), so {count - rows} of them would be empty; ask for at most {rows}")
+    return Microbatches(count, rows, tuple(lengths), where)
+
+
+@contextmanager
+def explained(microbatches: Microbatches, rows: int) -> Iterator[None]:
+    """Errors of a body that is traced inside say for how many rows it is; those that shapes may have caused in their message."""
+    told = (
+        f"the body was traced for a microbatch of {rows} of the {microbatches.rows} rows of the batch, because {microbatches.count} microbatches "
+        f"are asked for at {microbatches.where}; a length that is the batch's must come from an argument, as {microbatches.arguments[0]}.shape[0]"
+    )
+    try:
+        yield
+    except (ShapeError, ArgumentError) as error:
+        error.args = (f"{error} ({told})",)
+        raise
+    except Exception as error:
+        error.add_note(told)
+        raise

@@ -1,0 +1,344 @@
+"""How the values of microbatches make up those of the whole batch.
+
+Microbatches are to rows in time what ranks are in space, so the rules of operations by which tensors are distributed say it too.  The body is
+traced for a microbatch and for the batch.  Node by node, the value of the batch is, of the values of the microbatches,
+
+    Split(axis)   all of them, concatenated along the axis
+    Partial       their sum, maximum or minimum
+    Broadcast     any of them
+    Statistic     undefined: a statistic of batch normalisation, which every microbatch has for itself
+    Mixed         undefined: an operation is neither by row nor linear in sums over the batch
+
+Numbers that an operation takes (the 1 / n of a mean) are those of the batch.  Where a sum over rows meets a value without rows in a sum, the
+latter counts in every microbatch by the share of its rows.  A sum over rows that no trained variable leads to is computed for the whole batch
+before the first microbatch where an operation needs it: the number of labels that count, for example.
+
+Example, rows x, variable w:  mean((x w)^2) + w^2  ->  x: S(0), x w: S(0), mean: P(sum), w^2: B times rows / batch, loss: P(sum)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from types import MappingProxyType
+from typing import TypeAlias
+
+from jobflow.compiler.front.differentiate import check_losses, counted, reached_from, trained_variables
+from jobflow.compiler.front.trace import Tracer, recorded
+from jobflow.core.dataclass import dataclass
+from jobflow.core.errors import JobError, JobflowError
+from jobflow.core.layout import MAX, MIN, SUM, B, Box, Broadcast, P, Partial, Reduction, Rule, Sbp, Split
+from jobflow.core.types import TensorType
+from jobflow.graph.ir import Node, Value
+from jobflow.graph.traced import Traced
+from jobflow.graph.training import Microbatches
+from jobflow.ops.arithmetic import Add, Maximum, Minimum
+from jobflow.ops.batch_norm import BatchNormalize, CenteredSquares
+from jobflow.ops.broadcast import BroadcastTo
+from jobflow.ops.layout_ops import Crossing, Identity
+from jobflow.ops.op import Op, ViewOp, apply, types_tuple
+from jobflow.ops.scalar import Shift, scale
+from jobflow.ops.slices import concat
+from jobflow.ops.source import Input, ReadVariable, Source
+
+#: A traced body and its outputs.
+Body = tuple[Traced, Sequence[Value]]
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """The part of a statistic of batch normalisation."""
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """The part of values that no rule combines; `node` is the first operation that has none."""
+
+    node: Node
+
+
+#: how values of microbatches combine
+_COMBINE: Mapping[Reduction, Op] = MappingProxyType({SUM: Add(), MAX: Maximum(), MIN: Minimum()})
+Part: TypeAlias = Sbp | Statistic | Mixed
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What results, watched values and updated variables of a body are of those of the batch, in order or by name.
+
+    Nodes are named, because strategies and precision record them anew.
+    """
+
+    outputs: tuple[Part, ...]
+    watches: tuple[Part, ...]
+    updates: Mapping[str, Part]
+    #: how many elements the loss of the batch has
+    elements: int
+    #: nodes that give a value of the whole batch, computed before the first microbatch from an input of this part
+    gathered: Mapping[str, Part]
+    #: by name, the operations of the batch whose result depends on the position of the rows, and the part that a microbatch has
+    placed: Mapping[str, tuple[Op, Part]]
+
+
+def parts_of(body: Body, whole: Body, rows: int, microbatches: Microbatches) -> tuple[Traced, Sequence[Value], Parts]:
+    """Rewrite a body so that its losses add up to those of the batch.  JobError where values that are asked for cannot be combined."""
+    return _Parting(body, whole, rows, microbatches).run()
+
+
+class _Parting:
+    """Walks the body for a microbatch and the one for the batch side by side."""
+
+    def __init__(self, body: Body, whole: Body, rows: int, microbatches: Microbatches) -> None:
+        self.body, self.whole, self.rows, self.microbatches = body, whole, rows, microbatches
+        program = body[0]
+        self.tracer = Tracer.onward(program)
+        self.wholes = iter(whole[0].nodes)
+        self.trained = reached_from(trained_variables(self.tracer), program.nodes)
+        self.statistics = {value for node in program.nodes if isinstance(node.op, BatchNormalize) for value in node.inputs[1:3]}
+        self.parts: dict[Value, Part] = {}
+        self.gathered: dict[str, Part] = {}
+        self.placed: dict[str, tuple[Op, Part]] = {}
+        self.share = rows / microbatches.rows
+        self.starts = sorted({0, *(start for start, stop in microbatches.spans if stop - start == rows)})
+
+    def run(self) -> tuple[Traced, Sequence[Value], Parts]:
+        self._check_alike()
+        program, outputs = self.tracer.rewritten(*self.body, self._take)
+        program = self._losses(program)
+        for value in outputs:
+            self._check(value, "a result")
+        for watch in program.watches:
+            self._check(watch.value, f"the watch at {watch.where}")
+        for name, value in program.updates.items():
+            if not isinstance(self.parts[value], Statistic):
+                self._check(value, f'variable "{name}"')
+        whole = self.whole[0]
+        made = Parts(
+            tuple([self.parts[value] for value in outputs]),
+            tuple([self.parts[watch.value] for watch in program.watches]),
+            {name: self.parts[value] for name, value in program.updates.items()},
+            counted(whole, check_losses(whole).losses[0]),
+            self.gathered,
+            self.placed,
+        )
+        return program, outputs, made
+
+    def _check_alike(self) -> None:
+        (program, _), (whole, _) = self.body, self.whole
+        if [type(node.op) for node in program.nodes] == [type(node.op) for node in whole.nodes]:
+            return
+        pairs = zip(program.nodes, whole.nodes, strict=False)
+        node = next((a for a, b in pairs if type(a.op) is not type(b.op)), program.nodes[-1])
+        raise JobError(
+            f"{node.op.word()} at {node.where}: the body does other things for a microbatch of {self.rows} rows than for the batch of "
+            f"{self.microbatches.rows}, so {self._asked} do not give the numbers of the batch; ask for fewer microbatches, or for none"
+        )
+
+    @property
+    def _asked(self) -> str:
+        return f"the {self.microbatches.count} microbatches asked for at {self.microbatches.where}"
+
+    # ---------------------------------------------------------------- what is asked for
+
+    def _losses(self, program: Traced) -> Traced:
+        """The losses as sums over microbatches."""
+        training = check_losses(program)
+        tracer = Tracer.onward(program)
+        losses = []
+        for loss in training.losses:
+            part = self.parts[loss]
+            self._check(loss, "the loss", trains=True)
+            if isinstance(part, Broadcast):
+                with tracer.standing_for(loss.node):
+                    loss = recorded(scale(loss, self.share))
+                self.parts[loss] = P
+            losses.append(loss)
+        made = tracer.traced()
+        return replace(program, nodes=made.nodes, names=made.names, counts=made.counts, training=replace(training, losses=tuple(losses)))
+
+    def _check(self, value: Value, what: str, trains: bool = False) -> None:
+        """JobError unless the values of microbatches give that of the batch."""
+        part = self.parts[value]
+        if isinstance(part, Split | Broadcast) or (isinstance(part, Partial) and (not trains or part.reduce is SUM)):
+            return
+        node = part.node if isinstance(part, Mixed) else value.node
+        why = {
+            Partial: "is an extreme of all rows",
+            Statistic: "is a statistic of a microbatch",
+        }.get(type(part), "combines rows of the batch, and not as a sum does")
+        raise JobError(
+            f"{node.op.word()} at {node.where}: {what} of {self.tracer.kind} {self.tracer.name} {why}, so {self._asked} do not give the numbers of the "
+            f"batch; use one microbatch, or {'a sum or a mean of a loss per row' if trains else 'return the values per row'}"
+        )
+
+    # ---------------------------------------------------------------- one node
+
+    def _take(self, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value]:
+        whole = next(self.wholes)
+        if not node.inputs:
+            return self._source(node, whole)
+        if node.outputs[0] in self.statistics:
+            return self._keep(node, inputs, node.op, [Statistic()])
+        parts = [self.parts[value] for value in inputs]
+        if isinstance(node.op, BatchNormalize | CenteredSquares):
+            parts = [B if isinstance(part, Statistic) else part for part in parts]
+        return self._mixed(node, inputs, parts) or self._ruled(node, whole, inputs, parts)
+
+    def _mixed(self, node: Node, inputs: tuple[Value, ...], parts: Sequence[Part]) -> Sequence[Value] | None:
+        """The outputs, if inputs are no values of the batch."""
+        found = next((part for part in parts if isinstance(part, Mixed)), None)
+        if found is None and any(isinstance(part, Statistic) for part in parts):
+            alone = all(isinstance(part, Statistic | Broadcast) for part in parts)
+            found = Statistic() if alone else Mixed(node)
+        return None if found is None else self._keep(node, inputs, node.op, [found] * len(node.outputs))
+
+    def _ruled(self, node: Node, whole: Node, inputs: tuple[Value, ...], parts: Sequence[Part]) -> Sequence[Value]:
+        """The outputs by the rule of the operation, which may need other inputs."""
+        if isinstance(node.op, Crossing):
+            return self._keep(node, inputs, node.op, list(parts))
+        if isinstance(whole.op, Shift) and parts[0] == P and whole.inputs[0].dtype.is_float:
+            return self._keep(node, inputs, Shift(whole.op.number * self.share), [P])
+        for wanted in _choices(whole, parts):
+            found = self._by(node, whole, parts, *wanted)
+            if found is not None:
+                return self._keep(node, self._shared(node, inputs, parts, wanted[0]), *found)
+        free = [isinstance(part, Partial) and value not in self.trained for part, value in zip(parts, node.inputs, strict=True)]
+        if any(free):
+            inputs = tuple([self._gather(value) if own else value for value, own in zip(inputs, free, strict=True)])
+            return self._ruled(node, whole, inputs, [self.parts[value] for value in inputs])
+        return self._keep(node, inputs, node.op, [Mixed(node)] * len(node.outputs))
+
+    def _by(self, node: Node, whole: Node, parts: Sequence[Part], given: Sequence[Sbp], made: Sequence[Sbp]) -> tuple[Op, list[Part]] | None:
+        """The operation for a microbatch whose inputs and outputs are these parts of those of the batch; None if there is none."""
+        if all(isinstance(part, Broadcast) for part in (*given, *made)) and isinstance(whole.op, BroadcastTo):
+            made = [_made_axis(node.outputs[0].type, whole.outputs[0].type)]
+        inputs = [self._piece(part, value.type) for part, value in zip(given, whole.inputs, strict=True)]
+        outputs = [self._piece(part, value.type) for part, value in zip(made, whole.outputs, strict=True)]
+        if None in inputs or None in outputs or not self._anywhere(whole, given, made):
+            return None
+        for op in (whole.op, node.op):
+            if _infers(op, inputs) == tuple(outputs):
+                return op, list(made)
+        return None
+
+    def _anywhere(self, whole: Node, given: Sequence[Sbp], made: Sequence[Sbp]) -> bool:
+        """True if the operation does the same for all microbatches of this size."""
+        if whole.op.by_position or type(whole.op).localize is Op.localize or isinstance(whole.op, BroadcastTo):
+            return True
+        found = set()
+        for start in self.starts:
+            boxes = [
+                tuple([self._box(part, value.type, start) for part, value in zip(parts, values, strict=True)])
+                for parts, values in ((given, whole.inputs), (made, whole.outputs))
+            ]
+            found.add(whole.op.localize(*boxes))
+        return len(found) == 1
+
+    def _box(self, part: Sbp, type: TensorType, start: int) -> Box:
+        spans = [(0, n) for n in type.shape]
+        if isinstance(part, Split):
+            n = type.shape[part.axis]
+            spans[part.axis] = (start * n // self.microbatches.rows, (start + self.rows) * n // self.microbatches.rows)
+        return Box(tuple(spans), type.shape)
+
+    def _piece(self, part: Sbp, type: TensorType) -> TensorType | None:
+        """The type of a microbatch's part of a tensor of the batch; None if rows do not divide it."""
+        if not isinstance(part, Split):
+            return type
+        length, rest = divmod(type.shape[part.axis] * self.rows, self.microbatches.rows)
+        return None if rest else type.with_shape((*type.shape[: part.axis], length, *type.shape[part.axis + 1 :]))
+
+    # ---------------------------------------------------------------- what is recorded
+
+    def _source(self, node: Node, whole: Node) -> Sequence[Value]:
+        """A node without inputs: rows of the batch, or the same for all microbatches."""
+        if isinstance(node.op, Input):
+            return self._keep(node, (), node.op, [Split(0) if node.op.key in self.microbatches.arguments else B])
+        here, there = node.outputs[0].type, whole.outputs[0].type
+        if here == there or isinstance(node.op, ReadVariable):
+            if whole.op.by_position:
+                self.placed[node.name] = whole.op, B
+            return self._keep(node, (), node.op if isinstance(node.op, ReadVariable) else whole.op, [B])
+        part = _made_axis(here, there)
+        if not isinstance(part, Split) or self._piece(part, there) != here or not isinstance(node.op, Source):
+            return self._keep(node, (), node.op, [Mixed(node)])
+        self.placed[node.name] = whole.op, part
+        return self._keep(node, (), node.op, [part])
+
+    def _keep(self, node: Node, inputs: tuple[Value, ...], op: Op, parts: Sequence[Part]) -> Sequence[Value]:
+        values = self.tracer.again(node, inputs, op=op)
+        if node.inputs and op.by_position:
+            self.placed[node.name] = op, parts[0]
+        self.parts.update(zip(values, parts, strict=True))
+        return values
+
+    def _shared(self, node: Node, inputs: tuple[Value, ...], parts: Sequence[Part], wanted: Sequence[Sbp]) -> tuple[Value, ...]:
+        """The inputs, of which those without rows count by the share of the microbatch where a sum over rows is needed."""
+        found = list(inputs)
+        for i, (part, target) in enumerate(zip(parts, wanted, strict=True)):
+            if isinstance(part, Broadcast) and isinstance(target, Partial):
+                found[i] = recorded(scale(inputs[i], self.share))
+                self.parts[found[i]] = P
+        return tuple(found)
+
+    def _gather(self, value: Value) -> Value:
+        """The value of the whole batch, in every microbatch."""
+        found = recorded(apply(Identity(), value))
+        self.parts[found] = B
+        self.gathered[found.node.name] = self.parts[value]
+        return found
+
+
+def _choices(whole: Node, parts: Sequence[Part]) -> list[tuple[Sequence[Sbp], Sequence[Sbp]]]:
+    """The signatures that these parts of the inputs fit, best first."""
+    if isinstance(whole.op, ViewOp) and isinstance(parts[0], Partial) and parts[0] != P:
+        return [(parts[:1], parts[:1])]
+    rule: Rule = whole.op.rule(*(value.type for value in whole.inputs))
+    exact, scaled = [], []
+    for signature in rule.signatures():
+        if list(signature.inputs) == list(parts):
+            exact.append((signature.inputs, signature.outputs))
+        elif P in parts and all(
+            part == target or (isinstance(part, Broadcast) and target == P and value.dtype.is_float)
+            for part, target, value in zip(parts, signature.inputs, whole.inputs, strict=True)
+        ):
+            scaled.append((signature.inputs, signature.outputs))
+    return exact + scaled
+
+
+def _made_axis(here: TensorType, there: TensorType) -> Sbp:
+    """The axis along which a microbatch's tensor is shorter than the batch's; B if there is none, or more than one."""
+    if here.ndim != there.ndim:
+        return B
+    axes = [i for i, (n, m) in enumerate(zip(here.shape, there.shape, strict=True)) if n != m]
+    return Split(axes[0]) if len(axes) == 1 else B
+
+
+def _infers(op: Op, types: Sequence[TensorType | None]) -> tuple[TensorType, ...] | None:
+    """The types of the outputs; None if the operation does not take these inputs."""
+    try:
+        return types_tuple(op.infer(*types))
+    except JobflowError:
+        return None
+
+
+def combined(part: Part, each: Sequence[Value]) -> Value:
+    """The value of the batch, of those of its microbatches."""
+    if isinstance(part, Split):
+        return recorded(concat([*each], part.axis))
+    if isinstance(part, Partial):
+        return reduce(lambda total, value: recorded(apply(_COMBINE[part.reduce], total, value)), each)
+    return each[0]
+
+
+def leading_to(value: Value) -> set[Node]:
+    """The nodes that compute a value."""
+    found: set[Node] = set()
+    rest = [value.node]
+    while rest:
+        node = rest.pop()
+        if node not in found:
+            found.add(node)
+            rest += [value.node for value in node.inputs]
+    return found
