@@ -198,12 +198,8 @@ class Job:
     @property
     def microbatch_count(self) -> int:
         """How many microbatches a run passes through the body."""
-        asked = (
-            self.config.options.get(ACCUMULATION)
-            or self.config.microbatches
-            or (self.strategy.microbatches if self.strategy is not None else None)
-            or 1
-        )
+        by_strategy = self.strategy.microbatches if self.strategy is not None else None
+        asked = self.config.options.get(ACCUMULATION) or self.config.microbatches or by_strategy or 1
         return asked if self.trainable else 1
 
     def microbatches(self, shapes: Sequence[tuple[int, ...]]) -> Microbatches | None:

@@ -241,6 +241,12 @@ def placed(window: Box | None, box: Box) -> Box:
     """
     if window is None:
         return box
+    axis = next((i for i, span in enumerate(window.spans) if span != (0, window.whole[i])), 0)
+    if axis:
+        (low, _), (start, stop) = window.spans[axis], box.spans[axis]
+        spans, whole = list(box.spans), list(box.whole)
+        spans[axis], whole[axis] = (low + start, low + stop), window.whole[axis]
+        return Box(tuple(spans), tuple(whole))
     (low, high), length = window.spans[0], window.whole[0]
     rows = max(high - low, 1)
     (start, stop), *rest = box.spans

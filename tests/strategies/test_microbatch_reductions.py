@@ -15,6 +15,7 @@ from jobflow.core.errors import JobError
 
 ROWS, WIDTH, UNITS = 8, 5, 3
 EXACT = 1e-12
+SHAPES = {"w": (WIDTH, UNITS), "v": (UNITS, UNITS)}
 m = flow.math
 
 Formula = Callable[[Any, Any], Any]
@@ -88,18 +89,14 @@ def step(devices: int, strategy: Any, loss: Formula, result: Callable[[Any, Any,
 
     @flow.global_function("train", config)
     def train(x: tp.Numpy.Placeholder((ROWS, WIDTH), flow.float64)) -> tuple[tp.Numpy, tp.Numpy]:
-        with flow.scope.namespace("net"):
-            w = flow.get_variable("w", (WIDTH, UNITS), flow.float64, flow.ones_initializer())
-            hidden = m.tanh(flow.matmul(x, w))
-            y = flow.matmul(hidden, flow.get_variable("v", (UNITS, UNITS), flow.float64, flow.ones_initializer())) + flow.slice_v2(
-                x, [(None, None, None), (0, UNITS, 1)]
-            )
+        w, v = (flow.get_variable(name, shape, flow.float64, flow.ones_initializer()) for name, shape in SHAPES.items())
+        y = flow.matmul(m.tanh(flow.matmul(x, w)), v) + flow.slice_v2(x, [(None, None, None), (0, UNITS, 1)])
         found = loss(y, w)
-        flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.1]), momentum=0).minimize(found)
+        sgd().minimize(found)
         return result(x, y, w), found
 
     shown, lost = train(np.random.default_rng(0).normal(size=(ROWS, WIDTH)) + 0.3)
-    return shown, lost, flow.get_all_variables()["net-w"].numpy()
+    return shown, lost, flow.get_all_variables()["w"].numpy()
 
 
 @pytest.mark.parametrize(("loss", "result", "count", "strategy"), by_turns(LOSSES, RESULTS, SPLITS, STRATEGIES))
@@ -114,3 +111,54 @@ def test_every_reduction_gives_the_numbers_of_one_device_or_is_refused(loss: str
         for found, value in zip(step(devices, make(count), formula, of_result), expected, strict=True):
             assert found.shape == value.shape
             np.testing.assert_allclose(found, value, rtol=EXACT, atol=EXACT)
+
+
+def sgd() -> Any:
+    return flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.1]), momentum=0)
+
+
+def test_a_job_that_sets_accumulation_steps_keeps_their_rule_in_a_pipeline() -> None:
+    """Every microbatch gives a loss, and a sum counts as the mean of the microbatches' sums."""
+    flow.clear_default_session()
+    flow.config.cpu_device_num(2)
+    config = flow.function_config()
+    config.strategy(flow.strategies.pipeline(microbatches=4))
+    config.train.num_gradient_accumulation_steps(2)
+
+    @flow.global_function("train", config)
+    def train(x: tp.Numpy.Placeholder((ROWS, WIDTH), flow.float64)) -> tp.Numpy:
+        hidden = flow.matmul(x, flow.get_variable("w", (WIDTH, 1), flow.float64, flow.ones_initializer()))
+        loss = m.reduce_sum(flow.matmul(hidden, flow.get_variable("v", (1, 1), flow.float64, flow.ones_initializer())))
+        sgd().minimize(loss)
+        return loss
+
+    np.testing.assert_allclose(train(np.ones((ROWS, WIDTH))), [20, 20])
+    assert flow.get_all_variables()["v"].numpy().item() == pytest.approx(1 - 0.1 * 40 / 2)
+
+
+def test_variables_that_a_body_assigns_change_once() -> None:
+    def after(devices: int, strategy: Any) -> Mapping[str, Any]:
+        flow.clear_default_session()
+        flow.config.cpu_device_num(devices)
+        config = flow.function_config()
+        config.strategy(strategy)
+
+        @flow.global_function("train", config)
+        def train(x: tp.Numpy.Placeholder((ROWS, WIDTH), flow.float64)) -> tp.Numpy:
+            w, v = (flow.get_variable(name, shape, flow.float64, flow.ones_initializer()) for name, shape in SHAPES.items())
+            zero = flow.zeros_initializer()
+            calls, total, largest = (flow.get_variable(name, (1,), flow.float64, zero, trainable=False) for name in ("calls", "total", "largest"))
+            flow.assign(calls, calls + 1.0)
+            flow.assign(total, total + m.reduce_sum(x))
+            flow.assign(largest, m.reduce_max(x))
+            loss = m.reduce_sum(flow.matmul(m.tanh(flow.matmul(x, w)), v), axis=[1])
+            sgd().minimize(loss)
+            return loss
+
+        for seed in range(2):
+            train(np.random.default_rng(seed).normal(size=(ROWS, WIDTH)))
+        return {name: value.numpy() for name, value in flow.get_all_variables().items()}
+
+    expected, found = after(1, flow.strategies.consistent()), after(2, flow.strategies.pipeline(microbatches=3))
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=EXACT, err_msg=name)

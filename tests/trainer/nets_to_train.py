@@ -25,6 +25,20 @@ def reduced(x: Any, labels: Any = None) -> dict[str, Any]:
     return {"loss": flow.math.reduce_mean(outputs["loss"]), "accuracy": flow.math.reduce_mean(outputs["accuracy"]), "mean": x}
 
 
+def summed(x: Any, labels: Any = None) -> dict[str, Any]:
+    """The same, but a sum, and metrics that are reductions."""
+    outputs = plain(x, labels)
+    if labels is None:
+        return outputs
+    return {"loss": flow.math.reduce_sum(outputs["loss"]) / 26, "highest": flow.math.reduce_max(outputs["loss"]), "mean": x}
+
+
+def rooted(x: Any, labels: Any = None) -> dict[str, Any]:
+    """The same, but a root over the batch."""
+    outputs = plain(x, labels)
+    return outputs if labels is None else {"loss": flow.math.sqrt(flow.math.reduce_mean(outputs["loss"]))}
+
+
 def steep(x: Any, labels: Any = None) -> dict[str, Any]:
     """The gradient of a square root is infinite once its variable is 0, where the loss is not."""
     outputs = plain(x, labels)

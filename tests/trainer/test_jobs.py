@@ -10,7 +10,7 @@ import pytest
 from short_runs import CONFIG, SAMPLES, loaded, run, samples, write_config
 
 import jobflow.optimizer as opt
-from jobflow.core.errors import ConfigError
+from jobflow.core.errors import ConfigError, JobError
 from jobflow.trainer.config import load
 from jobflow.trainer.evaluate import batches_of, evaluate, measure
 from jobflow.trainer.jobs import Means, devices_of, prepared, summed
@@ -78,6 +78,20 @@ def test_a_step_of_parts_of_unequal_length_is_that_of_the_whole(file: Path, tmp_
         ):
             _, seen = run(loaded(file, tmp_path / net / name, *settings, *how))
             np.testing.assert_allclose([*seen.losses.values()], [*whole.losses.values()], rtol=2e-6)
+
+
+def test_a_sum_over_the_batch_is_the_same_with_any_split(file: Path, tmp_path: Path) -> None:
+    settings = ("model.builder=nets_to_train:summed", "data.batch_size=26", "training.steps=3", "optimizer.lr=0.3")
+    _, whole = run(loaded(file, tmp_path / "whole", *settings))
+    ways = {"parts": ("accumulation=3",), "pipeline": ("devices=2", "pipeline=2", "microbatches=4")}
+    for name, how in ways.items():
+        _, seen = run(loaded(file, tmp_path / name, *settings, *(f"strategy.{setting}" for setting in how)))
+        np.testing.assert_allclose([*seen.losses.values()], [*whole.losses.values()], rtol=2e-6)
+
+
+def test_a_root_over_the_batch_is_refused_with_accumulation(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"sqrt at nets_to_train\.py:\d+: the loss of job train combines rows of the batch.*the 2 microbatches"):
+        run(loaded(file, tmp_path, "model.builder=nets_to_train:rooted", *TWO_STEPS, "strategy.accumulation=2"))
 
 
 def test_a_batch_shorter_than_its_microbatches_has_fewer(file: Path) -> None:

@@ -104,9 +104,20 @@ def differentiate(program: Traced, outputs: Sequence[Value]) -> LogicalProgram:
 
 
 def counted(program: Traced, loss: Value) -> int:
-    """How many parts the mean of a loss is of: its elements; of one that is dynamic its samples, one per row, unless a strategy has made it so."""
+    """How many parts the mean of a loss is of: its elements; of one that is dynamic its samples, one per row, unless a strategy has made it so.
+
+    None on a device of the mirrored view without samples: a mean of no rows has no weight among the means of the devices.
+    """
+    if loss.local and _without_rows(program):
+        return 0
     rows = is_dynamic(loss) and not (isinstance(program.strategy, Strategy) and program.strategy.view)
     return math.prod(loss.shape[:1]) if rows and program.kind == "job" else loss.type.size
+
+
+def _without_rows(program: Traced) -> bool:
+    """True on a device whose arguments have no rows while those of other devices have some."""
+    own = [value.shape[:1] for value in program.inputs.values() if value.local and value.shape]
+    return any(program.rows) and bool(own) and all(length == (0,) for length in own)
 
 
 class _Marking(Rewriter):
@@ -267,7 +278,7 @@ def _seed(tracer: Tracer, loss: Value, scale: float, weight: Weight) -> Value:
     dtype = loss.dtype.of_gradient.arithmetic
     wider = None if dtype is loss.dtype else dtype
     if _ragged(tracer, loss):
-        return recorded(ew.divide(ew.fill_like(loss, scale, dtype=wider), apply(ToLocal((B,)), _counted(weight, dtype))))
+        return recorded(ew.divide(ew.fill_like(loss, scale if weight.elements else 0.0, dtype=wider), apply(ToLocal((B,)), _counted(weight, dtype))))
     return recorded(ew.fill_like(loss, scale / max(_on_all_ranks(loss, weight), 1), dtype=wider))
 
 

@@ -169,7 +169,7 @@ def unroll(traced: Sequence[Body], microbatches: Microbatches, parts: Sequence[P
     `parts`, one per body: what its values are of those of the batch.  Without them the rule of num_gradient_accumulation_steps holds.
     """
     for other in traced[1:]:
-        _check_alike(traced[0], other, microbatches)
+        _check_alike(traced[0], other, microbatches, joined=not parts)
     program = traced[0][0]
     if program.rows and microbatches.count == microbatches.rows:
         raise JobError(
@@ -179,8 +179,8 @@ def unroll(traced: Sequence[Body], microbatches: Microbatches, parts: Sequence[P
     return _Unrolling(microbatches, _bodies(traced, microbatches, parts)).run()
 
 
-def _check_alike(one: Body, other: Body, microbatches: Microbatches) -> None:
-    """JobError if the body does other things for the shorter microbatches than for the longer ones."""
+def _check_alike(one: Body, other: Body, microbatches: Microbatches, joined: bool) -> None:
+    """JobError if the body does other things for the shorter microbatches than for the longer ones; `joined`: results follow each other."""
     (a, outputs), (b, others) = one, other
     sizes = " and of ".join(map(str, microbatches.sizes))
     what = f"{a}: its body, traced for microbatches of {sizes} rows ({microbatches.count} of {microbatches.rows}),"
@@ -200,7 +200,7 @@ def _check_alike(one: Body, other: Body, microbatches: Microbatches) -> None:
                 f"{what} has {n} {word} for the one and {m} for the other; this must not depend on the number of rows or on values outside of the job"
             )
     for x, y in zip(outputs, others, strict=True):
-        if x.shape[1:] != y.shape[1:]:
+        if joined and x.shape[1:] != y.shape[1:]:
             raise JobError(f"{what} returns {x.type} and {y.type}, which cannot follow each other along axis 0; use microbatches of equal size")
 
 

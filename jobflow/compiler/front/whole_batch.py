@@ -167,9 +167,10 @@ class _Parting:
             Partial: "is an extreme of all rows",
             Statistic: "is a statistic of a microbatch",
         }.get(type(part), "combines rows of the batch, and not as a sum does")
+        instead = "a sum or a mean of a loss per row" if trains else "return the values per row"
         raise JobError(
-            f"{node.op.word()} at {node.where}: {what} of {self.tracer.kind} {self.tracer.name} {why}, so {self._asked} do not give the numbers of the "
-            f"batch; use one microbatch, or {'a sum or a mean of a loss per row' if trains else 'return the values per row'}"
+            f"{node.op.word()} at {node.where}: {what} of {self.tracer.kind} {self.tracer.name} {why}, so {self._asked} do not give the "
+            f"numbers of the batch; use one microbatch, or {instead}"
         )
 
     # ---------------------------------------------------------------- one node
