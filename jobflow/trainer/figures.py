@@ -108,11 +108,7 @@ def rank_figures(loaded: Loaded, rank: int, ranks: int) -> RankFigures:
     common = sum(slot.type.nbytes for slot in plan.variables.values() if is_common(slot.buffer))
     computing = sum(isinstance(instruction, Compute) for instruction in plan.instructions)
     communicating = sum(isinstance(instruction, Collective | Transfer) for instruction in plan.instructions)
-<<<<<<< HEAD
-    return RankFigures(plan.rank, footprint(plan), common, planned(plan), computing, communicating, plan.buffers.get("shared", 0))
-=======
-    return RankFigures(plan.rank, memory_of(loaded, rank, ranks), common, planned(plan), computing, communicating)
->>>>>>> 725c4a5e (Plan the staging and scratch memory that ranks allocate)
+    return RankFigures(plan.rank, memory_of(loaded, rank, ranks), common, planned(plan), computing, communicating, plan.buffers.get("shared", 0))
 
 
 def operations_of(program: Physical) -> float:
