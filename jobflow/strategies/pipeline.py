@@ -40,7 +40,8 @@ SLACK = 0.5
 class pipeline(Strategy):
     """Stages one after the other, each on its part of the ranks.
 
-    `microbatches` None leaves the number to train.num_gradient_accumulation_steps, and reductions to its rule.  `schedule` is "1f1b", "gpipe" or "interleaved";
+    `microbatches` None leaves the number to train.num_gradient_accumulation_steps.  A job that sets this option keeps its rule for reductions.
+    `schedule` is "1f1b", "gpipe" or "interleaved";
     `stages` is a multiple of `size`, and stage i runs on group i mod size.
     Bytes: what crosses a cut, once forward and once back.  Time: of a step, (p - 1) / (m + p - 1) is waited for m microbatches in p stages.
     """
