@@ -46,17 +46,20 @@ def number(text: str, dtype: np.dtype[Any]) -> float | None:
     return value if value is not None and not math.isinf(value) and fits(value, dtype) else None
 
 
-def parsed(text: str, exact: bool = True) -> float | None:
-    """Return the number that a text spells: an int if it is whole and `exact`, or has no point and no power; None for any other text."""
+def parsed(text: str, exact: bool = True) -> Any:
+    """Return the number that a text spells, None if it spells none.
+
+    An int if it has neither point nor power; if `exact`, an int wherever it is whole and a Decimal wherever it is not; else a float.
+    """
     found = _NUMBER.fullmatch(text)
     if found is None or len(text) > DIGITS:
-        return None
+        return float(text) if _INFINITE.fullmatch(text) else None
     if found["rest"] is None and found["point"] is None and found["power"] is None:
         return int(text)
-    if not exact or abs(int((found["power"] or "e0")[1:])) > DIGITS:
-        return float(text)
     value = Decimal(text)
-    return int(value) if value == value.to_integral_value() else float(text)
+    if not exact or value.adjusted() > DIGITS:
+        return float(text)
+    return int(value) if value == value.to_integral_value() else value
 
 
 def _integers(texts: list[str], dtype: np.dtype[Any], plain: bool) -> tuple[Array, list[int]]:
@@ -76,10 +79,10 @@ def _floats(texts: list[str], dtype: np.dtype[Any], plain: bool) -> tuple[Array,
     except ValueError:
         values = _matched(texts)
     limit = exact_up_to(dtype)
-    if values.size and -limit <= values.min() and values.max() <= limit:  # False for NaN
+    if values.size and -limit < values.min() and values.max() < limit:  # False for NaN
         return values.astype(dtype), []
     with np.errstate(over="ignore", invalid="ignore"):
-        return values.astype(dtype), np.flatnonzero(~(np.abs(values) <= limit)).tolist()
+        return values.astype(dtype), np.flatnonzero(~(np.abs(values) < limit)).tolist()
 
 
 def _matched(texts: list[str]) -> Array:

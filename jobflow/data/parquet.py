@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import accumulate
@@ -195,7 +196,7 @@ class Parquet(Table):
             wrong = wrong & ~empty
         shape = self._shapes.get(name, ())
         found, unread = np.zeros((group.rows, *shape), dtype), np.ones(group.rows, bool)
-        found[rows], unread[rows] = numbers.reshape(-1, *shape), wrong.reshape(len(rows), -1).any(1)
+        found[rows], unread[rows] = numbers.reshape(len(rows), *shape), wrong.reshape(len(rows), math.prod(shape)).any(1)
         return found, unread
 
     def _fault(self, group: Group, row: int, name: str, dtype: np.dtype[Any]) -> DataError:

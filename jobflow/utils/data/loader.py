@@ -70,12 +70,11 @@ def _stacked(samples: Sequence[Any], entry: str, dtype: np.dtype[Any] | None = N
 
 def _converted(array: Array, dtype: np.dtype[Any], row: int, entry: str) -> Array:
     """An entry of the sample at `row` of a batch in the batch's type."""
-    if not is_number(array.dtype):
-        raise ArgumentError(
-            f"default_collate at {user_line()}: sample {row} of the batch{entry} is of type {array.dtype}; convert it, or pass collate_fn="
-        )
+    what, advice = f"sample {row} of the batch{entry}", "convert it, or pass collate_fn="
     try:
-        return converted(array, dtype, lambda index: f"sample {row} of the batch{entry}", "convert it, or pass collate_fn=")
+        if not is_number(array.dtype):
+            raise DataError(f"{what} is of type {array.dtype}; {advice}")
+        return converted(array, dtype, lambda index: what, advice)
     except DataError as error:
         found = ArgumentError(f"default_collate at {user_line()}: {error}")
         found.row = row
