@@ -23,6 +23,7 @@ from jobflow.core.errors import DataError, JobflowError, did_you_mean
 from jobflow.core.extras import optional
 from jobflow.core.types import Array, DType
 from jobflow.core.untrusted import IMAGE
+from jobflow.data.conversion import converted
 from jobflow.data.files import fault_of
 from jobflow.data.image_folders import FORMATS, pillow
 from jobflow.data.ofrecord import features_of
@@ -122,7 +123,10 @@ class Raw(Stage):
         found, size = feature_of(values[0], self.feature), math.prod(self.shape)
         if found.size != size and not (self.filled and found.size < size):
             raise DataError(f'feature "{self.feature}" has {found.size} values, which do not fill the shape {list(self.shape)}')
-        numbers = (found.view(np.int8) if found.dtype == np.uint8 else found).astype(self.dtype.numpy)
+        if found.dtype == np.uint8:
+            numbers = found.view(np.int8).astype(self.dtype.numpy)
+        else:
+            numbers = converted(found, self.dtype.numpy, lambda index: f'feature "{self.feature}", value {index[0]}', "set another dtype")
         return np.append(numbers, np.zeros(size - found.size, numbers.dtype)).reshape(self.shape)
 
 

@@ -211,18 +211,22 @@ class Columns(Samples):
         taken = self._arrays[name][which]
         if name in self._scale:
             taken = self._scaled(name, taken, target, numbers)
+            if taken.dtype == target:
+                return taken
         elif taken.dtype == target:
             return taken.astype(target, order="C", copy=isinstance(which, slice))
         return converted(taken, target, partial(self._place, name, numbers))
 
     def _scaled(self, name: str, rows: Array, target: np.dtype[Any], numbers: Array) -> Array:
+        dtype = np.float64 if target == np.float64 else np.float32
+        if rows.dtype.itemsize <= 2:
+            return np.multiply(rows, self._scale[name], dtype=dtype)
         with np.errstate(over="ignore"):
-            found = np.multiply(rows, self._scale[name], dtype=np.float64 if target == np.float64 else np.float32)
-        if rows.dtype.itemsize > 2 and not np.isfinite(found).all():
-            lost = np.argwhere(~np.isfinite(found) & np.isfinite(rows))
-            if len(lost):
-                place, value = self._place(name, numbers, tuple(map(int, lost[0]))), rows[tuple(lost[0])]
-                raise DataError(f"{place} is {value}, which times {self._scale[name]} is beyond {found.dtype}; set another scale")
+            found = np.multiply(rows, self._scale[name], dtype=dtype)
+        lost: Array = () if np.isfinite(found).all() else np.argwhere(~np.isfinite(found) & np.isfinite(rows))
+        if len(lost):
+            place, value = self._place(name, numbers, tuple(map(int, lost[0]))), rows[tuple(lost[0])]
+            raise DataError(f"{place} is {value}, which times {self._scale[name]} is beyond {found.dtype}; set another scale")
         return found
 
     def _place(self, name: str, numbers: Array, index: tuple[int, ...]) -> str:
