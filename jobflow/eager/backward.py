@@ -1,14 +1,14 @@
 """The backward pass: gradients from a tensor back to its leaves.
 
 Nodes are gone through newest first.  Where several readers of a tensor gave gradients, they are added as they lie; when a leaf has
-heard from all of them, the sum is brought into the leaf's layout and added to `grad`.
+heard from all of them, the sum is brought into the leaf's layout and added to `grad`, in the memory of an existing one.
 """
 
 from __future__ import annotations
 
 import heapq
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from jobflow.core.errors import ArgumentError, JobError, PlacementError, ShapeEr
 from jobflow.core.layout import MAX, B, Layout, Partial
 from jobflow.core.types import type_of
 from jobflow.eager.convert import convert, convert_array
+from jobflow.eager.in_place_writes import add_into
 from jobflow.eager.run import Running
 from jobflow.eager.state import EagerState, gradients, state
 from jobflow.eager.tape import Edge, Gradients, Hook, OpGradient, TapeNode, anomalies, record
@@ -98,6 +99,8 @@ class Sweep:
         self.sums: dict[Tensor, Tensor] = {}
         #: leaves whose sum is in memory that nobody else has
         self.own: set[Tensor] = set()
+        #: edges whose gradient is zero by the formula of an op, which computes none
+        self.zero: list[Edge] = []
 
     def run(self, roots: Sequence[Tensor], seeds: Sequence[Tensor]) -> list[Tensor | None]:
         edges: list[Edge] = [(root.node, root.index) if root.node is not None else root for root in roots]
@@ -109,6 +112,8 @@ class Sweep:
             self.through(node, self.waiting.pop(node))
         for x in list(self.sums):  # some reader had nothing to give
             self.leaf(x)
+        if self.zero:
+            self.fill_zeros()
         while self.only is None and self.here.own.after_backward:
             self.here.own.after_backward.pop(0)()
         found = [self.found.get(_place(x)) for x in self.asked]
@@ -159,11 +164,28 @@ class Sweep:
                 f"call backward(retain_graph=True) the first time"
             )
         results = self.results(node, node.backward, gradients)
-        own = node.backward.own(len(node.edges)) if isinstance(node.backward, OpGradient) else (False,) * len(node.edges)
+        source = node.backward
+        own = source.own(len(node.edges)) if isinstance(source, OpGradient) else (False,) * len(node.edges)
         if not self.keep:
             node.drop()
         for edge, result, alone in zip(node.edges, results, own, strict=True):
+            if result is None and edge is not None and isinstance(source, OpGradient):
+                self.zero.append(edge)
             self.pass_on(edge, result, alone)
+
+    def fill_zeros(self) -> None:
+        """Give zeros to tensors whose only gradients are zero by formula; what a user's function leaves at None stays None."""
+        places = set()
+        for edge in _behind(self.zero):
+            if not isinstance(edge, Tensor):
+                places.add((id(edge[0]), edge[1]))
+            elif edge in self.readers:
+                self.sums[edge] = zeros(edge)
+                self.own.add(edge)
+                self.leaf(edge)
+        for x in self.asked:
+            if _place(x) in places and _place(x) not in self.found:
+                self.found[_place(x)] = zeros(x)
 
     def results(self, node: TapeNode, backward: Callable[..., Gradients], gradients: list[Tensor | None]) -> Gradients:
         """The gradients of a node's inputs; where anomalies are looked for, an error of theirs says where the node was made."""
@@ -205,6 +227,7 @@ class Sweep:
     def leaf(self, x: Tensor) -> None:
         """The gradient of a leaf is complete."""
         complete = gradient = self.sums.pop(x)
+        del self.readers[x]
         known = _references(complete)
         gradient = self.hooked(x.hooks, complete)
         if self.only is None:
@@ -214,15 +237,20 @@ class Sweep:
             self.found[id(x)] = gradient
 
     def accumulate(self, x: Tensor, gradient: Tensor, own: bool = False) -> None:
-        """Add to x._gradient, which has memory of its own."""
-        if x.layout is not None and gradient.layout != x.layout:
-            before, gradient = gradient, laid(self.here, gradient, x)
-            own = own or gradient.array is not before.array
+        """Add to x._gradient, in its memory unless the sum is recorded; a new one gets memory of its own."""
+        known = x._gradient
+        target = x if known is None else known
+        if target.layout is not None and gradient.layout != target.layout:
+            before, gradient = gradient, laid(self.here, gradient, target)
+            own = own or not np.may_share_memory(gradient.array, before.array)
         with scope.lock():  # several threads may go back to one leaf
-            if x._gradient is None:
+            known = x._gradient
+            if known is None:
                 x._gradient = gradient if own or _running().records else _copied(gradient)
+            elif _running().records:
+                x._gradient = _sum(known, gradient)
             else:
-                x._gradient = _sum(x._gradient, gradient)
+                add_into(self.here, known, gradient, "backward")
 
 
 def like(gradient: Tensor, given: Any, what: str) -> Tensor:
@@ -255,6 +283,20 @@ def _has_nan(here: EagerState, x: Tensor) -> bool:
 def zeros(x: Tensor) -> Tensor:
     """Zeros that lie as x does."""
     return Tensor(x.type, x.layout, np.zeros(x.array.shape, x.type.dtype.numpy))
+
+
+def _behind(edges: Sequence[Edge]) -> Iterator[tuple[TapeNode, int] | Tensor]:
+    """These edges, and all that gradients pass on their way to the leaves; leaves once."""
+    seen: set[Any] = set()
+    ahead = list(edges)
+    while ahead:
+        edge = ahead.pop()
+        if edge is not None and edge not in seen:
+            seen.add(edge)
+            yield edge
+            if not isinstance(edge, Tensor) and edge[0] not in seen:
+                seen.add(edge[0])
+                ahead.extend(edge[0].edges)
 
 
 def _copied(x: Tensor) -> Tensor:

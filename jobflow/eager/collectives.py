@@ -26,9 +26,10 @@ def on(rank: int) -> Layout:
     return Layout(Placement("cpu", (rank,)), (B,))
 
 
-def reduced(here: EagerState, array: Array, reduce: Reduction, what: str) -> Array:
-    """The sum (or max, min) of all ranks' arrays, on all of them."""
-    return convert_array(here, np.asarray(array, order="C"), type_of(array), everywhere(here, Partial(reduce)), everywhere(here, B), what)
+def reduced(here: EagerState, array: Array, reduce: Reduction, what: str, origin: int = 0) -> Array:
+    """The sum (or max, min) of all ranks' arrays, on all of them; DivergedError if their `origin` differs."""
+    layouts = everywhere(here, Partial(reduce)), everywhere(here, B)
+    return convert_array(here, np.asarray(array, order="C"), type_of(array), *layouts, what, origin)
 
 
 def scattered(here: EagerState, array: Array, reduce: Reduction, what: str) -> Array:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, user_line
 from jobflow.eager.state import EagerState, mixed
 from jobflow.eager.tape import Gradients, follow, record
-from jobflow.eager.tensor import Tensor
+from jobflow.eager.tensor import Tensor, own
 from jobflow.ops.op import ViewOp, apply
 from jobflow.ops.scalar import fill_like
 from jobflow.ops.slice_update import SliceUpdate
@@ -33,6 +35,39 @@ def may_write(here: EagerState, x: Tensor, what: str) -> None:
             f"{what} at {user_line()}: {whose} that requires gradients would be written over, and its gradient lost; "
             f"do it inside no_grad(), or make a new tensor"
         )
+
+
+def check_memory(x: Tensor, what: str) -> None:
+    """JobError for a tensor whose memory cannot be overwritten: a copy of a part of another tensor, or a read-only NumPy array."""
+    if x._apart is not None:
+        raise JobError(
+            f"{what} at {user_line()}: {x.type} is a part of a global tensor whose elements had to move to make it, so what is written to it would "
+            f"be lost; assign to the tensor itself, x[...] = value, or bring that to another layout first (to_global)"
+        )
+    if x.traced is None and not x.array.flags.writeable and (x.storage is None or x.storage.home is None):
+        raise JobError(f"{what} at {user_line()}: {x.type} has the memory of a NumPy array that is read only; clone() it first")
+
+
+def add_into(here: EagerState, x: Tensor, value: Tensor, what: str) -> None:
+    """Add `value`, of the same layout, into the memory of x.  Raises: JobError for another type, or read-only memory."""
+    if x.type != value.type:
+        raise JobError(f"{what} at {user_line()}: the gradient {value.type} cannot be added to the existing grad {x.type}; set grad = None first")
+    check_memory(x, what)
+    array = own(x)
+    np.add(array, value.array, out=array)
+    written(here, x, value, what)
+
+
+def zero_gradient(x: Tensor, set_to_none: bool) -> None:
+    """Drop the gradient of x, or write zeros into its memory."""
+    gradient = x._gradient
+    if set_to_none or gradient is None:
+        x._gradient = None
+    else:
+        check_memory(gradient, "zero_grad")
+        own(gradient).fill(0)
+        gradient.wrote()
+        gradient._needs_gradient, gradient.node, gradient.index = False, None, 0
 
 
 def written(here: EagerState, x: Tensor, value: Tensor, what: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
 
-from jobflow.core.errors import DtypeError, JobError, PlacementError, ShapeError, user_line
+from jobflow.core.errors import DtypeError, PlacementError, ShapeError, user_line
 from jobflow.eager import in_place_writes as writing
 from jobflow.eager.faces import called_as, method
 from jobflow.eager.state import state
@@ -52,15 +52,9 @@ def written(x: Tensor, what: str, value: Tensor) -> Tensor:
 
 def check_writable(x: Tensor, what: str) -> None:
     """JobError for a leaf, or a view of one, whose gradient would be lost, and for a view that has memory of its own."""
-    if x._apart is not None:
-        raise JobError(
-            f"{what} at {user_line()}: {x.type} is a part of a global tensor whose elements had to move to make it, so what is written to it would "
-            f"be lost; assign to the tensor itself, x[...] = value, or bring that to another layout first (to_global)"
-        )
-    if x.traced is None:
+    if x.traced is None and x._apart is None:
         writing.may_write(state(), x, what)
-        if not x.array.flags.writeable and (x.storage is None or x.storage.home is None):
-            raise JobError(f"{what} at {user_line()}: {x.type} has the memory of a NumPy array that is read only; clone() it first")
+    writing.check_memory(x, what)
 
 
 def _laid(x: Tensor, what: str, value: Tensor) -> Tensor:

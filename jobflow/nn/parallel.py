@@ -1,127 +1,292 @@
-"""Data parallel training of local modules: every rank has the whole module and a part of the batch.
+"""Data parallel training of local modules: every rank holds the whole module and a part of the batch.
 
 Gradients are averaged over all ranks while the backward pass runs.
 
-Parameters are put in buckets in the order in which their gradients come, last parameters first.  The ranks average a bucket when
-the next one is complete: by then the others have usually come as far, so that nobody waits.  (A rank has one core: more than waiting
-cannot be hidden.)  All ranks go through the buckets in one order, whatever they compute in between.
+Parameters are grouped into buckets in the order in which their gradients arrive, last parameters first.  A bucket is averaged when
+the next gradient arrives: by then the other ranks have usually come as far, which keeps waiting short.  All ranks average the
+buckets in one order.  Each bucket carries a flag per parameter, so that a parameter which no rank used keeps its gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from jobflow.core.errors import JobError, user_line
+from jobflow.core.errors import ArgumentError, JobError, user_line
 from jobflow.core.layout import SUM
+from jobflow.core.types import Array
 from jobflow.eager.collectives import reduced, spread
 from jobflow.eager.state import EagerState, state
+from jobflow.eager.tape import TapeNode, edge_of
 from jobflow.eager.tensor import Tensor, own
+from jobflow.nn.modules.module import Module
 
 
 class _Bucket:
-    """Parameters of one element type whose gradients travel together."""
+    """Parameters of one element type whose gradients are reduced together."""
 
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
+    def __init__(self, parameters: Sequence[Tensor], as_view: bool) -> None:
         self.parameters = list(parameters)
         self.missing = {id(p) for p in parameters}
+        size = sum(p.type.size for p in parameters)
+        #: the memory of the gradients under `gradient_as_bucket_view`
+        self.memory = np.zeros(size, parameters[0].type.dtype.numpy) if as_view else None
 
-    def average(self, here: EagerState) -> None:
-        """Every gradient becomes the mean of the ranks'; a rank that has none gives zeros."""
-        flat = np.concatenate([_gradient(p).reshape(-1) for p in self.parameters])
-        total = reduced(here, flat, SUM, "the gradients of DistributedDataParallel")
+    def average(self, here: EagerState, used: set[int], step: int) -> None:
+        """Replace every gradient that some rank computed by the mean over the ranks; a rank without it contributes zeros."""
+        flags = np.array([id(p) in used for p in self.parameters], self.parameters[0].type.dtype.numpy)
+        flat = np.concatenate([*(_gradient(p).reshape(-1) for p in self.parameters), flags])
+        total = reduced(here, flat, SUM, "the gradients of DistributedDataParallel", step)
         at = 0
-        for p in self.parameters:
-            part = total[at : at + p.type.size].reshape(p.type.shape)
-            at += p.type.size
-            if p._gradient is None:
-                p._gradient = Tensor(p.type, None, np.empty(p.type.shape, p.type.dtype.numpy))
-            np.divide(part, here.rank.size, out=p._gradient.array)
-            p._gradient.wrote()
+        for p, count in zip(self.parameters, total[-len(flags) :], strict=True):
+            end = at + p.type.size
+            if count > 0:
+                np.divide(total[at:end].reshape(p.type.shape), here.rank.size, out=self._target(p, at))
+                p._gradient.wrote()  # type: ignore[union-attr]
+            at = end
         self.missing = {id(p) for p in self.parameters}
 
+    def _target(self, p: Tensor, at: int) -> Array:
+        """The array of the gradient of p, to be overwritten; with bucket views, the part of the bucket that begins at `at`."""
+        if self.memory is not None:
+            part = self.memory[at : at + p.type.size].reshape(p.type.shape)
+            if p._gradient is None or not _same_memory(p._gradient.array, part):
+                p._gradient = Tensor(p.type, None, part)
+            return part
+        if p._gradient is None:
+            p._gradient = Tensor(p.type, None, np.empty(p.type.shape, p.type.dtype.numpy))
+        return own(p._gradient)
 
-def _gradient(p: Tensor) -> np.ndarray[Any, Any]:
+
+def _same_memory(a: Array, b: Array) -> bool:
+    return a.ctypes.data == b.ctypes.data and a.strides == b.strides
+
+
+def _gradient(p: Tensor) -> Array:
     return np.zeros(p.type.shape, p.type.dtype.numpy) if p._gradient is None else p._gradient.array
 
 
-class _Averaging:
-    """The buckets of one module, and how far the backward pass that runs has come."""
+class _Reducer:
+    """The buckets of a module, and the progress of the current backward pass."""
 
-    def __init__(self, parameters: Sequence[Tensor], bucket_size: int) -> None:
+    def __init__(self, module: Module, bucket_size: int, as_view: bool) -> None:
+        self.module = module
+        self.bucket_size = bucket_size
+        self.as_view = as_view
         self.buckets: list[_Bucket] = []
+        self.bucket_of: dict[int, _Bucket] = {}
+        #: every parameter met so far, kept alive so that ids stay unique
+        self.parameters: dict[int, Tensor] = {}
+        self.key: list[Any] = []
+        #: parameters that received a gradient since the last reduction
+        self.used: set[int] = set()
         self.done = 0
+        self.step = 0
         self.begun = False
+        self.enabled = True
+
+    # ---------------------------------------------------------------- which parameters
+
+    def refresh(self, broadcast: bool = True) -> None:
+        """Watch new parameters, and rebuild the buckets if the trained parameters changed."""
+        parameters = list(self.module.parameters())
+        key = [(id(p), p.type) for p in parameters if p._needs_gradient]
+        new = [p for p in parameters if id(p) not in self.parameters]
+        if new:
+            _check_local(self.module)
+            for p in new:
+                self.parameters[id(p)] = p
+                p.hooks = {**(p.hooks or {}), id(self): self._hook(p)}
+            if broadcast:
+                _take_over(state(), new, "the parameters of DistributedDataParallel")
+        if key != self.key:
+            self.key = key
+            self.buckets = list(self._grouped([p for p in reversed(parameters) if p._needs_gradient]))
+            self.bucket_of = {id(p): bucket for bucket in self.buckets for p in bucket.parameters}
+
+    def _grouped(self, parameters: Sequence[Tensor]) -> Iterator[_Bucket]:
         run: list[Tensor] = []
-        for p in reversed(parameters):
-            if run and (len(run) == bucket_size or run[0].type.dtype is not p.type.dtype):
-                self.buckets.append(_Bucket(run))
+        for p in parameters:
+            if run and (len(run) == self.bucket_size or run[0].type.dtype is not p.type.dtype):
+                yield _Bucket(run, self.as_view)
                 run = []
             run.append(p)
         if run:
-            self.buckets.append(_Bucket(run))
-        self.bucket_of = {id(p): bucket for bucket in self.buckets for p in bucket.parameters}
+            yield _Bucket(run, self.as_view)
 
-    def watch(self) -> None:
-        """Be told of every gradient."""
-        for bucket in self.buckets:
-            for p in bucket.parameters:
-                p.hooks = {**(p.hooks or {}), id(self): self._taking(p)}
+    # ---------------------------------------------------------------- forward
 
-    def _taking(self, p: Tensor) -> Any:
-        def take(gradient: Tensor) -> None:
-            here = state()
-            if not self.begun:
-                self.begun = True
-                here.own.after_backward.append(self.finish)
-            self._average_complete(here)  # those before this gradient, which is not yet in place
-            self.bucket_of[id(p)].missing.discard(id(p))
+    def before_forward(self, synchronize: bool) -> None:
+        """Decide whether the next backward pass averages; discard what a failed pass left."""
+        here = state()
+        if not here.grad_enabled or here.building is not None:
+            return
+        self.enabled = synchronize
+        if self.begun:
+            self._reset()
+        if synchronize:
+            self.refresh()
 
-        return take
+    def after_forward(self, output: Any) -> None:
+        """Take part in the next reduction even if this rank's output depends on no parameter."""
+        here = state()
+        if self.enabled and here.grad_enabled and here.building is None:
+            tensors = list(_tensors(output))
+            if tensors and not _depends(tensors, self.bucket_of):
+                self._begin(here)
+
+    # ---------------------------------------------------------------- backward
+
+    def _hook(self, p: Tensor) -> Callable[[Tensor], None]:
+        def arrived(_: Tensor) -> None:
+            self.used.add(id(p))
+            if self.enabled:
+                here = state()
+                if not self.begun:
+                    self._begin(here)
+                self._average_complete(here)  # the buckets before this gradient, which is stored after the hook
+                self._bucket(p).missing.discard(id(p))
+
+        return arrived
+
+    def _begin(self, here: EagerState) -> None:
+        self.begun = True
+        self.step += 1
+        here.own.after_backward.append(self.finish)
+
+    def _bucket(self, p: Tensor) -> _Bucket:
+        if id(p) not in self.bucket_of:
+            raise JobError(
+                f"DistributedDataParallel at {user_line()}: a {p.type} parameter received a gradient, but did not require one when the "
+                f"module was last called; call requires_grad_() before the forward pass"
+            )
+        return self.bucket_of[id(p)]
 
     def _average_complete(self, here: EagerState) -> None:
-        """The buckets that are complete, in order, up to the first that is not."""
+        """Average the complete buckets, in order, up to the first incomplete one."""
         while self.done < len(self.buckets) and not self.buckets[self.done].missing:
-            self.buckets[self.done].average(here)
+            self.buckets[self.done].average(here, self.used, self.step)
             self.done += 1
 
     def finish(self) -> None:
-        """What is left, at the end of the backward pass."""
+        """Average the remaining buckets at the end of the backward pass."""
         here = state()
         for bucket in self.buckets[self.done :]:
-            bucket.average(here)
+            bucket.average(here, self.used, self.step)
+        self.used.clear()
+        self.done, self.begun = 0, False
+
+    def _reset(self) -> None:
+        waiting = state().own.after_backward
+        if self.finish in waiting:
+            waiting.remove(self.finish)
+        for bucket in self.buckets:
+            bucket.missing = {id(p) for p in bucket.parameters}
+        self.used.clear()
         self.done, self.begun = 0, False
 
 
-def DistributedDataParallel(module: Any, *, broadcast_buffers: bool = True, broadcast_parameters: bool = True, bucket_size: int = 10) -> Any:
-    """`module`, whose gradients are from now on averaged over all ranks; `bucket_size` parameters travel together.
+def _tensors(x: Any) -> Iterator[Tensor]:
+    """The tensors in nested containers."""
+    if isinstance(x, Tensor):
+        yield x
+    elif isinstance(x, dict | list | tuple):
+        for one in x.values() if isinstance(x, dict) else x:
+            yield from _tensors(one)
 
-    Its parameters and buffers take the values they have on rank 0, buffers again before every call of the module in training.
-    Raises: JobError for a module with global tensors, whose layouts say how they are parallel.
+
+def _depends(outputs: Iterable[Tensor], parameters: dict[int, Any]) -> bool:
+    """True if the gradient of some output reaches a parameter; stops at the first one."""
+    seen: set[TapeNode] = set()
+    ahead = [edge_of(x) for x in outputs]
+    while ahead:
+        edge = ahead.pop()
+        if isinstance(edge, Tensor):
+            if id(edge) in parameters:
+                return True
+        elif edge is not None and edge[0] not in seen:
+            seen.add(edge[0])
+            ahead.extend(edge[0].edges)
+    return False
+
+
+class DistributedDataParallel(Module):
+    """A module whose gradients are averaged over all ranks; `bucket_size` parameters are reduced together.
+
+    Parameters and buffers take the values of rank 0, buffers again before every call in training.  A parameter that no rank
+    used keeps its gradient, None or not; one that only some ranks used gets the mean, to which the others contribute zeros.
+    Unused parameters are always found, so `find_unused_parameters` and `static_graph` change nothing.  With
+    `gradient_as_bucket_view`, the gradients of a bucket are views of one array.
+
+    Raises: JobError for a module with global tensors, whose layouts already make it parallel.
     """
-    here = state()
-    parameters = [p for p in module.parameters() if p._needs_gradient]
+
+    def __init__(
+        self,
+        module: Module,
+        *,
+        broadcast_buffers: bool = True,
+        broadcast_parameters: bool = True,
+        bucket_size: int = 10,
+        find_unused_parameters: bool = False,
+        gradient_as_bucket_view: bool = False,
+        static_graph: bool = False,
+    ) -> None:
+        super().__init__()
+        if not isinstance(module, Module):
+            raise ArgumentError(f"DistributedDataParallel at {user_line()}: module is {type(module).__name__}; pass an nn.Module")
+        here = state()
+        self.module = module
+        self.find_unused_parameters = find_unused_parameters
+        self.gradient_as_bucket_view = gradient_as_bucket_view
+        self.static_graph = static_graph
+        self.require_backward_grad_sync = True
+        self._broadcast_buffers = broadcast_buffers and here.rank.size > 1
+        _check_local(module)
+        if here.rank.size > 1:
+            self._attach(_Reducer(module, bucket_size, gradient_as_bucket_view), broadcast_parameters)
+
+    def _attach(self, reducer: _Reducer, broadcast: bool) -> None:
+        """Attach to the module itself: a direct call of `module` is averaged too."""
+        reducer.refresh(broadcast)
+        if self._broadcast_buffers:
+            _take_over(state(), self.module.buffers(), "the buffers of DistributedDataParallel")
+        self.module.register_forward_pre_hook(lambda *_: self._prepare(reducer))
+        self.module.register_forward_hook(lambda module, inputs, output: reducer.after_forward(output))
+
+    def _prepare(self, reducer: _Reducer) -> None:
+        reducer.before_forward(self.require_backward_grad_sync)
+        if self._broadcast_buffers and self.module.training:
+            _take_over(state(), self.module.buffers(), "buffers of a module")
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """The output of the module."""
+        return self.module(*inputs, **named)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate local gradients for forward passes inside; the first pass outside averages the sums."""
+        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
+
+
+def _check_local(module: Module) -> None:
     for name, p in module.named_parameters():
         if p.layout is not None:
             raise JobError(
                 f"DistributedDataParallel at {user_line()}: parameter {name} is global ({p.layout}); global modules are parallel by "
                 f"themselves: omit DistributedDataParallel, or use local parameters"
             )
-    if here.rank.size > 1:
-        if broadcast_parameters:
-            _take_over(here, module.parameters(), "the parameters of DistributedDataParallel")
-        _Averaging(parameters, bucket_size).watch()
-        buffers = list(module.buffers())
-        if broadcast_buffers and buffers:
-            _take_over(here, buffers, "the buffers of DistributedDataParallel")
-            module.register_forward_pre_hook(lambda m, _: _take_over(here, m.buffers(), "buffers of a module") if m.training else None)
-    return module
 
 
-def _take_over(here: EagerState, tensors: Any, what: str) -> None:
-    """The values of rank 0."""
+def _take_over(here: EagerState, tensors: Iterable[Tensor], what: str) -> None:
+    """Copy the values of rank 0."""
     for x in tensors:
         own(x)[...] = spread(here, x.array, 0, what)
         x.wrote()

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from jobflow.core.types import Tensor
 from jobflow.ops.arithmetic import where
-from jobflow.ops.compare import equal, not_equal
+from jobflow.ops.compare import equal
 from jobflow.ops.reduce import reduce_max, reduce_min, reduce_sum
 from jobflow.ops.rounding import rounded_once
-from jobflow.ops.scalar import cast, fill_like
+from jobflow.ops.scalar import fill_like
 from jobflow.ops.source import constant
 from jobflow.ops.transcendental import absolute, scalar_power, sqrt, square
 
@@ -24,7 +24,8 @@ def vector_norm(x: Tensor, order: float = 2.0, axes: Sequence[int] | int | None 
     if math.isinf(order):
         return (reduce_max if order > 0 else reduce_min)(absolute(x), axes, keepdims, name=name)
     if order == 0:
-        return reduce_sum(cast(not_equal(x, fill_like(x, 0.0)), x.type.dtype), axes, keepdims, name=name)
+        zero, one = (fill_like(x, number) for number in (0.0, 1.0))  # made of x, so that its gradient is 0 and not missing
+        return reduce_sum(where(equal(x, zero), zero, one), axes, keepdims, name=name)
     if order == 1:
         return reduce_sum(absolute(x), axes, keepdims, name=name)
     total = reduce_sum(square(x) if order == 2 else _powers(x, order), axes, keepdims)

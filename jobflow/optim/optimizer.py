@@ -14,6 +14,7 @@ from jobflow.core.layout import B, Layout
 from jobflow.core.types import type_of
 from jobflow.eager import run
 from jobflow.eager.convert import convert_array
+from jobflow.eager.in_place_writes import zero_gradient
 from jobflow.eager.parameters import described
 from jobflow.eager.state import EagerState, gradients, state
 from jobflow.eager.tensor import Tensor
@@ -61,6 +62,7 @@ class Optimizer:
             raise ConfigError(
                 f"{self._word} at {user_line()}: parameters are a list of tensors; got {type(params).__name__}: pass module.parameters()"
             )
+        _check_order(params, f"{self._word} at {user_line()}")
         given = list(params)
         if not given:
             raise ConfigError(
@@ -77,6 +79,7 @@ class Optimizer:
     def add_param_group(self, group: Mapping[str, Any]) -> None:
         """One more group of parameters, with options of its own."""
         what = f"{self._word} at {user_line()}"
+        _check_order(group.get("params"), what)
         params = [group["params"]] if isinstance(group.get("params"), Tensor) else list(group.get("params", ()))
         for name in group:
             if name != "params" and name not in self.defaults and name != "initial_lr":
@@ -104,12 +107,9 @@ class Optimizer:
         raise JobError(f"{self._word} at {user_line()}: the optimizer has no method `rule`, which gives the update of a group")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, or fill them with zeros."""
+        """Drop the gradients, or write zeros into their memory."""
         for p in self._parameters():
-            if set_to_none:
-                p._gradient = None
-            elif p._gradient is not None:
-                p._gradient = run.source(Constant(p.type.shape, p.type.dtype, 0.0), p.layout)
+            zero_gradient(p, set_to_none)
 
     def clip_grad(self, error_if_nonfinite: bool = False) -> None:
         """Scale the gradients of every group that has a `clip_grad_max_norm` to that norm at most; graphs do so on their own."""
@@ -182,6 +182,12 @@ class Optimizer:
                 *(f"    {name}: {group[name]}" for name in sorted(group) if name != "params"),
             ]
         return "\n".join([*lines, ")"])
+
+
+def _check_order(params: Any, what: str) -> None:
+    """ConfigError for a set, whose order differs between runs and ranks, while `state_dict` numbers parameters by it."""
+    if isinstance(params, set | frozenset):
+        raise ConfigError(f"{what}: params is a {type(params).__name__}, whose order changes from run to run; pass a list")
 
 
 def _number(p: Tensor, value: np.ndarray[Any, Any]) -> Tensor:

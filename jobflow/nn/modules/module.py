@@ -10,6 +10,7 @@ import jobflow.core.scope as scope
 from jobflow.core.errors import DtypeError, JobError, did_you_mean, user_line
 from jobflow.core.types import DType, bfloat16, float16, float32, float64
 from jobflow.eager.faces import in_job
+from jobflow.eager.in_place_writes import zero_gradient
 from jobflow.eager.state import building_now, gradients, running
 from jobflow.eager.tensor import Tensor
 from jobflow.engine.body import JobBody
@@ -301,11 +302,7 @@ class Module:
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, or set them to zero."""
         for parameter in self.parameters():
-            if set_to_none:
-                parameter._gradient = None
-            elif parameter._gradient is not None:
-                parameter._gradient.array.fill(0)
-                parameter._gradient.wrote()
+            zero_gradient(parameter, set_to_none)
 
     def apply(self, fn: Callable[[Module], None]) -> Self:
         """Call `fn` with every module inside, and with itself last."""
