@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import field
 from typing import Any
 
@@ -44,6 +44,7 @@ from jobflow.runtime.device import cupy_device as cuda
 from jobflow.runtime.world.launched import launched
 from jobflow.strategies import mesh, mirrored
 from jobflow.trainer.config import Loaded, TrainConfig
+from jobflow.trainer.fingerprint import ROWS, Fingerprint
 from jobflow.trainer.means import check_mean
 from jobflow.trainer.network import Network, layered, line_of, network_of
 from jobflow.trainer.optimizing import optimizer_from
@@ -170,6 +171,18 @@ class Jobs:
                 told = f'{self.loaded.origin(key)}: {key}: the model does not give "{metric}"{did_you_mean(metric, known) or "."}'
                 raise ConfigError(f"{told} There are {', '.join(known)}")
 
+    def fingerprint(self) -> Fingerprint | None:
+        """Return the fingerprint of the train job's program; None if the model takes no batch in the consistent view.
+
+        The program is traced for ROWS samples, or for a whole batch if the model accepts no other length.
+        """
+        for rows in (ROWS, self.config.data.batch_size):
+            job = self._declared(TRAIN, rows, self.network.taken(self.fields), plain=True)
+            with suppress(Exception):  # a model may accept the lengths of its run alone, which `check_lengths` has checked
+                program, _ = job.trace(self.session, job.placement(self.session), job.declared_shapes(self.session))
+                return Fingerprint.of_program(program)
+        return None
+
     # ---------------------------------------------------------------- making
 
     def _job(self, kind: str, rows: int, types: Fields) -> Job:
@@ -179,14 +192,15 @@ class Jobs:
             self.session.register(self._made[key])
         return self._made[key]
 
-    def _declared(self, name: str, rows: int, types: Fields) -> Job:
+    def _declared(self, name: str, rows: int, types: Fields, *, plain: bool = False) -> Job:
+        """Declare a job; a `plain` one is in the consistent view and has no strategy."""
         body = {TRAIN: self._train, EVALUATION: self._measured, PREDICTION: self._predicted}[name]
 
         def function(*values: Any) -> Any:
             with at_line(line_of(self.loaded, "model")):
                 return body(dict(zip(types, values, strict=True)))
 
-        own = self.mirrored(rows)
+        own = not plain and self.mirrored(rows)
         array, length = (ListNumpy, -(-rows // self.ranks)) if own else (Numpy, rows)
         function.__name__ = name
         function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
@@ -197,6 +211,8 @@ class Jobs:
             return_annotation=Bundle[Numpy],
         )
         wish, config = self.config.strategy, FunctionConfig()
+        if plain:
+            return Job(function, name == TRAIN, config, self.network.where, optimizer_of)
         config.strategy(mirrored() if own else mesh(data=wish.data, tensor=wish.tensor, pipeline=wish.pipeline, zero=wish.zero))
         if name == TRAIN and self.microbatches(rows) > 1:
             config.microbatches = self.microbatches(rows)

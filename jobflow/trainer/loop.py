@@ -36,6 +36,7 @@ from jobflow.trainer.chrome_trace import Tracing
 from jobflow.trainer.config import Loaded, load
 from jobflow.trainer.config.schema import Checkpoint, Evaluation
 from jobflow.trainer.evaluate import batches_of, measure, rows_of
+from jobflow.trainer.fingerprint import Fingerprint
 from jobflow.trainer.finite import first_not_finite
 from jobflow.trainer.jobs import COUNTER, HALTED, TRAIN, Jobs, Means, prepared
 from jobflow.trainer.lock import Lock, lock_of
@@ -132,6 +133,7 @@ class Loop:
         self._steps: tuple[Before, ...] = ()
         self._seconds = 0.0
         self._compiled: Compiled | None = None
+        self._program: Fingerprint | None = None
 
     # ---------------------------------------------------------------- the run
 
@@ -143,6 +145,7 @@ class Loop:
         self._compiled = self.session.compiled(job, job.declared_shapes(self.session))
         self.jobs.check_metrics()
         self.jobs.check_lengths()
+        self._program = self.jobs.fingerprint()
         for warning in slow_start(self.loaded, self.jobs.steps):
             self._notice(warning)
         with self._only_one():
@@ -334,7 +337,7 @@ class Loop:
         return found
 
     def _read(self, path: AnyPath) -> None:
-        self.progress = read(self.session, path, self.loaded)
+        self.progress = read(self.session, path, self.loaded, self._program)
 
     def _info(self, found: AnyPath | None) -> RunInfo:
         run, config = self.jobs, self.config
@@ -377,6 +380,8 @@ class Loop:
         self._settle()
         extra = self.progress.extra(self.loaded.plain, self.jobs.samples["train"])
         extra["trainer"] |= {"steps": self.jobs.steps, "ended": self.stopped in ("end", "early")}
+        if self._program is not None:
+            extra["fingerprint"] = self._program.tree()
         later = self.config.checkpoint.asynchronous and not self.stopped
         with self._may_fail(step):
             began = time.perf_counter()

@@ -23,6 +23,7 @@ from jobflow.data.samples import Samples, Stream
 from jobflow.engine.commands import Tell
 from jobflow.engine.session import Session
 from jobflow.trainer.config import Loaded, TrainConfig
+from jobflow.trainer.fingerprint import Fingerprint
 
 T = TypeVar("T")
 
@@ -244,14 +245,20 @@ def _at(tree: Any, key: str) -> Any:
     return tree
 
 
-def read(session: Session, path: AnyPath, loaded: Loaded) -> Progress:
+def read(session: Session, path: AnyPath, loaded: Loaded, program: Fingerprint | None = None) -> Progress:
     """Give the session's variables the values of a checkpoint, and say where its run was.  On all ranks.
 
-    Raises: ReplacedError if the variables are not of the checkpoint that says so, since there is another one by now.
+    `program` is the fingerprint of the model.
+    Raises: CheckpointError if the model's program changed.
+    ReplacedError if the variables are not of the checkpoint that says so, since there is another one by now.
     """
     found = together(session, lambda: dict(store.load(path).extra))
     progress = Progress.of(found, path)
     check_same(path, found["config"], loaded)
+    if program is not None:
+        told = program.check(path, found.get("fingerprint"), loaded.config.checkpoint.accept_changed_model)
+        if told and session.writes_files:
+            notice(told)
     taken = _load(session, path, same=_at(found["config"], PRECISION) == loaded.config.strategy.precision)
     if json.dumps(taken, sort_keys=True) != json.dumps(found, sort_keys=True):
         raise ReplacedError(f"checkpoint {path} was replaced by another one while it was being read")
@@ -260,12 +267,21 @@ def read(session: Session, path: AnyPath, loaded: Loaded) -> Progress:
 
 def _load(session: Session, path: AnyPath, same: bool) -> dict[str, Any]:
     """Variables as the checkpoint has them; in another precision, those of the loss scale begin anew."""
+    try:
+        return _loaded(session, path, same)
+    except ReplacedError:
+        raise
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; if the model changed, --resume never starts a new run and renames the checkpoints") from error
+
+
+def _loaded(session: Session, path: AnyPath, same: bool) -> dict[str, Any]:
     if same:
         return sessions.load(session, path, what="--resume")
     there = together(session, lambda: set(store.load(path)))
     lacking = [name for name in session.variables if name not in there and not name.startswith((NOT_FINITE, "System-Train-DynamicLossScale"))]
     if lacking:
-        raise CheckpointError(f"{path} lacks the variable {lacking[0]}, so training cannot continue from it; --resume never starts again")
+        raise CheckpointError(f"{path} lacks the variable {lacking[0]}, so training cannot continue from it")
     return sessions.load(session, path, strict=False, what="--resume")
 
 

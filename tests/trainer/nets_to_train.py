@@ -97,6 +97,25 @@ class CrossEntropy(flow.nn.Module):
         return {"loss": loss, "nats": loss, "norm": self.layer.weight.square().sum()}
 
 
+class Changing(flow.nn.Module):
+    """A module whose program is an attribute of its class, as if its code changed between two runs."""
+
+    function = "relu"
+    extra = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn = flow.nn
+        self.first, self.drop, self.last = nn.Linear(6, 8), nn.Dropout(0.25), nn.Linear(8, 4)
+
+    def forward(self, x: Any, labels: Any = None) -> dict[str, Any]:
+        scores = self.last(self.drop(getattr(flow.nn.functional, self.function)(self.first(x))))
+        if labels is None:
+            return {"scores": scores}
+        loss = flow.nn.functional.cross_entropy(scores, labels.long(), reduction="none")
+        return {"loss": loss, **({"sure": scores.amax(1)} if self.extra else {})}
+
+
 class Large(flow.nn.Module):
     """A module with scores far apart."""
 

@@ -366,6 +366,7 @@ class Checkpoint(Section):
     best_mode: Annotated[Literal["min", "max"], key("min: smaller is better; max: larger is better")] = "min"
     asynchronous: Annotated[bool, key("write in the background", "async")] = True
     resume: Annotated[str, key("auto: the newest complete checkpoint; never: start again; or the path of a checkpoint", min_length=1)] = "auto"
+    accept_changed_model: Annotated[bool, key("resume although the model's program is not the one that saved the checkpoint")] = False
 
 
 class Logging(Section):

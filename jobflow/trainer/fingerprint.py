@@ -1,0 +1,110 @@
+"""The fingerprint of a model's program, which a checkpoint holds: a run does not continue with other formulas than it began with.
+
+The program is the forward pass of the train job as its body records it, before differentiation: the operations that the loss and the updates of
+variables depend on, their attributes, the types of their results, and the names and types of parameters.  It is traced for a fixed number of
+samples in the consistent view, so layouts, batch size, precision, ranks and line numbers do not change it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+from jobflow.core.dataclass import dataclass
+from jobflow.core.errors import CheckpointError
+from jobflow.core.remote import AnyPath
+from jobflow.graph.ir import Node, Value
+from jobflow.graph.traced import Traced
+from jobflow.ops.layout_ops import Identity
+from jobflow.ops.op import Op
+from jobflow.ops.source import ReadVariable
+
+#: increased if equal programs get another fingerprint
+VERSION = 1
+#: samples for which a program is traced
+ROWS = 4
+#: attributes that name random streams, which follow from the configuration's seed
+UNNAMED = ("seed", "name")
+ACCEPT = "checkpoint.accept_changed_model"
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """The hash of a program by the rules of a version."""
+
+    program: str
+    version: int = VERSION
+
+    def tree(self) -> dict[str, Any]:
+        """Return the entry of a checkpoint."""
+        return {"version": self.version, "program": self.program}
+
+    @classmethod
+    def of_program(cls, program: Traced) -> Fingerprint:
+        """Return the fingerprint of a traced program."""
+        digest = hashlib.sha256()
+        for line in lines(program):
+            digest.update(f"{line}\n".encode())
+        return cls(digest.hexdigest())
+
+    def check(self, path: AnyPath, saved: Any, accepted: bool) -> str:
+        """Compare with the entry `saved` of the checkpoint `path`; return a notice, or "" if the programs are equal.
+
+        Raises: CheckpointError if the program changed, unless `accepted`.
+        """
+        if not isinstance(saved, Mapping) or saved.get("version") != self.version:
+            return f"{path} does not show if the model's program changed (its fingerprint is of {_version(saved)}); training resumes"
+        if saved.get("program") == self.program:
+            return ""
+        if accepted:
+            return f"the model's program changed since {path} was saved; training resumes, because {ACCEPT} is true"
+        raise CheckpointError(
+            f"{path} was saved by a model with another program: its operations, their attributes or its parameters changed; "
+            f"start again with --resume never (the checkpoints are renamed), or resume with --set {ACCEPT}=true"
+        )
+
+
+def _version(saved: Any) -> str:
+    return f"version {saved.get('version')!r}, not {VERSION}" if isinstance(saved, Mapping) else "no version"
+
+
+def lines(program: Traced) -> Iterator[str]:
+    """Yield a line for each operation that the loss or an update of a variable depends on; operands are numbers of lines."""
+    training = program.training
+    ends = [*(training.losses if training is not None else ()), *program.losses, *program.updates.values()]
+    needed, numbers = _needed(ends), dict[Value, str]()
+    for node in program.nodes:
+        if node not in needed:
+            continue
+        if isinstance(node.op, Identity):  # layouts
+            numbers[node.outputs[0]] = numbers[node.inputs[0]]
+            continue
+        at = f"%{len(numbers)}"
+        numbers |= {value: f"{at}.{value.index}" for value in node.outputs}
+        types = ", ".join(str(value.type) for value in node.outputs)
+        yield f"{at}: {types} = {_text(node.op)}({', '.join(numbers[x] for x in node.inputs)})"
+        if isinstance(node.op, ReadVariable):
+            variable = program.variables.get(node.op.key) or program.known[node.op.key]
+            yield f"{variable.name}: {variable.type}, trainable={variable.trainable}, l1={variable.l1}, l2={variable.l2}"
+    yield f"loss: {', '.join(numbers[value] for value in ends)}; {', '.join(program.updates)}"
+
+
+def _needed(ends: Iterable[Value]) -> set[Node]:
+    seen: set[Node] = set()
+    waiting = [value.node for value in ends]
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen.add(node)
+            waiting.extend(x.node for x in node.inputs)
+    return seen
+
+
+def _text(op: Op) -> str:
+    """Return the operation with its attributes; addresses of objects are left out."""
+    shown = (field.name for field in fields(op) if field.name not in op.unshown and field.name not in UNNAMED)
+    text = ", ".join(f"{name}={getattr(op, name)}" for name in shown)
+    return re.sub(r" at 0x[0-9a-f]+", "", f"{type(op).__name__}({text})")
