@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import sys
 import threading
 import time
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from jobflow.data.waiting import Coming, Watch
 
@@ -71,8 +75,37 @@ class Pool:
 
 def _work(wanted: queue.SimpleQueue[tuple[Coming[Any], Callable[[], Any]] | None]) -> None:
     while (waiting := wanted.get()) is not None:
-        _perform(*waiting)
-        del waiting  # what was read belongs to whom it was read for
+        future, call = waiting
+        _perform(future, partial(_end_children, call))
+        del waiting, future, call  # what was read belongs to whom it was read for
+
+
+def _end_children(call: Callable[[], T]) -> T:
+    """Call, and end a child that the call forked: it has this thread only, which would wait for work for ever."""
+    process = os.getpid()
+    try:
+        return call()
+    except BaseException as error:
+        if os.getpid() == process:
+            raise
+        _end_child(error)
+    finally:
+        if os.getpid() != process:
+            _end_child(None)
+
+
+def _end_child(error: BaseException | None) -> NoReturn:
+    """End a child by fork as the end of its script would, without the parent's exit handlers."""
+    code: Any = error.code if isinstance(error, SystemExit) else int(error is not None)
+    if not isinstance(code, int | None):
+        print(code, file=sys.stderr)
+        code = 1
+    if error is not None and not isinstance(error, SystemExit):
+        traceback.print_exception(error)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # its reader has gone
+            stream.flush()
+    os._exit((code or 0) & 255)
 
 
 def _perform(future: Coming[T], call: Callable[[], T]) -> None:

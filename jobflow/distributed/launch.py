@@ -94,9 +94,17 @@ def check(given: argparse.Namespace) -> None:
 
 def check_script(given: argparse.Namespace) -> None:
     """ConfigError if there is no such script."""
-    if not given.module and not Path(given.script).exists():
-        hint = "; write -m before the name of a module" if "/" not in given.script and not given.script.endswith(".py") else ""
-        raise ConfigError(f"there is no script {given.script!r} in {Path.cwd()}{hint}")
+    script, is_command = Path(given.script), given.script == "jobflow"  # in its repository, jobflow is a folder too
+    if given.module or (not is_command and (script.is_file() or (script / "__main__.py").is_file())):
+        return
+    program, hint = shutil.which(given.script), ""
+    if is_command:
+        hint = f"; to run a jobflow command on each rank: {' '.join(['-m jobflow', *given.arguments[:1]])}"
+    elif program is not None:
+        hint = f"; {program} is a program: write --no_python before it"
+    elif "/" not in given.script and not given.script.endswith(".py"):
+        hint = "; write -m before the name of a module"
+    raise ConfigError(f"there is no script {given.script!r} in {Path.cwd()}{hint}")
 
 
 def command_line(given: argparse.Namespace) -> list[str]:

@@ -29,15 +29,15 @@ def run(limit: str, *others: list[str]) -> Ended:
 
 @pytest.mark.parametrize("missing", [[sys.executable, "missing.py"], [sys.executable, "-c", "raise ImportError"], ["sleep", "30"]])
 def test_a_rank_that_does_not_import_jobflow_ends_the_job(missing: list[str]) -> None:
-    ended = run("0.8", PRESENT, missing)
+    ended = run("2", PRESENT, missing)
     assert ended.code != 0 and ended.out == "", ended
-    assert ended.err.count("has waited 0.8 s for rank 2; start all ranks with a program that imports jobflow") == 1, ended.err
+    assert ended.err.count("has waited 2 s for rank 2; start all ranks with a program that imports jobflow") == 1, ended.err
     assert "JOBFLOW_JOIN_SECONDS" in ended.err and "of 3" in ended.err, ended.err
 
 
-@pytest.mark.parametrize("late", [[sys.executable, "-c", PROGRAM, "1.5"], ["sh", "-c", f"{sys.executable} -c '{PROGRAM}' 1.5; true"]])
+@pytest.mark.parametrize("late", [[sys.executable, "-c", PROGRAM, "3"], ["sh", "-c", f"{sys.executable} -c '{PROGRAM}' 3; true"]])
 def test_a_rank_that_has_imported_jobflow_may_need_the_others_later(late: list[str]) -> None:
-    ended = run("0.8", late)
+    ended = run("2.5", late)
     assert (ended.code, ended.err) == (0, ""), ended
 
 

@@ -28,6 +28,8 @@ class TestOptions:
         ("arguments", "text"),
         [
             (["nowhere.py"], "there is no script 'nowhere.py' in "),
+            (["jobflow", "train", "run.yaml"], "to run a jobflow command on each rank: -m jobflow train"),
+            (["sleep", "1"], "sleep is a program: write --no_python before it"),
             (["nowhere"], "write -m before the name of a module"),
             (["--no_python", "nowhere"], "there is no program 'nowhere' to run"),
             (["--no_python", "-m", "nowhere"], "-m and --no_python exclude each other"),

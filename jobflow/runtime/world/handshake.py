@@ -58,12 +58,14 @@ def lines_of(sock: socket.socket) -> Iterator[str]:
         yield from (line.decode(errors="replace") for line in lines)
 
 
-def introduce(sock: socket.socket, about: Mapping[str, Any], secret: bytes, master: str) -> tuple[int, Iterator[str]]:
+def introduce(sock: socket.socket, about: Mapping[str, Any], secret: bytes, master: str, answer: float = ANSWER) -> tuple[int, Iterator[str]]:
     """Show the service that this is a rank of its job, and see that it is this rank's; the ticket for the MPI library, and what comes next.
+
+    `answer` limits the seconds for each answer.
 
     JobError if whoever listens there is no service, or one of another job; OSError if the connection ends.
     """
-    sock.settimeout(ANSWER)
+    sock.settimeout(answer)
     lines, ours, text = lines_of(sock), challenge(), json.dumps(about)
     theirs = _answer(sock, lines, {"jobflow": VERSION, "challenge": ours}, master).get("challenge")
     if type(theirs) is not str:

@@ -163,7 +163,7 @@ class Membership:
         """Why the service of another rank 0 would not have this one."""
         master = self.started.master
         with suppress(OSError, JobError, StopIteration), socket.create_connection(resolve(master), timeout=LINGER) as sock:
-            _, lines = introduce(sock, {**about(self.started), "second": True}, self._secret, master)
+            _, lines = introduce(sock, {**about(self.started), "second": True}, self._secret, master, LINGER)
             return str(json.loads(next(lines))["refused"])
         return None
 

@@ -116,11 +116,6 @@ class Absence:
         """MPI has started."""
         self._began = None
 
-    @property
-    def pause(self) -> int | None:
-        """Milliseconds to the next look; None if MPI is not starting."""
-        return None if self._began is None else int(1000 * LOOK)
-
     def is_too_long(self) -> str:
         """Name the missing ranks, and return the text of the error when the wait is over; an empty text before."""
         if self._began is None:
@@ -165,7 +160,7 @@ def watch(line: int, process: int, starter: int, absence: Absence) -> str:
     """Wait for the end: "rank" or "starter", whichever came first without being announced, the text of an error, or "" for no report."""
     waiting = poller((line, select.POLLIN), (process, select.POLLIN), (starter, select.POLLRDHUP))
     while True:
-        ready = {number for number, _ in waiting.poll(absence.pause)}
+        ready = {number for number, _ in waiting.poll(1000 * LOOK)}
         if line in ready:
             message, *rest = os.read(line, 100).split() or [b""]
             if message == GOODBYE:
@@ -183,8 +178,18 @@ def watch(line: int, process: int, starter: int, absence: Absence) -> str:
             return "rank"
         if starter in ready:
             return "starter"
-        if error := absence.is_too_long():
+        if error := absence.is_too_long() or stopped(process):
             return error
+
+
+def stopped(process: int) -> str:
+    """Return the text of an error if the rank is stopped and cannot follow a SIGTERM; its peers would wait for it."""
+    with suppress(OSError), open(f"/proc/{pid_of(process)}/status", encoding="ascii", errors="replace") as status:
+        words = {name: value.split()[0] for name, _, value in (line.partition(":") for line in status) if value.strip()}
+        pending = int(words["SigPnd"], 16) | int(words["ShdPnd"], 16)
+        if words["State"] in ("T", "t") and pending >> (signal.SIGTERM - 1) & 1:
+            return "a stopped rank (SIGSTOP) cannot follow SIGTERM; all ranks are ended"
+    return ""
 
 
 def names_of(pid: int) -> set[str]:
