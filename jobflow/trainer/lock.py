@@ -107,8 +107,27 @@ class Lock(ABC):
         """Signs of life, for those who cannot ask for the process."""
         while not self._over.wait(BEAT):
             with suppress(OSError):
-                if self._is_mine():
+                if self._is_removed():
+                    self._take_again()
+                elif self._is_mine():
                     self._sign()
+
+    def _is_removed(self) -> bool:
+        try:
+            self.path.lstat()
+        except FileNotFoundError:
+            return True
+        return False
+
+    def _take_again(self) -> None:
+        """Write the lock that was removed, with its folder if need be."""
+        notice(f"{self.path} was removed during training; it is created again")
+        if isinstance(self.path, Path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._claim()
+        except ConfigError as error:
+            notice(f"two trainings write to one folder: {error}")
 
     #: what the error advises
     _elsewhere: str

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from jobflow.core.errors import ConfigError
+from jobflow.core.notices import notice
 from jobflow.core.remote import AnyPath
 from jobflow.core.untrusted import open_regular
 from jobflow.trainer.config import TrainConfig
@@ -65,6 +66,15 @@ class Lines:
             os.fsync(file.fileno())
         os.replace(fresh, self.path)
 
+    @property
+    def is_removed(self) -> bool:
+        """True if the file no longer has its name, as after the removal of its folder."""
+        try:
+            now = os.stat(self.path)
+        except FileNotFoundError:
+            return True
+        return self._file is not None and not os.path.samestat(now, os.fstat(self._file))
+
     def add(self, line: str) -> None:
         """One more, by a single write."""
         if self._file is None:
@@ -95,12 +105,32 @@ class Records(Watcher, ABC):
     def write(self, record: Record) -> None:
         """Add a record to the file."""
 
+    def _record(self, record: Record) -> None:
+        if self.is_removed:
+            notice(f"{self.place} was removed during training; it is created again, without the records before step {record['step']}")
+            self.create()
+        self.write(record)
+
+    @property
+    @abstractmethod
+    def place(self) -> Path:
+        """The file, or the directory of files."""
+
+    @property
+    @abstractmethod
+    def is_removed(self) -> bool:
+        """True if records are written to a file that has no name any more."""
+
+    @abstractmethod
+    def create(self) -> None:
+        """Begin a new file."""
+
     def step(self, run: RunInfo, report: StepReport) -> None:
         if report.step % self._every == 0 or report.step in (1, run.steps):
-            self.write(step_record(report))
+            self._record(step_record(report))
 
     def evaluated(self, run: RunInfo, report: EvaluationReport) -> None:
-        self.write({"step": report.step, "epoch": report.epoch, **report.metrics})
+        self._record({"step": report.step, "epoch": report.epoch, **report.metrics})
 
     def saved(self, run: RunInfo, path: AnyPath) -> None:
         self._file.flush()
@@ -109,7 +139,24 @@ class Records(Watcher, ABC):
         self._file.close()
 
 
-class JsonLines(Records):
+class LineRecords(Records):
+    """Records in a file of lines."""
+
+    _file: Lines
+
+    @property
+    def place(self) -> Path:
+        return self._file.path
+
+    @property
+    def is_removed(self) -> bool:
+        return self._file.is_removed
+
+    def create(self) -> None:
+        self._file.replace(())
+
+
+class JsonLines(LineRecords):
     """A JSON object per line: {"step": 10, "epoch": 0, "train/loss": 1.7, ...}; numbers that are not finite are null."""
 
     def __init__(self, path: Path, every: int = 1) -> None:
@@ -122,7 +169,7 @@ class JsonLines(Records):
         self._file.add(json.dumps({name: _finite(value) for name, value in record.items()}))
 
 
-class Table(Records):
+class Table(LineRecords):
     """The same as comma-separated values; a metric that appears late gets a column, empty in the rows before."""
 
     def __init__(self, path: Path, every: int = 1) -> None:
@@ -134,6 +181,10 @@ class Table(Records):
         kept = [row for row in rows[1:] if row and row[0].isdigit() and int(row[0]) <= run.first_step]
         self._columns = rows[0] if kept else list(FIRST)
         self._file.replace(map(_joined, [self._columns, *kept]))
+
+    def create(self) -> None:
+        self._columns = list(FIRST)
+        self._file.replace([_joined(self._columns)])
 
     def write(self, record: Record) -> None:
         late = [name for name in record if name not in self._columns]
@@ -149,11 +200,24 @@ class TensorBoard(Records):
 
     def __init__(self, directory: Path, every: int = 1) -> None:
         super().__init__(None, every)
+        self._directory = directory
         self._make = partial(_summary_writer(), logdir=str(directory))
 
     def started(self, run: RunInfo) -> None:
         # TensorBoard itself drops what an interrupted run wrote behind the step from which the next one goes on
         self._file = self._make(purge_step=run.first_step + 1 if run.first_step else None)
+
+    @property
+    def place(self) -> Path:
+        return self._directory
+
+    @property
+    def is_removed(self) -> bool:
+        return not self._directory.exists()
+
+    def create(self) -> None:
+        self._file.close()
+        self._file = self._make()
 
     def write(self, record: Record) -> None:
         for name, value in record.items():

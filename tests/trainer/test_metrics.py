@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ import pytest
 from short_runs import loaded, run, write_config
 
 from jobflow.core.errors import ConfigError
+from jobflow.trainer import lock
 from jobflow.trainer.metrics import JsonLines, Lines, Table, TensorBoard, metric_files
-from jobflow.trainer.watching import EvaluationReport, RunInfo, StepReport
+from jobflow.trainer.watching import EvaluationReport, RunInfo, StepReport, Watcher
 
 
 def info(output: Path, first_step: int = 0, steps: int = 6) -> RunInfo:
@@ -144,3 +147,31 @@ def test_tensorboard_gets_scalars(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     board.closed(run)
     board.closed(run)
     assert written == [(str(tmp_path), 5), ("validation/loss", 2.0, 5), "flush", "close"]
+
+
+def test_an_output_folder_that_is_removed_during_training_is_created_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(lock, "BEAT", 0.01)
+    out, locked = tmp_path / "out", []
+
+    class Remover(Watcher):
+        def step(self, run: RunInfo, report: StepReport) -> None:
+            if report.step == 4:
+                out.rename(tmp_path / "removed")
+                shutil.rmtree(tmp_path / "removed")
+                deadline = time.monotonic() + 10
+                while not (out / lock.NAME).exists() and time.monotonic() < deadline:
+                    time.sleep(0.01)
+                locked.append((out / lock.NAME).exists())
+
+    config = loaded(write_config(tmp_path), out, "logging.csv=true")
+    run(config, Remover(), *metric_files(config.config, out))
+    assert locked == [True] and not (out / lock.NAME).exists()
+    assert [record["step"] for record in records(out / "metrics.jsonl")] == [4, 4, 5, 6, 7, 8, 8, 9, 9]
+    with open(out / "metrics.csv") as file:
+        assert [row["step"] for row in csv.DictReader(file) if row["train/loss"]] == ["4", "5", "6", "7", "8", "9"]
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == [f"step-{step:08d}" for step in range(4, 10)]
+    told = capfd.readouterr().err
+    assert "metrics.jsonl was removed during training; it is created again, without the records before step 4" in told
+    assert f"{lock.NAME} was removed during training" in told
