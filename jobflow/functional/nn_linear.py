@@ -108,7 +108,7 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> 
         raise ShapeError(f"embedding at {user_line()}: weight {weight.type} has no rows; it is [rows, size of a row]")
     count = weight.type.shape[0]
     input = _row_numbers("embedding", input, count)
-    if padding_idx is not None and not -count <= padding_idx < count:
+    if padding_idx is not None and not -count <= whole("embedding", "padding_idx", padding_idx) < count:
         raise ArgumentError(f"embedding at {user_line()}: padding_idx {padding_idx} is not one of the {count} rows")
     return _looked_up(input, weight, None if padding_idx is None else padding_idx % count)
 

@@ -10,6 +10,7 @@ from typing import Any, ParamSpec
 
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.types import Tensor as Value
+from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor
 from jobflow.functional.nn_base import REDUCTIONS, formula, one_of, one_type, reduced
 from jobflow.functional.nn_linear import cosine, last_axis, length
@@ -161,10 +162,12 @@ def hinge_embedding_loss(input: Tensor, target: Tensor, margin: float = 1.0, red
 @one_type
 @reducing
 def margin_ranking_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean") -> Value:
-    """max(0, margin - t (x1 - x2))"""
+    """max(0, margin - t (x1 - x2)); of integers as numbers of the default element type, as in PyTorch"""
     one_shape("margin_ranking_loss", input1=input1, input2=input2, target=target)
-    distance = ew.shift(ew.negate(ew.multiply(target, ew.subtract(input1, input2))), margin)
-    return _hinge(distance)
+    product = ew.multiply(target, ew.subtract(input1, input2))
+    if not product.type.dtype.is_float:
+        product = ew.cast(product, state().default_dtype)
+    return _hinge(ew.shift(ew.negate(product), margin))
 
 
 @reducing

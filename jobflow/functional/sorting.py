@@ -16,10 +16,10 @@ from jobflow.eager.tensor import Tensor
 from jobflow.functional.global_tensors import value_of
 from jobflow.functional.indexing import listed
 from jobflow.functional.promotion import together
+from jobflow.functional.reductions import sum
 from jobflow.functional.selecting import diagonal
 from jobflow.functional.shapes import axis_of, expand, integer, permute, reshape
 from jobflow.ops.matmul import BatchMatMul, MatMul
-from jobflow.ops.reduce import ReduceSum
 from jobflow.ops.sort import Sort, TopK
 
 
@@ -96,7 +96,8 @@ def einsum(equation: str, *operands: Any) -> Tensor:
     """Sums of products over named axes, as "bij,bjk->bik"; "..." stands for leading axes that broadcast.
 
     Operands are multiplied from the left, two at a time, as one batched product of matrices each: axes that both have and that are
-    still needed are batches, axes that both have and nobody needs are summed over.
+    still needed are batches, axes that both have and nobody needs are summed over.  As in PyTorch, a sum over an axis of one operand
+    widens integers to int64, as `sum` does; products keep the type of their operands.
     """
     if not isinstance(equation, str):
         raise DtypeError(f"einsum at {user_line()}: the equation is a text such as 'ij,jk->ik', not of type {type(equation).__name__}")
@@ -148,13 +149,13 @@ def _single(x: Tensor, word: str, needed: str) -> tuple[Tensor, str]:
             word = "".join(letter for i, letter in enumerate(word) if i not in (first, second)) + c
     gone = tuple(i for i, c in enumerate(word) if c not in needed)
     if gone:
-        x = run(ReduceSum(gone), x)
+        x = sum(x, gone)
     return x, "".join(c for c in word if c in needed)
 
 
 def _product(x: Tensor, a: str, y: Tensor, b: str, needed: str) -> tuple[Tensor, str]:
     """Two tensors as one batched product of matrices."""
-    x, y = _widened(x, a, y, b), _widened(y, b, x, a)
+    x, y = together("einsum", _widened(x, a, y, b), _widened(y, b, x, a))
     size = dict(zip(a + b, (*x.shape, *y.shape), strict=True))
     batch = [c for c in a if c in b and c in needed]
     summed = [c for c in a if c in b and c not in needed]

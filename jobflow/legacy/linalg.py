@@ -1,3 +1,3 @@
 """flow.linalg: another place to find `matmul`."""
 
-from jobflow.legacy.arrays import matmul as matmul
+from jobflow.legacy.shared_names import matmul as matmul
