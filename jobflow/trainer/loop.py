@@ -7,8 +7,6 @@ was not stopped: the same samples, random numbers, learning rates and decisions.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import tempfile
 import time
@@ -42,7 +40,7 @@ from jobflow.trainer.jobs import COUNTER, HALTED, TRAIN, Jobs, Means, prepared
 from jobflow.trainer.lock import Lock, lock_of
 from jobflow.trainer.network import line_of
 from jobflow.trainer.optimizing import schedule_from, slow_start
-from jobflow.trainer.resume import Progress, check_alike, chosen, follow, read, series_of, set_aside_behind, together
+from jobflow.trainer.resume import Progress, check_alike, check_configurations, chosen, follow, read, series_of, set_aside_behind, together
 from jobflow.trainer.stopping import Agreement, Clock, Early, Signals
 from jobflow.trainer.units import metric_text, metrics_text
 from jobflow.trainer.watching import Outcome, RunInfo, StepReport, Stopped, Watcher
@@ -321,9 +319,9 @@ class Loop:
 
     def _check_alike(self) -> None:
         """ConfigError unless all ranks have the same configuration, and samples that look the same."""
-        plain = hashlib.sha256(json.dumps(self.loaded.plain, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        check_configurations(self.session, self.loaded)
         prints = {f"data.{place}": samples.fingerprint for place, samples in self.jobs.samples.items() if isinstance(samples, Samples)}
-        check_alike(self.session, {"configuration": plain, **prints})
+        check_alike(self.session, prints)
 
     def _resume(self, wish: str) -> AnyPath | None:
         with at_line(line_of(self.loaded, "checkpoint")):

@@ -7,7 +7,7 @@ from run to run: the number of ranks, the strategy, learning rates, how long to 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field
 from typing import Any, TypeVar
 
@@ -121,6 +121,33 @@ def check_alike(session: Session, mine: Mapping[str, Any]) -> None:
         different = [name for name in first if other.get(name) != first[name]]
         if different:
             raise ConfigError(f"rank {rank} has read another {different[0]} than rank 0: {other.get(different[0])}, not {first[different[0]]}")
+
+
+def check_configurations(session: Session, loaded: Loaded) -> None:
+    """ConfigError, on all ranks, that lists keys, values and origins unless all ranks have one configuration."""
+    world = session.start()
+    if not world.multi:
+        return
+    plain = plainly(loaded.plain)
+    first, *others = world.call(Tell((plain, {key: str(origin) for key, origin in loaded.origins.items()})))
+    for rank, (other, origins) in enumerate(others, 1):
+        lines = [
+            f"  {key}: rank 0 has {json.dumps(value)} ({first[1].get(key, 'default')}), "
+            f"rank {rank} has {json.dumps(its)} ({origins.get(key, 'default')})"
+            for key, value, its in _unequal("", first[0], other)
+        ]
+        if lines:
+            listed = "\n".join(lines)
+            raise ConfigError(f"the ranks have different configurations:\n{listed}\nstart all ranks with the same file and settings")
+
+
+def _unequal(key: str, one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the key and both values of each difference between two trees."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        for name in {**one, **other}:
+            yield from _unequal(f"{key}.{name}" if key else name, one.get(name), other.get(name))
+    elif one != other:
+        yield key, one, other
 
 
 def chosen(series: Series, wish: str, advice: str = NEVER) -> AnyPath | None:

@@ -22,7 +22,7 @@ from jobflow.core.errors import CheckpointError, ConfigError
 from jobflow.core.remote import RemotePath
 from jobflow.trainer.config import load
 from jobflow.trainer.evaluate import evaluate
-from jobflow.trainer.resume import Progress, check_alike, differences
+from jobflow.trainer.resume import Progress, check_alike, check_configurations, differences
 from jobflow.trainer.watching import Outcome
 
 STEPS = 9
@@ -236,7 +236,7 @@ class Others:
         return self
 
     def call(self, command: Any) -> list[Any]:
-        return [command.item, {**command.item, **self.other}]
+        return [command.item, {**command.item, **self.other} if self.other else command.item]
 
 
 def test_ranks_must_have_read_the_same() -> None:
@@ -246,6 +246,17 @@ def test_ranks_must_have_read_the_same() -> None:
         others: Any = Others(**{name: "z"})
         with pytest.raises(ConfigError, match=f"rank 1 has read another {re.escape(name)} than rank 0: z, not"):
             check_alike(others, {"configuration": "a", "data.train": "b"})
+
+
+def test_different_configurations_of_ranks_are_listed_with_keys_values_and_origins(tmp_path: Path) -> None:
+    file = write_config(tmp_path)
+    mine, other = (load(file, [f"optimizer.lr={rate}", f"output={tmp_path}"]) for rate in (0.1, 0.2))
+    world: Any = Others()
+    check_configurations(world, mine)
+    world.call = lambda command: [command.item, (other.plain, {key: str(origin) for key, origin in other.origins.items()})]
+    expected = r"optimizer\.lr: rank 0 has 0\.1 \(--set optimizer\.lr=0\.1.*\), rank 1 has 0\.2 \(--set optimizer\.lr=0\.2"
+    with pytest.raises(ConfigError, match=expected):
+        check_configurations(world, mine)
 
 
 def test_a_run_whose_checkpoints_are_in_a_store(
