@@ -156,10 +156,11 @@ class Jobs:
             try:
                 job.trace(self.session, job.placement(self.session), shapes)
             except Exception as error:
+                advice = "Set data.drop_last: true" if kind == TRAIN else "Give data.evaluation_batch_size a divisor of the number of samples"
                 raise ConfigError(
                     f"{self.network.where}: {self.network.what} works for batches of {counted(train[0], 'sample')}, but not for one of "
                     f"{rows:,}, which comes in {word}: a number of samples seems to be written in it. "
-                    f"Use the length of its arguments, such as x.shape[0]. The error: {error}"
+                    f"{advice}, or use the length of the arguments, such as x.shape[0]. The error: {error}"
                 ) from error
 
     def check_metrics(self) -> None:
