@@ -69,10 +69,9 @@ def logical(program: Traced, outputs: Sequence[Value]) -> LogicalProgram:
     else:
         bodies = [(program, outputs)] if program.tail is None else [(program, outputs), program.tail]
         parts: list[Parts] = []
-        for i, rows in enumerate(program.microbatches.sizes if program.whole is not None else ()):
-            body, made, own = parts_of(bodies[i], program.whole, rows, program.microbatches)
-            bodies[i] = body, made
-            parts.append(own)
+        if program.whole is not None:
+            compared = [parts_of(body, program.whole, rows, program.microbatches) for body, rows in zip(bodies, program.microbatches.sizes, strict=True)]
+            bodies, parts = [(body, made) for body, made, _ in compared], [own for *_, own in compared]
         found = unroll([prepared(*body) for body in bodies], program.microbatches, parts)
     return replace(found, graph=recompute(pipeline(update_rows(simplify(guard(found.graph)), program.lazily), program.schedule)))
 

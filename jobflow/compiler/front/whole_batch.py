@@ -188,7 +188,7 @@ class _Parting:
 
     def _mixed(self, node: Node, inputs: tuple[Value, ...], parts: Sequence[Part]) -> Sequence[Value] | None:
         """The outputs, if inputs are no values of the batch."""
-        found = next((part for part in parts if isinstance(part, Mixed)), None)
+        found: Part | None = next((part for part in parts if isinstance(part, Mixed)), None)
         if found is None and any(isinstance(part, Statistic) for part in parts):
             alone = all(isinstance(part, Statistic | Broadcast) for part in parts)
             found = Statistic() if alone else Mixed(node)
@@ -291,10 +291,10 @@ class _Parting:
         return found
 
 
-def _choices(whole: Node, parts: Sequence[Part]) -> list[tuple[Sequence[Sbp], Sequence[Sbp]]]:
+def _choices(whole: Node, parts: Sequence[Part]) -> Sequence[tuple[Sequence[Sbp], Sequence[Sbp]]]:
     """The signatures that these parts of the inputs fit, best first."""
     if isinstance(whole.op, ViewOp) and isinstance(parts[0], Partial) and parts[0] != P:
-        return [(parts[:1], parts[:1])]
+        return [((parts[0],), (parts[0],))]
     rule: Rule = whole.op.rule(*(value.type for value in whole.inputs))
     exact, scaled = [], []
     for signature in rule.signatures():
