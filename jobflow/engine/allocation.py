@@ -26,9 +26,11 @@ from jobflow.plan.storage import is_common
 from jobflow.runtime.comm.communicator import Communicator, Waited
 from jobflow.runtime.comm.record import Letter, MemoryRange, Record, Recorder, Regions
 from jobflow.runtime.comm.shared import Channel, Meet, SharedOperations
+from jobflow.runtime.comm.shared_windows import bytes_of_windows
 from jobflow.runtime.device.numpy_device import ALIGNMENT, CpuDevice
 from jobflow.runtime.executor import Executor
 from jobflow.runtime.variable_buffers import State
+from jobflow.runtime.world.mailbox import mailbox_bytes
 
 #: pages without memory behind them, until something is written there
 _RESERVE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
@@ -50,15 +52,20 @@ class Allocation:
     staging: int
     #: temporary memory of kernels
     scratch: int
+    #: room of shared windows for later requests, if ranks are processes
+    windows: int = 0
 
     @property
     def total(self) -> int:
         """Bytes of a rank, with all that the ranks have in common."""
-        return self.variables + self.common + self.buffers + self.staging + self.scratch
+        return self.variables + self.common + self.buffers + self.staging + self.scratch + self.windows
 
 
-def allocation(loaded: Loaded, rank: int, ranks: int) -> Allocation | None:
-    """Return what rank `rank` of `ranks` on one machine would allocate, or None for a GPU, whose kernels cannot be bound without it."""
+def allocation(loaded: Loaded, rank: int, ranks: int, processes: bool = False) -> Allocation | None:
+    """Return what rank `rank` of `ranks` on one machine would allocate, or None for a GPU, whose kernels cannot be bound without it.
+
+    With `processes`, ranks share memory in windows; these figures include what the world itself keeps there.
+    """
     if loaded.target.kind != "cpu":
         return None
     plan = loaded.plan(rank, ranks)
@@ -71,13 +78,20 @@ def allocation(loaded: Loaded, rank: int, ranks: int) -> Allocation | None:
     state.buffers = {name: _reserved(nbytes) for name, nbytes in {**variables, IO_BUFFERS: exchanged}.items()}
     Executor(plan, device, comm, state, None, loaded.target)
     own, common = (sum(_padded(n) for name, n in variables.items() if is_common(name) is shared) for shared in (False, True))
-    return Allocation(own, common + _padded(exchanged), device.taken - device.scratched + comm.taken, comm.staged, device.scratched)
+    spare = _room(variables, comm.requests, rank, ranks) if processes and ranks > 1 else 0
+    return Allocation(own, common + _padded(exchanged), device.taken - device.scratched + comm.taken, comm.staged, device.scratched, spare)
 
 
-def memory_of(loaded: Loaded, rank: int, ranks: int) -> Footprint:
+def _room(variables: dict[str, int], requests: Sequence[int], rank: int, ranks: int) -> int:
+    """The bytes of windows that no request of this rank has taken."""
+    shared = [nbytes for name, nbytes in variables.items() if is_common(name) and rank == 0]
+    return bytes_of_windows([mailbox_bytes(rank, ranks), *shared, *requests]) - sum(shared) - sum(requests)
+
+
+def memory_of(loaded: Loaded, rank: int, ranks: int, processes: bool = False) -> Footprint:
     """Return the memory of rank `rank` of `ranks` on one machine: by use at its fullest moment, and all that it allocates."""
     plan = footprint(loaded.plan(rank, ranks))
-    allocated = allocation(loaded, rank, ranks)
+    allocated = allocation(loaded, rank, ranks, processes)
     if allocated is None:
         return plan
     at_peak = {**plan.at_peak, "staging": allocated.staging, "scratch": allocated.scratch}
@@ -127,9 +141,11 @@ class ReservingCommunicator(Recorder):
         super().__init__(tuple(range(ranks)), rank, _reserved)
         self._regions = Regions()
         self.taken = self.staged = 0
+        self.requests: list[int] = []
 
     def allocate(self, nbytes: int) -> Array:
         self.taken += _padded(nbytes)
+        self.requests.append(nbytes)
         array = _reserved(nbytes)
         if nbytes:
             self._regions.add(MemoryRange(0, 0, nbytes), array)

@@ -82,20 +82,27 @@ def figures_in(session: Session, programs: Sequence[Physical], most: int | None 
     """The figures of a job as this session runs it; ranks that were launched are all clients, and hand their arguments to themselves."""
     on_hosts, multi = session.device_tag == "cpu", session.multi or launched() is not None
     io_buffers = on_hosts and not multi and all(program is programs[0] for program in programs)
-    return figures_of(programs, share=session.settings.share_variables and on_hosts, io_buffers=io_buffers, most=most, target=session.target())
+    share, processes = session.settings.share_variables and on_hosts, launched() is not None
+    return figures_of(programs, share=share, io_buffers=io_buffers, most=most, target=session.target(), processes=processes)
 
 
 def figures_of(
-    programs: Sequence[Physical], *, share: bool = True, io_buffers: bool = False, most: int | None = None, target: Target = CPU
+    programs: Sequence[Physical],
+    *,
+    share: bool = True,
+    io_buffers: bool = False,
+    most: int | None = None,
+    target: Target = CPU,
+    processes: bool = False,
 ) -> Figures:
     """The figures of a job from the programs of its ranks, or of its first `most` ranks.
 
     With `share`, what all ranks hold whole is stored once, as on one machine without GPUs; with `io_buffers`, arguments are read where a single
-    client puts them.
+    client puts them; with `processes`, the memory that ranks share is in windows.
     """
     graph = programs[0].graph
     storage = StorageChoice(share=share, io_buffers=io_buffers)
-    ranks = [rank_figures(Loaded(program, storage, target), rank, len(programs)) for rank, program in enumerate(programs[:most])]
+    ranks = [rank_figures(Loaded(program, storage, target), rank, len(programs), processes) for rank, program in enumerate(programs[:most])]
     trained = sum(v.type.size for v in graph.variables.values() if v.trainable)
     nbytes = sum(v.type.nbytes for v in graph.variables.values())
     changes = tuple(row for row in boxing_rows(programs[0]) if row.nbytes > QUIET)
@@ -103,12 +110,13 @@ def figures_of(
     return Figures(tuple(ranks), trained, len(graph.variables), nbytes, operations, changes)
 
 
-def rank_figures(loaded: Loaded, rank: int, ranks: int) -> RankFigures:
+def rank_figures(loaded: Loaded, rank: int, ranks: int, processes: bool = False) -> RankFigures:
     plan = loaded.plan(rank, ranks)
     common = sum(slot.type.nbytes for slot in plan.variables.values() if is_common(slot.buffer))
     computing = sum(isinstance(instruction, Compute) for instruction in plan.instructions)
     communicating = sum(isinstance(instruction, Collective | Transfer) for instruction in plan.instructions)
-    return RankFigures(plan.rank, memory_of(loaded, rank, ranks), common, planned(plan), computing, communicating, plan.buffers.get("shared", 0))
+    memory, shared = memory_of(loaded, rank, ranks, processes), plan.buffers.get("shared", 0)
+    return RankFigures(plan.rank, memory, common, planned(plan), computing, communicating, shared)
 
 
 def operations_of(program: Physical) -> float:

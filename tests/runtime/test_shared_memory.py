@@ -89,7 +89,7 @@ def check(way: str, width: int, limit: str = "", size: str = "") -> str:
     return err
 
 
-@pytest.mark.parametrize(("limit", "way"), [("0", "mpiexec"), ("0", "launch"), ("6", "mpiexec"), ("20", "mpiexec")])
+@pytest.mark.parametrize(("limit", "way"), [("0", "mpiexec"), ("0", "launch"), ("6", "mpiexec"), ("12", "mpiexec")])
 def test_losses_are_equal_with_little_shared_memory(limit: str, way: str) -> None:
     assert "too little shared memory: /dev/shm has" in check(way, WIDTHS[14], limit)
 

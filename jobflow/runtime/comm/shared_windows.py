@@ -19,12 +19,10 @@ from jobflow.runtime.comm.record import MemoryRange, Regions, address
 from jobflow.runtime.comm.waits import Need, WayCount
 from jobflow.runtime.device.numpy_device import ALIGNMENT, aligned_zeros
 
-#: bytes of the first window of a world, and of a group; each further one is at least as large as all before it, so that there are few
+#: bytes of a window for small requests, of a world and of a group
 WINDOW = 1 << 20
 SMALL_WINDOW = 1 << 16
 PAGE = 4096
-#: bytes that a window may have beyond the request, for later requests
-MOST_AHEAD = 64 << 20
 #: of madvise on Linux: write to all pages, and fail instead of a SIGBUS where there are too few
 _POPULATE_WRITE = 23
 
@@ -54,6 +52,57 @@ class SharedWindow:
         return any(lent() is not None for lent in self._lent)
 
 
+class FreeStretches:
+    """Free bytes of windows, as (window, start, stop), handed out first fit."""
+
+    def __init__(self) -> None:
+        self.free: list[tuple[int, int, int]] = []
+
+    def fits(self, nbytes: int) -> bool:
+        return nbytes == 0 or any(stop - start >= nbytes for _, start, stop in self.free)
+
+    def take(self, nbytes: int) -> tuple[int, int]:
+        """The window and the offset of so many bytes, which fit."""
+        i = next(i for i, (_, start, stop) in enumerate(self.free) if stop - start >= nbytes)
+        window, start, stop = self.free.pop(i)
+        if stop - start > nbytes:
+            self.free.append((window, start + nbytes, stop))
+        return window, start
+
+    def add(self, stretches: Sequence[tuple[int, int, int]]) -> None:
+        """Add stretches, and join neighbours."""
+        self.free = _merged([*self.free, *stretches])
+
+
+def part_of_window(wanted: int, first: int) -> int:
+    """The bytes of a rank's part of a new window, if it has no room for `wanted` bytes: a part for a small request has room for later ones."""
+    return _pages(first if 0 < wanted <= first else wanted)
+
+
+def rounded(nbytes: int) -> int:
+    """The bytes that a request for `nbytes` takes of a window."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _pages(nbytes: int) -> int:
+    return -(-nbytes // PAGE) * PAGE
+
+
+def bytes_of_windows(requests: Sequence[int], first: int = WINDOW) -> int:
+    """The bytes of a rank's parts of all windows after these requests."""
+    free, windows = FreeStretches(), 0
+    total = 0
+    for nbytes in requests:
+        wanted = rounded(nbytes)
+        if not free.fits(wanted):
+            size = part_of_window(wanted, first)
+            free.add([(windows, 0, size)])
+            windows, total = windows + 1, total + size
+        if wanted:
+            free.take(wanted)
+    return total
+
+
 class Windows:
     """This rank's part of the shared windows of its node, handed out first fit; what nobody points into is handed out again."""
 
@@ -66,10 +115,11 @@ class Windows:
         self._way = way
         self._windows: list[SharedWindow] = []
         self._regions = Regions()
-        #: (window, start, stop) in this rank's parts
-        self._free: list[tuple[int, int, int]] = []
+        #: in this rank's parts
+        self._free = FreeStretches()
         self._returned: list[tuple[int, int, int]] = []
-        self._total = 0
+        #: bytes of this rank's parts of all windows
+        self.total = 0
         #: bytes of each window, of all ranks
         self._needed: list[int] = []
         self._first = first
@@ -85,36 +135,29 @@ class Windows:
 
     def allocate(self, nbytes: int) -> Array | None:
         """`nbytes` of this rank, zeroed; None if the node has too little shared memory.  Collective over the node."""
-        wanted = -(-nbytes // ALIGNMENT) * ALIGNMENT
+        wanted = rounded(nbytes)
         # after this the peers have finished all earlier operations, so that what was returned may be used again
-        largest = self.agree(wanted if self._fit(wanted) is None else 0, self._mpi.MAX)
-        if largest > 0 and not self._open(wanted, largest):
+        lacking = 0 if self._fits(wanted) else wanted
+        if self.agree(lacking, self._mpi.MAX) and not self._open(lacking):
             return None
         return self._take(nbytes, wanted) if nbytes else aligned_zeros(0)
 
-    def _fit(self, wanted: int) -> int | None:
-        """Which of the free stretches is long enough."""
+    def _fits(self, wanted: int) -> bool:
         if self._returned:
-            self._free = _merged([*self._free, *self._returned])
-            self._returned.clear()
-        return next((i for i, (_, start, stop) in enumerate(self._free) if stop - start >= wanted), None if wanted else -1)
+            returned, self._returned[:] = [*self._returned], []
+            self._free.add(returned)
+        return self._free.fits(wanted)
 
     def _take(self, nbytes: int, wanted: int) -> Array:
-        i = self._fit(wanted)
-        assert i is not None
-        window, start, stop = self._free.pop(i)
-        if stop - start > wanted:
-            self._free.append((window, start + wanted, stop))
+        window, start = self._free.take(wanted)
         array = self._windows[window].lend(self._control.rank, start, nbytes)
         array[:] = 0
         self._regions.add(MemoryRange(window, start, nbytes), array, partial(self._returned.append, (window, start, start + wanted)))
         return array
 
-    def _open(self, wanted: int, largest: int) -> bool:
+    def _open(self, wanted: int) -> bool:
         """Open a window, larger than the request if there is room."""
-        generous = max(largest, min(self._total, MOST_AHEAD), self._first)
-        for size in (generous, wanted):
-            size = -(-size // PAGE) * PAGE
+        for size in (part_of_window(wanted, self._first), _pages(wanted)):
             needed = self.agree(size, self._mpi.SUM)
             if self.agree(shared_memory.free(_reserved[0]), self._mpi.MIN) >= needed and self._create(size):
                 self._needed.append(needed)
@@ -137,9 +180,9 @@ class Windows:
             del bases, parts
             _free_window(window)
             return False
-        self._free.append((len(self._windows), 0, size))
+        self._free.add([(len(self._windows), 0, size)])
         self._windows.append(SharedWindow(window, parts))
-        self._total += size
+        self.total += size
         return True
 
     def locate(self, array: Array) -> MemoryRange | None:
@@ -157,7 +200,7 @@ class Windows:
         """Free the windows of which no rank uses anything any more; the others last as long as the process."""
         gc.collect()  # what only cycles hold is not used
         self._regions.clear()
-        self._free.clear()
+        self._free.free.clear()
         while self._windows:
             window, needed = self._windows.pop(), self._needed.pop()
             if self.agree(int(window.is_lent), self._mpi.MAX):

@@ -73,7 +73,7 @@ class Mailbox:
         #: the last command that was called without arguments, and the letter that calls it; the last such letter, and its item
         self._bare: tuple[Any, list[Any]] = None, []
         self._known: tuple[bytes, Any] = b"", None
-        mine = comm.allocate(len(peers) * (ALIGNMENT + LONGEST))
+        mine = comm.allocate(mailbox_bytes(comm.rank, comm.size))
         self._kept = mine  # peers read it as long as this lasts
         places: list[MemoryRange | None] = comm.exchange(comm.locate(mine) if platform.machine() in ORDERED else None)
         for number, peer in enumerate(peers):
@@ -129,6 +129,11 @@ class Mailbox:
         """Look at no memory of others any more."""
         self._boxes.clear()
         self._control.ways.remove(self._ways)
+
+
+def mailbox_bytes(rank: int, ranks: int) -> int:
+    """Return the bytes that a rank allocates for its letters: the client has a box for each other rank, and these have one each."""
+    return (ranks - 1 if rank == CLIENT else 1) * (ALIGNMENT + LONGEST)
 
 
 def _box(place: MemoryRange | None, number: int) -> MemoryRange | None:

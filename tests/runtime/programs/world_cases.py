@@ -342,7 +342,7 @@ def bind_often(rank: Rank, times: int) -> None:
         source[:] = rank.index + 1
         contract.run(calls)
         assert (target == sum(range(1, rank.size + 1))).all()
-    assert rank.comm._windows._total < 8 << 20, rank.comm._windows._total  # type: ignore[attr-defined]
+    assert rank.comm._windows.total < 8 << 20, rank.comm._windows.total  # type: ignore[attr-defined]
 
 
 def abort(**options: Any) -> None:
