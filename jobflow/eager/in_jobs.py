@@ -8,25 +8,28 @@ Parameters and buffers of a module that is called are variables of the session; 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import jobflow.core.scope as scope
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, JobflowError, user_line
-from jobflow.core.layout import B, Layout, Sbp
+from jobflow.core.layout import B, Layout, P, Placement, Sbp
 from jobflow.eager.recording import Recording
 from jobflow.eager.session_tensors import SessionTensors
 from jobflow.eager.state import EagerState
 from jobflow.eager.structures import replaced
 from jobflow.eager.tensor import Tensor
 from jobflow.engine.body import JobBody
+from jobflow.engine.distribute import is_local
 from jobflow.engine.operators import TensorOperators
 from jobflow.engine.session import current_session
 from jobflow.graph.ir import Variable
-from jobflow.ops.layout_ops import ToLayout
-from jobflow.ops.op import Op, types_tuple
-from jobflow.ops.scalar import Detach
+from jobflow.ops.layout_ops import ToLayout, to_global
+from jobflow.ops.op import Op, apply, types_tuple
+from jobflow.ops.parts import TakePart
+from jobflow.ops.scalar import Detach, scale
 from jobflow.ops.source import Constant
 from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.world.solo import SoloWorld
@@ -195,7 +198,23 @@ class Recorder(Recording):
 
     def _write(self, x: Tensor, standing: Tensor, value: Tensor) -> None:
         standing.traced, standing._needs_gradient = value.traced, value._needs_gradient
-        self.body.assign(next(name for name, tensor in self.body.tensors.items() if tensor is x), value.traced)
+        self.body.assign(next(name for name, tensor in self.body.tensors.items() if tensor is x), self._of_all_devices(value.traced))
+
+    def _of_all_devices(self, value: Any) -> Any:
+        """The new value of a buffer: in the mirrored view the mean over the devices; unless it is a float, that of the first device."""
+        if not is_local(value):
+            return value
+        whole = Placement(value.node.placement.tag, value.node.placement.ranks)
+        with scope.using(interpreter=self.body, placement=whole):
+            part = scale(value, 1.0 / whole.size) if value.type.dtype.is_float else value
+            with scope.using(view="consistent"):
+                return to_global(part, P) if value.type.dtype.is_float else self._of_first_device(to_global(part, B), whole)
+
+    @staticmethod
+    def _of_first_device(value: Any, whole: Placement) -> Any:
+        op = TakePart(B, 0, whole)
+        with scope.using(placement=op.single):
+            return apply(op, value)
 
     def write(self, x: Tensor, made: Tensor) -> None:
         if self.module is None:
@@ -226,7 +245,9 @@ class Recorder(Recording):
     def update(self, op: Op, inputs: Sequence[Tensor]) -> None:
         if self.module is None:
             raise JobError(f"{op.word()} at {user_line()}: it overwrites tensors, and those of a job cannot be overwritten")
-        super().update(op, inputs)
+        own = any(is_local(self.known(x).traced) for x in inputs)
+        with nullcontext() if own else scope.using(view="consistent"):  # variables alone give the same on all devices
+            super().update(op, inputs)
 
 
 # -------------------------------------------------------------------- in and out

@@ -13,8 +13,10 @@ from dataclasses import field
 from jobflow.core.dataclass import dataclass
 from jobflow.core.layout import Broadcast
 from jobflow.core.types import contiguous_strides
-from jobflow.graph.ir import Graph, Variable
+from jobflow.graph.ir import Graph, Value, Variable
 from jobflow.ops.layout_ops import ToGlobal
+from jobflow.ops.skipped_steps import Unless
+from jobflow.ops.update import Assign
 from jobflow.plan.plan import Slot, aligned
 
 #: what the names of buffers begin with that are one rank's own, and that ranks have in common
@@ -53,8 +55,14 @@ def is_common(buffer: str) -> bool:
 
 def apart(graph: Graph) -> frozenset[str]:
     """The variables that take a tensor of the mirrored view: of these each rank has a copy of its own, which may come to differ."""
-    ops = {name: value.node.op for name, value in graph.updates.items()}
+    ops = {name: _assigned(value).node.op for name, value in graph.updates.items()}
     return frozenset(name for name, op in ops.items() if isinstance(op, ToGlobal) and any(isinstance(sbp, Broadcast) for sbp in op.sbp))
+
+
+def _assigned(value: Value) -> Value:
+    """The value that a guarded assignment gives a variable; others as they are."""
+    op = value.node.op
+    return value.node.inputs[1] if isinstance(op, Unless) and isinstance(op.op, Assign) else value
 
 
 def place_variables(

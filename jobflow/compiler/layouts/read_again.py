@@ -1,28 +1,32 @@
-"""Physical graph -> the same, where what ranks tell each other depends on no variable that was written over.
+"""Physical graph -> the same, where no update writes over a variable whose new value is something else.
 
 Variables are written in the end, when nothing is sent any more (`compiler/rank/order.py`): a run that fails before that leaves them as they
-were.  A new value of a moving average, or of a tensor of which a part was assigned, that the program reads again and that has to travel is
-therefore made beside the variable, which takes it in the end:
+were.  Two kinds of updates therefore go to temporaries, and the variable takes its new value by an assignment in the end:
 
-    a' = MovingAverage(a, x) ... a' -> other ranks      =>      a' = NewValues(MovingAverage)(a, x) ... a' -> other ranks; Assign(a, a')
+* updates on which communication depends, such as a moving average that the program reads again and that has to travel;
+* updates whose result is not itself the new value of the variable, such as one that a strategy reads in another layout:
+
+    a' = MovingAverage(a, x); b = ToLayout(a'); a takes b      =>      a' = NewValues(MovingAverage)(a, x); b = ToLayout(a'); Assign(a, b)
 """
 
 from __future__ import annotations
 
 from jobflow.compiler.layouts.box import Reroute
-from jobflow.graph.ir import Node, Physical, Value
+from jobflow.graph.ir import Graph, Node, Physical, Value
 from jobflow.graph.rewrite import Rewriter
+from jobflow.ops.op import ViewOp
+from jobflow.ops.source import ReadVariable
 from jobflow.ops.update import NewValues
 
 
 def make_beside(physical: Physical) -> Physical:
-    """Have new values that travel made beside their variables."""
-    beside = _behind(physical)
+    """Compute the new values of such updates in temporaries."""
+    beside = _before_communication(physical) | _not_the_new_value(physical.graph)
     return _Beside(physical, beside).made() if beside else physical
 
 
-def _behind(physical: Physical) -> set[Node]:
-    """The writes of variables on which something that travels depends."""
+def _before_communication(physical: Physical) -> set[Node]:
+    """The updates on which communication depends."""
     writes: dict[Node, set[Node]] = {}
     found: set[Node] = set()
     for node in physical.graph.nodes:
@@ -32,6 +36,33 @@ def _behind(physical: Physical) -> set[Node]:
         if node.op.alias:
             writes[node].add(node)
     return found
+
+
+def _not_the_new_value(graph: Graph) -> set[Node]:
+    """The updates that write to the memory of a variable which takes another value."""
+    in_place = {value for name in graph.updates for value in _written_in_place(graph, name)}
+    return {
+        node
+        for node in graph.nodes
+        for output, source in node.op.alias.items()
+        if node.outputs[output] not in in_place and _is_stored(node.inputs[source])
+    }
+
+
+def _written_in_place(graph: Graph, name: str) -> list[Value]:
+    """The values that updates write over a variable one after another; the last one is its new value."""
+    value, found = graph.updates[name], []
+    while value.index in value.node.op.alias:
+        found.append(value)
+        value = value.node.inputs[value.node.op.alias[value.index]]
+    return found if value is graph.reads[name] else []
+
+
+def _is_stored(value: Value) -> bool:
+    """True if a value may share memory with a variable."""
+    while isinstance(value.node.op, ViewOp | Reroute):
+        value = value.node.inputs[0]
+    return isinstance(value.node.op, ReadVariable)
 
 
 class _Beside(Rewriter):
