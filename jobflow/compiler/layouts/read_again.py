@@ -39,30 +39,33 @@ def _before_communication(physical: Physical) -> set[Node]:
 
 
 def _not_the_new_value(graph: Graph) -> set[Node]:
-    """The updates that write to the memory of a variable which takes another value."""
-    in_place = {value for name in graph.updates for value in _written_in_place(graph, name)}
+    """The updates of a variable whose result is not what the variable takes, or is read by a later update of it."""
+    in_place = {value for name, value in graph.updates.items() if _source(value) is graph.reads[name]}
     return {
         node
         for node in graph.nodes
-        for output, source in node.op.alias.items()
-        if node.outputs[output] not in in_place and _is_stored(node.inputs[source])
+        for output in node.op.alias
+        if node.outputs[output] not in in_place and _is_of_variable(node.outputs[output])
     }
 
 
-def _written_in_place(graph: Graph, name: str) -> list[Value]:
-    """The values that updates write over a variable one after another; the last one is its new value."""
-    value, found = graph.updates[name], []
-    while value.index in value.node.op.alias:
-        found.append(value)
-        value = value.node.inputs[value.node.op.alias[value.index]]
-    return found if value is graph.reads[name] else []
+def _source(value: Value) -> Value | None:
+    """The value that an update writes over to make this one; None if no update makes it."""
+    over = value.node.op.alias.get(value.index)
+    return None if over is None else value.node.inputs[over]
 
 
-def _is_stored(value: Value) -> bool:
-    """True if a value may share memory with a variable."""
-    while isinstance(value.node.op, ViewOp | Reroute):
-        value = value.node.inputs[0]
+def _is_of_variable(value: Value) -> bool:
+    """True if a value comes from a variable by updates and views alone."""
+    while (source := _source(value)) is not None or _is_view(value.node):
+        value = value.node.inputs[0] if source is None else source
     return isinstance(value.node.op, ReadVariable)
+
+
+def _is_view(node: Node) -> bool:
+    if isinstance(node.op, Reroute):
+        return not node.op.bytes_per_rank(*(value.type for value in node.inputs))
+    return isinstance(node.op, ViewOp)
 
 
 class _Beside(Rewriter):
