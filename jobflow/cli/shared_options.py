@@ -9,10 +9,12 @@ from jobflow.core.command_line import whole
 at_least_one = whole(1)
 
 
-def add_job(parser: argparse.ArgumentParser, devices: int, for_what: str) -> None:
-    """A job, and how it is parallel."""
-    parser.add_argument("job", help='path/to/file.py:job or module:job; in place of the job a call that makes one: "gpt.py:make_train_job(Size())"')
-    parser.add_argument("--devices", type=at_least_one, default=devices, metavar="N", help=f"{for_what} (default {devices})")
+def add_job(parser: argparse.ArgumentParser, devices: int | None, for_what: str, *, configurations: bool = False) -> None:
+    """A job, and how it is parallel; or a configuration, if the command takes `configurations`."""
+    job = 'path/to/file.py:job or module:job; in place of the job a call that makes one: "gpt.py:make_train_job(Size())"'
+    parser.add_argument("job", help=f"{job}{'; or the YAML file of a configuration' if configurations else ''}")
+    default = "" if devices is None else f" (default {devices})"
+    parser.add_argument("--devices", type=at_least_one, default=devices, metavar="N", help=f"{for_what}{default}")
     parser.add_argument("--strategy", metavar="S", help="dp, tp, pp, zero1, zero2, zero3, 2x2, data=2,tensor=2 ... (default: the job's own)")
 
 

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from jobflow.cli.shared_options import add_job, at_least_one
+import numpy as np
+
+from jobflow.cli.shared_options import add_job, add_settings, at_least_one
+
+if TYPE_CHECKING:
+    from jobflow.trainer.config import Loaded
 
 DESCRIPTION = "Run a job on one device and on N, compare every tensor, and name the first op that differs; exit code 1 if one does."
 
@@ -12,12 +19,14 @@ EXAMPLES = """\
 examples:
   jobflow verify examples/hybrid_mlp.py:train_job --devices 2
   jobflow verify "examples/gpt.py:make_train_job(Size(blocks=2))" --devices 4 --strategy 2x2
-  jobflow verify model.py:train_job --devices 2 --ranks mpi --inputs batch.npz"""
+  jobflow verify model.py:train_job --devices 2 --ranks mpi --inputs batch.npz
+  jobflow verify configs/lenet_digits.yaml --devices 2          # the train job of a configuration, on its first batch"""
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = DESCRIPTION, EXAMPLES
-    add_job(parser, 2, "how many devices")
+    add_job(parser, None, "how many devices (default 2, or those of the configuration if it names several)", configurations=True)
+    add_settings(parser)
     parser.add_argument("--steps", type=at_least_one, default=2, metavar="K", help="how many steps (default 2)")
     parser.add_argument("--seed", type=int, default=0, help="of the random arguments (default 0)")
     parser.add_argument("--inputs", metavar="FILE", help="an .npz with the arguments by name instead, for one step or stacked for several")
@@ -26,6 +35,41 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Compare, and print the report."""
-    from jobflow.tools.verify import command
+    from jobflow.runtime.world.launched import launched
+    from jobflow.tools.verify import by_mpiexec, command, named_job
 
-    return command(given.job, given.devices, given.strategy, given.steps, given.seed, given.ranks, given.inputs)
+    of_configuration = Path(given.job).suffix in (".yaml", ".yml")
+    if of_configuration:
+        _refuse(given.inputs is not None, "--inputs", "a configuration is compared on the first batch of data.train")
+    else:
+        _refuse(bool(given.settings), "--set", "only configurations have settings")
+    loaded = _loaded(given) if of_configuration else None
+    devices = given.devices or (2 if loaded is None else max(2, _devices_of(loaded)))
+    if given.ranks == "mpi" and launched() is None:
+        return by_mpiexec(devices)
+    options = devices, given.strategy, given.steps, given.seed
+    if loaded is None:
+        return command(named_job(given.job), *options, None if given.inputs is None else dict(np.load(given.inputs)))
+    from jobflow.trainer.training_batches import first_batch
+
+    with first_batch(loaded) as (job, batch):
+        return command(job, *options, batch)
+
+
+def _refuse(condition: bool, option: str, why: str) -> None:
+    from jobflow.core.errors import ConfigError
+
+    if condition:
+        raise ConfigError(f"jobflow verify {option}: {why}; omit {option}")
+
+
+def _loaded(given: argparse.Namespace) -> Loaded:
+    from jobflow.trainer.config import load
+
+    return load(given.job, given.settings)
+
+
+def _devices_of(loaded: Loaded) -> int:
+    from jobflow.trainer.jobs import devices_of
+
+    return devices_of(loaded.config)

@@ -27,7 +27,7 @@ import jobflow.core.scope as scope
 from jobflow.compiler.layouts.box import Reroute
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, ConfigError, JobError
-from jobflow.core.layout import Placement
+from jobflow.core.layout import Placement, cut
 from jobflow.core.types import Array
 from jobflow.data.batch import per_device
 from jobflow.distributed import mpiexec
@@ -80,16 +80,28 @@ class Runner:
 
     session: Session
     job: Job
+    #: True if the declared rows of a mirrored job are those of all its devices together
+    divides: bool = False
     compiled: Compiled = field(init=False)
     fetched: Compiled = field(init=False)
 
     def __post_init__(self) -> None:
         with self._inside():
-            self.shapes = self.job.declared_shapes(self.session)
+            self.shapes = self._shapes()
             self.compiled = self.session.compiled(self.job, self.shapes)
         self.fetched = replace(self.compiled, programs=tuple(_all_given(program) for program in self.compiled.programs))
         world = self.session.start()
         world.call(Bind(WATCHED, StorageChoice(copies=True), self.session.target()), [physical_to_wire(program) for program in self.fetched.programs])
+
+    def _shapes(self) -> Any:
+        """Those of the arguments."""
+        if not self.divides:
+            return self.job.declared_shapes(self.session)
+        found: list[Any] = []
+        for (_, declared), shape in zip(self.job.signature.placeholders(), self.job.declared_shapes(self.session), strict=True):
+            rows, *rest = declared.type.shape or (0,)
+            found.append(tuple((stop - start, *rest) for start, stop in cut(rows, self.ranks)) if declared.per_device else shape)
+        return tuple(found)
 
     def _inside(self) -> Any:
         return scope.using(root=scope.Root(self.session, environment()))
@@ -293,31 +305,35 @@ def verify(
     crowd.settings.seed = alone.settings.seed
     report = Report(job.name, devices, f" by {strategy}" if strategy else "")
     try:
-        many = Runner(crowd, job.with_strategy(wanted))  # first: where modules differ between clients, the numbers of the first one count
-        one = Runner(alone, job.with_strategy(None))
+        many = Runner(
+            crowd, job.with_strategy(wanted), divides=True
+        )  # first: where modules differ between clients, the numbers of the first one count
+        one = Runner(alone, job.with_strategy(None), divides=True)
         return Proof(one, many, report).run(steps, inputs or {}, seed)
     finally:
         alone.close()
         crowd.close()
 
 
-def command(target: str, devices: int, strategy: str | None, steps: int, seed: int, ranks: str, inputs: str | None) -> int:
+def command(job: Job, devices: int, strategy: str | None, steps: int, seed: int, inputs: Mapping[str, Array] | None) -> int:
     """`jobflow verify`: print the report; the exit code."""
-    if ranks == "mpi" and launched() is None:
-        return _mpiexec(devices)
     started = launched()
     if started is not None and started.size != devices:
         raise ConfigError(f"--devices {devices} but {started.launcher} started {started.size} ranks; omit mpiexec, or start {devices} ranks")
-    job = load_job(target)
-    if job.signature is None:
-        raise JobError(f"{target} is not a job")
-    given: Mapping[str, Array] = dict(np.load(inputs)) if inputs is not None else {}
-    report = verify(job, devices=devices, strategy=strategy, steps=steps, seed=seed, inputs=given)
+    report = verify(job, devices=devices, strategy=strategy, steps=steps, seed=seed, inputs=inputs)
     print(report, flush=True)
     return 0 if report.agrees else 1
 
 
-def _mpiexec(devices: int) -> int:
+def named_job(target: str) -> Job:
+    """The job of a file or module; JobError if that is something else."""
+    job = load_job(target)
+    if job.signature is None:
+        raise JobError(f"{target} is not a job")
+    return job
+
+
+def by_mpiexec(devices: int) -> int:
     """The same command line once more, by so many processes."""
     launcher = mpiexec.find()
     if launcher is None:

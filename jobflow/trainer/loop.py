@@ -27,7 +27,6 @@ from jobflow.core.remote import AnyPath, RemotePath, is_remote
 from jobflow.data.ahead import Reading
 from jobflow.data.batch import Batch, Position
 from jobflow.data.batches import Batches
-from jobflow.data.sample_order import Order
 from jobflow.data.samples import Samples
 from jobflow.engine.compiled import Compiled
 from jobflow.trainer.chrome_trace import Tracing
@@ -42,6 +41,7 @@ from jobflow.trainer.network import line_of
 from jobflow.trainer.optimizing import schedule_from, slow_start
 from jobflow.trainer.resume import Progress, check_alike, check_configurations, chosen, follow, read, series_of, set_aside_behind, together
 from jobflow.trainer.stopping import Agreement, Clock, Early, Signals
+from jobflow.trainer.training_batches import batches_of_training
 from jobflow.trainer.units import metric_text, metrics_text
 from jobflow.trainer.watching import Outcome, RunInfo, StepReport, Stopped, Watcher
 
@@ -312,10 +312,7 @@ class Loop:
     # ---------------------------------------------------------------- beginning
 
     def _batches(self) -> Batches:
-        data, samples = self.config.data, self.jobs.samples["train"]
-        order = Order(self.config.seed, len(samples), data.shuffle) if isinstance(samples, Samples) else None
-        fields = list(self.jobs.network.taken(self.jobs.fields))
-        return Batches(samples, order, data.batch_size, data.drop_last, data.prefetch, fields=fields)
+        return batches_of_training(self.jobs)
 
     def _check_alike(self) -> None:
         """ConfigError unless all ranks have the same configuration, and samples that look the same."""

@@ -22,7 +22,7 @@ from jobflow.models.generate import tokens_after
 from jobflow.trainer.config import Loaded, TrainConfig
 from jobflow.trainer.evaluate import batches_of, restore, rows_of, trained
 from jobflow.trainer.jobs import Jobs, open_place
-from jobflow.trainer.network import LABELS
+from jobflow.trainer.network import LABELS, layered
 
 #: the places of a configuration's samples, which may stand for a file of input
 PLACES = ("train", "validation", "test")
@@ -226,7 +226,9 @@ def generate(
     length = int(config.data.train.arguments.get("length", inspect.signature(READERS["text"]).parameters["length"].default))
     with trained(loaded, checkpoint) as (jobs, path, extra):
         words = vocabulary_of(extra.get("facts", {}))
-        job = jobs.prediction(1, {TOKENS: TensorType((length,), int32)})
+        fields = {TOKENS: TensorType((length,), int32)}
+        jobs.network = layered(jobs.network, fields)
+        job = jobs.prediction(1, fields)
         restore(jobs, path, job)
 
         def scores_of(tokens: Array) -> Array:

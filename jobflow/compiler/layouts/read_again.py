@@ -42,10 +42,7 @@ def _not_the_new_value(graph: Graph) -> set[Node]:
     """The updates of a variable whose result is not what the variable takes, or is read by a later update of it."""
     in_place = {value for name, value in graph.updates.items() if _source(value) is graph.reads[name]}
     return {
-        node
-        for node in graph.nodes
-        for output in node.op.alias
-        if node.outputs[output] not in in_place and _is_of_variable(node.outputs[output])
+        node for node in graph.nodes for output in node.op.alias if node.outputs[output] not in in_place and _is_of_variable(node.outputs[output])
     }
 
 

@@ -273,7 +273,13 @@ class _Dividing(Rewriter):
     def _rows_of(self, source: Value, updates: Sequence[Node]) -> Signature | None:
         """How the maker of a gradient forms its rows instead of addends; None if that is not cheaper."""
         node, here = source.node, self.physical.layouts[source]
-        if source in self.graph.outputs or len(updates) != 1 or len(self.readers[source]) != 1 or len(node.outputs) != 1 or isinstance(node.op, Reroute | ViewOp):
+        if (
+            source in self.graph.outputs
+            or len(updates) != 1
+            or len(self.readers[source]) != 1
+            or len(node.outputs) != 1
+            or isinstance(node.op, Reroute | ViewOp)
+        ):
             return None
         if not isinstance(here, Layout) or here.sbp != (P,) or not source.shape or source.shape[0] < here.placement.size:
             return None

@@ -1,0 +1,34 @@
+"""The batches of training, and the train job of a configuration with its first batch, which `jobflow verify` compares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from jobflow.core.types import Array
+from jobflow.data.batches import Batches
+from jobflow.data.sample_order import Order
+from jobflow.data.samples import Samples
+from jobflow.engine.job import Job
+from jobflow.trainer.config import Loaded
+from jobflow.trainer.jobs import Jobs, prepared
+
+
+@contextmanager
+def first_batch(loaded: Loaded) -> Iterator[tuple[Job, dict[str, Array]]]:
+    """The train job, as one device runs it, and its arguments; valid inside the block."""
+    with prepared(loaded, only=("train",)) as jobs:
+        jobs.session.settings.cpu_device_num = 1  # a mirrored job then takes the whole batch, which its caller divides
+        with batches_of_training(jobs).start(epochs=1) as reading:
+            batch = next(iter(reading))
+        yield jobs.train(batch.size), {name: np.asarray(array) for name, array in batch.arguments.items()}
+
+
+def batches_of_training(jobs: Jobs) -> Batches:
+    """The batches of the training samples, in the order in which training reads them."""
+    data, samples = jobs.config.data, jobs.samples["train"]
+    order = Order(jobs.config.seed, len(samples), data.shuffle) if isinstance(samples, Samples) else None
+    fields = list(jobs.network.taken(jobs.fields))
+    return Batches(samples, order, data.batch_size, data.drop_last, data.prefetch, fields=fields)
