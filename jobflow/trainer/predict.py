@@ -22,7 +22,7 @@ from jobflow.models.generate import tokens_after
 from jobflow.trainer.config import Loaded, TrainConfig
 from jobflow.trainer.evaluate import batches_of, restore, rows_of, trained
 from jobflow.trainer.jobs import Jobs, open_place
-from jobflow.trainer.network import LABELS, layered
+from jobflow.trainer.network import LABELS, Network, layered
 
 #: the places of a configuration's samples, which may stand for a file of input
 PLACES = ("train", "validation", "test")
@@ -34,6 +34,8 @@ OUTPUTS = (".npz", ".csv")
 LONGEST = 4
 #: the field that models of text take
 TOKENS = "tokens"
+#: the field that they are trained on besides, and that a prompt lacks
+TARGETS = "targets"
 
 
 @dataclass(frozen=True)
@@ -227,7 +229,7 @@ def generate(
     with trained(loaded, checkpoint) as (jobs, path, extra):
         words = vocabulary_of(extra.get("facts", {}))
         fields = {TOKENS: TensorType((length,), int32)}
-        jobs.network = layered(jobs.network, fields)
+        jobs.network = _of_prompts(layered(jobs.network, fields | {TARGETS: fields[TOKENS]}))
         job = jobs.prediction(1, fields)
         restore(jobs, path, job)
 
@@ -239,6 +241,17 @@ def generate(
         made = tokens_after(scores_of, given, count, length=length, temperature=temperature, top_k=top_k, seed=seed)
         pieces = list(texts(words, made, say))
     return "".join(pieces)
+
+
+def _of_prompts(network: Network) -> Network:
+    """The network; ConfigError if it needs more than tokens."""
+    more = [name for name in network.needed if name != TOKENS]
+    if more:
+        raise ConfigError(
+            f"{network.where}: {network.what} needs the field{'s' if len(more) > 1 else ''} {', '.join(more)}, and a prompt gives {TOKENS} only; "
+            f"give the parameter a default, such as {more[0]}=None, and return the scores without it"
+        )
+    return network
 
 
 def texts(words: Vocabulary, tokens: Iterator[int], say: Callable[[str], None]) -> Iterator[str]:
