@@ -132,3 +132,49 @@ def test_files_that_nobody_writes_are_refused(run: Path, tmp_path: Path, capfd: 
         assert "y.onnx" in told and ".npz" in told and ".safetensors" in told
     assert not (tmp_path / "y.onnx").exists()
     assert main(["ckpt", "convert", checkpoint, str(tmp_path / "snapshot.v2"), "--to", "legacy"]) == 0
+
+
+OWN_MODULE = """
+from jobflow import nn
+
+
+class Next(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.out = nn.Embedding(256, 4), nn.Linear(4, 256)
+
+    def forward(self, tokens, targets=None):
+        scores = self.out(self.table(tokens))
+        if targets is None:
+            return scores
+        return {"loss": nn.functional.cross_entropy(scores.flatten(0, 1), targets.flatten())}
+
+
+class Needy(Next):
+    def forward(self, tokens, targets):
+        return super().forward(tokens, targets)
+"""
+
+
+def test_a_module_of_the_user_continues_a_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "own_text.py").write_text(OWN_MODULE)
+    (tmp_path / "letters.txt").write_text("abcdefgh" * 40)
+    config = tmp_path / "own.yaml"
+    config.write_text(
+        f"""
+model: {{builder: "own_text:Next"}}
+data:
+  train: {{reader: text, level: byte, length: 8, stride: 8, path: {tmp_path}/letters.txt}}
+  batch_size: 8
+optimizer: {{name: adam, lr: 0.1}}
+training: {{steps: 30}}
+logging: {{progress: none}}
+output: {tmp_path}/out
+"""
+    )
+    assert main(["train", str(config)]) == 0, capsys.readouterr().err
+    capsys.readouterr()
+    assert main(["predict", str(config), "--prompt", "ab", "--length", "6", "--temperature", "0"]) == 0
+    assert capsys.readouterr().out == "abcdefgh\n"
+    assert main(["predict", str(config), "--prompt", "ab", "--set", "model.builder=own_text:Needy"]) == 2
+    assert "own_text:Needy needs the field targets, and a prompt gives tokens only" in capsys.readouterr().err

@@ -10,6 +10,7 @@ import pytest
 import shortened
 from shortened import FOLDER, NAMES, trained, whole
 
+from jobflow.cli import main
 from jobflow.trainer.preview import preview
 
 LONGEST = 40
@@ -73,3 +74,11 @@ def test_ways_to_spread_the_transformer_change_no_loss(images: Path, tmp_path: P
     assert one.ranks == 1 and sorted(seen.ranks for seen in others) == [2, 2, 2, 4]
     for name, seen in zip(VARIANTS, others, strict=True):
         np.testing.assert_allclose(seen.losses, one.losses, rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_train_job_agrees_with_one_device(name: str, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = next(own for start, own in shortened.SETTINGS.items() if name.startswith(start))
+    own = (f"data.train.path={images}",) if name == "resnet_images" else ()
+    settings = [word for setting in (*own, *small) for word in ("--set", setting)]
+    assert main(["verify", str(FOLDER / f"{name}.yaml"), "--steps", "1", *settings]) == 0, capsys.readouterr().out
