@@ -6,8 +6,6 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from jobflow.cli.shared_options import add_job, add_settings, at_least_one
 
 if TYPE_CHECKING:
@@ -35,6 +33,8 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Compare, and print the report."""
+    import numpy as np
+
     from jobflow.runtime.world.launched import launched
     from jobflow.tools.verify import by_mpiexec, command, named_job
 
