@@ -19,7 +19,6 @@ from jobflow.compiler.compile import distribute, logical
 from jobflow.compiler.front.batch_cut import cut_batch, explained
 from jobflow.compiler.front.differentiate import reached_from, trained_variables
 from jobflow.compiler.front.trace import Tracer
-from jobflow.compiler.layouts.box import Reroute
 from jobflow.core.collection import collection_paused
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, SourceLine
@@ -29,6 +28,7 @@ from jobflow.core.types import TensorType, float32
 from jobflow.engine.body import JobBody, Replacing
 from jobflow.engine.compiled import Compiled, argument_parts
 from jobflow.engine.data_feed import Fed, Ragged
+from jobflow.engine.device_programs import compare_devices
 from jobflow.engine.handle import Found, packed, value_of
 from jobflow.engine.job_config import FunctionConfig
 from jobflow.engine.returned import deliver
@@ -186,7 +186,7 @@ class Job:
         """What the ranks run of what the body recorded for each of them."""
         each = {id(trace): _version(trace) for trace in {id(trace): trace for trace in traces}.values()}
         programs = [each[id(trace)].physical for trace in traces]
-        _compare_devices(f"{self.name} at {self.where}", programs)
+        compare_devices(f"{self.name} at {self.where}", programs)
         first = each[id(traces[0])]
         parts = tuple(argument_parts(program, rank) for rank, program in enumerate(programs))
         program = first.program
@@ -444,31 +444,6 @@ def _version(trace: Trace) -> Version:
             f"sums of rows, something else reads it, or the optimizer's formula is not one of single elements"
         )
     return Version(distribute(found.graph), results, found.watches, program.limits, found.pieces, program)
-
-
-def _compare_devices(job: str, programs: Sequence[Physical]) -> None:
-    """JobError if devices whose arguments differ in length use other variables, give other results or exchange other tensors."""
-    first = programs[0]
-    for device, other in enumerate(programs):
-        if other is first:
-            continue
-        ours, theirs = _compared(first), _compared(other)
-        word = next((word for word in ours if ours[word] != theirs[word]), None)
-        if word is not None:
-            here, there = ([x for x in a if x not in b] or a for a, b in ((ours[word], theirs[word]), (theirs[word], ours[word])))
-            raise JobError(
-                f"job {job}: the devices' arguments have different lengths, {list(first.graph.rows)}, and for these the body records different "
-                f"{word}: {', '.join(here) or 'none'} on device 0, {', '.join(there) or 'none'} on device {device}; use the same modules and "
-                f"variables for every length, or pass arrays of one length"
-            )
-
-
-def _compared(program: Physical) -> dict[str, list[str]]:
-    """The properties of a program that must be the same on all devices."""
-    graph = program.graph
-    sent = [f"{value.type} ({node.op.name}, {node.where})" for node in graph.nodes if isinstance(node.op, Reroute) for value in node.outputs]
-    outputs = [f"{value.dtype}[{value.type.ndim} axes]" for value in graph.outputs]
-    return {"variables": sorted(graph.variables), "results": outputs, "communication": sent}
 
 
 def returned_values(results: Results) -> list[Value]:

@@ -1,0 +1,34 @@
+"""Comparison of the programs that a mirrored job records for devices whose arguments differ in length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jobflow.compiler.layouts.box import Reroute
+from jobflow.core.errors import JobError
+from jobflow.graph.ir import Physical
+
+
+def compare_devices(job: str, programs: Sequence[Physical]) -> None:
+    """JobError if devices whose arguments differ in length use other variables, give other results or exchange other tensors."""
+    first = programs[0]
+    for device, other in enumerate(programs):
+        if other is first:
+            continue
+        ours, theirs = _compared(first), _compared(other)
+        word = next((word for word in ours if ours[word] != theirs[word]), None)
+        if word is not None:
+            here, there = ([x for x in a if x not in b] or a for a, b in ((ours[word], theirs[word]), (theirs[word], ours[word])))
+            raise JobError(
+                f"job {job}: the devices' arguments have different lengths, {list(first.graph.rows)}, and for these the body records different "
+                f"{word}: {', '.join(here) or 'none'} on device 0, {', '.join(there) or 'none'} on device {device}; use the same modules and "
+                f"variables for every length, or pass arrays of one length"
+            )
+
+
+def _compared(program: Physical) -> dict[str, list[str]]:
+    """The properties of a program that must be the same on all devices."""
+    graph = program.graph
+    sent = [f"{value.type} ({node.op.name}, {node.where})" for node in graph.nodes if isinstance(node.op, Reroute) for value in node.outputs]
+    outputs = [f"{value.dtype}[{value.type.ndim} axes]" for value in graph.outputs]
+    return {"variables": sorted(graph.variables), "results": outputs, "communication": sent}
