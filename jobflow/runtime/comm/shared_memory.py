@@ -64,7 +64,8 @@ def prepare_mpi(ranks: int) -> None:
     """
     if size() < UCX_SHARE * ranks:
         os.environ.setdefault("UCX_TLS", "^posix")
-    if available() < MPI_SHARE * ranks:
+    # a peer that started earlier has taken its share of the free bytes
+    if size() < MPI_SHARE * ranks or available() < MPI_SHARE:
         needed, free_bytes = MPI_SHARE * ranks / 2**20, available() / 2**20
         raise JobError(f"start of MPI: {FOLDER} has {free_bytes:.1f} MiB free, and MPI needs {needed:.1f} MiB for {ranks} ranks; {ADVICE}")
 
