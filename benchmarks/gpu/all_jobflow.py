@@ -1,4 +1,4 @@
-"""Train both models with jobflow, each in a process of its own, the figures that matter most first.
+"""Train both models with jobflow, one process per run.
 
 python all_jobflow.py [--small] [--host]
 """
@@ -17,10 +17,10 @@ HERE = Path(__file__).resolve().parent
 
 
 def runs(small: bool) -> Iterator[tuple[str, str, str]]:
-    """Model, batch and precision: bfloat16 before float32, small batches before large ones."""
+    """Yield model, batch and precision of each run, small batches and bfloat16 first."""
     sizes = workloads.sizes(small)
-    for precision in ("bfloat16", "float32"):
-        for which in range(2):
+    for which in range(2):
+        for precision in ("bfloat16", "float32"):
             for model in workloads.MODELS:
                 yield model, str(sizes[model].batches[which]), precision
 

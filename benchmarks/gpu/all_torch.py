@@ -1,8 +1,8 @@
-"""Train both models with PyTorch, eager and by torch.compile: prepare two at a time, time one after another.
+"""Train both models with PyTorch, eager and compiled: prepare both at the same time, time one after another.
 
 python all_torch.py --out FOLDER [--peer-python PYTHON] [--inductor-cache FILE] [--small] [--host]
 
-FOLDER gets `inductor_cache.tar.gz`, from which a later run on the same kind of machine takes what torch.compile made.
+FOLDER receives `inductor_cache.tar.gz`, which `--inductor-cache` reuses on the same kind of machine.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -21,6 +22,10 @@ import workloads
 
 HERE = Path(__file__).resolve().parent
 CACHE = "inductor_cache.tar.gz"
+#: the figures that matter most first; a late step loses the last ones
+MODES = (("bfloat16", "compile"), ("bfloat16", "eager"), ("float32", "eager"))
+#: bytes of a file that a machine may send back, and a fast level of compression: the step's time is limited
+LARGEST, LEVEL = 16 << 20, 3
 PROBE = """
 import importlib.util
 if importlib.util.find_spec("torch") is None:
@@ -31,7 +36,7 @@ elif not __import__("torch").cuda.is_available():
 
 
 class Peer:
-    """One model in a process: `prepared` after its warm-up, then `timed`."""
+    """A training process, prepared and timed separately."""
 
     def __init__(self, command: Sequence[str], environment: dict[str, str]) -> None:
         self.name = " ".join(command[2:])
@@ -46,7 +51,7 @@ class Peer:
         return False
 
     def timed(self) -> bool:
-        """Let it time its steps, and print its figures; True if it ended well."""
+        """Time the steps and print the figures; return True on success."""
         output, _ = self._process.communicate("go\n")
         print(output, end="", flush=True)
         return self._process.returncode == 0
@@ -57,15 +62,8 @@ class Peer:
 
 
 def rounds(small: bool) -> list[tuple[str, str, int]]:
-    """Precision, mode and which batch: what one round prepares for both models."""
-    return [
-        ("bfloat16", "compile", 0),
-        ("bfloat16", "eager", 0),
-        ("bfloat16", "compile", 1),
-        ("bfloat16", "eager", 1),
-        ("float32", "eager", 0),
-        ("float32", "eager", 1),
-    ]
+    """Return precision, mode and batch index of each round."""
+    return [(precision, mode, which) for which in range(2) for precision, mode in MODES]
 
 
 def run_round(precision: str, mode: str, which: int, options: argparse.Namespace, environment: dict[str, str]) -> list[str]:
@@ -86,12 +84,23 @@ def run_round(precision: str, mode: str, which: int, options: argparse.Namespace
 
 
 def absent(peer_python: str) -> str:
-    """Return why PyTorch cannot be the peer, or ""."""
+    """Return the reason PyTorch is unusable, or ""; SystemExit if the interpreter or its PyTorch is broken."""
     try:
         done = subprocess.run([peer_python, "-c", PROBE], capture_output=True, text=True, timeout=60, check=False)
-    except OSError as error:
-        return str(error)
-    return done.stdout.strip() or (done.stderr.strip().splitlines()[-1] if done.returncode else "")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SystemExit(f"{peer_python} does not import PyTorch: {error}") from error
+    if done.returncode:
+        raise SystemExit(f"{peer_python} does not import PyTorch: exit code {done.returncode}\n{done.stderr}")
+    return done.stdout.strip()
+
+
+def unpack(archive_path: Path, cache: str) -> None:
+    """Unpack the archive of an earlier run; an unreadable one costs compile time and nothing else."""
+    try:
+        with tarfile.open(archive_path) as archive:
+            archive.extractall(cache, filter="data")
+    except (OSError, tarfile.TarError, EOFError) as error:
+        print(f"{archive_path} cannot be read, so everything is compiled: {error}", flush=True)
 
 
 def main() -> int:
@@ -109,26 +118,29 @@ def main() -> int:
     failed: list[str] = []
     with tempfile.TemporaryDirectory(prefix="inductor-") as cache:
         if options.inductor_cache:
-            with tarfile.open(options.inductor_cache) as archive:
-                archive.extractall(cache, filter="data")
+            unpack(options.inductor_cache, cache)
         environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": str(Path(cache) / "triton")}
         for precision, mode, which in rounds(options.small):
             failed += run_round(precision, mode, which, options, environment)
             if mode == "compile":
                 save(Path(cache), options.out / CACHE)
-                print("RESULT " + json.dumps({"file": CACHE, "mib": (options.out / CACHE).stat().st_size / 2**20}), flush=True)
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return int(bool(failed))
 
 
 def save(cache: Path, target: Path) -> None:
-    """Pack the folder; the file is complete or not there."""
-    private = target.with_suffix(".part")
-    with tarfile.open(private, "w:gz") as archive:
-        for path in sorted(cache.iterdir()):
-            archive.add(path, path.name)
-    private.replace(target)
+    """Write the archive, complete or not at all; one that is too large to be sent back is left out."""
+    with tempfile.TemporaryDirectory(prefix="inductor-archive-") as folder:
+        packed = Path(folder) / CACHE
+        with tarfile.open(packed, "w:gz", compresslevel=LEVEL) as archive:
+            for path in sorted(cache.iterdir()):
+                if path.name != "locks":
+                    archive.add(path, path.name)
+        size = packed.stat().st_size
+        print("RESULT " + json.dumps({"file": CACHE, "mib": size / 2**20, "kept": size <= LARGEST}), flush=True)
+        if size <= LARGEST:
+            shutil.copyfile(packed, target)
 
 
 if __name__ == "__main__":

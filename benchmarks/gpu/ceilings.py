@@ -1,4 +1,4 @@
-"""Measure what this GPU can do at most: copies within its memory, and a large product in bfloat16.
+"""Peak rates of this GPU: device copies and a bfloat16 product.
 
 python ceilings.py [--small]
 """
@@ -18,7 +18,7 @@ WARM, TIMED = 3, 10
 
 
 def milliseconds(cupy: Any, call: Callable[[], Any]) -> float:
-    """The median time of a call on the GPU, by events."""
+    """Return the median GPU time of a call, measured by events."""
     begin, end = cupy.cuda.Event(), cupy.cuda.Event()
     times = []
     for turn in range(WARM + TIMED):

@@ -11,12 +11,12 @@ from workloads import Gpt2, ResNet50
 import jobflow as flow
 import jobflow.typing as tp
 
-#: precision -> the compute type of products and convolutions; None: that of the variables, float32
+#: compute type of products and convolutions by precision; None: float32
 PRECISIONS = {"float32": None, "bfloat16": flow.bfloat16}
 
 
 def job(size: Gpt2 | ResNet50, batch: int, precision: str) -> Callable[..., Any]:
-    """The job that takes one training step and returns the mean loss."""
+    """Return a job that trains one step and returns the mean loss."""
     config = flow.function_config()
     if PRECISIONS[precision] is not None:
         config.mixed_precision(PRECISIONS[precision])
@@ -50,7 +50,7 @@ def gpt2_job(size: Gpt2, batch: int, config: Any) -> Callable[..., Any]:
 
 
 def gpt2(words: Any, size: Gpt2) -> Any:
-    """Logits of the next word at each position: [batch * length, words]."""
+    """Return next-token logits [batch * length, words]."""
     zeros = flow.zeros_initializer()
     table = flow.get_variable("words", (size.words, size.width), initializer=zeros)
     positions = flow.get_variable("positions", (size.length, size.width), initializer=zeros)
@@ -68,7 +68,7 @@ def gpt2_block(x: Any, size: Gpt2, name: str) -> Any:
 
 
 def attention(x: Any, size: Gpt2, name: str) -> Any:
-    """Causal self-attention of x [batch * length, width]; qkv holds all queries, then all keys, then all values."""
+    """Apply causal self-attention to x [batch * length, width]; qkv is packed by Q, K, V."""
     each = size.width // size.heads
     qkv = flow.reshape(dense(x, 3 * size.width, f"{name}-qkv"), [-1, size.length, 3 * size.heads, each])
 
@@ -108,7 +108,7 @@ def resnet50_job(size: ResNet50, batch: int, config: Any) -> Callable[..., Any]:
 
 
 def resnet50(images: Any, size: ResNet50) -> Any:
-    """Logits of the classes: [batch, classes]."""
+    """Return class logits [batch, classes]."""
     x = normed(convolution(images, size.width, 7, 2, size, "conv"), "bn")
     x = flow.nn.max_pool2d(x, ksize=3, strides=2, padding=[[0, 0], [0, 0], [1, 1], [1, 1]])
     for name, channels, width, stride in size.stages():

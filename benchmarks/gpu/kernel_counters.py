@@ -7,13 +7,17 @@ python kernel_counters.py --launch [--small]    # launch these kernels between c
 from __future__ import annotations
 
 import argparse
+import csv
 import importlib
-import shutil
 import subprocess
 import sys
+from pathlib import Path
 from statistics import median
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts" / "gpu_check_steps"))
+
+import cuda_tools
 import run_jobflow
 import slowest_calls
 import step_timing
@@ -72,12 +76,30 @@ def main() -> int:
         launch(options.small)
         return 0
     launching = [sys.executable, __file__, "--launch", *(["--small"] if options.small else [])]
-    command = shutil.which("ncu")
+    command = cuda_tools.find("ncu")
     if command is None:
         print("NOT THERE ncu is not installed; the kernels were launched without it", flush=True)
         return subprocess.run(launching, check=False).returncode
-    counting = [command, "--profile-from-start", "off", "--clock-control", "none", "--metrics", ",".join(METRICS)]
-    return subprocess.run([*counting, *launching], check=False).returncode
+    counting = [command, "--csv", "--profile-from-start", "off", "--clock-control", "none", "--metrics", ",".join(METRICS)]
+    done = subprocess.run([*counting, *launching], capture_output=True, text=True, check=False)
+    print(done.stdout, done.stderr, flush=True)
+    kernels = counters(done.stdout)
+    for number, values in kernels.items():
+        step_timing.emit(figure="counters", kernel=number, **values)
+    if len(kernels) < KERNELS:
+        print(f"ncu measured {len(kernels)} of {KERNELS} kernels, exit code {done.returncode}", file=sys.stderr)
+        return 1
+    return done.returncode
+
+
+def counters(output: str) -> dict[str, dict[str, str]]:
+    """Return the metrics of each launch from ncu's CSV output."""
+    lines = output.splitlines()
+    head = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
+    launches: dict[str, dict[str, str]] = {}
+    for row in csv.DictReader(line for line in lines[head:] if line.startswith('"')):
+        launches.setdefault(row["ID"], {})[row["Metric Name"]] = f"{row['Metric Value']} {row['Metric Unit']}".strip()
+    return launches
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import jobflow as flow
 
 
 def prepared(model: str, batch: int, precision: str, small: bool, host: bool) -> Any:
-    """A function that takes a step on a batch and returns the loss."""
+    """Return a function that trains one step and returns the loss."""
     size = workloads.sizes(small)[model]
     (flow.config.cpu_device_num if host else flow.config.gpu_device_num)(1)
     train_step = jobflow_models.job(size, batch, precision)
@@ -28,7 +28,7 @@ def prepared(model: str, batch: int, precision: str, small: bool, host: bool) ->
 
 
 def peak_mib(host: bool) -> float | None:
-    """MiB that the GPU's allocator has taken from the driver; it gives nothing back."""
+    """Return the MiB reserved by CuPy's memory pool."""
     if host:
         return None
     pool = importlib.import_module("cupy").get_default_memory_pool()

@@ -2,8 +2,9 @@
 
 python run_torch.py MODEL BATCH PRECISION eager|compile [--small] [--host] [--wait]
 
-bfloat16 is autocast; convolutions are channels_last; optimizers are fused.  With --wait it warms up, prints READY, and times its steps when
-a line comes on its standard input, so that models can be compiled at the same time and timed one after another.
+bfloat16 is autocast; float32 is without TF32; convolutions are channels_last; optimizers are fused.  --wait pauses after warm-up: the program
+prints READY and waits for a line.  Models can then compile in parallel and run one at a time.  cuDNN searches for the fastest algorithm only
+after that line, when no other process uses the GPU.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ import torch
 import torch_models
 import workloads
 
+#: untimed steps in which cuDNN searches for the fastest algorithms
+SETTLING = 2
+
 
 def prepared(options: argparse.Namespace) -> Any:
-    """A function that takes a step on a batch of CPU tensors and returns the loss."""
+    """Return a function that trains one step and returns the loss."""
     device = "cpu" if options.host else "cuda"
     size = workloads.sizes(options.small)[options.model]
     net = torch_models.build(size).to(device)
@@ -43,10 +47,10 @@ def prepared(options: argparse.Namespace) -> Any:
 
 
 def tensors(arrays: tuple[Any, ...], host: bool) -> tuple[torch.Tensor, ...]:
-    """Page-locked tensors of a batch; whole numbers as int64, which PyTorch's labels are."""
-    made = [torch.from_numpy(array) for array in arrays]
-    made = [tensor.long() if tensor.dtype == torch.int32 else tensor for tensor in made]
-    return tuple(tensor if host else tensor.pin_memory() for tensor in made)
+    """Return the batch as pinned tensors, with integers as int64."""
+    batch = [torch.from_numpy(array) for array in arrays]
+    batch = [tensor.long() if tensor.dtype == torch.int32 else tensor for tensor in batch]
+    return tuple(tensor if host else tensor.pin_memory() for tensor in batch)
 
 
 def main() -> None:
@@ -59,16 +63,20 @@ def main() -> None:
     parser.add_argument("--host", action="store_true", help="on the CPU")
     parser.add_argument("--wait", action="store_true", help="time the steps when a line comes on standard input")
     options = parser.parse_args()
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     step = prepared(options)
     batches = [tensors(arrays, options.host) for arrays in workloads.batches(workloads.sizes(options.small)[options.model], options.batch)]
     warm, early = step_timing.run_steps(step, batches, workloads.WARM, 0)
     if options.wait:
         print("READY", flush=True)
         sys.stdin.readline()
-    timed, late = step_timing.run_steps(step, batches, workloads.TIMED, workloads.WARM)
-    side = f"torch {options.mode}"
-    row = step_timing.figures(options.model, options.small, options.batch, options.precision, side, warm, timed, [*early, *late])
+    torch.backends.cudnn.benchmark = True
+    _, settling = step_timing.run_steps(step, batches, SETTLING, workloads.WARM)
+    if not options.host:
+        torch.cuda.reset_peak_memory_stats()
+    timed, late = step_timing.run_steps(step, batches, workloads.TIMED, workloads.WARM + SETTLING)
+    side, losses = f"torch {options.mode}", [*early, *settling, *late]
+    row = step_timing.figures(options.model, options.small, options.batch, options.precision, side, warm, timed, losses)
     step_timing.emit(**row, peak_mib=None if options.host else torch.cuda.max_memory_reserved() / 2**20)
 
 

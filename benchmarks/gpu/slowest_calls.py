@@ -2,7 +2,7 @@
 
 python slowest_calls.py --out FILE.md [--small]
 
-A row is an instruction of the plan and all calls that it makes.  Bytes are those of its operands, each counted once.  A call that takes less
+A row is an instruction of the plan with its calls.  Bytes: each operand counted once.  A call that takes less
 time than its launch shows the time of the launch, about 10 microseconds.
 """
 
@@ -46,14 +46,14 @@ class Row:
 
 
 def executor_of_the_job() -> Executor:
-    """The executor of the step; jobs that only load variables have fewer calls."""
+    """Return the executor with the most calls: the training step."""
     world = current_session().world
     assert world is not None
     return max(executors_of(world.ranks[0]).values(), key=lambda executor: len(executor.body))
 
 
 def timed_calls(executor: Executor, step: Any, batches: list[Any], turns: int) -> list[list[float]]:
-    """Milliseconds of each call in each of `turns` steps, measured by events before and after it."""
+    """Time each call with events and return milliseconds per step, for `turns` steps."""
     cupy = importlib.import_module("cupy")
     plain = executor.body[:], executor.epilogue[:]
     events = [(cupy.cuda.Event(), cupy.cuda.Event()) for _ in (*plain[0], *plain[1])]
@@ -82,13 +82,12 @@ def timed_calls(executor: Executor, step: Any, batches: list[Any], turns: int) -
 
 
 def rows(executor: Executor, times: list[list[float]]) -> list[Row]:
-    """One row for each instruction, the slowest first."""
+    """Return one row per instruction, slowest first."""
     middle = [median(column) for column in zip(*times, strict=True)]
     spent: dict[int, tuple[Instruction, list[float]]] = {}
     for instruction, ms in zip(executor.origin, middle, strict=True):
         spent.setdefault(id(instruction), (instruction, []))[1].append(ms)
-    made = [row(instruction, each) for instruction, each in spent.values()]
-    return sorted(made, key=lambda row: -row.ms)
+    return sorted((row(instruction, each) for instruction, each in spent.values()), key=lambda row: -row.ms)
 
 
 def row(instruction: Instruction, ms: list[float]) -> Row:
@@ -129,6 +128,7 @@ def main() -> None:
         for row in every[:PRINTED]:
             where = Path(row.where).name
             step_timing.emit(figure="call", operation=row.operation, name=row.name, line=where, ms=row.ms, tb_per_s=row.tb_per_s)
+        del executor, step  # their memory on the GPU, before the next model
 
 
 if __name__ == "__main__":

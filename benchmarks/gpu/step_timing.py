@@ -17,7 +17,7 @@ def emit(**result: Any) -> None:
 
 
 def run_steps(step: Callable[[tuple[Any, ...]], float], batches: list[tuple[Any, ...]], count: int, first: int) -> tuple[list[float], list[float]]:
-    """Seconds and losses of `count` steps; a step ends when its loss is on the host.  `first`: how many steps were taken before."""
+    """Run `count` steps and return their seconds and losses; `first` is the index of the first step.  A step ends when its loss is on the host."""
     seconds, losses = [], []
     for index in range(first, first + count):
         begin = time.perf_counter()
@@ -29,7 +29,7 @@ def run_steps(step: Callable[[tuple[Any, ...]], float], batches: list[tuple[Any,
 def figures(
     model: str, small: bool, batch: int, precision: str, side: str, warm: list[float], timed: list[float], losses: list[float]
 ) -> dict[str, Any]:
-    """A row of the comparison; `warm` and `timed` are the seconds of the steps."""
+    """Return a row of the comparison; `warm` and `timed` are the seconds of the steps."""
     middle, items = median(timed), workloads.sizes(small)[model].items(batch)
     return {
         "figure": "step",
@@ -41,6 +41,7 @@ def figures(
         "fastest_ms": min(timed) * 1e3,
         "slowest_ms": max(timed) * 1e3,
         "items_per_s": items / middle,
+        f"loss_{workloads.EARLIER}": losses[workloads.EARLIER - 1],
         f"loss_{workloads.COMPARED}": losses[workloads.COMPARED - 1],
         "first_step_s": warm[0],
     }

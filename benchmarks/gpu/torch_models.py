@@ -83,7 +83,7 @@ class ResNet50Loss(nn.Module):
 
 
 def jobflow_name(name: str, parameter: torch.Tensor) -> str:
-    """The name of jobflow's variable: blocks.0.norm1.weight -> blocks-0-norm1-gamma."""
+    """Return the name of the corresponding jobflow variable: blocks.0.norm1.weight -> blocks-0-norm1-gamma."""
     if name == "words.weight":
         return "words"
     *path, kind = name.split(".")
@@ -93,7 +93,7 @@ def jobflow_name(name: str, parameter: torch.Tensor) -> str:
 
 
 def build(size: Gpt2 | ResNet50) -> nn.Module:
-    """The module that returns the mean loss, with the initial weights."""
+    """Build the module, which returns the mean loss, with the initial weights."""
     net = Gpt2Loss(size) if isinstance(size, Gpt2) else ResNet50Loss(size)
     values = workloads.weights(size)
     with torch.no_grad():
@@ -104,7 +104,7 @@ def build(size: Gpt2 | ResNet50) -> nn.Module:
 
 
 def optimizer(size: Gpt2 | ResNet50, net: nn.Module) -> torch.optim.Optimizer:
-    """Fused, with decay of matrices and filters only."""
+    """Return a fused optimizer that decays matrices and filters only."""
     groups: list[dict[str, Any]] = [
         {"params": [p for p in net.parameters() if p.ndim > 1], "weight_decay": size.decay},
         {"params": [p for p in net.parameters() if p.ndim < 2], "weight_decay": 0.0},

@@ -1,6 +1,6 @@
 """GPT-2 124M and ResNet-50 as both sides train them: sizes, initial weights, batches, learning rates.
 
-Weights and batches are NumPy arrays drawn from fixed seeds, so jobflow and PyTorch begin with the same numbers and see the same data.
+Weights and batches are NumPy arrays drawn from fixed seeds, so jobflow and PyTorch use the same initial values and batches.
 GPT-2 is that of Radford et al. (2019), with its table of words padded to a multiple of 64; ResNet-50 is that of He et al. (2015), with the
 stride on the 3x3 convolution.
 """
@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-#: steps that are not timed, and steps that are
+#: warm-up and timed steps
 WARM, TIMED = 3, 10
-#: the step, counted from 1, whose loss both sides compare
-COMPARED = 10
-#: different batches, used by turns
+#: step whose loss is compared, and an earlier step on the same batch (1-based)
+COMPARED, EARLIER = 10, 2
+#: number of distinct batches, alternating
 BATCHES = 2
 MODELS = ("gpt2", "resnet50")
 
@@ -37,11 +37,11 @@ class Gpt2:
     decay: float = 0.1
 
     def items(self, batch: int) -> int:
-        """Tokens of a step."""
+        """Return tokens per step."""
         return batch * self.length
 
     def parameters(self) -> Iterator[tuple[str, tuple[int, ...], float]]:
-        """Names, shapes and standard deviations of the weights; biases are 0 and gammas 1."""
+        """Yield name, shape and standard deviation of each weight; biases are 0 and gammas 1."""
         w, deep = self.width, 0.02 / (2 * self.blocks) ** 0.5
         yield "words", (self.words, w), 0.02
         yield "positions", (self.length, w), 0.02
@@ -55,7 +55,7 @@ class Gpt2:
         yield from _norm("norm", w)
 
     def batch(self, random: np.random.Generator, batch: int) -> tuple[Any, ...]:
-        """Words and the words that follow them, both [batch, length]."""
+        """Draw token ids and next-token labels, both [batch, length]."""
         text = random.integers(0, self.words, (batch, self.length + 1), np.int32)
         return np.ascontiguousarray(text[:, :-1]), np.ascontiguousarray(text[:, 1:])
 
@@ -72,11 +72,11 @@ class ResNet50:
     decay: float = 1e-4
 
     def items(self, batch: int) -> int:
-        """Images of a step."""
+        """Return images per step."""
         return batch
 
     def stages(self) -> Iterator[tuple[str, int, int, int]]:
-        """Name, input channels, inner width and stride of each block."""
+        """Yield name, input channels, inner width and stride of each block."""
         channels = self.width
         for stage, count in enumerate(self.blocks):
             for index in range(count):
@@ -98,7 +98,7 @@ class ResNet50:
         yield from _dense("classes", channels, self.classes, 0.01)
 
     def batch(self, random: np.random.Generator, batch: int) -> tuple[Any, ...]:
-        """Images [batch, 3, image, image] and classes [batch]."""
+        """Draw images [batch, 3, image, image] and labels [batch]."""
         images = random.standard_normal((batch, 3, self.image, self.image), np.float32)
         return images, random.integers(0, self.classes, batch, np.int32)
 
@@ -130,7 +130,7 @@ def sizes(small: bool) -> dict[str, Any]:
 
 
 def weights(size: Gpt2 | ResNet50) -> dict[str, Any]:
-    """Initial values by the names of jobflow's variables, in float32."""
+    """Return the initial float32 weights by variable name."""
     values = {}
     for name, shape, deviation in size.parameters():
         if deviation:

@@ -70,7 +70,9 @@ def logical(program: Traced, outputs: Sequence[Value]) -> LogicalProgram:
         bodies = [(program, outputs)] if program.tail is None else [(program, outputs), program.tail]
         parts: list[Parts] = []
         if program.whole is not None:
-            compared = [parts_of(body, program.whole, rows, program.microbatches) for body, rows in zip(bodies, program.microbatches.sizes, strict=True)]
+            compared = [
+                parts_of(body, program.whole, rows, program.microbatches) for body, rows in zip(bodies, program.microbatches.sizes, strict=True)
+            ]
             bodies, parts = [(body, made) for body, made, _ in compared], [own for *_, own in compared]
         found = unroll([prepared(*body) for body in bodies], program.microbatches, parts)
     return replace(found, graph=recompute(pipeline(update_rows(simplify(guard(found.graph)), program.lazily), program.schedule)))

@@ -1,6 +1,6 @@
-"""Attention's gradient where cuDNN has given NaN: rows whose logsumexp is -100, for key lengths around multiples of 128.
+"""Attention gradients with logsumexp -100 at key lengths near multiples of 128 (NaN in cudnn-frontend#628).
 
-The public report is cudnn-frontend#628.  jobflow has no attention operation yet, so there is nothing to check.
+jobflow has no attention operation yet, so there is nothing to check.
 """
 
 from __future__ import annotations

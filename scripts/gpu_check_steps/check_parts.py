@@ -1,4 +1,4 @@
-"""The parts of the GPU check and their steps: which command, under which limit."""
+"""Steps of the GPU check: commands and time limits."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ TESTS = "tests/gpu/test_on_gpu.py"
 BUDGET = {"correct": 330.0, "speed": 400.0, "diagnose": 400.0, "dry": 180.0}
 #: test processes at once: each has a CUDA context of about half a gigabyte
 MOST_WORKERS = 14
-#: what the doctor says about a GPU that works, and about the stub, whose kernels compute nothing
+#: doctor output for a working GPU and for the stub
 GPU_WORKS, GPU_IS_A_STUB = r"^OK +GPU", r"^problem +GPU .*a kernel gave wrong numbers"
-#: seconds of `diagnose` for one test, in each of its two ways
-DIAGNOSED = 90.0
+#: seconds per test and mode of `diagnose`, and the most tests that fit
+DIAGNOSED, MOST_TESTS = 90.0, 10
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What the steps of a part are run with.  `dry`: on the stub GPU, with small models."""
+    """Options shared by the steps of a part.  `dry`: on the stub GPU, with small models."""
 
     out: Path
     temporary: Path
-    #: for `dry`: which kernels have been compiled before
+    #: `dry`: record of compiled kernels
     cache: Path = Path()
     dry: bool = False
     peer_python: str = sys.executable
@@ -42,7 +42,7 @@ class Setup:
         return (self.python, str(path), *arguments)
 
     def tests(self, chosen: str, *options: str, workers: int | None = None) -> tuple[str, ...]:
-        """Pytest on the GPU tests whose names match `chosen`; each result is a line of its own, printed at once."""
+        """Return the pytest command for GPU tests whose names match `chosen`; it prints each result at once."""
         parallel = ("-n", str(min(workers or self.workers, self.workers))) if (workers or self.workers) > 1 else ()
         return (self.python, "-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider", TESTS, "-k", chosen, *parallel, *options)
 
@@ -52,7 +52,7 @@ class Setup:
 
 
 def correct(setup: Setup) -> list[Step]:
-    """Does it work?  Machine, operations, ranks, whole programs, memory errors, capture."""
+    """Return the correctness steps: machine, operations, ranks, programs, memory errors, capture."""
     arrays = {"CUPY_ACCELERATORS": ""}
     return [
         Step("facts", 15, setup.program(STEPS / "machine_facts.py", str(setup.out))),
@@ -64,13 +64,13 @@ def correct(setup: Setup) -> list[Step]:
         Step("sanitizer", 35, setup.program(STEPS / "sanitized_kernels.py")),
         Step("capture", 20, setup.program(STEPS / "captured_graph.py")),
         Step("adversarial", 15, setup.program(STEPS / "attention_edges.py")),
-        # the same operations with CuPy's own reductions by CUB, as users have them, in the time that is left
-        Step("ops-cub", 30 if setup.dry else None, setup.tests("test_the_kernel_gives_what_it_gives_on_numpy")),
+        # repeat with CUB reductions, CuPy's default
+        Step("ops-cub", 30 if setup.dry else None, setup.tests("test_the_kernel_gives_what_it_gives_on_numpy"), {"CUPY_ACCELERATORS": "cub"}),
     ]
 
 
 def speed(setup: Setup) -> list[Step]:
-    """How fast is it?  Ceilings of the machine, both target models here and in PyTorch, the slowest calls."""
+    """Return the performance steps: ceilings of the machine, both models in PyTorch and jobflow, the slowest calls."""
     cache = ("--inductor-cache", str(setup.inductor_cache)) if setup.inductor_cache else ()
     peers = setup.program(BENCHMARKS / "all_torch.py", "--peer-python", setup.peer_python, "--out", str(setup.out), *cache, *setup.size)
     slowest = str(setup.out / "slowest_calls.md")
@@ -78,14 +78,14 @@ def speed(setup: Setup) -> list[Step]:
         Step("card", 10, setup.program(STEPS / "machine_facts.py")),
         Step("ceilings", 12, setup.program(BENCHMARKS / "ceilings.py", *setup.size)),
         Step("peers", 170, peers),
-        Step("ours", 100, setup.program(BENCHMARKS / "all_jobflow.py", *setup.size)),
+        Step("jobflow", 100, setup.program(BENCHMARKS / "all_jobflow.py", *setup.size)),
         Step("calls", 45, setup.program(BENCHMARKS / "slowest_calls.py", "--out", slowest, *setup.size)),
         Step("ncu", 60, setup.program(BENCHMARKS / "kernel_counters.py", *setup.size)),
     ]
 
 
 def diagnose(setup: Setup, tests: Sequence[str]) -> list[Step]:
-    """Why do these tests fail?  Each alone, with launches that wait for the kernel, then under compute-sanitizer."""
+    """Return two steps per test: blocking launches, then memcheck."""
     limit = min(DIAGNOSED, BUDGET["diagnose"] / (2 * len(tests)))
     one_test = (setup.python, "-m", "pytest", "-vv", "--tb=long", "--showlocals", "-p", "no:cacheprovider")
     blocking = {"CUDA_LAUNCH_BLOCKING": "1", "CUPY_DUMP_CUDA_SOURCE_ON_ERROR": "1"}
@@ -98,7 +98,7 @@ def diagnose(setup: Setup, tests: Sequence[str]) -> list[Step]:
 
 
 def dry(setup: Setup) -> list[Step]:
-    """All steps on the stub, and the kernels that they wanted compiled, through NVRTC."""
+    """Return all steps on the stub, then NVRTC compilation of the kernels."""
     example = f"{TESTS}::TestDevice::test_empty_values"
     texts = setup.program(STEPS / "compiled_texts.py", str(setup.temporary / "stub" / "texts"), "--cache", str(setup.cache))
     return [*correct(setup), *speed(setup), *diagnose(setup, [example]), Step("compile", None, texts)]

@@ -1,9 +1,8 @@
-"""Compile the kernels that the other steps asked for, by NVRTC for an H100, without a GPU.
+"""Compile the kernels that other steps requested by NVRTC for an H100, without a GPU.
 
-python compiled_texts.py FOLDER --cache CACHE [--seconds S]
+python compiled_texts.py FOLDER --cache CACHE
 
-A kernel that compiled once is recorded in CACHE and is not compiled again.  When the time is over, the rest is left for the
-next run, and the figures say how many.
+Compiled kernels are recorded in CACHE and not compiled again, so a run that is stopped can be continued.
 """
 
 from __future__ import annotations
@@ -17,13 +16,21 @@ import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from jobflow.kernels.object_cache import ObjectCache
 
 ARCHITECTURE = "90"
-#: errors that are printed in full
-SHOWN = 3
+#: errors that are printed in full, and seconds between lines of progress
+SHOWN, INTERVAL = 3, 5.0
+
+
+def compiler_versions(nvrtc: Any) -> str:
+    """Return the versions of everything that decides whether a text compiles."""
+    packages = ("cupy-cuda13x", "nvidia-cuda-runtime", "nvidia-cuda-crt")
+    return " ".join([str(nvrtc.getVersion()), *(metadata.version(package) for package in packages)])
 
 
 def headers() -> list[str]:
@@ -37,20 +44,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--cache", required=True)
-    parser.add_argument("--seconds", type=float, default=60.0)
     options = parser.parse_args()
     nvrtc = importlib.import_module("cupy_backends.cuda.libs.nvrtc")
-    cache, deadline = ObjectCache(options.cache), time.monotonic() + options.seconds
-    known, compiled, late, errors = 0, 0, 0, []
+    cache, versions = ObjectCache(options.cache), compiler_versions(nvrtc)
+    cached, compiled, errors = 0, 0, []
 
     def compile_text(path: Path) -> tuple[str, str]:
         kernel = json.loads(path.read_text())
         flags = [o for o in kernel["options"] if not o.startswith("-I/usr")]
-        key = hashlib.sha256("\0".join([kernel["text"], *flags, str(nvrtc.getVersion()), ARCHITECTURE]).encode()).hexdigest()
+        key = hashlib.sha256("\0".join([kernel["text"], *flags, versions, ARCHITECTURE]).encode()).hexdigest()
         if cache.read(key) is not None:
-            return "known", ""
-        if time.monotonic() > deadline:
-            return "late", ""
+            return "cached", ""
         program = nvrtc.createProgram(kernel["text"], f"{path.stem}.cu", [], [])
         try:
             nvrtc.compileProgram(program, [*flags, *headers(), f"-arch=sm_{ARCHITECTURE}"])
@@ -61,17 +65,17 @@ def main() -> int:
         cache.write(key, b"compiled")
         return "compiled", ""
 
+    paths, shown = sorted(options.folder.glob("*.json")), time.monotonic()
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for state, error in pool.map(compile_text, sorted(options.folder.glob("*.json"))):
-            known += state == "known"
+        for number, (state, error) in enumerate(pool.map(compile_text, paths), 1):
+            cached += state == "cached"
             compiled += state == "compiled"
-            late += state == "late"
             errors += [error] if error else []
+            if time.monotonic() - shown > INTERVAL:
+                shown = time.monotonic()
+                print(f"{number} of {len(paths)} kernels; run again to compile the rest, if this step is late", flush=True)
     print("\n".join(errors[:SHOWN]))
-    print(
-        "RESULT "
-        + json.dumps({"kernels": known + compiled + late + len(errors), "known": known, "compiled": compiled, "left": late, "errors": len(errors)})
-    )
+    print("RESULT " + json.dumps({"kernels": len(paths), "cached": cached, "compiled": compiled, "errors": len(errors)}))
     return int(bool(errors))
 
 

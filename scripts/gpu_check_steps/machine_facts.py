@@ -9,15 +9,20 @@ A library that is not installed is reported and is no failure.  A GPU that does 
 from __future__ import annotations
 
 import ctypes
+import glob
 import importlib
 import importlib.util
 import json
 import platform
 import shutil
+import site
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
+
+import cuda_tools
 
 
 def emit(**result: object) -> None:
@@ -51,10 +56,11 @@ def driver() -> dict[str, object]:
 
 
 def shared_library(name: str, function: str) -> Callable[[], dict[str, object]]:
-    """A reader of the version number that a C library returns."""
+    """Return a function that queries a C library's version, also of a library in NVIDIA's packages."""
 
     def version() -> dict[str, object]:
-        query = getattr(ctypes.CDLL(name), function)
+        packaged = [path for folder in site.getsitepackages() for path in glob.glob(f"{folder}/nvidia/*/lib/{name}")]
+        query = getattr(ctypes.CDLL(packaged[0] if packaged else name), function)
         query.restype = ctypes.c_size_t
         return {name.split(".")[0]: query()}
 
@@ -62,22 +68,23 @@ def shared_library(name: str, function: str) -> Callable[[], dict[str, object]]:
 
 
 def nccl() -> dict[str, object]:
-    return {"nccl": importlib.import_module("cupy.cuda.nccl").get_version()}
+    module = importlib.import_module("cupy.cuda.nccl")
+    return {"nccl": module.get_version() if module.available else "not installed"}
 
 
 def torch() -> dict[str, object]:
-    if importlib.util.find_spec("torch") is None:
+    try:
+        return {"torch": metadata.version("torch")}
+    except metadata.PackageNotFoundError:
         return {"torch": "not installed"}
-    return {"torch": importlib.import_module("torch").__version__}
 
 
 def cudnn_device(folder: Path) -> dict[str, object]:
     if importlib.util.find_spec("cudnn") is None:
         return {"cudnn_device": "not there: nvidia-cudnn-frontend is not installed"}
     cudnn = importlib.import_module("cudnn")
-    described = cudnn.create_device_properties(0).serialize()
     target = folder / "cudnn_device.json"
-    target.write_bytes(described if isinstance(described, bytes) else bytes(described) if isinstance(described, list) else str(described).encode())
+    target.write_text(cudnn.create_device_properties(0).serialize(), encoding="utf-8")
     return {"cudnn_device": target.name}
 
 
@@ -86,7 +93,11 @@ def nvidia_smi() -> None:
     if command is None:
         emit(nvidia_smi="not there")
         return
-    done = subprocess.run([command], capture_output=True, text=True, timeout=10, check=False)
+    try:
+        done = subprocess.run([command], capture_output=True, text=True, timeout=5, check=False)
+    except subprocess.TimeoutExpired:
+        emit(nvidia_smi="no answer within 5 s")
+        return
     print(done.stdout or done.stderr, flush=True)
 
 
@@ -99,7 +110,7 @@ def main(folder: Path | None = None) -> None:
 def libraries(folder: Path) -> None:
     nvidia_smi()
     emit(**driver())
-    emit(**{name: shutil.which(name) or "not there" for name in ("git", "mpiexec", "compute-sanitizer", "ncu")})
+    emit(**{name: cuda_tools.find(name) or "not there" for name in ("git", "mpiexec", "compute-sanitizer", "ncu")})
     optional = (
         torch,
         shared_library("libcudnn.so.9", "cudnnGetVersion"),
@@ -110,8 +121,8 @@ def libraries(folder: Path) -> None:
     for facts in optional:
         try:
             emit(**facts())
-        except (ImportError, OSError, AttributeError, RuntimeError) as error:
-            emit(missing=f"{type(error).__name__}: {error}"[:150])
+        except Exception as error:  # noqa: BLE001 - each library has errors of its own, and the other facts are still wanted
+            emit(not_installed=f"{type(error).__name__}: {error}"[:150])
     import cupy
 
     cupy.show_config()

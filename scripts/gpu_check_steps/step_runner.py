@@ -1,12 +1,13 @@
-"""Run steps one after another, each in processes of its own under a time limit of its own, and write the results as they come.
+"""Runner of steps: one process and one time limit for each, results written incrementally.
 
-A step is a command.  Its output goes to the log as it is written, so a step that crashes or is late loses nothing.  Two kinds of lines are
-read: `RESULT {json}` is a figure, which is printed and kept in the table of results, and `NOT THERE reason` says that there is nothing to
-check.  The runner prints one line for each step:
+A step is a command.  Its output goes directly to the log, so a step that crashes or is late loses nothing.  The runner parses two line formats:
+`RESULT {json}` is a figure, which is printed and saved, and `NOT THERE reason` says that a library or a feature is missing.  The runner prints
+one line for each step:
 
     STEP name ok|FAILED|late seconds [remark]
 
-When a step ends, or its limit strikes, all its processes are ended, also those that started a session of their own.
+All processes of a step are terminated when it exits or times out, also those in sessions of their own.  A step of pytest in which no test passed
+has failed.
 """
 
 from __future__ import annotations
@@ -28,21 +29,26 @@ import psutil
 
 #: seconds between SIGTERM and SIGKILL at the end of a late step
 GRACE = 2.0
-#: rounds of SIGKILL: a killed process may have started another one meanwhile
+#: rounds of SIGKILL, because a process may fork meanwhile
 KILLS = 3
-#: lines of output that are printed of a step that failed or was late, and failed tests that are named
+#: output lines and failed tests printed for a step that failed or was late
 TAIL, NAMED = 12, 30
-#: prctl(2): orphans become children of this process, so a step cannot leave processes behind
-SET_CHILD_SUBREAPER = 36
+#: prctl(2): signal a child when its parent dies; reparent orphans to this process
+SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36
+LIBC = ctypes.CDLL(None, use_errno=True)
 RESULT, NOT_THERE = "RESULT ", "NOT THERE "
+#: a failed test in pytest's lines with and without xdist, and in its summary
 FAILED_TEST = re.compile(r"^(?:\[gw\d+\] \[ *\d+%\] )?(?:FAILED|ERROR) (?P<test>\S+::.*?)(?: - |\s*$)")
+FAILED_ALONE = re.compile(r"^(?P<test>\S+::.*?) (?:FAILED|ERROR) +\[ *\d+%\]$")
+#: the last line of pytest, and the counts in it
+SUMMARY, COUNT = re.compile(r"^=+ (?P<counts>.*) in [\d.]+s.*=+$"), re.compile(r"(\d+) (passed|failed|skipped|errors?)")
 
 
 @dataclass(frozen=True)
 class Step:
     """A command and its limit in seconds.
 
-    `limit` None: all that is left of the part's time.  `expects`: the step is ok if its output matches this pattern, whatever the exit code.
+    `limit` None: the remaining budget.  `expects`: the step is ok if its output matches this pattern, regardless of the exit code.
     """
 
     name: str
@@ -67,14 +73,20 @@ class Outcome:
 
 def run_steps(part: str, steps: Sequence[Step], out: Path, budget: float) -> list[Outcome]:
     """Run the steps within `budget` seconds.  Write `{part}.log`, the output of all steps, and `{part}.jsonl`, an outcome a line, to `out`."""
-    ctypes.CDLL(None, use_errno=True).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    signal.signal(signal.SIGTERM, _exit_by_signal)  # `timeout` must not leave the running step behind
-    out.mkdir(parents=True, exist_ok=True)
+    LIBC.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, _exit_by_signal)  # `timeout` must not leave the running step behind
     deadline = time.monotonic() + budget
     outcomes: list[Outcome] = []
     with (out / f"{part}.log").open("ab", buffering=0) as log, (out / f"{part}.jsonl").open("a", encoding="utf-8") as table:
         for step in steps:
-            outcome = _run_step(step, out / f"{part}.log", log, deadline - time.monotonic())
+            begin = time.monotonic()
+            try:
+                outcome = _run_step(step, out / f"{part}.log", log, deadline - begin)
+            except BaseException as error:
+                interrupted = Outcome(step.name, "interrupted", time.monotonic() - begin, type(error).__name__)
+                table.write(json.dumps(vars(interrupted)) + "\n")
+                raise
             outcomes.append(outcome)
             table.write(json.dumps(vars(outcome)) + "\n")
             table.flush()
@@ -95,7 +107,13 @@ def _run_step(step: Step, log_path: Path, log: IO[bytes], left: float) -> Outcom
     start, begin = log_path.stat().st_size, time.monotonic()
     try:
         process = subprocess.Popen(
-            step.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | step.environment, start_new_session=True
+            step.command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=os.environ | step.environment,
+            start_new_session=True,
+            preexec_fn=lambda: LIBC.prctl(SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),
         )
     except OSError as error:
         return Outcome(step.name, "FAILED", 0.0, f"not started: {error}")
@@ -118,7 +136,7 @@ def _run_step(step: Step, log_path: Path, log: IO[bytes], left: float) -> Outcom
 
 
 def _end_children() -> list[str]:
-    """End all descendants of this process: ask, wait, kill.  Return those that the system cannot kill, as in a call of a driver that hangs."""
+    """Terminate all descendants; return the processes that survive SIGKILL, as in a call of a driver that hangs."""
     descendants = psutil.Process().children(recursive=True)
     for process in descendants:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -133,7 +151,7 @@ def _end_children() -> list[str]:
 
 
 def _judged(step: Step, code: int | None, late: str, seconds: float, output: str) -> Outcome:
-    """The outcome of a step that ended with this exit code; `late`: which limit struck."""
+    """Return the outcome for this exit code and output; `late` names the expired limit."""
     lines = output.splitlines()
     results, remark = [], ""
     for line in lines:
@@ -144,7 +162,10 @@ def _judged(step: Step, code: int | None, late: str, seconds: float, output: str
                 results.append({"unreadable": line})
         elif line.startswith(NOT_THERE):
             remark = f"not there: {line[len(NOT_THERE) :]}"
-    failed = list(dict.fromkeys(match["test"] for line in lines if (match := FAILED_TEST.match(line))))
+    failed = list(dict.fromkeys(match["test"] for line in lines if (match := FAILED_TEST.match(line) or FAILED_ALONE.match(line))))
+    counts = dict(reversed(pair) for line in lines if (match := SUMMARY.match(line)) for pair in COUNT.findall(match["counts"]))
+    if counts and not remark:
+        remark = ", ".join(f"{count} {what}" for what, count in counts.items())
     tail = [line for line in lines if line.strip()][-TAIL:]
     if late:
         return Outcome(step.name, "late", seconds, late, results, failed, tail)
@@ -152,8 +173,10 @@ def _judged(step: Step, code: int | None, late: str, seconds: float, output: str
         ok, why = re.search(step.expects, output, re.MULTILINE) is not None, f"no line matches {step.expects!r}"
     elif code is not None and code < 0:
         ok, why = False, f"ended by {signal.Signals(-code).name}"
+    elif counts and "passed" not in counts:
+        ok, why = False, f"no test passed ({remark})"
     else:
-        ok, why = code == 0, f"exit code {code}"
+        ok, why = code == 0, f"exit code {code}" + (f" ({remark})" if counts else "")
     if ok:
         return Outcome(step.name, "ok", seconds, remark, results, failed)
     return Outcome(step.name, "FAILED", seconds, why, results, failed, tail)

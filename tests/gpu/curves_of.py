@@ -20,10 +20,10 @@ PROGRAM = Path(__file__).with_name("programs") / "pretended.py"
 PROGRAMS = ("hybrid_mlp_with_optimizer", "consistent_lenet", "gpt", "mirrored_mlp", "relay_lenet", "batch_norm", "SGDW")
 #: those that compute in float64
 DOUBLE = {"SGDW"}
-#: relative distances between losses of six steps, on the GPU and on the CPU.  A GPU adds in another order, and its functions differ by 1 or 2
-#: units in the last place.  The tiers of kernels on CPUs, which differ in the same ways, are 3.5e-8 apart in float32 and 2e-16 in float64.
+#: relative loss tolerances after six steps.  GPUs sum in another order, and functions differ by 1-2 ULP.  The tiers of kernels on CPUs differ in
+#: the same ways, by 3.5e-8 in float32 and 2e-16 in float64.
 TOLERANCE, TOLERANCE_DOUBLE = 1e-4, 1e-9
-#: the imitation of a GPU differs from the CPU in less
+#: tolerance on the simulated GPU
 TOLERANCE_PRETENDED = 1e-5
 NOTICE = 'jobflow: there is no GPU: "gpu" placements run on CPU ranks'
 
@@ -40,7 +40,7 @@ def curves_of(
         there = "real" if gpus is None else str(gpus)
         strict = ["-W", "error"] if gpus is not None else []  # CuPy may warn of its own affairs
         command = [*launcher, sys.executable, *strict, str(PROGRAM), str(out), there, str(devices), *programs]
-        paths = [os.environ["PYTHONPATH"]] if "JOBFLOW_GPU_STUB" in os.environ else [str(ROOT)]
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         environment["JOBFLOW_KERNELS"] = kernels or ("auto" if gpus is None else "numpy")
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
@@ -49,7 +49,7 @@ def curves_of(
 
 
 def distance_from_cpu(name: str, curves: dict[str, Any], programs: tuple[str, ...] = PROGRAMS) -> float:
-    """The largest relative distance between the losses of a program and those of the CPU, which `programs` run to compute."""
+    """Return the largest relative distance between the GPU's and the CPU's losses; the CPU runs `programs`."""
     expected, _ = curves_of(0, 1, programs=programs)
     assert expected["world"]["tags"] == ["cpu"]
     ours, theirs = np.array(curves[name]), np.array(expected[name])

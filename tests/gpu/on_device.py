@@ -20,7 +20,7 @@ from jobflow.plan.plan import Slot
 from jobflow.runtime.device.cupy_device import CudaDevice
 from jobflow.runtime.variable_buffers import window
 
-#: False on the stub, where arrays hold what they held before: there the checks compare shapes and types only
+#: False on the stub: kernels do not write, so only shapes and types are compared
 COMPUTES = "JOBFLOW_GPU_STUB" not in os.environ
 OPS = {f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}": cls for cls in laws.concrete_ops()}
 FLOATS = (float64, float32, float16, bfloat16)
@@ -63,12 +63,12 @@ def cases(cls: type[Op]) -> Iterator[tuple[Sample, list[Any]]]:
 
 
 def chosen_cases(cls: type[Op]) -> Iterator[tuple[Sample, list[Any]]]:
-    """All cases of an op; on the stub the first of each combination of types."""
-    seen: set[tuple[Any, ...]] = set()
+    """Yield all cases; on the stub, the first of each combination of types."""
+    combinations: set[tuple[Any, ...]] = set()
     for sample, arrays in cases(cls):
         types = tuple(array.dtype for array in arrays)
-        if COMPUTES or types not in seen:
-            seen.add(types)
+        if COMPUTES or types not in combinations:
+            combinations.add(types)
             yield sample, arrays
 
 
@@ -107,7 +107,7 @@ def on_host(op: Op, arrays: Sequence[Any]) -> list[Any]:
 def check_op(cupy: Any, cls: type[Op], setting: str = "numpy") -> None:
     """The device = NumPy, for arrays that lie in memory in the plain order, and case by case in one of the others."""
     if not COMPUTES:
-        cupy.cuda.set_allocator(None)  # fresh memory is zero on the stub; what a pool reuses would be read as sizes
+        cupy.cuda.set_allocator(None)  # fresh stub memory is zero; reused pool memory holds stale values
     for k, (sample, arrays) in enumerate(chosen_cases(cls)):
         expected = on_host(sample.op, arrays)
         for inner, outer in (laws.ORDERS[0], laws.ORDERS[1 + (k + k // 4) % 4]):

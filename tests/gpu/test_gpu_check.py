@@ -37,7 +37,7 @@ NOT_MEASURED = "has not been measured on a GPU"
 
 
 def planted(folder: Path, *steps: str, seconds: float = 60, part: str = "part") -> tuple[list[str], list[dict[str, Any]]]:
-    """The printed lines and the saved outcomes of planted steps."""
+    """Run planted steps; return printed lines and saved outcomes."""
     command = [sys.executable, str(PLANTED), str(folder), part, str(seconds), *steps]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -49,7 +49,7 @@ def states(lines: list[str]) -> list[str]:
 
 
 class TestRunner:
-    def test_a_failing_step_does_not_stop_the_rest(self, tmp_path: Path) -> None:
+    def test_run_steps_continues_after_failures(self, tmp_path: Path) -> None:
         lines, outcomes = planted(tmp_path, "good", "failing", "crashing", "nowhere", "pytest", "good")
         assert states(lines) == ["good ok", "failing FAILED", "crashing FAILED", "pytest FAILED", "good ok", "nowhere FAILED"]
         remarks = {outcome["step"]: outcome["remark"] for outcome in outcomes}
@@ -81,32 +81,37 @@ class TestRunner:
         assert states(lines) == ["endless late", "good late"]
         assert outcomes[1]["remark"] == "not started: no time is left"
 
-    def test_a_figure_that_was_cut_off_is_shown(self, tmp_path: Path) -> None:
+    def test_truncated_result_is_reported_as_unreadable(self, tmp_path: Path) -> None:
         lines, _ = planted(tmp_path, "cut")
         assert states(lines) == ["cut ok"] and any("unreadable" in line for line in lines)
 
-    def test_a_step_can_be_judged_by_its_output(self, tmp_path: Path) -> None:
+    def test_step_passes_if_its_output_matches_expects(self, tmp_path: Path) -> None:
         lines, _ = planted(tmp_path, "expected", "unexpected")
         assert states(lines) == ["expected ok", "unexpected FAILED"]
+
+    def test_step_in_which_all_tests_are_skipped_fails(self, tmp_path: Path) -> None:
+        lines, _ = planted(tmp_path, "skipped", "counted")
+        assert states(lines) == ["skipped FAILED", "counted ok"] and lines[-1].endswith("2 passed, 1 skipped")
 
     def test_results_of_an_earlier_run_are_kept(self, tmp_path: Path) -> None:
         planted(tmp_path, "good")
         _, outcomes = planted(tmp_path, "good")
         assert len(outcomes) == 2 and (tmp_path / "part.log").read_text().count("===== good") == 2
 
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-    def test_a_signal_ends_the_running_step(self, tmp_path: Path, number: signal.Signals) -> None:
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+    def test_signals_terminate_the_running_step(self, tmp_path: Path, number: signal.Signals) -> None:
         process = subprocess.Popen([sys.executable, str(PLANTED), str(tmp_path), "part", "60", "good", "endless"], stderr=subprocess.DEVNULL)
         log = tmp_path / "part.log"
         deadline = time.monotonic() + SLACK
-        while not (log.exists() and "child" in log.read_text()):
+        while not (log.exists() and re.search(r"^child \d+", log.read_text(), re.MULTILINE)):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         process.send_signal(number)
         assert process.wait(timeout=SLACK) != 0
         (child,) = re.findall(r"child (\d+)", log.read_text())
         assert not psutil.pid_exists(int(child))
-        assert json.loads((tmp_path / "part.jsonl").read_text())["step"] == "good", "the finished step's results are lost"
+        saved = [json.loads(line) for line in (tmp_path / "part.jsonl").read_text().splitlines()]
+        assert [(outcome["step"], outcome["state"]) for outcome in saved] == [("good", "ok"), ("endless", "interrupted")]
 
 
 def setup_of(folder: Path, dry: bool = False) -> check_parts.Setup:
@@ -145,23 +150,25 @@ def gpu_check(*arguments: str, **environment: str) -> subprocess.CompletedProces
 class TestCommand:
     @pytest.mark.skipif(cupy_device.available() > 0, reason="there is a GPU")
     @pytest.mark.parametrize("part", ["correct", "speed", "diagnose"])
-    def test_without_a_gpu_it_says_so_and_writes_nothing(self, tmp_path: Path, part: str) -> None:
+    def test_exits_3_and_writes_nothing_without_a_gpu(self, tmp_path: Path, part: str) -> None:
         tests = ["tests/gpu/test_on_gpu.py"] if part == "diagnose" else []
         done = gpu_check(part, *tests, OUT=str(tmp_path / "out"), PATH="/nonexistent")
-        assert done.returncode == 3 and "nothing was checked: CuPy" in done.stderr, done.stderr
+        assert done.returncode == 3 and f"gpu_check {part}: no usable GPU: " in done.stderr, done.stderr
         assert not list(tmp_path.iterdir())
 
     def test_help_names_the_parts_and_the_exit_codes(self) -> None:
         done = gpu_check("--help")
-        assert done.returncode == 0 and "3 there is no GPU" in done.stdout and "gpu_check diagnose TEST" in done.stdout
+        assert done.returncode == 0 and "3 there is no usable GPU" in done.stdout and "gpu_check diagnose TEST" in done.stdout
 
-    @pytest.mark.parametrize("arguments", [["diagnose"], ["speed", "tests/gpu"], ["fast"]])
-    def test_a_wrong_command_line_is_explained(self, arguments: list[str]) -> None:
+    @pytest.mark.parametrize(
+        "arguments", [["diagnose"], ["diagnose", *"abcdefghijk"], ["speed", "tests/gpu"], ["fast"], ["speed", "--peer-python", "/bin/false"]]
+    )
+    def test_invalid_arguments_exit_2_with_usage(self, arguments: list[str]) -> None:
         done = gpu_check(*arguments)
         assert done.returncode == 2 and "usage:" in done.stderr
 
     @pytest.mark.skipif(bool(host_runtime.missing()), reason=host_runtime.missing() or "nothing is missing")
-    def test_a_folder_that_cannot_be_written_is_named(self, tmp_path: Path) -> None:
+    def test_unwritable_results_folder_is_reported(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         done = gpu_check("dry", "--out", str(tmp_path / "file" / "out"))
         assert done.returncode == 2 and f"cannot write results to {tmp_path / 'file' / 'out'}" in done.stderr
@@ -177,7 +184,7 @@ class TestCommand:
 
 def row(side: str, ms: float, loss: float, precision: str = "bfloat16") -> dict[str, Any]:
     figures = {"figure": "step", "side": side, "model": "gpt2", "batch": 8, "precision": precision}
-    return figures | {"ms": ms, "items_per_s": 1000.0, "loss_10": loss, "peak_mib": 5.0}
+    return figures | {"ms": ms, "items_per_s": 1000.0, "loss_2": 10.0, "loss_10": loss, "peak_mib": 5.0}
 
 
 def outcomes_of(*results: dict[str, Any]) -> list[Any]:
@@ -185,18 +192,23 @@ def outcomes_of(*results: dict[str, Any]) -> list[Any]:
 
 
 class TestReport:
-    def test_ratios_are_times_of_jobflow_by_times_of_the_peer(self) -> None:
+    def test_ratio_is_jobflow_time_over_peer_time(self) -> None:
         lines = list(comparison.report(outcomes_of(row("jobflow", 60, 9.1), row("torch eager", 30, 9.0), row("torch compile", 20, 9.0)), "abc"))
         assert "| 2.00 | 3.00 |" in lines[2]
         assert "| a card | abc | 60.0 ms, 2.00, 3.00 | - | - | - |" in lines[3]
 
-    def test_a_missing_peer_is_no_ratio(self) -> None:
+    def test_ratio_is_a_dash_without_a_peer(self) -> None:
         assert "| - | - |" in list(comparison.report(outcomes_of(row("jobflow", 60, 9.1)), "abc"))[2]
 
-    @pytest.mark.parametrize("loss", [9.5, float("nan")])
-    def test_a_loss_that_is_not_the_peers_is_named(self, loss: float) -> None:
+    @pytest.mark.parametrize("loss", [9.5, 8.0])
+    def test_loss_outside_the_tolerance_is_reported(self, loss: float) -> None:
         (line,) = comparison.disagreements(outcomes_of(row("jobflow", 60, loss), row("torch eager", 30, 9.0)))
         assert line.startswith("gpt2, batch 8, bfloat16: the loss of step 10 is")
+
+    @pytest.mark.parametrize("loss", [10.5, float("nan")])
+    def test_loss_that_does_not_fall_is_reported(self, loss: float) -> None:
+        (line,) = comparison.disagreements(outcomes_of(row("jobflow", 60, loss)))
+        assert "at step 2" in line
 
     def test_losses_within_the_tolerance_agree(self) -> None:
         assert not list(comparison.disagreements(outcomes_of(row("jobflow", 60, 9.01), row("torch eager", 30, 9.0))))
@@ -243,21 +255,21 @@ def test_the_job_functions_train(model: str) -> None:
 
 
 def travelling_files() -> Iterator[Path]:
-    """What is or would be tracked: everything but what .gitignore names."""
+    """Yield the files not excluded by .gitignore."""
     ignored = [line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines() if line and not line.startswith("#")]
     for folder, names, files in os.walk(ROOT):
         names[:] = [n for n in names if n != ".git" and not any(fnmatch.fnmatch(n, pattern) for pattern in ignored)]
         yield from (Path(folder, f) for f in files if not any(fnmatch.fnmatch(f, pattern) for pattern in ignored))
 
 
-def test_the_tree_that_travels_to_a_gpu_is_small() -> None:
+def test_tracked_files_are_below_32_mib() -> None:
     sizes = {path.relative_to(ROOT): path.stat().st_size for path in travelling_files()}
     assert len(sizes) > 1000
     largest = sorted(sizes.items(), key=lambda item: -item[1])[:5]
     assert sum(sizes.values()) < LARGEST_TREE, f"the largest: {largest}"
 
 
-def test_pages_say_that_nothing_was_measured_until_something_was() -> None:
+def test_pages_state_unmeasured_while_results_are_empty() -> None:
     measured = re.findall(r"^\| \d{4}-\d\d-\d\d \|", RESULTS.read_text(encoding="utf-8"), re.MULTILINE)
     for page in (ROOT / "README.md", ROOT / "docs" / "precision_and_memory.md", ROOT / "docs" / "global_tensors.md", RESULTS.with_name("README.md")):
         assert (NOT_MEASURED in " ".join(page.read_text(encoding="utf-8").split())) == (not measured), page.name

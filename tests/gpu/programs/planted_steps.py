@@ -10,7 +10,7 @@ sys.path.insert(0, str(ROOT / "scripts" / "gpu_check_steps"))
 
 from step_runner import Step, run_steps  # noqa: E402
 
-#: ignores SIGTERM, and starts a process that does so too in a session of its own
+#: ignores SIGTERM and starts a child in a new session that does the same
 ENDLESS = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -30,6 +30,8 @@ PROGRAMS = {
     "absent": "print('NOT THERE no such library')",
     "cut": "print('RESULT {\"half\": ')",
     "leaving": "import subprocess; print('left', subprocess.Popen(['sleep', '600'], start_new_session=True).pid, flush=True)",
+    "skipped": "print('===== 3 skipped in 0.05s =====')",
+    "counted": "print('===== 2 passed, 1 skipped in 0.05s =====')",
     "expected": "print('OK  GPU'); raise SystemExit(1)",
     "unexpected": "print('problem  GPU')",
 }

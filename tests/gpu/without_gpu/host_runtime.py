@@ -1,10 +1,10 @@
-"""A stub GPU: real CuPy on a machine without a GPU, on top of a CUDA runtime that lives in host memory.
+"""A stub GPU: real CuPy on a machine without a GPU, on top of a CUDA runtime in host memory.
 
     import host_runtime
     counts, texts = host_runtime.install(folder)      # before the first `import cupy`
 
 CuPy's host code runs unchanged: type resolution, strides, memory pools, streams, kernel generation.  Copies are carried out.  Kernels and
-products are only counted; their outputs keep the old contents of memory, zeros at first.  CuPy's reductions use CUB, as on a machine with a GPU.
+products are only counted; outputs keep previous memory contents.  CuPy's reductions use CUB, as on a machine with a GPU.
 
 CuPy's compiled modules call each other through tables of C functions (`__pyx_capi__`), in which every entry names its C type.  `install`
 replaces the entries that a step needs.  `library` compiles, with the C compiler of the system, the functions that CuPy calls while the
@@ -37,7 +37,7 @@ ALIGNMENT = 512
 #: a GPU of compute capability 9.0 with 132 multiprocessors, by the numbers of cudaDeviceAttr
 ATTRIBUTES = {75: 9, 76: 0, 16: 132, 10: 32, 1: 1024, 8: 49152}
 HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2
-#: functions of cuBLAS that are no products
+#: cuBLAS functions other than products
 ORGANISING = re.compile(r"cublas(Create|Destroy|Get|Set)(?!r[fis]Batched)")
 C_TYPES: dict[str, Any] = {
     "PyObject *": ctypes.py_object,
@@ -134,8 +134,10 @@ class Runtime:
         return next(self._ids)
 
     def functions(self) -> tuple[dict[str, Callable[..., Any]], dict[str, Callable[..., Any]]]:
-        """Return the functions of `cupy_backends.cuda.api.runtime` and those of `driver`; functions without a result return True, which ctypes
-        takes for a Python object."""
+        """Return replacements for CuPy's runtime and driver functions.
+
+        Those without a result return True, because ctypes cannot return None as a Python object.
+        """
 
         def nothing(*_: Any) -> bool:
             return True
@@ -183,11 +185,11 @@ class Runtime:
 
 
 def missing() -> str:
-    """Return what the stub needs and this machine lacks, or "" if nothing."""
+    """Return the missing requirement of the stub, or ""."""
     if importlib.util.find_spec("cupy") is None:
         return "CuPy is not installed: pip install '.[gpu-checks]'"
     if compiler() is None:
-        return "there is no C compiler (cc) for the stub of the CUDA runtime: install gcc or clang, or set CC"
+        return "C compiler cc not found; install gcc or clang, or set CC"
     return ""
 
 
@@ -244,7 +246,7 @@ def _replace(module: Any, name: str, function: Callable[..., Any], loaded: ctype
 
 
 def _callback(declared: str, function: Callable[..., Any]) -> Any:
-    """A C function of the declared type that calls the Python function without Cython's own arguments."""
+    """Return a C callback of the declared type that drops Cython's internal arguments."""
     match = re.fullmatch(r"(.*?) ?\((.*)\)", declared)
     assert match is not None, declared
     arguments = [] if match[2] == "void" else [a.strip() for a in match[2].split(",")]
@@ -315,7 +317,7 @@ def after_cupy(counts: Counts, texts_folder: Path | None = None) -> dict[str, tu
 
 
 def _count_compiled_kernels(counts: Counts) -> None:
-    """Count the kernels that CuPy's wheel contains as machine code, which never pass through `launchKernel`: Thrust's sorts and CUB's reductions."""
+    """Count launches of kernels precompiled in CuPy's wheel, which never pass through `launchKernel`: Thrust and CUB."""
 
     def launch(*_: Any, **__: Any) -> None:
         counts.launches += 1

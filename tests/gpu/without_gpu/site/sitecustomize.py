@@ -26,7 +26,7 @@ class StubFinder(MetaPathFinder):
 
 
 class StubLoader(Loader):
-    """CuPy's own loader, with the stub around the execution of the module."""
+    """A loader that installs the stub around CuPy's own loader."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
