@@ -96,9 +96,10 @@ def layer_norm(x: Tensor, gamma: Tensor, beta: Tensor, begin: int, epsilon: floa
 def layer_norm_grad(dy: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, inv_std: Tensor, begin: int) -> tuple[Tensor, Tensor, Tensor]:
     axes, lead = _rows(x, begin), tuple(range(begin))
     n = multiply(subtract(x, _lead(mean, x)), _lead(inv_std, x))
-    u = multiply(dy, gamma)
-    through = multiply(n, _lead(_mean(multiply(u, n), axes), x))
-    dx = multiply(subtract(subtract(u, _lead(_mean(u, axes), x)), through), _lead(inv_std, x))
+    away = multiply(dy, gamma)
+    away = subtract(away, _lead(_mean(away, axes), x))
+    through = multiply(n, _lead(_mean(multiply(away, n), axes), x))
+    dx = multiply(subtract(away, through), _lead(inv_std, x))
     return dx, reduce_sum(multiply(dy, n), lead), reduce_sum(dy, lead)
 
 

@@ -116,7 +116,9 @@ class LayerNormGrad(RowNorm):
     def formula(self, f: Any, dy: Any, x: Any, gamma: Any, mean: Any, inv_std: Any) -> Any:
         centred = x - mean  # first of all: sums of products with x cancel where the mean is far from 0
         weighed = dy * centred
-        share, slope = _mean(f, dy * gamma) * inv_std, _mean(f, weighed * gamma) * (inv_std * inv_std * inv_std)
+        average = _mean(f, dy * gamma)
+        # the mean is rounded: its error, which inv_std^3 would magnify in rows of nearly equal elements, is taken off the product
+        share, slope = average * inv_std, (_mean(f, weighed * gamma) - average * _mean(f, centred)) * (inv_std * inv_std * inv_std)
         return dy * inv_std * gamma - centred * slope - share, f.column_sum(weighed * inv_std), f.column_sum(dy)
 
     def smaller(self, dy: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, inv_std: Tensor) -> tuple[Tensor, ...]:
