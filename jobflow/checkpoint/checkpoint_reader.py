@@ -323,7 +323,7 @@ def unreadable(path: AnyPath) -> str | None:
     try:
         (path / manifest.NAME).lstat()
         load(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (ReplacedError, StoreError):
         raise

@@ -300,7 +300,13 @@ FILES: dict[str, tuple[str, bytes, str, tuple[str, ...]]] = {
     "an idx beyond the file": ("i", b"\0\0\x08\x03" + struct.pack(">3i", 2**31 - 1, 2**31 - 1, 2**31 - 1), "images: i", ("i is damaged",)),
     "an idx of negative sizes": ("i", b"\0\0\x08\x03" + struct.pack(">3i", -1, -1, 4) + bytes(4), "images: i", ("i is damaged",)),
     "an idx of 255 axes": ("i", b"\0\0\x08\xff" + struct.pack(">255i", *[1] * 255) + b"\1", "images: i", ("no IDX file",)),
-    "a csv of one endless row": ("t.csv", b'a,b\n1,"' + b"1" * 2**21, "fields: {x: [a], labels: [b]}", ("t.csv", "JOBFLOW_MAX_RECORD", "byte 4")),
+    "a csv of one endless row": (
+        "t.csv",
+        b'a,b\n1,"' + b"1" * 2**21 + b'"\n',
+        "fields: {x: [a], labels: [b]}",
+        ("t.csv", "JOBFLOW_MAX_RECORD", "byte 4"),
+    ),
+    "a csv with an unclosed quote": ("t.csv", b'a,b\n1,"' + b"1" * 2**21, "fields: {x: [a], labels: [b]}", ("t.csv", "is not closed")),
     "a text over the limit": ("t.txt", ZEROS * 2, "length: 4", ("t.txt", "JOBFLOW_MAX_UNPACKED")),
     "a parquet that ends early": (
         "t.parquet",

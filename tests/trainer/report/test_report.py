@@ -203,7 +203,7 @@ def test_memory_communication_and_profile_are_those_of_the_job(tmp_path: Path, t
     drive(watcher, run)
     end(watcher, run)
     page = Reader((tmp_path / "page.html").read_text(encoding="utf-8"))
-    figures = figures_of(compiled.programs, io_buffers=True)
+    figures = figures_of(compiled.programs, io_buffers=True, target=session.target())
     assert size_text(figures.largest) in page.words("memory") and "optimizer state" in page.words("memory")
     assert figures.ranks[0].sent > 0 and size_text(figures.ranks[0].sent) in page.words("communication")
     assert all(change.route in page.words("communication") and change.tensors in page.words("communication") for change in figures.changes)
