@@ -10,8 +10,8 @@ another kind (bool, integer, float): int64[3] + 0.5 is float32, float16[3] + 0.5
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,8 @@ from jobflow.ops.rounding import rounding_once
 from jobflow.ops.scalar import Cast
 from jobflow.ops.source import Constant
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Number: TypeAlias = bool | int | float
 #: What may stand beside a tensor; arrays beside local tensors only.
 Operand: TypeAlias = "Tensor | Number | np.generic | np.ndarray[Any, Any]"
@@ -86,8 +88,12 @@ def cast(x: Tensor, dtype: DType) -> Tensor:
     return x if x.type.dtype is dtype else run(Cast(dtype), x)
 
 
-#: of functions of tensors: computed in float32 and rounded once where they are of two bytes
-rounded_once = rounding_once(cast)
+_rounding_once = rounding_once(cast)
+
+
+def rounded_once(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function of tensors: two-byte floats are computed in float32 and rounded once."""
+    return _rounding_once(function)
 
 
 def as_float(x: Tensor) -> Tensor:
