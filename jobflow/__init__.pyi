@@ -373,7 +373,6 @@ from jobflow.legacy.arrays import identity as identity
 from jobflow.legacy.arrays import identity_n as identity_n
 from jobflow.legacy.arrays import pad as pad
 from jobflow.legacy.arrays import pad_grad as pad_grad
-from jobflow.legacy.arrays import range as range
 from jobflow.legacy.arrays import reflection_pad2d as reflection_pad2d
 from jobflow.legacy.arrays import replication_pad2d as replication_pad2d
 from jobflow.legacy.arrays import reshape_like as reshape_like
@@ -418,7 +417,6 @@ from jobflow.legacy.initializers import variance_scaling_initializer as variance
 from jobflow.legacy.initializers import xavier_normal_initializer as xavier_normal_initializer
 from jobflow.legacy.initializers import xavier_uniform_initializer as xavier_uniform_initializer
 from jobflow.legacy.initializers import zeros_initializer as zeros_initializer
-from jobflow.legacy.loss_functions import ctc_loss as ctc_loss
 from jobflow.legacy.loss_functions import smooth_l1_loss as smooth_l1_loss
 from jobflow.legacy.math import broadcast_to_compatible_with as broadcast_to_compatible_with
 from jobflow.legacy.math import clip_by_scalar as clip_by_scalar
@@ -435,6 +433,7 @@ from jobflow.legacy.shared_names import cast as cast
 from jobflow.legacy.shared_names import clamp as clamp
 from jobflow.legacy.shared_names import clip as clip
 from jobflow.legacy.shared_names import concat as concat
+from jobflow.legacy.shared_names import ctc_loss as ctc_loss
 from jobflow.legacy.shared_names import diag as diag
 from jobflow.legacy.shared_names import expand as expand
 from jobflow.legacy.shared_names import flatten as flatten
@@ -447,6 +446,7 @@ from jobflow.legacy.shared_names import one_hot as one_hot
 from jobflow.legacy.shared_names import ones as ones
 from jobflow.legacy.shared_names import ones_like as ones_like
 from jobflow.legacy.shared_names import parallel_cast as parallel_cast
+from jobflow.legacy.shared_names import range as range
 from jobflow.legacy.shared_names import repeat as repeat
 from jobflow.legacy.shared_names import reshape as reshape
 from jobflow.legacy.shared_names import sort as sort

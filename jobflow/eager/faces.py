@@ -49,6 +49,7 @@ MADE = frozenset(
         "randint",
         "randn",
         "randperm",
+        "range",
         "tensor",
         "zeros",
     }

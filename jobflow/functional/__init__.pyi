@@ -84,6 +84,7 @@ from jobflow.functional.creation import linspace as linspace
 from jobflow.functional.creation import logspace as logspace
 from jobflow.functional.creation import ones as ones
 from jobflow.functional.creation import ones_like as ones_like
+from jobflow.functional.creation import range as range
 from jobflow.functional.creation import tensor as tensor
 from jobflow.functional.creation import zeros as zeros
 from jobflow.functional.creation import zeros_like as zeros_like
@@ -141,6 +142,7 @@ from jobflow.functional.nn_activations import softmax as softmax
 from jobflow.functional.nn_activations import softplus as softplus
 from jobflow.functional.nn_activations import softsign as softsign
 from jobflow.functional.nn_activations import tanh as tanh
+from jobflow.functional.nn_ctc import ctc_loss as ctc_loss
 from jobflow.functional.nn_linear import cosine_similarity as cosine_similarity
 from jobflow.functional.nn_linear import dropout as dropout
 from jobflow.functional.nn_linear import one_hot as one_hot

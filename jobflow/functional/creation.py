@@ -355,6 +355,22 @@ def arange(start: Number, end: Number | None = None, step: Number = 1, **options
     return place.finished(source(Arange((int(count),), place.dtype, start, step), place.layout(1)))
 
 
+def range(start: Number, end: Number, step: Number = 1, **options: Any) -> Tensor:
+    """The numbers start, start + step, ... up to end, which is included, in the default element type; as in PyTorch."""
+    place = Place("range", options)
+    first, last, delta = (number(each, "range") for each in (start, end, step))
+    finite = all(map(math.isfinite, (first, last, delta)))
+    if finite and not place.dtype.is_float:  # PyTorch truncates the step too
+        first, last, delta = (math.trunc(each) for each in (first, last, delta))
+    if not finite or not delta or (last - first) / delta < 0:
+        raise ArgumentError(
+            f"range at {user_line()}: start {start}, end {end} and step {step} give no {place.dtype.name} range; pass finite numbers and a step "
+            f"that leads from start to end"
+        )
+    count = int((last - first) / delta) + 1 if place.dtype.is_float else (last - first) // delta + 1
+    return place.finished(source(Arange((int(count),), place.dtype, first, delta), place.layout(1)))
+
+
 def linspace(start: Number, end: Number, steps: int, **options: Any) -> Tensor:
     """`steps` numbers from start to end, both included, at equal distances."""
     place, count = Place("linspace", options), _count("linspace", steps)

@@ -11,20 +11,19 @@ from typing import Any
 import jobflow.functional as functional
 import jobflow.legacy.math as math
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, JobflowError, ShapeError, user_line
-from jobflow.core.types import Tensor, TensorType, int64
+from jobflow.core.types import Tensor, TensorType
 from jobflow.eager.faces import all_of, of_jobs
 from jobflow.engine.distribute import asked_of, distribute_of, split, with_distribute
 from jobflow.functional.nn_base import reduced
-from jobflow.ops import ctc, source
+from jobflow.functional.nn_ctc import ctc_inputs
+from jobflow.ops import ctc
 from jobflow.ops import elementwise as ew
-from jobflow.ops import index as ix
 from jobflow.ops import loss as ls
 from jobflow.ops import reduce as rd
 from jobflow.ops import shape as sh
 from jobflow.ops.checked import checked
 from jobflow.ops.pointwise import call
 from jobflow.ops.rounding import rounded_once
-from jobflow.ops.scan import CumSum
 
 #: functions of tensors, which take those of jobs in here
 _F: Any = functional
@@ -260,27 +259,7 @@ def _ctc_inputs(
     """The inputs of the op, whose lengths and labels a run checks."""
     if not isinstance(blank, Integral):
         raise ArgumentError(f"ctc_loss at {user_line()}: blank is the number of a class, not {blank!r}")
-    if targets.type.ndim == 1 and log_probs.type.ndim == 3:
-        targets = _padded(targets, target_lengths, log_probs.type.shape[1])
-    try:
-        ctc.CtcLoss(int(blank)).infer(log_probs.type, targets.type, input_lengths.type, target_lengths.type)
-    except JobflowError as error:
-        raise type(error)(str(error).replace("ctc_loss", f"ctc_loss at {user_line()}", 1)) from None
-    (frames, _, classes), longest = log_probs.type.shape, targets.type.shape[1]
-    lengths = checked(input_lengths, "ctc_loss", low=0, high=frames, noun="input length")
-    labels = checked(target_lengths, "ctc_loss", low=0, high=longest, noun="target length")
-    behind = ew.greater_equal(source.arange(0, longest, dtype=int64), sh.expand_dims(ew.cast(labels, int64), 1))
-    targets = checked(ew.where(behind, ew.fill_like(targets, blank), targets), "ctc_loss", low=0, high=classes - 1, noun="label")
-    return log_probs, targets, lengths, labels
-
-
-def _padded(targets: Tensor, target_lengths: Tensor, count: int) -> Tensor:
-    """Labels behind each other as [count, longest]: row i begins behind those of the rows before it."""
-    ends = call(CumSum(0), ew.cast(target_lengths, int64))
-    first = ew.subtract(ends, ew.cast(target_lengths, int64))
-    longest = targets.type.size
-    at = ew.add(sh.expand_dims(first, 1), source.arange(0, longest, dtype=int64))
-    return ix.gather(targets, ew.minimum(at, source.constant(max(longest - 1, 0), (1,), int64)), 0)
+    return ctc_inputs(log_probs, targets, input_lengths, target_lengths, blank)
 
 
 globals().update(all_of(__name__, globals(), __name__, of_jobs))

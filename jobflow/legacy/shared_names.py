@@ -7,6 +7,7 @@ import jobflow.engine.distribute as distribute
 import jobflow.legacy.arrays as arrays
 import jobflow.legacy.elements as elements
 import jobflow.legacy.ids as ids
+import jobflow.legacy.loss_functions as loss_functions
 import jobflow.legacy.math as math
 import jobflow.legacy.time_steps as time_steps
 from jobflow.eager.faces import by_arguments, of_jobs
@@ -19,6 +20,7 @@ cast = by_arguments(arrays.cast)
 clamp = by_arguments(math.clamp)
 clip = by_arguments(math.clip)
 concat = by_arguments(arrays.concat)
+ctc_loss = by_arguments(loss_functions.ctc_loss)
 diag = by_arguments(elements.diag)
 expand = by_arguments(arrays.expand, theirs=(int,))
 flatten = by_arguments(arrays.flatten)
@@ -29,6 +31,7 @@ nonzero = by_arguments(ids.nonzero, theirs=(bool,))
 one_hot = by_arguments(arrays.one_hot, needs_dtype=True)
 ones = by_arguments(arrays.ones, theirs=(int,), needs_dtype=True)
 ones_like = by_arguments(arrays.ones_like)
+range = by_arguments(arrays.range)
 repeat = by_arguments(time_steps.repeat, theirs=(list, tuple))
 reshape = by_arguments(arrays.reshape, theirs=(int,))
 sort = by_arguments(elements.sort, ours=(str,))

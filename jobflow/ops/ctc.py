@@ -272,8 +272,9 @@ def _losses(paths: _Paths) -> Array:
 
 @np.errstate(all="ignore")
 def _losses_and_slopes(paths: _Paths, dloss: Array) -> tuple[Array, Array]:
-    """The losses, infinite where no path fits, and the gradient of the log-probabilities."""
+    """The losses, infinite where no path fits, and the gradient of the log-probabilities, which is NaN there, as in PyTorch."""
     alpha = paths.forward()
     loss = paths.loss(alpha)
     slope = (paths.xp.exp(paths.x) - paths.shares(alpha, loss)) * dloss[:, None]
+    slope = paths.xp.where(paths.xp.isinf(loss)[:, None], paths.xp.nan, slope)
     return loss, paths.xp.where(paths.inside[:, :, None], slope, 0.0)

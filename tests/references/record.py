@@ -228,11 +228,30 @@ def record_ctc() -> None:
     save("ctc", x=x.detach().numpy(), dx=dx.numpy(), dlogs=dlogs.numpy(), **made)
 
 
+def record_ctc_of_tensors() -> None:
+    """Losses of the cases in tests/functional/ctc_cases.py, and the gradients of their weighted sums, of the log-probabilities."""
+    import torch
+
+    sys.path.insert(0, str(Path(__file__).parents[1] / "functional"))
+    from ctc_cases import CASES, LENGTHS, scores, weights
+
+    made: dict[str, Array] = {}
+    for name, reduction, zero in CASES:
+        case = LENGTHS[name]
+        logs = torch.log_softmax(torch.tensor(scores(name)), -1).requires_grad_()
+        given = [torch.tensor(each) for each in (case.targets, case.input_lengths, case.target_lengths)]
+        loss = torch.nn.functional.ctc_loss(logs, *given, case.blank, reduction, zero)
+        (torch.tensor(weights(loss.numel())) * loss.reshape(-1)).sum().backward()
+        made |= {f"{name}|{reduction}|{zero}": loss.detach().numpy(), f"{name}|{reduction}|{zero}|gradient": logs.grad.numpy()}
+    save("ctc_of_tensors", **made)
+
+
 def main() -> None:
     if sys.argv[1:] == ["optimizers"]:
         record_optimizers()
     elif sys.argv[1:] == ["ctc"]:
         record_ctc()
+        record_ctc_of_tensors()
     elif sys.argv[1:] == ["nets"]:
         for net in NETS:
             record_net(net)

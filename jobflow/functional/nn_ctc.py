@@ -1,0 +1,97 @@
+"""Connectionist temporal classification, with the conventions of PyTorch; `jobflow.legacy.loss_functions` has those of jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jobflow.core.errors import ArgumentError, JobflowError, ShapeError, user_line
+from jobflow.core.types import Tensor as Value
+from jobflow.core.types import int64
+from jobflow.eager.tensor import Tensor
+from jobflow.functional.nn_base import REDUCTIONS, formula, one_of, reduced
+from jobflow.ops import ctc, source
+from jobflow.ops import elementwise as ew
+from jobflow.ops import index as ix
+from jobflow.ops import shape as sh
+from jobflow.ops.checked import checked
+from jobflow.ops.op import apply
+from jobflow.ops.pointwise import call
+from jobflow.ops.scan import CumSum
+
+__all__ = ["ctc_loss"]
+
+
+@formula
+def ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor | Sequence[int],
+    target_lengths: Tensor | Sequence[int],
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> Value:
+    """Return the CTC loss of log-probabilities [frames, n, classes], or [frames, classes] of one sample.
+
+    targets are [n, longest], or the labels of all samples one after another.  "mean" divides each loss by its number of labels, at least 1, and
+    averages over the samples.  `zero_infinity` replaces an infinite loss, of more labels than fit into the frames, by 0.
+    """
+    one_of("ctc_loss", "reduction", reduction, REDUCTIONS)
+    lengths, labels = _lengths("input_lengths", input_lengths), _lengths("target_lengths", target_lengths)
+    one_sample = log_probs.type.ndim == 2
+    given = _as_batch(log_probs, targets, lengths, labels) if one_sample else (log_probs, targets, lengths, labels)
+    inputs = ctc_inputs(*given, blank)
+    loss = ctc.ctc_loss(*inputs, int(blank), bool(zero_infinity))
+    if one_sample:
+        loss = sh.reshape(loss, ())
+    if reduction == "mean":
+        counts = ew.clip(ew.cast(inputs[3], loss.type.dtype), 1.0, None)
+        loss = ew.divide(loss, sh.reshape(counts, loss.type.shape))
+    return reduced("ctc_loss", loss, reduction)
+
+
+def _lengths(name: str, given: Tensor | Sequence[int]) -> Value:
+    """Return lengths as a tensor; ArgumentError for anything but a tensor or a sequence of integers."""
+    if isinstance(given, Tensor):
+        return given
+    if not isinstance(given, list | tuple) or not all(isinstance(n, int | np.integer) for n in given):
+        raise ArgumentError(f"ctc_loss at {user_line()}: {name} is {given!r}; pass a tensor, list or tuple of integers, one for each sample")
+    made: Value = apply(source.Literal.of(np.array(given, np.int64)))
+    return made
+
+
+def _as_batch(log_probs: Value, targets: Value, lengths: Value, labels: Value) -> tuple[Value, Value, Value, Value]:
+    """Add the axis of samples to the tensors of one sample."""
+    if targets.type.ndim != 1 or lengths.type.size != 1 or labels.type.size != 1:
+        raise ShapeError(
+            f"ctc_loss at {user_line()}: log_probs {log_probs.type} is one sample, but targets are {targets.type}, input_lengths {lengths.type} and "
+            f"target_lengths {labels.type}; pass targets with one axis and one length each, or log_probs as [frames, n, classes]"
+        )
+    return sh.expand_dims(log_probs, 1), sh.expand_dims(targets, 0), sh.reshape(lengths, (1,)), sh.reshape(labels, (1,))
+
+
+def ctc_inputs(log_probs: Value, targets: Value, input_lengths: Value, target_lengths: Value, blank: int) -> tuple[Value, Value, Value, Value]:
+    """Return the inputs of the operation, with lengths and labels that are checked while it runs."""
+    if targets.type.ndim == 1 and log_probs.type.ndim == 3:
+        targets = _padded(targets, target_lengths, log_probs.type.shape[1])
+    try:
+        ctc.CtcLoss(int(blank)).infer(log_probs.type, targets.type, input_lengths.type, target_lengths.type)
+    except JobflowError as error:
+        raise type(error)(str(error).replace("ctc_loss", f"ctc_loss at {user_line()}", 1)) from None
+    (frames, _, classes), longest = log_probs.type.shape, targets.type.shape[1]
+    lengths = checked(input_lengths, "ctc_loss", low=0, high=frames, noun="input length")
+    labels = checked(target_lengths, "ctc_loss", low=0, high=longest, noun="target length")
+    behind = ew.greater_equal(source.arange(0, longest, dtype=int64), sh.expand_dims(ew.cast(labels, int64), 1))
+    targets = checked(ew.where(behind, ew.fill_like(targets, blank), targets), "ctc_loss", low=0, high=classes - 1, noun="label")
+    return log_probs, targets, lengths, labels
+
+
+def _padded(targets: Value, target_lengths: Value, count: int) -> Value:
+    """Return labels that follow one another as [count, longest]; row i begins after the labels of the rows before it."""
+    total = targets.type.size
+    ends = checked(call(CumSum(0), ew.cast(target_lengths, int64)), "ctc_loss", low=0, high=total, noun="sum of target lengths")
+    first = ew.subtract(ends, ew.cast(target_lengths, int64))
+    at = ew.add(sh.expand_dims(first, 1), source.arange(0, total, dtype=int64))
+    return ix.gather(targets, ew.minimum(at, source.constant(max(total - 1, 0), (1,), int64)), 0)
