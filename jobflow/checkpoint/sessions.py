@@ -30,7 +30,7 @@ from jobflow.checkpoint.drafts import Draft
 from jobflow.checkpoint.manifest import Spans, check_extra
 from jobflow.checkpoint.store import name_of
 from jobflow.checkpoint.store import save as save_arrays
-from jobflow.core.errors import CheckpointError, ReplacedError, did_you_mean, user_line
+from jobflow.core.errors import CheckpointError, ReplacedError, did_you_mean, did_you_mean_or, user_line
 from jobflow.core.notices import notice
 from jobflow.core.remote import AnyPath, RemotePath, path_of
 from jobflow.core.types import Array, TensorType
@@ -314,10 +314,8 @@ def _chosen(
     if missing:
         raise CheckpointError(f"{here}: the checkpoint has no {_listed(missing)}{did_you_mean(missing[0], there)}")
     if beyond:
-        raise CheckpointError(
-            f"{here}: the program has no variable {_listed(beyond)}{did_you_mean(beyond[0], own)}; "
-            f'strict="variables" loads what the program has, strict=False what both have'
-        )
+        near = did_you_mean_or(beyond[0], own, 'with strict="variables" load what the program has, with strict=False what both have')
+        raise CheckpointError(f"{here}: the program has no variable {_listed(beyond)}{near}")
     both = {name: own[name] for name in variables if name in there}
     if (variables or (tensors and strict == "some")) and not both:
         raise CheckpointError(_nothing_in_common(here, own, there))

@@ -15,7 +15,7 @@ from itertools import dropwhile
 from types import TracebackType
 
 from jobflow.cli.command_table import COMMANDS, GROUPS, Command
-from jobflow.core.errors import ConfigError, JobflowError, did_you_mean, is_ours, is_users
+from jobflow.core.errors import ConfigError, JobflowError, did_you_mean, did_you_mean_or, is_ours, is_users
 from jobflow.core.extras import package_of
 from jobflow.core.version import __version__
 from jobflow.distributed.output import drop_output
@@ -127,7 +127,7 @@ def _run(words: Sequence[str]) -> int:
         top.print_help()
         return 2
     if name not in COMMANDS:
-        raise ConfigError(f'there is no command "{name}"{did_you_mean(name, COMMANDS)} `jobflow --help` lists all')
+        raise ConfigError(f'there is no command "{name}"{did_you_mean_or(name, COMMANDS, "`jobflow --help` lists all")}')
     given, unknown = parser([COMMANDS[name]]).parse_known_args(words)
     if unknown:
         legal = [option for below in parsers(given.parser) for action in below._actions for option in action.option_strings]

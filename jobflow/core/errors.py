@@ -269,6 +269,12 @@ def did_you_mean(name: str, legal: Iterable[str]) -> str:
     return f'; did you mean "{close[0]}"?' if close else ""
 
 
+def did_you_mean_or(name: str, legal: Iterable[str], advice: str) -> str:
+    """Return `advice` as the end of a message, after the suggestion of `did_you_mean` if there is one."""
+    near = did_you_mean(name, legal)
+    return f"{near} {advice[:1].upper()}{advice[1:]}" if near else f"; {advice}"
+
+
 def no_attribute(name: str, message: str, legal: Iterable[str] = ()) -> AttributeError:
     """The error for an attribute that is not there, with our own hint alone: Python would add another one to what it prints."""
     return AttributeError(f"{message}{did_you_mean(name, legal)}", name=name, obj=None)

@@ -50,9 +50,19 @@ def module_named(name: str, target: str = "") -> ModuleType:
     except Exception as error:  # somebody else's code runs here; whatever goes wrong in it is reported
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is None or not f"{name}.".startswith(f"{missing}."):
-            raise ImportFailedError(f"{name} cannot be imported: {_failure(error)}") from error
+            raise ImportFailedError(f"{name} cannot be imported: {_failure(error)}", _advice(missing)) from error
         advice = "modules are looked for in the folder of the configuration, in the current one, and among what is installed"
         raise ImportFailedError(f"there is no module {missing}{_near_module(missing, target)}", advice) from None
+
+
+def _advice(missing: str | None) -> str:
+    """Return the way out for a package that a user's module imports and that is not installed."""
+    if missing is None:
+        return ""
+    package = missing.partition(".")[0]
+    if package == "torch":
+        return "jobflow does not train PyTorch modules: write `import jobflow as flow` and `from jobflow import nn`, which has PyTorch's names"
+    return f"install {package} for the Python that runs jobflow, or omit the import"
 
 
 def _failure(error: Exception) -> str:

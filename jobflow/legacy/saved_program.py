@@ -20,7 +20,7 @@ import jobflow.core.scope as scope
 import jobflow.ops
 from jobflow.compiler.front.simplify import drop_dead
 from jobflow.compiler.front.trace import RUN_COUNTER
-from jobflow.core.errors import CheckpointError, JobError, did_you_mean
+from jobflow.core.errors import CheckpointError, JobError, did_you_mean, did_you_mean_or
 from jobflow.core.layout import B
 from jobflow.core.types import DType, Tensor, TensorType, dtype_named
 from jobflow.core.untrusted import shape_of
@@ -53,7 +53,7 @@ def of_job(job: Job, session: Session, outputs: Names) -> dict[str, Any]:
     named = {name_of(value): value for node in program.nodes for value in node.outputs}
     for name in outputs.values():
         if name not in named:
-            raise JobError(f'{what} has no tensor "{name}"{did_you_mean(name, named)}; pass the logical_blob_name of one')
+            raise JobError(f'{what} has no tensor "{name}"{did_you_mean_or(name, named, "pass the logical_blob_name of one")}')
     returned = returned_values(results)
     graph = drop_dead(program.graph([*returned, *[named[name] for name in outputs.values()]]))
     number = {value: i for i, value in enumerate(value for node in graph.nodes for value in node.outputs)}

@@ -18,7 +18,7 @@ from typing import Any, Self
 import jobflow.core.scope as scope
 from jobflow.checkpoint import session_variables as stored
 from jobflow.checkpoint.store import load
-from jobflow.core.errors import ArgumentError, CheckpointError, JobError, did_you_mean, user_line
+from jobflow.core.errors import ArgumentError, CheckpointError, JobError, did_you_mean_or, user_line
 from jobflow.core.types import Array
 from jobflow.core.untrusted import HEADER, content, json_tree
 from jobflow.engine.session import clear_default_session, config
@@ -238,5 +238,5 @@ class InferenceSession:
 
 def _known(what: str, kind: str, name: str, names: Mapping[str, Any]) -> str:
     if name not in names:
-        raise ArgumentError(f"{what}: there is no {kind} {name!r}{did_you_mean(name, names)}; there are {', '.join(names) or 'none'}")
+        raise ArgumentError(f"{what}: there is no {kind} {name!r}{did_you_mean_or(name, names, 'there are ' + (', '.join(names) or 'none'))}")
     return name

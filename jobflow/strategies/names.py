@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from jobflow.core.errors import ConfigError, did_you_mean
+from jobflow.core.errors import ConfigError, did_you_mean_or
 from jobflow.strategies.combine import mesh
 from jobflow.strategies.data_parallel import consistent, data_parallel, mirrored, zero
 from jobflow.strategies.pipeline import pipeline
@@ -43,7 +43,8 @@ def named(text: str) -> Strategy:
         return mesh(pipeline=stages[0] if stages else 1, data=data, tensor=tensor)
     if "=" in text:
         return mesh(**dict(_assigned(text, part) for part in text.split(",")))  # type: ignore[arg-type]
-    raise ConfigError(f"there is no strategy {text!r}{did_you_mean(text, _SHORT)}; write {', '.join(_SHORT)}, 2x2, or data=2,tensor=2,zero=1")
+    advice = f"write {', '.join(_SHORT)}, 2x2, or data=2,tensor=2,zero=1"
+    raise ConfigError(f"there is no strategy {text!r}{did_you_mean_or(text, _SHORT, advice)}")
 
 
 def _assigned(text: str, part: str) -> tuple[str, int | str]:
@@ -51,5 +52,6 @@ def _assigned(text: str, part: str) -> tuple[str, int | str]:
     if name == "schedule":
         return name, value
     if name not in _SIZES or not value.isdecimal():
-        raise ConfigError(f'strategy "{text}": {part!r} is not understood{did_you_mean(name, (*_SIZES, "schedule"))}; write numbers, such as data=2')
+        near = did_you_mean_or(name, (*_SIZES, "schedule"), "write numbers, such as data=2")
+        raise ConfigError(f'strategy "{text}": {part!r} is not understood{near}')
     return name, int(value)

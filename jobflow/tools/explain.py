@@ -16,7 +16,7 @@ from jobflow.compiler.layouts.bucket import bucket
 from jobflow.compiler.layouts.shard import shard
 from jobflow.compiler.rank.local import Program
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import ConfigError, JobError, SourceLine, counted, did_you_mean
+from jobflow.core.errors import ConfigError, JobError, SourceLine, counted, did_you_mean_or
 from jobflow.core.imports import ImportFailedError, module_named
 from jobflow.core.tables import TextTable
 from jobflow.engine.allocation import memory_of
@@ -50,7 +50,7 @@ def load_job(target: str) -> Job:
         return job_of(eval(name, vars(module)))
     if not hasattr(module, name):
         jobs = [key for key, value in vars(module).items() if isinstance(getattr(value, "job", None), Job)]
-        raise JobError(f"{where} has no job {name}{did_you_mean(name, jobs)} It has: {', '.join(jobs) or 'none'}.")
+        raise JobError(f"{where} has no job {name}{did_you_mean_or(name, jobs, 'it has: ' + (', '.join(jobs) or 'none'))}")
     return job_of(getattr(module, name))
 
 

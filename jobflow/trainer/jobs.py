@@ -21,7 +21,7 @@ import numpy as np
 import jobflow.core.scope as scope
 from jobflow.compiler.front.dynamic_loss_scale import NOT_FINITE
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import ConfigError, at_line, counted, did_you_mean
+from jobflow.core.errors import ConfigError, at_line, counted, did_you_mean_or
 from jobflow.core.layout import cut
 from jobflow.core.types import Array, TensorType, bfloat16, float16, float32
 from jobflow.data.batch import per_device
@@ -169,8 +169,8 @@ class Jobs:
         waited = {"evaluation.early_stopping.metric": early.metric if early else None, "checkpoint.best_metric": self.config.checkpoint.best_metric}
         for key, metric in waited.items():
             if metric is not None and metric not in known:
-                told = f'{self.loaded.origin(key)}: {key}: the model does not give "{metric}"{did_you_mean(metric, known) or "."}'
-                raise ConfigError(f"{told} There are {', '.join(known)}")
+                near = did_you_mean_or(metric, known, f"there are {', '.join(known)}")
+                raise ConfigError(f'{self.loaded.origin(key)}: {key}: the model does not give "{metric}"{near}')
 
     def fingerprint(self) -> Fingerprint | None:
         """Return the fingerprint of the train job's program; None if the model takes no batch in the consistent view.
@@ -235,10 +235,7 @@ class Jobs:
     def _outputs(self, batch: dict[str, Any]) -> Mapping[str, Any]:
         outputs = self.network(batch)
         if "loss" not in outputs:
-            raise ConfigError(
-                f"{self.network.where}: {self.network.what} returned {', '.join(outputs) or 'an empty dict'}, for {', '.join(batch)}; "
-                f'training needs a "loss"'
-            )
+            raise self.network.without_loss(outputs, batch, self.fields)
         self.metrics = tuple(outputs)
         return outputs
 

@@ -15,7 +15,7 @@ import jobflow.legacy.layers as layers
 import jobflow.legacy.math as math
 import jobflow.nn as nn
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import ConfigError, SourceLine, at_line, did_you_mean
+from jobflow.core.errors import ConfigError, SourceLine, at_line, counted, did_you_mean_or
 from jobflow.core.scope import checkpointed
 from jobflow.core.types import TensorType, bool_, char, float32, int8, int32, uint8
 from jobflow.engine.placements import placement, sbp
@@ -49,29 +49,69 @@ class Network:
     others: bool
     where: SourceLine
     what: str
+    #: the key of the configuration that names it, and its line
+    key: str
     #: what it calls, if that is a module
     module: Module | None = None
 
     def __call__(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Outputs for a batch; ConfigError if there is no loss where labels are, or what it returns is not a dict."""
+        """Return the outputs for a batch; ConfigError if they are no dict of tensors."""
         outputs = self.function(**batch)
-        if not isinstance(outputs, Mapping) or not all(isinstance(getattr(value, "type", None), TensorType) for value in outputs.values()):
-            wrong = "nothing: it has no return" if outputs is None else repr(outputs)
-            what = f"{self.where}: the builder {self.what} returned {wrong}, for {', '.join(batch)}"
-            raise ConfigError(f'{what}; a builder returns a dict of tensors, such as {{"loss": loss}} or, without labels, {{"scores": scores}}')
-        return outputs
+        if isinstance(outputs, Mapping) and all(map(_is_tensor, outputs.values())):
+            return outputs
+        what = f"{self.named} returned {_described(outputs)}, for {', '.join(batch)}"
+        advice = 'a builder returns a dict of tensors, such as {"loss": loss} or, without labels, {"scores": scores}'
+        if isinstance(outputs, Module):
+            advice = "a function that returns a module has the annotation -> nn.Module"
+        elif self.module is not None:
+            what = f"{self.key}: forward of {self.what} at {_forward_line(self.module)} returned {_described(outputs)}, for {', '.join(batch)}"
+            advice = 'return the tensor of scores, or a dict of tensors such as {"loss": loss}'
+        raise ConfigError(f"{what}; {advice}")
 
     def taken(self, fields: Mapping[str, TensorType]) -> dict[str, TensorType]:
         """The fields that go into the model; ConfigError if it needs one that is not there."""
         missing = [name for name in self.needed if name not in fields]
         if missing:
-            near = did_you_mean(missing[0], fields)
-            raise ConfigError(f'model: {self.what} takes a field "{missing[0]}"{near}; the samples have {", ".join(fields) or "none"}')
-        return {name: type for name, type in fields.items() if self.others or name in self.known}
+            near = did_you_mean_or(missing[0], fields, f"the samples have {', '.join(fields) or 'none'}{self._advice()}")
+            raise ConfigError(f'{self.named} takes a field "{missing[0]}"{near}')
+        taken = {name: type for name, type in fields.items() if self.others or name in self.known}
+        if fields and not taken:
+            told = f"{self.named} takes none of the fields {', '.join(fields)}"
+            raise ConfigError(f"{told}{self._advice()}")
+        return taken
 
     def inputs(self, fields: Mapping[str, TensorType]) -> dict[str, TensorType]:
         """Those without the labels, which a prediction lacks."""
         return {name: type for name, type in self.taken(fields).items() if name in self.needed}
+
+    def _advice(self) -> str:
+        if self.module is not None or self._is_own:
+            return ""
+        what = "parameters of a builder are fields, unless model.arguments sets them"
+        return f"; {what}. A function that returns a module has the annotation -> nn.Module"
+
+    def without_loss(self, outputs: Mapping[str, Any], batch: Mapping[str, Any], fields: Mapping[str, TensorType]) -> ConfigError:
+        """Return the error for outputs of a training batch that have no loss; `fields` are those of the samples."""
+        told = f"{self.named} returned {', '.join(outputs) or 'an empty dict'}, for {', '.join(batch)}"
+        if LABELS not in fields:
+            others = {LABELS: next((name for name in fields if name not in batch), "TARGETS")}
+            renamed = ", ".join(f"{field}: {name}" for field, name in ({name: name for name in batch} | others).items())
+            advice = f'the samples have {", ".join(fields)}, and no field "{LABELS}": name it, such as data.train.fields: {{{renamed}}}'
+        elif self.module is not None and (wrong := _not_a_field(self.module, fields)):
+            first = next(iter(batch))
+            advice = f'the parameter "{wrong}" of forward is not a field, so forward gets "{first}" alone: name the parameter "{first}"'
+        else:
+            advice = "add it to the dict" + (", or return the tensor of scores" if self.module is not None else "")
+        return ConfigError(f'{told}; training needs a "loss". {advice[0].upper()}{advice[1:]}')
+
+    @property
+    def named(self) -> str:
+        """The beginning of messages: the key of the configuration, what it names, and where that is."""
+        return f"{self.key}: {self.what}" + ("" if self._is_own else f" at {self.where}")
+
+    @property
+    def _is_own(self) -> bool:
+        return self.what == LISTED or self.what.startswith("jobflow.")
 
 
 def network_of(loaded: Loaded) -> Network:
@@ -79,11 +119,32 @@ def network_of(loaded: Loaded) -> Network:
     model = loaded.config.model
     if model.builder is None:
         return _listed(loaded)
+    key = _key_of(loaded, "model.builder")
     if loaded.builder is None:
         raise ConfigError(f"model.builder: {model.builder} was not imported, because the configuration was loaded with look_outside=False")
     if makes_module(loaded.builder):
-        return _of_module(loaded, loaded.builder, model.builder)
-    return _built(loaded.builder, model.builder, dict(model.arguments), loaded.config.strategy.recompute)
+        return _of_module(loaded, loaded.builder, model.builder, key)
+    return _built(loaded.builder, model.builder, dict(model.arguments), loaded.config.strategy.recompute, key)
+
+
+def _key_of(loaded: Loaded, key: str) -> str:
+    return f"{key} at {line_of(loaded, key)}"
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(getattr(value, "type", None), TensorType)
+
+
+def _described(value: Any) -> str:
+    """Return a result that is no dict of tensors in words."""
+    if value is None:
+        return "nothing: it has no return"
+    if isinstance(value, Mapping):
+        name, wrong = next((name, one) for name, one in value.items() if not _is_tensor(one))
+        return f'a dict whose "{name}" is {_described(wrong)}'
+    if isinstance(value, list | tuple):
+        return f"a {type(value).__name__} of {counted(len(value), 'value')}"
+    return "a tensor" if _is_tensor(value) else f"{value!r:.100} of type {type(value).__name__}"
 
 
 def line_of(loaded: Loaded, key: str) -> SourceLine:
@@ -95,7 +156,7 @@ def line_of(loaded: Loaded, key: str) -> SourceLine:
 # -------------------------------------------------------------------- builders
 
 
-def _built(function: Callable[..., Any], target: str, arguments: dict[str, Any], recompute: bool) -> Network:
+def _built(function: Callable[..., Any], target: str, arguments: dict[str, Any], recompute: bool, key: str) -> Network:
     parameters = inspect.signature(function).parameters
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     if recompute:
@@ -110,25 +171,26 @@ def _built(function: Callable[..., Any], target: str, arguments: dict[str, Any],
         return function(**batch, **arguments)
 
     needed = tuple(n for n, p in fields.items() if p.default is p.empty)
-    return Network(outputs, tuple(fields), needed, anything, where, target)
+    return Network(outputs, tuple(fields), needed, anything, where, target, key)
 
 
 # -------------------------------------------------------------------- modules
 
 
-def _of_module(loaded: Loaded, builder: Callable[..., Any], target: str) -> Network:
+def _of_module(loaded: Loaded, builder: Callable[..., Any], target: str, key: str) -> Network:
     """A module, made once with the configuration's seed; its first values are the same on all ranks."""
     config = loaded.config
     manual_seed(config.seed)
     recompute = {"recompute": True} if config.strategy.recompute else {}
     module = builder(**config.model.arguments, **recompute)
     if not isinstance(module, Module):
-        raise ConfigError(f"model.builder: {target} says that it returns an nn.Module, and returned {module!r}")
+        raise ConfigError(f"{key}: {target} says that it returns an nn.Module, and returned {module!r}")
     session = current_session()
     if session.multi and session.device_tag == "cpu":  # a global module lies as the strategy asks; a local one is whole on every rank
         module.to_global(placement("cpu", range(session.device_count())), sbp.broadcast)
     code = type(module).forward.__code__ if inspect.isclass(builder) else inspect.unwrap(builder).__code__
-    return Network(partial(_measured, module, config.model.loss or "softmax_cross_entropy"), (), (), True, _line_of(code), target, module)
+    measured = partial(_measured, module, config.model.loss or "softmax_cross_entropy")
+    return Network(measured, (), (), True, _line_of(code), target, key, module)
 
 
 def _line_of(code: CodeType) -> SourceLine:
@@ -148,7 +210,7 @@ def _measured(module: Module, loss: str, **batch: Any) -> Mapping[str, Any]:
     finally:
         for each, mode in modes:
             each.training = mode
-    return made if isinstance(made, Mapping) else _LOSSES[loss](made, labels)
+    return _LOSSES[loss](made, labels) if _is_tensor(made) else made
 
 
 def _scaled(x: Any) -> Any:
@@ -158,9 +220,37 @@ def _scaled(x: Any) -> Any:
 
 def _by_name(module: Module, fields: Container[str]) -> dict[str, bool] | None:
     """The parameters of `forward` and whether they are needed, if all that are needed are fields; None if it takes one tensor, whatever its name."""
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    named = {n: p.default is p.empty for n, p in inspect.signature(module.forward).parameters.items() if p.kind in kinds}
+    named = _parameters(module)
     return named if named and all(n in fields for n, needed in named.items() if needed) else None
+
+
+def _parameters(module: Module) -> dict[str, bool]:
+    """Return the named parameters of `forward`, and whether each is needed."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {n: p.default is p.empty for n, p in inspect.signature(module.forward).parameters.items() if p.kind in kinds}
+
+
+def _not_a_field(module: Module, fields: Container[str]) -> str:
+    """Return the first needed parameter of `forward` that is not a field; "" if there is none."""
+    return next((name for name, needed in _parameters(module).items() if needed and name not in fields), "")
+
+
+def _forward_line(module: Module) -> SourceLine:
+    return _line_of(inspect.unwrap(type(module).forward).__code__)
+
+
+def _check_takes_one(module: Module, network: Network, fields: Mapping[str, TensorType]) -> None:
+    """Raise ConfigError for a `forward` whose parameters are no fields, unless it accepts one tensor by position."""
+    try:
+        inspect.signature(module.forward).bind(None)
+    except TypeError:
+        needed = [name for name, is_needed in _parameters(module).items() if is_needed]
+        wrong = _not_a_field(module, fields)
+        advice = f"the samples have {', '.join(fields)}. Name the parameters after these fields, or take one tensor"
+        told = f"{network.key}: forward of {network.what} at {_forward_line(module)} takes {', '.join(needed) or 'no fields'}"
+        if not wrong:
+            raise ConfigError(f"{told}; {advice}") from None
+        raise ConfigError(f'{told}, and "{wrong}" is not a field{did_you_mean_or(wrong, fields, advice)}') from None
 
 
 # -------------------------------------------------------------------- layers
@@ -185,7 +275,7 @@ def _listed(loaded: Loaded) -> Network:
         with at_line(line_of(loaded, "model.loss" if "model.loss" in loaded.origins else "model.layers")):
             return _LOSSES[loss](x, labels)
 
-    return Network(outputs, (), (), True, line_of(loaded, "model.layers"), LISTED)
+    return Network(outputs, (), (), True, line_of(loaded, "model.layers"), LISTED, _key_of(loaded, "model.layers"))
 
 
 def layered(network: Network, fields: Mapping[str, TensorType]) -> Network:
@@ -196,9 +286,11 @@ def layered(network: Network, fields: Mapping[str, TensorType]) -> Network:
     if not fields or (network.what != LISTED and network.module is None):
         return network
     named = None if network.module is None else _by_name(network.module, fields)
+    if named is None and network.module is not None:
+        _check_takes_one(network.module, network, fields)
     inputs = [name for name in fields if name != LABELS] if named is None else [name for name, needed in named.items() if needed]
     if not inputs:
-        raise ConfigError(f"model: the samples have {', '.join(fields) or 'no fields'}; {network.what} needs an input beside {LABELS}")
+        raise ConfigError(f"{network.key}: the samples have {', '.join(fields) or 'no fields'}; {network.what} needs an input beside {LABELS}")
     if named is None:
         del inputs[1:]
     return replace(network, known=(*inputs, *(named or {}), LABELS), needed=tuple(inputs), others=False)

@@ -187,7 +187,7 @@ def test_strictly(tmp_path: Path) -> None:
         sessions.load(session, tmp_path / "less")
     with pytest.raises(CheckpointError, match="the checkpoint has no"):
         sessions.load(session, tmp_path / "less", strict="variables")
-    with pytest.raises(CheckpointError, match='the program has no variable "other"; strict="variables" loads what the program has'):
+    with pytest.raises(CheckpointError, match='the program has no variable "other"; with strict="variables" load what the program has'):
         sessions.load(session, tmp_path / "more")
     sessions.load(session, tmp_path / "less", strict=False)
     sessions.load(session, tmp_path / "less", ["table", "*-weight", "*-bias"])

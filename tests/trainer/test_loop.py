@@ -247,7 +247,7 @@ def test_watchers_are_closed_after_errors(folder: Path, tmp_path: Path) -> None:
 
 
 def test_models_that_give_no_loss_are_refused(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nets_to_train:nameless returned .* a builder returns a dict of tensors"):
+    with pytest.raises(ConfigError, match=r"nets_to_train:nameless at nets_to_train.py:\d+ returned a tensor.* a builder returns a dict of tensors"):
         run(loaded(folder / "plain.yaml", tmp_path, "model.builder=nets_to_train:nameless"))
     with pytest.raises(ConfigError, match="has no parameter `recompute`"):
         run(loaded(folder / "plain.yaml", tmp_path, "strategy.recompute=true"))

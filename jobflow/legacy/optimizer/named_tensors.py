@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import jobflow.core.scope as scope
-from jobflow.core.errors import JobError, did_you_mean
+from jobflow.core.errors import JobError, did_you_mean_or
 from jobflow.core.layout import B
 from jobflow.core.types import DType, Tensor
 from jobflow.ops.axes import reshape
@@ -31,7 +31,8 @@ def check(what: str, name: str, dtypes: Iterable[DType], nodes: Iterable[Any]) -
     """The tensor of this name, of one element.  JobError if the job that made these nodes has none, or it is of another type."""
     names = {name_of(value): value for node in nodes for value in node.outputs}
     if not isinstance(name, str) or name not in names:
-        raise JobError(f'{what}: the job has no tensor "{name}" yet{did_you_mean(str(name), names)}; pass the logical_blob_name of one')
+        near = did_you_mean_or(str(name), names, "pass the logical_blob_name of one")
+        raise JobError(f'{what}: the job has no tensor "{name}" yet{near}')
     found: Value = names[name]
     if found.type.size != 1 or found.type.dtype not in dtypes:
         listed = " or ".join(dtype.name for dtype in dtypes)

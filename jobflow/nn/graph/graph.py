@@ -28,7 +28,7 @@ from jobflow.compiler.compile import logical
 from jobflow.compiler.front.batch_cut import cut_batch, explained
 from jobflow.compiler.front.trace import Tracer
 from jobflow.core.collection import collection_paused
-from jobflow.core.errors import CheckpointError, ConfigError, JobError, did_you_mean, user_line
+from jobflow.core.errors import CheckpointError, ConfigError, JobError, did_you_mean, did_you_mean_or, user_line
 from jobflow.core.layout import Placement
 from jobflow.core.notices import notice
 from jobflow.eager.state import EagerState, state
@@ -239,7 +239,7 @@ class Graph:
                 known = [variable for variable in built.graph.variables if variable not in built.tensors]
                 raise CheckpointError(
                     f'{self.name} at {user_line()}: the state that was loaded has "{name}", which the graph does not have'
-                    f"{did_you_mean(name, known)}; add the optimizer that it belongs to, or load with strict=False"
+                    f"{did_you_mean_or(name, known, 'add the optimizer that it belongs to, or load with strict=False')}"
                 )
 
     def _microbatches(self, metas: tuple[Meta, ...]) -> Microbatches | None:

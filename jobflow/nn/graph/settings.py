@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jobflow.compiler.front.schedule import SCHEDULES
-from jobflow.core.errors import ConfigError, JobError, SourceLine, did_you_mean, user_line
+from jobflow.core.errors import ConfigError, JobError, SourceLine, did_you_mean, did_you_mean_or, user_line
 from jobflow.core.notices import notice
 from jobflow.core.types import DType, bfloat16, float16
 from jobflow.engine.options import ignored_options
@@ -65,9 +65,8 @@ class GraphConfig:
     def set_pipeline_schedule(self, name: str) -> None:
         """The order in which stages work on the parts of the batch."""
         if name not in SCHEDULES:
-            raise ConfigError(
-                f"config.set_pipeline_schedule at {user_line()}: there is no {name!r}{did_you_mean(name, SCHEDULES)}; use {', '.join(SCHEDULES)}"
-            )
+            near = did_you_mean_or(name, SCHEDULES, f"use {', '.join(SCHEDULES)}")
+            raise ConfigError(f"config.set_pipeline_schedule at {user_line()}: there is no {name!r}{near}")
         self.schedule = name
 
     def __getattr__(self, name: str) -> Any:

@@ -178,7 +178,7 @@ class Module:
         if tensor is not None and in_job():
             raise JobError(
                 f"{type(self).__name__} at {user_line()}: {name!r} would be made anew whenever the job is traced; create modules outside of the "
-                f"body of a job, and call them in it"
+                f"body of a job, and call them in it. A builder that returns a module has the annotation -> nn.Module"
             )
 
     def register_parameter(self, name: str, param: Parameter | None) -> None:

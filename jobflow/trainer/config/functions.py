@@ -63,6 +63,11 @@ class _Checks:
         except (TypeError, ValueError):
             return function
         module = makes_module(function)
+        if problem := _not_a_builder(function, module):
+            self.report(
+                "model.builder", f"{name} is {problem}", "a builder is a function of fields, a class of jobflow.nn.Module, or a function -> nn.Module"
+            )
+            return None
         if self.right("model.loss") is not None and not module and self.tree.get("model.layers") is None:
             self.report("model.loss", "model.loss is that of layers; a builder returns its own, omit it")
         if self.right("strategy.recompute") is True and "recompute" not in parameters:
@@ -135,6 +140,18 @@ class _Checks:
             part = {name: value for name, value in (given or {}).items() if name != besides}
             owner_at = self.tree.place(steps_of(owner if given is None else path))
             Validation(self.tree, self.problems, model, steps_of(path), part, function, owner_at).check()
+
+
+def _not_a_builder(function: Callable[..., Any], makes: bool) -> str:
+    """Return what a builder is, if it is an object or a class that cannot be one; `makes`: it makes modules."""
+    from jobflow.nn.modules.module import Module  # NumPy, and all functions of tensors
+
+    if isinstance(function, Module):
+        return f"a module already, of class {type(function).__name__}; name its class or a function that makes it"
+    if not inspect.isclass(function) or makes:
+        return ""
+    bases = ", ".join(f"{base.__module__}.{base.__qualname__}" for base in function.__bases__ if base is not object)
+    return f"a class that is not derived from jobflow.nn.Module{f' (but from {bases})' if bases else ''}"
 
 
 def makes_module(function: Callable[..., Any]) -> bool:
