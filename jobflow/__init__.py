@@ -14,9 +14,13 @@
 Everything is defined elsewhere; `__init__.pyi` is the table of contents.  What it names is imported when it is first asked for.
 """
 
-from jobflow.core.lazy_imports import attach as _attach
-from jobflow.core.version import __version__ as __version__
-from jobflow.runtime.world import launched as _launch
+from jobflow.core import interrupts as _interrupts
+
+_interrupts.install()  # before other imports, which take longer
+
+from jobflow.core.lazy_imports import attach as _attach  # noqa: E402
+from jobflow.core.version import __version__ as __version__  # noqa: E402
+from jobflow.runtime.world import launched as _launch  # noqa: E402
 
 __getattr__, __dir__, __all__ = _attach(__name__, __file__, {"layout": "jobflow.core.layout", "session": "jobflow.engine.session"})
 

@@ -7,7 +7,6 @@ A command's module is imported when it is chosen, so `jobflow --help` and `jobfl
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,6 +16,7 @@ from types import TracebackType
 from jobflow.cli.command_table import COMMANDS, GROUPS, Command
 from jobflow.core.errors import ConfigError, JobflowError, did_you_mean, did_you_mean_or, is_ours, is_users
 from jobflow.core.extras import package_of
+from jobflow.core.interrupts import INTERRUPTED, TRACEBACK, forget_interrupt, is_interrupt, shows_traceback
 from jobflow.core.version import __version__
 from jobflow.distributed.output import drop_output
 from jobflow.runtime.world.launched import end_job, guarded, say_once
@@ -27,7 +27,7 @@ CODES = {
     2: "a wrong command line or configuration; nothing was started",
     3: "the loss was not finite",
     75: "stopped by SIGTERM or a time limit, and saved; run the same command again",
-    130: "stopped by Ctrl-C, after training was saved",
+    130: "stopped by Ctrl-C; training was saved if it had begun",
     141: "the reader of the output closed the pipe",
 }
 DESCRIPTION = "Distributed deep learning that one person can read."
@@ -38,8 +38,6 @@ examples:
   jobflow explain examples/hybrid_mlp.py:train_job --devices 2
   jobflow run --devices 2 examples/lenet_digits.py
   jobflow doctor"""
-#: set to 1, it has the same effect as --traceback
-TRACEBACK = "JOBFLOW_TRACEBACK"
 
 
 class Top(argparse.ArgumentParser):
@@ -84,14 +82,14 @@ def chosen(words: Sequence[str]) -> str | None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit code, one of `CODES`.  argparse's SystemExit passes."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    shown = "--traceback" in words or os.environ.get(TRACEBACK, "0") not in ("", "0")
+    shown = "--traceback" in words or shows_traceback()
     try:
         try:
             return _run(words)
         finally:
             sys.stdout.flush()
     except KeyboardInterrupt as error:
-        return _failed(error, "interrupted", 130, shown)
+        return _interrupted(error, shown)
     except BrokenPipeError:
         drop_output()
         return 141
@@ -111,8 +109,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _others(error, shown)
 
 
+def _interrupted(error: BaseException, shown: bool) -> int:
+    forget_interrupt()
+    return _failed(error, "interrupted", INTERRUPTED, shown)
+
+
 def _others(error: Exception, shown: bool) -> int:
     """Print an error of somebody else's code; raise it if it is jobflow's own."""
+    if is_interrupt(error):
+        return _interrupted(error, shown)
     text = _of_users(error)
     if text is None:
         raise error
@@ -162,13 +167,13 @@ def parsers(top: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
 def _failed(error: BaseException, message: str, code: int, shown: bool) -> int:
     """Print an error, with its traceback if that is asked for; the exit code.
 
-    Of several ranks the first prints.  What stops only one of them ends all, with exit code 1; what is asked wrongly stops each.
+    Of several ranks the first prints.  What stops only one of them ends all; what is asked wrongly stops each.
     """
     text = "".join(traceback.format_exception(error)).rstrip() if shown else message
     started = guarded()
     if started is None:
         print(text, file=sys.stderr)
-    elif code == 1:
+    elif code in (1, INTERRUPTED):
         end_job(error, started, text)
     else:
         say_once(text, started)

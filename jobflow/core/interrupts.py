@@ -1,13 +1,18 @@
 """Ctrl-C waits until a step is done: a program that catches KeyboardInterrupt finds all variables written, or none.
 
+An uncaught KeyboardInterrupt prints one line and exits with code 130 (`install`).
+
 Only the main thread is interrupted by signals, so elsewhere nothing here does anything.
 """
 
 from __future__ import annotations
 
+import _thread
+import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -15,6 +20,12 @@ from typing import Any, Self
 # those that `signal` calls, where they are known: its conversions to members of enumerations take ten times as long
 _calls: Any = sys.modules.get("_signal", signal)
 _SIGINT = int(signal.SIGINT)
+#: exit code after Ctrl-C
+INTERRUPTED = 130
+#: environment variable: set to 1, errors and Ctrl-C print full tracebacks
+TRACEBACK = "JOBFLOW_TRACEBACK"
+#: seconds after which a lost SIGINT is sent again
+AGAIN = 0.01
 
 
 class _Instead:
@@ -79,3 +90,61 @@ class caught(_Instead):
         super().__exit__(kind, error, trace)
         if self.error is not None:
             raise self.error
+
+
+# -------------------------------------------------------------------- the end of a program
+
+
+def install() -> None:
+    """Report an uncaught KeyboardInterrupt in one line, and deliver one again that Python cannot raise."""
+    report, ignored = sys.excepthook, sys.unraisablehook
+
+    def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not is_interrupt(error) or shows_traceback() or hasattr(sys, "ps1") or sys.flags.interactive:
+            report(kind, error, trace)
+            return
+        print(described(error), file=sys.stderr, flush=True)
+        forget_interrupt()
+        raise SystemExit(INTERRUPTED)
+
+    def unraisable(about: Any) -> None:
+        if isinstance(about.exc_value, KeyboardInterrupt):
+            _thread.start_new_thread(_send_again, (os.getpid(),))
+        else:
+            ignored(about)
+
+    sys.excepthook, sys.unraisablehook = uncaught, unraisable
+
+
+def _send_again(pid: int) -> None:
+    """Send SIGINT to the main thread after it has left a callback, where Python drops exceptions."""
+    time.sleep(AGAIN)
+    if os.getpid() == pid:
+        signal.pthread_kill(threading.main_thread().ident or 0, _SIGINT)
+
+
+def shows_traceback() -> bool:
+    """Return True if the environment requests full tracebacks."""
+    return os.environ.get(TRACEBACK, "0") not in ("", "0")
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Return True for KeyboardInterrupt, and for an error of a native extension (pydantic_core) whose text ends with its name."""
+    return isinstance(error, KeyboardInterrupt) or (isinstance(error, Exception) and str(error).rstrip(": \n").endswith("KeyboardInterrupt"))
+
+
+def forget_interrupt() -> None:
+    """Reset the interpreter's note of a KeyboardInterrupt in `exec` of a string, by which it would exit by a signal instead of a code."""
+    exec("")
+
+
+def described(error: BaseException) -> str:
+    """Return "interrupted at file:line" with the innermost line of the user's program, or "interrupted" without one."""
+    from jobflow.core.errors import is_users
+
+    line, trace = "", error.__traceback__
+    while trace is not None:
+        if is_users(trace.tb_frame) and trace.tb_frame.f_code.co_filename != "<string>":
+            line = f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return f"interrupted{line}"

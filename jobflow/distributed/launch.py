@@ -12,6 +12,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from jobflow.core.command_line import whole
@@ -43,7 +44,7 @@ examples:
 
   python -m jobflow.distributed.launch takes the same options."""
 
-ADDRESS, PORT = "127.0.0.1", 29500
+ADDRESS, ADDRESS_6, PORT = "127.0.0.1", "::1", 29500
 #: seconds
 GRACE = 1.0
 
@@ -56,7 +57,7 @@ def fill(into: argparse.ArgumentParser) -> argparse.ArgumentParser:
     _add(into, "--nproc_per_node", type=many, default=1, metavar="N", help="ranks on this node (default 1)")
     _add(into, "--nnodes", type=many, default=1, metavar="N", help="nodes; a launcher runs on each (default 1)")
     _add(into, "--node_rank", type=whole(0), default=0, metavar="R", help="which of the nodes this is, from 0 (default 0)")
-    _add(into, "--master_addr", metavar="A", help=f"address of node 0 (default {ADDRESS}; needed for several nodes)")
+    _add(into, "--master_addr", metavar="A", help=f"address of node 0 (default {ADDRESS}, or {ADDRESS_6} without IPv4; needed for several nodes)")
     _add(into, "--master_port", type=whole(1, 65535), metavar="P", help=f"a free port there (default: any on one node, {PORT} on several)")
     _add(into, "--no_python", action="store_true", help='"script" is any program, run without python')
     _add(into, "--logdir", type=Path, metavar="DIR", help="also write what rank N prints to DIR/rank_N/stdout and stderr")
@@ -133,7 +134,7 @@ def common_environment(ranks: int) -> dict[str, str]:
 def run(given: argparse.Namespace) -> int:
     """Run the program; the exit code."""
     check(given)
-    host = given.master_addr or ADDRESS
+    host = given.master_addr or loopback()
     size = given.nnodes * given.nproc_per_node
     logdir = given.logdir or (Path("log") if given.redirect_stdout_and_stderr else None)
     common = common_environment(given.nproc_per_node)
@@ -154,6 +155,15 @@ def run(given: argparse.Namespace) -> int:
             connection.close()
         if service is not None:
             end_service(service)
+
+
+def loopback() -> str:
+    """Return the loopback address of this machine: of IPv4 unless only IPv6 has one."""
+    for family, address in ((socket.AF_INET, ADDRESS), (socket.AF_INET6, ADDRESS_6)):
+        with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+            return address
+    return ADDRESS
 
 
 def _place(given: argparse.Namespace, host: str, size: int, secret: bytes) -> tuple[int, socket.socket | None]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from jobflow.core.dataclass import dataclass
+from jobflow.core.interrupts import INTERRUPTED as INTERRUPTED
 from jobflow.core.notices import notice
 from jobflow.core.remote import AnyPath
 from jobflow.engine.compiled import Compiled
@@ -88,7 +89,6 @@ DONE = 0
 NOT_FINITE = 3
 #: saved; the same command goes on
 AGAIN = 75
-INTERRUPTED = 130
 
 #: by the way to end: the exit code, what it is called, and whether it is good news
 ENDS: dict[str, tuple[int, str, str]] = {

@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from jobflow.core.errors import AbortedError, DivergedError, JobflowError
+from jobflow.core.interrupts import INTERRUPTED, described, is_interrupt, shows_traceback
 from jobflow.runtime.world import mpi_end, watcher
 from jobflow.runtime.world.environment import Launch as Launch
 from jobflow.runtime.world.environment import check_process
@@ -110,8 +111,25 @@ def _say_goodbye() -> None:
 def mpi_starts(longest: float) -> Iterator[None]:
     """Have the start of MPI watched: after `longest` seconds it ends the job if ranks are missing."""
     _send_watcher(b"%b %a" % (watcher.STARTING, longest))
-    yield
+    with _interrupts_to_watcher():
+        yield
     _send_watcher(watcher.STARTED)
+
+
+@contextmanager
+def _interrupts_to_watcher() -> Iterator[None]:
+    """Send the watcher the numbers of signals at once: their Python handlers do not run inside MPI's start."""
+    if _Guard.watcher is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _Guard.watcher.setblocking(False)
+    before = signal.set_wakeup_fd(_Guard.watcher.fileno(), warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        if _Guard.watcher is not None:
+            _Guard.watcher.setblocking(True)
 
 
 def _send_watcher(message: bytes) -> None:
@@ -195,7 +213,9 @@ def say_once(text: str, launch: Launch) -> None:
 
 
 def end_job(error: BaseException, launch: Launch, text: str = "") -> NoReturn:
-    """Print `error`, or `text` for it, unless another rank of this node has just printed one, and end all ranks with exit code 1.
+    """Print `error`, or `text` for it, unless another rank of this node has just printed one, and end all ranks.
+
+    The exit code is 1, or 130 after Ctrl-C.
 
     The first error is the one to print: who ends because of another rank's gives that one the time.
     """
@@ -203,7 +223,9 @@ def end_job(error: BaseException, launch: Launch, text: str = "") -> NoReturn:
         time.sleep(DEFERENCE)
     _Guard.failing = True
     claim = _claim(launch)
-    text = text or "".join(traceback.format_exception(error)).rstrip()
+    code = INTERRUPTED if is_interrupt(error) else 1
+    brief = code == INTERRUPTED and not shows_traceback()
+    text = text or (described(error) if brief else "".join(traceback.format_exception(error)).rstrip())
     named = f"rank {launch.rank}: {text}"
     if claim is not None:
         print(text if launch.supervised else named, file=sys.stderr)
@@ -211,10 +233,10 @@ def end_job(error: BaseException, launch: Launch, text: str = "") -> NoReturn:
     sys.stderr.flush()
     if claim is not None and _Guard.fail is not None:
         _Guard.fail(named)
-        os._exit(1)
+        os._exit(code)
     # whoever has not printed leaves it to the one that has to end the job; if that end does not come, it goes on
     time.sleep(GRACE if claim is not None else 3 * GRACE)
-    abort(launch)
+    abort(launch, code)
 
 
 def _follows(error: BaseException | None, rank: int) -> bool:
@@ -262,20 +284,22 @@ def _claim(launch: Launch) -> socket.socket | None:
     return token
 
 
-def abort(launch: Launch) -> NoReturn:
-    """End all ranks of the job with exit code 1."""
+def abort(launch: Launch, code: int = 1) -> NoReturn:
+    """End all ranks of the job with an exit code."""
     _say_goodbye()
     if _Guard.fail is not None:
         _Guard.fail(f"rank {launch.rank} failed")
-        os._exit(1)
+        os._exit(code)
     mpi = sys.modules.get("mpi4py.MPI")
-    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
-        mpi.COMM_WORLD.Abort(1)
+    # MPI's own abort prints lines, which an error may have and Ctrl-C should not
+    quiet = code == INTERRUPTED and "PMI_FD" in os.environ
+    if not quiet and mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.COMM_WORLD.Abort(code)
     # without MPI it is not enough to exit: MPICH's launcher lets the others run on, and wait for this rank forever
     if "PMI_FD" in os.environ:
-        os.write(int(os.environ["PMI_FD"]), b"cmd=abort exitcode=1\n")  # PMI-1, the launcher's own protocol
+        os.write(int(os.environ["PMI_FD"]), b"cmd=abort exitcode=%d\n" % code)  # PMI-1, the launcher's own protocol
         time.sleep(GRACE)
     elif launch.launcher != "Open MPI":
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)  # launchers end a job of which a process died by a signal
-    os._exit(1)
+    os._exit(code)

@@ -6,7 +6,7 @@ Every rank, from `import jobflow` on, keeps a connection to it, on a thread that
     Membership.need      wait until all ranks have come and are about to start MPI; says who is missing
     Membership.leave     the script has ended; rank 0 stays until all have, since the service does
     Membership.fail      this rank ends by an error, so all do
-    start_mpi            MPI_COMM_WORLD of all ranks: the MPI library finds the service by PMI_PORT and PMI_ID
+    start_mpi            MPI_COMM_WORLD of all ranks: the MPI library speaks to the service over the connection PMI_FD
 
 MPI starts only when all ranks are ready for it: a process that waits inside MPI's start can neither speak nor be interrupted.
 """
@@ -49,7 +49,9 @@ LINGER = 1.5
 FIRST_LINE = 1.4
 #: characters of an error text that the other ranks are sent
 LONGEST_TEXT = 20_000
-#: MPI libraries whose PMI-1 client takes PMI_PORT
+#: lines with which the service acknowledges an MPI library: initack, size, rank, debug
+ACKNOWLEDGEMENT = 4
+#: MPI libraries whose PMI-1 client takes PMI_FD
 SPEAKERS = ("MPICH", "MVAPICH", "Intel MPI")
 
 
@@ -58,19 +60,36 @@ class PortTakenError(JobError):
 
 
 def split(master: str) -> tuple[str, int]:
-    """("host", port) of "host:port"."""
+    """("host", port) of "host:port"; an IPv6 address may have brackets."""
     host, _, port = master.rpartition(":")
-    return host, int(port)
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def resolve(master: str) -> tuple[str, int]:
-    """The same with the host's IPv4 address, as MPI libraries want it."""
+def resolve(master: str) -> tuple[socket.AddressFamily, Any]:
+    """Return the address family and socket address of "host:port".
+
+    A name with addresses of both families means its IPv4 address, so that all ranks choose the same.
+    """
     host, port = split(master)
     try:
-        found = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)
-    except OSError as error:
-        raise JobError(f"MASTER_ADDR={host} is not a name or IPv4 address of a machine ({error}); it is where RANK=0 runs") from error
-    return str(found[0][4][0]), port
+        candidates = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise JobError(f"MASTER_ADDR={host} is not a name or address of a machine ({error}); it is where RANK=0 runs") from error
+    family, _, _, _, address = min(candidates, key=lambda candidate: candidate[0] != socket.AF_INET)
+    return family, address
+
+
+def connect(master: str, timeout: float) -> socket.socket:
+    """Return a connection to the service at "host:port"."""
+    family, address = resolve(master)
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(timeout)
+        sock.connect(address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def listen(master: str, secret: bytes) -> socket.socket:
@@ -78,10 +97,10 @@ def listen(master: str, secret: bytes) -> socket.socket:
 
     JobError too if other machines can reach it and there is no secret by which to tell this job's ranks from others.
     """
-    where = resolve(master)
+    family, where = resolve(master)
     if not secret and not ipaddress.ip_address(where[0]).is_loopback:
         raise JobError(f"MASTER_ADDR={where[0]} can be reached from other machines, so ranks must share a secret: {MAKE}")
-    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    found = socket.socket(family, socket.SOCK_STREAM)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(where)
@@ -162,7 +181,7 @@ class Membership:
     def _ask(self) -> str | None:
         """Why the service of another rank 0 would not have this one."""
         master = self.started.master
-        with suppress(OSError, JobError, StopIteration), socket.create_connection(resolve(master), timeout=LINGER) as sock:
+        with suppress(OSError, JobError, StopIteration), connect(master, LINGER) as sock:
             _, lines = introduce(sock, {**about(self.started), "second": True}, self._secret, master, LINGER)
             return str(json.loads(next(lines))["refused"])
         return None
@@ -183,12 +202,12 @@ class Membership:
 
     def _connect(self) -> Iterator[str]:
         """What the service says on a connection on which it has greeted this rank."""
-        where = resolve(self.started.master)
+        family, where = resolve(self.started.master)
         pause, silences, deadline = RETRIES[0], 0, time.monotonic() + self._longest
         while True:
             if time.monotonic() > deadline:
                 raise JobError(self._in_vain(self._lacking_first(self._longest)))
-            sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            sock = socket.socket(family, socket.SOCK_STREAM)
             try:
                 sock.settimeout(CONNECT)
                 sock.connect(where)
@@ -376,9 +395,9 @@ def start_mpi(member: Membership) -> Any:
 
 def _initialize(mpi: Any, started: Launch, ticket: int) -> None:
     """MPI's start, with the variables that lead it to the service; processes that this one starts shall not have them."""
-    host, port = resolve(started.master)
-    wanted = {"PMI_PORT": f"{host}:{port}", "PMI_ID": str(ticket), "PMI_RANK": str(started.rank), "PMI_SIZE": str(started.size)}
-    before = {name: os.environ.pop(name, None) for name in (*wanted, "PMI_FD")}
+    # MPI libraries read PMI_PORT up to its first colon, so they cannot connect to an IPv6 address themselves
+    wanted = {"PMI_FD": str(_present(started, ticket)), "PMI_RANK": str(started.rank), "PMI_SIZE": str(started.size)}
+    before = {name: os.environ.pop(name, None) for name in (*wanted, "PMI_PORT", "PMI_ID")}
     os.environ.update(wanted)
     try:
         mpi.Init_thread(mpi.THREAD_SERIALIZED)  # one thread per rank talks
@@ -387,6 +406,22 @@ def _initialize(mpi: Any, started: Launch, ticket: int) -> None:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
+
+
+def _present(started: Launch, ticket: int) -> int:
+    """Return the descriptor of a connection over which the service expects the MPI library of this rank."""
+    with connect(started.master, CONNECT) as sock:
+        sock.sendall(f"cmd=initack pmiid={ticket}\n".encode())
+        answer = b""
+        while answer.count(b"\n") < ACKNOWLEDGEMENT:
+            received = sock.recv(1024)
+            if not received:
+                raise JobError(
+                    f"the service at {started.master} closed the connection of MPI on rank {started.rank} before its start; start all ranks anew"
+                )
+            answer += received
+        sock.setblocking(True)
+        return sock.detach()
 
 
 _members: list[Membership] = []

@@ -33,6 +33,9 @@ READY = b"."
 GOODBYE = b"."
 #: what a rank sends before MPI starts, with the seconds that it waits for others, and when MPI has started
 STARTING, STARTED = b"starting", b"started"
+#: what the system sends on SIGINT while MPI starts, and what the watcher then prints
+INTERRUPT = bytes([signal.SIGINT])
+INTERRUPTED_TEXT = "interrupted while MPI starts"
 #: seconds after which a watcher names the ranks that have not come
 PATIENCE = 5.0
 #: seconds between two looks for them
@@ -162,7 +165,12 @@ def watch(line: int, process: int, starter: int, absence: Absence) -> str:
     while True:
         ready = {number for number, _ in waiting.poll(1000 * LOOK)}
         if line in ready:
-            message, *rest = os.read(line, 100).split() or [b""]
+            data = os.read(line, 100)
+            if data == INTERRUPT:
+                return INTERRUPTED_TEXT
+            if len(data) == 1 and data != GOODBYE:
+                continue  # another signal
+            message, *rest = data.split() or [b""]
             if message == GOODBYE:
                 return ""
             if message == STARTING:
@@ -253,11 +261,11 @@ def end_job(rank: int, token: str, starter: int) -> None:
     abort(starter)
 
 
-def abort(starter: int) -> None:
-    """Have the process manager end the job with exit code 1."""
+def abort(starter: int, code: int = 1) -> None:
+    """Have the process manager end the job with an exit code."""
     names = {name for pid in brothers(starter) for name in names_of(pid)}
     with suppress(OSError):
-        os.write(starter, b"cmd=abort exitcode=1\n")  # PMI-1, the process manager's own protocol
+        os.write(starter, b"cmd=abort exitcode=%d\n" % code)  # PMI-1, the process manager's own protocol
     is_closed(starter, 2.0)
     forget(names)
 
@@ -300,7 +308,7 @@ def main() -> None:
         if claim(token):
             say(ended)
             time.sleep(SETTLE)
-        abort(starter)
+        abort(starter, 128 + signal.SIGINT if ended == INTERRUPTED_TEXT else 1)
 
 
 if __name__ == "__main__":

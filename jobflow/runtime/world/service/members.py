@@ -134,8 +134,8 @@ def holds(sock: socket.socket, pid: int) -> bool:
 def other_end(sock: socket.socket) -> tuple[int, int] | None:
     """The user and the inode of the socket at the other end, if that is on this machine; None if it is not, or the system does not say."""
     try:
-        ends = f"{_hex(sock.getpeername())} {_hex(sock.getsockname())}"
-        with open("/proc/self/net/tcp", encoding="ascii") as table:
+        ends = f"{_hex(sock.family, sock.getpeername())} {_hex(sock.family, sock.getsockname())}"
+        with open("/proc/self/net/tcp6" if sock.family == socket.AF_INET6 else "/proc/self/net/tcp", encoding="ascii") as table:
             for row in table:
                 words = row.split()
                 if f"{words[1]} {words[2]}" == ends:
@@ -145,9 +145,9 @@ def other_end(sock: socket.socket) -> tuple[int, int] | None:
     return None
 
 
-def _hex(address: tuple[str, int]) -> str:
-    host, port = address
-    return f"{struct.unpack('=I', socket.inet_aton(host))[0]:08X}:{port:04X}"
+def _hex(family: int, address: tuple[Any, ...]) -> str:
+    packed = socket.inet_pton(family, address[0].partition("%")[0])
+    return f"{''.join(f'{word:08X}' for (word,) in struct.iter_unpack('=I', packed))}:{address[1]:04X}"
 
 
 def is_own(sock: socket.socket) -> bool:

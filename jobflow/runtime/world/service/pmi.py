@@ -2,7 +2,7 @@
 
 src/pmi in MPICH's sources has the client; Hydra's and gforker's mpiexec speak the same.  Lines `cmd=NAME key=value ...`:
 
-    cmd=initack pmiid=T        cmd=initack, then cmd=set size=N, cmd=set rank=R, cmd=set debug=0: only where PMI_PORT is used
+    cmd=initack pmiid=T        cmd=initack, then cmd=set size=N, cmd=set rank=R, cmd=set debug=0: read by the rank before MPI starts
     cmd=init pmi_version=1     cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0
     cmd=get_maxes              cmd=maxes kvsname_max=.. keylen_max=.. vallen_max=..
     cmd=get_appnum             cmd=appnum appnum=0
