@@ -144,7 +144,8 @@ def described(error: BaseException) -> str:
 
     line, trace = "", error.__traceback__
     while trace is not None:
-        if is_users(trace.tb_frame) and trace.tb_frame.f_code.co_filename != "<string>":
-            line = f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+        file = trace.tb_frame.f_code.co_filename
+        if is_users(trace.tb_frame) and file != "<string>" and "site-packages" not in file:
+            line = f" at {file}:{trace.tb_lineno}"
         trace = trace.tb_next
     return f"interrupted{line}"

@@ -31,6 +31,12 @@ from jobflow.cli import main, version_command
 version_command.run = lambda given: exec("import os, time; os.kill(os.getpid(), 2); time.sleep(20)")
 sys.exit(main(["version"]))
 """
+PACKAGE = """\
+folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "site-packages")
+os.mkdir(folder), sys.path.insert(0, folder)
+with open(os.path.join(folder, "package.py"), "w") as file: file.write("raise KeyboardInterrupt")
+import package
+"""
 TENSOR = "flow.tensor([1.0], placement=flow.placement('cpu', ranks=[0, 1]), sbp=flow.sbp.broadcast)\n"
 STEPS = f"{TENSOR}print('ready', file=sys.stderr, flush=True)\nwhile True: {TENSOR}"
 LATE = f"if os.environ['PMI_RANK'] == '1': os.execlp('sleep', 'sleep', '20')\nprint('ready', file=sys.stderr, flush=True)\n{TENSOR}"
@@ -49,6 +55,7 @@ def program(folder: pathlib.Path, text: str) -> str:
         (LOST, "interrupted at {}:9"),
         (STRING, "interrupted at {}:4"),
         (COMMAND, "interrupted"),
+        (PACKAGE, "interrupted at {}:7"),
     ],
 )
 def test_ctrl_c_prints_one_line_and_exits_with_130(tmp_path: pathlib.Path, text: str, line: str) -> None:
