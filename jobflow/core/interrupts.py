@@ -96,11 +96,14 @@ class caught(_Instead):
 
 
 def install() -> None:
-    """Report an uncaught KeyboardInterrupt in one line, and deliver one again that Python cannot raise."""
+    """Report an uncaught KeyboardInterrupt in one line, and deliver one again that Python cannot raise.
+
+    A hook that the program has set before, or that calls this one, keeps its own report and end.
+    """
     report, ignored = sys.excepthook, sys.unraisablehook
 
     def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if not is_interrupt(error) or shows_traceback() or hasattr(sys, "ps1") or sys.flags.interactive:
+        if not is_interrupt(error) or shows_traceback() or hasattr(sys, "ps1") or sys.flags.interactive or _has_caller():
             report(kind, error, trace)
             return
         print(described(error), file=sys.stderr, flush=True)
@@ -113,7 +116,18 @@ def install() -> None:
         else:
             ignored(about)
 
-    sys.excepthook, sys.unraisablehook = uncaught, unraisable
+    sys.unraisablehook = unraisable
+    if report is sys.__excepthook__:
+        sys.excepthook = uncaught
+
+
+def _has_caller() -> bool:
+    """Return True if the function that calls this one was called by Python code, such as another hook, and not by the interpreter."""
+    try:
+        sys._getframe(2)
+    except ValueError:
+        return False
+    return True
 
 
 def _send_again(pid: int) -> None:
@@ -129,8 +143,9 @@ def shows_traceback() -> bool:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Return True for KeyboardInterrupt, and for an error of a native extension (pydantic_core) whose text ends with its name."""
-    return isinstance(error, KeyboardInterrupt) or (isinstance(error, Exception) and str(error).rstrip(": \n").endswith("KeyboardInterrupt"))
+    """Return True for KeyboardInterrupt itself, and for an error of pydantic_core whose text ends with its name."""
+    wrapped = type(error).__module__.startswith("pydantic_core") and str(error).rstrip(": \n").endswith("KeyboardInterrupt")
+    return type(error) is KeyboardInterrupt or wrapped
 
 
 def forget_interrupt() -> None:

@@ -43,7 +43,8 @@ def number(text: str, dtype: np.dtype[Any]) -> float | None:
     if is_float and (_INFINITE.fullmatch(text) or text.lstrip("-").lower() == "nan"):
         return float(text)
     value = parsed(text, exact=not is_float)
-    return value if value is not None and not math.isinf(value) and fits(value, dtype) else None
+    infinite = isinstance(value, float) and math.isinf(value)  # math.isinf refuses integers of more than 308 digits
+    return value if value is not None and not infinite and fits(value, dtype) else None
 
 
 def parsed(text: str, exact: bool = True) -> Any:

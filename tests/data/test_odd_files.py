@@ -485,3 +485,12 @@ def test_a_row_group_whose_lists_all_have_another_length(tmp_path: Path) -> None
     assert samples.read([0])["x"].tolist() == [[1, 2]]
     with pytest.raises(DataError, match=r'row 1: column "k" is \[3\.0\], and not \[2\] numbers'):
         samples.read([1])
+
+
+@pytest.mark.parametrize("text", ["1e400", "-1e400", "1" + "0" * 400])
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "bool", "float64"])
+def test_number_texts_beyond_every_type_are_refused(text: str, dtype: str, tmp_path: Path) -> None:
+    (tmp_path / "odd.csv").write_text(f"x\n{text}\n")
+    samples = open_reader("csv", path=str(tmp_path / "odd.csv"), fields={"x": "x"}, dtypes={"x": dtype})
+    with pytest.raises(DataError, match=r'column "x" is ".*", which is (beyond|neither)'):
+        samples.read([0])

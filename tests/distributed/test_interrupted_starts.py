@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import signal
 import subprocess
@@ -92,3 +93,26 @@ def test_ctrl_c_ends_ranks_of_jobflow_launch_with_130(tmp_path: pathlib.Path) ->
         [ended] = jobs.wait(10)
     lines = [line for line in ended.err.splitlines() if not line.endswith("ready") and "OMP_NUM_THREADS" not in line]
     assert (ended.code, lines) == (130, ["jobflow launch: ended all ranks because of SIGINT"])
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "printed"),
+    [
+        ("import jobflow; raise RuntimeError('worker died of KeyboardInterrupt')", 1, "RuntimeError: worker died"),
+        ("import sys; sys.excepthook = lambda *a: print('mine'); import jobflow; raise KeyboardInterrupt", -2, "mine"),
+        ("import sys, jobflow; p = sys.excepthook; sys.excepthook = lambda *a: (p(*a), print('cleanup')); raise KeyboardInterrupt", -2, "cleanup"),
+        ("import code, jobflow; code.InteractiveInterpreter().runsource('raise KeyboardInterrupt'); print('continues')", 0, "continues"),
+        ("import jobflow; raise KeyboardInterrupt", 130, "interrupted at"),
+    ],
+)
+def test_hooks_and_errors_of_programs_keep_their_report(tmp_path: pathlib.Path, program: str, code: int, printed: str) -> None:
+    file = tmp_path / "program.py"
+    file.write_text("\n".join(program.split("; ")))
+    done = subprocess.run(
+        [sys.executable, str(file)],
+        env=os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == code and printed in done.stdout + done.stderr, done

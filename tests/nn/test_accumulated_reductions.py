@@ -93,3 +93,43 @@ def test_every_reduction_gives_the_numbers_of_one_pass_or_is_refused(loss: str, 
         for found, value in zip(step(count, formula, of_result), step(1, formula, of_result), strict=True):
             assert found.shape == value.shape
             np.testing.assert_allclose(found, value, rtol=EXACT, atol=EXACT)
+
+
+#: losses with a tensor that `build` creates, and whether it is the same for a microbatch as for the batch
+CREATED = {
+    "number": (lambda y: y.sum() / flow.tensor(float(ROWS)), True),
+    "length": (lambda y: y.sum() / flow.tensor(float(len(y))), False),
+    "length of new_tensor": (lambda y: (y * y.new_tensor(1.0 / len(y))).sum(), False),
+    "rows": (lambda y: (y[:, 0] * flow.tensor(np.arange(len(y), dtype=np.float32))).sum(), False),
+    "length of full": (lambda y: y.sum() / flow.full((), float(len(y))), True),
+}
+
+
+@pytest.mark.parametrize("loss", CREATED)
+def test_tensor_that_depends_on_the_batch_length_is_right_or_refused(loss: str) -> None:
+    formula, same = CREATED[loss]
+
+    def trained(count: int) -> tuple[float, list[list[float]]]:
+        model = flow.nn.Linear(3, 1)
+        flow.nn.init.ones_(model.weight)
+        optimizer = flow.optim.SGD(model.parameters(), lr=0.1)
+
+        class Step(flow.nn.Graph):
+            def __init__(self) -> None:
+                super().__init__()
+                self.model = model
+                self.add_optimizer(optimizer)
+                self.config.set_gradient_accumulation_steps(count)
+
+            def build(self, x: Any) -> Any:
+                loss = formula(self.model(x))
+                loss.backward()
+                return loss
+
+        return Step()(flow.ones(ROWS, 3)).item(), model.weight.tolist()
+
+    if same:
+        assert trained(2)[1] == trained(1)[1]
+    else:
+        with pytest.raises(JobError, match=r"build creates another tensor here for a microbatch .* use one microbatch"):
+            trained(2)

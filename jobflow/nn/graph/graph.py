@@ -68,6 +68,27 @@ class Body(NamedTuple):
     outputs: list[Any]
 
 
+def check_constants(name: str, whole: Body, part: Body) -> None:
+    """Raise JobError if `build` creates other tensors for a microbatch than for the whole batch: they would be constants of the program."""
+    created, expected = part.building.tensors, whole.building.tensors
+    for key in {**expected, **created}:
+        if expected.get(key) is created.get(key) or _same_values(expected.get(key), created.get(key)):
+            continue
+        where = next((node.where for node in (*part.program.nodes, *whole.program.nodes) if node.name == key), name)
+        raise JobError(
+            f"{name} at {where}: build creates another tensor here for a microbatch than for the batch, so microbatches do not give the result of "
+            f"the batch; compute it from tensors of the batch or with flow.full, or use one microbatch"
+        )
+
+
+def _same_values(a: Tensor | None, b: Tensor | None) -> bool:
+    """True if both tensors have the same type, layout and elements on this rank."""
+    if a is None or b is None or (a.type, a.layout) != (b.type, b.layout):
+        return False
+    x, y = ((t if t.layout is None else t.to_local()).detach().numpy() for t in (a, b))
+    return bool(x.tobytes() == y.tobytes())
+
+
 class Graph:
     """See the module.  Subclasses define `build`; modules that are attributes become `ProxyModule`s."""
 
@@ -184,6 +205,9 @@ class Graph:
         cut = self._microbatches(metas)
         whole = None if cut is None else self._traced(here, metas, given, None, 0)
         first, *others = [self._traced(here, metas, given, cut, size) for size in (cut.sizes if cut is not None else (0,))]
+        if whole is not None:
+            for body in (first, *others):
+                check_constants(self.name, whole, body)
         building, steps = first.building, first.steps
         tail = next(((other.program, other.outputs) for other in others), None)
         batch = None if whole is None else (whole.program, whole.outputs)
