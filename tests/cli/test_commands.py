@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pydantic_core import SchemaError
 
 from jobflow import cli
 from jobflow.cli import CODES, main, parser
@@ -140,7 +141,7 @@ class TestErrors:
             (JobError("cannot be"), 1, "JobError: cannot be\n"),
             (ArgumentError("does not fit"), 1, "ArgumentError: does not fit\n"),
             (KeyboardInterrupt(), 130, "interrupted\n"),
-            (ValueError("SchemaError: Error building a validator:\n  KeyboardInterrupt: "), 130, "interrupted\n"),
+            (SchemaError("SchemaError: Error building a validator:\n  KeyboardInterrupt: "), 130, "interrupted\n"),
             (ModuleNotFoundError("no", name="matplotlib.figure"), 1, 'matplotlib is not installed: pip install "jobflow-sbp[train]"\n'),
             (FileNotFoundError(2, "No such file or directory", "a.npz"), 1, "a.npz: No such file or directory (--traceback shows where)\n"),
         ],
