@@ -1,10 +1,12 @@
-"""Imports go down: a module may import its own floor and those below, and compiler and runtime are strangers."""
+"""Imports go down: a module imports its own folder and lower floors only, also through names of modules in strings and stubs."""
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,32 @@ cli compat utils
 __main__
 """
 FLOOR_OF = {f"jobflow.{folder}": number for number, line in enumerate(FLOORS.strip().splitlines()) for folder in line.split()}
+
+#: upward names of modules in strings and stubs, "importer -> imported"; delete an entry once it is no longer needed, and add none
+UPWARD = set(
+    """
+jobflow.compat.import_forms -> jobflow
+jobflow.core.errors -> jobflow
+jobflow.core.errors -> jobflow.cli
+jobflow.data -> jobflow.legacy.data_readers
+jobflow.data -> jobflow.legacy.record_codecs
+jobflow.data -> jobflow.legacy.record_data
+jobflow.eager.faces -> jobflow.functional
+jobflow.eager.faces -> jobflow.functional.nn_base
+jobflow.eager.faces -> jobflow.legacy
+jobflow.eager.faces -> jobflow.legacy.shared_names
+jobflow.eager.methods -> jobflow.functional
+jobflow.eager.methods -> jobflow.functional.devices
+jobflow.eager.methods -> jobflow.functional.gradients
+jobflow.eager.methods -> jobflow.functional.sorting
+jobflow.legacy.experimental -> jobflow
+jobflow.runtime.world.launched -> jobflow.distributed.launch
+""".strip().splitlines()
+)
+#: a whole string that is a dotted name, or the constant start of one ("jobflow.functional." of an f-string), or an import statement in a string
+DOTTED = re.compile(r"jobflow(?:\.\w+)+\.?(?::\w+)?")
+REQUEST = re.compile(r"\b(?:import_module|__import__|find_spec|modules|modules\.get)$")
+STATEMENT = re.compile(r"\b(?:from|import) (jobflow(?:\.\w+)+)")
 
 
 def modules(root: Path = PACKAGE) -> dict[str, Path]:
@@ -81,6 +109,58 @@ def imports(
                 yield node.lineno, base
             elif base.split(".")[0] == "jobflow":
                 yield from ((node.lineno, f"{base}.{a.name}" if f"{base}.{a.name}" in names else base) for a in node.names)
+
+
+def documentation(tree: ast.AST) -> set[ast.AST]:
+    """Return the nodes of docstrings and of other strings that are statements."""
+    return {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)}
+
+
+def named_in_strings(source: str, names: set[str]) -> Iterator[tuple[int, str]]:
+    """(line, module) for every string in code that names a module of the package, or starts such a name."""
+    tree = ast.parse(source)
+    ignored = documentation(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in ignored:
+            texts = [node.value] if DOTTED.fullmatch(node.value) else STATEMENT.findall(node.value)
+            yield from ((node.lineno, module) for text in texts if (module := longest_module(text, names)))
+        elif top_package := requested(node):
+            yield node.lineno, top_package
+
+
+def longest_module(text: str, names: set[str]) -> str:
+    """Return the longest prefix of a dotted name that is a module of the package, or ""."""
+    parts = text.partition(":")[0].rstrip(".").split(".")
+    prefixes = (".".join(parts[:end]) for end in range(len(parts), 1, -1))
+    return next((prefix for prefix in prefixes if prefix in names), "")
+
+
+def requested(node: ast.AST) -> str:
+    """Return "jobflow" for import_module("jobflow") and sys.modules["jobflow"], else ""; elsewhere the string is the name of a command."""
+    if isinstance(node, ast.Call):
+        owner, keys = node.func, node.args[:1]
+    elif isinstance(node, ast.Subscript):
+        owner, keys = node.value, [node.slice]
+    else:
+        return ""
+    constant = any(isinstance(key, ast.Constant) and key.value == "jobflow" for key in keys)
+    return "jobflow" if constant and REQUEST.search(ast.unparse(owner)) else ""
+
+
+@cache
+def upward_names() -> list[tuple[str, str]]:
+    """(place, "importer -> imported") for the modules above their own that strings and the stubs beside modules name."""
+    files = modules()
+    names, entries = set(files), []
+    for module, path in files.items():
+        stub = path.with_suffix(".pyi")
+        named = [(path, entry) for entry in named_in_strings(path.read_text(encoding="utf-8"), names)]
+        if stub.exists():
+            named += [(stub, entry) for entry in imports(module, stub.read_text(encoding="utf-8"), names, path.name == "__init__.py")]
+        if module != "jobflow":
+            places = ((f"{file.relative_to(PACKAGE.parent)}:{line}", imported) for file, (line, imported) in named)
+            entries += [(place, f"{module} -> {imported}") for place, imported in places if complaint(module, imported)]
+    return entries
 
 
 def complaint(importer: str, imported: str) -> str | None:
@@ -134,6 +214,16 @@ def test_imports_go_down() -> None:
     assert complaints(modules()) == []
 
 
+def test_strings_and_stubs_name_no_module_above() -> None:
+    problems = [f"{place}: {entry}" for place, entry in upward_names() if entry not in UPWARD]
+    assert not problems, "strings or stubs name modules above their own:\n" + "\n".join(problems)
+
+
+def test_upward_list_has_no_stale_entry() -> None:
+    """Keep the list from growing back: delete an entry once no string needs it."""
+    assert UPWARD - {entry for _, entry in upward_names()} == set()
+
+
 def test_no_modules_need_each_other() -> None:
     """Whichever module is imported first, what it needs is there."""
     files = modules()
@@ -168,6 +258,25 @@ def test_a_circle_is_seen() -> None:
 def test_the_checker_sees(module: str, source: str, wrong: bool) -> None:
     names = {*modules(), "jobflow.graph.ir", "jobflow.layers", "jobflow.core.scope", "jobflow.ops.op", "jobflow.runtime.executor"}
     assert any(complaint(module, imported) for _, imported in imports(module, source, names)) == wrong
+
+
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [
+        ('import_module("jobflow.nn.graph")', ["jobflow.nn"]),
+        ('import_module(f"jobflow.nn.{home}")', ["jobflow.nn"]),
+        ('TABLE = {"relu": "jobflow.nn:relu"}', ["jobflow.nn"]),
+        ('def __getattr__(name):\n    return {"a": "jobflow.core.scope"}[name]', ["jobflow.core.scope"]),
+        ('run([python, "-c", "import jobflow.nn as n; n.f()"])', ["jobflow.nn"]),
+        ('import_module("jobflow")', ["jobflow"]),
+        ('sys.modules["jobflow"].__path__', ["jobflow"]),
+        ('PROGRAM = "jobflow"', []),
+        ('raise ValueError("an optimizer of jobflow.nn is needed")', []),
+        ('"""jobflow.nn"""\nx: int = 1\n"jobflow.nn"', []),
+    ],
+)
+def test_the_checker_reads_strings(source: str, named: list[str]) -> None:
+    assert [name for _, name in named_in_strings(source, {"jobflow", "jobflow.nn", "jobflow.core.scope"})] == named
 
 
 @pytest.mark.parametrize(
