@@ -152,7 +152,7 @@ def test_the_program_that_is_checked_for_types_runs() -> None:
     assert program().shape == (4, 2)
 
 
-def test_no_public_name_is_gone_or_another() -> None:
+def test_public_names_and_signatures_equal_the_record() -> None:
     script = Path(__file__).parents[2] / "scripts" / "refresh_names"
     done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
     assert done.returncode == 0, f"run scripts/refresh_names if this is meant:\n{done.stdout}{done.stderr}"
