@@ -4,17 +4,15 @@ from math import inf as inf
 from math import nan as nan
 from math import pi as pi
 
-from jobflow import checkpoint as checkpoint
 from jobflow import data as data
 from jobflow import distributed as distributed
 from jobflow import functional as functional
 from jobflow import nn as nn
 from jobflow import optim as optim
+from jobflow import storage as checkpoint
 from jobflow import strategies as strategies
 from jobflow import typing as typing
 from jobflow import utils as utils
-from jobflow.checkpoint.session_variables import get_all_variables as get_all_variables
-from jobflow.checkpoint.session_variables import load_variables as load_variables
 from jobflow.core import errors as errors
 from jobflow.core import scope as scope
 from jobflow.core.errors import AbortedError as AbortedError
@@ -476,6 +474,8 @@ from jobflow.legacy.variables import get_variable as get_variable
 from jobflow.legacy.watch import watch as watch
 from jobflow.legacy.watch import watch_diff as watch_diff
 from jobflow.nn import amp as amp
+from jobflow.storage.session_variables import get_all_variables as get_all_variables
+from jobflow.storage.session_variables import load_variables as load_variables
 from jobflow.trainer import model as model
 from jobflow.trainer.model import Model as Model
 from jobflow.typing import FixedTensorDef, MirroredTensorDef, MirroredTensorListDef

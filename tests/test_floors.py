@@ -24,7 +24,7 @@ plan
 kernels
 compiler runtime
 engine
-checkpoint eager
+storage eager
 functional
 data strategies
 legacy

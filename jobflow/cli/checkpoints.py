@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 
 import yaml
 
-from jobflow.checkpoint import manifest
-from jobflow.checkpoint.checkpoint_reader import Checkpoint, Stored, StoredShard, problems
-from jobflow.checkpoint.difference import Difference, differences, extra_differences, selected, type_text
-from jobflow.checkpoint.drafts import unfinished_in
-from jobflow.checkpoint.export import open_any, to_checkpoint, to_legacy, to_npz, to_safetensors
-from jobflow.checkpoint.series import TRIES
 from jobflow.core.errors import CheckpointError, ReplacedError, counted
-from jobflow.core.remote import AnyPath, RemotePath, path_of
 from jobflow.core.tables import UNLIMITED, TextTable
+from jobflow.storage import manifest
+from jobflow.storage.checkpoint_reader import Checkpoint, Stored, StoredShard, problems
+from jobflow.storage.difference import Difference, differences, extra_differences, selected, type_text
+from jobflow.storage.drafts import unfinished_in
+from jobflow.storage.export import open_any, to_checkpoint, to_legacy, to_npz, to_safetensors
+from jobflow.storage.remote import AnyPath, RemotePath, path_of
+from jobflow.storage.series import TRIES
 from jobflow.trainer.units import metric_text, number_text, size_text
 
 T = TypeVar("T")

@@ -83,7 +83,7 @@ def write_text(given: argparse.Namespace, loaded: Loaded, first: bool) -> int:
 def written(file: str) -> str:
     """The text in a file."""
     from jobflow.core.errors import FileError
-    from jobflow.core.untrusted import CONFIGURATION, content
+    from jobflow.storage.untrusted import CONFIGURATION, content
 
     try:
         return content(file, CONFIGURATION).decode()

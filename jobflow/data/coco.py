@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.remote import AnyPath, path_of
 from jobflow.core.types import Array
-from jobflow.core.untrusted import IMAGE, MEMORY, content, json_tree, plain_name, whole
 from jobflow.data.files import fault_of
+from jobflow.storage.remote import AnyPath, path_of
+from jobflow.storage.untrusted import IMAGE, MEMORY, content, json_tree, plain_name, whole
 
 WHAT = "coco_reader"
 fault = fault_of(WHAT)

@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.errors import ArgumentError, DataError
-from jobflow.core.remote import path_of
 from jobflow.core.types import Array
-from jobflow.core.untrusted import RECORD
 from jobflow.data.conversion import converted
 from jobflow.data.csv_rows import line_ends, row_starts
 from jobflow.data.files import fault_of, text_of
@@ -20,6 +18,8 @@ from jobflow.data.number_text import MISSING, number
 from jobflow.data.number_text import numbers as numbers_in
 from jobflow.data.samples import Split
 from jobflow.data.table import Missing, Outside, Table, Values
+from jobflow.storage.remote import path_of
+from jobflow.storage.untrusted import RECORD
 
 WHAT = 'reader "csv"'
 fault = fault_of(WHAT)

@@ -8,9 +8,9 @@ import zlib
 import numpy as np
 
 from jobflow.core.errors import DataError
-from jobflow.core.remote import AnyPath, RemotePath
 from jobflow.core.types import Array
-from jobflow.core.untrusted import MEMORY, Fault, mapped, open_regular, read_at_most
+from jobflow.storage.remote import AnyPath, RemotePath
+from jobflow.storage.untrusted import MEMORY, Fault, mapped, open_regular, read_at_most
 
 #: Folders and files of operating systems and tools, in lower case; so are all names that begin with a point.
 SYSTEM = frozenset(

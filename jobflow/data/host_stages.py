@@ -22,7 +22,6 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import DataError, JobflowError, did_you_mean
 from jobflow.core.extras import optional
 from jobflow.core.types import Array, DType
-from jobflow.core.untrusted import IMAGE
 from jobflow.data.conversion import converted
 from jobflow.data.files import fault_of
 from jobflow.data.image_folders import FORMATS, pillow
@@ -30,6 +29,7 @@ from jobflow.data.ofrecord import features_of
 from jobflow.data.pixels import BYTE, upright, white_of
 from jobflow.data.record_order import RecordFiles, Source
 from jobflow.expressions import philox
+from jobflow.storage.untrusted import IMAGE
 
 #: Pillow's name of the filter that does what each published name of an interpolation does to an image that shrinks, or grows
 FILTERS = {

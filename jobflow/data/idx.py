@@ -8,11 +8,11 @@ from typing import Literal
 import numpy as np
 
 from jobflow.core.errors import ArgumentError
-from jobflow.core.remote import AnyPath, path_of
 from jobflow.core.types import Array
-from jobflow.core.untrusted import AXES, mapped
 from jobflow.data.files import fault_of, unpacked
 from jobflow.data.samples import Columns, Split
+from jobflow.storage.remote import AnyPath, path_of
+from jobflow.storage.untrusted import AXES, mapped
 
 WHAT = 'reader "idx"'
 fault = fault_of(WHAT)

@@ -10,14 +10,14 @@ import numpy as np
 
 from jobflow.core.errors import ArgumentError, DataError
 from jobflow.core.extras import optional
-from jobflow.core.remote import AnyPath, RemotePath, local_copy, path_of
 from jobflow.core.types import Array, float32, int32
-from jobflow.core.untrusted import IMAGE, open_regular
 from jobflow.data.files import entries_of, fault_of, files_below
 from jobflow.data.pixels import BYTE, deep_grey, upright, white_of
 from jobflow.data.samples import Field, Keep, Samples, Split
 from jobflow.data.waiting import one_by_one
 from jobflow.expressions import philox
+from jobflow.storage.remote import AnyPath, RemotePath, local_copy, path_of
+from jobflow.storage.untrusted import IMAGE, open_regular
 
 WHAT = 'reader "images"'
 fault = fault_of(WHAT)

@@ -14,12 +14,12 @@ import numpy as np
 
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, DataError
-from jobflow.core.remote import AnyPath, path_of
 from jobflow.core.types import Array
-from jobflow.core.untrusted import mapped
 from jobflow.data.files import fault_of
 from jobflow.data.sample_order import Order
 from jobflow.expressions import philox
+from jobflow.storage.remote import AnyPath, path_of
+from jobflow.storage.untrusted import mapped
 
 WHAT = "megatron_gpt_mmap_data_loader"
 fault = fault_of(WHAT)

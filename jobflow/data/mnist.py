@@ -10,9 +10,9 @@ import numpy as np
 
 from jobflow.core.errors import ArgumentError, DataError, JobflowError, user_line
 from jobflow.core.notices import notice
-from jobflow.core.remote import AnyPath
 from jobflow.data.digits import like_mnist
 from jobflow.data.idx import elements, published
+from jobflow.storage.remote import AnyPath
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Pair: TypeAlias = tuple[Array, Array]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from jobflow.core.npy import in_archive, in_file
-from jobflow.core.remote import AnyPath, path_of
 from jobflow.core.types import Array
 from jobflow.data.files import entries_of, fault_of
 from jobflow.data.samples import Columns, Split, checked_name
+from jobflow.storage.npy import in_archive, in_file
+from jobflow.storage.remote import AnyPath, path_of
 
 WHAT = 'reader "numpy"'
 fault = fault_of(WHAT)

@@ -13,7 +13,6 @@ import numpy as np
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import DataError
 from jobflow.core.types import Array, DType
-from jobflow.core.untrusted import IMAGE
 from jobflow.data import onerec
 from jobflow.data.coco import CocoFile, CocoImage
 from jobflow.data.files import fault_of
@@ -21,6 +20,7 @@ from jobflow.data.host_stages import Stage, feature_of
 from jobflow.data.megatron import TokenFiles, as_tokens
 from jobflow.data.polygons import painted
 from jobflow.data.record_order import Drawn, Indexed, RecordFiles, Source
+from jobflow.storage.untrusted import IMAGE
 
 #: pixels from the corner of an image to a point of a polygon
 FARTHEST = 1 << 20

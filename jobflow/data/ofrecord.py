@@ -19,13 +19,13 @@ import numpy as np
 
 from jobflow.core.errors import ArgumentError, DataError, counted, did_you_mean
 from jobflow.core.extras import optional
-from jobflow.core.remote import AnyPath, path_of
 from jobflow.core.types import Array
-from jobflow.core.untrusted import RECORD, Fault, mapped
 from jobflow.data.conversion import converted
 from jobflow.data.files import entries_of, fault_of
 from jobflow.data.samples import Field, Keep, Samples, Split, checked_name, named_dtype, own_dtype
 from jobflow.data.waiting import one_by_one
+from jobflow.storage.remote import AnyPath, path_of
+from jobflow.storage.untrusted import RECORD, Fault, mapped
 
 WHAT = 'reader "ofrecord"'
 fault = fault_of(WHAT)

@@ -19,9 +19,9 @@ import numpy as np
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import DataError
 from jobflow.core.extras import optional
-from jobflow.core.remote import AnyPath
 from jobflow.core.types import Array
-from jobflow.core.untrusted import RECORD, Fault
+from jobflow.storage.remote import AnyPath
+from jobflow.storage.untrusted import RECORD, Fault
 
 WHAT = "onerec_reader"
 MAGIC, HEAD, CHECK, ALIGNED = b"^ONEREC$", 16, 8, 8

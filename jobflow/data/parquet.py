@@ -13,13 +13,13 @@ import numpy as np
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, DataError, counted
 from jobflow.core.extras import optional
-from jobflow.core.remote import AnyPath, path_of
 from jobflow.core.types import Array
-from jobflow.core.untrusted import MEMORY, mapped
 from jobflow.data.conversion import fitted, misfit
 from jobflow.data.files import fault_of, files_at
 from jobflow.data.samples import Split
 from jobflow.data.table import Missing, Outside, Table, Values
+from jobflow.storage.remote import AnyPath, path_of
+from jobflow.storage.untrusted import MEMORY, mapped
 
 WHAT = 'reader "parquet"'
 fault = fault_of(WHAT)

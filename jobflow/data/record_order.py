@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.remote import AnyPath
 from jobflow.core.types import Array
-from jobflow.core.untrusted import Fault, mapped
 from jobflow.data.files import fault_of
 from jobflow.data.ofrecord import spans_of
 from jobflow.data.sample_order import Order
 from jobflow.expressions import philox
+from jobflow.storage.remote import AnyPath
+from jobflow.storage.untrusted import Fault, mapped
 
 #: how many places in the buffer are drawn at a time
 DRAWN = 1024

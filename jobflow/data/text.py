@@ -10,13 +10,13 @@ from typing import Any, Literal
 import numpy as np
 
 from jobflow.core.errors import ArgumentError
-from jobflow.core.remote import AnyPath, path_of
 from jobflow.core.types import Array, int32
-from jobflow.core.untrusted import MEMORY, mapped
 from jobflow.data.documentation import documentation_text
 from jobflow.data.files import UTF8_MARK, fault_of, files_at, text_of
 from jobflow.data.samples import Field, Samples
 from jobflow.data.vocabulary import Bytes, Characters, Vocabulary, points
+from jobflow.storage.remote import AnyPath, path_of
+from jobflow.storage.untrusted import MEMORY, mapped
 
 WHAT = 'reader "text"'
 fault = fault_of(WHAT)

@@ -15,10 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.checkpoint import store
 from jobflow.core.errors import ArgumentError, CheckpointError, FileError, JobError, user_line
 from jobflow.core.layout import B, Layout, Placement
-from jobflow.core.remote import AnyPath, path_of
 from jobflow.core.types import Array, DType, TensorType, dtype_named, type_of
 from jobflow.eager.convert import convert, meeting
 from jobflow.eager.state import EagerState, state
@@ -26,6 +24,8 @@ from jobflow.eager.tensor import Size, Tensor
 from jobflow.engine.placements import placement as public_placement
 from jobflow.functional import global_tensors as moving
 from jobflow.functional import values
+from jobflow.storage import store
+from jobflow.storage.remote import AnyPath, path_of
 
 Path = str | os.PathLike[str]
 

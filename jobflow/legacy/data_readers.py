@@ -13,7 +13,6 @@ from typing import Any
 
 import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, JobError, user_line
-from jobflow.core.remote import path_of
 from jobflow.core.types import DType, float32, int32, int64
 from jobflow.data import coco, onerec
 from jobflow.data import host_stages as st
@@ -29,6 +28,7 @@ from jobflow.legacy.operands import counts, positive_shape
 from jobflow.legacy.record_data import batch_rows
 from jobflow.legacy.variables import assign, get_variable
 from jobflow.ops import elementwise as ew
+from jobflow.storage.remote import path_of
 
 
 def onerec_reader(

@@ -10,8 +10,6 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from jobflow.checkpoint import session_variables as stored
-from jobflow.checkpoint.store import load
 from jobflow.compiler.front.simplify import drop_dead
 from jobflow.core.errors import ArgumentError, CheckpointError, JobError, user_line
 from jobflow.core.extras import optional
@@ -23,6 +21,8 @@ from jobflow.engine.session import Session, started_session
 from jobflow.graph.ir import Graph, Node
 from jobflow.legacy.onnx_nodes import OPSET, Nodes, translated
 from jobflow.ops.source import Input, ReadVariable
+from jobflow.storage import session_variables as stored
+from jobflow.storage.store import load
 
 __all__ = ["export"]
 

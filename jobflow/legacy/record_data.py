@@ -18,7 +18,6 @@ from typing import Any
 import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, user_line
 from jobflow.core.layout import Placement
-from jobflow.core.remote import path_of
 from jobflow.core.types import DType, Tensor, int32, uint8
 from jobflow.data import host_stages as st
 from jobflow.data.record_order import PartFiles, RecordFiles
@@ -29,6 +28,7 @@ from jobflow.legacy.on_host import OnHost, as_tensor, body_of, devices_of_view, 
 from jobflow.legacy.operands import counts, positive_shape
 from jobflow.ops.op import apply
 from jobflow.ops.random_tensors import RandomSource
+from jobflow.storage.remote import path_of
 
 #: between which fractions of an image's area, and which aspect ratios, random crops are drawn
 AREA, RATIO = [0.08, 1.0], [0.75, 1.333333]

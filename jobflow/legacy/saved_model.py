@@ -16,11 +16,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from jobflow.checkpoint import session_variables as stored
 from jobflow.core.errors import ArgumentError, CheckpointError, JobError, did_you_mean, user_line
 from jobflow.engine.job import job_of
 from jobflow.engine.session import started_session
 from jobflow.legacy import saved_program
+from jobflow.storage import session_variables as stored
 
 __all__ = ["GraphBuilder", "ModelBuilder", "SignatureBuilder"]
 

@@ -23,7 +23,6 @@ from jobflow.compiler.front.trace import RUN_COUNTER
 from jobflow.core.errors import CheckpointError, JobError, did_you_mean, did_you_mean_or
 from jobflow.core.layout import B
 from jobflow.core.types import DType, Tensor, TensorType, dtype_named
-from jobflow.core.untrusted import shape_of
 from jobflow.engine.distribute import current_placement
 from jobflow.engine.job import Job, returned_values
 from jobflow.engine.session import Session
@@ -32,6 +31,7 @@ from jobflow.legacy.optimizer.named_tensors import name_of
 from jobflow.legacy.variables import Job as Body
 from jobflow.ops.op import Op
 from jobflow.ops.source import Constant, Input, ReadVariable
+from jobflow.storage.untrusted import shape_of
 
 #: what a job takes, or gives, by the names of a signature: the tensor's own name
 Names = Mapping[str, str]

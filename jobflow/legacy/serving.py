@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any, Self
 
 import jobflow.core.scope as scope
-from jobflow.checkpoint import session_variables as stored
-from jobflow.checkpoint.store import load
 from jobflow.core.errors import ArgumentError, CheckpointError, JobError, did_you_mean_or, user_line
 from jobflow.core.types import Array
-from jobflow.core.untrusted import HEADER, content, json_tree
 from jobflow.engine.session import clear_default_session, config
 from jobflow.legacy import saved_program
 from jobflow.legacy.declare import global_function
 from jobflow.legacy.saved_model import FORMAT, PROGRAMS, VARIABLES
 from jobflow.legacy.variables import current_job
+from jobflow.storage import session_variables as stored
+from jobflow.storage.store import load
+from jobflow.storage.untrusted import HEADER, content, json_tree
 from jobflow.typing import Bundle, Numpy
 
 __all__ = ["InferenceSession", "ModelVersionPolicy", "SessionOption"]

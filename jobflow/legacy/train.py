@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
-from jobflow.checkpoint import manifest, sessions, store
-from jobflow.checkpoint import session_variables as stored
-from jobflow.core.remote import path_of
 from jobflow.engine.session import current_session, started_session
+from jobflow.storage import manifest, sessions, store
+from jobflow.storage import session_variables as stored
+from jobflow.storage.remote import path_of
 
 __all__ = ["CheckPoint", "SimpleCheckPointManager"]
 

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jobflow.checkpoint import sessions, store
 from jobflow.core.errors import CheckpointError, ConfigError, at_line
-from jobflow.core.remote import AnyPath
 from jobflow.data.batches import Batches
 from jobflow.data.samples import Samples, Stream
 from jobflow.engine.job import Job
+from jobflow.storage import sessions, store
+from jobflow.storage.remote import AnyPath
 from jobflow.trainer.config import Loaded
 from jobflow.trainer.jobs import Jobs, Means, open_place, prepared
 from jobflow.trainer.network import line_of

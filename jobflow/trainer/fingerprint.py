@@ -15,12 +15,12 @@ from typing import Any
 
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import CheckpointError
-from jobflow.core.remote import AnyPath
 from jobflow.graph.ir import Node, Value
 from jobflow.graph.traced import Traced
 from jobflow.ops.layout_ops import Identity
 from jobflow.ops.op import Op
 from jobflow.ops.source import ReadVariable
+from jobflow.storage.remote import AnyPath
 
 #: increased if equal programs get another fingerprint
 VERSION = 1

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.remote import AnyPath
+from jobflow.storage.remote import AnyPath
 from jobflow.trainer.metrics import recorded
 from jobflow.trainer.units import is_share
 from jobflow.trainer.watching import EvaluationReport, Outcome, RunInfo, StepReport, Watcher

@@ -22,13 +22,13 @@ from datetime import datetime
 from pathlib import Path
 from uuid import uuid4
 
-from jobflow.checkpoint.file_system import files_of
-from jobflow.checkpoint.owner import Owner
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, FileError
 from jobflow.core.notices import notice
-from jobflow.core.remote import AnyPath, RemotePath, StoreError
-from jobflow.core.untrusted import HEADER, content, json_tree
+from jobflow.storage.file_system import files_of
+from jobflow.storage.owner import Owner
+from jobflow.storage.remote import AnyPath, RemotePath, StoreError
+from jobflow.storage.untrusted import HEADER, content, json_tree
 
 NAME = "train.lock"
 #: seconds between two signs of life, and after which a lock without one is taken for abandoned

@@ -19,16 +19,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jobflow.checkpoint import drafts, sessions
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import CheckpointError, ConfigError, at_line, counted
 from jobflow.core.notices import notice
-from jobflow.core.remote import AnyPath, RemotePath, is_remote
 from jobflow.data.ahead import Reading
 from jobflow.data.batch import Batch, Position
 from jobflow.data.batches import Batches
 from jobflow.data.samples import Samples
 from jobflow.engine.compiled import Compiled
+from jobflow.storage import drafts, sessions
+from jobflow.storage.remote import AnyPath, RemotePath, is_remote
 from jobflow.trainer.chrome_trace import Tracing
 from jobflow.trainer.config import Loaded, load
 from jobflow.trainer.config.schema import Checkpoint, Evaluation

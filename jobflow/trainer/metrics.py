@@ -21,8 +21,8 @@ from typing import Any
 
 from jobflow.core.errors import ConfigError
 from jobflow.core.notices import notice
-from jobflow.core.remote import AnyPath
-from jobflow.core.untrusted import open_regular
+from jobflow.storage.remote import AnyPath
+from jobflow.storage.untrusted import open_regular
 from jobflow.trainer.config import TrainConfig
 from jobflow.trainer.watching import EvaluationReport, RunInfo, StepReport, Watcher
 

@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.checkpoint import session_variables as stored
 from jobflow.core.errors import ArgumentError, JobError, user_line
 from jobflow.core.types import dtype_of
 from jobflow.engine.job_config import ExecutionConfig
 from jobflow.legacy.declare import global_function
 from jobflow.nn.modules.module import Module
+from jobflow.storage import session_variables as stored
 from jobflow.typing import Numpy
 
 __all__ = ["Callback", "CheckpointConfig", "DataModule", "Model", "NumpyDataModule", "TrainingConfig", "ValidationConfig"]

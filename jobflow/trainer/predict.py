@@ -13,12 +13,12 @@ import numpy as np
 
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, ConfigError
-from jobflow.core.remote import AnyPath, path_of
 from jobflow.core.types import Array, TensorType, int32
 from jobflow.data.readers import READERS, open_reader
 from jobflow.data.samples import Samples, Stream
 from jobflow.data.vocabulary import Vocabulary, vocabulary_of
 from jobflow.models.generate import tokens_after
+from jobflow.storage.remote import AnyPath, path_of
 from jobflow.trainer.config import Loaded, TrainConfig
 from jobflow.trainer.evaluate import batches_of, restore, rows_of, trained
 from jobflow.trainer.jobs import Jobs, open_place

@@ -17,10 +17,10 @@ import numpy as np
 
 from jobflow.core.errors import counted
 from jobflow.core.extras import optional
-from jobflow.core.remote import AnyPath, RemotePath
 from jobflow.core.tables import TextTable
 from jobflow.engine.session import current_session
 from jobflow.plan.footprint import CATEGORIES
+from jobflow.storage.remote import AnyPath, RemotePath
 from jobflow.tools.pages import page
 from jobflow.trainer.charts import chart_svg, curves_png, draw_curves, draw_times
 from jobflow.trainer.chrome_trace import Traced, parts_table, slowest_table

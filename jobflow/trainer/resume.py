@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field
 from typing import Any, TypeVar
 
-from jobflow.checkpoint import drafts, sessions, store
-from jobflow.checkpoint.series import TRIES, Series
 from jobflow.compiler.front.dynamic_loss_scale import NOT_FINITE
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import CheckpointError, ConfigError, JobflowError, ReplacedError
 from jobflow.core.notices import notice
-from jobflow.core.remote import AnyPath, path_of
-from jobflow.core.untrusted import whole
 from jobflow.data.samples import Samples, Stream
 from jobflow.engine.commands import Tell
 from jobflow.engine.session import Session
+from jobflow.storage import drafts, sessions, store
+from jobflow.storage.remote import AnyPath, path_of
+from jobflow.storage.series import TRIES, Series
+from jobflow.storage.untrusted import whole
 from jobflow.trainer.config import Loaded, TrainConfig
 from jobflow.trainer.fingerprint import Fingerprint
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Literal
 from jobflow.core.dataclass import dataclass
 from jobflow.core.interrupts import INTERRUPTED as INTERRUPTED
 from jobflow.core.notices import notice
-from jobflow.core.remote import AnyPath
 from jobflow.engine.compiled import Compiled
+from jobflow.storage.remote import AnyPath
 
 if TYPE_CHECKING:
     from jobflow.trainer.config import Loaded

@@ -18,10 +18,10 @@ import resuming
 from crashing import Case
 from faults import DEATHS, FAILURES
 
-from jobflow.checkpoint import safetensors
-from jobflow.checkpoint.file_system import Files
-from jobflow.checkpoint.local_drafts import Folder
-from jobflow.checkpoint.rank_commands import Task, Write
+from jobflow.storage import safetensors
+from jobflow.storage.file_system import Files
+from jobflow.storage.local_drafts import Folder
+from jobflow.storage.rank_commands import Task, Write
 from jobflow.trainer.resume import Progress
 
 
@@ -61,7 +61,7 @@ def _remove_first(self: Folder, text: str, files: Files) -> None:
 
 def _not_copied(self: Write, rank: Any, order: Any) -> None:
     """What is written is the variables themselves, and a little later."""
-    uncopied = mock.patch("jobflow.checkpoint.rank_commands._numbers", lambda state, name, copied: safetensors.storable(name, state.array(name)))
+    uncopied = mock.patch("jobflow.storage.rank_commands._numbers", lambda state, name, copied: safetensors.storable(name, state.array(name)))
     with uncopied, mock.patch.object(Task, "start", _later):
         _write(self, rank, order)
 
@@ -82,13 +82,13 @@ _write, _write_file = Write.__call__, Files.write
 
 #: name -> (what is replaced by what, ways of saving, faults)
 MUTANTS: dict[str, tuple[str, Any, dict[str, Any], tuple[str, ...]]] = {
-    "not synced": ("jobflow.checkpoint.file_system.Files.write", _no_sync, {}, DEATHS),
-    "short writes are whole": ("jobflow.checkpoint.file_system.Files.write", _short_writes_are_whole, {}, FAILURES),
-    "errors are swallowed": ("jobflow.checkpoint.file_system.Files.write", _swallowed, {}, FAILURES),
-    "written in place": ("jobflow.checkpoint.local_drafts.Folder.publish", _in_place, {"replace": True}, DEATHS),
-    "the old one goes first": ("jobflow.checkpoint.local_drafts.Folder.publish", _remove_first, {"replace": True}, DEATHS),
-    "nothing is cleaned": ("jobflow.checkpoint.local_drafts.clean", lambda parent, files=None: None, {}, DEATHS),
-    "not copied": ("jobflow.checkpoint.rank_commands.Write.__call__", _not_copied, {"asynchronous": True}, DEATHS),
+    "not synced": ("jobflow.storage.file_system.Files.write", _no_sync, {}, DEATHS),
+    "short writes are whole": ("jobflow.storage.file_system.Files.write", _short_writes_are_whole, {}, FAILURES),
+    "errors are swallowed": ("jobflow.storage.file_system.Files.write", _swallowed, {}, FAILURES),
+    "written in place": ("jobflow.storage.local_drafts.Folder.publish", _in_place, {"replace": True}, DEATHS),
+    "the old one goes first": ("jobflow.storage.local_drafts.Folder.publish", _remove_first, {"replace": True}, DEATHS),
+    "nothing is cleaned": ("jobflow.storage.local_drafts.clean", lambda parent, files=None: None, {}, DEATHS),
+    "not copied": ("jobflow.storage.rank_commands.Write.__call__", _not_copied, {"asynchronous": True}, DEATHS),
 }
 
 
@@ -102,7 +102,7 @@ _progress = Progress.of
 #: the same for runs that are gone on with
 FORGETFUL: dict[str, tuple[str, Any]] = {
     "samples again": ("jobflow.trainer.resume.Progress.of", _samples_again),
-    "random numbers again": ("jobflow.checkpoint.sessions._runs", lambda extra, here: {}),
+    "random numbers again": ("jobflow.storage.sessions._runs", lambda extra, here: {}),
 }
 
 

@@ -27,13 +27,13 @@ import numpy as np
 from faults import FAILURES, NEVER, Fault
 
 import jobflow as flow
-from jobflow.checkpoint import file_system as files
-from jobflow.checkpoint import sessions, store
-from jobflow.checkpoint.file_system import Files
-from jobflow.checkpoint.series import Series
 from jobflow.core.errors import CheckpointError
 from jobflow.distributed import mpiexec
 from jobflow.engine.session import Session, started_session
+from jobflow.storage import file_system as files
+from jobflow.storage import sessions, store
+from jobflow.storage.file_system import Files
+from jobflow.storage.series import Series
 
 ROOT = Path(__file__).parents[2]
 OLD, NEW, AFTER = 1, 2, 3

@@ -10,10 +10,10 @@ from typing import TypeVar
 
 from layouts import IDS, begin
 
-from jobflow.checkpoint import file_system as files
-from jobflow.checkpoint import sessions
-from jobflow.checkpoint.file_system import Files
 from jobflow.engine.session import started_session
+from jobflow.storage import file_system as files
+from jobflow.storage import sessions
+from jobflow.storage.file_system import Files
 
 T = TypeVar("T")
 

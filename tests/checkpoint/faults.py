@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from jobflow.checkpoint import file_system as files
-from jobflow.checkpoint.file_system import Files
+from jobflow.storage import file_system as files
+from jobflow.storage.file_system import Files
 
 T = TypeVar("T")
 DEATHS = ("before", "after", "torn", "power")

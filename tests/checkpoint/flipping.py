@@ -10,10 +10,10 @@ from pathlib import Path
 
 from crashing import NEW, Case, session_on, state
 
-from jobflow.checkpoint import sessions, store
-from jobflow.checkpoint.checkpoint_reader import problems
 from jobflow.core.errors import CheckpointError
 from jobflow.engine.session import Session
+from jobflow.storage import sessions, store
+from jobflow.storage.checkpoint_reader import problems
 
 
 @dataclass(frozen=True)

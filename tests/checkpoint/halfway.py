@@ -19,9 +19,9 @@ import numpy as np
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow import cli, nn
-from jobflow.checkpoint import sessions, store
-from jobflow.checkpoint.series import Series
 from jobflow.engine.session import started_session
+from jobflow.storage import sessions, store
+from jobflow.storage.series import Series
 from jobflow.trainer import train
 from jobflow.trainer.config import load
 from jobflow.trainer.watching import RunInfo, StepReport, Watcher

@@ -27,13 +27,13 @@ import s3fs
 from crashing import Case, session_on, state
 from s3_server import DEATHS, FAILURES, Store
 
-from jobflow.checkpoint import drafts, sessions, store
-from jobflow.checkpoint.series import Series
 from jobflow.core.errors import CheckpointError
-from jobflow.core.remote import AnyPath, path_of
 from jobflow.data import open_reader
 from jobflow.engine.commands import Tell
 from jobflow.engine.session import Session
+from jobflow.storage import drafts, sessions, store
+from jobflow.storage.remote import AnyPath, path_of
+from jobflow.storage.series import Series
 
 s3fs.S3FileSystem.retries = 1
 ROOT = "s3://bucket/steps"

@@ -10,12 +10,12 @@ from typing import TypeVar
 from layouts import IDS, LAYOUTS, begin, numbers, same, values
 
 import jobflow as flow
-from jobflow.checkpoint import file_system as files
-from jobflow.checkpoint import sessions, store
-from jobflow.checkpoint.file_system import Files
-from jobflow.checkpoint.series import Series
 from jobflow.core.errors import CheckpointError
 from jobflow.engine.session import Session, started_session
+from jobflow.storage import file_system as files
+from jobflow.storage import sessions, store
+from jobflow.storage.file_system import Files
+from jobflow.storage.series import Series
 
 T = TypeVar("T")
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobflow.checkpoint import difference as compare
-from jobflow.checkpoint.difference import Difference, differences, extra_differences, selected
-from jobflow.checkpoint.store import Checkpoint, load, save
 from jobflow.core.errors import CheckpointError
+from jobflow.storage import difference as compare
+from jobflow.storage.difference import Difference, differences, extra_differences, selected
+from jobflow.storage.store import Checkpoint, load, save
 
 
 def pair(root: Path, first: dict[str, Any], second: dict[str, Any]) -> tuple[Checkpoint, Checkpoint]:

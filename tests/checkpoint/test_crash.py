@@ -12,9 +12,9 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from jobflow.checkpoint import local_drafts
-from jobflow.checkpoint.store import Files, load, save
 from jobflow.core.errors import CheckpointError
+from jobflow.storage import local_drafts
+from jobflow.storage.store import Files, load, save
 
 T = TypeVar("T")
 TENSORS = {"w": np.arange(6, dtype=np.float32), "n": np.array([3])}
@@ -96,7 +96,7 @@ DYING = """
 import os, sys
 from pathlib import Path
 import numpy as np
-from jobflow.checkpoint.store import Files, save
+from jobflow.storage.store import Files, save
 
 class Dying(Files):
     def rename(self, old, new):

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobflow.checkpoint import export
-from jobflow.checkpoint.export import open_any, to_checkpoint, to_legacy, to_npz
-from jobflow.checkpoint.store import Checkpoint, Files, load, save
 from jobflow.core.errors import CheckpointError
 from jobflow.core.types import TensorType, dtype_named, float32
+from jobflow.storage import export
+from jobflow.storage.export import open_any, to_checkpoint, to_legacy, to_npz
+from jobflow.storage.store import Checkpoint, Files, load, save
 
 LEGACY = ["int8", "uint8", "int32", "int64", "float16", "float32", "float64"]
 

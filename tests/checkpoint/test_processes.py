@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from layouts import numbers, same, session_under, values
 
-from jobflow.checkpoint import sessions, store
 from jobflow.distributed import mpiexec
+from jobflow.storage import sessions, store
 
 HERE = Path(__file__).parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

@@ -21,16 +21,15 @@ from s3_server import Store
 
 import jobflow as flow
 from jobflow import cli, nn
-from jobflow.checkpoint import drafts, remote_drafts, sessions, store
-from jobflow.checkpoint import file_system as files
-from jobflow.checkpoint.file_system import Files
-from jobflow.checkpoint.owner import Owner
-from jobflow.checkpoint.series import Series
-from jobflow.core import remote
 from jobflow.core.errors import ArgumentError, CheckpointError
-from jobflow.core.remote import RemotePath, StoreError, path_of
 from jobflow.distributed import mpiexec
 from jobflow.engine.session import started_session
+from jobflow.storage import drafts, remote, remote_drafts, sessions, store
+from jobflow.storage import file_system as files
+from jobflow.storage.file_system import Files
+from jobflow.storage.owner import Owner
+from jobflow.storage.remote import RemotePath, StoreError, path_of
+from jobflow.storage.series import Series
 
 HERE = Path(__file__).parent
 TENSORS = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array([3])}
@@ -276,7 +275,9 @@ def test_requests_that_fail_and_clients_that_are_killed() -> None:
 def test_processes(server: Store, tmp_path: Path) -> None:
     """Two of them save, fail together, go on, and read data by way of one copy."""
     np.save(tmp_path / "x.npy", np.arange(3, dtype=np.float32))
-    putting = "import sys; from jobflow.core.remote import path_of; path_of(sys.argv[2]).ask(lambda store, name: store.put_file(sys.argv[1], name))"
+    putting = (
+        "import sys; from jobflow.storage.remote import path_of; path_of(sys.argv[2]).ask(lambda store, name: store.put_file(sys.argv[1], name))"
+    )
     subprocess.run([sys.executable, "-c", putting, str(tmp_path / "x.npy"), "s3://bucket/data/x.npy"], check=True, timeout=60)
     command = [mpiexec.find() or "mpiexec", "-n", "2", sys.executable, str(HERE / "remote_faults.py"), server.url]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

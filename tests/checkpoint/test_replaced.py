@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 import jobflow as flow
-from jobflow.checkpoint import store
-from jobflow.checkpoint.export import open_any
-from jobflow.checkpoint.series import Series
+from jobflow.storage import store
+from jobflow.storage.export import open_any
+from jobflow.storage.series import Series
 
 SAVER = """
 import sys, time
 from pathlib import Path
 import numpy as np
-from jobflow.checkpoint import store
-from jobflow.checkpoint.series import Series
+from jobflow.storage import store
+from jobflow.storage.series import Series
 
 series = Series(Path(sys.argv[1]), keep_last=1)
 ending, step = time.monotonic() + 3, 1

@@ -13,9 +13,9 @@ import pytest
 import safetensors
 import safetensors.numpy
 
-from jobflow.checkpoint import safetensors as ours
-from jobflow.checkpoint.file_system import Files
 from jobflow.core.errors import CheckpointError
+from jobflow.storage import safetensors as ours
+from jobflow.storage.file_system import Files
 
 DTYPES = [np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name) for name in ours._NAMES]
 TENSORS = {

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import IDS, begin, same, values
 
-from jobflow.checkpoint import local_drafts, owner, sessions, store
-from jobflow.checkpoint.file_system import Files
-from jobflow.checkpoint.series import Series
 from jobflow.core.errors import ArgumentError, CheckpointError
 from jobflow.engine.session import started_session
+from jobflow.storage import local_drafts, owner, sessions, store
+from jobflow.storage.file_system import Files
+from jobflow.storage.series import Series
 
 
 def add(series: Series, *steps: int, **metrics: float) -> None:
@@ -184,7 +184,7 @@ def test_leftovers_of_the_dead_are_removed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("renames", [0, 1, 2])
 def test_where_names_cannot_be_exchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int) -> None:
     """Two renames instead; a process that dies between them loses neither the old nor the new."""
-    monkeypatch.setattr("jobflow.checkpoint.file_system._exchanged", lambda a, b: False)
+    monkeypatch.setattr("jobflow.storage.file_system._exchanged", lambda a, b: False)
     series = Series(tmp_path)
     add(series, 1, 2)
 
@@ -200,7 +200,7 @@ def test_where_names_cannot_be_exchanged(tmp_path: Path, monkeypatch: pytest.Mon
     new = {"w": np.zeros(4, np.float32)}
     with pytest.raises(SystemExit):
         store.save(series.path_of(2), new, replace=True, files=Dying())
-    monkeypatch.setattr("jobflow.checkpoint.owner._status", lambda pid: ["S", "another process"])
+    monkeypatch.setattr("jobflow.storage.owner._status", lambda pid: ["S", "another process"])
     series.clean()
     found = store.load(series.path_of(2))["w"].tolist()
     assert found == ([2] * 4 if renames < 2 else [0] * 4)
@@ -219,7 +219,7 @@ def test_where_names_cannot_be_exchanged(tmp_path: Path, monkeypatch: pytest.Mon
     ],
 )
 def test_a_failing_exchange_by_three_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, number: int, text: str) -> None:
-    monkeypatch.setattr("jobflow.checkpoint.file_system._exchanged", lambda a, b: False)
+    monkeypatch.setattr("jobflow.storage.file_system._exchanged", lambda a, b: False)
     series = Series(tmp_path)
     add(series, 2)
 

@@ -14,14 +14,14 @@ from layouts import IDS, LAYOUTS, begin, numbers, same, session_under, values
 
 import jobflow as flow
 from jobflow import scope
-from jobflow.checkpoint import checkpoint_reader as reading
-from jobflow.checkpoint import file_system as files
-from jobflow.checkpoint import manifest, sessions, store
-from jobflow.checkpoint import rank_files as parts
-from jobflow.checkpoint.file_system import Files
-from jobflow.checkpoint.local_drafts import Folder
 from jobflow.core.errors import CheckpointError, ReplacedError
 from jobflow.engine.session import Session, started_session
+from jobflow.storage import checkpoint_reader as reading
+from jobflow.storage import file_system as files
+from jobflow.storage import manifest, sessions, store
+from jobflow.storage import rank_files as parts
+from jobflow.storage.file_system import Files
+from jobflow.storage.local_drafts import Folder
 
 T = TypeVar("T")
 

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobflow.checkpoint import rank_files as parts
-from jobflow.checkpoint import safetensors
-from jobflow.checkpoint.store import load, problems, save
 from jobflow.core.errors import CheckpointError
 from jobflow.core.layout import Box
 from jobflow.core.types import TensorType, dtype_named, float32, int64
+from jobflow.storage import rank_files as parts
+from jobflow.storage import safetensors
+from jobflow.storage.store import load, problems, save
 
 DTYPES = ["bool", "int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
 

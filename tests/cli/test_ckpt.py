@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import jobflow as flow
-from jobflow.checkpoint import checkpoint_reader as reading
-from jobflow.checkpoint.store import load, save
 from jobflow.cli import main
+from jobflow.storage import checkpoint_reader as reading
+from jobflow.storage.store import load, save
 
 
 @pytest.fixture

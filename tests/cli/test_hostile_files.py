@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from jobflow.checkpoint.store import save
+from jobflow.storage.store import save
 
 #: seconds, and bytes of address space: many times what a command needs, and far less than the files below claim
 LIMIT, MEMORY = 60, 6 * 2**30
@@ -227,7 +227,7 @@ def test_what_lies_beside_the_tensors_may_be_anything(tmp_path: Path) -> None:
 
 def rewritten_as_written(checkpoint: Path, extra: dict[str, Any]) -> None:
     """The manifest as the package itself would have written it, with something else beside the tensors."""
-    from jobflow.checkpoint.manifest import Manifest
+    from jobflow.storage.manifest import Manifest
 
     found = Manifest.read(checkpoint / "manifest.json")
     (checkpoint / "manifest.json").write_text(Manifest(found.tensors, extra, found.files).text())

@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from jobflow.core.errors import DataError
-from jobflow.core.remote import StoreError
 from jobflow.data import open_reader
+from jobflow.storage.remote import StoreError
 
 
 def numpy_files(folder: Path) -> dict[str, Any]:

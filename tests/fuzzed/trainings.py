@@ -17,8 +17,8 @@ from ranks import on_ranks
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow import nn
-from jobflow.checkpoint import sessions
 from jobflow.session import started_session
+from jobflow.storage import sessions
 
 CLASSES, WORDS = 5, 11
 #: layers of a job, and of a module, on x of c channels: {n} becomes the channels, {c} are those before, {name} is new

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from short_runs import CONFIG, SAMPLES, WIDTH, Seen, check_same, loaded, run, samples, write_config
 
-from jobflow.checkpoint import sessions, store
 from jobflow.core.errors import CheckpointError, ConfigError
+from jobflow.storage import sessions, store
 from jobflow.trainer import train
 from jobflow.trainer.watching import NOT_FINITE, RunInfo, StepReport, Watcher
 

@@ -16,10 +16,10 @@ import fsspec
 import pytest
 from short_runs import Seen, check_same, loaded, run, write_config
 
-from jobflow.checkpoint import sessions
-from jobflow.checkpoint.owner import Owner
 from jobflow.core.errors import CheckpointError, ConfigError
-from jobflow.core.remote import RemotePath
+from jobflow.storage import sessions
+from jobflow.storage.owner import Owner
+from jobflow.storage.remote import RemotePath
 from jobflow.trainer.config import load
 from jobflow.trainer.evaluate import evaluate
 from jobflow.trainer.resume import Progress, check_alike, check_configurations, differences

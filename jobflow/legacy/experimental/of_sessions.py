@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jobflow.checkpoint.session_variables import get_all_variables, load_variables
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, did_you_mean, user_line
 from jobflow.core.types import Array, Tensor
@@ -14,6 +13,7 @@ from jobflow.engine.session import started_session
 from jobflow.graph.graph_text import graph_text
 from jobflow.legacy.elements import logical_slice, slice_update
 from jobflow.legacy.variables import assign
+from jobflow.storage.session_variables import get_all_variables, load_variables
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapte
 
 from jobflow.core.errors import ArgumentError, FileError, did_you_mean
 from jobflow.core.imports import IMPORT_PATH, ImportFailedError, function_named
-from jobflow.core.remote import is_remote, path_of
+from jobflow.storage.remote import is_remote, path_of
 from jobflow.trainer.config.tree import Problems, Tree, steps_of
 from jobflow.trainer.config.validation import PATTERNS, Validation, shown
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import FileError, did_you_mean
-from jobflow.core.untrusted import CONFIGURATION, content
+from jobflow.storage.untrusted import CONFIGURATION, content
 from jobflow.trainer.config import functions, rules
 from jobflow.trainer.config.keys import SECTIONS, fields_of, notes_of, setting_meant
 from jobflow.trainer.config.reading import DEPTH, read

@@ -19,15 +19,15 @@ from contextlib import suppress
 from dataclasses import asdict, field
 from uuid import uuid4
 
-from jobflow.checkpoint import manifest
-from jobflow.checkpoint.file_system import Files, files_of
-from jobflow.checkpoint.manifest import Manifest
-from jobflow.checkpoint.owner import Owner
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import CheckpointError
 from jobflow.core.notices import notice
-from jobflow.core.remote import RemotePath, Status, StoreError
-from jobflow.core.untrusted import HEADER, content, json_tree
+from jobflow.storage import manifest
+from jobflow.storage.file_system import Files, files_of
+from jobflow.storage.manifest import Manifest
+from jobflow.storage.owner import Owner
+from jobflow.storage.remote import RemotePath, Status, StoreError
+from jobflow.storage.untrusted import HEADER, content, json_tree
 
 #: Seconds without a new object after which a saving of another machine is taken for abandoned, unless it is the newest.
 STALE = 3600.0

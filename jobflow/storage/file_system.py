@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from jobflow.core.remote import AnyPath, RemotePath
+from jobflow.storage.remote import AnyPath, RemotePath
 
 T = TypeVar("T")
 #: of renameat2(2)

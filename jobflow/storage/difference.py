@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.checkpoint.checkpoint_reader import Checkpoint, Stored
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import CheckpointError, did_you_mean
+from jobflow.storage.checkpoint_reader import Checkpoint, Stored
 
 Array = np.ndarray[Any, Any]
 #: elements that are converted to float64 at a time

@@ -15,18 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.checkpoint.checkpoint_reader import LEGACY_TYPES, Checkpoint, LegacyTensor, Stored, load, variable_type
-from jobflow.checkpoint.difference import selected
-from jobflow.checkpoint.file_system import files_of
-from jobflow.checkpoint.local_drafts import DONE, Folder, is_taken, new_place
-from jobflow.checkpoint.safetensors import Place, bytes_of, header_of, read_header, read_tensor, storable
-from jobflow.checkpoint.store import save
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import CheckpointError
-from jobflow.core.npy import FileArray, in_archive
-from jobflow.core.remote import AnyPath, RemotePath, path_of
 from jobflow.core.types import TensorType, bfloat16
-from jobflow.core.untrusted import mapped
+from jobflow.storage.checkpoint_reader import LEGACY_TYPES, Checkpoint, LegacyTensor, Stored, load, variable_type
+from jobflow.storage.difference import selected
+from jobflow.storage.file_system import files_of
+from jobflow.storage.local_drafts import DONE, Folder, is_taken, new_place
+from jobflow.storage.npy import FileArray, in_archive
+from jobflow.storage.remote import AnyPath, RemotePath, path_of
+from jobflow.storage.safetensors import Place, bytes_of, header_of, read_header, read_tensor, storable
+from jobflow.storage.store import save
+from jobflow.storage.untrusted import mapped
 
 Array = np.ndarray[Any, Any]
 _LEGACY_NAMES = {name: kind for kind, name in LEGACY_TYPES.items() if name != "char"}

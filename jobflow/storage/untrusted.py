@@ -20,7 +20,7 @@ import numpy as np
 
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, FileError
-from jobflow.core.remote import AnyPath, RemotePath, local_copy
+from jobflow.storage.remote import AnyPath, RemotePath, local_copy
 
 #: makes the error that tells what is wrong with a file, from a text that begins with the file's name
 Fault = Callable[[str], Exception]

@@ -11,15 +11,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from jobflow.checkpoint import drafts, safetensors
-from jobflow.checkpoint import rank_files as parts
-from jobflow.checkpoint.checkpoint_reader import Checkpoint, Stored, load, problems
-from jobflow.checkpoint.file_system import Files, files_of
-from jobflow.checkpoint.local_drafts import clean
-from jobflow.checkpoint.manifest import check_extra
-from jobflow.checkpoint.rank_files import Piece
 from jobflow.core.errors import CheckpointError, FileError, user_line
-from jobflow.core.remote import RemotePath, path_of
+from jobflow.storage import drafts, safetensors
+from jobflow.storage import rank_files as parts
+from jobflow.storage.checkpoint_reader import Checkpoint, Stored, load, problems
+from jobflow.storage.file_system import Files, files_of
+from jobflow.storage.local_drafts import clean
+from jobflow.storage.manifest import check_extra
+from jobflow.storage.rank_files import Piece
+from jobflow.storage.remote import RemotePath, path_of
 
 __all__ = ["Checkpoint", "Files", "Stored", "clean", "load", "problems", "save"]
 

@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.checkpoint import manifest, safetensors
-from jobflow.checkpoint.manifest import Manifest, Spans, box_text
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import CheckpointError, ReplacedError, did_you_mean
 from jobflow.core.layout import Box, whole_box
-from jobflow.core.remote import AnyPath, RemotePath, StoreError, path_of
 from jobflow.core.types import DType, TensorType, dtype_named, dtype_of
-from jobflow.core.untrusted import HEADER, Mark, content, mark_of, open_regular, shape_of
+from jobflow.storage import manifest, safetensors
+from jobflow.storage.manifest import Manifest, Spans, box_text
+from jobflow.storage.remote import AnyPath, RemotePath, StoreError, path_of
+from jobflow.storage.untrusted import HEADER, Mark, content, mark_of, open_regular, shape_of
 
 Array = np.ndarray[Any, Any]
 #: what `meta` files call element types; NumPy has no other name for the first, which is therefore only read

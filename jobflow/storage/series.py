@@ -16,13 +16,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Literal
 
-from jobflow.checkpoint import checkpoint_reader as reading
-from jobflow.checkpoint import drafts, manifest, remote_drafts, sessions
-from jobflow.checkpoint.manifest import Manifest
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, CheckpointError, ReplacedError
-from jobflow.core.remote import AnyPath, RemotePath, StoreError, path_of
 from jobflow.engine.session import Session
+from jobflow.storage import checkpoint_reader as reading
+from jobflow.storage import drafts, manifest, remote_drafts, sessions
+from jobflow.storage.manifest import Manifest
+from jobflow.storage.remote import AnyPath, RemotePath, StoreError, path_of
 
 #: how often the newest is looked for, where another process saves and removes at the same time
 TRIES = 10

@@ -29,8 +29,8 @@ from typing import Any
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import CheckpointError
 from jobflow.core.layout import Span
-from jobflow.core.remote import AnyPath
-from jobflow.core.untrusted import DEPTH, HEADER, content, json_tree, plain_name, shape_of, whole
+from jobflow.storage.remote import AnyPath
+from jobflow.storage.untrusted import DEPTH, HEADER, content, json_tree, plain_name, shape_of, whole
 
 NAME = "manifest.json"
 FORMAT = "jobflow checkpoint"

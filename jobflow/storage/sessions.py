@@ -23,22 +23,22 @@ from typing import Any, Literal, TypeVar
 from weakref import WeakSet
 
 import jobflow.core.scope as scope
-from jobflow.checkpoint import drafts, safetensors
-from jobflow.checkpoint import rank_commands as ranks
-from jobflow.checkpoint import rank_files as parts
-from jobflow.checkpoint.drafts import Draft
-from jobflow.checkpoint.manifest import Spans, check_extra
-from jobflow.checkpoint.store import name_of
-from jobflow.checkpoint.store import save as save_arrays
 from jobflow.core.errors import CheckpointError, ReplacedError, did_you_mean, did_you_mean_or, user_line
 from jobflow.core.notices import notice
-from jobflow.core.remote import AnyPath, RemotePath, path_of
 from jobflow.core.types import Array, TensorType
-from jobflow.core.untrusted import whole
 from jobflow.engine.session import Session
 from jobflow.graph.ir import Variable
 from jobflow.runtime.world import launched as launch
 from jobflow.runtime.world.world import World
+from jobflow.storage import drafts, safetensors
+from jobflow.storage import rank_commands as ranks
+from jobflow.storage import rank_files as parts
+from jobflow.storage.drafts import Draft
+from jobflow.storage.manifest import Spans, check_extra
+from jobflow.storage.remote import AnyPath, RemotePath, path_of
+from jobflow.storage.store import name_of
+from jobflow.storage.store import save as save_arrays
+from jobflow.storage.untrusted import whole
 
 T = TypeVar("T")
 Where = str | os.PathLike[str] | RemotePath

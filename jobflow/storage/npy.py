@@ -16,9 +16,9 @@ import numpy as np
 from numpy.lib import format as npy
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.remote import AnyPath
 from jobflow.core.types import Array
-from jobflow.core.untrusted import MEMORY, Fault, Mark, mark_of, open_regular, shape_of
+from jobflow.storage.remote import AnyPath
+from jobflow.storage.untrusted import MEMORY, Fault, Mark, mark_of, open_regular, shape_of
 
 #: of a file's own header inside a zip file: its fixed part, and where in it the lengths of name and extra field stand
 _ZIP_HEADER, _ZIP_LENGTHS = 30, 26

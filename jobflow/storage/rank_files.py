@@ -18,17 +18,17 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from jobflow.checkpoint import safetensors
-from jobflow.checkpoint.drafts import Draft
-from jobflow.checkpoint.file_system import Files
-from jobflow.checkpoint.local_drafts import PART
-from jobflow.checkpoint.manifest import Entry, FileEntry, Manifest, Shard, Spans, check_shards, digest
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import CheckpointError
-from jobflow.core.remote import AnyPath, RemotePath, StoreError
 from jobflow.core.types import Array
-from jobflow.core.untrusted import HEADER, content, json_tree, whole
 from jobflow.runtime.comm.waits import listed
+from jobflow.storage import safetensors
+from jobflow.storage.drafts import Draft
+from jobflow.storage.file_system import Files
+from jobflow.storage.local_drafts import PART
+from jobflow.storage.manifest import Entry, FileEntry, Manifest, Shard, Spans, check_shards, digest
+from jobflow.storage.remote import AnyPath, RemotePath, StoreError
+from jobflow.storage.untrusted import HEADER, content, json_tree, whole
 
 #: Bytes of tensors in one file, unless a single tensor has more.
 SHARD = 2**31

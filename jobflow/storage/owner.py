@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.untrusted import whole
 from jobflow.runtime.world.service.members import node_name
+from jobflow.storage.untrusted import whole
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ import numpy as np
 
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import CheckpointError
-from jobflow.core.remote import AnyPath, RemotePath
 from jobflow.core.types import bfloat16
-from jobflow.core.untrusted import HEADER, json_tree, open_regular, shape_of, whole
+from jobflow.storage.remote import AnyPath, RemotePath
+from jobflow.storage.untrusted import HEADER, json_tree, open_regular, shape_of, whole
 
 Array = np.ndarray[Any, Any]
 

@@ -16,12 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
-from jobflow.checkpoint import manifest
-from jobflow.checkpoint.file_system import Files, files_of
-from jobflow.checkpoint.owner import host, is_alive, start_of
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import CheckpointError
 from jobflow.core.notices import notice
+from jobflow.storage import manifest
+from jobflow.storage.file_system import Files, files_of
+from jobflow.storage.owner import host, is_alive, start_of
 
 #: An empty file that tells tools of the legacy system that a snapshot is complete.
 DONE = "snapshot_done"

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from uuid import uuid4
 
-from jobflow.checkpoint import checkpoint_reader as reading
-from jobflow.checkpoint import local_drafts, remote_drafts
-from jobflow.checkpoint.file_system import Files, files_of
-from jobflow.checkpoint.local_drafts import Folder
-from jobflow.checkpoint.remote_drafts import Objects
 from jobflow.core.errors import CheckpointError
-from jobflow.core.remote import AnyPath, RemotePath
+from jobflow.storage import checkpoint_reader as reading
+from jobflow.storage import local_drafts, remote_drafts
+from jobflow.storage.file_system import Files, files_of
+from jobflow.storage.local_drafts import Folder
+from jobflow.storage.remote import AnyPath, RemotePath
+from jobflow.storage.remote_drafts import Objects
 
 Draft = Folder | Objects
 

@@ -12,21 +12,21 @@ from dataclasses import field
 from functools import partial
 from typing import Any, TypeVar
 
-from jobflow.checkpoint import checkpoint_reader as reading
-from jobflow.checkpoint import drafts, safetensors
-from jobflow.checkpoint import rank_files as parts
-from jobflow.checkpoint.file_system import Files, files_of
-from jobflow.checkpoint.manifest import Spans
-from jobflow.checkpoint.rank_files import Piece
-from jobflow.checkpoint.remote_drafts import UnsureError
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import CheckpointError, ReplacedError
-from jobflow.core.remote import AnyPath
 from jobflow.core.types import Array, TensorType
 from jobflow.engine.binding import state_of
 from jobflow.plan.storage import is_common
 from jobflow.runtime.variable_buffers import State
 from jobflow.runtime.world.world import Rank
+from jobflow.storage import checkpoint_reader as reading
+from jobflow.storage import drafts, safetensors
+from jobflow.storage import rank_files as parts
+from jobflow.storage.file_system import Files, files_of
+from jobflow.storage.manifest import Spans
+from jobflow.storage.rank_files import Piece
+from jobflow.storage.remote import AnyPath
+from jobflow.storage.remote_drafts import UnsureError
 
 T = TypeVar("T")
 #: what a rank keeps in its memory: the task in flight, and tensors that were read but not yet taken

@@ -1,0 +1,8 @@
+"""Files and checkpoints: local paths and object stores, limits of what is read, and `flow.checkpoint`.
+
+`__init__.pyi` lists the public names of `flow.checkpoint`, which are imported on first use.
+"""
+
+from jobflow.core.lazy_imports import attach as _attach
+
+__getattr__, __dir__, __all__ = _attach(__name__, __file__)
