@@ -8,8 +8,12 @@ step      a training step of each model as a job, on one rank and on two MPI ran
 eager     small ops with and without backward, changes of layout, and a step of the MLP: at once, and as nn.Graph
 reduce    an all_reduce between two MPI ranks, by size
 compile   a process of its own in each round: import, session and compile, first step, its peak memory; a deep GPT for many ranks
+models    whole eager training steps of the models of benchmarks/models on one core, and the peak memory of the process
+first     time, number of modules and peak memory of a new process until the first tensor, eager operation or job step
+cold      the first eager step of these models in a new process, with an empty and with a filled cache of compiled loops
 
-Every side is the other checkout's own benchmarks/ours.py, eager_ours.py and reduce.py on its own jobflow.  In a round the sides take turns;
+Every side is the other checkout's own benchmarks/ours.py, eager_ours.py and reduce.py on its own jobflow. The last three parts run this
+checkout's programs on both; they use public names only.  In a round the sides take turns;
 the ratio of their times is taken in each round, and the tables show the median of the ratios with the interval in which the true
 median lies with 95 %.  Rounds in which somebody else used the cores for more than a tenth of the time are left out, unless most were.
 
@@ -26,16 +30,20 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 import eager
+import model_sides
 import models
 import parallel
 import step_time
+from models.table import ROWS
 from side import Side, own_cores
 from step_time import FOREIGN, HERE, RESULTS, environment, machine, running
 
@@ -52,6 +60,13 @@ FACTS = {
     "compile_s": ("session and compile", "s"),
     "first_step_s": ("first step", "s"),
     "mib": ("memory by then", "MiB"),
+}
+#: figures of benchmarks/first_use.py: words, unit, and whether the median ratio is judged
+USES = {
+    "wall_s": ("time", "s", False),
+    "cpu_s": ("processor time", "s", False),
+    "modules": ("modules", "", True),
+    "mib": ("peak memory", "MiB", True),
 }
 #: compiles a deep GPT for many ranks in a process of its own
 DEEP = "import json, parallel, worker; print(worker.PREFIX + json.dumps(parallel.compile(None)))"
@@ -203,7 +218,67 @@ def _compiled(name: str, root: Path, options: argparse.Namespace) -> dict[str, f
         return {key: float(value) for key, value in side.ask(do="compile").items()}
 
 
-PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {"step": step, "eager": at_once, "reduce": reduce, "compile": compiling}
+def model_steps(options: argparse.Namespace) -> Iterator[Row]:
+    own = on(options, 1)
+    for model in options.eager_models:
+        sides = both(lambda root, name: model_sides.ours(name, model, "eager", own.cores[0], root), options)  # noqa: B023 - called at once
+        for side in sides:
+            side.environment["BENCHMARK_CLOCK"] = "cpu" if options.cpu else "elapsed"
+        with running(sides):
+            for side in sides:
+                side.ask(do="facts")
+            yield turns(f"eager step of {model}", sides, "round", model_sides.steps_of_a_round(sides), own)
+            peaks = {side.name: side.peak_mib() for side in sides}
+        yield row(f"peak memory of eager {model}", "MiB", [(peaks[NOW], peaks[BEFORE])], strict=True)
+
+
+def first_uses(options: argparse.Namespace) -> Iterator[Row]:
+    for use in ("tensor", "operation", "job"):
+        pairs = in_processes(partial(_first_use, use, options.cores[-1]), options)
+        for fact, (words, unit, strict) in USES.items():
+            yield row(f"{words} of the first {use}", unit, [(pair[NOW][fact], pair[BEFORE][fact]) for pair in pairs], strict)
+
+
+def _first_use(use: str, core: int, root: Path, name: str) -> dict[str, float]:
+    command = [sys.executable, "-P", str(HERE / "first_use.py"), use]
+    with running([Side(name, [command], [core], environment(root))]) as (side,):
+        return side.ask()
+
+
+def first_steps(options: argparse.Namespace) -> Iterator[Row]:
+    for model in options.eager_models:
+        pairs = in_processes(partial(_first_step, model, options.cores[-1]), options)
+        for state in ("empty", "filled"):
+            yield row(f"first eager step of {model}, {state} cache", "s", [(pair[NOW][state], pair[BEFORE][state]) for pair in pairs], strict=True)
+
+
+def _first_step(model: str, core: int, root: Path, name: str) -> dict[str, float]:
+    """Two processes one after another, which share a new cache."""
+    seconds = {}
+    with tempfile.TemporaryDirectory() as cache:
+        for state in ("empty", "filled"):
+            side = model_sides.ours(name, model, "eager", core, root)
+            side.environment["JOBFLOW_CACHE"] = cache
+            with running([side]):
+                seconds[state] = float(side.ask(do="facts")["first_step_s"])
+    return seconds
+
+
+def in_processes(measure: Callable[[Path, str], dict[str, float]], options: argparse.Namespace) -> list[dict[str, dict[str, float]]]:
+    """Facts by side and round; the sides take turns in beginning a round."""
+    roots = [(NOW, HERE.parent), (BEFORE, options.other)]
+    return [{name: measure(root, name) for name, root in (roots if turn % 2 else roots[::-1])} for turn in range(options.rounds)]
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
+    "step": step,
+    "eager": at_once,
+    "reduce": reduce,
+    "compile": compiling,
+    "models": model_steps,
+    "first": first_uses,
+    "cold": first_steps,
+}
 
 
 # -------------------------------------------------------------------- the run
@@ -224,17 +299,24 @@ def main() -> int:
     parser.add_argument("other", type=checkout, metavar="PATH", help="another checkout")
     parser.add_argument("--only", nargs="+", choices=tuple(PARTS), default=list(PARTS))
     parser.add_argument("--models", nargs="+", choices=models.MODELS, default=list(models.MODELS))
+    parser.add_argument(
+        "--eager-models", nargs="+", choices=tuple(ROWS), default=list(ROWS), metavar="MODEL", help=f"of eager steps: {', '.join(ROWS)}"
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--cores", type=int, nargs="+", help="two; default: the last ones")
+    parser.add_argument("--cpu", action="store_true", help="compare processor time in the part models, on a machine that others use")
     parser.add_argument("--dry", action="store_true", help="append nothing to the results")
     options = parser.parse_args()
     options.cores = own_cores(options.cores, RANKS)
     print(f"{'':46}{NOW:>12}{BEFORE:>12}{'ratio':>14}{'95 %':>18}")
     rows: list[Row] = []
     for part in options.only:
+        start = len(rows)
         for found in PARTS[part](options):
             print(found, flush=True)
             rows.append(found)
+        times = [median(each.ratios) for each in rows[start:] if each.unit in ("s", "ms")]
+        print(f"  {part}: geometric mean of the ratios of {len(times)} times {model_sides.geometric_mean(times):.3f}")
     worse = [found.name for found in rows if not found.good]
     print(f"{len(worse)} of {len(rows)} worse{': ' + '; '.join(worse) if worse else ''}")
     if not options.dry:

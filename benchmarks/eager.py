@@ -2,6 +2,7 @@
 
     python benchmarks/eager.py --peer-python ~/torch/bin/python
     python benchmarks/eager.py --only ops step --rounds 31
+    python benchmarks/eager.py --peer-python ~/torch/bin/python --only models --models residual encoder
 
 ops     microseconds of small ops on float32[4,6], alone and with backward, local (one rank) and global (two ranks, nothing is
         communicated); "beyond" is the time beyond the same call of NumPy in the same process
@@ -9,6 +10,8 @@ routes  milliseconds of changes of layout between two ranks: to_global against r
 step    a training step of the MLP 784-512-10, batch 100, SGD: local, data parallel with global tensors against DTensor, and with
         averaged gradients against DistributedDataParallel
 graph   the same step as nn.Graph against the job function of the same model
+models  whole training steps (zero_grad, forward, loss, backward, update) of the models of benchmarks/models on one core. The modes
+        are eager, nn.Graph and (with --compile) flow.compile, against PyTorch eager in the same rounds
 
 PyTorch lives in an environment of its own.  Every rank of a side is a process on a core of its own.  In a round the sides take
 turns; the ratio of their times is taken in each round, and the tables show the median of the ratios and their 10th and 90th
@@ -21,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import socket
 import sys
 import tempfile
@@ -30,6 +34,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import model_sides
+from models.table import ROWS
 from side import Side, busy_seconds, own_cores
 from step_time import FOREIGN, HERE, RESULTS, environment, machine, quantile, running
 
@@ -169,18 +175,51 @@ def graph(options: argparse.Namespace) -> dict[str, Any]:
     return results
 
 
-PARTS: dict[str, Callable[[argparse.Namespace], Any]] = {"ops": ops, "routes": routes, "step": step, "graph": graph}
+def models_of_all_kinds(options: argparse.Namespace) -> dict[str, Any]:
+    """Compare the modes with PyTorch eager, or with nn.Graph if there is no PyTorch."""
+    core = options.cores[-1]
+    modes = ["eager", "graph", *(["compile"] if options.compile else [])]
+    reference = model_sides.PEER if options.peer_python else "graph"
+    print(f"\n{'whole steps, 1 core, ms':26}{reference:>10}" + "".join(f"{mode:>10}{'/' + reference:>9}  p10 - p90 " for mode in modes) + "   MiB")
+    results: dict[str, Any] = {}
+    for model in options.models:
+        sides = [model_sides.ours(mode, model, mode, core) for mode in modes]
+        sides += [model_sides.peer(model, options.peer_python, core)] if options.peer_python else []
+        results[model] = model_sides.measure(sides, reference, options.rounds, core)
+        show_model(model, results[model]["sides"], reference, modes)
+    means = {mode: model_sides.geometric_mean(row["sides"][mode]["ratio"] for row in results.values()) for mode in modes}
+    print("  geometric mean: " + ", ".join(f"{mode} {mean:.3f}" for mode, mean in means.items()))
+    return {"models": results, "means": means}
+
+
+def show_model(model: str, sides: dict[str, Any], reference: str, modes: Sequence[str]) -> None:
+    cells = ""
+    for mode in modes:
+        ratio = "ERROR" if sides[mode]["difference"] > model_sides.AGREE else f"{sides[mode]['ratio']:.2f}"
+        cells += f"{sides[mode]['ms']:10.2f}{ratio:>9}" + "{:6.2f} -{:5.2f}".format(*sides[mode]["spread"])
+    memory = " ".join(f"{side['mib']:.0f}" for side in sides.values())
+    print(f"  {model:24}{sides[reference]['ms']:10.2f}{cells}   {memory}", flush=True)
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], Any]] = {"ops": ops, "routes": routes, "step": step, "graph": graph, "models": models_of_all_kinds}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=tuple(PARTS), default=list(PARTS))
     parser.add_argument("--peer-python", help="a Python that has PyTorch; without it jobflow is timed alone")
+    parser.add_argument(
+        "--models", nargs="+", choices=tuple(ROWS), default=list(ROWS), metavar="MODEL", help=f"of the part models: {', '.join(ROWS)}"
+    )
+    parser.add_argument("--compile", action="store_true", help="add flow.compile to the part models")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--cores", type=int, nargs="+", help="one per rank; default: the last ones")
+    parser.add_argument("--cpu", action="store_true", help="compare processor time instead of elapsed time, on a machine that others use")
     parser.add_argument("--dry", action="store_true", help="append nothing to the results")
     options = parser.parse_args()
     options.cores = own_cores(options.cores, RANKS)
+    if options.cpu:
+        os.environ["BENCHMARK_CLOCK"] = "cpu"  # inherited by every side
     with tempfile.TemporaryDirectory() as options.folder:
         found = {part: PARTS[part](options) for part in options.only}
     if not options.dry:

@@ -1,6 +1,6 @@
-"""One side of `step_time.py` for a model of `models/`: `python model_step.py MODEL`, on the library that BENCHMARK_LIBRARY names.
+"""Training steps of a model of `models/` on order: `python model_step.py MODEL`, on the library that BENCHMARK_LIBRARY names.
 
-PyTorch runs it eagerly.  jobflow runs it as an `nn.Graph` for each loss.
+PyTorch runs eagerly. jobflow runs the same eager step, an `nn.Graph` for each loss, or the eager step by `flow.compile`.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def build(row: table.Row) -> Any:
     return module
 
 
-def training_step(module: Any, training: table.Training) -> Callable[..., Any]:
-    """A function that takes a batch and makes one step."""
+def training_step(module: Any, training: table.Training, mode: str) -> Callable[..., Any]:
+    """Return a function of a batch that makes one whole step: forward, loss, backward, update."""
     part = getattr(module, training.part) if training.part else module
     optimizer = getattr(flow.optim, training.optimizer)(part.parameters(), **training.options)
     loss_of = getattr(module, training.loss)
-    if not TORCH:
+    if mode == "graph":
         return _graph(module, optimizer, training.loss)
 
     def step(*batch: Any) -> Any:
@@ -54,7 +54,7 @@ def training_step(module: Any, training: table.Training) -> Callable[..., Any]:
         optimizer.step()
         return loss.detach()
 
-    return step
+    return flow.compile(step) if mode == "compile" else step
 
 
 def _graph(module: Any, optimizer: Any, loss_of: str) -> Callable[..., Any]:
@@ -75,6 +75,7 @@ def _graph(module: Any, optimizer: Any, loss_of: str) -> Callable[..., Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", choices=table.ROWS)
+    parser.add_argument("--mode", choices=("eager", "graph", "compile"), default="eager")
     parser.add_argument("--kernels", default="auto", help="the tier of jobflow's kernels")
     options = parser.parse_args()
     if TORCH:
@@ -84,7 +85,7 @@ def main() -> None:
     row = table.ROWS[options.model]
     module = build(row)
     batch = [flow.tensor(np.ascontiguousarray(part)) for part in table.batch(options.model)]
-    steps = [training_step(module, training) for training in row.trainings]
+    steps = [training_step(module, training, options.mode) for training in row.trainings]
 
     def step() -> Any:
         losses = [one(*batch) for one in steps]

@@ -12,29 +12,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 import time
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 HERE = Path(__file__).parents[1]
 sys.path[0] = str(HERE)
 
+import model_sides  # noqa: E402
+from model_sides import AGREE, PEER  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 from side import Side  # noqa: E402
-from step_time import FOREIGN, RESULTS, environment, machine, one_round, quantile, running  # noqa: E402
+from step_time import RESULTS, machine  # noqa: E402
 
 from models.table import ROWS  # noqa: E402
-
-#: seconds that a round should take on each side
-ROUND = 0.3
-CHECKED = 5
-AGREE = 1e-4
-PEER = "torch"
 
 
 def arguments() -> argparse.Namespace:
@@ -48,34 +42,13 @@ def arguments() -> argparse.Namespace:
 
 
 def sides_of(model: str, options: argparse.Namespace) -> list[Side]:
-    script = str(HERE / "model_step.py")
-    ours = [Side(tier, [[sys.executable, script, model, "--kernels", tier]], [options.core], environment()) for tier in options.kernels]
-    return [*ours, Side(PEER, [[options.peer_python, script, model]], [options.core], {"BENCHMARK_LIBRARY": "torch"})]
+    ours = [model_sides.ours(tier, model, "graph", options.core, kernels=tier) for tier in options.kernels]
+    return [*ours, model_sides.peer(model, options.peer_python, options.core)]
 
 
 def measure(model: str, options: argparse.Namespace) -> dict[str, Any]:
     """Milliseconds, ratios and memory by side, and how far the losses of the first steps are from PyTorch's."""
-    with running(sides_of(model, options)) as sides:
-        facts = {side.name: side.ask(do="facts") for side in sides}
-        curves = {side.name: [facts[side.name]["first_loss"], *side.ask(do="losses", steps=CHECKED)["losses"]] for side in sides}
-        slowest = max(min(side.ask(do="round", steps=3)["seconds"]) for side in sides)
-        steps = max(3, round(ROUND / slowest))
-        rounds = [one_round(sides, steps, turn, [options.core]) for turn in range(options.rounds)]
-        memory = {side.name: side.peak_mib() for side in sides}
-    calm = [times for times, foreign in rounds if foreign <= FOREIGN]
-    kept = calm if len(calm) >= max(3, len(rounds) // 3) else [times for times, _ in rounds]
-    found = {}
-    for side in sides:
-        ratios = [times[side.name] / times[PEER] for times in kept]
-        found[side.name] = {
-            "ms": 1e3 * median(times[side.name] for times in kept),
-            "ratio": median(ratios),
-            "spread": [quantile(ratios, 0.1), quantile(ratios, 0.9)],
-            "mib": memory[side.name],
-            "first_step_s": facts[side.name]["first_step_s"],
-            "difference": max(abs(a - b) / abs(b) for a, b in zip(curves[side.name], curves[PEER], strict=True)),
-        }
-    return {"model": model, "disturbed": len(rounds) - len(calm), "sides": found}
+    return {"model": model} | model_sides.measure(sides_of(model, options), PEER, options.rounds, options.core)
 
 
 def table_of(results: list[dict[str, Any]], options: argparse.Namespace) -> Table:
@@ -96,7 +69,7 @@ def table_of(results: list[dict[str, Any]], options: argparse.Namespace) -> Tabl
 
 def mean_ratio(results: list[dict[str, Any]], tiers: list[str]) -> float:
     """The geometric mean, over the models, of the ratio of the best of these tiers."""
-    return math.exp(sum(math.log(min(result["sides"][tier]["ratio"] for tier in tiers)) for result in results) / len(results))
+    return model_sides.geometric_mean(min(result["sides"][tier]["ratio"] for tier in tiers) for result in results)
 
 
 def main() -> int:

@@ -66,6 +66,7 @@ def test_uses_do_not_count(source: str) -> None:
         ("Return one. Return two words.", [2, 3]),
         ("Return the sum, e.g.\nof rows.\n\nSecond paragraph", [4, 2, 2]),
         ("Run it:\n\n    code is not counted at all\n", [2]),
+        ("ops     small operations\nstep    a training step", [3, 4]),
         ("- first item\n- second longer item", [2, 3]),
     ],
 )

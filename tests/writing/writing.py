@@ -82,9 +82,9 @@ def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def sentences(text: str) -> Iterator[list[str]]:
-    """Words of each sentence of prose; indented lines are code or tables, and a list item is a sentence."""
+    """Words of each sentence of prose; indented lines are code or tables, and an item of a list or table is a sentence."""
     prose = "\n".join("" if line.startswith((" ", ">>>", "|", "```")) else line for line in text.splitlines())
-    for paragraph in re.split(r"\n\s*\n|\n(?=[-*] )", prose):
+    for paragraph in re.split(r"\n\s*\n|\n(?=[-*] |\S+ {2,}\S)", prose):
         for sentence in re.split(r"(?<=[.?!])[)\"'`]*\s+", paragraph):
             yield [word for word in sentence.split() if re.search(r"[^\W\d_]", word)]
 
