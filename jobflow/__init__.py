@@ -14,7 +14,7 @@
 Everything is defined elsewhere; `__init__.pyi` is the table of contents.  What it names is imported when it is first asked for.
 """
 
-from jobflow.core import interrupts as _interrupts
+from jobflow.runtime import interrupts as _interrupts
 
 _interrupts.install()  # before other imports, which take longer
 

@@ -10,10 +10,10 @@ import pytest
 
 import jobflow
 from jobflow import scope
-from jobflow.core.collection import collection_paused
 from jobflow.core.errors import JobError, PlacementError
 from jobflow.core.layout import Placement
 from jobflow.engine.session import folded
+from jobflow.runtime.collection import collection_paused
 
 
 class Nobody:

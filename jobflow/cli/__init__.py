@@ -16,9 +16,9 @@ from types import TracebackType
 from jobflow.cli.command_table import COMMANDS, GROUPS, Command
 from jobflow.core.errors import ConfigError, JobflowError, did_you_mean, did_you_mean_or, is_ours, is_users
 from jobflow.core.extras import package_of
-from jobflow.core.interrupts import INTERRUPTED, TRACEBACK, forget_interrupt, is_interrupt, shows_traceback
 from jobflow.core.version import __version__
 from jobflow.distributed.output import drop_output
+from jobflow.runtime.interrupts import INTERRUPTED, TRACEBACK, forget_interrupt, is_interrupt, shows_traceback
 from jobflow.runtime.world.launched import end_job, guarded, say_once
 
 CODES = {

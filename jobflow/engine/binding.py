@@ -15,8 +15,6 @@ from functools import partial
 from jobflow.compiler.compile import ordered_program, plan_rank, rank_program
 from jobflow.compiler.rank.local import Program
 from jobflow.compiler.rank.order import Ordered
-from jobflow.core.beside import beside
-from jobflow.core.collection import collection_paused
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError
 from jobflow.core.layout import Layout
@@ -28,6 +26,8 @@ from jobflow.ops.source import Input
 from jobflow.plan.plan import Plan, Slot
 from jobflow.plan.plan_checks import compare_plans, summary
 from jobflow.plan.storage import GIVEN, RankMemory, apart, is_common, place_variables
+from jobflow.runtime.collection import collection_paused
+from jobflow.runtime.concurrency import concurrently
 from jobflow.runtime.executor import Executor, Through
 from jobflow.runtime.variable_buffers import State
 from jobflow.runtime.world.world import Rank
@@ -84,7 +84,7 @@ class Loaded:
         _check_apart(state, own, graph)
         new = state.declare(graph.variables.values(), self.storage.share, own)
         on_host = rank.device.tag == "cpu"  # others have a current device for each thread
-        with beside(partial(state.initialize, new, self.target)) if on_host else nullcontext():
+        with concurrently(partial(state.initialize, new, self.target)) if on_host else nullcontext():
             ready = self._ready(rank, state)
         if not on_host:
             state.initialize(new, self.target)

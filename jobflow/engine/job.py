@@ -19,7 +19,6 @@ from jobflow.compiler.compile import distribute, logical
 from jobflow.compiler.front.batch_cut import cut_batch, explained
 from jobflow.compiler.front.differentiate import reached_from, trained_variables
 from jobflow.compiler.front.trace import Tracer
-from jobflow.core.collection import collection_paused
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, SourceLine
 from jobflow.core.layout import Placement
@@ -40,6 +39,7 @@ from jobflow.graph.training import Microbatches, Optimizer, Training, ValidRange
 from jobflow.ops.arithmetic import Where
 from jobflow.ops.random_tensors import RandomSource
 from jobflow.ops.row_update import RowUpdate
+from jobflow.runtime.collection import collection_paused
 from jobflow.typing.annotations import Declared
 from jobflow.typing.lazy import is_lazy, whole
 from jobflow.typing.results import HostArgument, HostResult, Results

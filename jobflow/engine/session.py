@@ -21,7 +21,6 @@ import numpy as np
 import jobflow.core.scope as scope
 from jobflow.compiler.front.trace import RUN_COUNTER
 from jobflow.core.errors import ArgumentError, CheckpointError, JobError, PlacementError, user_line
-from jobflow.core.interrupts import held
 from jobflow.core.layout import Placement, first_ranks
 from jobflow.core.notices import notice
 from jobflow.core.types import Array
@@ -35,6 +34,7 @@ from jobflow.graph.ir import Variable
 from jobflow.graph.wire import physical_to_wire
 from jobflow.kernels.target import Target, target_of
 from jobflow.runtime.device import cupy_device as cuda
+from jobflow.runtime.interrupts import held
 from jobflow.runtime.world.launched import launched
 from jobflow.runtime.world.start import start_world
 from jobflow.runtime.world.world import World

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jobflow.core.errors import CheckpointError, ConfigError, DtypeError, JobError, did_you_mean, user_line
-from jobflow.core.interrupts import held
 from jobflow.core.layout import B, Layout
 from jobflow.core.types import type_of
 from jobflow.eager import run
@@ -22,6 +21,7 @@ from jobflow.functional.gradient_clipping import clip_grad_norm_
 from jobflow.ops.optimizer_updates import OptimizerUpdate, unified
 from jobflow.ops.source import Constant
 from jobflow.ops.update import rate_dtype
+from jobflow.runtime.interrupts import held
 
 Group = dict[str, Any]
 #: what an option must be: a predicate, and the same in words

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.interrupts import INTERRUPTED as INTERRUPTED
 from jobflow.core.notices import notice
 from jobflow.engine.compiled import Compiled
+from jobflow.runtime.interrupts import INTERRUPTED as INTERRUPTED
 from jobflow.storage.remote import AnyPath
 
 if TYPE_CHECKING:

@@ -27,7 +27,6 @@ import jobflow.core.scope as scope
 from jobflow.compiler.compile import logical
 from jobflow.compiler.front.batch_cut import cut_batch, explained
 from jobflow.compiler.front.trace import Tracer
-from jobflow.core.collection import collection_paused
 from jobflow.core.errors import CheckpointError, ConfigError, JobError, did_you_mean, did_you_mean_or, user_line
 from jobflow.core.layout import Placement
 from jobflow.core.notices import notice
@@ -47,6 +46,7 @@ from jobflow.nn.graph.settings import GraphConfig, GraphModule, ProxyModule
 from jobflow.nn.modules import state_dicts as saving
 from jobflow.nn.modules.module import Module
 from jobflow.optim.optimizer import Optimizer
+from jobflow.runtime.collection import collection_paused
 
 #: the name of the count of steps in state_dict
 STEP = "System-Train-TrainStep"

@@ -18,7 +18,6 @@ from jobflow.compiler.compile import distribute
 from jobflow.core.cache_folder import choose_cache_folder
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import DivergedError, JobError, user_line
-from jobflow.core.interrupts import held
 from jobflow.core.layout import Layout, Placement
 from jobflow.core.types import Array, TensorType
 from jobflow.eager.convert import agree, convert_array, done, empty
@@ -38,6 +37,7 @@ from jobflow.nn.parameter import Parameter
 from jobflow.plan.storage import is_common
 from jobflow.runtime.comm.communicator import Communicator
 from jobflow.runtime.executor import Executor
+from jobflow.runtime.interrupts import held
 from jobflow.runtime.variable_buffers import State
 from jobflow.runtime.world.world import Rank
 

@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from jobflow.core.errors import AbortedError, DivergedError, JobflowError
-from jobflow.core.interrupts import INTERRUPTED, described, is_interrupt, shows_traceback
+from jobflow.runtime.interrupts import INTERRUPTED, described, is_interrupt, shows_traceback
 from jobflow.runtime.world import mpi_end, watcher
 from jobflow.runtime.world.environment import Launch as Launch
 from jobflow.runtime.world.environment import check_process

@@ -1,6 +1,6 @@
 """The world of threads: one thread of this process per rank.
 
-The calling thread only waits, so that Ctrl-C works: it stops the ranks at their next communication, unless `core.interrupts` holds it.
+The calling thread only waits, so that Ctrl-C works: it stops the ranks at their next communication, unless `runtime.interrupts` holds it.
 The threads are daemons that `close`, the end of the world object, or the end of the process joins: Python joins other threads before
 it runs what is registered for exit, and would wait for idle ranks forever.
 """
@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from jobflow.core.errors import AbortedError, JobError
-from jobflow.core.interrupts import caught
 from jobflow.kernels import blas_threads as blas
 from jobflow.runtime.comm.nccl_communicator import device_communicator
 from jobflow.runtime.comm.thread_communicator import Room, ThreadsCommunicator
 from jobflow.runtime.device.device import Device
 from jobflow.runtime.device.numpy_device import aligned_zeros
+from jobflow.runtime.interrupts import caught
 from jobflow.runtime.world.world import Command, Rank, each_argument, failure
 
 #: seconds that closing waits for a rank that is still busy

@@ -1,4 +1,4 @@
-"""Work in a thread beside other work."""
+"""Work in a second thread while a block runs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextvars import copy_context
 
 
 @contextmanager
-def beside(work: Callable[[], None]) -> Iterator[None]:
-    """Do the work while the block runs, in the scope of the block; what it raises is raised where the block ends."""
+def concurrently(work: Callable[[], None]) -> Iterator[None]:
+    """Run `work` in a thread while the block runs, in the scope of the block; raise its exception at the end of the block."""
     raised: list[BaseException] = []
 
     def run() -> None:
@@ -19,7 +19,7 @@ def beside(work: Callable[[], None]) -> Iterator[None]:
         except BaseException as error:  # noqa: BLE001 - raised below
             raised.append(error)
 
-    thread = threading.Thread(target=copy_context().run, args=(run,), name="beside", daemon=True)
+    thread = threading.Thread(target=copy_context().run, args=(run,), name="concurrently", daemon=True)
     thread.start()
     try:
         yield
