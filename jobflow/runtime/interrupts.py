@@ -31,12 +31,12 @@ AGAIN = 0.01
 class _Instead:
     """Inside, `_note` is called for SIGINT instead of the handler that there is."""
 
-    __slots__ = ("_handler",)
+    __slots__ = ("_previous",)
 
     def __enter__(self) -> Self:
-        self._handler: Any = None
-        if threading.current_thread() is threading.main_thread() and callable(handler := _calls.getsignal(_SIGINT)):
-            self._handler = handler
+        self._previous: Any = None
+        if threading.current_thread() is threading.main_thread() and callable(previous := _calls.getsignal(_SIGINT)):
+            self._previous = previous
             _calls.signal(_SIGINT, self._note)
         return self
 
@@ -44,8 +44,8 @@ class _Instead:
         raise NotImplementedError
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._handler is not None:
-            _calls.signal(_SIGINT, self._handler)
+        if self._previous is not None:
+            _calls.signal(_SIGINT, self._previous)
 
 
 class held(_Instead):
@@ -61,13 +61,13 @@ class held(_Instead):
             self._noted = number, frame
             return
         first, self._noted = self._noted, None
-        self._handler(*first)
-        self._handler(number, frame)
+        self._previous(*first)
+        self._previous(number, frame)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         super().__exit__(kind, error, trace)
         if self._noted is not None:
-            self._handler(*self._noted)
+            self._previous(*self._noted)
 
 
 class caught(_Instead):
@@ -81,7 +81,7 @@ class caught(_Instead):
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         try:
-            self._handler(number, frame)
+            self._previous(number, frame)
         except BaseException as error:  # noqa: BLE001 - raised at the end
             self.error = error
             self._stop()
