@@ -88,7 +88,7 @@ def forward(x: Tensor, y: Tensor, w: Tensor) -> dict[str, Callable[[], Tensor]]:
 def through(call: Callable[[], Tensor], leaves: tuple[Tensor, ...]) -> Callable[[], None]:
     """There and back."""
     made = call()
-    seed = Tensor(made.type, made.layout, np.ones_like(made.array))
+    seed = Tensor(made.tensor_type, made.layout, np.ones_like(made.array))
     if made.layout is not None and made.layout.is_partial:
         seed = to_global(seed, sbp=B)
 

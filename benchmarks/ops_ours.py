@@ -35,7 +35,7 @@ def gradients(y: Tensor, dy: Any, wanted: Sequence[Tensor]) -> list[Tensor]:
             for value, share in zip(node.inputs, node.op.grad(*node.inputs, *node.outputs, *given), strict=True):
                 if share is not None:
                     found[value] = apply(Add(), found[value], share) if value in found else share
-    return [Tensor(x.type, x.layout, None, traced=found[x.traced]) for x in wanted]
+    return [Tensor(x.tensor_type, x.layout, None, traced=found[x.traced]) for x in wanted]
 
 
 class Equal(flow.nn.Graph):

@@ -211,19 +211,19 @@ class Typed:
     """What has a type has its shape and its element type too."""
 
     __slots__ = ()
-    type: TensorType
+    tensor_type: TensorType
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.type.shape
+        return self.tensor_type.shape
 
     @property
     def dtype(self) -> DType:
-        return self.type.dtype
+        return self.tensor_type.dtype
 
     @property
     def ndim(self) -> int:
-        return self.type.ndim
+        return self.tensor_type.ndim
 
 
 @runtime_checkable
@@ -231,7 +231,7 @@ class Tensor(Protocol):
     """What ops take and give: a value of a graph being traced, or an eager tensor."""
 
     @property
-    def type(self) -> TensorType: ...
+    def tensor_type(self) -> TensorType: ...
 
 
 def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

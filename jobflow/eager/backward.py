@@ -56,19 +56,21 @@ def backward(
 
 def _seed(root: Tensor, gradient: Tensor | None) -> Tensor:
     if not root._needs_gradient:
-        raise JobError(f"{_here()}: this {root.type} tensor does not require gradients: none of its inputs does, or it was computed under no_grad")
+        raise JobError(
+            f"{_here()}: this {root.tensor_type} tensor does not require gradients: none of its inputs does, or it was computed under no_grad"
+        )
     if gradient is None:
-        if root.type.size != 1:
-            size = f"{root.type.size} elements"
+        if root.tensor_type.size != 1:
+            size = f"{root.tensor_type.size} elements"
             raise JobError(f"{_here()}: a tensor of {size} needs an explicit gradient; only a single element has the default 1.0")
         _running().placement = None if root.layout is None else root.layout.placement
-        return apply(Constant(root.type.shape, root.type.dtype, 1.0))
+        return apply(Constant(root.tensor_type.shape, root.tensor_type.dtype, 1.0))
     if not isinstance(gradient, Tensor):
-        raise ArgumentError(f"{_here()}: the gradient of a {root.type} tensor is a tensor, or None for 1.0, not {type(gradient).__name__}")
+        raise ArgumentError(f"{_here()}: the gradient of a {root.tensor_type} tensor is a tensor, or None for 1.0, not {type(gradient).__name__}")
     if (gradient.layout and gradient.layout.placement) != (root.layout and root.layout.placement):
         raise PlacementError(f"{_here()}: the gradient {_described(gradient)} does not lie where the tensor {_described(root)} does; use to_global")
-    if gradient.type != root.type:
-        raise ShapeError(f"{_here()}: the gradient {gradient.type} has another type than the tensor, {root.type}")
+    if gradient.tensor_type != root.tensor_type:
+        raise ShapeError(f"{_here()}: the gradient {gradient.tensor_type} has another type than the tensor, {root.tensor_type}")
     return gradient
 
 
@@ -199,7 +201,7 @@ class Sweep:
         for i, gradient in enumerate(found):
             if anomalies.check_nan and gradient is not None and node.edges[i] is not None and _has_nan(self.here, gradient):
                 raise JobError(
-                    f"{_here()}: NaN in the gradient of input {i}, {gradient.type}, of {node.name} at {_made_at(node)}; "
+                    f"{_here()}: NaN in the gradient of input {i}, {gradient.tensor_type}, of {node.name} at {_made_at(node)}; "
                     f"the gradient of its output was {', '.join(map(_described, gradients))}"
                 )
         return found
@@ -256,14 +258,14 @@ class Sweep:
 def like(gradient: Tensor, given: Any, what: str) -> Tensor:
     """What a hook gives in place of a gradient, which is as that was."""
     if not isinstance(given, Tensor):
-        raise ArgumentError(f"{_here()}: {what} is a tensor {gradient.type}, or None to leave it so; it is {type(given).__name__}")
-    if given.type != gradient.type or (given.layout is None) != (gradient.layout is None):
+        raise ArgumentError(f"{_here()}: {what} is a tensor {gradient.tensor_type}, or None to leave it so; it is {type(given).__name__}")
+    if given.tensor_type != gradient.tensor_type or (given.layout is None) != (gradient.layout is None):
         raise ShapeError(f"{_here()}: {what} is {_described(given)} in place of {_described(gradient)}")
     return given
 
 
 def _described(x: Tensor | None) -> str:
-    return "nothing" if x is None else f"{x.type} {'local' if x.layout is None else x.layout}"
+    return "nothing" if x is None else f"{x.tensor_type} {'local' if x.layout is None else x.layout}"
 
 
 def _made_at(node: TapeNode) -> str:
@@ -282,7 +284,7 @@ def _has_nan(here: EagerState, x: Tensor) -> bool:
 
 def zeros(x: Tensor) -> Tensor:
     """Zeros that lie as x does."""
-    return Tensor(x.type, x.layout, np.zeros(x.array.shape, x.type.dtype.numpy))
+    return Tensor(x.tensor_type, x.layout, np.zeros(x.array.shape, x.tensor_type.dtype.numpy))
 
 
 def _behind(edges: Sequence[Edge]) -> Iterator[tuple[TapeNode, int] | Tensor]:
@@ -300,7 +302,7 @@ def _behind(edges: Sequence[Edge]) -> Iterator[tuple[TapeNode, int] | Tensor]:
 
 
 def _copied(x: Tensor) -> Tensor:
-    made = Tensor(x.type, x.layout, x.array.copy())
+    made = Tensor(x.tensor_type, x.layout, x.array.copy())
     made.origin = x.origin
     return made
 
@@ -330,7 +332,7 @@ def relaid(here: EagerState, gradient: Tensor, layout: Layout) -> Tensor:
     assert gradient.layout is not None
     one = gradient.layout.placement is layout.placement and layout.placement.size == 1
     array = gradient.array if one else convert(here, gradient, layout, "a gradient")  # on one rank all layouts are the same
-    made = Tensor(gradient.type, layout, array)
+    made = Tensor(gradient.tensor_type, layout, array)
     if gradient._needs_gradient and here.grad_enabled:
         record("to_global", (gradient,), (made,), Relaid(here, unsummed(gradient.layout)))
     return made

@@ -85,7 +85,7 @@ class Part:
 def convert(here: EagerState, x: Tensor, target: Layout, what: str) -> Array:
     """This rank's piece of a global tensor in another layout; every rank of both placements calls it.  `what` it is for, in messages."""
     assert x.layout is not None
-    return convert_array(here, x.array, x.type, x.layout, target, what, x.origin)
+    return convert_array(here, x.array, x.tensor_type, x.layout, target, what, x.origin)
 
 
 def convert_array(here: EagerState, array: Array, type: TensorType, source: Layout, target: Layout, what: str, origin: int = 0) -> Array:
@@ -211,7 +211,7 @@ def _gathered(here: EagerState, x: Tensor, what: str) -> Array:
     everywhere = Layout(Placement("cpu", tuple(range(here.rank.size))), (B,))
     if x.layout.placement.ranks == everywhere.placement.ranks and x.layout.is_whole:
         if here.rank.size > 1:
-            same = x.type, x.layout, x.layout
+            same = x.tensor_type, x.layout, x.layout
             agree(here, here.rank.comm, _digest(here, *same, x.origin), _described(here, what, *same, x.origin))
         return x.array.copy()  # written to on one rank, copies would no longer be equal
-    return convert_array(here, x.array, x.type, x.layout, everywhere, what, x.origin)
+    return convert_array(here, x.array, x.tensor_type, x.layout, everywhere, what, x.origin)

@@ -41,7 +41,7 @@ def change(here: EagerState, x: Tensor, target: Layout, back: Sequence[Sbp] | No
     check_current(x)
     if x.layout == target and back is None:
         return x
-    output = Tensor(x.type, target, convert(here, x, target, "to_global"))
+    output = Tensor(x.tensor_type, target, convert(here, x, target, "to_global"))
     output.origin = x.origin
     if x.layout == target:
         x.shares(output)
@@ -80,7 +80,7 @@ def _entered(here: EagerState, x: Tensor, target: Layout, check: bool, copy: boo
     output.origin = mixed(here.entered, zlib.crc32(f"{type} {target}".encode()))
     here.trail(target.placement).add(output.origin, f"to_global of a local tensor: {type} {target}")
     if here.grad_enabled and x._needs_gradient:
-        record("to_global", (x,), (output,), _EnterGradient(here, target, x.type))
+        record("to_global", (x,), (output,), _EnterGradient(here, target, x.tensor_type))
     return output
 
 
@@ -91,9 +91,9 @@ def logical_type(here: EagerState, x: Tensor, target: Layout) -> TensorType:
     if here.rank.size > 1:
         digest = zlib.crc32(f"to_global {target}".encode())
         agree(here, here.rank.comm, digest, lambda: f"to_global of a local tensor to {target} at {user_line()}")
-        everybody = _types(here, x.type)
+        everybody = _types(here, x.tensor_type)
     else:
-        everybody = [x.type]
+        everybody = [x.tensor_type]
     given = {rank: everybody[rank] for rank in ranks}
     first = given[ranks[0]]
     for rank, type in given.items():
@@ -127,11 +127,11 @@ def _types(here: EagerState, type: TensorType) -> list[TensorType]:
 
 def _assumed_type(x: Tensor, target: Layout) -> TensorType:
     """The type if all ranks have tensors like this one."""
-    shape = list(x.type.shape)
+    shape = list(x.tensor_type.shape)
     for sbp, n in zip(target.sbp, target.placement.mesh, strict=True):
         if isinstance(sbp, Split):
             shape[sbp.axis] *= n
-    return x.type.with_shape(tuple(shape))
+    return x.tensor_type.with_shape(tuple(shape))
 
 
 def _first_copy(here: EagerState, array: np.ndarray, type: TensorType, target: Layout) -> np.ndarray:
@@ -170,12 +170,12 @@ def leave(here: EagerState, x: Tensor, *, copy: bool = False) -> Tensor:
     """This rank's piece of a global tensor, as a local tensor."""
     check_current(x)
     piece = x.array.copy() if copy else x.array
-    output = Tensor(x.type.with_shape(tuple(piece.shape)), None, piece)
+    output = Tensor(x.tensor_type.with_shape(tuple(piece.shape)), None, piece)
     if not copy:
         x.shares(output)
     if here.grad_enabled and x._needs_gradient:
         assert x.layout is not None
-        record("to_local", (x,), (output,), _LeaveGradient(here, x.layout, x.type))
+        record("to_local", (x,), (output,), _LeaveGradient(here, x.layout, x.tensor_type))
     return output
 
 
@@ -192,5 +192,5 @@ class _LeaveGradient:
         array = gradient.array if self.here.rank.index in back.placement.ranks else empty(self.type)
         made = Tensor(self.type, back, array)
         if self.here.grad_enabled and gradient._needs_gradient:
-            record("to_global", (gradient,), (made,), _EnterGradient(self.here, back, gradient.type))
+            record("to_global", (gradient,), (made,), _EnterGradient(self.here, back, gradient.tensor_type))
         return (made,)

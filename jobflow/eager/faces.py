@@ -110,7 +110,7 @@ def _named(function: Any, word: str, module: str) -> Any:
 
 def is_tensor(x: Any) -> bool:
     """Whether x is a tensor of either face."""
-    return isinstance(getattr(x, "type", None), TensorType)
+    return isinstance(getattr(x, "tensor_type", None), TensorType)
 
 
 # -------------------------------------------------------------------- functions of tensors
@@ -174,9 +174,9 @@ def _body(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -> Jo
     body = scope.current().interpreter
     for name, given in roles.given(arguments, named):
         if isinstance(given, TensorOperators) and not isinstance(body, JobBody):
-            raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {given.type} of a job whose body has ended")
+            raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {given.tensor_type} of a job whose body has ended")
         if is_tensor(given) and not isinstance(given, TensorOperators) and given.traced is None:
-            raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {given.type} {NOT_OF_THE_JOB}")
+            raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {given.tensor_type} {NOT_OF_THE_JOB}")
     assert isinstance(body, JobBody)
     return body
 
@@ -356,7 +356,7 @@ def _check_in_job(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any
         if isinstance(given, TensorOperators):
             continue
         if is_tensor(given):
-            raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {given.type} {NOT_OF_THE_JOB}")
+            raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {given.tensor_type} {NOT_OF_THE_JOB}")
         if roles.wrong(name, given, numbers=True):
             raise JobError(f"{roles.what} at {user_line()}: {name} is {described(given)}, not {roles.must_be(name)} of this job; {NOT_A_TENSOR}")
 
@@ -367,7 +367,7 @@ def _elsewhere(function: Callable[..., Any], roles: Roles, instead: str, argumen
     tensors = [value for _, value in given if is_tensor(value) and not isinstance(value, TensorOperators)]
     for name, value in given:
         if isinstance(value, TensorOperators):
-            raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {value.type} of a job whose body has ended")
+            raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {value.tensor_type} of a job whose body has ended")
         if roles.wrong(name, value, numbers=True) and not is_tensor(value) and not instead:
             there = "; make a tensor of it, flow.tensor(x)" if isinstance(value, np.ndarray) else ""
             raise DtypeError(f"{roles.what} at {user_line()}: {name} is {described(value)}, not {roles.must_be(name)}{there}")

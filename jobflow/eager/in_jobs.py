@@ -108,7 +108,7 @@ class Recorder(Recording):
     def _handle(self, x: Tensor, op: Op) -> Any:
         """The tensor of the job that x stands for."""
         if x.traced is None and self.module is None:
-            raise JobError(f"{op.word()} at {user_line()}: a tensor {x.type} {NOT_OF_THE_JOB}")
+            raise JobError(f"{op.word()} at {user_line()}: a tensor {x.tensor_type} {NOT_OF_THE_JOB}")
         return self.known(x).traced
 
     def known(self, x: Tensor) -> Tensor:
@@ -119,10 +119,10 @@ class Recorder(Recording):
     def _recorded(self, op: Op, inputs: list[Any]) -> tuple[Tensor, ...]:
         """At once; or, where the last op has a name, when the next one comes, or the function has ended."""
         if self.name is None:
-            return tuple([Tensor(each.type, None, None, each) for each in self.body.apply(op, inputs, None)])
+            return tuple([Tensor(each.tensor_type, None, None, each) for each in self.body.apply(op, inputs, None)])
         self.record(None)
         try:
-            types = types_tuple(op.infer(*(x.type for x in inputs)))
+            types = types_tuple(op.infer(*(x.tensor_type for x in inputs)))
         except JobflowError:
             self.body.apply(op, inputs, self.name)  # whose error names the op and the line
             raise
@@ -148,7 +148,7 @@ class Recorder(Recording):
 
     def draw_for(self, x: Tensor) -> tuple[str, int, Tensor]:
         counter = self.body.run_counter()
-        return self._draw(), self.body.seed, Tensor(counter.type, None, None, counter)
+        return self._draw(), self.body.seed, Tensor(counter.tensor_type, None, None, counter)
 
     def _draw(self) -> str:
         """The name of a draw, in the place of an op's; no other draw of the job has it."""
@@ -168,10 +168,10 @@ class Recorder(Recording):
         name, placement = self._named(x), scope.current().placement or self.body.placement
         lies = Layout(placement, (B,) * len(placement.mesh)) if x.layout is None else x.layout
         trained = x._needs_gradient and x.is_leaf
-        first, group = Constant(x.type.shape, x.type.dtype, 0), "parameter" if trained else "buffer"
-        handle = self.body.variable(Variable(name, x.type, first, lies.placement, lies.sbp, trained, group=group))
+        first, group = Constant(x.tensor_type.shape, x.tensor_type.dtype, 0), "parameter" if trained else "buffer"
+        handle = self.body.variable(Variable(name, x.tensor_type, first, lies.placement, lies.sbp, trained, group=group))
         self.body.tensors[name] = x
-        self._standing[id(x)] = Tensor(x.type, None, None, handle)
+        self._standing[id(x)] = Tensor(x.tensor_type, None, None, handle)
         return self._standing[id(x)]
 
     def _named(self, x: Tensor) -> str:
@@ -185,7 +185,7 @@ class Recorder(Recording):
         name = self.module.names.get(id(x))
         if name is None:
             raise JobError(
-                f"{user_line()}: {self.module.word}, called in job {self.body.name}, reads a tensor {x.type} that is not its parameter or buffer, "
+                f"{user_line()}: {self.module.word}, called in job {self.body.name}, reads a tensor {x.tensor_type} that is not its parameter or buffer, "
                 f"and whose numbers the job would not see change; make it one (nn.Parameter, register_buffer) or in forward, or pass it to the job"
             )
         if name in session.variables or name in self.body.variables:
@@ -206,9 +206,9 @@ class Recorder(Recording):
             return value
         whole = Placement(value.node.placement.tag, value.node.placement.ranks)
         with scope.using(interpreter=self.body, placement=whole):
-            part = scale(value, 1.0 / whole.size) if value.type.dtype.is_float else value
+            part = scale(value, 1.0 / whole.size) if value.tensor_type.dtype.is_float else value
             with scope.using(view="consistent"):
-                return to_global(part, P) if value.type.dtype.is_float else self._of_first_device(to_global(part, B), whole)
+                return to_global(part, P) if value.tensor_type.dtype.is_float else self._of_first_device(to_global(part, B), whole)
 
     @staticmethod
     def _of_first_device(value: Any, whole: Placement) -> Any:
@@ -219,7 +219,7 @@ class Recorder(Recording):
     def write(self, x: Tensor, made: Tensor) -> None:
         if self.module is None:
             raise JobError(
-                f"{user_line()}: the tensor {x.type} of a job cannot be overwritten; use the form that returns a new tensor (relu for relu_)"
+                f"{user_line()}: the tensor {x.tensor_type} of a job cannot be overwritten; use the form that returns a new tensor (relu for relu_)"
             )
         super().write(x, made)
 
@@ -231,16 +231,18 @@ class Recorder(Recording):
             with scope.using(placement=target.placement):
                 return self.run(ToLayout(target.sbp, None if back is None else tuple(back)), [x])[0]
         raise JobError(
-            f"to_global at {user_line()}: the tensor {x.type} belongs to a job, whose layouts are chosen after its body has run; {LAYOUTS}"
+            f"to_global at {user_line()}: the tensor {x.tensor_type} belongs to a job, whose layouts are chosen after its body has run; {LAYOUTS}"
         )
 
     def leave(self, x: Tensor) -> Tensor:
         """There are no pieces yet."""
-        raise JobError(f"to_local at {user_line()}: the tensor {x.type} belongs to a job, and has no local part before the job runs; {LAYOUTS}")
+        raise JobError(
+            f"to_local at {user_line()}: the tensor {x.tensor_type} belongs to a job, and has no local part before the job runs; {LAYOUTS}"
+        )
 
     def backward(self, loss: Tensor, gradient: Tensor | None = None) -> None:
         """A job's optimizer says what gradients are for."""
-        raise JobError(f"backward at {user_line()}: {loss.type} is a tensor of a job; call an optimizer's minimize instead")
+        raise JobError(f"backward at {user_line()}: {loss.tensor_type} is a tensor of a job; call an optimizer's minimize instead")
 
     def update(self, op: Op, inputs: Sequence[Tensor]) -> None:
         if self.module is None:
@@ -263,7 +265,7 @@ def recorder_of(body: JobBody) -> Recorder:
 def recorded(body: Any, function: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any], name: str | None = None) -> Any:
     """What the function makes of tensors of the job whose body runs, as such tensors; `name` is that of its last op."""
     recorder = recorder_of(body)
-    given, options = replaced((tuple(arguments), dict(named)), TensorOperators, lambda x: Tensor(x.type, None, None, x))
+    given, options = replaced((tuple(arguments), dict(named)), TensorOperators, lambda x: Tensor(x.tensor_type, None, None, x))
     before, recorder.name = recorder.name, name
     token = scope.enter(recorder.scope())
     try:

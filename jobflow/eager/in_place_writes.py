@@ -30,7 +30,7 @@ def may_write(here: EagerState, x: Tensor, what: str) -> None:
     while root.base is not None:
         root = root.base[0]
     if leaf or (root._needs_gradient and root.is_leaf):
-        whose = f"a leaf {x.type}" if leaf else f"a view of a leaf {root.type}"
+        whose = f"a leaf {x.tensor_type}" if leaf else f"a view of a leaf {root.tensor_type}"
         raise JobError(
             f"{what} at {user_line()}: {whose} that requires gradients would be written over, and its gradient lost; "
             f"do it inside no_grad(), or make a new tensor"
@@ -41,17 +41,19 @@ def check_memory(x: Tensor, what: str) -> None:
     """JobError for a tensor whose memory cannot be overwritten: a copy of a part of another tensor, or a read-only NumPy array."""
     if x._apart is not None:
         raise JobError(
-            f"{what} at {user_line()}: {x.type} is a part of a global tensor whose elements had to move to make it, so what is written to it would "
+            f"{what} at {user_line()}: {x.tensor_type} is a part of a global tensor whose elements had to move to make it, so what is written to it would "
             f"be lost; assign to the tensor itself, x[...] = value, or bring that to another layout first (to_global)"
         )
     if x.traced is None and not x.array.flags.writeable and (x.storage is None or x.storage.home is None):
-        raise JobError(f"{what} at {user_line()}: {x.type} has the memory of a NumPy array that is read only; clone() it first")
+        raise JobError(f"{what} at {user_line()}: {x.tensor_type} has the memory of a NumPy array that is read only; clone() it first")
 
 
 def add_into(here: EagerState, x: Tensor, value: Tensor, what: str) -> None:
     """Add `value`, of the same layout, into the memory of x.  Raises: JobError for another type, or read-only memory."""
-    if x.type != value.type:
-        raise JobError(f"{what} at {user_line()}: the gradient {value.type} cannot be added to the existing grad {x.type}; set grad = None first")
+    if x.tensor_type != value.tensor_type:
+        raise JobError(
+            f"{what} at {user_line()}: the gradient {value.tensor_type} cannot be added to the existing grad {x.tensor_type}; set grad = None first"
+        )
     check_memory(x, what)
     array = own(x)
     np.add(array, value.array, out=array)

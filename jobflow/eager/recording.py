@@ -33,7 +33,7 @@ def lying(x: Tensor) -> Array:
     """An array with the shape and strides that x has if it is computed at once; its memory is not there."""
     if x.traced is None and x.layout is None:
         return x.array
-    return unread(x.type, contiguous_strides(x.type.shape, x.type.dtype.itemsize) if x.strides is None else x.strides)
+    return unread(x.tensor_type, contiguous_strides(x.tensor_type.shape, x.tensor_type.dtype.itemsize) if x.strides is None else x.strides)
 
 
 def view_strides(op: Op, x: Tensor) -> tuple[int, ...] | None:
@@ -91,16 +91,16 @@ class Recording(ABC):
         needs = any(x._needs_gradient for x in inputs)
         if needs and self.trains and not self.here.grad_enabled:
             values = [self._record(Detach(), [value], value.node.placement)[0] for value in values]
-        made = tuple(Tensor(value.type, layout, None, traced=value) for value, layout in zip(values, layouts, strict=True))
+        made = tuple(Tensor(value.tensor_type, layout, None, traced=value) for value, layout in zip(values, layouts, strict=True))
         for x in made:
-            x._needs_gradient = needs and self.here.grad_enabled and x.type.dtype.is_float
+            x._needs_gradient = needs and self.here.grad_enabled and x.tensor_type.dtype.is_float
         return made
 
     def update(self, op: Op, inputs: Sequence[Tensor]) -> None:
         """An op that writes over some of its inputs."""
         values, _ = self._applied(op, [self.known(x) for x in inputs])
         for output, index in op.alias.items():
-            self.write(inputs[index], Tensor(values[output].type, inputs[index].layout, None, traced=values[output]))
+            self.write(inputs[index], Tensor(values[output].tensor_type, inputs[index].layout, None, traced=values[output]))
 
     @abstractmethod
     def source(self, op: Op, layout: Layout | None, counter: int | None) -> Tensor:
@@ -157,7 +157,7 @@ class Recording(ABC):
         for tensor in chain:
             if hidden and self.trains and tensor.traced is not None and self.known(tensor)._needs_gradient:
                 raise JobError(
-                    f"{user_line()}: a tensor {tensor.type} that requires gradients would be written over where none are recorded (no_grad, detach "
+                    f"{user_line()}: a tensor {tensor.tensor_type} that requires gradients would be written over where none are recorded (no_grad, detach "
                     f"or data), and its gradient lost in {self.running}; write over a clone() of it, or where gradients are recorded"
                 )
             hidden = hidden or (tensor.base is not None and isinstance(tensor.base[1], Detach))
@@ -184,7 +184,7 @@ class Recording(ABC):
         elif isinstance(op, Transpose):
             (made,) = self._ran(Transpose(tuple(op.perm.index(i) for i in range(len(op.perm)))), [view])
         else:
-            (made,) = self._ran(Reshape(base.type.shape), [view])
+            (made,) = self._ran(Reshape(base.tensor_type.shape), [view])
         made = self.known(made)
         return made if base.layout is None or made.layout == base.layout else self.change(made, base.layout, None)
 

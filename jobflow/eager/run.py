@@ -119,7 +119,7 @@ def _moves(found: Prepared, x: Tensor) -> bool:
 
 
 def prepared(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> Prepared:
-    key = (op, *[part for x in inputs for part in (x.type.shape, x.type.dtype, x.layout)])
+    key = (op, *[part for x in inputs for part in (x.tensor_type.shape, x.tensor_type.dtype, x.layout)])
     found: Prepared | None = here.prepared.get(key)
     if found is None:
         if len(here.prepared) >= KEPT:  # ops with ever new numbers as attributes
@@ -141,14 +141,14 @@ def with_line(error: JobflowError, op: Op | None = None) -> JobflowError:
 
 def prepare(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> Prepared:
     """Decide how an op runs."""
-    types = types_tuple(op.infer(*(x.type for x in inputs)))
+    types = types_tuple(op.infer(*(x.tensor_type for x in inputs)))
     placement = common_placement(op, inputs)
     if placement is None:
         return Prepared(
-            op, types, types, (None,) * len(inputs), (None,) * len(types), bind=registry.binding(op, CPU, [x.type for x in inputs], types)
+            op, types, types, (None,) * len(inputs), (None,) * len(types), bind=registry.binding(op, CPU, [x.tensor_type for x in inputs], types)
         )
     layouts = [x.layout for x in inputs if x.layout is not None]
-    operands = tuple(Operand(x.type, layout.sbp) for x, layout in zip(inputs, layouts, strict=True))
+    operands = tuple(Operand(x.tensor_type, layout.sbp) for x, layout in zip(inputs, layouts, strict=True))
     choice = choose(Case(op, operands, placement.mesh, at_once=True))
     text = f"{op} of {_listed(inputs)}"
     digest = zlib.crc32(f"{op!r} of {_listed(inputs)}".encode())
@@ -162,7 +162,7 @@ def prepare(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> Prepared:
     rank, moves = here.rank.index, any(want is not None for want in wanted)
     if rank not in placement.ranks:
         return Prepared(None, types, (), wanted, made, placement, text, digest, moves=moves)
-    read = [(x.type, layout.box(x.type.shape, rank)) for x, layout in zip(inputs, reads, strict=True)]
+    read = [(x.tensor_type, layout.box(x.tensor_type.shape, rank)) for x, layout in zip(inputs, reads, strict=True)]
     local, pieces = on_rank(op, rank, read, [(type, layout.box(type.shape, rank)) for type, layout in zip(types, made, strict=True)])
     bind = registry.binding(local, CPU, [type.with_shape(box.shape) for type, box in read], pieces)
     return Prepared(local, types, pieces, wanted, made, placement, text, digest, moves=moves, bind=bind)
@@ -182,7 +182,7 @@ def common_placement(op: Op, inputs: Sequence[Tensor]) -> Placement | None:
 
 
 def _listed(inputs: Sequence[Tensor]) -> str:
-    return ", ".join(f"{x.type} {'local' if x.layout is None else x.layout}" for x in inputs)
+    return ", ".join(f"{x.tensor_type} {'local' if x.layout is None else x.layout}" for x in inputs)
 
 
 def execute(here: EagerState, found: Prepared, op: Op, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -302,7 +302,7 @@ def _update(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> None:
         if want is not None:  # the op must see the whole of what lies in pieces: each rank keeps its own of the result
             if not want.is_whole or x.layout is None or x.layout.is_partial:
                 raise PlanError(f"{op.word()}: the tensor that it writes over lies {x.layout} but is read {want}")
-            own(x)[...] = arrays[i][x.layout.box(x.type.shape, here.rank.index).slices]
+            own(x)[...] = arrays[i][x.layout.box(x.tensor_type.shape, here.rank.index).slices]
 
 
 # -------------------------------------------------------------------- sources

@@ -48,7 +48,7 @@ class Tie:
 
     def changed(self, where: str) -> str:
         """How the tensor differs from what it was `where` it was tied; "" if it does not."""
-        before, now = (f"{type} {layout or 'local'}" for type, layout in ((self.type, self.layout), (self.tensor.type, self.tensor.layout)))
+        before, now = (f"{type} {layout or 'local'}" for type, layout in ((self.type, self.layout), (self.tensor.tensor_type, self.tensor.layout)))
         return "" if before == now else f"{self.variable.name} was {before} {where} and is {now} now"
 
     def bring_home(self) -> None:
@@ -63,7 +63,7 @@ def relay(here: EagerState, x: Tensor, lies: Layout, what: str) -> bool:
     if x.layout is None or x.layout == lies:
         return False
     before = x.layout if x.storage is None else x.storage.before or x.layout
-    x.array, x.layout = convert_array(here, x.array, x.type, x.layout, lies, what).copy(), lies
+    x.array, x.layout = convert_array(here, x.array, x.tensor_type, x.layout, lies, what).copy(), lies
     x.storage = None
     x.memory.before = before
     return True
@@ -130,7 +130,7 @@ class SessionTensors:
         home = self._home(variable, x)
         if home is not None:
             moves(x, home)
-        self.ties[variable.name] = Tie(variable, x, home, x.type, x.layout)
+        self.ties[variable.name] = Tie(variable, x, home, x.tensor_type, x.layout)
         self._names[id(x)] = variable.name
 
     def _relaid(self, variable: Variable, x: Tensor) -> None:

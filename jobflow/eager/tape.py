@@ -52,7 +52,7 @@ class TapeNode:
         self.outputs = outputs
         self.backward: Callable[..., Gradients] | None = backward
         self.number = next(_numbers)
-        self.saved: tuple[Any, ...] = tuple([None if x is None else (x.type, x.layout, x.array, x.memory, x.memory.version) for x in saved])
+        self.saved: tuple[Any, ...] = tuple([None if x is None else (x.tensor_type, x.layout, x.array, x.memory, x.memory.version) for x in saved])
         #: by output
         self.hooks: dict[int, dict[int, Hook]] = {}
         self.retained: dict[int, weakref.ref[Tensor]] = {}
@@ -82,7 +82,7 @@ def _at(x: Tensor, end: Edge) -> Tensor:
     """A saved tensor where it stands in the graph of gradients."""
     if isinstance(end, Tensor):
         return end
-    if end is not None and x.type.dtype.is_float:
+    if end is not None and x.tensor_type.dtype.is_float:
         x._needs_gradient, (x.node, x.index) = True, end
     return x
 
@@ -103,7 +103,7 @@ class _Kept(Tensor):
     @property
     def array(self) -> Array:
         raise JobError(
-            f"backward at {user_line()}: a {self.type} tensor that the gradient of {self.reader} needs was overwritten by an "
+            f"backward at {user_line()}: a {self.tensor_type} tensor that the gradient of {self.reader} needs was overwritten by an "
             f"in-place operation after {self.reader}; use the form that returns a new tensor, or clone() it first"
         )
 
@@ -148,7 +148,7 @@ class OpGradient:
         program = self.program
         if program is None:
             given = tuple(gradient is not None for gradient in gradients)
-            program = derivative(self.op, tuple(x.type for x in kept), given, (True,) * (len(kept) - len(given)))
+            program = derivative(self.op, tuple(x.tensor_type for x in kept), given, (True,) * (len(kept) - len(given)))
         return program(interpreter, (*kept, *gradients))
 
     def own(self, inputs: int) -> tuple[bool, ...]:
@@ -172,7 +172,7 @@ def record_op(
         wanted = tuple([edge is not None for edge in edges])
         program = known.get(wanted)
         if program is None:
-            program = known[wanted] = _program(op, tuple(x.type for x in (*inputs, *outputs)), wanted)
+            program = known[wanted] = _program(op, tuple(x.tensor_type for x in (*inputs, *outputs)), wanted)
     if program is not None:
         reads = program.reads
         values = [x if i in reads else None for i, x in enumerate(values)]
@@ -189,5 +189,5 @@ def _program(op: Op, types: tuple[TensorType, ...], wanted: tuple[bool, ...]) ->
 def note(node: TapeNode, outputs: Sequence[Tensor | None]) -> None:
     """The outputs of floats were made by this node; None stands for one without a gradient."""
     for index, output in enumerate(outputs):
-        if output is not None and output.type.dtype.is_float:
+        if output is not None and output.tensor_type.dtype.is_float:
             output._needs_gradient, output.node, output.index = True, node, index

@@ -169,7 +169,7 @@ class Tensor(Methods):
         "storage",
         "strides",
         "traced",
-        "type",
+        "tensor_type",
     )
 
     #: NumPy arrays on the left leave the operation to the tensor
@@ -183,7 +183,7 @@ class Tensor(Methods):
         def __init__(self, *data: complex | Sequence[Any] | np.ndarray[Any, Any], **options: Any) -> None: ...
 
     def __init__(self, type: TensorType, layout: Layout | None, array: Array, traced: Any = None) -> None:  # type: ignore[misc]
-        self.type = type
+        self.tensor_type = type
         self.layout = layout
         self.array = array
         self.traced = traced
@@ -213,15 +213,15 @@ class Tensor(Methods):
     @property
     def shape(self) -> Size:
         """The logical shape."""
-        return Size(self.type.shape)
+        return Size(self.tensor_type.shape)
 
     @property
     def dtype(self) -> DType:
-        return self.type.dtype
+        return self.tensor_type.dtype
 
     @property
     def ndim(self) -> int:
-        return len(self.type.shape)
+        return len(self.tensor_type.shape)
 
     @property
     def is_global(self) -> bool:
@@ -336,7 +336,7 @@ def check_current(x: Tensor) -> None:
     """JobError for a view with memory of its own whose tensor was written over since."""
     if x._apart is not None and x._apart[0].version != x._apart[1]:
         raise JobError(
-            f"{user_line()}: {x.type} is a part of a global tensor whose elements had to move to make it; the tensor was written to since, "
+            f"{user_line()}: {x.tensor_type} is a part of a global tensor whose elements had to move to make it; the tensor was written to since, "
             f"so the part is out of date: take it again, or clone() it before if the old numbers are meant"
         )
 

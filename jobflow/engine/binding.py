@@ -136,7 +136,7 @@ def _own_places(physical: Physical, rank: int) -> dict[str, Slot]:
         op, layout = value.node.op, physical.layouts[value]
         assert isinstance(op, Input)
         if isinstance(layout, Layout) and rank in layout.placement.ranks:
-            type = layout.local_type(value.type, rank)
+            type = layout.local_type(value.tensor_type, rank)
             if type.nbytes >= LARGE:
                 found[op.key] = Slot(f"{GIVEN}{op.key}", 0, type, contiguous_strides(type.shape, type.dtype.itemsize))
     return found

@@ -127,11 +127,11 @@ class JobBody:
 
     def rows_found(self, name: str, padded: Handle, axis: int) -> Handle:
         """Positions along an axis of a tensor which has -1 behind the last of them."""
-        return Found(padded, axis, partial(self.fed_sized, name, padded, axis), self.read.get(name, padded.type.shape))
+        return Found(padded, axis, partial(self.fed_sized, name, padded, axis), self.read.get(name, padded.tensor_type.shape))
 
     def fed_sized(self, name: str, padded: Handle, axis: int) -> Handle:
         """The positions as an argument that nobody passes: they are computed before the rest of the run, whose program is that for so many."""
-        self.sized[name] = sized = Sized(padded.type, padded.local, padded.value, partial(trimmed, axis=axis), _MASK)
+        self.sized[name] = sized = Sized(padded.tensor_type, padded.local, padded.value, partial(trimmed, axis=axis), _MASK)
         type = sized.type.with_shape(self.read.get(name, sized.type.shape))
         return self.handle(self.tracer.as_seen(self.tracer.input(name, type, local=sized.per_device)))
 
@@ -140,7 +140,9 @@ class JobBody:
         if known := next((name for name, sized in self.sized.items() if sized.value is value and sized.made is np.asarray), None):
             return known
         name = self.unique_name(what)
-        self.sized[name] = Sized(value.type, value.local, value, np.asarray, "compute it in a job of its own, whose result is passed to this one")
+        self.sized[name] = Sized(
+            value.tensor_type, value.local, value, np.asarray, "compute it in a job of its own, whose result is passed to this one"
+        )
         return name
 
     def now(self, value: Value) -> Any:

@@ -188,7 +188,7 @@ class Compiled:
             return [shards[rank] for rank in layout.placement.ranks]
         if layout.is_whole:
             return next(iter(shards.values()))
-        return layout.assemble([shards[rank] for rank in layout.placement.ranks], value.type)
+        return layout.assemble([shards[rank] for rank in layout.placement.ranks], value.tensor_type)
 
     def show_watched(self, values: Sequence[Any]) -> None:
         """Hand watched tensors to their watchers."""

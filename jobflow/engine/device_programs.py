@@ -29,6 +29,6 @@ def compare_devices(job: str, programs: Sequence[Physical]) -> None:
 def _compared(program: Physical) -> dict[str, list[str]]:
     """The properties of a program that must be the same on all devices."""
     graph = program.graph
-    sent = [f"{value.type} ({node.op.name}, {node.where})" for node in graph.nodes if isinstance(node.op, Reroute) for value in node.outputs]
-    outputs = [f"{value.dtype}[{value.type.ndim} axes]" for value in graph.outputs]
+    sent = [f"{value.tensor_type} ({node.op.name}, {node.where})" for node in graph.nodes if isinstance(node.op, Reroute) for value in node.outputs]
+    outputs = [f"{value.dtype}[{value.tensor_type.ndim} axes]" for value in graph.outputs]
     return {"variables": sorted(graph.variables), "results": outputs, "communication": sent}

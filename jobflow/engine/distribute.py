@@ -127,7 +127,9 @@ def with_distribute(value: Tensor, distribute: Distribute) -> Tensor:
     value = _before_hints(value)
     if distribute is auto() or is_local(value):
         return value
-    return to_layout(value, *mesh_sbp("with_distribute", distribute, value.type, current_placement("with_distribute")), asked="with_distribute")
+    return to_layout(
+        value, *mesh_sbp("with_distribute", distribute, value.tensor_type, current_placement("with_distribute")), asked="with_distribute"
+    )
 
 
 def _before_hints(value: Tensor) -> Tensor:
@@ -198,9 +200,9 @@ def _cast(
     if is_local(x) or (free and wish is auto()):
         return _apply(Identity(), x, name)
     placement = current_placement(what)
-    grad = None if gradient is None or free else mesh_sbp(f"{what} (gradient)", gradient, x.type, placement)
+    grad = None if gradient is None or free else mesh_sbp(f"{what} (gradient)", gradient, x.tensor_type, placement)
     if wish is not auto():
-        return to_layout(x, *mesh_sbp(what, wish, x.type, placement), grad=grad, asked=what, name=name)
+        return to_layout(x, *mesh_sbp(what, wish, x.tensor_type, placement), grad=grad, asked=what, name=name)
     assert grad is not None
     return _apply(GradientLayout(grad), x, name)
 

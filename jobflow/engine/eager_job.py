@@ -57,8 +57,8 @@ class EagerBody(JobBody):
         found = trimmed(self.look(padded.value), axis)
         counts = {each.shape[axis] for each in (found if isinstance(found, list) else [found])}
         if len(counts) > 1:
-            return Found(padded, axis, partial(_uneven, self.name, padded.name), padded.type.shape)
-        stop = tuple([counts.pop() if i == axis else n for i, n in enumerate(padded.type.shape)])
+            return Found(padded, axis, partial(_uneven, self.name, padded.name), padded.tensor_type.shape)
+        stop = tuple([counts.pop() if i == axis else n for i, n in enumerate(padded.tensor_type.shape)])
         return self.apply(Slice((0,) * len(stop), stop, (1,) * len(stop)), [padded], None)[0]
 
     def watch(self, value: Tensor, take: Callable[[Any], None], gradient: bool = False) -> None:
@@ -113,7 +113,7 @@ def _content(program: Any, results: Results) -> tuple[Any, ...]:
     training = program.training
     return (
         nodes,
-        [(leaf.name, leaf.type) if isinstance(leaf, HostResult) else numbers[value_of(leaf)] for leaf in results.leaves],
+        [(leaf.name, leaf.tensor_type) if isinstance(leaf, HostResult) else numbers[value_of(leaf)] for leaf in results.leaves],
         program.variables,
         {name: numbers[value] for name, value in program.updates.items()},
         None if training is None else (training.optimizers, training.where, [numbers[loss] for loss in training.losses]),

@@ -52,11 +52,11 @@ class Handle(TensorOperators):
     Layouts are decided after the body has run, so `distribute` and `split_axis` tell what was asked for, not what will be.
     """
 
-    __slots__ = ("__weakref__", "declared", "type", "value")
+    __slots__ = ("__weakref__", "declared", "tensor_type", "value")
 
     def __init__(self, value: Value, declared: tuple[int, ...] | None = None) -> None:
         self.value = value
-        self.type = value.type
+        self.tensor_type = value.tensor_type
         #: its shape where the arguments are as large as they may be, if that is another one
         self.declared = declared
 
@@ -70,8 +70,8 @@ class Handle(TensorOperators):
     def shape(self) -> tuple[int, ...]:
         """What the program has declared; jobflow's own functions see that of the call."""
         if self.declared is None or not is_users(sys._getframe(1)):
-            return self.type.shape
-        return tuple(map(Size.of, self.declared, self.type.shape))
+            return self.tensor_type.shape
+        return tuple(map(Size.of, self.declared, self.tensor_type.shape))
 
     @property
     def name(self) -> str:
@@ -183,9 +183,9 @@ class Handle(TensorOperators):
         raise JobError(f"{user_line()}: a tensor of a job cannot be iterated; x.shape is known, but its values are not, before the job runs")
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("declared", "type", "value"):  # asked of half-made objects too, by copy and pickle
+        if name.startswith("__") or name in ("declared", "tensor_type", "value"):  # asked of half-made objects too, by copy and pickle
             raise AttributeError(name)
-        what = f'{user_line()}: the tensor {self.name} {self.type} of a job has no "{name}"'
+        what = f'{user_line()}: the tensor {self.name} {self.tensor_type} of a job has no "{name}"'
         if name == "sub_consistent_blob_list":
             raise no_attribute(name, f"{what}: it is one tensor of all devices, outside the mirrored view; advanced.distribute_split(x) cuts it")
         if name in _OF_RESULTS:
@@ -216,8 +216,8 @@ class Found(Handle):
 
     def __init__(self, padded: Handle, axis: int, sized: Callable[[], Handle], shape: tuple[int, ...]) -> None:
         self.padded, self.axis, self._sized = padded, axis, sized
-        self.type = padded.type.with_shape(shape)
-        self.declared = None if shape == padded.type.shape else padded.type.shape
+        self.tensor_type = padded.tensor_type.with_shape(shape)
+        self.declared = None if shape == padded.tensor_type.shape else padded.tensor_type.shape
         self._made: Handle | None = None
 
     @property
@@ -247,10 +247,12 @@ class Found(Handle):
 def value_of(tensor: Any) -> Any:
     """The value that a handle stands for; anything else as it is, for those to refuse who asked for a tensor of the job."""
     if isinstance(tensor, HostResult):
-        raise JobError(f"{user_line()}: the result {tensor.name}, at most {tensor.type}, has another shape at every run; return it, it is no tensor")
+        raise JobError(
+            f"{user_line()}: the result {tensor.name}, at most {tensor.tensor_type}, has another shape at every run; return it, it is no tensor"
+        )
     if isinstance(tensor, TimeSteps):
         raise JobError(
-            f"{user_line()}: {tensor.type} is one of {len(tensor.each)} time steps, and only all of them together have a value here; "
+            f"{user_line()}: {tensor.tensor_type} is one of {len(tensor.each)} time steps, and only all of them together have a value here; "
             f"pack(x, {len(tensor.each)}) joins them, acc(x, {len(tensor.each)}) adds them"
         )
     return tensor.value if isinstance(tensor, Handle) else tensor

@@ -97,7 +97,7 @@ class HostValue:
             layout = Local(node.placement)
             boxes = [tuple(local_box(x.shape, layout, node.placement.ranks[device]) for x in values) for values in (node.inputs, node.outputs)]
             op = op.localize(*boxes)
-        outputs = [np.empty(y.shape, y.type.dtype.numpy) for y in node.outputs]
+        outputs = [np.empty(y.shape, y.tensor_type.dtype.numpy) for y in node.outputs]
         op.kernel(np, *inputs, *outputs)
         return outputs
 

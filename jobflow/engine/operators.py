@@ -52,13 +52,15 @@ class TensorOperators(Typed):
 
     def __bool__(self) -> bool:
         """True, as of any object (`if bias:` asks whether there is one); JobError of what a comparison gives, whose elements are not known."""
-        if self.type.dtype not in (int8, bool_):
+        if self.tensor_type.dtype not in (int8, bool_):
             return True
-        raise JobError(f"{user_line()}: the truth value of a {self.type} tensor is not known while a job is traced; use where(condition, x, y)")
+        raise JobError(
+            f"{user_line()}: the truth value of a {self.tensor_type} tensor is not known while a job is traced; use where(condition, x, y)"
+        )
 
     def _no_number(self, *_: Any) -> Any:
         raise JobError(
-            f"{user_line()}: a {self.type} tensor cannot be converted to a number: it has no values while a job is traced; "
+            f"{user_line()}: a {self.tensor_type} tensor cannot be converted to a number: it has no values while a job is traced; "
             f"{_USE_OURS}, such as flow.math.exp"
         )
 
@@ -66,16 +68,16 @@ class TensorOperators(Typed):
 
     def __index__(self) -> int:
         raise JobError(
-            f"{user_line()}: a {self.type} tensor cannot be used as an index or count: it has no values while a job is traced; x.shape has its sizes"
+            f"{user_line()}: a {self.tensor_type} tensor cannot be used as an index or count: it has no values while a job is traced; x.shape has its sizes"
         )
 
     def __len__(self) -> int:
-        raise JobError(f"{user_line()}: len() of a {self.type} tensor; while a job is traced its sizes are x.shape")
+        raise JobError(f"{user_line()}: len() of a {self.tensor_type} tensor; while a job is traced its sizes are x.shape")
 
     def __format__(self, how: str) -> str:
         if how:
             raise JobError(
-                f"{user_line()}: a {self.type} tensor cannot be written as {how!r}: it has no values while a job is traced; watch(x) shows them"
+                f"{user_line()}: a {self.tensor_type} tensor cannot be written as {how!r}: it has no values while a job is traced; watch(x) shows them"
             )
         return str(self)
 
@@ -86,15 +88,19 @@ class TensorOperators(Typed):
             answer = getattr(self, _REFLECTED[ufunc])(left)
             return ufunc is np.not_equal if answer is NotImplemented else answer  # only of == and !=, which compare identity then
         raise JobError(
-            f"{user_line()}: np.{ufunc.__name__} cannot take a {self.type} tensor: it has no values while a job is traced; {_USE_OURS}, "
+            f"{user_line()}: np.{ufunc.__name__} cannot take a {self.tensor_type} tensor: it has no values while a job is traced; {_USE_OURS}, "
             f"such as flow.math.{ufunc.__name__}"
         )
 
     def __array__(self, *_: Any, **__: Any) -> Any:
-        raise JobError(f"{user_line()}: NumPy cannot take the {self.type} tensor {self!r}: it has no values while a job is traced; {_USE_OURS}")
+        raise JobError(
+            f"{user_line()}: NumPy cannot take the {self.tensor_type} tensor {self!r}: it has no values while a job is traced; {_USE_OURS}"
+        )
 
     def __array_function__(self, function: Any, *_: Any) -> Any:
-        raise JobError(f"{user_line()}: np.{function.__name__} cannot take a {self.type} tensor: it has no values while a job is traced; {_USE_OURS}")
+        raise JobError(
+            f"{user_line()}: np.{function.__name__} cannot take a {self.tensor_type} tensor: it has no values while a job is traced; {_USE_OURS}"
+        )
 
     def __neg__(self) -> Any:
         return ew.negate(self)
@@ -179,12 +185,12 @@ class TensorOperators(Typed):
 
 def quotient(x: Any, y: Any) -> Tensor:
     """x / y of tensors, or of a tensor and a number: integers lose the fraction, and 0 is what a number is divided by, or divides, 0 to."""
-    if _is_number(y) and (not y or x.type.dtype.is_float):
+    if _is_number(y) and (not y or x.tensor_type.dtype.is_float):
         return ew.scale(x, 1.0 / y if y else 0)
-    if _is_number(x) and y.type.dtype.is_float:
+    if _is_number(x) and y.tensor_type.dtype.is_float:
         return ew.scale(ew.reciprocal_no_nan(y), x)
     x, y = (ew.fill_like(y, x), y) if _is_number(x) else (x, ew.fill_like(x, y)) if _is_number(y) else (x, y)
-    return ew.divide(x, y) if x.type.dtype.is_float or y.type.dtype.is_float else call(TruncateDivide(), x, y)
+    return ew.divide(x, y) if x.tensor_type.dtype.is_float or y.tensor_type.dtype.is_float else call(TruncateDivide(), x, y)
 
 
 def _no_operand(other: Any) -> Any:
@@ -214,7 +220,7 @@ def _compared(op: ew.Comparison, x: Tensor, other: Any) -> Any:
     dtype: DType = getattr(scope.current().interpreter, "truth", bool_)
     if not _is_number(other):
         return ew.cast(call(op, x, other), dtype) if _is_tensor(other) else _no_operand(other)
-    exact = ew.with_number(op, x.type.dtype, other)
+    exact = ew.with_number(op, x.tensor_type.dtype, other)
     if isinstance(exact, bool):
         return ew.fill_like(x, exact, dtype=dtype)
     return ew.cast(call(exact[0], x, ew.fill_like(x, exact[1])), dtype)

@@ -108,7 +108,7 @@ def io_buffers_of(physical: Physical) -> IoBuffers | None:
         shape = value.shape if op.part is None else (op.part[2], *value.shape[1:])
         known = wanted.get(op.argument)
         if known is None or shape > known.shape:  # the parts of an argument end where the last one does
-            wanted[op.argument] = value.type.with_shape(shape)
+            wanted[op.argument] = value.tensor_type.with_shape(shape)
         local[op.argument] = not isinstance(physical.layouts[value], Layout)
     size = 0
 
@@ -120,7 +120,7 @@ def io_buffers_of(physical: Physical) -> IoBuffers | None:
 
     n = graph.placement.size
     arguments = {name: place(type, local[name], n) for name, type in wanted.items()}
-    outputs = [place(v.type, not isinstance(layout, Layout), layout.placement.size) for v, layout in zip(graph.outputs, layouts, strict=True)]
+    outputs = [place(v.tensor_type, not isinstance(layout, Layout), layout.placement.size) for v, layout in zip(graph.outputs, layouts, strict=True)]
     return IoBuffers(arguments, tuple(outputs), size)
 
 

@@ -89,7 +89,7 @@ def add(x: Operand, other: Operand, *, alpha: Number = 1) -> Tensor:
         return _plus_times(x, other, alpha)
     if isinstance(x, Tensor) and isinstance(other, Tensor):
         x, other = pair("add", x, other)
-        return run(_ADD if x.type.dtype is not bool_ else BitwiseOr(), x, other)
+        return run(_ADD if x.tensor_type.dtype is not bool_ else BitwiseOr(), x, other)
     return _shifted(x, other) if isinstance(x, Tensor) else _shifted(other, x)  # type: ignore[arg-type]
 
 
@@ -109,19 +109,19 @@ def _minus_times(x: Any, other: Any, alpha: Number) -> Tensor:
 
 def _shifted(x: Tensor, number: Number) -> Tensor:
     x, number = with_number(x, number)
-    return run(Shift(number), x) if x.type.dtype is not bool_ else both("add", BitwiseOr(), x, number)
+    return run(Shift(number), x) if x.tensor_type.dtype is not bool_ else both("add", BitwiseOr(), x, number)
 
 
 def _less(x: Tensor, number: Number) -> Tensor:
     """x - number"""
     x, number = with_number(x, number)
-    return run(Shift(-number), x) if x.type.dtype is not bool_ else both("sub", _SUBTRACT, x, number)
+    return run(Shift(-number), x) if x.tensor_type.dtype is not bool_ else both("sub", _SUBTRACT, x, number)
 
 
 def _from(number: Number, x: Tensor) -> Tensor:
     """number - x"""
     x, number = with_number(x, number)
-    return run(Shift(number), neg(x)) if x.type.dtype is not bool_ else both("sub", _SUBTRACT, number, x)
+    return run(Shift(number), neg(x)) if x.tensor_type.dtype is not bool_ else both("sub", _SUBTRACT, number, x)
 
 
 @method("sub", "subtract")
@@ -193,13 +193,13 @@ def mul(x: Operand, other: Operand) -> Tensor:
     x, other = sides("mul", x, other)
     if isinstance(x, Tensor) and isinstance(other, Tensor):
         x, other = pair("mul", x, other)
-        return run(_MULTIPLY if x.type.dtype is not bool_ else BitwiseAnd(), x, other)
+        return run(_MULTIPLY if x.tensor_type.dtype is not bool_ else BitwiseAnd(), x, other)
     return _scaled(x, other) if isinstance(x, Tensor) else _scaled(other, x)
 
 
 def _scaled(x: Any, number: Any) -> Tensor:
     x, number = with_number(x, number)
-    return run(Scale(number), x) if x.type.dtype is not bool_ else both("mul", BitwiseAnd(), x, number)
+    return run(Scale(number), x) if x.tensor_type.dtype is not bool_ else both("mul", BitwiseAnd(), x, number)
 
 
 multiply = mul
@@ -222,9 +222,9 @@ def div(x: Operand, other: Operand, *, rounding_mode: str | None = None) -> Tens
 def _whole(what: str, x: Any, other: Any, op: Op, check: Checked) -> Tensor:
     """An op of two operands of numbers; truth values are 0 and 1, and integers on the right side pass a check."""
     a, b = pair(what, *sides(what, x, other))
-    if a.type.dtype is bool_:
+    if a.tensor_type.dtype is bool_:
         a, b = cast(a, uint8), cast(b, uint8)
-    return run(op, a, run(check, b) if b.type.dtype.is_integer else b)
+    return run(op, a, run(check, b) if b.tensor_type.dtype.is_integer else b)
 
 
 def _quotient(x: Any, other: Any) -> Tensor:
@@ -232,7 +232,7 @@ def _quotient(x: Any, other: Any) -> Tensor:
         a, b = pair("div", x, other)
         return run(_DIVIDE, as_float(a), as_float(b))
     x = as_float(x)
-    return run(DivideBy(fitting(other, x.type.dtype)), x)
+    return run(DivideBy(fitting(other, x.tensor_type.dtype)), x)
 
 
 true_divide = divide = div
@@ -270,10 +270,10 @@ def pow(x: Operand, exponent: Operand) -> Tensor:
 
 def _to_the(x: Tensor, exponent: Number) -> Tensor:
     x, number = with_number(x, exponent)
-    if not x.type.dtype.is_float and number < 0:
-        raise DtypeError(f"pow at {user_line()}: {x.type} to the negative power {number} has no integers; use x.float()")
+    if not x.tensor_type.dtype.is_float and number < 0:
+        raise DtypeError(f"pow at {user_line()}: {x.tensor_type} to the negative power {number} has no integers; use x.float()")
     special: dict[float, Op] = {2: Square(), 0: FillLike(1)}
-    if x.type.dtype.is_float:
+    if x.tensor_type.dtype.is_float:
         special[0.5] = Sqrt()
     return run(special.get(number) or ScalarPower(number), x)
 
@@ -288,7 +288,7 @@ def float_power(x: Operand, exponent: Operand) -> Tensor:
 def _extreme(what: str, x: Any, other: Any, op: Op, of_truth: Op) -> Tensor:
     """An extreme of two operands; of truth values by logic."""
     a, b = pair(what, *sides(what, x, other))
-    return run(op if a.type.dtype is not bool_ else of_truth, a, b)
+    return run(op if a.tensor_type.dtype is not bool_ else of_truth, a, b)
 
 
 maximum = _of_two("maximum", _extreme, "The larger of two, element by element.", op=Maximum(), of_truth=BitwiseOr())
@@ -300,8 +300,8 @@ minimum = _of_two("minimum", _extreme, "The smaller of two, element by element."
 
 def _bits(what: str, x: Any, other: Any, op: Op) -> Tensor:
     a, b = pair(what, *sides(what, x, other))
-    if kind(a.type.dtype) == 2:
-        raise DtypeError(f"{what} at {user_line()}: {a.type} has no bits to combine; compare it first, or use logical_*")
+    if kind(a.tensor_type.dtype) == 2:
+        raise DtypeError(f"{what} at {user_line()}: {a.tensor_type} has no bits to combine; compare it first, or use logical_*")
     return run(op, a, b)
 
 
@@ -313,8 +313,8 @@ bitwise_xor = _of_two("bitwise_xor", _bits, "The bits that just one of them has;
 @method("bitwise_not", "__invert__")
 def bitwise_not(x: Tensor) -> Tensor:
     """The bits that x does not have; of truth values, not x."""
-    if kind(x.type.dtype) == 2:
-        raise DtypeError(f"bitwise_not at {user_line()}: {x.type} has no bits; compare it first, or use logical_not")
+    if kind(x.tensor_type.dtype) == 2:
+        raise DtypeError(f"bitwise_not at {user_line()}: {x.tensor_type} has no bits; compare it first, or use logical_not")
     return run(BitwiseNot(), x)
 
 
@@ -326,13 +326,13 @@ def bitwise_not(x: Tensor) -> Tensor:
 def matmul(input: Operand, other: Operand) -> Tensor:
     """The matrix product of the last two axes, the others broadcast; a vector is a row on the left, a column on the right."""
     x, y = pair("matmul", input, other)
-    if x.type.ndim == 2 and y.type.ndim == 2:
+    if x.tensor_type.ndim == 2 and y.tensor_type.ndim == 2:
         return run(_MATMUL, x, y)
-    if not x.type.ndim or not y.type.ndim:
-        raise ShapeError(f"matmul at {user_line()}: input {x.type} and other {y.type}: both need one axis or more")
-    row, column = x.type.ndim == 1, y.type.ndim == 1
+    if not x.tensor_type.ndim or not y.tensor_type.ndim:
+        raise ShapeError(f"matmul at {user_line()}: input {x.tensor_type} and other {y.tensor_type}: both need one axis or more")
+    row, column = x.tensor_type.ndim == 1, y.tensor_type.ndim == 1
     product = _product(run(ExpandDims(0), x) if row else x, run(ExpandDims(1), y) if column else y)
-    last = product.type.ndim - 1
+    last = product.tensor_type.ndim - 1
     gone = (*((last - 1,) if row else ()), *((last,) if column else ()))
     return run(Squeeze(gone), product) if gone else product
 
@@ -340,20 +340,20 @@ def matmul(input: Operand, other: Operand) -> Tensor:
 def _product(x: Tensor, y: Tensor) -> Tensor:
     """Of tensors of two axes or more."""
     made: Tensor
-    if y.type.ndim == 2:
-        made = run(_MATMUL if x.type.ndim == 2 else BroadcastMatMul(), x, y)
+    if y.tensor_type.ndim == 2:
+        made = run(_MATMUL if x.tensor_type.ndim == 2 else BroadcastMatMul(), x, y)
         return made
-    if x.type.shape[:-2] != y.type.shape[:-2]:
-        lead = broadcast_shapes("matmul", x.type.with_shape(x.type.shape[:-2]), y.type.with_shape(y.type.shape[:-2]))
-        x, y = (each if each.type.shape[:-2] == lead else run(BroadcastTo((*lead, *each.type.shape[-2:])), each) for each in (x, y))
+    if x.tensor_type.shape[:-2] != y.tensor_type.shape[:-2]:
+        lead = broadcast_shapes("matmul", x.tensor_type.with_shape(x.tensor_type.shape[:-2]), y.tensor_type.with_shape(y.tensor_type.shape[:-2]))
+        x, y = (each if each.tensor_type.shape[:-2] == lead else run(BroadcastTo((*lead, *each.tensor_type.shape[-2:])), each) for each in (x, y))
     made = run(BatchMatMul(), x, y)
     return made
 
 
 def _of_axes(what: str, a: Tensor, b: Tensor, *axes: int) -> tuple[Tensor, Tensor]:
     """Both, checked to have so many axes."""
-    if (a.type.ndim, b.type.ndim) != axes:
-        raise ShapeError(f"{what} at {user_line()}: it takes tensors of {axes[0]} and {axes[1]} axes; got {a.type} and {b.type}")
+    if (a.tensor_type.ndim, b.tensor_type.ndim) != axes:
+        raise ShapeError(f"{what} at {user_line()}: it takes tensors of {axes[0]} and {axes[1]} axes; got {a.tensor_type} and {b.tensor_type}")
     return a, b
 
 
@@ -366,8 +366,8 @@ def mm(input: Tensor, mat2: Tensor) -> Tensor:
 @method()
 def bmm(input: Tensor, mat2: Tensor) -> Tensor:
     """The products of two rows of equally many matrices."""
-    if input.type.shape[:1] != mat2.type.shape[:1]:
-        raise ShapeError(f"bmm at {user_line()}: {input.type} and {mat2.type} are not equally many matrices")
+    if input.tensor_type.shape[:1] != mat2.tensor_type.shape[:1]:
+        raise ShapeError(f"bmm at {user_line()}: {input.tensor_type} and {mat2.tensor_type} are not equally many matrices")
     return matmul(*_of_axes("bmm", input, mat2, 3, 3))
 
 

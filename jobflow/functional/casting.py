@@ -56,7 +56,7 @@ for _name, _dtype in {
 @method()
 def type_as(x: Tensor, other: Tensor) -> Tensor:
     """x as the element type of another tensor."""
-    return as_dtype(x, other.type.dtype)
+    return as_dtype(x, other.tensor_type.dtype)
 
 
 def is_tensor(x: Any) -> bool:
@@ -66,7 +66,7 @@ def is_tensor(x: Any) -> bool:
 
 def is_floating_point(x: Tensor) -> bool:
     """Whether it is of floats."""
-    return x.type.dtype.is_float
+    return x.tensor_type.dtype.is_float
 
 
 method()(is_floating_point)

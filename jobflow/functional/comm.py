@@ -97,7 +97,7 @@ def scatter(tensor: Tensor, scatter_list: Sequence[Tensor] | None = None, src: i
     n, mine = here.rank.size, here.rank.index == _rank(here, "scatter", src)
     if mine:
         _count("scatter", scatter_list or (), here)
-    rows = np.stack([x.array for x in scatter_list or ()]) if mine else np.empty((n, *tensor.type.shape), tensor.type.dtype.numpy)
+    rows = np.stack([x.array for x in scatter_list or ()]) if mine else np.empty((n, *tensor.tensor_type.shape), tensor.tensor_type.dtype.numpy)
     _write(tensor, spread(here, rows, src, "scatter")[here.rank.index])
 
 
@@ -123,8 +123,8 @@ def send(tensor: Tensor, dst: int) -> None:
     here = _here("send", tensor)
     _other(here, "send", dst)
     me = here.rank.index
-    with _agreed(here, "send", me, dst, tensor.type):
-        carried(here, tensor.array, tensor.type, me, dst, "send and recv")
+    with _agreed(here, "send", me, dst, tensor.tensor_type):
+        carried(here, tensor.array, tensor.tensor_type, me, dst, "send and recv")
 
 
 def recv(out: Tensor, src: int) -> Tensor:
@@ -132,8 +132,8 @@ def recv(out: Tensor, src: int) -> Tensor:
     here = _here("recv", out)
     _other(here, "recv", src)
     me = here.rank.index
-    with _agreed(here, "recv", src, me, out.type):
-        _write(out, carried(here, None, out.type, src, me, "send and recv"))
+    with _agreed(here, "recv", src, me, out.tensor_type):
+        _write(out, carried(here, None, out.tensor_type, src, me, "send and recv"))
     return out
 
 

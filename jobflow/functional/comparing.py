@@ -41,7 +41,7 @@ def _comparison(name: str, op: compare.Comparison, sign: str, operator: str, *al
 
 
 def _with_number(op: compare.Comparison, x: Tensor, number: Number) -> Tensor:
-    dtype = x.type.dtype
+    dtype = x.tensor_type.dtype
     exact = compare.with_number(op, dtype, number)
     return run(FillLike(exact, bool_), x) if isinstance(exact, bool) else run(exact[0], x, constant(x, exact[1], dtype))
 
@@ -87,7 +87,7 @@ def truth(x: Any) -> Any:
     """Which elements are not 0; numbers as they are."""
     if not isinstance(x, Tensor):
         return x
-    return x if x.type.dtype is bool_ else run(NotEqual(), x, constant(x, 0, x.type.dtype))
+    return x if x.tensor_type.dtype is bool_ else run(NotEqual(), x, constant(x, 0, x.tensor_type.dtype))
 
 
 def _logic(what: str, op: Op, x: Any, other: Any) -> Tensor:

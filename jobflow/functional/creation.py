@@ -142,7 +142,7 @@ def _like(what: str, x: Tensor, value: Number, options: dict[str, Any]) -> Tenso
     place = Place(what, options, x.dtype, x)
     if x.traced is not None and place.placement is None and place.sbp is None and place.device is None:
         return place.finished(run(FillLike(fitting(value, place.dtype), place.dtype), x.detach()))
-    return _filled(what, x.type.shape, value, place)
+    return _filled(what, x.tensor_type.shape, value, place)
 
 
 @method()
@@ -277,7 +277,7 @@ def _numbers(what: str, data: Any) -> Any:
     if isinstance(data, Tensor):
         if data.traced is not None:
             raise JobError(
-                f"{what} at {user_line()}: the data contain a tensor {data.type}, which has no numbers yet; join tensors with flow.stack or flow.cat"
+                f"{what} at {user_line()}: the data contain a tensor {data.tensor_type}, which has no numbers yet; join tensors with flow.stack or flow.cat"
             )
         return data.numpy()
     if isinstance(data, list | tuple) and any(isinstance(each, Tensor | list | tuple) for each in data):

@@ -62,7 +62,7 @@ class Saved:
         for x, version in self._saved:
             if x is not None and x.version != version:
                 raise JobError(
-                    f"backward at {user_line()}: a {x.type} tensor that {self._name} saved for its backward was overwritten by an in-place "
+                    f"backward at {user_line()}: a {x.tensor_type} tensor that {self._name} saved for its backward was overwritten by an in-place "
                     f"operation after forward; use the form that returns a new tensor, or clone() it first"
                 )
         return tuple(x for x, _ in self._saved)
@@ -161,19 +161,19 @@ class _Kind:
 
     def fitted(self, gradient: Tensor, what: str) -> Tensor:
         """A gradient for a tensor of this kind: summed to its shape, if it was broadcast, in its element type."""
-        lead = gradient.type.ndim - self.type.ndim
-        if lead < 0 or any(n not in (1, m) for n, m in zip(self.type.shape, gradient.type.shape[lead:], strict=True)):
-            raise ShapeError(f"{what} is {gradient.type}, the argument {self.type}")
+        lead = gradient.tensor_type.ndim - self.type.ndim
+        if lead < 0 or any(n not in (1, m) for n, m in zip(self.type.shape, gradient.tensor_type.shape[lead:], strict=True)):
+            raise ShapeError(f"{what} is {gradient.tensor_type}, the argument {self.type}")
         place, own = (None if layout is None else layout.placement for layout in (gradient.layout, self.layout))
         if place != own:
             raise ShapeError(f"{what} is {gradient.layout or 'local'}, the argument {self.layout or 'local'}; use to_global or to_local")
-        if gradient.type.shape != self.type.shape:
+        if gradient.tensor_type.shape != self.type.shape:
             gradient = apply(SumTo(self.type.shape), gradient)
         return cast(gradient, self.type.dtype)
 
 
 def _kind(x: Any) -> _Kind | None:
-    return _Kind(x.type, x.layout, tuple(x.array.shape)) if isinstance(x, Tensor) else None
+    return _Kind(x.tensor_type, x.layout, tuple(x.array.shape)) if isinstance(x, Tensor) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,8 +131,8 @@ def set_rng_state(saved: Tensor) -> None:
 
 
 def _numbers(saved: Tensor, count: int) -> list[int]:
-    if saved.type != TensorType((count,), int64):
-        raise ArgumentError(f"the state of a generator at {user_line()}: it is an int64[{count}] tensor; got {saved.type}")
+    if saved.tensor_type != TensorType((count,), int64):
+        raise ArgumentError(f"the state of a generator at {user_line()}: it is an int64[{count}] tensor; got {saved.tensor_type}")
     return saved.tolist()
 
 
@@ -172,13 +172,13 @@ def randn(*sizes: Any, generator: Any = None, **options: Any) -> Tensor:
 @method()
 def rand_like(x: Tensor, *, generator: Any = None, **options: Any) -> Tensor:
     """rand in the shape, element type and layout of x; of a partial x whole on every rank."""
-    return _drawn(_floats(Place("rand_like", options, x.dtype, x)), x.type.shape, generator, RandomUniform)
+    return _drawn(_floats(Place("rand_like", options, x.dtype, x)), x.tensor_type.shape, generator, RandomUniform)
 
 
 @method()
 def randn_like(x: Tensor, *, generator: Any = None, **options: Any) -> Tensor:
     """randn likewise."""
-    return _drawn(_floats(Place("randn_like", options, x.dtype, x)), x.type.shape, generator, RandomNormal)
+    return _drawn(_floats(Place("randn_like", options, x.dtype, x)), x.tensor_type.shape, generator, RandomNormal)
 
 
 def randint(low: int, high: Any = None, size: Any = None, *, generator: Any = None, **options: Any) -> Tensor:
@@ -194,7 +194,7 @@ def randint(low: int, high: Any = None, size: Any = None, *, generator: Any = No
 def randint_like(x: Tensor, low: int, high: int | None = None, *, generator: Any = None, **options: Any) -> Tensor:
     """randint in the shape, element type and layout of x."""
     low, high = (0, low) if high is None else (low, high)
-    return _integers(Place("randint_like", options, x.dtype, x), x.type.shape, low, high, generator)
+    return _integers(Place("randint_like", options, x.dtype, x), x.tensor_type.shape, low, high, generator)
 
 
 def _integers(place: Place, shape: tuple[int, ...], low: int, high: int, generator: Any) -> Tensor:
@@ -233,12 +233,12 @@ def uniform_like(x: Tensor, low: float, high: float, generator: Any = None) -> T
     def make(shape: tuple[int, ...], dtype: DType, key: str, seed: int) -> RandomUniform:
         return RandomUniform(shape, dtype, key, seed, low=float(low), high=float(high))
 
-    return _drawn(_floats(Place("uniform", {}, x.dtype, x)), x.type.shape, generator, make)
+    return _drawn(_floats(Place("uniform", {}, x.dtype, x)), x.tensor_type.shape, generator, make)
 
 
 def normal_like(x: Tensor, mean: float, std: float, generator: Any = None) -> Tensor:
     """Numbers of the normal distribution likewise."""
-    return _drawn(_floats(Place("normal", {}, x.dtype, x)), x.type.shape, generator, _normal(mean, std))
+    return _drawn(_floats(Place("normal", {}, x.dtype, x)), x.tensor_type.shape, generator, _normal(mean, std))
 
 
 def _normal(mean: float, std: float) -> Any:
@@ -287,7 +287,7 @@ def multinomial(x: Tensor, num_samples: int, replacement: bool = False, *, gener
     """
     weights, num_samples = as_float(x.detach()), integer("multinomial", num_samples)
     if weights.ndim not in (1, 2) or not num_samples > 0 or (not replacement and num_samples > weights.shape[-1]):
-        raise ArgumentError(f"multinomial at {user_line()}: {num_samples} samples, replacement={replacement}, of weights {x.type}")
+        raise ArgumentError(f"multinomial at {user_line()}: {num_samples} samples, replacement={replacement}, of weights {x.tensor_type}")
     if x.layout is not None:
         weights = crossing.change(state(), weights, whole(x.layout))
     weights = run(enough_weights("multinomial", 1 if replacement else num_samples), weights)
@@ -304,5 +304,5 @@ def _in_order(weights: Tensor, generator: Any, count: int) -> Tensor:
     u = cast(rand_like(weights, dtype=float64, generator=generator), float64)
     arrivals = -((1.0 - u).log()) / cast(weights, float64)
     order = run_several(Sort(weights.ndim - 1), arrivals)[1]
-    window = Slice((0,) * weights.ndim, (*weights.type.shape[:-1], count), (1,) * weights.ndim)
+    window = Slice((0,) * weights.ndim, (*weights.tensor_type.shape[:-1], count), (1,) * weights.ndim)
     return run(window, order)

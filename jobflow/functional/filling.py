@@ -24,7 +24,7 @@ from jobflow.ops.scalar import FillLike
 def fill_(x: Tensor, value: Any) -> Tensor:
     """Every element is `value`."""
     number = creation.number(value, "fill_")
-    return written(x, "fill_", run(FillLike(fitting(number, x.type.dtype)), x.detach()))
+    return written(x, "fill_", run(FillLike(fitting(number, x.tensor_type.dtype)), x.detach()))
 
 
 @method()
@@ -43,19 +43,19 @@ def copy_(x: Tensor, other: Any) -> Tensor:
         value = other if isinstance(other, Tensor) else creation.full_like(x, other)
     if (value.layout is None) != (x.layout is None):
         raise PlacementError(f"copy_ at {user_line()}: {_lies(value)} into {_lies(x)}; use to_global or to_local")
-    value = cast(value, x.type.dtype)
-    if value.type.shape != x.type.shape:
+    value = cast(value, x.tensor_type.dtype)
+    if value.tensor_type.shape != x.tensor_type.shape:
         try:
-            value = run(BroadcastTo(x.type.shape), value)
+            value = run(BroadcastTo(x.tensor_type.shape), value)
         except ShapeError:
-            raise ShapeError(f"copy_ at {user_line()}: {value.type} does not fill {x.type}") from None
+            raise ShapeError(f"copy_ at {user_line()}: {value.tensor_type} does not fill {x.tensor_type}") from None
     if x.layout is not None and value.layout != x.layout:
         value = crossing.change(state(), value, x.layout)
     return written(x, "copy_", value)
 
 
 def _lies(x: Tensor) -> str:
-    return f"a {'local' if x.layout is None else 'global'} tensor {x.type}"
+    return f"a {'local' if x.layout is None else 'global'} tensor {x.tensor_type}"
 
 
 @method()
@@ -76,10 +76,10 @@ def random_(x: Tensor, low: int = 0, high: int | None = None, *, generator: Any 
     """Integers evenly from [low, high); random_(high) begins at 0."""
     if high is None:
         low, high = 0, low or (1 << 24 if x.dtype.is_float else min(1 << 31, int(np.iinfo(x.dtype.numpy).max)))
-    return written(x, "random_", cast(drawing.randint_like(x.detach(), low, high, generator=generator), x.type.dtype))
+    return written(x, "random_", cast(drawing.randint_like(x.detach(), low, high, generator=generator), x.tensor_type.dtype))
 
 
 @method()
 def bernoulli_(x: Tensor, p: float = 0.5, *, generator: Any = None) -> Tensor:
     """1 with probability p, else 0."""
-    return written(x, "bernoulli_", cast(drawing.bernoulli(x.detach().float(), p, generator=generator), x.type.dtype))
+    return written(x, "bernoulli_", cast(drawing.bernoulli(x.detach().float(), p, generator=generator), x.tensor_type.dtype))

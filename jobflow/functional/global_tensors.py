@@ -104,7 +104,7 @@ def device(x: Tensor) -> where.device:
 @attribute("nbytes")
 def nbytes(x: Tensor) -> int:
     """Bytes of the logical value."""
-    return x.type.nbytes
+    return x.tensor_type.nbytes
 
 
 @attribute("itemsize")
@@ -217,7 +217,7 @@ def _set_data(x: Tensor, given: Tensor) -> None:
         raise DtypeError(f"data at {user_line()}: it takes a tensor; got {given!r}")
     if building_now() is not None:
         raise JobError(f"data at {user_line()}: no tensor gets other memory while {running()} runs; write over what it has: x.data.copy_(given)")
-    x.type, x.layout, x.array, x._device = given.type, given.layout, given.array, given._device
+    x.tensor_type, x.layout, x.array, x._device = given.tensor_type, given.layout, given.array, given._device
     x.origin, x.strides = given.origin, given.strides
     x.wrote()
 
@@ -281,12 +281,14 @@ def reduced(x: Tensor, protocol: int) -> tuple[Any, ...]:
     """For pickle: of a global tensor each rank's piece, with placement and sbp."""
     _portable(x, "pickle")
     array = x.array.copy(order="C")
-    return rebuilt, (type(x), x.type, x.layout, array, x._needs_gradient, x._device, x.__dict__)
+    return rebuilt, (type(x), x.tensor_type, x.layout, array, x._needs_gradient, x._device, x.__dict__)
 
 
 def _portable(x: Tensor, what: str) -> None:
     if x.traced is not None or x.node is not None:
-        raise JobError(f"{what} at {user_line()}: only leaf tensors can be; this {x.type} was made by {x.node or 'a graph'}: use detach() or clone()")
+        raise JobError(
+            f"{what} at {user_line()}: only leaf tensors can be; this {x.tensor_type} was made by {x.node or 'a graph'}: use detach() or clone()"
+        )
 
 
 def rebuilt(kind: type[Tensor], *parts: Any) -> Tensor:
@@ -305,7 +307,7 @@ def copied(x: Tensor, memory: dict[int, Any]) -> Tensor:
     """For copy.deepcopy: in memory of its own, with placement, sbp and gradient."""
     _portable(x, "deepcopy")
     array = x.array.copy()
-    made = rebuilt(type(x), x.type, x.layout, array, x._needs_gradient, x._device, deepcopy(x.__dict__, memory))
+    made = rebuilt(type(x), x.tensor_type, x.layout, array, x._needs_gradient, x._device, deepcopy(x.__dict__, memory))
     memory[id(x)] = made
     made._gradient = deepcopy(x._gradient, memory)
     return made

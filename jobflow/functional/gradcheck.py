@@ -61,7 +61,7 @@ def gradgradcheck(
     given = _listed(inputs)
     if grad_outputs is None:
         random = np.random.default_rng(SEED)
-        seeds = [_laid(y, random.standard_normal(y.type.shape)) for y in _outputs(func, given)]
+        seeds = [_laid(y, random.standard_normal(y.tensor_type.shape)) for y in _outputs(func, given)]
     else:
         seeds = [x.detach() for x in _listed(grad_outputs)]
 
@@ -90,7 +90,7 @@ def _outputs(func: Callable[..., Any], inputs: Sequence[Any]) -> list[Tensor]:
 
 def _laid(x: Tensor, array: Array) -> Tensor:
     """A tensor of these numbers where x lies; whole on all ranks where x is partial."""
-    array = np.array(array, x.type.dtype.numpy)
+    array = np.array(array, x.tensor_type.dtype.numpy)
     if x.layout is None:
         return from_numpy(array)
     sbp = tuple(B if isinstance(each, Partial) else each for each in x.layout.sbp)
@@ -116,7 +116,7 @@ class Check:
             raise ArgumentError(f"{self.what} at {user_line()}: none of the {len(inputs)} inputs requires gradients")
         for i, x in wanted.items():
             if x.dtype is not float64:
-                raise DtypeError(f"{self.what} at {user_line()}: input {i} is {x.type}; finite differences need float64")
+                raise DtypeError(f"{self.what} at {user_line()}: input {i} is {x.tensor_type}; finite differences need float64")
         problem = self.problem(inputs, wanted)
         if problem is not None and raises:
             raise GradcheckError(f"{self.what} at {user_line()}: {problem}")
@@ -125,21 +125,21 @@ class Check:
     def problem(self, inputs: Sequence[Any], wanted: dict[int, Tensor]) -> str | None:
         """What is wrong, in words."""
         random = np.random.default_rng(SEED)
-        outputs = [y.type for y in _outputs(self.func, inputs)]
+        outputs = [y.tensor_type for y in _outputs(self.func, inputs)]
         seeds = [self.directions(y, random) for y in outputs]
         gradients, again = (self.gradients(inputs, wanted, seeds) for _ in range(2))
-        for i, x in ((i, x) for i, x in wanted.items() if x.type.size):
-            ways = self.directions(x.type, random)
+        for i, x in ((i, x) for i, x in wanted.items() if x.tensor_type.size):
+            ways = self.directions(x.tensor_type, random)
             differences = self.differences(inputs, i, x, ways)
             for k, y in enumerate(outputs):
-                at = f"output {k}, {y}, input {i}, {x.type}"
+                at = f"output {k}, {y}, input {i}, {x.tensor_type}"
                 first, second = (found[k][i] @ ways.T for found in (gradients, again))
                 if np.abs(first - second).max(initial=0.0) > self.nondet_tol:
                     return f"{at}: the gradients of two runs differ by {np.abs(first - second).max():.3g}"
                 other = seeds[k] @ differences[k].T
                 wrong = ~(np.abs(first - other) <= self.atol + self.rtol * np.abs(other))
                 if wrong.any():
-                    return self.describe(at, first, other, wrong, y, x.type)
+                    return self.describe(at, first, other, wrong, y, x.tensor_type)
         return None
 
     def directions(self, type: TensorType, random: np.random.Generator) -> Array:
@@ -154,9 +154,9 @@ class Check:
         found: list[dict[int, Array]] = []
         outputs = _outputs(self.func, inputs)
         for y, rows in zip(outputs, seeds, strict=True):
-            found.append({i: np.zeros((len(rows), x.type.size)) for i, x in wanted.items()})
+            found.append({i: np.zeros((len(rows), x.tensor_type.size)) for i, x in wanted.items()})
             for r, row in enumerate(rows if y._needs_gradient else []):
-                made = grad(y, list(wanted.values()), _laid(y, row.reshape(y.type.shape)), retain_graph=True, allow_unused=True)
+                made = grad(y, list(wanted.values()), _laid(y, row.reshape(y.tensor_type.shape)), retain_graph=True, allow_unused=True)
                 for i, gradient in zip(wanted, made, strict=True):
                     if gradient is not None:
                         found[-1][i][r] = gradient.numpy().ravel()

@@ -121,7 +121,7 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -
         for x in _with_gradients("clip_grad_value_", parameters):
             made: Tensor = run(Clip(-bound, bound), x)
             if x.layout is not None and made.layout is not None:
-                made = Tensor(x.type, x.layout, convert_array(here, made.array, x.type, made.layout, x.layout, "a clipped gradient"))
+                made = Tensor(x.tensor_type, x.layout, convert_array(here, made.array, x.tensor_type, made.layout, x.layout, "a clipped gradient"))
             x.array[...] = made.array
             x.wrote()
 

@@ -63,11 +63,11 @@ def tensors_of(what: str, name: str, given: Any) -> list[Tensor]:
     found = list(given) if several else [given]
     for x in found:
         if isinstance(x, TensorOperators):
-            raise JobError(f"{what} at {user_line()}: {x.type} is a tensor of a job; call an optimizer's minimize instead")
+            raise JobError(f"{what} at {user_line()}: {x.tensor_type} is a tensor of a job; call an optimizer's minimize instead")
         if not isinstance(x, Tensor):
             raise ArgumentError(f"{what} at {user_line()}: {name} must be a tensor, or several; got {type(x).__name__}")
         if x.traced is not None:
-            raise JobError(f"{what} at {user_line()}: {x.type} has no numbers while {running()} runs; {NOT_IN_GRAPHS}")
+            raise JobError(f"{what} at {user_line()}: {x.tensor_type} has no numbers while {running()} runs; {NOT_IN_GRAPHS}")
     return found
 
 
@@ -100,13 +100,15 @@ def grad(
     given = seeds_of("grad", "grad_outputs", grad_outputs, roots)
     for i, x in enumerate(wanted):
         if not x._needs_gradient:
-            raise JobError(f"grad at {user_line()}: input {i}, {x.type}, does not require gradients")
+            raise JobError(f"grad at {user_line()}: input {i}, {x.tensor_type}, does not require gradients")
     found = passes.backward(roots, given, keep=bool(retain_graph), create=create_graph, only=wanted)
     for i, gradient in enumerate(found):
         if gradient is None and materialize_grads:
             found[i] = passes.zeros(wanted[i])
         elif gradient is None and not allow_unused:
-            raise JobError(f"grad at {user_line()}: the outputs do not depend on input {i}, {wanted[i].type}; allow_unused=True gives None for it")
+            raise JobError(
+                f"grad at {user_line()}: the outputs do not depend on input {i}, {wanted[i].tensor_type}; allow_unused=True gives None for it"
+            )
     return tuple(found)
 
 
@@ -250,7 +252,7 @@ attribute("requires_grad", _set_requires_grad)(_requires_grad)
 def requires_grad_(x: Tensor, requires_grad: bool = True) -> Tensor:
     """x, which backward gives a gradient from now on, or does not."""
     if requires_grad and not x.dtype.is_float:
-        raise DtypeError(f"requires_grad_ at {user_line()}: only floating point tensors have gradients; this is {x.type}")
+        raise DtypeError(f"requires_grad_ at {user_line()}: only floating point tensors have gradients; this is {x.tensor_type}")
     if not requires_grad and x.node is not None:
         raise JobError(f"requires_grad_ at {user_line()}: requires_grad of a computed tensor ({x.node!r}) cannot be switched off; use detach()")
     x._needs_gradient = bool(requires_grad)
@@ -272,20 +274,24 @@ def _check_grad(x: Tensor, given: Tensor) -> None:
     """An error for what no optimizer could step x by, at the line that assigns it."""
     what = f"grad at {user_line()}"
     if not isinstance(given, Tensor):
-        raise DtypeError(f"{what}: the gradient of {x.type} is a tensor, or None; got {described(given)}")
+        raise DtypeError(f"{what}: the gradient of {x.tensor_type} is a tensor, or None; got {described(given)}")
     if given is x:
         raise JobError(f"{what}: a tensor cannot be its own gradient; x.clone() can")
     if given.traced is not None:
-        raise JobError(f"{what}: {given.type} has no numbers while {running()} runs; {NOT_IN_GRAPHS}")
-    if given.type.shape != x.type.shape:
-        raise ShapeError(f"{what}: {given.type} is not of the shape of the tensor {x.type} whose gradient it is to be")
-    if given.type.dtype is not x.type.dtype:
-        raise DtypeError(f"{what}: {given.type} is not of the element type of the tensor {x.type}; cast it: grad.to({x.type.dtype})")
+        raise JobError(f"{what}: {given.tensor_type} has no numbers while {running()} runs; {NOT_IN_GRAPHS}")
+    if given.tensor_type.shape != x.tensor_type.shape:
+        raise ShapeError(f"{what}: {given.tensor_type} is not of the shape of the tensor {x.tensor_type} whose gradient it is to be")
+    if given.tensor_type.dtype is not x.tensor_type.dtype:
+        raise DtypeError(
+            f"{what}: {given.tensor_type} is not of the element type of the tensor {x.tensor_type}; cast it: grad.to({x.tensor_type.dtype})"
+        )
     if None in (given.layout, x.layout) and given.layout is not x.layout:
         kinds = ["local" if each.layout is None else f"global, {each.layout}" for each in (given, x)]
-        raise PlacementError(f"{what}: the gradient is {kinds[0]}, the tensor {x.type} is {kinds[1]}; use to_global or to_local")
+        raise PlacementError(f"{what}: the gradient is {kinds[0]}, the tensor {x.tensor_type} is {kinds[1]}; use to_global or to_local")
     if given.layout is not None and x.layout is not None and given.layout.placement != x.layout.placement:
-        raise PlacementError(f"{what}: the gradient is on {given.layout}, the tensor {x.type} on {x.layout}; use grad.to_global(placement=...)")
+        raise PlacementError(
+            f"{what}: the gradient is on {given.layout}, the tensor {x.tensor_type} on {x.layout}; use grad.to_global(placement=...)"
+        )
 
 
 attribute("grad", _set_grad)(_grad)
@@ -295,7 +301,7 @@ def without_gradient(x: Tensor, tie: Callable[[Tensor, Tensor], None]) -> Tensor
     """x in the same memory, without what made it; `tie` notes that the second tensor looks at the memory of the first."""
     if building_now() is not None:
         return run(Detach(), x)
-    made = Tensor(x.type, x.layout, x.array)
+    made = Tensor(x.tensor_type, x.layout, x.array)
     made._device, made.origin = x._device, x.origin
     tie(x, made)
     return made
@@ -325,7 +331,7 @@ def retain_grad(x: Tensor) -> None:
     """Keep the gradient that backward finds for x, though others made it."""
     tensors_of("retain_grad", "x", x)
     if not x._needs_gradient:
-        raise JobError(f"retain_grad at {user_line()}: the tensor {x.type} does not require gradients")
+        raise JobError(f"retain_grad at {user_line()}: the tensor {x.tensor_type} does not require gradients")
     if x.node is not None:
         x.node.retained[x.index] = weakref.ref(x)
 
@@ -349,7 +355,7 @@ def register_hook(x: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Removab
     if not callable(hook):
         raise ArgumentError(f"register_hook at {user_line()}: a hook is a function of the gradient, not {type(hook).__name__}")
     if not x._needs_gradient:
-        raise JobError(f"register_hook at {user_line()}: the tensor {x.type} does not require gradients")
+        raise JobError(f"register_hook at {user_line()}: the tensor {x.tensor_type} does not require gradients")
     if x.node is not None:
         hooks = x.node.hooks.setdefault(x.index, {})
     else:

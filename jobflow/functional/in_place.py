@@ -33,12 +33,12 @@ def written(x: Tensor, what: str, value: Tensor) -> Tensor:
     Raises: JobError for a leaf that requires gradients while they are recorded, ShapeError, DtypeError.
     """
     check_writable(x, what)
-    if value.type.shape != x.type.shape:
-        raise ShapeError(f"{what} at {user_line()}: a value {value.type} does not fit into the tensor {x.type} that it would overwrite")
-    if kind(value.type.dtype) > kind(x.type.dtype):
+    if value.tensor_type.shape != x.tensor_type.shape:
+        raise ShapeError(f"{what} at {user_line()}: a value {value.tensor_type} does not fit into the tensor {x.tensor_type} that it would overwrite")
+    if kind(value.tensor_type.dtype) > kind(x.tensor_type.dtype):
         new = what.replace("=", "") if what in OPERATORS.values() else f"{what.rstrip('_')}(x, ...)"
-        raise DtypeError(f"{what} at {user_line()}: the result is {value.type}, which a tensor {x.type} cannot hold; write x = {new}")
-    value = cast(value, x.type.dtype)
+        raise DtypeError(f"{what} at {user_line()}: the result is {value.tensor_type}, which a tensor {x.tensor_type} cannot hold; write x = {new}")
+    value = cast(value, x.tensor_type.dtype)
     here = state()
     if x.layout != value.layout and (here.building is None or here.building.lays):
         value = _laid(x, what, value)
@@ -75,7 +75,7 @@ def kept(x: Tensor, others: Sequence[Any] = ()) -> Tensor:
         return x
     if x.base is not None:
         follow(x)
-    made = Tensor(x.type, x.layout, x.array.copy())
+    made = Tensor(x.tensor_type, x.layout, x.array.copy())
     made.origin = x.origin
     made._needs_gradient, made.node, made.index = x._needs_gradient, x.node, x.index
     return made

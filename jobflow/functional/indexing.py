@@ -64,7 +64,7 @@ def listed(like: Tensor, array: Array) -> Tensor:
 def placed(ids: Tensor, n: int, what: str) -> Tensor:
     """Positions along an axis of n elements, those from the end counted from the front; AxisError for others."""
     if not ids.dtype.is_integer:
-        raise DtypeError(f"{what} at {user_line()}: positions are integers, or bool for a mask; got {ids.type}")
+        raise DtypeError(f"{what} at {user_line()}: positions are integers, or bool for a mask; got {ids.tensor_type}")
     return run(positions(what, n), ids)
 
 
@@ -115,7 +115,7 @@ def read(x: Tensor, key: Any, what: str) -> tuple[Cut, dict[int, Tensor]]:
         else:
             tensors.append(item if isinstance(item, Tensor) else _array(x, item))
             tokens.append(f"{tensors[-1].ndim} axes" if tensors[-1].dtype is bool_ else "ids")
-    cut = cut_of(x.type, tuple(tokens), what)
+    cut = cut_of(x.tensor_type, tuple(tokens), what)
     lookups: dict[int, Tensor] = {}
     for tensor, (axis, place) in zip(tensors, cut.lookups, strict=True):
         for i, ids in enumerate(_positions(x, tensor, axis, what)):
@@ -226,7 +226,7 @@ def _counted(at: int, x: TensorType, axis: int, what: str) -> int:
 def check_mask(mask: Tensor, x: Tensor, axis: int, what: str) -> None:
     here = x.shape[axis : axis + mask.ndim]
     if tuple(mask.shape) != tuple(here):
-        raise AxisError(f"{what} at {user_line()}: a mask of shape {list(mask.shape)} for the axes {list(here)} of {x.type}")
+        raise AxisError(f"{what} at {user_line()}: a mask of shape {list(mask.shape)} for the axes {list(here)} of {x.tensor_type}")
 
 
 # --------------------------------------------------------------------------- reading
@@ -288,7 +288,7 @@ def selected(x: Tensor, mask: Tensor, what: str) -> Tensor:
     if x.layout is not None and any(isinstance(sbp, Split) for sbp in x.layout.sbp):
         together_ = tuple(B if isinstance(sbp, Split) else sbp for sbp in x.layout.sbp)
         x = crossing.change(state(), x, Layout(x.layout.placement, together_))
-    return run(Gather(0), reshape(x, x.type.size), listed(x, places.astype(np.int64)))
+    return run(Gather(0), reshape(x, x.tensor_type.size), listed(x, places.astype(np.int64)))
 
 
 # --------------------------------------------------------------------------- writing
@@ -340,16 +340,18 @@ def _fitted(x: Tensor, value: Any, shape: Sequence[int], what: str) -> Tensor:
     try:
         return value if tuple(value.shape) == tuple(shape) else expand(value, shape)
     except ShapeError:
-        raise ShapeError(f"{what} at {user_line()}: the value {value.type} does not fit the shape {list(shape)} that it would overwrite") from None
+        raise ShapeError(
+            f"{what} at {user_line()}: the value {value.tensor_type} does not fit the shape {list(shape)} that it would overwrite"
+        ) from None
 
 
 def put(x: Tensor, lookups: dict[int, Tensor], value: Any, what: str) -> Tensor:
     """x with the elements at the positions replaced; of several for one place the last stays."""
     table, ids, axis, apart = merged(x, lookups, what)
     shape = (*table.shape[:axis], *ids.shape, *table.shape[axis + 1 :])
-    rows = (*table.shape[:axis], ids.type.size, *table.shape[axis + 1 :])
+    rows = (*table.shape[:axis], ids.tensor_type.size, *table.shape[axis + 1 :])
     new = reshape(_fitted(x, value, shape, what), rows)
-    at = expand(reshape(ids, (*(1,) * axis, ids.type.size, *(1,) * (table.ndim - axis - 1))), rows)
+    at = expand(reshape(ids, (*(1,) * axis, ids.tensor_type.size, *(1,) * (table.ndim - axis - 1))), rows)
     made: Tensor = run(Scatter(axis), table, at, new)
     if len(lookups) == 1:
         return made
@@ -374,9 +376,9 @@ def write_window(x: Tensor, cut: Cut, given: Any, what: str) -> None:
         return
     here = state()
     update(here, SliceWrite(window), (x, value))
-    made = Tensor(x.type, x.layout, x.array)
+    made = Tensor(x.tensor_type, x.layout, x.array)
     if here.grad_enabled and (x._needs_gradient or value._needs_gradient):
-        new = Tensor(value.type, value.layout, value.array)  # only what it is counts, not what it holds
+        new = Tensor(value.tensor_type, value.layout, value.array)  # only what it is counts, not what it holds
         placement = None if x.layout is None else x.layout.placement
         record("setitem", (x, value), (made,), OpGradient(SliceUpdate(window), placement), (made, new, made))
     note_written(here, x, made, what)

@@ -43,7 +43,7 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """The tensors, of one shape, side by side along a new axis `dim`."""
     given = _all_tensors("stack", tensors)
     if any(x.shape != given[0].shape for x in given):
-        raise ShapeError(f"stack at {user_line()}: needs tensors of one shape; got {', '.join(str(x.type) for x in given)}")
+        raise ShapeError(f"stack at {user_line()}: needs tensors of one shape; got {', '.join(str(x.tensor_type) for x in given)}")
     return cat([unsqueeze(x, dim) for x in given], axis_of("stack", dim, given[0].ndim + 1))
 
 
@@ -55,7 +55,7 @@ def hstack(tensors: Sequence[Tensor]) -> Tensor:
 
 def vstack(tensors: Sequence[Tensor]) -> Tensor:
     """The tensors one below the other; those of one axis are rows."""
-    return cat([reshape(x, (1, x.type.size)) if x.ndim < 2 else x for x in _all_tensors("vstack", tensors)], 0)
+    return cat([reshape(x, (1, x.tensor_type.size)) if x.ndim < 2 else x for x in _all_tensors("vstack", tensors)], 0)
 
 
 def _window(x: Tensor, axis: int, start: int, stop: int) -> Slice:
@@ -67,7 +67,7 @@ def _window(x: Tensor, axis: int, start: int, stop: int) -> Slice:
 def _axis(what: str, x: Tensor, dim: int) -> int:
     """The axis that is cut; AxisError for a tensor without axes."""
     if not x.ndim:
-        raise AxisError(f"{what} at {user_line()}: {x.type} has no axes to split")
+        raise AxisError(f"{what} at {user_line()}: {x.tensor_type} has no axes to split")
     return axis_of(what, dim, x.ndim)
 
 
@@ -78,7 +78,7 @@ def narrow(x: Tensor, dim: int, start: int | Tensor, length: int) -> Tensor:
     start, length = integer("narrow", start), integer("narrow", length)
     first = start + x.shape[axis] if start < 0 else start
     if not 0 <= first <= first + length <= x.shape[axis]:
-        raise ShapeError(f"narrow at {user_line()}: {length} elements from {start} on are not inside axis {axis} of {x.type}")
+        raise ShapeError(f"narrow at {user_line()}: {length} elements from {start} on are not inside axis {axis} of {x.tensor_type}")
     return run(_window(x, axis, first, first + length), x)
 
 
@@ -89,12 +89,12 @@ def split(tensor: Tensor, split_size_or_sections: int | Sequence[int], dim: int 
     n, given = tensor.shape[axis], split_size_or_sections
     if isinstance(given, int):
         if given < 1:
-            raise ShapeError(f"split at {user_line()}: pieces of {given} elements of {tensor.type}")
+            raise ShapeError(f"split at {user_line()}: pieces of {given} elements of {tensor.tensor_type}")
         lengths = [min(given, n - start) for start in range(0, n, given)] or [0]
     else:
         lengths = [integer("split", length) for length in given]
     if sum(lengths) != n or any(length < 0 for length in lengths):
-        raise ShapeError(f"split at {user_line()}: pieces of {lengths} elements do not add up to axis {axis} of {tensor.type}")
+        raise ShapeError(f"split at {user_line()}: pieces of {lengths} elements do not add up to axis {axis} of {tensor.tensor_type}")
     if len(lengths) > 1:
         tensor = crossing.as_read(state(), _window(tensor, axis, 0, lengths[0]), tensor)
     return tuple(run(_window(tensor, axis, stop - length, stop), tensor) for stop, length in zip(accumulate(lengths), lengths, strict=True))
@@ -104,7 +104,7 @@ def split(tensor: Tensor, split_size_or_sections: int | Sequence[int], dim: int 
 def chunk(x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     """At most `chunks` pieces of axis `dim`, equal but for the last."""
     if chunks < 1:
-        raise ShapeError(f"chunk at {user_line()}: {x.type} into {chunks} pieces")
+        raise ShapeError(f"chunk at {user_line()}: {x.tensor_type} into {chunks} pieces")
     axis = _axis("chunk", x, dim)
     return split(x, max(-(-x.shape[axis] // chunks), 1), axis)
 
@@ -123,8 +123,8 @@ def meshgrid(*tensors: Tensor, indexing: str = "ij") -> tuple[Tensor, ...]:
         raise ShapeError(f'meshgrid at {user_line()}: indexing is "ij" or "xy", not {indexing!r}')
     for x in given:
         if x.ndim > 1:
-            raise ShapeError(f"meshgrid at {user_line()}: takes vectors and numbers, not {x.type}; x.flatten() makes one")
-    shape = tuple(x.type.size for x in given)
-    columns = [reshape(x, tuple(x.type.size if j == i else 1 for j in range(len(given)))) for i, x in enumerate(given)]
+            raise ShapeError(f"meshgrid at {user_line()}: takes vectors and numbers, not {x.tensor_type}; x.flatten() makes one")
+    shape = tuple(x.tensor_type.size for x in given)
+    columns = [reshape(x, tuple(x.tensor_type.size if j == i else 1 for j in range(len(given)))) for i, x in enumerate(given)]
     grids = tuple(column.expand(shape) for column in columns)
     return tuple(grid.transpose(0, 1) for grid in grids) if indexing == "xy" and len(given) > 1 else grids

@@ -207,12 +207,12 @@ def tanhshrink(input: Tensor) -> Value:
 @formula
 def prelu(input: Tensor, weight: Tensor) -> Value:
     """x where x > 0, else weight x; one weight, or one per channel, axis 1"""
-    shape, count = input.type.shape, weight.type.size
+    shape, count = input.tensor_type.shape, weight.tensor_type.size
     factor: Value = sh.reshape(weight, ()) if count == 1 else weight
     if count != 1:
-        if len(shape) < 2 or weight.type.shape != (shape[1],):
+        if len(shape) < 2 or weight.tensor_type.shape != (shape[1],):
             raise ShapeError(
-                f"prelu at {user_line()}: weight {weight.type} is neither one number nor one for each channel, axis 1 of input {input.type}"
+                f"prelu at {user_line()}: weight {weight.tensor_type} is neither one number nor one for each channel, axis 1 of input {input.tensor_type}"
             )
         factor = sh.reshape(weight, (count,) + (1,) * (len(shape) - 2))
     return act.prelu(input, factor)
@@ -221,16 +221,16 @@ def prelu(input: Tensor, weight: Tensor) -> Value:
 @formula
 def glu(input: Tensor, dim: int = -1) -> Value:
     """a sigmoid(b), a and b being the halves of x along `dim`"""
-    axis = axis_of("glu", dim, input.type.ndim)
-    size = input.type.shape[axis] if input.type.ndim else 1
+    axis = axis_of("glu", dim, input.tensor_type.ndim)
+    size = input.tensor_type.shape[axis] if input.tensor_type.ndim else 1
     if size % 2:
-        raise ShapeError(f"glu at {user_line()}: axis {dim} of input {input.type} cannot be divided into halves")
+        raise ShapeError(f"glu at {user_line()}: axis {dim} of input {input.tensor_type} cannot be divided into halves")
     first, second = sl.split(input, (size // 2, size // 2), axis)
     return ew.multiply(first, act.sigmoid(second))
 
 
 def _softmax_axis(what: str, input: Tensor, dim: int | None) -> int:
-    ndim = input.type.ndim
+    ndim = input.tensor_type.ndim
     if dim is None:
         dim = 0 if ndim in (0, 1, 3) else 1
     return axis_of(what, dim, ndim)
@@ -251,7 +251,7 @@ def log_softmax(input: Tensor, dim: int | None = None) -> Tensor:
 def _along(what: str, op: type[Softmax] | type[LogSoftmax], input: Tensor, dim: int | None) -> Tensor:
     """An op of rows; a tensor without axes is a row of one element."""
     axis = _softmax_axis(what, input, dim)
-    if input.type.ndim:
+    if input.tensor_type.ndim:
         return run(op(axis), input)
     y = run(Squeeze((0,)), run(op(0), run(ExpandDims(0), input)))
     return y

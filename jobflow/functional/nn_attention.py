@@ -30,7 +30,7 @@ __all__ = ["scaled_dot_product_attention"]
 
 def _check(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[int, ...]:
     """The axes before the last two that the three have together."""
-    q, k, v = query.type, key.type, value.type
+    q, k, v = query.tensor_type, key.tensor_type, value.tensor_type
     what = "scaled_dot_product_attention"
     try:
         lead = np.broadcast_shapes(*(t.shape[:-2] for t in (q, k, v)))
@@ -40,14 +40,16 @@ def _check(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tu
         raise ShapeError(f"{what} at {user_line()}: query {q} [..., l, e], key {k} [..., s, e] and value {v} [..., s, f] do not fit together")
     if mask is None:
         return lead
-    if mask.type.dtype is not bool_ and mask.type.dtype is not q.dtype:
+    if mask.tensor_type.dtype is not bool_ and mask.tensor_type.dtype is not q.dtype:
         raise DtypeError(
-            f"{what} at {user_line()}: attn_mask {mask.type} must be bool, True where a key is visible, or of the type of query {q}, which is added"
+            f"{what} at {user_line()}: attn_mask {mask.tensor_type} must be bool, True where a key is visible, or of the type of query {q}, which is added"
         )
-    scores, shape = (*lead, q.shape[-2], k.shape[-2]), mask.type.shape
+    scores, shape = (*lead, q.shape[-2], k.shape[-2]), mask.tensor_type.shape
     missing = len(scores) - len(shape)
     if missing < 0 or any(n not in (1, m) for n, m in zip(shape, scores[missing:], strict=True)):
-        raise ShapeError(f"{what} at {user_line()}: attn_mask {mask.type} does not broadcast to the weights {list(scores)}, [..., queries, keys]")
+        raise ShapeError(
+            f"{what} at {user_line()}: attn_mask {mask.tensor_type} does not broadcast to the weights {list(scores)}, [..., queries, keys]"
+        )
     return lead
 
 
@@ -60,7 +62,7 @@ def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None, causal: b
     scores = ew.scale(scores, scale)
     if causal:
         scores = tril(scores, 0, -math.inf)
-    if mask is not None and mask.type.dtype is bool_:
+    if mask is not None and mask.tensor_type.dtype is bool_:
         scores = ew.where(mask, scores, ew.fill_like(scores, -math.inf))
     elif mask is not None:
         scores = ew.add(scores, mask)
@@ -70,7 +72,7 @@ def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None, causal: b
 @composed
 def _repeated(x: Tensor, lead: tuple[int, ...]) -> Value:
     """x with these axes before its last two."""
-    return broadcast_to(x, (*lead, *x.type.shape[-2:]))
+    return broadcast_to(x, (*lead, *x.tensor_type.shape[-2:]))
 
 
 @composed
@@ -97,7 +99,7 @@ def scaled_dot_product_attention(
     """
     lead = _check(query, key, value, attn_mask)
     query, key, value = (_repeated(x, lead) for x in (query, key, value))
-    factor = 1.0 / math.sqrt(query.type.shape[-1] or 1) if scale is None else scale
+    factor = 1.0 / math.sqrt(query.tensor_type.shape[-1] or 1) if scale is None else scale
     weights = attention_weights(query, key, attn_mask, is_causal, factor)
     return answers(dropout(weights, dropout_p), value)
 
@@ -108,27 +110,27 @@ def scaled_dot_product_attention(
 @composed
 def split_heads(x: Tensor, heads: int) -> Value:
     """[batch, length, heads size] -> [batch, heads, length, size]"""
-    n, length, width = x.type.shape
+    n, length, width = x.tensor_type.shape
     return sh.transpose(sh.reshape(x, (n, length, heads, width // heads)), (0, 2, 1, 3))
 
 
 @composed
 def join_heads(x: Tensor) -> Value:
     """The inverse of split_heads."""
-    n, heads, length, size = x.type.shape
+    n, heads, length, size = x.tensor_type.shape
     return sh.reshape(sh.transpose(x, (0, 2, 1, 3)), (n, length, heads * size))
 
 
 @composed
 def turned(x: Tensor) -> Value:
     """The first two axes exchanged."""
-    return sh.transpose(x, (1, 0, *range(2, x.type.ndim)))
+    return sh.transpose(x, (1, 0, *range(2, x.tensor_type.ndim)))
 
 
 @composed
 def thirds(x: Tensor, which: int, axis: int) -> Value:
     """One of the three parts of x along an axis."""
-    size = x.type.shape[axis] // 3
+    size = x.tensor_type.shape[axis] // 3
     front = (None,) * axis
     return sl.slice_(x, (*front, which * size), (*front, (which + 1) * size))
 
@@ -139,28 +141,34 @@ def hiding(attention: Tensor | None, padding: Tensor | None, queries: Tensor, ke
     In those masks True hides.  `attention` is [queries, keys] or [batch heads, queries, keys], `padding` [batch, keys], both bool or of
     the type of the queries [batch, heads, queries, size].
     """
-    batch, heads, count, _ = queries.type.shape
-    length = keys.type.shape[2]
+    batch, heads, count, _ = queries.tensor_type.shape
+    length = keys.tensor_type.shape[2]
     given = []
     if attention is not None:
         _check_mask("attn_mask", attention, queries, (count, length), (batch * heads, count, length))
-        given.append(_reshaped(attention, (batch if attention.type.ndim == 3 else 1, heads if attention.type.ndim == 3 else 1, count, length)))
+        given.append(
+            _reshaped(attention, (batch if attention.tensor_type.ndim == 3 else 1, heads if attention.tensor_type.ndim == 3 else 1, count, length))
+        )
     if padding is not None:
         _check_mask("key_padding_mask", padding, queries, (batch, length))
         given.append(_reshaped(padding, (batch, 1, 1, length)))
     if not given:
         return None
-    if all(mask.type.dtype is bool_ for mask in given):
+    if all(mask.tensor_type.dtype is bool_ for mask in given):
         return _seen(given[0], given[1] if len(given) > 1 else None)
     return _added(queries, *given)
 
 
 def _check_mask(name: str, mask: Tensor, queries: Tensor, *legal: tuple[int, ...]) -> None:
-    dtype = queries.type.dtype
-    if mask.type.shape not in legal:
-        raise ShapeError(f"attention at {user_line()}: {name} {mask.type} is not of the shape {' or '.join(str(list(shape)) for shape in legal)}")
-    if mask.type.dtype is not bool_ and mask.type.dtype is not dtype:
-        raise DtypeError(f"attention at {user_line()}: {name} {mask.type} must be bool, True where a key is hidden, or {dtype.name}, which is added")
+    dtype = queries.tensor_type.dtype
+    if mask.tensor_type.shape not in legal:
+        raise ShapeError(
+            f"attention at {user_line()}: {name} {mask.tensor_type} is not of the shape {' or '.join(str(list(shape)) for shape in legal)}"
+        )
+    if mask.tensor_type.dtype is not bool_ and mask.tensor_type.dtype is not dtype:
+        raise DtypeError(
+            f"attention at {user_line()}: {name} {mask.tensor_type} must be bool, True where a key is hidden, or {dtype.name}, which is added"
+        )
 
 
 @composed
@@ -178,8 +186,8 @@ def _added(like: Tensor, first: Tensor, second: Tensor | None = None) -> Value:
     """Masks as one to add to scores of the type of `like`: -inf where True hides."""
     parts: list[Value] = []
     for mask in (first, second):
-        if mask is not None and mask.type.dtype is bool_:
-            zero = ew.fill_like(mask, 0.0, dtype=like.type.dtype)
+        if mask is not None and mask.tensor_type.dtype is bool_:
+            zero = ew.fill_like(mask, 0.0, dtype=like.tensor_type.dtype)
             parts.append(ew.where(mask, ew.fill_like(zero, -math.inf), zero))
         elif mask is not None:
             parts.append(mask)

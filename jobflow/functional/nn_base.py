@@ -139,7 +139,7 @@ def one_type(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> Tensor:
         given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-        if not given or all(x.type.dtype is given[0].type.dtype for x in given):
+        if not given or all(x.tensor_type.dtype is given[0].tensor_type.dtype for x in given):
             return function(*args, **kwargs)
         dtype = promotion.result_type(*given)
         if not dtype.is_float:

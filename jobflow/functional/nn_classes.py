@@ -18,30 +18,32 @@ __all__ = ["cross_entropy", "nll_loss"]
 
 
 def _axis(x: Tensor) -> int:
-    return 0 if x.type.ndim == 1 else 1
+    return 0 if x.tensor_type.ndim == 1 else 1
 
 
 def _check(what: str, x: Tensor, target: Tensor, weight: Tensor | None) -> None:
-    t = x.type
+    t = x.tensor_type
     if not t.ndim:
         raise ShapeError(f"{what} at {user_line()}: input {t} is [n, classes, ...] or [classes]")
     axis = _axis(x)
     rows = (*t.shape[:axis], *t.shape[axis + 1 :])
-    if target.type.dtype.is_float:
-        raise DtypeError(f"{what} at {user_line()}: target {target.type} is neither integers nor of the shape of input {t}")
-    if target.type.shape != rows:
-        raise ShapeError(f"{what} at {user_line()}: target {target.type} should be {list(rows)}, the axes of input {t} without that of the classes")
+    if target.tensor_type.dtype.is_float:
+        raise DtypeError(f"{what} at {user_line()}: target {target.tensor_type} is neither integers nor of the shape of input {t}")
+    if target.tensor_type.shape != rows:
+        raise ShapeError(
+            f"{what} at {user_line()}: target {target.tensor_type} should be {list(rows)}, the axes of input {t} without that of the classes"
+        )
     _check_weight(what, x, weight)
 
 
 def _check_weight(what: str, x: Tensor, weight: Tensor | None) -> None:
-    if weight is not None and weight.type.shape != (x.type.shape[_axis(x)],):
-        raise ShapeError(f"{what} at {user_line()}: weight {weight.type} must have one number for each class of input {x.type}")
+    if weight is not None and weight.tensor_type.shape != (x.tensor_type.shape[_axis(x)],):
+        raise ShapeError(f"{what} at {user_line()}: weight {weight.tensor_type} must have one number for each class of input {x.tensor_type}")
 
 
 def _counted(target: Tensor, ignored: int) -> Value:
     """Where a label is not `ignored`, a number that its type may not have."""
-    labels = ew.cast(target, int64) if target.type.dtype.itemsize == 1 else target
+    labels = ew.cast(target, int64) if target.tensor_type.dtype.itemsize == 1 else target
     return ew.not_equal(labels, ew.fill_like(labels, ignored))
 
 
@@ -49,7 +51,7 @@ def _label_weights(x: Tensor, target: Tensor, weight: Tensor | None, ignored: in
     """Of every label, in the type of x; 0 for those that are ignored."""
     counts = _counted(target, ignored)
     if weight is None:
-        return ew.cast(counts, x.type.dtype)
+        return ew.cast(counts, x.tensor_type.dtype)
     taken = gather(weight, target, 0)  # 0 for a label that is no class
     return ew.where(counts, taken, ew.fill_like(taken, 0.0))
 
@@ -61,7 +63,7 @@ def _likelihood(what: str, logs: Value, x: Tensor, target: Tensor, weight: Tenso
     if weight is not None and weights is not None:
         loss = ew.multiply(loss, weights)
     if smoothing:
-        loss = ew.add(ew.scale(loss, 1.0 - smoothing), ew.scale(_spread(logs, x, target, weight, ignored), smoothing / x.type.shape[axis]))
+        loss = ew.add(ew.scale(loss, 1.0 - smoothing), ew.scale(_spread(logs, x, target, weight, ignored), smoothing / x.tensor_type.shape[axis]))
     if reduction != "mean":
         return reduced("nll_loss", loss, reduction)
     assert weights is not None
@@ -70,7 +72,7 @@ def _likelihood(what: str, logs: Value, x: Tensor, target: Tensor, weight: Tenso
 
 def _by_class(each: Value, x: Tensor, weight: Tensor | None) -> Value:
     """Numbers of the classes of x, times the weights of these."""
-    return each if weight is None else ew.multiply(each, sh.reshape(weight, (-1,) + (1,) * (x.type.ndim - 1 - _axis(x))))
+    return each if weight is None else ew.multiply(each, sh.reshape(weight, (-1,) + (1,) * (x.tensor_type.ndim - 1 - _axis(x))))
 
 
 def _spread(logs: Value, x: Tensor, target: Tensor, weight: Tensor | None, ignored: int) -> Value:
@@ -109,11 +111,11 @@ def cross_entropy(
     if not 0.0 <= label_smoothing <= 1.0:
         raise ArgumentError(f"{what} at {user_line()}: label_smoothing {label_smoothing} is not in [0, 1]")
     axis = _axis(input)
-    if target.type.dtype.is_float and target.type.shape == input.type.shape:
+    if target.tensor_type.dtype.is_float and target.tensor_type.shape == input.tensor_type.shape:
         _check_weight(what, input, weight)
         if ignore_index >= 0:
             raise ArgumentError(
-                f"{what} at {user_line()}: ignore_index {ignore_index} is for numbers of classes; target {target.type} has probabilities"
+                f"{what} at {user_line()}: ignore_index {ignore_index} is for numbers of classes; target {target.tensor_type} has probabilities"
             )
         return _of_probabilities(input, target, weight, reduction=reduction, smoothing=label_smoothing)
     _check(what, input, target, weight)
@@ -127,7 +129,7 @@ def _of_probabilities(x: Tensor, target: Tensor, weight: Tensor | None, *, reduc
 
 
 def _with_probabilities(logs: Value, x: Tensor, target: Value, weight: Tensor | None, reduction: str, smoothing: float) -> Value:
-    axis, classes = _axis(x), x.type.shape[_axis(x)]
+    axis, classes = _axis(x), x.tensor_type.shape[_axis(x)]
     if smoothing:
         target = ew.shift(ew.scale(target, 1.0 - smoothing), smoothing / classes)
     loss = ew.negate(rd.reduce_sum(ew.multiply(logs, _by_class(target, x, weight)), (axis,)))

@@ -18,28 +18,28 @@ __all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
 
 def batched(what: str, x: Tensor, spatial: int) -> Value:
     """x with a batch axis."""
-    if x.type.ndim == spatial + 1:
+    if x.tensor_type.ndim == spatial + 1:
         return sh.expand_dims(x, 0)
-    if x.type.ndim != spatial + 2:
-        raise ShapeError(f"{what} at {user_line()}: input {x.type} is [n, channels, ...] or [channels, ...] with {spatial} spatial axes")
+    if x.tensor_type.ndim != spatial + 2:
+        raise ShapeError(f"{what} at {user_line()}: input {x.tensor_type} is [n, channels, ...] or [channels, ...] with {spatial} spatial axes")
     return x
 
 
 def unbatched(y: Value, like: Tensor) -> Value:
-    return y if y.type.ndim == like.type.ndim else sh.squeeze(y, (0,))
+    return y if y.tensor_type.ndim == like.tensor_type.ndim else sh.squeeze(y, (0,))
 
 
 def check_channels(what: str, channels: int, whose: str, **vectors: Tensor | None) -> None:
     """ShapeError unless the vectors that are given have a number for each channel."""
     for name, p in vectors.items():
-        if p is not None and p.type.shape != (channels,):
-            raise ShapeError(f"{what} at {user_line()}: {name} {p.type} must have one number for each of the {channels} channels of {whose}")
+        if p is not None and p.tensor_type.shape != (channels,):
+            raise ShapeError(f"{what} at {user_line()}: {name} {p.tensor_type} must have one number for each of the {channels} channels of {whose}")
 
 
 def _biased(what: str, y: Value, bias: Tensor | None) -> Value:
     if bias is None:
         return y
-    check_channels(what, y.type.shape[1], "the output", bias=bias)
+    check_channels(what, y.tensor_type.shape[1], "the output", bias=bias)
     return apply(BiasAdd(1), y, bias)
 
 
@@ -67,8 +67,8 @@ def _given(
 ) -> tuple[Value, tuple[int, ...], tuple[int, ...]]:
     """The input with a batch axis, strides and dilations."""
     x = batched(what, input, spatial)
-    if weight.type.ndim != spatial + 2:
-        raise ShapeError(f"{what} at {user_line()}: weight {weight.type} is [{channels} / groups, *kernel] with {spatial} kernel sizes")
+    if weight.tensor_type.ndim != spatial + 2:
+        raise ShapeError(f"{what} at {user_line()}: weight {weight.tensor_type} is [{channels} / groups, *kernel] with {spatial} kernel sizes")
     return x, sizes(what, "stride", stride, spatial, 1), sizes(what, "dilation", dilation, spatial, 1)
 
 
@@ -84,7 +84,7 @@ def _conv(
 ) -> Value:
     what = f"conv{spatial}d"
     x, strides, dilations = _given(what, input, weight, stride, dilation, spatial, "out, in")
-    around = pairs(what, padding, weight.type.shape[2:], strides, dilations)
+    around = pairs(what, padding, weight.tensor_type.shape[2:], strides, dilations)
     y = cv.conv(x, weight, strides=strides, padding=around, dilations=dilations, groups=groups)
     return unbatched(_biased(what, y, bias), input)
 
@@ -116,10 +116,10 @@ def _conv_transpose(
         raise ShapeError(
             f"{what} at {user_line()}: output_padding {list(extra)} must be smaller than stride {list(strides)} or dilation {list(dilations)}"
         )
-    shape = zip(x.type.shape[2:], weight.type.shape[2:], strides, around, extra, dilations, strict=True)
+    shape = zip(x.tensor_type.shape[2:], weight.tensor_type.shape[2:], strides, around, extra, dilations, strict=True)
     out = tuple((n - 1) * s - 2 * p + d * (k - 1) + e + 1 for n, k, s, p, e, d in shape)
     if min(out) < 1:
-        raise ShapeError(f"{what} at {user_line()}: input {x.type} and weight {weight.type} give an output of {list(out)}")
+        raise ShapeError(f"{what} at {user_line()}: input {x.tensor_type} and weight {weight.tensor_type} give an output of {list(out)}")
     further = [e // s for e, s in zip(extra, strides, strict=True)]  # an output so much longer is one of an input that goes on with zeros
     if any(further):
         x = sl.pad(x, [(0, 0), (0, 0), *((0, n) for n in further)])

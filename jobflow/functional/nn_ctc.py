@@ -40,15 +40,15 @@ def ctc_loss(
     """
     one_of("ctc_loss", "reduction", reduction, REDUCTIONS)
     lengths, labels = _lengths("input_lengths", input_lengths), _lengths("target_lengths", target_lengths)
-    one_sample = log_probs.type.ndim == 2
+    one_sample = log_probs.tensor_type.ndim == 2
     given = _as_batch(log_probs, targets, lengths, labels) if one_sample else (log_probs, targets, lengths, labels)
     inputs = ctc_inputs(*given, blank)
     loss = ctc.ctc_loss(*inputs, int(blank), bool(zero_infinity))
     if one_sample:
         loss = sh.reshape(loss, ())
     if reduction == "mean":
-        counts = ew.clip(ew.cast(inputs[3], loss.type.dtype), 1.0, None)
-        loss = ew.divide(loss, sh.reshape(counts, loss.type.shape))
+        counts = ew.clip(ew.cast(inputs[3], loss.tensor_type.dtype), 1.0, None)
+        loss = ew.divide(loss, sh.reshape(counts, loss.tensor_type.shape))
     return reduced("ctc_loss", loss, reduction)
 
 
@@ -64,23 +64,23 @@ def _lengths(name: str, given: Tensor | Sequence[int]) -> Value:
 
 def _as_batch(log_probs: Value, targets: Value, lengths: Value, labels: Value) -> tuple[Value, Value, Value, Value]:
     """Add the axis of samples to the tensors of one sample."""
-    if targets.type.ndim != 1 or lengths.type.size != 1 or labels.type.size != 1:
+    if targets.tensor_type.ndim != 1 or lengths.tensor_type.size != 1 or labels.tensor_type.size != 1:
         raise ShapeError(
-            f"ctc_loss at {user_line()}: log_probs {log_probs.type} is one sample, but targets are {targets.type}, input_lengths {lengths.type} and "
-            f"target_lengths {labels.type}; pass targets with one axis and one length each, or log_probs as [frames, n, classes]"
+            f"ctc_loss at {user_line()}: log_probs {log_probs.tensor_type} is one sample, but targets are {targets.tensor_type}, input_lengths {lengths.tensor_type} and "
+            f"target_lengths {labels.tensor_type}; pass targets with one axis and one length each, or log_probs as [frames, n, classes]"
         )
     return sh.expand_dims(log_probs, 1), sh.expand_dims(targets, 0), sh.reshape(lengths, (1,)), sh.reshape(labels, (1,))
 
 
 def ctc_inputs(log_probs: Value, targets: Value, input_lengths: Value, target_lengths: Value, blank: int) -> tuple[Value, Value, Value, Value]:
     """Return the inputs of the operation, with lengths and labels that are checked while it runs."""
-    if targets.type.ndim == 1 and log_probs.type.ndim == 3:
-        targets = _padded(targets, target_lengths, log_probs.type.shape[1])
+    if targets.tensor_type.ndim == 1 and log_probs.tensor_type.ndim == 3:
+        targets = _padded(targets, target_lengths, log_probs.tensor_type.shape[1])
     try:
-        ctc.CtcLoss(int(blank)).infer(log_probs.type, targets.type, input_lengths.type, target_lengths.type)
+        ctc.CtcLoss(int(blank)).infer(log_probs.tensor_type, targets.tensor_type, input_lengths.tensor_type, target_lengths.tensor_type)
     except JobflowError as error:
         raise type(error)(str(error).replace("ctc_loss", f"ctc_loss at {user_line()}", 1)) from None
-    (frames, _, classes), longest = log_probs.type.shape, targets.type.shape[1]
+    (frames, _, classes), longest = log_probs.tensor_type.shape, targets.tensor_type.shape[1]
     lengths = checked(input_lengths, "ctc_loss", low=0, high=frames, noun="input length")
     labels = checked(target_lengths, "ctc_loss", low=0, high=longest, noun="target length")
     behind = ew.greater_equal(source.arange(0, longest, dtype=int64), sh.expand_dims(ew.cast(labels, int64), 1))
@@ -90,7 +90,7 @@ def ctc_inputs(log_probs: Value, targets: Value, input_lengths: Value, target_le
 
 def _padded(targets: Value, target_lengths: Value, count: int) -> Value:
     """Return labels that follow one another as [count, longest]; row i begins after the labels of the rows before it."""
-    total = targets.type.size
+    total = targets.tensor_type.size
     ends = checked(call(CumSum(0), ew.cast(target_lengths, int64)), "ctc_loss", low=0, high=total, noun="sum of target lengths")
     first = ew.subtract(ends, ew.cast(target_lengths, int64))
     at = ew.add(sh.expand_dims(first, 1), source.arange(0, total, dtype=int64))

@@ -42,14 +42,18 @@ _PRODUCT, _PRODUCTS = MatMul(transpose_b=True), BroadcastMatMul(transpose_b=True
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """y[..., o] = sum over i of x[..., i] w[o, i], plus b[o]"""
-    x, w = input.type.shape, weight.type.shape
+    x, w = input.tensor_type.shape, weight.tensor_type.shape
     if len(w) != 2 or not x or x[-1] != w[1]:
-        raise ShapeError(f"linear at {user_line()}: weight {weight.type} is [out, in], where in is the size of the last axis of input {input.type}")
+        raise ShapeError(
+            f"linear at {user_line()}: weight {weight.tensor_type} is [out, in], where in is the size of the last axis of input {input.tensor_type}"
+        )
     rows = input if len(x) > 1 else run(ExpandDims(0), input)
     y: Tensor = run(_PRODUCT if len(x) < 3 else _PRODUCTS, rows, weight)
     if bias is not None:
-        if bias.type.shape != w[:1]:
-            raise ShapeError(f"linear at {user_line()}: bias {bias.type} must have one number for each of the {w[0]} rows of weight {weight.type}")
+        if bias.tensor_type.shape != w[:1]:
+            raise ShapeError(
+                f"linear at {user_line()}: bias {bias.tensor_type} must have one number for each of the {w[0]} rows of weight {weight.tensor_type}"
+            )
         y = run(BiasAdd(max(len(x), 2) - 1), y, beside(y, bias))
     if len(x) == 1:
         y = run(Squeeze((0,)), y)
@@ -68,7 +72,7 @@ def beside(y: Tensor, bias: Tensor) -> Tensor:
 @formula
 def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Value:
     """y[..., o] = sum over i, j of x1[..., i] w[o, i, j] x2[..., j], plus b[o]"""
-    x1, x2, w = input1.type, input2.type, weight.type
+    x1, x2, w = input1.tensor_type, input2.tensor_type, weight.tensor_type
     if w.ndim != 3 or x1.shape[:-1] != x2.shape[:-1] or (x1.shape[-1], x2.shape[-1]) != w.shape[1:]:
         raise ShapeError(
             f"bilinear at {user_line()}: weight {w} is [out, in1, in2], the last sizes of input1 {x1} and input2 {x2}, whose others agree"
@@ -85,8 +89,8 @@ def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None
 
 def _row_numbers(what: str, ids: Tensor, count: int) -> Tensor:
     """The numbers, once they are known to be those of rows; ArgumentError for others."""
-    if not ids.type.dtype.is_integer:
-        raise DtypeError(f"{what} at {user_line()}: the numbers of rows {ids.type} are not integers")
+    if not ids.tensor_type.dtype.is_integer:
+        raise DtypeError(f"{what} at {user_line()}: the numbers of rows {ids.tensor_type} are not integers")
     return run(row_numbers(what, count), ids)
 
 
@@ -95,7 +99,7 @@ def _looked_up(ids: Tensor, weight: Tensor, padding: int | None) -> Value:
     rows = gather(weight, ids, 0)
     if padding is None:
         return rows
-    fixed = sh.reshape(ew.equal(ids, ew.fill_like(ids, padding)), (*ids.type.shape, *(1,) * (weight.type.ndim - 1)))
+    fixed = sh.reshape(ew.equal(ids, ew.fill_like(ids, padding)), (*ids.tensor_type.shape, *(1,) * (weight.tensor_type.ndim - 1)))
     return ew.where(fixed, ew.detach(rows), rows)
 
 
@@ -104,9 +108,9 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> 
 
     Raises: ArgumentError for a number that is no row.
     """
-    if not weight.type.ndim:
-        raise ShapeError(f"embedding at {user_line()}: weight {weight.type} has no rows; it is [rows, size of a row]")
-    count = weight.type.shape[0]
+    if not weight.tensor_type.ndim:
+        raise ShapeError(f"embedding at {user_line()}: weight {weight.tensor_type} has no rows; it is [rows, size of a row]")
+    count = weight.tensor_type.shape[0]
     input = _row_numbers("embedding", input, count)
     if padding_idx is not None and not -count <= whole("embedding", "padding_idx", padding_idx) < count:
         raise ArgumentError(f"embedding at {user_line()}: padding_idx {padding_idx} is not one of the {count} rows")
@@ -164,17 +168,17 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
 
 @composed
 def _one_of_channel(x: Tensor, axis: int) -> Value:
-    return sl.slice_(x, (None,) * (axis + 1) + (0,) * (x.type.ndim - axis - 1), (None,) * (axis + 1) + (1,) * (x.type.ndim - axis - 1))
+    return sl.slice_(x, (None,) * (axis + 1) + (0,) * (x.tensor_type.ndim - axis - 1), (None,) * (axis + 1) + (1,) * (x.tensor_type.ndim - axis - 1))
 
 
 def _dropout_channels(spatial: int, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     what = f"dropout{spatial}d"
     _check_rate(what, p)
-    if input.type.ndim not in (spatial + 1, spatial + 2):
-        raise ShapeError(f"{what} at {user_line()}: input {input.type} is [n, c, ...] or [c, ...] with {spatial} spatial axes")
+    if input.tensor_type.ndim not in (spatial + 1, spatial + 2):
+        raise ShapeError(f"{what} at {user_line()}: input {input.tensor_type} is [n, c, ...] or [c, ...] with {spatial} spatial axes")
     if not training or p == 0.0:
         return input
-    y = _dropped(input, float(p), _one_of_channel(input, input.type.ndim - spatial - 1))
+    y = _dropped(input, float(p), _one_of_channel(input, input.tensor_type.ndim - spatial - 1))
     return written(input, what, y) if inplace else y
 
 
@@ -195,14 +199,14 @@ def length(x: Value, axes: tuple[int, ...], p: float, keepdims: bool) -> Value:
     if abs(p) == math.inf:
         return (rd.reduce_max if p > 0 else rd.reduce_min)(ew.absolute(x), axes, keepdims)
     if p == 0.0:  # how many are not 0
-        return rd.reduce_sum(ew.cast(ew.not_equal(x, ew.fill_like(x, 0.0)), x.type.dtype), axes, keepdims)
+        return rd.reduce_sum(ew.cast(ew.not_equal(x, ew.fill_like(x, 0.0)), x.tensor_type.dtype), axes, keepdims)
     return ew.scalar_power(rd.reduce_sum(ew.scalar_power(ew.absolute(x), p), axes, keepdims), 1.0 / p)
 
 
 @formula
 def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Value:
     """x / max(|x|, eps), with the p-norm along `dim`"""
-    axes = (axis_of("normalize", dim, input.type.ndim),) if input.type.ndim else ()
+    axes = (axis_of("normalize", dim, input.tensor_type.ndim),) if input.tensor_type.ndim else ()
     if p == 2.0:
         square = rd.reduce_sum(ew.square(input), axes, True)
         return ew.divide(input, ew.sqrt(ew.clip(square, eps * eps, None)))
@@ -211,8 +215,8 @@ def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -
 
 def cosine(x1: Value, x2: Value, dim: int, eps: float) -> Value:
     """The cosine along an axis of two tensors that broadcast, by ops' functions."""
-    shape = broadcast_shapes("cosine_similarity", x1.type, x2.type)
-    x1, x2 = (x if x.type.shape == shape else broadcast_to(x, shape) for x in (x1, x2))
+    shape = broadcast_shapes("cosine_similarity", x1.tensor_type, x2.tensor_type)
+    x1, x2 = (x if x.tensor_type.shape == shape else broadcast_to(x, shape) for x in (x1, x2))
     axes = (axis_of("cosine_similarity", dim, len(shape)),) if shape else ()
     product, one, other = (rd.reduce_sum(ew.multiply(a, b), axes) for a, b in ((x1, x2), (x1, x1), (x2, x2)))
     lengths = (ew.sqrt(ew.clip(square, eps * eps, None)) for square in (one, other))
@@ -236,4 +240,4 @@ def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6,
 
 def last_axis(x: Value) -> tuple[int, ...]:
     """The last axis of x, if it has one."""
-    return (x.type.ndim - 1,) if x.type.ndim else ()
+    return (x.tensor_type.ndim - 1,) if x.tensor_type.ndim else ()

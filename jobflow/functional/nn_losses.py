@@ -45,7 +45,7 @@ def reducing(function: Callable[P, Value]) -> Callable[P, Tensor]:
 
 def one_shape(what: str, **operands: Tensor | None) -> None:
     """ShapeError unless the tensors that are given have one shape: else each number would be compared with numbers of other samples."""
-    given = {name: x.type for name, x in operands.items() if x is not None}
+    given = {name: x.tensor_type for name, x in operands.items() if x is not None}
     if len({type.shape for type in given.values()}) > 1:
         alike = len({math.prod(type.shape) for type in given.values()}) == 1
         remedy = f"; reshape({next(iter(given))}.shape) makes them so" if alike else ""
@@ -123,12 +123,12 @@ def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", *, log_target
     if log_target:
         loss = ew.multiply(ew.exp(target), ew.subtract(target, input))
     else:
-        zero, one = (constant(number, (), target.type.dtype) for number in (0.0, 1.0))
+        zero, one = (constant(number, (), target.tensor_type.dtype) for number in (0.0, 1.0))
         something = ew.not_equal(target, zero)
         logarithm = ew.log(ew.where(something, target, one))  # 1 where t is 0 keeps the gradient there finite
         loss = ew.subtract(ew.where(something, ew.multiply(target, logarithm), zero), ew.multiply(target, input))
     if reduction == "batchmean":
-        return ew.scale(rd.reduce_sum(loss), 1.0 / max(input.type.shape[0] if input.type.ndim else 1, 1))
+        return ew.scale(rd.reduce_sum(loss), 1.0 / max(input.tensor_type.shape[0] if input.tensor_type.ndim else 1, 1))
     return reduced("kl_div", loss, reduction)
 
 
@@ -139,7 +139,7 @@ def _hinge(x: Value) -> Value:
 
 def _signs(target: Tensor, like: Value) -> Value:
     """1 and -1 as numbers of the type of `like`: of truth values and unsigned integers, none is -1."""
-    return ew.cast(target, like.type.dtype)
+    return ew.cast(target, like.tensor_type.dtype)
 
 
 @reducing
@@ -165,7 +165,7 @@ def margin_ranking_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: 
     """max(0, margin - t (x1 - x2)); of integers as numbers of the default element type, as in PyTorch"""
     one_shape("margin_ranking_loss", input1=input1, input2=input2, target=target)
     product = ew.multiply(target, ew.subtract(input1, input2))
-    if not product.type.dtype.is_float:
+    if not product.tensor_type.dtype.is_float:
         product = ew.cast(product, state().default_dtype)
     return _hinge(ew.shift(ew.negate(product), margin))
 
@@ -174,11 +174,11 @@ def margin_ranking_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: 
 def cosine_embedding_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean") -> Value:
     """1 - c where t is 1, max(0, c - margin) where t is -1; c = the cosine along the last axis"""
     one_shape("cosine_embedding_loss", input1=input1, input2=input2)
-    dtype = wider(input1.type.dtype, input2.type.dtype)
+    dtype = wider(input1.tensor_type.dtype, input2.tensor_type.dtype)
     similar = cosine(ew.cast(input1, dtype), ew.cast(input2, dtype), -1, 1e-8)
-    if target.type.shape != similar.type.shape:
+    if target.tensor_type.shape != similar.tensor_type.shape:
         raise ShapeError(
-            f"cosine_embedding_loss at {user_line()}: target {target.type} must have one number for each pair of vectors, {similar.type}"
+            f"cosine_embedding_loss at {user_line()}: target {target.tensor_type} must have one number for each pair of vectors, {similar.tensor_type}"
         )
     zero = ew.fill_like(similar, 0.0)
     signs = _signs(target, similar)
@@ -218,7 +218,7 @@ def triplet_margin_loss(
 def _variance(input: Tensor, var: Tensor | float) -> Value:
     if isinstance(var, int | float):
         return ew.fill_like(input, var)
-    x, v = input.type, var.type
+    x, v = input.tensor_type, var.tensor_type
     if v.shape == x.shape[:-1] and x.ndim:
         return sh.expand_dims(var, v.ndim)
     if v.shape not in (x.shape, (*x.shape[:-1], 1)):

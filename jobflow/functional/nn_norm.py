@@ -31,7 +31,7 @@ __all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm"
 
 
 def _vector(p: Tensor | None, size: int, like: Tensor, value: float) -> Value:
-    return constant(value, (size,), like.type.dtype) if p is None else p
+    return constant(value, (size,), like.tensor_type.dtype) if p is None else p
 
 
 def _wide(p: Tensor | None, dtype: DType) -> Tensor | None:
@@ -72,7 +72,7 @@ def batch_norm(
     In training mean and var are those of x; the running ones, if given, move towards them: by `momentum`, the variance being unbiased.
     Otherwise they are the running ones.
     """
-    t, what = input.type, "batch_norm"
+    t, what = input.tensor_type, "batch_norm"
     if t.ndim < 2:
         raise ShapeError(f"{what} at {user_line()}: input {t} is [n, channels, ...]")
     channels = t.shape[1]
@@ -104,7 +104,7 @@ def batch_norm(
 
 def _move(average: Tensor, value: Tensor, momentum: float) -> None:
     """The average comes nearer to a value, which lies and is stored otherwise."""
-    value = cast(value, average.type.dtype)
+    value = cast(value, average.tensor_type.dtype)
     if average.layout is not None:
         value = crossing.change(state(), value, average.layout)
     update(MovingAverage(1.0 - momentum), average, value)
@@ -113,8 +113,8 @@ def _move(average: Tensor, value: Tensor, momentum: float) -> None:
 def _last_axes(what: str, x: Tensor, given: int | Sequence[int]) -> tuple[int, ...]:
     """`normalized_shape`, which is that of the last axes of x."""
     shape = shape_of_rows(what, given)
-    if not shape or x.type.shape[-len(shape) :] != shape:
-        raise ShapeError(f"{what} at {user_line()}: normalized_shape {list(shape)} is not the end of the shape of input {x.type}")
+    if not shape or x.tensor_type.shape[-len(shape) :] != shape:
+        raise ShapeError(f"{what} at {user_line()}: normalized_shape {list(shape)} is not the end of the shape of input {x.tensor_type}")
     return shape
 
 
@@ -124,9 +124,9 @@ def _normalised_rows(
     """x in rows of normalized_shape, of which the parameters are; a tensor that is one row is normalised as the only one."""
     shape = _last_axes(what, x, normalized_shape)
     for name, p in parameters.items():
-        if p is not None and p.type.shape != shape:
-            raise ShapeError(f"{what} at {user_line()}: {name} {p.type} is not of normalized_shape {list(shape)}")
-    begin = x.type.ndim - len(shape)
+        if p is not None and p.tensor_type.shape != shape:
+            raise ShapeError(f"{what} at {user_line()}: {name} {p.tensor_type} is not of normalized_shape {list(shape)}")
+    begin = x.tensor_type.ndim - len(shape)
     if begin:
         return norm(x, *parameters.values(), begin, eps)
     return sh.squeeze(norm(sh.expand_dims(x, 0), *parameters.values(), 1, eps), (0,))
@@ -143,7 +143,9 @@ def layer_norm(
 @formula
 def rms_norm(input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Value:
     """x / sqrt(mean x^2 + eps) * weight, over the last axes; eps is that of the element type if None."""
-    return _normalised_rows("rms_norm", nm.rms_norm, input, normalized_shape, _epsilon(input.type.dtype) if eps is None else eps, weight=weight)
+    return _normalised_rows(
+        "rms_norm", nm.rms_norm, input, normalized_shape, _epsilon(input.tensor_type.dtype) if eps is None else eps, weight=weight
+    )
 
 
 def _epsilon(dtype: Any) -> float:
@@ -154,7 +156,7 @@ def _epsilon(dtype: Any) -> float:
 @formula
 def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Value:
     """[n, c, ...] with mean 0 and variance 1 in each of `num_groups` groups of channels, times weight plus bias per channel."""
-    t = input.type
+    t = input.tensor_type
     if t.ndim < 2 or num_groups < 1 or t.shape[1] % num_groups:
         raise ShapeError(f"group_norm at {user_line()}: the channels, axis 1 of input {t}, cannot be divided into {num_groups} equal groups")
     check_channels("group_norm", t.shape[1], str(t), weight=weight, bias=bias)
@@ -175,7 +177,7 @@ def instance_norm(
 
     Running statistics, if given, move towards the means over the samples; without `use_input_stats` they are used instead.
     """
-    t, what = input.type, "instance_norm"
+    t, what = input.tensor_type, "instance_norm"
     if t.ndim < 3 or t.size // max(t.shape[0] * t.shape[1], 1) == 1:
         raise ShapeError(f"{what} at {user_line()}: input {t} is [n, channels, ...] with more than one value per channel")
     momentum = real(what, "momentum", momentum)

@@ -39,8 +39,8 @@ def _max_pool(spatial: int, input: Tensor, kernel_size: Sizes, stride: Sizes | N
     what = f"max_pool{spatial}d"
     kernel, strides, around = _windows(what, spatial, kernel_size, stride, padding)
     x = batched(what, input, spatial)
-    if 0 in x.type.shape[1:]:
-        raise ShapeError(f"{what} at {user_line()}: only the batch axis of input {input.type} may be empty")
+    if 0 in x.tensor_type.shape[1:]:
+        raise ShapeError(f"{what} at {user_line()}: only the batch axis of input {input.tensor_type} may be empty")
     return unbatched(pl.max_pool(x, kernel, strides, [(p, p) for p in around], ceil_mode=ceil_mode), input)
 
 
@@ -74,7 +74,7 @@ def _avg_pool(
 
 def _begun_inside(y: Value, x: Value, strides: Sequence[int], around: Sequence[int]) -> Value:
     """Without last windows that begin in the padding after x."""
-    counts = (min(m, -(-(n + p) // s)) for m, n, s, p in zip(y.type.shape[2:], x.type.shape[2:], strides, around, strict=True))
+    counts = (min(m, -(-(n + p) // s)) for m, n, s, p in zip(y.tensor_type.shape[2:], x.tensor_type.shape[2:], strides, around, strict=True))
     return sl.slice_(y, (None, None, *(0 for _ in strides)), (None, None, *counts))
 
 
@@ -88,7 +88,7 @@ def _summed(what: str, x: Value, kernel: Sequence[int], strides: Sequence[int], 
     size = 1
     for k in kernel:
         size *= k
-    rule = zip(x.type.shape[2:], kernel, strides, around, strict=True)
+    rule = zip(x.tensor_type.shape[2:], kernel, strides, around, strict=True)
     counts = [(-(-(n + 2 * p - k) // s) if ceil_mode else (n + 2 * p - k) // s) + 1 for n, k, s, p in rule]
     y = sl.slice_(y, (None, None, *(0 for _ in counts)), (None, None, *counts))
     return ew.scale(_begun_inside(y, x, strides, around), size / divisor)
@@ -112,9 +112,9 @@ Outputs = int | Sequence[int | None] | None
 
 
 def _outputs(what: str, x: Value, given: Outputs) -> tuple[int, ...]:
-    spatial = x.type.shape[2:]
+    spatial = x.tensor_type.shape[2:]
     if 0 in spatial:
-        raise ShapeError(f"{what} at {user_line()}: only the batch axis of input {x.type} may be empty")
+        raise ShapeError(f"{what} at {user_line()}: only the batch axis of input {x.tensor_type} may be empty")
     asked = tuple(given) if isinstance(given, Sequence) else (given,) * len(spatial)
     if 0 in asked:
         raise ShapeError(f"{what} at {user_line()}: output_size {given!r} of an axis must be at least 1: no window gives nothing")
@@ -129,10 +129,10 @@ def _adaptive_avg(spatial: int, input: Tensor, output_size: Outputs) -> Value:
 def _adaptive_max(spatial: int, input: Tensor, output_size: Outputs) -> Value:
     x = batched(f"adaptive_max_pool{spatial}d", input, spatial)
     wanted = _outputs(f"adaptive_max_pool{spatial}d", x, output_size)
-    if all(m and not n % m for n, m in zip(x.type.shape[2:], wanted, strict=True)):
+    if all(m and not n % m for n, m in zip(x.tensor_type.shape[2:], wanted, strict=True)):
         return unbatched(ap.adaptive_max_pool(x, wanted), input)
     for axis, m in enumerate(wanted, 2):
-        x = _largest_of_windows(x, axis, ap.windows(x.type.shape[axis], m))
+        x = _largest_of_windows(x, axis, ap.windows(x.tensor_type.shape[axis], m))
     return unbatched(x, input)
 
 

@@ -30,12 +30,12 @@ def _part(x: Value, axis: int, start: int, stop: int) -> Value:
 
 def _cropped(x: Value, axis: int, before: int, after: int) -> Value:
     """x without what negative borders take away."""
-    return _part(x, axis, max(-before, 0), x.type.shape[axis] - max(-after, 0)) if min(before, after) < 0 else x
+    return _part(x, axis, max(-before, 0), x.tensor_type.shape[axis] - max(-after, 0)) if min(before, after) < 0 else x
 
 
 def _border(x: Value, axis: int, count: int, mode: str, first: bool) -> list[Value]:
     """What comes before (`first`) or after x along an axis, where nothing is made up."""
-    n = x.type.shape[axis]
+    n = x.tensor_type.shape[axis]
     if count <= 0:
         return []
     if mode == "reflect":
@@ -43,7 +43,7 @@ def _border(x: Value, axis: int, count: int, mode: str, first: bool) -> list[Val
     if mode == "circular":
         return [_part(x, axis, n - count, n) if first else _part(x, axis, 0, count)]
     edge = _part(x, axis, 0, 1) if first else _part(x, axis, n - 1, n)
-    return [sh.tile(edge, [count if i == axis else 1 for i in range(x.type.ndim)])]
+    return [sh.tile(edge, [count if i == axis else 1 for i in range(x.tensor_type.ndim)])]
 
 
 def _factors(given: Any, count: int) -> list[float]:
@@ -61,7 +61,7 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
     The border is `value`, or by `mode`: "reflect" (mirrored, without the edge), "replicate" (the edge), "circular".  What is negative
     takes away.
     """
-    t, what = input.type, "pad"
+    t, what = input.tensor_type, "pad"
     one_of("pad", "mode", mode, _MODES)
     if not isinstance(pad, Sequence) or len(pad) % 2 or len(pad) > 2 * t.ndim:
         raise ShapeError(f"{what} at {user_line()}: {pad!r} are not pairs (before, after) for at most the {t.ndim} axes of input {t}")
@@ -101,7 +101,7 @@ def pixel_shuffle(input: Tensor, upscale_factor: int) -> Value:
     r = upscale_factor
     if r < 1 or channels % (r * r):
         raise ShapeError(
-            f"pixel_shuffle at {user_line()}: {channels} channels of input {input.type} are no multiple of the square of upscale_factor {r}"
+            f"pixel_shuffle at {user_line()}: {channels} channels of input {input.tensor_type} are no multiple of the square of upscale_factor {r}"
         )
     rows, n = math.prod(lead), channels // (r * r)
     x = sh.transpose(sh.reshape(input, (rows, n, r, r, h, w)), (0, 1, 4, 2, 5, 3))
@@ -114,16 +114,16 @@ def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Value:
     *lead, channels, h, w = _image("pixel_unshuffle", input)
     r = downscale_factor
     if r < 1 or h % r or w % r:
-        raise ShapeError(f"pixel_unshuffle at {user_line()}: the image of input {input.type} is not a multiple of downscale_factor {r}")
+        raise ShapeError(f"pixel_unshuffle at {user_line()}: the image of input {input.tensor_type} is not a multiple of downscale_factor {r}")
     rows = math.prod(lead)
     x = sh.transpose(sh.reshape(input, (rows, channels, h // r, r, w // r, r)), (0, 1, 3, 5, 2, 4))
     return sh.reshape(x, (*lead, channels * r * r, h // r, w // r))
 
 
 def _image(what: str, x: Tensor) -> tuple[int, ...]:
-    if x.type.ndim < 3:
-        raise ShapeError(f"{what} at {user_line()}: input {x.type} is [..., channels, h, w]")
-    return x.type.shape
+    if x.tensor_type.ndim < 3:
+        raise ShapeError(f"{what} at {user_line()}: input {x.tensor_type} is [..., channels, h, w]")
+    return x.tensor_type.shape
 
 
 def _places(out: int, start: float, step: float) -> Value:
@@ -132,9 +132,9 @@ def _places(out: int, start: float, step: float) -> Value:
 
 
 def _nearest(x: Value, axis: int, out: int, ratio: float) -> Value:
-    n = x.type.shape[axis]
+    n = x.tensor_type.shape[axis]
     if out % n == 0 and ratio == n / out:
-        shape, r = x.type.shape, out // n
+        shape, r = x.tensor_type.shape, out // n
         wide = sh.broadcast_to(sh.expand_dims(x, axis + 1), (*shape[: axis + 1], r, *shape[axis + 1 :]))
         return sh.reshape(wide, (*shape[:axis], out, *shape[axis + 1 :]))
     at = ew.clip(ew.floor(_places(out, 0.0, ratio)), 0.0, n - 1.0)
@@ -143,14 +143,14 @@ def _nearest(x: Value, axis: int, out: int, ratio: float) -> Value:
 
 def _linear(x: Value, axis: int, out: int, ratio: float, corners: bool) -> Value:
     """Between the neighbours of each place."""
-    n = x.type.shape[axis]
+    n = x.tensor_type.shape[axis]
     if corners:
         at = _places(out, 0.0, (n - 1) / (out - 1) if out > 1 else 0.0)
     else:
         at = ew.clip(_places(out, 0.5 * ratio - 0.5, ratio), 0.0, None)
     low = ew.clip(ew.floor(at), 0.0, n - 1.0)
     high = ew.clip(ew.shift(low, 1.0), 0.0, n - 1.0)
-    share = sh.reshape(ew.cast(ew.subtract(at, low), x.type.dtype), (out,) + (1,) * (x.type.ndim - axis - 1))
+    share = sh.reshape(ew.cast(ew.subtract(at, low), x.tensor_type.dtype), (out,) + (1,) * (x.tensor_type.ndim - axis - 1))
     below, above = (gather(x, ew.cast(index, int64), axis) for index in (low, high))
     return ew.add(ew.multiply(below, ew.shift(ew.negate(share), 1.0)), ew.multiply(above, share))
 
@@ -171,7 +171,7 @@ def interpolate(
 
     `mode` is "nearest", or "linear", "bilinear", "trilinear" for 1, 2, 3 spatial axes; with `align_corners` the outermost pixels keep their places.
     """
-    t, what = input.type, "interpolate"
+    t, what = input.tensor_type, "interpolate"
     spatial = t.ndim - 2
     one_of("interpolate", "mode", mode, ("nearest", *_LINEAR))
     if spatial < 1 or _LINEAR.get(mode, spatial) != spatial:
@@ -197,4 +197,4 @@ def interpolate(
             x = _nearest(x, axis, out, ratio)
         else:
             x = _linear(x, axis, out, ratio, bool(align_corners))
-    return x if x.type.dtype is t.dtype else ew.cast(ew.floor(ew.shift(x, 0.5)), t.dtype)
+    return x if x.tensor_type.dtype is t.dtype else ew.cast(ew.floor(ew.shift(x, 0.5)), t.dtype)

@@ -77,7 +77,7 @@ def result_type(*operands: Operand) -> DType:
 def _judged(operand: Any) -> tuple[int, DType]:
     """How much an operand has to say (2: a tensor with axes, 1: one without, 0: a number), and its type."""
     if isinstance(operand, Tensor):
-        return (2 if operand.type.shape else 1), operand.type.dtype
+        return (2 if operand.tensor_type.shape else 1), operand.tensor_type.dtype
     if isinstance(operand, np.ndarray):
         return 2, dtype_of(operand.dtype)
     return 0, number_dtype(operand)
@@ -85,7 +85,7 @@ def _judged(operand: Any) -> tuple[int, DType]:
 
 def cast(x: Tensor, dtype: DType) -> Tensor:
     """x as this type; x itself if it has it."""
-    return x if x.type.dtype is dtype else run(Cast(dtype), x)
+    return x if x.tensor_type.dtype is dtype else run(Cast(dtype), x)
 
 
 _rounding_once = rounding_once(cast)
@@ -98,7 +98,7 @@ def rounded_once(function: Callable[P, R]) -> Callable[P, R]:
 
 def as_float(x: Tensor) -> Tensor:
     """x as floats of the default type if it is not of floats."""
-    return x if x.type.dtype.is_float else cast(x, state().default_dtype)
+    return x if x.tensor_type.dtype.is_float else cast(x, state().default_dtype)
 
 
 def is_operand(other: Any) -> bool:
@@ -119,12 +119,12 @@ def operand(what: str, beside: Tensor, other: Any) -> Tensor | Number:
         raise DtypeError(f"{what} at {user_line()}: the other operand must be a tensor or a number; got {other!r} of type {type(other).__name__}")
     if beside.layout is None and beside.traced is not None:
         raise JobError(
-            f"{what} at {user_line()}: a NumPy array of shape {list(other.shape)} beside the tensor {beside.type} of {running()}; "
+            f"{what} at {user_line()}: a NumPy array of shape {list(other.shape)} beside the tensor {beside.tensor_type} of {running()}; "
             f"give {building_now().short} the array as an argument"
         )
     if beside.layout is not None:
         raise PlacementError(
-            f"{what} at {user_line()}: a NumPy array of shape {list(other.shape)} beside a global tensor {beside.type}; "
+            f"{what} at {user_line()}: a NumPy array of shape {list(other.shape)} beside a global tensor {beside.tensor_type}; "
             f"make a tensor of it: jobflow.tensor(array, placement=..., sbp=...)"
         )
     check_numbers(what, other)
@@ -170,7 +170,7 @@ def fitting(number: Number, dtype: DType) -> Number:
 
 def with_number(x: Tensor, number: Number) -> tuple[Tensor, Number]:
     """Both in the type that they have together."""
-    dtype = x.type.dtype
+    dtype = x.tensor_type.dtype
     if number_kind(number) > kind(dtype):
         dtype = number_dtype(number)
         x = cast(x, dtype)
@@ -180,7 +180,7 @@ def with_number(x: Tensor, number: Number) -> tuple[Tensor, Number]:
 def pair(what: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
     """Two operands, at least one of them a tensor, as tensors of one type."""
     if isinstance(x, Tensor) and isinstance(y, Tensor):
-        if x.type.dtype is y.type.dtype:
+        if x.tensor_type.dtype is y.tensor_type.dtype:
             return x, y
         dtype = result_type(x, y)
         return cast(x, dtype), cast(y, dtype)
@@ -191,14 +191,14 @@ def pair(what: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
     if isinstance(other, Tensor):
         return pair(what, tensor, other) if tensor is x else pair(what, other, tensor)
     tensor, number = with_number(tensor, other)
-    made = constant(tensor, number, tensor.type.dtype)
+    made = constant(tensor, number, tensor.tensor_type.dtype)
     return (tensor, made) if isinstance(x, Tensor) else (made, tensor)
 
 
 def together(what: str, *tensors: Tensor) -> Sequence[Tensor]:
     """Tensors as one type."""
-    first = tensors[0].type.dtype
-    if all(x.type.dtype is first for x in tensors):
+    first = tensors[0].tensor_type.dtype
+    if all(x.tensor_type.dtype is first for x in tensors):
         return tensors
     dtype = result_type(*tensors)
     return [cast(x, dtype) for x in tensors]

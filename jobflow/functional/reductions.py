@@ -44,30 +44,30 @@ class Extreme(NamedTuple):
 
 def axis_of(what: str, x: Tensor, dim: int) -> int:
     """The axis counted from the front; ShapeError if there is none.  A tensor without axes has axis 0 and -1."""
-    ndim = x.type.ndim or 1
+    ndim = x.tensor_type.ndim or 1
     if not isinstance(dim, int | np.integer) or not -ndim <= dim < ndim:
-        raise ShapeError(f"{what} at {user_line()}: dim={dim!r} is not an axis of {x.type}, whose axes are -{ndim} to {ndim - 1}")
+        raise ShapeError(f"{what} at {user_line()}: dim={dim!r} is not an axis of {x.tensor_type}, whose axes are -{ndim} to {ndim - 1}")
     return int(dim) % ndim
 
 
 def axes_of(what: str, x: Tensor, dim: Dim) -> tuple[int, ...]:
     """The axes in order; all of them for None, and for none."""
     if dim is None or (isinstance(dim, Sequence) and not len(dim)):
-        return tuple(range(x.type.ndim))
+        return tuple(range(x.tensor_type.ndim))
     found = [axis_of(what, x, each) for each in (dim if isinstance(dim, Sequence) else [dim])]
     if len(set(found)) != len(found):
-        raise ShapeError(f"{what} at {user_line()}: dim={dim} names an axis of {x.type} twice")
-    return tuple(sorted(found)) if x.type.ndim else ()
+        raise ShapeError(f"{what} at {user_line()}: dim={dim} names an axis of {x.tensor_type} twice")
+    return tuple(sorted(found)) if x.tensor_type.ndim else ()
 
 
 def _counted(x: Tensor) -> Tensor:
     """Integers and truth values as int64: so they are summed."""
-    return x if x.type.dtype.is_float else cast(x, int64)
+    return x if x.tensor_type.dtype.is_float else cast(x, int64)
 
 
 def _floats(what: str, x: Tensor) -> Tensor:
-    if not x.type.dtype.is_float:
-        raise DtypeError(f"{what} at {user_line()}: {x.type} is not floating point; use x.float()")
+    if not x.tensor_type.dtype.is_float:
+        raise DtypeError(f"{what} at {user_line()}: {x.tensor_type} is not floating point; use x.float()")
     return x
 
 
@@ -78,8 +78,8 @@ def _reduced(op: type[Any], x: Tensor, axes: tuple[int, ...], keepdim: bool) -> 
 def _largest(what: str, op: type[Any], x: Tensor, dim: Dim, keepdim: bool) -> Tensor:
     """An extreme; of truth values by way of 0 and 1."""
     axes = axes_of(what, x, dim)
-    check_filled(what, x.type, axes)
-    return cast(_reduced(op, cast(x, uint8), axes, keepdim), bool_) if x.type.dtype is bool_ else _reduced(op, x, axes, keepdim)
+    check_filled(what, x.tensor_type, axes)
+    return cast(_reduced(op, cast(x, uint8), axes, keepdim), bool_) if x.tensor_type.dtype is bool_ else _reduced(op, x, axes, keepdim)
 
 
 # -------------------------------------------------------------------- sums and products
@@ -100,7 +100,7 @@ def mean(x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: DType | No
 @rounded_once
 def _mean(x: Tensor, dim: Dim, keepdim: bool) -> Tensor:
     axes = axes_of("mean", x, dim)
-    count = math.prod(x.type.shape[i] for i in axes)
+    count = math.prod(x.tensor_type.shape[i] for i in axes)
     total = _reduced(ReduceSum, x, axes, keepdim)
     return run(DivideBy(count), total) if count else run(Scale(math.nan), total)
 
@@ -108,8 +108,8 @@ def _mean(x: Tensor, dim: Dim, keepdim: bool) -> Tensor:
 @method()
 def nansum(x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: DType | None = None) -> Tensor:
     """The sum of what is not NaN."""
-    if x.type.dtype.is_float:
-        x = run(Where(), run(Equal(), x, x), x, constant(x, 0, x.type.dtype))
+    if x.tensor_type.dtype.is_float:
+        x = run(Where(), run(Equal(), x, x), x, constant(x, 0, x.tensor_type.dtype))
     return sum(x, dim, keepdim, dtype=dtype)
 
 
@@ -140,7 +140,7 @@ def cumprod(x: Tensor, dim: int, *, dtype: DType | None = None) -> Tensor:
 def _scanned(what: str, op: type[Any], x: Tensor, dim: int, dtype: DType | None) -> Tensor:
     x = cast(x, dtype) if dtype else _counted(x)
     axis = axis_of(what, x, dim)
-    return run(op(axis), x) if x.type.ndim else x
+    return run(op(axis), x) if x.tensor_type.ndim else x
 
 
 # -------------------------------------------------------------------- extremes
@@ -174,9 +174,9 @@ def _extreme(what: str, x: Tensor, dim: int | None, keepdim: bool, largest: bool
     if dim is None:
         return _largest(what, ReduceMax if largest else ReduceMin, x, None, False)
     axis = axis_of(what, x, dim)
-    if not x.type.ndim:
+    if not x.tensor_type.ndim:
         return Extreme(x, run(FillLike(0, int64), x))
-    check_filled(what, x.type, (axis,))
+    check_filled(what, x.tensor_type, (axis,))
     op = ArgExtreme(axis, largest)
     x = crossing.as_read(state(), op, x)
     where = run(ExpandDims(axis), run(op, x))
@@ -198,36 +198,36 @@ def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
 
 
 def _position(what: str, x: Tensor, dim: int | None, keepdim: bool, largest: bool) -> Tensor:
-    flat = dim is None or not x.type.ndim
-    row = run(Reshape((x.type.size,)), x) if flat else x
+    flat = dim is None or not x.tensor_type.ndim
+    row = run(Reshape((x.tensor_type.size,)), x) if flat else x
     axis = 0 if dim is None else axis_of(what, x, dim)
-    check_filled(what, row.type, (axis,))
+    check_filled(what, row.tensor_type, (axis,))
     where = cast(run(ArgExtreme(axis, largest), row), int64)
-    if not keepdim or not x.type.ndim:
+    if not keepdim or not x.tensor_type.ndim:
         return where
-    return run(Reshape((1,) * x.type.ndim), where) if flat else run(ExpandDims(axis), where)
+    return run(Reshape((1,) * x.tensor_type.ndim), where) if flat else run(ExpandDims(axis), where)
 
 
 @method()
 def median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
     """The middle element in order, the lower of two, or NaN where there is one; along an axis (values, indices)."""
-    row = x if dim is not None and x.type.ndim else run(Reshape((x.type.size,)), x)
+    row = x if dim is not None and x.tensor_type.ndim else run(Reshape((x.tensor_type.size,)), x)
     axis = 0 if dim is None else axis_of("median", x, dim)
-    check_filled("median", row.type, (axis,))
+    check_filled("median", row.tensor_type, (axis,))
     values, indices = run_several(Sort(axis), row)
-    middle, last = (_at(axis, i, values, indices) for i in ((row.type.shape[axis] - 1) // 2, row.type.shape[axis] - 1))
-    if x.type.dtype.is_float:  # NaN comes last in order
+    middle, last = (_at(axis, i, values, indices) for i in ((row.tensor_type.shape[axis] - 1) // 2, row.tensor_type.shape[axis] - 1))
+    if x.tensor_type.dtype.is_float:  # NaN comes last in order
         missing = run(NotEqual(), last[0], last[0])
         middle = [run(Where(), missing, end, found) for end, found in zip(last, middle, strict=True)]
     if dim is None:
         return run(Squeeze((0,)), middle[0])
-    gone = () if keepdim and x.type.ndim else (axis,)
+    gone = () if keepdim and x.tensor_type.ndim else (axis,)
     return Extreme(*(run(Squeeze(gone), each) if gone else each for each in middle))
 
 
 def _at(axis: int, position: int, *tensors: Tensor) -> list[Tensor]:
     """What is at this position along an axis, which stays."""
-    shape = tensors[0].type.shape
+    shape = tensors[0].tensor_type.shape
     first = tuple(position if i == axis else 0 for i in range(len(shape)))
     behind = tuple(position + 1 if i == axis else n for i, n in enumerate(shape))
     return [run(Slice(first, behind, (1,) * len(shape)), x) for x in tensors]
@@ -265,10 +265,10 @@ def var(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False
     x = _floats("var", x)
     axes = axes_of("var", x, dim)
     less = int(unbiased) if correction is None else correction
-    count = math.prod(x.type.shape[i] for i in axes) - less
+    count = math.prod(x.tensor_type.shape[i] for i in axes) - less
     distance = run(Subtract(), x, mean(x, axes, keepdim=True)) if axes else run(Scale(0.0), x)
     squares = _reduced(ReduceSum, run(Square(), distance), axes, keepdim)
-    return run(DivideBy(count), squares) if count > 0 else run(Divide(), squares, constant(squares, 0, squares.type.dtype))
+    return run(DivideBy(count), squares) if count > 0 else run(Divide(), squares, constant(squares, 0, squares.tensor_type.dtype))
 
 
 @method()
@@ -307,7 +307,10 @@ def logsumexp(x: Tensor, dim: Dim, keepdim: bool = False) -> Tensor:
         return x
     largest = run(Detach(), run(ReduceMax(axes, True), x))
     finite = run(
-        Where(), run(Equal(), run(Absolute(), largest), constant(largest, math.inf, x.type.dtype)), constant(largest, 0, x.type.dtype), largest
+        Where(),
+        run(Equal(), run(Absolute(), largest), constant(largest, math.inf, x.tensor_type.dtype)),
+        constant(largest, 0, x.tensor_type.dtype),
+        largest,
     )
     total = run(ReduceSum(axes, True), run(Exp(), run(Subtract(), x, finite)))
     made: Tensor = run(Add(), run(Log(), total), finite)
@@ -323,7 +326,7 @@ def norm(x: Tensor, p: float | str | None = "fro", dim: Dim = None, keepdim: boo
     if not isinstance(p, int | float):
         raise ArgumentError(f'norm at {user_line()}: p={p!r} is not an order of a norm; use a number, "fro" or inf')
     if math.isinf(p):
-        check_filled("norm", x.type, axes)
+        check_filled("norm", x.tensor_type, axes)
     return _norm(x, float(p), axes, keepdim)
 
 

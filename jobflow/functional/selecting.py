@@ -42,19 +42,19 @@ def select(x: Tensor, dim: int, index: int) -> Tensor:
 def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
     """The slices of x along axis `dim` at the positions of a vector."""
     axis = axis_of("index_select", dim, x.ndim)
-    if index.ndim > 1 or (not x.ndim and index.type.size != 1):
+    if index.ndim > 1 or (not x.ndim and index.tensor_type.size != 1):
         raise ShapeError(
-            f"index_select at {user_line()}: the positions are a vector, or one number for x without axes, not {index.type} for {x.type}"
+            f"index_select at {user_line()}: the positions are a vector, or one number for x without axes, not {index.tensor_type} for {x.tensor_type}"
         )
     if not x.ndim:
         return reshape(index_select(reshape(x, 1), 0, index), ())
-    return run(Gather(axis), x, placed(reshape(index, index.type.size), x.shape[axis], "index_select"))
+    return run(Gather(axis), x, placed(reshape(index, index.tensor_type.size), x.shape[axis], "index_select"))
 
 
 @method()
 def take(x: Tensor, index: Tensor) -> Tensor:
     """The elements of x, as one row, at these positions; in the shape of `index`."""
-    return run(Gather(0), flatten(x), placed(index, x.type.size, "take"))
+    return run(Gather(0), flatten(x), placed(index, x.tensor_type.size, "take"))
 
 
 def _first(x: Tensor, shape: Sequence[int]) -> Tensor:
@@ -66,7 +66,7 @@ def _first(x: Tensor, shape: Sequence[int]) -> Tensor:
 
 def _names_none(index: Tensor) -> bool:
     """Whether positions are none at all; such need not have the axes of what they are positions in, nor be integers."""
-    return bool(index.ndim) and not index.type.size
+    return bool(index.ndim) and not index.tensor_type.size
 
 
 def _checked(what: str, x: Tensor, dim: int, index: Tensor, src: Tensor | None = None) -> int:
@@ -78,7 +78,7 @@ def _checked(what: str, x: Tensor, dim: int, index: Tensor, src: Tensor | None =
     )
     if not fits:
         raise ShapeError(
-            f"{what} at {user_line()}: positions {index.type} for {x.type}{'' if src is None else f' and new values {src.type}'} along axis {axis}; "
+            f"{what} at {user_line()}: positions {index.tensor_type} for {x.tensor_type}{'' if src is None else f' and new values {src.tensor_type}'} along axis {axis}; "
             f"they need as many axes, none longer but axis {axis} than that of {'x' if src is None else 'both'}"
         )
     return axis
@@ -129,7 +129,7 @@ def _scattered(what: str, x: Tensor, dim: int, index: Tensor, new: Any, add: boo
         return reshape(_scattered(what, _row(x), dim, _row(index), _row(given), add), x.shape)
     axis = _checked(what, x, dim, index, given)
     if result_type(x, given) is not x.dtype:
-        raise DtypeError(f"{what} at {user_line()}: {x.type} cannot hold the values of {given.type}; cast one of them")
+        raise DtypeError(f"{what} at {user_line()}: {x.tensor_type} cannot hold the values of {given.tensor_type}; cast one of them")
     given = cast(_first(given, index.shape), x.dtype)
     at = placed(index, x.shape[axis], what)
     part = tuple(x.shape[i] if i == axis else n for i, n in enumerate(index.shape))
@@ -153,11 +153,15 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: floa
     if not x.ndim:
         return reshape(index_add(_row(x), 0, _row(index), _row(source), alpha=alpha), ())
     index = _row(index)
-    if tuple(source.shape) != (*x.shape[:axis], index.type.size, *x.shape[axis + 1 :]):
-        raise ShapeError(f"index_add at {user_line()}: {source.type} must have one slice of {x.type} along axis {axis} for each of {index.type}")
+    if tuple(source.shape) != (*x.shape[:axis], index.tensor_type.size, *x.shape[axis + 1 :]):
+        raise ShapeError(
+            f"index_add at {user_line()}: {source.tensor_type} must have one slice of {x.tensor_type} along axis {axis} for each of {index.tensor_type}"
+        )
     at = placed(index, x.shape[axis], "index_add")
     if not x.dtype.is_float and isinstance(alpha, float) and alpha != int(alpha):
-        raise DtypeError(f"index_add at {user_line()}: alpha {alpha} makes numbers that {x.type} cannot hold; cast x to a type of floats first")
+        raise DtypeError(
+            f"index_add at {user_line()}: alpha {alpha} makes numbers that {x.tensor_type} cannot hold; cast x to a type of floats first"
+        )
     scaled = source if alpha == 1 else source * alpha
     return run(Add(), x, run(UnsortedSegmentSum(axis, x.shape[axis]), cast(scaled, x.dtype), at))
 
@@ -169,7 +173,7 @@ def index_fill(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
     if not x.ndim:
         return reshape(index_fill(_row(x), 0, index, value), ())
     none = source(Constant((x.shape[axis],), int8, 0), whole(x))
-    named = _scattered("index_fill", none, 0, reshape(index, index.type.size), 1)  # once, however often it is named
+    named = _scattered("index_fill", none, 0, reshape(index, index.tensor_type.size), 1)  # once, however often it is named
     return filled(x, cast(reshape(named, tuple(n if i == axis else 1 for i, n in enumerate(x.shape))), bool_), value)
 
 
@@ -180,7 +184,9 @@ def index_fill(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
 def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
     """x with a number, or a tensor without axes, where the mask holds."""
     if isinstance(value, Tensor) and value.ndim:
-        raise ShapeError(f"masked_fill at {user_line()}: the value is a number or a tensor without axes, not {value.type}; use where(mask, value, x)")
+        raise ShapeError(
+            f"masked_fill at {user_line()}: the value is a number or a tensor without axes, not {value.tensor_type}; use where(mask, value, x)"
+        )
     return filled(x, mask, value)
 
 
@@ -236,7 +242,7 @@ def roll(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | Non
     by = [0] * x.ndim
     for shift, d in zip(each, axes, strict=True):
         if x.ndim == 0:
-            raise ShapeError(f"roll at {user_line()}: {x.type} has no axes")
+            raise ShapeError(f"roll at {user_line()}: {x.tensor_type} has no axes")
         by[axis_of("roll", d, x.ndim)] += integer("roll(shifts=...)", shift)
     return run(Roll(tuple(by)), x)
 
@@ -259,7 +265,7 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor
     offset = integer("diagonal", offset)
     a, b = axis_of("diagonal", dim1, x.ndim), axis_of("diagonal", dim2, x.ndim)
     if a == b or x.ndim < 2:
-        raise ShapeError(f"diagonal at {user_line()}: needs two different axes of {x.type}; got dim1={dim1}, dim2={dim2}")
+        raise ShapeError(f"diagonal at {user_line()}: needs two different axes of {x.tensor_type}; got dim1={dim1}, dim2={dim2}")
     turned = permute(x, [i for i in range(x.ndim) if i not in (a, b)] + [a, b])
     *lead, rows, columns = turned.shape
     count = max(0, min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns))
@@ -277,10 +283,10 @@ def diag(x: Tensor, diagonal: int = 0) -> Tensor:
     if x.ndim == 2:
         return _diagonal(x, diagonal)
     if x.ndim != 1:
-        raise ShapeError(f"diag at {user_line()}: takes a vector or a matrix, not {x.type}")
+        raise ShapeError(f"diag at {user_line()}: takes a vector or a matrix, not {x.tensor_type}")
     if abs(diagonal) >= 2**31:
         raise ShapeError(f"diag at {user_line()}: diagonal {diagonal} makes a matrix of more rows than can be")
-    count, n = x.type.size, x.type.size + abs(diagonal)
+    count, n = x.tensor_type.size, x.tensor_type.size + abs(diagonal)
     empty = source(Constant((n * n,), x.dtype, 0), whole(x))
     if not count:
         return reshape(empty, (n, n))

@@ -34,7 +34,7 @@ def integer(what: str, value: Any) -> int:
     """An int, also one of NumPy or a tensor of one; DtypeError for any other number, which would lose its fraction."""
     if isinstance(value, Tensor) and value.traced is not None:
         raise JobError(
-            f"{what} at {user_line()}: the number in the tensor {value.type} is not known while {running()} runs; "
+            f"{what} at {user_line()}: the number in the tensor {value.tensor_type} is not known while {running()} runs; "
             "give an int, or take the elements with index_select or gather"
         )
     try:
@@ -55,10 +55,10 @@ def axis_of(what: str, dim: int, ndim: int) -> int:
 def _filled(what: str, x: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape with what is left over for -1; ShapeError if the elements do not fill it."""
     known = math.prod(n for n in shape if n != -1)
-    if shape.count(-1) == 1 and known and x.type.size % known == 0:
-        return tuple(x.type.size // known if n == -1 else n for n in shape)
-    if -1 in shape or known != x.type.size:
-        raise ShapeError(f"{what} at {user_line()}: {x.type} has {x.type.size} elements, which do not fill the shape {list(shape)}")
+    if shape.count(-1) == 1 and known and x.tensor_type.size % known == 0:
+        return tuple(x.tensor_type.size // known if n == -1 else n for n in shape)
+    if -1 in shape or known != x.tensor_type.size:
+        raise ShapeError(f"{what} at {user_line()}: {x.tensor_type} has {x.tensor_type.size} elements, which do not fill the shape {list(shape)}")
     return shape
 
 
@@ -76,7 +76,7 @@ def view(x: Tensor, *size: Any) -> Tensor:
     op = Reshape(_filled("view", x, sizes(size)))
     if x.layout is None and x.traced is None and not _viewable(x, op):
         raise ShapeError(
-            f"view at {user_line()}: {x.type} cannot be viewed as {list(op.shape)}, because its elements are in another order in memory "
+            f"view at {user_line()}: {x.tensor_type} cannot be viewed as {list(op.shape)}, because its elements are in another order in memory "
             f"(it is a transposed or sliced view itself); use reshape, or contiguous() first"
         )
     return run(op, x)
@@ -107,7 +107,7 @@ def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     """The axes from `start_dim` to `end_dim`, both included, as one."""
     first, last = axis_of("flatten", start_dim, x.ndim), axis_of("flatten", end_dim, x.ndim)
     if first > last:
-        raise ShapeError(f"flatten at {user_line()}: start_dim {start_dim} comes after end_dim {end_dim} of {x.type}")
+        raise ShapeError(f"flatten at {user_line()}: start_dim {start_dim} comes after end_dim {end_dim} of {x.tensor_type}")
     return reshape(x, (*x.shape[:first], math.prod(x.shape[first : last + 1]), *x.shape[last + 1 :]))
 
 
@@ -116,13 +116,13 @@ def unflatten(x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
     """Axis `dim` as several, of these sizes; one may be -1."""
     at = axis_of("unflatten", dim, x.ndim)
     if not x.ndim:
-        raise ShapeError(f"unflatten at {user_line()}: {x.type} has no axis to unflatten")
+        raise ShapeError(f"unflatten at {user_line()}: {x.tensor_type} has no axis to unflatten")
     given = tuple(int(n) for n in sizes)
     if -1 in given:
         known = math.prod(n for n in given if n != -1)
         given = tuple(x.shape[at] // max(known, 1) if n == -1 else n for n in given)
     if math.prod(given) != x.shape[at]:
-        raise ShapeError(f"unflatten at {user_line()}: the sizes {list(sizes)} do not make axis {at} of {x.type}")
+        raise ShapeError(f"unflatten at {user_line()}: the sizes {list(sizes)} do not make axis {at} of {x.tensor_type}")
     return reshape(x, (*x.shape[:at], *given, *x.shape[at + 1 :]))
 
 
@@ -157,7 +157,7 @@ def permute(x: Tensor, *dims: Any) -> Tensor:
     """x with its axes in this order."""
     order = tuple(axis_of("permute", d, x.ndim) for d in sizes(dims))
     if sorted(order) != list(range(x.ndim)):
-        raise ShapeError(f"permute at {user_line()}: {list(order)} is not an order of the {x.ndim} axes of {x.type}")
+        raise ShapeError(f"permute at {user_line()}: {list(order)} is not an order of the {x.ndim} axes of {x.tensor_type}")
     return run(Transpose(order), x)
 
 
@@ -165,7 +165,7 @@ def permute(x: Tensor, *dims: Any) -> Tensor:
 def t(x: Tensor) -> Tensor:
     """A matrix with rows and columns exchanged; x itself with fewer axes than two."""
     if x.ndim > 2:
-        raise ShapeError(f"t at {user_line()}: takes a matrix, not {x.type}; use transpose(dim0, dim1)")
+        raise ShapeError(f"t at {user_line()}: takes a matrix, not {x.tensor_type}; use transpose(dim0, dim1)")
     return permute(x, range(x.ndim)[::-1])
 
 
@@ -212,7 +212,7 @@ def expand(x: Tensor, *size: Any) -> Tensor:
     lead = len(wanted) - x.ndim
     filled = tuple(x.shape[i - lead] if n == -1 and i >= lead else n for i, n in enumerate(wanted))
     if lead < 0 or any(n < 0 for n in filled) or any(n not in (1, m) for n, m in zip(x.shape, filled[lead:], strict=True)):
-        raise ShapeError(f"expand at {user_line()}: {x.type} does not expand to {list(wanted)}; only axes of size 1 are repeated")
+        raise ShapeError(f"expand at {user_line()}: {x.tensor_type} does not expand to {list(wanted)}; only axes of size 1 are repeated")
     return run(BroadcastTo(filled), x)
 
 
@@ -251,7 +251,7 @@ def repeat(x: Tensor, *repeats: Any) -> Tensor:
     """x beside itself repeats[i] times along axis i; leading counts beyond the axes of x make new axes."""
     times = sizes(repeats)
     if len(times) < x.ndim or any(n < 0 for n in times):
-        raise ShapeError(f"repeat at {user_line()}: {list(times)} must give one count for each axis of {x.type}")
+        raise ShapeError(f"repeat at {user_line()}: {list(times)} must give one count for each axis of {x.tensor_type}")
     between, repeated, whole = tiled_shapes((1,) * (len(times) - x.ndim) + tuple(x.shape), times)
     return run(Reshape(whole), run(BroadcastTo(repeated), run(Reshape(between), x)))
 
@@ -288,4 +288,4 @@ def dim(x: Tensor) -> int:
 @method("numel", "nelement")
 def numel(x: Tensor) -> int:
     """Number of elements of the logical tensor."""
-    return x.type.size
+    return x.tensor_type.size

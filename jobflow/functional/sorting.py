@@ -59,7 +59,7 @@ def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Ordered
     if not x.ndim:
         return Ordered(*(y.reshape(()) for y in kthvalue(reshape(x, 1), k)))
     if not 1 <= k <= x.shape[axis]:
-        raise ShapeError(f"kthvalue at {user_line()}: k={k} is not between 1 and the {x.shape[axis]} elements along axis {axis} of {x.type}")
+        raise ShapeError(f"kthvalue at {user_line()}: k={k} is not between 1 and the {x.shape[axis]} elements along axis {axis} of {x.tensor_type}")
     values, indices = (y.narrow(axis, k - 1, 1) for y in sort(x, axis))
     return Ordered(values, indices) if keepdim else Ordered(values.squeeze(axis), indices.squeeze(axis))
 
@@ -84,7 +84,7 @@ def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_
 def searchsorted(sorted_sequence: Tensor, values: Tensor, right: bool = False) -> Tensor:
     """Where values would go into a sorted vector, before equal elements or after them (`right`).  Every rank there is calls it."""
     if sorted_sequence.ndim != 1:
-        raise ShapeError(f"searchsorted at {user_line()}: takes a sorted vector, not {sorted_sequence.type}")
+        raise ShapeError(f"searchsorted at {user_line()}: takes a sorted vector, not {sorted_sequence.tensor_type}")
     rows, wanted = (value_of(x, "searchsorted") for x in (sorted_sequence, values))
     return listed(values, np.asarray(np.searchsorted(rows, wanted, "right" if right else "left"), np.int64))
 
@@ -128,7 +128,7 @@ def _parsed(equation: str, operands: Sequence[Tensor]) -> tuple[list[str], str]:
     result = right.replace("...", dots)
     for word, x in zip(words, operands, strict=True):
         if len(word) != x.ndim:
-            raise ShapeError(f"{what}: the word {word!r} names {len(word)} axes, but the tensor is {x.type}")
+            raise ShapeError(f"{what}: the word {word!r} names {len(word)} axes, but the tensor is {x.tensor_type}")
     if len(set(result)) != len(result) or not set(result) <= set("".join(words)):
         raise ShapeError(f"{what}: the result {result!r} needs different letters that operands have")
     sizes: dict[str, int] = {}

@@ -37,7 +37,7 @@ def _of_numbers(name: str, op: Op, doc: str, *also: str, whole: bool = False) ->
     """A function of numbers of any kind; `whole`: integers are what they are."""
 
     def function(x: Tensor) -> Tensor:
-        if whole and not x.type.dtype.is_float:
+        if whole and not x.tensor_type.dtype.is_float:
             return x
         return run(op, x)
 
@@ -104,7 +104,7 @@ def exp2(x: Tensor) -> Tensor:
 @rounded_once
 def round(x: Tensor, *, decimals: int = 0) -> Tensor:
     """The nearest integer, the even one of two; with `decimals` so many places behind the point."""
-    if not x.type.dtype.is_float:
+    if not x.tensor_type.dtype.is_float:
         return x
     made: Tensor = run(scalar.RoundHalfEven(), arithmetic.mul(x, 10.0**decimals) if decimals else x)
     return arithmetic.div(made, 10.0**decimals) if decimals else made
@@ -168,9 +168,9 @@ def clamp_max(x: Tensor, max: Any) -> Tensor:
 @method()
 def nan_to_num(x: Tensor, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
     """x with numbers in the place of NaN and of infinities, which become the largest numbers of the type."""
-    if not x.type.dtype.is_float:
+    if not x.tensor_type.dtype.is_float:
         return x
-    largest = x.type.dtype.largest
+    largest = x.tensor_type.dtype.largest
     low, high = -largest if neginf is None else neginf, largest if posinf is None else posinf
     x = where(isnan(x), nan, x)
     return where(eq(x, math.inf), high, where(eq(x, -math.inf), low, x))
@@ -188,17 +188,17 @@ def isnan(x: Tensor) -> Tensor:
 @method()
 def isinf(x: Tensor) -> Tensor:
     """Whether an element is infinite"""
-    if not x.type.dtype.is_float:
+    if not x.tensor_type.dtype.is_float:
         return _nowhere(x, 0)
-    return run(Equal(), abs(x), constant(x, math.inf, x.type.dtype))
+    return run(Equal(), abs(x), constant(x, math.inf, x.tensor_type.dtype))
 
 
 @method()
 def isfinite(x: Tensor) -> Tensor:
     """Whether an element is a number and not infinite"""
-    if not x.type.dtype.is_float:
+    if not x.tensor_type.dtype.is_float:
         return _nowhere(x, 1)
-    return run(Less(), abs(x), constant(x, math.inf, x.type.dtype))
+    return run(Less(), abs(x), constant(x, math.inf, x.tensor_type.dtype))
 
 
 def _nowhere(x: Tensor, value: int) -> Tensor:

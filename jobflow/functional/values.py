@@ -53,8 +53,8 @@ def item(x: Tensor) -> Any:
 
 
 def _only(x: Tensor, what: str) -> Any:
-    if x.type.size != 1:
-        raise ShapeError(f"{what} at {user_line()}: the tensor {x.type} has {x.type.size} elements, not one")
+    if x.tensor_type.size != 1:
+        raise ShapeError(f"{what} at {user_line()}: the tensor {x.tensor_type} has {x.tensor_type.size} elements, not one")
     return value_of(x, what).reshape(()).item()
 
 
@@ -80,7 +80,7 @@ def as_int(x: Tensor) -> int:
 def as_index(x: Tensor) -> int:
     """The only element, of integers: for range() and lists."""
     if x.dtype.is_float:
-        raise DtypeError(f"an index at {user_line()}: the tensor {x.type} is not of integers")
+        raise DtypeError(f"an index at {user_line()}: the tensor {x.tensor_type} is not of integers")
     return int(_only(x, "an index"))
 
 
@@ -89,8 +89,10 @@ def as_bool(x: Tensor) -> bool:
     """Whether the only element is not 0."""
     if x.traced is not None:
         raise JobError(f"if at {user_line()}: the truth value of a tensor is not known while {running()} runs; use where(condition, x, y)")
-    if x.type.size != 1:
-        raise ShapeError(f"bool() at {user_line()}: the truth value of the {x.type.size} elements of {x.type} is not one; use all() or any()")
+    if x.tensor_type.size != 1:
+        raise ShapeError(
+            f"bool() at {user_line()}: the truth value of the {x.tensor_type.size} elements of {x.tensor_type} is not one; use all() or any()"
+        )
     return bool(_only(x, "bool()"))
 
 
@@ -98,7 +100,7 @@ def as_bool(x: Tensor) -> bool:
 def length(x: Tensor) -> int:
     """The length of the first axis."""
     if not x.ndim:
-        raise ShapeError(f"len() at {user_line()}: the tensor {x.type} has no axes")
+        raise ShapeError(f"len() at {user_line()}: the tensor {x.tensor_type} has no axes")
     return x.shape[0]
 
 
@@ -206,6 +208,6 @@ def formatted(x: Tensor, spec: str) -> str:
         return format(item(x), spec)
     if spec and spec[-1] in "bcdeEfFgGnoxX%":
         raise ShapeError(
-            f"format at {user_line()}: the tensor {x.type} has more than one number for {spec!r}; format x.mean(), or each of x.tolist()"
+            f"format at {user_line()}: the tensor {x.tensor_type} has more than one number for {spec!r}; format x.mean(), or each of x.tolist()"
         )
     return format(shown(x), spec)

@@ -10,17 +10,17 @@ from jobflow.graph.ir import Graph, Node, Physical, Sharded, Value
 
 def graph_text(graph: Graph) -> str:
     """The logical program."""
-    return _text(graph, lambda value: str(value.type))
+    return _text(graph, lambda value: str(value.tensor_type))
 
 
 def sharded_text(sharded: Sharded) -> str:
     """The logical program with the layout of every value."""
-    return _text(sharded.graph, lambda value: f"{value.type} {sharded.layouts[value]}")
+    return _text(sharded.graph, lambda value: f"{value.tensor_type} {sharded.layouts[value]}")
 
 
 def physical_text(physical: Physical) -> str:
     """The program with every change of layout as a node."""
-    return _text(physical.graph, lambda value: f"{value.type} {physical.layouts[value]}")
+    return _text(physical.graph, lambda value: f"{value.tensor_type} {physical.layouts[value]}")
 
 
 def _text(graph: Graph, describe: Callable[[Value], str]) -> str:

@@ -27,10 +27,10 @@ Output: TypeAlias = tuple[TensorType, str, bool]
 class Value(Typed):
     """One tensor of a program: output `index` of `node`; compared by identity.
 
-    `local` is True in the mirrored view, where `type` is the type on one rank and no logical whole exists.
+    `local` is True in the mirrored view, where `tensor_type` is the type on one rank and no logical whole exists.
     """
 
-    type: TensorType
+    tensor_type: TensorType
     node: Node
     index: int
     name: str
@@ -40,7 +40,7 @@ class Value(Typed):
         return f"%{self.name}"
 
     def __repr__(self) -> str:
-        return f"<tensor {self.name} {self.type}>"
+        return f"<tensor {self.name} {self.tensor_type}>"
 
 
 def is_dynamic(value: Value) -> bool:
@@ -76,7 +76,7 @@ def _batch_axes(node: Node, given: Sequence[int | None]) -> Sequence[int | None]
     if isinstance(node.op, Crossing | Identity):
         return given
     asked = tuple(B if axis is None else S(axis) for axis in given)
-    signatures = node.op.rule(*(x.type for x in node.inputs)).signatures() if node.inputs else ()
+    signatures = node.op.rule(*(x.tensor_type for x in node.inputs)).signatures() if node.inputs else ()
     made = next((each.outputs for each in signatures if each.inputs == asked), ())
     return [sbp.axis if isinstance(sbp, Split) else None for sbp in made] or [None] * len(node.outputs)
 
@@ -134,7 +134,7 @@ class Node:
         return self.origin.phase
 
     def __str__(self) -> str:
-        outputs = ", ".join(f"{v}:{v.type}" for v in self.outputs)
+        outputs = ", ".join(f"{v}:{v.tensor_type}" for v in self.outputs)
         return f"{outputs} = {self.op}({', '.join(map(str, self.inputs))})"
 
 

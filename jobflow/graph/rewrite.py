@@ -26,7 +26,7 @@ Take = Callable[[Node, tuple[Value, ...]], Sequence[Value]]
 
 def made_by(node: Node) -> tuple[Output, ...]:
     """What a node makes."""
-    return tuple([(value.type, value.name, value.local) for value in node.outputs])
+    return tuple([(value.tensor_type, value.name, value.local) for value in node.outputs])
 
 
 def changed(

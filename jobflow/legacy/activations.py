@@ -39,9 +39,9 @@ def _rows(word: str, function: Callable[..., Any]) -> Callable[..., Tensor]:
 
 
 def _softmax_axis(what: str, x: Tensor, axis: int | None) -> int:
-    if x.type.ndim < 2:
-        raise ShapeError(f"{what} at {user_line()}: {x.type} must have at least 2 axes")
-    return normal_axis(f"{what} at {user_line()}", -1 if axis is None else axis, x.type.ndim)
+    if x.tensor_type.ndim < 2:
+        raise ShapeError(f"{what} at {user_line()}: {x.tensor_type} must have at least 2 axes")
+    return normal_axis(f"{what} at {user_line()}", -1 if axis is None else axis, x.tensor_type.ndim)
 
 
 softmax = _rows("softmax", nn.softmax)
@@ -59,9 +59,9 @@ def bias_add(value: Tensor, bias: Tensor, data_format: str | None = None, name: 
     last = data_format is not None and data_format.startswith("N") and data_format.endswith("C") and len(data_format) > 2
     if data_format is not None and not last and not data_format.startswith("NC"):
         raise ArgumentError(f"bias_add at {user_line()}: data_format {data_format!r} begins with NC, or begins with N and ends with C")
-    if value.type.ndim < 2 or bias.type.ndim != 1:
-        raise ShapeError(f"bias_add at {user_line()}: value {value.type} needs 2 axes or more, and bias {bias.type} one")
-    return la.bias_add(value, bias, value.type.ndim - 1 if last else 1)
+    if value.tensor_type.ndim < 2 or bias.tensor_type.ndim != 1:
+        raise ShapeError(f"bias_add at {user_line()}: value {value.tensor_type} needs 2 axes or more, and bias {bias.tensor_type} one")
+    return la.bias_add(value, bias, value.tensor_type.ndim - 1 if last else 1)
 
 
 def fused_bias_add_gelu(value: Tensor, bias: Tensor, data_format: str | None = None, name: str | None = None) -> Tensor:
@@ -84,9 +84,9 @@ def _fused_bias_add_dropout(
 
 def fused_self_attention_query_mul_key_and_value(x: Tensor, head_size: int, alpha: float = 1.0, name: str | None = None) -> tuple[Tensor, Tensor]:
     """x [s, b, heads * 3 * head_size] holds query, key, value per head; (alpha query key^T [b, heads, s, s], value [b, heads, s, head_size])."""
-    if x.type.ndim != 3 or head_size < 1 or x.type.shape[2] % (3 * head_size):
-        raise ShapeError(f"fused_self_attention at {user_line()}: x {x.type} must be [s, b, heads * 3 * {head_size}]")
-    s, b, width = x.type.shape
+    if x.tensor_type.ndim != 3 or head_size < 1 or x.tensor_type.shape[2] % (3 * head_size):
+        raise ShapeError(f"fused_self_attention at {user_line()}: x {x.tensor_type} must be [s, b, heads * 3 * {head_size}]")
+    s, b, width = x.tensor_type.shape
     heads = width // (3 * head_size)
     apart = transpose(reshape(x, (s, b, heads, 3, head_size)), (3, 1, 2, 0, 4))
     query, key, value = (reshape(slice(apart, [i, 0, 0, 0, 0], [1, -1, -1, -1, -1]), (b, heads, s, head_size)) for i in (0, 1, 2))

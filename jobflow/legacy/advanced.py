@@ -26,7 +26,7 @@ from jobflow.ops.parts import put_part, take_parts
 
 def distribute_split(x: Tensor, axis: int = 0, name: str | None = None) -> tuple[Tensor, ...]:
     """The balanced pieces of x along `axis`, the i-th on the i-th device of the placement in force."""
-    where = normal_axis(f"distribute_split: x {x.type}", axis, x.type.ndim)
+    where = normal_axis(f"distribute_split: x {x.tensor_type}", axis, x.tensor_type.ndim)
     return take_parts(x, S(where), _devices("distribute_split"), name)
 
 
@@ -42,13 +42,13 @@ def distribute_concat(xs: Sequence[Tensor], axis: int = 0, name: str | None = No
     """
     whole = _devices("distribute_concat")
     _check_count("distribute_concat", xs, whole)
-    where = normal_axis(f"distribute_concat: xs[0] {xs[0].type}", axis, xs[0].type.ndim)
-    lengths = tuple(x.type.shape[where] for x in xs)
+    where = normal_axis(f"distribute_concat: xs[0] {xs[0].tensor_type}", axis, xs[0].tensor_type.ndim)
+    lengths = tuple(x.tensor_type.shape[where] for x in xs)
     if lengths != tuple(stop - start for start, stop in cut(sum(lengths), whole.size)):
         raise ShapeError(
             f"distribute_concat at {user_line()}: lengths {list(lengths)} along axis {axis} are not balanced pieces of {sum(lengths)}; use concat"
         )
-    shape = (*xs[0].type.shape[:where], sum(lengths), *xs[0].type.shape[where + 1 :])
+    shape = (*xs[0].tensor_type.shape[:where], sum(lengths), *xs[0].tensor_type.shape[where + 1 :])
     return _sum([put_part(x, S(where), i, whole, shape) for i, x in enumerate(xs)], whole, name)
 
 
@@ -56,7 +56,7 @@ def distribute_add(xs: Sequence[Tensor], name: str | None = None) -> Tensor:
     """The sum of xs, one per device of the placement in force; nothing travels until it is read."""
     whole = _devices("distribute_add")
     _check_count("distribute_add", xs, whole)
-    return _sum([put_part(x, P, i, whole, x.type.shape) for i, x in enumerate(xs)], whole, name)
+    return _sum([put_part(x, P, i, whole, x.tensor_type.shape) for i, x in enumerate(xs)], whole, name)
 
 
 def distribute_map(xs: Tensor, f: Callable[[Tensor], Tensor], axis: int = 0) -> Tensor:

@@ -61,8 +61,8 @@ def _dtype(what: str, dtype: Any) -> DType:
 def cast(x: Tensor, dtype: DType, name: Name = None) -> Tensor:
     """x as `dtype`; x itself if it is that already.  Gradients go through it, those of integers too."""
     kind = _dtype("cast", dtype)
-    through = x.type.dtype is not bool_ and kind.is_integer
-    return x if x.type.dtype is kind else apply(Cast(kind, through), x)
+    through = x.tensor_type.dtype is not bool_ and kind.is_integer
+    return x if x.tensor_type.dtype is kind else apply(Cast(kind, through), x)
 
 
 def identity(x: Tensor, name: Name = None) -> Tensor:
@@ -95,7 +95,7 @@ def constant_scalar(value: float, dtype: DType | None = None, name: Name = None)
 
 def constant_like(like: Tensor, value: float, dtype: DType | None = None, name: Name = None) -> Tensor:
     """value in the shape of `like`, as `dtype` or like's own."""
-    kind = like.type.dtype if dtype is None else _dtype("constant_like", dtype)
+    kind = like.tensor_type.dtype if dtype is None else _dtype("constant_like", dtype)
     return ew.fill_like(like, filling("constant_like", value, kind), dtype=kind)
 
 
@@ -134,19 +134,19 @@ def range(start: int, limit: int | None = None, delta: int = 1, dtype: DType | N
 def reshape(x: Tensor, shape: Sequence[int], name: Name = None) -> Tensor:
     """x in another shape of as many elements; one entry may be -1."""
     wanted = _ints("reshape", "shape", shape)
-    known, size = math.prod(n for n in wanted if n != -1), x.type.size
+    known, size = math.prod(n for n in wanted if n != -1), x.tensor_type.size
     if known == size == 0 and -1 in wanted:  # of no rows, by what a row has
-        known, size = (math.prod(n for n in each if n not in (-1, 0)) for each in (wanted, x.type.shape))
+        known, size = (math.prod(n for n in each if n not in (-1, 0)) for each in (wanted, x.tensor_type.shape))
     if wanted.count(-1) > 1 or any(n < -1 or n == 0 for n in shape):
         raise ArgumentError(f"reshape at {user_line()}: shape {list(wanted)} may have one -1, and its other entries must be positive")
     if (not known or size % known) if -1 in wanted else size != known:
-        raise ArgumentError(f"reshape at {user_line()}: {x.type} has {x.type.size} elements, which do not fill shape {list(wanted)}")
+        raise ArgumentError(f"reshape at {user_line()}: {x.tensor_type} has {x.tensor_type.size} elements, which do not fill shape {list(wanted)}")
     return sh.reshape(x, tuple(size // known if n == -1 else n for n in wanted))
 
 
 def reshape_like(x: Tensor, like: Tensor, name: Name = None) -> Tensor:
     """x in the shape of `like`."""
-    return reshape(x, like.type.shape)
+    return reshape(x, like.tensor_type.shape)
 
 
 def dynamic_reshape(x: Tensor, shape: Sequence[int], name: Name = None) -> Tensor:
@@ -164,9 +164,9 @@ def transpose(
     old_name = batch_axis_non_change if isinstance(batch_axis_non_change, str) else None  # v0.2 had it there
     if conjugate:
         raise JobError(f"transpose at {user_line()}: conjugate=True is for complex numbers, of which there are none")
-    order = tuple(_axis("transpose", i, a.type.ndim) for i in _ints("transpose", "perm", perm))
-    if sorted(order) != list(builtins.range(a.type.ndim)):
-        raise ArgumentError(f"transpose at {user_line()}: perm {perm} is not a permutation of the {a.type.ndim} axes of {a.type}")
+    order = tuple(_axis("transpose", i, a.tensor_type.ndim) for i in _ints("transpose", "perm", perm))
+    if sorted(order) != list(builtins.range(a.tensor_type.ndim)):
+        raise ArgumentError(f"transpose at {user_line()}: perm {perm} is not a permutation of the {a.tensor_type.ndim} axes of {a.tensor_type}")
     return sh.transpose(a, order, name=old_name)
 
 
@@ -175,28 +175,28 @@ expand_dims = spelled(_F.unsqueeze, "input", axis=...)
 
 def squeeze(input: Tensor, axis: Sequence[int] | None = None, name: Name = None) -> Tensor:
     """Without the axes listed, which must be of size 1; None: without all such axes.  One element is left in shape (1,)."""
-    shape = input.type.shape
+    shape = input.tensor_type.shape
     if axis is None:
         gone = [i for i, n in enumerate(shape) if n == 1]
     else:
         gone = [_axis("squeeze", i, len(shape)) for i in _ints("squeeze", "axis", axis)]
     if any(shape[i] != 1 for i in gone):
-        raise ShapeError(f"squeeze at {user_line()}: axis {list(gone)} of {input.type}: only axes of size 1 can go")
+        raise ShapeError(f"squeeze at {user_line()}: axis {list(gone)} of {input.tensor_type}: only axes of size 1 can go")
     return sh.reshape(input, tuple(n for i, n in enumerate(shape) if i not in gone) or (1,))
 
 
 def expand(x: Tensor, expand_size: Sequence[int], name: Name = None) -> Tensor:
     """x repeated along axes of size 1, and along new ones in front, to `expand_size`; -1 keeps an axis."""
     wanted = _ints("expand", "expand_size", expand_size)
-    if len(wanted) < x.type.ndim or any(n < -1 for n in wanted) or -1 in wanted[: len(wanted) - x.type.ndim]:
-        raise ArgumentError(f"expand at {user_line()}: expand_size {list(wanted)} does not fit {x.type}")
+    if len(wanted) < x.tensor_type.ndim or any(n < -1 for n in wanted) or -1 in wanted[: len(wanted) - x.tensor_type.ndim]:
+        raise ArgumentError(f"expand at {user_line()}: expand_size {list(wanted)} does not fit {x.tensor_type}")
     return _F.expand(x, wanted)
 
 
 def broadcast_like(x: Tensor, like: Tensor, broadcast_axes: Sequence[int] | None = None, name: Name = None) -> Tensor:
     """x repeated to the shape of `like`; `broadcast_axes` are the axes of `like` that x lacks or has as 1."""
-    shape = like.type.shape
-    if broadcast_axes is None or len(x.type.shape) == len(shape):
+    shape = like.tensor_type.shape
+    if broadcast_axes is None or len(x.tensor_type.shape) == len(shape):
         return bc.broadcast_to(x, shape)
     axes = {_axis("broadcast_like", i, len(shape)) for i in _ints("broadcast_like", "broadcast_axes", broadcast_axes)}
     kept = tuple(1 if i in axes else n for i, n in enumerate(shape))
@@ -216,16 +216,16 @@ def concat(
         raise ArgumentError(f"concat at {user_line()}: inputs must be a non-empty list of tensors, not {parts!r}")
     if len(parts) == 1:
         return _only(parts)
-    along = _axis("concat", axis, parts[0].type.ndim)
+    along = _axis("concat", axis, parts[0].tensor_type.ndim)
     made = sl.concat(list(parts), along)
     return made if max_dim_size is None else _at_most(max_dim_size, made, parts, along)
 
 
 def _at_most(most: int, made: Tensor, parts: Sequence[Tensor], axis: int) -> Tensor:
     """What `concat` has made, if it is no longer than that; lengths that vary from call to call may be too large together."""
-    what, length = f"concat at {user_line()}", made.type.shape[axis]
+    what, length = f"concat at {user_line()}", made.tensor_type.shape[axis]
     counts("concat", max_dim_size=most)
-    static = sum(part.type.shape[axis] for part in parts if not may_be_empty(part))
+    static = sum(part.tensor_type.shape[axis] for part in parts if not may_be_empty(part))
     if static > most:
         raise ArgumentError(f"{what}: max_dim_size {most} is too small for the {static} along axis {axis} of tensors whose shape is fixed")
     if static == length:
@@ -233,7 +233,7 @@ def _at_most(most: int, made: Tensor, parts: Sequence[Tensor], axis: int) -> Ten
     if length > most:
         recorder: Any = scope.current().interpreter
         recorder.body.refuse(f"{what}: {length} along axis {axis} are more than max_dim_size {most}")
-    stops = list(made.type.shape)
+    stops = list(made.tensor_type.shape)
     stops[axis] = min(length, most)
     return apply(sl.Slice((0,) * len(stops), tuple(stops), (1,) * len(stops)), made)  # of all of it too, so that names do not change
 
@@ -245,9 +245,9 @@ def _only(parts: Sequence[Tensor]) -> Tensor:
 def stack(inputs: Sequence[Tensor], axis: int = 0, name: Name = None) -> Tensor:
     """Tensors of one shape along a new axis."""
     parts = [inputs] if isinstance(inputs, Tensor) else list(inputs)
-    if not parts or any(t.type.shape != parts[0].type.shape for t in parts):
-        raise ShapeError(f"stack at {user_line()}: {', '.join(str(t.type) for t in parts) or 'no tensors'}; it needs tensors of one shape")
-    return sl.stack(parts, _axis("stack", axis, parts[0].type.ndim + 1))
+    if not parts or any(t.tensor_type.shape != parts[0].tensor_type.shape for t in parts):
+        raise ShapeError(f"stack at {user_line()}: {', '.join(str(t.tensor_type) for t in parts) or 'no tensors'}; it needs tensors of one shape")
+    return sl.stack(parts, _axis("stack", axis, parts[0].tensor_type.ndim + 1))
 
 
 # Parts --------------------------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def stack(inputs: Sequence[Tensor], axis: int = 0, name: Name = None) -> Tensor:
 
 def slice(x: Tensor, begin: Sequence[int | None], size: Sequence[int | None], name: Name = None) -> Tensor:
     """x[begin : begin + size] on every axis; begin None is 0, size None, -1 or beyond the axis is up to the end."""
-    shape = x.type.shape
+    shape = x.tensor_type.shape
     for argument, entries in (("begin", begin), ("size", size)):
         if not isinstance(entries, list | tuple) or len(entries) != len(shape):
             raise ArgumentError(f"slice at {user_line()}: {argument} {entries!r} must be a list with one entry for each of the {len(shape)} axes")
@@ -264,13 +264,13 @@ def slice(x: Tensor, begin: Sequence[int | None], size: Sequence[int | None], na
 
 
 def _span(x: Tensor, axis: int, begin: int | None, size: int | None) -> tuple[int, int]:
-    n = x.type.shape[axis]
+    n = x.tensor_type.shape[axis]
     start = 0 if begin is None else begin + n if begin < 0 else begin
     stop = n if size in (None, -1) else min(start + int(size or 0), n)
     if may_be_empty(x):
         return min(max(start, 0), n), max(stop, min(max(start, 0), n))
     if not 0 <= start < stop:
-        raise ArgumentError(f"slice at {user_line()}: begin {begin}, size {size} on axis {axis} is outside {x.type}")
+        raise ArgumentError(f"slice at {user_line()}: begin {begin}, size {size} on axis {axis} is outside {x.tensor_type}")
     return start, stop
 
 
@@ -285,30 +285,32 @@ reverse = spelled(_F.flip, "input", axis=...)
 def _pairs(what: str, x: Tensor, paddings: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
     """(before, after) of each axis of x; ArgumentError for anything else."""
     given = isinstance(paddings, list | tuple) and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in paddings)
-    if not given or len(paddings) != x.type.ndim:
-        raise ArgumentError(f"{what} at {user_line()}: paddings {paddings!r} must have one (before, after) for each of the {x.type.ndim} axes")
+    if not given or len(paddings) != x.tensor_type.ndim:
+        raise ArgumentError(f"{what} at {user_line()}: paddings {paddings!r} must have one (before, after) for each of the {x.tensor_type.ndim} axes")
     return [(before, after) for before, after in (_ints(what, "each of paddings", tuple(pair)) for pair in paddings)]
 
 
 def pad(x: Tensor, paddings: Sequence[Sequence[int]], constant_value: float = 0, name: Name = None) -> Tensor:
     """(before, after) elements of constant_value around each axis."""
-    return sl.pad(x, _pairs("pad", x, paddings), fitting("pad", constant_value, x.type.dtype))
+    return sl.pad(x, _pairs("pad", x, paddings), fitting("pad", constant_value, x.tensor_type.dtype))
 
 
 def pad_grad(x: Tensor, paddings: Sequence[Sequence[int]], constant_value: float = 0, name: Name = None) -> Tensor:
     """x without (before, after) elements on each axis."""
     pairs = _pairs("pad_grad", x, paddings)
-    return slice(x, [before for before, _ in pairs], [n - sum(pair) for n, pair in zip(x.type.shape, pairs, strict=True)])
+    return slice(x, [before for before, _ in pairs], [n - sum(pair) for n, pair in zip(x.tensor_type.shape, pairs, strict=True)])
 
 
 def _sides(what: str, x: Tensor, padding: int | Sequence[int]) -> tuple[int, int, int, int]:
     """(left, right, top, bottom) of an image [n,c,h,w]."""
     sides = (padding,) * 4 if isinstance(padding, int) else _ints(what, "padding", padding)
-    if x.type.ndim != 4 or len(sides) != 4 or min(sides) < 0:
-        raise ArgumentError(f"{what} at {user_line()}: padding {padding!r} must be an int or (left, right, top, bottom), and x 4-D, not {x.type}")
-    height, width = x.type.shape[2:]
+    if x.tensor_type.ndim != 4 or len(sides) != 4 or min(sides) < 0:
+        raise ArgumentError(
+            f"{what} at {user_line()}: padding {padding!r} must be an int or (left, right, top, bottom), and x 4-D, not {x.tensor_type}"
+        )
+    height, width = x.tensor_type.shape[2:]
     if max(sides[:2]) >= width or max(sides[2:]) >= height:
-        raise ArgumentError(f"{what} at {user_line()}: padding {padding!r} must be smaller than the image of {x.type}")
+        raise ArgumentError(f"{what} at {user_line()}: padding {padding!r} must be smaller than the image of {x.tensor_type}")
     return sides[0], sides[1], sides[2], sides[3]
 
 
@@ -316,7 +318,7 @@ def same_padding(
     x: Tensor, padding: str, data_format: str, kernel_size: Sequence[int], strides: Sequence[int], dilation_rate: Sequence[int], name: Name = None
 ) -> Tensor:
     """x with the zeros around its spatial axes that "SAME_UPPER" or "SAME_LOWER" stands for: convolved as "VALID" it has ceil(n / stride) places."""
-    ndim, last = x.type.ndim - 2, str(data_format).upper().endswith("C") or data_format == "channels_last"
+    ndim, last = x.tensor_type.ndim - 2, str(data_format).upper().endswith("C") or data_format == "channels_last"
     sizes = [
         _ints("same_padding", word, given) for word, given in (("kernel_size", kernel_size), ("strides", strides), ("dilation_rate", dilation_rate))
     ]
@@ -324,9 +326,9 @@ def same_padding(
     if way not in ("same_upper", "same_lower") or ndim < 1 or any(len(each) != ndim or min(each) < 1 for each in sizes):
         raise ArgumentError(
             f'same_padding at {user_line()}: padding {padding!r} is "SAME_UPPER" or "SAME_LOWER", and kernel_size, strides and dilation_rate have a '
-            f"positive entry for each of the {max(ndim, 0)} spatial axes of {x.type}"
+            f"positive entry for each of the {max(ndim, 0)} spatial axes of {x.tensor_type}"
         )
-    spatial = x.type.shape[1:-1] if last else x.type.shape[2:]
+    spatial = x.tensor_type.shape[1:-1] if last else x.tensor_type.shape[2:]
     pairs = list(explicit_padding("same_padding", way if way == "same_upper" else "same", spatial, *sizes))
     return pad(x, [(0, 0), *pairs, (0, 0)] if last else [(0, 0), (0, 0), *pairs])
 
@@ -370,22 +372,22 @@ def gather(
     With batch_dims > 0, axis must be batch_dims, and the axes of both before the last one of `indices` go together: params [4, 32, 8] and indices
     [4, 5] with axis 2 and batch_dims 2 give [4, 5, 8].
     """
-    if not indices.type.dtype.is_integer:
-        raise DtypeError(f"gather at {user_line()}: indices {indices.type} must be integers; cast them")
+    if not indices.tensor_type.dtype.is_integer:
+        raise DtypeError(f"gather at {user_line()}: indices {indices.tensor_type} must be integers; cast them")
     indices = checked(indices, "gather", low=0, noun="index")
-    along = _axis("gather", batch_dims if axis is None else axis, params.type.ndim)
+    along = _axis("gather", batch_dims if axis is None else axis, params.tensor_type.ndim)
     if batch_dims == 0:
         return ix.gather(params, indices, along)
     if along != batch_dims:
         raise JobError(f"gather at {user_line()}: with batch_dims {batch_dims} only axis {batch_dims} can be gathered, not {axis}")
-    return ix.batch_gather(params, indices, max(indices.type.ndim - 1, 0))  # as in OneFlow 0.4, whatever batch_dims is
+    return ix.batch_gather(params, indices, max(indices.tensor_type.ndim - 1, 0))  # as in OneFlow 0.4, whatever batch_dims is
 
 
 def dim_gather(input: Tensor, dim: int, index: Tensor, name: Name = None) -> Tensor:
     """y[i, j, ..] = input[.., index[i, j, ..], ..], the index standing at axis `dim`."""
-    at = _axis("dim_gather", dim, input.type.ndim)
-    if index.type.dtype.is_integer:
-        index = checked(index, "dim_gather", low=0, high=input.type.shape[at] - 1, noun="index")
+    at = _axis("dim_gather", dim, input.tensor_type.ndim)
+    if index.tensor_type.dtype.is_integer:
+        index = checked(index, "dim_gather", low=0, high=input.tensor_type.shape[at] - 1, noun="index")
     return ix.dim_gather(input, index, at)
 
 
@@ -399,27 +401,27 @@ def one_hot(
     counts("one_hot", depth=depth)
     kind = _dtype("one_hot", dtype)
     on, off = fitting("one_hot", on_value, kind), fitting("one_hot", off_value, kind)
-    return ix.one_hot(indices, depth, dtype=kind, axis=_axis("one_hot", axis, indices.type.ndim + 1), on=on, off=off)
+    return ix.one_hot(indices, depth, dtype=kind, axis=_axis("one_hot", axis, indices.tensor_type.ndim + 1), on=on, off=off)
 
 
 def where(condition: Tensor, x: Operand | None = None, y: Operand | None = None, name: Name = None) -> Tensor:
     """x where condition is not zero, y elsewhere, broadcast; condition is an integer tensor."""
     if x is None or y is None:
         raise JobError(f"where at {user_line()}: give both x and y, or neither")
-    if condition.type.dtype.is_float:
-        raise DtypeError(f"where at {user_line()}: condition {condition.type} must be integers; use a comparison such as math.greater")
+    if condition.tensor_type.dtype.is_float:
+        raise DtypeError(f"where at {user_line()}: condition {condition.tensor_type} must be integers; use a comparison such as math.greater")
     return _F.where(condition, *tensors("where", x, y))
 
 
 def masked_fill(x: Tensor, mask: Tensor, value: float, name: Name = None) -> Tensor:
     """value where mask is not zero, x elsewhere; of integers, value without its fraction."""
-    whole = x.type.dtype.is_integer and isinstance(value, float) and math.isfinite(value)
+    whole = x.tensor_type.dtype.is_integer and isinstance(value, float) and math.isfinite(value)
     return where(mask, math.trunc(value) if whole else value, x)
 
 
 def elem_cnt(inputs: Tensor, dtype: DType | None = None, name: Name = None) -> Tensor:
     """The number of elements, shape (1,); int32 unless dtype is given."""
-    return constant(inputs.type.size, dtype or int32, (1,))
+    return constant(inputs.tensor_type.size, dtype or int32, (1,))
 
 
 # Products -----------------------------------------------------------------------------------------------------------
@@ -430,7 +432,7 @@ def matmul(a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = 
 
     Leading axes of a and b must be equal; a may have leading axes where b is a matrix, and then cannot be transposed.
     """
-    s, t = a.type, b.type
+    s, t = a.tensor_type, b.tensor_type
     if min(s.ndim, t.ndim) < 2 or (s.ndim != t.ndim and t.ndim != 2):
         raise ShapeError(f"matmul at {user_line()}: a {s} and b {t} need as many axes, at least 2, or b exactly 2")
     if s.ndim == t.ndim and s.shape[:-2] != t.shape[:-2]:

@@ -40,13 +40,13 @@ def channels_last(what: str, data_format: str, ndim: int) -> bool:
 
 def to_first(x: Tensor, last: bool, name: str | None = None) -> Tensor:
     """N..C to NC.. if `last`; x otherwise.  Weights go the same way."""
-    n = x.type.ndim
+    n = x.tensor_type.ndim
     return sh.transpose(x, (0, n - 1, *range(1, n - 1)), name=name) if last else x
 
 
 def to_last(x: Tensor, last: bool, name: str | None = None) -> Tensor:
     """NC.. to N..C if `last`; x otherwise."""
-    n = x.type.ndim
+    n = x.tensor_type.ndim
     return sh.transpose(x, (0, *range(2, n), 1), name=name) if last else x
 
 
@@ -87,8 +87,8 @@ def _conv(
 ) -> Tensor:
     ndim = int(what[-2])
     last = channels_last(what, data_format, ndim)
-    if input.type.ndim != ndim + 2 or filters.type.ndim != ndim + 2:
-        raise ShapeError(f"{what} at {user_line()}: input {input.type} and filters {filters.type} must have {ndim + 2} axes each")
+    if input.tensor_type.ndim != ndim + 2 or filters.tensor_type.ndim != ndim + 2:
+        raise ShapeError(f"{what} at {user_line()}: input {input.tensor_type} and filters {filters.tensor_type} must have {ndim + 2} axes each")
     if what == "compat_conv2d" and isinstance(padding, str) and padding.upper() == "SAME":
         padding = "SAME_UPPER"
     y: Tensor = cv.conv(
@@ -138,12 +138,12 @@ def conv2d_transpose(
         raise ArgumentError(f"{what} at {user_line()}: strides and an output_shape of 4 entries must be given, not {strides!r}, {output_shape!r}")
     first, weight = to_first(x, last), to_first(w, last)
     n, o, h, width = (output_shape[i] for i in ((0, 3, 1, 2) if last else (0, 1, 2, 3)))
-    if n != first.type.shape[0]:
-        raise ShapeError(f"{what} at {user_line()}: output_shape {list(output_shape)} does not fit value {x.type} and filter {w.type}")
-    if o != weight.type.shape[1]:
+    if n != first.tensor_type.shape[0]:
+        raise ShapeError(f"{what} at {user_line()}: output_shape {list(output_shape)} does not fit value {x.tensor_type} and filter {w.tensor_type}")
+    if o != weight.tensor_type.shape[1]:
         notice(
             f"{what} at {user_line()}: output_shape {list(output_shape)} has {o} channels; "
-            f"the result has {weight.type.shape[1]}, the number of channels of filter {w.type}"
+            f"the result has {weight.tensor_type.shape[1]}, the number of channels of filter {w.tensor_type}"
         )
     word = pads(what, padding, 2, last)
     y: Tensor = cv.conv_transpose(
@@ -194,8 +194,8 @@ def transposed(
     name: str | None,
 ) -> Tensor:
     """torch_conv2d_transpose along 1, 2 or 3 spatial axes, with filter [i, o / groups, *kernel]."""
-    if x.type.ndim != ndim + 2 or w.type.ndim != ndim + 2:
-        raise ShapeError(f"{what} at {user_line()}: value {x.type} and filter {w.type} must have {ndim + 2} axes each")
+    if x.tensor_type.ndim != ndim + 2 or w.tensor_type.ndim != ndim + 2:
+        raise ShapeError(f"{what} at {user_line()}: value {x.tensor_type} and filter {w.tensor_type} must have {ndim + 2} axes each")
     last = channels_last(what, data_format, ndim)
     first, weight = to_first(x, last), to_first(w, last)
     needed, behind = ([0] * ndim if given is None else [int(n) for n in given] for given in (padding_needed, output_padding))
@@ -206,7 +206,7 @@ def transposed(
     steps, apart = axis_values(what, "strides", strides or 1, ndim), axis_values(what, "dilations", dilations or 1, ndim)
     spatial = [
         (n - 1) * step - pad + gap * (k - 1) + 1 + more
-        for n, step, pad, gap, k, more in zip(first.type.shape[2:], steps, needed, apart, weight.type.shape[2:], behind, strict=True)
+        for n, step, pad, gap, k, more in zip(first.tensor_type.shape[2:], steps, needed, apart, weight.tensor_type.shape[2:], behind, strict=True)
     ]
     y: Tensor = cv.conv_transpose(
         first,
@@ -241,8 +241,8 @@ def _pool(
 ) -> Tensor:
     ndim, pool = int(what[-2]), pl.max_pool if what.startswith("max") else pl.avg_pool
     last = channels_last(what, data_format, ndim)
-    if input.type.ndim != ndim + 2:
-        raise ShapeError(f"{what} at {user_line()}: input {input.type} must have {ndim + 2} axes")
+    if input.tensor_type.ndim != ndim + 2:
+        raise ShapeError(f"{what} at {user_line()}: input {input.tensor_type} must have {ndim + 2} axes")
     pairs = pads(what, padding, ndim, last)
     y: Tensor = pool(to_first(input, last), ksize, strides, pairs, ceil_mode=bool(ceil_mode) and not isinstance(pairs, str), name=name)
     return to_last(y, last)
@@ -274,7 +274,7 @@ def PixelShuffle(input: Tensor, upscale_factor: int, name: str | None = None) ->
 
 def PixelShufflev2(input: Tensor, h_upscale_factor: int, w_upscale_factor: int, name: str | None = None) -> Tensor:
     """PixelShuffle with a factor of its own for height and for width."""
-    tall, wide, t = h_upscale_factor, w_upscale_factor, input.type
+    tall, wide, t = h_upscale_factor, w_upscale_factor, input.tensor_type
     counts("PixelShuffle", h_upscale_factor=tall, w_upscale_factor=wide)
     if t.ndim != 4 or t.shape[1] % (tall * wide):
         raise ShapeError(f"PixelShuffle at {user_line()}: input {t} must be [n, c, h, w] with a multiple of {tall} * {wide} channels")

@@ -33,7 +33,7 @@ _F: Any = functional
 
 def _rows(what: str, shape: Sequence[int], indices: Tensor) -> tuple[Tensor, int, tuple[int, ...]]:
     """Of coordinates in a tensor of this shape: the numbers of rows, int64[n], how many rows there are, and the shape of each."""
-    t = indices.type
+    t = indices.tensor_type
     depth = t.shape[-1] if t.ndim else 0
     if not t.dtype.is_integer:
         raise DtypeError(f"{what} at {user_line()}: indices {t} must be integers; cast them")
@@ -53,9 +53,9 @@ def _rows(what: str, shape: Sequence[int], indices: Tensor) -> tuple[Tensor, int
 
 def gather_nd(params: Tensor, indices: Tensor, name: Name = None) -> Tensor:
     """The elements, or rows, of params at these coordinates; an index outside is an error."""
-    rows, count, rest = _rows("gather_nd", params.type.shape, indices)
+    rows, count, rest = _rows("gather_nd", params.tensor_type.shape, indices)
     found = ix.gather(sh.reshape(params, (count, *rest)), rows, 0)
-    return sh.reshape(found, (*indices.type.shape[:-1], *rest))
+    return sh.reshape(found, (*indices.tensor_type.shape[:-1], *rest))
 
 
 def scatter_nd(indices: Tensor, updates: Tensor, shape: Sequence[int], name: Name = None) -> Tensor:
@@ -67,26 +67,28 @@ def scatter_nd(indices: Tensor, updates: Tensor, shape: Sequence[int], name: Nam
 
 def tensor_scatter_nd_add(params: Tensor, indices: Tensor, updates: Tensor, name: Name = None) -> Tensor:
     """params, to which the updates are added at these coordinates."""
-    rows, count, rest = _rows("tensor_scatter_nd_add", params.type.shape, indices)
+    rows, count, rest = _rows("tensor_scatter_nd_add", params.tensor_type.shape, indices)
     added = ix.unsorted_segment_sum(_updates("tensor_scatter_nd_add", indices, updates, rest), rows, count)
-    return ew.add(params, sh.reshape(added, params.type.shape))
+    return ew.add(params, sh.reshape(added, params.tensor_type.shape))
 
 
 def tensor_scatter_nd_update(params: Tensor, indices: Tensor, updates: Tensor, name: Name = None) -> Tensor:
     """params with the updates at these coordinates; of several at one place, one."""
-    rows, count, rest = _rows("tensor_scatter_nd_update", params.type.shape, indices)
+    rows, count, rest = _rows("tensor_scatter_nd_update", params.tensor_type.shape, indices)
     given = _updates("tensor_scatter_nd_update", indices, updates, rest)
     size = numbers.prod(rest)
-    places = _F.expand(sh.reshape(rows, (rows.type.size, 1)), (rows.type.size, size))
-    made = _F.scatter(sh.reshape(params, (count, size)), 0, places, sh.reshape(given, (rows.type.size, size)))
-    return sh.reshape(made, params.type.shape)
+    places = _F.expand(sh.reshape(rows, (rows.tensor_type.size, 1)), (rows.tensor_type.size, size))
+    made = _F.scatter(sh.reshape(params, (count, size)), 0, places, sh.reshape(given, (rows.tensor_type.size, size)))
+    return sh.reshape(made, params.tensor_type.shape)
 
 
 def _updates(what: str, indices: Tensor, updates: Tensor, rest: tuple[int, ...]) -> Tensor:
     """One row behind another."""
-    lead = indices.type.shape[:-1]
-    if updates.type.shape != (*lead, *rest):
-        raise ShapeError(f"{what} at {user_line()}: updates {updates.type} must be {[*lead, *rest]}, one for each of indices {indices.type}")
+    lead = indices.tensor_type.shape[:-1]
+    if updates.tensor_type.shape != (*lead, *rest):
+        raise ShapeError(
+            f"{what} at {user_line()}: updates {updates.tensor_type} must be {[*lead, *rest]}, one for each of indices {indices.tensor_type}"
+        )
     return sh.reshape(updates, (numbers.prod(lead), *rest))
 
 
@@ -115,19 +117,21 @@ def _descending(what: str, direction: Any) -> bool:
 def sort(input: Tensor, axis: Any = -1, direction: str = "ASCENDING", name: Name = None) -> Tensor:
     """The values along an axis in order; sort(input, direction) is the older form."""
     axis, direction = (-1, axis) if isinstance(axis, str) else (axis, direction)
-    return st.sort(input, normal_axis(f"sort at {user_line()}", axis, input.type.ndim), _descending("sort", direction))[0]
+    return st.sort(input, normal_axis(f"sort at {user_line()}", axis, input.tensor_type.ndim), _descending("sort", direction))[0]
 
 
 def argsort(input: Tensor, axis: Any = -1, direction: str = "ASCENDING", name: Name = None) -> Tensor:
     """Where the values along an axis are that come first, second ... in order, int32; argsort(input, direction) is the older form."""
     axis, direction = (-1, axis) if isinstance(axis, str) else (axis, direction)
-    return ew.cast(st.sort(input, normal_axis(f"argsort at {user_line()}", axis, input.type.ndim), _descending("argsort", direction))[1], int32)
+    return ew.cast(
+        st.sort(input, normal_axis(f"argsort at {user_line()}", axis, input.tensor_type.ndim), _descending("argsort", direction))[1], int32
+    )
 
 
 def top_k(input: Tensor, axis: int = -1, k: int = 1, sorted: bool = True, name: Name = None) -> Tensor:
     """Where the k largest values along an axis are, the largest first, int32; all of them where there are no more than k."""
-    along = normal_axis(f"top_k at {user_line()}", axis, input.type.ndim)
-    return ew.cast(st.topk(input, min(int(k), input.type.shape[along]), along)[1], int32)
+    along = normal_axis(f"top_k at {user_line()}", axis, input.tensor_type.ndim)
+    return ew.cast(st.topk(input, min(int(k), input.tensor_type.shape[along]), along)[1], int32)
 
 
 diag = spelled(_F.diag, "input", diagonal=0)
@@ -143,11 +147,13 @@ def combined_margin_loss(x: Tensor, label: Tensor, m1: float = 1, m2: float = 0,
 
 def margins(x: Tensor, label: Tensor, m1: float, m2: float, m3: float, name: Name = None) -> tuple[Tensor, Tensor]:
     """`combined_margin_loss`, and the angle of each label."""
-    if x.type.ndim != 2 or not label.type.dtype.is_integer or label.type.size != x.type.shape[0]:
-        raise ShapeError(f"combined_margin_loss at {user_line()}: x is [n, classes] and label n integers, not {x.type} and {label.type}")
+    if x.tensor_type.ndim != 2 or not label.tensor_type.dtype.is_integer or label.tensor_type.size != x.tensor_type.shape[0]:
+        raise ShapeError(
+            f"combined_margin_loss at {user_line()}: x is [n, classes] and label n integers, not {x.tensor_type} and {label.tensor_type}"
+        )
     for word, number in (("m1", m1), ("m2", m2), ("m3", m3)):
-        fitting(f"combined_margin_loss: {word}", number, x.type.dtype)
-    return ls.combined_margin(x, sh.reshape(label, x.type.shape[:1]), float(m1), float(m2), float(m3), name=name)
+        fitting(f"combined_margin_loss: {word}", number, x.tensor_type.dtype)
+    return ls.combined_margin(x, sh.reshape(label, x.tensor_type.shape[:1]), float(m1), float(m2), float(m3), name=name)
 
 
 def square_sum(x: Tensor, name: Name = None) -> Tensor:
@@ -168,8 +174,10 @@ def upsample_2d(
         interpolation = data_format if data_format in ("nearest", "bilinear") else interpolation
         align_corners, data_format = False, align_corners
     what = f"upsample_2d at {user_line()}"
-    if str(data_format).upper() not in ("NCHW", "NHWC") or interpolation not in ("nearest", "bilinear") or x.type.ndim != 4:
-        raise ArgumentError(f'{what}: x {x.type} is "NCHW" or "NHWC", interpolation "nearest" or "bilinear"; got {data_format!r}, {interpolation!r}')
+    if str(data_format).upper() not in ("NCHW", "NHWC") or interpolation not in ("nearest", "bilinear") or x.tensor_type.ndim != 4:
+        raise ArgumentError(
+            f'{what}: x {x.tensor_type} is "NCHW" or "NHWC", interpolation "nearest" or "bilinear"; got {data_format!r}, {interpolation!r}'
+        )
     if align_corners and interpolation == "nearest":
         raise ArgumentError(f"{what}: align_corners goes with bilinear interpolation")
     last = data_format.upper() == "NHWC"

@@ -38,12 +38,14 @@ def indexed_slices_reduce_sum(indices: Tensor, values: Tensor, name: str | None 
 
     Both are as long as before, with zeros behind the last.
     """
-    t, rest = indices.type, values.type.shape[indices.type.ndim :]
-    if not t.dtype.is_integer or values.type.shape[: t.ndim] != t.shape:
-        raise ShapeError(f"indexed_slices_reduce_sum at {user_line()}: indices {t} are integers, and values {values.type} begin with their axes")
+    t, rest = indices.tensor_type, values.tensor_type.shape[indices.tensor_type.ndim :]
+    if not t.dtype.is_integer or values.tensor_type.shape[: t.ndim] != t.shape:
+        raise ShapeError(
+            f"indexed_slices_reduce_sum at {user_line()}: indices {t} are integers, and values {values.tensor_type} begin with their axes"
+        )
     unique, place, _, count = un.unique_with_counts(sh.reshape(indices, (t.size,)), int64)
     rows = ix.unsorted_segment_sum(sh.reshape(values, (t.size, *rest)), place, t.size, 0)
-    return sh.reshape(unique, t.shape), sh.reshape(rows, values.type.shape), count
+    return sh.reshape(unique, t.shape), sh.reshape(rows, values.tensor_type.shape), count
 
 
 globals().update(all_of(__name__, globals(), __name__, recording))
@@ -78,22 +80,22 @@ def _found(what: str, x: Tensor, dtype: DType | None, name: str | None, axis: in
 
 def _places(what: str, x: Tensor, dtype: DType | None, name: str | None) -> Tensor:
     kind = int32 if dtype is None else dtype
-    if not isinstance(kind, DType) or not kind.is_integer or not x.type.ndim:
-        raise DtypeError(f"{what} at {user_line()}: {x.type} must have axes, and dtype, {kind!r}, be a type of integers such as jobflow.int32")
+    if not isinstance(kind, DType) or not kind.is_integer or not x.tensor_type.ndim:
+        raise DtypeError(f"{what} at {user_line()}: {x.tensor_type} must have axes, and dtype, {kind!r}, be a type of integers such as jobflow.int32")
     return call(un.Argwhere(kind), x, name=name)
 
 
 def sync_dynamic_resize(inputs: Tensor, size: Tensor, name: str | None = None) -> Tensor:
     """The first `size` [1] rows of the input."""
     what = "sync_dynamic_resize"
-    if size.type.size != 1 or not size.type.dtype.is_integer or not inputs.type.ndim:
-        raise ArgumentError(f"{what} at {user_line()}: size {size.type} is one integer, and inputs {inputs.type} have rows")
-    job, rows = current_job(what), inputs.type.shape[0]
+    if size.tensor_type.size != 1 or not size.tensor_type.dtype.is_integer or not inputs.tensor_type.ndim:
+        raise ArgumentError(f"{what} at {user_line()}: size {size.tensor_type} is one integer, and inputs {inputs.tensor_type} have rows")
+    job, rows = current_job(what), inputs.tensor_type.shape[0]
     last = ew.cast(sh.reshape(checked(size, what, low=0, high=rows, noun="size"), (1,)), int64)
     numbers = source.arange(0, rows, dtype=int64)
     early = sh.reshape(ew.where(ew.less(numbers, last), numbers, ew.fill_like(numbers, -1)), (rows, 1))
     found = job.rows_found(job.unique_name(f"{what}_rows"), early, 0)
-    return ix.gather(inputs, sh.reshape(found, (found.type.shape[0],)), 0, name=name)
+    return ix.gather(inputs, sh.reshape(found, (found.tensor_type.shape[0],)), 0, name=name)
 
 
 def distributed_partial_fc_sample(weight: Tensor, label: Tensor, num_sample: int, name: str | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -105,8 +107,8 @@ def distributed_partial_fc_sample(weight: Tensor, label: Tensor, num_sample: int
     """
     job, where = current_job("distributed_partial_fc_sample"), current_placement("distributed_partial_fc_sample")
     counts("distributed_partial_fc_sample", num_sample=num_sample)
-    classes, flat = weight.type.shape[0], sh.reshape(label, (label.type.size,))
-    if label.type.dtype.is_integer:
+    classes, flat = weight.tensor_type.shape[0], sh.reshape(label, (label.tensor_type.size,))
+    if label.tensor_type.dtype.is_integer:
         flat = checked(flat, "distributed_partial_fc_sample", low=0, high=classes - 1, noun="label")
     key = job.unique_name("partial_fc") if name is None else scope.current().full_name(name)
     mapped, drawn = sampling.sample_classes(flat, job.run_counter(), classes, int(num_sample), where.size, key, job.seed)
@@ -114,7 +116,7 @@ def distributed_partial_fc_sample(weight: Tensor, label: Tensor, num_sample: int
     mapped = call(Checked("distributed_partial_fc_sample", "the place of a label", low=0, problem=crowded), mapped)
     aligned = len(where.mesh) == 1 or classes % where.size == 0
     taken = call(sampling.GatherWhereTheyAre(), weight, drawn) if aligned else ix.gather(weight, drawn, 0)
-    return sh.reshape(mapped, label.type.shape), drawn, taken
+    return sh.reshape(mapped, label.tensor_type.shape), drawn, taken
 
 
 def categorical_ordinal_encode(table: Tensor, size: Tensor, input_tensor: Tensor, hash_precomputed: bool = True, name: str | None = None) -> Tensor:
@@ -129,7 +131,7 @@ def categorical_ordinal_encode(table: Tensor, size: Tensor, input_tensor: Tensor
         )
     codes, later, known = un.ordinal_codes(table, size, input_tensor)
     assign(table, later)
-    assign(size, checked(known, "categorical_ordinal_encode", low=0, high=table.type.size // 2, noun="number of different ids"))
+    assign(size, checked(known, "categorical_ordinal_encode", low=0, high=table.tensor_type.size // 2, noun="number of different ids"))
     return ew.identity(codes, name=name)
 
 

@@ -189,8 +189,10 @@ def CropMirrorNormalize(
         counts(what, crop_h=crop_h, crop_w=crop_w)
         stage = st.Cropped(images.pixels(), (crop_h, crop_w), (crop_pos_y, crop_pos_x))
         x = as_tensor(what, stage, images.rows, (crop_h, crop_w, images.channels), images.element, None)
-    elif not is_tensor(x) or x.type.ndim != 4:
-        raise ShapeError(f"{what} at {user_line()}: images are [batch, height, width, channels], not {x.type if is_tensor(x) else described(x)}")
+    elif not is_tensor(x) or x.tensor_type.ndim != 4:
+        raise ShapeError(
+            f"{what} at {user_line()}: images are [batch, height, width, channels], not {x.tensor_type if is_tensor(x) else described(x)}"
+        )
     else:
         x = _cropped(what, x, (crop_h, crop_w), (crop_pos_y, crop_pos_x))
     channels, width = (1, 3) if output_layout == "NCHW" else (3, 2)
@@ -203,21 +205,21 @@ def CropMirrorNormalize(
 
 def _cropped(what: str, x: Tensor, size: Sequence[int], at: Sequence[float]) -> Tensor:
     """The part of this height and width of every image of a tensor."""
-    wanted = [want or have for want, have in zip(size, x.type.shape[1:3], strict=True)]
-    if wanted == list(x.type.shape[1:3]):
+    wanted = [want or have for want, have in zip(size, x.tensor_type.shape[1:3], strict=True)]
+    if wanted == list(x.tensor_type.shape[1:3]):
         return x
-    if any(want > have for want, have in zip(wanted, x.type.shape[1:3], strict=True)):
-        raise ShapeError(f"{what} at {user_line()}: {x.type} has no part of {wanted[0]} x {wanted[1]}")
-    begin = [int((have - want) * share) for want, have, share in zip(wanted, x.type.shape[1:3], at, strict=True)]
+    if any(want > have for want, have in zip(wanted, x.tensor_type.shape[1:3], strict=True)):
+        raise ShapeError(f"{what} at {user_line()}: {x.tensor_type} has no part of {wanted[0]} x {wanted[1]}")
+    begin = [int((have - want) * share) for want, have, share in zip(wanted, x.tensor_type.shape[1:3], at, strict=True)]
     return arrays.slice(x, [0, *begin, 0], [-1, *wanted, -1])
 
 
 def _normalized(what: str, x: Tensor, mean: Sequence[float], std: Sequence[float], axis: int = -1) -> Tensor:
     """(x - mean) / std, of one number or one for each channel, along `axis`."""
-    mean, std = _by_each(what, mean, std, x.type.shape[axis])
-    behind = (1,) * (x.type.ndim - 1 - axis) if axis >= 0 else ()
-    shifted = math.subtract(x, _by_channel(mean, x.type.dtype, behind)) if any(mean) else x
-    return math.multiply(shifted, _by_channel([1.0 / each for each in std], x.type.dtype, behind)) if set(std) != {1} else shifted
+    mean, std = _by_each(what, mean, std, x.tensor_type.shape[axis])
+    behind = (1,) * (x.tensor_type.ndim - 1 - axis) if axis >= 0 else ()
+    shifted = math.subtract(x, _by_channel(mean, x.tensor_type.dtype, behind)) if any(mean) else x
+    return math.multiply(shifted, _by_channel([1.0 / each for each in std], x.tensor_type.dtype, behind)) if set(std) != {1} else shifted
 
 
 def _by_each(what: str, mean: Sequence[float], std: Sequence[float], channels: int | None) -> list[list[float]]:

@@ -62,7 +62,7 @@ def dense(
 
     `model_distribute` is broadcast(), auto() or split(0): each device then holds some units, and inputs must be a matrix.
     """
-    shape = inputs.type.shape
+    shape = inputs.tensor_type.shape
     _check_dense(name, shape, model_distribute)
     kernel, bias = kernel_initializer or constant_initializer(0), bias_initializer or constant_initializer(0)
     with namespace(name or layer_name(current_job("dense"), "Dense")):
@@ -103,13 +103,13 @@ def _parameter(
     model_distribute: Distribute | None = None,
 ) -> Tensor:
     """A variable of the element type of `like` that no other layer of this job has."""
-    if not like.type.dtype.is_float:
+    if not like.tensor_type.dtype.is_float:
         layer = "-".join(scope.current().namespace)
         raise DtypeError(
-            f'{user_line()} (layer "{layer}"): the inputs {like.type} are not floating point numbers, and a layer\'s {name} is of their type; '
+            f'{user_line()} (layer "{layer}"): the inputs {like.tensor_type} are not floating point numbers, and a layer\'s {name} is of their type; '
             f"cast them with cast(x, jobflow.float32)"
         )
-    return get_variable(name, shape, like.type.dtype, initializer, regularizer, trainable, distribute=model_distribute, reuse=False)
+    return get_variable(name, shape, like.tensor_type.dtype, initializer, regularizer, trainable, distribute=model_distribute, reuse=False)
 
 
 def _conv(
@@ -152,11 +152,11 @@ def _weight_shape(ndim: int, name: str, inputs: Tensor, filters: int, kernel_siz
     where = f'conv{ndim}d at {user_line()} (layer "{name}")'
     last = channels_last(where, data_format, ndim)
     kernel = (kernel_size,) * ndim if isinstance(kernel_size, int) else tuple(kernel_size)
-    if inputs.type.ndim != ndim + 2:
-        raise ShapeError(f"{where}: inputs {inputs.type} must have {ndim + 2} axes, {data_format}")
+    if inputs.tensor_type.ndim != ndim + 2:
+        raise ShapeError(f"{where}: inputs {inputs.tensor_type} must have {ndim + 2} axes, {data_format}")
     if len(kernel) != ndim:
         raise ShapeError(f"{where}: kernel_size {kernel_size} must be an int or a list of {ndim}")
-    channels = inputs.type.shape[-1 if last else 1]
+    channels = inputs.tensor_type.shape[-1 if last else 1]
     if groups < 1 or channels % groups or filters % groups:
         raise ShapeError(f"{where}: {channels} channels and {filters} filters cannot be divided into {groups} equal groups")
     if last and groups > 1:
@@ -198,8 +198,8 @@ def batch_normalization(
     whole logical batch; in the mirrored view, those of each device's own, of which the moving ones take the mean.
     """
     own = name or layer_name(current_job("batch_normalization"), "BatchNorm")
-    wide = ew.cast(inputs, inputs.type.dtype.arithmetic)
-    place = normal_axis(f'batch_normalization at {user_line()} (layer "{own}")', axis, inputs.type.ndim)
+    wide = ew.cast(inputs, inputs.tensor_type.dtype.arithmetic)
+    place = normal_axis(f'batch_normalization at {user_line()} (layer "{own}")', axis, inputs.tensor_type.ndim)
     moving = trainable and training and current_job("batch_normalization").trainable
     mean, variance = (
         _channel_vector(given or f"{own}-{word}", wide, place, initializer or constant_initializer(first), None, False)
@@ -211,19 +211,19 @@ def batch_normalization(
     gamma, beta = (
         _channel_vector(given or f"{own}-{word}", wide, place, initializer or constant_initializer(first), regularizer, trainable)
         if wanted
-        else constant(first, wide.type.dtype, (wide.type.shape[place],))
+        else constant(first, wide.tensor_type.dtype, (wide.tensor_type.shape[place],))
         for wanted, word, given, initializer, regularizer, first in (
             (scale, "gamma", gamma_name, gamma_initializer, gamma_regularizer, 1),
             (center, "beta", beta_name, beta_initializer, beta_regularizer, 0),
         )
     )
     y = normalization.normalized(wide, mean, variance, gamma, beta, place, epsilon, momentum, moving, own)[0]
-    return y if wide is inputs else ew.cast(y, inputs.type.dtype)
+    return y if wide is inputs else ew.cast(y, inputs.tensor_type.dtype)
 
 
 def _channel_vector(name: str, x: Tensor, axis: int, initializer: Initializer, regularizer: Regularizer | None, trainable: bool) -> Tensor:
     """A variable with an element for each position of x's `axis`."""
-    return _parameter(name, (x.type.shape[axis],), x, initializer, regularizer, trainable)
+    return _parameter(name, (x.tensor_type.shape[axis],), x, initializer, regularizer, trainable)
 
 
 def batch_normalization_relu(
@@ -286,9 +286,9 @@ def layer_norm(
 ) -> Tensor:
     """gamma (x - mean) / sqrt(variance + epsilon) + beta, normalised from begin_norm_axis on; gamma and beta begin at begin_params_axis."""
     own = name or layer_name(current_job("layer_norm"), "LayerNorm")
-    begin = normal_axis(f'layer_norm at {user_line()} (layer "{own}")', begin_params_axis, inputs.type.ndim)
+    begin = normal_axis(f'layer_norm at {user_line()} (layer "{own}")', begin_params_axis, inputs.tensor_type.ndim)
     beta, gamma = (
-        _parameter(f"{own}-{word}", inputs.type.shape[begin:], inputs, constant_initializer(first), None, trainable) if wanted else None
+        _parameter(f"{own}-{word}", inputs.tensor_type.shape[begin:], inputs, constant_initializer(first), None, trainable) if wanted else None
         for wanted, word, first in ((center, "beta", 0), (scale, "gamma", 1))
     )
     return normalization.layer_norm(inputs, gamma, beta, begin_norm_axis, begin_params_axis, epsilon, own)
@@ -296,13 +296,18 @@ def layer_norm(
 
 def layer_norm_grad(dy: Tensor, x: Tensor, mean: Tensor, inv_variance: Tensor, begin_norm_axis: int = 1, name: str = "LayerNormGrad") -> Tensor:
     """The gradient of x under (x - mean) inv_variance, of the rows from begin_norm_axis on; `inv_variance` is 1 / sqrt(variance + epsilon)."""
-    begin = normal_axis(f"layer_norm_grad at {user_line()}", begin_norm_axis, x.type.ndim)
-    rows = x.type.shape[:begin]
-    if dy.type != x.type or mean.type.dtype is not x.type.dtype or mean.type != inv_variance.type or mean.type.size != math.prod(rows):
+    begin = normal_axis(f"layer_norm_grad at {user_line()}", begin_norm_axis, x.tensor_type.ndim)
+    rows = x.tensor_type.shape[:begin]
+    if (
+        dy.tensor_type != x.tensor_type
+        or mean.tensor_type.dtype is not x.tensor_type.dtype
+        or mean.tensor_type != inv_variance.tensor_type
+        or mean.tensor_type.size != math.prod(rows)
+    ):
         raise ShapeError(
-            f"layer_norm_grad at {user_line()}: dy {dy.type} is as x {x.type}, and mean {mean.type} and inv_variance are of a number per row"
+            f"layer_norm_grad at {user_line()}: dy {dy.tensor_type} is as x {x.tensor_type}, and mean {mean.tensor_type} and inv_variance are of a number per row"
         )
-    ones = constant(1, x.type.dtype, x.type.shape[begin:])
+    ones = constant(1, x.tensor_type.dtype, x.tensor_type.shape[begin:])
     return apply(norm.LayerNormGrad(begin), dy, x, ones, sh.reshape(mean, rows), sh.reshape(inv_variance, rows))[0]
 
 
@@ -310,9 +315,11 @@ def layer_norm_param_grad(
     dy: Tensor, norm: Tensor, gamma: Tensor, begin_params_axis: int = -1, name: str = "LayerNormParamGrad"
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of norm, beta and gamma under gamma norm + beta, where gamma and beta begin at begin_params_axis."""
-    begin = normal_axis(f"layer_norm_param_grad at {user_line()}", begin_params_axis, norm.type.ndim)
-    if dy.type != norm.type or gamma.type.shape != norm.type.shape[begin:]:
-        raise ShapeError(f"layer_norm_param_grad at {user_line()}: dy {dy.type} is as norm {norm.type}, and gamma {gamma.type} as its last axes")
+    begin = normal_axis(f"layer_norm_param_grad at {user_line()}", begin_params_axis, norm.tensor_type.ndim)
+    if dy.tensor_type != norm.tensor_type or gamma.tensor_type.shape != norm.tensor_type.shape[begin:]:
+        raise ShapeError(
+            f"layer_norm_param_grad at {user_line()}: dy {dy.tensor_type} is as norm {norm.tensor_type}, and gamma {gamma.tensor_type} as its last axes"
+        )
     above = range(begin)
     return ew.multiply(dy, gamma), rd.reduce_sum(dy, tuple(above)), rd.reduce_sum(ew.multiply(dy, norm), tuple(above))
 
@@ -323,9 +330,9 @@ def categorical_ordinal_encoder(
     """The numbers 1, 2, 3 ... of ids in the order in which they were first seen, up to `capacity`; 64-bit or 32-bit integers."""
     own = name or layer_name(current_job("categorical_ordinal_encoder"), "CategoricalOrdinalEncoder")
     counts("categorical_ordinal_encoder", capacity=capacity)
-    if input_tensor.type.dtype not in (int32, int64):
-        raise DtypeError(f'categorical_ordinal_encoder at {user_line()} (layer "{own}"): ids {input_tensor.type} must be int32 or int64')
-    none, kind = constant_initializer(0, input_tensor.type.dtype), input_tensor.type.dtype
+    if input_tensor.tensor_type.dtype not in (int32, int64):
+        raise DtypeError(f'categorical_ordinal_encoder at {user_line()} (layer "{own}"): ids {input_tensor.tensor_type} must be int32 or int64')
+    none, kind = constant_initializer(0, input_tensor.tensor_type.dtype), input_tensor.tensor_type.dtype
     table, size = (
         get_variable(f"{own}-{word}", (length,), kind, none, trainable=False, reuse=False) for word, length in (("Table", 2 * capacity), ("Size", 1))
     )
@@ -343,11 +350,13 @@ def prelu(
 ) -> Tensor:
     """x where x > 0, alpha x elsewhere; alpha has the shape of a sample, with 1 at the shared axes, and starts as zeros."""
     own = name or layer_name(current_job("prelu"), "PRelu")
-    shape = list(inputs.type.shape[1:])
+    shape = list(inputs.tensor_type.shape[1:])
     axes = () if shared_axes is None else shared_axes
     for axis in axes if isinstance(axes, list | tuple) else ("",):
-        if not isinstance(axis, int) or not 1 <= axis < inputs.type.ndim:
-            raise ArgumentError(f'prelu at {user_line()} (layer "{own}"): shared axes {axes!r} must be a list of axes in [1, {inputs.type.ndim})')
+        if not isinstance(axis, int) or not 1 <= axis < inputs.tensor_type.ndim:
+            raise ArgumentError(
+                f'prelu at {user_line()} (layer "{own}"): shared axes {axes!r} must be a list of axes in [1, {inputs.tensor_type.ndim})'
+            )
         shape[axis - 1] = 1
     alpha = _parameter(f"{own}-alpha", shape, inputs, alpha_initializer or constant_initializer(0), alpha_regularizer, trainable, model_distribute)
     return ac.prelu(inputs, alpha, name=own)

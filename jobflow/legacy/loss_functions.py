@@ -31,24 +31,28 @@ _F: Any = functional
 
 def class_labels(what: str, labels: Tensor, scores: TensorType) -> Tensor:
     """Integer labels in the shape of the scores without their last axis; a last axis of 1 is dropped."""
-    shape, wanted = labels.type.shape, scores.shape[:-1]
-    if not labels.type.dtype.is_integer:
-        raise DtypeError(f"{what} at {user_line()}: labels {labels.type}, which come first, must be integers; cast them, or use softmax_cross_...")
+    shape, wanted = labels.tensor_type.shape, scores.shape[:-1]
+    if not labels.tensor_type.dtype.is_integer:
+        raise DtypeError(
+            f"{what} at {user_line()}: labels {labels.tensor_type}, which come first, must be integers; cast them, or use softmax_cross_..."
+        )
     if shape == wanted:
         return labels
     if shape == (*wanted, 1):
         return sh.reshape(labels, wanted)
-    raise ShapeError(f"{what} at {user_line()}: labels {labels.type} must have the shape {list(wanted)} or {[*wanted, 1]} beside scores {scores}")
+    raise ShapeError(
+        f"{what} at {user_line()}: labels {labels.tensor_type} must have the shape {list(wanted)} or {[*wanted, 1]} beside scores {scores}"
+    )
 
 
 def _filled(loss: Tensor) -> Tensor:
     """The loss; that of a single sample in shape (1,)."""
-    return loss if loss.type.ndim else sh.reshape(loss, (1,))
+    return loss if loss.tensor_type.ndim else sh.reshape(loss, (1,))
 
 
 def _same(what: str, **operands: Tensor | None) -> None:
     """ArgumentError unless the operands that are given have one type."""
-    types = {word: t.type for word, t in operands.items() if t is not None}
+    types = {word: t.tensor_type for word, t in operands.items() if t is not None}
     if len(set(types.values())) > 1:
         listed = ", ".join(f"{word} {t}" for word, t in types.items())
         raise ShapeError(f"{what} at {user_line()}: {listed} must have one shape and one element type")
@@ -56,9 +60,9 @@ def _same(what: str, **operands: Tensor | None) -> None:
 
 def sparse_softmax_cross_entropy_with_logits(labels: Tensor, logits: Tensor, name: str | None = None) -> Tensor:
     """-log softmax(logits)[label], in the shape of the labels (N,) or (N, 1) -> (N,)."""
-    if distribute_of(logits) is split(logits.type.ndim - 1):
+    if distribute_of(logits) is split(logits.tensor_type.ndim - 1):
         return distributed_sparse_softmax_cross_entropy_with_logits(labels, logits, name)
-    target = class_labels("sparse_softmax_cross_entropy_with_logits", labels, logits.type)
+    target = class_labels("sparse_softmax_cross_entropy_with_logits", labels, logits.tensor_type)
     return _filled(ls.sparse_softmax_cross_entropy(logits, target, name=name))
 
 
@@ -67,8 +71,8 @@ def distributed_sparse_softmax_cross_entropy_with_logits(labels: Tensor, logits:
 
     Logits that were cast lie as the cast says: on a mesh ["S(0)", "S(1)"] splits the rows too.
     """
-    target = class_labels("distributed_sparse_softmax_cross_entropy_with_logits", labels, logits.type)
-    by_classes = logits if asked_of(logits) else with_distribute(logits, split(logits.type.ndim - 1))
+    target = class_labels("distributed_sparse_softmax_cross_entropy_with_logits", labels, logits.tensor_type)
+    by_classes = logits if asked_of(logits) else with_distribute(logits, split(logits.tensor_type.ndim - 1))
     return _filled(ls.split_sparse_softmax_cross_entropy(by_classes, target, name=name))
 
 
@@ -80,14 +84,16 @@ def softmax_cross_entropy_with_logits(labels: Tensor, logits: Tensor, name: str 
 
 def sigmoid_cross_entropy_with_logits(labels: Tensor, logits: Tensor, name: str | None = None) -> Tensor:
     """max(x, 0) - x z + log(1 + exp(-|x|)), elementwise; labels z of any element type."""
-    if labels.type.shape != logits.type.shape:
-        raise ShapeError(f"sigmoid_cross_entropy_with_logits at {user_line()}: labels {labels.type} and logits {logits.type} must have one shape")
+    if labels.tensor_type.shape != logits.tensor_type.shape:
+        raise ShapeError(
+            f"sigmoid_cross_entropy_with_logits at {user_line()}: labels {labels.tensor_type} and logits {logits.tensor_type} must have one shape"
+        )
     return ls.sigmoid_cross_entropy(logits, labels, name=name)
 
 
 def sparse_cross_entropy(labels: Tensor, prediction: Tensor, name: str | None = None) -> Tensor:
     """-log max(prediction[label], 1e-20): labels as for the softmax loss, predictions are probabilities."""
-    target = class_labels("sparse_cross_entropy", labels, prediction.type)
+    target = class_labels("sparse_cross_entropy", labels, prediction.tensor_type)
     return _filled(ls.sparse_cross_entropy(prediction, target, name=name))
 
 
@@ -188,8 +194,8 @@ def TripletMarginLoss(
     if swap:
         raise JobError(f"TripletMarginLoss at {user_line()}: swap=True is not supported")
     _same("TripletMarginLoss", anchor=anchor, positive=positive, negative=negative)
-    if anchor.type.ndim < 2:
-        raise ArgumentError(f"TripletMarginLoss at {user_line()}: anchor {anchor.type} must have at least 2 axes")
+    if anchor.tensor_type.ndim < 2:
+        raise ArgumentError(f"TripletMarginLoss at {user_line()}: anchor {anchor.tensor_type} must have at least 2 axes")
     nearness = ew.subtract(_distance(anchor, positive, p, eps), _distance(anchor, negative, p, eps))
     loss = ew.clip(math.add(nearness, margin), 0.0, None, name=_named(reduction, name))
     return _reduced("TripletMarginLoss", loss, reduction, name)
@@ -227,7 +233,7 @@ def ctc_loss(
     own = _named(reduction, name)
     loss = ctc.ctc_loss(*given, int(blank), bool(zero_infinity), name=own)
     if reduction == "mean":
-        loss = ew.divide(loss, ew.cast(_F.clamp(given[3], 1), loss.type.dtype))
+        loss = ew.divide(loss, ew.cast(_F.clamp(given[3], 1), loss.tensor_type.dtype))
     return _reduced("ctc_loss", loss, reduction, name)
 
 
@@ -246,10 +252,10 @@ def ctc_greedy_decoder(log_probs: Tensor, input_lengths: Tensor, merge_repeated:
     frames in a row have counts once.  The sums, [n, 1], are over the frames below a sample's length.
     """
     try:
-        ctc.CtcGreedyDecoder().infer(log_probs.type, input_lengths.type)
+        ctc.CtcGreedyDecoder().infer(log_probs.tensor_type, input_lengths.tensor_type)
     except JobflowError as error:
         raise type(error)(str(error).replace("ctc_greedy_decoder", f"ctc_greedy_decoder at {user_line()}", 1)) from None
-    lengths = checked(input_lengths, "ctc_greedy_decoder", low=0, high=log_probs.type.shape[0], noun="input length")
+    lengths = checked(input_lengths, "ctc_greedy_decoder", low=0, high=log_probs.tensor_type.shape[0], noun="input length")
     return ctc.ctc_greedy_decoder(log_probs, lengths, bool(merge_repeated), name=name)
 
 

@@ -39,7 +39,7 @@ def job_in_force(what: str) -> TrainJob:
 
 def check_loss(what: str, loss: Any) -> Tensor:
     """`loss` if it is a tensor; JobError otherwise."""
-    if not isinstance(getattr(loss, "type", None), TensorType):
+    if not isinstance(getattr(loss, "tensor_type", None), TensorType):
         raise JobError(f"{what} at {user_line()}: a loss is a tensor that the job computes; got {loss!r}")
     return cast(Tensor, loss)
 

@@ -96,7 +96,7 @@ def _of_two(word: str, function: Callable[..., Any], doc: str, together: Callabl
 
 def _power(x: Operand, y: Operand) -> Tensor:
     """x^y, of whose exponents no gradient goes to those of a base that is 0 or less, where it would be nan."""
-    if isinstance(x, Tensor) and isinstance(y, Tensor) and y.type.dtype.is_float:
+    if isinstance(x, Tensor) and isinstance(y, Tensor) and y.tensor_type.dtype.is_float:
         y = ew.where(ew.greater(x, ew.fill_like(x, 0)), y, apply(Detach(), y))
     return _F.pow(x, y)
 
@@ -132,15 +132,17 @@ def xlogy(x: Tensor, y: Tensor, name: str | None = None) -> Tensor:
 
 def _one_where_zero(x: Tensor, y: Tensor) -> Tensor:
     """y, but 1 where x is 0: so that neither value nor gradient there is infinite."""
-    zero, one = (source.constant(number, (1,), x.type.dtype) for number in (0, 1))
+    zero, one = (source.constant(number, (1,), x.tensor_type.dtype) for number in (0, 1))
     return ew.where(ew.equal(x, zero), one, y)
 
 
 def add_n(inputs: Sequence[Tensor], name: str | None = None) -> Tensor:
     """The sum of a list of tensors of one type."""
     terms = [inputs] if isinstance(inputs, Tensor) else list(inputs)
-    if not terms or any(t.type != terms[0].type for t in terms):
-        raise ShapeError(f"add_n at {user_line()}: {', '.join(str(t.type) for t in terms) or 'no tensors'}; it adds one or more tensors of one type")
+    if not terms or any(t.tensor_type != terms[0].tensor_type for t in terms):
+        raise ShapeError(
+            f"add_n at {user_line()}: {', '.join(str(t.tensor_type) for t in terms) or 'no tensors'}; it adds one or more tensors of one type"
+        )
     return reduce(ew.add, terms)
 
 
@@ -162,7 +164,7 @@ def _comparison(word: str, op: ew.Comparison, sign: str) -> Callable[..., Tensor
             return compared(op.exchanged(), y, x)
         if not isinstance(y, Tensor | Real | np.generic):
             raise ArgumentError(f"{word} at {user_line()}: {y!r} is neither a tensor nor a number")
-        exact = (op, y) if isinstance(y, Tensor) or not isinstance(x, Tensor) else ew.with_number(op, x.type.dtype, y)
+        exact = (op, y) if isinstance(y, Tensor) or not isinstance(x, Tensor) else ew.with_number(op, x.tensor_type.dtype, y)
         if isinstance(exact, bool):
             return ew.fill_like(x, exact, dtype=int8)
         return ew.cast(apply(exact[0], *tensors(word, x, exact[1])), int8)
@@ -191,7 +193,7 @@ def clip_by_value(values: Tensor, min_value: float | None = None, max_value: flo
     """min(max(x, min_value), max_value); a bound that is None does not hold, but one must be given."""
     if min_value is None and max_value is None:
         raise ArgumentError(f"clip_by_value at {user_line()}: give min_value, max_value or both")
-    bounds = [None if bound is None else filling("clip_by_value", bound, values.type.dtype) for bound in (min_value, max_value)]
+    bounds = [None if bound is None else filling("clip_by_value", bound, values.tensor_type.dtype) for bound in (min_value, max_value)]
     return _F.clamp(values, *bounds)
 
 
@@ -220,12 +222,12 @@ def _reduction(
     """
 
     def call(x: Tensor, axis: Axes, keepdims: bool) -> Tensor:
-        axes = axes_of(word, axis, x.type.ndim)
+        axes = axes_of(word, axis, x.tensor_type.ndim)
         if extreme:
-            rd.check_filled(word, x.type, axes)
+            rd.check_filled(word, x.tensor_type, axes)
         if not axes:
             return x if single is None else single(x)
-        if keepdims or len(axes) < x.type.ndim:
+        if keepdims or len(axes) < x.tensor_type.ndim:
             return function(x, axes, bool(keepdims))
         return sh.reshape(function(x, axes, False), (1,))
 
@@ -277,14 +279,14 @@ def reduce_std(input_tensor: Tensor, axis: Axes = None, keepdims: bool = False, 
 def argmax(input: Tensor, axis: int | str = -1, name: str | None = None) -> Tensor:
     """int32, where those of tensors are int64: the place of the largest element along `axis`, the first of several."""
     place = rd.argmax(input, -1, name=axis) if isinstance(axis, str) else rd.argmax(input, axis)  # v0.2 had no axis: argmax(input, name)
-    return place if place.type.ndim else sh.reshape(place, (1,))
+    return place if place.tensor_type.ndim else sh.reshape(place, (1,))
 
 
 def l2_normalize(input: Tensor, axis: int | None = None, epsilon: float = 1e-12, name: str | None = None) -> Tensor:
     """x / sqrt(max(sum of x^2 over `axis`, epsilon))."""
     if not isinstance(axis, int):
         raise ArgumentError(f"l2_normalize at {user_line()}: axis must be an int, not {axis!r}")
-    return nm.l2_normalize(input, normal_axis(f"l2_normalize at {user_line()}", axis, input.type.ndim), epsilon)
+    return nm.l2_normalize(input, normal_axis(f"l2_normalize at {user_line()}", axis, input.tensor_type.ndim), epsilon)
 
 
 # Others -------------------------------------------------------------------------------------------------------------
@@ -298,8 +300,8 @@ def unsorted_segment_sum(data: Tensor, segment_ids: Tensor, num_segments: int, a
 
 def unsorted_segment_sum_like(data: Tensor, segment_ids: Tensor, like: Tensor, axis: int = 0, name: str | None = None) -> Tensor:
     """unsorted_segment_sum with as many segments as `like` has on `axis`."""
-    at = normal_axis(f"unsorted_segment_sum_like at {user_line()}", axis, like.type.ndim)
-    return ix.unsorted_segment_sum(data, segment_ids, like.type.shape[at], axis)
+    at = normal_axis(f"unsorted_segment_sum_like at {user_line()}", axis, like.tensor_type.ndim)
+    return ix.unsorted_segment_sum(data, segment_ids, like.tensor_type.shape[at], axis)
 
 
 def unsorted_batch_segment_sum(data: Tensor, segment_ids: Tensor, num_segments: int, name: str | None = None) -> Tensor:
@@ -321,9 +323,9 @@ def broadcast_to_compatible_with(x: Tensor, compatible: Sequence[Tensor], name: 
     if not isinstance(compatible, list | tuple) or not compatible:
         raise ArgumentError(f"broadcast_to_compatible_with at {user_line()}: compatible must be a list of tensors, not {compatible!r}")
     try:
-        shape = np.broadcast_shapes(x.type.shape, *(t.type.shape for t in compatible))
+        shape = np.broadcast_shapes(x.tensor_type.shape, *(t.tensor_type.shape for t in compatible))
     except ValueError:
-        listed = ", ".join(str(t.type) for t in (x, *compatible))
+        listed = ", ".join(str(t.tensor_type) for t in (x, *compatible))
         raise ShapeError(f"broadcast_to_compatible_with at {user_line()}: {listed} do not broadcast together") from None
     return bc.broadcast_to(x, shape)
 
@@ -342,8 +344,8 @@ def gelu_grad(x: Tensor, dy: Tensor, name: str | None = None) -> Tensor:
 
 def reduced_shape_elem_cnt(input_blob: Tensor, axis: Axes = None, dtype: DType | None = None, name: str | None = None) -> Tensor:
     """How many elements a reduction over `axis` takes together, shape (1,); int32 unless dtype is given."""
-    axes = axes_of("reduced_shape_elem_cnt", axis, input_blob.type.ndim)
-    return source.constant(int(np.prod([input_blob.type.shape[i] for i in axes], dtype=np.int64)), (1,), dtype or int32)
+    axes = axes_of("reduced_shape_elem_cnt", axis, input_blob.tensor_type.ndim)
+    return source.constant(int(np.prod([input_blob.tensor_type.shape[i] for i in axes], dtype=np.int64)), (1,), dtype or int32)
 
 
 count_not_finite = spelled(loss_scale.count_not_finite)
@@ -358,11 +360,11 @@ def multi_count_not_finite(x: Sequence[Tensor] | None = None, name: str | None =
 
 def _rows_of_both(what: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Tensors whose numbers of rows are equal in a run; as declared, which are their bounds, they may differ."""
-    shapes = [x.type.shape, y.type.shape]
+    shapes = [x.tensor_type.shape, y.tensor_type.shape]
     rows = min(shape[0] if shape else 0 for shape in shapes)
     if any(shape[:1] != (rows,) for shape in shapes):
         recorder: Any = scope.current().interpreter
-        recorder.body.refuse(f"{what} at {user_line()}: {x.type} and {y.type} differ in the number of rows")
+        recorder.body.refuse(f"{what} at {user_line()}: {x.tensor_type} and {y.tensor_type} differ in the number of rows")
     first, second = (apply(Slice((0,) * len(shape), (rows, *shape[1:]), (1,) * len(shape)), t) for t, shape in zip((x, y), shapes, strict=True))
     return first, second
 
@@ -372,8 +374,14 @@ def in_top_k(targets: Tensor, predictions: Tensor, k: int, name: str | None = No
     counts("in_top_k", k=k)
     if may_be_empty(targets) and may_be_empty(predictions):
         targets, predictions = _rows_of_both("in_top_k", targets, predictions)
-    if predictions.type.ndim != 2 or targets.type.shape != predictions.type.shape[:1] or not targets.type.dtype.is_integer:
-        raise ShapeError(f"in_top_k at {user_line()}: predictions {predictions.type} are [n, classes], and targets {targets.type} n integers")
+    if (
+        predictions.tensor_type.ndim != 2
+        or targets.tensor_type.shape != predictions.tensor_type.shape[:1]
+        or not targets.tensor_type.dtype.is_integer
+    ):
+        raise ShapeError(
+            f"in_top_k at {user_line()}: predictions {predictions.tensor_type} are [n, classes], and targets {targets.tensor_type} n integers"
+        )
     own = ix.batch_gather(predictions, sh.expand_dims(targets, 1), 1)
     larger = ew.cast(ew.greater(predictions, own), int32)
     return less(reduce_sum(larger, 1), k)

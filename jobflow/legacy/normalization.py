@@ -35,13 +35,15 @@ def moments(x: Tensor, axes: Sequence[int], keepdims: bool = False, name: str | 
 
 def along_axis(what: str, x: Tensor, axis: int, **parameters: Tensor) -> dict[str, Tensor]:
     """Vectors of the size of x's axis, as tensors that broadcast along it; others are left to broadcasting."""
-    place = normal_axis(f"{what} at {user_line()}", axis, x.type.ndim)
-    shape = tuple(n if i == place else 1 for i, n in enumerate(x.type.shape))
+    place = normal_axis(f"{what} at {user_line()}", axis, x.tensor_type.ndim)
+    shape = tuple(n if i == place else 1 for i, n in enumerate(x.tensor_type.shape))
     fitted = {}
     for word, p in parameters.items():
-        if p.type.ndim == 1 and p.type.size != shape[place]:
-            raise ShapeError(f"{what} at {user_line()}: {word} {p.type} is not of the size {shape[place]} that x {x.type} has on axis {axis}")
-        fitted[word] = sh.reshape(p, shape) if p.type.ndim == 1 and x.type.ndim > 1 else p
+        if p.tensor_type.ndim == 1 and p.tensor_type.size != shape[place]:
+            raise ShapeError(
+                f"{what} at {user_line()}: {word} {p.tensor_type} is not of the size {shape[place]} that x {x.tensor_type} has on axis {axis}"
+            )
+        fitted[word] = sh.reshape(p, shape) if p.tensor_type.ndim == 1 and x.tensor_type.ndim > 1 else p
     return fitted
 
 
@@ -83,7 +85,7 @@ def normalized(
     if not moving:
         return bn.batch_norm_infer(x, gamma, beta, mean, variance, axis=axis, epsilon=epsilon, name=name), mean, variance
     y, batch_mean, batch_variance = bn.batch_norm_train(x, gamma, beta, axis=axis, epsilon=epsilon, name=name)
-    count = x.type.size // x.type.shape[axis]
+    count = x.tensor_type.size // x.tensor_type.shape[axis]
     _move(mean, batch_mean, momentum)
     _move(variance, ew.scale(batch_variance, count / max(count - 1, 1)), momentum)
     return y, batch_mean, batch_variance
@@ -113,11 +115,11 @@ def layer_norm(
     name: str | None = None,
 ) -> Tensor:
     """gamma (x - mean) / sqrt(variance + epsilon) + beta, normalised from begin_norm_axis on; gamma and beta begin at begin_params_axis."""
-    what, t = "layer_norm", inputs.type
+    what, t = "layer_norm", inputs.tensor_type
     begin, params = (normal_axis(f"{what} at {user_line()}", axis, t.ndim) for axis in (begin_norm_axis, begin_params_axis))
     for word, p in (("gamma", gamma), ("beta", beta)):
-        if p is not None and p.type.shape != t.shape[params:]:
-            raise ShapeError(f"{what} at {user_line()}: {word} {p.type} must have the shape {list(t.shape[params:])}, the last of inputs {t}")
+        if p is not None and p.tensor_type.shape != t.shape[params:]:
+            raise ShapeError(f"{what} at {user_line()}: {word} {p.tensor_type} must have the shape {list(t.shape[params:])}, the last of inputs {t}")
     return nm.layer_norm(inputs, gamma, beta, begin, epsilon, name=name)
 
 
@@ -125,31 +127,33 @@ def _grouped(x: Tensor, groups: int, eps: float, prefix: str, name: str | None, 
     """[n,c,...] normalised in groups of channels, with variables `<name>_gamma` and `<name>_beta` of shape (1, c, 1) if affine."""
     name = layer_name(current_job(prefix), prefix) if affine and not name else name or None
     gamma, beta = (
-        get_variable(f"{name}_{word}", (1, x.type.shape[1], 1), x.type.dtype, constant_initializer(first), reuse=False) if affine else None
+        get_variable(f"{name}_{word}", (1, x.tensor_type.shape[1], 1), x.tensor_type.dtype, constant_initializer(first), reuse=False)
+        if affine
+        else None
         for word, first in (("gamma", 1.0), ("beta", 0.0))
     )
     return group_norm(x, groups, gamma, beta, eps, name=name)
 
 
 def _channels_first(what: str, x: Tensor, ndim: int | None) -> None:
-    if x.type.ndim < 3 or (ndim is not None and x.type.ndim != ndim):
-        raise ShapeError(f"{what} at {user_line()}: x {x.type} must have {ndim or 'at least 3'} axes: batch, channels and what follows")
+    if x.tensor_type.ndim < 3 or (ndim is not None and x.tensor_type.ndim != ndim):
+        raise ShapeError(f"{what} at {user_line()}: x {x.tensor_type} must have {ndim or 'at least 3'} axes: batch, channels and what follows")
 
 
 def GroupNorm(x: Tensor, num_groups: int = 32, eps: float = 1e-5, affine: bool = True, name: str | None = None) -> Tensor:
     """x [n,c,...] with mean 0 and variance 1 in each of num_groups groups of channels; then gamma x + beta per channel if affine."""
     _channels_first("GroupNorm", x, None)
     counts("GroupNorm", num_groups=num_groups)
-    channels = x.type.shape[1]
+    channels = x.tensor_type.shape[1]
     if channels % num_groups:
-        raise ShapeError(f"GroupNorm at {user_line()}: the {channels} channels of x {x.type} cannot be divided into {num_groups} equal groups")
+        raise ShapeError(f"GroupNorm at {user_line()}: the {channels} channels of x {x.tensor_type} cannot be divided into {num_groups} equal groups")
     return _grouped(x, num_groups, eps, "GroupNorm", name, affine)
 
 
 def _instance_norm(ndim: int, x: Tensor, eps: float = 1e-5, affine: bool = True, name: str | None = None) -> Tensor:
     what = f"InstanceNorm{ndim}d"
     _channels_first(what, x, ndim + 2)
-    return _grouped(x, x.type.shape[1], eps, "InstanceNorm", name, affine)
+    return _grouped(x, x.tensor_type.shape[1], eps, "InstanceNorm", name, affine)
 
 
 _FIRST = "x [n,c,l] with mean 0 and variance 1 in each channel of each sample; then gamma x + beta if affine."

@@ -54,7 +54,7 @@ class OnHost:
         """What makes it."""
         if isinstance(self.source, st.Stage):
             return self.source
-        return stage_of("tensor_to_tensor_buffer", self.source, self.source.type.ndim - len(self.shape))
+        return stage_of("tensor_to_tensor_buffer", self.source, self.source.tensor_type.ndim - len(self.shape))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -100,7 +100,7 @@ def devices_of_view() -> int:
 def on_host(what: str, x: Any, *kinds: str) -> OnHost:
     """What a reader or a decoder gave, of one of these kinds."""
     if not isinstance(x, OnHost) or x.kind not in kinds:
-        given = f"{x.kind} from a reader" if isinstance(x, OnHost) else getattr(x, "type", type(x).__name__)
+        given = f"{x.kind} from a reader" if isinstance(x, OnHost) else getattr(x, "tensor_type", type(x).__name__)
         remedy = "" if isinstance(x, OnHost) or not isinstance(x, Tensor) else "; tensor_to_tensor_buffer(x, instance_dims) makes arrays of a tensor"
         raise ArgumentError(f"{what} at {user_line()}: it takes {' or '.join(kinds)} of samples that a reader in this job gives, not {given}{remedy}")
     return x
@@ -193,7 +193,7 @@ def rows_of(what: str, x: Any, like: OnHost, shape: tuple[int, ...], name: str) 
     """What a tensor of the job, or a number, has for each sample of `like`: an array of this shape."""
     if isinstance(x, int | np.integer) and not shape:
         return Constants((np.array(x),) * like.rows)
-    type = getattr(x, "type", None)
+    type = getattr(x, "tensor_type", None)
     rows = like.rows // devices_of_view()
     if not isinstance(type, TensorType) or (type.shape != (rows, *shape) and not (shape == () and type.shape == (rows, 1))):
         raise ShapeError(f"{what} at {user_line()}: {name} is {type or repr(x)}; it must be a tensor {[rows, *shape]}, with a row for each sample")
@@ -205,7 +205,7 @@ def stage_of(what: str, x: Tensor, axes: int) -> st.Stage:
     feed, body = feed_of(what), body_of(what)
     value = body.tracer.as_seen(value_of(x))
     source = value.node.inputs[0].node.op if isinstance(value.node.op, ToLocal) else value.node.op
-    if isinstance(source, Input) and source.argument in feed.stages and axes == len(x.type.shape) - 1:
+    if isinstance(source, Input) and source.argument in feed.stages and axes == len(x.tensor_type.shape) - 1:
         return feed.stages[source.argument]
     tensor = HostValue(value, feed.names | body.sized.keys())
     count = math.prod(value.shape[: len(value.shape) - axes]) * (value.node.placement.size if value.local else 1)

@@ -277,7 +277,7 @@ STRUCTURAL = {word: row for words, row in _ROWS.items() for word in words.split(
 def translated(nodes: Nodes, node: Node, inputs: Sequence[str]) -> list[str]:
     """The outputs of a node of a program.  JobError if ONNX has nothing for it."""
     op: Op = node.op
-    types, outputs = [value.type for value in node.inputs], [value.type for value in node.outputs]
+    types, outputs = [value.tensor_type for value in node.inputs], [value.tensor_type for value in node.outputs]
     row = STRUCTURAL.get(type(op).__name__)
     if row is not None:
         return row(nodes, op, inputs, types, outputs)

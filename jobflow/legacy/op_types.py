@@ -84,7 +84,7 @@ def _reduction(function: Row) -> Row:
 
 def _number(like: Tensor, floating: float, integer: int) -> float:
     """The one of two attributes that goes with a tensor's element type."""
-    return floating if like.type.dtype.is_float else integer
+    return floating if like.tensor_type.dtype.is_float else integer
 
 
 def _by_number(function: Row) -> Row:
@@ -95,14 +95,14 @@ def _by_number(function: Row) -> Row:
 
 
 def dropout(in_: Any, mask: Any, *, scale: float) -> Any:
-    return math.multiply(math.multiply(in_, arrays.cast(mask, in_.type.dtype)), scale)
+    return math.multiply(math.multiply(in_, arrays.cast(mask, in_.tensor_type.dtype)), scale)
 
 
 def _split_like(in_: Any, *like: Any, axis: int) -> list[Any]:
     made, start = [], 0
     for each in like:
-        at = normal_axis(f"split_like at {user_line()}", axis, min(in_.type.ndim, each.type.ndim))
-        stop = start + each.type.shape[at]
+        at = normal_axis(f"split_like at {user_line()}", axis, min(in_.tensor_type.ndim, each.tensor_type.ndim))
+        stop = start + each.tensor_type.shape[at]
         made.append(arrays.slice_v2(in_, [(None, None, None)] * at + [(start, stop, 1)]))
         start = stop
     return made
@@ -118,8 +118,8 @@ def _each_axis(**lists: Any) -> list[Any]:
 
 
 def _bias(a: Any, b: Any, *, axis: int) -> Any:
-    shape = [1] * a.type.ndim
-    shape[normal_axis("bias_add", axis, a.type.ndim)] = -1
+    shape = [1] * a.tensor_type.ndim
+    shape[normal_axis("bias_add", axis, a.tensor_type.ndim)] = -1
     return math.add(a, arrays.reshape(b, shape))
 
 
@@ -134,7 +134,7 @@ def _layer_norm(
     begin_params_axis: int,
     epsilon: float,
 ) -> Any:
-    t = x.type
+    t = x.tensor_type
     begin = normal_axis("layer_norm", begin_norm_axis, t.ndim)
     one, zero = (arrays.constant(n, t.dtype, t.shape[begin:]) for n in (1, 0))
     normalized, mean, inverse = apply(norm.LayerNorm(begin, epsilon), x, one, zero)
@@ -264,7 +264,7 @@ OP_TYPES: Mapping[str, Row] = {
     "add_n -> out": lambda *in_: math.add_n(list(in_)),
     "multiply -> out": lambda x, y: math.multiply(x, y),
     "fused_cast_scale -> y": lambda x, scale_by_tensor, *, scale=1.0: math.multiply(
-        math.multiply(arrays.cast(x, scale_by_tensor.type.dtype), scale_by_tensor), float(scale)
+        math.multiply(arrays.cast(x, scale_by_tensor.tensor_type.dtype), scale_by_tensor), float(scale)
     ),
     "scalar_add -> out": _by_number(math.add),
     "scalar_mul -> out": _by_number(math.multiply),
@@ -274,7 +274,7 @@ OP_TYPES: Mapping[str, Row] = {
     ),
     "clip_by_scalar_min -> y": lambda x, *, floating_min=0.0, integral_min=0: math.clip_by_value(x, _number(x, floating_min, integral_min)),
     "clip_by_scalar_max -> y": lambda x, *, floating_max=0.0, integral_max=0: math.clip_by_value(x, None, _number(x, floating_max, integral_max)),
-    "cast_like -> out": lambda in_, dtype_like: arrays.cast(in_, dtype_like.type.dtype),
+    "cast_like -> out": lambda in_, dtype_like: arrays.cast(in_, dtype_like.tensor_type.dtype),
     "cast -> out": lambda in_, *, dtype: arrays.cast(in_, dtype),
     "where -> out": lambda condition, x, y: arrays.where(condition, x, y),
     "dropout -> out": dropout,
@@ -294,7 +294,7 @@ OP_TYPES: Mapping[str, Row] = {
     "leaky_relu -> y": lambda x, *, alpha: nn.leaky_relu(x, alpha),
     "prelu -> y": lambda x, alpha: ac.prelu(x, alpha),
     "softmax -> out": lambda in_: nn.softmax(in_),
-    "relu_grad -> dx": lambda y, dy: math.multiply(dy, arrays.cast(math.greater(y, 0), dy.type.dtype)),
+    "relu_grad -> dx": lambda y, dy: math.multiply(dy, arrays.cast(math.greater(y, 0), dy.tensor_type.dtype)),
     "gelu_grad -> dx": lambda x, dy: math.gelu_grad(x, dy),
     "sigmoid_grad -> dx": lambda y, dy: math.sigmoid_grad(y, dy),
     "tanh_grad -> dx": lambda x, dy: math.multiply(dy, math.subtract(1.0, math.square(math.tanh(x)))),
@@ -375,7 +375,7 @@ OP_TYPES: Mapping[str, Row] = {
     "range -> out": lambda *, start, delta, limit, dtype=None: arrays.range(start, limit, delta, dtype),
     # elements by their indices, and in order
     "gather -> out": lambda in_, indices, *, axis: arrays.gather(in_, indices, axis=axis),
-    "batch_gather -> out": lambda in_, indices: arrays.gather(in_, indices, batch_dims=indices.type.ndim - 1),
+    "batch_gather -> out": lambda in_, indices: arrays.gather(in_, indices, batch_dims=indices.tensor_type.ndim - 1),
     "dim_gather -> output": lambda input, index, *, dim: arrays.dim_gather(input, dim, index),
     "gather_nd -> out": lambda params, indices: elements.gather_nd(params, indices),
     "scatter_nd -> out": lambda indices, updates, *, shape: elements.scatter_nd(indices, updates, list(shape)),

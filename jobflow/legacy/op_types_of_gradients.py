@@ -64,8 +64,8 @@ def _gradients(what: str, operation: Callable[[], Any], dy: Tensor, wanted: Sequ
     try:
         made = operation()
         made = made[0] if isinstance(made, tuple) else made
-        if dy.type != made.type:
-            raise ShapeError(f"{what} at {user_line()}: the gradient is {dy.type}, but it is that of {made.type}")
+        if dy.tensor_type != made.tensor_type:
+            raise ShapeError(f"{what} at {user_line()}: the gradient is {dy.tensor_type}, but it is that of {made.tensor_type}")
         found: dict[Any, Any] = {made.value: dy}
         for node in reversed(nodes_behind(made.value.node, {x.value for x in wanted})):
             given = [found.get(y) for y in node.outputs]
@@ -143,17 +143,17 @@ def _filter_grad(
     _images(what, num_spatial_dims, data_format, dy=dy, x=x)
     counts(what, groups=groups)
     kernel = positive_shape(what, "kernel_size", kernel_size)
-    filters, channels = (each.type.shape[-1 if last else 1] for each in (dy, x))
+    filters, channels = (each.tensor_type.shape[-1 if last else 1] for each in (dy, x))
     shape = (filters, *kernel, channels // groups) if last else (filters, channels // groups, *kernel)
-    w = arrays.constant(0, dy.type.dtype, shape)
+    w = arrays.constant(0, dy.tensor_type.dtype, shape)
     sizes = {"padding_before": padding_before, "kernel_size": kernel_size, "strides": strides, "dilation_rate": dilation_rate}
     operation = partial(_conv, x, w, num_spatial_dims=num_spatial_dims, data_format=data_format, groups=groups, **sizes)
     return ew.identity(_gradients(what, operation, dy, [w])[0], name=name)
 
 
 def _images(what: str, ndim: int, data_format: str, **given: Tensor) -> None:
-    if ndim not in (1, 2, 3) or data_format not in ("channels_first", "channels_last") or any(x.type.ndim != ndim + 2 for x in given.values()):
-        types = ", ".join(f"{word} {x.type}" for word, x in given.items())
+    if ndim not in (1, 2, 3) or data_format not in ("channels_first", "channels_last") or any(x.tensor_type.ndim != ndim + 2 for x in given.values()):
+        types = ", ".join(f"{word} {x.tensor_type}" for word, x in given.items())
         raise ArgumentError(
             f"{what} at {user_line()}: num_spatial_dims {ndim!r} is 1, 2 or 3, of tensors with 2 more axes, {types}, and data_format "
             f'"channels_first" or "channels_last", not {data_format!r}'
@@ -162,8 +162,8 @@ def _images(what: str, ndim: int, data_format: str, **given: Tensor) -> None:
 
 def _conv_bias_grad(dy: Any, *, num_spatial_dims: int, data_format: str = "channels_first") -> Tensor:
     _images("conv_bias_grad", num_spatial_dims, data_format, dy=dy)
-    channels = dy.type.ndim - 1 if data_format == "channels_last" else 1
-    return math.reduce_sum(dy, [i for i in range(dy.type.ndim) if i != channels])
+    channels = dy.tensor_type.ndim - 1 if data_format == "channels_last" else 1
+    return math.reduce_sum(dy, [i for i in range(dy.tensor_type.ndim) if i != channels])
 
 
 def _frame(what: str, padding: Any) -> tuple[tuple[int, int], ...]:
@@ -181,23 +181,23 @@ def _framed_grad(word: str, mode: Mode) -> dict[str, Row]:
 
 def _attention_grad(query_mul_key_grad: Any, value_grad: Any, hidden_states: Any, *, alpha: float = 1.0, name: str | None = None) -> Tensor:
     x, product, value = hidden_states, query_mul_key_grad, value_grad
-    if x.type.ndim != 3 or value.type.ndim != 4:
-        raise ShapeError(f"{_ATTENTION} at {user_line()}: hidden_states {x.type} has 3 axes, and value_grad {value.type} has 4")
+    if x.tensor_type.ndim != 3 or value.tensor_type.ndim != 4:
+        raise ShapeError(f"{_ATTENTION} at {user_line()}: hidden_states {x.tensor_type} has 3 axes, and value_grad {value.tensor_type} has 4")
 
     def of(i: int, dy: Any) -> Tensor:
-        return _gradients(_ATTENTION, lambda: nn.fused_self_attention_query_mul_key_and_value(x, value.type.shape[3], alpha)[i], dy, [x])[0]
+        return _gradients(_ATTENTION, lambda: nn.fused_self_attention_query_mul_key_and_value(x, value.tensor_type.shape[3], alpha)[i], dy, [x])[0]
 
     return ew.add(of(0, product), of(1, value), name=name)
 
 
 def _normalization_grad(x: Any, dy: Any, mean: Any, inv_variance: Any, gamma: Any, *, axis: int, epsilon: float = 0.0) -> Any:
-    axis = normal_axis(f"normalization_grad at {user_line()}", axis, x.type.ndim)
-    shape = [n if i == axis else 1 for i, n in enumerate(x.type.shape)]
-    others = [i for i in range(x.type.ndim) if i != axis]
+    axis = normal_axis(f"normalization_grad at {user_line()}", axis, x.tensor_type.ndim)
+    shape = [n if i == axis else 1 for i, n in enumerate(x.tensor_type.shape)]
+    others = [i for i in range(x.tensor_type.ndim) if i != axis]
     mean, inverse, scale = (arrays.reshape(each, shape) for each in (mean, inv_variance, gamma))
     normal = math.multiply(math.subtract(x, mean), inverse)
     sums = math.reduce_sum(math.multiply(dy, normal), others, True), math.reduce_sum(dy, others, True)
-    share = 1.0 / (x.type.size // x.type.shape[axis])
+    share = 1.0 / (x.tensor_type.size // x.tensor_type.shape[axis])
     inner = math.subtract(dy, math.multiply(math.add(sums[1], math.multiply(normal, sums[0])), share))
     return *(arrays.reshape(each, (-1,)) for each in sums), math.multiply(math.multiply(scale, inverse), inner)
 
@@ -208,16 +208,24 @@ def _l2_normalize_grad(dy: Any, y: Any, square_x_sum: Any, *, axis: int, epsilon
 
 
 def _entropy_grad(prob: Any, label: Any, dy: Any, *, depth: int | None = None) -> Any:
-    flat = arrays.reshape(label, dy.type.shape)
-    return math.multiply(arrays.expand_dims(dy, -1), math.subtract(prob, arrays.one_hot(flat, prob.type.shape[-1], dtype=prob.type.dtype)))
+    flat = arrays.reshape(label, dy.tensor_type.shape)
+    return math.multiply(
+        arrays.expand_dims(dy, -1), math.subtract(prob, arrays.one_hot(flat, prob.tensor_type.shape[-1], dtype=prob.tensor_type.dtype))
+    )
 
 
 def _margin_grad(dy: Any, label: Any, theta: Any, *, m1: float = 1.0, m2: float = 0.0, m3: float = 0.0, depth: int | None = None) -> Any:
-    n, t = (theta.type.size,), dy.type
-    if t.ndim != 2 or n != t.shape[:1] or label.type.size != theta.type.size or t.dtype is not theta.type.dtype or not label.type.dtype.is_integer:
+    n, t = (theta.tensor_type.size,), dy.tensor_type
+    if (
+        t.ndim != 2
+        or n != t.shape[:1]
+        or label.tensor_type.size != theta.tensor_type.size
+        or t.dtype is not theta.tensor_type.dtype
+        or not label.tensor_type.dtype.is_integer
+    ):
         raise ShapeError(
             f"combined_margin_loss_grad at {user_line()}: dy is [n, classes], with n integers as labels and n angles of its element type, not "
-            f"{dy.type}, {label.type} and {theta.type}"
+            f"{dy.tensor_type}, {label.tensor_type} and {theta.tensor_type}"
         )
     return combined_margin_grad(arrays.reshape(theta, n), arrays.reshape(label, n), dy, float(m1), float(m2))
 
@@ -230,12 +238,12 @@ def _add_relu_grad(
 
 
 def _through_relu(y: Any, dy: Any) -> Tensor:
-    return math.multiply(dy, arrays.cast(math.greater(y, 0), dy.type.dtype))
+    return math.multiply(dy, arrays.cast(math.greater(y, 0), dy.tensor_type.dtype))
 
 
 def _between(y: Any, dy: Any, *, min_val: float, max_val: float) -> Tensor:
     inside = math.logical_and(math.greater(y, min_val), math.less(y, max_val))
-    return math.multiply(dy, arrays.cast(inside, dy.type.dtype))
+    return math.multiply(dy, arrays.cast(inside, dy.tensor_type.dtype))
 
 
 def _tril_softmax_grad(
@@ -246,13 +254,13 @@ def _tril_softmax_grad(
 
 
 def _matrix_grad(a: Any, b: Any, _add_to_output: Any = None, *, alpha: float = 1.0) -> Tensor:
-    rows, others = (arrays.reshape(each, (-1, each.type.shape[-1])) for each in (a, b))
+    rows, others = (arrays.reshape(each, (-1, each.tensor_type.shape[-1])) for each in (a, b))
     product = arrays.matmul(rows, others, transpose_a=True, alpha=alpha)
     return product if _add_to_output is None else math.add(product, _add_to_output)
 
 
 def _sum_like(x: Any, like: Any, *, axis: Any = ()) -> Tensor:
-    return arrays.reshape(x if isinstance(axis, list | tuple) and not axis else math.reduce_sum(x, axis), like.type.shape)
+    return arrays.reshape(x if isinstance(axis, list | tuple) and not axis else math.reduce_sum(x, axis), like.tensor_type.shape)
 
 
 OP_TYPES_OF_GRADIENTS: Mapping[str, Row] = {
@@ -263,7 +271,7 @@ OP_TYPES_OF_GRADIENTS: Mapping[str, Row] = {
     "dropout_grad -> dx": lambda dy, mask, *, scale: dropout(dy, mask, scale=scale),
     "fused_tril_scale_softmax_mask_scale_grad -> dx": _tril_softmax_grad,
     # of what is broadcast, and of products
-    "broadcast_div_grad -> dy": lambda y, z, dz: sum_to(math.negative(math.divide(math.multiply(dz, z), y)), y.type.shape),
+    "broadcast_div_grad -> dy": lambda y, z, dz: sum_to(math.negative(math.divide(math.multiply(dz, z), y)), y.tensor_type.shape),
     "expand_grad -> out": lambda in_, *, in_shape, out_shape=None, stride=None: sum_to(in_, tuple(in_shape)),
     "reduce_sum_like -> y": _sum_like,
     "broadcast_matmul_grad_b -> out": _matrix_grad,

@@ -58,11 +58,13 @@ def _conv(ndim: int) -> Row:
 
 def _fits(what: str, weight: Any, ndim: int, axis: int, groups: int, data_format: str, filters: int | None, kernel_size: Any) -> None:
     """ShapeError unless the weight, with a part of the filters along an axis, is that of these attributes where they are given."""
-    shape = weight.type.shape
+    shape = weight.tensor_type.shape
     kernel = shape[1:-1] if data_format == "channels_last" else shape[2:]
     fits = len(shape) == ndim + 2 and filters in (None, shape[axis] * groups) and (kernel_size is None or tuple(kernel_size) == kernel)
     if not fits:
-        raise ShapeError(f"{what} at {user_line()}: weight {weight.type} does not fit {ndim} spatial axes, {filters=}, {kernel_size=} and {groups=}")
+        raise ShapeError(
+            f"{what} at {user_line()}: weight {weight.tensor_type} does not fit {ndim} spatial axes, {filters=}, {kernel_size=} and {groups=}"
+        )
 
 
 def _deconv(ndim: int) -> Row:

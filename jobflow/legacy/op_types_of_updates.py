@@ -39,7 +39,7 @@ def _values(what: str, given: Sequence[Tensor]) -> dict[str, Tensor]:
 
 def _rate(what: str, w: Tensor, learning_rate: Tensor | None, number: float) -> Tensor:
     """The learning rate as an update takes it."""
-    dtype = rate_dtype(w.type.dtype)
+    dtype = rate_dtype(w.tensor_type.dtype)
     if learning_rate is None:
         return arrays.constant(number, dtype, (1,))
     return arrays.cast(_one(what, "learning_rate", learning_rate), dtype)
@@ -47,8 +47,8 @@ def _rate(what: str, w: Tensor, learning_rate: Tensor | None, number: float) -> 
 
 def _one(what: str, name: str, x: Tensor) -> Tensor:
     """An input that is one number, as a tensor of shape (1,)."""
-    if x.type.size != 1:
-        raise ArgumentError(f"{what} at {user_line()}: {name} {x.type} is not one number")
+    if x.tensor_type.size != 1:
+        raise ArgumentError(f"{what} at {user_line()}: {name} {x.tensor_type} is not one number")
     return arrays.reshape(x, (1,))
 
 
@@ -114,7 +114,7 @@ def _corrected_rate(learning_rate: Any, train_step: Any, *, beta1: float = 0.9, 
     learning_rate, train_step = _one(what, "learning_rate", learning_rate), _one(what, "train_step", train_step)
     steps = arrays.cast(math.add(train_step, 1), float64)
     first, second = (math.subtract(1.0, math.pow(arrays.constant_like(steps, beta), steps)) for beta in (beta1, beta2))
-    return math.multiply(learning_rate, arrays.cast(math.divide(math.sqrt(second), first), learning_rate.type.dtype))
+    return math.multiply(learning_rate, arrays.cast(math.divide(math.sqrt(second), first), learning_rate.tensor_type.dtype))
 
 
 def _assign(ref: Any, value: Any, *, name: str | None = None) -> tuple[()]:

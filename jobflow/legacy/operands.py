@@ -36,13 +36,15 @@ def filling(what: str, number: float, dtype: DType) -> float:
 def operands(what: str, x: Operand, y: Operand) -> tuple[Operand, Operand]:
     """Both as they go together: tensors of one type, or a tensor and a number of its type."""
     if isinstance(x, Tensor) and isinstance(y, Tensor):
-        if x.type.dtype is not y.type.dtype:
-            raise DtypeError(f"{what} at {user_line()}: {x.type} and {y.type} differ in element type; cast one of them with cast(x, dtype)")
+        if x.tensor_type.dtype is not y.tensor_type.dtype:
+            raise DtypeError(
+                f"{what} at {user_line()}: {x.tensor_type} and {y.tensor_type} differ in element type; cast one of them with cast(x, dtype)"
+            )
         return x, y
     if isinstance(x, Tensor):
-        return x, fitting(what, y, x.type.dtype)  # type: ignore[arg-type]
+        return x, fitting(what, y, x.tensor_type.dtype)  # type: ignore[arg-type]
     if isinstance(y, Tensor):
-        return fitting(what, x, y.type.dtype), y
+        return fitting(what, x, y.tensor_type.dtype), y
     raise ArgumentError(f"{what} at {user_line()}: neither operand is a tensor: {x!r} and {y!r}")
 
 
@@ -51,13 +53,13 @@ def tensors(what: str, x: Operand, y: Operand) -> tuple[Tensor, Tensor]:
     a, b = operands(what, x, y)
     if not isinstance(a, Tensor):
         assert isinstance(b, Tensor)
-        return source.constant(a, (1,), b.type.dtype), b
-    return a, b if isinstance(b, Tensor) else source.constant(b, (1,), a.type.dtype)
+        return source.constant(a, (1,), b.tensor_type.dtype), b
+    return a, b if isinstance(b, Tensor) else source.constant(b, (1,), a.tensor_type.dtype)
 
 
 def spans(what: str, x: Tensor, entries: Sequence[Any]) -> tuple[list[int | None], list[int | None], list[int | None]]:
     """Starts, stops and steps of a list of (start, stop, step), any of them None; ArgumentError for one that selects nothing."""
-    shape = x.type.shape
+    shape = x.tensor_type.shape
     if not isinstance(entries, list | tuple) or len(entries) > len(shape):
         raise ArgumentError(f"{what} at {user_line()}: slice_tup_list must be a list of at most {len(shape)} (start, stop, step)")
     found = [_stepped(what, x, i, entry) for i, entry in enumerate(entries)]
@@ -67,7 +69,7 @@ def spans(what: str, x: Tensor, entries: Sequence[Any]) -> tuple[list[int | None
 
 def _stepped(what: str, x: Tensor, axis: int, entry: Any) -> tuple[int | None, int | None, int | None]:
     """A checked (start, stop, step) of a slice, which is not empty unless a run may bring fewer elements than declared."""
-    n, where = x.type.shape[axis], f"{what} at {user_line()}: {entry!r} on axis {axis} of {x.type}"
+    n, where = x.tensor_type.shape[axis], f"{what} at {user_line()}: {entry!r} on axis {axis} of {x.tensor_type}"
     if not isinstance(entry, list | tuple) or len(entry) != 3 or entry[2] == 0:
         raise ArgumentError(f"{where}: must be (start, stop, step) with a step that is not 0")
     start, stop, step = entry

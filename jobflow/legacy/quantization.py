@@ -32,8 +32,10 @@ __all__ = ["fake_quantization", "min_max_observer", "moving_average_min_max_obse
 
 def _check(what: str, input: Tensor, bit: int, scheme: str, formula: str) -> None:
     counts(what, quantization_bit=bit)
-    if not input.type.dtype.is_float:
-        raise DtypeError(f"{what} at {user_line()}: input {input.type} is not of floating point numbers; cast it with cast(x, jobflow.float32)")
+    if not input.tensor_type.dtype.is_float:
+        raise DtypeError(
+            f"{what} at {user_line()}: input {input.tensor_type} is not of floating point numbers; cast it with cast(x, jobflow.float32)"
+        )
     if not 2 <= bit <= 24 or (formula, scheme) not in (("google", "symmetric"), ("google", "affine"), ("cambricon", "symmetric")):
         raise ArgumentError(
             f'{what} at {user_line()}: {bit} bits, {formula!r}, {scheme!r}; there are 2 to 24 bits, and the formulas "google" (scheme '
@@ -62,7 +64,7 @@ def min_max_observer(
 ) -> tuple[Tensor, Tensor]:
     """Scale and zero point of shape (1,), or one for each row of the first axis unless `per_layer_quantization`."""
     _check("min_max_observer", input, quantization_bit, quantization_scheme, quantization_formula)
-    t = input.type
+    t = input.tensor_type
     rows = sh.reshape(input, (1 if per_layer_quantization else t.shape[0], -1 if t.size else 0))
     affine = quantization_scheme == "affine"
     least, largest = math.reduce_min(rows, 1), math.reduce_max(rows if affine else math.abs(rows), 1)
@@ -87,7 +89,7 @@ def moving_average_min_max_observer(
     none = constant_initializer(0)
     with namespace(name or layer_name(job, "MovingAverageMinMaxObserver")):
         variable = functools.partial(get_variable, shape=(1,), initializer=none, trainable=False, reuse=False)
-        top, bottom = (variable(word, dtype=input.type.dtype) for word in ("moving_max", "moving_min"))
+        top, bottom = (variable(word, dtype=input.tensor_type.dtype) for word in ("moving_max", "moving_min"))
         step = variable("current_train_step", dtype=int64)
     if job.trainable:
         assign(step, shift(step, 1))
@@ -133,7 +135,7 @@ def _seen(top: Tensor, bottom: Tensor, step: Tensor) -> Tensor:
     problem = f"is too small: {names} are 0; run a train job with the same layers first, or load the variables of one"
     seen = math.add_n([ew.cast(math.not_equal(x, 0), int64) for x in (top, bottom, step)])
     check = Checked(f"quantization in job {job.name!r}", "number of observed runs", low=1, problem=problem)
-    return ew.multiply(top, ew.cast(ew.minimum(call(check, seen), ew.fill_like(seen, 1)), top.type.dtype))
+    return ew.multiply(top, ew.cast(ew.minimum(call(check, seen), ew.fill_like(seen, 1)), top.tensor_type.dtype))
 
 
 def fake_quantization(
@@ -147,12 +149,12 @@ def fake_quantization(
 ) -> Tensor:
     """The input rounded to what so many bits can say; its gradient is that of the result.  Scale and zero point are (1,), or one for each row."""
     _check("fake_quantization", input, quantization_bit, quantization_scheme, quantization_formula)
-    if scale.type.size not in (1, input.type.shape[0]) or zero_point.type.size != scale.type.size:
+    if scale.tensor_type.size not in (1, input.tensor_type.shape[0]) or zero_point.tensor_type.size != scale.tensor_type.size:
         raise ArgumentError(
-            f"fake_quantization at {user_line()}: scale {scale.type} and zero_point {zero_point.type} are of one number, or one for each row of "
-            f"input {input.type}"
+            f"fake_quantization at {user_line()}: scale {scale.tensor_type} and zero_point {zero_point.tensor_type} are of one number, or one for each row of "
+            f"input {input.tensor_type}"
         )
-    column = (scale.type.size, *[1] * (input.type.ndim - 1))
+    column = (scale.tensor_type.size, *[1] * (input.tensor_type.ndim - 1))
     scale, zero = sh.reshape(scale, column), sh.reshape(zero_point, column)
     top = 2 ** (quantization_bit - 1) - 1
     low, high = (0, 2**quantization_bit - 1) if quantization_scheme == "affine" else (-top - (quantization_formula == "google"), top)

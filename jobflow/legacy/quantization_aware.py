@@ -54,7 +54,7 @@ class _Quantization:
             return inputs
         with scope.using(interpreter=self.job, root=self.root):
             layer = next(filter(None, map(variable_of, inputs)), "fake")
-            return [self._of(x, layer) if isinstance(x, Handle) and x.type.dtype.is_float else x for x in inputs]
+            return [self._of(x, layer) if isinstance(x, Handle) and x.tensor_type.dtype.is_float else x for x in inputs]
 
     def _of(self, x: Handle, layer: str) -> Tensor:
         key = x.value, scope.current().view == "mirrored"
@@ -69,7 +69,7 @@ class _Quantization:
         self._observers[layer] += 1
         with scope.using(namespace=()):
             variable = functools.partial(get_variable, shape=(1,), initializer=constant_initializer(0), trainable=False)
-            top, bottom = (variable(f"{name}-{word}", dtype=x.type.dtype) for word in ("moving_max", "moving_min"))
+            top, bottom = (variable(f"{name}-{word}", dtype=x.tensor_type.dtype) for word in ("moving_max", "moving_min"))
             step = variable(f"{name}-current_train_step", dtype=int64)
             if self.job.trainable:
                 assign(step, shift(step, 1))

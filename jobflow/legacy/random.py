@@ -42,13 +42,15 @@ coin_flip = CoinFlip
 
 def bernoulli(x: Tensor, seed: int | None = None, dtype: DType | None = None, name: str = "Bernoulli") -> Tensor:
     """1 with probability x, else 0, elementwise; of the type of x unless dtype is given."""
-    drawn = _uniform("bernoulli", x.type.shape, x.type.dtype, seed, name)
-    return ew.cast(ew.less(drawn, checked(x, "bernoulli", low=0.0, high=1.0, noun="probability")), dtype or x.type.dtype, name=name)
+    drawn = _uniform("bernoulli", x.tensor_type.shape, x.tensor_type.dtype, seed, name)
+    return ew.cast(ew.less(drawn, checked(x, "bernoulli", low=0.0, high=1.0, noun="probability")), dtype or x.tensor_type.dtype, name=name)
 
 
 def generate_random_batch_permutation_indices(value: Tensor, seed: int | None = None, name: str | None = None) -> Tensor:
     """The numbers 0 .. n - 1 in a random order, int32, for the n rows of value; another order at every run."""
-    drawn = _uniform("random_permutation", value.type.shape[:1], float64, seed, name or current_job("random_permutation").unique_name("permutation"))
+    drawn = _uniform(
+        "random_permutation", value.tensor_type.shape[:1], float64, seed, name or current_job("random_permutation").unique_name("permutation")
+    )
     return ew.cast(st.sort(drawn)[1], int32, name=name)
 
 

@@ -229,7 +229,7 @@ class InferenceSession:
         position = list(names).index(_known(what, "output", output_name, names))
         with self._inside():
             declared, session = self._jobs[job].job, self._root.session  # type: ignore[attr-defined]
-            type = session.compiled(declared, declared.declared_shapes(session)).graph.outputs[position].type
+            type = session.compiled(declared, declared.declared_shapes(session)).graph.outputs[position].tensor_type
         return {"shape": type.shape, "dtype": type.dtype.numpy.type}
 
     def _one(self, what: str, job_name: str | None) -> str:

@@ -89,8 +89,8 @@ def flush_summary_writer(name: str | None = None) -> None:
 
 def scalar(value: Tensor, step: Step, tag: Tag, name: str | None = None) -> None:
     """A number: `value` has one element."""
-    if value.type.size != 1:
-        raise ArgumentError(f"summary.scalar at {user_line()}: the value is {value.type}; a scalar is one number")
+    if value.tensor_type.size != 1:
+        raise ArgumentError(f"summary.scalar at {user_line()}: the value is {value.tensor_type}; a scalar is one number")
     _summarize("summary.scalar", lambda tag, value: _tensorboard(".summary").scalar(tag, float(value.item())), value, step, tag)
 
 
@@ -101,8 +101,8 @@ def histogram(value: Tensor, step: Step, tag: Tag, name: str | None = None) -> N
 
 def image(value: Tensor, step: Step = None, tag: Tag = None, name: str | None = None) -> None:
     """Pictures: uint8[n, height, width, 1, 3 or 4], or floats from 0 to 1; where there are several, `tag`/0, `tag`/1, ..."""
-    if value.type.ndim != 4 or value.type.shape[3] not in (1, 3, 4):
-        raise ArgumentError(f"summary.image at {user_line()}: the value is {value.type}; pictures are [n, height, width, 1, 3 or 4]")
+    if value.tensor_type.ndim != 4 or value.tensor_type.shape[3] not in (1, 3, 4):
+        raise ArgumentError(f"summary.image at {user_line()}: the value is {value.tensor_type}; pictures are [n, height, width, 1, 3 or 4]")
     _summarize("summary.image", _pictures, value, step, "image" if tag is None else tag)
 
 

@@ -37,11 +37,11 @@ def tensor_to_tensor_buffer(x: Tensor, instance_dims: int, name: str | None = No
     if not isinstance(x, Tensor):
         raise ArgumentError(f"{what} at {user_line()}: x is a tensor of the job, not {type(x).__name__}")
     counts(what, instance_dims=instance_dims)
-    ahead = x.type.shape[: x.type.ndim - instance_dims]
-    if instance_dims >= x.type.ndim:
-        raise ShapeError(f"{what} at {user_line()}: {x.type} has no {instance_dims} axes for the instances and one before them")
+    ahead = x.tensor_type.shape[: x.tensor_type.ndim - instance_dims]
+    if instance_dims >= x.tensor_type.ndim:
+        raise ShapeError(f"{what} at {user_line()}: {x.tensor_type} has no {instance_dims} axes for the instances and one before them")
     rows = math.prod(ahead) * devices_of_view()
-    return OnHost(x, rows, "arrays", element=x.type.dtype, arranged=ahead)
+    return OnHost(x, rows, "arrays", element=x.tensor_type.dtype, arranged=ahead)
 
 
 def gen_tensor_buffer(
@@ -77,8 +77,8 @@ def tensor_buffer_to_tensor(x: OnHost, dtype: DType, instance_shape: Sequence[in
     shape, given = positive_shape(what, "instance_shape", instance_shape), on_host(what, x, *ARRAYS)
     _fits(what, given, dtype)
     if isinstance(given.source, Tensor):
-        if given.source.type.shape != (*given.shape, *shape):
-            raise ShapeError(f"{what} at {user_line()}: the arrays are those of {given.source.type}, not {list(shape)}")
+        if given.source.tensor_type.shape != (*given.shape, *shape):
+            raise ShapeError(f"{what} at {user_line()}: the arrays are those of {given.source.tensor_type}, not {list(shape)}")
         return arrays.cast(given.source, dtype)
     made = as_tensor(what, st.Exactly(given.pixels(), shape), given.rows, shape, dtype, name)
     return arrays.reshape(made, (*given.shape, *shape)) if len(given.shape) > 1 else made

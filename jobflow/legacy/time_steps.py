@@ -32,14 +32,14 @@ def _groups(what: str, x: Tensor, word: str, count: int) -> list[tuple[Any, ...]
     counts(what, **{word: count})
     steps = every_step(x)
     if len(steps) % count:
-        raise ShapeError(f"{what} at {user_line()}: {x.type} has {len(steps)} time steps, which {word} {count} does not divide")
+        raise ShapeError(f"{what} at {user_line()}: {x.tensor_type} has {len(steps)} time steps, which {word} {count} does not divide")
     return [steps[i : i + count] for i in range(0, len(steps), count)]
 
 
 def unpack(input: Tensor, unpack_num: int, name: str | None = None) -> Tensor:
     """The rows of the input in `unpack_num` equal time steps: [n, ...] -> [n / unpack_num, ...]."""
     counts("unpack", unpack_num=unpack_num)
-    t = input.type
+    t = input.tensor_type
     if not t.ndim or t.shape[0] % unpack_num:
         raise ShapeError(f"unpack at {user_line()}: the rows of {t} cannot be cut into {unpack_num} equal time steps")
     rows = t.shape[0] // unpack_num

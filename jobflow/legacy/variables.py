@@ -209,8 +209,8 @@ def assign(ref: Tensor, value: Tensor, dtype: DType | None = None, name: str | N
         raise ArgumentError(f"assign at {user_line()}: ref {ref} is computed, not the value of a variable; pass what get_variable returned")
     if not is_tensor(value):
         raise ArgumentError(f"assign at {user_line()}: value is {described(value)}, not a tensor of the job")
-    if value.type != ref.type:
-        raise ShapeError(f"assign at {user_line()}: variable {key!r} is {ref.type}, value is {value.type}")
+    if value.tensor_type != ref.tensor_type:
+        raise ShapeError(f"assign at {user_line()}: variable {key!r} is {ref.tensor_type}, value is {value.tensor_type}")
     current_job("assign").assign(key, value)
 
 

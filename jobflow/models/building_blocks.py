@@ -22,21 +22,23 @@ def he() -> Initializer:
 
 def pictures(images: Tensor, what: str) -> Tensor:
     """float32 [n, channels, height, width] of images with or without an axis of channels; bytes are scaled to 0..1, floats stay."""
-    if images.type.ndim == 3:
+    if images.tensor_type.ndim == 3:
         images = expand_dims(images, 1)
-    if images.type.ndim != 4:
-        raise ShapeError(f"{what} at {user_line()}: images {images.type} must have 3 axes, [n, height, width], or 4, [n, channels, height, width]")
+    if images.tensor_type.ndim != 4:
+        raise ShapeError(
+            f"{what} at {user_line()}: images {images.tensor_type} must have 3 axes, [n, height, width], or 4, [n, channels, height, width]"
+        )
     return numbers(images)
 
 
 def numbers(x: Tensor) -> Tensor:
     """x as float32; integers, which are pixels, are scaled from 0..255 to 0..1."""
-    return cast(x, float32) if x.type.dtype.is_float else math.multiply(cast(x, float32), 1 / 255)
+    return cast(x, float32) if x.tensor_type.dtype.is_float else math.multiply(cast(x, float32), 1 / 255)
 
 
 def rows(x: Tensor) -> Tensor:
     """[n, everything else in one axis]."""
-    return reshape(x, [x.type.shape[0], -1])
+    return reshape(x, [x.tensor_type.shape[0], -1])
 
 
 def classified(scores: Tensor, labels: Tensor | None) -> Outputs:

@@ -40,7 +40,7 @@ def _residual(x: Tensor, filters: int, strides: int, name: str) -> Tensor:
     """relu(x + two 3x3 convolutions of it); where the shape changes, x passes through a 1x1 convolution."""
     y = nn.relu(_normalised(_conv(x, filters, 3, f"{name}-conv1", strides, bias=False), f"{name}-norm1"))
     y = _normalised(_conv(y, filters, 3, f"{name}-conv2", bias=False), f"{name}-norm2")
-    if strides > 1 or x.type.shape[1] != filters:
+    if strides > 1 or x.tensor_type.shape[1] != filters:
         x = _normalised(_conv(x, filters, 1, f"{name}-short", strides, bias=False), f"{name}-norm")
     return nn.relu(math.add(x, y))
 

@@ -31,7 +31,7 @@ class _Shape:
 
 def _dense(x: Tensor, units: int, name: str, share: float = 1.0, activation: layers.Activation | None = None) -> Tensor:
     """A layer whose outputs have at first the spread of its inputs, times `share`."""
-    first = random_normal_initializer(stddev=share / sqrt(x.type.shape[-1]))
+    first = random_normal_initializer(stddev=share / sqrt(x.tensor_type.shape[-1]))
     return layers.dense(x, units, activation=activation, kernel_initializer=first, name=name)
 
 
@@ -40,7 +40,7 @@ def _attention(x: Tensor, shape: _Shape, name: str) -> Tensor:
 
     The columns of qkv are the first head's query, key and value, then the second's ...: so heads can be split over devices.
     """
-    width = x.type.shape[1]
+    width = x.tensor_type.shape[1]
     each = width // shape.heads
     qkv = reshape(_dense(x, 3 * width, f"{name}-qkv"), [-1, shape.positions, shape.heads, 3 * each])
     query, key, value = (transpose(slice(qkv, [None, None, None, index * each], [None, None, None, each]), perm=[0, 2, 1, 3]) for index in range(3))
@@ -54,8 +54,8 @@ def _block(x: Tensor, shape: _Shape, name: str) -> Tensor:
     """x + attention(norm(x)), and to that what a layer four times as wide makes of it."""
     y = _attention(layers.layer_norm(x, name=f"{name}-norm1"), shape, name)
     x = math.add(x, nn.dropout(y, rate=shape.dropout, name=f"{name}-dropout1"))
-    wide = _dense(layers.layer_norm(x, name=f"{name}-norm2"), 4 * x.type.shape[1], f"{name}-up", activation=math.gelu)
-    y = _dense(wide, x.type.shape[1], f"{name}-down", shape.share)
+    wide = _dense(layers.layer_norm(x, name=f"{name}-norm2"), 4 * x.tensor_type.shape[1], f"{name}-up", activation=math.gelu)
+    y = _dense(wide, x.tensor_type.shape[1], f"{name}-down", shape.share)
     return math.add(x, nn.dropout(y, rate=shape.dropout, name=f"{name}-dropout2"))
 
 
@@ -77,7 +77,7 @@ def gpt(
     being about the token behind it.  Windows may be padded on the right: a position sees only those before it.  `recompute` keeps only
     what goes into a block and computes the rest again for the backward pass.
     """
-    positions = tokens.type.shape[1]
+    positions = tokens.tensor_type.shape[1]
     _check(positions, length, width, heads)
     x = nn.dropout(_embedded(tokens, words, length, width), rate=dropout, name="dropout")
     shape = _Shape(positions, heads, dropout, 1 / sqrt(2 * max(blocks, 1)))
@@ -100,7 +100,7 @@ def _check(positions: int, length: int, width: int, heads: int) -> None:
 
 def _embedded(tokens: Tensor, words: int, length: int, width: int) -> Tensor:
     """[n * positions, width]: a row for each token and, added to it, a row for its position."""
-    positions, first = tokens.type.shape[1], random_normal_initializer(stddev=0.1)
+    positions, first = tokens.tensor_type.shape[1], random_normal_initializer(stddev=0.1)
     places = get_variable("positions", (length, width), initializer=first)
     if positions < length:
         places = slice(places, [0, 0], [positions, width])

@@ -89,7 +89,7 @@ def eye_(tensor: Tensor) -> Tensor:
     """1 where row and column agree, else 0."""
     _check("init.eye_", tensor)
     if tensor.ndim != 2:
-        raise ShapeError(f"init.eye_ at {user_line()}: {tensor.type} is not a matrix")
+        raise ShapeError(f"init.eye_ at {user_line()}: {tensor.tensor_type} is not a matrix")
     return _written("init.eye_", tensor, np.eye(*tensor.shape))
 
 
@@ -97,7 +97,7 @@ def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
     """Weights [out, in, *kernel] of a convolution that changes nothing, as far as there are channels."""
     _check("init.dirac_", tensor)
     if not 3 <= tensor.ndim <= 5 or tensor.shape[0] % groups:
-        raise ShapeError(f"init.dirac_ at {user_line()}: {tensor.type} is [out, in, *kernel] with out a multiple of groups={groups}")
+        raise ShapeError(f"init.dirac_ at {user_line()}: {tensor.tensor_type} is [out, in, *kernel] with out a multiple of groups={groups}")
     out = tensor.shape[0] // groups
     array = np.zeros(tensor.shape)
     for group in range(groups):
@@ -122,7 +122,7 @@ def fans(what: str, tensor: Tensor) -> tuple[int, int]:
     """How many inputs an output of a layer with weights [out, in, *kernel] sees, and how many outputs an input."""
     _check(what, tensor)
     if tensor.ndim < 2:
-        raise ShapeError(f"{what} at {user_line()}: {tensor.type} must have at least the two axes [out, in, ...]")
+        raise ShapeError(f"{what} at {user_line()}: {tensor.tensor_type} must have at least the two axes [out, in, ...]")
     return fans_of(tensor.shape, "NCHW")
 
 
@@ -197,7 +197,7 @@ def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: Any = None) -> Ten
     """Rows, or columns if these are fewer, of length `gain` and at right angles, of the matrix [first axis, rest]; made whole on every rank."""
     _check("init.orthogonal_", tensor)
     if tensor.ndim < 2:
-        raise ShapeError(f"init.orthogonal_ at {user_line()}: {tensor.type} must have at least two axes")
+        raise ShapeError(f"init.orthogonal_ at {user_line()}: {tensor.tensor_type} must have at least two axes")
     rows, columns = tensor.shape[0], math.prod(tensor.shape[1:])
     drawn = _values(tensor, (max(rows, columns), min(rows, columns)), RandomNormal, generator)
     q, r = np.linalg.qr(drawn)
@@ -209,7 +209,7 @@ def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01, generator: Any =
     """A matrix N(0, std^2) with that share of every column zero; made whole on every rank."""
     _check("init.sparse_", tensor)
     if tensor.ndim != 2:
-        raise ShapeError(f"init.sparse_ at {user_line()}: {tensor.type} is not a matrix")
+        raise ShapeError(f"init.sparse_ at {user_line()}: {tensor.tensor_type} is not a matrix")
     array = std * _values(tensor, tuple(tensor.shape), RandomNormal, generator)
     order = np.argsort(_values(tensor, tuple(tensor.shape), RandomUniform, generator), axis=0, kind="stable")
     np.put_along_axis(array, order[: math.ceil(sparsity * tensor.shape[0])], 0.0, axis=0)

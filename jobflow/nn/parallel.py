@@ -31,20 +31,20 @@ class _Bucket:
     def __init__(self, parameters: Sequence[Tensor], as_view: bool) -> None:
         self.parameters = list(parameters)
         self.missing = {id(p) for p in parameters}
-        size = sum(p.type.size for p in parameters)
+        size = sum(p.tensor_type.size for p in parameters)
         #: the memory of the gradients under `gradient_as_bucket_view`
-        self.memory = np.zeros(size, parameters[0].type.dtype.numpy) if as_view else None
+        self.memory = np.zeros(size, parameters[0].tensor_type.dtype.numpy) if as_view else None
 
     def average(self, here: EagerState, used: set[int], step: int) -> None:
         """Replace every gradient that some rank computed by the mean over the ranks; a rank without it contributes zeros."""
-        flags = np.array([id(p) in used for p in self.parameters], self.parameters[0].type.dtype.numpy)
+        flags = np.array([id(p) in used for p in self.parameters], self.parameters[0].tensor_type.dtype.numpy)
         flat = np.concatenate([*(_gradient(p).reshape(-1) for p in self.parameters), flags])
         total = reduced(here, flat, SUM, "the gradients of DistributedDataParallel", step)
         at = 0
         for p, count in zip(self.parameters, total[-len(flags) :], strict=True):
-            end = at + p.type.size
+            end = at + p.tensor_type.size
             if count > 0:
-                np.divide(total[at:end].reshape(p.type.shape), here.rank.size, out=self._target(p, at))
+                np.divide(total[at:end].reshape(p.tensor_type.shape), here.rank.size, out=self._target(p, at))
                 p._gradient.wrote()  # type: ignore[union-attr]
             at = end
         self.missing = {id(p) for p in self.parameters}
@@ -52,12 +52,12 @@ class _Bucket:
     def _target(self, p: Tensor, at: int) -> Array:
         """The array of the gradient of p, to be overwritten; with bucket views, the part of the bucket that begins at `at`."""
         if self.memory is not None:
-            part = self.memory[at : at + p.type.size].reshape(p.type.shape)
+            part = self.memory[at : at + p.tensor_type.size].reshape(p.tensor_type.shape)
             if p._gradient is None or not _same_memory(p._gradient.array, part):
-                p._gradient = Tensor(p.type, None, part)
+                p._gradient = Tensor(p.tensor_type, None, part)
             return part
         if p._gradient is None:
-            p._gradient = Tensor(p.type, None, np.empty(p.type.shape, p.type.dtype.numpy))
+            p._gradient = Tensor(p.tensor_type, None, np.empty(p.tensor_type.shape, p.tensor_type.dtype.numpy))
         return own(p._gradient)
 
 
@@ -66,7 +66,7 @@ def _same_memory(a: Array, b: Array) -> bool:
 
 
 def _gradient(p: Tensor) -> Array:
-    return np.zeros(p.type.shape, p.type.dtype.numpy) if p._gradient is None else p._gradient.array
+    return np.zeros(p.tensor_type.shape, p.tensor_type.dtype.numpy) if p._gradient is None else p._gradient.array
 
 
 class _Reducer:
@@ -93,7 +93,7 @@ class _Reducer:
     def refresh(self, broadcast: bool = True) -> None:
         """Watch new parameters, and rebuild the buckets if the trained parameters changed."""
         parameters = list(self.module.parameters())
-        key = [(id(p), p.type) for p in parameters if p._needs_gradient]
+        key = [(id(p), p.tensor_type) for p in parameters if p._needs_gradient]
         new = [p for p in parameters if id(p) not in self.parameters]
         if new:
             _check_local(self.module)
@@ -110,7 +110,7 @@ class _Reducer:
     def _grouped(self, parameters: Sequence[Tensor]) -> Iterator[_Bucket]:
         run: list[Tensor] = []
         for p in parameters:
-            if run and (len(run) == self.bucket_size or run[0].type.dtype is not p.type.dtype):
+            if run and (len(run) == self.bucket_size or run[0].tensor_type.dtype is not p.tensor_type.dtype):
                 yield _Bucket(run, self.as_view)
                 run = []
             run.append(p)
@@ -160,7 +160,7 @@ class _Reducer:
     def _bucket(self, p: Tensor) -> _Bucket:
         if id(p) not in self.bucket_of:
             raise JobError(
-                f"DistributedDataParallel at {user_line()}: a {p.type} parameter received a gradient, but did not require one when the "
+                f"DistributedDataParallel at {user_line()}: a {p.tensor_type} parameter received a gradient, but did not require one when the "
                 f"module was last called; call requires_grad_() before the forward pass"
             )
         return self.bucket_of[id(p)]

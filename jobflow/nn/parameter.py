@@ -16,9 +16,9 @@ class Parameter(Tensor):
             raise JobError(f"Parameter at {user_line()}: data is a tensor, not {type(data).__name__}")
         if not isinstance(requires_grad, bool | np.bool_):
             raise DtypeError(f"Parameter at {user_line()}: requires_grad is True or False; got {requires_grad!r}")
-        if requires_grad and not data.type.dtype.is_float:
-            raise DtypeError(f"Parameter at {user_line()}: {data.type} has no gradients; give requires_grad=False")
-        super().__init__(data.type, data.layout, data.array, data.traced)
+        if requires_grad and not data.tensor_type.dtype.is_float:
+            raise DtypeError(f"Parameter at {user_line()}: {data.tensor_type} has no gradients; give requires_grad=False")
+        super().__init__(data.tensor_type, data.layout, data.array, data.traced)
         self._device = data._device
         if data.traced is None:
             data.shares(self)

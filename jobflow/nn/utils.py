@@ -24,9 +24,9 @@ def parameters_to_vector(parameters: Iterable[Tensor]) -> Tensor:
 def vector_to_parameters(vec: Tensor, parameters: Iterable[Tensor]) -> None:
     """Parameters with the elements of a vector, one after another."""
     given = list(parameters)
-    sizes = [p.type.size for p in given]
-    if vec.type.shape != (sum(sizes),):
-        raise ShapeError(f"vector_to_parameters at {user_line()}: {vec.type} has not the {sum(sizes)} elements of the parameters")
+    sizes = [p.tensor_type.size for p in given]
+    if vec.tensor_type.shape != (sum(sizes),):
+        raise ShapeError(f"vector_to_parameters at {user_line()}: {vec.tensor_type} has not the {sum(sizes)} elements of the parameters")
     with gradients(False):
         for p, part in zip(given, split(vec, sizes, 0), strict=True):
             take(state(), p, reshape(part, tuple(p.shape)))

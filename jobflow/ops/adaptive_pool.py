@@ -52,7 +52,7 @@ class AdaptiveAvgPool(_Adaptive):
         y[...] = value
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (call(AdaptiveAvgPoolGrad(x.type.shape[2:]), dy),)
+        return (call(AdaptiveAvgPoolGrad(x.tensor_type.shape[2:]), dy),)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -79,7 +79,7 @@ class AdaptiveAvgPoolGrad(_Adaptive):
         dx[...] = value
 
     def grad(self, dy: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
-        return (call(AdaptiveAvgPool(dy.type.shape[2:]), ddx),)
+        return (call(AdaptiveAvgPool(dy.tensor_type.shape[2:]), ddx),)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -89,7 +89,7 @@ class AdaptiveAvgPoolGrad(_Adaptive):
 
 def _divides(x: Tensor, sizes: Sequence[int]) -> tuple[int, ...] | None:
     """The window of the pooling that does the same, if the sizes divide those of x."""
-    spatial = x.type.shape[2:]
+    spatial = x.tensor_type.shape[2:]
     fits = len(sizes) == len(spatial) and math.prod(sizes) > 0 and not any(n % m for n, m in zip(spatial, sizes, strict=True))
     return tuple(n // m for n, m in zip(spatial, sizes, strict=True)) if fits else None
 
@@ -105,6 +105,6 @@ def adaptive_max_pool(x: Tensor, sizes: Sequence[int], *, name: str | None = Non
     """The same of largest elements; `sizes` must divide the spatial axes of x."""
     window = _divides(x, sizes)
     if window is None:
-        raise ShapeError(f"adaptive_max_pool: the sizes {list(sizes)} do not divide the spatial axes of {x.type}; crop or pad it first")
+        raise ShapeError(f"adaptive_max_pool: the sizes {list(sizes)} do not divide the spatial axes of {x.tensor_type}; crop or pad it first")
     pooled: Tensor = max_pool(x, window, name=name)
     return pooled

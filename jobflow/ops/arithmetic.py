@@ -48,7 +48,7 @@ class Multiply(Binary):
     in_place = OVER_EITHER
 
     def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
-        return sum_to(multiply(dz, y), x.type.shape), sum_to(multiply(dz, x), y.type.shape)
+        return sum_to(multiply(dz, y), x.tensor_type.shape), sum_to(multiply(dz, x), y.tensor_type.shape)
 
 
 class Divide(Binary):
@@ -63,12 +63,12 @@ class Divide(Binary):
 
     def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
         dx = divide(dz, y)
-        return sum_to(dx, x.type.shape), sum_to(negate(multiply(dx, z)), y.type.shape)
+        return sum_to(dx, x.tensor_type.shape), sum_to(negate(multiply(dx, z)), y.tensor_type.shape)
 
 
 def divisors(what: str, y: Tensor) -> Tensor:
     """y, of integers once none of them is 0; quotients of floats are infinite there, or NaN."""
-    return check(whole_divisor(what), y) if y.type.dtype.is_integer else y
+    return check(whole_divisor(what), y) if y.tensor_type.dtype.is_integer else y
 
 
 class _Whole(Binary):
@@ -118,7 +118,7 @@ class FloorMod(_Whole):
         return remainders.remainder(f, *elements)
 
     def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
-        return sum_to(dz, x.type.shape), negate(sum_to(multiply(dz, floor_divide(x, y)), y.type.shape))
+        return sum_to(dz, x.tensor_type.shape), negate(sum_to(multiply(dz, floor_divide(x, y)), y.tensor_type.shape))
 
 
 class Remainder(_Whole):
@@ -131,7 +131,7 @@ class Remainder(_Whole):
 
     def grad(self, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
         whole = round_half_even(divide(subtract(x, z), y))  # x / y itself may be rounded to the next integer
-        return sum_to(dz, x.type.shape), negate(sum_to(multiply(dz, whole), y.type.shape))
+        return sum_to(dz, x.tensor_type.shape), negate(sum_to(multiply(dz, whole), y.tensor_type.shape))
 
 
 class SquaredDifference(Binary):
@@ -184,7 +184,7 @@ class Where(Pointwise):
 
     def grad(self, condition: Tensor, x: Tensor, y: Tensor, z: Tensor, dz: Tensor) -> Grads:
         zero = fill_like(dz, 0.0)
-        return None, sum_to(where(condition, dz, zero), x.type.shape), sum_to(where(condition, zero, dz), y.type.shape)
+        return None, sum_to(where(condition, dz, zero), x.tensor_type.shape), sum_to(where(condition, zero, dz), y.tensor_type.shape)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -55,7 +55,7 @@ class Reshape(ViewOp):
         return Reshape(outputs[0].shape)
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (reshape(dy, x.type.shape),)
+        return (reshape(dy, x.tensor_type.shape),)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -166,7 +166,7 @@ class Squeeze(ViewOp):
         return (y[tuple(where)],)
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (reshape(dy, x.type.shape),)
+        return (reshape(dy, x.tensor_type.shape),)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -179,43 +179,43 @@ def reshape(x: Tensor, shape: Sequence[int], *, name: str | None = None) -> Tens
     sizes = tuple(int(n) for n in shape)
     if -1 in sizes:
         known = math.prod(n for n in sizes if n != -1)
-        if sizes.count(-1) > 1 or not known or x.type.size % known:
-            raise ShapeError(f"reshape: {x.type} does not fill the shape {list(sizes)}")
-        sizes = tuple(x.type.size // known if n == -1 else n for n in sizes)
-    return x if sizes == x.type.shape else call(Reshape(sizes), x, name=name)
+        if sizes.count(-1) > 1 or not known or x.tensor_type.size % known:
+            raise ShapeError(f"reshape: {x.tensor_type} does not fill the shape {list(sizes)}")
+        sizes = tuple(x.tensor_type.size // known if n == -1 else n for n in sizes)
+    return x if sizes == x.tensor_type.shape else call(Reshape(sizes), x, name=name)
 
 
 def flatten(x: Tensor, start: int = 0, stop: int = -1, *, name: str | None = None) -> Tensor:
     """x with the axes from `start` to `stop`, both included, merged into one."""
-    first, last = normal_axis("flatten", start, x.type.ndim), normal_axis("flatten", stop, x.type.ndim)
-    shape = x.type.shape
+    first, last = normal_axis("flatten", start, x.tensor_type.ndim), normal_axis("flatten", stop, x.tensor_type.ndim)
+    shape = x.tensor_type.shape
     return reshape(x, (*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :]), name=name)
 
 
 def transpose(x: Tensor, perm: Sequence[int] | None = None, *, name: str | None = None) -> Tensor:
     """x with its axes in the order `perm`; in reverse order if it is None."""
-    ndim = x.type.ndim
+    ndim = x.tensor_type.ndim
     order = range(ndim)[::-1] if perm is None else [normal_axis("transpose", i, ndim) for i in perm]
     return call(Transpose(tuple(order)), x, name=name)
 
 
 def expand_dims(x: Tensor, axis: int, *, name: str | None = None) -> Tensor:
     """x with an axis of size 1 that becomes axis `axis` of the result."""
-    return call(ExpandDims(normal_axis("expand_dims", axis, x.type.ndim + 1)), x, name=name)
+    return call(ExpandDims(normal_axis("expand_dims", axis, x.tensor_type.ndim + 1)), x, name=name)
 
 
 def squeeze(x: Tensor, axes: Sequence[int] | None = None, *, name: str | None = None) -> Tensor:
     """x without the given axes of size 1; without all of them if `axes` is None."""
-    ndim, shape = x.type.ndim, x.type.shape
+    ndim, shape = x.tensor_type.ndim, x.tensor_type.shape
     chosen = [i for i in range(ndim) if shape[i] == 1] if axes is None else sorted({normal_axis("squeeze", i, ndim) for i in axes})
     return call(Squeeze(tuple(chosen)), x, name=name) if chosen else x
 
 
 def tile(x: Tensor, counts: Sequence[int], *, name: str | None = None) -> Tensor:
     """x repeated counts[i] times along axis i."""
-    shape = x.type.shape
+    shape = x.tensor_type.shape
     if len(counts) != len(shape):
-        raise ShapeError(f"tile: {list(counts)} names {len(counts)} axes but the tensor is {x.type}")
+        raise ShapeError(f"tile: {list(counts)} names {len(counts)} axes but the tensor is {x.tensor_type}")
     between, repeated, whole = tiled_shapes(shape, counts)
     return reshape(broadcast_to(reshape(x, between), repeated), whole, name=name)
 

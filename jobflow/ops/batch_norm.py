@@ -50,7 +50,7 @@ class ChannelOp(Indexed):
 
 def _wide(vector: Tensor, axis: int, like: Tensor) -> Tensor:
     """A vector per channel, shaped to broadcast along the other axes."""
-    return reshape(vector, [vector.type.size if i == axis else 1 for i in range(like.type.ndim)])
+    return reshape(vector, [vector.tensor_type.size if i == axis else 1 for i in range(like.tensor_type.ndim)])
 
 
 class CenteredSquares(ChannelOp):
@@ -194,7 +194,7 @@ class BatchNormalize(Normalize):
 
     def grad(self, x: Tensor, mean: Tensor, variance: Tensor, gamma: Tensor, beta: Tensor, y: Tensor, dy: Tensor) -> Grads:
         dgamma, dbeta = apply(NormalizeSums(self.axis, self.epsilon), dy, x, mean, variance)
-        count = x.type.size // max(1, x.type.shape[self.axis])
+        count = x.tensor_type.size // max(1, x.tensor_type.shape[self.axis])
         dx = call(BatchNormalizeGrad(self.axis, self.epsilon, count), dy, x, mean, variance, gamma, dgamma, dbeta)
         return dx, None, None, dgamma, dbeta
 
@@ -234,8 +234,8 @@ def batch_norm_train(
     x: Tensor, gamma: Tensor, beta: Tensor, axis: int = 1, epsilon: float = 1e-5, *, name: str | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(y, mean, variance): x normalised per channel by the mean and the biased variance of the whole batch."""
-    axis = normal_axis("batch_norm", axis, x.type.ndim)
-    share = 1.0 / max(1, x.type.size // max(1, x.type.shape[axis]))
+    axis = normal_axis("batch_norm", axis, x.tensor_type.ndim)
+    share = 1.0 / max(1, x.tensor_type.size // max(1, x.tensor_type.shape[axis]))
     mean = scale(axis_sum(x, axis), share)
     variance = scale(call(CenteredSquares(axis), x, mean), share)
     return call(BatchNormalize(axis, epsilon), x, mean, variance, gamma, beta, name=name), mean, variance
@@ -245,5 +245,5 @@ def batch_norm_infer(
     x: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, variance: Tensor, axis: int = 1, epsilon: float = 1e-5, *, name: str | None = None
 ) -> Tensor:
     """y = (x - mean) gamma / sqrt(variance + epsilon) + beta, with given statistics."""
-    axis = normal_axis("batch_norm", axis, x.type.ndim)
+    axis = normal_axis("batch_norm", axis, x.tensor_type.ndim)
     return call(Normalize(axis, epsilon), x, mean, variance, gamma, beta, name=name)

@@ -56,7 +56,7 @@ class BroadcastTo(Op):
         return BroadcastTo(outputs[0].shape)
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (sum_to(dy, x.type.shape),)
+        return (sum_to(dy, x.tensor_type.shape),)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -89,7 +89,7 @@ class SumTo(AxisReduction):
         return SumTo(outputs[0].shape)
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (broadcast_to(dy, x.type.shape),)
+        return (broadcast_to(dy, x.tensor_type.shape),)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -103,15 +103,15 @@ class SumTo(AxisReduction):
 
 def broadcast_to(x: Tensor, shape: Sequence[int], *, name: str | None = None) -> Tensor:
     """x repeated to `shape`; x itself if it has it."""
-    return x if x.type.shape == tuple(shape) else _one(BroadcastTo(tuple(shape)), x, name)
+    return x if x.tensor_type.shape == tuple(shape) else _one(BroadcastTo(tuple(shape)), x, name)
 
 
 def sum_to(x: Tensor, shape: Sequence[int], *, name: str | None = None) -> Tensor:
     """x summed over the axes along which `shape` broadcasts to it; x itself if there are none."""
-    if x.type.shape == tuple(shape):
+    if x.tensor_type.shape == tuple(shape):
         return x
-    if x.type.dtype.numpy.kind == "b":
-        raise DtypeError(f"sum_to: {x.type} cannot be summed; cast it to a number type first")
+    if x.tensor_type.dtype.numpy.kind == "b":
+        raise DtypeError(f"sum_to: {x.tensor_type} cannot be summed; cast it to a number type first")
     return _one(SumTo(tuple(shape)), x, name)
 
 

@@ -125,7 +125,7 @@ class Conv(ConvOp):
         return inputs[0], inputs[1]
 
     def grad(self, x: Any, w: Any, y: Any, dy: Any) -> Grads:
-        spatial, kernel = x.type.shape[2:], w.type.shape[2:]
+        spatial, kernel = x.tensor_type.shape[2:], w.tensor_type.shape[2:]
         return apply(self._input_gradient(spatial), dy, w), apply(self._weight_gradient(kernel), x, dy)
 
     def _input_gradient(self, spatial: tuple[int, ...]) -> ConvGradInput:
@@ -185,7 +185,7 @@ class ConvGradInput(ConvOp):
 
     def grad(self, dy: Any, w: Any, dx: Any, ddx: Any) -> Grads:
         conv_op = Conv(self.strides, self.padding, self.dilations, self.groups, self.algorithm)
-        return apply(conv_op, ddx, w), apply(conv_op._weight_gradient(w.type.shape[2:]), ddx, dy)
+        return apply(conv_op, ddx, w), apply(conv_op._weight_gradient(w.tensor_type.shape[2:]), ddx, dy)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -221,7 +221,7 @@ class ConvGradWeight(ConvOp):
 
     def grad(self, x: Any, dy: Any, dw: Any, ddw: Any) -> Grads:
         conv_op = Conv(self.strides, self.padding, self.dilations, self.groups, self.algorithm)
-        return apply(conv_op._input_gradient(x.type.shape[2:]), dy, ddw), apply(conv_op, x, ddw)
+        return apply(conv_op._input_gradient(x.tensor_type.shape[2:]), dy, ddw), apply(conv_op, x, ddw)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -260,7 +260,7 @@ def conv(
     name: str | None = None,
 ) -> Any:
     """Convolution of x [n,c,*spatial] with w [o,c/groups,*kernel]; see `explicit_padding` for the forms of `padding`."""
-    return apply(conv_op(x.type, w.type, strides, padding, dilations, groups, algorithm), x, w, name=name)
+    return apply(conv_op(x.tensor_type, w.tensor_type, strides, padding, dilations, groups, algorithm), x, w, name=name)
 
 
 def conv_op(
@@ -300,7 +300,7 @@ def conv_transpose(
 
     ShapeError if that convolution of an image of `spatial` would not give x's sizes.  "same" follows `conv`; pass "same_upper" for the other side.
     """
-    t, u = x.type, w.type
+    t, u = x.tensor_type, w.tensor_type
     ndim = t.ndim - 2
     if not 1 <= ndim <= 3 or u.ndim != t.ndim or len(spatial) != ndim:
         raise ShapeError(f"conv_transpose: x {t}, w {u} and spatial {list(spatial)} must agree in having 1 to 3 spatial axes")

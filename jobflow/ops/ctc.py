@@ -150,9 +150,9 @@ class CtcGreedyDecoder(Op):
     def grad(self, x: Tensor, lengths: Tensor, decoded: Tensor, total: Tensor, ddecoded: Tensor | None, dtotal: Tensor | None) -> Grads:
         if dtotal is None:
             return None, None
-        frames, _, classes = x.type.shape
+        frames, _, classes = x.tensor_type.shape
         inside = ew.less(expand_dims(arange(0, frames), 1), ew.cast(lengths, int64))
-        chosen = ew.multiply(ix.one_hot(argmax(x, 2), classes, dtype=x.type.dtype), expand_dims(ew.cast(inside, x.type.dtype), 2))
+        chosen = ew.multiply(ix.one_hot(argmax(x, 2), classes, dtype=x.tensor_type.dtype), expand_dims(ew.cast(inside, x.tensor_type.dtype), 2))
         return ew.negate(ew.multiply(chosen, dtotal)), None
 
     @classmethod

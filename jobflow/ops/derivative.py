@@ -62,8 +62,8 @@ def derivative(op: Op, types: tuple[TensorType, ...], given: tuple[bool, ...], w
 
 def through(parts: Callable[..., Sequence[Tensor] | None], inputs: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Grads:
     """The gradients of the inputs of `parts`, which makes its outputs by ordinary ops, from the gradients of these outputs."""
-    values = [_Value(x.type, i) for i, x in enumerate(inputs)]
-    seeds = [None if dy is None else _Value(dy.type, len(values) + i) for i, dy in enumerate(gradients)]
+    values = [_Value(x.tensor_type, i) for i, x in enumerate(inputs)]
+    seeds = [None if dy is None else _Value(dy.tensor_type, len(values) + i) for i, dy in enumerate(gradients)]
     recording = _Recording(len(values) + len(seeds))
     with scope.using(interpreter=recording):
         outputs: Any = parts(*values)
@@ -96,7 +96,7 @@ def _add(found: dict[int, _Value], number: int, gradient: Any) -> None:
 class _Value:
     """Stands for a tensor."""
 
-    type: TensorType
+    tensor_type: TensorType
     number: int
 
 
@@ -109,7 +109,7 @@ class _Recording:
         self.values: dict[int, _Value] = {}
 
     def apply(self, op: Op, inputs: Sequence[Any], name: str | None) -> tuple[_Value, ...]:
-        types = types_tuple(op.infer(*(x.type for x in inputs)))
+        types = types_tuple(op.infer(*(x.tensor_type for x in inputs)))
         made = tuple(_Value(type, self.next + i) for i, type in enumerate(types))
         self.next += len(made)
         self.values.update({x.number: x for x in (*inputs, *made)})

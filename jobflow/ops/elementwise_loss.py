@@ -60,7 +60,7 @@ class BinaryCrossEntropy(Pointwise):
         return (target - 1.0) * no - target * yes
 
     def grad(self, x: Tensor, target: Tensor, loss: Tensor, dloss: Tensor) -> Grads:
-        dtype = x.type.dtype
+        dtype = x.tensor_type.dtype
         p, t, d = (cast(each, dtype.arithmetic) for each in (x, target, dloss))
         rest = shift(negate(p), 1.0)
         dx = multiply(d, divide(subtract(p, t), clip(multiply(p, rest), 1e-12)))

@@ -32,12 +32,12 @@ from jobflow.ops.source import constant
 
 def _groups(numbers: Tensor) -> Tensor:
     """[n, g] or [n, g, k] shaped to broadcast along [n, g, k, s]."""
-    return reshape(numbers, (*numbers.type.shape, *[1] * (4 - numbers.type.ndim)))
+    return reshape(numbers, (*numbers.tensor_type.shape, *[1] * (4 - numbers.tensor_type.ndim)))
 
 
 def _channels(numbers: Tensor) -> Tensor:
     """[g, k] likewise."""
-    return reshape(numbers, (*numbers.type.shape, 1))
+    return reshape(numbers, (*numbers.tensor_type.shape, 1))
 
 
 class GroupNormalize(Indexed):
@@ -57,7 +57,7 @@ class GroupNormalize(Indexed):
 
     def grad(self, x: Tensor, mean: Tensor, inv_std: Tensor, gamma: Tensor, beta: Tensor, y: Tensor, dy: Tensor) -> Grads:
         sums, slopes = apply(GroupSums(), dy, x, mean, inv_std)
-        part = 1.0 / max(math.prod(x.type.shape[2:]), 1)
+        part = 1.0 / max(math.prod(x.tensor_type.shape[2:]), 1)
         means = [scale(reduce_sum(multiply(each, gamma), 2), part) for each in (sums, slopes)]
         dx = call(GroupNormalizeGrad(), dy, x, mean, inv_std, gamma, *means)
         return dx, None, None, reduce_sum(slopes, 0), reduce_sum(sums, 0)
@@ -84,7 +84,7 @@ class GroupSums(Indexed):
         return f.row_sum(dy), f.row_sum(dy * (x - mean)) * inv_std
 
     def smaller(self, dy: Tensor, x: Tensor, mean: Tensor, inv_std: Tensor) -> tuple[Tensor, Tensor]:
-        slopes = multiply(reduce_sum(multiply(dy, subtract(x, _groups(mean))), 3), reshape(inv_std, (*inv_std.type.shape, 1)))
+        slopes = multiply(reduce_sum(multiply(dy, subtract(x, _groups(mean))), 3), reshape(inv_std, (*inv_std.tensor_type.shape, 1)))
         return reduce_sum(dy, 3), slopes
 
     def grad(self, dy: Tensor, x: Tensor, mean: Tensor, inv_std: Tensor, *rest: Tensor | None) -> Grads:
@@ -127,9 +127,9 @@ def group_norm(
     x: Tensor, groups: int, gamma: Tensor | None = None, beta: Tensor | None = None, epsilon: float = 1e-5, *, name: str | None = None
 ) -> Tensor:
     """x [n, c, ...] with mean 0 and variance 1 in each group of channels, times gamma plus beta, which have a number for each channel."""
-    batch, channels, *places = x.type.shape
+    batch, channels, *places = x.tensor_type.shape
     shape = groups, channels // max(groups, 1)
     wide = reshape(x, (batch, *shape, math.prod(places)))
-    numbers = [constant(value, shape, x.type.dtype) if p is None else reshape(p, shape) for p, value in ((gamma, 1.0), (beta, 0.0))]
+    numbers = [constant(value, shape, x.tensor_type.dtype) if p is None else reshape(p, shape) for p, value in ((gamma, 1.0), (beta, 0.0))]
     y = call(GroupNormalize(), wide, *apply(RowStatistics(2, epsilon), wide), *numbers)
-    return reshape(y, x.type.shape, name=name)
+    return reshape(y, x.tensor_type.shape, name=name)

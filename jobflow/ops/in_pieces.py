@@ -22,7 +22,7 @@ from jobflow.ops.triangle import tril
 def softmax(x: Tensor, axis: int, masked: bool = False) -> Tensor:
     """With `masked`, a row of -inf has no finite maximum, and its sum is 0 where others reach 1: both are lifted, so that it is all zero."""
     top = reduce_max(x, axis, keepdims=True)
-    e = exp(subtract(x, clip(top, -x.type.dtype.largest) if masked else top))
+    e = exp(subtract(x, clip(top, -x.tensor_type.dtype.largest) if masked else top))
     total = reduce_sum(e, axis, keepdims=True)
     return divide(e, clip(total, 1.0) if masked else total)
 
@@ -42,7 +42,7 @@ def log_softmax_grad(y: Tensor, dy: Tensor, axis: int) -> Tensor:
 
 
 def causal_softmax(x: Tensor, factor: float, diagonal: int) -> Tensor:
-    return softmax(tril(scale(x, factor), diagonal, fill=-math.inf), x.type.ndim - 1, masked=True)
+    return softmax(tril(scale(x, factor), diagonal, fill=-math.inf), x.tensor_type.ndim - 1, masked=True)
 
 
 def softmax_cross_entropy(logits: Tensor, labels: Tensor, tiny: float) -> tuple[Tensor, Tensor]:
@@ -52,7 +52,7 @@ def softmax_cross_entropy(logits: Tensor, labels: Tensor, tiny: float) -> tuple[
 
 def softmax_cross_entropy_grad(prob: Tensor, labels: Tensor, dloss: Tensor) -> Tensor:
     away = subtract(multiply(prob, reduce_sum(labels, -1, keepdims=True)), labels)
-    return multiply(away, reshape(dloss, (*dloss.type.shape, 1)))
+    return multiply(away, reshape(dloss, (*dloss.tensor_type.shape, 1)))
 
 
 def l2_normalize(x: Tensor, axis: int, epsilon: float) -> Tensor:
@@ -62,22 +62,22 @@ def l2_normalize(x: Tensor, axis: int, epsilon: float) -> Tensor:
 def l2_normalize_grad(x: Tensor, dy: Tensor, axis: int, epsilon: float) -> Tensor:
     squares = reduce_sum(square(x), axis, keepdims=True)
     limited = clip(squares, epsilon)
-    above = cast(greater(squares, clip(squares, None, epsilon)), x.type.dtype)
+    above = cast(greater(squares, clip(squares, None, epsilon)), x.tensor_type.dtype)
     along = divide(multiply(reduce_sum(multiply(x, dy), axis, keepdims=True), above), limited)
     return divide(subtract(dy, multiply(x, along)), sqrt(limited))
 
 
 def _rows(x: Tensor, begin: int) -> tuple[int, ...]:
-    return tuple(range(begin, x.type.ndim))
+    return tuple(range(begin, x.tensor_type.ndim))
 
 
 def _lead(numbers: Tensor, x: Tensor) -> Tensor:
     """Numbers per row, shaped to broadcast along the rows of x."""
-    return reshape(numbers, (*numbers.type.shape, *[1] * (x.type.ndim - numbers.type.ndim)))
+    return reshape(numbers, (*numbers.tensor_type.shape, *[1] * (x.tensor_type.ndim - numbers.tensor_type.ndim)))
 
 
 def _mean(x: Tensor, axes: Sequence[int]) -> Tensor:
-    return scale(reduce_sum(x, axes), 1.0 / max(math.prod(x.type.shape[i] for i in axes), 1))
+    return scale(reduce_sum(x, axes), 1.0 / max(math.prod(x.tensor_type.shape[i] for i in axes), 1))
 
 
 def row_statistics(x: Tensor, begin: int, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -118,4 +118,4 @@ def rms_norm_grad(dy: Tensor, x: Tensor, gamma: Tensor, inv_rms: Tensor, begin: 
 def row_statistics_grad(x: Tensor, mean: Tensor, inv_std: Tensor, dmean: Tensor, dinv: Tensor, begin: int) -> Tensor:
     cubed = multiply(inv_std, square(inv_std))
     away = multiply(_lead(multiply(dinv, cubed), x), subtract(x, _lead(mean, x)))
-    return scale(subtract(_lead(dmean, x), away), 1.0 / math.prod(x.type.shape[begin:]))
+    return scale(subtract(_lead(dmean, x), away), 1.0 / math.prod(x.tensor_type.shape[begin:]))

@@ -106,7 +106,7 @@ class Gather(LookUp):
         return replace(self, offset=self.offset + inputs[0].start[self.axis])
 
     def grad(self, params: Tensor, ids: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return unsorted_segment_sum(dy, ids, params.type.shape[self.axis], self.axis), None
+        return unsorted_segment_sum(dy, ids, params.tensor_type.shape[self.axis], self.axis), None
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -186,7 +186,7 @@ class DimGather(LookUp):
         return replace(self, offset=self.offset + inputs[0].start[self.axis])
 
     def grad(self, x: Tensor, ids: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return call(DimScatterAdd(self.axis, x.type.shape[self.axis]), dy, ids), None
+        return call(DimScatterAdd(self.axis, x.tensor_type.shape[self.axis]), dy, ids), None
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -303,7 +303,7 @@ class BatchGather(LookUp):
         return Rule(f"{lead}N{rest},{lead}z->{lead}z{rest}", linear=((0,),))
 
     def grad(self, params: Tensor, ids: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return call(BatchSegmentSum(self.batch, params.type.shape[self.batch]), dy, ids), None
+        return call(BatchSegmentSum(self.batch, params.tensor_type.shape[self.batch]), dy, ids), None
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -346,19 +346,19 @@ class BatchSegmentSum(Op):
 
 def gather(params: Tensor, ids: Tensor, axis: int = 0, *, name: str | None = None) -> Tensor:
     """The entries of `params` along `axis` with the numbers `ids`; zeros for numbers out of range."""
-    at = normal_axis("gather", axis, params.type.ndim)
+    at = normal_axis("gather", axis, params.tensor_type.ndim)
     return call(Gather(at), params, ids, name=name)
 
 
 def unsorted_segment_sum(data: Tensor, ids: Tensor, size: int, axis: int = 0, *, name: str | None = None) -> Tensor:
     """The entries of `data` along `axis` (as many axes as `ids` has) summed into `size` segments; ids out of range are dropped."""
-    at = normal_axis("unsorted_segment_sum", axis, data.type.ndim - ids.type.ndim + 1)
+    at = normal_axis("unsorted_segment_sum", axis, data.tensor_type.ndim - ids.tensor_type.ndim + 1)
     return call(UnsortedSegmentSum(at, size), data, ids, name=name)
 
 
 def dim_gather(x: Tensor, ids: Tensor, axis: int, *, name: str | None = None) -> Tensor:
     """The elements of x along `axis` at the positions `ids`."""
-    at = normal_axis("dim_gather", axis, x.type.ndim)
+    at = normal_axis("dim_gather", axis, x.tensor_type.ndim)
     return call(DimGather(at), x, ids, name=name)
 
 
@@ -369,9 +369,9 @@ def batch_gather(params: Tensor, ids: Tensor, batch: int = 1, *, name: str | Non
 
 def batch_segment_sum(data: Tensor, ids: Tensor, size: int, *, name: str | None = None) -> Tensor:
     """The entries of `data` along the last axis of `ids` summed into `size` segments, for each batch its own."""
-    return call(BatchSegmentSum(ids.type.ndim - 1, size), data, ids, name=name)
+    return call(BatchSegmentSum(ids.tensor_type.ndim - 1, size), data, ids, name=name)
 
 
 def one_hot(ids: Tensor, depth: int, *, dtype: DType, axis: int = -1, on: float = 1.0, off: float = 0.0, name: str | None = None) -> Tensor:
     """Rows of `off` with one `on` at the position `ids`; all `off` if it is out of range."""
-    return call(OneHot(depth, normal_axis("one_hot", axis, ids.type.ndim + 1), on, off, dtype), ids, name=name)
+    return call(OneHot(depth, normal_axis("one_hot", axis, ids.tensor_type.ndim + 1), on, off, dtype), ids, name=name)

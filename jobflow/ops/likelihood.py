@@ -69,7 +69,7 @@ class NegativeLogLikelihood(Indexed):
         return _unless_ignored(f, at, self.ignored, -f.row_element(x, at - self.offset if self.offset else at))
 
     def grad(self, x: Tensor, labels: Tensor, loss: Tensor, dloss: Tensor) -> Grads:
-        return call(NegativeLogLikelihoodGrad(self.axis, x.type.shape[self.axis], self.ignored), labels, dloss), None
+        return call(NegativeLogLikelihoodGrad(self.axis, x.tensor_type.shape[self.axis], self.ignored), labels, dloss), None
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -123,7 +123,7 @@ def negative_log_likelihood(
     x: Tensor, labels: Tensor, axis: int = 1, ignored: int | None = None, *, what: str = WHAT, name: str | None = None
 ) -> Tensor:
     """Loss per label from log-probabilities x with the classes on `axis`; 0 where the label is `ignored`.  Other labels are refused for `what`."""
-    at = normal_axis(WHAT, axis, x.type.ndim)
-    if labels.type.dtype.is_integer:
-        labels = check(classes(what, x.type.shape[at], ignored), labels)
+    at = normal_axis(WHAT, axis, x.tensor_type.ndim)
+    if labels.tensor_type.dtype.is_integer:
+        labels = check(classes(what, x.tensor_type.shape[at], ignored), labels)
     return call(NegativeLogLikelihood(at, ignored), x, labels, name=name)

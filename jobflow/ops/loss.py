@@ -71,19 +71,19 @@ def _classes(x: TensorType) -> tuple[str, str]:
 
 
 def _column(x: Tensor) -> Tensor:
-    return expand_dims(x, x.type.ndim)
+    return expand_dims(x, x.tensor_type.ndim)
 
 
 def _hits(labels: Tensor, x: Tensor) -> Tensor:
     """1 at the labels' places in x, else 0."""
-    return one_hot(labels, x.type.shape[-1], dtype=x.type.dtype)
+    return one_hot(labels, x.tensor_type.shape[-1], dtype=x.tensor_type.dtype)
 
 
 def _from_prob(logits: Tensor, prob: Tensor, dprob: Tensor | None, rest: Tensor | None) -> Tensor | None:
     """The gradient of logits through prob, added to the rest."""
     if dprob is None:
         return rest
-    through = call(SoftmaxGrad(logits.type.ndim - 1), prob, dprob)
+    through = call(SoftmaxGrad(logits.tensor_type.ndim - 1), prob, dprob)
     return through if rest is None else add(rest, through)
 
 
@@ -457,7 +457,7 @@ def combined_margin_grad(theta: Tensor, labels: Tensor, dy: Tensor, m1: float, m
 
 def _checked(what: str, labels: Tensor, scores: Tensor) -> Tensor:
     """The labels, once they are known to be classes; left to the op where they are not even labels for these scores."""
-    return check(classes(what, scores.type.shape[-1]), labels) if labels.type.dtype.is_integer and scores.type.ndim else labels
+    return check(classes(what, scores.tensor_type.shape[-1]), labels) if labels.tensor_type.dtype.is_integer and scores.tensor_type.ndim else labels
 
 
 def sparse_softmax_cross_entropy(logits: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:
@@ -473,7 +473,7 @@ def split_sparse_softmax_cross_entropy(logits: Tensor, labels: Tensor, *, name: 
 
 def by_classes(logits: Tensor, labels: Tensor, *, name: str | None = None) -> tuple[Tensor, Tensor]:
     """(loss, prob) of a sparse softmax cross entropy by such ops."""
-    top = reduce_max(logits, (logits.type.ndim - 1,))
+    top = reduce_max(logits, (logits.tensor_type.ndim - 1,))
     loss, prob = apply(SplitCrossEntropy(), logits, labels, top, call(SumExp(), logits, top), name=name)
     return loss, prob
 

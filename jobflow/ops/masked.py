@@ -35,7 +35,7 @@ class MaskedFill(Pointwise):
         return f.where(mask, f.constant(self.value, x.dtype), x)
 
     def grad(self, x: Tensor, mask: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return sum_to(call(replace(self, value=0.0), dy, mask), x.type.shape), None
+        return sum_to(call(replace(self, value=0.0), dy, mask), x.tensor_type.shape), None
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -162,7 +162,7 @@ def matmul(a: Tensor, b: Tensor, *, transpose_a: bool = False, transpose_b: bool
 
     Raises ShapeError for other ranks, or if the operands disagree on an axis.
     """
-    x, y = a.type, b.type
+    x, y = a.tensor_type, b.tensor_type
     if x.ndim < 2 or y.ndim < 2 or (x.ndim != y.ndim and y.ndim != 2):
         raise ShapeError(f"matmul: a {x} and b {y}: both need two axes or more, and equally many unless b has two")
     if x.ndim != y.ndim and transpose_a:
@@ -213,7 +213,7 @@ def along(x: Array, axis: int, ndim: int) -> Array:
 
 def bias_add(value: Tensor, bias: Tensor, axis: int = 1, *, name: str | None = None) -> Tensor:
     """value + bias, the bias lying along `axis`."""
-    result: Tensor = apply(BiasAdd(normal_axis("bias_add", axis, value.type.ndim)), value, bias, name=name)
+    result: Tensor = apply(BiasAdd(normal_axis("bias_add", axis, value.tensor_type.ndim)), value, bias, name=name)
     return result
 
 
@@ -235,7 +235,7 @@ class AxisSum(Indexed):
         return f.column_sum(x)
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (spread(dy, x.type.shape, self.axis),)
+        return (spread(dy, x.tensor_type.shape, self.axis),)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -246,7 +246,7 @@ class AxisSum(Indexed):
 
 def axis_sum(x: Tensor, axis: int, *, name: str | None = None) -> Tensor:
     """x summed over all axes but `axis`."""
-    result: Tensor = apply(AxisSum(normal_axis("axis_sum", axis, x.type.ndim)), x, name=name)
+    result: Tensor = apply(AxisSum(normal_axis("axis_sum", axis, x.tensor_type.ndim)), x, name=name)
     return result
 
 

@@ -141,7 +141,7 @@ class PadEdgesGrad(_Edges):
 
 def roll(x: Tensor, shifts: Sequence[int], axes: Sequence[int], *, name: str | None = None) -> Tensor:
     """x with the elements along axes[i] moved on by shifts[i], those that leave at the end coming in at the beginning."""
-    each = [0] * x.type.ndim
+    each = [0] * x.tensor_type.ndim
     for shift, axis in zip(shifts, axes, strict=True):
         each[normal_axis("roll", axis, len(each))] += shift
     return call(Roll(tuple(each)), x, name=name) if any(each) else x

@@ -194,13 +194,13 @@ def layer_norm(
     x: Tensor, gamma: Tensor | None = None, beta: Tensor | None = None, begin_axis: int = 1, epsilon: float = 1e-5, *, name: str | None = None
 ) -> Tensor:
     """x normalised over its axes from `begin_axis` on, times gamma, plus beta; these may also be of fewer last axes, or None."""
-    begin = normal_axis("layer_norm", begin_axis, x.type.ndim)
-    row = x.type.shape[begin:]
-    inside = [p if p is not None and p.type.shape == row else None for p in (gamma, beta)]
+    begin = normal_axis("layer_norm", begin_axis, x.tensor_type.ndim)
+    row = x.tensor_type.shape[begin:]
+    inside = [p if p is not None and p.tensor_type.shape == row else None for p in (gamma, beta)]
     if gamma is not None and inside[0] is None:  # gamma comes after the op, so beta must too
         inside[1] = None
-    scale = constant(1.0, row, x.type.dtype) if inside[0] is None else inside[0]
-    offset = constant(0.0, row, x.type.dtype) if inside[1] is None else inside[1]
+    scale = constant(1.0, row, x.tensor_type.dtype) if inside[0] is None else inside[0]
+    offset = constant(0.0, row, x.tensor_type.dtype) if inside[1] is None else inside[1]
     y: Tensor = apply(LayerNorm(begin, epsilon), x, scale, offset, name=name)[0]
     if gamma is not None and inside[0] is None:
         y = multiply(y, gamma)
@@ -283,8 +283,8 @@ class RmsNormGrad(RowNorm):
 
 def rms_norm(x: Tensor, gamma: Tensor | None = None, begin_axis: int = 1, epsilon: float = 1e-5, *, name: str | None = None) -> Tensor:
     """x over the root of the mean of its squares over the axes from `begin_axis` on, times gamma."""
-    begin = normal_axis("rms_norm", begin_axis, x.type.ndim)
-    factor = constant(1.0, x.type.shape[begin:], x.type.dtype) if gamma is None else gamma
+    begin = normal_axis("rms_norm", begin_axis, x.tensor_type.ndim)
+    factor = constant(1.0, x.tensor_type.shape[begin:], x.tensor_type.dtype) if gamma is None else gamma
     y: Tensor = apply(RmsNorm(begin, epsilon), x, factor, name=name)[0]
     return y
 
@@ -351,4 +351,4 @@ class L2NormalizeGrad(Indexed):
 
 def l2_normalize(x: Tensor, axis: int, epsilon: float = 1e-12, *, name: str | None = None) -> Tensor:
     """x divided by its Euclidean norm along `axis`, which counts as at least sqrt(epsilon)."""
-    return call(L2Normalize(normal_axis("l2_normalize", axis, x.type.ndim), epsilon), x, name=name)
+    return call(L2Normalize(normal_axis("l2_normalize", axis, x.tensor_type.ndim), epsilon), x, name=name)

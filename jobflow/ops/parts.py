@@ -58,7 +58,7 @@ class TakePart(Part):
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         back = P if isinstance(self.sbp, Broadcast) else self.sbp
         with scope.using(placement=self.whole):
-            return (apply(PutPart(back, self.index, self.whole, x.type.shape), dy),)
+            return (apply(PutPart(back, self.index, self.whole, x.tensor_type.shape), dy),)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

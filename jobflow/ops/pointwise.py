@@ -233,7 +233,7 @@ class ElementwiseGrad(Pointwise):
     def grad(self, *tensors: Any) -> Grads:
         *inputs, dy, dx, ddx = tensors
         through = _gradients(self, (*inputs, dy), dx, ddx, len(inputs))
-        return *through, _sum_to(call(self, *inputs, ddx), dy.type.shape)
+        return *through, _sum_to(call(self, *inputs, ddx), dy.tensor_type.shape)
 
     def word(self) -> str:  # type: ignore[override]
         return f"{self.op.word()}grad"
@@ -272,8 +272,8 @@ def _derivative(op: Pointwise, wrt: int, dtypes: tuple[DType, ...]) -> Expressio
 def _gradients(op: Pointwise, inputs: Sequence[Tensor], y: Tensor, dy: Tensor, count: int | None = None) -> list[Tensor | None]:
     """The gradients of the first `count` inputs, or of all."""
     n = len(inputs)
-    dtypes = tuple(x.type.dtype.arithmetic for x in inputs)
-    given = language.element(n + 1, dy.type.dtype.arithmetic)
+    dtypes = tuple(x.tensor_type.dtype.arithmetic for x in inputs)
+    given = language.element(n + 1, dy.tensor_type.dtype.arithmetic)
     gradients: list[Tensor | None] = []
     formulas: list[Expression | None] = []
     for wrt, x in enumerate(inputs[:count]):
@@ -282,10 +282,14 @@ def _gradients(op: Pointwise, inputs: Sequence[Tensor], y: Tensor, dy: Tensor, c
         if dx is None:
             gradients.append(None)
         elif dx is given:
-            gradients.append(_sum_to(dy, x.type.shape))
+            gradients.append(_sum_to(dy, x.tensor_type.shape))
         elif dx.primitive == "negative" and dx.arguments[0] is given:
-            gradients.append(call(Negate(), _sum_to(dy, x.type.shape)))
-        elif dx.primitive == "negative" and dx.arguments[0] in formulas and x.type.shape == inputs[formulas.index(dx.arguments[0])].type.shape:
+            gradients.append(call(Negate(), _sum_to(dy, x.tensor_type.shape)))
+        elif (
+            dx.primitive == "negative"
+            and dx.arguments[0] in formulas
+            and x.tensor_type.shape == inputs[formulas.index(dx.arguments[0])].tensor_type.shape
+        ):
             other = gradients[formulas.index(dx.arguments[0])]
             assert other is not None
             gradients.append(call(Negate(), other))
@@ -293,13 +297,13 @@ def _gradients(op: Pointwise, inputs: Sequence[Tensor], y: Tensor, dy: Tensor, c
             leaves = {e.attribute for e in language.in_order([dx]) if e.primitive == "element"}
             reads = tuple(i for i in range(n + 1) if i in leaves)
             full = call(ElementwiseGrad(op, wrt, n, reads), *((*inputs, y)[i] for i in reads), dy)
-            gradients.append(_sum_to(full, x.type.shape))
-    return [None if dx is None else _of_type(dx, x.type.dtype) for dx, x in zip(gradients, inputs, strict=False)]
+            gradients.append(_sum_to(full, x.tensor_type.shape))
+    return [None if dx is None else _of_type(dx, x.tensor_type.dtype) for dx, x in zip(gradients, inputs, strict=False)]
 
 
 def _of_type(dx: Tensor, dtype: DType) -> Tensor:
     """A gradient in the type of its input, where that is not the output's."""
-    if dx.type.dtype.arithmetic is dtype.arithmetic:
+    if dx.tensor_type.dtype.arithmetic is dtype.arithmetic:
         return dx
     from jobflow.ops.scalar import cast  # has formulas, too
 

@@ -171,7 +171,7 @@ class AvgPool(_PoolOp):
         y[...] = total / counts(xp, self.window, x.shape[2:], y.shape[2:], total.dtype)
 
     def grad(self, x: Any, y: Any, dy: Any) -> Grads:
-        return (apply(AvgPoolGrad(self.ksize, self.strides, self.padding, self.ceil_mode, x.type.shape[2:]), dy),)
+        return (apply(AvgPoolGrad(self.ksize, self.strides, self.padding, self.ceil_mode, x.tensor_type.shape[2:]), dy),)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -282,7 +282,7 @@ def max_pool(
     name: str | None = None,
 ) -> Any:
     """Largest element of each window of x [n,c,*spatial]; strides default to ksize; `ceil_mode` matters for explicit padding only."""
-    return apply(_pool_op(MaxPool, "max_pool", x.type, ksize, strides, padding, ceil_mode), x, name=name)
+    return apply(_pool_op(MaxPool, "max_pool", x.tensor_type, ksize, strides, padding, ceil_mode), x, name=name)
 
 
 def avg_pool(
@@ -295,4 +295,4 @@ def avg_pool(
     name: str | None = None,
 ) -> Any:
     """Mean of each window's elements inside the image; arguments as for `max_pool`."""
-    return apply(_pool_op(AvgPool, "avg_pool", x.type, ksize, strides, padding, ceil_mode), x, name=name)
+    return apply(_pool_op(AvgPool, "avg_pool", x.tensor_type, ksize, strides, padding, ceil_mode), x, name=name)

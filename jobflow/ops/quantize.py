@@ -28,7 +28,7 @@ class FakeQuantize(Elementwise):
 
     def grad(self, *tensors: Any) -> Grads:
         x, _, _, _, dy = tensors
-        return (None if dy is None else sum_to(dy, x.type.shape)), None, None
+        return (None if dy is None else sum_to(dy, x.tensor_type.shape)), None, None
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -76,7 +76,7 @@ class Reduce(AxisReduction):
 
     def expanded(self, x: Tensor, y: Tensor) -> Tensor:
         """A tensor of y's shape with the reduced axes as axes of size 1."""
-        return reshape(y, tuple(1 if i in self.axes else n for i, n in enumerate(x.type.shape)))
+        return reshape(y, tuple(1 if i in self.axes else n for i, n in enumerate(x.tensor_type.shape)))
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -98,7 +98,7 @@ class ReduceSum(Reduce):
         return wide_sum(f, x)
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (broadcast_to(self.expanded(x, dy), x.type.shape),)
+        return (broadcast_to(self.expanded(x, dy), x.tensor_type.shape),)
 
 
 class _ReduceExtreme(Reduce):
@@ -112,7 +112,7 @@ class _ReduceExtreme(Reduce):
         return Rule(self.words(x, splittable=True), reduce=self.reduction, also=(Signature((partial,), (partial,)),))
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        reached = cast(equal(x, self.expanded(x, y)), x.type.dtype)
+        reached = cast(equal(x, self.expanded(x, y)), x.tensor_type.dtype)
         share = divide(self.expanded(x, dy), reduce_sum(reached, self.axes, keepdims=True))
         return (multiply(reached, share),)
 
@@ -154,7 +154,7 @@ class ReduceProd(Reduce):
             before, after = (call(CumProd(axis, reverse, exclusive=True), rest) for reverse in (False, True))
             dx = multiply(dx, multiply(before, after))
             rest = reduce_prod(rest, axis, keepdims=True)
-        return (broadcast_to(dx, x.type.shape),)
+        return (broadcast_to(dx, x.tensor_type.shape),)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -253,9 +253,9 @@ Axes = Sequence[int] | int | None
 def _axes(what: str, x: Tensor, axes: Axes) -> tuple[int, ...]:
     """The axes counted from the front and in order; all of them for None."""
     if axes is None:
-        return tuple(range(x.type.ndim))
+        return tuple(range(x.tensor_type.ndim))
     chosen = [axes] if isinstance(axes, int) else axes
-    return tuple(sorted({normal_axis(what, i, x.type.ndim) for i in chosen}))
+    return tuple(sorted({normal_axis(what, i, x.tensor_type.ndim) for i in chosen}))
 
 
 def reduce_sum(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Tensor:
@@ -266,7 +266,7 @@ def reduce_sum(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: st
 @rounded_once
 def reduce_mean(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Tensor:
     """The sum times 1/count, where count is that of the logical tensor: so it is linear, and splits as a sum does."""
-    count = math.prod(x.type.shape[i] for i in _axes("reduce_mean", x, axes))
+    count = math.prod(x.tensor_type.shape[i] for i in _axes("reduce_mean", x, axes))
     return scale(reduce_sum(x, axes, keepdims), 1.0 / count if count else math.nan, name=name)
 
 
@@ -326,8 +326,8 @@ def argmin(x: Tensor, axis: int = -1, *, name: str | None = None) -> Tensor:
 
 
 def _position(what: str, x: Tensor, axis: int, largest: bool, name: str | None) -> Tensor:
-    chosen = normal_axis(what, axis, x.type.ndim)
-    check_filled(what, x.type, (chosen,))
+    chosen = normal_axis(what, axis, x.tensor_type.ndim)
+    check_filled(what, x.tensor_type, (chosen,))
     return call(ArgExtreme(chosen, largest), x, name=name)
 
 
@@ -339,12 +339,12 @@ def square_sum(x: Tensor, *, name: str | None = None) -> Tensor:
 @rounded_once
 def logsumexp(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Tensor:
     """log(sum(exp(x))), computed so that exp does not overflow."""
-    if not x.type.dtype.is_float:
-        raise DtypeError(f"logsumexp: {x.type} is not of floating point numbers; cast it with cast(x, dtype)")
+    if not x.tensor_type.dtype.is_float:
+        raise DtypeError(f"logsumexp: {x.tensor_type} is not of floating point numbers; cast it with cast(x, dtype)")
     chosen = _axes("logsumexp", x, axes)
     largest = detach(reduce_max(x, chosen, keepdims=True))
     largest = where(isinf(largest), fill_like(largest, 0.0), largest)  # infinite ones are what they are without it
     inside = log(reduce_sum(exp(subtract(x, largest)), chosen, keepdims=True))
     whole = add(inside, largest)
-    kept = tuple(n for i, n in enumerate(whole.type.shape) if keepdims or i not in chosen)
+    kept = tuple(n for i, n in enumerate(whole.tensor_type.shape) if keepdims or i not in chosen)
     return reshape(whole, kept, name=name)

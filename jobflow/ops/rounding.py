@@ -46,7 +46,7 @@ rounded_once = rounding_once(cast)
 
 def _dtype(x: Any) -> DType | None:
     """The element type of a tensor of floats; None of anything else."""
-    found = getattr(x, "type", None)
+    found = getattr(x, "tensor_type", None)
     return found.dtype if isinstance(found, TensorType) and found.dtype.is_float else None
 
 

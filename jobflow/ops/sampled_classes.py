@@ -96,7 +96,7 @@ class GatherWhereTheyAre(Gather):
         return Rule(f"N{rest},I->I{rest}", also=(Signature((S(0), S(0)), (S(0),)),))
 
     def grad(self, params: Tensor, ids: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return call(AddWhereTheyAre(params.type.shape[0]), dy, ids), None
+        return call(AddWhereTheyAre(params.tensor_type.shape[0]), dy, ids), None
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

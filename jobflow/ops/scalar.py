@@ -134,8 +134,8 @@ class Cast(Elementwise):
         return f.cast(x, self.dtype)
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        passes = self.through or (self.dtype.is_float and x.type.dtype is not bool_)
-        return (cast(dy, x.type.dtype.of_gradient) if passes else None,)
+        passes = self.through or (self.dtype.is_float and x.tensor_type.dtype is not bool_)
+        return (cast(dy, x.tensor_type.dtype.of_gradient) if passes else None,)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -275,8 +275,8 @@ def clip(x: Tensor, minimum: float | None = None, maximum: float | None = None, 
 
 def bounds(what: str, x: Tensor, minimum: float | None, maximum: float | None) -> tuple[float | None, float | None]:
     """Bounds as x's element type has them; of integers a minimum below all of them is their smallest, a maximum above their largest."""
-    smallest, largest = x.type.dtype.span
-    if x.type.dtype.is_integer:
+    smallest, largest = x.tensor_type.dtype.span
+    if x.tensor_type.dtype.is_integer:
         minimum = smallest if minimum is not None and minimum < smallest else minimum
         maximum = largest if maximum is not None and maximum > largest else maximum
     low, high = (None if bound is None else fitting(what, x, bound) for bound in (minimum, maximum))
@@ -290,12 +290,14 @@ def fill_like(x: Tensor, value: float, *, dtype: DType | None = None, name: str 
 
 def cast(x: Tensor, dtype: DType, *, name: str | None = None) -> Tensor:
     """x as another element type; x itself if it has it."""
-    return x if x.type.dtype is dtype else call(Cast(dtype), x, name=name)
+    return x if x.tensor_type.dtype is dtype else call(Cast(dtype), x, name=name)
 
 
 def fitting(what: str, x: Tensor, number: float) -> float:
     """The number as x's element type has it; DtypeError if it would lose its fraction, or is beyond the type."""
     try:
-        return x.type.dtype.number(number)
+        return x.tensor_type.dtype.number(number)
     except ValueError as error:
-        raise DtypeError(f"{what} at {user_line()}: {error} but the tensor is {x.type}; cast it first, to a type that has the number") from None
+        raise DtypeError(
+            f"{what} at {user_line()}: {error} but the tensor is {x.tensor_type}; cast it first, to a type that has the number"
+        ) from None

@@ -132,10 +132,10 @@ class CumProdTail(Op):
 
     def _moved(self, x: Tensor, by: int) -> Tensor:
         """x moved by one along the axis, away from the scan's first element or towards it, with 0 where nothing comes."""
-        n, ahead = x.type.shape[self.axis], (by > 0) != self.reverse
+        n, ahead = x.tensor_type.shape[self.axis], (by > 0) != self.reverse
         if not n:
             return x
-        lead, rest = (None,) * self.axis, [(0, 0)] * x.type.ndim
+        lead, rest = (None,) * self.axis, [(0, 0)] * x.tensor_type.ndim
         rest[self.axis] = (1, 0) if ahead else (0, 1)
         return pad(slice_(x, (*lead, 0 if ahead else 1), (*lead, n - 1 if ahead else n)), rest)
 
@@ -153,9 +153,9 @@ def _along(axis: int, ndim: int) -> str:
 
 def cumsum(x: Tensor, axis: int, reverse: bool = False, exclusive: bool = False, *, name: str | None = None) -> Tensor:
     """Running sums along `axis`."""
-    return call(CumSum(normal_axis("cumsum", axis, x.type.ndim), reverse, exclusive), x, name=name)
+    return call(CumSum(normal_axis("cumsum", axis, x.tensor_type.ndim), reverse, exclusive), x, name=name)
 
 
 def cumprod(x: Tensor, axis: int, reverse: bool = False, exclusive: bool = False, *, name: str | None = None) -> Tensor:
     """Running products along `axis`."""
-    return call(CumProd(normal_axis("cumprod", axis, x.type.ndim), reverse, exclusive), x, name=name)
+    return call(CumProd(normal_axis("cumprod", axis, x.tensor_type.ndim), reverse, exclusive), x, name=name)

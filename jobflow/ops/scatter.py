@@ -86,17 +86,17 @@ def _check(what: str, axis: int, x: TensorType, ids: TensorType, v: TensorType) 
 
 def scatter(x: Tensor, axis: int, ids: Tensor, v: Tensor, *, name: str | None = None) -> Tensor:
     """x with the elements at the positions `ids` along `axis` replaced by v; positions out of range are passed over."""
-    return call(Scatter(normal_axis("scatter", axis, x.type.ndim)), x, ids, v, name=name)
+    return call(Scatter(normal_axis("scatter", axis, x.tensor_type.ndim)), x, ids, v, name=name)
 
 
 def scatter_add(x: Tensor, axis: int, ids: Tensor, v: Tensor, *, name: str | None = None) -> Tensor:
     """x with v added at the positions `ids` along `axis`, as often as a position is named; positions out of range are passed over."""
-    at = normal_axis("scatter_add", axis, x.type.ndim)
-    _check("scatter_add", at, x.type, ids.type, v.type)
-    return add(x, call(DimScatterAdd(at, x.type.shape[at]), v, ids), name=name)
+    at = normal_axis("scatter_add", axis, x.tensor_type.ndim)
+    _check("scatter_add", at, x.tensor_type, ids.tensor_type, v.tensor_type)
+    return add(x, call(DimScatterAdd(at, x.tensor_type.shape[at]), v, ids), name=name)
 
 
 def index_add(x: Tensor, axis: int, ids: Tensor, v: Tensor, *, name: str | None = None) -> Tensor:
     """x with the slices of v along `axis` added to those of x with the numbers `ids` (a vector)."""
-    at = normal_axis("index_add", axis, x.type.ndim)
-    return add(x, unsorted_segment_sum(v, ids, x.type.shape[at], at), name=name)
+    at = normal_axis("index_add", axis, x.tensor_type.ndim)
+    return add(x, unsorted_segment_sum(v, ids, x.tensor_type.shape[at], at), name=name)

@@ -100,13 +100,13 @@ class SliceWrite(SliceUpdate):
 
 def subscript(x: Tensor, starts: Edges, stops: Edges, steps: Edges | None = None, *, name: str | None = None) -> Tensor:
     """x[starts[0]:stops[0]:steps[0], ...] as Python slices; missing trailing axes are full.  See `Subscript` for its layouts."""
-    window, backwards = window_of(x.type.shape, starts, stops, steps)
-    whole = window.takes_all(x.type.shape)
+    window, backwards = window_of(x.tensor_type.shape, starts, stops, steps)
+    whole = window.takes_all(x.tensor_type.shape)
     y = x if whole else call(Subscript(window.starts, window.stops, window.steps), x, name=None if backwards else name)
     return flip(y, backwards, name=name) if backwards else y
 
 
 def slice_update(x: Tensor, v: Tensor, starts: Edges, stops: Edges, steps: Edges | None = None, *, name: str | None = None) -> Tensor:
     """x with x[starts[0]:stops[0]:steps[0], ...] = v; v has the shape of that window."""
-    window, backwards = window_of(x.type.shape, starts, stops, steps)
+    window, backwards = window_of(x.tensor_type.shape, starts, stops, steps)
     return call(SliceUpdate(window), x, flip(v, backwards) if backwards else v, name=name)

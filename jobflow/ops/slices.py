@@ -72,7 +72,7 @@ class Slice(ViewOp):
         return Slice(self.starts, tuple(stops), self.steps)
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (call(SliceGrad(x.type.shape, self), dy),)
+        return (call(SliceGrad(x.tensor_type.shape, self), dy),)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -172,7 +172,7 @@ class Pad(Op):
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         starts = tuple(a for a, _ in self.pairs)
-        stops = tuple(a + n for n, (a, _) in zip(x.type.shape, self.pairs, strict=True))
+        stops = tuple(a + n for n, (a, _) in zip(x.tensor_type.shape, self.pairs, strict=True))
         return (slice_(dy, starts, stops),)
 
     @classmethod
@@ -242,7 +242,7 @@ class Concat(Op):
 
     def grad(self, *tensors: Tensor) -> Grads:
         *xs, _, dy = tensors
-        return split(dy, [x.type.shape[self.axis] for x in xs], self.axis)
+        return split(dy, [x.tensor_type.shape[self.axis] for x in xs], self.axis)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -272,8 +272,8 @@ def window_of(shape: Sequence[int], starts: Edges, stops: Edges, steps: Edges | 
 
 def slice_(x: Tensor, starts: Edges, stops: Edges, steps: Edges | None = None, *, name: str | None = None) -> Tensor:
     """x[starts[0]:stops[0]:steps[0], ...] as Python slices; missing trailing axes are full."""
-    window, backwards = window_of(x.type.shape, starts, stops, steps)
-    y = x if all(window.full(x.type.shape)) else call(window, x, name=name if not backwards else None)
+    window, backwards = window_of(x.tensor_type.shape, starts, stops, steps)
+    y = x if all(window.full(x.tensor_type.shape)) else call(window, x, name=name if not backwards else None)
     return call(Flip(backwards), y, name=name) if backwards else y
 
 
@@ -284,14 +284,14 @@ def pad(x: Tensor, pairs: Sequence[tuple[int, int]], value: float = 0.0, *, name
 
 def flip(x: Tensor, axes: Sequence[int], *, name: str | None = None) -> Tensor:
     """x backwards along the given axes."""
-    return call(Flip(tuple(sorted({normal_axis("flip", i, x.type.ndim) for i in axes}))), x, name=name)
+    return call(Flip(tuple(sorted({normal_axis("flip", i, x.tensor_type.ndim) for i in axes}))), x, name=name)
 
 
 def concat(xs: Sequence[Tensor], axis: int = 0, *, name: str | None = None) -> Tensor:
     """The tensors one after the other along `axis`; the tensor itself if it is alone."""
     if not xs:
         raise ShapeError("concat needs at least one tensor")
-    return xs[0] if len(xs) == 1 else call(Concat(normal_axis("concat", axis, xs[0].type.ndim)), *xs, name=name)
+    return xs[0] if len(xs) == 1 else call(Concat(normal_axis("concat", axis, xs[0].tensor_type.ndim)), *xs, name=name)
 
 
 def stack(xs: Sequence[Tensor], axis: int = 0, *, name: str | None = None) -> Tensor:
@@ -303,9 +303,9 @@ def stack(xs: Sequence[Tensor], axis: int = 0, *, name: str | None = None) -> Te
 
 def split(x: Tensor, sizes: Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
     """Consecutive pieces of the given sizes along `axis`."""
-    at = normal_axis("split", axis, x.type.ndim)
-    if sum(sizes) != x.type.shape[at]:
-        raise ShapeError(f"split: pieces of {list(sizes)} do not add up to axis {at} of {x.type}")
+    at = normal_axis("split", axis, x.tensor_type.ndim)
+    if sum(sizes) != x.tensor_type.shape[at]:
+        raise ShapeError(f"split: pieces of {list(sizes)} do not add up to axis {at} of {x.tensor_type}")
     stops = np.cumsum(sizes).tolist()
     lead = (None,) * at
     return tuple(slice_(x, (*lead, stop - size), (*lead, stop)) for size, stop in zip(sizes, stops, strict=True))
@@ -313,5 +313,5 @@ def split(x: Tensor, sizes: Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
 
 def unstack(x: Tensor, axis: int = 0) -> tuple[Tensor, ...]:
     """The slices of x along `axis`, without that axis."""
-    at = normal_axis("unstack", axis, x.type.ndim)
-    return tuple(squeeze(part, (at,)) for part in split(x, [1] * x.type.shape[at], at))
+    at = normal_axis("unstack", axis, x.tensor_type.ndim)
+    return tuple(squeeze(part, (at,)) for part in split(x, [1] * x.tensor_type.shape[at], at))

@@ -163,7 +163,7 @@ class CausalSoftmax(Indexed):
         return e * f.reciprocal(f.maximum(f.row_sum(e), 1.0))
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return (call(SoftmaxGrad(x.type.ndim - 1, self.scale), y, dy),)
+        return (call(SoftmaxGrad(x.tensor_type.ndim - 1, self.scale), y, dy),)
 
     def smaller(self, x: Tensor) -> tuple[Tensor]:
         return (in_pieces.causal_softmax(x, self.scale, self.diagonal),)
@@ -178,15 +178,15 @@ class CausalSoftmax(Indexed):
 
 def softmax(x: Tensor, axis: int = -1, masked: bool = False, *, name: str | None = None) -> Tensor:
     """Softmax of x along `axis`; with `masked`, where all of x is -inf it is 0, not NaN."""
-    return call(Softmax(normal_axis("softmax", axis, x.type.ndim), masked), x, name=name)
+    return call(Softmax(normal_axis("softmax", axis, x.tensor_type.ndim), masked), x, name=name)
 
 
 def log_softmax(x: Tensor, axis: int = -1, *, name: str | None = None) -> Tensor:
     """Logarithm of the softmax of x along `axis`."""
-    return call(LogSoftmax(normal_axis("log_softmax", axis, x.type.ndim)), x, name=name)
+    return call(LogSoftmax(normal_axis("log_softmax", axis, x.tensor_type.ndim)), x, name=name)
 
 
 def causal_softmax(x: Tensor, scale: float = 1.0, diagonal: int = 0, *, name: str | None = None) -> Tensor:
     """Softmax of scale x along the last axis, where row i sees the columns up to i + diagonal."""
-    normal_axis("causal_softmax", -2, x.type.ndim)
+    normal_axis("causal_softmax", -2, x.tensor_type.ndim)
     return call(CausalSoftmax(scale, diagonal), x, name=name)

@@ -26,7 +26,7 @@ class Ordering(Op):
         return Rule(f"{word}->{word},{word}")
 
     def grad(self, x: Tensor, values: Tensor, indices: Tensor, dvalues: Tensor | None, dindices: Tensor | None) -> Grads:
-        return (None if dvalues is None else call(DimScatterAdd(self.axis, x.type.shape[self.axis]), dvalues, indices),)
+        return (None if dvalues is None else call(DimScatterAdd(self.axis, x.tensor_type.shape[self.axis]), dvalues, indices),)
 
 
 class Sort(Ordering):
@@ -89,11 +89,11 @@ def order(xp: Xp, x: Array, axis: int, descending: bool) -> Array:
 
 def sort(x: Tensor, axis: int = -1, descending: bool = False, *, name: str | None = None) -> tuple[Tensor, Tensor]:
     """The elements of x in order along `axis`, and where they were (int64)."""
-    values, indices = apply(Sort(normal_axis("sort", axis, x.type.ndim), descending), x, name=name)
+    values, indices = apply(Sort(normal_axis("sort", axis, x.tensor_type.ndim), descending), x, name=name)
     return values, indices
 
 
 def topk(x: Tensor, k: int, axis: int = -1, largest: bool = True, *, name: str | None = None) -> tuple[Tensor, Tensor]:
     """The k largest (smallest) elements along `axis` in order, and where they were (int64)."""
-    values, indices = apply(TopK(normal_axis("topk", axis, x.type.ndim), k, largest), x, name=name)
+    values, indices = apply(TopK(normal_axis("topk", axis, x.tensor_type.ndim), k, largest), x, name=name)
     return values, indices

@@ -239,7 +239,7 @@ def scalar_power(x: Tensor, exponent: float, *, name: str | None = None) -> Tens
 
 
 def power(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Power(), x, check(whole_exponent("pow"), y) if y.type.dtype.is_integer else y, name=name)
+    return call(Power(), x, check(whole_exponent("pow"), y) if y.tensor_type.dtype.is_integer else y, name=name)
 
 
 atan2 = binary_function(Atan2)

@@ -34,7 +34,7 @@ def vector_norm(x: Tensor, order: float = 2.0, axes: Sequence[int] | int | None 
 
 def root(x: Tensor, order: float = 2.0, *, name: str | None = None) -> Tensor:
     """x^(1/order), whose gradient at 0 is 0 instead of infinite: that of a distance from itself."""
-    zero, one = (constant(number, (), x.type.dtype) for number in (0.0, 1.0))
+    zero, one = (constant(number, (), x.tensor_type.dtype) for number in (0.0, 1.0))
     nothing = equal(x, zero)
     safe = where(nothing, one, x)
     return where(nothing, zero, sqrt(safe) if order == 2 else scalar_power(safe, 1 / order), name=name)

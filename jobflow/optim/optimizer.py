@@ -57,7 +57,7 @@ class Optimizer:
         self.param_groups: list[Group] = []
         self.state: dict[Tensor, dict[str, Any]] = {}
         if isinstance(params, Tensor):
-            raise ConfigError(f"{self._word} at {user_line()}: parameters are a list of tensors; got one {params.type}: pass [parameter]")
+            raise ConfigError(f"{self._word} at {user_line()}: parameters are a list of tensors; got one {params.tensor_type}: pass [parameter]")
         if not isinstance(params, Iterable):
             raise ConfigError(
                 f"{self._word} at {user_line()}: parameters are a list of tensors; got {type(params).__name__}: pass module.parameters()"
@@ -89,7 +89,7 @@ class Optimizer:
             if not isinstance(p, Tensor) or not p.is_leaf:
                 raise ConfigError(f"{what}: {type(p).__name__} is not a parameter; parameters are tensors that were not computed from others")
             if id(p) in known:
-                raise ConfigError(f"{what}: a {p.type} parameter is given twice")
+                raise ConfigError(f"{what}: a {p.tensor_type} parameter is given twice")
             known.add(id(p))
         made = {**self.defaults, **group, "params": params}
         self._check(made, what)
@@ -136,12 +136,12 @@ class Optimizer:
 
     def _step(self, here: EagerState, p: Tensor, gradient: Tensor, op: OptimizerUpdate, slots: Mapping[str, float], rate: float) -> None:
         if not isinstance(gradient, Tensor):
-            raise DtypeError(f"{self._word} at {user_line()}: the gradient of a {p.type} parameter is {described(gradient)}, not a tensor")
+            raise DtypeError(f"{self._word} at {user_line()}: the gradient of a {p.tensor_type} parameter is {described(gradient)}, not a tensor")
         mine = self.state.setdefault(p, {"step": 0})
         for name, initial in slots.items():
             if name not in mine:  # the first step
-                mine[name] = run.source(Constant(p.type.shape, p.type.dtype, initial), p.layout)
-        scalars = [_number(p, np.array([rate], rate_dtype(p.type.dtype).numpy))]
+                mine[name] = run.source(Constant(p.tensor_type.shape, p.tensor_type.dtype, initial), p.layout)
+        scalars = [_number(p, np.array([rate], rate_dtype(p.tensor_type.dtype).numpy))]
         if op.reads_step:
             scalars.append(_number(p, np.array([mine["step"]], np.int64)))
         run.update(here, op, (p, *(mine[name] for name in slots), gradient, *scalars))
@@ -202,9 +202,11 @@ def _loaded(saved: Any, p: Tensor, what: str) -> Any:
     """A kept tensor as the parameter lies."""
     if not isinstance(saved, Tensor):
         return saved
-    if saved.type.shape != p.type.shape or (saved.layout is None) != (p.layout is None):
+    if saved.tensor_type.shape != p.tensor_type.shape or (saved.layout is None) != (p.layout is None):
         kinds = ["local" if x.layout is None else str(x.layout) for x in (saved, p)]
-        raise CheckpointError(f"{what}: a saved {saved.type} {kinds[0]} does not fit a parameter {p.type} {kinds[1]}")
+        raise CheckpointError(f"{what}: a saved {saved.tensor_type} {kinds[0]} does not fit a parameter {p.tensor_type} {kinds[1]}")
     if saved.layout is None or p.layout is None:
-        return Tensor(saved.type, None, saved.array.copy())
-    return Tensor(saved.type, p.layout, convert_array(state(), saved.array, saved.type, saved.layout, p.layout, "load_state_dict").copy())
+        return Tensor(saved.tensor_type, None, saved.array.copy())
+    return Tensor(
+        saved.tensor_type, p.layout, convert_array(state(), saved.array, saved.tensor_type, saved.layout, p.layout, "load_state_dict").copy()
+    )

@@ -154,8 +154,8 @@ def crossing(steps: Sequence[Node]) -> list[int]:
         last.update((value, i) for value in node.inputs if value in made)
     change = [0] * (len(steps) + 1)
     for value, end in last.items():
-        change[made[value] + 1] += value.type.nbytes
-        change[end + 1] -= value.type.nbytes
+        change[made[value] + 1] += value.tensor_type.nbytes
+        change[end + 1] -= value.tensor_type.nbytes
     return list(accumulate(change))
 
 
@@ -163,17 +163,17 @@ def work(node: Node) -> float:
     """What a node costs, in flops."""
     if isinstance(node.op, ViewOp):
         return 0.0
-    touched = sum(value.type.nbytes for value in (*node.inputs, *node.outputs) if not isinstance(value.node.op, ReadVariable))
+    touched = sum(value.tensor_type.nbytes for value in (*node.inputs, *node.outputs) if not isinstance(value.node.op, ReadVariable))
     return max(flops(node), float(MEMORY * touched))
 
 
 def flops(node: Node) -> float:
     """Products and sums along axes that two inputs share and the output has not; 0 for an op without such axes."""
-    rule: Rule = node.op.rule(*(value.type for value in node.inputs))
+    rule: Rule = node.op.rule(*(value.tensor_type for value in node.inputs))
     left, _, right = rule.spec.partition("->")
     words = left.split(",")
     out = set(right.partition(",")[0])
     if len(words) < 2 or not any(mark.islower() and mark in words[1] and mark not in out for mark in words[0]):
         return 0.0
     summed = math.prod(size for mark, size in zip(words[1], node.inputs[1].shape, strict=True) if mark not in out)
-    return 2.0 * node.outputs[0].type.size * summed
+    return 2.0 * node.outputs[0].tensor_type.size * summed

@@ -152,7 +152,7 @@ class _Pairs:
         if self.strategy.is_named:
             return any(fnmatchcase(_variable(node.inputs[i]), pattern) for pattern in getattr(self.strategy, kind))
         if kind == "vocabulary":
-            return node.inputs[i].type.size >= self.strategy.large
+            return node.inputs[i].tensor_type.size >= self.strategy.large
         return kind == "columns" and any(self.kind(s, i) == "rows" for s in legal)
 
     @staticmethod
@@ -193,11 +193,11 @@ class _Pairs:
     def free(self, value: Value) -> bool:
         """True for a variable about which nothing is decided."""
         op = value.node.op
-        return isinstance(op, ReadVariable) and op.key not in self.state.variables and value.type.dtype.is_float
+        return isinstance(op, ReadVariable) and op.key not in self.state.variables and value.tensor_type.dtype.is_float
 
     def legal(self, node: Node) -> list[Signature]:
         """The signatures in which nothing is P before the node, and every rank has something of what is split."""
-        rule = node.op.rule(*(value.type for value in node.inputs))
+        rule = node.op.rule(*(value.tensor_type for value in node.inputs))
         return [s for s in rule.signatures() if s.legal(self.n) and self.has_room(s, node)]
 
     def has_room(self, signature: Signature, node: Node) -> bool:
@@ -225,8 +225,8 @@ class _Pairs:
 
     def ends(self, node: Node, state: _State) -> bool:
         """True for a loss and the like: an op that can be written in smaller ones which take what is split as it lies, and gives something small."""
-        most = max(value.type.ndim for value in node.inputs if isinstance(state.values.get(value, B), Split))
-        small = all(value.type.ndim < most for value in node.outputs if value in self.readers)
+        most = max(value.tensor_type.ndim for value in node.inputs if isinstance(state.values.get(value, B), Split))
+        small = all(value.tensor_type.ndim < most for value in node.outputs if value in self.readers)
         return small and type(node.op).smaller is not Op.smaller
 
 

@@ -38,7 +38,7 @@ def whole_of(value: Value, layout: Layout | Local, shards: dict[int, Array]) -> 
     if isinstance(layout, Local):
         return np.concatenate(parts) if parts[0].ndim else None
     kinds = {sbp.reduce for sbp in layout.sbp if isinstance(sbp, Partial)}
-    return layout.assemble(parts, value.type) if len(kinds) < 2 else None
+    return layout.assemble(parts, value.tensor_type) if len(kinds) < 2 else None
 
 
 @dataclass(frozen=True)

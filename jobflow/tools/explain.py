@@ -191,7 +191,7 @@ def boxing_rows(physical: Physical) -> list[Change]:
     readers = consumers(physical.graph)
     for node in physical.graph.nodes:
         if isinstance(node.op, Reroute):
-            sent = node.op.bytes_per_rank(*(value.type for value in node.inputs))
+            sent = node.op.bytes_per_rank(*(value.tensor_type for value in node.inputs))
             rows.append(Change(node.op.name, sent, node.name, str(node.op.source), str(node.op.target), _readers(node, readers), node.where))
     return rows
 

@@ -81,15 +81,15 @@ def _kind(node: Node) -> str:
 
 def _label(node: Node, physical: Physical) -> Iterator[str]:
     if isinstance(node.op, Reroute):
-        sent = node.op.bytes_per_rank(*(value.type for value in node.inputs))
+        sent = node.op.bytes_per_rank(*(value.tensor_type for value in node.inputs))
         yield f"{node.op.name}  {sent:,.0f} bytes/rank"
         yield node.name
         return
     yield f"{node.op.word()}  {node.name}"
-    yield f"{node.outputs[0].type}  {str(physical.layouts[node.outputs[0]]).rpartition(':')[2]}"
+    yield f"{node.outputs[0].tensor_type}  {str(physical.layouts[node.outputs[0]]).rpartition(':')[2]}"
 
 
 def _story(node: Node, physical: Physical) -> str:
-    made = "\n".join(f"{value}: {value.type} {physical.layouts[value]}" for value in node.outputs)
-    read = "\n".join(f"  reads {value}: {value.type} {physical.layouts[value]}" for value in node.inputs)
+    made = "\n".join(f"{value}: {value.tensor_type} {physical.layouts[value]}" for value in node.outputs)
+    read = "\n".join(f"  reads {value}: {value.tensor_type} {physical.layouts[value]}" for value in node.inputs)
     return f"{made}\n= {node.op}\n{read}\n{node.where}"

@@ -225,7 +225,7 @@ class Proof:
                 difference = self.report.difference
                 assert difference is not None and seen.value is not None
                 self.report.difference = replace(
-                    difference, node=seen.value.node, layout=f"{seen.value.type} {seen.layout}", verdict=judged(seen, ours, limit)
+                    difference, node=seen.value.node, layout=f"{seen.value.tensor_type} {seen.layout}", verdict=judged(seen, ours, limit)
                 )
 
     def _is_scaled_later(self, seen: Seen) -> bool:

@@ -84,7 +84,7 @@ def lines(program: Traced) -> Iterator[str]:
             continue
         at = f"%{len(numbers)}"
         numbers |= {value: f"{at}.{value.index}" for value in node.outputs}
-        types = ", ".join(str(value.type) for value in node.outputs)
+        types = ", ".join(str(value.tensor_type) for value in node.outputs)
         yield f"{at}: {types} = {_text(node.op)}({', '.join(numbers[x] for x in node.inputs)})"
         if isinstance(node.op, ReadVariable):
             variable = program.variables.get(node.op.key) or program.known[node.op.key]

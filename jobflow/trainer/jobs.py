@@ -245,7 +245,7 @@ class Jobs:
 
 def _weighed(loss: Any, like: Any) -> Any:
     """A loss that ranks of the mirrored view have each reduced, once for each of their samples: so ranks with more of them count more."""
-    if not like.local or loss.type.size > 1:
+    if not like.local or loss.tensor_type.size > 1:
         return loss
     return broadcast_to(reshape(loss, (1,)), (like.shape[0],))
 
@@ -257,14 +257,14 @@ def _by_row(outputs: Mapping[str, Any], batch: Mapping[str, Any]) -> dict[str, A
 
 
 def _rows_of(name: str, value: Any, rows: int) -> Any:
-    value = value if value.type.dtype is float32 else ew.cast(value, float32)
+    value = value if value.tensor_type.dtype is float32 else ew.cast(value, float32)
     if not value.shape or value.shape[0] % rows:
         if name != "loss":
             check_mean(name, value, rows)
         return reshape(rd.reduce_mean(value), (1,))
     if value.shape == (rows,):
         return value
-    return rd.reduce_mean(reshape(value, (rows, value.type.size // rows)), 1)
+    return rd.reduce_mean(reshape(value, (rows, value.tensor_type.size // rows)), 1)
 
 
 class Means:

@@ -132,7 +132,7 @@ def _key_of(loaded: Loaded, key: str) -> str:
 
 
 def _is_tensor(value: Any) -> bool:
-    return isinstance(getattr(value, "type", None), TensorType)
+    return isinstance(getattr(value, "tensor_type", None), TensorType)
 
 
 def _described(value: Any) -> str:
@@ -215,7 +215,7 @@ def _measured(module: Module, loss: str, **batch: Any) -> Mapping[str, Any]:
 
 def _scaled(x: Any) -> Any:
     """Bytes, which are pixels, as numbers from 0 to 1."""
-    return math.multiply(arrays.cast(x, float32), 1 / 255) if x.type.dtype.name == "uint8" else x
+    return math.multiply(arrays.cast(x, float32), 1 / 255) if x.tensor_type.dtype.name == "uint8" else x
 
 
 def _by_name(module: Module, fields: Container[str]) -> dict[str, bool] | None:
@@ -265,9 +265,9 @@ def _listed(loaded: Loaded) -> Network:
         own = dict(batch)
         labels = own.pop(LABELS, None)
         x = next(iter(own.values()))
-        if not x.type.dtype.is_float and listed[0].kind != "embedding":
+        if not x.tensor_type.dtype.is_float and listed[0].kind != "embedding":
             # numbers of pixels; a table is looked up with them as they are
-            x = math.multiply(arrays.cast(x, float32), 1 / 255 if x.type.dtype.name == "uint8" else 1.0)
+            x = math.multiply(arrays.cast(x, float32), 1 / 255 if x.tensor_type.dtype.name == "uint8" else 1.0)
         for index, layer in enumerate(listed, 1):
             apply = checkpointed(_LAYERS[layer.kind]) if config.strategy.recompute else _LAYERS[layer.kind]
             with at_line(line_of(loaded, f"model.layers.{index - 1}")):
@@ -307,7 +307,7 @@ def _function(name: str | None) -> Any:
 
 
 def _rows(x: Any) -> Any:
-    return arrays.reshape(x, [x.type.shape[0], -1])
+    return arrays.reshape(x, [x.tensor_type.shape[0], -1])
 
 
 def _pair(size: Any) -> Any:
@@ -342,28 +342,28 @@ _LAYERS: dict[str, Callable[[Any, Any, str], Any]] = {
     "flatten": lambda x, wish, name: _rows(x),
     "dropout": lambda x, wish, name: nn.dropout(x, rate=wish.rate, name=name),
     "batch_norm": lambda x, wish, name: layers.batch_normalization(x, wish.axis, wish.momentum, wish.epsilon, name=name),
-    "layer_norm": lambda x, wish, name: layers.layer_norm(x, begin_norm_axis=x.type.ndim - 1, epsilon=wish.epsilon, name=name),
+    "layer_norm": lambda x, wish, name: layers.layer_norm(x, begin_norm_axis=x.tensor_type.ndim - 1, epsilon=wish.epsilon, name=name),
     "activation": lambda x, wish, name: _function(wish.function)(x),
     "embedding": _embedding,
-    "reshape": lambda x, wish, name: arrays.reshape(x, [x.type.shape[0], *wish.shape]),
+    "reshape": lambda x, wish, name: arrays.reshape(x, [x.tensor_type.shape[0], *wish.shape]),
 }
 
 
 def _class_numbers(x: Any, labels: Any) -> Any:
     """The labels, checked where a conversion to int32 would change them."""
-    if labels.type.dtype in (bool_, char, int8, uint8, int32):
+    if labels.tensor_type.dtype in (bool_, char, int8, uint8, int32):
         return labels
     advice = "Classes are whole numbers: labels with fractions need model.loss: mean_squared_error."
-    return check(Checked("softmax_cross_entropy", "label", 0, x.type.shape[-1] - 1, problem=advice, whole=True, advice=advice), labels)
+    return check(Checked("softmax_cross_entropy", "label", 0, x.tensor_type.shape[-1] - 1, problem=advice, whole=True, advice=advice), labels)
 
 
 def _softmax_cross_entropy(x: Any, labels: Any) -> dict[str, Any]:
     if labels is None:
         return {"scores": x}
     what = "softmax_cross_entropy"
-    wanted = class_labels(what, arrays.cast(_class_numbers(x, labels), int32), x.type)
+    wanted = class_labels(what, arrays.cast(_class_numbers(x, labels), int32), x.tensor_type)
     # not the legacy loss, which is at most -log(1e-20)
-    loss = negative_log_likelihood(log_softmax(x), wanted, x.type.ndim - 1, what=what, name="loss")
+    loss = negative_log_likelihood(log_softmax(x), wanted, x.tensor_type.ndim - 1, what=what, name="loss")
     return {"loss": loss, "accuracy": arrays.cast(math.equal(math.argmax(x), wanted), float32)}
 
 
@@ -371,8 +371,8 @@ def _mean_squared_error(x: Any, labels: Any) -> dict[str, Any]:
     if labels is None:
         return {"scores": x}
     wanted = arrays.cast(labels, float32)
-    if wanted.type.shape != x.type.shape:
-        wanted = arrays.reshape(wanted, list(x.type.shape))
+    if wanted.tensor_type.shape != x.tensor_type.shape:
+        wanted = arrays.reshape(wanted, list(x.tensor_type.shape))
     return {"loss": math.reduce_mean(_rows(math.square(math.subtract(x, wanted))), axis=1)}
 
 

@@ -26,14 +26,14 @@ class HostResult:
     """
 
     name: str
-    type: TensorType
+    tensor_type: TensorType
     take: Callable[[list[Array]], Any]
     nested: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Which it has at most."""
-        return self.type.shape
+        return self.tensor_type.shape
 
     @property
     def is_dynamic(self) -> bool:
@@ -211,7 +211,7 @@ class _Reader:
 
 
 def _is_tensor(value: Any) -> bool:
-    return isinstance(getattr(value, "type", None), TensorType)
+    return isinstance(getattr(value, "tensor_type", None), TensorType)
 
 
 def _annotation(value: Any, kind: Kind = "numpy") -> str:
@@ -229,7 +229,7 @@ def _annotation(value: Any, kind: Kind = "numpy") -> str:
 def _kind(value: Any) -> str:
     if value is None:
         return "None"
-    return f"a tensor ({value.type})" if _is_tensor(value) else f"a {type(value).__name__}"
+    return f"a tensor ({value.tensor_type})" if _is_tensor(value) else f"a {type(value).__name__}"
 
 
 def _rebuilt(structure: Any, arrays: Sequence[Any]) -> Any:

@@ -88,5 +88,5 @@ def announced(physical: Physical) -> Counter[int]:
     total: Counter[int] = Counter()
     for node in physical.graph.nodes:
         if isinstance(node.op, Reroute):
-            total.update(node.op.sent(*(value.type for value in node.inputs)))
+            total.update(node.op.sent(*(value.tensor_type for value in node.inputs)))
     return total

@@ -103,7 +103,7 @@ class Growth:
             ndim = len(self.shape(result))
             grad = f", grad=({self.marks(ndim, len(self.mesh))},)" if self.chance(0.5) else ""
             result = self.say(f"to_layout({result}, {self.marks(ndim, len(self.mesh))}{grad})")
-        if self.words[result].type.size <= LARGEST:
+        if self.words[result].tensor_type.size <= LARGEST:
             self.pool.append(result)
 
 

@@ -73,7 +73,7 @@ def forward_and_backward(tracer: Tracer, sample: Sample, mark: str, mesh: Sequen
             for k, y in enumerate(ys):
                 if y.dtype.is_float:
                     arguments[f"{mark}c{k}"] = random.normal(size=y.shape).astype(y.dtype.numpy)
-            cotangents = [tracer.input(f"{mark}c{k}", y.type, split=False) if y.dtype.is_float else None for k, y in enumerate(ys)]
+            cotangents = [tracer.input(f"{mark}c{k}", y.tensor_type, split=False) if y.dtype.is_float else None for k, y in enumerate(ys)]
         cs = [None if c is None else to_layout(c, *some_sbp(c.ndim, mesh, random)) for c in cotangents]
         found += ys
         if any(c is not None for c in cs):

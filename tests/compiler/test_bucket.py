@@ -86,7 +86,7 @@ def test_sums_that_the_forward_pass_needs_stay_where_they_are() -> None:
     physical = distribute(trace(body, first(2), train=True))
     nodes = physical.graph.nodes
     sums = [(i, node) for i, node in enumerate(nodes) if isinstance(node.op, Reroute)]
-    forward = next(i for i, node in enumerate(nodes) if node.op.word() == "relu" and node.outputs[0].type.shape == ())
+    forward = next(i for i, node in enumerate(nodes) if node.op.word() == "relu" and node.outputs[0].tensor_type.shape == ())
     assert [len(node.inputs) for _, node in sums] == [1, 6]
     assert sums[0][0] < forward < sums[1][0]
 
@@ -133,7 +133,7 @@ def test_what_travels_together_in_several_layouts_is_added_up() -> None:
 def test_bytes_of_a_bucket_in_several_layouts() -> None:
     """In 64-byte lines: of w0 3 or 2 columns, of b0 3 or 2 numbers, of w1 3 or 2 rows."""
     (node,) = (node for node in distribute(trace(two_layers, GRID, train=True)).graph.nodes if len(node.inputs) == 3 and isinstance(node.op, Reroute))
-    sent = node.op.sent(*(value.type for value in node.inputs))
+    sent = node.op.sent(*(value.tensor_type for value in node.inputs))
     assert sent == {rank: 128 + 64 + 128 if rank % 2 == 0 else 64 + 64 + 64 for rank in range(4)}
 
 

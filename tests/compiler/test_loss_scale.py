@@ -124,7 +124,7 @@ def test_a_variable_that_gets_the_new_value_of_another() -> None:
         one, other = variable(tracer, "one", 1, trainable=False), variable(tracer, "other", 1, trainable=False)
         tracer.assign("one", apply(Increment(), one))
         tracer.assign("other", tracer.updates["one"])
-        assert other.type == one.type
+        assert other.tensor_type == one.tensor_type
         return body(tracer)
 
     graph = trace(following, train=True, optimizer=DYNAMIC)

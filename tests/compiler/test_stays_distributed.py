@@ -167,7 +167,7 @@ def put_together(physical: Physical) -> list[tuple[str, int, str]]:
             for value in node.inputs:
                 before, after = node.op.source, node.op.target
                 if any(isinstance(a, Split) and b == B for a, b in zip(before.sbp, after.sbp, strict=True)):
-                    found.append((value.name, value.type.nbytes, str(node.op)))
+                    found.append((value.name, value.tensor_type.nbytes, str(node.op)))
     return found
 
 
@@ -176,9 +176,9 @@ def put_together(physical: Physical) -> list[tuple[str, int, str]]:
 def test_nothing_large_is_put_together(case: Callable[[Program], Any], large: int, mesh: tuple[int, ...]) -> None:
     physical = distribute(built(case, mesh))
     assert [row for row in put_together(physical) if row[1] >= large] == []
-    sizes = [value.type.nbytes for value in physical.graph.values()]
+    sizes = [value.tensor_type.nbytes for value in physical.graph.values()]
     split = [v for v in physical.graph.values() if isinstance(lay := physical.layouts[v], Layout) and any(isinstance(s, Split) for s in lay.sbp[-1:])]
-    assert max(sizes) >= large and any(value.type.nbytes >= large for value in split), "there is something large, and it is split"
+    assert max(sizes) >= large and any(value.tensor_type.nbytes >= large for value in split), "there is something large, and it is split"
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=lambda mesh: "x".join(map(str, mesh)))
@@ -190,7 +190,7 @@ def test_numbers_are_those_of_one_rank(case: Callable[[Program], Any], mesh: tup
     variables = dict(zip(names, arrays_like(*(graph.variables[name].type for name in names)), strict=True))
     arguments: dict[str, Any] = {}
     for value in graph.inputs:
-        whole = value.type.dtype is int32
+        whole = value.tensor_type.dtype is int32
         arguments[value.name] = random.integers(0, WIDE, value.shape).astype(np.int32) if whole else random.normal(size=value.shape)
     expected, new = evaluate(graph, arguments, variables)
     with world_of(int(np.prod(mesh))) as world:

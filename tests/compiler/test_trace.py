@@ -233,7 +233,7 @@ def test_the_run_counter_is_one_argument() -> None:
         return tracer.run_counter()
 
     (node,) = trace(body).nodes
-    assert (node.op.split, node.outputs[0].type) == (False, TensorType((1,), int64))
+    assert (node.op.split, node.outputs[0].tensor_type) == (False, TensorType((1,), int64))
 
 
 def test_minimize_makes_a_train_job() -> None:

@@ -165,7 +165,7 @@ class Bound:
         if isinstance(layout, Layout) and layout.is_whole:  # one of those that hold all of it gives it
             return next(dict(fetched)[position] for fetched in parts if position in dict(fetched))
         shards = [dict(parts[rank])[position] for rank in layout.placement.ranks]
-        return shards if isinstance(layout, Local) else layout.assemble(shards, value.type)
+        return shards if isinstance(layout, Local) else layout.assemble(shards, value.tensor_type)
 
     def close(self) -> None:
         self.world.call(Unbind(self.number))

@@ -59,7 +59,7 @@ class Immediate:
                 raise DuplicateNameError(full)
             self.names.append(full)
         self.ops.append(op)
-        outputs = [np.full(t.shape, 99, t.dtype.numpy) for t in types_tuple(op.infer(*(x.type for x in inputs)))]
+        outputs = [np.full(t.shape, 99, t.dtype.numpy) for t in types_tuple(op.infer(*(x.tensor_type for x in inputs)))]
         op.kernel(np, *(x.array for x in inputs), *outputs)
         node = SimpleNamespace(op=op, inputs=tuple(inputs))
         return tuple(Concrete(y, node) for y in outputs)

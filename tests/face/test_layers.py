@@ -284,4 +284,4 @@ def test_labels_from_an_argument() -> None:
         labels = job.handle(job.tracer.input("labels", TensorType((4,), int32)))
         nn.sparse_softmax_cross_entropy_with_logits(labels, x)
 
-    assert traced(body, (4, 3)).nodes[-1].outputs[0].type == TensorType((4,), float32)
+    assert traced(body, (4, 3)).nodes[-1].outputs[0].tensor_type == TensorType((4,), float32)

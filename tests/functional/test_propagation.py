@@ -214,7 +214,7 @@ Result = tuple[Layout | None, TensorType, Any]
 
 
 def plain(x: Tensor | None) -> Result | None:
-    return None if x is None else (x.layout, x.type, np.array(x.array))
+    return None if x is None else (x.layout, x.tensor_type, np.array(x.array))
 
 
 def program(rank: int, mesh: str, op: str, cases: list[str]) -> list[list[Result | None]]:

@@ -100,7 +100,7 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]] = 
 def test_handles_can_be_copied(fresh: None) -> None:
     value = ask(lambda x: x)
     other = copy.copy(value)
-    assert other is not value and (other.name, other.type, other.node) == (value.name, value.type, value.node)
+    assert other is not value and (other.name, other.tensor_type, other.node) == (value.name, value.tensor_type, value.node)
 
 
 class TestComparisons:

@@ -97,7 +97,7 @@ def put_together() -> list[str]:
             if isinstance(node.op, Reroute) and any(
                 isinstance(a, Split) and b == B for a, b in zip(node.op.source.sbp, node.op.target.sbp, strict=True)
             ):
-                found += [f"{value.name} {value.type} {node.op}" for value in node.inputs if value.type.nbytes >= LARGE]
+                found += [f"{value.name} {value.tensor_type} {node.op}" for value in node.inputs if value.tensor_type.nbytes >= LARGE]
     return found
 
 

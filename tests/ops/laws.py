@@ -68,7 +68,7 @@ class Result(TensorOperators):
     array: Array
 
     @property
-    def type(self) -> TensorType:  # type: ignore[override]
+    def tensor_type(self) -> TensorType:  # type: ignore[override]
         return type_of(self.array)
 
 
@@ -279,7 +279,7 @@ def second_gradient_is_right(sample: Sample) -> None:
     def first(*tensors: Any) -> list[Any]:
         made = apply(sample.op, *tensors[:inputs])
         outputs, given = made if isinstance(made, tuple) else (made,), iter(tensors[inputs:])
-        grads = sample.op.grad(*tensors[:inputs], *outputs, *(next(given) if y.type.dtype.is_float else None for y in outputs))
+        grads = sample.op.grad(*tensors[:inputs], *outputs, *(next(given) if y.tensor_type.dtype.is_float else None for y in outputs))
         return [grads[i] for i in chosen if grads[i] is not None]
 
     def values(arrays: Sequence[Array]) -> list[Array]:

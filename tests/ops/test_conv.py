@@ -273,12 +273,12 @@ class Recorder:
 
     def apply(self, op: Any, inputs: Any, name: str | None) -> tuple[Any, ...]:
         self.ops.append(op)
-        return (Typed(op.infer(*(i.type for i in inputs))),)
+        return (Typed(op.infer(*(i.tensor_type for i in inputs))),)
 
 
 class Typed:
     def __init__(self, type: TensorType) -> None:
-        self.type = type
+        self.tensor_type = type
 
 
 def test_transposed_convolution_is_the_input_gradient() -> None:
@@ -290,5 +290,5 @@ def test_transposed_convolution_is_the_input_gradient() -> None:
         y = conv_module.conv_transpose(x, w, spatial=(10, 10), strides=2, padding="same_upper")
         with pytest.raises(ShapeError, match="an image of"):
             conv_module.conv_transpose(x, w, spatial=(12, 12), strides=2, padding="same_upper")
-    assert y.type.shape == (2, 3, 10, 10)
+    assert y.tensor_type.shape == (2, 3, 10, 10)
     assert recorder.ops[0] == ConvGradInput((2, 2), ((0, 1), (0, 1)), (1, 1), 1, "auto", (10, 10))

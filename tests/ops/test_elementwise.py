@@ -140,7 +140,7 @@ def test_selection_keeps_every_bit() -> None:
 def test_cast_to_the_same_type_is_the_tensor_itself() -> None:
     x = tensor(1.0)
     assert ew.cast(x, float64) is x
-    assert ew.cast(x, float32).type.dtype is float32
+    assert ew.cast(x, float32).tensor_type.dtype is float32
 
 
 # Errors ---------------------------------------------------------------------------------------------------------------

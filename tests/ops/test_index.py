@@ -64,7 +64,7 @@ def test_one_hot_rows() -> None:
     hot = index.one_hot(laws.Result(np.array([[0, 2], [5, 1]])), 3, dtype=float64, on=2.0, off=-1.0)
     assert hot.array.tolist() == [[[2, -1, -1], [-1, -1, 2]], [[-1, -1, -1], [-1, 2, -1]]]
     first = index.one_hot(laws.Result(np.array([1, 0])), 2, dtype=int32, axis=0)
-    assert first.array.tolist() == [[0, 1], [1, 0]] and first.type.dtype is int32
+    assert first.array.tolist() == [[0, 1], [1, 0]] and first.tensor_type.dtype is int32
 
 
 def test_lookups_along_an_axis_are_those_of_numpy() -> None:

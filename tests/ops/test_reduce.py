@@ -45,7 +45,7 @@ def test_truth_over_axes() -> None:
 
 
 def test_positions() -> None:
-    assert reduce.argmax(laws.Result(X)).type == TensorType((4, 3), int32)
+    assert reduce.argmax(laws.Result(X)).tensor_type == TensorType((4, 3), int32)
     assert np.array_equal(reduce.argmax(laws.Result(X), 1).array, X.argmax(1))
     assert np.array_equal(reduce.argmin(laws.Result(X), 0).array, X.argmin(0))
 

@@ -39,7 +39,7 @@ class Immediate:
     """Runs the kernel of every op that is called."""
 
     def apply(self, op: Op, inputs: Sequence[Any], name: str | None) -> tuple[Held, ...]:
-        types = types_tuple(op.infer(*(value.type for value in inputs)))
+        types = types_tuple(op.infer(*(value.tensor_type for value in inputs)))
         outputs = [np.empty(type.shape, type.dtype.numpy) for type in types]
         op.kernel(np, *(value.array for value in inputs), *outputs)
         return tuple(map(Held, outputs))

@@ -257,7 +257,7 @@ class FakeJob:
 
 @dataclass(eq=False)
 class FakeTensor:
-    type: TensorType = field(default_factory=lambda: TensorType((4,), float32))
+    tensor_type: TensorType = field(default_factory=lambda: TensorType((4,), float32))
 
 
 def test_minimize_hands_the_job_the_optimizer_and_the_losses() -> None:

@@ -249,7 +249,7 @@ def without(placement: Any, layout: Any) -> str:
 def layout_lines(physical: Any) -> list[str]:
     """How every value lies."""
     values = physical.graph.values()
-    return [f"{value.name}: {value.type} {without(physical.graph.placement, physical.layouts[value])}" for value in values]
+    return [f"{value.name}: {value.tensor_type} {without(physical.graph.placement, physical.layouts[value])}" for value in values]
 
 
 def program_lines(physical: Any) -> list[str]:
@@ -337,7 +337,7 @@ def _saved(state: Any, path: str = "") -> Iterator[tuple[str, str]]:
         for i, value in enumerate(state):
             yield from _saved(value, f"{path}[{i}]")
     elif isinstance(state, Tensor):
-        yield path, f"{state.type} {state.layout or 'local'}"
+        yield path, f"{state.tensor_type} {state.layout or 'local'}"
     else:
         yield path, f"{state:.12g}" if isinstance(state, float) else repr(state)
 
@@ -345,7 +345,7 @@ def _saved(state: Any, path: str = "") -> Iterator[tuple[str, str]]:
 def finish_rank(own: Rankwise) -> None:
     """Take a hash of what the modules and optimizers of this rank hold."""
     kept = [x for one in (*own.modules, *own.optimizers) for x in _tensors(one.state_dict())]
-    own.final = short_hash(*(part for x in kept for part in (str(x.type), np.ascontiguousarray(x.array).tobytes()))) if kept else ""
+    own.final = short_hash(*(part for x in kept for part in (str(x.tensor_type), np.ascontiguousarray(x.array).tobytes()))) if kept else ""
 
 
 def _tensors(state: Any) -> Iterator[Tensor]:

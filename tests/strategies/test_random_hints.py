@@ -31,7 +31,7 @@ class RandomHints(Strategy):
         share = draw.choice([0.05, 0.3, 1.0])
 
         def layout(value: Value) -> object:
-            return draw.choice([B, B, *map(S, range(value.type.ndim)), *([P] if value.dtype.is_float else [])])
+            return draw.choice([B, B, *map(S, range(value.tensor_type.ndim)), *([P] if value.dtype.is_float else [])])
 
         made = [value for node in program.nodes for value in node.outputs]
         values = {value: layout(value) for value in made if draw.random() < share}

@@ -100,7 +100,7 @@ class Boxing:
     @property
     def size(self) -> int:
         """Bytes of the logical tensors."""
-        return sum(value.type.nbytes for value in self.node.inputs)
+        return sum(value.tensor_type.nbytes for value in self.node.inputs)
 
 
 def boxings(job: str) -> list[Boxing]:
@@ -117,7 +117,7 @@ def boxings(job: str) -> list[Boxing]:
 def sent_by_all(node: Node) -> int:
     """Bytes that all ranks hand to others."""
     assert isinstance(node.op, Reroute)
-    return sum(node.op.sent(*(value.type for value in node.inputs)).values())
+    return sum(node.op.sent(*(value.tensor_type for value in node.inputs)).values())
 
 
 def counted(job: str) -> dict[str, int]:

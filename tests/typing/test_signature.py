@@ -19,7 +19,7 @@ HERE = r"test_signature\.py:\d+"
 
 @dataclass(eq=False)
 class FakeTensor:
-    type: TensorType
+    tensor_type: TensorType
 
 
 def tensor() -> FakeTensor:

@@ -59,7 +59,7 @@ def numbers(loader: DataLoader) -> list[list[int]]:
 def test_batches(workers: int) -> None:
     loader = DataLoader(Squares(7), 3, num_workers=workers)
     first = next(iter(loader))
-    assert first[0].type.shape == (3, 2) and str(first[0].type) == "float32[3,2]" and str(first[1].type) == "int64[3]"
+    assert first[0].tensor_type.shape == (3, 2) and str(first[0].tensor_type) == "float32[3,2]" and str(first[1].tensor_type) == "int64[3]"
     assert numbers(loader) == [[0, 1, 2], [3, 4, 5], [6]] and len(loader) == 3
     assert numbers(DataLoader(Squares(7), 3, drop_last=True, num_workers=workers)) == [[0, 1, 2], [3, 4, 5]]
     shuffled = DataLoader(Squares(20), 6, shuffle=True, num_workers=workers)
@@ -145,7 +145,7 @@ def test_structures_between_ranks() -> None:
     here = placement("cpu", [0, 1])
     (batch,) = list(DataLoader(Squares(2), 2))
     whole = global_view.to_global({"x": batch, "n": 3}, here, sbp.split(0))
-    assert whole["n"] == 3 and whole["x"][0].type.shape == (4, 2) and whole["x"][1].sbp == (sbp.split(0),)
+    assert whole["n"] == 3 and whole["x"][0].tensor_type.shape == (4, 2) and whole["x"][1].sbp == (sbp.split(0),)
     chosen = global_view.to_global([batch[0]], here, lambda _, x: P if x.ndim == 2 else sbp.broadcast)
     assert chosen[0].sbp == (P,)
     np.testing.assert_array_equal(values.numpy(global_view.to_local(whole)["x"][0]), values.numpy(batch[0]))
@@ -169,7 +169,7 @@ def test_readers_of_files_are_datasets(workers: int) -> None:
     for epoch in range(2):
         samples.reads.clear()
         batches = list(loader)
-        assert [str(batch["x"].type) for batch in batches] == ["float32[2,2]"] * 2 + ["float32[1,2]"]
+        assert [str(batch["x"].tensor_type) for batch in batches] == ["float32[2,2]"] * 2 + ["float32[1,2]"]
         assert sorted(values.tolist(batches[-1]["epoch"])) == [epoch] and sorted(flat(samples.reads)) == list(range(5)) and len(samples.reads) == 3
     stream = samples_of({"i": i} for i in range(5))
     assert [values.tolist(batch["i"]) for batch in DataLoader(stream, 2, num_workers=workers)] == [[0, 1], [2, 3], [4]]
@@ -180,7 +180,7 @@ def test_readers_of_files_are_datasets(workers: int) -> None:
 def test_what_does_not_fit_into_a_batch_is_told() -> None:
     with pytest.raises(ArgumentError, match="tensors cannot hold <U1"):
         default_collate([np.array(["x"])])
-    assert values.tolist(default_collate([1, 2.5])) == [1, 2.5] and str(default_collate([np.float32(1), np.ones(())]).type) == "float64[2]"
+    assert values.tolist(default_collate([1, 2.5])) == [1, 2.5] and str(default_collate([np.float32(1), np.ones(())]).tensor_type) == "float64[2]"
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -111,7 +111,7 @@ def counted(program: Traced, loss: Value) -> int:
     if loss.local and _without_rows(program):
         return 0
     rows = is_dynamic(loss) and not (isinstance(program.strategy, Strategy) and program.strategy.view)
-    return math.prod(loss.shape[:1]) if rows and program.kind == "job" else loss.type.size
+    return math.prod(loss.shape[:1]) if rows and program.kind == "job" else loss.tensor_type.size
 
 
 def _without_rows(program: Traced) -> bool:
@@ -221,11 +221,11 @@ def check_losses(program: Traced) -> Training:
         raise JobError(f"{what}: a train job needs at least one loss; pass it to minimize or to losses.add_loss")
     first = training.losses[0]
     for loss in training.losses[1:]:
-        if loss.type != first.type:
-            raise JobError(f"{what}: losses {first.name} {first.type} and {loss.name} {loss.type} differ in shape or dtype")
+        if loss.tensor_type != first.tensor_type:
+            raise JobError(f"{what}: losses {first.name} {first.tensor_type} and {loss.name} {loss.tensor_type} differ in shape or dtype")
     for loss in training.losses:
         if loss.dtype is bool_:
-            raise JobError(f"{what}: loss {loss.name} is {loss.type}; a loss is a tensor of numbers")
+            raise JobError(f"{what}: loss {loss.name} is {loss.tensor_type}; a loss is a tensor of numbers")
     return training
 
 
@@ -312,8 +312,8 @@ def _add_gradients(node: Node, gradients: Mapping[Value, Value], needed: set[Val
     for index, (value, gradient) in enumerate(zip(node.inputs, results, strict=True)):
         if gradient is None or value not in needed or not (value.dtype.is_float or lets_through(node, needed)):
             continue
-        if not isinstance(gradient, Value) or gradient.type != value.type.with_dtype(value.dtype.of_gradient):
-            raise PlanError(f"{node.op} at {node.where}: its gradient for {value.name} {value.type} is {gradient!r}")
+        if not isinstance(gradient, Value) or gradient.tensor_type != value.tensor_type.with_dtype(value.dtype.of_gradient):
+            raise PlanError(f"{node.op} at {node.where}: its gradient for {value.name} {value.tensor_type} is {gradient!r}")
         found.setdefault(value, []).append(_marked(gradient, End(node.name, index), ends))
 
 

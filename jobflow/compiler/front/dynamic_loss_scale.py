@@ -56,12 +56,12 @@ class Scaling:
 
     def scaled(self, seed: Tensor) -> Tensor:
         """The gradient that a loss starts with, times the scale."""
-        return ew.multiply(seed, ew.cast(reshape(self.scale, ()), seed.type.dtype))
+        return ew.multiply(seed, ew.cast(reshape(self.scale, ()), seed.tensor_type.dtype))
 
     def unscaled(self, gradient: Tensor, raised: float) -> Tensor:
         """The gradient without the scale, and without what it was `raised` by besides."""
         factor = ew.reciprocal(self.scale) if raised == 1 else ew.scale(ew.reciprocal(self.scale), 1 / raised)
-        dtype = gradient.type.dtype
+        dtype = gradient.tensor_type.dtype
         factor = ew.cast(reshape(factor, ()), dtype.arithmetic)  # which may be no number of two bytes
         return ew.cast(ew.multiply(ew.cast(gradient, dtype.arithmetic), factor), dtype)
 
@@ -139,7 +139,7 @@ class _Guarding(Rewriter):
             return bad
         if node.placement not in self.local:
             name, origin = f"{bad.name}:local", replace(node.origin, phase="update")
-            (self.local[node.placement],) = self.add(Node(ToLocal((B,)), (bad,), ((bad.type, name, True),), name, node.placement, origin))
+            (self.local[node.placement],) = self.add(Node(ToLocal((B,)), (bad,), ((bad.tensor_type, name, True),), name, node.placement, origin))
         return self.local[node.placement]
 
     def _written(self, name: str, value: Value) -> Value:
@@ -154,7 +154,7 @@ class _Guarding(Rewriter):
 
     def _made(self, op: Op, inputs: tuple[Value, ...], name: str, like: Value) -> Value:
         origin = replace(like.node.origin, phase="update")
-        return self.add(Node(op, inputs, ((like.type, name, False),), name, like.node.placement, origin))[0]
+        return self.add(Node(op, inputs, ((like.tensor_type, name, False),), name, like.node.placement, origin))[0]
 
 
 def _is_stored(value: Value) -> bool:

@@ -34,7 +34,7 @@ def addends(total: Value) -> list[Value]:
     if not isinstance(total.node.op, Add):
         return [total]
     first, second = total.node.inputs
-    alike = first.type == second.type == total.type
+    alike = first.tensor_type == second.tensor_type == total.tensor_type
     return [*addends(first), second] if alike and first.node.placement != second.node.placement else [total]
 
 

@@ -48,7 +48,7 @@ def contradiction(node: Node, before: Wish, asked: tuple[Sbp, ...]) -> SbpError:
     value = node.inputs[0]
     wish = Wish(asked, node)
     return SbpError(
-        f'{node.op.word()} at {node.where} (layer "{node.name}"): {known_as(value)} {value.type} is asked for {listed(before.marks)} {before.asked} '
+        f'{node.op.word()} at {node.where} (layer "{node.name}"): {known_as(value)} {value.tensor_type} is asked for {listed(before.marks)} {before.asked} '
         f"and for {listed(asked)} {wish.asked}; one tensor has one layout: drop one of the two, or write "
         f"parallel_cast(x, distribute={spelled(before.marks)}) where the tensor is to change from one to the other"
     )
@@ -58,7 +58,7 @@ def unmet(node: Node, case: Case, dimension: int, wishes: Sequence[Wish | None])
     """No signature reads the inputs along this mesh dimension as it was asked."""
     n = case.mesh[dimension]
     inputs = "; ".join(_input(node, case, i, wish) for i, wish in enumerate(wishes))
-    legal = [s for s in case.op.rule(*(value.type for value in node.inputs)).signatures() if s.legal(n)]
+    legal = [s for s in case.op.rule(*(value.tensor_type for value in node.inputs)).signatures() if s.legal(n)]
     along = "" if len(case.mesh) == 1 else f" of mesh dimension {dimension}"
     firm = [wish for operand, wish in zip(case.operands, wishes, strict=True) if operand.firm]
     what = "the hints contradict each other" if _one_by_one(case, legal, dimension) and len(firm) > 1 else "no signature reads its inputs as asked"
@@ -70,7 +70,7 @@ def unmet(node: Node, case: Case, dimension: int, wishes: Sequence[Wish | None])
 
 def _input(node: Node, case: Case, index: int, wish: Wish | None) -> str:
     value, operand = node.inputs[index], case.operands[index]
-    text = f"{known_as(value)} {value.type} lies {listed(operand.now)}"
+    text = f"{known_as(value)} {value.tensor_type} lies {listed(operand.now)}"
     return text if wish is None or not operand.firm else f"{text}, asked for {listed(wish.marks)} {wish.asked}"
 
 

@@ -24,7 +24,7 @@ def lets_through(node: Node, reached: Container[Value]) -> bool:
 
 
 def _is_linear(node: Node, whole: set[int]) -> bool:
-    linear = node.op.rule(*(value.type for value in node.inputs)).linear
+    linear = node.op.rule(*(value.tensor_type for value in node.inputs)).linear
     return len(linear) == 1 and whole <= set(linear[0])
 
 
@@ -39,7 +39,7 @@ def operands(node: Node, reached: Container[Value]) -> tuple[tuple[Value, ...], 
     path = [value for value in node.inputs if value in reached and value.dtype.is_integer]
     if not path or isinstance(node.op, Crossing | Cast):
         return node.inputs, node.outputs
-    together = {i for group in node.op.rule(*(value.type for value in node.inputs)).linear for i in group}
+    together = {i for group in node.op.rule(*(value.tensor_type for value in node.inputs)).linear for i in group}
     everything = isinstance(node.op, Pointwise) and not together
     inputs = [_as_float(x) if everything or x in path or i in together else x for i, x in enumerate(node.inputs)]
     return tuple(inputs), tuple(map(_as_float, node.outputs))

@@ -56,12 +56,12 @@ class _Updating(Rewriter):
 
     def _is_sparse(self, node: Node, op: OptimizerUpdate) -> bool:
         """True if an update runs along a gradient of few rows, or of rows at all if it is lazy."""
-        table, lazy = node.inputs[0].type, node in self.lazy
+        table, lazy = node.inputs[0].tensor_type, node in self.lazy
         if not (op.flat and op.elementwise and table.ndim) or table.dtype.is_half or (table.size < LEAST and not lazy):
             return False
         sums = self._sums(node.inputs[op.count], node, lazy)
-        read = sum(each.inputs[1].type.size * (node.placement.size if each.outputs[0].local else 1) for each in sums)
-        alike = len({each.inputs[1].type.dtype for each in sums}) == 1
+        read = sum(each.inputs[1].tensor_type.size * (node.placement.size if each.outputs[0].local else 1) for each in sums)
+        alike = len({each.inputs[1].tensor_type.dtype for each in sums}) == 1
         return alike and (lazy or SPARSE * read <= table.shape[0])
 
     def _ragged(self, rows: Value) -> bool:
@@ -75,10 +75,10 @@ class _Updating(Rewriter):
             return []
         if isinstance(node.op, UnsortedSegmentSum):
             rows, ids = node.inputs
-            return [node] if node.op.axis == 0 and ids.type.ndim and (ragged or not self._ragged(rows)) else []
+            return [node] if node.op.axis == 0 and ids.tensor_type.ndim and (ragged or not self._ragged(rows)) else []
         if isinstance(node.op, Add):
             terms = [self._sums(value, node, ragged) for value in node.inputs]
-            return [each for term in terms for each in term] if all(terms) and node.inputs[0].type == node.inputs[1].type else []
+            return [each for term in terms for each in term] if all(terms) and node.inputs[0].tensor_type == node.inputs[1].tensor_type else []
         addends = isinstance(node.op, ToGlobal) and all(sbp == P for sbp in node.op.sbp)
         return self._sums(node.inputs[0], node, ragged) if addends or isinstance(node.op, Scale | ToLayout) else []
 
@@ -110,7 +110,7 @@ class _Updating(Rewriter):
     def _where_read(self, update: Node, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
         """A lazy update along a gradient that is made whole: rows that nobody has read keep their values."""
         assert isinstance(update.op, OptimizerUpdate)
-        table, n = inputs[0].type, update.op.count
+        table, n = inputs[0].tensor_type, update.op.count
         made = self.keep(update, (*[self._made(Copy(), (value,), update) for value in inputs[:n]], *inputs[n:]))
         read = self._made(Cast(bool_), (self._times_read(update.inputs[n], update),), update)
         read = self._made(Reshape((table.shape[0], *[1] * (table.ndim - 1))), (read,), update)
@@ -132,14 +132,14 @@ class _Updating(Rewriter):
             return found[0]
         parts: list[list[Value]] = [[], []]
         for rows, ids in found:
-            count, row = ids.type.size, rows.type.shape[ids.type.ndim :]
+            count, row = ids.tensor_type.size, rows.tensor_type.shape[ids.tensor_type.ndim :]
             parts[0].append(self._made(Reshape((count, *row)), (rows,), update))
             parts[1].append(self._made(Reshape((count,)), (ids,), update))
         rows, ids = (self._made(Concat(0), tuple(each), update) for each in parts)
         return rows, ids
 
     def _made(self, op: Op, inputs: tuple[Value, ...], update: Node) -> Value:
-        (type,) = types_tuple(op.infer(*(value.type for value in inputs)))
+        (type,) = types_tuple(op.infer(*(value.tensor_type for value in inputs)))
         name = f"{update.name}.{op.word()}_{len(self.nodes)}"
         (value,) = self.add(Node(op, inputs, [(type, name, inputs[0].local and not isinstance(op, ToGlobal))], name, update.placement, update.origin))
         return value

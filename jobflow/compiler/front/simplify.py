@@ -35,7 +35,7 @@ def _key(node: Node, inputs: tuple[Value, ...]) -> Any:
     # ops that are equal but print differently hold zeros of different sign
     origin = node.origin
     place = (node.placement, origin.stage, origin.microbatch, origin.region)
-    return node.op, repr(node.op), inputs, place, node.outputs[0].local, node.outputs[0].type
+    return node.op, repr(node.op), inputs, place, node.outputs[0].local, node.outputs[0].tensor_type
 
 
 def drop_dead(graph: Graph) -> Graph:

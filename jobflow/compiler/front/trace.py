@@ -99,7 +99,7 @@ class Tracer:
 
     def _record(self, op: Op, values: tuple[Value, ...], label: str, placement: Placement, where: SourceLine, *, local: bool) -> tuple[Value, ...]:
         try:
-            types = types_tuple(op.infer(*(value.type for value in values)))
+            types = types_tuple(op.infer(*(value.tensor_type for value in values)))
         except JobflowError as error:
             raise type(error)(_located(str(error), op, label, where)) from None
         makes = [(type, label if len(types) == 1 else f"{label}.{i}", local) for i, type in enumerate(types)]
@@ -107,7 +107,7 @@ class Tracer:
 
     def add(self, op: Op, inputs: tuple[Value, ...], name: str, placement: Placement, origin: Origin) -> tuple[Value, ...]:
         """Record an op under this very name, for a reason of its own."""
-        types = types_tuple(op.infer(*(value.type for value in inputs)))
+        types = types_tuple(op.infer(*(value.tensor_type for value in inputs)))
         return self._add(Node(op, inputs, [(type, name, False) for type in types], name, placement, origin))
 
     def _add(self, node: Node) -> tuple[Value, ...]:
@@ -278,7 +278,7 @@ class Tracer:
         suffix: str = "",
     ) -> tuple[Value, ...]:
         """Record a node once more on other inputs, under its names with `suffix` behind; with another op, place or origin, if given."""
-        types = types_tuple((op or node.op).infer(*(value.type for value in inputs)))
+        types = types_tuple((op or node.op).infer(*(value.tensor_type for value in inputs)))
         makes = [(type, value.name + suffix, value.local) for value, type in zip(node.outputs, types, strict=True)]
         return self._add(Node(op or node.op, tuple(inputs), makes, node.name + suffix, placement or node.placement, origin or node.origin))
 
@@ -406,7 +406,7 @@ def _argument(value: Value) -> str | None:
     """The argument of the job that a value is, all of it, looked at differently or as it is; None if it is none, or a part of one."""
     while isinstance(value.node.op, ViewOp):
         whole = value.node.inputs[0]
-        if value.type.size != whole.type.size and not isinstance(value.node.op, Crossing):
+        if value.tensor_type.size != whole.tensor_type.size and not isinstance(value.node.op, Crossing):
             return None
         value = whole
     return value.node.op.argument if isinstance(value.node.op, Input) else None

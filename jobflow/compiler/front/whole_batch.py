@@ -213,9 +213,9 @@ class _Parting:
     def _by(self, node: Node, whole: Node, parts: Sequence[Part], given: Sequence[Sbp], made: Sequence[Sbp]) -> tuple[Op, list[Part]] | None:
         """The operation for a microbatch whose inputs and outputs are these parts of those of the batch; None if there is none."""
         if all(isinstance(part, Broadcast) for part in (*given, *made)) and isinstance(whole.op, BroadcastTo):
-            made = [_made_axis(node.outputs[0].type, whole.outputs[0].type)]
-        inputs = [self._piece(part, value.type) for part, value in zip(given, whole.inputs, strict=True)]
-        outputs = [self._piece(part, value.type) for part, value in zip(made, whole.outputs, strict=True)]
+            made = [_made_axis(node.outputs[0].tensor_type, whole.outputs[0].tensor_type)]
+        inputs = [self._piece(part, value.tensor_type) for part, value in zip(given, whole.inputs, strict=True)]
+        outputs = [self._piece(part, value.tensor_type) for part, value in zip(made, whole.outputs, strict=True)]
         if None in inputs or None in outputs or not self._anywhere(whole, given, made):
             return None
         for op in (whole.op, node.op):
@@ -230,7 +230,7 @@ class _Parting:
         found = set()
         for start in self.starts:
             boxes = [
-                tuple([self._box(part, value.type, start) for part, value in zip(parts, values, strict=True)])
+                tuple([self._box(part, value.tensor_type, start) for part, value in zip(parts, values, strict=True)])
                 for parts, values in ((given, whole.inputs), (made, whole.outputs))
             ]
             found.add(whole.op.localize(*boxes))
@@ -256,7 +256,7 @@ class _Parting:
         """A node without inputs: rows of the batch, or the same for all microbatches."""
         if isinstance(node.op, Input):
             return self._keep(node, (), node.op, [Split(0) if node.op.key in self.microbatches.arguments else B])
-        here, there = node.outputs[0].type, whole.outputs[0].type
+        here, there = node.outputs[0].tensor_type, whole.outputs[0].tensor_type
         if here == there or isinstance(node.op, ReadVariable):
             if whole.op.by_position:
                 self.placed[node.name] = whole.op, B
@@ -295,7 +295,7 @@ def _choices(whole: Node, parts: Sequence[Part]) -> Sequence[tuple[Sequence[Sbp]
     """The signatures that these parts of the inputs fit, best first."""
     if isinstance(whole.op, ViewOp) and isinstance(parts[0], Partial) and parts[0] != P:
         return [((parts[0],), (parts[0],))]
-    rule: Rule = whole.op.rule(*(value.type for value in whole.inputs))
+    rule: Rule = whole.op.rule(*(value.tensor_type for value in whole.inputs))
     exact, scaled = [], []
     for signature in rule.signatures():
         if list(signature.inputs) == list(parts):

@@ -71,7 +71,7 @@ class Reroute(Op):
 def rerouted(value: Value, op: Reroute, origin: Origin) -> Node:
     """The node that brings a value into another layout."""
     name = f"{value.name}:{','.join(map(str, op.target.sbp))}"
-    return Node(op, (value,), ((value.type, name, False),), f"{value.name}:{op.target}", op.target.placement, origin)
+    return Node(op, (value,), ((value.tensor_type, name, False),), f"{value.name}:{op.target}", op.target.placement, origin)
 
 
 def box(sharded: Sharded) -> Physical:
@@ -113,11 +113,11 @@ class _Boxing(Rewriter):
         here = self.layouts[value]
         if here == target:
             return value
-        asked = f'{node.op.word()} at {node.where} (layer "{node.name}"): {value.name} {value.type} lies {here} but is read {target}'
+        asked = f'{node.op.word()} at {node.where} (layer "{node.name}"): {value.name} {value.tensor_type} lies {here} but is read {target}'
         if isinstance(here, Local) or isinstance(target, Local):
             raise SbpError(f"{asked}; convert between the views with to_local or to_global")
         try:
-            hops = path(here, target, value.type)
+            hops = path(here, target, value.tensor_type)
         except SbpError as error:
             raise SbpError(f"{asked}: {error}") from None
         for hop in hops:

@@ -104,7 +104,7 @@ def _nbytes(node: Node) -> int:
     """Bytes that the first rank holds of what is reduced."""
     assert isinstance(node.op, Reroute)
     source = node.op.source
-    return source.local_type(node.inputs[0].type, source.placement.ranks[0]).nbytes
+    return source.local_type(node.inputs[0].tensor_type, source.placement.ranks[0]).nbytes
 
 
 def _joined(group: Sequence[Node]) -> Reroute:

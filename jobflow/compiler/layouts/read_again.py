@@ -31,7 +31,7 @@ def _before_communication(physical: Physical) -> set[Node]:
     found: set[Node] = set()
     for node in physical.graph.nodes:
         writes[node] = set().union(*(writes[value.node] for value in node.inputs))
-        if isinstance(node.op, Reroute) and node.op.bytes_per_rank(*(value.type for value in node.inputs)):
+        if isinstance(node.op, Reroute) and node.op.bytes_per_rank(*(value.tensor_type for value in node.inputs)):
             found |= writes[node]
         if node.op.alias:
             writes[node].add(node)
@@ -61,7 +61,7 @@ def _is_of_variable(value: Value) -> bool:
 
 def _is_view(node: Node) -> bool:
     if isinstance(node.op, Reroute):
-        return not node.op.bytes_per_rank(*(value.type for value in node.inputs))
+        return not node.op.bytes_per_rank(*(value.tensor_type for value in node.inputs))
     return isinstance(node.op, ViewOp)
 
 

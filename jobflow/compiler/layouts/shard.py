@@ -156,8 +156,8 @@ class Sharding(Rewriter):
             raise PlanError(f"{node.op} at {node.where}: {value.name} is of the mirrored view, the op is not; cross with to_global")
         now, here = present(layout, node.placement, value)
         if wish is None or len(wish.marks) != len(now):
-            return Operand(value.type, now, here)
-        return Operand(value.type, now, here, wish.marks, wish.firm and node.phase == "forward")
+            return Operand(value.tensor_type, now, here)
+        return Operand(value.tensor_type, now, here, wish.marks, wish.firm and node.phase == "forward")
 
     def _piece(self, end: End | None, placement: Placement) -> Marks:
         """How the forward pass held what this is the gradient of; () if it says nothing."""
@@ -176,7 +176,7 @@ class Sharding(Rewriter):
             made = node.op.smaller(*node.inputs)
         recorder.forget()
         found = tuple(value for value in made or () if isinstance(value, Value))
-        if [value.type for value in found] != [value.type for value in node.outputs]:
+        if [value.tensor_type for value in found] != [value.tensor_type for value in node.outputs]:
             raise PlanError(
                 f"{node.op} at {node.where}: written in smaller ops it gives {list(map(repr, found))}, not {list(map(repr, node.outputs))}"
             )
@@ -189,7 +189,7 @@ class Sharding(Rewriter):
         now: dict[Value, Value] = {}
         for at, node in enumerate(self.nodes[start:], start):
             inputs = tuple(now.get(value, value) for value in node.inputs)
-            makes = [(value.type, names.get(value, value.name), value.local) for value in node.outputs]
+            makes = [(value.tensor_type, names.get(value, value.name), value.local) for value in node.outputs]
             fresh = changed(node, inputs, makes=makes if any(value in names for value in node.outputs) else None)
             if fresh is not node:
                 self.nodes[at], self.wanted[fresh] = fresh, self.wanted.pop(node)
@@ -223,7 +223,7 @@ class _Recorder:
 
     def apply(self, op: Op, inputs: Sequence[Tensor], name: str | None) -> tuple[Value, ...]:
         values = tuple(value for value in inputs if isinstance(value, Value))
-        types = types_tuple(op.infer(*(value.type for value in values)))
+        types = types_tuple(op.infer(*(value.tensor_type for value in values)))
         label = f"{self.node.name}.{op.word()}_{len(self.made)}"
         origin = replace(self.node.origin, gradients=())
         makes = [(type, label if len(types) == 1 else f"{label}.{i}", False) for i, type in enumerate(types)]

@@ -177,7 +177,7 @@ class _Dividing(Rewriter):
         again = bool(self.owners)
         for node in self.writers:
             if node not in self.pieces and node not in self.owners:
-                self.owners[node] = least(value.type for value in node.outputs)
+                self.owners[node] = least(value.tensor_type for value in node.outputs)
         types = {name: self.graph.variables[name].type for name in self.assigned}
         self.assigners = {name: self.ranks[0] if again else least([type]) for name, type in types.items()}
 
@@ -191,7 +191,7 @@ class _Dividing(Rewriter):
                 self._cut_like(node, flat)
         others = [node for node in flat if node not in self.pieces]
         placement = Placement(self.placement.tag, self.ranks)
-        self.pieces.update(zip(others, flat_pieces([node.outputs[0].type for node in others], placement), strict=True))
+        self.pieces.update(zip(others, flat_pieces([node.outputs[0].tensor_type for node in others], placement), strict=True))
 
     def _cut_like(self, sums: Node, flat: Collection[Node]) -> None:
         """The pieces of the updates that alone read these sums: rows where the gradient is formed in rows, else pieces of all of them as one."""
@@ -207,7 +207,7 @@ class _Dividing(Rewriter):
             elif updates:
                 cut[value] = updates
         (ranks,) = _groups(sums.op)
-        layouts = flat_pieces([value.type for value in cut], Placement(sums.op.source.placement.tag, ranks))
+        layouts = flat_pieces([value.tensor_type for value in cut], Placement(sums.op.source.placement.tag, ranks))
         self.scattered.update(zip(cut, layouts, strict=True))
         for layout, updates in zip(layouts, cut.values(), strict=True):
             self.pieces.update(dict.fromkeys(updates, layout))
@@ -248,7 +248,7 @@ class _Dividing(Rewriter):
                 found = [self._with_rows(node, weight, layout) for node in self.readers[weight] if node is not update]
                 known = [each for each in found if each is not None]
                 ranks = layout.placement.size
-                looked_at = weight.type.nbytes * (ranks - 1) // ranks
+                looked_at = weight.tensor_type.nbytes * (ranks - 1) // ranks
                 if known and len(known) == len(found) and FAR_CHEAPER * sum(paid for paid, _, _ in known) <= looked_at:
                     self.own_rows.update((node, signature) for _, node, signature in known)
 
@@ -259,13 +259,13 @@ class _Dividing(Rewriter):
         if not lain or isinstance(node.op, Reroute | ViewOp) or node in self.own_rows or node in self.late:
             return None
         found: list[tuple[int, Signature]] = []
-        for signature in node.op.rule(*(value.type for value in node.inputs)).signatures():
+        for signature in node.op.rule(*(value.tensor_type for value in node.inputs)).signatures():
             wanted = [sbp for value, sbp in zip(node.inputs, signature.inputs, strict=True) if value is weight]
             if set(wanted) == set(layout.sbp) and signature.legal(layout.placement.size):
                 rest = [(value, sbp) for value, sbp in zip(node.inputs, signature.inputs, strict=True) if value is not weight]
                 paid = sum(self._price(value, layout.placement, sbp) for value, sbp in rest)
                 for value, sbp in zip(node.outputs, signature.outputs, strict=True):
-                    paid += price(Layout(layout.placement, (sbp,)), self._laid(value, self.physical.layouts), value.type)
+                    paid += price(Layout(layout.placement, (sbp,)), self._laid(value, self.physical.layouts), value.tensor_type)
                 found.append((paid, signature))
         best = min(found, key=lambda pair: pair[0], default=None)
         return best and (best[0], node, best[1])
@@ -284,17 +284,17 @@ class _Dividing(Rewriter):
         if not isinstance(here, Layout) or here.sbp != (P,) or not source.shape or source.shape[0] < here.placement.size:
             return None
         prices: list[tuple[int, Signature]] = []
-        for signature in node.op.rule(*(value.type for value in node.inputs)).signatures():
+        for signature in node.op.rule(*(value.tensor_type for value in node.inputs)).signatures():
             if signature.outputs == (S(0),) and signature.legal(here.placement.size):
                 paid = [self._price(value, here.placement, sbp) for value, sbp in zip(node.inputs, signature.inputs, strict=True)]
                 prices.append((sum(paid), signature))
         best = min(prices, key=lambda pair: pair[0], default=None)
-        alone = price(here, Layout(here.placement, (S(0),)), source.type)
+        alone = price(here, Layout(here.placement, (S(0),)), source.tensor_type)
         return best[1] if best is not None and CHEAPER * best[0] <= alone else None
 
     def _price(self, value: Value, placement: Placement, sbp: Sbp) -> int:
         """What it costs to bring a factor into a layout."""
-        return 0 if self._lies_together(value) else price(self._laid(value, self.physical.layouts), Layout(placement, (sbp,)), value.type)
+        return 0 if self._lies_together(value) else price(self._laid(value, self.physical.layouts), Layout(placement, (sbp,)), value.tensor_type)
 
     def _lies_together(self, value: Value) -> bool:
         return self.io_buffers and lies_together(value, self.physical.layouts, self.readers)
@@ -322,7 +322,9 @@ class _Dividing(Rewriter):
         """What a node reads while variables are written: of a shared one a copy."""
         if not self._is_stored(value):
             return value
-        copy = Node(Copy(), (value,), ((value.type, f"{value.name}:before", False),), f"{value.name}:before", value.node.placement, node.origin)
+        copy = Node(
+            Copy(), (value,), ((value.tensor_type, f"{value.name}:before", False),), f"{value.name}:before", value.node.placement, node.origin
+        )
         return self._made(copy, self.layouts[value])
 
     def _made(self, node: Node, layout: Layout | Local) -> Value:
@@ -396,7 +398,7 @@ class _Dividing(Rewriter):
         """Sums that travel as one, in place of some of those of a node."""
         ends = tuple((one.source, one.target) for one in sums)
         op = Reroute(*ends[0], route, ends if len(set(ends)) > 1 else ())
-        makes = [(one.value.type, one.value.name, False) for one in sums]
+        makes = [(one.value.tensor_type, one.value.name, False) for one in sums]
         name = sums[0].x.name if len(sums) == 1 else f"{sums[0].x.name}..{sums[-1].x.name}"
         made = self.add(Node(op, tuple(one.x for one in sums), makes, name, node.placement, node.origin))
         self.layouts.update(zip(made, (one.target for one in sums), strict=True))
@@ -428,7 +430,7 @@ class _Dividing(Rewriter):
 
     def _brought(self, x: Value, target: Layout, node: Node) -> Value:
         """A value that lies otherwise, the cheapest way."""
-        for hop in path(self._laid(x, self.layouts), target, x.type):
+        for hop in path(self._laid(x, self.layouts), target, x.tensor_type):
             x = self._rerouted(x, hop.target, hop.name, node)
         return x
 

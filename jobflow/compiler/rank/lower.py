@@ -88,7 +88,7 @@ class _Lowering:
         return local_box(value.shape, layout, self.rank, self.physical.graph.rows)
 
     def local_type(self, value: Value) -> TensorType:
-        return value.type.with_shape(self.box(value).shape)
+        return value.tensor_type.with_shape(self.box(value).shape)
 
     def _node(self, node: Node) -> None:
         op = node.op
@@ -106,11 +106,11 @@ class _Lowering:
             return
         if isinstance(op, PutPart) and self.rank not in op.single.ranks:
             (value,) = node.outputs
-            self.items[value] = self.build.compute(op.elsewhere(self.box(value), value.type), name=value.name)
+            self.items[value] = self.build.compute(op.elsewhere(self.box(value), value.tensor_type), name=value.name)
             return
         if isinstance(op, Updated) and self.box(node.outputs[0]).is_empty:
             return
-        given, made = ([(value.type, self.box(value)) for value in values] for values in (node.inputs, node.outputs))
+        given, made = ([(value.tensor_type, self.box(value)) for value in values] for values in (node.inputs, node.outputs))
         cuts = not node.outputs[0].local or op.by_position or isinstance(op, ToLocal)
         op, types = on_rank(op, self.rank, given, made, cuts=cuts, where=f" at {node.where}")
         inputs = tuple(self.items[value] for value in node.inputs)
@@ -148,7 +148,7 @@ class _Lowering:
     def _along(self, value: Value, output: Value, op: Reroute) -> None:
         """A row of the route table, in every group of ranks; this rank is in one of them."""
         route = row(op.source, op.target)
-        for group in changes(op.source, op.target, value.type):
+        for group in changes(op.source, op.target, value.tensor_type):
             first = group[0]
             order = -1 if route.kind is None else self._announce(op.name, output.name, first.ranks, first.type.nbytes)
             if self.rank in first.ranks:
@@ -179,7 +179,7 @@ class _Lowering:
         """Sum several tensors as one flat array in which each begins at a multiple of the alignment; all of it, or a piece for each rank."""
         dtype, scatters = node.inputs[0].dtype, op.name == "reduce_scatter"
         for ranks in (op.target.placement.ranks,) if scatters else op.source.placement.along(changed(op.source, op.target)):
-            offsets, total = end_to_end(op.joined_types([value.type for value in node.inputs], ranks[0]))
+            offsets, total = end_to_end(op.joined_types([value.tensor_type for value in node.inputs], ranks[0]))
             order = self._announce(op.name, node.outputs[0].name, ranks, total)
             if self.rank not in ranks:
                 continue
@@ -219,7 +219,7 @@ class _Lowering:
         op = argument_of(value).node.op
         if isinstance(op, Input):
             before = _elements_before(self.box(argument_of(value)))
-            self.items[output] = _lying(self.memory.places[op.key], -before, output.type, output.name)
+            self.items[output] = _lying(self.memory.places[op.key], -before, output.tensor_type, output.name)
 
     def _move(self, value: Value, output: Value, op: Reroute) -> None:
         received: list[tuple[Box, Item]] = []
@@ -234,11 +234,11 @@ class _Lowering:
                 part = take(self.build, self.items[value], held, move.box)
                 self.build.append(Send(move.target, order), (self.build.flatten(part),), ())
             elif self.rank == move.target:
-                flat = Item(value.type.with_shape((move.size,)), output.name)
+                flat = Item(value.tensor_type.with_shape((move.size,)), output.name)
                 self.build.append(Receive(move.source, order), (), (flat,))
                 received.append((move.box, self.build.unflatten(flat, move.box.shape)))
         if self.rank in op.target.placement.ranks:
-            self.items[output] = put_together(self.build, op.target.box(value.shape, self.rank), received, output.type)
+            self.items[output] = put_together(self.build, op.target.box(value.shape, self.rank), received, output.tensor_type)
 
 
 def _elements_before(box: Box) -> int:

@@ -34,9 +34,9 @@ def check(what: str, name: str, dtypes: Iterable[DType], nodes: Iterable[Any]) -
         near = did_you_mean_or(str(name), names, "pass the logical_blob_name of one")
         raise JobError(f'{what}: the job has no tensor "{name}" yet{near}')
     found: Value = names[name]
-    if found.type.size != 1 or found.type.dtype not in dtypes:
+    if found.tensor_type.size != 1 or found.tensor_type.dtype not in dtypes:
         listed = " or ".join(dtype.name for dtype in dtypes)
-        raise JobError(f'{what}: the tensor "{name}" is {found.type}; it must be one number, {listed}')
+        raise JobError(f'{what}: the tensor "{name}" is {found.tensor_type}; it must be one number, {listed}')
     return found
 
 

@@ -110,7 +110,7 @@ class Building(Recording):
     def source(self, op: Op, layout: Layout | None, counter: int | None) -> Tensor:
         """The output of an op without inputs, or of one that draws, for every run anew."""
         given = () if counter is None else (self.draw(layout),)
-        (type,) = types_tuple(op.infer(*(x.type for x in given)))
+        (type,) = types_tuple(op.infer(*(x.tensor_type for x in given)))
         (value,) = self._record(op, [x.traced for x in given], (layout or self.alone).placement)
         made = Tensor(type, layout, None, traced=value)
         return made if layout is None or layout.is_whole else self.change(made, layout, None)
@@ -141,7 +141,7 @@ class Building(Recording):
     def leave(self, x: Tensor) -> Tensor:
         """There is no way from here to the pieces."""
         raise JobError(
-            f"to_local at {user_line()}: not in nn.Graph.build; return the tensor {x.type} from build, and call to_local() on what the graph gives"
+            f"to_local at {user_line()}: not in nn.Graph.build; return the tensor {x.tensor_type} from build, and call to_local() on what the graph gives"
         )
 
     # ---------------------------------------------------------------- tensors with numbers
@@ -153,11 +153,11 @@ class Building(Recording):
         trained = self.trains and x._needs_gradient and x.is_leaf
         if trained and x.hooks:
             raise JobError(
-                f"nn.Graph.build at {user_line()}: {name} {x.type} has hooks for its gradient, which a graph does not call; remove() them, or "
+                f"nn.Graph.build at {user_line()}: {name} {x.tensor_type} has hooks for its gradient, which a graph does not call; remove() them, or "
                 f"train without a graph"
             )
-        first = Constant(x.type.shape, x.type.dtype, 0)
-        variable = Variable(name, x.type, first, lies.placement, lies.sbp, trained, group="parameter" if trained else "buffer")
+        first = Constant(x.tensor_type.shape, x.tensor_type.dtype, 0)
+        variable = Variable(name, x.tensor_type, first, lies.placement, lies.sbp, trained, group="parameter" if trained else "buffer")
         if self.zero is None:
             value = self.tracer.variable(variable)
         else:
@@ -165,7 +165,7 @@ class Building(Recording):
             value = self.tracer.variable(stored)
             if stored.sbp != lies.sbp:
                 value = self._gathered(value, lies, stored.sbp, self.zero)
-        made = Tensor(x.type, self.lying(x), None, traced=value)
+        made = Tensor(x.tensor_type, self.lying(x), None, traced=value)
         made._needs_gradient = x._needs_gradient and x.is_leaf
         self.tensors[name] = x
         self._standing[id(x)] = made
@@ -203,11 +203,11 @@ class Building(Recording):
         what = f"backward at {user_line()}, in nn.Graph.build"
         if not self.trains:
             raise JobError(f"{what}: the graph has no optimizer; call self.add_optimizer(...) in __init__")
-        if gradient is not None or loss.type.size != 1:
+        if gradient is not None or loss.tensor_type.size != 1:
             given = "" if gradient is None else " with a gradient of its own"
-            raise JobError(f"{what}: the loss must have one element; this one is {loss.type}{given}")
+            raise JobError(f"{what}: the loss must have one element; this one is {loss.tensor_type}{given}")
         if not loss._needs_gradient:
-            raise JobError(f"{what}: this {loss.type} tensor depends on no parameter that requires gradients")
+            raise JobError(f"{what}: this {loss.tensor_type} tensor depends on no parameter that requires gradients")
         self.losses.append(loss.traced)
         self.where = self.where or user_line()
 

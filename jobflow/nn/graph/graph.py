@@ -83,7 +83,7 @@ def check_constants(name: str, whole: Body, part: Body) -> None:
 
 def _same_values(a: Tensor | None, b: Tensor | None) -> bool:
     """True if both tensors have the same type, layout and elements on this rank."""
-    if a is None or b is None or (a.type, a.layout) != (b.type, b.layout):
+    if a is None or b is None or (a.tensor_type, a.layout) != (b.tensor_type, b.layout):
         return False
     x, y = ((t if t.layout is None else t.to_local()).detach().numpy() for t in (a, b))
     return bool(x.tobytes() == y.tobytes())
@@ -172,7 +172,7 @@ class Graph:
         with scope.lock():
             bound = self._bound
             tensors = [x for _, x in given.leaves()] if bound is None else bound.tensors(given)
-            key = current_session().settings.kernels, tuple([x.type.shape for x in tensors])
+            key = current_session().settings.kernels, tuple([x.tensor_type.shape for x in tensors])
             if bound is None or key != bound.key:
                 bound = self._bounds.pop(key, None) or self._compiled(given)
                 self._keep(key, bound)
@@ -201,7 +201,7 @@ class Graph:
         return bound
 
     def _built(self, here: EagerState, given: Arguments) -> Built:
-        metas = tuple(Meta(name, x.type, x.layout) for name, x in given.leaves())
+        metas = tuple(Meta(name, x.tensor_type, x.layout) for name, x in given.leaves())
         cut = self._microbatches(metas)
         whole = None if cut is None else self._traced(here, metas, given, None, 0)
         first, *others = [self._traced(here, metas, given, cut, size) for size in (cut.sizes if cut is not None else (0,))]
@@ -378,7 +378,7 @@ class Graph:
             lines += [f"  (INPUT:{meta.name}:{meta})" for meta in self._bound.built.inputs]
         for name, module in self._modules.items():
             lines.append(f"  (MODULE:{name}:{type(module).__name__}): {module!r}".replace("\n", "\n  "))
-            lines += [f"    (PARAMETER:{name}.{n}:{x.type} {x.layout or 'local'})" for n, x in module.named_parameters()]
+            lines += [f"    (PARAMETER:{name}.{n}:{x.tensor_type} {x.layout or 'local'})" for n, x in module.named_parameters()]
             lines += [f"    ({self._settings[id(m)]!r} for {n or name})" for n, m in module.named_modules() if id(m) in self._settings]
         lines += [f"  (OPTIMIZER:{type(one.optimizer).__name__} at {one.where})" for one in self._added]
         if self._bound is not None:

@@ -172,7 +172,7 @@ class Bound:
         self.constant = {draw.key: draw.array for draw in built.draws} | {rate.key: rate.array for rate in built.rates}
 
     def _meta(self, value: Value) -> Meta:
-        return Meta(value.name, value.type, None if self.built.local else self.numbering.layout(self.physical.layouts[value]))
+        return Meta(value.name, value.tensor_type, None if self.built.local else self.numbering.layout(self.physical.layouts[value]))
 
     def _given(self, value: Value, x: Tensor) -> Meta:
         """An output; along mesh dimensions of one rank, where all layouts are one, it lies as build saw it."""
@@ -304,15 +304,15 @@ class Bound:
         return {name: self._piece(loaded[name], variables[name]) for name in names}
 
     def _piece(self, saved: Tensor, variable: Variable) -> Array:
-        if saved.type != variable.type or (saved.layout is None) != self.built.local:
+        if saved.tensor_type != variable.type or (saved.layout is None) != self.built.local:
             where = "local" if self.built.local else "global"
             kind = "local" if saved.layout is None else str(saved.layout)
             raise JobError(
-                f'{self.built.name} at {user_line()}: loaded "{variable.name}" {saved.type} {kind}, where the graph has a {where} {variable.type}'
+                f'{self.built.name} at {user_line()}: loaded "{variable.name}" {saved.tensor_type} {kind}, where the graph has a {where} {variable.type}'
             )
         if saved.layout is None:
             return saved.array
-        return convert_array(self.here, saved.array, saved.type, saved.layout, self.world(variable), f"{self.built.name}: {variable.name}")
+        return convert_array(self.here, saved.array, saved.tensor_type, saved.layout, self.world(variable), f"{self.built.name}: {variable.name}")
 
     def world(self, variable: Variable) -> Layout:
         """How a variable lies, with numbers of the world."""
@@ -329,7 +329,7 @@ class Bound:
                 home = Home(state.array(name), state.buffers[slot.buffer], slot.offset, ranks)
                 moves(x, home)
             self.memory.homes[name] = home
-        self.ties.append((Tie(self.built.graph.variables[name], x, home, x.type, x.layout), home))
+        self.ties.append((Tie(self.built.graph.variables[name], x, home, x.tensor_type, x.layout), home))
         if name in self.built.graph.updates:
             self.storages.append(x.memory)
 
@@ -437,8 +437,8 @@ class Bound:
                 )
             found = [x for _, x in given.leaves()]
         for meta, x in zip(expected, found, strict=True):
-            if x.type.dtype is not meta.type.dtype or x.layout != meta.layout:
-                actual = Meta(meta.name, x.type, x.layout)
+            if x.tensor_type.dtype is not meta.type.dtype or x.layout != meta.layout:
+                actual = Meta(meta.name, x.tensor_type, x.layout)
                 raise JobError(
                     f"{self.built.name} at {user_line()}: a graph takes inputs of the dtype, placement and sbp of its first call; "
                     f"{meta.name} was expected as {meta} and is {actual}. Make another graph for it, or convert it with to_global"

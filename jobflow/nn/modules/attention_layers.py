@@ -84,7 +84,7 @@ class MultiheadAttention(Module):
     def _batched(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         """The three as [batch, length, features], the same tensor where two are."""
         if {x.ndim for x in (query, key, value)} not in ({2}, {3}):
-            listed = f"query {query.type}, key {key.type} and value {value.type}"
+            listed = f"query {query.tensor_type}, key {key.tensor_type} and value {value.tensor_type}"
             raise ShapeError(f"MultiheadAttention at {user_line()}: {listed} have 3 axes each, or 2 without a batch")
         found: dict[int, Tensor] = {}
         for x in (query, key, value):

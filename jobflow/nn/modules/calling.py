@@ -46,7 +46,7 @@ def _check_hooks(module: Module) -> None:
     for name, x in module.named_parameters():
         if x.hooks:
             raise JobError(
-                f"{type(module).__name__} at {user_line()}: {name} {x.type} has hooks for its gradient, which a job does not call; "
+                f"{type(module).__name__} at {user_line()}: {name} {x.tensor_type} has hooks for its gradient, which a job does not call; "
                 f"remove() them, or train without a job"
             )
 

@@ -233,4 +233,4 @@ class ParameterDict(_Keyed):
 
 
 def _shown(parameters: Mapping[str, Parameter | None]) -> str:
-    return "\n".join(f"({name}): Parameter {p.type if p is not None else None}" for name, p in parameters.items())
+    return "\n".join(f"({name}): Parameter {p.tensor_type if p is not None else None}" for name, p in parameters.items())

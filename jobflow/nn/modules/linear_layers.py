@@ -87,7 +87,7 @@ def _zero_row(table: Tensor, row: int) -> None:
     first = 0
     if table.layout is not None:
         rank = state().rank.index
-        first = table.layout.box(table.type.shape, rank).start[0] if rank in table.layout.placement.ranks else 0
+        first = table.layout.box(table.tensor_type.shape, rank).start[0] if rank in table.layout.placement.ranks else 0
     if 0 <= row - first < table.array.shape[0]:
         own(table)[row - first] = 0
         table.wrote()
@@ -117,7 +117,7 @@ class Embedding(Module):
     def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, padding_idx: int | None = None) -> Embedding:
         """A table with these rows, which do not learn if `freeze`."""
         if embeddings.ndim != 2:
-            raise ShapeError(f"Embedding.from_pretrained at {user_line()}: {embeddings.type} is not a table of rows")
+            raise ShapeError(f"Embedding.from_pretrained at {user_line()}: {embeddings.tensor_type} is not a table of rows")
         rows, width = embeddings.shape
         made = cls(rows, width, padding_idx, _weight=embeddings)
         made.weight._needs_gradient = not freeze
@@ -180,12 +180,12 @@ class Unflatten(Module):
 
     def forward(self, input: Tensor) -> Tensor:
         if not -input.ndim <= self.dim < input.ndim:
-            raise ShapeError(f"Unflatten at {user_line()}: dim {self.dim} is out of range for {input.type}")
+            raise ShapeError(f"Unflatten at {user_line()}: dim {self.dim} is out of range for {input.tensor_type}")
         axis, shape = self.dim % input.ndim, tuple(input.shape)
         known = math.prod(n for n in self.unflattened_size if n != -1)
         wanted = tuple(shape[axis] // max(known, 1) if n == -1 else n for n in self.unflattened_size)
         if math.prod(wanted) != shape[axis]:
-            raise ShapeError(f"Unflatten at {user_line()}: axis {axis} of {input.type} cannot be divided into {list(self.unflattened_size)}")
+            raise ShapeError(f"Unflatten at {user_line()}: axis {axis} of {input.tensor_type} cannot be divided into {list(self.unflattened_size)}")
         return reshape(input, (*shape[:axis], *wanted, *shape[axis + 1 :]))
 
     def extra_repr(self) -> str:

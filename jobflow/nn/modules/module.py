@@ -131,9 +131,9 @@ class Module:
         building = building_now()
         if building is None or value is None or value.traced is None or buffer is None or buffer.traced is not None:
             return False
-        if value.type != buffer.type:
+        if value.tensor_type != buffer.tensor_type:
             raise DtypeError(
-                f"{type(self).__name__}.{name} at {user_line()}: the buffer is {buffer.type} and cannot become {value.type} while {running()} runs"
+                f"{type(self).__name__}.{name} at {user_line()}: the buffer is {buffer.tensor_type} and cannot become {value.tensor_type} while {running()} runs"
             )
         building.write(buffer, value)
         return True

@@ -18,7 +18,7 @@ def replace(x: Tensor, made: Tensor) -> None:
     """x is what `made` is, from now on; other tensors in its old memory are left alone."""
     if made is x:
         return
-    x.type, x.layout, x.array, x._device = made.type, made.layout, made.array, made._device
+    x.tensor_type, x.layout, x.array, x._device = made.tensor_type, made.layout, made.array, made._device
     x.storage, x.base, x.seen, x.strides = None, None, 0, made.strides
 
 

@@ -44,7 +44,7 @@ class _BatchStatistics(WithOptions, shared=True):
     def _check(self, input: Tensor) -> None:
         if input.ndim not in self.ndims:
             wanted = " or ".join(map(str, self.ndims))
-            raise ShapeError(f"{type(self).__name__} at {user_line()}: input {input.type} has {input.ndim} axes, not {wanted}")
+            raise ShapeError(f"{type(self).__name__} at {user_line()}: input {input.tensor_type} has {input.ndim} axes, not {wanted}")
 
     def extra_repr(self) -> str:
         shown = f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}"

@@ -47,7 +47,7 @@ def named(module: Module, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
 
 def plain(x: Tensor) -> Tensor:
     """A tensor without gradients in the same memory."""
-    made = Tensor(x.type, x.layout, x.array)
+    made = Tensor(x.tensor_type, x.layout, x.array)
     made._device = x._device
     x.shares(made)
     return made
@@ -91,21 +91,21 @@ def _some(names: Sequence[str]) -> str:
 def difference(name: str, x: Tensor, value: Any) -> str:
     """Why a value cannot become that of x; "" if it can."""
     if isinstance(value, np.ndarray):
-        return "" if value.shape == x.type.shape else f"size: {name} is {x.type}, the state has {list(value.shape)}"
+        return "" if value.shape == x.tensor_type.shape else f"size: {name} is {x.tensor_type}, the state has {list(value.shape)}"
     if not isinstance(value, Tensor):
         return f"type: {name} is a tensor, the state has {type(value).__name__}"
     if value.is_global != x.is_global:
         kinds = ("local", "global")
         hint = "to_global() the state" if x.is_global else "to_local() the state, or call to_global on the module first"
         return f"local and global: {name} is {kinds[x.is_global]}, the state has a {kinds[value.is_global]} tensor; {hint}"
-    return "" if value.type.shape == x.type.shape else f"size: {name} is {x.type}, the state has {value.type}"
+    return "" if value.tensor_type.shape == x.tensor_type.shape else f"size: {name} is {x.tensor_type}, the state has {value.tensor_type}"
 
 
 def take(here: EagerState, x: Tensor, value: Any) -> None:
     """The numbers of `value` in the memory of x."""
     if isinstance(value, np.ndarray):
         value = from_numpy(value) if x.layout is None else cut("load_state_dict", np.asarray(value, order="C"), x.layout)
-    value = cast(value, x.type.dtype)
+    value = cast(value, x.tensor_type.dtype)
     if x.layout is not None:
         value = crossing.change(here, value, x.layout)
     own(x)[...] = value.array

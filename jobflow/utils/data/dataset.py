@@ -35,10 +35,10 @@ class TensorDataset(Dataset[tuple[Tensor, ...]]):
     """Sample i is the tuple of the i-th rows of some tensors."""
 
     def __init__(self, *tensors: Tensor) -> None:
-        sizes = [x.type.shape[:1] for x in tensors]
+        sizes = [x.tensor_type.shape[:1] for x in tensors]
         if not tensors or len(set(sizes)) > 1 or not sizes[0]:
             raise ArgumentError(
-                f"TensorDataset at {user_line()}: tensors with equally many rows are needed; got {[list(x.type.shape) for x in tensors]}"
+                f"TensorDataset at {user_line()}: tensors with equally many rows are needed; got {[list(x.tensor_type.shape) for x in tensors]}"
             )
         self.tensors = tensors
 
@@ -46,7 +46,7 @@ class TensorDataset(Dataset[tuple[Tensor, ...]]):
         return tuple(x[index] for x in self.tensors)
 
     def __len__(self) -> int:
-        return self.tensors[0].type.shape[0]
+        return self.tensors[0].tensor_type.shape[0]
 
 
 class ConcatDataset(Dataset[Any]):
