@@ -185,7 +185,8 @@ class Recorder(Recording):
         name = self.module.names.get(id(x))
         if name is None:
             raise JobError(
-                f"{user_line()}: {self.module.word}, called in job {self.body.name}, reads a tensor {x.tensor_type} that is not its parameter or buffer, "
+                f"{user_line()}: {self.module.word}, called in job {self.body.name}, reads a tensor {x.tensor_type} that is not its "
+                f"parameter or buffer, "
                 f"and whose numbers the job would not see change; make it one (nn.Parameter, register_buffer) or in forward, or pass it to the job"
             )
         if name in session.variables or name in self.body.variables:

@@ -41,7 +41,8 @@ def check_memory(x: Tensor, what: str) -> None:
     """JobError for a tensor whose memory cannot be overwritten: a copy of a part of another tensor, or a read-only NumPy array."""
     if x._apart is not None:
         raise JobError(
-            f"{what} at {user_line()}: {x.tensor_type} is a part of a global tensor whose elements had to move to make it, so what is written to it would "
+            f"{what} at {user_line()}: {x.tensor_type} is a part of a global tensor whose elements had to move to make it, so what is "
+            f"written to it would "
             f"be lost; assign to the tensor itself, x[...] = value, or bring that to another layout first (to_global)"
         )
     if x.traced is None and not x.array.flags.writeable and (x.storage is None or x.storage.home is None):

@@ -18,7 +18,7 @@ HOMES = {
         remainder remainder_ rsub sub sub_ subtract subtract_ true_divide true_divide_
     """,
     "casting": """
-        bfloat16 bool byte cast char double float half int is_floating_point long type_as
+        bfloat16 bool byte cast char double float half int is_floating_point long type type_as
     """,
     "comparing": """
         __eq__ __ge__ __gt__ __le__ __lt__ __ne__ allclose eq equal ge greater greater_equal gt isclose le less less_equal logical_and logical_not

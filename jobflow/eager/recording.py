@@ -157,7 +157,8 @@ class Recording(ABC):
         for tensor in chain:
             if hidden and self.trains and tensor.traced is not None and self.known(tensor)._needs_gradient:
                 raise JobError(
-                    f"{user_line()}: a tensor {tensor.tensor_type} that requires gradients would be written over where none are recorded (no_grad, detach "
+                    f"{user_line()}: a tensor {tensor.tensor_type} that requires gradients would be written over where none are "
+                    f"recorded (no_grad, detach "
                     f"or data), and its gradient lost in {self.running}; write over a clone() of it, or where gradients are recorded"
                 )
             hidden = hidden or (tensor.base is not None and isinstance(tensor.base[1], Detach))

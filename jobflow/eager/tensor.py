@@ -168,8 +168,8 @@ class Tensor(Methods):
         "seen",
         "storage",
         "strides",
-        "traced",
         "tensor_type",
+        "traced",
     )
 
     #: NumPy arrays on the left leave the operation to the tensor

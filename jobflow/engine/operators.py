@@ -68,7 +68,8 @@ class TensorOperators(Typed):
 
     def __index__(self) -> int:
         raise JobError(
-            f"{user_line()}: a {self.tensor_type} tensor cannot be used as an index or count: it has no values while a job is traced; x.shape has its sizes"
+            f"{user_line()}: a {self.tensor_type} tensor cannot be used as an index or count: it has no values while a job is traced; "
+            f"x.shape has its sizes"
         )
 
     def __len__(self) -> int:
@@ -77,7 +78,8 @@ class TensorOperators(Typed):
     def __format__(self, how: str) -> str:
         if how:
             raise JobError(
-                f"{user_line()}: a {self.tensor_type} tensor cannot be written as {how!r}: it has no values while a job is traced; watch(x) shows them"
+                f"{user_line()}: a {self.tensor_type} tensor cannot be written as {how!r}: it has no values while a job is traced; "
+                f"watch(x) shows them"
             )
         return str(self)
 

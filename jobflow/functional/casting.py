@@ -15,6 +15,19 @@ from jobflow.eager.tensor import Tensor
 from jobflow.functional.promotion import cast as as_dtype
 from jobflow.functional.promotion import kind, wider
 
+#: the name of the class of tensors -> its element type
+CLASSES: dict[str, DType] = {
+    "FloatTensor": types.float32,
+    "DoubleTensor": types.float64,
+    "HalfTensor": types.float16,
+    "BFloat16Tensor": types.bfloat16,
+    "IntTensor": types.int32,
+    "LongTensor": types.int64,
+    "CharTensor": types.int8,
+    "ByteTensor": types.uint8,
+    "BoolTensor": types.bool_,
+}
+
 
 @method()
 def cast(x: Tensor, dtype: Any) -> Tensor:
@@ -57,6 +70,18 @@ for _name, _dtype in {
 def type_as(x: Tensor, other: Tensor) -> Tensor:
     """x as the element type of another tensor."""
     return as_dtype(x, other.tensor_type.dtype)
+
+
+@method("type")
+def as_type(x: Tensor, dtype: Any = None, non_blocking: bool = False) -> Any:
+    """Return the name of the tensor's class, such as "jobflow.FloatTensor"; with `dtype`, an element type, a class or its name, convert to it."""
+    if dtype is None:
+        name = next(name for name, known in CLASSES.items() if known.numpy == x.tensor_type.dtype.numpy)
+        return f"jobflow.{'cuda.' if x.is_cuda else ''}{name}"
+    if isinstance(dtype, str):
+        dtype = CLASSES.get(dtype.removeprefix("jobflow."), dtype)
+    of_class = getattr(dtype, "dtype", None)
+    return as_dtype(x, named("type", of_class if isinstance(of_class, DType) else dtype))
 
 
 def is_tensor(x: Any) -> bool:

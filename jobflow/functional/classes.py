@@ -7,19 +7,8 @@ from typing import TYPE_CHECKING, Any
 import jobflow.core.types as types
 from jobflow.core.types import DType
 from jobflow.eager.tensor import Tensor as AnyTensor
+from jobflow.functional.casting import CLASSES
 from jobflow.functional.creation import empty, tensor
-
-_DTYPES: dict[str, DType] = {
-    "FloatTensor": types.float32,
-    "DoubleTensor": types.float64,
-    "HalfTensor": types.float16,
-    "BFloat16Tensor": types.bfloat16,
-    "IntTensor": types.int32,
-    "LongTensor": types.int64,
-    "CharTensor": types.int8,
-    "ByteTensor": types.uint8,
-    "BoolTensor": types.bool_,
-}
 
 
 class _Face(type):
@@ -67,5 +56,5 @@ def _of(name: str, dtype: DType) -> _Face:
 
 
 FloatTensor, DoubleTensor, HalfTensor, BFloat16Tensor, IntTensor, LongTensor, CharTensor, ByteTensor, BoolTensor = (
-    _of(name, dtype) for name, dtype in _DTYPES.items()
+    _of(name, dtype) for name, dtype in CLASSES.items()
 )

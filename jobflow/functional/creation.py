@@ -277,7 +277,8 @@ def _numbers(what: str, data: Any) -> Any:
     if isinstance(data, Tensor):
         if data.traced is not None:
             raise JobError(
-                f"{what} at {user_line()}: the data contain a tensor {data.tensor_type}, which has no numbers yet; join tensors with flow.stack or flow.cat"
+                f"{what} at {user_line()}: the data contain a tensor {data.tensor_type}, which has no numbers yet; join tensors with "
+                f"flow.stack or flow.cat"
             )
         return data.numpy()
     if isinstance(data, list | tuple) and any(isinstance(each, Tensor | list | tuple) for each in data):

@@ -212,7 +212,8 @@ def prelu(input: Tensor, weight: Tensor) -> Value:
     if count != 1:
         if len(shape) < 2 or weight.tensor_type.shape != (shape[1],):
             raise ShapeError(
-                f"prelu at {user_line()}: weight {weight.tensor_type} is neither one number nor one for each channel, axis 1 of input {input.tensor_type}"
+                f"prelu at {user_line()}: weight {weight.tensor_type} is neither one number nor one for each channel, axis 1 of input "
+                f"{input.tensor_type}"
             )
         factor = sh.reshape(weight, (count,) + (1,) * (len(shape) - 2))
     return act.prelu(input, factor)

@@ -42,7 +42,8 @@ def _check(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tu
         return lead
     if mask.tensor_type.dtype is not bool_ and mask.tensor_type.dtype is not q.dtype:
         raise DtypeError(
-            f"{what} at {user_line()}: attn_mask {mask.tensor_type} must be bool, True where a key is visible, or of the type of query {q}, which is added"
+            f"{what} at {user_line()}: attn_mask {mask.tensor_type} must be bool, True where a key is visible, or of the type of query "
+            f"{q}, which is added"
         )
     scores, shape = (*lead, q.shape[-2], k.shape[-2]), mask.tensor_type.shape
     missing = len(scores) - len(shape)

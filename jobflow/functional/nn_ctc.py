@@ -66,7 +66,8 @@ def _as_batch(log_probs: Value, targets: Value, lengths: Value, labels: Value) -
     """Add the axis of samples to the tensors of one sample."""
     if targets.tensor_type.ndim != 1 or lengths.tensor_type.size != 1 or labels.tensor_type.size != 1:
         raise ShapeError(
-            f"ctc_loss at {user_line()}: log_probs {log_probs.tensor_type} is one sample, but targets are {targets.tensor_type}, input_lengths {lengths.tensor_type} and "
+            f"ctc_loss at {user_line()}: log_probs {log_probs.tensor_type} is one sample, but targets are {targets.tensor_type}, "
+            f"input_lengths {lengths.tensor_type} and "
             f"target_lengths {labels.tensor_type}; pass targets with one axis and one length each, or log_probs as [frames, n, classes]"
         )
     return sh.expand_dims(log_probs, 1), sh.expand_dims(targets, 0), sh.reshape(lengths, (1,)), sh.reshape(labels, (1,))

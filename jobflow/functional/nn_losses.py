@@ -178,7 +178,8 @@ def cosine_embedding_loss(input1: Tensor, input2: Tensor, target: Tensor, margin
     similar = cosine(ew.cast(input1, dtype), ew.cast(input2, dtype), -1, 1e-8)
     if target.tensor_type.shape != similar.tensor_type.shape:
         raise ShapeError(
-            f"cosine_embedding_loss at {user_line()}: target {target.tensor_type} must have one number for each pair of vectors, {similar.tensor_type}"
+            f"cosine_embedding_loss at {user_line()}: target {target.tensor_type} must have one number for each pair of vectors, "
+            f"{similar.tensor_type}"
         )
     zero = ew.fill_like(similar, 0.0)
     signs = _signs(target, similar)

@@ -44,7 +44,8 @@ def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
     axis = axis_of("index_select", dim, x.ndim)
     if index.ndim > 1 or (not x.ndim and index.tensor_type.size != 1):
         raise ShapeError(
-            f"index_select at {user_line()}: the positions are a vector, or one number for x without axes, not {index.tensor_type} for {x.tensor_type}"
+            f"index_select at {user_line()}: the positions are a vector, or one number for x without axes, not {index.tensor_type} for "
+            f"{x.tensor_type}"
         )
     if not x.ndim:
         return reshape(index_select(reshape(x, 1), 0, index), ())
@@ -78,7 +79,8 @@ def _checked(what: str, x: Tensor, dim: int, index: Tensor, src: Tensor | None =
     )
     if not fits:
         raise ShapeError(
-            f"{what} at {user_line()}: positions {index.tensor_type} for {x.tensor_type}{'' if src is None else f' and new values {src.tensor_type}'} along axis {axis}; "
+            f"{what} at {user_line()}: positions {index.tensor_type} for "
+            f"{x.tensor_type}{'' if src is None else f' and new values {src.tensor_type}'} along axis {axis}; "
             f"they need as many axes, none longer but axis {axis} than that of {'x' if src is None else 'both'}"
         )
     return axis
@@ -155,7 +157,8 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: floa
     index = _row(index)
     if tuple(source.shape) != (*x.shape[:axis], index.tensor_type.size, *x.shape[axis + 1 :]):
         raise ShapeError(
-            f"index_add at {user_line()}: {source.tensor_type} must have one slice of {x.tensor_type} along axis {axis} for each of {index.tensor_type}"
+            f"index_add at {user_line()}: {source.tensor_type} must have one slice of {x.tensor_type} along axis {axis} for each of "
+            f"{index.tensor_type}"
         )
     at = placed(index, x.shape[axis], "index_add")
     if not x.dtype.is_float and isinstance(alpha, float) and alpha != int(alpha):

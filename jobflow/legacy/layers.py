@@ -305,7 +305,8 @@ def layer_norm_grad(dy: Tensor, x: Tensor, mean: Tensor, inv_variance: Tensor, b
         or mean.tensor_type.size != math.prod(rows)
     ):
         raise ShapeError(
-            f"layer_norm_grad at {user_line()}: dy {dy.tensor_type} is as x {x.tensor_type}, and mean {mean.tensor_type} and inv_variance are of a number per row"
+            f"layer_norm_grad at {user_line()}: dy {dy.tensor_type} is as x {x.tensor_type}, and mean {mean.tensor_type} and "
+            f"inv_variance are of a number per row"
         )
     ones = constant(1, x.tensor_type.dtype, x.tensor_type.shape[begin:])
     return apply(norm.LayerNormGrad(begin), dy, x, ones, sh.reshape(mean, rows), sh.reshape(inv_variance, rows))[0]
@@ -318,7 +319,8 @@ def layer_norm_param_grad(
     begin = normal_axis(f"layer_norm_param_grad at {user_line()}", begin_params_axis, norm.tensor_type.ndim)
     if dy.tensor_type != norm.tensor_type or gamma.tensor_type.shape != norm.tensor_type.shape[begin:]:
         raise ShapeError(
-            f"layer_norm_param_grad at {user_line()}: dy {dy.tensor_type} is as norm {norm.tensor_type}, and gamma {gamma.tensor_type} as its last axes"
+            f"layer_norm_param_grad at {user_line()}: dy {dy.tensor_type} is as norm {norm.tensor_type}, and gamma {gamma.tensor_type} "
+            f"as its last axes"
         )
     above = range(begin)
     return ew.multiply(dy, gamma), rd.reduce_sum(dy, tuple(above)), rd.reduce_sum(ew.multiply(dy, norm), tuple(above))

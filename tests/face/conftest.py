@@ -30,7 +30,7 @@ class Concrete(TensorOperators):
     node: Any = None
 
     @property
-    def type(self) -> TensorType:  # type: ignore[override]
+    def tensor_type(self) -> TensorType:  # type: ignore[override]
         return type_of(self.array)
 
 

@@ -121,6 +121,16 @@ def test_casts(n: int) -> None:
         casting.set_default_dtype(int64)
 
 
+@pytest.mark.parametrize(("name", "dtype"), casting.CLASSES.items())
+def test_type_names_the_class_of_a_tensor_and_converts_to_one(name: str, dtype: DType) -> None:
+    x = arange(3)
+    spellings = (dtype, f"jobflow.{name}", getattr(flow, name), dtype.name)
+    assert {x.type(each).dtype for each in spellings} == {dtype} and x.type(dtype).type() == f"jobflow.{name}"
+    assert x.type(int64) is x
+    with pytest.raises(DtypeError, match="type at test_elementwise.py:[0-9]+: 'jobflow.QTensor' is not one of"):
+        x.type("jobflow.QTensor")
+
+
 def test_addends_are_summed_before_they_are_rounded() -> None:
     def program(rank: int) -> Any:
         here = placement("cpu", [0, 1])

@@ -31,7 +31,7 @@ class Held(TensorOperators):
     node: ClassVar[Any] = SimpleNamespace(placement=Placement("cpu", (0,)), origin=SimpleNamespace(stage=None))
 
     @property
-    def type(self) -> TensorType:  # type: ignore[override]
+    def tensor_type(self) -> TensorType:  # type: ignore[override]
         return type_of(self.array)
 
 

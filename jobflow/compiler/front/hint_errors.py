@@ -48,7 +48,8 @@ def contradiction(node: Node, before: Wish, asked: tuple[Sbp, ...]) -> SbpError:
     value = node.inputs[0]
     wish = Wish(asked, node)
     return SbpError(
-        f'{node.op.word()} at {node.where} (layer "{node.name}"): {known_as(value)} {value.tensor_type} is asked for {listed(before.marks)} {before.asked} '
+        f'{node.op.word()} at {node.where} (layer "{node.name}"): {known_as(value)} {value.tensor_type} is asked for '
+        f"{listed(before.marks)} {before.asked} "
         f"and for {listed(asked)} {wish.asked}; one tensor has one layout: drop one of the two, or write "
         f"parallel_cast(x, distribute={spelled(before.marks)}) where the tensor is to change from one to the other"
     )

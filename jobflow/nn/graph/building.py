@@ -141,7 +141,8 @@ class Building(Recording):
     def leave(self, x: Tensor) -> Tensor:
         """There is no way from here to the pieces."""
         raise JobError(
-            f"to_local at {user_line()}: not in nn.Graph.build; return the tensor {x.tensor_type} from build, and call to_local() on what the graph gives"
+            f"to_local at {user_line()}: not in nn.Graph.build; return the tensor {x.tensor_type} from build, and call to_local() on "
+            f"what the graph gives"
         )
 
     # ---------------------------------------------------------------- tensors with numbers

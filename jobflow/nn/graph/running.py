@@ -308,7 +308,8 @@ class Bound:
             where = "local" if self.built.local else "global"
             kind = "local" if saved.layout is None else str(saved.layout)
             raise JobError(
-                f'{self.built.name} at {user_line()}: loaded "{variable.name}" {saved.tensor_type} {kind}, where the graph has a {where} {variable.type}'
+                f'{self.built.name} at {user_line()}: loaded "{variable.name}" {saved.tensor_type} {kind}, where the graph has a '
+                f"{where} {variable.type}"
             )
         if saved.layout is None:
             return saved.array

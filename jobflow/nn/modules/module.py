@@ -133,7 +133,8 @@ class Module:
             return False
         if value.tensor_type != buffer.tensor_type:
             raise DtypeError(
-                f"{type(self).__name__}.{name} at {user_line()}: the buffer is {buffer.tensor_type} and cannot become {value.tensor_type} while {running()} runs"
+                f"{type(self).__name__}.{name} at {user_line()}: the buffer is {buffer.tensor_type} and cannot become "
+                f"{value.tensor_type} while {running()} runs"
             )
         building.write(buffer, value)
         return True
