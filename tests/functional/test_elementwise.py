@@ -12,9 +12,9 @@ from ranks import on_ranks, with_ranks
 
 from jobflow.core.errors import ArgumentError, DtypeError
 from jobflow.core.layout import P, S
-from jobflow.core.types import bfloat16, bool_, float16, float32, float64, int32, int64, uint8
+from jobflow.core.types import DType, bfloat16, bool_, float16, float32, float64, int32, int64, uint8
 from jobflow.engine.placements import placement
-from jobflow.functional import casting
+from jobflow.functional import casting, classes
 from jobflow.functional import unary_functions as elementwise
 from jobflow.functional.creation import arange, ones, tensor
 
@@ -124,10 +124,10 @@ def test_casts(n: int) -> None:
 @pytest.mark.parametrize(("name", "dtype"), casting.CLASSES.items())
 def test_type_names_the_class_of_a_tensor_and_converts_to_one(name: str, dtype: DType) -> None:
     x = arange(3)
-    spellings = (dtype, f"jobflow.{name}", getattr(flow, name), dtype.name)
+    spellings = (dtype, f"jobflow.{name}", getattr(classes, name), dtype.name)
     assert {x.type(each).dtype for each in spellings} == {dtype} and x.type(dtype).type() == f"jobflow.{name}"
     assert x.type(int64) is x
-    with pytest.raises(DtypeError, match="type at test_elementwise.py:[0-9]+: 'jobflow.QTensor' is not one of"):
+    with pytest.raises(DtypeError, match=r"type at test_elementwise.py:[0-9]+: 'jobflow.QTensor' is not one of"):
         x.type("jobflow.QTensor")
 
 
