@@ -16,6 +16,8 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
+from jobflow.core.errors import JobError
+from jobflow.core.thread_start import start_thread
 from jobflow.data.waiting import Coming, Watch
 
 T = TypeVar("T")
@@ -35,11 +37,15 @@ class Pool:
 
     def __init__(self, threads: int) -> None:
         self._wanted: queue.SimpleQueue[tuple[Coming[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
-        self._threads = [threading.Thread(target=_work, args=(self._wanted,), name=f"reader-{i}", daemon=True) for i in range(threads)]
+        self._threads: list[threading.Thread] = []
         self._watch = None if threads else Watch()
         self._closed = False
-        for thread in self._threads:
-            thread.start()
+        try:
+            for i in range(threads):
+                self._threads.append(start_thread(partial(_work, self._wanted), f"reader-{i}"))
+        except JobError:
+            self.close()
+            raise
 
     def ask(self, call: Callable[[], T], what: Callable[[], str]) -> Coming[T]:
         """What `call()` gives in the caller's context, once it is there; `what` it reads, for messages."""
@@ -76,7 +82,10 @@ class Pool:
 def _work(wanted: queue.SimpleQueue[tuple[Coming[Any], Callable[[], Any]] | None]) -> None:
     while (waiting := wanted.get()) is not None:
         future, call = waiting
-        _perform(future, partial(_end_children, call))
+        try:
+            _perform(future, partial(_end_children, call))
+        except BaseException as error:  # noqa: BLE001 - such as MemoryError outside of the call: the caller waits for the result
+            future.set_exception(error)
         del waiting, future, call  # what was read belongs to whom it was read for
 
 

@@ -11,13 +11,14 @@ import http.client
 import os
 import queue
 import tempfile
-import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
+
+from jobflow.core.thread_start import start_thread
 
 #: seconds without an answer, or without a byte, after which a download is given up
 PATIENCE = 3.0
@@ -92,7 +93,7 @@ def _answer(url: str, patience: float) -> Iterator[Any]:
         except OSError as error:
             answers.put(error)
 
-    threading.Thread(target=connect, name="download", daemon=True).start()
+    start_thread(connect, "download")
     try:
         answer = answers.get(timeout=patience)
     except queue.Empty:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from jobflow.core.errors import NOWHERE, line_of
 from jobflow.core.notices import notice
+from jobflow.core.thread_start import start_thread
 from jobflow.runtime.world import launched as launch
 
 T = TypeVar("T")
@@ -40,13 +41,17 @@ class Coming(Future[T]):
 @contextmanager
 def notice_if_long(what: Callable[[], str]) -> Iterator[None]:
     """The block reads for its caller, who waits for it."""
-    timer = threading.Timer(PATIENCE, _tell, (what, threading.get_ident()))
-    timer.daemon = True
-    timer.start()
+    over, thread = threading.Event(), threading.get_ident()
+
+    def report() -> None:
+        if not over.wait(PATIENCE):
+            _tell(what, thread)
+
+    start_thread(report, "slow-read")
     try:
         yield
     finally:
-        timer.cancel()
+        over.set()
 
 
 class Watch:
@@ -55,8 +60,7 @@ class Watch:
     def __init__(self) -> None:
         self._begun: tuple[float, Callable[[], str], int] | None = None
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="slow-reads", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._look, "slow-reads")
 
     def begin(self, what: Callable[[], str]) -> None:
         """From now on the caller reads, and waits for it."""

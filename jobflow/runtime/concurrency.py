@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
+from functools import partial
+
+from jobflow.core.thread_start import start_thread
 
 
 @contextmanager
@@ -19,8 +21,7 @@ def concurrently(work: Callable[[], None]) -> Iterator[None]:
         except BaseException as error:  # noqa: BLE001 - raised below
             raised.append(error)
 
-    thread = threading.Thread(target=copy_context().run, args=(run,), name="concurrently", daemon=True)
-    thread.start()
+    thread = start_thread(partial(copy_context().run, run), "concurrently")
     try:
         yield
     finally:

@@ -13,7 +13,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import CheckpointError, ReplacedError
+from jobflow.core.errors import CheckpointError, JobError, ReplacedError
+from jobflow.core.thread_start import start_thread
 from jobflow.core.types import Array, TensorType
 from jobflow.engine.binding import state_of
 from jobflow.plan.storage import is_common
@@ -95,12 +96,19 @@ class Write:
             pieces = {name: Piece(box, _numbers(state_of(rank), name, copied=self.asynchronous)) for name, box in order.boxes.items()}
         except Exception as error:  # noqa: BLE001 - such as too little memory: raised where the others hear of it
             pieces = error
+        task = self._task(rank, pieces, order)
+        if not self.asynchronous:
+            task.run()
+            return
+        try:
+            task.start(f"checkpoint of rank {rank.index}")
+        except JobError as error:
+            self._task(rank, error, order).run()  # reports the failure to the other ranks
+
+    def _task(self, rank: Rank, pieces: dict[str, Piece] | Exception, order: Order) -> Task:
         task = Task(partial(_write_part, self.draft, rank.index, pieces, order, files_of(rank.index)))
         rank.memory[TASK] = task
-        if self.asynchronous:
-            task.start(f"checkpoint of rank {rank.index}")
-        else:
-            task.run()
+        return task
 
 
 def _numbers(state: State, name: str, copied: bool) -> Array:
@@ -133,15 +141,14 @@ class Task:
     thread: threading.Thread | None = field(default=None, repr=False)
 
     def start(self, name: str) -> None:
-        self.thread = threading.Thread(target=self.run, name=name, daemon=False)
-        self.thread.start()
+        self.thread = start_thread(self.run, name, daemon=False)
 
     def run(self) -> None:
         outcome = Outcome("its writing was interrupted")
         try:
             outcome = Outcome(warning=self.work())
         except Exception as error:  # noqa: BLE001 - kept, and raised by who waits for the task
-            known = isinstance(error, CheckpointError | OSError)
+            known = isinstance(error, CheckpointError | JobError | OSError)
             text = str(error) if known else f"{type(error).__name__}: {error}"
             outcome = Outcome(text, of_another=isinstance(error, parts.OfAnother), unsure=isinstance(error, UnsureError))
         finally:

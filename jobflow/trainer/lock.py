@@ -23,12 +23,13 @@ from pathlib import Path
 from uuid import uuid4
 
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import ConfigError, FileError
+from jobflow.core.errors import ConfigError, FileError, JobError
 from jobflow.core.notices import notice
 from jobflow.storage.file_system import files_of
 from jobflow.storage.owner import Owner
 from jobflow.storage.remote import AnyPath, RemotePath, StoreError
 from jobflow.storage.untrusted import HEADER, content, json_tree
+from jobflow.core.thread_start import start_thread
 
 NAME = "train.lock"
 #: seconds between two signs of life, and after which a lock without one is taken for abandoned
@@ -67,17 +68,22 @@ class Lock(ABC):
         self.path = folder / name
         self._mine = Held(Owner.here(), datetime.now().astimezone().isoformat(" ", "seconds"), token)
         self._over = threading.Event()
-        self._signs = threading.Thread(target=self._live, name=NAME, daemon=True)
+        self._signs: threading.Thread | None = None
 
     def take(self) -> None:
         """Raises: ConfigError, which names the process and its host, if another training has it; OSError if nothing can be written there."""
         self._claim()
-        self._signs.start()
+        try:
+            self._signs = start_thread(self._live, NAME)
+        except JobError:
+            self.release()
+            raise
 
     def release(self) -> None:
         """Another one may train here; nothing if that has been so for long."""
         self._over.set()
-        self._signs.join(PATIENCE)
+        if self._signs is not None:
+            self._signs.join(PATIENCE)
         with suppress(OSError):
             if self._is_mine():
                 self._remove(self.path)

@@ -26,6 +26,7 @@ from typing import NoReturn
 
 from jobflow.core.errors import AbortedError, DivergedError, JobflowError
 from jobflow.runtime.interrupts import INTERRUPTED, described, is_interrupt, shows_traceback
+from jobflow.core.thread_start import address_space, has_limit
 from jobflow.runtime.world import mpi_end, watcher
 from jobflow.runtime.world.environment import Launch as Launch
 from jobflow.runtime.world.environment import check_process
@@ -225,7 +226,7 @@ def end_job(error: BaseException, launch: Launch, text: str = "") -> NoReturn:
     claim = _claim(launch)
     code = INTERRUPTED if is_interrupt(error) else 1
     brief = code == INTERRUPTED and not shows_traceback()
-    text = text or (described(error) if brief else "".join(traceback.format_exception(error)).rstrip())
+    text = text or (described(error) if brief else _traceback(error))
     named = f"rank {launch.rank}: {text}"
     if claim is not None:
         print(text if launch.supervised else named, file=sys.stderr)
@@ -237,6 +238,15 @@ def end_job(error: BaseException, launch: Launch, text: str = "") -> NoReturn:
     # whoever has not printed leaves it to the one that has to end the job; if that end does not come, it goes on
     time.sleep(GRACE if claim is not None else 3 * GRACE)
     abort(launch, code)
+
+
+def _traceback(error: BaseException) -> str:
+    """Return the traceback of an error, or its last line if there is no memory for more."""
+    try:
+        text = "".join(traceback.format_exception(error)).rstrip()
+    except MemoryError:
+        text = f"{type(error).__name__}: {error}"
+    return f"{text}\n{address_space()}" if isinstance(error, MemoryError) and has_limit() else text
 
 
 def _follows(error: BaseException | None, rank: int) -> bool:

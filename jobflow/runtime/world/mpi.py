@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 import jobflow.core.scope as scope
 from jobflow.core.errors import JobError, user_line
+from jobflow.core.thread_start import address_space
 from jobflow.kernels import blas_threads as blas
 from jobflow.kernels.machine_class import agree, own_class
 from jobflow.runtime.comm import shared_memory
@@ -146,6 +147,8 @@ def _import_mpi(started: Launch) -> Any:
         raise
     except (ImportError, RuntimeError) as error:
         ranks = f"{started.launcher} started this program as {started.size} ranks"
+        if "failed to map" in str(error):  # the words of the dynamic linker
+            raise JobError(f"start of MPI on rank {started.rank} of {started.size} at {user_line()}: {error}: {address_space()}") from error
         raise JobError(f'{ranks}, which needs mpi4py and an MPI library ({error}); install both with: pip install "jobflow-sbp[mpi]"') from error
 
 

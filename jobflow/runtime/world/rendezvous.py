@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from jobflow.core.errors import JobError, RankError
+from jobflow.core.thread_start import start_thread
 from jobflow.runtime.comm.waits import listed
 from jobflow.runtime.world import environment as variables
 from jobflow.runtime.world import mpi_end, service
@@ -155,8 +156,7 @@ class Membership:
         self._trouble = "no answer yet"
         self._done = False
         self._service = self._serve() if started.rank == 0 and not started.supervised else None
-        self._thread = threading.Thread(target=self._run, name="jobflow rendezvous", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._run, "jobflow rendezvous")
 
     # ---------------------------------------------------------------- rank 0's part
 
@@ -191,14 +191,19 @@ class Membership:
     def _run(self) -> None:
         try:
             lines = self._connect()
-        except JobError as error:
+        except Exception as error:  # noqa: BLE001 - raised by the thread that waits for the other ranks
             self._set(_error=error)
             return
-        with suppress(OSError):
+        reason = f"the process with RANK=0, or the service that it started at {self.started.master}, has died"
+        try:
             if not all(self._take(json.loads(line)) for line in lines):
                 return
+        except OSError:
+            pass  # the connection broke
+        except Exception as error:  # noqa: BLE001 - such as MemoryError: without this thread the rank would miss the end of the job
+            reason = f"reading from the service at {self.started.master}: {type(error).__name__}: {error}"
         if not self._done:
-            self._ended(f"the process with RANK=0, or the service that it started at {self.started.master}, has died", True)
+            self._ended(reason, True)
 
     def _connect(self) -> Iterator[str]:
         """What the service says on a connection on which it has greeted this rank."""

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jobflow.core.errors import AbortedError, JobError
+from jobflow.core.thread_start import start_thread
 from jobflow.kernels import blas_threads as blas
 from jobflow.runtime.comm.nccl_communicator import device_communicator
 from jobflow.runtime.comm.thread_communicator import Room, ThreadsCommunicator
@@ -65,8 +66,7 @@ class Worker:
         self._round: Round | None = None
         self._wake = threading.Lock()
         self._wake.acquire()
-        self.thread = threading.Thread(target=self._serve, name=f"jobflow rank {rank.index}", daemon=True)
-        self.thread.start()
+        self.thread = start_thread(self._serve, f"jobflow rank {rank.index}")
 
     def start(self, round: Round | None) -> None:
         """None ends the thread."""
@@ -89,7 +89,8 @@ class Worker:
             except BaseException as error:  # noqa: BLE001 - whatever it is, the client raises it
                 round.failures.append((self.rank.index, error))
                 round.abort(f"rank {self.rank.index} failed: {type(error).__name__}: {error}")
-            round.finish()
+            finally:
+                round.finish()  # also if the report runs out of memory: the client waits
             del round  # an idle rank keeps no arguments alive
 
 
@@ -106,7 +107,7 @@ class ThreadsWorld:
         comms = [device_communicator(ThreadsCommunicator(room, i, aligned_zeros), device, identities) for i, device in enumerate(devices)]
         self.ranks: Sequence[Rank] = [Rank(i, self.size, device, comm) for i, (device, comm) in enumerate(zip(devices, comms, strict=True))]
         self._calling = threading.Lock()
-        self._workers = [Worker(rank, room) for rank in self.ranks]
+        self._workers = _workers(self.ranks, room)
         self._blas_threads = blas.limit(1)
         self._end = weakref.finalize(self, _dismiss, self._workers, self._blas_threads)
 
@@ -155,6 +156,18 @@ class ThreadsWorld:
 
     def close(self) -> None:
         self._end()
+
+
+def _workers(ranks: Sequence[Rank], room: Room) -> list[Worker]:
+    """Start a thread for each rank; end them all if one of them cannot start."""
+    workers: list[Worker] = []
+    try:
+        for rank in ranks:
+            workers.append(Worker(rank, room))
+    except JobError:
+        _dismiss(workers, None)
+        raise
+    return workers
 
 
 def _dismiss(workers: Sequence[Worker], blas_threads: int | None) -> None:

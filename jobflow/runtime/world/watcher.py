@@ -102,7 +102,7 @@ class Absence:
     """
 
     def __init__(self, rank: int, size: int, starter: int) -> None:
-        self._rank, self._size = rank, size
+        self._rank, self._size, self._starter = rank, size, starter
         self._name = f"jobflow-{os.getuid()}-{starter_pid(starter)}"
         #: ranks of this machine
         self._here = int(os.environ.get("MPI_LOCALNRANKS", size))
@@ -119,22 +119,34 @@ class Absence:
         """MPI has started."""
         self._began = None
 
+    @property
+    def is_starting(self) -> bool:
+        return self._began is not None
+
     def is_too_long(self) -> str:
         """Name the missing ranks, and return the text of the error when the wait is over; an empty text before."""
         if self._began is None:
             return ""
         waited = time.monotonic() - self._began
-        if waited < min(PATIENCE, self._longest) or (self._announced and waited < self._longest):
+        if waited < min(PATIENCE, self._longest):
             return ""
         missing = self._missing()
         if not missing:
             return ""
+        if self._has_ended():
+            advice = "its output states the reason, such as too little memory (ulimit -v)"
+            return f"start of MPI: rank {self._rank} of {self._size} waits for {missing}, which ended without importing jobflow; {advice}"
         if waited >= self._longest:
             advice = "start all ranks with a program that imports jobflow, or set JOBFLOW_JOIN_SECONDS to wait longer"
             return f"start of MPI: rank {self._rank} of {self._size} has waited {self._longest:g} s for {missing}; {advice}"
-        self._announced = True
-        say(f"rank {self._rank} of {self._size} has waited {PATIENCE:g} s for {missing}, which must import jobflow")
+        if not self._announced:
+            self._announced = True
+            say(f"rank {self._rank} of {self._size} has waited {PATIENCE:g} s for {missing}, which must import jobflow")
         return ""
+
+    def _has_ended(self) -> bool:
+        """Return True if the process manager has fewer live children on this machine than it started ranks."""
+        return 0 < sum(map(is_alive, brothers(self._starter))) < self._here
 
     def _missing(self) -> str:
         """Name the ranks of this machine that have no watcher; without their numbers if there are other machines."""
@@ -230,6 +242,13 @@ def brothers(starter: int) -> list[int]:
     return []
 
 
+def is_alive(pid: int) -> bool:
+    """True if a process runs; False if it has ended and its parent has not yet asked for its exit code."""
+    with suppress(OSError), open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
+        return stat.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+    return False
+
+
 def claim(token: str) -> bool:
     """True if this process is the first of the job on this node that reports an error."""
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -250,13 +269,17 @@ def say(text: str) -> None:
         os.write(2, f"jobflow: {text}\n".encode())
 
 
-def end_job(rank: int, token: str, starter: int) -> None:
-    """The rank has ended: if that is not the end of the whole job, say that it ended without a word, and have the job ended."""
+def end_job(rank: int, token: str, starter: int, *, starting: bool) -> None:
+    """The rank has ended: if that is not the end of the whole job, say that it ended without a word, and have the job ended.
+
+    `starting`: the rank was in the start of MPI, which ends the process after an error.
+    """
     first = claim(token)  # at once: the process manager may end the other ranks because of this one, and their watchers see that
     if is_closed(starter, SETTLE):
         return
     if first:
-        say(f"rank {rank} died without a word: it was killed, or called os._exit; all others are ended")
+        cause = "in the start of MPI, such as for too little memory (ulimit -v, /dev/shm)" if starting else "it was killed, or called os._exit"
+        say(f"rank {rank} died without a word: {cause}; all others are ended")
         time.sleep(SETTLE)  # what has not been passed on when a job is aborted is dropped
     abort(starter)
 
@@ -301,7 +324,7 @@ def main() -> None:
         os.write(line, READY)
     ended = watch(line, process, starter, absence)
     if ended == "rank":
-        end_job(rank, token, starter)
+        end_job(rank, token, starter, starting=absence.is_starting)
     elif ended == "starter":
         end_rank(rank, token, process)
     elif ended:

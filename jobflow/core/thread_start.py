@@ -1,0 +1,60 @@
+"""Start of threads. Without address space, `threading.Thread.start` fails, or waits for ever for a thread that died before it began."""
+
+from __future__ import annotations
+
+import mmap
+import resource
+import threading
+from collections.abc import Callable
+
+from jobflow.core.errors import JobError, user_line
+
+#: bytes of address space that a thread needs beside its stack: a memory arena of Python and the frames of its first calls
+ROOM = 4 << 20
+#: bytes of the stack where RLIMIT_STACK sets no limit
+STACK = 8 << 20
+
+
+def start_thread(work: Callable[[], object], name: str, *, daemon: bool = True) -> threading.Thread:
+    """Start a thread that calls `work`; JobError if the system has no thread or no memory for it."""
+    needed = _stack() + ROOM
+    try:
+        mmap.mmap(-1, needed, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+        thread = threading.Thread(target=work, name=name, daemon=daemon)
+        thread.start()
+    except (OSError, MemoryError):
+        raise JobError(f"start of thread {name!r} at {user_line()}: it needs {needed >> 20} MiB of address space, but {address_space()}") from None
+    except RuntimeError as error:
+        processes = _limit(resource.RLIMIT_NPROC)
+        raise JobError(
+            f"start of thread {name!r} at {user_line()}: {error}: the system allows no further thread ({processes} processes and threads of this "
+            f"user); raise the limit (ulimit -u, or pids.max of the container), or start fewer ranks and readers"
+        ) from None
+    return thread
+
+
+def address_space() -> str:
+    """Describe in an error that the address space of this process is used up, and what to do."""
+    if not has_limit():
+        return "the system has no memory left for the process; end other programs, use smaller batches, or start fewer ranks and readers"
+    limit = _limit(resource.RLIMIT_AS, 20, " MiB")
+    return (
+        f"the address space of the process is used up ({limit}); raise the limit (ulimit -v), use smaller batches, or start fewer ranks and readers"
+    )
+
+
+def has_limit() -> bool:
+    """Return True if the address space of this process has a limit."""
+    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+
+
+def _stack() -> int:
+    """Return the bytes of address space of a thread's stack."""
+    most, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    return threading.stack_size() or (STACK if most == resource.RLIM_INFINITY else most)
+
+
+def _limit(kind: int, shift: int = 0, unit: str = "") -> str:
+    """Return the text of a limit of this process."""
+    most, _ = resource.getrlimit(kind)
+    return "no limit" if most == resource.RLIM_INFINITY else f"limit {most >> shift}{unit}"
