@@ -17,13 +17,10 @@ STACK = 8 << 20
 
 def start_thread(work: Callable[[], object], name: str, *, daemon: bool = True) -> threading.Thread:
     """Start a thread that calls `work`; JobError if the system has no thread or no memory for it."""
-    needed = _stack() + ROOM
+    check_space(f"start of thread {name!r}", _stack() + ROOM)
     try:
-        mmap.mmap(-1, needed, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
         thread = threading.Thread(target=work, name=name, daemon=daemon)
         thread.start()
-    except (OSError, MemoryError):
-        raise JobError(f"start of thread {name!r} at {user_line()}: it needs {needed >> 20} MiB of address space, but {address_space()}") from None
     except RuntimeError as error:
         processes = _limit(resource.RLIMIT_NPROC)
         raise JobError(
@@ -31,6 +28,14 @@ def start_thread(work: Callable[[], object], name: str, *, daemon: bool = True) 
             f"user); raise the limit (ulimit -u, or pids.max of the container), or start fewer ranks and readers"
         ) from None
     return thread
+
+
+def check_space(operation: str, needed: int) -> None:
+    """Raise JobError unless the process can have `needed` more bytes of address space."""
+    try:
+        mmap.mmap(-1, needed, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+    except (OSError, MemoryError):
+        raise JobError(f"{operation} at {user_line()}: it needs {needed >> 20} MiB of address space, but {address_space()}") from None
 
 
 def address_space() -> str:

@@ -39,7 +39,17 @@ print("done", flush=True)
 POINTS = ["before import", "before the first step", "between steps", "before the last step"]
 #: KiB
 MARGINS = [0, 64, 1 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 48 << 10, 64 << 10]
-CAUSES = ("ulimit -v", "MemoryError", "Cannot allocate memory", "Memory allocation", "failed to map segment", "can't start new thread")
+#: the interpreter itself may fail by SystemError or SIGSEGV in an import
+CAUSES = (
+    "SystemError",
+    "SIGSEGV",
+    "ulimit -v",
+    "MemoryError",
+    "Cannot allocate memory",
+    "Memory allocation",
+    "failed to map segment",
+    "can't start new thread",
+)
 #: seconds
 PROMPT = 20.0
 

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import jobflow.core.scope as scope
 from jobflow.core.errors import JobError, user_line
-from jobflow.core.thread_start import address_space
+from jobflow.core.thread_start import check_space, has_limit
 from jobflow.kernels import blas_threads as blas
 from jobflow.kernels.machine_class import agree, own_class
 from jobflow.runtime.comm import shared_memory
@@ -37,6 +37,10 @@ from jobflow.runtime.world.handshake import longest_wait
 from jobflow.runtime.world.launched import Launch
 from jobflow.runtime.world.mailbox import Mailbox
 from jobflow.runtime.world.world import Command, Rank, each_argument
+
+
+#: bytes of address space for the library and the start of MPI
+MPI_SPACE = 64 << 20
 
 
 def cpu_device(local: int) -> Device:
@@ -131,6 +135,8 @@ class Station:
 
 def _import_mpi(started: Launch) -> Any:
     shared_memory.prepare_mpi(variables.ranks_here(started))
+    if has_limit() and "mpi4py.MPI" not in sys.modules:
+        check_space(f"start of MPI on rank {started.rank} of {started.size}", MPI_SPACE)  # MPI ends the process without it
     try:
         if started.master:
             return rendezvous.start_mpi(rendezvous.member())
@@ -147,8 +153,6 @@ def _import_mpi(started: Launch) -> Any:
         raise
     except (ImportError, RuntimeError) as error:
         ranks = f"{started.launcher} started this program as {started.size} ranks"
-        if "failed to map" in str(error):  # the words of the dynamic linker
-            raise JobError(f"start of MPI on rank {started.rank} of {started.size} at {user_line()}: {error}: {address_space()}") from error
         raise JobError(f'{ranks}, which needs mpi4py and an MPI library ({error}); install both with: pip install "jobflow-sbp[mpi]"') from error
 
 
