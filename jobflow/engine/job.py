@@ -204,13 +204,13 @@ class Job:
         asked = self.config.options.get(ACCUMULATION) or self.config.microbatches or by_strategy or 1
         return asked if self.trainable else 1
 
-    def microbatches(self, shapes: Sequence[tuple[int, ...]]) -> Microbatches | None:
-        """How the batch of a train job is cut, for arguments of these shapes; None if it passes whole."""
+    def microbatches(self, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...] = ()) -> Microbatches | None:
+        """How the batch of a train job is cut, for arguments of these shapes; None if it passes whole.  `rows` as in `Tracer`."""
         if self.microbatch_count == 1:
             return None
         named = zip(self.signature.placeholders(), shapes, strict=True)
         where = self.config.lines.get(ACCUMULATION, self.where)
-        return cut_batch(f"job {self.name}", self.microbatch_count, where, {name: shape for (name, _), shape in named})
+        return cut_batch(f"job {self.name}", self.microbatch_count, where, {name: shape for (name, _), shape in named}, rows)
 
     def _reads_its_batch(self) -> bool:
         """Whether nobody passes the batch that is to be cut, so that each microbatch is one that the body reads or draws."""
@@ -255,7 +255,7 @@ class Job:
         self.config.check()
         if self._reads_its_batch():
             return self._passes(*self._traced(session, placement, shapes, rows))
-        cut = self.microbatches(shapes)
+        cut = self.microbatches(shapes, rows)
         if cut is None:
             return self._traced(session, placement, shapes, rows)
         named = list(zip(self.signature.placeholders(), shapes, strict=True))

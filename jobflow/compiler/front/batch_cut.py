@@ -9,12 +9,17 @@ from jobflow.core.errors import ArgumentError, JobError, ShapeError, SourceLine
 from jobflow.graph.training import Microbatches
 
 
-def cut_batch(whose: str, count: int, where: SourceLine, shapes: Mapping[str, tuple[int, ...]]) -> Microbatches:
-    """How `count` microbatches are cut from arguments of these shapes.  JobError, at `where` they were asked for, if they cannot be.
+def cut_batch(whose: str, count: int, where: SourceLine, shapes: Mapping[str, tuple[int, ...]], devices: tuple[int, ...] = ()) -> Microbatches:
+    """Cut `count` microbatches from arguments of these shapes; JobError at the line `where` of the request if that is impossible.
 
-    `whose` is the job or graph, for messages.
+    `whose` is the job or graph, for messages; `devices` are the rows of each device of the mirrored view, if they differ.
     """
     what = f"{whose}: {count} microbatches, asked for at {where}"
+    if devices and min(devices) < count:
+        raise JobError(
+            f"{what}: the devices have {list(devices)} rows, and each needs at least {count}; pass at least {count} rows to every device, or "
+            f"train on this batch without microbatches, where a device without rows has weight zero"
+        )
     lengths = {name: shape[0] for name, shape in shapes.items() if shape and shape[0] != 1}
     if not lengths:
         alone = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
@@ -29,6 +34,8 @@ def cut_batch(whose: str, count: int, where: SourceLine, shapes: Mapping[str, tu
             f"give arguments that are not per row a first axis of 1, or store them in variables"
         )
     rows = next(iter(lengths.values()))
+    if rows == 0:
+        raise JobError(f"{what}: the batch has no rows ({', '.join(lengths)}); pass at least {count} rows")
     if count > rows:
         raise JobError(f"{what}: the batch has {rows} rows ({', '.join(lengths)}), so {count - rows} of them would be empty; ask for at most {rows}")
     return Microbatches(count, rows, tuple(lengths), where)
