@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 import jobflow as flow
-import jobflow.checkpoint.sessions as sessions
+import jobflow.storage.sessions as sessions
 import jobflow.typing as tp
-from jobflow.core.beside import beside
 from jobflow.core.errors import CheckpointError, JobError
-from jobflow.core.thread_start import start_thread
 from jobflow.data.ahead import Pool
 from jobflow.data.download import fetch
 from jobflow.data.waiting import notice_if_long
 from jobflow.engine.session import current_session
+from jobflow.runtime.concurrency import concurrently
+from jobflow.runtime.thread_start import start_thread
 from jobflow.trainer.lock import FolderLock
 
 PACKAGE = Path(flow.__path__[0])
@@ -51,7 +51,7 @@ def cause(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def in_a_block(path: Path) -> None:
-    with beside(lambda: None):
+    with concurrently(lambda: None):
         raise AssertionError("the block has begun")
 
 
@@ -117,7 +117,7 @@ def test_a_checkpoint_without_a_thread_fails_and_training_continues(monkeypatch:
     assert [entry.name for entry in tmp_path.iterdir()] == ["2"]
 
 
-def test_a_reader_that_fails_outside_of_the_read_raises_where_the_result_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_a_reader_thread_is_raised_by_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any) -> NoReturn:
         raise MemoryError
 
@@ -131,4 +131,4 @@ def test_a_reader_that_fails_outside_of_the_read_raises_where_the_result_is_take
 
 def test_one_function_starts_all_threads() -> None:
     calls = re.compile(r"\b(Thread|Timer|ThreadPoolExecutor)\(")
-    assert [str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if calls.search(path.read_text())] == ["core/thread_start.py"]
+    assert [str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if calls.search(path.read_text())] == ["runtime/thread_start.py"]

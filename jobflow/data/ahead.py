@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from jobflow.core.errors import JobError
-from jobflow.core.thread_start import start_thread
 from jobflow.data.waiting import Coming, Watch
+from jobflow.runtime.thread_start import start_thread
 
 T = TypeVar("T")
 Found = TypeVar("Found", covariant=True)

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from jobflow.core.thread_start import start_thread
+from jobflow.runtime.thread_start import start_thread
 
 #: seconds without an answer, or without a byte, after which a download is given up
 PATIENCE = 3.0

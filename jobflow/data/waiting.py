@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from jobflow.core.errors import NOWHERE, line_of
 from jobflow.core.notices import notice
-from jobflow.core.thread_start import start_thread
+from jobflow.runtime.thread_start import start_thread
 from jobflow.runtime.world import launched as launch
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
 
-from jobflow.core.thread_start import start_thread
+from jobflow.runtime.thread_start import start_thread
 
 
 @contextmanager

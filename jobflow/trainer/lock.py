@@ -25,11 +25,11 @@ from uuid import uuid4
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, FileError, JobError
 from jobflow.core.notices import notice
+from jobflow.runtime.thread_start import start_thread
 from jobflow.storage.file_system import files_of
 from jobflow.storage.owner import Owner
 from jobflow.storage.remote import AnyPath, RemotePath, StoreError
 from jobflow.storage.untrusted import HEADER, content, json_tree
-from jobflow.core.thread_start import start_thread
 
 NAME = "train.lock"
 #: seconds between two signs of life, and after which a lock without one is taken for abandoned

@@ -26,7 +26,7 @@ from typing import NoReturn
 
 from jobflow.core.errors import AbortedError, DivergedError, JobflowError
 from jobflow.runtime.interrupts import INTERRUPTED, described, is_interrupt, shows_traceback
-from jobflow.core.thread_start import address_space, has_limit
+from jobflow.runtime.thread_start import address_space, has_limit
 from jobflow.runtime.world import mpi_end, watcher
 from jobflow.runtime.world.environment import Launch as Launch
 from jobflow.runtime.world.environment import check_process

@@ -20,7 +20,6 @@ from typing import Any, NoReturn
 
 import jobflow.core.scope as scope
 from jobflow.core.errors import JobError, user_line
-from jobflow.core.thread_start import check_space, has_limit
 from jobflow.kernels import blas_threads as blas
 from jobflow.kernels.machine_class import agree, own_class
 from jobflow.runtime.comm import shared_memory
@@ -30,6 +29,7 @@ from jobflow.runtime.comm.post import LEAVING, Control, Post, write
 from jobflow.runtime.comm.waits import Need, WayCount
 from jobflow.runtime.device.device import Device
 from jobflow.runtime.device.numpy_device import CpuDevice
+from jobflow.runtime.thread_start import check_space, has_limit
 from jobflow.runtime.world import environment as variables
 from jobflow.runtime.world import launched as launch
 from jobflow.runtime.world import mpi_end, rendezvous, versions, watcher
@@ -37,7 +37,6 @@ from jobflow.runtime.world.handshake import longest_wait
 from jobflow.runtime.world.launched import Launch
 from jobflow.runtime.world.mailbox import Mailbox
 from jobflow.runtime.world.world import Command, Rank, each_argument
-
 
 #: bytes of address space for the library and the start of MPI
 MPI_SPACE = 64 << 20

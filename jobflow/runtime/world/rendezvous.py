@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from jobflow.core.errors import JobError, RankError
-from jobflow.core.thread_start import start_thread
 from jobflow.runtime.comm.waits import listed
+from jobflow.runtime.thread_start import start_thread
 from jobflow.runtime.world import environment as variables
 from jobflow.runtime.world import mpi_end, service
 from jobflow.runtime.world.environment import Launch

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from jobflow.core.errors import AbortedError, JobError
-from jobflow.core.thread_start import start_thread
 from jobflow.kernels import blas_threads as blas
 from jobflow.runtime.comm.nccl_communicator import device_communicator
 from jobflow.runtime.comm.thread_communicator import Room, ThreadsCommunicator
 from jobflow.runtime.device.device import Device
 from jobflow.runtime.device.numpy_device import aligned_zeros
 from jobflow.runtime.interrupts import caught
+from jobflow.runtime.thread_start import start_thread
 from jobflow.runtime.world.world import Command, Rank, each_argument, failure
 
 #: seconds that closing waits for a rank that is still busy
