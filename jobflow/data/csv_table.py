@@ -67,9 +67,11 @@ class CsvTable(Table):
             double = 'double a quote that is part of a text ("")'
             raise DataError(f"{self._place(unclosed)}: a quote opens a cell here and is not closed before the end of the file; {double}")
         rows = len(self._starts) - 1 - self._first
-        if rows < 1:
-            raise DataError(f"{self}: there are no rows")
+        if rows + self._first < 1:
+            raise DataError(f"{self}: the file is empty" if len(self._content) <= begin else f"{self}: the file has only empty lines")
         self._line = self._parsed(0)
+        if rows < 1:
+            raise DataError(f"{self._where(0)} is the only line, and is read as the names of columns; if it is a row, set header to false")
         columns = [name.strip() for name in self._line] if header else [str(i) for i in range(len(self._line))]
         super().__init__(columns, rows, fields, categories, dtypes, missing, (empty, unknown), (split, validation_every))
 
@@ -122,9 +124,13 @@ class CsvTable(Table):
             raise DataError(f"{place}: {self.problem(column, texts[codes.index(None)].strip(), dtype)}")
         return converted(np.array(codes, np.int64), dtype, lambda index: '{}: the index of the category in column "{}"'.format(*where(index[0])))
 
-    def delimiter_hint(self) -> str:
+    def columns_hint(self) -> str:
         found = [other for other in OTHER_DELIMITERS if other in self._line[0]] if len(self._line) == 1 else []
-        return self._delimiter_hint(found[0]) if found else ""
+        if found:
+            return self._delimiter_hint(found[0])
+        if self._first and all(number(cell.strip(), np.dtype(np.float64)) is not None for cell in self._line):
+            return " The first line holds numbers: if the file has no names of columns, set header to false."
+        return ""
 
     def _delimiter_hint(self, other: str) -> str:
         return f" The cells of the first line seem to be separated by {other!r} and not by {self._delimiter!r}: set delimiter to {other!r}."

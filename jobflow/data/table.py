@@ -44,7 +44,7 @@ class Table(Samples):
     ) -> None:
         self.columns, self.missing = columns, missing
         if len(set(columns)) < len(columns):
-            raise DataError(f"{self}: two columns have one name: {', '.join(columns)}")
+            raise DataError(f"{self}: two columns have one name: {', '.join(columns)}.{self.columns_hint()}")
         self._made_of = {field: self._found(field, made) for field, made in fields.items()}
         self.categories = self._categories(categories)
         self._check_missing()
@@ -88,10 +88,10 @@ class Table(Samples):
         try:
             return [checked_name(str(name), self.columns, f'{self}: field "{field}": column') for name in names]
         except ArgumentError as error:
-            raise ArgumentError(f"{error}{self.delimiter_hint()}") from None
+            raise ArgumentError(f"{error}{self.columns_hint()}") from None
 
-    def delimiter_hint(self) -> str:
-        """For messages about a column that is not there: the reason why the columns may be others."""
+    def columns_hint(self) -> str:
+        """Return a possible reason for unexpected columns, for messages."""
         return ""
 
     def _categories(self, given: list[str] | Mapping[str, list[str]] | None) -> dict[str, list[str]]:

@@ -52,7 +52,7 @@ class Text(Samples):
         cut = self._stops[-1] - round(self._stops[-1] * validation)
         self._start, stop = {"all": (0, self._stops[-1]), "train": (0, cut), "validation": (cut, self._stops[-1])}[split]
         if stop - self._start <= length:
-            raise fault(f"{stop - self._start} tokens for {split} do not fill a window of {length} and the token after it")
+            raise fault(f"{stop - self._start} tokens for {split} do not fill a window of {length} and the token after it; reduce length")
         kind = Field((length,), int32)
         super().__init__({"tokens": kind, "targets": kind}, (stop - self._start - length - 1) // self.stride + 1)
 
@@ -95,7 +95,10 @@ def _bytes(path: str | None, pattern: str) -> tuple[list[Array], Vocabulary]:
         return [np.frombuffer(documentation_text().encode(), np.uint8)], Bytes()
     files = [file for file in files_at(path_of(path), pattern, fault) if file.stat().st_size]
     contents = [mapped(file, fault) for file in files]
-    return [content[len(UTF8_MARK) :] if content[: len(UTF8_MARK)].tobytes() == UTF8_MARK else content for content in contents], Bytes()
+    parts = [content[len(UTF8_MARK) :] if content[: len(UTF8_MARK)].tobytes() == UTF8_MARK else content for content in contents]
+    if not any(map(len, parts)):
+        raise fault(f"there is no text in {path}")
+    return parts, Bytes()
 
 
 def _characters(path: str | None, pattern: str, vocabulary: str | None) -> tuple[list[Array], Characters]:

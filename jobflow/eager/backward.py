@@ -49,7 +49,7 @@ def backward(
         sweep = Sweep(here, keep or create, only if into is None else into)
         found = sweep.run(roots, seeds)
         for x, gradient in zip(into or (), found, strict=False):
-            if gradient is not None:
+            if gradient is not None and not _retains(x):
                 sweep.accumulate(x, gradient)
         return found
 
@@ -181,6 +181,9 @@ class Sweep:
         for edge in _behind(self.zero):
             if not isinstance(edge, Tensor):
                 places.add((id(edge[0]), edge[1]))
+                tensor = edge[0].retaining(edge[1])
+                if tensor is not None and tensor._gradient is None and self.only is None:
+                    tensor._gradient = zeros(tensor)
             elif edge in self.readers:
                 self.sums[edge] = zeros(edge)
                 self.own.add(edge)
@@ -209,11 +212,11 @@ class Sweep:
     def shown(self, node: TapeNode, index: int, gradient: Tensor) -> Tensor:
         """The gradient after the hooks of the tensor, kept if it asked for that."""
         gradient = self.hooked(node.hooks.get(index), gradient)
-        if self.only is not None and (id(node), index) in self.only:
-            self.found[id(node), index] = gradient
-        kept = node.retained.get(index)
-        tensor = None if kept is None else kept()
-        if tensor is not None and self.only is None:
+        key = id(node), index
+        if self.only is not None and key in self.only:
+            self.found[key] = gradient
+        tensor = node.retaining(index)
+        if tensor is not None and (self.only is None or any(_key(edge) in self.only for edge in _behind([(node, index)]))):
             self.accumulate(tensor, gradient)
         return gradient
 
@@ -239,7 +242,7 @@ class Sweep:
             self.found[id(x)] = gradient
 
     def accumulate(self, x: Tensor, gradient: Tensor, own: bool = False) -> None:
-        """Add to x._gradient, in its memory unless the sum is recorded; a new one gets memory of its own."""
+        """Add to x._gradient: in the memory of a leaf's gradient unless the sum is recorded, else in a new tensor, as in PyTorch."""
         known = x._gradient
         target = x if known is None else known
         if target.layout is not None and gradient.layout != target.layout:
@@ -249,7 +252,7 @@ class Sweep:
             known = x._gradient
             if known is None:
                 x._gradient = gradient if own or _running().records else _copied(gradient)
-            elif _running().records:
+            elif _running().records or x.node is not None:
                 x._gradient = _sum(known, gradient)
             else:
                 add_into(self.here, known, gradient, "backward")
@@ -317,6 +320,14 @@ def _sum(a: Tensor, b: Tensor) -> Tensor:
 
 def _place(x: Tensor) -> Any:
     return id(x) if x.node is None else (id(x.node), x.index)
+
+
+def _key(edge: Edge) -> Any:
+    return (id(edge[0]), edge[1]) if isinstance(edge, tuple) else id(edge)
+
+
+def _retains(x: Tensor) -> bool:
+    return x.node is not None and x.node.retaining(x.index) is x
 
 
 def laid(here: EagerState, gradient: Tensor, like: Tensor) -> Tensor:

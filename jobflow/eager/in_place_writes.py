@@ -14,7 +14,7 @@ import numpy as np
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, user_line
 from jobflow.eager.state import EagerState, mixed
-from jobflow.eager.tape import Gradients, follow, record
+from jobflow.eager.tape import Gradients, follow, record, stand_at
 from jobflow.eager.tensor import Tensor, own
 from jobflow.ops.op import ViewOp, apply
 from jobflow.ops.scalar import fill_like
@@ -37,26 +37,13 @@ def may_write(here: EagerState, x: Tensor, what: str) -> None:
         )
 
 
-def check_memory(x: Tensor, what: str) -> None:
-    """JobError for a tensor whose memory cannot be overwritten: a copy of a part of another tensor, or a read-only NumPy array."""
-    if x._apart is not None:
-        raise JobError(
-            f"{what} at {user_line()}: {x.tensor_type} is a part of a global tensor whose elements had to move to make it, so what is "
-            f"written to it would "
-            f"be lost; assign to the tensor itself, x[...] = value, or bring that to another layout first (to_global)"
-        )
-    if x.traced is None and not x.array.flags.writeable and (x.storage is None or x.storage.home is None):
-        raise JobError(f"{what} at {user_line()}: {x.tensor_type} has the memory of a NumPy array that is read only; clone() it first")
-
-
 def add_into(here: EagerState, x: Tensor, value: Tensor, what: str) -> None:
     """Add `value`, of the same layout, into the memory of x.  Raises: JobError for another type, or read-only memory."""
     if x.tensor_type != value.tensor_type:
         raise JobError(
             f"{what} at {user_line()}: the gradient {value.tensor_type} cannot be added to the existing grad {x.tensor_type}; set grad = None first"
         )
-    check_memory(x, what)
-    array = own(x)
+    array = own(x, what)
     np.add(array, value.array, out=array)
     written(here, x, value, what)
 
@@ -67,8 +54,7 @@ def zero_gradient(x: Tensor, set_to_none: bool) -> None:
     if set_to_none or gradient is None:
         x._gradient = None
     else:
-        check_memory(gradient, "zero_grad")
-        own(gradient).fill(0)
+        own(gradient, "zero_grad").fill(0)
         gradient.wrote()
         gradient._needs_gradient, gradient.node, gradient.index = False, None, 0
 
@@ -86,15 +72,16 @@ def written(here: EagerState, x: Tensor, value: Tensor, what: str) -> None:
     if not here.grad_enabled or not (value._needs_gradient or x._needs_gradient):
         return
     if value.node is not None:
-        x._needs_gradient, x.node, x.index = True, value.node, value.index
+        stand_at(x, value.node, value.index)
     else:
-        record(what, (value,), (x,), _same)
+        record(what, (value,), (x,), passed_on)
     for view, base in zip(chain, chain[1:], strict=False):
         assert view.base is not None
         record("write", (base, view), (base,), _PartGradient(view.base[1]))
 
 
-def _same(kept: Sequence[Tensor], gradients: Gradients) -> Gradients:
+def passed_on(kept: Sequence[Tensor], gradients: Gradients) -> Gradients:
+    """Return the gradients of the outputs as those of the inputs."""
     return gradients
 
 

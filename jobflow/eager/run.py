@@ -270,16 +270,16 @@ def perform_calls(here: EagerState, op: Op, arrays: Sequence[Array], outputs: Se
             function(*arguments)
 
 
-def update(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> None:
-    """An op that writes over some of its inputs (`alias`), all of which lie as the rule asks; nothing is recorded."""
+def update(here: EagerState, op: Op, inputs: Sequence[Tensor], what: str) -> None:
+    """Run an op that overwrites some of its inputs (`alias`), which have the layouts of its rule, for the caller `what`; record nothing."""
     if here.building is not None:
         here.building.update(op, inputs)
         return
     with scope.lock():
-        _update(here, op, inputs)
+        _update(here, op, inputs, what)
 
 
-def _update(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> None:
+def _update(here: EagerState, op: Op, inputs: Sequence[Tensor], what: str) -> None:
     found = prepared(here, op, inputs)
     for x in inputs:
         check_current(x)
@@ -287,7 +287,7 @@ def _update(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> None:
     if found.placement is not None:
         here.trail(found.placement).add(origin, found.text)
     for i in op.alias.values():
-        own(inputs[i])
+        own(inputs[i], what)
     arrays = [x.array if want is None else convert(here, x, want, "an input") for x, want in zip(inputs, found.wanted, strict=True)]
     for i in set(op.alias.values()):
         inputs[i].origin = origin + i
@@ -302,7 +302,7 @@ def _update(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> None:
         if want is not None:  # the op must see the whole of what lies in pieces: each rank keeps its own of the result
             if not want.is_whole or x.layout is None or x.layout.is_partial:
                 raise PlanError(f"{op.word()}: the tensor that it writes over lies {x.layout} but is read {want}")
-            own(x)[...] = arrays[i][x.layout.box(x.tensor_type.shape, here.rank.index).slices]
+            own(x, what)[...] = arrays[i][x.layout.box(x.tensor_type.shape, here.rank.index).slices]
 
 
 # -------------------------------------------------------------------- sources

@@ -73,6 +73,11 @@ class TapeNode:
             found = [x if x is None or isinstance(x, _Kept) else _at(x, end) for x, end in zip(found, ends, strict=True)]
         return found
 
+    def retaining(self, index: int) -> Tensor | None:
+        """Return the tensor of an output that keeps its gradient (`retain_grad`)."""
+        reference = self.retained.get(index)
+        return None if reference is None else reference()
+
     def drop(self) -> None:
         """Forget what was kept: it is gone through once."""
         self.backward, self.saved = None, ()
@@ -128,8 +133,10 @@ def follow(view: Tensor) -> bool:
     if base.base is not None:
         follow(base)
     if view.seen != view.version:
-        view.seen, view._needs_gradient, view.node = view.version, base._needs_gradient, None
-        if base._needs_gradient:
+        view.seen, view._needs_gradient = view.version, base._needs_gradient
+        if not base._needs_gradient:
+            view.node = None
+        else:
             record_op(op, None if view.layout is None else view.layout.placement, {}, (base,), (view,))
     return view._needs_gradient
 
@@ -190,4 +197,11 @@ def note(node: TapeNode, outputs: Sequence[Tensor | None]) -> None:
     """The outputs of floats were made by this node; None stands for one without a gradient."""
     for index, output in enumerate(outputs):
         if output is not None and output.tensor_type.dtype.is_float:
-            output._needs_gradient, output.node, output.index = True, node, index
+            stand_at(output, node, index)
+
+
+def stand_at(x: Tensor, node: TapeNode, index: int) -> None:
+    """Make x an output of `node`; `retain_grad` follows a tensor that was overwritten, as in PyTorch."""
+    if x.node is not None and x.node.retained and x.node.retaining(x.index) is x:
+        node.retained[index] = x.node.retained.pop(x.index)
+    x._needs_gradient, x.node, x.index = True, node, index

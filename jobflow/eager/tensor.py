@@ -341,8 +341,41 @@ def check_current(x: Tensor) -> None:
         )
 
 
-def own(x: Tensor) -> Array:
-    """The numbers of x, to be written over: those of this rank alone."""
+def check_memory(x: Tensor, what: str) -> None:
+    """Raise JobError if the memory of x cannot be overwritten: a copy of a part, a read-only array, or elements that share memory."""
+    if x._apart is not None:
+        raise JobError(
+            f"{what} at {user_line()}: {x.tensor_type} is a part of a global tensor whose elements had to move to make it, so what is written to it would "
+            f"be lost; assign to the tensor itself, x[...] = value, or bring that to another layout first (to_global)"
+        )
+    if x.traced is not None:
+        return
+    if not x.array.flags.writeable and (x.storage is None or x.storage.home is None):
+        raise JobError(f"{what} at {user_line()}: {x.tensor_type} has the memory of a NumPy array that is read only; clone() it first")
+    if not x.array.flags.forc and _overlaps_itself(x.array):
+        raise JobError(f"{what} at {user_line()}: several elements of the tensor {x.tensor_type} share one place in memory; clone() it first")
+
+
+def _overlaps_itself(array: Array) -> bool:
+    """True if two elements share memory, as in an array of `numpy.lib.stride_tricks.as_strided`."""
+    steps = sorted((abs(step), n) for step, n in zip(array.strides, array.shape, strict=True) if n > 1)
+    reach = array.itemsize
+    for step, n in steps:
+        if step < reach:
+            break
+        reach += step * (n - 1)
+    else:
+        return False
+    places = np.zeros(1, np.int64)
+    for step, n in steps:
+        places = np.add.outer(places, step * np.arange(n)).reshape(-1)
+    places.sort()
+    return bool((np.diff(places) < array.itemsize).any())
+
+
+def own(x: Tensor, what: str) -> Array:
+    """Return the array of x in memory of this rank alone, to be overwritten.  Raises: JobError as `check_memory` does."""
+    check_memory(x, what)
     if not x.array.flags.writeable and x.storage is not None and x.storage.home is not None:
         x.storage.home.leave()
     return x.array

@@ -40,8 +40,8 @@ def _reduction(what: str, op: str) -> Reduction:
     return REDUCTIONS[op]
 
 
-def _write(x: Tensor, value: Array) -> None:
-    own(x)[...] = value
+def _write(x: Tensor, value: Array, what: str) -> None:
+    own(x, f"comm.{what}")[...] = value
     x.wrote()
 
 
@@ -55,7 +55,7 @@ def barrier() -> None:
 def all_reduce(tensor: Tensor, op: str = "sum") -> None:
     """tensor = the sum (or max, min) of all ranks' tensors."""
     here = _here("all_reduce", tensor)
-    _write(tensor, reduced(here, tensor.array, _reduction("all_reduce", op), "all_reduce"))
+    _write(tensor, reduced(here, tensor.array, _reduction("all_reduce", op), "all_reduce"), "all_reduce")
 
 
 def reduce(tensor: Tensor, dst: int, op: str = "sum") -> None:
@@ -63,13 +63,13 @@ def reduce(tensor: Tensor, dst: int, op: str = "sum") -> None:
     here = _here("reduce", tensor)
     made = reduced(here, tensor.array, _reduction("reduce", op), "reduce")
     if here.rank.index == _rank(here, "reduce", dst):
-        _write(tensor, made)
+        _write(tensor, made, "reduce")
 
 
 def broadcast(tensor: Tensor, src: int) -> None:
     """tensor = that of rank `src`."""
     here = _here("broadcast", tensor)
-    _write(tensor, spread(here, tensor.array, _rank(here, "broadcast", src), "broadcast"))
+    _write(tensor, spread(here, tensor.array, _rank(here, "broadcast", src), "broadcast"), "broadcast")
 
 
 def all_gather(tensor_list: Sequence[Tensor], tensor: Tensor) -> None:
@@ -78,7 +78,7 @@ def all_gather(tensor_list: Sequence[Tensor], tensor: Tensor) -> None:
     _count("all_gather", tensor_list, here)
     parts = stacked(here, tensor.array[None], "all_gather")
     for to, part in zip(tensor_list, parts, strict=True):
-        _write(to, part)
+        _write(to, part, "all_gather")
 
 
 def gather(tensor: Tensor, gather_list: Sequence[Tensor] | None = None, dst: int = 0) -> None:
@@ -88,7 +88,7 @@ def gather(tensor: Tensor, gather_list: Sequence[Tensor] | None = None, dst: int
     if here.rank.index == _rank(here, "gather", dst):
         _count("gather", gather_list or (), here)
         for to, part in zip(gather_list or (), parts, strict=True):
-            _write(to, part)
+            _write(to, part, "gather")
 
 
 def scatter(tensor: Tensor, scatter_list: Sequence[Tensor] | None = None, src: int = 0) -> None:
@@ -98,7 +98,7 @@ def scatter(tensor: Tensor, scatter_list: Sequence[Tensor] | None = None, src: i
     if mine:
         _count("scatter", scatter_list or (), here)
     rows = np.stack([x.array for x in scatter_list or ()]) if mine else np.empty((n, *tensor.tensor_type.shape), tensor.tensor_type.dtype.numpy)
-    _write(tensor, spread(here, rows, src, "scatter")[here.rank.index])
+    _write(tensor, spread(here, rows, src, "scatter")[here.rank.index], "scatter")
 
 
 def reduce_scatter(output: Tensor, input_list: Sequence[Tensor], op: str = "sum") -> None:
@@ -106,7 +106,7 @@ def reduce_scatter(output: Tensor, input_list: Sequence[Tensor], op: str = "sum"
     here = _here("reduce_scatter", output, *input_list)
     _count("reduce_scatter", input_list, here)
     made = scattered(here, np.stack([x.array for x in input_list]), _reduction("reduce_scatter", op), "reduce_scatter")
-    _write(output, made[0])
+    _write(output, made[0], "reduce_scatter")
 
 
 def all_to_all(output_tensor_list: Sequence[Tensor], input_tensor_list: Sequence[Tensor]) -> None:
@@ -115,7 +115,7 @@ def all_to_all(output_tensor_list: Sequence[Tensor], input_tensor_list: Sequence
     _count("all_to_all", input_tensor_list, here)
     _count("all_to_all", output_tensor_list, here)
     for to, part in zip(output_tensor_list, swapped(here, np.stack([x.array for x in input_tensor_list]), "all_to_all"), strict=True):
-        _write(to, part)
+        _write(to, part, "all_to_all")
 
 
 def send(tensor: Tensor, dst: int) -> None:
@@ -133,7 +133,7 @@ def recv(out: Tensor, src: int) -> Tensor:
     _other(here, "recv", src)
     me = here.rank.index
     with _agreed(here, "recv", src, me, out.tensor_type):
-        _write(out, carried(here, None, out.tensor_type, src, me, "send and recv"))
+        _write(out, carried(here, None, out.tensor_type, src, me, "send and recv"), "recv")
     return out
 
 

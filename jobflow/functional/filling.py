@@ -10,8 +10,10 @@ from jobflow.core.errors import PlacementError, ShapeError, user_line
 from jobflow.core.types import type_of
 from jobflow.eager import crossing
 from jobflow.eager.faces import method
+from jobflow.eager.in_place_writes import passed_on
 from jobflow.eager.run import run
 from jobflow.eager.state import state
+from jobflow.eager.tape import record
 from jobflow.eager.tensor import Tensor
 from jobflow.functional import creation, drawing
 from jobflow.functional.in_place import written
@@ -51,6 +53,9 @@ def copy_(x: Tensor, other: Any) -> Tensor:
             raise ShapeError(f"copy_ at {user_line()}: {value.tensor_type} does not fill {x.tensor_type}") from None
     if x.layout is not None and value.layout != x.layout:
         value = crossing.change(state(), value, x.layout)
+    if value is other and value.node is not None and state().grad_enabled:  # hooks of x and of the value must not be shared
+        value = Tensor(value.tensor_type, value.layout, value.array)
+        record("copy", (other,), (value,), passed_on)
     return written(x, "copy_", value)
 
 

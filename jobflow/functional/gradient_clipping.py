@@ -15,7 +15,7 @@ from jobflow.eager.convert import convert_array, empty, gathered
 from jobflow.eager.faces import all_of, of_tensors
 from jobflow.eager.run import run
 from jobflow.eager.state import EagerState, gradients, running, state
-from jobflow.eager.tensor import Tensor
+from jobflow.eager.tensor import Tensor, own
 from jobflow.functional.nn_base import EPSILON, composing
 from jobflow.functional.promotion import cast
 from jobflow.ops import elementwise as ew
@@ -99,7 +99,7 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, norm
     factor = min(float(max_norm) / (norm + EPSILON), 1.0)
     if factor < 1.0 or math.isnan(factor):
         for x in found:
-            x.array[...] = x.array * x.array.dtype.type(factor)
+            own(x, what)[...] = x.array * x.array.dtype.type(factor)
             x.wrote()
     return _stated(here, norm, found)
 
@@ -122,7 +122,7 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -
             made: Tensor = run(Clip(-bound, bound), x)
             if x.layout is not None and made.layout is not None:
                 made = Tensor(x.tensor_type, x.layout, convert_array(here, made.array, x.tensor_type, made.layout, x.layout, "a clipped gradient"))
-            x.array[...] = made.array
+            own(x, "clip_grad_value_")[...] = made.array
             x.wrote()
 
 

@@ -15,7 +15,7 @@ from jobflow.eager import in_place_writes as writing
 from jobflow.eager.faces import called_as, method
 from jobflow.eager.state import state
 from jobflow.eager.tape import follow
-from jobflow.eager.tensor import Tensor, own
+from jobflow.eager.tensor import Tensor, check_memory, own
 from jobflow.functional.promotion import cast, kind
 
 #: how programs write the methods that are operators
@@ -45,7 +45,7 @@ def written(x: Tensor, what: str, value: Tensor) -> Tensor:
     if here.building is not None:
         here.building.write(x, value)
     else:
-        own(x)[...] = value.array
+        own(x, what)[...] = value.array
         writing.written(here, x, value, what)
     return x
 
@@ -54,7 +54,7 @@ def check_writable(x: Tensor, what: str) -> None:
     """JobError for a leaf, or a view of one, whose gradient would be lost, and for a view that has memory of its own."""
     if x.traced is None and x._apart is None:
         writing.may_write(state(), x, what)
-    writing.check_memory(x, what)
+    check_memory(x, what)
 
 
 def _laid(x: Tensor, what: str, value: Tensor) -> Tensor:

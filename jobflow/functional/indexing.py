@@ -375,7 +375,7 @@ def write_window(x: Tensor, cut: Cut, given: Any, what: str) -> None:
         written(x, what, run(SliceUpdate(window), x, value))
         return
     here = state()
-    update(here, SliceWrite(window), (x, value))
+    update(here, SliceWrite(window), (x, value), what)
     made = Tensor(x.tensor_type, x.layout, x.array)
     if here.grad_enabled and (x._needs_gradient or value._needs_gradient):
         new = Tensor(value.tensor_type, value.layout, value.array)  # only what it is counts, not what it holds

@@ -172,7 +172,7 @@ def draw_for(x: Tensor) -> tuple[str, int, Value]:
     return "draw", generator.seed, made
 
 
-def assign(here: EagerState, x: Tensor, made: Tensor) -> None:
+def assign(here: EagerState, x: Tensor, made: Tensor, what: str) -> None:
     """The numbers of `made` are those of x from now on, as x lies; gradients know nothing of it."""
     if here.building is not None:
         here.building.write(x, made)
@@ -180,7 +180,7 @@ def assign(here: EagerState, x: Tensor, made: Tensor) -> None:
     array = made.array
     if x.layout is not None and made.layout != x.layout:
         array = convert(here, made, x.layout, "an assignment")
-    own(x)[...] = array
+    own(x, what)[...] = array
     x.origin = made.origin
     x.wrote()
 

@@ -44,7 +44,7 @@ def update(op: Op, *inputs: Value) -> None:
     if here.building is not None:
         here.building.update(op, inputs)
     else:
-        running.update(here, op, tuple(_eager(x) for x in inputs))
+        running.update(here, op, tuple(_eager(x) for x in inputs), "update of running statistics")
 
 
 def building() -> bool:

@@ -12,7 +12,7 @@ from jobflow.core.types import DType, Tensor, int32, int64
 from jobflow.eager.faces import all_of, of_jobs, recording
 from jobflow.engine.distribute import current_placement
 from jobflow.legacy.operands import Operand, counts
-from jobflow.legacy.variables import assign, current_job
+from jobflow.legacy.variables import assign, current_job, random_stream
 from jobflow.ops import elementwise as ew
 from jobflow.ops import index as ix
 from jobflow.ops import sampled_classes as sampling
@@ -99,6 +99,11 @@ def sync_dynamic_resize(inputs: Tensor, size: Tensor, name: str | None = None) -
 
 
 def distributed_partial_fc_sample(weight: Tensor, label: Tensor, num_sample: int, name: str | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Sample classes as `sampled_classes` does, from the job's seed and the name."""
+    return sampled_classes(weight, label, num_sample, None, name)
+
+
+def sampled_classes(weight: Tensor, label: Tensor, num_sample: int, seed: int | None, name: str | None) -> tuple[Tensor, Tensor, Tensor]:
     """Some of the classes, whose weights [classes, ...] are cut over the devices: all labels, and others by chance at every run.
 
     From each device's part of the classes equally many are drawn.  Gives the labels by their places among the `num_sample` drawn, the classes
@@ -110,8 +115,8 @@ def distributed_partial_fc_sample(weight: Tensor, label: Tensor, num_sample: int
     classes, flat = weight.tensor_type.shape[0], sh.reshape(label, (label.tensor_type.size,))
     if label.tensor_type.dtype.is_integer:
         flat = checked(flat, "distributed_partial_fc_sample", low=0, high=classes - 1, noun="label")
-    key = job.unique_name("partial_fc") if name is None else scope.current().full_name(name)
-    mapped, drawn = sampling.sample_classes(flat, job.run_counter(), classes, int(num_sample), where.size, key, job.seed)
+    stream = random_stream(job.seed, seed, job.unique_name("partial_fc") if name is None else scope.current().full_name(name))
+    mapped, drawn = sampling.sample_classes(flat, job.run_counter(), classes, int(num_sample), where.size, *stream)
     crowded = f"is none: on one device are more different labels than the {num_sample // where.size} classes drawn there; draw more"
     mapped = call(Checked("distributed_partial_fc_sample", "the place of a label", low=0, problem=crowded), mapped)
     aligned = len(where.mesh) == 1 or classes % where.size == 0

@@ -279,10 +279,8 @@ OP_TYPES: Mapping[str, Row] = {
     "where -> out": lambda condition, x, y: arrays.where(condition, x, y),
     "dropout -> out": dropout,
     "random_mask_like -> out": lambda like, *, rate, seed=None, name=None: random.random_mask_like(like, rate, seed, None, name),
-    "bernoulli -> out": lambda in_, *, seed=None, has_seed=False, dtype=None, name=None: random.bernoulli(in_, seed, dtype, name or "Bernoulli"),
-    "coin_flip -> out": lambda *, batch_size=1, probability=0.5, seed=None, has_seed=False, name=None: random.CoinFlip(
-        batch_size, seed, probability, name or "CoinFlip"
-    ),
+    "bernoulli -> out": named_as(random.bernoulli, "in=x", "", "has_seed"),
+    "coin_flip -> out": named_as(random.CoinFlip, "", "", "has_seed"),
     "generate_random_batch_permutation_indices -> y": _permuted,
     # activations and their gradients
     **{f"{word} -> out": _activation(getattr(nn, word)) for word in ("relu", "hardsigmoid", "hardswish")},
@@ -435,7 +433,7 @@ OP_TYPES: Mapping[str, Row] = {
         log_probs, input_lengths, merge_repeated
     ),
     "distributed_partial_fc_sample -> mapped_label sampled_label sampled_weight": lambda weight, label, *, num_sample, seed=-1, name=None: (
-        ids.distributed_partial_fc_sample(weight, label, num_sample, name)
+        ids.sampled_classes(weight, label, num_sample, None if seed == -1 else seed, name)
     ),
     # ids and quantization
     "categorical_ordinal_encode -> out": lambda table, size, in_, *, hash_precomputed=True, name=None: ids.categorical_ordinal_encode(

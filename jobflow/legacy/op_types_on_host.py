@@ -8,6 +8,7 @@ Readers know further attributes that say where and how they read, which mean not
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ import jobflow.legacy.record_data as records
 import jobflow.legacy.tensor_buffers as buffers
 from jobflow.core.errors import ArgumentError, user_line
 from jobflow.core.types import int64, uint8
+from jobflow.legacy.on_host import body_of
 from jobflow.legacy.op_type_rows import named_as
 
 
@@ -85,13 +87,28 @@ def _resized_in_proportion(
     return image.target_resize(in_, target_size, *limits, "longer" if resize_longer else "shorter", interpolation_type, name)
 
 
+def _seeded(reader: Callable[..., Any], renamed: str = "") -> Callable[..., Any]:
+    """Return the row of a reader whose attribute `seed` replaces the job's seed for the order of its records."""
+
+    def read(*inputs: Any, seed: int | None = None, **options: Any) -> Any:
+        body = body_of(reader.__name__)
+        before, body.seed = body.seed, body.seed if seed is None else seed
+        try:
+            return reader(*inputs, **options)
+        finally:
+            body.seed = before
+
+    signature = inspect.signature(reader)
+    seed = inspect.Parameter("seed", inspect.Parameter.KEYWORD_ONLY, default=None)
+    read.__signature__ = signature.replace(parameters=[*signature.parameters.values(), seed])  # type: ignore[attr-defined]
+    return named_as(read, "", renamed)
+
+
 OP_TYPES_ON_HOST: Mapping[str, Callable[..., Any]] = {
     # readers
-    "OFRecordReader -> out": named_as(records.ofrecord_reader, "", "data_dir=ofrecord_dir", "seed"),
-    "ofrecord_image_classification_reader -> image label": named_as(
-        records.ofrecord_image_classification_reader, "", "data_dir=ofrecord_dir", "seed"
-    ),
-    "OneRecReader -> out": named_as(readers.onerec_reader, "", "", "seed"),
+    "OFRecordReader -> out": _seeded(records.ofrecord_reader, "data_dir=ofrecord_dir"),
+    "ofrecord_image_classification_reader -> image label": _seeded(records.ofrecord_image_classification_reader, "data_dir=ofrecord_dir"),
+    "OneRecReader -> out": _seeded(readers.onerec_reader),
     "COCOReader -> image image_id image_size gt_bbox gt_label gt_segm gt_segm_index": named_as(
         readers.coco_reader, "", "shuffle_after_epoch=shuffle group_by_ratio=group_by_aspect_ratio", "session_id"
     ),

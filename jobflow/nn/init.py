@@ -37,7 +37,7 @@ def _check(what: str, tensor: Tensor) -> None:
 def _made(what: str, tensor: Tensor, op: Op, counter: int | None = None) -> Tensor:
     """The tensor, filled with what a source gives."""
     _check(what, tensor)
-    assign(state(), tensor, cast(source(op, tensor.layout, counter), tensor.dtype))
+    assign(state(), tensor, cast(source(op, tensor.layout, counter), tensor.dtype), what)
     return tensor
 
 
@@ -78,10 +78,10 @@ def _written(what: str, tensor: Tensor, array: Array) -> Tensor:
     """The tensor, with the logical value `array`, which every rank has."""
     array = np.ascontiguousarray(array, tensor.dtype.numpy)
     if tensor.layout is None:
-        own(tensor)[...] = array
+        own(tensor, what)[...] = array
         tensor.wrote()
     else:
-        assign(state(), tensor, cut(what, array, tensor.layout))
+        assign(state(), tensor, cut(what, array, tensor.layout), what)
     return tensor
 
 
@@ -183,7 +183,7 @@ def trunc_normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float 
     low, high = (min(max((bound - mean) / std, -9.0), 9.0) for bound in (a, b))
     first, last = _normal_share(np.array([low, high]))
     u.array[...] = np.clip(mean + std * _normal_place(first + (last - first) * u.array, low, high), a, b)
-    assign(state(), tensor, cast(u, tensor.dtype))
+    assign(state(), tensor, cast(u, tensor.dtype), "init.trunc_normal_")
     return tensor
 
 

@@ -58,7 +58,7 @@ class _Bucket:
             return part
         if p._gradient is None:
             p._gradient = Tensor(p.tensor_type, None, np.empty(p.tensor_type.shape, p.tensor_type.dtype.numpy))
-        return own(p._gradient)
+        return own(p._gradient, "DistributedDataParallel")
 
 
 def _same_memory(a: Array, b: Array) -> bool:
@@ -288,5 +288,5 @@ def _check_local(module: Module) -> None:
 def _take_over(here: EagerState, tensors: Iterable[Tensor], what: str) -> None:
     """Copy the values of rank 0."""
     for x in tensors:
-        own(x)[...] = spread(here, x.array, 0, what)
+        own(x, what)[...] = spread(here, x.array, 0, what)
         x.wrote()

@@ -144,7 +144,7 @@ class Optimizer:
         scalars = [_number(p, np.array([rate], rate_dtype(p.tensor_type.dtype).numpy))]
         if op.reads_step:
             scalars.append(_number(p, np.array([mine["step"]], np.int64)))
-        run.update(here, op, (p, *(mine[name] for name in slots), gradient, *scalars))
+        run.update(here, op, (p, *(mine[name] for name in slots), gradient, *scalars), f"{self._word}.step")
         mine["step"] += 1
 
     def _parameters(self) -> Iterable[Tensor]:

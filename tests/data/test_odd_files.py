@@ -1,6 +1,6 @@
 """One table of odd files: what each reader makes of them is the right value, or an error that names the real cause.
 
-Tables follow pandas where the value is debatable, `default_collate` follows PyTorch.
+Tables follow pandas where the value is debatable.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from odd_files import by_turns, column, idx, opened, packed
 
 from jobflow.core.errors import ArgumentError, DataError
 from jobflow.data import open_reader, samples_of
-from jobflow.utils.data import DataLoader, default_collate
 
 BEYOND, FRACTION, ROUNDED, TRUTH = "which is beyond", "which is not a whole number", "rounds to", "which is neither 0 nor 1"
 
@@ -109,30 +108,6 @@ def test_arrays_that_are_no_numbers_are_refused(values: Any, tmp_path: Path) -> 
     np.savez(tmp_path / "odd.npz", x=values)
     with pytest.raises(DataError, match=r'odd.npz, field "x" holds .*; convert the file to numbers'):
         opened("numpy", path=str(tmp_path / "odd.npz"), dtypes={"x": "int32"})
-
-
-@pytest.mark.parametrize(
-    ("samples", "expected"),
-    [
-        ([1.0, 2], [1.0, 2.0]),
-        ([True, 2], [1, 2]),
-        ([np.float32(1), np.int64(3)], [1.0, 3.0]),
-        ([1.0, 2**24 + 1], "sample 1 of the batch is 16777217, which float32 rounds to 16777216"),
-        ([1.0, 1e300], r"sample 1 of the batch is 1e\+300, which is beyond float32"),
-        ([1, 2**63], "sample 1 of the batch is 9223372036854775808, which is beyond int64"),
-        ([1, 2**70], "sample 1 of the batch is of type object"),
-        ([np.array([1], np.float64), np.array([2**53 + 1])], "sample 1 of the batch is 9007199254740993, which float64 rounds"),
-        ([{"x": (1.0,)}, {"x": (1e39,)}], r"sample 1 of the batch\['x'\]\[0\] is 1e\+39"),
-    ],
-)
-def test_default_collate_keeps_values_or_refuses(samples: list[Any], expected: Any) -> None:
-    if isinstance(expected, list):
-        assert default_collate(samples).numpy().tolist() == expected
-        return
-    with pytest.raises(ArgumentError, match=expected):
-        default_collate(samples)
-    with pytest.raises(ArgumentError, match="it is sample 3 of the dataset list"):
-        list(DataLoader([samples[0], samples[0], *samples], batch_size=2, num_workers=1))
 
 
 @pytest.mark.parametrize(("second", "reason"), [(2**24 + 1, "rounds"), (1e300, "beyond float32")])
@@ -258,7 +233,12 @@ def test_a_quote_within_a_cell_is_text(
         (b"PAR1....", 'is a Parquet file; use the reader "parquet"'),
         (b"BZh91AY", "is packed with bzip2; unpack it"),
         (b"\x1f\x8b....", "cannot be unpacked"),
-        (MARK, "there are no rows"),
+        *[(content, "t.csv: the file is empty") for content in (b"", MARK)],
+        *[(content, "t.csv: the file has only empty lines") for content in (b"\n", b"\r\n\n", MARK + b"\n")],
+        *[(mark + b"a,t" + end, r"line 1 .*is the only line, and is read as .*set header to false") for mark in (b"", MARK) for end in (b"", b"\n")],
+        (b"\n1,2\n", r"line 2 \(byte 1\) is the only line, .*set header to false"),
+        (b"1,2\n3,4\n", r"column \"a\" is not there. There are 1, 2\. The first line holds numbers: .*set header to false"),
+        (b"1,1\n3,4\n", r"two columns have one name: 1, 1\. The first line holds numbers: .*set header to false"),
     ],
 )
 def test_errors_of_tables_name_the_cause(content: bytes, message: str, tmp_path: Path) -> None:
@@ -352,6 +332,16 @@ def test_lists_in_parquet(column: list[Any], arguments: dict[str, Any], expected
 
 
 # -------------------------------------------------------------------- texts, folders
+
+
+@pytest.mark.parametrize("level", ["character", "byte"])
+@pytest.mark.parametrize(
+    ("content", "message"), [(b"", "there is no text in .*t.txt"), (MARK, "there is no text in"), (b"\n", "1 tokens for train do not")]
+)
+def test_files_without_text(level: str, content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        opened("text", path=str(tmp_path / "t.txt"), length=2, level=level)
 
 
 @pytest.mark.parametrize(("level", "mark", "where"), by_turns(["character", "byte"], [b"", MARK], ["file", "folder"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 from collections.abc import Callable
@@ -138,6 +139,18 @@ def test_damaged_onerec_files(content: bytes | None, said: str, session: None, t
     with pytest.raises(flow.DataError, match=said) as caught:
         told(lambda: flow.data.OneRecDecoder(flow.data.onerec_reader([str(tmp_path / "0")], 2), "label", flow.int64, (1,)))
     assert str(tmp_path / "0") in str(caught.value)
+
+
+def test_the_order_of_onerec_follows_the_seed_of_the_operation(session: None, onerec: list[str]) -> None:
+    def labels(seed: int) -> Any:
+        builder = flow.user_op_builder(f"reader{next(calls)}").Op("OneRecReader").Output("out")
+        for key, value in {"files": onerec, "batch_size": 8, "random_shuffle": True, "seed": seed}.items():
+            builder.Attr(key, value)
+        return flow.data.OneRecDecoder(builder.Build().InferAndTryRun().RemoteBlobList()[0], "label", flow.int64, (1,))
+
+    calls = itertools.count()
+    ((first, same, other),) = told(lambda: [labels(seed) for seed in (1, 1, 2)])
+    assert first.tolist() == same.tolist() != other.tolist()
 
 
 # COCO ---------------------------------------------------------------------------------------------------------------

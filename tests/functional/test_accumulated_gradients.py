@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -91,12 +92,172 @@ def test_recorded_gradients_are_added_to_new_tensors() -> None:
     assert p.grad.numpy().tolist() == [8, 14, 20]
 
 
-def test_a_gradient_in_read_only_memory_is_an_error() -> None:
-    p, fixed = leaf(), np.ones(3, np.float32)
-    fixed.flags.writeable = False
-    p.grad = flow.from_numpy(fixed)
-    with pytest.raises(JobError, match=r"backward at .*: float32\[3\] has the memory of a NumPy array that is read only"):
-        p.sum().backward()
+def fixed() -> Any:
+    array = np.ones(3, np.float32)
+    array.flags.writeable = False
+    return flow.from_numpy(array)
+
+
+def overlapping(shape: tuple[int, ...] = (3,), strides: tuple[int, ...] = (0,)) -> Any:
+    return flow.from_numpy(np.lib.stride_tricks.as_strided(np.ones(8, np.float32), shape, strides))
+
+
+READ_ONLY, SHARED = "has the memory of a NumPy array that is read only", "share one place in memory"
+
+
+def with_gradient(gradient: Any) -> Any:
+    p = leaf()
+    p.grad = gradient
+    return p
+
+
+def parameter(memory: Any) -> Any:
+    p = memory.requires_grad_()
+    p.grad = flow.ones(3)
+    return p
+
+
+def layer(memory: Any) -> Any:
+    linear = nn.Linear(3, 1, bias=False)
+    linear.weight.data = memory.reshape(1, 3)
+    return linear
+
+
+def normalize(memory: Any) -> None:
+    norm: Any = nn.BatchNorm1d(3)
+    norm.running_mean = memory
+    norm(flow.ones(2, 3))
+
+
+#: every way in which the package overwrites the memory of a tensor, and the operation in the message
+WRITERS: dict[str, Callable[[Any], Any]] = {
+    "backward": lambda memory: with_gradient(memory).sum().backward(),
+    "zero_grad": lambda memory: flow.optim.SGD([with_gradient(memory)], lr=0.1).zero_grad(set_to_none=False),
+    "optim.SGD.step": lambda memory: flow.optim.SGD([parameter(memory)], lr=0.1).step(),
+    "optim.Adam.step": lambda memory: flow.optim.Adam([parameter(memory)], lr=0.1).step(),
+    "clip_grad_norm_": lambda memory: nn.utils.clip_grad_norm_([with_gradient(memory)], 0.1),
+    "clip_grad_value_": lambda memory: nn.utils.clip_grad_value_([with_gradient(memory)], 0.1),
+    "load_state_dict": lambda memory: layer(memory).load_state_dict({"weight": flow.ones(1, 3)}),
+    "init.constant_": lambda memory: nn.init.ones_(memory),
+    "comm.all_reduce": flow.comm.all_reduce,
+    "update of running statistics": normalize,
+    "add_": lambda memory: memory.add_(1),
+    "x += y": lambda memory: memory.__iadd__(1),
+    "copy_": lambda memory: memory.copy_(flow.zeros(3)),
+    "uniform_": lambda memory: memory.uniform_(),
+    "x[...] = value": lambda memory: memory.__setitem__(0, 1.0),
+}
+
+
+@pytest.mark.parametrize(("memory", "reason"), [(fixed, READ_ONLY), (overlapping, SHARED)])
+@pytest.mark.parametrize("operation", WRITERS)
+def test_writes_to_read_only_and_shared_memory_are_errors(operation: str, memory: Callable[[], Any], reason: str) -> None:
+    with pytest.raises(JobError, match=rf"{re.escape(operation)} at test_accumulated.*:\d+: .*float32\[.*{reason}.*; clone\(\) it first"):
+        WRITERS[operation](memory())
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "is_shared"),
+    [
+        ((3, 2), (4, 4), True),
+        ((2, 3), (12, 4), False),
+        ((3, 2), (8, 12), False),
+        ((2, 2), (2, 8), True),
+        ((1,), (0,), False),
+        ((2, 0), (0, 4), False),
+    ],
+)
+def test_elements_share_memory(shape: tuple[int, ...], strides: tuple[int, ...], is_shared: bool) -> None:
+    """Strides 8 and 12 interleave, but no two elements are at one place."""
+    x = overlapping(shape, strides)
+    if is_shared:
+        with pytest.raises(JobError, match=SHARED):
+            x.add_(1)
+    else:
+        assert x.add_(1).numpy().tolist() == np.full(shape, 2).tolist()
+
+
+# -------------------------------------------------------------------- gradients of computed tensors
+
+
+@pytest.mark.parametrize("by", ["retain_grad", "inputs", "both"])
+def test_a_saved_gradient_of_a_computed_tensor_keeps_its_values(by: str) -> None:
+    """As in PyTorch: the sum is a new tensor, while that of a leaf is in the memory of the old one."""
+    w = flow.tensor([1.0, 2.0], requires_grad=True)
+    y = w * 2
+    if by != "inputs":
+        y.retain_grad()
+    saved = []
+    for _ in range(2):
+        (y * y).sum().backward(retain_graph=True, inputs=None if by == "retain_grad" else [w, y])
+        saved.append((y.grad, w.grad))
+    assert saved[0][0].numpy().tolist() == [4, 8] and saved[1][0].numpy().tolist() == [8, 16]
+    assert saved[0][1] is saved[1][1] and w.grad.numpy().tolist() == [16, 32]
+
+
+def test_an_assigned_gradient_of_a_computed_tensor_is_not_written_to() -> None:
+    y, old = leaf() * 2, flow.ones(3)
+    y.retain_grad()
+    y.grad = old
+    y.sum().backward()
+    assert old.numpy().tolist() == [1, 1, 1] and y.grad.numpy().tolist() == [2, 2, 2]
+
+
+def test_retained_gradients_on_the_way_to_the_inputs() -> None:
+    """`grad` and `inputs=` fill retained gradients of tensors on the way to the inputs, of no others."""
+    x, other = leaf(), leaf()
+    a, b = x * 2, other * 3
+    c = a * b
+    for y in (a, b, c):
+        y.retain_grad()
+    flow.autograd.grad(c.sum(), x, retain_graph=True)
+    assert c.grad.numpy().tolist() == [1, 1, 1] and a.grad.numpy().tolist() == [3, 6, 9]
+    assert b.grad is None and x.grad is None
+
+
+WRITTEN: dict[str, tuple[Callable[[Any], Any], list[float]]] = {
+    "mul_": (lambda y: y.mul_(3), [2, 2, 2]),
+    "setitem": (lambda y: y.__setitem__(0, 5.0), [2, 2, 2]),
+    "fill_": (lambda y: y.fill_(5.0), [2, 2, 2]),
+    "copy_": (lambda y: y.copy_(leaf() * 1), [2, 2, 2]),
+    "view": (lambda y: y[1:].mul_(3), [2, 2, 2]),
+}
+
+
+@pytest.mark.parametrize("write", WRITTEN)
+def test_retain_grad_follows_in_place_writes(write: str) -> None:
+    y = leaf() * 2
+    y.retain_grad()
+    WRITTEN[write][0](y)
+    (y * 2).sum().backward()
+    assert y.grad.numpy().tolist() == WRITTEN[write][1]
+
+
+def test_retain_grad_of_a_view_follows_its_base() -> None:
+    y = leaf() * 2
+    part = y[1:]
+    part.retain_grad()
+    y.mul_(3)
+    (part * 2).sum().backward()
+    assert part.grad.numpy().tolist() == [2, 2]
+
+
+def test_copy_does_not_share_hooks_and_retained_gradients_with_its_source() -> None:
+    v, x, shown = leaf() * 1, flow.zeros(3), []
+    x.copy_(v)
+    for y in (v, x):
+        y.retain_grad()
+        y.register_hook(lambda gradient: shown.append(gradient.numpy().tolist()))
+    (x.sum() + (v * 3).sum()).backward()
+    assert v.grad.numpy().tolist() == [4, 4, 4] and x.grad.numpy().tolist() == [1, 1, 1]
+    assert shown == [[1, 1, 1], [4, 4, 4]]
+
+
+def test_a_retained_gradient_that_is_zero_by_formula_is_zeros() -> None:
+    y = leaf() * 2
+    y.retain_grad()
+    (y**0).sum().backward()
+    assert y.grad.numpy().tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("door", ["optimizer", "module"])

@@ -55,7 +55,7 @@ def test_stages_that_form_a_cycle() -> None:
     with pytest.raises(PlacementError) as error:
         Train()(randn(4, 3))
     text = str(error.value)
-    assert text.startswith("graph Train_0: matmul at ") and "call set_stage(1) or a higher stage for the module of the matmul" in text
+    assert re.match(r"graph Train_\d+: matmul at ", text) and "call set_stage(1) or a higher stage for the module of the matmul" in text
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])

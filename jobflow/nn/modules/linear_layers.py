@@ -89,7 +89,7 @@ def _zero_row(table: Tensor, row: int) -> None:
         rank = state().rank.index
         first = table.layout.box(table.tensor_type.shape, rank).start[0] if rank in table.layout.placement.ranks else 0
     if 0 <= row - first < table.array.shape[0]:
-        own(table)[row - first] = 0
+        own(table, "Embedding")[row - first] = 0
         table.wrote()
 
 

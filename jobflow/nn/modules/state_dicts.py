@@ -108,5 +108,5 @@ def take(here: EagerState, x: Tensor, value: Any) -> None:
     value = cast(value, x.tensor_type.dtype)
     if x.layout is not None:
         value = crossing.change(here, value, x.layout)
-    own(x)[...] = value.array
+    own(x, "load_state_dict")[...] = value.array
     x.wrote()

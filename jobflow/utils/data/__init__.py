@@ -1,5 +1,6 @@
 """Datasets, samplers and loaders."""
 
+from jobflow.utils.data.collate import default_collate as default_collate
 from jobflow.utils.data.dataset import ConcatDataset as ConcatDataset
 from jobflow.utils.data.dataset import Dataset as Dataset
 from jobflow.utils.data.dataset import IterableDataset as IterableDataset
@@ -7,7 +8,6 @@ from jobflow.utils.data.dataset import Subset as Subset
 from jobflow.utils.data.dataset import TensorDataset as TensorDataset
 from jobflow.utils.data.dataset import random_split as random_split
 from jobflow.utils.data.loader import DataLoader as DataLoader
-from jobflow.utils.data.loader import default_collate as default_collate
 from jobflow.utils.data.sampler import BatchSampler as BatchSampler
 from jobflow.utils.data.sampler import DistributedSampler as DistributedSampler
 from jobflow.utils.data.sampler import RandomSampler as RandomSampler

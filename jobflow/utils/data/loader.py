@@ -5,88 +5,16 @@ Threads, not processes: a program that has started MPI must not fork, and NumPy 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from jobflow.core.errors import ArgumentError, DataError, ShapeError, user_line
-from jobflow.core.types import Array, dtype_of, float32, int64, type_of
+from jobflow.core.errors import ArgumentError, user_line
 from jobflow.data.ahead import END, Pending, Pool, Reading
-from jobflow.data.conversion import converted, is_number
 from jobflow.data.samples import Samples, Stream
 from jobflow.data.waiting import numbered, one_by_one
-from jobflow.eager.run import run
-from jobflow.eager.tensor import Tensor
-from jobflow.ops.slices import Concat
+from jobflow.utils.data.collate import as_tensor, as_tensors, default_collate
 from jobflow.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler, batched
-
-
-def default_collate(samples: Sequence[Any]) -> Any:
-    """A batch of samples: arrays, tensors and numbers are stacked, tuples and dicts are batched entry by entry, the rest is listed.
-
-    Numbers become bool, int64 or float32, arrays their common type; a value that this type cannot hold is an error.
-    """
-    return _collated(samples, "")
-
-
-def _collated(samples: Sequence[Any], entry: str) -> Any:
-    """The batch of the entries of samples that `entry` names, as in `["x"][0]`."""
-    first = samples[0]
-    if isinstance(first, Tensor):
-        if first.layout is None and first.traced is None:
-            return _tensor(_stacked([x.array for x in samples], entry))
-        return run(Concat(0), *(x.unsqueeze(0) for x in samples))
-    if isinstance(first, np.ndarray | np.generic):
-        return _tensor(_stacked(samples, entry))
-    if isinstance(first, bool | int | float):
-        kinds = set(map(type, samples))
-        common = np.dtype(bool) if kinds == {bool} else int64.numpy if kinds <= {bool, int} else float32.numpy
-        return _tensor(_stacked([np.asarray(sample) for sample in samples], entry, common))
-    if isinstance(first, Mapping):
-        return {key: _collated([sample[key] for sample in samples], f"{entry}[{key!r}]") for key in first}
-    if isinstance(first, tuple | list):
-        if len({len(sample) for sample in samples}) > 1:
-            raise ArgumentError(f"default_collate at {user_line()}: the samples of a batch have different numbers of entries")
-        made = [_collated(column, f"{entry}[{i}]") for i, column in enumerate(zip(*samples, strict=True))]
-        return type(first)(*made) if hasattr(first, "_fields") else type(first)(made)
-    return list(samples)
-
-
-def _stacked(samples: Sequence[Any], entry: str, dtype: np.dtype[Any] | None = None) -> Array:
-    """Arrays as rows of one array of this type, by default their common type."""
-    arrays = [np.asarray(sample) for sample in samples]
-    if len(shapes := dict.fromkeys(array.shape for array in arrays)) > 1:
-        first, other, *_ = shapes
-        raise ShapeError(
-            f"default_collate at {user_line()}: the samples of a batch have the shapes {first} and {other}; pad them, or pass collate_fn="
-        )
-    kinds = {array.dtype for array in arrays}
-    if dtype is None:
-        dtype = np.result_type(*kinds) if len(kinds) > 1 else next(iter(kinds))
-    return np.stack(arrays if kinds == {dtype} else [_converted(array, dtype, row, entry) for row, array in enumerate(arrays)])
-
-
-def _converted(array: Array, dtype: np.dtype[Any], row: int, entry: str) -> Array:
-    """An entry of the sample at `row` of a batch in the batch's type."""
-    what, advice = f"sample {row} of the batch{entry}", "convert it, or pass collate_fn="
-    try:
-        if not is_number(array.dtype):
-            raise DataError(f"{what} is of type {array.dtype}; {advice}")
-        return converted(array, dtype, lambda index: what, advice)
-    except DataError as error:
-        found = ArgumentError(f"default_collate at {user_line()}: {error}")
-        found.row = row
-        raise found from None
-
-
-def _tensor(array: Array) -> Tensor:
-    try:
-        dtype_of(array.dtype)
-    except (KeyError, TypeError):
-        raise ArgumentError(f"default_collate at {user_line()}: tensors cannot hold {array.dtype}; convert it, or pass collate_fn=") from None
-    return Tensor(type_of(array), None, array)
 
 
 class DataLoader:
@@ -134,7 +62,7 @@ class DataLoader:
             self.batch_sampler = BatchSampler(self.sampler, batch_size, drop_last)
         #: epochs begun, for datasets whose samples differ between them
         self._begun = 0
-        self.collate_fn = collate_fn or (default_collate if self.batch_sampler is not None or batch_size is not None else _as_tensors)
+        self.collate_fn = collate_fn or (default_collate if self.batch_sampler is not None or batch_size is not None else as_tensors)
 
     def __len__(self) -> int:
         if self.streams:
@@ -160,7 +88,7 @@ class DataLoader:
         if self.batch_sampler is None:
             return self.collate_fn(self.dataset[numbers])
         if isinstance(self.dataset, Samples) and self.collate_fn is default_collate:  # which reads many faster than one by one
-            return {name: _tensor(rows) for name, rows in self.dataset.read(numbers, epoch).items()}
+            return {name: as_tensor(rows) for name, rows in self.dataset.read(numbers, epoch).items()}
         samples = [self.dataset[number] for _, number in one_by_one(numbers, "sample {}".format)]
         try:
             return self.collate_fn(samples)
@@ -174,14 +102,3 @@ class DataLoader:
         found = map(self.collate_fn, samples if self.batch_size is None else batched(samples, self.batch_size, self.drop_last))
         while True:
             yield pool.ask(partial(next, found, END), lambda: f"the next samples of the dataset {type(self.dataset).__name__}")
-
-
-def _as_tensors(sample: Any) -> Any:
-    """A single sample, its arrays as tensors."""
-    if isinstance(sample, np.ndarray):
-        return _tensor(sample)
-    if isinstance(sample, Mapping):
-        return {key: _as_tensors(value) for key, value in sample.items()}
-    if isinstance(sample, tuple | list):
-        return type(sample)(map(_as_tensors, sample))
-    return sample

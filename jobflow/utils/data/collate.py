@@ -1,0 +1,173 @@
+"""Batches of samples: numbers are stacked, entries of tuples and dicts are batched one by one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jobflow.core.errors import ArgumentError, DataError, ShapeError, user_line
+from jobflow.core.types import Array, bool_, dtype_of, float32, int64, type_of
+from jobflow.data.conversion import converted, is_number
+from jobflow.eager.run import run
+from jobflow.eager.tensor import Tensor
+from jobflow.ops.slices import Concat
+
+ADVICE = "convert it, or pass collate_fn="
+#: per kind of sample, its classes; the first match counts, because NumPy's texts are also NumPy scalars
+KINDS: dict[str, Any] = {
+    "text": str | bytes,
+    "numbers": Tensor | np.ndarray | np.generic | bool | int | float,
+    "fields": Mapping,
+    "entries": Sequence,
+}
+
+
+def default_collate(samples: Sequence[Any]) -> Any:
+    """Return a batch of samples: arrays, tensors and numbers are stacked, tuples and dicts are batched entry by entry, texts are listed.
+
+    Numbers of Python become bool, int64 or float32, arrays their common type; a value that this type cannot hold is an error.
+    Raises: ArgumentError for an empty batch, samples of different structure, and anything else.
+    """
+    what = f"default_collate at {user_line()}"
+    if _kind(samples) not in ("entries", "numbers") or not hasattr(samples, "__len__") or getattr(samples, "ndim", 1) == 0:
+        raise ArgumentError(f"{what}: a batch is a list of samples; got {_described(samples)}")
+    if not len(samples):
+        raise ArgumentError(f"{what}: the batch has no samples; leave out empty batches, or pass collate_fn=")
+    return _collated(list(samples), "")
+
+
+def rebuilt(first: Any, entries: Sequence[Any]) -> Any:
+    """Return a sequence of the class of `first` with other entries; a tuple or list for classes that are made otherwise."""
+    if hasattr(first, "_fields"):
+        return type(first)(*entries)
+    if isinstance(first, tuple):
+        return tuple(entries)
+    return type(first)(entries) if isinstance(first, list) else list(entries)
+
+
+def with_values(first: Mapping[Any, Any], values: Mapping[Any, Any]) -> Any:
+    """Return a mapping of the class of `first` with other values."""
+    if type(first) is dict or not isinstance(first, MutableMapping):
+        return dict(values)
+    result = copy.copy(first)
+    result.update(values)
+    return result
+
+
+def _kind(sample: Any) -> str:
+    return next((kind for kind, classes in KINDS.items() if isinstance(sample, classes)), "")
+
+
+def _collated(samples: list[Any], entry: str) -> Any:
+    """Return the batch of the entries of samples that `entry` names, as in `["x"][0]`."""
+    first, kind = samples[0], _kind(samples[0])
+    for row, sample in enumerate(samples):
+        if not _kind(sample) or isinstance(sample, np.ma.MaskedArray):
+            raise _error(row, entry, f"is {_described(sample)}, which is no number, array, text, tuple or dict; {ADVICE}")
+        if _kind(sample) != kind:
+            raise _error(row, entry, f"is {_described(sample)}, and sample 0 is {_described(first)}; give all samples one structure")
+    if kind == "text":
+        return samples
+    if kind == "fields":
+        _check_same(samples, entry, "fields", Mapping.keys)
+        return with_values(first, {key: _collated([sample[key] for sample in samples], f"{entry}[{key!r}]") for key in first})
+    if kind == "entries":
+        _check_same([x for x in samples if hasattr(x, "_fields")], entry, "fields", lambda x: x._fields)
+        _check_same(samples, entry, "entries", len)
+        return rebuilt(first, [_collated(list(column), f"{entry}[{i}]") for i, column in enumerate(zip(*samples, strict=True))])
+    if any(isinstance(x, Tensor) and (x.layout is not None or x.traced is not None) for x in samples):
+        return _joined(samples, entry)
+    return as_tensor(_stacked(samples, entry))
+
+
+def _check_same(samples: Sequence[Any], entry: str, noun: str, property: Callable[[Any], Any]) -> None:
+    """Raise ArgumentError for the first sample that has other fields, or another number of entries, than sample 0."""
+    for row, sample in enumerate(samples):
+        own, expected = property(sample), property(samples[0])
+        if own != expected:
+            shown = [f"{each} {noun}" if isinstance(each, int) else f"the {noun} {', '.join(map(str, each))}" for each in (own, expected)]
+            raise _error(row, entry, f"has {shown[0]}, and sample 0 has {shown[1]}; give all samples the same, or pass collate_fn=")
+
+
+def _error(row: int, entry: str, text: str, kind: type[ArgumentError] = ArgumentError) -> ArgumentError:
+    error = kind(f"default_collate at {user_line()}: sample {row} of the batch{entry} {text}")
+    error.row = row
+    return error
+
+
+def _described(x: Any) -> str:
+    text = repr(x)
+    return f"a value of type {type(x).__name__}" if len(text) > 40 or isinstance(x, np.ndarray) else f"{text} of type {type(x).__name__}"
+
+
+def _joined(samples: Sequence[Any], entry: str) -> Any:
+    """Return global or traced tensors as rows of one."""
+    for row, x in enumerate(samples):
+        if not isinstance(x, Tensor) or (x.layout is None and x.traced is None):
+            raise _error(row, entry, "is local, and others are global tensors; use to_global")
+    return run(Concat(0), *(x.unsqueeze(0) for x in samples))
+
+
+def _stacked(samples: Sequence[Any], entry: str) -> Array:
+    """Return numbers and arrays as rows of one array of their common type."""
+    arrays = [x.array if isinstance(x, Tensor) else np.asarray(x) for x in samples]
+    for row, array in enumerate(arrays):
+        if array.shape != arrays[0].shape:
+            text = f"the samples of a batch have the shapes {arrays[0].shape} and {array.shape}; pad them, or pass collate_fn="
+            error = ShapeError(f"default_collate at {user_line()}: {text}")
+            error.row = row
+            raise error
+    dtype = _common([x if type(x) in (bool, int, float) else array.dtype for x, array in zip(samples, arrays, strict=True)])
+    if all(array.dtype == dtype for array in arrays):
+        return np.stack(arrays)
+    return np.stack([_converted(array, dtype, row, entry) for row, array in enumerate(arrays)])
+
+
+def _common(types: Sequence[Any]) -> np.dtype[Any]:
+    """Return the element type of a batch, from element types and numbers of Python, whatever their order."""
+    typed = list({each for each in types if isinstance(each, np.dtype)})
+    kinds = {type(each) for each in types} & {bool, int, float}
+    dtype: np.dtype[Any] = np.result_type(*typed) if typed else bool_.numpy
+    if len(typed) > 1 and dtype.kind == "f" and all(each.kind in "iu" for each in typed):
+        raise ArgumentError(f"default_collate at {user_line()}: no integer type holds {' and '.join(sorted(map(str, typed)))}; {ADVICE}")
+    if float in kinds and dtype.kind in "biu":
+        return float32.numpy
+    return int64.numpy if int in kinds and dtype.kind == "b" else dtype
+
+
+def _converted(array: Array, dtype: np.dtype[Any], row: int, entry: str) -> Array:
+    """Return an entry of the sample at `row` of a batch in the batch's type."""
+    what = f"sample {row} of the batch{entry}"
+    try:
+        if array.dtype.kind == "O" and isinstance(array[()], int):
+            raise DataError(f"{what} is {array[()]}, which is beyond int64; {ADVICE}")
+        if not is_number(array.dtype):
+            raise DataError(f"{what} is of type {array.dtype}; {ADVICE}")
+        return converted(array, dtype, lambda index: what, ADVICE)
+    except DataError as error:
+        located = ArgumentError(f"default_collate at {user_line()}: {error}")
+        located.row = row
+        raise located from None
+
+
+def as_tensor(array: Array) -> Tensor:
+    """Return a local tensor with the memory of an array."""
+    try:
+        dtype_of(array.dtype)
+    except (KeyError, TypeError):
+        raise ArgumentError(f"default_collate at {user_line()}: tensors cannot hold {array.dtype}; {ADVICE}") from None
+    return Tensor(type_of(array), None, array)
+
+
+def as_tensors(sample: Any) -> Any:
+    """Return a single sample with its arrays as tensors."""
+    if isinstance(sample, np.ndarray):
+        return as_tensor(sample)
+    if isinstance(sample, Mapping):
+        return with_values(sample, {key: as_tensors(value) for key, value in sample.items()})
+    if isinstance(sample, tuple | list):
+        return rebuilt(sample, [as_tensors(entry) for entry in sample])
+    return sample
