@@ -345,8 +345,8 @@ def check_memory(x: Tensor, what: str) -> None:
     """Raise JobError if the memory of x cannot be overwritten: a copy of a part, a read-only array, or elements that share memory."""
     if x._apart is not None:
         raise JobError(
-            f"{what} at {user_line()}: {x.tensor_type} is a part of a global tensor whose elements had to move to make it, so what is written to it would "
-            f"be lost; assign to the tensor itself, x[...] = value, or bring that to another layout first (to_global)"
+            f"{what} at {user_line()}: {x.tensor_type} is a part of a global tensor whose elements had to move to make it, so what is written to it "
+            f"would be lost; assign to the tensor itself, x[...] = value, or bring that to another layout first (to_global)"
         )
     if x.traced is not None:
         return
