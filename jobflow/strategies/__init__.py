@@ -1,13 +1,13 @@
-"""Strategies: data, tensor and pipeline parallelism and ZeRO, by one line: ``config.strategy(strategies.tensor_parallel())``.
+"""Strategies: data, tensor and pipeline parallelism and ZeRO in one line: ``config.strategy(strategies.tensor_parallel())``.
 
-consistent        the program as it is written
-mirrored          every rank has tensors of its own
-data_parallel     each rank has its part of the batch
-zero              the same, with variables and what optimizers remember split over the ranks
-tensor_parallel   each rank has its part of every layer
-pipeline          each group of ranks has some of the layers
-combine, mesh     several of them at once, each along a dimension of its own
-named             a strategy by a short text, for command lines
+consistent        the program unchanged
+mirrored          separate tensors on every rank
+data_parallel     the batch split over the ranks
+zero              data parallelism with variables and optimizer states split over the ranks
+tensor_parallel   every layer split over the ranks
+pipeline          the layers distributed over groups of ranks
+combine, mesh     several strategies, one per dimension of a device mesh
+named             a strategy from its short text, for command lines
 """
 
 from jobflow.strategies.combine import combine, mesh

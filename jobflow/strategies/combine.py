@@ -1,4 +1,4 @@
-"""Several strategies, each along one dimension of a mesh of ranks."""
+"""Combinations of strategies, each along one dimension of a mesh of ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jobflow.strategies.tensor_parallel import Patterns, tensor_parallel
 
 @dataclass(frozen=True)
 class Combined(Strategy):
-    """From the outermost dimension of the ranks to the innermost: neighbouring ranks differ along the last."""
+    """Strategies from the outermost mesh dimension to the innermost; neighbouring ranks differ along the last one."""
 
     parts: tuple[Strategy, ...]
 
@@ -44,18 +44,18 @@ class Combined(Strategy):
 
 
 def combine(*strategies: Strategy) -> Strategy:
-    """All of them at once, the first along the outermost dimension of the ranks.
+    """Combine strategies; the first one takes the outermost dimension of the ranks.
 
         combine(pipeline(2), data_parallel(2), tensor_parallel(2))
 
-    Sizes multiply to the number of ranks; one may be left out.  Each variable is split along a dimension by the strategy of that dimension.
-    Raises: ConfigError for what is not a strategy, or none at all.
+    The sizes multiply to the number of ranks; one may be omitted.  Each strategy splits variables along its own dimension.
+    Raises: ConfigError if an argument is not a strategy, or without arguments.
     """
     for strategy in strategies:
         if not isinstance(strategy, Strategy):
             raise ConfigError(f"strategies.combine at {user_line()}: {strategy!r} is not a strategy; pass one such as data_parallel(2)")
     if not strategies:
-        raise ConfigError(f"strategies.combine at {user_line()}: it needs at least one strategy")
+        raise ConfigError(f"strategies.combine at {user_line()}: no argument; pass at least one strategy")
     return strategies[0] if len(strategies) == 1 else Combined(strategies)
 
 
@@ -74,9 +74,9 @@ def mesh(
     vocabulary: Patterns = (),
     least: int = zero_of.least,
 ) -> Strategy:
-    """pipeline x data x tensor ranks, tensor innermost; with `zero` the stage of ZeRO along the data dimension.
+    """Return a strategy over pipeline x data x tensor ranks, tensor innermost; `zero` is the ZeRO stage along the data dimension.
 
-    `data` None takes the ranks that the others leave.  The remaining arguments are those of `pipeline`, `tensor_parallel` and `zero`.
+    `data=None` takes the ranks that the other dimensions leave.  The remaining arguments are those of `pipeline`, `tensor_parallel` and `zero`.
     """
     if pipeline == 1 and (microbatches or stages or cuts):
         raise ConfigError(
@@ -84,16 +84,16 @@ def mesh(
         )
     if tensor == 1 and (columns or rows or vocabulary):
         raise ConfigError(f"strategies.mesh at {user_line()}: columns, rows and vocabulary need tensor=2 or more")
-    found: list[Strategy] = []
+    dimensions: list[Strategy] = []
     if pipeline > 1:
-        found.append(_pipeline(pipeline, microbatches, schedule, stages, tuple(cuts)))
+        dimensions.append(_pipeline(pipeline, microbatches, schedule, stages, tuple(cuts)))
     if zero:
-        found.append(zero_of(zero, data, least))
+        dimensions.append(zero_of(zero, data, least))
     elif data != 1 or (tensor == 1 and pipeline == 1):
-        found.append(data_parallel(data))
+        dimensions.append(data_parallel(data))
     if tensor > 1:
-        found.append(tensor_parallel(tensor, columns, rows, vocabulary))
-    return combine(*found)
+        dimensions.append(tensor_parallel(tensor, columns, rows, vocabulary))
+    return combine(*dimensions)
 
 
 _pipeline = pipeline

@@ -16,14 +16,14 @@ from jobflow.strategies.strategy_class import Hints, Strategy
 
 @dataclass(frozen=True)
 class consistent(Strategy):
-    """The program as it is written: arguments are cut along their first axis, layouts are what it asks for and inference chooses."""
+    """The program unchanged: arguments are cut along their first axis; layouts come from the program and from layout inference."""
 
     size: int | None = None
 
 
 @dataclass(frozen=True)
 class mirrored(Strategy):
-    """The job's body is traced in the mirrored view: what it says, it says about one rank.  Variables are copies, and gradients are added up."""
+    """The mirrored view: the job's body describes one rank.  Variables are replicated, and gradients are summed over the ranks."""
 
     size: int | None = None
 
@@ -34,9 +34,9 @@ class mirrored(Strategy):
 
 @dataclass(frozen=True)
 class data_parallel(Strategy):
-    """Arguments S(0), variables B.
+    """Data parallelism: arguments S(0), variables B.
 
-    Bytes per rank and step: 2 psi (n-1)/n, with psi the bytes of all gradients, for their all_reduce.
+    Bytes per rank and step: 2 psi (n-1)/n for the all_reduce of the gradients, where psi is the size of all gradients in bytes.
     """
 
     size: int | None = None
@@ -47,14 +47,14 @@ class data_parallel(Strategy):
 
 @dataclass(frozen=True)
 class zero(Strategy):
-    """Variables are stored S(axis), along the first axis that has room and that no other dimension splits, and read whole.
+    """ZeRO: variables are read whole and stored S(axis), along the first axis that is long enough and not split by another dimension.
 
-    stage 1   gradients are brought to their owners when all are made     2 psi (n-1)/n bytes per rank and step
-    stage 2   as they are made, so that no rank ever holds all            2 psi (n-1)/n
-    stage 3   variables are gathered again for the backward pass          3 psi (n-1)/n
+    stage 1   gradients are reduced after the whole backward pass             2 psi (n-1)/n bytes per rank and step
+    stage 2   gradients are reduced as soon as each is computed               2 psi (n-1)/n
+    stage 3   variables are gathered a second time for the backward pass      3 psi (n-1)/n
 
-    psi is the bytes of all variables.  Those of fewer than `least` elements stay whole, with an all_reduce of their gradients: that is
-    2 psi (n-1)/n too, in fewer messages.  In stage 3 nothing is gathered again that the backward pass does not read, such as biases.
+    psi is the size of all variables in bytes.  Variables of fewer than `least` elements stay whole, and their gradients are all-reduced.
+    This also costs 2 psi (n-1)/n, in fewer messages.  Stage 3 gathers only variables that the backward pass reads, so no biases.
     """
 
     stage: int = 1
@@ -73,8 +73,8 @@ class zero(Strategy):
                 stored[name] = S(axis)
         return Hints(stored, read={}, cuts_arguments=True, reduces_at_once=self.stage > 1, gathers_again=self.stage > 2)
 
-    def axis(self, variable: Variable, n: int, taken: AbstractSet[int]) -> int | None:
-        """The axis along which a variable is stored split; None if it stays whole."""
+    def axis(self, variable: Variable, n: int, split: AbstractSet[int]) -> int | None:
+        """Return the axis along which a variable is stored split, or None if it stays whole."""
         if n == 1 or not variable.trainable or variable.type.size < self.least:
             return None
-        return next((axis for axis, length in enumerate(variable.type.shape) if axis not in taken and length >= n), None)
+        return next((axis for axis, length in enumerate(variable.type.shape) if axis not in split and length >= n), None)

@@ -27,9 +27,9 @@ _SIZES = ("data", "tensor", "pipeline", "zero", "microbatches", "stages", "least
 
 
 def named(text: str) -> Strategy:
-    """The strategy that a text means.
+    """Return the strategy that a text describes.
 
-    dp, tp, pp, zero1, zero2, zero3     along all ranks; with a number behind dp, tp, pp that many
+    dp, tp, pp, zero1, zero2, zero3     over all ranks; dp, tp and pp may be followed by a number of ranks
     2x2, 2x2x2                          data x tensor, pipeline x data x tensor
     data=2,tensor=2,zero=1              the arguments of `mesh`
     """

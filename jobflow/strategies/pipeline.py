@@ -1,13 +1,13 @@
-"""Pipeline parallelism: every group of ranks has some of the layers, and the batch passes through in microbatches.
+"""Pipeline parallelism: every group of ranks runs some of the layers, and the batch passes through them in microbatches.
 
-Stages are cut in program order, so a value only goes from a stage to a later one.  Where:
+Stages are cut in program order, so a value only goes from a stage to a later one.  The cuts are chosen by the first rule that applies:
 
-* at names: stage i + 1 begins with the first node that is called, or reads a variable that is called, like the i-th pattern of `cuts`;
-* else as the program itself says, if it names stages (`experimental.scope.config(pipeline_stage_id_hint=)`);
-* else in balance: a node works the larger of its flops and MEMORY times the bytes it touches, and each cut is where its distance from the
-  even one, in work, and WIRE times the bytes that go across are least together, but not further away than SLACK of a stage.
+* `cuts`: stage i + 1 begins with the first node whose name, or the name of a variable that it reads, matches the i-th pattern;
+* the stages that the program names with `experimental.scope.config(pipeline_stage_id_hint=)`;
+* balance: the work of a node is the larger of its flops and MEMORY times the bytes that it touches.  A cut minimises the sum of two terms:
+  its distance from the even cut, in work, and WIRE times the bytes sent across it.  The distance is at most SLACK of a stage.
 
-A variable is stored by the stage that reads it first; stages that share it are sent it, and send back their part of its gradient.
+The first stage that reads a variable stores it.  Other stages receive the variable, and send back their part of its gradient.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from jobflow.ops.op import ViewOp
 from jobflow.ops.source import ReadVariable
 from jobflow.strategies.strategy_class import Hints, Strategy
 
-#: Flops that a device does in the time in which it reads or writes one byte, and in which it sends one.
+#: Flops that a device executes in the time of reading or writing one byte, and of sending one byte.
 MEMORY = 10
 WIRE = 100
 SLACK = 0.5
@@ -38,12 +38,12 @@ SLACK = 0.5
 
 @dataclass(frozen=True)
 class pipeline(Strategy):
-    """Stages one after the other, each on its part of the ranks.
+    """Consecutive stages, each on its group of ranks.
 
-    `microbatches` None leaves the number to train.num_gradient_accumulation_steps.  A job that sets this option keeps its rule for reductions.
+    `microbatches=None` leaves the number to train.num_gradient_accumulation_steps.  A job that sets this option keeps its rule for reductions.
     `schedule` is "1f1b", "gpipe" or "interleaved";
     `stages` is a multiple of `size`, and stage i runs on group i mod size.
-    Bytes: what crosses a cut, once forward and once back.  Time: of a step, (p - 1) / (m + p - 1) is waited for m microbatches in p stages.
+    Bytes: the values at each cut, once forward and once backward.  Idle share of a step: (p - 1) / (m + p - 1), with m microbatches and p stages.
     """
 
     size: int | None = None
@@ -65,53 +65,53 @@ class pipeline(Strategy):
         if count % n:
             raise ConfigError(f"strategies.pipeline: {count} stages do not divide among {n} groups of ranks; make stages a multiple of {n}")
         if named:
-            return Hints(stages=_with_the_rest(program, _as_named(program, steps, named, count)))
+            return Hints(stages=_assign_remaining(program, _stages_by_name(program, steps, named, count)))
         begins = self._begins(program, steps, count)
-        return Hints(stages=_with_the_rest(program, {node: sum(begin <= i for begin in begins) for i, node in enumerate(steps)}))
+        return Hints(stages=_assign_remaining(program, {node: sum(begin <= i for begin in begins) for i, node in enumerate(steps)}))
 
     def _begins(self, program: Traced, steps: Sequence[Node], count: int) -> Sequence[int]:
-        """Where in program order each stage but the first begins."""
+        """Return the index of the first node of each stage but the first, in program order."""
         if self.cuts:
-            return _named(program, steps, self.cuts, count)
+            return _cuts_by_name(program, steps, self.cuts, count)
         return balanced(steps, count)
 
 
 def _model(program: Traced) -> list[Node]:
-    """The nodes that depend on a variable, but for the variables themselves: what is to be cut."""
-    found: dict[Node, None] = {}
+    """Return the nodes to distribute: nodes that depend on a variable, without the reads of variables."""
+    nodes: dict[Node, None] = {}
     for node in program.nodes:
-        if any(value.node in found or isinstance(value.node.op, ReadVariable) for value in node.inputs):
-            found[node] = None
-    return list(found)
+        if any(value.node in nodes or isinstance(value.node.op, ReadVariable) for value in node.inputs):
+            nodes[node] = None
+    return list(nodes)
 
 
-def _with_the_rest(program: Traced, stages: dict[Node, int]) -> dict[Node, int]:
-    """Variables, arguments, and what is made of arguments alone, belong to the first stage that reads them."""
-    found = dict(stages)
+def _assign_remaining(program: Traced, stages: dict[Node, int]) -> dict[Node, int]:
+    """Assign variables, arguments, and nodes that depend on arguments alone to the first stage that reads them."""
+    complete = dict(stages)
     for node in reversed(program.nodes):
         for value in node.inputs:
-            if value.node not in stages and node in found:
-                found[value.node] = min(found.get(value.node, found[node]), found[node])
-    return found
+            if value.node not in stages and node in complete:
+                complete[value.node] = min(complete.get(value.node, complete[node]), complete[node])
+    return complete
 
 
-def _as_named(program: Traced, steps: Sequence[Node], names: Sequence[int], count: int) -> dict[Node, int]:
-    """The stages that the program names; a node without a name is where the last of what it reads is."""
+def _stages_by_name(program: Traced, steps: Sequence[Node], names: Sequence[int], count: int) -> dict[Node, int]:
+    """Return the stages that the program names; a node without a name joins the last stage among its inputs."""
     if len(names) != count:
         raise ConfigError(
-            f"strategies.pipeline: {program.name} names {len(names)} stages ({', '.join(map(str, names))}), and {count} are asked for; "
-            f"name as many, or none"
+            f"strategies.pipeline: {program.name} names {len(names)} stages ({', '.join(map(str, names))}), but the strategy has {count}; "
+            f"name {count} stages, or none"
         )
-    found: dict[Node, int] = {}
+    stages: dict[Node, int] = {}
     for node in steps:
         stage = node.origin.stage
-        found[node] = names.index(stage) if stage is not None else max((found.get(value.node, 0) for value in node.inputs), default=0)
-    return found
+        stages[node] = names.index(stage) if stage is not None else max((stages.get(value.node, 0) for value in node.inputs), default=0)
+    return stages
 
 
-def _named(program: Traced, steps: Sequence[Node], cuts: Sequence[str], count: int) -> list[int]:
+def _cuts_by_name(program: Traced, steps: Sequence[Node], cuts: Sequence[str], count: int) -> list[int]:
     if len(cuts) != count - 1:
-        raise ConfigError(f"strategies.pipeline: {len(cuts)} cuts make {len(cuts) + 1} stages, not {count}; give {count - 1}, or set stages")
+        raise ConfigError(f"strategies.pipeline: {len(cuts)} cuts make {len(cuts) + 1} stages, not {count}; pass {count - 1} cuts, or set stages")
     begins: list[int] = []
     for pattern in cuts:
         begin = next((i for i, node in enumerate(steps) if any(fnmatchcase(name, pattern) for name in _names(node))), None)
@@ -131,7 +131,7 @@ def _names(node: Node) -> list[str]:
 
 
 def balanced(steps: Sequence[Node], count: int) -> list[int]:
-    """Where each stage but the first begins, so that stages work alike and little goes from one to the next."""
+    """Return the first node of each stage but the first, such that stages have equal work and send little."""
     if len(steps) < count:
         raise PlacementError(f"strategies.pipeline: {len(steps)} ops cannot make {count} stages")
     before = [0.0, *accumulate(map(work, steps))]
@@ -147,20 +147,20 @@ def balanced(steps: Sequence[Node], count: int) -> list[int]:
 
 
 def crossing(steps: Sequence[Node]) -> list[int]:
-    """Per position, the bytes of the values that are made before it and read behind it."""
-    made: dict[Value, int] = {value: i for i, node in enumerate(steps) for value in node.outputs}
+    """Return, per position, the bytes of the values that are computed before it and read after it."""
+    defined_at: dict[Value, int] = {value: i for i, node in enumerate(steps) for value in node.outputs}
     last: dict[Value, int] = {}
     for i, node in enumerate(steps):
-        last.update((value, i) for value in node.inputs if value in made)
+        last.update((value, i) for value in node.inputs if value in defined_at)
     change = [0] * (len(steps) + 1)
     for value, end in last.items():
-        change[made[value] + 1] += value.tensor_type.nbytes
+        change[defined_at[value] + 1] += value.tensor_type.nbytes
         change[end + 1] -= value.tensor_type.nbytes
     return list(accumulate(change))
 
 
 def work(node: Node) -> float:
-    """What a node costs, in flops."""
+    """Return the cost of a node in flops."""
     if isinstance(node.op, ViewOp):
         return 0.0
     touched = sum(value.tensor_type.nbytes for value in (*node.inputs, *node.outputs) if not isinstance(value.node.op, ReadVariable))
@@ -168,7 +168,7 @@ def work(node: Node) -> float:
 
 
 def flops(node: Node) -> float:
-    """Products and sums along axes that two inputs share and the output has not; 0 for an op without such axes."""
+    """Return the flops of products summed over axes that two inputs share and the output lacks; 0 for other operations."""
     rule: Rule = node.op.rule(*(value.tensor_type for value in node.inputs))
     left, _, right = rule.spec.partition("->")
     words = left.split(",")

@@ -1,10 +1,10 @@
-"""The base class of strategies, and the hints that they give.
+"""The base class of strategies, and their hints.
 
     hints = strategy.hints(program, n, split)
 
-`hints` is plain data: how variables are stored and read, whether the arguments are cut, in which stage each node runs.  It is
-a pure function of the program, of the number n of ranks along the dimension, and of the axes of variables that other
-dimensions split already.  `write` puts the hints of all dimensions into the program.
+`hints` is plain data: the layouts in which variables are stored and read, the cut of the arguments, the stage of each node.  It is a pure
+function of the program, the number n of ranks along the dimension, and the axes of variables that other dimensions split.
+`write` applies the hints of all dimensions to the program.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from jobflow.strategies.apply_hints import arranged, write
 
 @dataclass(frozen=True)
 class Hints:
-    """What is wished along one dimension of the ranks."""
+    """Requests of a strategy along one dimension of the ranks."""
 
-    #: how variables are stored; those not named: whole
+    #: stored layouts of variables; other variables are stored whole
     stored: Mapping[str, Sbp] = field(default_factory=dict)
-    #: how variables are read; those not named: whole.  None leaves it to layout inference
+    #: layouts in which variables are read; other variables are read whole.  None leaves all to layout inference
     read: Mapping[str, Sbp] | None = None
-    #: how values are read, and how their gradients are, where inference is not to choose
+    #: layouts in which values and their gradients are read, where layout inference must not choose
     values: Mapping[Value, Sbp] = field(default_factory=dict)
     gradients: Mapping[Value, Sbp] = field(default_factory=dict)
-    #: False if every rank along the dimension takes the whole of every argument
+    #: False if every rank along the dimension reads every argument whole
     cuts_arguments: bool = False
-    #: gradients are brought to where their variables are stored as soon as they are made, not when all are made
+    #: reduce each gradient to its stored layout as soon as it is computed, not after the whole backward pass
     reduces_at_once: bool = False
-    #: what is read otherwise than it is stored is brought together again for the backward pass, and not kept from the forward pass
+    #: gather variables a second time for the backward pass instead of keeping them from the forward pass
     gathers_again: bool = False
-    #: the stage of a pipeline that each node runs in
+    #: the pipeline stage of each node
     stages: Mapping[Node, int] = field(default_factory=dict)
-    #: how many stages there are, if not one for each rank of the dimension
+    #: the number of stages, if not one per rank of the dimension
     stage_count: int = 0
 
 
 class Strategy:
-    """Base of the strategies: each is one dimension of parallelism, and on its own a whole strategy too.
+    """Base class of strategies.  A strategy is one dimension of parallelism, and can be used alone.
 
-    `size` is the number of ranks along the dimension, or None for all that other dimensions leave.
+    `size` is the number of ranks along the dimension, or None for all ranks that other dimensions leave.
     """
 
     size: int | None
@@ -69,15 +69,15 @@ class Strategy:
 
     @property
     def dimensions(self) -> tuple[Strategy, ...]:
-        """From the outermost dimension of the ranks to the innermost."""
+        """The dimensions from the outermost to the innermost."""
         return (self,)
 
     def hints(self, program: Traced, n: int, split: Mapping[str, AbstractSet[int]]) -> Hints:
-        """What this strategy wishes of the program on n ranks.  `split`: by variable, the axes that inner dimensions split."""
+        """Return the hints for the program on n ranks.  `split` maps a variable to the axes that inner dimensions split."""
         return Hints(cuts_arguments=True)
 
-    def placement(self, given: Placement) -> Placement:
-        return arranged(self.dimensions, given)
+    def placement(self, placement: Placement) -> Placement:
+        return arranged(self.dimensions, placement)
 
     def distribute(self, program: Traced, outputs: Sequence[Value]) -> tuple[Traced, Sequence[Value]]:
         return write(program, outputs, self.dimensions)

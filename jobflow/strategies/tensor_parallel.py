@@ -1,17 +1,17 @@
 """Tensor parallelism: every rank computes its part of every layer for the whole batch.
 
-Layers come in pairs, as in Megatron-LM.  The first is split by columns: each rank has some of its outputs, and everything up to the
-second works on these alone.  The second is split by rows: each rank has the part that belongs to its inputs, and the sum over ranks is
+Layers form pairs, as in Megatron-LM.  The first layer of a pair is split by columns: each rank computes some of its outputs, and operations up to
+the second layer work on these alone.  The second layer is split by rows: each rank multiplies its part of the inputs, and the sum over the ranks is
 the layer's output.  A pair costs one all_reduce forward (after the rows) and one backward (before the columns).
 
-Which layers pair is read off the ops' own rules, so any model can be split and no op is known by name.  A *product* is a node that reads a
-variable and whose rule has the two signatures
+Pairs follow from the layout rules of the operations, so any model can be split, and no operation is special.  A *product* is a node that
+reads a variable and whose rule has the two signatures
 
     columns   (B, S(a)) -> S(b)          rows   (S(c), S(d)) -> P
 
-In program order, a product whose input lies split is taken by rows, if it can be.  Any other is taken by columns if, following
-its output from reader to reader, every rule keeps it split until products taken by rows, or sums, have used it up; variables met on the
-way (biases) are split alike.  Otherwise the layer stays whole.
+Products are visited in program order.  A product with a split input is split by rows if a signature allows it.  Another product is split by
+columns if every rule on the way keeps its output split, until products split by rows or sums consume it.  Variables on the way (biases) are
+split alike.  Otherwise the layer stays whole.
 
 Example: x -> dense up -> gelu -> dense down -> y.  up-weight (4d, d) is S(0), up-bias S(0), down-weight (d, 4d) S(1), down-bias B.
 """
@@ -37,11 +37,11 @@ Patterns = tuple[str, ...]
 
 @dataclass(frozen=True)
 class tensor_parallel(Strategy):
-    """Layers split by columns and by rows: variables by name ("block*-up-weight"), or pairs found in the program if no name is given.
+    """Layers split by columns and by rows: variables by name ("block*-up-weight"), or pairs that are detected if no name is passed.
 
-    `vocabulary` names tables that are split along what they are looked up by; without any names those of at least `large` elements are.
-    Bytes per rank and step: 4 a (n-1)/n per pair of layers, with a the bytes of the pair's output; half of that forward, half backward.
-    Raises: ConfigError if a name fits no variable, or one whose layer has no such signature.
+    `vocabulary` names tables that are split along their lookup axis; without any names, tables of at least `large` elements are.
+    Bytes per rank and step: 4 a (n-1)/n per pair of layers, where a is the size of the pair's output; half forward, half backward.
+    Raises: ConfigError if a name matches no variable, or a variable whose layer has no such signature.
     """
 
     size: int | None = None
@@ -52,8 +52,8 @@ class tensor_parallel(Strategy):
 
     def __post_init__(self) -> None:
         for name in ("columns", "rows", "vocabulary"):
-            given = getattr(self, name)
-            object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))
+            patterns = getattr(self, name)
+            object.__setattr__(self, name, (patterns,) if isinstance(patterns, str) else tuple(patterns))
 
     @property
     def is_named(self) -> bool:
@@ -63,41 +63,40 @@ class tensor_parallel(Strategy):
         if n == 1:
             return Hints(read={})
         state = _Pairs(self, program, n).run()
-        found = {name: sbp for name, sbp in state.variables.items() if isinstance(sbp, Split)}
-        self._check(program, found)
-        return Hints(found, read=found, values=dict.fromkeys(state.sums, B), gradients=dict.fromkeys(state.sources, B))
+        split_variables = {name: sbp for name, sbp in state.variables.items() if isinstance(sbp, Split)}
+        self._check(program, split_variables)
+        return Hints(split_variables, read=split_variables, values=dict.fromkeys(state.sums, B), gradients=dict.fromkeys(state.sources, B))
 
-    def _check(self, program: Traced, found: Mapping[str, Sbp]) -> None:
+    def _check(self, program: Traced, split_variables: Mapping[str, Sbp]) -> None:
         for pattern in (*self.columns, *self.rows, *self.vocabulary):
             fitting = [name for name in program.variables if fnmatchcase(name, pattern)]
             if not fitting:
-                raise ConfigError(
-                    f'strategies.tensor_parallel: no variable of job {program.name} fits "{pattern}"; there are {", ".join(program.variables)}'
-                )
-            whole = [name for name in fitting if name not in found]
+                names = ", ".join(program.variables)
+                raise ConfigError(f'strategies.tensor_parallel: no variable of job {program.name} matches "{pattern}"; its variables are {names}')
+            whole = [name for name in fitting if name not in split_variables]
             if whole:
                 raise ConfigError(
-                    f'strategies.tensor_parallel: "{pattern}" fits variable "{whole[0]}" {program.variables[whole[0]].type}, which no operation '
+                    f'strategies.tensor_parallel: "{pattern}" matches variable "{whole[0]}" {program.variables[whole[0]].type}, which no operation '
                     f"can read split in this way; omit it, or make the axis at least as long as the number of ranks"
                 )
 
 
 @dataclass
 class _State:
-    """How values and variables lie along the dimension; what is not named is whole."""
+    """Layouts of values and variables along the dimension; other values and variables are whole."""
 
     values: dict[Value, Sbp] = field(default_factory=dict)
     variables: dict[str, Sbp] = field(default_factory=dict)
-    #: values that are sums over the ranks
+    #: values summed over the ranks
     sums: dict[Value, None] = field(default_factory=dict)
-    #: whole values that products taken by columns read: their gradients are sums over the ranks
+    #: whole inputs of products split by columns; their gradients are summed over the ranks
     sources: dict[Value, None] = field(default_factory=dict)
 
     def copy(self) -> _State:
         return _State(dict(self.values), dict(self.variables), dict(self.sums), dict(self.sources))
 
     def begin(self, node: Node, signature: Signature) -> None:
-        """Take the first node of a pair."""
+        """Apply the signature of the first node of a pair."""
         self.take(node, signature)
         self.sources.update(dict.fromkeys(value for value in node.inputs if not isinstance(value.node.op, ReadVariable)))
 
@@ -130,7 +129,7 @@ class _Pairs:
         return self.state
 
     def decide(self, node: Node) -> None:
-        """Split what the node reads, if that is wished and pays."""
+        """Choose the signature of a node, if its inputs are split or a pair begins here."""
         legal = self.legal(node)
         if any(isinstance(self.state.values.get(value), Split) for value in node.inputs):
             chosen = next((s for s in legal if self.fits(s, node, self.state)), None)
@@ -148,7 +147,7 @@ class _Pairs:
                         return
 
     def starts(self, node: Node, i: int, kind: str, legal: Sequence[Signature]) -> bool:
-        """Whether a node that reads variable i, and nothing split, is taken this way."""
+        """Return True if a pair may begin at this node with variable i; no other input is split."""
         if self.strategy.is_named:
             return any(fnmatchcase(_variable(node.inputs[i]), pattern) for pattern in getattr(self.strategy, kind))
         if kind == "vocabulary":
@@ -157,7 +156,7 @@ class _Pairs:
 
     @staticmethod
     def kind(signature: Signature, i: int) -> str | None:
-        """What a signature makes of variable i: columns, rows, vocabulary, or nothing that concerns it."""
+        """Return the role of variable i in a signature: columns, rows or vocabulary; None if the variable is not split."""
         if not isinstance(signature.inputs[i], Split):
             return None
         others = [sbp for j, sbp in enumerate(signature.inputs) if j != i]
@@ -169,7 +168,7 @@ class _Pairs:
     # ---------------------------------------------------------------- following what is split
 
     def followed(self, start: Node, signature: Signature) -> _State | None:
-        """What lies split if `start` is taken this way; None if it would have to be brought together on the way, and no name asks for it."""
+        """Return the state after a pair that begins at `start`; None if a split value would have to be gathered and no name requests the split."""
         state = self.state.copy()
         state.begin(start, signature)
         waiting = self.waiting(start, state)
@@ -191,12 +190,12 @@ class _Pairs:
         return {i for value in node.outputs if isinstance(state.values.get(value), Split) for i in self.readers.get(value, ())}
 
     def free(self, value: Value) -> bool:
-        """True for a variable about which nothing is decided."""
+        """Return True for a floating-point variable without a layout so far."""
         op = value.node.op
         return isinstance(op, ReadVariable) and op.key not in self.state.variables and value.tensor_type.dtype.is_float
 
     def legal(self, node: Node) -> list[Signature]:
-        """The signatures in which nothing is P before the node, and every rank has something of what is split."""
+        """Return the signatures that need no partial input and leave every rank at least one element of each split axis."""
         rule = node.op.rule(*(value.tensor_type for value in node.inputs))
         return [s for s in rule.signatures() if s.legal(self.n) and self.has_room(s, node)]
 
@@ -207,7 +206,7 @@ class _Pairs:
         return all(value.shape[sbp.axis] >= self.n for value, sbp in pairs if isinstance(sbp, Split))
 
     def fits(self, signature: Signature, node: Node, state: _State, beginning: bool = False) -> bool:
-        """Whether all inputs lie, or may be stored, as the signature wants them, with nothing whole made of something split.
+        """Return True if all inputs have, or can be stored in, the layouts of the signature without a gather.
 
         A whole input may be cut, which costs nothing, except at the beginning of a pair.
         """
@@ -224,7 +223,7 @@ class _Pairs:
         return any(isinstance(sbp, Split) for sbp in signature.inputs)
 
     def ends(self, node: Node, state: _State) -> bool:
-        """True for a loss and the like: an op that can be written in smaller ones which take what is split as it lies, and gives something small."""
+        """Return True for operations (such as losses) whose decomposition accepts the sharded input and whose output is small."""
         most = max(value.tensor_type.ndim for value in node.inputs if isinstance(state.values.get(value, B), Split))
         small = all(value.tensor_type.ndim < most for value in node.outputs if value in self.readers)
         return small and type(node.op).smaller is not Op.smaller
@@ -232,5 +231,5 @@ class _Pairs:
 
 def _variable(value: Value) -> str:
     op = value.node.op
-    assert isinstance(op, ReadVariable), "only variables have names that are asked for"
+    assert isinstance(op, ReadVariable), "only variables have names"
     return op.key
