@@ -1,7 +1,7 @@
-"""Programs that run as several processes: how they are started, and what they print.
+"""Programs that run as several processes: how to start them, and their output.
 
     mpiexec -n 2 python script.py
-    jobflow launch --nproc_per_node 2 script.py          (python -m jobflow.distributed.launch is the same)
+    jobflow launch --nproc_per_node 2 script.py          (or python -m jobflow.distributed.launch)
     MASTER_ADDR=127.0.0.1 MASTER_PORT=17789 WORLD_SIZE=2 RANK=0 python script.py, and RANK=1 in another terminal
 
 None of these functions starts MPI.

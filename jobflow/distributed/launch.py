@@ -1,7 +1,7 @@
 """Start a program as several ranks: `python -m jobflow.distributed.launch --nproc_per_node 2 script.py`, or `jobflow launch ...`.
 
-Each rank is a process with MASTER_ADDR, MASTER_PORT, WORLD_SIZE, RANK and LOCAL_RANK in its environment, by which ranks find each
-other; so the program may run on several nodes, with one launcher on each.  No mpiexec is needed.
+Each rank is a process with MASTER_ADDR, MASTER_PORT, WORLD_SIZE, RANK and LOCAL_RANK in its environment.  Ranks connect by these variables, so a
+program may run on several nodes with one launcher on each.  No mpiexec is needed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ examples:
     jobflow launch --nnodes 2 --node_rank 1 --nproc_per_node 2 --master_addr 192.168.1.1 --master_port 7788 train.py   # on the other
 
   and in both terminals the same secret, by which the ranks know each other:
-    export JOBFLOW_SECRET=$(cat secret)      # made by: python -c "import secrets; print(secrets.token_hex())" > secret
+    export JOBFLOW_SECRET=$(cat secret)      # written by: python -c "import secrets; print(secrets.token_hex())" > secret
 
   python -m jobflow.distributed.launch takes the same options."""
 
@@ -50,7 +50,7 @@ GRACE = 1.0
 
 
 def fill(into: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Give a parser the launcher's options."""
+    """Add the launcher's options to a parser."""
     into.description, into.epilog = DESCRIPTION, EXAMPLES
     into.formatter_class = argparse.RawDescriptionHelpFormatter
     many = whole(1)
@@ -68,87 +68,95 @@ def fill(into: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def add_program(into: argparse.ArgumentParser) -> None:
-    """A Python program with its arguments."""
+    """Add a Python program and its arguments to a parser."""
     into.add_argument("-m", "--module", action="store_true", help='"script" is the name of a module, as in python -m')
     into.add_argument("script", help="the program")
     into.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
 
 
 def _add(into: argparse.ArgumentParser, name: str, **options: object) -> None:
-    """An option in both spellings, --some_thing and --some-thing."""
+    """Add an option under both names, --some_thing and --some-thing."""
     into.add_argument(*dict.fromkeys((name, name.replace("_", "-"))), **options)  # type: ignore[arg-type]
 
 
-def check(given: argparse.Namespace) -> None:
-    """ConfigError if options contradict each other or the program is not there."""
-    if given.node_rank >= given.nnodes:
-        raise ConfigError(f"--node_rank {given.node_rank} but --nnodes {given.nnodes}: nodes are numbered from 0 to {given.nnodes - 1}")
-    if given.nnodes > 1 and given.master_addr is None:
-        raise ConfigError(f"--nnodes {given.nnodes} needs --master_addr, the address of node 0, the same on all nodes")
-    if given.module and given.no_python:
+def check(options: argparse.Namespace) -> None:
+    """Raise ConfigError if options contradict each other or the program does not exist."""
+    if options.node_rank >= options.nnodes:
+        raise ConfigError(f"--node_rank {options.node_rank} but --nnodes {options.nnodes}: nodes are numbered from 0 to {options.nnodes - 1}")
+    if options.nnodes > 1 and options.master_addr is None:
+        raise ConfigError(f"--nnodes {options.nnodes} needs --master_addr, the address of node 0, the same on all nodes")
+    if options.module and options.no_python:
         raise ConfigError("-m and --no_python exclude each other: a module is run by python")
-    if given.no_python and shutil.which(given.script) is None:
-        raise ConfigError(f"there is no program {given.script!r} to run")
-    if not given.no_python:
-        check_script(given)
+    if options.no_python and shutil.which(options.script) is None:
+        raise ConfigError(f"there is no program {options.script!r} to run")
+    if not options.no_python:
+        check_script(options)
 
 
-def check_script(given: argparse.Namespace) -> None:
-    """ConfigError if there is no such script."""
-    script, is_command = Path(given.script), given.script == "jobflow"  # in its repository, jobflow is a folder too
-    if given.module or (not is_command and (script.is_file() or (script / "__main__.py").is_file())):
+def check_script(options: argparse.Namespace) -> None:
+    """Raise ConfigError if the script does not exist."""
+    script, is_command = Path(options.script), options.script == "jobflow"  # in its repository, jobflow is a folder too
+    if options.module or (not is_command and (script.is_file() or (script / "__main__.py").is_file())):
         return
-    program, hint = shutil.which(given.script), ""
+    program, hint = shutil.which(options.script), ""
     if is_command:
-        hint = f"; to run a jobflow command on each rank: {' '.join(['-m jobflow', *given.arguments[:1]])}"
+        hint = f"; to run a jobflow command on each rank: {' '.join(['-m jobflow', *options.arguments[:1]])}"
     elif program is not None:
         hint = f"; {program} is a program: write --no_python before it"
-    elif "/" not in given.script and not given.script.endswith(".py"):
+    elif "/" not in options.script and not options.script.endswith(".py"):
         hint = "; write -m before the name of a module"
-    raise ConfigError(f"there is no script {given.script!r} in {Path.cwd()}{hint}")
+    raise ConfigError(f"there is no script {options.script!r} in {Path.cwd()}{hint}")
 
 
-def command_line(given: argparse.Namespace) -> list[str]:
-    """What each rank runs."""
-    python = [] if given.no_python else [sys.executable, "-u", *(["-m"] if given.module else [])]
-    return [*python, given.script, *given.arguments]
+def command_line(options: argparse.Namespace) -> list[str]:
+    """Return the command that each rank runs."""
+    python = [] if options.no_python else [sys.executable, "-u", *(["-m"] if options.module else [])]
+    return [*python, options.script, *options.arguments]
 
 
-def environments(given: argparse.Namespace, host: str, port: int, common: dict[str, str]) -> dict[int, dict[str, str]]:
-    """The environment of each rank of this node, by rank."""
-    here = given.nproc_per_node
-    fixed = {"MASTER_ADDR": host, "MASTER_PORT": str(port), "WORLD_SIZE": str(given.nnodes * here), LOCAL_SIZE: str(here), LAUNCHER: f"{host}:{port}"}
-    first = given.node_rank * here
+def environments(options: argparse.Namespace, host: str, port: int, common: dict[str, str]) -> dict[int, dict[str, str]]:
+    """Return the environment of each rank of this node, by rank."""
+    here = options.nproc_per_node
+    fixed = {
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(options.nnodes * here),
+        LOCAL_SIZE: str(here),
+        LAUNCHER: f"{host}:{port}",
+    }
+    first = options.node_rank * here
     return {first + local: {**common, **fixed, "RANK": str(first + local), "LOCAL_RANK": str(local)} for local in range(here)}
 
 
 def common_environment(ranks: int) -> dict[str, str]:
-    """What ranks inherit: everything but what tells some other launcher's ranks who they are."""
-    found = inherited(os.environ)
-    if ranks > 1 and "OMP_NUM_THREADS" not in found:
-        say(f"OMP_NUM_THREADS was not set and is 1 for each of the {ranks} processes; set it if each shall use more threads")
-        found["OMP_NUM_THREADS"] = "1"
-    return found
+    """Return the environment that ranks inherit, without the variables by which another launcher numbers its ranks."""
+    environment = inherited(os.environ)
+    if ranks > 1 and "OMP_NUM_THREADS" not in environment:
+        say(f"OMP_NUM_THREADS was not set and is 1 for each of the {ranks} processes; set it to let each use more threads")
+        environment["OMP_NUM_THREADS"] = "1"
+    return environment
 
 
-def run(given: argparse.Namespace) -> int:
-    """Run the program; the exit code."""
-    check(given)
-    host = given.master_addr or loopback()
-    size = given.nnodes * given.nproc_per_node
-    logdir = given.logdir or (Path("log") if given.redirect_stdout_and_stderr else None)
-    common = common_environment(given.nproc_per_node)
+def run(options: argparse.Namespace) -> int:
+    """Run the program and return the exit code."""
+    check(options)
+    host = options.master_addr or loopback()
+    size = options.nnodes * options.nproc_per_node
+    logdir = options.logdir or (Path("log") if options.redirect_stdout_and_stderr else None)
+    common = common_environment(options.nproc_per_node)
     if size == 1 and logdir is None:
-        return _alone(command_line(given), environments(given, host, given.master_port or PORT, common)[0])
-    secret = made_up().encode() if given.nnodes == 1 else job_secret()
+        return _alone(command_line(options), environments(options, host, options.master_port or PORT, common)[0])
+    secret = made_up().encode() if options.nnodes == 1 else job_secret()
     common[SECRET] = secret.decode(errors="surrogateescape")
-    port, listener = _place(given, host, size, secret)
-    # the service's connection may begin only when nothing can go wrong any more: its end ends the ranks
-    screen = Screen([given.node_rank * given.nproc_per_node + i for i in range(given.nproc_per_node)], logdir, given.redirect_stdout_and_stderr)
+    port, listener = _place(options, host, size, secret)
+    # connect to the service last: closing this connection ends the ranks
+    screen = Screen(
+        [options.node_rank * options.nproc_per_node + i for i in range(options.nproc_per_node)], logdir, options.redirect_stdout_and_stderr
+    )
     service, connection = start_service(listener, size, secret) if listener is not None else (None, None)
-    processes = Processes(screen, given.grace, connection)
+    processes = Processes(screen, options.grace, connection)
     try:
-        return processes.run(command_line(given), environments(given, host, port, common))
+        return processes.run(command_line(options), environments(options, host, port, common))
     finally:
         screen.close()
         if connection is not None:
@@ -166,27 +174,27 @@ def loopback() -> str:
     return ADDRESS
 
 
-def _place(given: argparse.Namespace, host: str, size: int, secret: bytes) -> tuple[int, socket.socket | None]:
-    """The port, and the socket that listens there, if ranks meet on this node."""
-    port = given.master_port or (PORT if given.nnodes > 1 else 0)
-    if size == 1 or given.node_rank > 0:
+def _place(options: argparse.Namespace, host: str, size: int, secret: bytes) -> tuple[int, socket.socket | None]:
+    """Return the port, and a listening socket if the ranks connect to this node."""
+    port = options.master_port or (PORT if options.nnodes > 1 else 0)
+    if size == 1 or options.node_rank > 0:
         return port or PORT, None
     listener = listen(f"{host}:{port}", secret)
     return int(listener.getsockname()[1]), listener
 
 
 def _alone(words: list[str], environment: dict[str, str]) -> int:
-    """A single rank takes the place of this process."""
+    """Replace this process by the only rank."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.execvpe(words[0], words, environment)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The program `python -m jobflow.distributed.launch`."""
-    given = fill(argparse.ArgumentParser(prog="python -m jobflow.distributed.launch")).parse_args(arguments)
+    """Run `python -m jobflow.distributed.launch`."""
+    options = fill(argparse.ArgumentParser(prog="python -m jobflow.distributed.launch")).parse_args(arguments)
     try:
-        return run(given)
+        return run(options)
     except JobflowError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""The mpiexec that belongs to this Python."""
+"""The mpiexec of this Python installation."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from functools import cache
 
 from jobflow.distributed.processes import finished
 
-#: seconds for a launcher to say what it is
+#: time limit of `mpiexec --version`, in seconds
 PATIENCE = 10.0
 
 
 def find() -> str | None:
-    """The path of mpiexec: the one beside the interpreter, where a wheel puts it, before those of PATH; None if there is none."""
+    """Return the path of mpiexec: next to the interpreter, where a wheel installs it, or from PATH; None without one."""
     return shutil.which("mpiexec", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)]))
 
 
 @cache
 def flavour(path: str) -> str:
-    """The kind of MPI a launcher belongs to: "MPICH", "Open MPI", "Intel MPI", or "" if it does not say."""
+    """Return the MPI library of a launcher: "MPICH", "Open MPI", "Intel MPI", or "" if its version text names none."""
     try:
         return kind(finished([path, "--version"], PATIENCE, stderr=subprocess.STDOUT).stdout)
     except (OSError, subprocess.TimeoutExpired):
@@ -30,7 +30,7 @@ def flavour(path: str) -> str:
 
 
 def kind(said: str) -> str:
-    """The kind of MPI that says this of itself."""
+    """Return the MPI library that a version text names."""
     for word, name in (("Open MPI", "Open MPI"), ("OpenRTE", "Open MPI"), ("PRRTE", "Open MPI"), ("Intel(R) MPI", "Intel MPI"), ("MPICH", "MPICH")):
         if word in said:
             return name
@@ -38,6 +38,6 @@ def kind(said: str) -> str:
 
 
 def ranks(path: str, size: int, program: Sequence[str]) -> list[str]:
-    """The command that runs `program` as `size` ranks on this machine, on as few cores as there are."""
+    """Return the command that runs `program` as `size` ranks on this machine, also on fewer cores than ranks."""
     more = ["--oversubscribe"] if flavour(path) == "Open MPI" else []
     return [path, *more, "-n", str(size), *program]

@@ -1,4 +1,4 @@
-"""The output of ranks as whole lines with the rank in front, and the first error again at the end."""
+"""The output of ranks as whole lines prefixed with the rank; the first error is repeated at the end."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-#: lines of standard error that are kept of each rank
+#: number of last lines of standard error that are stored per rank
 KEPT = 400
-#: bytes after which a line is shown though it has not ended
+#: an incomplete line is printed after this number of bytes
 LONGEST = 1 << 20
 
 _BEGIN = b"Traceback (most recent call last):"
-#: between the tracebacks of one chain
+#: separators of the tracebacks of one chain
 _CHAIN = (b"The above exception was the direct cause", b"During handling of the above exception")
 
 
 class Splitter:
-    """Cuts what a rank prints into lines; a carriage return, by which progress bars begin anew, ends one too."""
+    """A splitter of a rank's output into lines; carriage returns, as printed by progress bars, also end a line."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that `data` completes, without their ends."""
+        """Return the lines that `data` completes, without their ends."""
         text = (self._rest + data).replace(b"\r\n", b"\n")
-        held = text.endswith(b"\r")  # it may belong to a line feed that has not come yet
+        held = text.endswith(b"\r")  # may be the first half of \r\n
         *lines, rest = (text[:-1] if held else text).split(b"\n")
         self._rest = rest + b"\r" * held
         if len(self._rest) > LONGEST:
@@ -36,7 +36,7 @@ class Splitter:
         return [part for line in lines for part in _parts(line)]
 
     def close(self) -> list[bytes]:
-        """What is left when the output has ended."""
+        """Return the incomplete last line when the output has ended."""
         rest, self._rest = self._rest, b""
         return _parts(rest) if rest else []
 
@@ -46,16 +46,16 @@ def _parts(line: bytes) -> list[bytes]:
 
 
 def last_traceback(lines: Iterable[bytes]) -> list[bytes]:
-    """The last traceback and what follows it, from the first of the chain on; empty if there is none."""
-    kept = list(lines)
-    begins = [i for i, line in enumerate(kept) if _BEGIN in line]
-    while len(begins) > 1 and any(line.startswith(_CHAIN) for line in kept[begins[-2] : begins[-1]]):
+    """Return the last traceback and the text after it, beginning with the first exception of its chain; empty without one."""
+    tail = list(lines)
+    begins = [i for i, line in enumerate(tail) if _BEGIN in line]
+    while len(begins) > 1 and any(line.startswith(_CHAIN) for line in tail[begins[-2] : begins[-1]]):
         del begins[-1]
-    return kept[begins[-1] :] if begins else []
+    return tail[begins[-1] :] if begins else []
 
 
 class Output:
-    """Where the lines of one rank's standard output or error go: to the same of this process, to a file, or to both."""
+    """The destination of one rank's standard output or error: the same stream of this process, a file, or both."""
 
     def __init__(self, rank: int, stream: BinaryIO | None, file: BinaryIO | None) -> None:
         self.prefix = b"[rank %d] " % rank
@@ -64,7 +64,7 @@ class Output:
         self._splitter = Splitter()
 
     def feed(self, data: bytes) -> int:
-        """Show the lines that `data` completes; how many were shown."""
+        """Print the lines that `data` completes; return their number."""
         return self._write(self._splitter.feed(data) if data else self._splitter.close())
 
     def _write(self, lines: Sequence[bytes]) -> int:
@@ -74,14 +74,14 @@ class Output:
             self.file.flush()
         if self.stream is None or not lines:
             return 0
-        # in one piece, and before anybody else writes
+        # one write and a flush, so that lines of ranks do not interleave
         self.stream.write(b"".join(self.prefix + line + b"\n" for line in lines))
         self.stream.flush()
         return len(lines)
 
 
 class Screen:
-    """All ranks' outputs.  Files are `logdir/rank_N/stdout` and `stderr`; with `redirect` they are all there is."""
+    """The outputs of all ranks.  The files are `logdir/rank_N/stdout` and `stderr`; with `redirect`, nothing is printed here."""
 
     def __init__(self, ranks: Sequence[int], logdir: Path | None, redirect: bool) -> None:
         self._files: list[BinaryIO] = []
@@ -101,12 +101,12 @@ class Screen:
         return self._files[-1]
 
     def feed(self, rank: int, name: str, data: bytes) -> None:
-        """`data` has come, or, if it is empty, the end."""
+        """Handle new `data` of an output; empty data means its end."""
         if self.outputs[rank, name].feed(data):
             self._last_shown = rank
 
     def repeat(self, rank: int) -> None:
-        """Show the traceback of a rank again, unless it is what was shown last."""
+        """Print the traceback of a rank again, unless it was printed last."""
         output = self.outputs[rank, "stderr"]
         lines = last_traceback(output.last)
         if lines and (self._redirect or self._last_shown != rank):
@@ -119,7 +119,7 @@ class Screen:
 
 
 def drop_output() -> None:
-    """Whoever read this process's output is gone: let what is still printed, at its end too, go nowhere."""
+    """Discard all further output because the reader of this process's output has exited."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for number in (1, 2):
         os.dup2(nowhere, number)

@@ -1,7 +1,7 @@
-"""The processes that `jobflow launch` starts on this node, and how they are ended.
+"""The processes that `jobflow launch` starts on this node, and their termination.
 
-Each is the first of a session and a process group of its own, so that what a rank starts ends with it.  The first rank that ends
-with another exit code than 0 ends all: SIGTERM, and SIGKILL after a grace.  So do signals to this process.
+Each process leads a session and a process group, so children of a rank end with it.  The first rank that ends with an exit code other than 0 ends
+all: SIGTERM, then SIGKILL after a grace period.  Signals to this process have the same effect.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from typing import Any
 
 from jobflow.distributed.output import Screen, drop_output
 
-#: seconds between looks at the processes
+#: seconds between polls of the processes
 TICK = 0.03
-#: seconds in which output is still read after all processes have ended: something that they started may keep the pipes
+#: seconds in which output is still read after all processes have ended; their children may hold the pipes open
 LAST_OUTPUT = 0.3
-#: seconds for which this process waits for the service, and for a process that is told to end
+#: seconds to wait for the service, and for a process after a signal
 FAREWELL = 2.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def say(text: str) -> None:
-    """A line of the launcher's own."""
+    """Print a line of the launcher."""
     with suppress(BrokenPipeError):
         print(f"jobflow launch: {text}", file=sys.stderr, flush=True)
 
 
 def ending(code: int) -> str:
-    """How a process ended, in words, from the exit code that `subprocess` gives."""
+    """Describe how a process ended, from the exit code of `subprocess`."""
     if code >= 0:
         return f"ended with exit code {code}"
     with suppress(ValueError):
@@ -46,7 +46,7 @@ def ending(code: int) -> str:
 
 
 def finished(command: Sequence[str], limit: float, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command in a session of its own.  TimeoutExpired, after all of that has been ended, if it takes more than `limit` seconds."""
+    """Run a command in a new session.  After `limit` seconds, end the session and raise TimeoutExpired."""
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, start_new_session=True, text=True, errors="replace", **options)
     try:
@@ -54,7 +54,7 @@ def finished(command: Sequence[str], limit: float, **options: Any) -> subprocess
         return subprocess.CompletedProcess(command, process.returncode, out, err)
     finally:
         for number in (signal.SIGTERM, signal.SIGKILL):
-            if process.poll() is None:  # one that a file system holds is left to it
+            if process.poll() is None:  # a process blocked in the kernel cannot be ended
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, number)
                 with suppress(subprocess.TimeoutExpired):
@@ -62,7 +62,7 @@ def finished(command: Sequence[str], limit: float, **options: Any) -> subprocess
 
 
 class Processes:
-    """Those of this node; `service` is the connection to the service, where this node has it."""
+    """The processes of this node; `service` is the connection to the service if this node runs it."""
 
     def __init__(self, screen: Screen, grace: float, service: socket.socket | None) -> None:
         self._screen, self._grace, self._service = screen, grace, service
@@ -71,7 +71,7 @@ class Processes:
         self._codes: dict[int, int] = {}
         self._selector = selectors.DefaultSelector()
         self._pipes = 0
-        #: the rank that failed first, here or elsewhere
+        #: the rank that failed first, on this or another node
         self._first: int | None = None
         self._stopped: int | None = None
         self._kill_at: float | None = None
@@ -92,9 +92,9 @@ class Processes:
             self._pipes += 1
 
     def run(self, command: Sequence[str], environments: Mapping[int, Mapping[str, str]]) -> int:
-        """Start `command` with each rank's environment and wait until all have ended.
+        """Start `command` with each rank's environment and wait until all processes have ended.
 
-        The exit code for this process: 0, that of the rank that failed first, or 128 + signal.
+        Return the exit code of this process: 0, that of the rank that failed first, or 128 + signal.
         """
         before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
         try:
@@ -102,7 +102,7 @@ class Processes:
                 self._start(rank, command, environment)
             self._watch()
         finally:
-            # even if something goes wrong here, no process stays
+            # leave no process behind if this one fails
             self._signal_all(signal.SIGKILL)
             for number, old in before.items():
                 signal.signal(number, old)
@@ -157,7 +157,7 @@ class Processes:
                 del self._running[rank]
         ended = [rank for rank in self._codes if rank in self._pids]
         if ended or self._service is not None:
-            self._listen()  # the service saw which of several was the first
+            self._listen()  # the service reports which rank was first
         for rank in ended:
             del self._pids[rank]
             self._tell({"gone": rank, "code": self._codes[rank]})
@@ -175,7 +175,7 @@ class Processes:
             failed: int | None = json.loads(line).get("failed")
             if self._first is None and self._kill_at is None and failed is not None:
                 self._first = failed
-                self._kill_at = time.monotonic() + self._grace  # the service ends them; whom it has not reached, we do
+                self._kill_at = time.monotonic() + self._grace  # the service ends ranks; this process ends the remaining ones
 
     def _tell(self, message: dict[str, Any]) -> None:
         if self._service is not None:
@@ -183,7 +183,7 @@ class Processes:
                 self._service.sendall(json.dumps(message).encode() + b"\n")
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._stopped is not None:  # impatience
+        if self._stopped is not None:  # a second signal
             self._kill_at = 0.0
         else:
             self._stop(number)
@@ -202,7 +202,7 @@ class Processes:
                 os.killpg(process.pid, number)
 
     def _report(self) -> int:
-        """Say who failed first, show its error last; the exit code."""
+        """Report the rank that failed first, with its error at the end; return the exit code."""
         if self._service is not None:
             self._service.close()
         if self._stopped is not None:
@@ -225,7 +225,7 @@ def _positive(code: int) -> int:
 
 
 def end_service(process: subprocess.Popen[bytes]) -> None:
-    """Wait for the service, which ends with the ranks; those of other nodes may need some time more."""
+    """Wait for the service, which ends with the ranks; ranks of other nodes may need more time."""
     with suppress(subprocess.TimeoutExpired):
         process.wait(FAREWELL)
     process.returncode = 0 if process.returncode is None else process.returncode

@@ -1,1 +1,1 @@
-"""The logical program: values, nodes and graphs, their text, and how they are rewritten."""
+"""The logical program: values, nodes and graphs, their text form, and graph rewriting."""

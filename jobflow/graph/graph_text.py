@@ -1,4 +1,4 @@
-"""Graphs as text: one line a node, the user's line behind it.  Passes are tested by comparing it."""
+"""Graphs as text: one line per node, followed by the user's line.  Tests of passes compare this text."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from jobflow.graph.ir import Graph, Node, Physical, Sharded, Value
 
 
 def graph_text(graph: Graph) -> str:
-    """The logical program."""
+    """Return the text of the logical program."""
     return _text(graph, lambda value: str(value.tensor_type))
 
 
 def sharded_text(sharded: Sharded) -> str:
-    """The logical program with the layout of every value."""
+    """Return the text of the logical program with the layout of every value."""
     return _text(sharded.graph, lambda value: f"{value.tensor_type} {sharded.layouts[value]}")
 
 
 def physical_text(physical: Physical) -> str:
-    """The program with every change of layout as a node."""
+    """Return the text of the program with every layout change as a node."""
     return _text(physical.graph, lambda value: f"{value.tensor_type} {physical.layouts[value]}")
 
 
@@ -38,11 +38,11 @@ def _line(node: Node, describe: Callable[[Value], str]) -> str:
 
 
 def bare(line: str) -> str:
-    """A step of a program without the line that asked for it."""
+    """Return a step of a program without the user's line."""
     return line.partition("  # ")[0].strip()
 
 
 def first_difference(one: Sequence[str], other: Sequence[str]) -> tuple[str, str]:
-    """The first steps in which the texts of two programs differ; if in none, the first lines of users that asked for them."""
+    """Return the first steps in which two program texts differ; if none differ, the first user lines that differ."""
     pairs = [(a.strip(), b.strip()) for a, b in zip_longest(one, other, fillvalue="nothing more") if a.strip() != b.strip()]
     return next((pair for pair in pairs if bare(pair[0]) != bare(pair[1])), pairs[0])

@@ -1,6 +1,7 @@
-"""The logical program, before layouts are chosen: values, nodes, graphs.
+"""The logical program before layouts are chosen: values, nodes, graphs.
 
-All of it is immutable, so graphs may share nodes: a pass builds a new graph, of new nodes where something changes and of the same ones elsewhere.
+All classes are immutable, so graphs may share nodes.  A pass builds a new graph from new nodes where something changes and from shared nodes
+elsewhere.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from jobflow.ops.layout_ops import Crossing, Identity, StaticShape
 from jobflow.ops.op import Op
 from jobflow.ops.source import Input
 
-#: What a node is for: the user's program, its gradients, or the step that writes variables.
+#: The phase of a node: the user's program, its gradients, or the step that writes variables.
 Phase = Literal["forward", "backward", "update"]
-#: What a node is to make, for its constructor: type, name, and whether it is of the mirrored view.
+#: An output of a node, for its constructor: type, name, and True in the mirrored view.
 Output: TypeAlias = tuple[TensorType, str, bool]
 
 
@@ -27,7 +28,7 @@ Output: TypeAlias = tuple[TensorType, str, bool]
 class Value(Typed):
     """One tensor of a program: output `index` of `node`; compared by identity.
 
-    `local` is True in the mirrored view, where `tensor_type` is the type on one rank and no logical whole exists.
+    `local` is True in the mirrored view: `tensor_type` is the type on one rank, and there is no logical tensor.
     """
 
     tensor_type: TensorType
@@ -44,12 +45,12 @@ class Value(Typed):
 
 
 def is_dynamic(value: Value) -> bool:
-    """True if ranks may have tensors of different shapes: in the mirrored view, what comes of arguments that each rank has of its own."""
-    seen, rest = set(), [value]
+    """Return True if the shape may differ between ranks: in the mirrored view, values computed from each rank's own arguments."""
+    visited, rest = set(), [value]
     while rest:
         one = rest.pop()
-        if one.local and one not in seen:
-            seen.add(one)
+        if one.local and one not in visited:
+            visited.add(one)
             if isinstance(one.node.op, Input):
                 return True
             rest.extend(() if isinstance(one.node.op, StaticShape) else one.node.inputs)
@@ -57,33 +58,33 @@ def is_dynamic(value: Value) -> bool:
 
 
 def batch_axis(value: Value) -> int | None:
-    """The axis of the samples: axis 0 of arguments, and what ops make of that axis; None where there is none."""
-    found: dict[Value, int | None] = {}
+    """Return the axis of the samples: axis 0 of arguments, and the axis that operations derive from it; None without one."""
+    axes: dict[Value, int | None] = {}
     waiting = [value.node]
     while waiting:
         node = waiting[-1]
-        rest = [x.node for x in node.inputs if x not in found]
+        rest = [x.node for x in node.inputs if x not in axes]
         waiting.extend(rest)
         if not rest:
             waiting.pop()
-            found |= dict(zip(node.outputs, _batch_axes(node, [found[x] for x in node.inputs]), strict=True))
-    return found[value]
+            axes |= dict(zip(node.outputs, _batch_axes(node, [axes[x] for x in node.inputs]), strict=True))
+    return axes[value]
 
 
-def _batch_axes(node: Node, given: Sequence[int | None]) -> Sequence[int | None]:
+def _batch_axes(node: Node, inputs: Sequence[int | None]) -> Sequence[int | None]:
     if isinstance(node.op, Input):
         return [0 if node.op.split and node.outputs[0].shape else None]
     if isinstance(node.op, Crossing | Identity):
-        return given
-    asked = tuple(B if axis is None else S(axis) for axis in given)
+        return inputs
+    asked = tuple(B if axis is None else S(axis) for axis in inputs)
     signatures = node.op.rule(*(x.tensor_type for x in node.inputs)).signatures() if node.inputs else ()
-    made = next((each.outputs for each in signatures if each.inputs == asked), ())
-    return [sbp.axis if isinstance(sbp, Split) else None for sbp in made] or [None] * len(node.outputs)
+    outputs = next((each.outputs for each in signatures if each.inputs == asked), ())
+    return [sbp.axis if isinstance(sbp, Split) else None for sbp in outputs] or [None] * len(node.outputs)
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """An input, or an output, of the node called `node`."""
+    """An input or an output of the node called `node`."""
 
     node: str
     index: int
@@ -92,25 +93,25 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where in the program a node comes from; nodes that passes add take it over from the nodes they serve."""
+    """Provenance of a node in the user's program; nodes added by passes inherit it from the nodes that they serve."""
 
-    #: the user's line, for every error about the node
+    #: the user's line, for errors about the node
     where: SourceLine = NOWHERE
     phase: Phase = "forward"
-    #: which stage of a pipeline; None if the program names none
+    #: the pipeline stage; None if the program names none
     stage: int | None = None
-    #: which part of the batch it works on; None if on all of it
+    #: the microbatch; None for nodes that read the whole batch
     microbatch: int | None = None
-    #: which region, whose values are dropped after the forward pass and made again for the backward pass; None if they are kept.
-    #: Of a node that makes them again, the number inverted (~region).
+    #: the rematerialized region: its values are dropped after the forward pass and recomputed for the backward pass; None if they are saved.
+    #: A recomputing node has the inverted number (~region).
     region: int | None = None
-    #: per output, what it is the gradient of; () if none is a gradient
+    #: per output, the value that it is the gradient of; () if none is a gradient
     gradients: tuple[End | None, ...] = ()
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Node:
-    """One application of an op on a placement; compared by identity.  It is made together with its outputs."""
+    """One application of an operation on a placement; compared by identity.  A node is created together with its outputs."""
 
     op: Op
     inputs: tuple[Value, ...]
@@ -140,20 +141,20 @@ class Node:
 
 @dataclass(frozen=True)
 class Variable:
-    """A named tensor that outlives a run: declared by `get_variable`, by optimizers, and for the train step."""
+    """A named tensor that persists between runs: declared by `get_variable`, by optimizers, and for the training step."""
 
     name: str
     type: TensorType
-    #: a source op without inputs that gives the first value
+    #: a source op without inputs that computes the first value
     initializer: Op
     placement: Placement
-    #: how it is stored, per mesh dimension: B unless the user splits it
+    #: the stored layout, per mesh dimension: B unless the user splits it
     sbp: tuple[Sbp, ...]
     trainable: bool = True
     #: factors of the l1 and l2 regularizers that are added to the gradient
     l1: float = 0.0
     l2: float = 0.0
-    #: variables of one group and element type lie end to end in memory, so that one update serves them all
+    #: variables of one group and element type are contiguous in memory, so one update covers them all
     group: str = "parameter"
 
     @property
@@ -165,8 +166,7 @@ class Variable:
 class Graph:
     """A traced program.
 
-    `nodes` are in an order in which every input comes before its use.  `updates` says which value a variable takes at the
-    end of the run.
+    `nodes` are in topological order.  `updates` maps each variable to its value at the end of the run.
     """
 
     name: str
@@ -179,7 +179,7 @@ class Graph:
     updates: dict[str, Value] = field(default_factory=dict)
     #: mirrored view only: the length of the first axis of each rank's arguments, if the ranks' shapes differ
     rows: tuple[int, ...] = ()
-    #: who wrote it, for messages
+    #: the author of the program ("the job", "the module"), for messages
     kind: Literal["job", "graph"] = "job"
 
     def values(self) -> Iterator[Value]:
@@ -189,7 +189,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class Sharded:
-    """A logical graph, how every value of it lies on the ranks, and in which layouts each node reads its inputs."""
+    """A logical graph with the layout of every value, and the layouts in which each node reads its inputs."""
 
     graph: Graph
     layouts: dict[Value, Layout | Local]
@@ -198,21 +198,21 @@ class Sharded:
 
 @dataclass(frozen=True)
 class Physical:
-    """A graph in which every node finds its inputs as it reads them: changes of layout are nodes of their own."""
+    """A graph in which every node reads its inputs in their layouts: layout changes are separate nodes."""
 
     graph: Graph
     layouts: dict[Value, Layout | Local]
 
 
 def nodes_behind(last: Node, ends: Container[Value] = ()) -> list[Node]:
-    """The last node and those that it needs, each behind what it needs; what these values are made of is left out."""
-    found: dict[Node, None] = {}
+    """Return the last node and the nodes that it depends on, in topological order, without the producers of these values."""
+    order: dict[Node, None] = {}
     waiting = [(last, False)]
     while waiting:
         node, ready = waiting.pop()
         if ready:
-            found[node] = None
-        elif node not in found:
+            order[node] = None
+        elif node not in order:
             waiting.append((node, True))
             waiting.extend((x.node, False) for x in node.inputs if x not in ends)
-    return list(found)
+    return list(order)

@@ -1,11 +1,11 @@
-"""Rewriting graphs: a pass walks a graph and builds a new one.
+"""Graph rewriting: a pass walks a graph and builds a new one.
 
-A pass is a `Rewriter` whose `take` says what stands for the outputs of a node:
+A pass is a `Rewriter` whose `take` returns the replacements of a node's outputs:
 
     class Doubling(Rewriter):
         def take(self, node, inputs):
-            made = self.keep(node, inputs)                                       # the node, on what its inputs are now
-            return self.keep(node, inputs, name="again") if wanted else made     # or another one, several, or none
+            outputs = self.keep(node, inputs)                                          # the node with its new inputs
+            return self.keep(node, inputs, name="again") if repeated else outputs     # or other nodes, or none
 
     graph = Doubling(graph).run()
 """
@@ -20,12 +20,12 @@ from jobflow.core.layout import Placement
 from jobflow.graph.ir import Graph, Node, Origin, Output, Value
 from jobflow.ops.op import Op
 
-#: What stands for the outputs of a node, given what stands for its inputs.
+#: A function from a node and the replacements of its inputs to the replacements of its outputs.
 Take = Callable[[Node, tuple[Value, ...]], Sequence[Value]]
 
 
 def made_by(node: Node) -> tuple[Output, ...]:
-    """What a node makes."""
+    """Return the outputs of a node."""
     return tuple([(value.tensor_type, value.name, value.local) for value in node.outputs])
 
 
@@ -39,9 +39,9 @@ def changed(
     placement: Placement | None = None,
     origin: Origin | None = None,
 ) -> Node:
-    """The application of a node on other inputs, with another op, other outputs, another name, place or origin, where given.
+    """Return the node with other inputs and, if passed, another op, other outputs, another name, placement or origin.
 
-    The node itself if nothing is another.
+    Return the same node if nothing changes.
     """
     same = op is None and makes is None and name is None and placement is None and origin is None
     if same and inputs == node.inputs:
@@ -57,56 +57,56 @@ def changed(
 
 
 class Rewriter:
-    """Builds a graph from another one."""
+    """Base class of passes that build a graph from another one."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        #: those of the new graph
+        #: the nodes of the new graph
         self.nodes: list[Node] = []
-        #: what stands for each value of the graph that is walked
+        #: the replacement of each value of the old graph
         self.now: dict[Value, Value] = {}
 
     def take(self, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value]:
-        """What stands for the outputs of a node, given what stands for its inputs."""
+        """Return the replacements of the node's outputs, given the replacements of its inputs."""
         return self.keep(node, inputs)
 
     def keep(self, node: Node, inputs: tuple[Value, ...], **changes: Any) -> tuple[Value, ...]:
-        """The node on these inputs, with the changes that `changed` takes; its outputs."""
+        """Add the node with these inputs and the changes that `changed` accepts; return its outputs."""
         return self.add(changed(node, inputs, **changes) if changes or inputs != node.inputs else node)
 
     def add(self, node: Node) -> tuple[Value, ...]:
-        """One more node; its outputs."""
+        """Add a further node; return its outputs."""
         self.nodes.append(node)
         return node.outputs
 
     def walk(self, nodes: Iterable[Node]) -> None:
-        """Take some nodes of the graph, one after another."""
+        """Rewrite some nodes of the graph in order."""
         walk(nodes, self.take, self.now)
 
     def stay(self, nodes: Iterable[Node]) -> None:
-        """Some nodes of the graph as they are, reading what stays too."""
+        """Keep some nodes of the graph unchanged; their inputs are also unchanged."""
         for node in nodes:
             self.nodes.append(node)
             self.now.update(zip(node.outputs, node.outputs, strict=True))
 
     def run(self) -> Graph:
-        """The new graph."""
+        """Return the new graph."""
         self.walk(self.graph.nodes)
         return self.rebuilt()
 
     def rebuilt(self) -> Graph:
-        """The graph of the nodes there are, its inputs, outputs, reads and updates being what stands for them."""
+        """Return the graph of the new nodes, with inputs, outputs, reads and updates replaced."""
         return with_values(self.graph, self.nodes, self.now)
 
 
 def walk(nodes: Iterable[Node], take: Take, now: dict[Value, Value]) -> None:
-    """Enter into `now` what `take` says stands for the outputs of nodes."""
+    """Add to `now` the replacements that `take` returns for the outputs of nodes."""
     for node in nodes:
         now.update(zip(node.outputs, take(node, tuple([now[value] for value in node.inputs])), strict=True))
 
 
 def with_values(graph: Graph, nodes: Sequence[Node], now: Mapping[Value, Value]) -> Graph:
-    """The graph with other nodes, its inputs, outputs, reads and updates mapped to what they are `now`."""
+    """Return the graph with other nodes; inputs, outputs, reads and updates are replaced by `now`."""
     return replace(
         graph,
         nodes=tuple(nodes),
@@ -118,7 +118,7 @@ def with_values(graph: Graph, nodes: Sequence[Node], now: Mapping[Value, Value])
 
 
 def needed_nodes(roots: Iterable[Any]) -> set[Node]:
-    """Every node some root depends on."""
+    """Return every node that a root depends on."""
     alive: set[Node] = set()
     stack = [value.node for value in roots]
     while stack:
@@ -130,9 +130,9 @@ def needed_nodes(roots: Iterable[Any]) -> set[Node]:
 
 
 def consumers(graph: Graph) -> dict[Value, list[Node]]:
-    """Who reads each value, in program order."""
-    found: dict[Value, list[Node]] = {value: [] for value in graph.values()}
+    """Return the readers of each value, in program order."""
+    readers: dict[Value, list[Node]] = {value: [] for value in graph.values()}
     for node in graph.nodes:
         for value in dict.fromkeys(node.inputs):
-            found[value].append(node)
-    return found
+            readers[value].append(node)
+    return readers

@@ -1,4 +1,4 @@
-"""The interface of a strategy, as the compiler sees it."""
+"""The compiler's interface to a strategy."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from jobflow.graph.traced import Traced
 
 
 class Distribution(Protocol):
-    """What the compiler asks for a parallel program."""
+    """The object that makes a program parallel for the compiler."""
 
     def distribute(self, program: Traced, outputs: Sequence[Value]) -> tuple[Traced, Sequence[Value]]:
-        """The program as the strategy has it, and its outputs as they are then."""
+        """Return the distributed program and its outputs."""
         ...
 
 
 @runtime_checkable
 class Strategy(Distribution, Protocol):
-    """Decides how a job is parallel, by saying where its nodes run, how its variables are stored, and in which layouts values are read.
+    """Parallelism of a job: the placement of its nodes, the stored layouts of variables, and the layouts in which values are read.
 
-    All else follows from layout inference, which a strategy never touches.
+    Layout inference chooses the remaining layouts; strategies do not change it.
     """
 
     @property
     def view(self) -> View | None:
-        """The view that the job's body is traced in; None leaves it to the job."""
+        """The view in which the job's body is traced; None leaves it to the job."""
         ...
 
     @property
     def microbatches(self) -> int | None:
-        """In how many parts the batch passes through the program; None leaves it to the job."""
+        """The number of microbatches; None leaves it to the job."""
         ...
 
     @property
     def schedule(self) -> str | None:
-        """The order of the stages of a pipeline by name; None if there is no pipeline."""
+        """The pipeline schedule by name; None without a pipeline."""
         ...
 
     def placement(self, given: Placement) -> Placement:
-        """The mesh that the job runs on, made of the ranks that it is given."""
+        """Return the device mesh of the job, built from its ranks."""
         ...

@@ -1,4 +1,4 @@
-"""A traced program: what the body of a job, or `build` of a graph, has recorded."""
+"""A traced program: the record of a job's body or of a graph's `build`."""
 
 from __future__ import annotations
 
@@ -19,67 +19,67 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Traced:
-    """A program as its body wrote it: not yet differentiated, and nothing decided about layouts.
+    """A program as traced: not yet differentiated, without layouts.
 
-    A pass takes one and gives another one; what it adds it records with `Tracer.onward`.
+    A pass returns a new program; it records additions with `Tracer.onward`.
     """
 
     name: str
-    #: where it runs unless its body says otherwise
+    #: the placement of nodes for which the body names none
     placement: Placement
     nodes: tuple[Node, ...]
     inputs: Mapping[str, Value]
     variables: Mapping[str, Variable]
-    #: those that other jobs have declared: their storage is shared and stays as it is
+    #: variables that other jobs have declared: their storage is shared and does not change
     known: Mapping[str, Variable]
     reads: Mapping[str, Value]
-    #: the values that variables take
+    #: the new values of variables
     updates: Mapping[str, Value]
     training: Training | None
-    #: what `add_loss` was called with
+    #: the arguments of `add_loss`
     losses: tuple[Value, ...]
     watches: tuple[Watch, ...]
-    #: what arguments may hold
+    #: the valid values of arguments
     limits: tuple[ValidRange, ...]
     #: mirrored view only: the length of the first axis of each rank's arguments, if the ranks' shapes differ
     rows: tuple[int, ...]
-    #: names that are taken, with the lines that took them, and how many there are of each prefix
+    #: the names in use, with the lines that use them, and the number of names per prefix
     names: Mapping[str, SourceLine]
     counts: Mapping[str, int]
-    #: where it is declared
+    #: the line that declares the program
     where: SourceLine = NOWHERE
-    #: who wrote it, for messages
+    #: the author of the program ("the job", "the module"), for messages
     kind: Literal["job", "graph"] = "job"
-    #: in which products and convolutions are computed; None leaves them as they are
+    #: the type in which products and convolutions are computed; None for the types of their inputs
     half: DType | None = None
-    #: variables of which a step updates the rows that it has read, and no others
+    #: variables of which a step updates only the rows that it read
     lazily: tuple[str, ...] = ()
-    #: how it is parallel; None leaves it to its body and to layout inference
+    #: the strategy; None leaves parallelism to the body and to layout inference
     strategy: Distribution | None = None
-    #: how the batch is cut, if it is: the body is then that of one microbatch, of the longer ones if there are two sizes
+    #: the microbatches, if any: the body is then that of one microbatch, of the longer ones if there are two sizes
     microbatches: Microbatches | None = None
-    #: the order of the stages of a pipeline by name; None leaves it to the compiler
+    #: the pipeline schedule by name; None leaves it to the compiler
     schedule: str | None = None
     #: the same body for the shorter microbatches, if there are any, and its outputs
     tail: tuple[Traced, Sequence[Value]] | None = None
     #: the same body for the whole batch, and its outputs, if the program gives the numbers of the batch; None: by the rule of accumulation steps
     whole: tuple[Traced, Sequence[Value]] | None = None
-    #: of a job: by variable, the tensor of the program that it is
+    #: in a job: the tensor of the user's program, by variable
     tensors: Mapping[str, Any] = field(default_factory=dict)
-    #: by id of an object that the body calls: what tells whether it would still record the same
+    #: the state on which the trace of a called object depends, by id of the object
     modes: Mapping[int, Callable[[], Any]] = field(default_factory=dict)
-    #: of a job: what gives the arguments that its body reads from files
+    #: in a job: the sources of arguments that the body reads from files
     feed: Any = None
-    #: by name, the arguments that a run computes before the rest of it
+    #: the arguments that an earlier phase of the run computes, by name
     sized: Mapping[str, Any] = field(default_factory=dict)
-    #: why it cannot run: arguments as large as the job declares are too large
+    #: the reason why the program cannot run with arguments as large as declared
     refused: str = ""
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}"
 
     def graph(self, outputs: Sequence[Value] = ()) -> Graph:
-        """The program without what is to be done with it."""
+        """The graph of the program, without training and microbatches."""
         return Graph(
             self.name,
             self.placement,

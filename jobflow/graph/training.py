@@ -19,15 +19,15 @@ from jobflow.ops.update import rate_dtype
 
 @dataclass(frozen=True)
 class Parameter:
-    """A trainable variable, its value in this run, and its gradient (divided, unscaled, regularized; not yet clipped)."""
+    """A trainable variable, its value in this run, and its gradient (averaged, unscaled, regularized; not yet clipped)."""
 
     variable: Variable
     value: Value
     gradient: Value
 
 
-#: slot(name, type, initial value, like) -> the current value of an optimizer's own variable, created at first sight.
-#: `like` is the variable whose storage layout it shares; or where a scalar is that every rank there holds, None for all of the job's.
+#: slot(name, type, initial value, like) -> the current value of an optimizer's own variable, created at its first use.
+#: `like` is the variable whose stored layout it shares, or the placement of a replicated scalar; None means all ranks of the job.
 Slots = Callable[[str, TensorType, float, Variable | Placement | None], Value]
 
 
@@ -39,9 +39,9 @@ def updated(
     slots: Slots,
     names: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Value]:
-    """New values by name of variable and slot, each by the update of its variable; the learning rate is asked for once for each type.
+    """Return new values by variable and slot name, each from its variable's update; the learning rate is read once per type.
 
-    `names` are those of slots that a face calls by another name.
+    `names` maps slots to their names in a face.
     """
     dtypes = {parameter.variable.name: rate_dtype(parameter.variable.type.dtype) for parameter in parameters}
     rates = {dtype: rate_of(dtype) for dtype in dict.fromkeys(dtypes.values())}
@@ -56,14 +56,14 @@ def updated(
                 values[name] = slots(name, variable.type.with_shape((1,)), slot.initial, variable if whole else variable.placement)
             else:
                 values[name] = slots(name, variable.type, slot.initial, variable)
-        made = apply(op, *values.values(), parameter.gradient, rates[dtypes[variable.name]], *([step] if op.reads_step else []))
-        new.update(zip(values, made if op.slots else (made,), strict=True))
+        outputs = apply(op, *values.values(), parameter.gradient, rates[dtypes[variable.name]], *([step] if op.reads_step else []))
+        new.update(zip(values, outputs if op.slots else (outputs,), strict=True))
     return new
 
 
 @dataclass(frozen=True)
 class DynamicScale:
-    """A loss scale that begins at `initial`, grows by `multiplier` after `period` finite steps in a row, and shrinks by it after any other."""
+    """A loss scale that starts at `initial`, is multiplied by `multiplier` after `period` consecutive finite steps, and divided by it otherwise."""
 
     initial: float
     period: int
@@ -72,34 +72,34 @@ class DynamicScale:
 
 @dataclass(frozen=True)
 class Halting:
-    """No loss scale; a step whose gradients are not all finite is skipped, and every step after it."""
+    """No loss scale; a step with gradients that are not finite is skipped, and so is every later step."""
 
 
 class Optimizer(Protocol):
-    """Turns gradients into new values of variables by calling ordinary ops."""
+    """A rule that computes new values of variables from gradients by ordinary operations."""
 
     def selects(self, names: Sequence[str]) -> Sequence[str]:
-        """Which of the job's trainable variables this optimizer updates."""
+        """Return the trainable variables that this optimizer updates."""
         ...
 
     def update(self, parameters: Sequence[Parameter], step: Value, slots: Slots) -> dict[str, Value]:
-        """New values by variable name, slots included.  `step` is int64[1], the number of updates before this one."""
+        """Return new values by variable name, slots included.  `step` is int64[1], the number of earlier updates."""
         ...
 
     @property
     def loss_scale(self) -> float:
-        """Factor on the loss gradient that is divided out of the parameters' gradients again."""
+        """The factor of the loss gradient; the gradients of the parameters are divided by it."""
         ...
 
     @property
     def dynamic_loss_scale(self) -> DynamicScale | Halting | None:
-        """The same where it follows what the gradients can bear, or what else may skip a step; None where `loss_scale` holds."""
+        """A loss scale that adapts to overflows, or another reason to skip steps; None if `loss_scale` is constant."""
         ...
 
 
 @dataclass(frozen=True)
 class Training:
-    """Losses to minimise and who does it; `where` is the user's line that asked for it."""
+    """Losses to minimise, with their optimizers; `where` is the user's line that requested it."""
 
     losses: tuple[Value, ...]
     optimizers: tuple[Optimizer, ...]
@@ -110,32 +110,32 @@ class Training:
 class Microbatches:
     """The batch of a job in `count` balanced parts that pass through its body one after another.
 
-    `rows` is the length of the batch; in the mirrored view, of each rank's.
+    `rows` is the length of the batch; in the mirrored view, the length on each rank.
     """
 
     count: int
     rows: int
-    #: the arguments that are cut, along their first axis; the others go whole with every microbatch
+    #: the arguments that are cut along their first axis; every microbatch reads the others whole
     arguments: tuple[str, ...]
-    #: who asked for it
+    #: the setting that requests the microbatches, for messages
     where: SourceLine
-    #: arguments lie on the ranks already, whole, and so are results to: the program cuts and joins them
+    #: True if the ranks hold whole arguments and return whole results: the program then cuts and concatenates them
     within: bool = False
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """The rows (first, behind last) of every microbatch."""
+        """Return the first and last + 1 row of every microbatch."""
         return cut(self.rows, self.count)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """How long microbatches are: one size, or two, the longer first."""
+        """Return the lengths of microbatches: one size, or two with the longer first."""
         return tuple(dict.fromkeys(stop - start for start, stop in self.spans))
 
 
 @dataclass(frozen=True)
 class ValidRange:
-    """What an argument may hold: what passes a check."""
+    """The valid values of an argument, checked at run time."""
 
     argument: str
     check: Checked
@@ -145,9 +145,9 @@ class ValidRange:
 
 @dataclass(frozen=True)
 class Watch:
-    """A tensor that the program is shown after every run: itself, or the gradient of the sum of the losses' elements by it.
+    """A tensor that is passed to the program after every run: its value, or the gradient of the summed losses with respect to it.
 
-    `take` gets the whole array, or a list with one array per device of a mirrored tensor.
+    `take` receives the whole array, or a list with one array per device for a mirrored tensor.
     """
 
     value: Value

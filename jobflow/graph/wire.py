@@ -11,7 +11,7 @@ Wire = tuple[Any, ...]
 
 
 def graph_to_wire(graph: Graph) -> Wire:
-    """Nodes in order, values by number."""
+    """Return the nodes in order, with values replaced by numbers."""
     number = {value: i for i, value in enumerate(graph.values())}
     nodes = [
         (
@@ -38,12 +38,12 @@ def graph_to_wire(graph: Graph) -> Wire:
 
 
 def graph_from_wire(wire: Wire) -> Graph:
-    """The graph a table describes."""
+    """Return the graph that a table describes."""
     name, placement, rows, inputs, outputs, variables, reads, updates, lengths = wire
     nodes: list[Node] = []
     values: list[Value] = []
-    for op, sources, made, label, placed, origin in rows:
-        node = Node(op, tuple(values[i] for i in sources), made, label, placed, origin)
+    for op, sources, specs, label, placed, origin in rows:
+        node = Node(op, tuple(values[i] for i in sources), specs, label, placed, origin)
         values.extend(node.outputs)
         nodes.append(node)
     return Graph(

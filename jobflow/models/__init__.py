@@ -1,9 +1,9 @@
-"""Models for `jobflow train`: functions of a batch's fields, which are called while a job is traced.
+"""Models for `jobflow train`: functions of a batch's fields that are called while a job is traced.
 
     model: {builder: "jobflow.models:lenet", arguments: {classes: 10}}
 
-A builder takes the fields by name and returns {"loss": [n], metric: [n] ...}, one number for each sample; without the fields that
-predict jobs lack, {"scores": ...}.  It never speaks of the batch size, nor - with two exceptions, which say so - of devices.
+A builder takes the fields by name and returns {"loss": [n], metric: [n] ...}, one number per sample.  Without the fields that predict jobs lack it
+returns {"scores": ...}.  A builder does not depend on the batch size nor, with two documented exceptions, on devices.
 """
 
 from jobflow.models.convolutional import lenet as lenet

@@ -1,4 +1,4 @@
-"""Parts that the models share: reading images, and the end of a classifier."""
+"""Parts shared by the models: image input, and the loss of a classifier."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from jobflow.core.types import Tensor, float32, int32
 from jobflow.legacy.arrays import cast, expand_dims, reshape
 from jobflow.legacy.initializers import Initializer, variance_scaling_initializer
 
-#: What a builder returns: values by name.
+#: The result of a builder: values by name.
 Outputs: TypeAlias = dict[str, Tensor]
 
 
 def he() -> Initializer:
-    """Weights whose layer keeps the spread of its inputs behind a relu (He et al., 2015)."""
+    """Return an initializer that preserves the variance of a layer's inputs after a relu (He et al., 2015)."""
     return variance_scaling_initializer(2.0, "fan_in", "random_normal", "NCHW")
 
 
 def pictures(images: Tensor, what: str) -> Tensor:
-    """float32 [n, channels, height, width] of images with or without an axis of channels; bytes are scaled to 0..1, floats stay."""
+    """Return float32 [n, channels, height, width] of images with or without a channel axis; bytes are scaled to 0..1, floats are unchanged."""
     if images.tensor_type.ndim == 3:
         images = expand_dims(images, 1)
     if images.tensor_type.ndim != 4:
@@ -32,17 +32,17 @@ def pictures(images: Tensor, what: str) -> Tensor:
 
 
 def numbers(x: Tensor) -> Tensor:
-    """x as float32; integers, which are pixels, are scaled from 0..255 to 0..1."""
+    """Return x as float32; integers, which are pixels, are scaled from 0..255 to 0..1."""
     return cast(x, float32) if x.tensor_type.dtype.is_float else math.multiply(cast(x, float32), 1 / 255)
 
 
 def rows(x: Tensor) -> Tensor:
-    """[n, everything else in one axis]."""
+    """Flatten all axes after the first: [n, features]."""
     return reshape(x, [x.tensor_type.shape[0], -1])
 
 
 def classified(scores: Tensor, labels: Tensor | None) -> Outputs:
-    """The loss of each sample and whether its largest score is its label's; without labels, the scores."""
+    """Return loss and accuracy of each sample; without labels, the scores."""
     if labels is None:
         return {"scores": scores}
     labels = cast(labels, int32)

@@ -2,7 +2,7 @@
 
     p = softmax(scores / temperature) over the top_k best;  u uniform in [0, 1);  next = the first token whose cumulative p exceeds u
 
-u is one number of the seed's stream for each token, so a text is a function of (model, prompt, settings, seed).
+u is the next number of the seed's stream for each token, so a text is a function of (model, prompt, settings, seed).
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import numpy as np
 from jobflow.core.errors import ArgumentError
 from jobflow.core.types import Array
 
-#: int32 [1, length] -> float [1, length, words]: the scores of the token behind each position
+#: int32 [1, length] -> float [1, length, words]: the scores of the token after each position
 Scores: TypeAlias = Callable[[Array], Array]
 
 
 def tokens_after(
     scores_of: Scores, prompt: Sequence[int], count: int, *, length: int, temperature: float = 1.0, top_k: int = 0, seed: int = 0
 ) -> Iterator[int]:
-    """`count` tokens that continue `prompt`, one by one; the model sees the last `length` of them all.
+    """Generate `count` tokens that continue `prompt`; the model reads the last `length` tokens.
 
-    temperature 0 takes the best token each time, ties going to the first; top_k 0 leaves all tokens in the draw.
-    The window is padded on the right to `length`, so the job is traced once; a causal model does not see the padding.
+    temperature 0 takes the best token each time, the first one in ties; top_k 0 samples from all tokens.
+    The window is padded on the right to `length`, so the job is traced once; a causal model does not read the padding.
     """
     _check(prompt, count, length, temperature, top_k)
     window, random = list(prompt[-length:]), np.random.default_rng(seed)
@@ -38,7 +38,7 @@ def tokens_after(
 
 
 def drawn(scores: Array, temperature: float, top_k: int, share: float) -> int:
-    """The token that a share in [0, 1) of the probability leads to."""
+    """Return the token at a quantile in [0, 1) of the probability."""
     if temperature == 0:
         return int(scores.argmax())
     wide = scores.astype(np.float64) / temperature
@@ -50,7 +50,7 @@ def drawn(scores: Array, temperature: float, top_k: int, share: float) -> int:
 
 def _check(prompt: Sequence[int], count: int, length: int, temperature: float, top_k: int) -> None:
     if not len(prompt):
-        raise ArgumentError("generating text: the prompt is empty; give at least one character")
+        raise ArgumentError("generating text: the prompt is empty; pass at least one character")
     if count < 0 or length < 1 or top_k < 0 or not temperature >= 0:
-        given = f"count {count}, length {length}, temperature {temperature}, top_k {top_k}"
-        raise ArgumentError(f"generating text: {given}; counts, temperature and top_k are at least 0, length is at least 1")
+        values = f"count {count}, length {length}, temperature {temperature}, top_k {top_k}"
+        raise ArgumentError(f"generating text: {values}; counts, temperature and top_k are at least 0, length is at least 1")

@@ -1,4 +1,4 @@
-"""Dense layers, some of them split over the devices."""
+"""Multilayer perceptron; layers may be split over the devices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jobflow.models.building_blocks import Outputs, classified, he, numbers, row
 
 
 def _names(hidden: Sequence[int], split: Sequence[str]) -> list[str]:
-    """hidden1, hidden2 ..., classes; ArgumentError if `split` names another layer."""
+    """Return hidden1, hidden2 ..., classes; raise ArgumentError if `split` names another layer."""
     names = [*(f"hidden{index}" for index in range(1, len(hidden) + 1)), "classes"]
     for name in split:
         if name not in names:
@@ -23,9 +23,9 @@ def _names(hidden: Sequence[int], split: Sequence[str]) -> list[str]:
 
 
 def mlp(images: Tensor, labels: Tensor | None = None, *, classes: int = 10, hidden: Sequence[int] = (512,), split: Sequence[str] = ()) -> Outputs:
-    """Hidden layers of `hidden` units, called hidden1, hidden2 ..., and the layer `classes`, over whatever the images hold.
+    """Hidden layers of `hidden` units, called hidden1, hidden2 ..., and the layer `classes`, over the flattened images.
 
-    The layers that `split` names are model parallel: each device has some of their units.  The others are as the strategy says.
+    The layers in `split` are model parallel: each device computes some of their units.  The strategy decides about the other layers.
     """
     x = rows(numbers(images))
     for name, units in zip(_names(hidden, split), (*hidden, classes), strict=True):

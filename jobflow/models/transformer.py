@@ -1,4 +1,4 @@
-"""A transformer that continues text (GPT)."""
+"""A transformer language model (GPT)."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from jobflow.models.building_blocks import Outputs
 
 @dataclass(frozen=True)
 class _Shape:
-    """What all blocks have in common."""
+    """Sizes shared by all blocks."""
 
-    #: positions of a window
+    #: number of positions in a window
     positions: int
     heads: int
     dropout: float
-    #: of the spread of its input that a branch adds at first: all of them together then add as much as there is
+    #: initial standard deviation of a branch's output, relative to its input; all branches together double the variance
     share: float
 
 
 def _dense(x: Tensor, units: int, name: str, share: float = 1.0, activation: layers.Activation | None = None) -> Tensor:
-    """A layer whose outputs have at first the spread of its inputs, times `share`."""
+    """A dense layer initialised to preserve the standard deviation of its inputs, times `share`."""
     first = random_normal_initializer(stddev=share / sqrt(x.tensor_type.shape[-1]))
     return layers.dense(x, units, activation=activation, kernel_initializer=first, name=name)
 
 
 def _attention(x: Tensor, shape: _Shape, name: str) -> Tensor:
-    """softmax(q k^T / sqrt(d)) v for every head, where a position sees itself and those before it; x is [n * positions, width].
+    """Return causal attention, softmax(q k^T / sqrt(d)) v per head; x is [n * positions, width].
 
-    The columns of qkv are the first head's query, key and value, then the second's ...: so heads can be split over devices.
+    The columns of qkv are the first head's query, key and value, then those of the second head, and so on.  So heads can be split over devices.
     """
     width = x.tensor_type.shape[1]
     each = width // shape.heads
@@ -51,7 +51,7 @@ def _attention(x: Tensor, shape: _Shape, name: str) -> Tensor:
 
 
 def _block(x: Tensor, shape: _Shape, name: str) -> Tensor:
-    """x + attention(norm(x)), and to that what a layer four times as wide makes of it."""
+    """Return x + attention(norm(x)), plus a feed-forward layer four times as wide applied to it."""
     y = _attention(layers.layer_norm(x, name=f"{name}-norm1"), shape, name)
     x = math.add(x, nn.dropout(y, rate=shape.dropout, name=f"{name}-dropout1"))
     wide = _dense(layers.layer_norm(x, name=f"{name}-norm2"), 4 * x.tensor_type.shape[1], f"{name}-up", activation=math.gelu)
@@ -71,11 +71,11 @@ def gpt(
     dropout: float = 0.0,
     recompute: bool = False,
 ) -> Outputs:
-    """A transformer in the manner of GPT-2 over tokens [n, at most `length`] of `words` kinds; for bytes there are 256.
+    """A transformer like GPT-2 over tokens [n, at most `length`] of `words` kinds; for bytes there are 256.
 
-    loss [n] is the mean over a window of -log p(targets), in nats per token; scores are [n, positions, words], those at a position
-    being about the token behind it.  Windows may be padded on the right: a position sees only those before it.  `recompute` keeps only
-    what goes into a block and computes the rest again for the backward pass.
+    loss [n] is the mean over a window of -log p(targets), in nats per token.  scores are [n, positions, words]; those at a position predict
+    the next token.  Windows may be padded on the right, because attention is causal.  `recompute` keeps only the inputs of each block and
+    recomputes the rest in the backward pass.
     """
     positions = tokens.tensor_type.shape[1]
     _check(positions, length, width, heads)
@@ -99,7 +99,7 @@ def _check(positions: int, length: int, width: int, heads: int) -> None:
 
 
 def _embedded(tokens: Tensor, words: int, length: int, width: int) -> Tensor:
-    """[n * positions, width]: a row for each token and, added to it, a row for its position."""
+    """Return [n * positions, width]: the embedding of each token plus that of its position."""
     positions, first = tokens.tensor_type.shape[1], random_normal_initializer(stddev=0.1)
     places = get_variable("positions", (length, width), initializer=first)
     if positions < length:

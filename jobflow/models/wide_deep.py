@@ -1,4 +1,4 @@
-"""Wide & Deep (Cheng et al., 2016) over ids of rows of tables, which are split over the devices."""
+"""Wide & Deep (Cheng et al., 2016) over row ids of tables that are split over the devices."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def wide_deep(
     width: int = 16,
     hidden: Sequence[int] = (64, 32),
 ) -> Outputs:
-    """score = sum of wide[crosses] + deep(embedding[bins] beside the numbers): the log odds of the second of two classes.
+    """score = sum of wide[crosses] + deep(embedding[bins], numbers): the log odds of the second of two classes.
 
-    `wide` [cross_rows, 1] is stored split by rows, `embedding` [bin_rows, width] by columns: each device has a part of both, and what
-    travels is a batch's rows, never a table.  ids of rows are integers [n, ids], numbers are floats [n, numbers], labels 0 or 1.
+    `wide` [cross_rows, 1] is stored split by rows, `embedding` [bin_rows, width] by columns, so each device stores a part of both.
+    Communication moves rows of a batch, never a table.  Row ids are integers [n, ids], numbers are floats [n, numbers], labels 0 or 1.
     """
     wide = get_variable("wide", (cross_rows, 1), initializer=zeros_initializer(), distribute=distribute.split(0))
     table = get_variable("embedding", (bin_rows, width), initializer=random_normal_initializer(stddev=0.05), distribute=distribute.split(1))

@@ -70,7 +70,7 @@ def test_the_pipeline_may_be_the_inner_dimension() -> None:
     ("strategy", "devices", "kind", "said"),
     [
         (st.pipeline(stages=3), 2, ConfigError, "3 stages do not divide among 2 groups of ranks; make stages a multiple of 2"),
-        (st.pipeline(cuts=["down-*", "head-*"]), 2, ConfigError, "2 cuts make 3 stages, not 2; give 1, or set stages"),
+        (st.pipeline(cuts=["down-*", "head-*"]), 2, ConfigError, "2 cuts make 3 stages, not 2; pass 1 cuts, or set stages"),
         (st.pipeline(cuts=["nothing"]), 2, ConfigError, 'in job train_mlp there is no op or variable like "nothing"'),
         (st.pipeline(cuts=["head-*", "down-*"]), 3, ConfigError, 'the first op or variable like "down-*" is not behind the cut before it'),
         (st.pipeline(stages=400), 2, PlacementError, "cannot make 400 stages"),
