@@ -184,10 +184,13 @@ class Recorder(Recording):
         assert self.module is not None, "others have been refused"
         name = self.module.names.get(id(x))
         if name is None:
+            is_parameter = x._needs_gradient and x.is_leaf
+            remedy = "make it one (register_buffer), create it in forward with flow.tensor, or pass its array to the job"
+            if is_parameter:
+                remedy = "assign it, or its module, to an attribute in __init__"
             raise JobError(
-                f"{user_line()}: {self.module.word}, called in job {self.body.name}, reads a tensor {x.tensor_type} that is not its "
-                f"parameter or buffer, "
-                f"and whose numbers the job would not see change; make it one (nn.Parameter, register_buffer) or in forward, or pass it to the job"
+                f"{user_line()}: {self.module.word}, called in job {self.body.name}, reads a {'parameter' if is_parameter else 'tensor'} "
+                f"{x.tensor_type} that is not its parameter or buffer, so the job would not see its values change; {remedy}"
             )
         if name in session.variables or name in self.body.variables:
             whose = "another module" if name in self.body.tensors or name in tensors else "get_variable or a layer"

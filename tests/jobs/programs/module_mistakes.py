@@ -13,6 +13,9 @@ import jobflow.typing as tp
 from jobflow import nn
 
 
+OTHER = nn.Linear(6, 6)
+
+
 class Wrong(nn.Module):
     """Does in forward what cannot be done there."""
 
@@ -26,7 +29,9 @@ class Wrong(nn.Module):
 
 
 WRONG: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
-    "a plain tensor": (lambda self, x: x * self.plain, "not its parameter or buffer"),
+    "a plain tensor": (lambda self, x: x * self.plain, "is not its parameter or buffer, so the job would not see its values change; make it one"),
+    "memory of an array": (lambda self, x: x * flow.from_numpy(np.ones(6, np.float32)), "create it in forward with flow.tensor"),
+    "a parameter of another module": (lambda self, x: OTHER(x), "reads a parameter float32[6,6] that is not its parameter"),
     "a new module": (lambda self, x: nn.Linear(6, 6)(x), "while the body of a job runs"),
     "a number": (lambda self, x: x if x.sum().item() > 0 else -x, "has no numbers while the body of a job runs"),
     "truth": (lambda self, x: x if x.sum() > 0 else -x, "is not known while the body of a job runs"),
