@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from module_cases import Inputs, X, Y, case, error_of, made, predict_job, train_job
 
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow import nn
-
 
 OTHER = nn.Linear(6, 6)
 
