@@ -45,7 +45,7 @@ UPWARD = set(
 jobflow.compat.import_forms -> jobflow
 jobflow.core.errors -> jobflow
 jobflow.core.errors -> jobflow.cli
-jobflow.data -> jobflow.legacy.data_readers
+jobflow.data -> jobflow.legacy.extras.data_readers
 jobflow.data -> jobflow.legacy.record_codecs
 jobflow.data -> jobflow.legacy.record_data
 jobflow.eager.faces -> jobflow.functional
@@ -56,7 +56,7 @@ jobflow.eager.methods -> jobflow.functional
 jobflow.eager.methods -> jobflow.functional.devices
 jobflow.eager.methods -> jobflow.functional.gradients
 jobflow.eager.methods -> jobflow.functional.sorting
-jobflow.legacy.experimental -> jobflow
+jobflow.legacy.extras.experimental -> jobflow
 jobflow.runtime.world.launched -> jobflow.distributed.launch
 """.strip().splitlines()
 )
@@ -222,6 +222,22 @@ def test_strings_and_stubs_name_no_module_above() -> None:
 def test_upward_list_has_no_stale_entry() -> None:
     """Keep the list from growing back: delete an entry once no string needs it."""
     assert UPWARD - {entry for _, entry in upward_names()} == set()
+
+
+#: folders that other modules import only inside functions, and the stubs that name their public modules
+ON_FIRST_USE = ("jobflow.legacy.extras",)
+
+
+def test_folders_on_first_use_are_not_imported_before() -> None:
+    names = modules()
+    eager = [
+        f"{path.relative_to(PACKAGE.parent)}:{line}: {imported}"
+        for module, path in names.items()
+        if not module.startswith(ON_FIRST_USE)
+        for line, imported in imports(module, path.read_text(encoding="utf-8"), set(names), path.name == "__init__.py", at_once)
+        if imported.startswith(ON_FIRST_USE)
+    ]
+    assert eager == [], "import these inside the function that needs them"
 
 
 def test_no_modules_need_each_other() -> None:

@@ -14,12 +14,12 @@ from typing import Any
 import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, JobError, user_line
 from jobflow.core.notices import notice
+from jobflow.engine.body import JobBody, Replacing
 from jobflow.engine.eager_job import EagerJob
 from jobflow.engine.job import Job
 from jobflow.engine.job_config import FunctionConfig
 from jobflow.engine.session import current_session
 from jobflow.legacy.optimizer.from_options import optimizer_of
-from jobflow.legacy.quantization_aware import quantizing
 from jobflow.strategies import zero
 
 
@@ -52,7 +52,7 @@ def global_function(type: str | FunctionConfig = "predict", function_config: Fun
         if hasattr(function, "job"):
             raise JobError(f"global_function at {where}: {function.__name__} is a job already; decorate it once")
         session = current_session()
-        job = (EagerJob if session.settings.eager else Job)(function, trainable, config, where, optimizer_of, quantizing(config))
+        job = (EagerJob if session.settings.eager else Job)(function, trainable, config, where, optimizer_of, _replacing(config))
         session.register(job)
 
         @functools.wraps(function)
@@ -78,3 +78,12 @@ def _spreads_optimizers(config: FunctionConfig) -> bool:
         return False
     place, view = asked.get("default_placement_scope"), asked.get("default_logical_view")
     return (place is None or place.hierarchy is None) and not isinstance(view, scope.mirrored_view)
+
+
+def _replacing(config: FunctionConfig) -> Callable[[JobBody], Replacing] | None:
+    """Return the factory of the quantization of a job body, or None if the configuration does not enable it."""
+    if not config.options.get("enable_quantization_aware_training"):
+        return None
+    from jobflow.legacy.extras.quantization_aware import Quantization
+
+    return functools.partial(Quantization, config)

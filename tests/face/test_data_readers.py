@@ -19,8 +19,8 @@ from reading import megatron, told
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow.data.ofrecord import record_classes
-from jobflow.legacy.op_types_on_host import OP_TYPES_ON_HOST
-from jobflow.legacy.user_ops import op_type
+from jobflow.legacy.extras.op_types_on_host import OP_TYPES_ON_HOST
+from jobflow.legacy.extras.user_ops import op_type
 
 # OneRec -------------------------------------------------------------------------------------------------------------
 

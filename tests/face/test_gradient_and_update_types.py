@@ -12,9 +12,9 @@ from op_type_cases import CASES, IDS, IMAGE, ONES, SLICE, V, W, X, Y, Z
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow.core.types import dtype_of
-from jobflow.legacy.op_types_of_gradients import OP_TYPES_OF_GRADIENTS, WALKED
-from jobflow.legacy.op_types_of_updates import OP_TYPES_OF_UPDATES
-from jobflow.legacy.user_ops import op_type
+from jobflow.legacy.extras.op_types_of_gradients import OP_TYPES_OF_GRADIENTS, WALKED
+from jobflow.legacy.extras.op_types_of_updates import OP_TYPES_OF_UPDATES
+from jobflow.legacy.extras.user_ops import op_type
 
 
 def of_float(*shape: int) -> Any:

@@ -12,7 +12,7 @@ from reading import LENGTHS, megatron, told
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow.data.megatron import TokenFiles
+from jobflow.legacy.extras.megatron import TokenFiles
 
 
 def test_megatron_tokens(devices: int, tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from op_type_cases import CASES, X, Y
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow.core.types import dtype_of
-from jobflow.legacy.op_types import OP_TYPES
-from jobflow.legacy.user_ops import op_type
+from jobflow.legacy.extras.op_types import OP_TYPES
+from jobflow.legacy.extras.user_ops import op_type
 from jobflow.ops.pointwise import Unary
 
 

@@ -19,7 +19,7 @@ import jobflow.legacy.math as math
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.types import Tensor
 from jobflow.graph.ir import nodes_behind
-from jobflow.legacy.op_types import OP_TYPES, UNARY, dropout
+from jobflow.legacy.extras.op_types import OP_TYPES, UNARY, dropout
 from jobflow.legacy.operands import counts, positive_shape
 from jobflow.legacy.variables import current_job
 from jobflow.ops import elementwise as ew

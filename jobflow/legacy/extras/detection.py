@@ -14,7 +14,7 @@ from typing import Any
 
 from jobflow.core.types import int8
 from jobflow.data import host_stages as st
-from jobflow.data import object_stages as ob
+from jobflow.legacy.extras import object_stages as ob
 from jobflow.legacy.on_host import OnHost, fed_by, on_host, rows_of, same_samples
 
 __all__ = [

@@ -21,13 +21,13 @@ import jobflow.engine.distribute as distribute
 import jobflow.legacy.activations as nn
 import jobflow.legacy.arrays as arrays
 import jobflow.legacy.elements as elements
+import jobflow.legacy.extras.quantization as quantization
 import jobflow.legacy.ids as ids
 import jobflow.legacy.layers as layers
 import jobflow.legacy.loss_functions as losses
 import jobflow.legacy.math as math
 import jobflow.legacy.normalization as normalization
 import jobflow.legacy.profiler as profiler
-import jobflow.legacy.quantization as quantization
 import jobflow.legacy.random as random
 import jobflow.legacy.time_steps as time_steps
 import jobflow.ops.activation as ac
@@ -35,8 +35,8 @@ import jobflow.ops.norm as norm
 import jobflow.ops.softmax as softmax
 from jobflow.core.errors import ArgumentError, user_line
 from jobflow.core.types import Tensor, float32, int32
-from jobflow.legacy.op_type_rows import named_as
-from jobflow.legacy.op_types_of_images import OP_TYPES_OF_IMAGES
+from jobflow.legacy.extras.op_type_rows import named_as
+from jobflow.legacy.extras.op_types_of_images import OP_TYPES_OF_IMAGES
 from jobflow.ops.op import apply, normal_axis
 
 Row = Callable[..., Any]

@@ -8,8 +8,8 @@ from typing import Any as _Any
 from jobflow.core.errors import no_attribute as _no_attribute
 from jobflow.legacy.aliases import name_scope
 from jobflow.legacy.elements import logical_slice, square_sum
-from jobflow.legacy.experimental import scope
-from jobflow.legacy.experimental.of_sessions import (
+from jobflow.legacy.extras.experimental import scope
+from jobflow.legacy.extras.experimental.of_sessions import (
     eager_assign_121,
     enable_typing_check,
     get_interface_blob_value,
@@ -17,7 +17,7 @@ from jobflow.legacy.experimental.of_sessions import (
     logical_slice_assign,
     set_interface_blob_value,
 )
-from jobflow.legacy.experimental.python_ops import custom_op_module
+from jobflow.legacy.extras.experimental.python_ops import custom_op_module
 from jobflow.legacy.ids import indexed_slices_reduce_sum, unique_with_counts
 from jobflow.legacy.variables import ssp_variable_proxy
 

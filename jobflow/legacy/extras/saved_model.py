@@ -19,7 +19,7 @@ from typing import Any
 from jobflow.core.errors import ArgumentError, CheckpointError, JobError, did_you_mean, user_line
 from jobflow.engine.job import job_of
 from jobflow.engine.session import started_session
-from jobflow.legacy import saved_program
+from jobflow.legacy.extras import saved_program
 from jobflow.storage import session_variables as stored
 
 __all__ = ["GraphBuilder", "ModelBuilder", "SignatureBuilder"]

@@ -19,9 +19,9 @@ import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, CheckpointError, JobError, did_you_mean_or, user_line
 from jobflow.core.types import Array
 from jobflow.engine.session import clear_default_session, config
-from jobflow.legacy import saved_program
 from jobflow.legacy.declare import global_function
-from jobflow.legacy.saved_model import FORMAT, PROGRAMS, VARIABLES
+from jobflow.legacy.extras import saved_program
+from jobflow.legacy.extras.saved_model import FORMAT, PROGRAMS, VARIABLES
 from jobflow.legacy.variables import current_job
 from jobflow.storage import session_variables as stored
 from jobflow.storage.store import load

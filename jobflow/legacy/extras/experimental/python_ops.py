@@ -26,7 +26,7 @@ import numpy as np
 from jobflow.core.errors import ArgumentError, JobError, user_line
 from jobflow.core.layout import Rule
 from jobflow.core.types import Array, Tensor, TensorType, Xp, type_of
-from jobflow.legacy import user_ops
+from jobflow.legacy.extras import user_ops
 from jobflow.ops.op import Grads, Op
 from jobflow.ops.pointwise import call
 

@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jobflow.core.scope as scope
 from jobflow.core.types import Tensor, int64
-from jobflow.engine.body import JobBody, Replacing
+from jobflow.engine.body import JobBody
 from jobflow.engine.handle import Handle
 from jobflow.engine.job_config import FunctionConfig
 from jobflow.graph.ir import Value
+from jobflow.legacy.extras.quantization import fake_quantization, min_max_observer, observed
 from jobflow.legacy.initializers import constant_initializer
-from jobflow.legacy.quantization import fake_quantization, min_max_observer, observed
 from jobflow.legacy.variables import assign, get_variable, variable_of
 from jobflow.ops.conv import Conv
 from jobflow.ops.matmul import BroadcastMatMul, Product
@@ -30,13 +30,8 @@ from jobflow.ops.op import Op
 from jobflow.ops.scalar import shift
 
 
-def quantizing(config: FunctionConfig) -> Callable[[JobBody], Replacing] | None:
-    """What gives the products and convolutions of a body their inputs, if the configuration asks for it."""
-    return functools.partial(_Quantization, config) if config.options.get("enable_quantization_aware_training") else None
-
-
-class _Quantization:
-    """Gives products and convolutions their inputs as 8 bits have them, each tensor once."""
+class Quantization:
+    """A replacement of the inputs of products and convolutions by their 8-bit values, computed once per tensor."""
 
     def __init__(self, config: FunctionConfig, job: JobBody) -> None:
         self.job, self.root = job, scope.current().root

@@ -13,13 +13,13 @@ import numpy as np
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import DataError
 from jobflow.core.types import Array, DType
-from jobflow.data import onerec
-from jobflow.data.coco import CocoFile, CocoImage
 from jobflow.data.files import fault_of
 from jobflow.data.host_stages import Stage, feature_of
-from jobflow.data.megatron import TokenFiles, as_tokens
-from jobflow.data.polygons import painted
 from jobflow.data.record_order import Drawn, Indexed, RecordFiles, Source
+from jobflow.legacy.extras import onerec
+from jobflow.legacy.extras.coco import CocoFile, CocoImage
+from jobflow.legacy.extras.megatron import TokenFiles, as_tokens
+from jobflow.legacy.extras.polygons import painted
 from jobflow.storage.untrusted import IMAGE
 
 #: pixels from the corner of an image to a point of a polygon

@@ -12,15 +12,15 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jobflow.legacy.data_readers as readers
-import jobflow.legacy.detection as detection
+import jobflow.legacy.extras.data_readers as readers
+import jobflow.legacy.extras.detection as detection
 import jobflow.legacy.image as image
 import jobflow.legacy.record_data as records
 import jobflow.legacy.tensor_buffers as buffers
 from jobflow.core.errors import ArgumentError, user_line
 from jobflow.core.types import int64, uint8
+from jobflow.legacy.extras.op_type_rows import named_as
 from jobflow.legacy.on_host import body_of
-from jobflow.legacy.op_type_rows import named_as
 
 
 def _raw(
