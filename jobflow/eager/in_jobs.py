@@ -29,7 +29,7 @@ from jobflow.graph.ir import Variable
 from jobflow.ops.layout_ops import ToLayout, to_global
 from jobflow.ops.op import Op, apply, types_tuple
 from jobflow.ops.parts import TakePart
-from jobflow.ops.scalar import Detach, scale
+from jobflow.ops.scalar import Detach
 from jobflow.ops.source import Constant
 from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.world.solo import SoloWorld
@@ -205,18 +205,17 @@ class Recorder(Recording):
         self.body.assign(next(name for name, tensor in self.body.tensors.items() if tensor is x), self._of_all_devices(value.traced))
 
     def _of_all_devices(self, value: Any) -> Any:
-        """The new value of a buffer: in the mirrored view the mean over the devices; unless it is a float, that of the first device."""
+        """Return the new value of a buffer: in the mirrored view the mean over devices with samples, or the value of the first if not a float."""
         if not is_local(value):
             return value
         whole = Placement(value.node.placement.tag, value.node.placement.ranks)
         with scope.using(interpreter=self.body, placement=whole):
-            part = scale(value, 1.0 / whole.size) if value.tensor_type.dtype.is_float else value
+            part = self.body.summand_of_mean(value, whole.size) if value.tensor_type.dtype.is_float else value
             with scope.using(view="consistent"):
                 return to_global(part, P) if value.tensor_type.dtype.is_float else self._of_first_device(to_global(part, B), whole)
 
-    @staticmethod
-    def _of_first_device(value: Any, whole: Placement) -> Any:
-        op = TakePart(B, 0, whole)
+    def _of_first_device(self, value: Any, whole: Placement) -> Any:
+        op = TakePart(B, self.body.first_device, whole)
         with scope.using(placement=op.single):
             return apply(op, value)
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 import jobflow.core.scope as scope
+from jobflow.compiler.front.differentiate import is_without_rows
 from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import JobError, ShapeError, SourceLine, user_line
 from jobflow.core.layout import Placement
@@ -24,6 +25,7 @@ from jobflow.engine.returned import trimmed
 from jobflow.graph.ir import Value, Variable
 from jobflow.graph.training import Optimizer
 from jobflow.ops.op import Op
+from jobflow.ops.scalar import fill_like, scale
 
 #: what a job can do that must not find positions first
 _MASK = "return it, or compute with where(condition, x, y)"
@@ -107,6 +109,17 @@ class JobBody:
     def trainable(self) -> bool:
         """True in a train job."""
         return self.tracer.trainable
+
+    def summand_of_mean(self, value: Tensor, devices: int) -> Tensor:
+        """Return this device's summand of the mean of a local value over devices; those without samples add zeros and do not count."""
+        if is_without_rows(self.tracer.inputs.values(), self.tracer.rows):
+            return fill_like(value, 0.0)
+        return scale(value, 1.0 / (sum(map(bool, self.tracer.rows)) or devices))
+
+    @property
+    def first_device(self) -> int:
+        """The position of the first device that has samples."""
+        return next((position for position, rows in enumerate(self.tracer.rows) if rows), 0)
 
     def unique_name(self, prefix: str) -> str:
         """`<prefix>_<n>`, behind the namespaces, that no other op has."""

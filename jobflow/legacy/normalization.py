@@ -92,14 +92,14 @@ def normalized(
 
 
 def _move(moving: Tensor, batch: Tensor, momentum: float) -> None:
-    """moving <- momentum * moving + (1 - momentum) * batch at the end of the run; in the mirrored view, the ranks' mean of `batch`."""
+    """moving <- momentum * moving + (1 - momentum) * batch at the end of the run; in the mirrored view, the mean of `batch` over devices."""
     key = variable_of(moving)
     if key is None:
         raise ArgumentError(f"normalization at {user_line()}: {moving} is computed, and moving statistics are variables; pass what get_variable gave")
     job = current_job("batch_normalization")
     if is_local(batch):
         placement = current_placement("batch_normalization")
-        batch = to_global(ew.scale(batch, 1.0 / placement.size), *(P,) * len(placement.mesh))
+        batch = to_global(job.summand_of_mean(batch, placement.size), *(P,) * len(placement.mesh))
     with job.updating(user_line()):
         new: Tensor = apply(MovingAverage(momentum), job.variable(job.variables[key]), batch)
     job.assign(key, new)

@@ -9,7 +9,7 @@ added; the optimizer clips and updates.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import jobflow.core.scope as scope
@@ -108,16 +108,16 @@ def counted(program: Traced, loss: Value) -> int:
 
     None on a device of the mirrored view without samples: a mean of no rows has no weight among the means of the devices.
     """
-    if loss.local and _without_rows(program):
+    if loss.local and is_without_rows(program.inputs.values(), program.rows):
         return 0
     rows = is_dynamic(loss) and not (isinstance(program.strategy, Strategy) and program.strategy.view)
     return math.prod(loss.shape[:1]) if rows and program.kind == "job" else loss.tensor_type.size
 
 
-def _without_rows(program: Traced) -> bool:
-    """True on a device whose arguments have no rows while those of other devices have some."""
-    own = [value.shape[:1] for value in program.inputs.values() if value.local and value.shape]
-    return any(program.rows) and bool(own) and all(length == (0,) for length in own)
+def is_without_rows(arguments: Iterable[Value], rows: tuple[int, ...]) -> bool:
+    """True on a device whose arguments have no rows while those of other devices have some; `rows` as in `Tracer`."""
+    own = [value.shape[:1] for value in arguments if value.local and value.shape]
+    return any(rows) and bool(own) and all(length == (0,) for length in own)
 
 
 class _Marking(Rewriter):

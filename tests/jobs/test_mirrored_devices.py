@@ -1,0 +1,69 @@
+"""Devices of the mirrored view with different numbers of rows: one without rows has weight zero; under mpiexec the numbers of threads."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from launching import PROGRAMS, run_ranks
+from mirrored import MODELS, batch, run, train_job, trained
+
+import jobflow as flow
+from jobflow.core.errors import JobError, ShapeError
+
+#: rows of each device
+LENGTHS = [(4, 0), (0, 4), (4, 0, 0), (0, 4, 0), (0, 0, 4)]
+WITHOUT_ROWS = [name for name in MODELS if name != "batch norm"]
+REDUCTIONS = ["mean", "none", "sum"]
+EACH = [(name, LENGTHS[i % 5], REDUCTIONS[i % 3]) for i, name in enumerate(WITHOUT_ROWS)]
+ALL = [(name, lengths, reduction) for name in WITHOUT_ROWS for lengths in LENGTHS for reduction in REDUCTIONS]
+
+
+def same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert list(found) == list(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "lengths", "reduction"), [*EACH, *(pytest.param(*case, marks=pytest.mark.full) for case in ALL if case not in EACH)]
+)
+def test_a_device_without_rows_has_weight_zero(name: str, lengths: tuple[int, ...], reduction: str, fresh: None) -> None:
+    same(trained(name, lengths, reduction, devices=len(lengths)), trained(name, (4,), reduction, devices=1))
+
+
+@pytest.mark.parametrize(("lengths", "reduction"), [((4, 0, 2), "none"), ((3, 0, 3), "mean")])
+def test_devices_with_rows_give_the_mean_of_one_device(lengths: tuple[int, ...], reduction: str, fresh: None) -> None:
+    same(trained("linear", lengths, reduction, devices=3), trained("linear", (6,), reduction, devices=1))
+
+
+def test_batch_norm_refuses_a_device_without_rows(fresh: None) -> None:
+    with pytest.raises(ShapeError, match=r"batch_norm at mirrored.py:\d+: training needs more than one value per channel; input is float32\[0,5\]"):
+        trained("batch norm", (4, 0), devices=2)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "text"),
+    [
+        ((4, 0), r"the devices have [4, 0] rows, and each needs at least 2; pass at least 2 rows to every device"),
+        ((1, 4, 3), r"the devices have [1, 4, 3] rows, and each needs at least 2; pass at least 2 rows to every device"),
+        ((0, 0), r"the batch has no rows (x, y); pass at least 2 rows"),
+    ],
+)
+def test_microbatches_refuse_devices_with_too_few_rows(lengths: tuple[int, ...], text: str, fresh: None) -> None:
+    flow.config.cpu_device_num(len(lengths))
+    job = train_job(MODELS["linear"](), "mean", microbatches=2)
+    with pytest.raises(JobError, match=rf"job train: 2 microbatches, asked for at mirrored.py:\d+: {re.escape(text)}"):
+        job(*batch(lengths))
+
+
+@pytest.mark.mpi
+def test_ranks_of_mpiexec_train_as_threads_and_keep_checkpoints(tmp_path: Path, fresh: None) -> None:
+    (ranks := tmp_path / "ranks").mkdir()
+    ended = run_ranks(PROGRAMS / "mirrored.py", str(ranks), ranks=2)
+    assert ended.code == 0, ended.err
+    same(dict(np.load(ranks / "found.npz")), run(tmp_path / "threads", devices=2))
+    assert sorted(path.name for path in ranks.iterdir()) == ["found.npz", "saved", "saved-2"]
+    assert len(re.findall(r"save at mirrored.py:\d+: .*/saved exists already .*; the checkpoint is written to .*/saved-2\n", ended.err)) == 1, ended.err
