@@ -205,7 +205,7 @@ class Recorder(Recording):
         self.body.assign(next(name for name, tensor in self.body.tensors.items() if tensor is x), self._of_all_devices(value.traced))
 
     def _of_all_devices(self, value: Any) -> Any:
-        """Return the new value of a buffer: in the mirrored view the mean over devices with samples, or the value of the first if not a float."""
+        """Return the new value of a buffer: in the mirrored view the mean over devices with samples, or the first one's integer."""
         if not is_local(value):
             return value
         whole = Placement(value.node.placement.tag, value.node.placement.ranks)

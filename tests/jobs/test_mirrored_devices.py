@@ -21,10 +21,10 @@ EACH = [(name, LENGTHS[i % 5], REDUCTIONS[i % 3]) for i, name in enumerate(WITHO
 ALL = [(name, lengths, reduction) for name in WITHOUT_ROWS for lengths in LENGTHS for reduction in REDUCTIONS]
 
 
-def same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
-    assert list(found) == list(expected)
+def same(result: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert list(result) == list(expected)
     for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(result[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize(

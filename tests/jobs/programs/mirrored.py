@@ -94,12 +94,12 @@ CASES = [("batch norm", (4, 4)), ("batch norm", (4, 3)), ("buffers", (3, 4)), ("
 
 def run(folder: Path, devices: int | None = None) -> dict[str, np.ndarray]:
     """The variables of all cases; saves two checkpoints to one path."""
-    found: dict[str, np.ndarray] = {}
+    variables: dict[str, np.ndarray] = {}
     for name, lengths in CASES:
-        found |= {f"{name} {lengths} {key}": value for key, value in trained(name, lengths, devices=devices).items()}
+        variables |= {f"{name} {lengths} {key}": value for key, value in trained(name, lengths, devices=devices).items()}
     for _ in range(2):
         flow.train.CheckPoint().save(str(folder / "saved"))
-    return found
+    return variables
 
 
 if __name__ == "__main__":
