@@ -25,7 +25,7 @@ from jobflow.kernels.target import Target
 from jobflow.ops.source import Input
 from jobflow.plan.plan import Plan, Slot
 from jobflow.plan.plan_checks import compare_plans, summary
-from jobflow.plan.storage import GIVEN, RankMemory, apart, is_common, place_variables
+from jobflow.plan.storage import ARGUMENT, RankMemory, apart, is_common, place_variables
 from jobflow.runtime.collection import collection_paused
 from jobflow.runtime.concurrency import concurrently
 from jobflow.runtime.executor import Executor, Through
@@ -138,7 +138,7 @@ def _own_places(physical: Physical, rank: int) -> dict[str, Slot]:
         if isinstance(layout, Layout) and rank in layout.placement.ranks:
             type = layout.local_type(value.tensor_type, rank)
             if type.nbytes >= LARGE:
-                found[op.key] = Slot(f"{GIVEN}{op.key}", 0, type, contiguous_strides(type.shape, type.dtype.itemsize))
+                found[op.key] = Slot(f"{ARGUMENT}{op.key}", 0, type, contiguous_strides(type.shape, type.dtype.itemsize))
     return found
 
 

@@ -1,6 +1,6 @@
 """Learning rate schedules: each sets the rates of an optimizer's groups at every `step()`.
 
-Most are closed formulas of the number of steps t, in float64: `rate(base, t)`.  `base` is the rate that the group began with.
+Most are closed formulas of the number of steps t, in float64: `rate(base, t)`.  `base` is the initial rate of the group.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from jobflow.optim.optimizer import Optimizer
 
 
 def _unit(what: str, **factors: float) -> None:
-    """ConfigError unless the factors are in [0, 1]."""
+    """Raise ConfigError unless the factors are in [0, 1]."""
     for name, factor in factors.items():
         if not 0 <= factor <= 1:
             raise ConfigError(f"{what}: {name} must be in [0, 1]; got {factor}")
 
 
 def _steps(what: str, **counts: int) -> None:
-    """ConfigError unless they are at least 1."""
+    """Raise ConfigError unless the numbers of steps are at least 1."""
     for name, count in counts.items():
         if not count >= 1:
             raise ConfigError(f"lr_scheduler.{what} at {user_line()}: {name} must be at least 1; got {count}")
 
 
 class LRScheduler:
-    """A schedule over the groups of `optimizer`; `last_epoch` is the number of steps made, -1 before any."""
+    """A schedule for the groups of `optimizer`; `last_epoch` is the number of completed steps, -1 before the first."""
 
     #: attributes that are not saved
     UNSAVED: ClassVar[tuple[str, ...]] = ("optimizer",)
@@ -47,19 +47,19 @@ class LRScheduler:
         self.step()
 
     def rate(self, base: float, t: int) -> float:
-        """The rate after t steps of a group that began at `base`."""
+        """Return the rate after t steps of a group whose initial rate is `base`."""
         raise JobError(f"{type(self).__name__} at {user_line()}: the schedule has no method `rate`, which gives the rate after t steps")
 
     def rates(self) -> list[float]:
-        """Those of all groups now."""
+        """Return the current rates of all groups."""
         return self.rates_after(self.last_epoch)
 
     def rates_after(self, t: int) -> list[float]:
-        """Those of all groups after t steps."""
+        """Return the rates of all groups after t steps."""
         return [self.rate(base, t) for base in self.base_lrs]
 
     def step(self) -> None:
-        """One step on."""
+        """Advance by one step and set the rates."""
         self.last_epoch += 1
         self.last_step = self.last_epoch
         self._set(self.rates())
@@ -69,25 +69,25 @@ class LRScheduler:
             group["lr"] = rate
 
     def get_lr(self) -> list[float]:
-        """The rates now."""
+        """Return the current rates."""
         return self.rates()
 
     def get_last_lr(self) -> list[float]:
-        """The rates that were set last."""
+        """Return the rates that were set last."""
         return [group["lr"] for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` needs to go on."""
+        """Return the state for `load_state_dict`."""
         return {name: value for name, value in vars(self).items() if name not in self.UNSAVED and not callable(value)}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on where the saved schedule was."""
+        """Resume from the state of a saved schedule."""
         vars(self).update(saved)
         self._set(self.rates())
 
 
 class LambdaLR(LRScheduler):
-    """base f(t), with a function for all groups or one for each."""
+    """base f(t), with one function for all groups or one per group."""
 
     UNSAVED = ("optimizer", "lambdas")
 
@@ -119,7 +119,7 @@ class StepLR(LRScheduler):
 
 
 class MultiStepLR(LRScheduler):
-    """base gamma^(how many milestones are at most t)."""
+    """base gamma^k, where k is the number of milestones that are at most t."""
 
     def __init__(self, optimizer: Optimizer, milestones: Sequence[int], gamma: float = 0.1, last_epoch: int = -1) -> None:
         self.milestones, self.gamma = sorted(milestones), gamma
@@ -153,7 +153,7 @@ class ConstantLR(LRScheduler):
 
 
 class LinearLR(LRScheduler):
-    """base times what goes from start_factor to end_factor in total_iters steps."""
+    """base times a factor that changes linearly from start_factor to end_factor in total_iters steps."""
 
     def __init__(
         self, optimizer: Optimizer, start_factor: float = 1.0 / 3, end_factor: float = 1.0, total_iters: int = 5, last_epoch: int = -1
@@ -171,7 +171,7 @@ class LinearLR(LRScheduler):
 
 
 class PolynomialLR(LRScheduler):
-    """(base - end) (1 - t / n)^power + end; n is `steps`, or with `cycle` the next multiple of it."""
+    """(base - end) (1 - t / n)^power + end; n is `steps`, or with `cycle` the next multiple of `steps`."""
 
     def __init__(
         self, optimizer: Optimizer, steps: int, end_learning_rate: float = 0.0001, power: float = 1.0, cycle: bool = False, last_epoch: int = -1
@@ -185,7 +185,7 @@ class PolynomialLR(LRScheduler):
 
 
 class CosineDecayLR(LRScheduler):
-    """base ((1 - alpha) (1 + cos(pi t / n)) / 2 + alpha), n = decay_steps; base alpha from there on."""
+    """base ((1 - alpha) (1 + cos(pi t / n)) / 2 + alpha), n = decay_steps; base alpha after n steps."""
 
     def __init__(self, optimizer: Optimizer, decay_steps: int, alpha: float = 0.0, last_epoch: int = -1) -> None:
         _steps("CosineDecayLR", decay_steps=decay_steps)
@@ -209,7 +209,7 @@ class CosineAnnealingLR(LRScheduler):
 
 
 class WarmUpLR(LRScheduler):
-    """For warmup_iters steps from base warmup_factor up to what the schedule (or the constant rate of an optimizer) has there, then as that."""
+    """A warm-up before another schedule or a constant rate: from base warmup_factor to its rate after warmup_iters steps."""
 
     UNSAVED = ("optimizer", "inner")
 
@@ -241,7 +241,7 @@ class WarmUpLR(LRScheduler):
 
 
 class ReduceLROnPlateau:
-    """The rate times `factor` when a number has not become better for more than `patience` steps; `step(number)` tells it."""
+    """The rate times `factor` whenever a metric has not improved for more than `patience` steps; pass the metric to `step`."""
 
     def __init__(
         self,
@@ -267,7 +267,7 @@ class ReduceLROnPlateau:
         self.bad_steps = self.cooling = 0
 
     def step(self, metric: float) -> None:
-        """Tell it the number of this step."""
+        """Record the metric of this step and set the rates."""
         value = float(metric)
         if self._better(value):
             self.best, self.bad_steps = value, 0
@@ -282,7 +282,7 @@ class ReduceLROnPlateau:
             self.cooling, self.bad_steps = self.cooldown, 0
 
     def get_last_lr(self) -> list[float]:
-        """The rates that were set last."""
+        """Return the rates that were set last."""
         return [group["lr"] for group in self.optimizer.param_groups]
 
     def _better(self, value: float) -> bool:
@@ -293,9 +293,9 @@ class ReduceLROnPlateau:
         return sign * value < sign * self.best - margin
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` needs to go on."""
+        """Return the state for `load_state_dict`."""
         return {name: value for name, value in vars(self).items() if name != "optimizer"}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on where the saved schedule was."""
+        """Resume from the state of a saved schedule."""
         vars(self).update(saved)

@@ -24,17 +24,17 @@ from jobflow.ops.update import rate_dtype
 from jobflow.runtime.interrupts import held
 
 Group = dict[str, Any]
-#: what an option must be: a predicate, and the same in words
+#: validity of an option: a predicate, and its description
 Legal = tuple[Callable[[Any], bool], str]
 POSITIVE: Legal = (lambda x: x >= 0, "a number of at least 0")
-#: options that every optimizer takes in a group: the norm that `clip_grad`, or a graph, clips the group's gradients to, and which norm
+#: options of every group: the maximal gradient norm for `clip_grad` and graphs, and the type of norm
 COMMON: dict[str, Any] = {"clip_grad_max_norm": None, "clip_grad_norm_type": None}
-#: the slots of the formulas that have another name in `Optimizer.state`
+#: names in `Optimizer.state` of slots that the formulas name differently
 SLOT_NAMES = {"momentum": "momentum_buf", "mean_square": "square_avg", "mean_gradient": "grad_avg"}
 
 
 def _is(legal: Callable[[Any], bool], value: Any) -> bool:
-    """Whether a value is legal; what cannot be compared with numbers is not."""
+    """Return True for a valid value; values that cannot be compared with numbers are invalid."""
     try:
         return bool(legal(value))
     except TypeError:
@@ -42,14 +42,13 @@ def _is(legal: Callable[[Any], bool], value: Any) -> bool:
 
 
 class Optimizer:
-    """Steps parameters against their gradients.
+    """Base class of optimizers, which update parameters from their gradients.
 
-    `params` are tensors, or dicts {"params": tensors, option: value} of groups with options of their own.  `defaults` are the
-    options of all others.
-    Raises: ConfigError for an unknown option, a value out of range, or a tensor that is not a parameter of its own.
+    `params` are tensors, or dicts {"params": tensors, option: value}, one per group.  `defaults` are the options that a group does not set.
+    Raises: ConfigError for an unknown option, a value out of range, or a tensor that is not a leaf.
     """
 
-    #: by option
+    #: validity checks by option
     LEGAL: ClassVar[dict[str, Legal]] = {}
 
     def __init__(self, params: Iterable[Tensor] | Iterable[Mapping[str, Any]], defaults: Mapping[str, Any]) -> None:
@@ -63,13 +62,13 @@ class Optimizer:
                 f"{self._word} at {user_line()}: parameters are a list of tensors; got {type(params).__name__}: pass module.parameters()"
             )
         _check_order(params, f"{self._word} at {user_line()}")
-        given = list(params)
-        if not given:
+        entries = list(params)
+        if not entries:
             raise ConfigError(
                 f"{self._word} at {user_line()}: there are no parameters; pass module.parameters() (those of modules in a plain list, "
                 f"which is no nn.ModuleList, are not found)"
             )
-        for group in given if isinstance(given[0], Mapping) else [{"params": given}]:
+        for group in entries if isinstance(entries[0], Mapping) else [{"params": entries}]:
             self.add_param_group(group)  # type: ignore[arg-type]
 
     @property
@@ -77,7 +76,7 @@ class Optimizer:
         return f"optim.{type(self).__name__}"
 
     def add_param_group(self, group: Mapping[str, Any]) -> None:
-        """One more group of parameters, with options of its own."""
+        """Add a group of parameters with its options."""
         what = f"{self._word} at {user_line()}"
         _check_order(group.get("params"), what)
         params = [group["params"]] if isinstance(group.get("params"), Tensor) else list(group.get("params", ()))
@@ -91,9 +90,9 @@ class Optimizer:
             if id(p) in known:
                 raise ConfigError(f"{what}: a {p.tensor_type} parameter is given twice")
             known.add(id(p))
-        made = {**self.defaults, **group, "params": params}
-        self._check(made, what)
-        self.param_groups.append(made)
+        complete = {**self.defaults, **group, "params": params}
+        self._check(complete, what)
+        self.param_groups.append(complete)
 
     def _check(self, group: Group, what: str) -> None:
         for name, (legal, words) in {"lr": POSITIVE, "weight_decay": POSITIVE, **self.LEGAL}.items():
@@ -103,23 +102,23 @@ class Optimizer:
     # ---------------------------------------------------------------- steps
 
     def rule(self, group: Group) -> OptimizerUpdate:
-        """The update that steps the parameters of a group."""
+        """Return the operation that updates the parameters of a group."""
         raise JobError(f"{self._word} at {user_line()}: the optimizer has no method `rule`, which gives the update of a group")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients, or write zeros into their memory."""
+        """Set the gradients to None, or fill them with zeros in place."""
         for p in self._parameters():
             zero_gradient(p, set_to_none)
 
     def clip_grad(self, error_if_nonfinite: bool = False) -> None:
-        """Scale the gradients of every group that has a `clip_grad_max_norm` to that norm at most; graphs do so on their own."""
+        """Clip the gradient norm of every group with `clip_grad_max_norm`; graphs do this automatically."""
         for group in self.param_groups:
             most, kind = group["clip_grad_max_norm"], group["clip_grad_norm_type"]
             if most is not None:
                 clip_grad_norm_(group["params"], most, 2.0 if kind is None else kind, error_if_nonfinite)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step every parameter that has a gradient; `closure`, if given, computes the loss first, and what it gives is returned."""
+        """Update every parameter that has a gradient.  `closure`, if passed, computes the loss first, and its result is returned."""
         loss = None
         if closure is not None:
             with gradients(True):
@@ -153,15 +152,15 @@ class Optimizer:
     # ---------------------------------------------------------------- saving
 
     def state_dict(self) -> dict[str, Any]:
-        """{"state": {number of a parameter: what is kept for it}, "param_groups": the options, with numbers for parameters}."""
+        """Return {"state": {parameter number: its state}, "param_groups": options, with numbers for parameters}."""
         numbers = {p: i for i, p in enumerate(self._parameters())}
         groups = [{**group, "params": [numbers[p] for p in group["params"]]} for group in self.param_groups]
-        return {"state": {numbers[p]: dict(kept) for p, kept in self.state.items()}, "param_groups": groups}
+        return {"state": {numbers[p]: dict(state) for p, state in self.state.items()}, "param_groups": groups}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave; tensors are brought into the layouts of the parameters.
+        """Load the result of `state_dict`; tensors are redistributed to the layouts of the parameters.
 
-        Raises: CheckpointError if groups or shapes do not fit.
+        Raises: CheckpointError if groups or shapes differ.
         """
         what = f"{self._word}.load_state_dict at {user_line()}"
         sizes = [len(group["params"]) for group in saved["param_groups"]]
@@ -169,10 +168,12 @@ class Optimizer:
         if sizes != mine:
             raise CheckpointError(f"{what}: the saved groups have {sizes} parameters, this optimizer's have {mine}")
         parameters = list(self._parameters())
-        found = {parameters[int(i)]: {name: _loaded(x, parameters[int(i)], what) for name, x in kept.items()} for i, kept in saved["state"].items()}
+        states = {
+            parameters[int(i)]: {name: _loaded(x, parameters[int(i)], what) for name, x in state.items()} for i, state in saved["state"].items()
+        }
         for group, other in zip(self.param_groups, saved["param_groups"], strict=True):
             group.update({name: value for name, value in other.items() if name != "params"})
-        self.state = found
+        self.state = states
 
     def __repr__(self) -> str:
         lines = [f"{type(self).__name__} ("]
@@ -185,21 +186,21 @@ class Optimizer:
 
 
 def _check_order(params: Any, what: str) -> None:
-    """ConfigError for a set, whose order differs between runs and ranks, while `state_dict` numbers parameters by it."""
+    """Raise ConfigError for a set: its order differs between runs and ranks, and `state_dict` numbers parameters by their order."""
     if isinstance(params, set | frozenset):
         raise ConfigError(f"{what}: params is a {type(params).__name__}, whose order changes from run to run; pass a list")
 
 
 def _number(p: Tensor, value: np.ndarray[Any, Any]) -> Tensor:
-    """A number for the update of a parameter, where that is."""
+    """Return a number as a tensor with the placement of a parameter."""
     layout = None if p.layout is None else Layout(p.layout.placement, (B,) * len(p.layout.sbp))
-    made = Tensor(type_of(value), layout, value)
-    made.origin = zlib.crc32(value.tobytes())
-    return made
+    number = Tensor(type_of(value), layout, value)
+    number.origin = zlib.crc32(value.tobytes())
+    return number
 
 
 def _loaded(saved: Any, p: Tensor, what: str) -> Any:
-    """A kept tensor as the parameter lies."""
+    """Return a saved tensor in the layout of the parameter."""
     if not isinstance(saved, Tensor):
         return saved
     if saved.tensor_type.shape != p.tensor_type.shape or (saved.layout is None) != (p.layout is None):

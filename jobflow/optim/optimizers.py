@@ -1,4 +1,4 @@
-"""The optimizers: their options, and the formula of `jobflow.ops.optimizer_updates` that each uses."""
+"""The optimizers: their options, and the formula of `jobflow.ops.optimizer_updates` that each applies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["LAMB", "SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "RMSprop"]
 
 _UNIT: Legal = (lambda x: 0 <= x < 1, "a number in [0, 1)")
 _PAIR: Legal = (lambda x: len(x) == 2 and all(0 <= b < 1 for b in x), "a pair of numbers in [0, 1)")
-#: what options are, beside the rate and the decay that all have
+#: validity of options besides the learning rate and weight decay, which all optimizers have
 _LEGAL = {"alpha": _UNIT, "betas": _PAIR, "rho": _UNIT, **dict.fromkeys(("eps", "initial_accumulator_value", "lr_decay", "momentum"), POSITIVE)}
 
 Class = TypeVar("Class", bound="type[_WithOptions]")
@@ -32,7 +32,7 @@ Class = TypeVar("Class", bound="type[_WithOptions]")
 
 @dataclass_transform(eq_default=False)
 def _options(cls: Class) -> Class:
-    """A class whose fields are the options of its optimizers: arguments of the constructor, and defaults of groups."""
+    """Create a class whose fields are the options of an optimizer: arguments of the constructor, and defaults of groups."""
     cls._names = take_fields(cls)
     cls.LEGAL = {name: _LEGAL[name] for name in cls._names if name in _LEGAL}
     return cls
@@ -49,7 +49,7 @@ class _WithOptions(Optimizer):
 
 @_options
 class SGD(_WithOptions):
-    """Stochastic gradient descent, with momentum, decay and Nesterov's look ahead."""
+    """Stochastic gradient descent with momentum, weight decay and Nesterov momentum."""
 
     lr: float = 0.001
     momentum: float = 0.0
@@ -60,8 +60,8 @@ class SGD(_WithOptions):
 
     def __post_init__(self, params: Iterable[Any]) -> None:
         if self.nesterov and (self.momentum <= 0 or self.dampening):
-            given = f"momentum={self.momentum}, dampening={self.dampening}"
-            raise ConfigError(f"optim.SGD at {user_line()}: nesterov needs a momentum and no dampening; got {given}")
+            values = f"momentum={self.momentum}, dampening={self.dampening}"
+            raise ConfigError(f"optim.SGD at {user_line()}: nesterov needs a momentum and no dampening; got {values}")
         super().__post_init__(params)
 
     def rule(self, group: Group) -> OptimizerUpdate:
@@ -73,7 +73,7 @@ class SGD(_WithOptions):
 
 @_options
 class Adam(_WithOptions):
-    """Adam (Kingma and Ba 2015); decay is added to the gradient."""
+    """Adam (Kingma and Ba 2015); weight decay is added to the gradient."""
 
     decoupled: ClassVar[bool] = False
     lr: float = 0.001
@@ -91,7 +91,7 @@ class Adam(_WithOptions):
 
 @_options
 class AdamW(Adam):
-    """Adam with decay of its own, not through the gradient (Loshchilov and Hutter 2019)."""
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
 
     decoupled: ClassVar[bool] = True
     weight_decay: float = 0.01
@@ -99,7 +99,7 @@ class AdamW(Adam):
 
 @_options
 class LAMB(_WithOptions):
-    """Adam whose step has, per parameter, the size of the parameter (You et al. 2020): of the whole of it, however it lies."""
+    """Adam with a step scaled, per parameter, by the norm of the logical parameter in any layout (You et al. 2020)."""
 
     lr: float = 0.001
     betas: tuple[float, float] = (0.9, 0.999)
@@ -120,7 +120,7 @@ class LAMB(_WithOptions):
 
 @_options
 class RMSprop(_WithOptions):
-    """Steps over the root of a running mean of squares, optionally around the mean, optionally with momentum."""
+    """Gradients divided by the root of a running mean of squares, optionally centered, optionally with momentum."""
 
     lr: float = 0.001
     alpha: float = 0.99
@@ -135,7 +135,7 @@ class RMSprop(_WithOptions):
 
 @_options
 class Adagrad(_WithOptions):
-    """Steps over the root of the sum of squares so far (Duchi et al. 2011)."""
+    """Gradients divided by the root of the sum of all squares so far (Duchi et al. 2011)."""
 
     lr: float = 0.001
     lr_decay: float = 0.0
@@ -149,7 +149,7 @@ class Adagrad(_WithOptions):
 
 @_options
 class Adadelta(_WithOptions):
-    """Steps whose size is learned (Zeiler 2012)."""
+    """Steps with an adaptive size (Zeiler 2012)."""
 
     lr: float = 1.0
     rho: float = 0.9

@@ -1,10 +1,10 @@
-"""The memory of a rank by use, and its peak, before anything runs.
+"""The memory of a rank by use, and its peak, before the program runs.
 
-A byte of the arena is in use from the instruction that writes it to the last that reads what was written.  It counts for what
-wrote it: the forward pass (activations), the backward pass (gradients), the update (temporaries), or a communication (what it
-received).  Variables are always there.
+A byte of the arena is in use from the instruction that writes it to the last instruction that reads it.  The writer determines the kind of use:
+the forward pass (activations), the backward pass (gradients), the update (temporaries), or a communication (received data).  Variables are
+always in use.
 
-`footprint` knows the plan alone.  `engine.allocation` adds what binding the plan allocates beside its buffers: staging buffers of collectives and
+`footprint` covers the plan alone.  `engine.allocation` adds memory that is allocated when the plan is bound: staging buffers of collectives and
 scratch of kernels.
 """
 
@@ -19,7 +19,7 @@ from jobflow.core.errors import NOWHERE
 from jobflow.core.tables import TextTable
 from jobflow.plan.plan import Collective, Compute, Instruction, Plan, Slot, Transfer, Wait
 
-#: What memory is used for, in the order of the table.
+#: The kinds of memory use, in the order of the table.
 CATEGORIES = ("variables", "optimizer state", "activations", "gradients", "communication", "update", "staging", "scratch")
 _OF_PHASE = {"forward": "activations", "backward": "gradients", "update": "update"}
 
@@ -28,24 +28,24 @@ _OF_PHASE = {"forward": "activations", "backward": "gradients", "update": "updat
 class Footprint:
     """The memory of one rank, in bytes."""
 
-    #: in use at the fullest moment, by category
+    #: bytes in use at the peak, by category
     at_peak: dict[str, int]
-    #: the instruction that runs then
+    #: the instruction at the peak
     peak: str
-    #: of the buffers that are reused: all bytes in use at the fullest moment
+    #: bytes in use at the peak in buffers that are reused
     needed: int
-    #: of the same buffers: what is allocated
+    #: bytes allocated for these buffers
     allocated: int
 
     @property
     def total(self) -> int:
-        """What the rank allocates."""
+        """The number of bytes that the rank allocates."""
         return self.allocated + self.at_peak["variables"] + self.at_peak["optimizer state"]
 
 
 @dataclass(frozen=True)
 class _Touch:
-    """An instruction reads or writes the bytes of a slot."""
+    """A read or write of the bytes of a slot by an instruction."""
 
     time: int
     slot: Slot
@@ -53,9 +53,9 @@ class _Touch:
 
 
 def footprint(plan: Plan) -> Footprint:
-    """Where the bytes of a rank go."""
+    """Return the memory of a rank by use."""
     instructions = plan.instructions
-    touches = [touch for touch in _touches(plan, instructions) if touch.slot.buffer in plan.buffers]
+    touches = [touch for touch in _accesses(plan, instructions) if touch.slot.buffer in plan.buffers]
     last = len(instructions) + 1
     in_use = np.zeros((len(CATEGORIES), last + 1), np.int64)
     for buffer in sorted({touch.slot.buffer for touch in touches}):
@@ -69,8 +69,8 @@ def footprint(plan: Plan) -> Footprint:
     return Footprint(at_peak, _describe(instructions, fullest), int(total[fullest]), sum(plan.buffers.values()))
 
 
-def _touches(plan: Plan, instructions: tuple[Instruction, ...]) -> Iterator[_Touch]:
-    """In order of time; within an instruction reads come before writes."""
+def _accesses(plan: Plan, instructions: tuple[Instruction, ...]) -> Iterator[_Touch]:
+    """Return the reads and writes in order of time; within an instruction, reads come before writes."""
     for feed in plan.feeds:
         yield _Touch(0, feed.slot, "activations")
     for time, instruction in enumerate(instructions, 1):
@@ -94,7 +94,7 @@ def _accesses(instruction: Instruction) -> tuple[tuple[Slot, ...], tuple[Slot, .
 
 
 def _add_lives(touches: list[_Touch], in_use: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> None:
-    """Add the bytes of one buffer to what is in use, from each write to the last read before the next."""
+    """Add the live ranges of one buffer: from each write to the last read before the next write."""
     edges = np.unique([edge for touch in touches for edge in (touch.slot.offset, touch.slot.stop)])
     sizes = np.diff(edges)
     written = np.full(len(sizes), -1)
@@ -113,7 +113,7 @@ def _add_lives(touches: list[_Touch], in_use: np.ndarray[tuple[int, int], np.dty
         if touch.category is None:
             read[parts.start : parts.stop] = touch.time
             continue
-        again = [part for part in parts if read[part] != touch.time]  # what is written over what it reads lives on
+        again = [part for part in parts if read[part] != touch.time]  # parts that the instruction reads and overwrites stay live
         end(again)
         written[again] = touch.time
         read[again] = -1
@@ -130,7 +130,7 @@ def _describe(instructions: tuple[Instruction, ...], time: int) -> str:
 
 
 def footprint_text(footprints: dict[int, Footprint]) -> str:
-    """A table with a line per rank, in MiB."""
+    """Return a table with a line per rank, in MiB."""
     rows = [(rank, *(f"{f.at_peak[c] / 2**20:.2f}" for c in CATEGORIES), f"{f.total / 2**20:.2f}", f.peak) for rank, f in footprints.items()]
     table = TextTable(["rank", *CATEGORIES, "allocated", "fullest at"], rows, right=range(len(CATEGORIES) + 2))
     return f"{table}\nMiB in use at each rank's fullest moment; allocated is that of all buffers"

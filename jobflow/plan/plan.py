@@ -1,8 +1,8 @@
-"""What one rank does, in order, as plain data: it prints, pickles, compares and can be verified.
+"""The program of one rank as plain data: it can be printed, pickled, compared and verified.
 
-A slot is a strided window on a buffer.  Buffers: ``arena`` (this rank's own, reused by lifetime), ``shared`` (the same, but
-visible to the other ranks of the node: what collectives read), and variables, which outlive a run: ``state/...`` (this rank's
-own) and ``common/...`` (stored once for all ranks of the node).
+A slot is a strided window on a buffer.  Buffers: ``arena`` (private to this rank, reused by live range), ``shared`` (the same, but visible to the
+other ranks of the node; collectives read it), and variables, which persist between runs: ``state/...`` (private to this rank) and ``common/...``
+(stored once for all ranks of the node).
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from jobflow.core.types import TensorType, contiguous_strides
 from jobflow.graph.ir import Phase
 from jobflow.ops.op import Op
 
-#: Bytes; where every tensor that has memory of its own begins.
+#: Alignment of tensors, in bytes.
 ALIGNMENT = 64
 
 
 def aligned(nbytes: int, alignment: int = ALIGNMENT) -> int:
-    """The least multiple of the alignment that so many bytes fit into."""
+    """Round a number of bytes up to a multiple of the alignment."""
     return -(-nbytes // alignment) * alignment
 
 
-def end_to_end(types: Iterable[TensorType]) -> tuple[list[int], int]:
-    """Byte offsets of tensors laid one after another, each aligned, and the bytes of all."""
+def consecutive_offsets(types: Iterable[TensorType]) -> tuple[list[int], int]:
+    """Return the aligned byte offsets of consecutive tensors, and the total number of bytes."""
     stops = list(accumulate((aligned(type.nbytes) for type in types), initial=0))
     return stops[:-1], stops[-1]
 
 
 def line_cut(nbytes: int, n: int) -> list[tuple[int, int]]:
-    """So many bytes in n pieces that begin on cache lines, so that no two ranks write to one; the last line is whole."""
+    """Cut a number of bytes into n pieces at cache lines, so that no two ranks write to one line; the last line stays whole."""
     return [(start * ALIGNMENT, stop * ALIGNMENT) for start, stop in cut(-(-nbytes // ALIGNMENT), n)]
 
 
@@ -44,7 +44,7 @@ Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """`type` at `offset` bytes into `buffer`, with `strides` in bytes."""
+    """A tensor of `type` at `offset` bytes into `buffer`, with `strides` in bytes."""
 
     buffer: str
     offset: int
@@ -57,7 +57,7 @@ class Slot:
 
     @property
     def stop(self) -> int:
-        """One past the last byte that may be touched."""
+        """One past the last byte of the slot."""
         if 0 in self.type.shape:
             return self.offset
         reach = sum((n - 1) * s for n, s in zip(self.type.shape, self.strides, strict=True))
@@ -66,7 +66,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Run an op's kernel."""
+    """A call of an operation's kernel."""
 
     op: Op
     inputs: tuple[Slot, ...]
@@ -78,10 +78,10 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """All `ranks` take part.  Slots are contiguous; pieces are concatenated in rank order.
+    """A collective of all `ranks`.  Slots are contiguous; pieces are concatenated in rank order.
 
-    all_reduce: input and output of `sum(counts)` elements; all_gather: rank i gives counts[i]; reduce_scatter: rank i keeps
-    counts[i]; all_to_all: this rank sends counts[i] to rank i and receives receives[i] from it.
+    all_reduce: input and output have `sum(counts)` elements; all_gather: rank i sends counts[i]; reduce_scatter: rank i receives counts[i];
+    all_to_all: this rank sends counts[i] to rank i and receives receives[i] from it.
     """
 
     kind: Kind
@@ -100,9 +100,9 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Begin to send a contiguous slot to `peer`, or to receive it from there.
+    """The start of a send of a contiguous slot to `peer`, or of a receive from it.
 
-    Until a `Wait` nobody may write what is sent, nor touch what is received.
+    Until the matching `Wait`, a sent slot must not be written and a received slot must not be read or written.
     """
 
     peer: int
@@ -115,7 +115,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The transfer of this order is complete: what was sent may be overwritten, what was received may be read."""
+    """The completion of a transfer: a sent slot may be overwritten, a received slot may be read."""
 
     peer: int
     sends: bool
@@ -127,11 +127,11 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """A communication as all ranks see it, those that take no part in it too: one line of the schedule."""
+    """One line of the schedule: a communication as all ranks see it, including those that take no part."""
 
     what: str
     name: str
-    #: who takes part; the sender before the receiver
+    #: the participating ranks; the sender before the receiver
     ranks: tuple[int, ...]
     nbytes: int
 
@@ -144,7 +144,7 @@ Instruction: TypeAlias = Compute | Collective | Transfer | Wait
 
 @dataclass(frozen=True)
 class Feed:
-    """An argument of the job: which box of the logical array this rank takes, and where it goes."""
+    """An argument of the job: the box of the logical array that this rank reads, and the slot that receives it."""
 
     name: str
     slot: Slot
@@ -153,7 +153,7 @@ class Feed:
 
 @dataclass(frozen=True)
 class Plan:
-    """The program of one rank.  `body` computes; `epilogue` is the only part that writes variables."""
+    """The program of one rank.  `body` computes; only `epilogue` writes variables."""
 
     job: str
     rank: int
@@ -161,13 +161,13 @@ class Plan:
     feeds: tuple[Feed, ...]
     body: tuple[Instruction, ...]
     epilogue: tuple[Instruction, ...]
-    #: (position among the job's outputs, where its local part lies)
+    #: (position among the job's outputs, slot of the local part)
     fetches: tuple[tuple[int, Slot], ...]
-    #: variable name -> where it is stored
+    #: slot by variable name
     variables: dict[str, Slot] = field(default_factory=dict)
     #: every communication of all ranks, in order; compared across ranks before the first run
     schedule: tuple[Announced, ...] = ()
-    #: bytes of the values of each buffer at its fullest moment, which no placement can go below
+    #: peak bytes of the live values of each buffer, a lower bound for its size
     needed: dict[str, int] = field(default_factory=dict)
 
     @property

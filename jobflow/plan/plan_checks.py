@@ -1,11 +1,11 @@
 """Verification of plans before they run.
 
-Within a rank: nobody reads memory that another value has overwritten, or that nothing has written.  Across ranks: all follow
-one schedule of communication, and each takes part exactly in what concerns it, in that order; of a variable that they have in
-common, every byte is written by one of them, or none is.
+Within a rank, no instruction reads memory that another value has overwritten or that was never written.  Across ranks, all plans follow one
+communication schedule: each rank takes part exactly in its own communications, in this order.  Every byte of a shared variable is written by
+exactly one rank, or none is written.
 
-Nobody writes a variable before all have read it: only epilogues write variables, which ranks begin together.  Nobody reads what another
-rank may be writing: no epilogue reads bytes of common memory that another one writes.
+Only epilogues write variables, and ranks begin them together, so a variable is written after all ranks have read it.  No epilogue reads bytes of
+common memory that another one writes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jobflow.plan.storage import is_common
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The memory one instruction touches; a key names the value that is meant."""
+    """The memory that one instruction reads or writes; a key names the value."""
 
     name: str
     reads: tuple[tuple[int, Slot], ...]
@@ -29,7 +29,7 @@ class Access:
 
 
 class _Memory:
-    """Who has written each stretch of a buffer last: disjoint stretches in order, so that each is found by halving."""
+    """The last writer of each interval of a buffer: disjoint intervals in order, searched by bisection."""
 
     def __init__(self) -> None:
         self.starts: list[int] = []
@@ -37,11 +37,11 @@ class _Memory:
         self.keys: list[int] = []
 
     def touching(self, start: int, stop: int) -> slice:
-        """The stretches that share a byte with [start, stop)."""
+        """Return the intervals that share a byte with [start, stop)."""
         return slice(bisect_right(self.stops, start), bisect_left(self.starts, stop))
 
     def take(self, start: int, stop: int, key: int) -> None:
-        """The value `key` is written over what was there."""
+        """Record a write of the value `key`."""
         if start >= stop:
             return
         at = self.touching(start, stop)
@@ -55,7 +55,7 @@ class _Memory:
 
 
 def verify_memory(accesses: Iterable[Access]) -> None:
-    """PlanError at the first instruction that reads memory in which another value lies by then, or none at all."""
+    """Raise PlanError at the first instruction that reads overwritten or uninitialised memory."""
     buffers: dict[str, _Memory] = {}
     for access in accesses:
         for key, slot in access.reads:
@@ -68,19 +68,18 @@ def _check_read(memory: _Memory, key: int, slot: Slot, name: str) -> None:
     start, stop = slot.offset, slot.stop
     if start == stop:
         return
-    found = memory.keys[memory.touching(start, stop)]
-    if not found:
+    keys = memory.keys[memory.touching(start, stop)]
+    if not keys:
         raise PlanError(f"{name} reads {slot}, which nothing has written")
-    if any(other != key for other in found):
+    if any(other != key for other in keys):
         raise PlanError(f"{name} reads {slot}, over which another value has been written")
 
 
 def verify_order(plan: Plan) -> None:
-    """PlanError unless this rank takes part in each communication that concerns it, and in no other, so that nobody waits for ever.
+    """Raise PlanError unless this rank takes part in exactly its communications, in the order of the schedule, so that no rank waits for ever.
 
-    A rank stands still in collectives and where it waits for a transfer.  It meets what it takes from others - collectives, and
-    what it receives - in the order of the schedule; it has posted a send before it meets anything later, and waits for that send
-    only after it has met everything earlier.  Then, of all that ranks stand still in, the earliest can always go on.
+    A rank blocks in collectives and in waits for transfers.  Collectives and receives follow the order of the schedule.  A send is posted before
+    any later communication, and awaited only after all earlier ones.  Then the earliest of all blocking communications can always complete.
     """
     sends = {i.order: i for i in plan.instructions if isinstance(i, Transfer) and i.sends}
     _verify_meetings(plan, set(sends))
@@ -88,7 +87,7 @@ def verify_order(plan: Plan) -> None:
 
 
 def _verify_transfers(plan: Plan, sends: dict[int, Transfer]) -> None:
-    """The posts of transfers, and the waits for sends."""
+    """Check the posts of transfers, and the waits for sends."""
     due = {number for number, announced in enumerate(plan.schedule) if plan.rank in announced.ranks}
     meetings = sorted(due - set(sends))
     posted: dict[int, Transfer] = {}
@@ -123,7 +122,7 @@ def _verify_transfers(plan: Plan, sends: dict[int, Transfer]) -> None:
 
 
 def _verify_meetings(plan: Plan, sends: set[int]) -> None:
-    """Collectives, and the waits for what is received, are those of the schedule, in its order."""
+    """Check that collectives and waits for receives are those of the schedule, in its order."""
     done = [i for i in plan.instructions if isinstance(i, Collective) or (isinstance(i, Wait) and not i.sends)]
     due = [number for number, announced in enumerate(plan.schedule) if plan.rank in announced.ranks and number not in sends]
     for i in range(max(len(done), len(due))):
@@ -137,17 +136,17 @@ def _verify_meetings(plan: Plan, sends: set[int]) -> None:
 
 @dataclass(frozen=True)
 class PlanSummary:
-    """What a rank tells the others about its plan.
+    """The part of a rank's plan that other ranks compare with theirs.
 
-    Ranks number their buffers each for itself, so a buffer in common is called by the first variable in it.
+    Ranks number their buffers independently, so a shared buffer is named after its first variable.
     """
 
     schedule: tuple[Announced, ...]
-    #: variables in common: name, buffer, first byte, the byte behind
+    #: shared variables: name, buffer, first byte, last byte + 1
     stored: tuple[tuple[str, str, int, int], ...]
-    #: stretches of them that this rank writes: buffer, first byte, the byte behind, the name of the step
+    #: intervals of shared variables that this rank writes: buffer, first byte, last byte + 1, name of the step
     writes: tuple[tuple[str, int, int, str], ...]
-    #: and those that it reads while others may write
+    #: intervals that this rank reads while others may write
     reads: tuple[tuple[str, int, int, str], ...]
 
 
@@ -167,7 +166,7 @@ def summary(plan: Plan) -> PlanSummary:
 
 
 def verify_writes(plan: Plan) -> None:
-    """PlanError if a body writes a variable, which other ranks, or what fails after it, may still need as it was."""
+    """Raise PlanError if a body writes a variable: other ranks, or a restart after an error, may still need the old value."""
     stored = {slot.buffer for slot in plan.variables.values()}
     for instruction in plan.body:
         outputs = instruction.outputs if isinstance(instruction, Compute) else (instruction.output,) if isinstance(instruction, Collective) else ()
@@ -176,13 +175,13 @@ def verify_writes(plan: Plan) -> None:
 
 
 def compare_plans(job: str, plans: Sequence[PlanSummary]) -> None:
-    """PlanError unless the plans of all ranks fit together."""
+    """Raise PlanError unless the plans of all ranks are compatible."""
     compare_schedules(job, [plan.schedule for plan in plans])
     _compare_reads(job, plans, _compare_writes(job, plans))
 
 
 def _compare_writes(job: str, plans: Sequence[PlanSummary]) -> Mapping[str, _Memory]:
-    """Which rank writes what; PlanError where two ranks write to one byte of a variable, or some write to it and leave bytes out."""
+    """Return the writers of each variable; raise PlanError if two ranks write one byte, or if a written variable has unwritten bytes."""
     writes = sorted((*write, rank) for rank, plan in enumerate(plans) for write in plan.writes)
     last = ("", 0, 0, "", 0)
     covered: dict[str, _Memory] = {}
@@ -205,7 +204,7 @@ def _compare_writes(job: str, plans: Sequence[PlanSummary]) -> Mapping[str, _Mem
 
 
 def _compare_reads(job: str, plans: Sequence[PlanSummary], written: Mapping[str, _Memory]) -> None:
-    """PlanError where a rank reads, while variables are written, what another rank writes; `written` by whom."""
+    """Raise PlanError if an epilogue reads bytes that another rank writes; `written` maps bytes to ranks."""
     for rank, plan in enumerate(plans):
         for buffer, start, stop, name in plan.reads:
             memory = written.get(buffer, _Memory())
@@ -215,7 +214,7 @@ def _compare_reads(job: str, plans: Sequence[PlanSummary], written: Mapping[str,
 
 
 def compare_schedules(job: str, schedules: Sequence[Sequence[Announced]]) -> None:
-    """PlanError naming two ranks and the first communication at which they disagree."""
+    """Raise PlanError that names two ranks and the first communication in which they differ."""
     first = schedules[0]
     for rank, schedule in enumerate(schedules):
         for number in range(max(len(first), len(schedule))):

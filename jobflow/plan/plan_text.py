@@ -6,7 +6,7 @@ from jobflow.plan.plan import Collective, Compute, Instruction, Plan, Transfer, 
 
 
 def plan_text(plan: Plan) -> str:
-    """The program of one rank with its memory."""
+    """Return the program of one rank with its memory as text."""
     sizes = ", ".join(f"{name} {nbytes} bytes" for name, nbytes in plan.buffers.items())
     lines = [f"job {plan.job}, rank {plan.rank}: {sizes}"]
     lines.extend(f"  feed {feed.name} -> {feed.slot}" for feed in plan.feeds)
@@ -19,7 +19,7 @@ def plan_text(plan: Plan) -> str:
 
 
 def instruction_text(instruction: Instruction) -> str:
-    """One instruction: what, from where, to where, for which node and line."""
+    """Return one instruction as text: operation, sources, targets, node and user's line."""
     match instruction:
         case Compute(op, inputs, outputs, name, where):
             return f"{', '.join(map(str, outputs))} = {op}({', '.join(map(str, inputs))})  # {name}, {where}"

@@ -1,8 +1,7 @@
-"""The storage of variables: buffers, slots, and what ranks share.
+"""The storage of variables: buffers, slots, and memory shared by ranks.
 
-Variables that are declared together and share a group and an element type lie end to end in one buffer, each at a multiple of
-the alignment, so that an update may treat them as one.  What every rank of a node holds whole may lie in memory that they have in
-common: once, instead of a copy each.
+Variables that are declared together and share a group and an element type are contiguous in one buffer, each aligned, so that one update covers them
+all.  Variables that every rank of a node stores whole may be in memory common to the ranks: once, instead of one copy per rank.
 """
 
 from __future__ import annotations
@@ -19,48 +18,48 @@ from jobflow.ops.skipped_steps import Unless
 from jobflow.ops.update import Assign
 from jobflow.plan.plan import Slot, aligned
 
-#: what the names of buffers begin with that are one rank's own, and that ranks have in common
+#: prefixes of the names of private buffers, and of buffers shared by ranks
 OWN, COMMON = "state/", "common/"
 
 
-#: what the name of a buffer begins with that is an argument where this rank has it, which may be elsewhere in every run
-GIVEN = "given/"
+#: prefix of the names of arguments in the caller's memory, whose address changes between runs
+ARGUMENT = "given/"
 
 
 @dataclass(frozen=True)
 class RankMemory:
-    """What a rank has before its program is planned, and where."""
+    """The memory that a rank has before its program is planned."""
 
     rank: int
-    #: its parts of variables
+    #: the rank's parts of variables
     slots: Mapping[str, Slot]
-    #: its parts of arguments, by key: in memory that ranks have in common, and in its own
+    #: the rank's parts of arguments by key: in shared memory, and in private memory
     places: Mapping[str, Slot] = field(default_factory=dict)
     own: Mapping[str, Slot] = field(default_factory=dict)
-    #: whether it hands out outputs that all ranks hold whole, which else the first alone does
+    #: True if the rank delivers outputs that all ranks hold whole; otherwise only the first rank does
     copies: bool = False
-    #: whether all arguments come through the shared I/O buffers; the same on all ranks
+    #: True if all arguments pass through the shared I/O buffers; the same on all ranks
     io_buffers: bool = False
 
 
-def is_given(buffer: str) -> bool:
-    """True for an argument that is read where this rank has it."""
-    return buffer.startswith(GIVEN)
+def is_argument(buffer: str) -> bool:
+    """Return True for an argument that is read directly from the caller's memory."""
+    return buffer.startswith(ARGUMENT)
 
 
 def is_common(buffer: str) -> bool:
-    """True for a buffer that ranks have in common."""
+    """Return True for a buffer shared by ranks."""
     return buffer.startswith(COMMON)
 
 
 def apart(graph: Graph) -> frozenset[str]:
-    """The variables that take a tensor of the mirrored view: of these each rank has a copy of its own, which may come to differ."""
+    """Return the variables that are assigned a tensor of the mirrored view: each rank has its own copy, and the copies may differ."""
     ops = {name: _assigned(value).node.op for name, value in graph.updates.items()}
     return frozenset(name for name, op in ops.items() if isinstance(op, ToGlobal) and any(isinstance(sbp, Broadcast) for sbp in op.sbp))
 
 
 def _assigned(value: Value) -> Value:
-    """The value that a guarded assignment gives a variable; others as they are."""
+    """Return the value that a guarded assignment writes to a variable; other values are returned unchanged."""
     op = value.node.op
     return value.node.inputs[1] if isinstance(op, Unless) and isinstance(op.op, Assign) else value
 
@@ -68,9 +67,9 @@ def _assigned(value: Value) -> Value:
 def place_variables(
     variables: Iterable[Variable], rank: int, number: int = 0, sharing: tuple[int, ...] = (), own: Collection[str] = ()
 ) -> tuple[dict[str, Slot], dict[str, int]]:
-    """The slots of this rank's parts by variable, and the bytes of the buffers by name; `number` is that of the first buffer.
+    """Return the slots of this rank's parts by variable, and the bytes of the buffers by name; `number` numbers the first buffer.
 
-    `sharing` are the ranks that can have memory in common; variables called in `own` do not lie in it.
+    `sharing` lists the ranks that can share memory; variables in `own` are not shared.
     """
     groups: dict[tuple[str, str, str], list[Variable]] = {}
     for variable in variables:
@@ -90,5 +89,5 @@ def place_variables(
 
 
 def _is_shared(variable: Variable, sharing: tuple[int, ...]) -> bool:
-    """Scalars stay each rank's own: they are read and written at once on all ranks, and cost nothing."""
+    """Return True for variables in shared memory.  Scalars are not shared, since all ranks read and write them at once at no cost."""
     return len(sharing) > 1 and variable.placement.ranks == sharing and variable.layout.is_whole and variable.group != "scalar"

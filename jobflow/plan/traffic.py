@@ -1,15 +1,14 @@
-"""The bytes that communication sends, counted as in textbooks; the same for plans and for runs.
+"""The bytes that communication sends, by the textbook formulas; the same for plans and for runs.
 
-A collective is counted as its ring does it, whatever way the bytes take in truth (windows, MPI, NCCL); with b bytes in balance
-on n ranks each rank hands on
+A collective is counted as a ring algorithm, whatever its implementation (windows, MPI, NCCL).  For b bytes evenly split over n ranks each rank sends
 
     all_gather      b (n-1)/n      a rank's piece goes to every other rank
-    reduce_scatter  b (n-1)/n      all but a rank's own piece leave it
-    all_reduce      2 b (n-1)/n    the second, then the first
-    all_to_all      b (n-1)/n^2    all but what stays
-    transfer        b              by the sender
+    reduce_scatter  b (n-1)/n      every piece except the rank's own is sent
+    all_reduce      2 b (n-1)/n    reduce_scatter, then all_gather
+    all_to_all      b (n-1)/n^2    every piece except the rank's own is sent
+    transfer        b              counted at the sender
 
-Numbers are exact integers for uneven pieces too, and those of all ranks add up to the formula times n.
+Counts are exact integers for uneven pieces too, and the counts of all ranks add up to n times the formula.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from jobflow.plan.plan import Collective, Instruction, Plan, Transfer
 
 
 class Traffic(NamedTuple):
-    """How many communications of one kind a rank took part in, and the bytes it handed to others in them."""
+    """The number of communications of one kind on a rank, and the bytes that it sent in them."""
 
     operations: int
     nbytes: int
 
 
 def handed(kind: str, counts: Sequence[int], me: int, n: int) -> int:
-    """Elements that the rank at position `me` of `n` hands to the others; `counts` as in `Collective`, of a transfer its number of elements."""
+    """Return the number of elements that the rank at position `me` of `n` sends; `counts` as in `Collective`, or the size of a transfer."""
     if n == 1:
         return 0
     if kind == "transfer":
@@ -43,7 +42,7 @@ def handed(kind: str, counts: Sequence[int], me: int, n: int) -> int:
 
 
 def planned(plan: Plan) -> dict[str, Traffic]:
-    """What one run of a rank's plan hands to others, by kind of communication."""
+    """Return the bytes that one run of a rank's plan sends, by kind of communication."""
     return total((kind, Traffic(1, nbytes)) for kind, nbytes in _each(plan.instructions, plan.rank))
 
 
@@ -57,9 +56,9 @@ def _each(instructions: Iterable[Instruction], rank: int) -> Iterable[tuple[str,
 
 
 def total(parts: Iterable[tuple[str, Traffic]]) -> dict[str, Traffic]:
-    """Sums by kind, in the order of the kinds' names."""
-    found: dict[str, Traffic] = {}
+    """Return the sums by kind, ordered by name of the kind."""
+    sums: dict[str, Traffic] = {}
     for kind, traffic in parts:
-        so_far = found.get(kind, Traffic(0, 0))
-        found[kind] = Traffic(so_far.operations + traffic.operations, so_far.nbytes + traffic.nbytes)
-    return dict(sorted(found.items()))
+        so_far = sums.get(kind, Traffic(0, 0))
+        sums[kind] = Traffic(so_far.operations + traffic.operations, so_far.nbytes + traffic.nbytes)
+    return dict(sorted(sums.items()))

@@ -23,7 +23,7 @@ from jobflow.kernels.target import Target, target_of
 from jobflow.ops.checked import Checked
 from jobflow.ops.op import Call
 from jobflow.plan.plan import Collective, Compute, Instruction, Plan, Slot, Transfer, Wait
-from jobflow.plan.storage import is_common, is_given
+from jobflow.plan.storage import is_common, is_argument
 from jobflow.runtime.comm.communicator import Binding, Communicator
 from jobflow.runtime.device.device import Device
 from jobflow.runtime.refusals import Note, Refusal, checks, raise_first, refusal
@@ -67,7 +67,7 @@ class Executor:
         self.begin: Callable[[], None] | None = None
         common = {} if through is None else through.buffers
         self.buffers = {**state.buffers, **common, "arena": device.allocate(plan.buffers["arena"]), "shared": comm.allocate(plan.buffers["shared"])}
-        self.buffers |= {feed.slot.buffer: device.allocate(feed.slot.type.nbytes) for feed in plan.feeds if is_given(feed.slot.buffer)}
+        self.buffers |= {feed.slot.buffer: device.allocate(feed.slot.type.nbytes) for feed in plan.feeds if is_argument(feed.slot.buffer)}
         self.feeds = {feed.name: (self.view(feed.slot), feed.box) for feed in plan.feeds}
         self._waits: dict[int, list[Call]] = {}
         self._notes: list[Note] = []
@@ -179,7 +179,7 @@ class Executor:
         shared |= {i.input.buffer for i in self.plan.instructions if isinstance(i, Collective)}
         found: dict[str, Given] = {}
         for feed in self.plan.feeds:
-            if is_given(feed.slot.buffer) and feed.slot.buffer not in shared:
+            if is_argument(feed.slot.buffer) and feed.slot.buffer not in shared:
                 found[feed.name] = given = Given(feed.slot, self.buffers[feed.slot.buffer])
                 for prepared, part in zip((self.body, self.epilogue), parts, strict=True):
                     at = 0
@@ -195,7 +195,7 @@ class Executor:
         plain = array.flags.c_contiguous and start % array.itemsize == 0 and array.dtype == given.slot.type.dtype.numpy
         if plain and start == given.start:
             return True
-        mine = (memory for name, memory in self.buffers.items() if not is_given(name))
+        mine = (memory for name, memory in self.buffers.items() if not is_argument(name))
         if not plain or any(np.may_share_memory(array, memory) for memory in mine) or not self._rebound(given, array.reshape(-1).view(np.uint8)):
             self._rebound(given, given.own)
             return False

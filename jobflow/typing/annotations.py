@@ -2,9 +2,9 @@
 
     def job(x: Numpy.Placeholder((100, 784)), y: ListNumpy.Placeholder((50,), dtype=int32)) -> Callback[Numpy]: ...
 
-`Numpy.Placeholder` declares one logical array, `ListNumpy.Placeholder` one array per device, `ListListNumpy.Placeholder` a list of them per
+`Numpy.Placeholder` declares one logical array, `ListNumpy.Placeholder` one array per device, `ListListNumpy.Placeholder` a list of arrays per
 device.  A placeholder is a class, so it nests in `typing.Tuple`.
-`FixedTensorDef` and `MirroredTensorDef` are the older spelling, as default values of parameters.
+`FixedTensorDef` and `MirroredTensorDef` are the older names, used as default values of parameters.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Declared:
-    """What one placeholder says: the type of the logical array (of the largest array per device if `per_device`), and where it says so."""
+    """The declaration of a placeholder: the type of the logical array (of the largest array per device if `per_device`), and its line."""
 
     type: TensorType
     per_device: bool
     where: SourceLine
-    #: whether each device has a list of arrays, which no tensor of the job holds: as many as axis 0 has
+    #: True if each device has a list of arrays, processed on the host; axis 0 is the maximal length
     nested: bool = False
 
     def __str__(self) -> str:
@@ -34,23 +34,23 @@ class Declared:
 
 
 class Definition:
-    """What a program reads of a declared argument."""
+    """The attributes of a declared argument that programs read."""
 
     declared: Declared
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As declared."""
+        """The declared shape."""
         return self.declared.type.shape
 
     @property
     def dtype(self) -> DType:
-        """As declared."""
+        """The declared element type."""
         return self.declared.type.dtype
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether arrays that are passed may be smaller: each device has its own."""
+        """True if arguments may be smaller than declared: one array per device."""
         return self.declared.per_device
 
     def __getattr__(self, name: str) -> Any:
@@ -60,7 +60,7 @@ class Definition:
 
 
 class Placeholder(Definition, type):
-    """The class of placeholders, which are classes themselves."""
+    """The metaclass of placeholders."""
 
     def __repr__(cls) -> str:
         declared = cls.declared
@@ -72,7 +72,7 @@ class Numpy:
 
     @staticmethod
     def Placeholder(shape: tuple[int, ...], dtype: DType = float32) -> Any:
-        """An argument that is one array of exactly `shape`; numbers of other types are converted to `dtype` where nothing is lost."""
+        """An argument that is one array of exactly `shape`; other element types are converted to `dtype` if no value changes."""
         name = "Numpy.Placeholder"
         return Placeholder(name, (Numpy,), {"declared": _declare(name, shape, dtype, per_device=False)})
 
@@ -82,7 +82,7 @@ class ListNumpy:
 
     @staticmethod
     def Placeholder(shape: tuple[int, ...], dtype: DType = float32) -> Any:
-        """An argument that is a list of one array per device, each with as many axes as `shape` and at most as many elements."""
+        """An argument that is a list of one array per device, each with the rank of `shape` and at most as many elements."""
         name = "ListNumpy.Placeholder"
         return Placeholder(name, (ListNumpy,), {"declared": _declare(name, shape, dtype, per_device=True)})
 
@@ -92,7 +92,7 @@ class ListListNumpy:
 
     @staticmethod
     def Placeholder(shape: tuple[int, ...], dtype: DType = float32) -> Any:
-        """An argument that is, for each device, a list of shape[0] arrays, each (1, ...) with the axes of shape and no more elements than shape[1:].
+        """An argument that is, per device, a list of shape[0] arrays, each (1, ...) with the rank of shape and at most as many elements as shape[1:].
 
         In the body of the job it is a tensor list, for `tensor_list_to_tensor_buffer`.
         """
@@ -101,15 +101,15 @@ class ListListNumpy:
 
 
 class Callback(Generic[T]):
-    """As a result: calling the job returns a function that takes a handler; the handler gets the value as `T` says."""
+    """As a result: calling the job returns a function that takes a handler; the handler receives the value in the form `T`."""
 
 
 class Bundle(Generic[T]):
-    """As a result: any nesting of tuples, lists and dicts; each leaf as `T` says (`Numpy` or `ListNumpy`)."""
+    """As a result: any nesting of tuples, lists and dicts; each leaf in the form `T` (`Numpy` or `ListNumpy`)."""
 
 
 class FixedTensorDef(Definition):
-    """Default value of a parameter that is one array of exactly `shape`; the older spelling of `Numpy.Placeholder`."""
+    """Default value of a parameter that is one array of exactly `shape`; older name of `Numpy.Placeholder`."""
 
     per_device = False
     nested = False
@@ -123,13 +123,13 @@ class FixedTensorDef(Definition):
 
 
 class MirroredTensorDef(FixedTensorDef):
-    """Default value of a parameter that is one array per device; the older spelling of `ListNumpy.Placeholder`."""
+    """Default value of a parameter that is one array per device; older name of `ListNumpy.Placeholder`."""
 
     per_device = True
 
 
 class MirroredTensorListDef(MirroredTensorDef):
-    """Default value of a parameter that is a list of arrays per device; the older spelling of `ListListNumpy.Placeholder`."""
+    """Default value of a parameter that is a list of arrays per device; older name of `ListListNumpy.Placeholder`."""
 
     nested = True
 

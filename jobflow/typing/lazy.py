@@ -11,10 +11,10 @@ from jobflow.core.types import Array
 
 
 class Lazy(ABC):
-    """An array of at least one axis that is read as far as it is asked for; `value[slices]` is an ndarray.
+    """An array of at least one axis that is read on demand; `value[slices]` is an ndarray.
 
-    Under several clients each rank asks for its own part of an argument, so most of it is never read in a process.  Clients compare
-    `fingerprint` instead of content: two that are equal stand for equal arrays.
+    With several clients, each rank reads only its own part of an argument.  Clients compare `fingerprint` instead of the content: equal fingerprints
+    mean equal arrays.
     """
 
     shape: tuple[int, ...]
@@ -23,24 +23,24 @@ class Lazy(ABC):
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """What it stands for: equal texts, equal content."""
+        """A text that identifies the content."""
 
     @abstractmethod
     def part(self, slices: tuple[slice, ...]) -> Array:
-        """The elements of these slices, one for each axis, with bounds inside the shape and steps of 1."""
+        """Return the elements of these slices, one per axis, with bounds inside the shape and steps of 1."""
 
     def __getitem__(self, key: slice | tuple[slice, ...]) -> Array:
-        given = key if isinstance(key, tuple) else (key,)
-        whole = (slice(None),) * (len(self.shape) - len(given))
-        bounds = [s.indices(n)[:2] for s, n in zip((*given, *whole), self.shape, strict=True)]
+        keys = key if isinstance(key, tuple) else (key,)
+        whole = (slice(None),) * (len(self.shape) - len(keys))
+        bounds = [s.indices(n)[:2] for s, n in zip((*keys, *whole), self.shape, strict=True)]
         return self.part(tuple(slice(a, max(a, b)) for a, b in bounds))
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        found = self[:]
-        return found if dtype is None else found.astype(dtype, copy=False)
+        array = self[:]
+        return array if dtype is None else array.astype(dtype, copy=False)
 
     def __repr__(self) -> str:
         return f"<{self.dtype}[{','.join(map(str, self.shape))}] to be read>"
@@ -63,12 +63,12 @@ class Rows(Lazy):
 
 
 def whole(value: Any) -> Any:
-    """An argument with all that is lazy in it read: an array, or a list of them."""
+    """Read all lazy arrays of an argument: an array, or a list of arrays."""
     if isinstance(value, Lazy):
         return value[:]
     return [whole(each) for each in value] if isinstance(value, list) else value
 
 
 def is_lazy(value: Any) -> bool:
-    """True for a lazy array, and for a list with one in it."""
+    """Return True for a lazy array, and for a list that contains one."""
     return isinstance(value, Lazy) or (isinstance(value, list) and any(isinstance(each, Lazy) for each in value))

@@ -1,4 +1,4 @@
-"""Return annotations of jobs: checked against what the body returned, and filled with arrays."""
+"""Return annotations of jobs: a check of the body's result, and the structure that delivers arrays."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from jobflow.core.errors import JobError
 from jobflow.core.types import Array, Tensor, TensorType
 from jobflow.typing.annotations import Bundle, Callback, ListListNumpy, ListNumpy, Numpy
 
-#: How a leaf is delivered: one whole array, a list with one array per device, or with a list of them, or (without annotation) an object that can
-#: give all of these.
+#: The form of a delivered leaf: one whole array, a list with one array or one list per device, or (without annotation) an object that
+#: converts to all of these.
 Kind = Literal["numpy", "list", "lists", "local"]
 #: nothing: None.  value: the value.  callback: a function that takes a handler.  future: an object with get() and async_get().
 Mode = Literal["nothing", "value", "callback", "future"]
@@ -20,9 +20,9 @@ Mode = Literal["nothing", "value", "callback", "future"]
 
 @dataclass(frozen=True)
 class HostResult:
-    """A result that no tensor of the job holds: arrays of different shapes, of this type at most, which the job's feed gives under a name.
+    """A result that is computed on the host: arrays of different shapes, each at most of this type, which the job's feed returns by name.
 
-    `take` makes of the arrays of all rows what is delivered: an array, a list with one for each device, or with a list if `nested`.
+    `take` converts the arrays of all rows to the delivered result: an array, a list with one array per device, or with a list per device if `nested`.
     """
 
     name: str
@@ -32,21 +32,21 @@ class HostResult:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Which it has at most."""
+        """The maximal shape."""
         return self.tensor_type.shape
 
     @property
     def is_dynamic(self) -> bool:
-        """True: its shape differs from run to run."""
+        """True: the shape differs between runs."""
         return True
 
 
 @dataclass(frozen=True)
 class HostArgument:
-    """In the body of a job an argument that is a list of arrays for each device; no tensor of the job holds it."""
+    """An argument of a job's body that is a list of arrays per device, processed on the host."""
 
     name: str
-    #: that of the longest list with the largest arrays
+    #: the type of the longest list with the largest arrays
     declared: TensorType
     devices: int
 
@@ -81,17 +81,17 @@ class _Any:
 
 @dataclass(frozen=True)
 class Results:
-    """The tensors in what a body returned, in order, how each is delivered, and the nesting around them (leaves by number)."""
+    """The tensors that a body returned, in order, with their form of delivery and the nesting around them (leaves by number)."""
 
     mode: Mode
     leaves: tuple[Tensor, ...]
     kinds: tuple[Kind, ...]
     structure: Any
-    #: of leaves that have as many positions as a run finds, along which axis; None of others
+    #: per leaf, the axis whose length depends on the data; None without one
     found: tuple[int | None, ...] = ()
 
     def build(self, arrays: Sequence[Any]) -> Any:
-        """The nesting of the returned structure around one object per leaf: an array, a list of them, or whatever stands for them."""
+        """Return the nested result with one object per leaf: an array, a list of arrays, or a substitute."""
         return _rebuilt(self.structure, arrays) if self.mode != "nothing" else None
 
 
@@ -103,7 +103,7 @@ class Returned:
     tree: Any
 
     def results(self, returned: Any, what: str) -> Results:
-        """Check `returned` against the annotation; `what` names the job.  JobError if they do not agree."""
+        """Check `returned` against the annotation; raise JobError if they differ.  `what` names the job."""
         if self.mode == "future" and returned is None:
             return Results("nothing", (), (), None)
         if self.tree is None:
@@ -117,7 +117,7 @@ class Returned:
 
 
 def read_return(annotation: Any, missing: bool, what: str) -> Returned:
-    """A return annotation as a tree; JobError if it is not one of those a job may have."""
+    """Return the tree of a return annotation; raise JobError for an annotation that jobs do not accept."""
     if missing:
         return Returned("future", _Any("local"))
     if annotation is None or annotation is type(None):
@@ -157,7 +157,7 @@ def _named(annotation: Any) -> str:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Walks a returned structure beside the annotation, collecting the tensors."""
+    """A walk over a returned structure and its annotation that collects the tensors."""
 
     what: str
     leaves: list[Tensor]

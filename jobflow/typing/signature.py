@@ -1,4 +1,4 @@
-"""The signature of a job: what it takes and gives, read once from the function's annotations; binding of calls; shaping of results."""
+"""The signature of a job, read once from the function's annotations; binding of calls; structure of results."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class JobSignature:
     where: SourceLine
     parameters: tuple[Parameter, ...]
     returned: Returned
-    #: whether arguments must have the declared element types
+    #: True if arguments must have the declared element types
     exact: bool = False
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> JobSignature:
-        """Read the annotations of `function`.  JobError where they are not those of a job."""
+        """Read the annotations of `function`; raise JobError if a job does not accept them."""
         name = getattr(function, "__name__", repr(function))
         code = getattr(function, "__code__", None)
         where = SourceLine(code.co_filename, code.co_firstlineno) if code is not None else user_line()
@@ -60,19 +60,19 @@ class JobSignature:
         return cls(name, where, parameters, read_return(annotation, missing, f"job {name} ({where})"))
 
     def placeholders(self) -> list[tuple[str, Declared]]:
-        """Name and declaration of each array that a call passes, in order."""
+        """Return name and declaration of each array that a call passes, in order."""
         return [leaf for parameter in self.parameters for leaf in _leaves(parameter.name, parameter.tree)]
 
     def arguments(self, values: Sequence[Any]) -> list[Any]:
-        """The arguments for the function's body: one value per placeholder, nested as the parameters are."""
+        """Return the arguments of the function's body: one value per placeholder, nested as the parameters are."""
         rest = iter(values)
         return [_nested(parameter.tree, rest) for parameter in self.parameters]
 
     def bind(self, args: Sequence[Any], devices: int = 1) -> list[Bound]:
-        """Check the arguments of a call and give them flat.
+        """Check the arguments of a call and return them as a flat list.
 
-        Arrays come back in the declared element type, and are the caller's own where they had it already.  `devices` is how many
-        arrays a per-device argument must have.  ArgumentError (also ValueError and AssertionError) for anything that does not fit.
+        Arrays are converted to the declared element type, without a copy if they have it.  A per-device argument must have `devices` arrays.
+        Raises: ArgumentError (also a ValueError and an AssertionError) for arguments that contradict the declaration.
         """
         if len(args) != len(self.parameters):
             raise ArgumentError(self._wrong_number(len(args)))
@@ -86,7 +86,7 @@ class JobSignature:
         return bound
 
     def results(self, returned: Any) -> Results:
-        """Check what the body returned against the return annotation; the values in it, and the way back from arrays."""
+        """Check the body's result against the return annotation; return its values and its structure."""
         return self.returned.results(returned, f"job {self.name} ({self.where})")
 
     def _bind(self, path: str, tree: Any, value: Any, devices: int, bound: list[Bound]) -> None:
@@ -106,7 +106,7 @@ class JobSignature:
                 self._bind(f"{path}[{i}]", branch, element, devices, bound)
 
     def _array(self, path: str, declared: Declared, value: Any) -> Any:
-        """`value` as one array of exactly the declared type."""
+        """Return `value` as one array of exactly the declared type."""
         want = declared.type
         if not isinstance(value, np.ndarray | Lazy):
             raise self._error(path, f"is {_kind(value)}; the job declares {declared}", _instead_of_array(value))
@@ -115,7 +115,7 @@ class JobSignature:
         return self._converted(path, declared, value)
 
     def _per_device(self, path: str, declared: Declared, value: Any, devices: int) -> list[Any]:
-        """`value` as a list of one array per device."""
+        """Return `value` as a list of one array per device."""
         if not isinstance(value, list | tuple):
             advice = f"Pass a list of {devices}" + (f", for example np.array_split({path}, {devices})." if isinstance(value, np.ndarray) else ".")
             raise self._error(path, f"is {_kind(value)}; the job declares a list of one array per device, {declared}", advice)
@@ -128,7 +128,7 @@ class JobSignature:
         return [self._piece(f"{path}[{i}]", declared, piece) for i, piece in enumerate(value)]
 
     def _listed(self, path: str, declared: Declared, value: Any) -> list[Any]:
-        """`value` as a device's list of arrays, each without its first axis."""
+        """Return `value` as the list of arrays of one device, each without its first axis."""
         count, *sizes = declared.type.shape
         if not isinstance(value, list | tuple) or len(value) != count:
             shown = f"has {len(value)} elements" if isinstance(value, list | tuple) else f"is {_kind(value)}"
@@ -150,7 +150,7 @@ class JobSignature:
         return self._converted(path, declared, value)
 
     def _converted(self, path: str, declared: Declared, value: Any) -> Any:
-        """`value` in the declared element type, if every number survives that (rounding of floats aside)."""
+        """Convert `value` to the declared element type if every number stays the same, apart from rounding of floats."""
         want = declared.type.dtype.numpy
         if hides_elements(value):
             raise self._error(
@@ -176,10 +176,10 @@ class JobSignature:
         parameter = path.partition("[")[0]
         return ArgumentError(f'{self.name}({parameter}=...) at {user_line()}: argument "{path}" {what}.{" " if advice else ""}{advice}')
 
-    def _wrong_number(self, given: int) -> str:
+    def _wrong_number(self, count: int) -> str:
         names = ", ".join(parameter.name for parameter in self.parameters)
         takes = f"takes {len(self.parameters)} ({names})" if names else "takes none"
-        return f"{self.name}(...) at {user_line()}: wrong number of arguments, {given}; the job {takes} ({self.where}). Pass them by position."
+        return f"{self.name}(...) at {user_line()}: wrong number of arguments, {count}; the job {takes} ({self.where}). Pass them by position."
 
 
 def _fits(value: Any, want: TensorType) -> bool:
@@ -242,7 +242,7 @@ def _parameter(function: Callable[..., Any], parameter: inspect.Parameter, what:
 
 
 def _evaluated(function: Callable[..., Any], annotation: Any, what: str) -> Any:
-    """An annotation that `from __future__ import annotations` left as text, as the object it means."""
+    """Evaluate an annotation that `from __future__ import annotations` stored as text."""
     if not isinstance(annotation, str):
         return annotation
     frame = inspect.currentframe()
@@ -256,7 +256,7 @@ def _evaluated(function: Callable[..., Any], annotation: Any, what: str) -> Any:
 
 
 def _located(annotation: str, function: Callable[..., Any]) -> CodeType:
-    """The text as code that stands where the function begins, so that messages about what it declares point there."""
+    """Compile the text at the line of the function, so that errors about its declarations show this line."""
     place = inspect.unwrap(function).__code__
     tree = ast.parse(annotation, mode="eval")
     return compile(ast.increment_lineno(tree, place.co_firstlineno - 1), place.co_filename, "eval")

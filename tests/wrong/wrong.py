@@ -21,7 +21,7 @@ from jobflow import cli, nn
 
 HERE = Path(__file__).parent
 TABLE = HERE / "messages.txt"
-GIVEN = {"np": np, "flow": flow, "tp": tp, "nn": nn, "Path": Path}
+ARGUMENT = {"np": np, "flow": flow, "tp": tp, "nn": nn, "Path": Path}
 #: what is printed about the time, the process and the machine
 VARYING = (
     (re.compile(r"(?s)^usage: .*\n(?=jobflow)"), ""),
@@ -73,7 +73,7 @@ class Case:
         return on_ranks(self.ranks, lambda rank: self._raised(folder, rank), anew=True)
 
     def _raised(self, folder: Path, rank: int) -> Told:
-        given = {**GIVEN, "X": np.ones((2, 3), np.float32), "rank": rank, "path": lambda name: str(folder / name), "__name__": self.name}
+        given = {**ARGUMENT, "X": np.ones((2, 3), np.float32), "rank": rank, "path": lambda name: str(folder / name), "__name__": self.name}
         if self.ranks > 1:
             given["P"] = flow.placement.all("cpu")
         try:

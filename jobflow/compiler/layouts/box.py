@@ -17,7 +17,7 @@ from jobflow.core.types import TensorType
 from jobflow.graph.ir import Node, Origin, Physical, Sharded, Value
 from jobflow.graph.rewrite import Rewriter
 from jobflow.ops.op import Op, Types
-from jobflow.plan.plan import end_to_end
+from jobflow.plan.plan import consecutive_offsets
 from jobflow.plan.traffic import handed
 
 
@@ -50,7 +50,7 @@ class Reroute(Op):
             return dict(sent(self.name, self.source, self.target, types[0]))
         found: dict[int, int] = {}
         for ranks in self.source.placement.along(changed(self.source, self.target)):
-            size = end_to_end(self.joined_types(types, ranks[0]))[1] // types[0].dtype.itemsize
+            size = consecutive_offsets(self.joined_types(types, ranks[0]))[1] // types[0].dtype.itemsize
             for i, rank in enumerate(ranks):
                 found[rank] = handed("all_reduce", (size,), i, len(ranks)) * types[0].dtype.itemsize
         return found

@@ -44,7 +44,7 @@ from jobflow.ops.layout_ops import Copy
 from jobflow.ops.op import ViewOp
 from jobflow.ops.source import ReadVariable
 from jobflow.ops.update import Updated
-from jobflow.plan.plan import end_to_end, line_cut
+from jobflow.plan.plan import consecutive_offsets, line_cut
 
 #: how many times cheaper it must be to exchange the factors of a product than to sum it
 CHEAPER = 2
@@ -444,7 +444,7 @@ def _only_tensor(node: Node) -> Value | None:
 
 def flat_pieces(types: Sequence[TensorType], placement: Placement) -> list[FlatPieces]:
     """Tensors that lie end to end, cut among ranks as if they were one, in pieces that begin on cache lines."""
-    offsets, nbytes = end_to_end(types)
+    offsets, nbytes = consecutive_offsets(types)
     return [
         FlatPieces(placement, (S(0),), tuple(_inside(type, start - offset, stop - offset) for start, stop in line_cut(nbytes, placement.size)))
         for type, offset in zip(types, offsets, strict=True)

@@ -24,7 +24,7 @@ from jobflow.ops.parts import PutPart
 from jobflow.ops.rows import Rows
 from jobflow.ops.source import Input, ReadVariable
 from jobflow.ops.update import Updated
-from jobflow.plan.plan import Announced, Kind, Slot, end_to_end, line_cut
+from jobflow.plan.plan import Announced, Kind, Slot, consecutive_offsets, line_cut
 from jobflow.plan.storage import RankMemory
 
 
@@ -179,7 +179,7 @@ class _Lowering:
         """Sum several tensors as one flat array in which each begins at a multiple of the alignment; all of it, or a piece for each rank."""
         dtype, scatters = node.inputs[0].dtype, op.name == "reduce_scatter"
         for ranks in (op.target.placement.ranks,) if scatters else op.source.placement.along(changed(op.source, op.target)):
-            offsets, total = end_to_end(op.joined_types([value.tensor_type for value in node.inputs], ranks[0]))
+            offsets, total = consecutive_offsets(op.joined_types([value.tensor_type for value in node.inputs], ranks[0]))
             order = self._announce(op.name, node.outputs[0].name, ranks, total)
             if self.rank not in ranks:
                 continue

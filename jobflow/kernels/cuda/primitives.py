@@ -260,7 +260,7 @@ NATIVE = frozenset(_NAMED) | {"power"}
 
 
 #: primitives that a kernel reads, counts or sums up, rather than computes
-GIVEN = frozenset({"element", "looked_up", "number", "constant", "columns", "index", *REDUCTIONS, COLUMNS})
+ARGUMENT = frozenset({"element", "looked_up", "number", "constant", "columns", "index", *REDUCTIONS, COLUMNS})
 #: types whose numbers a float cannot hold
 _WIDER = {"int32", "int64", "float64"}
 
@@ -273,4 +273,4 @@ def refused_primitive(x: Expression) -> str:
             return f"the bits of {before.name} as {after.name} are not taken"
         if after.is_half and before.name in _WIDER:
             return f"cast from {before.name} to {after.name} would be rounded twice"
-    return "" if x.primitive in PRINTED or x.primitive in GIVEN else f"{x.primitive} is not printed as CUDA C"
+    return "" if x.primitive in PRINTED or x.primitive in ARGUMENT else f"{x.primitive} is not printed as CUDA C"
