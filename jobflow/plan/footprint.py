@@ -55,7 +55,7 @@ class _Touch:
 def footprint(plan: Plan) -> Footprint:
     """Return the memory of a rank by use."""
     instructions = plan.instructions
-    touches = [touch for touch in _accesses(plan, instructions) if touch.slot.buffer in plan.buffers]
+    touches = [touch for touch in _ordered_accesses(plan, instructions) if touch.slot.buffer in plan.buffers]
     last = len(instructions) + 1
     in_use = np.zeros((len(CATEGORIES), last + 1), np.int64)
     for buffer in sorted({touch.slot.buffer for touch in touches}):
@@ -69,7 +69,7 @@ def footprint(plan: Plan) -> Footprint:
     return Footprint(at_peak, _describe(instructions, fullest), int(total[fullest]), sum(plan.buffers.values()))
 
 
-def _accesses(plan: Plan, instructions: tuple[Instruction, ...]) -> Iterator[_Touch]:
+def _ordered_accesses(plan: Plan, instructions: tuple[Instruction, ...]) -> Iterator[_Touch]:
     """Return the reads and writes in order of time; within an instruction, reads come before writes."""
     for feed in plan.feeds:
         yield _Touch(0, feed.slot, "activations")
