@@ -7,15 +7,18 @@ channel is all the communication there is:
 
 BatchNormalize takes mean and variance as statistics of its own x: its gradient goes through them, and they get none.
 Normalize takes them as numbers of their own.
+
+The gradient of BatchNormalize corrects the rounding of the mean.  Where elements are nearly equal, inv_std^2 would magnify it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from jobflow.core.errors import ShapeError
-from jobflow.core.layout import Rule
+from jobflow.core.layout import B, P, Rule, Signature
 from jobflow.core.types import Tensor, TensorType
 from jobflow.ops.arithmetic import add, multiply, subtract
 from jobflow.ops.axes import reshape
@@ -165,7 +168,7 @@ class NormalizeSums(ChannelOp):
     epsilon: float
     results = 2
 
-    def infer(self, dy: TensorType, x: TensorType, mean: TensorType, variance: TensorType) -> tuple[TensorType, TensorType]:
+    def infer(self, dy: TensorType, x: TensorType, mean: TensorType, variance: TensorType) -> tuple[TensorType, ...]:
         return mean, mean
 
     def rule(self, dy: TensorType, x: TensorType, mean: TensorType, variance: TensorType) -> Rule:
@@ -178,29 +181,53 @@ class NormalizeSums(ChannelOp):
         return f.column_sum(dy * ((x - mean) * f.rsqrt(variance + self.epsilon))), f.column_sum(dy)
 
     def grad(self, dy: Tensor, x: Tensor, mean: Tensor, variance: Tensor, *rest: Tensor | None) -> Grads:
-        def parts(dy: Tensor, x: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-            weighed = multiply(dy, subtract(x, _wide(mean, self.axis, x)))
-            return multiply(axis_sum(weighed, self.axis), rsqrt(shift(variance, self.epsilon))), axis_sum(dy, self.axis)
+        return through(self._parts, (dy, x, mean, variance), rest[self.results :])
 
-        return through(parts, (dy, x, mean, variance), rest[2:])
+    def _parts(self, dy: Tensor, x: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, ...]:
+        weighed = multiply(dy, subtract(x, _wide(mean, self.axis, x)))
+        return multiply(axis_sum(weighed, self.axis), rsqrt(shift(variance, self.epsilon))), axis_sum(dy, self.axis)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(1, 1e-3), numbers(1, 3, 4, 2), numbers(2, 3, 4, 2), numbers(3, 4), numbers(4, 4, low=0.5))
 
 
+class BatchNormalizeSums(NormalizeSums):
+    """NormalizeSums, and excess[c] = sum of (x - mean) / sqrt(variance + epsilon): 0 but for the rounding of the mean."""
+
+    results = 3
+
+    def infer(self, dy: TensorType, x: TensorType, mean: TensorType, variance: TensorType) -> tuple[TensorType, ...]:
+        return mean, mean, mean
+
+    def rule(self, dy: TensorType, x: TensorType, mean: TensorType, variance: TensorType) -> Rule:
+        rule = self._rule("ttcc", "ccc", x.ndim)
+        return replace(rule, also=(Signature((P, B, B, B), (P, P, B)),))  # excess does not depend on dy
+
+    def formula(self, f: Any, dy: Any, x: Any, mean: Any, variance: Any) -> Any:
+        n = (x - mean) * f.rsqrt(variance + self.epsilon)
+        return f.column_sum(dy * n), f.column_sum(dy), f.column_sum(n)
+
+    def _parts(self, dy: Tensor, x: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, ...]:
+        centred, inv_std = subtract(x, _wide(mean, self.axis, x)), rsqrt(shift(variance, self.epsilon))
+        return (*super()._parts(dy, x, mean, variance), multiply(axis_sum(centred, self.axis), inv_std))
+
+
 class BatchNormalize(Normalize):
     """The same, where mean and variance (biased) are those of x: the gradient of x goes through them."""
 
     def grad(self, x: Tensor, mean: Tensor, variance: Tensor, gamma: Tensor, beta: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        dgamma, dbeta = apply(NormalizeSums(self.axis, self.epsilon), dy, x, mean, variance)
+        dgamma, dbeta, excess = apply(BatchNormalizeSums(self.axis, self.epsilon), dy, x, mean, variance)
         count = x.tensor_type.size // max(1, x.tensor_type.shape[self.axis])
-        dx = call(BatchNormalizeGrad(self.axis, self.epsilon, count), dy, x, mean, variance, gamma, dgamma, dbeta)
+        dx = call(BatchNormalizeGrad(self.axis, self.epsilon, count), dy, x, mean, variance, gamma, dgamma, dbeta, excess)
         return dx, None, None, dgamma, dbeta
 
 
 class BatchNormalizeGrad(ChannelOp):
-    """dx = gamma inv_std (dy - dbeta / count - n dgamma / count);  inv_std = 1 / sqrt(variance + epsilon), n = (x - mean) inv_std."""
+    """dx = gamma inv_std (dy - share - (n - rest) slope);  inv_std = 1 / sqrt(variance + epsilon), n = (x - mean) inv_std.
+
+    share = dbeta / count, rest = excess / count and slope = dgamma / count - share rest are means of dy, of n, and of dy (n - rest).
+    """
 
     epsilon: float
     count: int
@@ -209,24 +236,28 @@ class BatchNormalizeGrad(ChannelOp):
         return x
 
     def rule(self, dy: TensorType, x: TensorType, *vectors: TensorType) -> Rule:
-        return self._rule("ttccccc", "t", x.ndim)
+        return self._rule("ttcccccc", "t", x.ndim)
 
-    def formula(self, f: Any, dy: Any, x: Any, mean: Any, variance: Any, gamma: Any, dgamma: Any, dbeta: Any) -> Any:
-        inv_std, share = f.rsqrt(variance + self.epsilon), 1 / max(self.count, 1)
-        return gamma * inv_std * (dy - (dbeta * share + (x - mean) * (dgamma * inv_std * share)))
+    def formula(self, f: Any, dy: Any, x: Any, mean: Any, variance: Any, gamma: Any, *sums: Any) -> Any:
+        inv_std = f.rsqrt(variance + self.epsilon)
+        slope, share, rest = (each * (1 / max(self.count, 1)) for each in sums)
+        slope = slope - share * rest
+        return gamma * inv_std * (dy - ((share - rest * slope) + (x - mean) * (slope * inv_std)))
 
     def grad(self, *tensors: Tensor) -> Grads:
-        return through(self._parts, tensors[:7], tensors[8:])
+        return through(self._parts, tensors[:8], tensors[9:])
 
-    def _parts(self, dy: Tensor, x: Tensor, mean: Tensor, variance: Tensor, gamma: Tensor, dgamma: Tensor, dbeta: Tensor) -> tuple[Tensor]:
-        inv_std, share = rsqrt(shift(variance, self.epsilon)), 1 / max(self.count, 1)
-        vectors = mean, multiply(gamma, inv_std), scale(dbeta, share), scale(multiply(dgamma, inv_std), share)
+    def _parts(self, dy: Tensor, x: Tensor, mean: Tensor, variance: Tensor, gamma: Tensor, *sums: Tensor) -> tuple[Tensor]:
+        inv_std = rsqrt(shift(variance, self.epsilon))
+        slope, share, rest = (scale(each, 1 / max(self.count, 1)) for each in sums)
+        slope = subtract(slope, multiply(share, rest))
+        vectors = mean, multiply(gamma, inv_std), subtract(share, multiply(rest, slope)), multiply(slope, inv_std)
         m, a, p, q = (_wide(v, self.axis, x) for v in vectors)
         return (multiply(a, subtract(dy, add(p, multiply(subtract(x, m), q)))),)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        vectors = numbers(3, 4), numbers(4, 4, low=0.5), numbers(5, 4), numbers(6, 4), numbers(7, 4)
+        vectors = numbers(3, 4), numbers(4, 4, low=0.5), *(numbers(i, 4) for i in (5, 6, 7, 8))
         yield sample(cls(1, 1e-3, 6), numbers(1, 3, 4, 2), numbers(2, 3, 4, 2), *vectors)
 
 

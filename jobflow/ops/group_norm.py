@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from jobflow.core.layout import Rule
+from jobflow.core.layout import B, P, Rule, Signature
 from jobflow.core.types import Tensor, TensorType
 from jobflow.ops.arithmetic import multiply, subtract
 from jobflow.ops.axes import reshape
@@ -56,10 +56,9 @@ class GroupNormalize(Indexed):
         return (x - mean) * (inv_std * gamma) + beta
 
     def grad(self, x: Tensor, mean: Tensor, inv_std: Tensor, gamma: Tensor, beta: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        sums, slopes = apply(GroupSums(), dy, x, mean, inv_std)
-        part = 1.0 / max(math.prod(x.tensor_type.shape[2:]), 1)
-        means = [scale(reduce_sum(multiply(each, gamma), 2), part) for each in (sums, slopes)]
-        dx = call(GroupNormalizeGrad(), dy, x, mean, inv_std, gamma, *means)
+        sums, slopes, excess = apply(GroupSums(), dy, x, mean, inv_std)
+        of_groups = [reduce_sum(each, 2) for each in (multiply(sums, gamma), multiply(slopes, gamma), excess)]
+        dx = call(GroupNormalizeGrad(math.prod(x.tensor_type.shape[2:])), dy, x, mean, inv_std, gamma, *of_groups)
         return dx, None, None, reduce_sum(slopes, 0), reduce_sum(sums, 0)
 
     @classmethod
@@ -69,26 +68,30 @@ class GroupNormalize(Indexed):
 
 
 class GroupSums(Indexed):
-    """Sums over the places of a channel: of dy, and of dy (x - mean) inv_std."""
+    """Sums over the places of a channel: of dy, of dy n, and of n = (x - mean) inv_std.
 
-    results = 2
+    Without rounding of the mean, the last would add up to 0 in a group.  The gradient uses it to correct that rounding.
+    """
 
-    def infer(self, dy: TensorType, x: TensorType, mean: TensorType, inv_std: TensorType) -> tuple[TensorType, TensorType]:
+    results = 3
+
+    def infer(self, dy: TensorType, x: TensorType, mean: TensorType, inv_std: TensorType) -> tuple[TensorType, ...]:
         channels = x.with_shape(x.shape[:3])
-        return channels, channels
+        return channels, channels, channels
 
     def rule(self, *types: TensorType) -> Rule:
-        return Rule("ngkS,ngkS,ng,ng->ngk,ngk", linear=((0,),))
+        return Rule("ngkS,ngkS,ng,ng->ngk,ngk,ngk", also=(Signature((P, B, B, B), (P, P, B)),))  # the last does not depend on dy
 
     def formula(self, f: Any, dy: Any, x: Any, mean: Any, inv_std: Any) -> Any:
-        return f.row_sum(dy), f.row_sum(dy * (x - mean)) * inv_std
+        centred = x - mean
+        return f.row_sum(dy), f.row_sum(dy * centred) * inv_std, f.row_sum(centred) * inv_std
 
-    def smaller(self, dy: Tensor, x: Tensor, mean: Tensor, inv_std: Tensor) -> tuple[Tensor, Tensor]:
-        slopes = multiply(reduce_sum(multiply(dy, subtract(x, _groups(mean))), 3), reshape(inv_std, (*inv_std.tensor_type.shape, 1)))
-        return reduce_sum(dy, 3), slopes
+    def smaller(self, dy: Tensor, x: Tensor, mean: Tensor, inv_std: Tensor) -> tuple[Tensor, ...]:
+        centred, factor = subtract(x, _groups(mean)), reshape(inv_std, (*inv_std.tensor_type.shape, 1))
+        return reduce_sum(dy, 3), *(multiply(reduce_sum(each, 3), factor) for each in (multiply(dy, centred), centred))
 
     def grad(self, dy: Tensor, x: Tensor, mean: Tensor, inv_std: Tensor, *rest: Tensor | None) -> Grads:
-        return through(self.smaller, (dy, x, mean, inv_std), rest[2:])
+        return through(self.smaller, (dy, x, mean, inv_std), rest[3:])
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -96,31 +99,40 @@ class GroupSums(Indexed):
 
 
 class GroupNormalizeGrad(Indexed):
-    """dx = inv_std (gamma dy - share - n slope);  n = (x - mean) inv_std, share and slope the means of gamma dy and gamma dy n."""
+    """dx = inv_std (gamma dy - share - (n - rest) slope);  n = (x - mean) inv_std.
+
+    The last three inputs are sums over a group: of gamma dy, gamma dy n and n.  Divided by `count` they are share, s and rest,
+    where slope = s - share rest is the mean of gamma dy (n - rest).
+    """
 
     in_place = OVER_FIRST
+    count: int
 
     def infer(self, dy: TensorType, x: TensorType, *numbers: TensorType) -> TensorType:
         return x
 
     def rule(self, *types: TensorType) -> Rule:
-        return Rule("ngks,ngks,ng,ng,gk,ng,ng->ngks")
+        return Rule("ngks,ngks,ng,ng,gk,ng,ng,ng->ngks")
 
-    def formula(self, f: Any, dy: Any, x: Any, mean: Any, inv_std: Any, gamma: Any, share: Any, slope: Any) -> Any:
-        return dy * (inv_std * gamma) - ((x - mean) * (inv_std * inv_std * slope) + inv_std * share)
+    def formula(self, f: Any, dy: Any, x: Any, mean: Any, inv_std: Any, gamma: Any, *sums: Any) -> Any:
+        share, slope, rest = (each * (1 / max(self.count, 1)) for each in sums)
+        slope = slope - share * rest
+        return dy * (inv_std * gamma) - ((x - mean) * (inv_std * inv_std * slope) + inv_std * (share - rest * slope))
 
-    def _parts(self, dy: Tensor, x: Tensor, mean: Tensor, inv_std: Tensor, gamma: Tensor, share: Tensor, slope: Tensor) -> tuple[Tensor]:
-        n = multiply(subtract(x, _groups(mean)), _groups(inv_std))
+    def _parts(self, dy: Tensor, x: Tensor, mean: Tensor, inv_std: Tensor, gamma: Tensor, *sums: Tensor) -> tuple[Tensor]:
+        share, slope, rest = (scale(each, 1 / max(self.count, 1)) for each in sums)
+        slope = subtract(slope, multiply(share, rest))
+        n = subtract(multiply(subtract(x, _groups(mean)), _groups(inv_std)), _groups(rest))
         away = subtract(subtract(multiply(dy, _channels(gamma)), _groups(share)), multiply(n, _groups(slope)))
         return (multiply(away, _groups(inv_std)),)
 
     def grad(self, *tensors: Tensor) -> Grads:
-        return through(self._parts, tensors[:7], tensors[8:])
+        return through(self._parts, tensors[:8], tensors[9:])
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        given = numbers(3, 2, 3), numbers(4, 2, 3, low=0.5), numbers(5, 3, 2), numbers(6, 2, 3), numbers(7, 2, 3)
-        yield sample(cls(), numbers(1, 2, 3, 2, 5), numbers(2, 2, 3, 2, 5), *given)
+        given = numbers(3, 2, 3), numbers(4, 2, 3, low=0.5), numbers(5, 3, 2), *(numbers(i, 2, 3) for i in (6, 7, 8))
+        yield sample(cls(10), numbers(1, 2, 3, 2, 5), numbers(2, 2, 3, 2, 5), *given)
 
 
 def group_norm(

@@ -18,6 +18,7 @@ from jobflow.core.types import float64
 from jobflow.engine.job import job_of
 from jobflow.graph.ir import Graph, Variable
 from jobflow.ops.activation import relu
+from jobflow.ops.batch_norm import batch_norm_train
 from jobflow.ops.layout_ops import ToLayout
 from jobflow.ops.matmul import bias_add, matmul
 from jobflow.ops.reduce import reduce_sum
@@ -44,6 +45,17 @@ def reduced(graph: Graph) -> list[list[str]]:
 
 def test_small_gradients_are_one_bucket_in_the_order_of_the_variables() -> None:
     assert reduced(trace(network, first(2), train=True)) == [["w0", "b0", "w1", "b1", "w2", "b2"]]
+
+
+def normalized(tracer: Tracer) -> Any:
+    x = matmul(tracer.input("x", type_(6, 4)), variable(tracer, "w", 4, 3))
+    return batch_norm_train(x, variable(tracer, "gamma", 3), variable(tracer, "beta", 3))[0]
+
+
+def test_sums_for_the_gradient_of_a_batch_norm_travel_together() -> None:
+    mean, variance, sums, weights = reduced(trace(normalized, first(2), train=True))
+    assert (len(mean), len(variance), weights) == (1, 1, ["w"])
+    assert sums[:2] == ["gamma", "beta"] and len(sums) == 3
 
 
 def test_buckets_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

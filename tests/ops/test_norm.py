@@ -90,7 +90,8 @@ CHANNEL_OPS: list[tuple[Op, str]] = [
     (bn.Normalize(1, 1e-3), "tcpcc"),
     (bn.BatchNormalize(1, 1e-3), "tcpcc"),
     (bn.NormalizeSums(1, 1e-3), "ttcp"),
-    (bn.BatchNormalizeGrad(1, 1e-3, 1000), "ttcpccc"),
+    (bn.BatchNormalizeSums(1, 1e-3), "ttcp"),
+    (bn.BatchNormalizeGrad(1, 1e-3, 1000), "ttcpcccc"),
 ]
 
 

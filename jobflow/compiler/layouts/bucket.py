@@ -6,17 +6,19 @@ latency, not their bytes, and buckets of a few MB stay in cache while they are s
 bucket's gradients lie like the variables they update and one update op serves them all.  All_reduces of what was made of these sums
 come in turns of their own: the squares of all gradients for a norm over them, of which each is a number, travel together too.  This
 happens before `lower`, on the global program, so all ranks agree.
+
+All_reduces of several outputs of one node travel together too, where the first of them is: the sums for the gradient of a batch norm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from jobflow.compiler.layouts.box import Reroute
 from jobflow.compiler.layouts.paths import changed
-from jobflow.graph.ir import Node, Physical
+from jobflow.graph.ir import Node, Origin, Physical
 from jobflow.graph.rewrite import Rewriter, consumers, made_by
 
 #: Bytes of one bucket.
@@ -24,7 +26,7 @@ LIMIT = 4 << 20
 
 
 def bucket(physical: Physical) -> Physical:
-    """Order the update step last and merge its all_reduces."""
+    """Order the update step last; merge its all_reduces and those of outputs of one node."""
     return _Bucketing(physical).bucketed()
 
 
@@ -35,37 +37,43 @@ class _Bucketing(Rewriter):
         self.layouts = physical.layouts
 
     def bucketed(self) -> Physical:
-        self.stay(node for node in self.graph.nodes if node not in self.late)
+        body = [node for node in self.graph.nodes if node not in self.late]
+        siblings = {node: group for group in _groups(body, lambda node: (node.inputs[0].node, *_among(node))) for node in group}
+        for node in body:
+            group = siblings.get(node, [node])
+            if node is group[0]:
+                self._merge(group, node.origin)
         for turn in _turns(self.late):
-            for group in self._groups(turn):
-                self._merge(group)
+            for group in _groups(turn, _among):
+                self._merge(group, replace(group[0].origin, phase="update"))
             self.walk(node for node in turn if not _is_all_reduce(node))
         layouts = {self.now[value]: layout for value, layout in self.layouts.items()}
         return Physical(self.rebuilt(), layouts)
 
-    def _groups(self, turn: Sequence[Node]) -> list[list[Node]]:
-        """The all_reduces of a turn, those together that travel together."""
-        groups: list[list[Node]] = []
-        last: dict[tuple[Any, ...], list[Node]] = {}
-        for node in filter(_is_all_reduce, turn):
-            key = _among(node)
-            if key in last and sum(map(_nbytes, [*last[key], node])) <= LIMIT:
-                last[key].append(node)
-            else:
-                last[key] = [node]
-                groups.append(last[key])
-        return groups
-
-    def _merge(self, group: Sequence[Node]) -> None:
+    def _merge(self, group: Sequence[Node], origin: Origin) -> None:
         first, last = group[0], group[-1]
         if first is last:
             self.walk(group)
             return
         inputs = tuple(self.now[value] for node in group for value in node.inputs)
-        name, origin = f"{first.inputs[0].name}..{last.inputs[0].name}", replace(first.origin, phase="update")
+        name = f"{first.inputs[0].name}..{last.inputs[0].name}"
         makes = [output for node in group for output in made_by(node)]
         made = self.add(Node(_joined(group), inputs, makes, name, first.placement, origin))
         self.now.update(zip((node.outputs[0] for node in group), made, strict=True))
+
+
+def _groups(nodes: Iterable[Node], key: Callable[[Node], tuple[Any, ...]]) -> list[list[Node]]:
+    """The all_reduces among the nodes; those of equal keys in one group, up to the limit."""
+    groups: list[list[Node]] = []
+    last: dict[tuple[Any, ...], list[Node]] = {}
+    for node in filter(_is_all_reduce, nodes):
+        group = last.get(key(node))
+        if group is not None and sum(map(_nbytes, [*group, node])) <= LIMIT:
+            group.append(node)
+        else:
+            last[key(node)] = [node]
+            groups.append(last[key(node)])
+    return groups
 
 
 def _turns(late: Iterable[Node]) -> list[list[Node]]:

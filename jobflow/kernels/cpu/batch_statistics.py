@@ -95,36 +95,44 @@ def _factor(variance: Array, epsilon: float, gamma: Array, factor: Array) -> Non
 
 @implements(NormalizeSums, refuses=_refused)
 def sums_in_blocks(op: NormalizeSums, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    (dy, x, mean, variance), (dgamma, dbeta) = inputs, outputs
-    parts, (weighted, plain) = _block_sums(device, op.axis, x, 2)
+    dy, x, mean, variance = inputs
+    parts, sums = _block_sums(device, op.axis, x, len(outputs))
     calls: list[Call] = []
-    for at, work, totals in parts:
+    for at, work, (weighted, plain, *centred) in parts:
         (m,) = _wide(op, x, mean[at[op.axis]])
-        calls += [(np.subtract, (x[at], m, work)), (np.multiply, (work, dy[at], work))]
-        for what, total in zip((work, dy[at]), totals, strict=True):
+        calls.append((np.subtract, (x[at], m, work)))
+        for total in centred:
+            calls += sum_calls(device, work, _others(op, x), total)
+        calls.append((np.multiply, (work, dy[at], work)))
+        for what, total in ((work, weighted), (dy[at], plain)):
             calls += sum_calls(device, what, _others(op, x), total)
-    calls += [*lead_sum_calls(device, weighted, dgamma), *lead_sum_calls(device, plain, dbeta)]
-    return [*calls, (_factor_in_place, (variance, op.epsilon, dgamma))]
+    for each, y in zip(sums, outputs, strict=True):
+        calls += lead_sum_calls(device, each, y)
+    return [*calls, (_divide_by_deviation, (variance, op.epsilon, outputs[0], *outputs[2:]))]
 
 
-def _factor_in_place(variance: Array, epsilon: float, gamma: Array) -> None:
-    np.divide(gamma, np.sqrt(variance + variance.dtype.type(epsilon)), gamma)
+def _divide_by_deviation(variance: Array, epsilon: float, *sums: Array) -> None:
+    deviation = np.sqrt(variance + variance.dtype.type(epsilon))
+    for each in sums:
+        np.divide(each, deviation, each)
 
 
 @implements(BatchNormalizeGrad, refuses=_refused)
 def gradient_in_blocks(op: BatchNormalizeGrad, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    (dy, x, mean, variance, gamma, dgamma, dbeta), (dx,) = inputs, outputs
+    (dy, x, mean, variance, gamma, *sums), (dx,) = inputs, outputs
     a, p, q = device.scratch((3, len(gamma)), dtype_of(gamma.dtype))
-    calls: list[Call] = [(partial(_vectors, op), (variance, gamma, dgamma, dbeta, a, p, q))]
+    calls: list[Call] = [(partial(_vectors, op), (variance, gamma, *sums, a, p, q))]
     vectors = [np.broadcast_to(v, x.shape) for v in _wide(op, x, mean, a, p, q)]
     for g, u, v, m, s, r, t in blocks([dy, x, dx, *vectors]):
         calls += [(np.subtract, (u, m, v)), (np.multiply, (v, t, v)), (np.add, (v, r, v)), (np.subtract, (g, v, v)), (np.multiply, (v, s, v))]
     return calls
 
 
-def _vectors(op: BatchNormalizeGrad, variance: Array, gamma: Array, dgamma: Array, dbeta: Array, a: Array, p: Array, q: Array) -> None:
-    """a = gamma inv_std, p = dbeta / count, q = dgamma inv_std / count"""
+def _vectors(op: BatchNormalizeGrad, variance: Array, gamma: Array, dgamma: Array, dbeta: Array, excess: Array, a: Array, p: Array, q: Array) -> None:
+    """a = gamma inv_std, p = share - rest slope, q = slope inv_std; the last three as in the description of the operation."""
     inv_std = 1 / np.sqrt(variance + variance.dtype.type(op.epsilon))
+    share, rest = dbeta / op.count, excess / op.count
+    slope = dgamma / op.count - share * rest
     np.multiply(gamma, inv_std, a)
-    np.divide(dbeta, op.count, p)
-    np.multiply(dgamma, inv_std / op.count, q)
+    np.subtract(share, rest * slope, p)
+    np.multiply(slope, inv_std, q)
