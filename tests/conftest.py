@@ -35,7 +35,7 @@ GRACE = 2.0  # seconds a thread may take to end after its session was closed
 
 
 def extra_threads(before: set[threading.Thread]) -> list[str]:
-    """Names of the threads that were started since and still run after a grace period; not of those that tests/eager/ranks.py keeps."""
+    """Names of the threads that were started since and still run after a grace period; not of those that tests/support/ranks.py keeps."""
     deadline = time.monotonic() + GRACE
     extra = [thread for thread in set(threading.enumerate()) - before if not thread.name.endswith("(kept)")]
     for thread in extra:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
+import processes
 import pytest
 from halfway import JOBS, RUNS, TENSORS
 from keeping import WAYS, facts, place
 from ranks import on_ranks
-
-from jobflow.distributed import mpiexec
 
 HERE = Path(__file__).parent
 SETS = sorted((HERE / "kept").glob("*.tar.xz"))
@@ -52,7 +48,5 @@ def test_runs_go_on(name: str, ranks: int, folder: Path, tmp_path: Path) -> None
 
 @pytest.mark.mpi
 def test_two_processes_go_on_from_all(folder: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    command = [mpiexec.find() or "mpiexec", "-n", "2", sys.executable, str(HERE / "keeping.py"), "check", str(folder)]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert (ended.returncode, ended.stdout) == (0, "done\ndone\n"), ended.stderr
+    ended = processes.run(HERE / "keeping.py", "check", folder, ranks=2)
+    assert (ended.code, ended.out) == (0, "done\ndone\n"), ended.err

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from layouts import numbers, same, session_under, values
+from processes import run
 
-from jobflow.distributed import mpiexec
 from jobflow.storage import sessions, store
 
 HERE = Path(__file__).parent
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-
-
-def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(word) for word in command], env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.mark.mpi
@@ -34,8 +26,8 @@ def test_processes(tmp_path: Path, ranks: int, client: str, layout: str) -> None
     content = bytearray(shard.file_path.read_bytes())
     content[shard.place.start] ^= 1
     shard.file_path.write_bytes(content)
-    ended = run(mpiexec.find() or "mpiexec", "-n", str(ranks), sys.executable, HERE / "saving_ranks.py", tmp_path, client, layout)
-    assert (ended.returncode, ended.stdout) == (0, f"{layout} done\n" * (ranks if client == "multi" else 1)), ended.stderr
+    ended = run(HERE / "saving_ranks.py", tmp_path, client, layout, ranks=ranks)
+    assert (ended.code, ended.out) == (0, f"{layout} done\n" * (ranks if client == "multi" else 1)), ended.err
     steps = tmp_path / f"of-{layout}"
     assert sorted(entry.name for entry in steps.iterdir()) == ["step-00000003", "step-00000004"]
     session.write({name: value * 0 for name, value in expected.items()})
@@ -44,15 +36,15 @@ def test_processes(tmp_path: Path, ranks: int, client: str, layout: str) -> None
 
 
 def test_the_program_ends_after_its_last_checkpoint(tmp_path: Path) -> None:
-    ended = run(sys.executable, HERE / "ending_saves.py", tmp_path, "good")
-    assert (ended.returncode, ended.stderr) == (0, "")
+    ended = run(HERE / "ending_saves.py", tmp_path, "good")
+    assert (ended.code, ended.err) == (0, "")
     assert [entry.name for entry in tmp_path.iterdir()] == ["last"]
     assert list(store.problems(tmp_path / "last")) == []
 
 
 def test_the_program_tells_that_its_last_checkpoint_failed(tmp_path: Path) -> None:
-    ended = run(sys.executable, HERE / "ending_saves.py", tmp_path, "full")
-    assert ended.returncode == 1
-    assert "last could not be saved (save at ending_saves.py:" in ended.stderr and "rank 1: [Errno 28] No space" in ended.stderr
-    assert "Traceback" not in ended.stderr
+    ended = run(HERE / "ending_saves.py", tmp_path, "full")
+    assert ended.code == 1
+    assert "last could not be saved (save at ending_saves.py:" in ended.err and "rank 1: [Errno 28] No space" in ended.err
+    assert "Traceback" not in ended.err
     assert list(tmp_path.iterdir()) == []

@@ -5,23 +5,19 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import MPIEXEC, ROOT, run_command
 
 from jobflow.cli import main
 from jobflow.core.errors import user_line
-from jobflow.distributed import mpiexec
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 LINES = (HERE / "failing.py").read_text().splitlines()
-MPIEXEC = mpiexec.find() or "mpiexec"
-LIMIT = 120
 CONFIG = """
 model: {builder: "failing:plain"}
 data:
@@ -62,11 +58,10 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captu
 def from_outside(words: list[str], ranks: tuple[object, ...]) -> str:
     script = [sys.executable, "-m", "jobflow"] if "launch" in ranks else [str(Path(sys.executable).with_name("jobflow"))]
     start = [*script, *map(str, ranks), "-m", "jobflow"] if "launch" in ranks else [*map(str, ranks), *script]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)]), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run([*start, *words], env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
-    assert done.returncode in (1, 2), done.stdout + done.stderr
-    assert "jobflow:8" not in done.stderr and "<jobflow>" not in done.stderr
-    return done.stderr
+    done = run_command([*start, *words], environment={"PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])})
+    assert done.code in (1, 2), done.out + done.err
+    assert "jobflow:8" not in done.err and "<jobflow>" not in done.err
+    return done.err
 
 
 def own(told: str) -> bool:

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from jobflow.distributed import mpiexec
+from processes import MPIEXEC, ROOT, run_command
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 LINES = (HERE / "slow_reader.py").read_text().splitlines()
 STANDS, OPENS = (next(i for i, text in enumerate(LINES, 1) if text.endswith(mark)) for mark in ("# the reader is here", "# it is being opened here"))
-MPIEXEC = mpiexec.find() or "mpiexec"
-LIMIT = 120
 CONFIG = """
 model: {builder: "slow_reader:plain"}
 data:
@@ -35,12 +30,10 @@ def trained(folder: Path, function: str = "table", prefetch: int = 2, ranks: tup
     """What the command says on standard error of a run that comes to its end."""
     (folder / "run.yaml").write_text(CONFIG % (function, prefetch))
     script = Path(sys.executable).with_name("jobflow")
-    paths = os.pathsep.join([str(ROOT), str(HERE)])
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "SLOW": str(int(slow))}
     words = [*map(str, ranks), str(script), "train", str(folder / "run.yaml"), "--output", str(folder / "out")]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stderr
+    done = run_command(words, environment={"PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)]), "SLOW": str(int(slow))})
+    assert done.code == 0, done.out + done.err
+    return done.err
 
 
 def waits(told: str) -> list[str]:

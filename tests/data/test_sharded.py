@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from launching import run_ranks
 from parts import declare
+from processes import run
 
 import jobflow as flow
 import jobflow.typing as tp
@@ -211,7 +211,7 @@ def test_mirrored_jobs_take_a_part_for_each_device(session: Session) -> None:
 
 @pytest.mark.mpi
 def test_clients_read_their_rows_and_train_as_one(tmp_path: Path) -> None:
-    ended = run_ranks(HERE / "programs" / "sharded.py", str(tmp_path), ranks=2, limit=100)
+    ended = run(HERE / "programs" / "sharded.py", str(tmp_path), ranks=2, limit=100)
     assert ended.code != 0 and 'argument "labels" holds 7' in ended.err, ended.err
     found = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     order = Order(3, COUNT)

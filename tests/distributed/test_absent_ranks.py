@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from starting import MPIEXEC, Ended, crowd
+from processes import MPIEXEC, Exited, crowd
 
 pytestmark = pytest.mark.mpi
 
@@ -19,7 +19,7 @@ print(total, flush=True)
 PRESENT = [sys.executable, "-c", PROGRAM, "0"]
 
 
-def run(limit: str, *others: list[str]) -> Ended:
+def run(limit: str, *others: list[str]) -> Exited:
     """Start rank 0 with PROGRAM, and each other rank with a command of its own."""
     words = [word for command in others for word in (":", "-n", "1", *command)]
     with crowd() as jobs:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from starting import LAUNCH, MPIEXEC, crowd, variables
+from processes import LAUNCH, MPIEXEC, crowd, variables
 
 pytestmark = pytest.mark.mpi
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from starting import PROMPT, by_hand, by_launcher, by_mpiexec, late
+from processes import PROMPT, by_hand, by_launcher, by_mpiexec, late
 
 pytestmark = pytest.mark.mpi
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starting import started
+from processes import started
 
 pytestmark = pytest.mark.mpi
 

@@ -9,9 +9,9 @@ import subprocess
 import sys
 import time
 
+import processes
 import pytest
-import starting
-from starting import MPIEXEC, crowd
+from processes import MPIEXEC, crowd
 
 HEAD = """\
 import os, signal, sys, time, weakref
@@ -61,13 +61,13 @@ def program(folder: pathlib.Path, text: str) -> str:
 )
 def test_ctrl_c_prints_one_line_and_exits_with_130(tmp_path: pathlib.Path, text: str, line: str) -> None:
     file = program(tmp_path, HEAD + text)
-    ended = subprocess.run([sys.executable, file], env=starting.clean({}), capture_output=True, text=True, timeout=30, check=False)
+    ended = subprocess.run([sys.executable, file], env=processes.clean({}), capture_output=True, text=True, timeout=30, check=False)
     assert (ended.returncode, ended.stderr) == (130, f"{line.format(file)}\n")
 
 
 def test_tracebacks_of_ctrl_c_are_printed_on_request(tmp_path: pathlib.Path) -> None:
     file = program(tmp_path, f"{HEAD}raise KeyboardInterrupt\n")
-    environment = starting.clean({"JOBFLOW_TRACEBACK": "1"})
+    environment = processes.clean({"JOBFLOW_TRACEBACK": "1"})
     ended = subprocess.run([sys.executable, file], env=environment, capture_output=True, text=True, timeout=30, check=False)
     assert ended.returncode == -signal.SIGINT and ended.stderr.startswith("Traceback")
 
@@ -87,7 +87,7 @@ def test_ctrl_c_ends_ranks_of_mpiexec_with_130(tmp_path: pathlib.Path, text: str
 
 def test_ctrl_c_ends_ranks_of_jobflow_launch_with_130(tmp_path: pathlib.Path) -> None:
     with crowd() as jobs:
-        job = jobs.start([*starting.LAUNCH, "--nproc_per_node", "2", program(tmp_path, HEAD + STEPS)])
+        job = jobs.start([*processes.LAUNCH, "--nproc_per_node", "2", program(tmp_path, HEAD + STEPS)])
         jobs.await_text(0, "ready")
         job.send_signal(signal.SIGINT)
         [ended] = jobs.wait(10)

@@ -7,8 +7,8 @@ import shlex
 import subprocess
 import sys
 
+import processes
 import pytest
-import starting
 
 PROGRAM = """\
 import os
@@ -24,7 +24,7 @@ PROBE = "import socket; socket.create_server(('::1', 0), family=socket.AF_INET6)
 def isolated(command: str, timeout: float = 30.0) -> subprocess.CompletedProcess[str]:
     """Run a shell command where the loopback interface has no IPv4 address."""
     words = ["unshare", "-Urn", "sh", "-c", ONLY_IPV6 + command]
-    return subprocess.run(words, env=starting.clean({}), capture_output=True, text=True, timeout=timeout, check=False)
+    return subprocess.run(words, env=processes.clean({}), capture_output=True, text=True, timeout=timeout, check=False)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,7 +46,7 @@ def by_hand(address: str, file: str) -> str:
 def test_ranks_meet_over_ipv6(tmp_path: pathlib.Path, address: str) -> None:
     file = tmp_path / "program.py"
     file.write_text(PROGRAM)
-    launch = f"{shlex.join(starting.LAUNCH)} --nproc_per_node 2 {file}"
+    launch = f"{shlex.join(processes.LAUNCH)} --nproc_per_node 2 {file}"
     ended = isolated(by_hand(address, str(file)) if address else launch)
     shown = [line.partition("] ")[2] if not address else line for line in ended.stdout.splitlines()]
     assert (ended.returncode, shown) == (0, [f"{address or '::1'} 3.0"] * 2), ended

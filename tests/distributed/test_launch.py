@@ -9,7 +9,7 @@ import socket
 import time
 
 import pytest
-from starting import LAUNCH, PROGRAM, PROMPT, Ended, by_launcher, crowd, free_port, late, left_over
+from processes import LAUNCH, PROGRAM, PROMPT, Exited, by_launcher, crowd, free_port, late, left_over
 
 from jobflow.cli import main as jobflow
 from jobflow.distributed.launch import main
@@ -17,7 +17,7 @@ from jobflow.distributed.launch import main
 PLAIN = PROGRAM.with_name("plain.py")
 
 
-def plain(case: str, *options: str, ranks: int = 2, environment: dict[str, str] | None = None) -> Ended:
+def plain(case: str, *options: str, ranks: int = 2, environment: dict[str, str] | None = None) -> Exited:
     with crowd() as jobs:
         jobs.start([*LAUNCH, "--nproc_per_node", str(ranks), *options, str(PLAIN), case, "--more", "-m"], environment or {})
         return jobs.wait()[0]
@@ -167,7 +167,7 @@ class TestEnds:
 
 @pytest.mark.mpi
 class TestNodes:
-    def start(self, case: str) -> list[Ended]:
+    def start(self, case: str) -> list[Exited]:
         with crowd() as jobs:
             common = ["--nnodes", "2", "--nproc_per_node", "1", "--master_addr", "127.0.0.1", "--master_port", str(free_port())]
             for node in (1, 0):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from starting import clean, variables
+from processes import clean, variables
 
 from jobflow.core.errors import ConfigError
 from jobflow.runtime.world.environment import inherited

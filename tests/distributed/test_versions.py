@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from starting import MPIEXEC, ROOT, crowd, free_port, variables
+from processes import MPIEXEC, ROOT, crowd, free_port, variables
 
 from jobflow.core.errors import JobError
 from jobflow.runtime.world import versions

@@ -6,16 +6,16 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import processes
 import pytest
-import starting
-from starting import PROGRAM, PROMPT, Ended, accident, by_hand, by_launcher, by_mpiexec, crowd, free_port, late, variables
+from processes import PROGRAM, PROMPT, Exited, accident, by_hand, by_launcher, by_mpiexec, crowd, free_port, late, variables
 
 pytestmark = pytest.mark.mpi
 
 WAYS = ["mpiexec", "launcher", "by hand"]
 
 
-def run(way: str, case: str, size: int) -> tuple[list[str], list[Ended]]:
+def run(way: str, case: str, size: int) -> tuple[list[str], list[Exited]]:
     """The lines that ranks printed, without those prefixes that the launcher adds; and what each process left."""
     if way == "by hand":
         ended = by_hand(case, size)
@@ -107,7 +107,7 @@ class TestByHand:
                 told = {**variables(rank, 2, port), "JOBFLOW_SECRET": f"{secret} and long enough"}
                 jobs.start([sys.executable, str(PROGRAM), "exchange"], told)
                 if secret == "wrong":
-                    assert jobs.jobs[1][0].wait(starting.LIMIT) == 1
+                    assert jobs.jobs[1][0].wait(processes.LIMIT) == 1
             ended = jobs.wait()
         assert [one.code for one in ended] == [0, 1, 0], ended
         assert "JOBFLOW_SECRET" in ended[1].err and "long enough" not in "".join(one.err for one in ended)
@@ -191,8 +191,8 @@ class TestByHand:
                 jobs.start([sys.executable, str(PROGRAM), "started"], variables(rank, 2, port))
             jobs.await_text(0, "started", "out")
             intruder = jobs.start([sys.executable, str(PROGRAM), "exchange"], variables(1, 2, port))
-            assert intruder.wait(starting.LIMIT) == 1
-            assert "two processes have RANK=1" in jobs.seen(2)
+            assert intruder.wait(processes.LIMIT) == 1
+            assert "two processes have RANK=1" in jobs.printed(2)
             assert [job.poll() for job, _ in jobs.jobs[:2]] == [None, None]
             jobs.jobs[0][0].terminate()
             killed = time.time()
@@ -201,7 +201,7 @@ class TestByHand:
         assert max(one.at for one in ended) - killed < PROMPT
 
     def test_a_port_of_another_program(self) -> None:
-        with starting.socket.create_server(("127.0.0.1", 0)) as other, crowd() as jobs:
+        with processes.socket.create_server(("127.0.0.1", 0)) as other, crowd() as jobs:
             jobs.start([sys.executable, str(PROGRAM), "exchange"], variables(0, 2, other.getsockname()[1]))
             ended = jobs.wait()
         assert ended[0].code == 1
@@ -243,7 +243,7 @@ def test_the_time_to_wait_is_a_number() -> None:
 @pytest.mark.full
 def test_ranks_whose_first_cannot_listen_end_too() -> None:
     """Another program holds the port, and says nothing: rank 0 ends at once, rank 1 once it has waited for an answer."""
-    with starting.socket.create_server(("127.0.0.1", 0)) as other, crowd() as jobs:
+    with processes.socket.create_server(("127.0.0.1", 0)) as other, crowd() as jobs:
         for rank in range(2):
             jobs.start([sys.executable, str(PROGRAM), "exchange"], variables(rank, 2, other.getsockname()[1]))
         ended = jobs.wait()
@@ -252,4 +252,4 @@ def test_ranks_whose_first_cannot_listen_end_too() -> None:
 
 
 def test_the_accident_is_read_from_prefixed_lines() -> None:
-    assert accident([Ended(1, "", "[rank 1] accident 2.5\nno accident\n", 3.0)]) == 2.5
+    assert accident([Exited(1, "", "[rank 1] accident 2.5\nno accident\n", 3.0)]) == 2.5

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import processes
 import pytest
-import starting
 from ranks import on_ranks, with_ranks
 
 import jobflow as flow
@@ -32,10 +32,10 @@ S0, S1, B, SUM = flow.sbp.split(0), flow.sbp.split(1), flow.sbp.broadcast, flow.
 LAYOUTS = [S0, S1, B, SUM]
 
 
-def ran(*words: str) -> starting.Ended:
+def ran(*words: str) -> processes.Exited:
     """A program of this folder on two ranks under mpiexec; nothing of it is left."""
-    with starting.crowd() as jobs:
-        jobs.start([starting.MPIEXEC, "-n", "2", sys.executable, str(PROGRAMS / words[0]), *words[1:]])
+    with processes.crowd() as jobs:
+        jobs.start([processes.MPIEXEC, "-n", "2", sys.executable, str(PROGRAMS / words[0]), *words[1:]])
         return jobs.wait()[0]
 
 
@@ -93,14 +93,14 @@ class TestEnds:
     def test_all_end(self, case: str, last: str) -> None:
         ended = ran("ending.py", case)
         assert ended.code != 0
-        assert 0 <= starting.late([ended]) < PROMPT
+        assert 0 <= processes.late([ended]) < PROMPT
         assert re.search(last, ended.err, re.DOTALL), ended.err
         assert ended.err.count("Traceback (most recent") == (case != "kill"), ended.err
         assert ended.err.count("ending.py") >= (case != "kill")
 
     @pytest.mark.parametrize("way", ["launcher", "by hand"])
     def test_all_end_however_they_were_started(self, way: str) -> None:
-        code, _, said = starting.started(way, 2, str(PROGRAMS / "ending.py"), "error")
+        code, _, said = processes.started(way, 2, str(PROGRAMS / "ending.py"), "error")
         begun = max(float(line.split()[-1]) for line in said.splitlines() if "accident" in line)
         assert code == 1 and time.time() - begun < PROMPT
         last = said[said.rindex("Traceback (most recent") :]

@@ -7,18 +7,14 @@ one after another in one world.
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import processes
 import pytest
-
-from jobflow.distributed import mpiexec
 
 ROOT = Path(__file__).parents[2]
 STEPS = 3
@@ -44,13 +40,9 @@ TOLERANCE = 1e-5
 
 def started(program: Path, *words: str, ranks: int = 0, folder: Path) -> str:
     """Standard output of a program in a process of its own, or on `ranks` processes."""
-    command = [sys.executable, str(program), *words]
-    if ranks:
-        command = [mpiexec.find() or "mpiexec", "-n", str(ranks), *command]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    done = processes.run(program, *words, ranks=ranks, limit=240, folder=folder)
+    assert done.code == 0, f"{program} {words} ended with {done.code}:\n{done.out}\n{done.err}"
+    return done.out
 
 
 def words(example: str, devices: int, *options: str, steps: int = STEPS) -> list[str]:

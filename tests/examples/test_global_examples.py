@@ -6,25 +6,19 @@ On threads, records hold the losses of all layouts (tests/records); with --full,
 from __future__ import annotations
 
 import functools
-import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from processes import MPIEXEC, ROOT, run_command
 
-from jobflow.distributed import mpiexec
-
-ROOT = Path(__file__).parents[2]
 STEPS = 20
 LOSS = re.compile(r"^step +(\d+)  loss ([\d.]+)$", re.MULTILINE)
 ACCURACY = re.compile(r"^test accuracy ([\d.]+)% of 397 digits$", re.MULTILINE)
 #: relative, in float32; printed losses have six decimals
 TOLERANCE = 1e-5
-MPIEXEC = mpiexec.find() or "mpiexec"
 #: what the command `jobflow` does
 JOBFLOW = "import sys; from jobflow.cli import main; sys.exit(main())"
 WAYS = {
@@ -40,10 +34,9 @@ WAYS = {
 def run(way: str, example: str, *options: str) -> tuple[str, str]:
     """Standard output, without the names that the launcher puts before it, and standard error."""
     command = [*WAYS[way], str(ROOT / "examples" / f"{example}.py"), *options]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
-    return re.sub(r"^\[rank \d+\] ?", "", done.stdout, flags=re.MULTILINE), done.stderr
+    done = run_command(command, limit=240)
+    assert done.code == 0, f"{' '.join(command)} ended with {done.code}:\n{done.out}\n{done.err}"
+    return re.sub(r"^\[rank \d+\] ?", "", done.out, flags=re.MULTILINE), done.err
 
 
 def curve(output: str) -> list[float]:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import functools
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from jobflow.distributed import mpiexec
+from processes import run_command, under_mpiexec
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("programs") / "pretended.py"
@@ -36,16 +34,15 @@ def curves_of(
     "first" one of rank 0.  Pretended GPUs run array operations, where no other kernels are asked for: texts for g++ take their time."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "curves.json"
-        launcher = [mpiexec.find() or "mpiexec", "-n", str(processes)] if processes > 1 else []
+        launcher = under_mpiexec(processes) if processes > 1 else []
         there = "real" if gpus is None else str(gpus)
         strict = ["-W", "error"] if gpus is not None else []  # CuPy may warn of its own affairs
         command = [*launcher, sys.executable, *strict, str(PROGRAM), str(out), there, str(devices), *programs]
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        environment["JOBFLOW_KERNELS"] = kernels or ("auto" if gpus is None else "numpy")
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-        assert ended.returncode == 0, ended.stderr
-        return json.loads(out.read_text()), ended.stderr
+        environment = {"PYTHONPATH": os.pathsep.join(paths), "JOBFLOW_KERNELS": kernels or ("auto" if gpus is None else "numpy")}
+        ended = run_command(command, limit=300, environment=environment)
+        assert ended.code == 0, ended.err
+        return json.loads(out.read_text()), ended.err
 
 
 def distance_from_cpu(name: str, curves: dict[str, Any], programs: tuple[str, ...] = PROGRAMS) -> float:

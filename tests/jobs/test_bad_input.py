@@ -4,16 +4,19 @@ In the texts below «code» stands for the "file.py:line" of that code: the mess
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from launching import PROGRAMS, run_ranks
 from parts import Job, Rows, X, Y, constant, declare, told
+from processes import run
 
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow.core.errors import ArgumentError
+
+PROGRAMS = Path(__file__).with_name("programs")
 
 
 def declare_train_job() -> Job:
@@ -303,6 +306,6 @@ def test_async_callback_that_raises(devices: int) -> None:
 @pytest.mark.parametrize("client", ["single", "multi"])
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_ranks_survive_what_the_client_refuses(client: str, ranks: int) -> None:
-    ended = run_ranks(PROGRAMS / "refused.py", client, ranks=ranks)
+    ended = run(PROGRAMS / "refused.py", client, ranks=ranks)
     assert (ended.code, ended.err) == (0, ""), ended.err
     assert ended.out.splitlines() == ["refused 7 times, trained 8 steps"] * (1 if client == "single" else ranks)

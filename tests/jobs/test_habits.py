@@ -10,7 +10,9 @@ from typing import Any
 import habits
 import numpy as np
 import pytest
-from launching import PROGRAMS, run_ranks
+from processes import run
+
+PROGRAMS = Path(__file__).with_name("programs")
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -46,7 +48,7 @@ def test_threads(name: str, devices: int) -> None:
 @pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_ranks(ranks: int, tmp_path: Path) -> None:
-    ended = run_ranks(PROGRAMS / "habits.py", str(tmp_path / "out.json"), ranks=ranks)
+    ended = run(PROGRAMS / "habits.py", str(tmp_path / "out.json"), ranks=ranks)
     assert (ended.code, ended.out) == (0, ""), ended.err
     found = json.loads((tmp_path / "out.json").read_text())
     assert list(found) == list(habits.PROGRAMS)

@@ -4,16 +4,19 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from launching import PROGRAMS, run_ranks
 from parts import Rows, X, declare
+from processes import run
 
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow.core.errors import ConfigError, DtypeError, JobError, SourceLine
+
+PROGRAMS = Path(__file__).with_name("programs")
 
 HERE = r"test_mistakes\.py:\d+"
 ROW = np.ones((6,), np.float32)
@@ -93,9 +96,9 @@ def test_a_variable_becomes_an_argument_and_another_variable(on: Callable[[int],
         return a, b, c, x
 
     expected = [np.ones_like(X), np.zeros_like(X), np.zeros_like(X)]
-    for run in range(4):
-        *found, given = job(X + run)
-        np.testing.assert_array_equal(given, X + np.float32(run))
+    for number in range(4):
+        *found, given = job(X + number)
+        np.testing.assert_array_equal(given, X + np.float32(number))
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_array_equal(one, other)
         expected = [given, *expected[:2]]
@@ -175,7 +178,7 @@ def test_what_jobs_must_not_do(fresh: None, act: Callable[[], Any], what: str) -
 
 @pytest.mark.mpi
 def test_ranks_that_serve_end_whatever_the_program_catches(fresh: None) -> None:
-    ended = run_ranks(PROGRAMS / "catches.py", ranks=2, limit=30)
+    ended = run(PROGRAMS / "catches.py", ranks=2, limit=30)
     assert (ended.code, ended.out) == (0, "1 12.0\nbehind 1\n2 12.0\nbehind 2\n"), ended.err
 
 

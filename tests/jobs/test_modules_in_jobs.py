@@ -10,12 +10,14 @@ import module_constants  # noqa: F401 - which has cases too
 import module_mistakes  # noqa: F401 - which has cases too
 import numpy as np
 import pytest
-from launching import PROGRAMS, run_ranks
 from module_cases import CASES
+from processes import run
 
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow import scope
+
+PROGRAMS = Path(__file__).with_name("programs")
 
 
 @cache
@@ -47,7 +49,7 @@ def test_one_and_two_devices(case: str) -> None:
 @pytest.mark.mpi
 @pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.full)])
 def test_two_clients(every: int, tmp_path: Path) -> None:
-    ended = run_ranks(PROGRAMS / "module_clients.py", str(tmp_path), str(every), ranks=2)
+    ended = run(PROGRAMS / "module_clients.py", str(tmp_path), str(every), ranks=2)
     assert ended.code == 0, ended.err
     for rank in range(2):
         found = dict(np.load(tmp_path / f"{rank}.npz"))

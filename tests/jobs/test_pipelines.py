@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pipelines
 import pytest
-from launching import PROGRAMS, run_ranks
+from processes import run
+
+PROGRAMS = Path(__file__).with_name("programs")
 
 
 @cache
@@ -53,7 +55,7 @@ ALL = [(name, schedule) for name in pipelines.MODELS for schedule in pipelines.S
 @pytest.mark.parametrize(("ranks", "programs"), [(4, SOME), *(pytest.param(n, ALL, marks=pytest.mark.full) for n in (2, 4))], ids=str)
 def test_under_mpiexec(ranks: int, programs: list[tuple[str, str]], tmp_path: Path) -> None:
     out = tmp_path / "found.json"
-    ended = run_ranks(PROGRAMS / "pipelines.py", str(out), *(word for program in programs for word in program), ranks=ranks, limit=300)
+    ended = run(PROGRAMS / "pipelines.py", str(out), *(word for program in programs for word in program), ranks=ranks, limit=300)
     assert ended.code == 0, ended.err
     found = json.loads(out.read_text())
     assert list(found) == [" ".join(program) for program in programs]

@@ -8,14 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from launching import PROGRAMS, run_ranks
 from parts import constant, declare, normal, values
+from processes import run
 
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow.core.errors import ConfigError, DtypeError
 from jobflow.engine.job import job_of
 from jobflow.tools.explain import explain
+
+PROGRAMS = Path(__file__).with_name("programs")
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -149,7 +151,7 @@ def test_two_kinds_of_floats_do_not_mix_by_themselves() -> None:
 def test_ranks_of_mpi(ranks: int, tmp_path: Path) -> None:
     """Half precision, a dynamic scale with a skipped step, and regions, under mpiexec as on one device."""
     out = tmp_path / "found.npz"
-    ended = run_ranks(PROGRAMS / "precision.py", str(out), ranks=ranks)
+    ended = run(PROGRAMS / "precision.py", str(out), ranks=ranks)
     assert ended.code == 0, ended.err
     import precision
 

@@ -15,11 +15,13 @@ from unittest import mock
 import curves
 import numpy as np
 import pytest
-from launching import PROGRAMS, ROOT, Ended, run_ranks
+from processes import ROOT, Exited, run
 
 from jobflow.kernels import machine_class, registry
 from jobflow.kernels.target import target_of
 from jobflow.runtime.world import environment
+
+PROGRAMS = Path(__file__).with_name("programs")
 
 #: relative; of float32 and of float64
 SINGLE, DOUBLE = 1e-5, 1e-9
@@ -43,12 +45,12 @@ SEVERAL = {name: i % 2 == 0 for i, name in enumerate(curves.PROGRAMS)}
 
 
 @functools.cache
-def started(ranks: int, client: str, full: bool) -> tuple[Ended, list[dict[str, list[float]]]]:
+def started(ranks: int, client: str, full: bool) -> tuple[Exited, list[dict[str, list[float]]]]:
     """All curves from one start of mpiexec, one set of them per client; what a failed start left is kept too."""
     chosen = [name for name in curves.PROGRAMS if full or SEVERAL[name] == (client == "multi")]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "curves.json"
-        ended = run_ranks(PROGRAMS / "curves.py", str(out), client, *chosen, ranks=ranks)
+        ended = run(PROGRAMS / "curves.py", str(out), client, *chosen, ranks=ranks)
         return ended, [json.loads(path.read_text()) for path in sorted(Path(folder).glob("curves.json*"))]
 
 

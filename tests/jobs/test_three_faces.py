@@ -16,11 +16,13 @@ import numpy as np
 import pytest
 from face_cases import ALIKE, DIFFERENT, SCHEDULES
 from faces import S0, S1, AtOnce, B, Case, Lies, Run, Trained, as_graph, as_job, at_once, batches, each_its_own, laid, mirrored, model_of
-from launching import PROGRAMS, run_ranks
+from processes import run
 from ranks import on_ranks
 
 import jobflow as flow
 import jobflow.typing as tp
+
+PROGRAMS = Path(__file__).with_name("programs")
 
 pytestmark = pytest.mark.usefixtures("fresh")
 Begin = Callable[[int], None]
@@ -172,7 +174,7 @@ def test_two_stages_train_as_one_process(name: str, ranks: int) -> None:
 @pytest.mark.mpi
 def test_two_stages_on_four_processes(tmp_path: Path) -> None:
     names = [name for name in mixed.WAYS if name.startswith(("graph, pipelined", "at once, accumulated"))]
-    ended = run_ranks(PROGRAMS / "mixed.py", str(tmp_path / "out"), *names, ranks=4)
+    ended = run(PROGRAMS / "mixed.py", str(tmp_path / "out"), *names, ranks=4)
     assert (ended.code, ended.out) == (0, ""), ended.err
     for rank in range(4):
         given = json.loads((tmp_path / f"out.{rank}").read_text())

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import PROGRAMS, run_ranks
+from processes import run
 
 import jobflow
+
+PROGRAMS = Path(__file__).with_name("programs")
 
 
 def program() -> Any:
@@ -29,5 +32,5 @@ def test_on_threads(seed: int) -> None:
 @pytest.mark.mpi
 @pytest.mark.parametrize("seed", [3, pytest.param(4, marks=pytest.mark.full)])
 def test_among_processes(seed: int) -> None:
-    ended = run_ranks(PROGRAMS / "travels.py", str(seed), ranks=4)
+    ended = run(PROGRAMS / "travels.py", str(seed), ranks=4)
     assert (ended.code, ended.out.strip()) == (0, "32 arrays arrived"), ended.err

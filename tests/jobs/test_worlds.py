@@ -10,7 +10,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from launching import PROGRAMS, run_ranks
+from processes import run
+
+PROGRAMS = Path(__file__).with_name("programs")
 
 pytestmark = pytest.mark.mpi
 
@@ -41,7 +43,7 @@ def alive(pid: int) -> bool:
 
 def end(case: str, folder: Path, ranks: int) -> Ending:
     """Run the case; when its launcher has ended, none of its ranks may be left."""
-    ended = run_ranks(PROGRAMS / "endings.py", case, str(folder), ranks=ranks, limit=60)
+    ended = run(PROGRAMS / "endings.py", case, str(folder), ranks=ranks, limit=60)
     now = time.time()
     event = folder / "event"
     late = now - float(event.read_text()) if event.exists() else 0.0

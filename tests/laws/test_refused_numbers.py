@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from processes import run
 from ranks import on_ranks
 
 import jobflow as flow
@@ -247,10 +246,8 @@ def test_a_step_of_a_graph_that_is_refused_never_was(n: int, steps: int) -> None
 def test_the_ranks_of_mpiexec_raise_the_same_and_go_on(tmp_path: Path) -> None:
     program = Path(__file__).parent / "programs" / "refused.py"
     for client in ("single", "multi"):
-        done = subprocess.run(
-            ["mpiexec", "-n", "2", sys.executable, str(program), client, str(tmp_path)], capture_output=True, text=True, timeout=300
-        )
-        assert done.returncode == 0, done.stderr
+        done = run(program, client, tmp_path, ranks=2, limit=300)
+        assert done.code == 0, done.err
         said = sorted(path.read_text() for path in tmp_path.glob(f"{client}*"))
         assert len(said) == (1 if client == "single" else 2) and len(set(said)) == 1
         assert re.search(r"label 12 at \[7\] .*rank 1", said[0]) and "same losses" in said[0], said[0]

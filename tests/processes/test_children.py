@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from fresh import run
+from processes import STRICT, run
+
+PROGRAMS = Path(__file__).with_name("programs")
 
 
 @pytest.mark.parametrize(
     ("how", "ranks", "told"),
     [
-        ("devices", 1, ["rank 0, 3, forked, None, 4.0", "alone 3.0", "4.0"]),  # a session of its own has threads of its own
+        ("devices", 0, ["rank 0, 3, forked, None, 4.0", "alone 3.0", "4.0"]),  # a session of its own has threads of its own
         pytest.param("ranks", 2, ["rank 1, 3, forked, None, forked", "alone 3.0", "8.0"], marks=pytest.mark.mpi),
     ],
 )
 def test_children_are_no_ranks(how: str, ranks: int, told: list[str]) -> None:
-    ended = run("children.py", how, ranks=ranks)
-    assert (ended.returncode, ended.stdout.splitlines()) == (0, told), ended.stderr
+    ended = run(PROGRAMS / "children.py", how, ranks=ranks, environment=STRICT)
+    assert (ended.code, ended.out.splitlines()) == (0, told), ended.err
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(("how", "code"), [("end", 0), ("exit", 1), ("raise", 5)])
 def test_children_end_as_other_programs_do(how: str, code: int) -> None:
     """MPI is the ranks': it goes on, also while a child runs what atexit has, and ends when they do."""
-    ended = run("leaving_children.py", how, ranks=2)
-    assert (ended.returncode, sorted(ended.stdout.splitlines())) == (0, 2 * [f"child {code} 8.0"] + 2 * ["what atexit has"]), ended.stderr
+    ended = run(PROGRAMS / "leaving_children.py", how, ranks=2, environment=STRICT)
+    assert (ended.code, sorted(ended.out.splitlines())) == (0, 2 * [f"child {code} 8.0"] + 2 * ["what atexit has"]), ended.err
 
 
 @pytest.mark.mpi
 def test_ranks_end_mpi() -> None:
-    ended = run("ending.py", ranks=2)
-    assert (ended.returncode, ended.stderr.splitlines()) == (0, 2 * ["MPI has ended"]), ended.stdout
+    ended = run(PROGRAMS / "ending.py", ranks=2, environment=STRICT)
+    assert (ended.code, ended.err.splitlines()) == (0, 2 * ["MPI has ended"]), ended.out

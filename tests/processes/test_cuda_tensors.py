@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from fresh import run
+from processes import ROOT, STRICT, run
 
-GPU = str(Path(__file__).with_name("one_gpu"))
+PROGRAMS = Path(__file__).with_name("programs")
+NO_GPU, ONE_GPU = (Path(__file__).with_name(name) for name in ("no_gpu", "one_gpu"))
 WAYS = ["cuda()", "to", "device=", "placement", "cuda() of a global tensor", "module", "copy", "pickle"]
 
 
+def modules_of(folder: Path) -> dict[str, str]:
+    """Return variables that let a program import the modules of a folder before others."""
+    return {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+
+
 def test_without_a_gpu() -> None:
-    ended = run("devices.py", path=str(Path(__file__).with_name("no_gpu")))
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.splitlines() == [*(f"{way} True 1.0" for way in WAYS), "False [2.0, 2.0]"]
-    assert len(ended.stderr.splitlines()) == 1 and "there is no GPU" in ended.stderr
+    ended = run(PROGRAMS / "devices.py", environment=STRICT | modules_of(NO_GPU))
+    assert ended.code == 0, ended.err
+    assert ended.out.splitlines() == [*(f"{way} True 1.0" for way in WAYS), "False [2.0, 2.0]"]
+    assert len(ended.err.splitlines()) == 1 and "there is no GPU" in ended.err
 
 
 def test_with_a_gpu_that_they_cannot_use() -> None:
-    ended = run("devices.py", path=GPU)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.splitlines() == [*(f"{way} refused True" for way in WAYS), "True [2.0, 2.0]"]
-    assert ended.stderr == ""
+    ended = run(PROGRAMS / "devices.py", environment=STRICT | modules_of(ONE_GPU))
+    assert ended.code == 0, ended.err
+    assert ended.out.splitlines() == [*(f"{way} refused True" for way in WAYS), "True [2.0, 2.0]"]
+    assert ended.err == ""

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fresh import run
+from processes import STRICT, run
 
 import jobflow as flow
 import jobflow.typing as tp
+
+PROGRAMS = Path(__file__).with_name("programs")
 
 REFUSED = {
     "foreign": ("foreign", "manifest.json", "loads.py:"),
@@ -33,17 +35,17 @@ NOTICES = [('"c"', '"d"'), ('"c"',), ('"a"', '"c"'), ('"b"', '"c"')]
 
 
 @pytest.mark.parametrize(
-    ("devices", "ranks"), [("1", 1), ("2", 1), pytest.param("single", 2, marks=pytest.mark.mpi), pytest.param("multi", 2, marks=pytest.mark.mpi)]
+    ("devices", "ranks"), [("1", 0), ("2", 0), pytest.param("single", 2, marks=pytest.mark.mpi), pytest.param("multi", 2, marks=pytest.mark.mpi)]
 )
 def test_variables(tmp_path: Path, devices: str, ranks: int) -> None:
-    ended = run("loads.py", str(tmp_path), devices, ranks=ranks)
-    assert ended.returncode == 0, ended.stderr
-    lines = list(dict.fromkeys(ended.stdout.splitlines()))
+    ended = run(PROGRAMS / "loads.py", str(tmp_path), devices, ranks=ranks, environment=STRICT)
+    assert ended.code == 0, ended.err
+    lines = list(dict.fromkeys(ended.out.splitlines()))
     assert len(lines) == len(REFUSED) + len(LOADED)
     for line, (what, words) in zip(lines, REFUSED.items(), strict=False):
         assert line.startswith(f"{what} refused {{'a': 0.0, 'b': 0.0}}") and all(word in line for word in words), line
     assert lines[len(REFUSED) :] == [f"{what} loaded {values}" for what, values in LOADED.items()]
-    notices = ended.stderr.splitlines()
+    notices = ended.err.splitlines()
     assert len(notices) == len(NOTICES)
     for notice, names in zip(notices, NOTICES, strict=True):
         assert "loads.py:" in notice and all(name in notice for name in names), notice

@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fresh import run
+from processes import STRICT, run
+
+PROGRAMS = Path(__file__).with_name("programs")
 
 
 @pytest.mark.parametrize("devices", ["1", "2"])
 def test_a_job_that_could_not_be_bound_leaves_no_variables(devices: str) -> None:
-    ended = run("bad_binds.py", devices)
+    ended = run(PROGRAMS / "bad_binds.py", devices, environment=STRICT)
     lines = ["refused: True", "[3.0, 3.0]", "[7.0, 7.0, 7.0]", "{'kept': [3.0, 3.0], 'w': [7.0, 7.0, 7.0]}"]
-    assert (ended.returncode, ended.stdout.splitlines()) == (0, lines), ended.stderr
+    assert (ended.code, ended.out.splitlines()) == (0, lines), ended.err
 
 
 #: MiB that thirty definitions of a job with 8 MiB of tensors may take
@@ -22,27 +24,27 @@ GROWTH = 40
 @pytest.mark.parametrize(
     ("devices", "ranks"),
     [
-        ("2", 1),
+        ("2", 0),
         pytest.param("multi", 2, marks=pytest.mark.mpi),
-        pytest.param("1", 1, marks=pytest.mark.full),
+        pytest.param("1", 0, marks=pytest.mark.full),
         pytest.param("single", 2, marks=[pytest.mark.mpi, pytest.mark.full]),
     ],
 )
 def test_programs_of_a_job_that_is_defined_again_and_again_are_given_back(tmp_path: Path, devices: str, ranks: int) -> None:
-    ended = run("redefined.py", str(tmp_path), devices, ranks=ranks)
-    assert ended.returncode == 0, ended.stderr
-    grown = [int(word) for word in ended.stdout.split()]
-    assert len(grown) == ranks and max(grown) < GROWTH
+    ended = run(PROGRAMS / "redefined.py", str(tmp_path), devices, ranks=ranks, environment=STRICT)
+    assert ended.code == 0, ended.err
+    grown = [int(word) for word in ended.out.split()]
+    assert len(grown) == max(ranks, 1) and max(grown) < GROWTH
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.full)])
 def test_what_closed_sessions_gave_stays_as_it_was(ranks: int) -> None:
-    ended = run("reopened.py", ranks=ranks)
-    assert (ended.returncode, ended.stdout) == (0, "right\n"), ended.stderr
+    ended = run(PROGRAMS / "reopened.py", ranks=ranks, environment=STRICT)
+    assert (ended.code, ended.out) == (0, "right\n"), ended.err
 
 
 @pytest.mark.mpi
 def test_tensors_go_on_when_the_session_ends() -> None:
-    ended = run("ended.py", ranks=2)
-    assert (ended.returncode, ended.stdout) == (0, "right\nright\n"), ended.stderr
+    ended = run(PROGRAMS / "ended.py", ranks=2, environment=STRICT)
+    assert (ended.code, ended.out) == (0, "right\nright\n"), ended.err

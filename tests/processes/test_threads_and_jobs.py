@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from fresh import run
+from processes import STRICT, run
+
+PROGRAMS = Path(__file__).with_name("programs")
 
 CASES = ["own", "shapes", "steps", "beside", "watches"]
 
 
-@pytest.mark.parametrize(("devices", "ranks"), [("1", 1), ("2", 1), pytest.param("single", 2, marks=pytest.mark.mpi)])
+@pytest.mark.parametrize(("devices", "ranks"), [("1", 0), ("2", 0), pytest.param("single", 2, marks=pytest.mark.mpi)])
 def test_each_thread_gets_its_own_numbers(devices: str, ranks: int) -> None:
-    ended = run("jobs.py", devices, ranks=ranks)
-    assert (ended.returncode, ended.stdout.splitlines()) == (0, CASES), ended.stderr
+    ended = run(PROGRAMS / "jobs.py", devices, ranks=ranks, environment=STRICT)
+    assert (ended.code, ended.out.splitlines()) == (0, CASES), ended.err
 
 
 RESULTS = {"two_jobs": "20.0 400.0", "one_job": "20.0 40.0", "tensors": "20.0 40.0", "reduced": "20.0 40.0", "graph": "20.0 40.0"}
@@ -19,15 +23,15 @@ RESULTS = {"two_jobs": "20.0 400.0", "one_job": "20.0 40.0", "tensors": "20.0 40
 
 @pytest.mark.mpi
 def test_threads_of_ranks_that_call_in_one_order() -> None:
-    ended = run("orders.py", "same", *RESULTS, ranks=2)
-    assert (ended.returncode, sorted(ended.stdout.splitlines())) == (0, sorted([*RESULTS.values()] * 2)), ended.stderr
+    ended = run(PROGRAMS / "orders.py", "same", *RESULTS, ranks=2, environment=STRICT)
+    assert (ended.code, sorted(ended.out.splitlines())) == (0, sorted([*RESULTS.values()] * 2)), ended.err
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("case", ["two_jobs", "tensors", "graph", *(pytest.param(case, marks=pytest.mark.full) for case in ("one_job", "reduced"))])
 def test_threads_of_ranks_that_call_in_different_orders(case: str) -> None:
     """An error that names the calls and the threads; no rank goes on with numbers of the other thread's call."""
-    ended = run("orders.py", "other", case, ranks=2)
-    assert ended.returncode == 1 and ended.stdout == "", ended.stderr
-    assert "rank 0: " in ended.stderr and "rank 1: " in ended.stderr
-    assert "'worker 1'" in ended.stderr and "'worker 2'" in ended.stderr and "orders.py:" in ended.stderr
+    ended = run(PROGRAMS / "orders.py", "other", case, ranks=2, environment=STRICT)
+    assert ended.code == 1 and ended.out == "", ended.err
+    assert "rank 0: " in ended.err and "rank 1: " in ended.err
+    assert "'worker 1'" in ended.err and "'worker 2'" in ended.err and "orders.py:" in ended.err

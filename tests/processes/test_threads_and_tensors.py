@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from fresh import run
+from pathlib import Path
+
+from processes import STRICT, run
+
+PROGRAMS = Path(__file__).with_name("programs")
 
 CASES = ["placements", "halves", "graphs", "layouts", "modes", "builds", "blocks", "draws", "leaves", "right"]
 
 
 def test_each_thread_gets_its_own_numbers() -> None:
-    ended = run("tensors.py")
-    assert (ended.returncode, ended.stdout.splitlines()) == (0, CASES), ended.stderr
+    ended = run(PROGRAMS / "tensors.py", environment=STRICT)
+    assert (ended.code, ended.out.splitlines()) == (0, CASES), ended.err

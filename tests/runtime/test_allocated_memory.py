@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from memory_cases import MODELS, CountedZeros
-from processes import run
+from processes import STRICT, run
 
 import jobflow as flow
 from jobflow.engine.allocation import allocation
@@ -19,6 +19,8 @@ from jobflow.engine.binding import Loaded, StorageChoice
 from jobflow.engine.session import current_session
 from jobflow.runtime.device import numpy_device
 from jobflow.runtime.world import threads
+
+PROGRAMS = Path(__file__).with_name("programs")
 
 #: planned memory may exceed allocated memory by so much: bytes, and a part of it
 SLACK, PART = 1 << 20, 0.05
@@ -81,7 +83,7 @@ PROCESSES = [
 @pytest.mark.mpi
 @pytest.mark.parametrize(("model", "ranks", "strategy", "precision"), PROCESSES)
 def test_processes_allocate_what_is_planned(tmp_path: Path, model: str, ranks: int, strategy: str, precision: str) -> None:
-    ended = run("window_memory.py", str(tmp_path / "bytes"), model, strategy, precision, ranks=ranks, limit=120)
+    ended = run(PROGRAMS / "window_memory.py", str(tmp_path / "bytes"), model, strategy, precision, ranks=ranks, limit=120, environment=STRICT)
     assert ended.code == 0, ended.err
     for rank, (allocated, planned) in enumerate(zip(*json.loads((tmp_path / "bytes").read_text()), strict=True)):
         assert allocated <= planned <= allocated + max(SLACK, PART * allocated), (rank, allocated, planned)

@@ -7,11 +7,14 @@ import pathlib
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from processes import PROMPT, ROOT, Ended, mpi, run
+from processes import PROMPT, ROOT, STRICT, Exited, run
 
 from jobflow.runtime.world.launched import Launch, launched
+
+PROGRAMS = Path(__file__).with_name("programs")
 
 FULL = [pytest.param(4, how, 213, marks=pytest.mark.full) for how in ("shared", "messages", "nodes")]
 #: four ranks on two cores take long; the ends of jobs are tried with four, and the rest with --full
@@ -19,22 +22,22 @@ RANKS = [2, pytest.param(4, marks=pytest.mark.full)]
 HOW = [(2, "shared", 143), (2, "messages", 143), (3, "nodes", 143), *FULL]
 
 
-def case(name: str, ranks: int = 2, limit: float = 30.0) -> Ended:
-    return run("world_cases.py", name, ranks=ranks, limit=limit)
+def case(name: str, ranks: int = 2, limit: float = 30.0) -> Exited:
+    return run(PROGRAMS / "world_cases.py", name, ranks=ranks, limit=limit, environment=STRICT)
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(("ranks", "how", "laws"), HOW)
 def test_laws(ranks: int, how: str, laws: int) -> None:
     """All cases of the laws on two threads and with --full, else fewer pairs of sizes and places."""
-    ended = run("comm_laws.py", how, *(["pairs"] if laws < 213 else []), ranks=ranks, limit=300)
+    ended = run(PROGRAMS / "comm_laws.py", how, *(["pairs"] if laws < 213 else []), ranks=ranks, limit=300, environment=STRICT)
     assert ended.code == 0, ended.err
     assert ended.out.strip() == f"{laws} laws hold on {ranks} ranks"
     assert ended.err == ""
 
 
 class TestCalls:
-    pytestmark = mpi
+    pytestmark = pytest.mark.mpi
 
     @pytest.mark.parametrize("ranks", RANKS)
     @pytest.mark.parametrize(
@@ -88,7 +91,7 @@ class TestCalls:
 
 
 class TestEnds:
-    pytestmark = mpi
+    pytestmark = pytest.mark.mpi
 
     @pytest.mark.parametrize("ranks", RANKS)
     @pytest.mark.parametrize(

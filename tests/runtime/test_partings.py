@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import partings
 import pytest
-from processes import mpi, run
+from processes import STRICT, run
 
 from jobflow.core.errors import AbortedError, RankError
 from jobflow.runtime.comm import thread_communicator as comm_threads
@@ -16,6 +17,8 @@ from jobflow.runtime.comm.waits import Came, Held, difference, standstill, stuck
 from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.world.threads import ThreadsWorld
 from jobflow.runtime.world.world import Rank
+
+PROGRAMS = Path(__file__).with_name("programs")
 
 MORE = [(2, "messages"), (4, "shared")]
 NAMES = [case.__name__ for case in partings.CASES]
@@ -47,7 +50,7 @@ def test_on_threads_everybody_concerned_is_told_and_the_world_is_usable_after_a_
 
 
 class TestOnProcesses:
-    pytestmark = mpi
+    pytestmark = pytest.mark.mpi
 
     @pytest.mark.parametrize(
         ("name", "ranks", "how"),
@@ -59,7 +62,7 @@ class TestOnProcesses:
     )
     def test_everybody_concerned_is_told(self, name: str, ranks: int, how: str) -> None:
         case = getattr(partings, name)
-        ended = run("parting.py", name, how, ranks=ranks)
+        ended = run(PROGRAMS / "parting.py", name, how, ranks=ranks, environment=STRICT)
         said = {rank: (took, text) for rank, took, text in map(ast.literal_eval, ended.out.splitlines())}
         assert sorted(said) == list(range(ranks)), ended
         check(case, [said[rank][1] for rank in range(ranks)])

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import processes
 import pytest
-import starting
 from ranks import on_ranks
 
 import jobflow as flow
@@ -103,7 +103,7 @@ def test_all_are_there() -> None:
 )
 def test_in_turn(way: str, programs: tuple[str, ...], size: int) -> None:
     """All that take so many ranks, with their numbers."""
-    code, lines, said = starting.started(way, size, str(FOLDER / "in_turn.py"), *programs)
+    code, lines, said = processes.started(way, size, str(FOLDER / "in_turn.py"), *programs)
     assert code == 0 and "Traceback" not in said, said
     told = [line for line in lines if re.match(r"\(\d", line)]
     assert sorted(line for line in lines if line not in told) == sorted(line for name in programs for line in PRINTED[name] * size)
@@ -122,7 +122,7 @@ def test_in_turn(way: str, programs: tuple[str, ...], size: int) -> None:
 def test_alone(way: str, program: str) -> None:
     """As its author would start it."""
     size = 4 if program in OF_FOUR else 2
-    code, lines, said = starting.started(way, size, str(FOLDER / f"{program}.py"))
+    code, lines, said = processes.started(way, size, str(FOLDER / f"{program}.py"))
     assert code == 0 and "Traceback" not in said, said
     assert sorted(lines) == sorted(PRINTED[program] * size)
     assert said.count("there is no GPU") <= 1
@@ -179,7 +179,7 @@ class Terminal:
 
     def answer(self, pattern: str) -> str:
         """What was said, once all of it matches."""
-        text, deadline = "", time.monotonic() + starting.LIMIT
+        text, deadline = "", time.monotonic() + processes.LIMIT
         while not (text.rstrip() == pattern or re.fullmatch(pattern, text.rstrip(), re.DOTALL)):
             try:
                 text += self.said.get(timeout=max(deadline - time.monotonic(), 0.01))
@@ -193,17 +193,17 @@ class Terminal:
 
     def code(self) -> int:
         assert self.python.stdout is not None
-        code = self.python.wait(starting.LIMIT)
+        code = self.python.wait(processes.LIMIT)
         self.python.stdout.close()
         return code
 
 
 def test_typed_in_two_terminals() -> None:
     """Statement by statement, in the second terminal first; a slip in one of them ends nothing."""
-    port = starting.free_port()
-    with starting.crowd() as jobs:
+    port = processes.free_port()
+    with processes.crowd() as jobs:
         marked = {"JOBFLOW_TEST": jobs.token, "PYTHONWARNINGS": "default"}
-        terminals = [Terminal(rank, starting.clean({**starting.variables(rank, 2, port), **marked})) for rank in (1, 0)]
+        terminals = [Terminal(rank, processes.clean({**processes.variables(rank, 2, port), **marked})) for rank in (1, 0)]
         for statement, pattern in TYPED:
             for terminal in terminals:
                 terminal.type(statement)

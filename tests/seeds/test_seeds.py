@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import processes
 import pytest
-
-from jobflow.distributed import mpiexec
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -31,13 +27,9 @@ SAME = [("consistent_strategy", "mirrored_strategy"), ("mixed_parallel_lenet", "
 
 def run(*words: str, ranks: int = 0) -> tuple[list[str], list[str]]:
     """The lines that the programs print, and what is said beside."""
-    command = [sys.executable, str(HERE / "limited.py"), *words]
-    if ranks:
-        command = [mpiexec.find() or "mpiexec", "-n", str(ranks), *command]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
-    return done.stdout.splitlines(), done.stderr.splitlines()
+    done = processes.run(HERE / "limited.py", *words, ranks=ranks, limit=240)
+    assert done.code == 0, f"{words} ended with {done.code}:\n{done.out}\n{done.err}"
+    return done.out.splitlines(), done.err.splitlines()
 
 
 def path(program: str) -> str:

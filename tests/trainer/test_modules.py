@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from nets_to_train import REDUCED
+from processes import run_command, under_mpiexec
 from short_runs import CONFIG, Seen, check_same, loaded, run, samples, write_config
-from test_processes_that_train import LIMIT, MPIEXEC, environment
+from test_processes_that_train import PATHS
 
 from jobflow.core.errors import ConfigError
 from jobflow.trainer.config.showing import show
@@ -63,9 +63,9 @@ def test_two_processes_train_as_one(whole: tuple[Path, Seen], tmp_path: Path) ->
     folder, seen = whole
     for name, settings in {"plain": (), "split": ("strategy.zero=2",)}.items():
         sets = [f"--set={each}" for each in (f"output={tmp_path / name}", *settings)]
-        command = [str(MPIEXEC), "-n", "2", sys.executable, "-m", "jobflow", "train", str(folder / "run.yaml"), *sets]
-        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=LIMIT, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+        command = [*under_mpiexec(2), sys.executable, "-m", "jobflow", "train", str(folder / "run.yaml"), *sets]
+        done = run_command(command, environment=PATHS)
+        assert done.code == 0, done.out + done.err
         config = loaded(folder / "run.yaml", tmp_path / name)
         assert evaluate(config).metrics == pytest.approx(seen.evaluations[9].metrics, rel=2e-5)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from processes import run_command, under_mpiexec
 from short_runs import CONFIG, SAMPLES, Seen, loaded, run, samples, write_config
-from test_processes_that_train import LIMIT, MPIEXEC, environment
+from test_processes_that_train import PATHS
 
 from jobflow.core.errors import ArgumentError
 from jobflow.trainer.watching import NOT_FINITE
@@ -109,8 +109,8 @@ def test_the_batch_with_nan_is_kept_and_not_read_again(sample: int, rank: int, f
     )
     (tmp_path / "run.yaml").write_text(config)
     settings = [f"output={tmp_path / 'out'}", "data.shuffle=false", f"data.train.arguments.number={sample}"]
-    command = [str(MPIEXEC), "-n", "2", sys.executable, "-m", "jobflow", "train", str(tmp_path / "run.yaml")]
+    command = [*under_mpiexec(2), sys.executable, "-m", "jobflow", "train", str(tmp_path / "run.yaml")]
     command += [part for setting in settings for part in ("--set", setting)]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=LIMIT, check=False)
-    assert done.returncode == NOT_FINITE, done.stdout + done.stderr
-    assert f'rank {rank} read nan in reader "python": nan_once:nan_once: sample {sample}' in done.stdout + done.stderr
+    done = run_command(command, environment=PATHS)
+    assert done.code == NOT_FINITE, done.out + done.err
+    assert f'rank {rank} read nan in reader "python": nan_once:nan_once: sample {sample}' in done.out + done.err

@@ -9,29 +9,21 @@ import sys
 import time
 from pathlib import Path
 
+import processes
 import pytest
 from short_runs import CONFIG, check_same, loaded, run, write_config
 
-from jobflow.distributed import mpiexec
-
-ROOT = Path(__file__).resolve().parents[2]
-MPIEXEC = mpiexec.find() or "mpiexec"
 LIMIT = 120
-
-
-def environment() -> dict[str, str]:
-    here = [str(ROOT), str(Path(__file__).parent)]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(here), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+PATHS = {"PYTHONPATH": os.pathsep.join([str(processes.ROOT), str(Path(__file__).parent)])}
 
 
 @pytest.mark.mpi
 def test_two_ranks_stop_together_and_one_goes_on(tmp_path: Path) -> None:
     file = write_config(tmp_path, CONFIG.replace("every_steps: 1, keep_last: 99", "every_steps: 100"))
     program = Path(__file__).with_name("told_by_rank_one.py")
-    command = [str(MPIEXEC), "-n", "2", sys.executable, str(program), str(file), f"output={tmp_path / 'ranks'}"]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=LIMIT, check=False)
-    assert done.returncode == 75, done.stdout + done.stderr
-    assert done.stdout.split("\n")[:2] == ["SIGTERM was sent to rank 1"] * 2, "both ranks are clients, and both know"
+    done = processes.run(program, file, f"output={tmp_path / 'ranks'}", ranks=2, environment=PATHS)
+    assert done.code == 75, done.out + done.err
+    assert done.out.split("\n")[:2] == ["SIGTERM was sent to rank 1"] * 2, "both ranks are clients, and both know"
     (saved,) = (tmp_path / "ranks" / "checkpoints").iterdir()
     assert saved.name in ("step-00000003", "step-00000004"), "ranks ask each other after a step or two"
     _, rest = run(loaded(file, tmp_path / "ranks"))
@@ -44,7 +36,7 @@ def test_ctrl_c_from_outside(tmp_path: Path) -> None:
     file = write_config(tmp_path, CONFIG.replace("every_steps: 1, keep_last: 99", "every_steps: 1000000").replace("steps: 9", "steps: 900000"))
     output = tmp_path / "out"
     command = [sys.executable, "-m", "jobflow", "train", str(file), "--set", f"output={output}"]
-    with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, env={**os.environ, **processes.ONE_THREAD, **PATHS}, stderr=subprocess.PIPE, text=True) as process:
         try:
             deadline = time.monotonic() + LIMIT
             while not (output / "metrics.jsonl").is_file() or not (output / "metrics.jsonl").stat().st_size:
@@ -62,22 +54,22 @@ def test_ctrl_c_from_outside(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "dies"), [(1, 0), pytest.param(2, 0, marks=[pytest.mark.mpi, pytest.mark.full]), pytest.param(2, 1, marks=pytest.mark.mpi)]
+    ("ranks", "dies"), [(0, 0), pytest.param(2, 0, marks=[pytest.mark.mpi, pytest.mark.full]), pytest.param(2, 1, marks=pytest.mark.mpi)]
 )
 def test_what_ends_without_a_word_is_unfinished(tmp_path: Path, ranks: int, dies: int) -> None:
     """By its exit code, if a process is left that can give one; by its report and by `ckpt ls` always, and no more once it is finished."""
     text = CONFIG.replace("report: false", "report: true").replace("evaluation: {every_epochs: 1}", "evaluation: {every_steps: 100}")
     file, output = write_config(tmp_path, text.replace("every_steps: 1, keep_last: 99", "every_steps: 2")), tmp_path / "out"
-    program = [sys.executable, str(Path(__file__).with_name("dies_in_step.py")), str(dies), str(file), f"output={output}"]
-    command = program if ranks == 1 else [str(MPIEXEC), "-n", str(ranks), *program]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=LIMIT, check=False)
-    if ranks > 1:
-        assert done.returncode == 1 and f"rank {dies} died without a word" in done.stderr, done
+    program = Path(__file__).with_name("dies_in_step.py")
+    done = processes.run(program, dies, file, f"output={output}", ranks=ranks, environment=PATHS)
+    if ranks:
+        assert done.code == 1 and f"rank {dies} died without a word" in done.err, done
     assert ">unfinished<" in (output / "report.html").read_text()
     ls = [sys.executable, "-m", "jobflow", "ckpt", "ls", str(output / "checkpoints")]
-    listed = subprocess.run(ls, env=environment(), capture_output=True, text=True, timeout=LIMIT, check=True).stdout
+    listed = processes.run_command(ls, environment=PATHS).out
     assert "unfinished: step 4 of 9" in listed, listed
     train = [sys.executable, "-m", "jobflow", "train", str(file), "--set", f"output={output}"]
-    assert subprocess.run(train, env=environment(), capture_output=True, timeout=LIMIT, check=False).returncode == 0
+    assert processes.run_command(train, environment=PATHS).code == 0
     assert "unfinished" not in (output / "report.html").read_text()
-    assert "unfinished" not in subprocess.run(ls, env=environment(), capture_output=True, text=True, timeout=LIMIT, check=True).stdout
+    done = processes.run_command(ls, environment=PATHS)
+    assert done.code == 0 and "unfinished" not in done.out

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import processes
 import pytest
 from trace_format import checked
 
@@ -209,7 +207,5 @@ def test_the_checker_refuses_what_is_wrong(tmp_path: Path) -> None:
 @pytest.mark.mpi
 @pytest.mark.parametrize("clients", ["single", "multi"])
 def test_a_trace_of_processes_is_right(tmp_path: Path, clients: str) -> None:
-    command = [MPIEXEC, "-n", "2", sys.executable, str(HERE / "programs" / "traced_ranks.py"), str(tmp_path / "trace.json"), clients]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (0, "checked 0\n"), done.stderr
+    done = processes.run(HERE / "programs" / "traced_ranks.py", tmp_path / "trace.json", clients, ranks=2)
+    assert (done.code, done.out) == (0, "checked 0\n"), done.err
