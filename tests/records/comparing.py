@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from cases import STEPS, Way
-from recorded_programs import Program
+from recorded_programs import PLANNED, Program
 from recording import Record, short_hash
 
 DATA = Path(__file__).parent / "data"
@@ -75,10 +75,17 @@ def read(name: str) -> tuple[dict[str, str], dict[str, Record]]:
     return data["machine"], _said_again(data["ways"])
 
 
-def kept(record: Record, way: Way) -> Record:
-    """What files keep of a record: of the program a hash, and of the layouts too where they stand elsewhere."""
+#: parts of a compiled program that files hold for every program: its name and its variables
+ALWAYS = ("job", "placement", "variables")
+
+
+def kept(name: str, record: Record, way: Way) -> Record:
+    """Return the part of a record that files hold: plans of the programs in `PLANNED` only, with a hash of the program text."""
     programs = []
     for program in record["programs"]:
+        if name not in PLANNED:
+            programs.append({key: program[key] for key in ALWAYS})
+            continue
         program = {**program, "program": _hashed(program["program"])}
         program["ranks"] = {rank: {**own, "program": _hashed(own["program"])} if "program" in own else own for rank, own in program["ranks"].items()}
         if way.brief:
@@ -93,7 +100,7 @@ def _hashed(lines: list[str]) -> str:
 
 
 #: what is not written twice into a file
-LONG = ("variables", "layouts", "boxing")
+LONG = {"variables", "layouts", "boxing"}
 
 
 def _said_once(ways: dict[str, Record]) -> dict[str, Record]:
@@ -104,7 +111,7 @@ def _said_once(ways: dict[str, Record]) -> dict[str, Record]:
 
 def _short(program: Record, where: str, seen: dict[str, str]) -> Record:
     short = dict(program)
-    for key in LONG:
+    for key in sorted(LONG & program.keys()):
         text = json.dumps(program[key])
         if len(text) > WIDTH:
             first = seen.setdefault(key + text, where)
@@ -115,7 +122,7 @@ def _short(program: Record, where: str, seen: dict[str, str]) -> Record:
 def _said_again(ways: dict[str, Record]) -> dict[str, Record]:
     at = {f"{way} {i}": program for way, record in ways.items() for i, program in enumerate(record["programs"])}
     for program in at.values():
-        for key in LONG:
+        for key in sorted(LONG & program.keys()):
             if isinstance(program[key], str) and program[key].startswith("as in "):
                 program[key] = at[program[key].removeprefix("as in ")][key]
     return ways

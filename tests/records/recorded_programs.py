@@ -57,6 +57,20 @@ FAR = {
     # a bias before a batch norm has a gradient of rounding alone, whose sign Adam takes for a step
     "docs/modules-3": (1e-3, 1e-3),
 }
+#: programs whose layouts and plans are recorded: four examples, two configurations, and the cases, which have every strategy,
+#: optimizer, schedule and kind of step. Of the others, the losses, random streams and variables are recorded
+PLANNED = {
+    "examples/hybrid_lenet",
+    "examples/hybrid_mlp_optimizer",
+    "examples/mirrored_strategy",
+    "examples/mixed_graph",
+    "configs/char_gpt_2x2",
+    "configs/resnet_images",
+    "cases/graphs",
+    "cases/optimizers",
+    "cases/steps",
+    "cases/strategies",
+}
 #: programs for so many devices
 FOR = {"job_functions-1": (2,)}
 

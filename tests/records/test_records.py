@@ -30,7 +30,9 @@ def recorded(folder: Path, *arguments: str) -> dict[str, dict[str, Record]]:
     done = subprocess.run(command, env=os.environ | quiet, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(out.read_text(encoding="utf-8"))
-    return {name: {way.name: comparing.kept(ways[way.name], way) for way in PROGRAMS[name].ways if way.name in ways} for name, ways in found.items()}
+    return {
+        name: {way.name: comparing.kept(name, ways[way.name], way) for way in PROGRAMS[name].ways if way.name in ways} for name, ways in found.items()
+    }
 
 
 def check(found: dict[str, dict[str, Record]]) -> None:
@@ -134,6 +136,13 @@ def test_what_is_compiled_otherwise_is_found(was: dict[str, Record], change: Any
     found = planted(was, lambda record: change(record["programs"][0]))
     assert f"programs[0].{field}" in [difference.field for difference in found]
     assert shown in str(found[0]) and f"{NAME}, {WAY}: programs[0]" in str(found[0])
+
+
+def test_plans_of_ten_programs_are_recorded() -> None:
+    """Other programs have their variables, random streams and losses recorded."""
+    records = {name: [program for way in comparing.read(name)[1].values() for program in way["programs"]] for name in PROGRAMS}
+    assert {name for name, programs in records.items() if any("ranks" in program for program in programs)} == recorded_programs.PLANNED
+    assert all(program["variables"] is not None for programs in records.values() for program in programs)
 
 
 def test_another_stream_or_hash_of_variables_is_found(was: dict[str, Record]) -> None:
