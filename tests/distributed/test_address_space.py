@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from starting import LAUNCH, MPIEXEC, Ended, crowd
+from processes import LAUNCH, MPIEXEC, Exited, crowd
 
 pytestmark = pytest.mark.mpi
 
@@ -54,7 +54,7 @@ CAUSES = (
 PROMPT = 20.0
 
 
-def run(tmp_path: Path, way: str, point: str, rank: int, margin: int) -> Ended:
+def run(tmp_path: Path, way: str, point: str, rank: int, margin: int) -> Exited:
     (script := tmp_path / "limited.py").write_text(PROGRAM)
     start = [MPIEXEC, "-n", "2", sys.executable] if way == "mpiexec" else [*LAUNCH, "--nproc_per_node", "2"]
     with crowd() as jobs:
