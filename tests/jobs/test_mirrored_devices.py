@@ -6,13 +6,14 @@ import re
 from pathlib import Path
 
 import numpy as np
+import processes
 import pytest
-from launching import PROGRAMS, run_ranks
 from mirrored import MODELS, batch, run, train_job, trained
 
 import jobflow as flow
 from jobflow.core.errors import JobError, ShapeError
 
+PROGRAMS = Path(__file__).with_name("programs")
 #: rows of each device
 LENGTHS = [(4, 0), (0, 4), (4, 0, 0), (0, 4, 0), (0, 0, 4)]
 WITHOUT_ROWS = [name for name in MODELS if name != "batch norm"]
@@ -62,7 +63,7 @@ def test_microbatches_refuse_devices_with_too_few_rows(lengths: tuple[int, ...],
 @pytest.mark.mpi
 def test_ranks_of_mpiexec_train_as_threads_and_keep_checkpoints(tmp_path: Path, fresh: None) -> None:
     (ranks := tmp_path / "ranks").mkdir()
-    ended = run_ranks(PROGRAMS / "mirrored.py", str(ranks), ranks=2)
+    ended = processes.run(PROGRAMS / "mirrored.py", str(ranks), ranks=2)
     assert ended.code == 0, ended.err
     same(dict(np.load(ranks / "found.npz")), run(tmp_path / "threads", devices=2))
     assert sorted(path.name for path in ranks.iterdir()) == ["found.npz", "saved", "saved-2"]
