@@ -27,6 +27,7 @@ engine
 storage eager
 functional
 data strategies
+host_pipeline
 legacy
 optim
 nn

@@ -17,7 +17,22 @@ UNWANTED = {"blob", "desc", "symbol", "conf", "util", "utils", "manager", "helpe
 #: below the faces nobody has an excuse; floors 5 to 7 carry public legacy names
 INSIDE = ("ops", "graph", "plan", "compiler", "runtime", "errors.py", "types.py", "layout.py", "operators.py")
 #: rooms in front of the core, where a class may have the name that users know it by in each of the ways to call it
-FRONT = {"functional", "nn", "optim", "legacy", "eager", "data", "utils", "trainer", "cli", "storage", "strategies", "typing", "tools"}
+FRONT = {
+    "functional",
+    "nn",
+    "optim",
+    "legacy",
+    "eager",
+    "data",
+    "host_pipeline",
+    "utils",
+    "trainer",
+    "cli",
+    "storage",
+    "strategies",
+    "typing",
+    "tools",
+}
 #: names that programs know: `flow.scope.placement` and `flow.placement`, `flow.experimental.scope` and `flow.scope`
 PUBLIC_TWICE = {"placement", "scope"}
 FOREIGN = {"torch", "jax", "tensorflow"}

@@ -43,6 +43,11 @@ def key_of(seed: int, name: str) -> Key:
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
+def random_stream(default: int, seed: int | None, name: str) -> tuple[str, int]:
+    """Return (key, seed) of random numbers: of the seed `default` and `name`, or of `seed` alone, so that equal seeds draw equal numbers."""
+    return (name, default) if seed is None else ("", seed)
+
+
 def round_keys(xp: Xp, key: Key) -> Array:
     """The keys of the ten rounds, as uint64[10,2,1]."""
     keys = [[(key[0] + i * WEYL[0]) & MASK, (key[1] + i * WEYL[1]) & MASK] for i in range(ROUNDS)]

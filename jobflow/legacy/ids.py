@@ -11,8 +11,9 @@ from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.types import DType, Tensor, int32, int64
 from jobflow.eager.faces import all_of, of_jobs, recording
 from jobflow.engine.distribute import current_placement
+from jobflow.expressions.philox import random_stream
 from jobflow.legacy.operands import Operand, counts
-from jobflow.legacy.variables import assign, current_job, random_stream
+from jobflow.legacy.variables import assign, current_job
 from jobflow.ops import elementwise as ew
 from jobflow.ops import index as ix
 from jobflow.ops import sampled_classes as sampling

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, user_line
 from jobflow.core.types import DType, Tensor
+from jobflow.host_pipeline.outputs import OnHost
 from jobflow.legacy import arrays, image
-from jobflow.legacy.on_host import OnHost
 from jobflow.legacy.operands import counts
 from jobflow.legacy.random import CoinFlip
 from jobflow.legacy.record_data import OFRecordImageDecoder, OFRecordRawDecoder, ofrecord_reader

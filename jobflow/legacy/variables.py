@@ -21,6 +21,7 @@ from jobflow.core.types import DType, Tensor, TensorType, float32
 from jobflow.eager.faces import all_of, is_tensor, of_kinds
 from jobflow.eager.parameters import described
 from jobflow.engine.distribute import Distribute, ParallelDistribution, broadcast, current_placement, mesh_sbp
+from jobflow.expressions.philox import random_stream
 from jobflow.graph.ir import Variable
 from jobflow.legacy.initializers import Initializer, from_conf
 from jobflow.legacy.regularizers import Regularizer
@@ -67,11 +68,6 @@ def current_job(what: str) -> Job:
     if interpreter is None:
         raise JobError(f"{what} at {user_line()} was called outside a job; call it in the body of a function decorated with global_function")
     return cast(Job, interpreter)
-
-
-def random_stream(default: int, seed: int | None, name: str) -> tuple[str, int]:
-    """Return (key, seed) of random numbers: of the seed `default` and `name`, or of `seed` alone, so that equal seeds draw equal numbers."""
-    return (name, default) if seed is None else ("", seed)
 
 
 def layer_name(job: Job, prefix: str) -> str:

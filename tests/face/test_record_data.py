@@ -14,11 +14,11 @@ from PIL import Image
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow.data.host_stages import Decoded
-from jobflow.data.job_batches import PREFETCH
 from jobflow.data.ofrecord import record_classes
-from jobflow.data.record_order import PartFiles, RecordFiles
 from jobflow.data.sample_order import Order as SampleOrder
+from jobflow.host_pipeline.job_batches import PREFETCH
+from jobflow.host_pipeline.sample_sources import PartFiles, RecordFiles
+from jobflow.host_pipeline.stages import Decoded
 
 COUNT = 12
 IMAGES = np.random.default_rng(0).integers(0, 256, (COUNT, 16, 20, 3), np.uint8)

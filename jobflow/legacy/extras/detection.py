@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import Any
 
 from jobflow.core.types import int8
-from jobflow.data import host_stages as st
+from jobflow.host_pipeline import stages as st
+from jobflow.host_pipeline.outputs import OnHost, fed_by, on_host, rows_of, same_samples
 from jobflow.legacy.extras import object_stages as ob
-from jobflow.legacy.on_host import OnHost, fed_by, on_host, rows_of, same_samples
 
 __all__ = [
     "object_bbox_flip",

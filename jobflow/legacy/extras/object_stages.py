@@ -14,8 +14,8 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import DataError
 from jobflow.core.types import Array, DType
 from jobflow.data.files import fault_of
-from jobflow.data.host_stages import Stage, feature_of
-from jobflow.data.record_order import Drawn, Indexed, RecordFiles, Source
+from jobflow.host_pipeline.sample_sources import Drawn, Indexed, RecordFiles, Source
+from jobflow.host_pipeline.stages import Stage, feature_of
 from jobflow.legacy.extras import onerec
 from jobflow.legacy.extras.coco import CocoFile, CocoImage
 from jobflow.legacy.extras.megatron import TokenFiles, as_tokens

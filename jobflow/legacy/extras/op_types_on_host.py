@@ -19,8 +19,8 @@ import jobflow.legacy.record_data as records
 import jobflow.legacy.tensor_buffers as buffers
 from jobflow.core.errors import ArgumentError, user_line
 from jobflow.core.types import int64, uint8
+from jobflow.host_pipeline.outputs import body_of
 from jobflow.legacy.extras.op_type_rows import named_as
-from jobflow.legacy.on_host import body_of
 
 
 def _raw(

@@ -18,10 +18,10 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, ShapeError
 from jobflow.core.types import Array, TensorType
 from jobflow.data.ahead import Pending, Pool, Reading
-from jobflow.data.host_stages import Stage
-from jobflow.data.record_order import Drawn, Source
 from jobflow.engine.data_feed import DataFeed, Ragged, Span
-from jobflow.engine.host_values import HostValue, MicrobatchRows
+from jobflow.host_pipeline.host_values import HostValue, MicrobatchRows
+from jobflow.host_pipeline.sample_sources import Drawn, Source
+from jobflow.host_pipeline.stages import Stage
 from jobflow.runtime.world.environment import usable_cores
 
 #: batches that are read ahead

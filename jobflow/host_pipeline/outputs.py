@@ -20,13 +20,12 @@ import jobflow.core.scope as scope
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, DuplicateNameError, JobError, ShapeError, user_line
 from jobflow.core.types import Array, DType, Tensor, TensorType, record, tensor_buffer, uint8
-from jobflow.data import host_stages as st
-from jobflow.data.job_batches import Constants, JobBatches, OfTensor, RaggedRows, instances, known_rows
 from jobflow.engine.body import JobBody
 from jobflow.engine.handle import value_of
-from jobflow.engine.host_values import HostValue
 from jobflow.expressions import philox
-from jobflow.legacy.variables import random_stream
+from jobflow.host_pipeline import stages as st
+from jobflow.host_pipeline.host_values import HostValue
+from jobflow.host_pipeline.job_batches import Constants, JobBatches, OfTensor, RaggedRows, instances, known_rows
 from jobflow.ops.layout_ops import Identity, ToLocal
 from jobflow.ops.scalar import Cast
 from jobflow.ops.source import Input
@@ -108,7 +107,7 @@ def on_host(what: str, x: Any, *kinds: str) -> OnHost:
 
 def key_of(what: str, seed: int | None, name: str) -> philox.Key:
     """The key of random numbers that this op draws."""
-    stream, own = random_stream(body_of(what).seed, seed, scope.current().full_name(name))
+    stream, own = philox.random_stream(body_of(what).seed, seed, scope.current().full_name(name))
     return philox.key_of(own, stream)
 
 

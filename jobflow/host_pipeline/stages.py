@@ -27,8 +27,8 @@ from jobflow.data.files import fault_of
 from jobflow.data.image_folders import FORMATS, pillow
 from jobflow.data.ofrecord import features_of
 from jobflow.data.pixels import BYTE, upright, white_of
-from jobflow.data.record_order import RecordFiles, Source
 from jobflow.expressions import philox
+from jobflow.host_pipeline.sample_sources import RecordFiles, Source
 from jobflow.storage.untrusted import IMAGE
 
 #: Pillow's name of the filter that does what each published name of an interpolation does to an image that shrinks, or grows

@@ -1,0 +1,1 @@
+"""The host pipeline of a job: stages that process samples and values on the host, ahead of its runs."""
