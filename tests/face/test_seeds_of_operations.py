@@ -19,9 +19,9 @@ import jobflow as flow
 import jobflow.typing as tp
 from jobflow.data import Order, open_reader
 from jobflow.data.ofrecord import record_classes
-from jobflow.legacy.op_types import OP_TYPES
-from jobflow.legacy.op_types_on_host import OP_TYPES_ON_HOST
-from jobflow.legacy.user_ops import op_type
+from jobflow.legacy.extras.op_types import OP_TYPES
+from jobflow.legacy.extras.op_types_on_host import OP_TYPES_ON_HOST
+from jobflow.legacy.extras.user_ops import op_type
 from jobflow.utils.data import DistributedSampler, RandomSampler, SubsetRandomSampler, random_split
 
 NAMES = Path(__file__).parents[1] / "public" / "names.txt"
