@@ -28,6 +28,7 @@ from jobflow.eager.tensor import Tensor
 from jobflow.ops.arithmetic import Add
 from jobflow.ops.op import apply
 from jobflow.ops.source import Constant
+from jobflow.runtime.buffer_pool import POOL, owns_memory
 
 
 def backward(
@@ -142,7 +143,7 @@ class Sweep:
             if gradient is not None:
                 so_far = self.sums.get(edge)
                 self.sums[edge] = gradient if so_far is None else _sum(so_far, gradient)
-                if so_far is not None or (own and gradient.array.base is None):
+                if so_far is not None or (own and owns_memory(gradient.array)):
                     self.own.add(edge)
             if not self.readers[edge] and edge in self.sums:
                 self.leaf(edge)
@@ -305,7 +306,9 @@ def _behind(edges: Sequence[Edge]) -> Iterator[tuple[TapeNode, int] | Tensor]:
 
 
 def _copied(x: Tensor) -> Tensor:
-    made = Tensor(x.tensor_type, x.layout, x.array.copy())
+    copy = POOL.array(x.array.shape, x.array.dtype)
+    np.copyto(copy, x.array)
+    made = Tensor(x.tensor_type, x.layout, copy)
     made.origin = x.origin
     return made
 

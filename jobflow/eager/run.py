@@ -10,8 +10,9 @@ While `nn.Graph.build` runs, ops are recorded in the graph instead.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,11 +29,14 @@ from jobflow.eager.recording import view_strides
 from jobflow.eager.state import EagerState, mixed, state
 from jobflow.eager.tape import follow, record_op
 from jobflow.eager.tensor import Tensor, check_current, own
+from jobflow.engine.session import current_session
 from jobflow.kernels import registry
-from jobflow.kernels.target import CPU
+from jobflow.kernels.eager_calls import EagerCalls, eager_calls
+from jobflow.kernels.target import CPU, Target, target_of
 from jobflow.ops.checked import Checked
 from jobflow.ops.derivative import Derivative
-from jobflow.ops.op import Binding, Op, ViewOp, types_tuple
+from jobflow.ops.op import Op, ViewOp, types_tuple
+from jobflow.runtime.buffer_pool import POOL
 from jobflow.runtime.refusals import Refusal, located, raise_first
 
 #: how many ops on types and layouts a rank keeps prepared
@@ -60,8 +64,10 @@ class Prepared:
     smaller: bool = False
     #: some input is not read as it lies
     moves: bool = False
-    #: prepares the calls of `op`
-    bind: Binding | None = None
+    #: computes `op`; None on a rank outside the placement
+    calls: EagerCalls | None = None
+    #: return uninitialised arrays for this rank's pieces
+    allocators: tuple[Callable[[], Array], ...] = ()
     #: its gradient, by which inputs require one
     gradients: dict[tuple[bool, ...], Derivative | None] = field(default_factory=dict, compare=False)
 
@@ -145,7 +151,13 @@ def prepare(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> Prepared:
     placement = common_placement(op, inputs)
     if placement is None:
         return Prepared(
-            op, types, types, (None,) * len(inputs), (None,) * len(types), bind=registry.binding(op, CPU, [x.tensor_type for x in inputs], types)
+            op,
+            types,
+            types,
+            (None,) * len(inputs),
+            (None,) * len(types),
+            calls=eager_calls(op, target(), [x.tensor_type for x in inputs], types),
+            allocators=tuple(map(POOL.allocator, types)),
         )
     layouts = [x.layout for x in inputs if x.layout is not None]
     operands = tuple(Operand(x.tensor_type, layout.sbp) for x, layout in zip(inputs, layouts, strict=True))
@@ -164,8 +176,16 @@ def prepare(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> Prepared:
         return Prepared(None, types, (), wanted, made, placement, text, digest, moves=moves)
     read = [(x.tensor_type, layout.box(x.tensor_type.shape, rank)) for x, layout in zip(inputs, reads, strict=True)]
     local, pieces = on_rank(op, rank, read, [(type, layout.box(type.shape, rank)) for type, layout in zip(types, made, strict=True)])
-    bind = registry.binding(local, CPU, [type.with_shape(box.shape) for type, box in read], pieces)
-    return Prepared(local, types, pieces, wanted, made, placement, text, digest, moves=moves, bind=bind)
+    calls = eager_calls(local, target(), [type.with_shape(box.shape) for type, box in read], pieces)
+    return Prepared(
+        local, types, pieces, wanted, made, placement, text, digest, moves=moves, calls=calls, allocators=tuple(map(POOL.allocator, pieces))
+    )
+
+
+def target() -> Target:
+    """The target of operations that run eagerly: compiled loops where the program's kernels are these, else array functions."""
+    chosen = target_of("cpu", current_session().settings.kernels)
+    return chosen if chosen.tier == "llvm" else CPU
 
 
 def common_placement(op: Op, inputs: Sequence[Tensor]) -> Placement | None:
@@ -225,8 +245,12 @@ def _pieces(here: EagerState, found: Prepared, inputs: Sequence[Tensor], looks: 
             if shares:
                 inputs[0].shares(output)
             return (output,)
-    made = checked(here, found, op, arrays) if isinstance(op, Checked) else compute(here, op, arrays, found.pieces, found.bind)
-    return tuple([Tensor(type, layout, array) for type, layout, array in zip(found.types, found.layouts, made, strict=True)])
+    if isinstance(op, Checked):
+        results = checked(here, found, op, arrays)
+    else:
+        results = [allocate() for allocate in found.allocators]
+        found.calls.run(here.own.device, arrays, results)  # type: ignore[union-attr]
+    return tuple([Tensor(type, layout, array) for type, layout, array in zip(found.types, found.layouts, results, strict=True)])
 
 
 def checked(here: EagerState, found: Prepared, op: Checked, arrays: Sequence[Array]) -> list[Array]:
@@ -255,19 +279,11 @@ def seen(op: ViewOp, arrays: Sequence[Array]) -> Array | None:
         return None
 
 
-def compute(here: EagerState, op: Op, arrays: Sequence[Array], types: Sequence[TensorType], bind: Binding | None = None) -> list[Array]:
+def compute(here: EagerState, op: Op, arrays: Sequence[Array], types: Sequence[TensorType]) -> list[Array]:
     """Run an op's calls on this rank; the arrays it makes."""
-    outputs = [np.empty(type.shape, type.dtype.numpy) for type in types]
-    perform_calls(here, op, arrays, outputs, bind)
+    outputs = [POOL.allocator(type)() for type in types]
+    EagerCalls(op, partial(registry.bind, op, CPU)).run(here.own.device, arrays, outputs)
     return outputs
-
-
-def perform_calls(here: EagerState, op: Op, arrays: Sequence[Array], outputs: Sequence[Array], bind: Binding | None = None) -> None:
-    device = here.own.device
-    device.begin_instruction()
-    with np.errstate(all="ignore"):
-        for function, arguments in registry.bind(op, CPU, device, arrays, outputs) if bind is None else bind(device, arrays, outputs):
-            function(*arguments)
 
 
 def update(here: EagerState, op: Op, inputs: Sequence[Tensor], what: str) -> None:
@@ -296,7 +312,7 @@ def _update(here: EagerState, op: Op, inputs: Sequence[Tensor], what: str) -> No
         return
     over = found.op.alias
     outputs = [arrays[over[i]] if i in over else np.empty(type.shape, type.dtype.numpy) for i, type in enumerate(found.pieces)]
-    perform_calls(here, found.op, arrays, outputs)
+    found.calls.run(here.own.device, arrays, outputs)  # type: ignore[union-attr]
     for i in set(over.values()):
         want, x = found.wanted[i], inputs[i]
         if want is not None:  # the op must see the whole of what lies in pieces: each rank keeps its own of the result

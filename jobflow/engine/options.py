@@ -212,7 +212,11 @@ class _Setters(Names):
             if full == "kernels":
                 check_kernels(val, f"{self._owner}.{full}({val!r}) at {user_line()}")
             with scope.lock():
-                return self._store(full, option, val)
+                stored = self._store(full, option, val)
+                eager = scope.current().root.eager
+                if full == "kernels" and eager is not None:
+                    eager.prepared.clear()
+                return stored
 
         return set_option
 

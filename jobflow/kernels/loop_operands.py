@@ -11,7 +11,8 @@ import numpy as np
 from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, DType, TensorType, dtype_of, float32
 from jobflow.expressions.language import Expression, in_order
-from jobflow.kernels.loop_space import LoopForm, OperandAccess, Space, address, overlaps, space_of, steps
+from jobflow.kernels.argument_block import address
+from jobflow.kernels.loop_space import LoopForm, OperandAccess, Space, overlaps, space_of, steps
 from jobflow.kernels.region import expression_on, space_on
 from jobflow.kernels.row_phases import COLUMNS, REDUCTIONS, of_columns, position
 from jobflow.ops.op import Op

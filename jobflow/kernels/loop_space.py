@@ -9,6 +9,7 @@ import numpy as np
 
 from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, DType
+from jobflow.kernels.argument_block import address
 
 #: along the innermost axis: elements side by side, the same backwards, one element for all, apart by any stride; `number`: one for the whole loop
 Lying = Literal["dense", "reversed", "splat", "strided", "number"]
@@ -119,12 +120,6 @@ def space_of(shape: tuple[int, ...], strides: Sequence[tuple[int, ...]], rows: b
 def stride_of_table(array: Array) -> int:
     """Bytes from an element to the next along the axis along which they are looked up."""
     return int(array.strides[-1])
-
-
-def address(array: Array) -> int:
-    """Where its first element lies."""
-    place: int = array.__array_interface__["data"][0]
-    return place
 
 
 def overlaps(a: Array, b: Array) -> bool:

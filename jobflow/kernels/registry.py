@@ -23,8 +23,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import PlanError
 from jobflow.core.types import Array, DType, TensorType, contiguous_strides, float32
 from jobflow.kernels import half
-from jobflow.kernels.repeated_calls import repeated
-from jobflow.kernels.target import Kind, Target, Tier
+from jobflow.kernels.target import CPU, Kind, Target, Tier
 from jobflow.ops.op import Binder, Binding, Call, Op
 
 KINDS: tuple[Kind, ...] = ("cpu", "cuda")
@@ -184,21 +183,12 @@ def refined(target: Target, calls: list[Call]) -> list[Call]:
     return calls if module is None else import_module(module).in_loops(calls)
 
 
-def binding(op: Op, target: Target, inputs: Sequence[TensorType], outputs: Sequence[TensorType]) -> Binding:
-    """`bind` for arrays of these types; for single operations, which are bound each time they run, found once."""
-    found = candidates(type(op), target)
-    plain = [each for each in found if isinstance(each, ArrayCalls)]
-    if len(plain) < len(found) or any(type.dtype.is_half for type in (*inputs, *outputs)):
-        return partial(bind, op, target)
-    if plain[0].refusal is None and plain[0].at_once:
-        return plain[0].at_once(op, [type.dtype for type in inputs], [type.dtype for type in outputs])
-    return repeated(partial(_bind_first, op, plain), inputs, outputs)
-
-
-def _bind_first(op: Op, found: Sequence[ArrayCalls], device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    """By the first that does not refuse; the last one never does."""
-    chosen = next(each for each in found if each.refusal is None or each.refusal(op, inputs, outputs) is None)
-    return chosen.prepare(op, device, inputs, outputs)
+def direct_binding(op: Op, inputs: Sequence[DType], outputs: Sequence[DType]) -> Binding | None:
+    """The binding of array functions that is the same for all arrays of these types; None if there is none."""
+    first = candidates(type(op), CPU)[0]
+    if not isinstance(first, ArrayCalls) or first.refusal is not None or first.at_once is None or any(dtype.is_half for dtype in (*inputs, *outputs)):
+        return None
+    return first.at_once(op, inputs, outputs)
 
 
 def refusal(op: Op, target: Target, inputs: Sequence[TensorType], outputs: Sequence[TensorType]) -> str | None:

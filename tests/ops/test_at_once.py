@@ -1,8 +1,9 @@
-"""What binds operations that run at once: the same bits as in a plan, whatever arrays its calls were prepared for."""
+"""Bindings of eager operations give the same bits as a plan, whatever arrays their calls were prepared for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import laws
@@ -11,51 +12,101 @@ import pytest
 from memory_orders import plain, strided
 
 from jobflow.core.types import TensorType, float32, type_of
-from jobflow.kernels import registry, repeated_calls
-from jobflow.kernels.target import CPU
-from jobflow.ops.op import Binder, Binding, Call, types_tuple
+from jobflow.kernels import eager_calls, registry
+from jobflow.kernels.prepared_calls import prepare
+from jobflow.kernels.target import CPU, Target, target_of
+from jobflow.ops.op import Binder, Call, Sample, types_tuple
+from jobflow.ops.optimizer_updates import MomentumUpdate
 from jobflow.ops.reduce import ReduceSum
+from jobflow.ops.transcendental import Exp
+from jobflow.runtime.device.numpy_device import CpuDevice
 
 OPS = {f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}": cls for cls in laws.concrete_ops()}
+TARGETS = {"numpy": CPU, "llvm": target_of("cpu", "llvm")}
+#: memory orders of the operands in consecutive runs
+ORDERS = (plain, plain, plain, strided, plain, plain, strided, strided, strided, strided)
 
 
+@pytest.mark.parametrize("tier", TARGETS)
 @pytest.mark.parametrize("name", OPS)
-def test_bits_are_those_of_a_plan(name: str) -> None:
-    """By one binding, for arrays that have gaps and that have none, also where others came before."""
+def test_bits_are_those_of_a_plan(name: str, tier: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for bound in ("FEWEST", "FEWEST_UPDATED"):
+        monkeypatch.setattr(eager_calls, bound, 0)
+    monkeypatch.setattr(eager_calls, "COMPILED", 4)
     for sample in OPS[name].samples():
-        types = types_tuple(sample.op.infer(*map(type_of, sample.arrays)))
-        binding = registry.binding(sample.op, CPU, [type_of(a) for a in sample.arrays], types)
-        for order in () if sample.op.alias else (plain, plain, strided, plain):
-            inputs, first, second = [order(a) for a in sample.arrays], laws.empties(types, fill=0), laws.empties(types, fill=0)
-            for function, arguments in (*binding(laws.Bench(), inputs, first), *registry.bind(sample.op, CPU, laws.Bench(), inputs, second)):
-                function(*arguments)
-            for ours, theirs in zip(first, second, strict=True):
-                np.testing.assert_array_equal(ours, theirs, err_msg=f"{sample}, {order.__name__} arrays")
+        check(sample, TARGETS[tier])
 
 
-def sums(prepare: Binding) -> list[list[float]]:
-    """Sums of the rows of two matrices, by what is made of `prepare` for their type."""
-    bind = repeated_calls.repeated(prepare, [TensorType((2, 3), float32)], [TensorType((2,), float32)])
-    found = []
-    for x in (np.arange(6, dtype=np.float32).reshape(2, 3), np.ones((2, 3), np.float32)):
-        y = np.empty(2, np.float32)
-        for function, arguments in bind(laws.Bench(), [x], [y]):
-            function(*arguments)
-        found.append(y.tolist())
-    return found
+def check(sample: Sample, target: Target) -> None:
+    """One binding, for arrays that have gaps and that have none, gives the bits of a plan for the tier that it has reached."""
+    types = types_tuple(sample.op.infer(*map(type_of, sample.arrays)))
+    eager = eager_calls.eager_calls(sample.op, target, [type_of(a) for a in sample.arrays], types)
+    for run, order in enumerate(ORDERS, 1):
+        first, second = ([order(a) for a in sample.arrays] for _ in range(2))
+        tier = target if run >= eager_calls.COMPILED else CPU
+        planned = eager_calls.EagerCalls(sample.op, partial(registry.bind, sample.op, tier))
+        for arrays, calls in ((first, eager), (second, planned)):
+            outputs = laws.empties(types, fill=0)
+            outputs = [arrays[sample.op.alias[k]] if k in sample.op.alias else y for k, y in enumerate(outputs)]
+            calls.run(CpuDevice(), arrays, outputs)
+            arrays.extend(y for k, y in enumerate(outputs) if k not in sample.op.alias)
+        for ours, theirs in zip(first, second, strict=True):
+            np.testing.assert_array_equal(ours, theirs, err_msg=f"{sample}, {order.__name__} arrays")
 
 
 def test_calls_are_prepared_once_unless_they_hold_arrays() -> None:
-    prepared: list[str] = []
+    bound: list[str] = []
 
     def as_arguments(device: Binder, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Call]:
-        prepared.append("as arguments")
+        bound.append("as arguments")
         return registry.bind(ReduceSum((1,)), CPU, device, inputs, outputs)
 
     def inside(device: Binder, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Call]:
-        prepared.append("inside")
         return [(lambda: np.copyto(outputs[0], inputs[0].sum(1)), ())]
 
-    for prepare in (as_arguments, inside):
-        assert sums(prepare) == [[3.0, 12.0], [3.0, 3.0]]
-    assert prepared == ["as arguments", "inside", "inside", "inside"]
+    x, y = np.empty((2, 3), np.float32), np.empty(2, np.float32)
+    assert prepare(inside, [x], [y]) is None
+    calls = prepare(as_arguments, [x], [y])
+    assert calls is not None
+    for x, sums in ((np.arange(6, dtype=np.float32).reshape(2, 3), [3.0, 12.0]), (np.ones((2, 3), np.float32), [3.0, 3.0])):
+        calls.run(CpuDevice(), [x], [y])
+        assert y.tolist() == sums
+    assert bound == ["as arguments"]
+
+
+@pytest.mark.parametrize("gradient", ["alone", "the parameter", "a shifted part of the parameter"])
+def test_an_update_may_share_memory_with_its_gradient(gradient: str) -> None:
+    """Prepared calls are not used where an operand that is written over shares memory with another."""
+    op, rate = MomentumUpdate(0.9), np.array([0.5], np.float32)
+    eager = eager_calls.eager_calls(
+        op, TARGETS["llvm"], [TensorType((96,), float32)] * 3 + [TensorType((1,), float32)], [TensorType((96,), float32)] * 2
+    )
+    for _ in range(eager_calls.COMPILED + 2):
+        results = []
+        for calls in (eager, eager_calls.EagerCalls(op, partial(registry.bind, op, CPU))):
+            memory = np.arange(97, dtype=np.float32)
+            w, m = memory[:96], np.ones(96, np.float32)
+            g = {"alone": w + 1, "the parameter": w, "a shifted part of the parameter": memory[1:]}[gradient]
+            calls.run(CpuDevice(), [w, m, g, rate], [w, m])
+            results.append(np.concatenate([memory, m]))
+        if gradient == "alone":
+            np.testing.assert_allclose(*results, rtol=1e-6)
+        else:
+            np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize("order", ["unaligned", "read only", "reversed"])
+def test_operands_may_have_any_memory(order: str) -> None:
+    op, type = Exp(), TensorType((64, 64), float32)
+    eager = eager_calls.eager_calls(op, TARGETS["llvm"], [type], [type])
+    for run in range(eager_calls.COMPILED + 4):
+        memory = np.zeros(4 * 64 * 64 + 1, np.uint8)
+        x = (memory[1:] if order == "unaligned" and run % 2 else memory[:-1]).view(np.float32).reshape(64, 64)
+        x[...] = np.linspace(-1, 1, 64)
+        if order == "read only":
+            x.flags.writeable = False
+        if order == "reversed" and run % 2:
+            x = x[:, ::-1]
+        y = np.empty((64, 64), np.float32)
+        eager.run(CpuDevice(), [x], [y])
+        np.testing.assert_allclose(y, np.exp(x), rtol=1e-6)

@@ -12,12 +12,13 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, TensorType, dtype_of
 from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import BLOCK
+from jobflow.kernels.argument_block import address
 from jobflow.kernels.cuda.compiled_text import Launcher, compiler, whole_number
 from jobflow.kernels.cuda.kernel_text import NAME, THREADS, KernelForm, lanes_of, print_kernel
 from jobflow.kernels.cuda.primitives import NATIVE, refused_primitive
 from jobflow.kernels.decompositions import lowered
 from jobflow.kernels.loop_operands import facts, loop_form, loop_shape, loop_space, refused_columns, refused_operands
-from jobflow.kernels.loop_space import APART, OperandAccess, Space, address, stride_of_table
+from jobflow.kernels.loop_space import APART, OperandAccess, Space, stride_of_table
 from jobflow.kernels.positions import with_positions
 from jobflow.kernels.registry import at
 from jobflow.ops.op import Binder, Call

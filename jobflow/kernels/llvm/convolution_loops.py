@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.types import Array, DType, dtype_of
+from jobflow.kernels.argument_block import address, argument_block
 from jobflow.kernels.cpu.convolutions import why_not
 from jobflow.kernels.cpu.images import PaddedPhases, is_innermost, load, seen, stage, store
 from jobflow.kernels.llvm.convolution_text import Tile, products, sums
-from jobflow.kernels.llvm.loops import argument_block
 from jobflow.kernels.llvm.machine_code import Function, compiler
-from jobflow.kernels.loop_space import address
 from jobflow.kernels.registry import implements
 from jobflow.ops.conv import Conv, ConvGradInput, ConvGradWeight, ConvOp
 from jobflow.ops.op import Binder, Call

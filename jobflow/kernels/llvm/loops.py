@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -14,13 +13,14 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, DType, dtype_named
 from jobflow.expressions.cost import flops_per_element
 from jobflow.expressions.language import Expression, in_order
+from jobflow.kernels.argument_block import address, argument_block
 from jobflow.kernels.columns_as_rows import Turned, columns_apart, columns_as_rows
 from jobflow.kernels.decompositions import DECOMPOSITIONS, lowered
 from jobflow.kernels.llvm.instructions import INSTRUCTIONS
 from jobflow.kernels.llvm.loop_text import print_loop
 from jobflow.kernels.llvm.machine_code import Function, Printed, compiler
 from jobflow.kernels.loop_operands import Facts, facts, loop_form, loop_shape, loop_space, refused_columns, refused_operands
-from jobflow.kernels.loop_space import LoopForm, Space, address, stride_of_table
+from jobflow.kernels.loop_space import LoopForm, Space, stride_of_table
 from jobflow.kernels.positions import with_positions
 from jobflow.kernels.row_phases import COLUMNS, REDUCTIONS
 from jobflow.ops.op import Call
@@ -44,13 +44,6 @@ class Loop:
     #: element types of the rows of scratch memory that it needs
     scratch: tuple[DType, ...]
     function: Function
-
-
-class _Arguments(ctypes.c_void_p):
-    """The address of a block of arguments, which lives as long as this, as do the arrays whose addresses are in it."""
-
-    block: Array
-    arrays: tuple[Array, ...]
 
 
 _loops: dict[tuple[tuple[Expression, ...], LoopForm, bool], Loop] = {}
@@ -178,14 +171,6 @@ def _arguments(form: LoopForm, space: Space, operands: Sequence[Array], scratch:
     words += [strides[-1] for access, strides in zip(accesses, space.strides, strict=True) if access.inner == "strided"]
     words += [stride_of_table(operand) for access, operand in zip(accesses, operands, strict=True) if access.table]
     return argument_block(words, (*operands, *scratch))
-
-
-def argument_block(words: Sequence[int], arrays: Sequence[Array]) -> ctypes.c_void_p:
-    """What a function gets: these words, some of which are addresses of these arrays."""
-    block = np.array(words, np.int64)
-    argument = _Arguments(address(block))
-    argument.block, argument.arrays = block, tuple(arrays)
-    return argument
 
 
 __all__ = ["Loop", "bind", "cheap", "compile_loop", "refuses"]

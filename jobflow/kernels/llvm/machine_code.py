@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import itertools
 import threading
@@ -13,6 +12,7 @@ from typing import Any
 
 from jobflow.core.dataclass import dataclass
 from jobflow.core.extras import optional
+from jobflow.kernels.argument_block import COMPILED
 from jobflow.kernels.machine_class import own_class
 from jobflow.kernels.object_cache import ObjectCache
 
@@ -20,6 +20,8 @@ from jobflow.kernels.object_cache import ObjectCache
 NAME = "loop"
 #: how texts are compiled
 OPTIONS = "no passes, code generation at 3, for a process"
+
+
 Function = Callable[[Any], None]
 
 
@@ -152,7 +154,7 @@ class Compiler:
         library = _llvm().JITLibraryBuilder().add_object_img(code).add_current_process().export_symbol(NAME)
         library = library.link(self._linker, f"library{next(self._numbers)}")
         self._libraries.append(library)  # the code is gone with it
-        function: Function = ctypes.CFUNCTYPE(None)(library[NAME])
+        function: Function = COMPILED(library[NAME])
         return function
 
 

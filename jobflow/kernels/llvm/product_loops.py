@@ -20,13 +20,12 @@ import numpy as np
 
 from jobflow.core.types import Array, DType, dtype_of, float32
 from jobflow.kernels import blas, blas_threads
+from jobflow.kernels.argument_block import address, argument_block
 from jobflow.kernels.cpu.product_ops import LowerMatMul, ProductSum
 from jobflow.kernels.cpu.products import factors
 from jobflow.kernels.llvm.amx_product_text import print_amx_product
-from jobflow.kernels.llvm.loops import argument_block
 from jobflow.kernels.llvm.machine_code import Function, Printed, compiler
 from jobflow.kernels.llvm.product_text import FULL, LOWER, UPPER, ProductForm, print_product
-from jobflow.kernels.loop_space import address
 from jobflow.kernels.machine_class import machine_class
 from jobflow.kernels.registry import implements
 from jobflow.ops.matmul import turned
@@ -146,7 +145,9 @@ def _arguments(a: Array, b: Array, y: Array, c: Array | None, by: Array | None, 
     words += [*(x.strides[-2] for x in others), *nothing]
     for axis in range(2):
         words += [y.shape[axis], *(x.strides[axis] for x in matrices), *nothing]
-    return argument_block([*words, 0 if by is None else address(by), triangle], (*matrices, *(() if by is None else (by,))))
+    if by is None:
+        return argument_block([*words, 0, triangle], matrices)
+    return argument_block([*words, address(by), triangle], (*matrices, by), (*range(len(matrices)), len(words)))
 
 
 def form_of(dtype: DType) -> ProductForm:

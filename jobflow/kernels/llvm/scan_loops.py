@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from jobflow.core.types import Array, DType, dtype_of
+from jobflow.kernels.argument_block import address, argument_block
 from jobflow.kernels.compiled_loops import FEWEST
 from jobflow.kernels.llvm.instructions import Lines, literal, stored
-from jobflow.kernels.llvm.loops import argument_block
 from jobflow.kernels.llvm.machine_code import NAME, Function, compiler
-from jobflow.kernels.loop_space import address
 from jobflow.kernels.registry import implements
 from jobflow.ops.op import Binder, Call
 from jobflow.ops.scan import CumSum, Scan

@@ -5,13 +5,12 @@ from __future__ import annotations
 from functools import lru_cache
 
 from jobflow.core.types import DType, dtype_of
+from jobflow.kernels.argument_block import address, argument_block
 from jobflow.kernels.cpu.convolutions import register_ways
 from jobflow.kernels.cpu.winograd import ImageTile, TileTransform, WinogradWay
 from jobflow.kernels.llvm import product_loops
-from jobflow.kernels.llvm.loops import argument_block
 from jobflow.kernels.llvm.machine_code import Function, Printed, compiler
 from jobflow.kernels.llvm.winograd_text import Rows, TransformForm, constants, print_transform
-from jobflow.kernels.loop_space import address
 from jobflow.ops.op import Call
 
 #: bytes of a block's values that stay in a core's own cache beside what is read and written

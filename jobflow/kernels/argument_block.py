@@ -1,0 +1,54 @@
+"""Argument blocks of compiled functions: words in memory, some of which are addresses of arrays."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from jobflow.core.types import Array
+
+#: the type of compiled functions, which take the address of an argument block
+COMPILED = ctypes.CFUNCTYPE(None)
+
+
+class ArgumentBlock(ctypes.c_void_p):
+    """The address of a block of words.  The words and the arrays that they point into live as long as this does."""
+
+    block: Array
+    arrays: tuple[Array, ...]
+    #: per array, the index of the word that points into it
+    indices: tuple[int, ...]
+
+
+def argument_block(words: Sequence[int], arrays: Sequence[Array], indices: Sequence[int] | None = None) -> ArgumentBlock:
+    """The argument of a compiled function.  Without `indices` the first words point into the arrays."""
+    block = np.array(words, np.int64)
+    argument = ArgumentBlock(address(block))
+    argument.block, argument.arrays = block, tuple(arrays)
+    argument.indices = tuple(range(len(arrays)) if indices is None else indices)
+    return argument
+
+
+def _reported_address(array: Array) -> int:
+    start: int = array.__array_interface__["data"][0]
+    return start
+
+
+def _read_address(array: Array) -> int:
+    """The field of NumPy's array object that holds the address, which its binary interface fixes right behind the object's head."""
+    return _pointer(id(array) + _HEAD).value or 0
+
+
+_pointer, _HEAD = ctypes.c_void_p.from_address, object.__basicsize__
+
+
+def _choose() -> Callable[[Array], int]:
+    """Read the field where an example comes out right: that takes a tenth of the time."""
+    example = np.arange(4.0)[1:]
+    return _read_address if _read_address(example) == _reported_address(example) else _reported_address
+
+
+#: the address of an array's first element
+address: Callable[[Array], int] = _choose()

@@ -1,0 +1,263 @@
+"""Calls that are prepared once for arrays of some types and strides, and then only given the memory of their arrays.
+
+An operation that runs eagerly is bound each time it runs.  Its calls differ from those of the last run only in the addresses of the arrays.
+Binding takes longer than small arrays take to compute.  So operations are bound once to stand-ins of the same types and strides.  An argument
+that is a part of a stand-in, or points into one, is recorded as an operand and an offset.  Calls that hold arrays in another way are bound each
+time.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import itemgetter, methodcaller
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType, ModuleType
+from typing import Any, Protocol
+
+import numpy as np
+
+from jobflow.core.types import Array, DType, dtype_of
+from jobflow.kernels.argument_block import COMPILED, ArgumentBlock, address
+from jobflow.ops.op import Binder, Binding, Call, Op
+
+#: bytes of all operands, above which no stand-ins are allocated
+MOST_BYTES = 1 << 30
+#: calls of one operation, above which to keep them takes more memory than to bind them again is worth
+MOST_CALLS = 2048
+#: bytes; smaller scratch arrays come from malloc, which takes less time than the device
+SMALL = 1 << 16
+#: bytes; where stand-ins begin
+_ALIGNMENT = 64
+#: types whose instances hold no arrays
+_PLAIN = (int, float, str, np.generic, np.dtype, type, slice, ModuleType, Op, np.ufunc, type(np.copyto), MethodDescriptorType, type(None))
+
+
+class OneOperationDevice(Binder, Protocol):
+    """A device whose scratch arrays are those of one operation at a time."""
+
+    def begin_instruction(self) -> None: ...
+
+
+def prepare(bind: Binding, inputs: Sequence[Array], outputs: Sequence[Array]) -> PreparedCalls | None:
+    """The calls for arrays of the same types and strides as these; None if they must be bound each time.
+
+    An output that is one of the inputs must be that input in every run.  Only one Python thread may run the calls, for these may write into arrays
+    that were made for them.
+    """
+    sizes = [a.nbytes for a in (*inputs, *outputs)]
+    if 0 in sizes or sum(sizes) > MOST_BYTES:
+        return None
+    stands = [_stand_in(a) for a in inputs]
+    aliases = [next((s for a, s in zip(inputs, stands, strict=True) if a is output), None) for output in outputs]
+    targets = [_stand_in(a) if s is None else s for a, s in zip(outputs, aliases, strict=True)]
+    device = _NoDevice()
+    calls = bind(device, stands, targets)
+    if len(calls) > MOST_CALLS:
+        return None
+    try:
+        return PreparedCalls(calls, [*stands, *targets], device.arrays)
+    except _UnknownArgument:
+        return None
+
+
+def byte_range(array: Array) -> tuple[int, int]:
+    """The addresses of the first byte of an array and behind its last one."""
+    if array.flags.c_contiguous:
+        start = address(array)
+        return start, start + array.nbytes
+    low, high = np.lib.array_utils.byte_bounds(array)
+    return int(low), int(high)
+
+
+def _stand_in(array: Array) -> Array:
+    """An array of the same type and strides, in memory of its own."""
+    low, high = byte_range(array)
+    memory = np.empty(high - low + 2 * _ALIGNMENT, np.uint8)
+    start = -address(memory) % _ALIGNMENT + address(array) - low
+    return np.ndarray(array.shape, array.dtype, memory, start, array.strides)
+
+
+class _UnknownArgument(Exception):
+    """An argument of a call may hold arrays."""
+
+
+class _NoDevice:
+    """Scratch arrays for calls that never run."""
+
+    xp: Any = np
+
+    def __init__(self) -> None:
+        self.arrays: list[Array] = []
+
+    def scratch(self, shape: tuple[int, ...], dtype: DType) -> Array:
+        self.arrays.append(np.empty(shape, dtype.numpy))
+        return self.arrays[-1]
+
+
+class PreparedCalls:
+    """Calls whose arguments are indices in one list: operands, scratch, parts of these, argument blocks, and values that stay the same."""
+
+    def __init__(self, calls: Sequence[Call], operands: Sequence[Array], scratch: Sequence[Array]) -> None:
+        self._operands = [*operands, *sorted(scratch, key=lambda a: a.nbytes >= SMALL)]
+        self._small = [(a.shape, a.dtype) for a in scratch if a.nbytes < SMALL]
+        self._large = [(a.shape, dtype_of(a.dtype)) for a in scratch if a.nbytes >= SMALL]
+        #: the arguments behind the operands, in the order of the list
+        self._parts: list[tuple[int, Callable[[Array], Array]]] = []
+        self._blocks: list[_OpenBlock] = []
+        self._values: list[Any] = []
+        self._known: dict[object, tuple[int, int]] = {_part(k, 0, a): (_OPERAND, k) for k, a in enumerate(self._operands)}
+        steps = [self._step(*call) for call in calls]
+        sizes = (len(self._operands), len(self._parts), len(self._blocks), len(self._values))
+        starts = [sum(sizes[:kind]) for kind in range(len(sizes))]
+        self._calls = [(function, _getter([starts[kind] + n for kind, n in arguments])) for function, arguments in steps]
+        #: True if nothing but compiled functions run, which report no floating point errors
+        self._compiled = all(isinstance(function, COMPILED) for function, _ in steps)
+        #: the only function and its block, if there is nothing else
+        self._alone = (steps[0][0], self._blocks[0].at) if self._compiled and len(steps) == 1 and not scratch else None
+        self._operands, self._known = [], {}  # the memory of the stand-ins is not needed any more
+
+    def run(self, device: OneOperationDevice, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        """Compute the outputs."""
+        if self._alone is not None:
+            function, block = self._alone
+            function(block([address(a) for a in (*inputs, *outputs)]))
+            return
+        arguments: list[Any] = [*inputs, *outputs]
+        arguments += [np.empty(shape, dtype) for shape, dtype in self._small]
+        if self._large:
+            device.begin_instruction()
+            arguments += [device.scratch(shape, dtype) for shape, dtype in self._large]
+        if self._blocks:
+            addresses = [address(a) for a in arguments]
+            arguments += [view(arguments[k]) for k, view in self._parts]
+            arguments += [block.at(addresses) for block in self._blocks]
+        else:
+            arguments += [view(arguments[k]) for k, view in self._parts]
+        arguments += self._values
+        if self._compiled:
+            self._run(arguments)
+        else:
+            with np.errstate(all="ignore"):
+                self._run(arguments)
+
+    def _run(self, arguments: list[Any]) -> None:
+        for function, chosen in self._calls:
+            function(*chosen(arguments))
+
+    def _step(self, function: Any, arguments: tuple[Any, ...]) -> tuple[Callable[..., Any], list[tuple[int, int]]]:
+        if isinstance(function, BuiltinFunctionType) and isinstance(function.__self__, np.ndarray):
+            function, arguments = getattr(np.ndarray, function.__name__), (function.__self__, *arguments)
+        if not (_is_plain(function) or isinstance(function, COMPILED)):
+            raise _UnknownArgument
+        return function, [self._argument(x) for x in arguments]
+
+    def _argument(self, x: Any) -> tuple[int, int]:
+        """The kind of an argument, and its number among those of its kind."""
+        if isinstance(x, ArgumentBlock):
+            self._blocks.append(_OpenBlock(x, self._locate))
+            return _BLOCK, len(self._blocks) - 1
+        operand = self._locate(x) if isinstance(x, np.ndarray) else None
+        if operand is not None:
+            return self._part(x, *operand)
+        if not isinstance(x, np.ndarray) and not _is_plain(x):
+            raise _UnknownArgument
+        self._values.append(x)
+        return _VALUE, len(self._values) - 1
+
+    def _locate(self, x: Array) -> tuple[int, int] | None:
+        """The operand that x is a part of, and how many bytes after its first element x begins."""
+        start = address(x)
+        for k, whole in enumerate(self._operands):
+            low, high = byte_range(whole)
+            if low <= start < high:
+                return k, start - address(whole)
+        return None
+
+    def _part(self, x: Array, k: int, offset: int) -> tuple[int, int]:
+        key = _part(k, offset, x)
+        if key not in self._known:
+            self._parts.append((k, _view_of(x, self._operands[k], offset)))
+            self._known[key] = _PART, len(self._parts) - 1
+        return self._known[key]
+
+
+_OPERAND, _PART, _BLOCK, _VALUE = range(4)
+
+
+class _OpenBlock:
+    """An argument block as bytes, whose addresses are those of the operands of a run."""
+
+    def __init__(self, argument: ArgumentBlock, locate: Callable[[Array], tuple[int, int] | None]) -> None:
+        self._words: list[int] = argument.block.tolist()
+        #: arrays that were made for the call, such as tables of distances
+        self._own: list[Array] = []
+        #: index of a word, the operand that it points into, and how far behind the operand's first element
+        self._open: list[tuple[int, int, int]] = []
+        for index, array in zip(argument.indices, argument.arrays, strict=True):
+            operand = locate(array)
+            if operand is None:
+                self._own.append(array)
+            else:
+                self._open.append((index, operand[0], operand[1] + self._words[index] - address(array)))
+        count = len(self._open)
+        if self._open == [(k, k, 0) for k in range(count)]:  # they are the first words, in the order of the operands
+            self._count, self._head = count, struct.Struct(f"{count}q").pack
+            self._tail = struct.pack(f"{len(self._words) - count}q", *self._words[count:])
+            self.at = self._at_operands
+        else:
+            self._pack = struct.Struct(f"{len(self._words)}q").pack
+            self.at = self._at_offsets
+
+    def _at_operands(self, addresses: Sequence[int]) -> bytes:
+        return self._head(*addresses[: self._count]) + self._tail
+
+    def _at_offsets(self, addresses: Sequence[int]) -> bytes:
+        words = self._words.copy()
+        for index, operand, offset in self._open:
+            words[index] = addresses[operand] + offset
+        return self._pack(*words)
+
+
+def _getter(indices: Sequence[int]) -> Callable[[list[Any]], Any]:
+    """The function that takes the arguments of a call out of the list."""
+    if len(indices) > 1:
+        return itemgetter(*indices)
+    return itemgetter(slice(indices[0], indices[0] + 1) if indices else slice(0))
+
+
+def _part(operand: int, offset: int, x: Array) -> object:
+    """The same for equal parts of an operand, and different for others."""
+    return operand, offset, x.shape, x.strides, x.dtype
+
+
+def _view_of(x: Array, whole: Array, offset: int) -> Callable[[Array], Array]:
+    """The function that returns the part x of an operand, whose stand-in is `whole`."""
+    part: Any = np.ndarray if whole.flags.c_contiguous else _part_with_gaps
+    if whole.flags.c_contiguous and x.dtype == whole.dtype and x.size == whole.size and x.flags.c_contiguous:
+        return methodcaller("reshape", x.shape)
+    return partial(part, x.shape, x.dtype, offset=offset, strides=x.strides)
+
+
+def _part_with_gaps(shape: tuple[int, ...], dtype: Any, whole: Array, *, offset: int, strides: tuple[int, ...]) -> Array:
+    """A part of an array that NumPy does not take as a buffer; the array must live as long as the part."""
+    interface = {"version": 3, "shape": shape, "typestr": f"|V{dtype.itemsize}", "strides": strides, "data": (address(whole) + offset, False)}
+    return np.asarray(_Interface(interface)).view(dtype)
+
+
+class _Interface:
+    """An object that NumPy takes for an array."""
+
+    def __init__(self, interface: dict[str, object]) -> None:
+        self.__array_interface__ = interface
+
+
+def _is_plain(x: Any) -> bool:
+    """True if x holds no arrays."""
+    if isinstance(x, tuple):
+        return all(map(_is_plain, x))
+    if isinstance(x, partial):
+        return not x.keywords and all(map(_is_plain, (x.func, *x.args)))
+    if isinstance(x, MethodType | BuiltinFunctionType):
+        return _is_plain(x.__self__)
+    return isinstance(x, _PLAIN) or (isinstance(x, FunctionType) and x.__closure__ is None and not x.__dict__)

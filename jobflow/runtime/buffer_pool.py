@@ -1,0 +1,134 @@
+"""A pool of freed buffers: memory that the operating system need not map and clear again for every large tensor.
+
+    take = allocator(type)      once per operation
+    array = take()              an uninitialised NumPy array
+
+An array of the pool has a `Lease` as its base.  Views, memoryviews and DLPack capsules keep the array alive, and the array keeps the lease
+alive.  Only when the lease dies, its memory goes back to the list of its size class, whatever thread drops it.  Appending to a list and popping
+from it are atomic, so there is no lock that a finalizer could wait for.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from jobflow.core.types import Array, TensorType
+
+#: bytes; smaller arrays come from malloc, which reuses memory of this size by itself
+SMALLEST = 64 * 1024
+#: bytes; the first element lies at a multiple of this, a cache line
+ALIGNMENT = 64
+#: size classes per power of two, so that at most an eighth of a buffer is unused
+STEPS = 8
+
+
+class _PoolMemory(np.ndarray[Any, Any]):
+    """The bytes of one buffer.  A class of its own, because NumPy would make the owner of an ordinary array the base of its views."""
+
+    __slots__ = ()
+
+
+class Lease(np.ndarray[Any, Any]):
+    """A buffer in use; when it dies, the buffer is free again."""
+
+    __slots__ = ("size_class",)
+    size_class: SizeClass
+
+    def __del__(self) -> None:
+        size_class = getattr(self, "size_class", None)
+        if size_class is not None:  # a view of a lease has none, and keeps the lease alive
+            size_class.give(self.base)
+
+
+class SizeClass:
+    """The free buffers of one size."""
+
+    __slots__ = ("free", "nbytes", "pool")
+
+    def __init__(self, pool: BufferPool, nbytes: int) -> None:
+        self.pool, self.nbytes = pool, nbytes
+        self.free: list[Any] = []
+
+    def array(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """An uninitialised array in a buffer of this class."""
+        try:
+            memory = self.free.pop()
+            self.pool.held -= self.nbytes
+        except IndexError:
+            memory = self.pool.new(self.nbytes)
+        lease = memory.view(Lease)
+        lease.size_class = self
+        return np.ndarray(shape, dtype, lease)
+
+    def give(self, memory: Any) -> None:
+        """Keep a buffer for the next array, unless the pool holds enough."""
+        if self.pool.held < self.pool.limit:
+            self.pool.held += self.nbytes
+            self.free.append(memory)
+
+
+class BufferPool:
+    """Size classes, and a limit on the bytes that are free in all of them."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.classes: dict[int, SizeClass] = {}
+        #: free bytes.  Threads may change it at once and lose a change, so `new` counts again
+        self.held = 0
+
+    def allocator(self, type: TensorType) -> Callable[[], Array]:
+        """A function that returns uninitialised arrays of this type."""
+        dtype: Any = type.dtype.numpy
+        nbytes = type.size * type.dtype.itemsize
+        if nbytes < SMALLEST:
+            return partial(np.empty, type.shape, dtype)
+        return partial(self.size_class(nbytes).array, type.shape, dtype)
+
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """An uninitialised array."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        return np.empty(shape, dtype) if nbytes < SMALLEST else self.size_class(nbytes).array(shape, dtype)
+
+    def size_class(self, nbytes: int) -> SizeClass:
+        """The class of the smallest buffers that have room for so many bytes."""
+        step = max(1, (1 << (nbytes - 1).bit_length()) // (2 * STEPS))
+        size = -(-nbytes // step) * step
+        return self.classes.get(size) or self.classes.setdefault(size, SizeClass(self, size))
+
+    def new(self, nbytes: int) -> Any:
+        """A new buffer.  What the program needs has changed, so if the pool is nearly full, it lets go of all that is free."""
+        self.held = sum(each.nbytes * len(each.free) for each in list(self.classes.values()))
+        if self.held + nbytes > self.limit:
+            self.clear()
+        memory = np.empty(nbytes + ALIGNMENT, np.uint8)
+        start = -memory.ctypes.data % ALIGNMENT
+        return memory[start : start + nbytes].view(_PoolMemory)
+
+    def clear(self) -> None:
+        """Return all free buffers to the operating system."""
+        for each in list(self.classes.values()):
+            each.free.clear()
+        self.held = 0
+
+
+def _limit() -> int:
+    """An eighth of the memory of this machine."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
+    except (ValueError, OSError, AttributeError):  # not every platform reports it
+        return 1 << 30
+
+
+#: the pool of this process: ranks that are threads share it, as they share the memory
+POOL = BufferPool(_limit())
+
+
+def owns_memory(array: Array) -> bool:
+    """True if the array is no view of another array."""
+    return array.base is None or type(array.base) is Lease
