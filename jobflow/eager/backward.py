@@ -7,7 +7,6 @@ heard from all of them, the sum is brought into the leaf's layout and added to `
 from __future__ import annotations
 
 import heapq
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,7 +22,7 @@ from jobflow.eager.convert import convert, convert_array
 from jobflow.eager.in_place_writes import add_into
 from jobflow.eager.run import Running
 from jobflow.eager.state import EagerState, gradients, state
-from jobflow.eager.tape import Edge, Gradients, Hook, OpGradient, TapeNode, anomalies, record
+from jobflow.eager.tape import Edge, Gradients, Hook, OpGradient, ReadyCallback, TapeNode, anomalies, record
 from jobflow.eager.tensor import Tensor
 from jobflow.ops.arithmetic import Add
 from jobflow.ops.op import apply
@@ -232,13 +231,10 @@ class Sweep:
 
     def leaf(self, x: Tensor) -> None:
         """The gradient of a leaf is complete."""
-        complete = gradient = self.sums.pop(x)
+        gradient = self.hooked(x.hooks, self.sums.pop(x))
         del self.readers[x]
-        known = _references(complete)
-        gradient = self.hooked(x.hooks, complete)
         if self.only is None:
-            own = x in self.own and gradient is complete and _references(complete) == known  # no hook has kept it, nor returned another
-            self.accumulate(x, gradient, own)
+            self.accumulate(x, gradient, x in self.own and not _may_keep(x.hooks))
         elif id(x) in self.only:
             self.found[id(x)] = gradient
 
@@ -305,16 +301,17 @@ def _behind(edges: Sequence[Edge]) -> Iterator[tuple[TapeNode, int] | Tensor]:
                 ahead.extend(edge[0].edges)
 
 
+def _may_keep(hooks: dict[int, Hook] | None) -> bool:
+    """True if a hook received the gradient: it may have kept it, or returned the memory of another tensor."""
+    return bool(hooks) and not all(isinstance(hook, ReadyCallback) for hook in (hooks or {}).values())
+
+
 def _copied(x: Tensor) -> Tensor:
     copy = POOL.array(x.array.shape, x.array.dtype)
     np.copyto(copy, x.array)
     made = Tensor(x.tensor_type, x.layout, copy)
     made.origin = x.origin
     return made
-
-
-def _references(x: Tensor) -> tuple[int, int]:
-    return sys.getrefcount(x), sys.getrefcount(x.array)
 
 
 def _sum(a: Tensor, b: Tensor) -> Tensor:

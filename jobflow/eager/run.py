@@ -231,7 +231,10 @@ def _pieces(here: EagerState, found: Prepared, inputs: Sequence[Tensor], looks: 
     if found.moves:
         arrays = [x.array if want is None else convert(here, x, want, "an input") for x, want in zip(inputs, found.wanted, strict=True)]
     else:
-        arrays = [x.array for x in inputs]
+        try:
+            arrays = [x._array for x in inputs]
+        except AttributeError:  # some storage is remote
+            arrays = [x.array for x in inputs]
     op = found.op
     if op is None:
         outputs = tuple(Tensor(type, layout, empty(type)) for type, layout in zip(found.types, found.layouts, strict=True))

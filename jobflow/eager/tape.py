@@ -29,6 +29,16 @@ Hook = Callable[[Tensor], Tensor | None]
 _numbers = itertools.count()
 
 
+@dataclass(frozen=True, slots=True)
+class ReadyCallback:
+    """A hook that is called when a gradient is complete, and does not receive it."""
+
+    callback: Callable[[], None]
+
+    def __call__(self, gradient: Tensor) -> None:
+        self.callback()
+
+
 class Anomalies(threading.local):
     """Whether the nodes that a Python thread records remember the user's line, and whether NaN in gradients is an error that names it."""
 
@@ -103,18 +113,15 @@ class _Kept(Tensor):
 
     def __init__(self, reader: str, type: Any, layout: Any, array: Array, storage: Any, version: int) -> None:
         super().__init__(type, layout, None)
+        del self._array
         self.reader = reader
 
-    @property
-    def array(self) -> Array:
+    def _fetched(self) -> Array:
+        """Raise JobError: the elements are gone."""
         raise JobError(
             f"backward at {user_line()}: a {self.tensor_type} tensor that the gradient of {self.reader} needs was overwritten by an "
             f"in-place operation after {self.reader}; use the form that returns a new tensor, or clone() it first"
         )
-
-    @array.setter
-    def array(self, value: Array) -> None:
-        """Nothing is kept."""
 
 
 def edge_of(x: Tensor) -> Edge:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 from weakref import WeakValueDictionary
 
@@ -115,8 +114,7 @@ class FarHome(Home):
             found = [x for x, _ in self._looking(self.array)]
             self.away = {id(x): x.array for x in found}
             for x in found:
-                del x.array
-                x.__class__ = _far(type(x))  # type: ignore[arg-type]
+                del x._array
 
     def bring(self) -> None:
         """Fetch the numbers, if what is here is old."""
@@ -125,7 +123,6 @@ class FarHome(Home):
             away, self.away = self.away, None
             for x in list(self.tensors.values()):
                 if id(x) in away and not has_array(x):
-                    x.__class__ = type(x).__bases__[1]
                     x.array = away[id(x)]
 
 
@@ -154,11 +151,11 @@ class Tensor(Methods):
         "__dict__",
         "__weakref__",
         "_apart",
+        "_array",
         "_device",
         "_gradient",
         "_needs_gradient",
         "_retains",
-        "array",
         "base",
         "hooks",
         "index",
@@ -185,7 +182,8 @@ class Tensor(Methods):
     def __init__(self, type: TensorType, layout: Layout | None, array: Array, traced: Any = None) -> None:  # type: ignore[misc]
         self.tensor_type = type
         self.layout = layout
-        self.array = array
+        #: `array`; unset while the storage is remote and was written to since it was fetched
+        self._array = array
         self.traced = traced
         #: what programs see, and set, as `requires_grad` and `grad` (`jobflow.functional.gradients`)
         self._needs_gradient = False
@@ -209,6 +207,26 @@ class Tensor(Methods):
         self.origin = 0
 
     # ---------------------------------------------------------------- what it is
+
+    @property
+    def array(self) -> Array:
+        """The elements on this rank, fetched first if the storage is remote; None of a traced tensor."""
+        try:
+            return self._array
+        except AttributeError:
+            return self._fetched()
+
+    @array.setter
+    def array(self, array: Array) -> None:
+        self._array = array
+
+    def _fetched(self) -> Array:
+        """Fetch the elements of a remote storage."""
+        home = self.memory.home
+        assert isinstance(home, FarHome), "the storage of a tensor without an array is remote"
+        with scope.lock():
+            home.bring()
+        return self._array
 
     @property
     def shape(self) -> Size:
@@ -282,31 +300,9 @@ class Tensor(Methods):
     __hash__ = object.__hash__
 
 
-class _Far:
-    """What a tensor is besides while its numbers are far away: its array is fetched when it is asked for.
-
-    A class of its own, because a class with `__getattr__` finds every attribute more slowly.
-    """
-
-    __slots__ = ()
-
-    def __getattr__(self, name: str) -> Any:
-        """The array, which alone is missing."""
-        if name != "array":
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-        with scope.lock():
-            self.storage.home.bring()
-        return self.array
-
-
-@cache
-def _far(kind: type[Tensor]) -> type[Tensor]:
-    return type(kind.__name__, (_Far, kind), {"__slots__": (), "__module__": kind.__module__, "__doc__": kind.__doc__})
-
-
 def has_array(x: Tensor) -> bool:
-    """Whether x knows where its numbers are."""
-    return not isinstance(x, _Far)
+    """True unless the elements must be fetched from a remote storage first."""
+    return hasattr(x, "_array")
 
 
 def lives(x: Tensor, home: Home) -> None:

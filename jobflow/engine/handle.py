@@ -6,12 +6,11 @@ assert h.distribute is flow.distribute.split(1) and h.split_axis == 1
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jobflow.core.scope as scope
-from jobflow.core.errors import JobError, is_users, no_attribute, user_line
+from jobflow.core.errors import JobError, no_attribute, user_line
 from jobflow.core.layout import ParallelConf, S
 from jobflow.core.types import Tensor
 from jobflow.engine.distribute import Distribute, auto, broadcast, distribute_of, parallel_cast, split, with_distribute
@@ -52,13 +51,13 @@ class Handle(TensorOperators):
     Layouts are decided after the body has run, so `distribute` and `split_axis` tell what was asked for, not what will be.
     """
 
-    __slots__ = ("__weakref__", "declared", "tensor_type", "value")
+    __slots__ = ("__weakref__", "_declared", "tensor_type", "value")
 
     def __init__(self, value: Value, declared: tuple[int, ...] | None = None) -> None:
         self.value = value
         self.tensor_type = value.tensor_type
         #: its shape where the arguments are as large as they may be, if that is another one
-        self.declared = declared
+        self._declared = declared
 
     def __str__(self) -> str:
         return str(self.value)
@@ -68,10 +67,13 @@ class Handle(TensorOperators):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """What the program has declared; jobflow's own functions see that of the call."""
-        if self.declared is None or not is_users(sys._getframe(1)):
-            return self.tensor_type.shape
-        return tuple(map(Size.of, self.declared, self.tensor_type.shape))
+        """The shape as the program declares it; functions that take a shape read the sizes of the call in it (`sizes`)."""
+        return self.tensor_type.shape if self._declared is None else tuple(map(Size.of, self._declared, self.tensor_type.shape))
+
+    @property
+    def declared_shape(self) -> tuple[int, ...]:
+        """The shape for arguments of their declared sizes, as plain numbers; `tensor_type.shape` is that of the call."""
+        return self._declared or self.tensor_type.shape
 
     @property
     def name(self) -> str:
@@ -183,7 +185,7 @@ class Handle(TensorOperators):
         raise JobError(f"{user_line()}: a tensor of a job cannot be iterated; x.shape is known, but its values are not, before the job runs")
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("declared", "tensor_type", "value"):  # asked of half-made objects too, by copy and pickle
+        if name.startswith("__") or name in ("_declared", "tensor_type", "value"):  # asked of half-made objects too, by copy and pickle
             raise AttributeError(name)
         what = f'{user_line()}: the tensor {self.name} {self.tensor_type} of a job has no "{name}"'
         if name == "sub_consistent_blob_list":
@@ -217,7 +219,7 @@ class Found(Handle):
     def __init__(self, padded: Handle, axis: int, sized: Callable[[], Handle], shape: tuple[int, ...]) -> None:
         self.padded, self.axis, self._sized = padded, axis, sized
         self.tensor_type = padded.tensor_type.with_shape(shape)
-        self.declared = None if shape == padded.tensor_type.shape else padded.tensor_type.shape
+        self._declared = None if shape == padded.tensor_type.shape else padded.tensor_type.shape
         self._made: Handle | None = None
 
     @property

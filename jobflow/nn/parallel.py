@@ -9,8 +9,9 @@ buckets in one order.  Each bucket carries a flag per parameter, so that a param
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from jobflow.core.layout import SUM
 from jobflow.core.types import Array
 from jobflow.eager.collectives import reduced, spread
 from jobflow.eager.state import EagerState, state
-from jobflow.eager.tape import TapeNode, edge_of
+from jobflow.eager.tape import ReadyCallback, TapeNode, edge_of
 from jobflow.eager.tensor import Tensor, own
 from jobflow.nn.modules.module import Module
 
@@ -99,7 +100,7 @@ class _Reducer:
             _check_local(self.module)
             for p in new:
                 self.parameters[id(p)] = p
-                p.hooks = {**(p.hooks or {}), id(self): self._hook(p)}
+                p.hooks = {**(p.hooks or {}), id(self): ReadyCallback(partial(self._arrived, p))}
             if broadcast:
                 _take_over(state(), new, "the parameters of DistributedDataParallel")
         if key != self.key:
@@ -140,17 +141,15 @@ class _Reducer:
 
     # ---------------------------------------------------------------- backward
 
-    def _hook(self, p: Tensor) -> Callable[[Tensor], None]:
-        def arrived(_: Tensor) -> None:
-            self.used.add(id(p))
-            if self.enabled:
-                here = state()
-                if not self.begun:
-                    self._begin(here)
-                self._average_complete(here)  # the buckets before this gradient, which is stored after the hook
-                self._bucket(p).missing.discard(id(p))
-
-        return arrived
+    def _arrived(self, p: Tensor) -> None:
+        """Note the gradient of a parameter, and average the buckets that were complete before it."""
+        self.used.add(id(p))
+        if self.enabled:
+            here = state()
+            if not self.begun:
+                self._begin(here)
+            self._average_complete(here)  # the gradient is stored after the hook
+            self._bucket(p).missing.discard(id(p))
 
     def _begin(self, here: EagerState) -> None:
         self.begun = True

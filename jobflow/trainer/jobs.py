@@ -247,22 +247,22 @@ def _weighed(loss: Any, like: Any) -> Any:
     """A loss that ranks of the mirrored view have each reduced, once for each of their samples: so ranks with more of them count more."""
     if not like.local or loss.tensor_type.size > 1:
         return loss
-    return broadcast_to(reshape(loss, (1,)), (like.shape[0],))
+    return broadcast_to(reshape(loss, (1,)), (like.tensor_type.shape[0],))
 
 
 def _by_row(outputs: Mapping[str, Any], batch: Mapping[str, Any]) -> dict[str, Any]:
     """Every output as float32 with one number for each row of the batch, if it is of rows."""
-    rows = next(iter(batch.values())).shape[0]
+    rows = next(iter(batch.values())).tensor_type.shape[0]
     return {name: _rows_of(name, value, rows) for name, value in outputs.items()}
 
 
 def _rows_of(name: str, value: Any, rows: int) -> Any:
     value = value if value.tensor_type.dtype is float32 else ew.cast(value, float32)
-    if not value.shape or value.shape[0] % rows:
+    if not value.tensor_type.shape or value.tensor_type.shape[0] % rows:
         if name != "loss":
             check_mean(name, value, rows)
         return reshape(rd.reduce_mean(value), (1,))
-    if value.shape == (rows,):
+    if value.tensor_type.shape == (rows,):
         return value
     return rd.reduce_mean(reshape(value, (rows, value.tensor_type.size // rows)), 1)
 

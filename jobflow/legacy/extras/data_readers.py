@@ -90,7 +90,7 @@ def OneRecDecoder(
         return as_padded(what, tensor, record.rows, own, [n or 1 for n in batch_padding or (0,) * len(own)], dtype, name)
     own = tuple(-(-n // most) * most if most else n for n, most in zip(own, batch_padding or own, strict=True))
     made = as_tensor(what, st.Padded(tensor, own, dtype) if is_dynamic else st.Exactly(tensor, own), record.rows, own, dtype, name)
-    return made if reshape is None else arrays.reshape(made, (made.shape[0], *reshape))
+    return made if reshape is None else arrays.reshape(made, (made.tensor_type.shape[0], *reshape))
 
 
 def coco_reader(
