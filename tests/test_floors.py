@@ -49,10 +49,6 @@ jobflow.core.errors -> jobflow.cli
 jobflow.data -> jobflow.legacy.extras.data_readers
 jobflow.data -> jobflow.legacy.record_codecs
 jobflow.data -> jobflow.legacy.record_data
-jobflow.eager.faces -> jobflow.functional
-jobflow.eager.faces -> jobflow.functional.nn_base
-jobflow.eager.faces -> jobflow.legacy
-jobflow.eager.faces -> jobflow.legacy.shared_names
 jobflow.eager.methods -> jobflow.functional
 jobflow.eager.methods -> jobflow.functional.devices
 jobflow.eager.methods -> jobflow.functional.gradients

@@ -1,6 +1,6 @@
 """The methods of tensors: functions of `jobflow.functional`, each of which is imported with its module when it is first called.
 
-A module hangs its functions on `Tensor` (`jobflow.eager.faces.method`); until it is imported, `Methods` has something in their places.
+A module hangs its functions on `Tensor` (`jobflow.functional.dispatch.method`); until it is imported, `Methods` has something in their places.
 The stub beside this file has their types.
 """
 

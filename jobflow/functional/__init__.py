@@ -4,6 +4,6 @@
 """
 
 from jobflow.core.lazy_imports import attach as _attach
-from jobflow.eager.faces import as_public as _as_public
+from jobflow.functional.dispatch import as_public as _as_public
 
 __getattr__, __dir__, __all__ = _attach(__name__, __file__, made=_as_public)

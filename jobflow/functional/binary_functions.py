@@ -11,10 +11,10 @@ from typing import Any
 
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.types import bool_, float64, uint8
-from jobflow.eager.faces import method
 from jobflow.eager.run import run
 from jobflow.eager.tensor import Tensor
 from jobflow.functional import in_place
+from jobflow.functional.dispatch import method
 from jobflow.functional.promotion import (
     Number,
     Operand,

@@ -9,9 +9,9 @@ import numpy as np
 import jobflow.core.types as types
 from jobflow.core.errors import DtypeError, user_line
 from jobflow.core.types import DType, dtype_of
-from jobflow.eager.faces import method
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor
+from jobflow.functional.dispatch import method
 from jobflow.functional.promotion import cast as as_dtype
 from jobflow.functional.promotion import kind, wider
 

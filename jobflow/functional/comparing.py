@@ -8,10 +8,10 @@ from typing import Any
 
 from jobflow.core.errors import ArgumentError, DtypeError, user_line
 from jobflow.core.types import bool_
-from jobflow.eager.faces import method
 from jobflow.eager.run import run
 from jobflow.eager.tensor import Tensor
 from jobflow.functional.binary_functions import both, operators, sides
+from jobflow.functional.dispatch import method
 from jobflow.functional.promotion import Number, constant, operand, pair, result_type, rounded_once
 from jobflow.functional.promotion import cast as as_dtype
 from jobflow.ops import compare

@@ -16,11 +16,11 @@ from jobflow.core.types import Array, DType, dtype_of, float64, hides_elements, 
 from jobflow.eager import crossing
 from jobflow.eager.convert import agree
 from jobflow.eager.convert import empty as no_piece
-from jobflow.eager.faces import method
 from jobflow.eager.run import addend, run, source
 from jobflow.eager.state import building_now, state
 from jobflow.eager.tensor import Tensor
 from jobflow.functional.devices import checked_device, marked
+from jobflow.functional.dispatch import method
 from jobflow.functional.global_tensors import layout_of
 from jobflow.functional.promotion import Number, cast, check_numbers, fitting, number_dtype, number_kind
 from jobflow.ops.axes import ExpandDims

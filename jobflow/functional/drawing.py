@@ -18,13 +18,13 @@ from jobflow.core.layout import Layout
 from jobflow.core.types import DType, TensorType, float64, int64
 from jobflow.eager import crossing
 from jobflow.eager.convert import meeting
-from jobflow.eager.faces import method
 from jobflow.eager.run import run, run_several, source
 from jobflow.eager.state import Generator as Counter
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor
 from jobflow.functional.binary_functions import add, mul
 from jobflow.functional.creation import Place, full_like, number, shape_of, whole
+from jobflow.functional.dispatch import method
 from jobflow.functional.promotion import as_float, cast
 from jobflow.functional.shapes import integer
 from jobflow.ops.checked import Checked

@@ -9,13 +9,13 @@ import numpy as np
 from jobflow.core.errors import PlacementError, ShapeError, user_line
 from jobflow.core.types import type_of
 from jobflow.eager import crossing
-from jobflow.eager.faces import method
 from jobflow.eager.in_place_writes import passed_on
 from jobflow.eager.run import run
 from jobflow.eager.state import state
 from jobflow.eager.tape import record
 from jobflow.eager.tensor import Tensor
 from jobflow.functional import creation, drawing
+from jobflow.functional.dispatch import method
 from jobflow.functional.in_place import written
 from jobflow.functional.promotion import cast, fitting
 from jobflow.ops.broadcast import BroadcastTo

@@ -10,7 +10,6 @@ from typing import Any
 from jobflow.core.errors import ArgumentError, ConfigError, DtypeError, JobError, PlacementError, user_line
 from jobflow.core.layout import Layout
 from jobflow.eager import crossing
-from jobflow.eager.faces import attribute, method
 from jobflow.eager.recording import lying
 from jobflow.eager.run import recorder, run
 from jobflow.eager.state import building_now, running, state
@@ -19,6 +18,7 @@ from jobflow.engine.placements import on_host, sbp_tuple
 from jobflow.engine.placements import placement as public_placement
 from jobflow.functional import devices as where
 from jobflow.functional.casting import named
+from jobflow.functional.dispatch import attribute, method
 from jobflow.functional.gradients import clone, without_gradient
 from jobflow.functional.promotion import cast
 from jobflow.functional.values import numpy as numpy

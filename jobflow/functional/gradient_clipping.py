@@ -12,10 +12,10 @@ from jobflow.core.layout import B, Layout, Placement
 from jobflow.core.types import Tensor as Value
 from jobflow.core.types import TensorType, float32, float64
 from jobflow.eager.convert import convert_array, empty, gathered
-from jobflow.eager.faces import all_of, of_tensors
 from jobflow.eager.run import run
 from jobflow.eager.state import EagerState, gradients, running, state
 from jobflow.eager.tensor import Tensor, own
+from jobflow.functional.dispatch import all_of, of_tensors
 from jobflow.functional.nn_base import EPSILON, composing
 from jobflow.functional.promotion import cast
 from jobflow.ops import elementwise as ew

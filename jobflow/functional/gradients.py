@@ -13,13 +13,13 @@ import numpy as np
 
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, PlacementError, ShapeError, user_line
 from jobflow.eager import backward as passes
-from jobflow.eager.faces import attribute, method
 from jobflow.eager.parameters import described
 from jobflow.eager.run import recorder, run
 from jobflow.eager.state import building_now, running, state
 from jobflow.eager.tape import anomalies, follow
 from jobflow.eager.tensor import Tensor
 from jobflow.engine.operators import TensorOperators
+from jobflow.functional.dispatch import attribute, method
 from jobflow.ops.layout_ops import Copy
 from jobflow.ops.scalar import Detach
 

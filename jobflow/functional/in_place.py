@@ -12,10 +12,10 @@ from typing import Any
 
 from jobflow.core.errors import DtypeError, PlacementError, ShapeError, user_line
 from jobflow.eager import in_place_writes as writing
-from jobflow.eager.faces import called_as, method
 from jobflow.eager.state import state
 from jobflow.eager.tape import follow
 from jobflow.eager.tensor import Tensor, check_memory, own
+from jobflow.functional.dispatch import called_as, method
 from jobflow.functional.promotion import cast, kind
 
 #: how programs write the methods that are operators

@@ -20,13 +20,13 @@ from jobflow.core.layout import B, Layout, Split
 from jobflow.core.types import Array, TensorType, bool_, dtype_of, int64, uint8
 from jobflow.eager import crossing
 from jobflow.eager.convert import empty
-from jobflow.eager.faces import method
 from jobflow.eager.in_place_writes import written as note_written
 from jobflow.eager.parameters import described
 from jobflow.eager.run import run, source, update
 from jobflow.eager.state import building_now, running, state
 from jobflow.eager.tape import OpGradient, record
 from jobflow.eager.tensor import Tensor
+from jobflow.functional.dispatch import method
 from jobflow.functional.global_tensors import value_of
 from jobflow.functional.in_place import check_writable, written
 from jobflow.functional.promotion import cast, fitting, operand, together

@@ -7,10 +7,10 @@ from itertools import accumulate
 
 from jobflow.core.errors import ArgumentError, AxisError, ShapeError, user_line
 from jobflow.eager import crossing
-from jobflow.eager.faces import method
 from jobflow.eager.run import run
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor
+from jobflow.functional.dispatch import method
 from jobflow.functional.promotion import together
 from jobflow.functional.shapes import axis_of, integer, reshape, squeeze, unsqueeze
 from jobflow.ops.slices import Concat, Slice

@@ -9,9 +9,9 @@ from typing import Any, ParamSpec, cast
 
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.types import Tensor as Value
-from jobflow.eager.faces import method
 from jobflow.eager.run import run, run_several
 from jobflow.eager.tensor import Tensor
+from jobflow.functional.dispatch import method
 from jobflow.functional.in_place import check_writable, hang, kept, written
 from jobflow.functional.nn_base import formula, one_of, real
 from jobflow.functional.promotion import as_float

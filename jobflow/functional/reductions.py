@@ -12,12 +12,12 @@ from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.types import DType, bool_, int64, uint8
 from jobflow.core.types import Tensor as Value
 from jobflow.eager import crossing
-from jobflow.eager.faces import method
 from jobflow.eager.run import run, run_several
 from jobflow.eager.state import state
 from jobflow.eager.tensor import Tensor
 from jobflow.functional import binary_functions as arithmetic
 from jobflow.functional.comparing import truth
+from jobflow.functional.dispatch import method
 from jobflow.functional.nn_base import composed
 from jobflow.functional.promotion import as_float, cast, constant, rounded_once
 from jobflow.ops.arithmetic import Add, Divide, Subtract, Where

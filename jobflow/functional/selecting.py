@@ -9,10 +9,10 @@ import numpy as np
 
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError, user_line
 from jobflow.core.types import bool_, int8, int64
-from jobflow.eager.faces import method
 from jobflow.eager.run import run, source
 from jobflow.eager.tensor import Tensor
 from jobflow.functional import comparing
+from jobflow.functional.dispatch import method
 from jobflow.functional.global_tensors import value_of
 from jobflow.functional.gradients import clone
 from jobflow.functional.in_place import hang

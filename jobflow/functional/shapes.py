@@ -12,10 +12,10 @@ from typing import Any
 
 from jobflow.core.errors import ArgumentError, AxisError, DtypeError, JobError, ShapeError, user_line
 from jobflow.core.types import DType
-from jobflow.eager.faces import attribute, method
 from jobflow.eager.run import run
 from jobflow.eager.state import running
 from jobflow.eager.tensor import Size, Tensor
+from jobflow.functional.dispatch import attribute, method
 from jobflow.functional.promotion import cast
 from jobflow.ops.axes import ExpandDims, Reshape, Squeeze, Transpose, tiled_shapes
 from jobflow.ops.broadcast import BroadcastTo

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jobflow.core.errors import DtypeError, JobError, ShapeError, user_line
-from jobflow.eager.faces import method
 from jobflow.eager.run import run, run_several
 from jobflow.eager.state import running
 from jobflow.eager.tensor import Tensor
+from jobflow.functional.dispatch import method
 from jobflow.functional.global_tensors import value_of
 from jobflow.functional.indexing import listed
 from jobflow.functional.promotion import together

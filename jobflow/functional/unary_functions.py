@@ -8,12 +8,12 @@ from typing import Any
 
 from jobflow.core.errors import ArgumentError, DtypeError, user_line
 from jobflow.core.types import bool_
-from jobflow.eager.faces import method
 from jobflow.eager.run import run
 from jobflow.eager.tensor import Tensor
 from jobflow.functional import binary_functions as arithmetic
 from jobflow.functional import in_place
 from jobflow.functional.comparing import eq, where
+from jobflow.functional.dispatch import method
 from jobflow.functional.promotion import Number, as_float, cast, constant, pair, result_type, rounded_once
 from jobflow.ops import scalar
 from jobflow.ops import transcendental as functions

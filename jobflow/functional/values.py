@@ -10,10 +10,10 @@ import numpy as np
 from jobflow.core.errors import DtypeError, JobError, ShapeError, user_line
 from jobflow.core.types import Array
 from jobflow.eager.convert import gathered
-from jobflow.eager.faces import method
 from jobflow.eager.state import running, state
 from jobflow.eager.tensor import Tensor
 from jobflow.functional.devices import device_of
+from jobflow.functional.dispatch import method
 
 #: tensors of more elements are printed without their middle
 WHOLE = 1000

@@ -8,9 +8,9 @@ from typing import Any
 import jobflow.legacy.math as math
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.types import Tensor
-from jobflow.eager.faces import SPELLED, all_of, of_jobs, recording, spelled
 from jobflow.functional import nn_activations as nn
 from jobflow.legacy.arrays import matmul, reshape, slice, transpose
+from jobflow.legacy.dispatch import ALIAS, alias, all_of, of_jobs, traced
 from jobflow.legacy.random import dropout
 from jobflow.ops import activation as ac
 from jobflow.ops import elementwise as ew
@@ -18,14 +18,14 @@ from jobflow.ops import matmul as la
 from jobflow.ops.op import normal_axis
 
 relu = math.relu
-leaky_relu = spelled(nn.leaky_relu, alpha=0.2)
-elu = spelled(nn.elu, alpha=1.0)
-hardsigmoid = spelled(nn.hardsigmoid)
-hardswish = spelled(nn.hardswish)
-hardtanh = spelled(nn.hardtanh, min_val=-1.0, max_val=1.0)
-relu6 = spelled(nn.relu6)
-swish = spelled(ac.swish, beta=1.0)
-mish = spelled(nn.mish)
+leaky_relu = alias(nn.leaky_relu, alpha=0.2)
+elu = alias(nn.elu, alpha=1.0)
+hardsigmoid = alias(nn.hardsigmoid)
+hardswish = alias(nn.hardswish)
+hardtanh = alias(nn.hardtanh, min_val=-1.0, max_val=1.0)
+relu6 = alias(nn.relu6)
+swish = alias(ac.swish, beta=1.0)
+mish = alias(nn.mish)
 
 
 def _rows(word: str, function: Callable[..., Any]) -> Callable[..., Tensor]:
@@ -35,7 +35,7 @@ def _rows(word: str, function: Callable[..., Any]) -> Callable[..., Tensor]:
         return function(logits, _softmax_axis(word, logits, axis))
 
     call.__doc__ = function.__doc__
-    return spelled(call, "logits", axis=None)
+    return alias(call, "logits", axis=None)
 
 
 def _softmax_axis(what: str, x: Tensor, axis: int | None) -> int:
@@ -93,7 +93,7 @@ def fused_self_attention_query_mul_key_and_value(x: Tensor, head_size: int, alph
     return matmul(query, key, transpose_b=True, alpha=alpha), value
 
 
-globals().update(all_of(__name__, globals(), (__name__, SPELLED), recording))
+globals().update(all_of(__name__, globals(), (__name__, ALIAS), traced))
 _DRAWS = {"fused_bias_add_dropout": _fused_bias_add_dropout}
 _OF_TENSORS = {"fused_bias_add_dropout": "flow.nn.functional.dropout"}
 fused_bias_add_dropout = all_of(__name__, _DRAWS, __name__, of_jobs, _OF_TENSORS)["fused_bias_add_dropout"]

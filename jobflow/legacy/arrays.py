@@ -15,8 +15,8 @@ import jobflow.core.scope as scope
 import jobflow.functional as functional
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError, user_line
 from jobflow.core.types import DType, Tensor, bool_, dtype_of, int32, int64
-from jobflow.eager.faces import SPELLED, all_of, of_jobs, recording, spelled
 from jobflow.engine.handle import sizes
+from jobflow.legacy.dispatch import ALIAS, alias, all_of, of_jobs, traced
 from jobflow.legacy.operands import Operand, counts, filling, fitting, may_be_empty, spans, tensors
 from jobflow.ops import broadcast as bc
 from jobflow.ops import elementwise as ew
@@ -154,7 +154,7 @@ def dynamic_reshape(x: Tensor, shape: Sequence[int], name: Name = None) -> Tenso
     return reshape(x, shape)
 
 
-flatten = spelled(_F.flatten, "input", start_dim=0, end_dim=-1)
+flatten = alias(_F.flatten, "input", start_dim=0, end_dim=-1)
 
 
 def transpose(
@@ -170,7 +170,7 @@ def transpose(
     return sh.transpose(a, order, name=old_name)
 
 
-expand_dims = spelled(_F.unsqueeze, "input", axis=...)
+expand_dims = alias(_F.unsqueeze, "input", axis=...)
 
 
 def squeeze(input: Tensor, axis: Sequence[int] | None = None, name: Name = None) -> Tensor:
@@ -279,7 +279,7 @@ def slice_v2(x: Tensor, slice_tup_list: Sequence[Any], name: Name = None) -> Ten
     return sl.slice_(x, *spans("slice_v2", x, slice_tup_list))
 
 
-reverse = spelled(_F.flip, "input", axis=...)
+reverse = alias(_F.flip, "input", axis=...)
 
 
 def _pairs(what: str, x: Tensor, paddings: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
@@ -449,5 +449,5 @@ def _identity_n(inputs: Sequence[Tensor], name: Name = None) -> list[Tensor]:
     return [identity(x, name if name is None else f"{name}_{i}") for i, x in enumerate(inputs)]
 
 
-globals().update(all_of(__name__, globals(), (__name__, SPELLED), recording))
+globals().update(all_of(__name__, globals(), (__name__, ALIAS), traced))
 identity_n = all_of(__name__, {"identity_n": _identity_n}, __name__, of_jobs)["identity_n"]  # which names each

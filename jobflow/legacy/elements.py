@@ -12,7 +12,7 @@ from typing import Any
 import jobflow.functional as functional
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.types import Tensor, int32, int64
-from jobflow.eager.faces import SPELLED, all_of, recording, spelled
+from jobflow.legacy.dispatch import ALIAS, alias, all_of, traced
 from jobflow.legacy.operands import fitting, positive_shape, spans
 from jobflow.ops import elementwise as ew
 from jobflow.ops import index as ix
@@ -134,7 +134,7 @@ def top_k(input: Tensor, axis: int = -1, k: int = 1, sorted: bool = True, name: 
     return ew.cast(st.topk(input, min(int(k), input.tensor_type.shape[along]), along)[1], int32)
 
 
-diag = spelled(_F.diag, "input", diagonal=0)
+diag = alias(_F.diag, "input", diagonal=0)
 
 
 # Of rows ------------------------------------------------------------------------------------------------------------
@@ -192,4 +192,4 @@ def upsample_2d(
     return sh.transpose(made, (0, 2, 3, 1)) if last else made
 
 
-globals().update(all_of(__name__, globals(), (__name__, SPELLED), recording))
+globals().update(all_of(__name__, globals(), (__name__, ALIAS), traced))

@@ -9,9 +9,9 @@ import jobflow.legacy.arrays as arrays
 import jobflow.legacy.math as math
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.types import DType, Tensor, int32, int64
-from jobflow.eager.faces import all_of, of_jobs, recording
 from jobflow.engine.distribute import current_placement
 from jobflow.expressions.philox import random_stream
+from jobflow.legacy.dispatch import all_of, of_jobs, traced
 from jobflow.legacy.operands import Operand, counts
 from jobflow.legacy.variables import assign, current_job
 from jobflow.ops import elementwise as ew
@@ -49,7 +49,7 @@ def indexed_slices_reduce_sum(indices: Tensor, values: Tensor, name: str | None 
     return sh.reshape(unique, t.shape), sh.reshape(rows, values.tensor_type.shape), count
 
 
-globals().update(all_of(__name__, globals(), __name__, recording))
+globals().update(all_of(__name__, globals(), __name__, traced))
 
 
 def argwhere(condition: Tensor, dtype: DType | None = None, name: str | None = None) -> Tensor:

@@ -20,8 +20,8 @@ from typing import Any, ClassVar, Protocol
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, ConfigError, did_you_mean, user_line
 from jobflow.core.types import DType, float32
-from jobflow.eager.faces import all_of, of_kinds
 from jobflow.functional.nn_base import one_of
+from jobflow.legacy.dispatch import all_of, of_kinds
 from jobflow.ops.op import Op
 from jobflow.ops.random_tensors import RandomInt, RandomNormal, RandomUniform, TruncatedNormal
 from jobflow.ops.source import Constant

@@ -24,10 +24,10 @@ import jobflow.legacy.normalization as normalization
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.signatures import variant
 from jobflow.core.types import Tensor, int32, int64
-from jobflow.eager.faces import all_of, of_jobs
 from jobflow.engine.distribute import Distribute
 from jobflow.legacy.arrays import constant
 from jobflow.legacy.convolution import Padding, Sizes, channels_last
+from jobflow.legacy.dispatch import all_of, of_jobs
 from jobflow.legacy.elements import upsample_2d as upsample_2d
 from jobflow.legacy.initializers import Initializer, constant_initializer, xavier_uniform_initializer
 from jobflow.legacy.operands import counts

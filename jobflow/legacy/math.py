@@ -17,9 +17,9 @@ import jobflow.core.scope as scope
 import jobflow.functional as functional
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.types import DType, Tensor, bool_, int8, int32
-from jobflow.eager.faces import SPELLED, all_of, recording, spelled
 from jobflow.engine.operators import quotient
 from jobflow.functional.nn_activations import logsigmoid
+from jobflow.legacy.dispatch import ALIAS, alias, all_of, traced
 from jobflow.legacy.elements import top_k as top_k
 from jobflow.legacy.operands import Operand, counts, filling, may_be_empty, operands
 from jobflow.legacy.operands import tensors as tensors
@@ -44,41 +44,41 @@ Axes: TypeAlias = int | Sequence[int] | None
 #: functions of tensors, which take those of jobs in here
 _F: Any = functional
 
-abs = spelled(_F.abs)
-acos = spelled(_F.acos)
-acosh = spelled(_F.acosh)
-asin = spelled(_F.asin)
-asinh = spelled(_F.asinh)
-atan = spelled(_F.atan)
-atanh = spelled(_F.atanh)
-ceil = spelled(_F.ceil)
-cos = spelled(_F.cos)
-cosh = spelled(_F.cosh)
-erf = spelled(_F.erf)
-erfc = spelled(_F.erfc)
-exp = spelled(_F.exp)
-expm1 = spelled(_F.expm1)
-floor = spelled(_F.floor)
-gelu = spelled(_F.gelu)
-lgamma = spelled(gm.lgamma)
-log = spelled(_F.log)
-log1p = spelled(_F.log1p)
-log_sigmoid = spelled(logsigmoid)
-negative = spelled(_F.negative)
-reciprocal = spelled(_F.reciprocal)
-reciprocal_no_nan = spelled(ew.reciprocal_no_nan)
-relu = spelled(_F.relu)
-rint = round = spelled(_F.round)
-rsqrt = spelled(_F.rsqrt)
-sigmoid = sigmoid_v2 = spelled(_F.sigmoid)
-sign = spelled(_F.sign)
-sin = spelled(_F.sin)
-sinh = spelled(_F.sinh)
-softplus = spelled(ac.softplus)  # by its formula everywhere: there is no threshold above which it is x
-sqrt = spelled(_F.sqrt)
-square = spelled(_F.square)
-tan = spelled(_F.tan)
-tanh = tanh_v2 = spelled(_F.tanh)
+abs = alias(_F.abs)
+acos = alias(_F.acos)
+acosh = alias(_F.acosh)
+asin = alias(_F.asin)
+asinh = alias(_F.asinh)
+atan = alias(_F.atan)
+atanh = alias(_F.atanh)
+ceil = alias(_F.ceil)
+cos = alias(_F.cos)
+cosh = alias(_F.cosh)
+erf = alias(_F.erf)
+erfc = alias(_F.erfc)
+exp = alias(_F.exp)
+expm1 = alias(_F.expm1)
+floor = alias(_F.floor)
+gelu = alias(_F.gelu)
+lgamma = alias(gm.lgamma)
+log = alias(_F.log)
+log1p = alias(_F.log1p)
+log_sigmoid = alias(logsigmoid)
+negative = alias(_F.negative)
+reciprocal = alias(_F.reciprocal)
+reciprocal_no_nan = alias(ew.reciprocal_no_nan)
+relu = alias(_F.relu)
+rint = round = alias(_F.round)
+rsqrt = alias(_F.rsqrt)
+sigmoid = sigmoid_v2 = alias(_F.sigmoid)
+sign = alias(_F.sign)
+sin = alias(_F.sin)
+sinh = alias(_F.sinh)
+softplus = alias(ac.softplus)  # by its formula everywhere: there is no threshold above which it is x
+sqrt = alias(_F.sqrt)
+square = alias(_F.square)
+tan = alias(_F.tan)
+tanh = tanh_v2 = alias(_F.tanh)
 
 
 # Two operands -------------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def _of_two(word: str, function: Callable[..., Any], doc: str, together: Callabl
     def call(x: Operand, y: Operand, name: str | None = None) -> Tensor:
         return function(*together(word, x, y))
 
-    call.__doc__, call.__module__ = doc, SPELLED
+    call.__doc__, call.__module__ = doc, ALIAS
     return call
 
 
@@ -172,7 +172,7 @@ def _comparison(word: str, op: ew.Comparison, sign: str) -> Callable[..., Tensor
     def call(x: Operand, y: Operand, name: str | None = None) -> Tensor:
         return compared(op, x, y)
 
-    call.__doc__, call.__module__ = f"int8: x {sign} y, broadcast.", SPELLED
+    call.__doc__, call.__module__ = f"int8: x {sign} y, broadcast.", ALIAS
     return call
 
 
@@ -232,7 +232,7 @@ def _reduction(
         return sh.reshape(function(x, axes, False), (1,))
 
     call.__doc__ = doc
-    return spelled(call, x, axis=None, keepdims=False)
+    return alias(call, x, axis=None, keepdims=False)
 
 
 # sums are of the type of x, where those of tensors are int64; a mean is a sum times 1 / count
@@ -310,7 +310,7 @@ def unsorted_batch_segment_sum(data: Tensor, segment_ids: Tensor, num_segments: 
     return ix.batch_segment_sum(data, segment_ids, num_segments)
 
 
-tril = spelled(ix.tril, diagonal=0, fill_value=0)
+tril = alias(ix.tril, diagonal=0, fill_value=0)
 
 
 def fused_scale_tril(x: Tensor, diagonal: int = 0, fill_value: float = 0, scale: float = 1, name: str | None = None) -> Tensor:
@@ -348,7 +348,7 @@ def reduced_shape_elem_cnt(input_blob: Tensor, axis: Axes = None, dtype: DType |
     return source.constant(int(np.prod([input_blob.tensor_type.shape[i] for i in axes], dtype=np.int64)), (1,), dtype or int32)
 
 
-count_not_finite = spelled(loss_scale.count_not_finite)
+count_not_finite = alias(loss_scale.count_not_finite)
 
 
 def multi_count_not_finite(x: Sequence[Tensor] | None = None, name: str | None = None) -> Tensor:
@@ -387,4 +387,4 @@ def in_top_k(targets: Tensor, predictions: Tensor, k: int, name: str | None = No
     return less(reduce_sum(larger, 1), k)
 
 
-globals().update(all_of(__name__, globals(), (__name__, SPELLED), recording))
+globals().update(all_of(__name__, globals(), (__name__, ALIAS), traced))

@@ -19,11 +19,11 @@ import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, user_line
 from jobflow.core.layout import Placement
 from jobflow.core.types import DType, Tensor, int32, uint8
-from jobflow.eager.faces import all_of, of_kinds
 from jobflow.engine.distribute import current_placement
 from jobflow.host_pipeline import stages as st
 from jobflow.host_pipeline.outputs import OnHost, as_tensor, body_of, devices_of_view, key_of, on_host
 from jobflow.host_pipeline.sample_sources import PartFiles, RecordFiles
+from jobflow.legacy.dispatch import all_of, of_kinds
 from jobflow.legacy.initializers import Initializer, random_uniform_initializer
 from jobflow.legacy.operands import counts, positive_shape
 from jobflow.ops.op import apply

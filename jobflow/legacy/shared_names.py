@@ -10,9 +10,9 @@ import jobflow.legacy.ids as ids
 import jobflow.legacy.loss_functions as loss_functions
 import jobflow.legacy.math as math
 import jobflow.legacy.time_steps as time_steps
-from jobflow.eager.faces import by_arguments, of_jobs
 from jobflow.eager.tensor import Tensor
 from jobflow.engine.operators import TensorOperators
+from jobflow.legacy.dispatch import by_arguments, of_jobs
 
 argwhere = by_arguments(ids.argwhere)
 argsort = by_arguments(elements.argsort, ours=(str,))

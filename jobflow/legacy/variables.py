@@ -18,11 +18,11 @@ import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, ConfigError, DuplicateNameError, JobError, SbpError, ShapeError, SourceLine, user_line
 from jobflow.core.layout import Sbp, Split
 from jobflow.core.types import DType, Tensor, TensorType, float32
-from jobflow.eager.faces import all_of, is_tensor, of_kinds
 from jobflow.eager.parameters import described
 from jobflow.engine.distribute import Distribute, ParallelDistribution, broadcast, current_placement, mesh_sbp
 from jobflow.expressions.philox import random_stream
 from jobflow.graph.ir import Variable
+from jobflow.legacy.dispatch import all_of, is_tensor, of_kinds
 from jobflow.legacy.initializers import Initializer, from_conf
 from jobflow.legacy.regularizers import Regularizer
 from jobflow.ops import elementwise as ew

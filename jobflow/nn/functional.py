@@ -1,7 +1,7 @@
 """nn.functional: what modules do, as functions of tensors."""
 
-from jobflow.eager.faces import all_of as _all_of
-from jobflow.eager.faces import of_tensors as _of_tensors
+from jobflow.functional.dispatch import all_of as _all_of
+from jobflow.functional.dispatch import of_tensors as _of_tensors
 from jobflow.functional.nn_activations import *
 from jobflow.functional.nn_attention import *
 from jobflow.functional.nn_classes import *

@@ -11,12 +11,12 @@ import numpy as np
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError, did_you_mean, user_line
 from jobflow.core.types import Array, float32, float64
 from jobflow.eager.backward import unsummed
-from jobflow.eager.faces import all_of, of_tensors
 from jobflow.eager.run import source
 from jobflow.eager.state import running, state
 from jobflow.eager.tensor import Tensor, own
 from jobflow.expressions.error_function import erf
 from jobflow.functional.creation import cut, number
+from jobflow.functional.dispatch import all_of, of_tensors
 from jobflow.functional.drawing import DRAW, generator_of
 from jobflow.functional.nn_base import assign
 from jobflow.functional.promotion import cast

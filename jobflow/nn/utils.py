@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from jobflow.core.errors import ShapeError, user_line
-from jobflow.eager.faces import all_of, of_tensors
 from jobflow.eager.state import gradients, state
 from jobflow.eager.tensor import Tensor
+from jobflow.functional.dispatch import all_of, of_tensors
 from jobflow.functional.gradient_clipping import clip_grad_norm_ as clip_grad_norm_
 from jobflow.functional.gradient_clipping import clip_grad_value_ as clip_grad_value_
 from jobflow.functional.gradient_clipping import total_norm as total_norm

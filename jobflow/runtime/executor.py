@@ -23,7 +23,7 @@ from jobflow.kernels.target import Target, target_of
 from jobflow.ops.checked import Checked
 from jobflow.ops.op import Call
 from jobflow.plan.plan import Collective, Compute, Instruction, Plan, Slot, Transfer, Wait
-from jobflow.plan.storage import is_common, is_argument
+from jobflow.plan.storage import is_argument, is_common
 from jobflow.runtime.comm.communicator import Binding, Communicator
 from jobflow.runtime.device.device import Device
 from jobflow.runtime.refusals import Note, Refusal, checks, raise_first, refusal

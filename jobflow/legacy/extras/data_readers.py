@@ -14,12 +14,12 @@ from typing import Any
 import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, JobError, user_line
 from jobflow.core.types import DType, float32, int32, int64
-from jobflow.eager.faces import all_of, of_kinds
 from jobflow.engine.distribute import hierarchical_parallel_cast
 from jobflow.host_pipeline import stages as st
 from jobflow.host_pipeline.outputs import OnHost, as_padded, as_tensor, body_of, feed_of, on_host
 from jobflow.host_pipeline.sample_sources import Indexed, RecordFiles
 from jobflow.legacy import arrays
+from jobflow.legacy.dispatch import all_of, of_kinds
 from jobflow.legacy.extras import coco, onerec
 from jobflow.legacy.extras import object_stages as ob
 from jobflow.legacy.extras.megatron import TokenFiles

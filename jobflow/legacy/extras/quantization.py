@@ -14,7 +14,7 @@ from typing import Any
 import jobflow.legacy.math as math
 from jobflow.core.errors import ArgumentError, DtypeError, user_line
 from jobflow.core.types import Tensor, bool_, int64
-from jobflow.eager.faces import all_of, of_jobs
+from jobflow.legacy.dispatch import all_of, of_jobs
 from jobflow.legacy.initializers import constant_initializer
 from jobflow.legacy.layers import namespace
 from jobflow.legacy.operands import counts

@@ -27,10 +27,10 @@ import jobflow.core.scope as scope
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, JobError, JobflowError, did_you_mean, user_line
 from jobflow.core.types import Tensor
-from jobflow.eager.faces import is_tensor
 from jobflow.eager.in_jobs import recorded
 from jobflow.functional.nn_base import composing
 from jobflow.host_pipeline.outputs import OnHost
+from jobflow.legacy.dispatch import is_tensor
 from jobflow.legacy.extras.op_type_attributes import unfitting
 from jobflow.legacy.extras.op_types import OP_TYPES
 from jobflow.legacy.extras.op_types_of_gradients import OP_TYPES_OF_GRADIENTS

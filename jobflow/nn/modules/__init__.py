@@ -1,6 +1,6 @@
 """Modules of `jobflow.nn`; the functions beside them, of the job face, are in the folder above."""
 
-from jobflow.eager.faces import of_tensors as _of_tensors
+from jobflow.functional.dispatch import of_tensors as _of_tensors
 from jobflow.legacy import convolution as _convolution
 from jobflow.legacy import loss_functions as _losses
 from jobflow.legacy import normalization as _normalization

@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Self
 import jobflow.core.scope as scope
 from jobflow.core.errors import DtypeError, JobError, did_you_mean, user_line
 from jobflow.core.types import DType, bfloat16, float16, float32, float64
-from jobflow.eager.faces import in_job
 from jobflow.eager.in_place_writes import zero_gradient
 from jobflow.eager.state import building_now, gradients, running
 from jobflow.eager.tensor import Tensor
 from jobflow.engine.body import JobBody
+from jobflow.functional.dispatch import in_job
 from jobflow.functional.gradients import RemovableHandle
 from jobflow.functional.promotion import cast
 from jobflow.nn.modules import moving

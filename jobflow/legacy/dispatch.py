@@ -1,65 +1,36 @@
-"""The two faces, and what happens to their functions where they meet: an answer, or an error in words of the caller.
+"""The decorators of the job API: argument checks, aliases with renamed parameters, and the choice between two functions by their arguments.
 
-    relu = of_jobs(relu)          takes tensors of the job whose body runs; of others, what its ops make of them at once or in nn.Graph.build
-    sort = of_tensors(sort)       takes local and global tensors, at once or in nn.Graph.build, and tensors of the job whose body runs
-    reshape = by_arguments(arrays.reshape)    one name of both: the arguments say which is meant
-
-Which parameters are tensors is read from a function's annotations.
+relu = of_jobs(relu, "relu")                takes tensors of the job whose body runs, and of other tensors, at once or in nn.Graph.build
+sqrt = traced(alias(functional.sqrt), "sqrt")   a function of tensors under the job API's name, recorded in the body that runs
+reshape = by_arguments(arrays.reshape)      one name of both APIs: the arguments choose
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from functools import cache, lru_cache, update_wrapper, wraps
-from types import FunctionType, MappingProxyType
+from functools import cache, lru_cache, wraps
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
 
 import jobflow.core.scope as scope
+import jobflow.functional as functional
 from jobflow.core.errors import NOT_A_TENSOR, ArgumentError, DtypeError, JobError, JobflowError, ShapeError, user_line
-from jobflow.core.types import Tensor, TensorType
+from jobflow.core.types import Tensor
 from jobflow.eager.in_jobs import NOT_OF_THE_JOB, recorded
 from jobflow.eager.parameters import Roles, described, tensors_of
 from jobflow.eager.state import building_now
 from jobflow.eager.tensor import Tensor as EagerTensor
-from jobflow.engine.body import JobBody
 from jobflow.engine.handle import Handle
 from jobflow.engine.operators import TensorOperators
+from jobflow.functional.dispatch import all_of as all_of
+from jobflow.functional.dispatch import in_job, named_in
+from jobflow.functional.dispatch import is_tensor as is_tensor
+from jobflow.functional.nn_base import composing
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-#: where the functions of tensors are
-TENSORS = "jobflow.functional"
-#: functions that make tensors of shapes and numbers: of the job in whose body they are called
-MADE = frozenset(
-    {
-        "arange",
-        "as_tensor",
-        "empty",
-        "eye",
-        "full",
-        "linspace",
-        "logspace",
-        "normal",
-        "ones",
-        "rand",
-        "randint",
-        "randn",
-        "randperm",
-        "range",
-        "tensor",
-        "zeros",
-    }
-)
-
-
-def in_job() -> bool:
-    """True in the body of a job function, False elsewhere, also while nn.Graph.build runs."""
-    here = scope.current()
-    return here.interpreter is not None and (here.root.eager is None or here.root.eager.building is None)
 
 
 def by_arguments(job: Function, ours: Any = (), theirs: Any = (), needs_dtype: bool = False) -> Function:
@@ -73,7 +44,7 @@ def by_arguments(job: Function, ours: Any = (), theirs: Any = (), needs_dtype: b
 
     @cache
     def tensors() -> Roles:
-        return Roles(word, getattr(importlib.import_module(TENSORS), word))
+        return Roles(word, getattr(functional, word))
 
     def said(arguments: tuple[Any, ...], named: dict[str, Any]) -> bool | None:
         if len(arguments) > 1 and isinstance(arguments[1], (*ours, *theirs)):
@@ -98,136 +69,13 @@ def by_arguments(job: Function, ours: Any = (), theirs: Any = (), needs_dtype: b
             jobs = any(isinstance(value, TensorOperators) for value in found) if found else in_job()
         return job(*arguments, **named) if jobs else tensors().function(*arguments, **named)
 
-    return _named(either, word, "jobflow.legacy.shared_names")
-
-
-def _named(function: Any, word: str, module: str) -> Any:
-    """The function, which can be found (by pickle, and in the documents) under this name in a module."""
-    function.__name__ = function.__qualname__ = word
-    function.__module__ = module
-    return function
-
-
-def is_tensor(x: Any) -> bool:
-    """Whether x is a tensor of either face."""
-    return isinstance(getattr(x, "tensor_type", None), TensorType)
-
-
-# -------------------------------------------------------------------- functions of tensors
-
-
-def of_tensors(function: Function, word: str) -> Function:
-    """The function, called with tensors, or with those of the job whose body runs; a DtypeError for arrays in their places."""
-    if word in MADE:
-        return _made(function)
-    roles = Roles(word, function)
-
-    @wraps(function)
-    def called(*arguments: Any, **named: Any) -> Any:
-        by_place = roles.by_place
-        for given, needed in zip(arguments, by_place, strict=False):
-            if given.__class__ is not EagerTensor and (isinstance(given, TensorOperators) or (needed and not isinstance(given, EagerTensor))):
-                break
-        else:
-            if len(arguments) == len(by_place) and not named:
-                return function(*arguments)
-            if named and not named.keys() <= roles.keywords:
-                arguments, named = roles.renamed(arguments, named)
-            if len(arguments) <= len(by_place) and not any(roles.must.get(name) or is_tensor(given) for name, given in named.items()):
-                return function(*arguments, **named)
-        if named and not named.keys() <= roles.keywords:
-            arguments, named = roles.renamed(arguments, named)
-        if _checked(roles, arguments, named):
-            return recorded(_body(roles, arguments, named), function, arguments, named)
-        return function(*arguments, **named)
-
-    return called  # type: ignore[return-value]
-
-
-def _made(function: Function) -> Function:
-    """A function that makes tensors of nothing: in the body of a job, of the job."""
-
-    @wraps(function)
-    def called(*arguments: Any, **named: Any) -> Any:
-        body = scope.current().interpreter
-        return recorded(body, function, arguments, named) if isinstance(body, JobBody) else function(*arguments, **named)
-
-    return called  # type: ignore[return-value]
-
-
-def _checked(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -> bool:
-    """Whether tensors of a job are among the arguments; DtypeError for what is not a tensor where one must be."""
-    of_a_job = False
-    for name, given in roles.given(arguments, named):
-        if isinstance(given, TensorOperators):
-            of_a_job = True
-        elif not isinstance(given, EagerTensor) and roles.wrong(name, given, numbers=False):
-            traces = building_now() is not None or in_job()
-            remedy = "; give the job, or build, the array as an argument" if traces else "; make a tensor of it: flow.tensor(x)"
-            instead = remedy if isinstance(given, np.ndarray) else ""
-            raise DtypeError(f"{roles.what} at {user_line()}: {name} is {described(given)}, not {roles.must_be(name)}{instead}")
-    return of_a_job
-
-
-def _body(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -> JobBody:
-    """The body of the job that runs, whose tensors the arguments are; JobError for others, and where none runs."""
-    body = scope.current().interpreter
-    for name, given in roles.given(arguments, named):
-        if isinstance(given, TensorOperators) and not isinstance(body, JobBody):
-            raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {given.tensor_type} of a job whose body has ended")
-        if is_tensor(given) and not isinstance(given, TensorOperators) and given.traced is None:
-            raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {given.tensor_type} {NOT_OF_THE_JOB}")
-    assert isinstance(body, JobBody)
-    return body
-
-
-def as_public(word: str, value: Any) -> Any:
-    """What `jobflow.functional` has under this name: its functions as `of_tensors`."""
-    return all_of(TENSORS, {word: value}, TENSORS, of_tensors).get(word, value)
-
-
-def method(*names: str) -> Callable[[Function], Function]:
-    """The function is also a method of Tensor: by its own name, or by these.  It is as public as the function if it takes further tensors."""
-
-    def hang(function: Function) -> Function:
-        several = tensors_of(function) > 1  # x.sort() is not called without a tensor
-        for name in names or (function.__name__,):
-            setattr(EagerTensor, name, as_public(name, function) if several else _by_any_name(function, name))
-        return function
-
-    return hang
-
-
-def _by_any_name(function: Function, word: str) -> Function:
-    """The function, whose parameters have further names too if it has parameters of which there are; see `Roles.renamed`."""
-    code = getattr(function, "__code__", None)
-    if code is None or not (code.co_flags & inspect.CO_VARARGS or "dim" in code.co_varnames[: code.co_argcount]):
-        return function
-    roles = Roles(word, function)
-
-    @wraps(function)
-    def called(*arguments: Any, **named: Any) -> Any:
-        if named and not named.keys() <= roles.keywords:
-            arguments, named = roles.renamed(arguments, named)
-        return function(*arguments, **named)
-
-    return called  # type: ignore[return-value]
-
-
-def attribute(name: str, setter: Callable[[Any, Any], None] | None = None) -> Callable[[Function], Function]:
-    """The function is also a property of Tensor."""
-
-    def hang(function: Function) -> Function:
-        setattr(EagerTensor, name, property(function, setter))
-        return function
-
-    return hang
+    return named_in(either, word, "jobflow.legacy.shared_names")
 
 
 # -------------------------------------------------------------------- functions of jobs, as formulas of tensors
 
 
-def spelled(function: Callable[..., Any], *tensors: str, **others: Any) -> Callable[..., Tensor]:
+def alias(function: Callable[..., Any], *tensors: str, **others: Any) -> Callable[..., Tensor]:
     """A function of tensors under other names: its first parameters, in order, are `tensors` ("x") and `others` with defaults (...: none)."""
     words = tensors or ("x",)
     signature, count, defaults = _signature(words, **others), len(words) + len(others), tuple(others.values())
@@ -239,7 +87,7 @@ def spelled(function: Callable[..., Any], *tensors: str, **others: Any) -> Calla
             arguments = bound.args
         return function(*arguments[:count], *defaults[max(len(arguments) - len(words), 0) :])
 
-    call.__doc__, call.__module__ = function.__doc__, SPELLED
+    call.__doc__, call.__module__ = function.__doc__, ALIAS
     call.__signature__ = signature  # type: ignore[attr-defined]
     return call
 
@@ -262,11 +110,11 @@ def _signature(words: tuple[str, ...], **others: Any) -> inspect.Signature:
     )
 
 
-#: stands for the module of what `spelled` gives, until `all_of` finds it
-SPELLED = "jobflow.legacy.spelled"
+#: stands for the module of what `alias` gives, until `all_of` finds it
+ALIAS = "jobflow.legacy.alias"
 
 
-def recording(function: Function, word: str) -> Function:
+def traced(function: Function, word: str) -> Function:
     """The function of the job face, a formula of tensors: of those of a job it is recorded in the body that runs, its last op under `name`."""
     roles = Roles(word, function)
 
@@ -276,7 +124,7 @@ def recording(function: Function, word: str) -> Function:
             return _in_job(roles, arguments, named)
         except JobflowError as error:
             inside, _, rest = str(error).partition(" at ")
-            if inside != word and inside in importlib.import_module(TENSORS).__all__:
+            if inside != word and inside in dir(functional):
                 raise type(error)(f"{word} at {rest}") from None
             _locate(error, word)
             raise
@@ -378,27 +226,5 @@ def _elsewhere(function: Callable[..., Any], roles: Roles, instead: str, argumen
             f"{roles.what} at {user_line()} was called outside a job; call it in the body of a function decorated with global_function"
             f"{f'; tensors have {instead}' if instead else ''}"
         )
-    with importlib.import_module("jobflow.functional.nn_base").composing(tensors[0]):
+    with composing(tensors[0]):
         return function(*arguments, **named)
-
-
-# -------------------------------------------------------------------- all functions of a module
-
-
-def all_of(module: str, functions: Mapping[str, Any], home: str | tuple[str, ...], wrap: Callable[..., Any], *more: Any) -> dict[str, Any]:
-    """The public functions of a module, each wrapped under its name: those defined in `home`, or a module inside it."""
-    return {
-        word: _named(wrap(called_as(function, word), word, *more), word, module)
-        for word, function in functions.items()
-        if not word.startswith("_") and isinstance(function, FunctionType) and function.__module__.startswith(home)
-    }
-
-
-def called_as(function: FunctionType, word: str) -> FunctionType:
-    """The function as Python's own messages call it by this name."""
-    if function.__qualname__ == word:
-        return function
-    copy = FunctionType(function.__code__, function.__globals__, word, function.__defaults__, function.__closure__)
-    copy.__qualname__, copy.__kwdefaults__ = word, function.__kwdefaults__
-    update_wrapper(copy, function, assigned=("__module__", "__doc__", "__annotations__"))
-    return copy
