@@ -222,10 +222,10 @@ class Tensor(Methods):
 
     def _fetched(self) -> Array:
         """Fetch the elements of a remote storage."""
-        home = self.memory.home
-        assert isinstance(home, FarHome), "the storage of a tensor without an array is remote"
+        remote = self.memory.home
+        assert isinstance(remote, FarHome), "the storage of a tensor without an array is remote"
         with scope.lock():
-            home.bring()
+            remote.bring()
         return self._array
 
     @property

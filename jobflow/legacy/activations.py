@@ -10,7 +10,7 @@ from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.types import Tensor
 from jobflow.functional import nn_activations as nn
 from jobflow.legacy.arrays import matmul, reshape, slice, transpose
-from jobflow.legacy.dispatch import ALIAS, alias, all_of, of_jobs, traced
+from jobflow.legacy.job_dispatch import ALIAS, alias, all_of, of_jobs, traced
 from jobflow.legacy.random import dropout
 from jobflow.ops import activation as ac
 from jobflow.ops import elementwise as ew

@@ -13,7 +13,7 @@ from jobflow.core.errors import ArgumentError, JobError, ShapeError, did_you_mea
 from jobflow.core.notices import notice
 from jobflow.core.signatures import variant
 from jobflow.core.types import Tensor
-from jobflow.legacy.dispatch import all_of, of_jobs
+from jobflow.legacy.job_dispatch import all_of, of_jobs
 from jobflow.legacy.operands import counts
 from jobflow.legacy.variables import current_job
 from jobflow.ops import conv as cv

@@ -12,7 +12,7 @@ from typing import Any
 import jobflow.functional as functional
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.types import Tensor, int32, int64
-from jobflow.legacy.dispatch import ALIAS, alias, all_of, traced
+from jobflow.legacy.job_dispatch import ALIAS, alias, all_of, traced
 from jobflow.legacy.operands import fitting, positive_shape, spans
 from jobflow.ops import elementwise as ew
 from jobflow.ops import index as ix

@@ -11,7 +11,7 @@ from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.types import DType, Tensor, int32, int64
 from jobflow.engine.distribute import current_placement
 from jobflow.expressions.philox import random_stream
-from jobflow.legacy.dispatch import all_of, of_jobs, traced
+from jobflow.legacy.job_dispatch import all_of, of_jobs, traced
 from jobflow.legacy.operands import Operand, counts
 from jobflow.legacy.variables import assign, current_job
 from jobflow.ops import elementwise as ew

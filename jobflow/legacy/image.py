@@ -19,7 +19,7 @@ from jobflow.eager.parameters import described
 from jobflow.host_pipeline import stages as st
 from jobflow.host_pipeline.outputs import OnHost, as_padded, as_tensor, on_host, rows_of, same_samples
 from jobflow.legacy import arrays, math
-from jobflow.legacy.dispatch import all_of, is_tensor, of_kinds
+from jobflow.legacy.job_dispatch import all_of, is_tensor, of_kinds
 from jobflow.legacy.operands import counts, positive_shape
 from jobflow.legacy.optimizer.option_ranges import is_number
 from jobflow.legacy.record_data import decoded, randomly_cropped

@@ -21,7 +21,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, ConfigError, did_you_mean, user_line
 from jobflow.core.types import DType, float32
 from jobflow.functional.nn_base import one_of
-from jobflow.legacy.dispatch import all_of, of_kinds
+from jobflow.legacy.job_dispatch import all_of, of_kinds
 from jobflow.ops.op import Op
 from jobflow.ops.random_tensors import RandomInt, RandomNormal, RandomUniform, TruncatedNormal
 from jobflow.ops.source import Constant

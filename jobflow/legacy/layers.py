@@ -27,9 +27,9 @@ from jobflow.core.types import Tensor, int32, int64
 from jobflow.engine.distribute import Distribute
 from jobflow.legacy.arrays import constant
 from jobflow.legacy.convolution import Padding, Sizes, channels_last
-from jobflow.legacy.dispatch import all_of, of_jobs
 from jobflow.legacy.elements import upsample_2d as upsample_2d
 from jobflow.legacy.initializers import Initializer, constant_initializer, xavier_uniform_initializer
+from jobflow.legacy.job_dispatch import all_of, of_jobs
 from jobflow.legacy.operands import counts
 from jobflow.legacy.regularizers import Regularizer
 from jobflow.legacy.variables import current_job, get_variable, layer_name

@@ -15,7 +15,7 @@ from jobflow.core.types import Tensor, TensorType
 from jobflow.engine.distribute import asked_of, distribute_of, split, with_distribute
 from jobflow.functional.nn_base import reduced
 from jobflow.functional.nn_ctc import ctc_inputs
-from jobflow.legacy.dispatch import all_of, of_jobs
+from jobflow.legacy.job_dispatch import all_of, of_jobs
 from jobflow.ops import ctc
 from jobflow.ops import elementwise as ew
 from jobflow.ops import loss as ls

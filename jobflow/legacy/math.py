@@ -19,8 +19,8 @@ from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.types import DType, Tensor, bool_, int8, int32
 from jobflow.engine.operators import quotient
 from jobflow.functional.nn_activations import logsigmoid
-from jobflow.legacy.dispatch import ALIAS, alias, all_of, traced
 from jobflow.legacy.elements import top_k as top_k
+from jobflow.legacy.job_dispatch import ALIAS, alias, all_of, traced
 from jobflow.legacy.operands import Operand, counts, filling, may_be_empty, operands
 from jobflow.legacy.operands import tensors as tensors
 from jobflow.legacy.random import fused_scale_tril_softmax_dropout as fused_scale_tril_softmax_dropout

@@ -10,8 +10,8 @@ from jobflow.core.layout import P
 from jobflow.core.signatures import variant
 from jobflow.core.types import Tensor
 from jobflow.engine.distribute import current_placement, is_local
-from jobflow.legacy.dispatch import all_of, of_jobs
 from jobflow.legacy.initializers import constant_initializer
+from jobflow.legacy.job_dispatch import all_of, of_jobs
 from jobflow.legacy.operands import counts
 from jobflow.legacy.variables import current_job, get_variable, layer_name, variable_of
 from jobflow.ops import batch_norm as bn

@@ -9,8 +9,8 @@ import jobflow.core.scope as scope
 from jobflow.core.errors import ArgumentError, JobError, user_line
 from jobflow.core.types import DType, Tensor, float32, float64, int8, int32
 from jobflow.expressions.philox import random_stream
+from jobflow.legacy.job_dispatch import all_of, of_jobs
 from jobflow.legacy.variables import current_job
-from jobflow.legacy.dispatch import all_of, of_jobs
 from jobflow.ops import elementwise as ew
 from jobflow.ops import index as ix
 from jobflow.ops import random_tensors as rn

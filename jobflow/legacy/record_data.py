@@ -23,8 +23,8 @@ from jobflow.engine.distribute import current_placement
 from jobflow.host_pipeline import stages as st
 from jobflow.host_pipeline.outputs import OnHost, as_tensor, body_of, devices_of_view, key_of, on_host
 from jobflow.host_pipeline.sample_sources import PartFiles, RecordFiles
-from jobflow.legacy.dispatch import all_of, of_kinds
 from jobflow.legacy.initializers import Initializer, random_uniform_initializer
+from jobflow.legacy.job_dispatch import all_of, of_kinds
 from jobflow.legacy.operands import counts, positive_shape
 from jobflow.ops.op import apply
 from jobflow.ops.random_tensors import RandomSource

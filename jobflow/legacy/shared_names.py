@@ -12,7 +12,7 @@ import jobflow.legacy.math as math
 import jobflow.legacy.time_steps as time_steps
 from jobflow.eager.tensor import Tensor
 from jobflow.engine.operators import TensorOperators
-from jobflow.legacy.dispatch import by_arguments, of_jobs
+from jobflow.legacy.job_dispatch import by_arguments, of_jobs
 
 argwhere = by_arguments(ids.argwhere)
 argsort = by_arguments(elements.argsort, ours=(str,))

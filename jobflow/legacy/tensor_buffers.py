@@ -23,7 +23,7 @@ from jobflow.host_pipeline import stages as st
 from jobflow.host_pipeline.job_batches import Constants, OfList
 from jobflow.host_pipeline.outputs import OnHost, as_ragged, as_result, as_tensor, body_of, devices_of_view, on_host
 from jobflow.legacy import arrays
-from jobflow.legacy.dispatch import all_of, of_kinds
+from jobflow.legacy.job_dispatch import all_of, of_kinds
 from jobflow.legacy.operands import counts, fitting, positive_shape
 from jobflow.typing.results import HostArgument, HostResult
 

@@ -22,8 +22,8 @@ from jobflow.eager.parameters import described
 from jobflow.engine.distribute import Distribute, ParallelDistribution, broadcast, current_placement, mesh_sbp
 from jobflow.expressions.philox import random_stream
 from jobflow.graph.ir import Variable
-from jobflow.legacy.dispatch import all_of, is_tensor, of_kinds
 from jobflow.legacy.initializers import Initializer, from_conf
+from jobflow.legacy.job_dispatch import all_of, is_tensor, of_kinds
 from jobflow.legacy.regularizers import Regularizer
 from jobflow.ops import elementwise as ew
 from jobflow.ops.layout_ops import ToLocal

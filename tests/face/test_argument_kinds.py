@@ -27,7 +27,8 @@ def functions() -> Iterator[tuple[str, Callable[..., Any]]]:
         holder = getattr(flow, space) if space else flow
         for word in holder.__all__ if hasattr(holder, "__all__") else dir(holder):
             function = getattr(holder, word, None)
-            if word.startswith("_") or not inspect.isroutine(function) or "legacy" not in inspect.unwrap(function).__module__:
+            module = inspect.unwrap(function).__module__ if inspect.isroutine(function) else ""
+            if word.startswith("_") or "legacy" not in module or module.endswith("job_dispatch"):
                 continue
             if next(iter(inspect.signature(function).parameters), "") != "what":  # helpers
                 yield f"{space}.{word}".strip("."), function

@@ -17,7 +17,7 @@ from jobflow.core.errors import ArgumentError, PlacementError, ShapeError, user_
 from jobflow.core.layout import B, P, Placement, S, cut
 from jobflow.core.types import Tensor
 from jobflow.engine.distribute import current_placement
-from jobflow.legacy.dispatch import all_of, of_jobs
+from jobflow.legacy.job_dispatch import all_of, of_jobs
 from jobflow.ops.elementwise import add
 from jobflow.ops.layout_ops import Identity
 from jobflow.ops.op import apply, normal_axis

@@ -19,11 +19,11 @@ from jobflow.host_pipeline import stages as st
 from jobflow.host_pipeline.outputs import OnHost, as_padded, as_tensor, body_of, feed_of, on_host
 from jobflow.host_pipeline.sample_sources import Indexed, RecordFiles
 from jobflow.legacy import arrays
-from jobflow.legacy.dispatch import all_of, of_kinds
 from jobflow.legacy.extras import coco, onerec
 from jobflow.legacy.extras import object_stages as ob
 from jobflow.legacy.extras.megatron import TokenFiles
 from jobflow.legacy.initializers import constant_initializer
+from jobflow.legacy.job_dispatch import all_of, of_kinds
 from jobflow.legacy.operands import counts, positive_shape
 from jobflow.legacy.record_data import batch_rows
 from jobflow.legacy.variables import assign, get_variable

@@ -14,8 +14,8 @@ from typing import Any
 import jobflow.legacy.math as math
 from jobflow.core.errors import ArgumentError, DtypeError, user_line
 from jobflow.core.types import Tensor, bool_, int64
-from jobflow.legacy.dispatch import all_of, of_jobs
 from jobflow.legacy.initializers import constant_initializer
+from jobflow.legacy.job_dispatch import all_of, of_jobs
 from jobflow.legacy.layers import namespace
 from jobflow.legacy.operands import counts
 from jobflow.legacy.variables import assign, current_job, get_variable, layer_name, variable_of

@@ -32,7 +32,7 @@ from jobflow.core.types import Array, Tensor, int32
 from jobflow.engine.job import Job
 from jobflow.engine.session import Session, current_session, started_session
 from jobflow.legacy.arrays import constant_scalar
-from jobflow.legacy.dispatch import all_of, of_jobs
+from jobflow.legacy.job_dispatch import all_of, of_jobs
 from jobflow.legacy.util import unique_str
 from jobflow.legacy.variables import current_job
 

@@ -30,12 +30,12 @@ from jobflow.core.types import Tensor
 from jobflow.eager.in_jobs import recorded
 from jobflow.functional.nn_base import composing
 from jobflow.host_pipeline.outputs import OnHost
-from jobflow.legacy.dispatch import is_tensor
 from jobflow.legacy.extras.op_type_attributes import unfitting
 from jobflow.legacy.extras.op_types import OP_TYPES
 from jobflow.legacy.extras.op_types_of_gradients import OP_TYPES_OF_GRADIENTS
 from jobflow.legacy.extras.op_types_of_updates import OP_TYPES_OF_UPDATES
 from jobflow.legacy.extras.op_types_on_host import OP_TYPES_ON_HOST
+from jobflow.legacy.job_dispatch import is_tensor
 from jobflow.legacy.variables import Job, current_job
 from jobflow.ops.op import Op, apply
 from jobflow.typing.results import HostArgument
