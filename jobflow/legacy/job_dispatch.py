@@ -1,8 +1,8 @@
-"""The decorators of the job API: argument checks, aliases with renamed parameters, and the choice between two functions by their arguments.
+"""The decorators of the job API: argument check, alias with renamed parameters, and choice by arguments.
 
-relu = of_jobs(relu, "relu")                takes tensors of the job whose body runs, and of other tensors, at once or in nn.Graph.build
-sqrt = traced(alias(functional.sqrt), "sqrt")   a function of tensors under the job API's name, recorded in the body that runs
-reshape = by_arguments(arrays.reshape)      one name of both APIs: the arguments choose
+* `of_jobs(function, word)` checks the arguments of a function of the job API. With other tensors its operations run at once, or in nn.Graph.build.
+* `traced(alias(functional.sqrt), "sqrt")` is a function of tensors under the job API's parameter names, recorded in the body that runs.
+* `by_arguments(arrays.reshape)` is one name of both APIs. The arguments choose between them.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def by_arguments(job: Function, ours: Any = (), theirs: Any = (), needs_dtype: bool = False) -> Function:
-    """A name that both faces have: the job's function or that of tensors, as the arguments say.
+    """Choose between the function of the job API and the function of tensors that has the same name.
 
-    What only one of them takes decides: a keyword, a second argument of the types `ours` or `theirs`, a `dtype` without which the job's cannot be.
-    Else a tensor of a job has the job's conventions, and one with numbers those of tensors; where there is no tensor, the body of a job decides.
+    An argument that only one of them takes decides: a keyword, or a second argument of the types `ours` or `theirs`.
+    If the job's function `needs_dtype`, a call without `dtype` means the other. Then the tensors among the arguments decide.
+    Without tensors, the body of a job means the job's function.
     """
     word = job.__name__
     roles = Roles(word, job)
@@ -115,7 +116,7 @@ ALIAS = "jobflow.legacy.alias"
 
 
 def traced(function: Function, word: str) -> Function:
-    """The function of the job face, a formula of tensors: of those of a job it is recorded in the body that runs, its last op under `name`."""
+    """Record a function of tensors in the body that runs, its last operation under `name`."""
     roles = Roles(word, function)
 
     @wraps(function)
@@ -159,10 +160,10 @@ def _in_job(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -> 
 
 
 def of_jobs(function: Function, word: str, others: Mapping[str, str] = MappingProxyType({})) -> Function:
-    """The function, called with tensors of the job whose body runs.
+    """Check that the arguments are tensors of the job whose body runs, or other tensors outside of jobs.
 
-    With other tensors its ops run at once, or are recorded in the graph that is being built; `others` names, by word, what they have
-    in place of a function that needs a job, for its variables or its random numbers.
+    Other tensors are computed at once, or recorded in nn.Graph.build. Functions that need a job, for its variables or random numbers,
+    name their counterpart for tensors in `others`.
     """
     if not tensors_of(function):
         return of_kinds(function, word)
