@@ -209,8 +209,8 @@ class Job:
         if self.microbatch_count == 1:
             return None
         named = zip(self.signature.placeholders(), shapes, strict=True)
-        where = self.config.lines.get(ACCUMULATION, self.where)
-        return cut_batch(f"job {self.name}", self.microbatch_count, where, {name: shape for (name, _), shape in named}, rows)
+        where, exact = self.config.lines.get(ACCUMULATION, self.where), ACCUMULATION not in self.config.options
+        return cut_batch(f"job {self.name}", self.microbatch_count, where, {name: shape for (name, _), shape in named}, exact=exact, devices=rows)
 
     def _reads_its_batch(self) -> bool:
         """Whether nobody passes the batch that is to be cut, so that each microbatch is one that the body reads or draws."""

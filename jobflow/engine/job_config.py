@@ -114,6 +114,10 @@ class FunctionConfig:
         other.microbatches = self.microbatches
         return other
 
+    def divide(self, count: int, where: SourceLine) -> None:
+        """Pass the batch in `count` parts that give the numbers of the whole batch; `where` is the line of the request."""
+        self.microbatches, self.lines["train.num_gradient_accumulation_steps"] = count, where
+
     def check(self) -> None:
         """JobError if an option asks for other numbers than jobflow would compute: it is better not to run than to run otherwise."""
         steps = self.options.get("train.num_gradient_accumulation_steps", 1)

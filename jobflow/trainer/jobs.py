@@ -46,7 +46,7 @@ from jobflow.strategies import mesh, mirrored
 from jobflow.trainer.config import Loaded, TrainConfig
 from jobflow.trainer.fingerprint import ROWS, Fingerprint
 from jobflow.trainer.means import check_mean
-from jobflow.trainer.network import Network, layered, line_of, network_of
+from jobflow.trainer.network import Network, key_line, layered, line_of, network_of
 from jobflow.trainer.optimizing import optimizer_from
 from jobflow.typing.annotations import Bundle, ListNumpy, Numpy
 
@@ -216,7 +216,7 @@ class Jobs:
             return Job(function, name == TRAIN, config, self.network.where, optimizer_of)
         config.strategy(mirrored() if own else mesh(data=wish.data, tensor=wish.tensor, pipeline=wish.pipeline, zero=wish.zero))
         if name == TRAIN and self.microbatches(rows) > 1:
-            config.microbatches = self.microbatches(rows)
+            config.divide(self.microbatches(rows), key_line(self.loaded, f"strategy.{'microbatches' if wish.microbatches else 'accumulation'}"))
         if wish.precision != "float32":
             config.mixed_precision({"float16": float16, "bfloat16": bfloat16}[wish.precision])
         return Job(function, name == TRAIN, config, self.network.where, optimizer_of)

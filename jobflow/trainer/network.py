@@ -147,6 +147,22 @@ def _described(value: Any) -> str:
     return "a tensor" if _is_tensor(value) else f"{value!r:.100} of type {type(value).__name__}"
 
 
+@dataclass(frozen=True)
+class KeyLine(SourceLine):
+    """The line of a key of a configuration; prints as ``lenet.yaml:12 (strategy.accumulation)``, or as the setting of a command line."""
+
+    key: str
+
+    def __str__(self) -> str:
+        return f"{SourceLine.__str__(self)} ({self.key})" if self.line else self.file
+
+
+def key_line(loaded: Loaded, key: str) -> KeyLine:
+    """Return the origin of a key, for messages about its value."""
+    origin = loaded.origin(key)
+    return KeyLine(origin.file, origin.line, key)
+
+
 def line_of(loaded: Loaded, key: str) -> SourceLine:
     """Where a value of the configuration is written, for messages and tables; the file's first line if it is not written there."""
     origin = loaded.origin(key)

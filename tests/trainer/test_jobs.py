@@ -89,9 +89,18 @@ def test_a_sum_over_the_batch_is_the_same_with_any_split(file: Path, tmp_path: P
         np.testing.assert_allclose([*seen.losses.values()], [*whole.losses.values()], rtol=2e-6)
 
 
-def test_a_root_over_the_batch_is_refused_with_accumulation(file: Path, tmp_path: Path) -> None:
-    with pytest.raises(JobError, match=r"sqrt at nets_to_train\.py:\d+: the loss of job train combines rows of the batch.*the 2 microbatches"):
-        run(loaded(file, tmp_path, "model.builder=nets_to_train:rooted", *TWO_STEPS, "strategy.accumulation=2"))
+@pytest.mark.parametrize("in_file", [True, False])
+def test_a_root_over_the_batch_is_refused_with_the_key_of_accumulation(in_file: bool, file: Path, tmp_path: Path) -> None:
+    settings, where = ["model.builder=nets_to_train:rooted", *TWO_STEPS], r"--set strategy\.accumulation=2"
+    if in_file:
+        lines = [*file.read_text().splitlines(), "strategy:", "  accumulation: 2"]
+        file.write_text("\n".join(lines))
+        where = rf"{file.name}:{len(lines)} \(strategy\.accumulation\)"
+    else:
+        settings.append("strategy.accumulation=2")
+    asked = f"the 2 microbatches asked for at {where} do not give"
+    with pytest.raises(JobError, match=rf"sqrt at nets_to_train\.py:\d+: the loss of job train combines rows of the batch.*{asked}"):
+        run(loaded(file, tmp_path, *settings))
 
 
 def test_a_batch_shorter_than_its_microbatches_has_fewer(file: Path) -> None:

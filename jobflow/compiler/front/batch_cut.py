@@ -9,8 +9,13 @@ from jobflow.core.errors import ArgumentError, JobError, ShapeError, SourceLine
 from jobflow.graph.training import Microbatches
 
 
-def cut_batch(whose: str, count: int, where: SourceLine, shapes: Mapping[str, tuple[int, ...]], devices: tuple[int, ...] = ()) -> Microbatches:
+def cut_batch(
+    whose: str, count: int, where: SourceLine, shapes: Mapping[str, tuple[int, ...]], *, exact: bool, devices: tuple[int, ...] = ()
+) -> Microbatches:
     """Cut `count` microbatches from arguments of these shapes; JobError at the line `where` of the request if that is impossible.
+
+    The first argument with a first axis longer than 1 states the length of the batch.  With `exact`, which makes sure of the result of the whole
+    batch, other arguments of this length are cut too, and the rest pass whole.  Without it, arguments of other lengths are an error.
 
     `whose` is the job or graph, for messages; `devices` are the rows of each device of the mirrored view, if they differ.
     """
@@ -27,13 +32,14 @@ def cut_batch(whose: str, count: int, where: SourceLine, shapes: Mapping[str, tu
             f"{what}: no argument has a first axis longer than 1, so there is no batch to divide"
             f"{f' ({alone})' if alone else ''}; pass the batch as an argument"
         )
-    if len(set(lengths.values())) > 1:
+    if len(set(lengths.values())) > 1 and not exact:
         listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise JobError(
             f"{what}: the arguments differ in the length of their first axis ({listed}), so it is not clear which is the batch; "
             f"give arguments that are not per row a first axis of 1, or store them in variables"
         )
     rows = next(iter(lengths.values()))
+    lengths = {name: length for name, length in lengths.items() if length == rows}
     if rows == 0:
         raise JobError(f"{what}: the batch has no rows ({', '.join(lengths)}); pass at least {count} rows")
     if count > rows:
@@ -44,8 +50,9 @@ def cut_batch(whose: str, count: int, where: SourceLine, shapes: Mapping[str, tu
 @contextmanager
 def explained(microbatches: Microbatches, rows: int) -> Iterator[None]:
     """Errors of a body that is traced inside say for how many rows it is; those that shapes may have caused in their message."""
+    batch = f"the {microbatches.rows} rows of the batch ({', '.join(microbatches.arguments)})"
     told = (
-        f"the body was traced for a microbatch of {rows} of the {microbatches.rows} rows of the batch, because {microbatches.count} microbatches "
+        f"the body was traced for a microbatch of {rows} of {batch}, because {microbatches.count} microbatches "
         f"are asked for at {microbatches.where}; a length that is the batch's must come from an argument, as {microbatches.arguments[0]}.shape[0]"
     )
     try:

@@ -170,7 +170,7 @@ class _Parting:
         instead = "a sum or a mean of a loss per row" if trains else "return the values per row"
         raise JobError(
             f"{node.op.word()} at {node.where}: {what} of {self.tracer.kind} {self.tracer.name} {why}, so {self._asked} do not give the "
-            f"numbers of the batch; use one microbatch, or {instead}"
+            f"numbers of the batch; use one microbatch, or {instead} (microbatches divide the rows of {', '.join(self.microbatches.arguments)})"
         )
 
     # ---------------------------------------------------------------- one node

@@ -267,15 +267,13 @@ class Graph:
                 )
 
     def _microbatches(self, metas: tuple[Meta, ...]) -> Microbatches | None:
-        """How the inputs are cut, if they are: all alike if all can be, else as the arguments of jobs are."""
+        """Return how the inputs are cut, by the rule of `cut_batch`; None if they pass whole."""
         config = self.config
         k = config.steps if config.steps > 1 or config.parallel is None else config.parallel.microbatches or 1
         if k == 1 or not self._added:
             return None
         where = config.asked["steps" if config.steps > 1 else "strategy"]
-        if metas and all(meta.type.shape and meta.type.shape[0] % k == 0 for meta in metas):
-            return Microbatches(k, metas[0].type.shape[0], tuple(meta.name for meta in metas), where, within=True)
-        return replace(cut_batch(f"graph {self.name}", k, where, {meta.name: meta.type.shape for meta in metas}), within=True)
+        return replace(cut_batch(f"graph {self.name}", k, where, {meta.name: meta.type.shape for meta in metas}, exact=True), within=True)
 
     def _training(self, building: Building, steps: Steps) -> Training | None:
         if not self._added:
