@@ -158,9 +158,9 @@ class KeyLine(SourceLine):
 
 
 def key_line(loaded: Loaded, key: str) -> KeyLine:
-    """Return the origin of a key, for messages about its value."""
-    origin = loaded.origin(key)
-    return KeyLine(origin.file, origin.line, key)
+    """Return the line of a key, or its setting on the command line, for messages about its value."""
+    source = loaded.origin(key)
+    return KeyLine(source.file, source.line, key)
 
 
 def line_of(loaded: Loaded, key: str) -> SourceLine:
