@@ -1,6 +1,6 @@
-"""What programs took from modules that were generated from descriptions of messages, `oneflow.core.*_pb2`.
+"""Names that programs import from modules generated from protocol buffers, `oneflow.core.*_pb2`.
 
-Messages are real where programs write files of them (records).  The others are read for constants, or named in annotations.
+Messages that programs write to files (records) are real.  The others provide constants and names for annotations.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _numbered(words: str) -> dict[str, int]:
     return {word: number for number, word in enumerate(words.split())}
 
 
-#: module, below `oneflow` -> what it has
+#: contents by module name below `oneflow`
 MODULES: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "core.record.record_pb2": record_classes,
     "core.common.data_type_pb2": lambda: _numbered(DATA_TYPES),

@@ -1,10 +1,10 @@
-"""`import oneflow`: the forms in which programs import it, and what each of them finds.
+"""`import oneflow`: the import forms of programs, and the module that each resolves to.
 
-oneflow, oneflow.compatible.single_client      the face of jobflow
+oneflow, oneflow.compatible.single_client      the public API of jobflow
 oneflow.typing, oneflow.nn ...                 the module of jobflow with the same name
-oneflow.core.record.record_pb2 ...             what programs took from generated modules: see `generated.py`
+oneflow.core.record.record_pb2 ...             names of generated modules: see `generated.py`
 oneflow.python.framework.distribute            jobflow.distribute
-oneflow_onnx.oneflow2onnx.util                 the tools that were published beside it: see `onnx_tools.py`
+oneflow_onnx.oneflow2onnx.util                 the tools published as a separate package: see `onnx_tools.py`
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any, cast
 from jobflow.compat.generated import MODULES
 from jobflow.core.errors import no_attribute
 
-#: what users see of it: the one package whose public names these modules show
+#: the package whose public names these modules contain
 jobflow: Any = importlib.import_module("jobflow")
 PAGE = "docs/compatibility.md lists every name"
 #: the package under its names
 FACES = ("oneflow", "oneflow.compatible.single_client")
-#: modules that lie elsewhere in jobflow
+#: modules with another path in jobflow
 ELSEWHERE = {
     "python.framework.distribute": "jobflow.distribute",
     "python.framework.dtype": "jobflow",
@@ -35,18 +35,18 @@ ELSEWHERE = {
     "python.ops.nn_ops": "jobflow.nn",
     "python.ops.layers": "jobflow.layers",
 }
-#: modules of packages that were published beside it
+#: modules of packages that were published separately
 BESIDE = {"oneflow_onnx.oneflow2onnx.util": "jobflow.compat.onnx_tools"}
-#: packages that hold nothing but modules of `MODULES` and `ELSEWHERE`
+#: packages that only contain modules of `MODULES` and `ELSEWHERE`
 SHELLS = {"compatible"} | {name.rsplit(".", n)[0] for name in (*MODULES, *ELSEWHERE) for n in range(1, name.count(".") + 1)}
-#: packages in which modules were generated from descriptions of messages
+#: packages of modules generated from protocol buffers
 _OF_GENERATED = {f"core.{word}" for word in ("common", "framework", "job", "operator", "record", "register", "summary")}
-#: such modules
+#: generated modules
 _GENERATED = re.compile(r"core(\.\w+)*\.\w+_pb2")
 
 
 class Face(ModuleType):
-    """A module of jobflow under another name: what it lacks is answered with the nearest name and the page that lists all."""
+    """A module of jobflow under another name; a missing name raises an error with the closest match and the page that lists all names."""
 
     def __init__(self, name: str, shown: Any) -> None:
         super().__init__(name, shown.__doc__)
@@ -59,11 +59,11 @@ class Face(ModuleType):
             return importlib.import_module(f"oneflow.{name}")
         if (name.startswith("__") and name != "__version__") or not hasattr(self._shown, name):
             raise no_attribute(name, f"{self.__name__} has no {name!r} in jobflow ({PAGE})", dir(self))
-        found = getattr(self._shown, name)
-        if isinstance(found, ModuleType) and found.__name__.startswith("jobflow."):
-            found = sys.modules.setdefault(f"{self.__name__}.{name}", Face(f"{self.__name__}.{name}", found))
-        vars(self)[name] = found  # which is not asked for again
-        return found
+        value = getattr(self._shown, name)
+        if isinstance(value, ModuleType) and value.__name__.startswith("jobflow."):
+            value = sys.modules.setdefault(f"{self.__name__}.{name}", Face(f"{self.__name__}.{name}", value))
+        vars(self)[name] = value  # skip this method next time
+        return value
 
     def __dir__(self) -> Iterable[str]:
         if self._shown is jobflow:
@@ -72,10 +72,10 @@ class Face(ModuleType):
 
 
 class Finder:
-    """Finds `oneflow` and all below it; a loader of what it found, too.  As in `core/lazy_imports.py`, without base classes."""
+    """Finder and loader of `oneflow` and its submodules, without base classes, as in `core/lazy_imports.py`."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Of every name below `oneflow`; ModuleNotFoundError, in own words, for what jobflow does not have."""
+        """Return the spec of a name below `oneflow`; raise ModuleNotFoundError for a module that jobflow lacks."""
         if fullname.partition(".")[0] not in ("oneflow", *(name.partition(".")[0] for name in BESIDE)):
             return None
         found = _module(fullname)
@@ -84,16 +84,16 @@ class Finder:
         return ModuleSpec(fullname, cast(Any, self), loader_state=found)
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """The module to begin with is an ordinary one."""
+        """Return None: the import system creates an ordinary module first."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """The import system takes what is in `sys.modules` afterwards."""
+        """Replace the module in `sys.modules`, where the import system reads the result."""
         assert module.__spec__ is not None
         sys.modules[module.__spec__.name] = module.__spec__.loader_state
 
 
 def _module(fullname: str) -> ModuleType | None:
-    """What `import fullname` gives."""
+    """Return the module for `import fullname`."""
     if fullname in FACES:
         return sys.modules.get(FACES[0]) or Face(FACES[0], jobflow)
     if fullname in BESIDE:
@@ -102,27 +102,27 @@ def _module(fullname: str) -> ModuleType | None:
         return _shell(fullname) if any(name.startswith(f"{fullname}.") for name in BESIDE) else None
     name = next(fullname.removeprefix(f"{face}.") for face in reversed(FACES) if fullname.startswith(f"{face}."))
     if name in MODULES or _GENERATED.fullmatch(name):
-        made = ModuleType(fullname)
-        vars(made).update(MODULES.get(name, dict[str, Any])())
-        return Face(fullname, made)
+        module = ModuleType(fullname)
+        vars(module).update(MODULES.get(name, dict[str, Any])())
+        return Face(fullname, module)
     if name in ELSEWHERE:
         return Face(fullname, importlib.import_module(ELSEWHERE[name]))
     if name in SHELLS or name in _OF_GENERATED:
         return _shell(fullname)
-    found: Any = importlib.import_module(FACES[0])
+    source: Any = importlib.import_module(FACES[0])
     for word in name.split("."):
-        found = getattr(found, word, None)
-    return found if isinstance(found, ModuleType) else None
+        source = getattr(source, word, None)
+    return source if isinstance(source, ModuleType) else None
 
 
 def _shell(fullname: str) -> ModuleType:
-    """A package that holds nothing but other modules."""
+    """Return a package that only contains other modules."""
     shell = ModuleType(fullname)
     shell.__path__ = []
     return shell
 
 
 def install() -> None:
-    """Have `import oneflow` find jobflow, in this process, before whatever is installed under that name."""
+    """Resolve `import oneflow` to jobflow in this process, even if a package of that name is installed."""
     if not any(isinstance(finder, Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, cast(Any, Finder()))

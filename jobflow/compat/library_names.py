@@ -1,4 +1,4 @@
-"""Names that Python and Pillow dropped and programs of 2020 use: `collections.Iterable`, `inspect.getargspec`, `Image.ANTIALIAS`."""
+"""Names that Python and Pillow removed and programs of 2020 use: `collections.Iterable`, `inspect.getargspec`, `Image.ANTIALIAS`."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class ArgSpec(NamedTuple):
 
 def getargspec(func: Callable[..., Any]) -> ArgSpec:
     """Return the parameters of a function that has neither keyword-only parameters nor annotations."""
-    found = inspect.getfullargspec(func)
-    if found.kwonlyargs or found.annotations:
+    spec = inspect.getfullargspec(func)
+    if spec.kwonlyargs or spec.annotations:
         raise ValueError("Function has keyword-only parameters or annotations, use inspect.signature() API which can support them")
-    return ArgSpec(found.args, found.varargs, found.varkw, found.defaults)
+    return ArgSpec(spec.args, spec.varargs, spec.varkw, spec.defaults)
 
 
 def textsize(self: Any, text: str, font: Any = None, *arguments: Any, **options: Any) -> tuple[int, int]:
-    """Return width and height of a text that `ImageDraw.text` would draw at the origin."""
+    """Return width and height of a text as `ImageDraw.text` draws it at the origin."""
     box = self.textbbox((0, 0), text, font, None, *arguments, **options)
     return int(box[2]), int(box[3])
 
@@ -44,7 +44,7 @@ def getsize(self: Any, text: str, *arguments: Any, **options: Any) -> tuple[int,
 
 
 def restore() -> None:
-    """Give the standard library and, where it is installed, Pillow the names that they lack, for the rest of the process."""
+    """Add missing names to the standard library and, if it is installed, to Pillow, for the rest of the process."""
     add(collections, {name: getattr(collections.abc, name) for name in collections.abc.__all__})
     add(inspect, {"getargspec": getargspec, "ArgSpec": ArgSpec})
     add(time, {"clock": time.perf_counter})
@@ -58,7 +58,7 @@ def restore() -> None:
 
 
 def add(owner: Any, names: Mapping[str, Any]) -> None:
-    """Set those of the names that `owner` lacks; `vars` is asked because `getattr` of a deprecated name warns."""
+    """Set the names that `owner` lacks; `vars` is read because `getattr` of a deprecated name warns."""
     for name, value in names.items():
         if name not in vars(owner):
             setattr(owner, name, value)

@@ -1,4 +1,4 @@
-"""What NumPy dropped and programs of 2020 use: names such as `np.int`, rows of different lengths, and `float` of an array with one element."""
+"""Removed parts of NumPy that programs of 2020 use: names such as `np.int`, ragged lists, and `float` of an array with one element."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from jobflow.compat import library_names
 
 
 class _Casts(dict[Any, Callable[[Any], Any]]):
-    """`np.cast[dtype](x)`: arrays of that type."""
+    """`np.cast[dtype](x)`: conversion to an array of that type."""
 
     def __missing__(self, dtype: Any) -> Callable[[Any], Any]:
         return lambda x: np.asarray(x).astype(dtype)
 
 
 def find_common_type(array_types: Sequence[Any], scalar_types: Sequence[Any]) -> Any:
-    """Return the type of arrays and scalars together; scalars count only if they are of a higher kind."""
+    """Return the common type of arrays and scalars; scalars count only if they are of a higher kind."""
     arrays, scalars = (np.result_type(*types) if types else None for types in (array_types, scalar_types))
     if arrays is None or scalars is None:
         return arrays if scalars is None else scalars
     return np.result_type(arrays, scalars) if "buifc".find(scalars.kind) > "buifc".find(arrays.kind) else arrays
 
 
-#: what Python and NumPy call it today
+#: the current names in Python and NumPy
 TODAY: dict[str, Any] = {
     **{name: getattr(builtins, name) for name in ("int", "float", "complex", "object", "str")},
     "unicode": str,
@@ -87,19 +87,19 @@ _FROMSTRING, _RESHAPE = np.fromstring, np.reshape
 
 
 def fromstring(string: str | bytes, dtype: Any = float, count: int = -1, *, sep: str = "", like: Any = None) -> Any:
-    """Numbers from a text; where nothing is between them, from the bytes of one, which NumPy refuses today."""
+    """Parse numbers from a text; without a separator, read them from the bytes of the text, which NumPy now refuses."""
     if sep:
         return _FROMSTRING(string, dtype, count, sep=sep)
     return np.frombuffer(string.encode("latin-1") if isinstance(string, str) else string, dtype, count).copy()
 
 
 def reshape(a: Any, shape: Any = None, order: Any = "C", *, newshape: Any = None, **options: Any) -> Any:
-    """`np.reshape` that takes the shape as `newshape` too, as before NumPy 2.4."""
+    """`np.reshape` that also accepts the shape as `newshape`, as before NumPy 2.4."""
     return _RESHAPE(a, newshape if shape is None else shape, order, **options)
 
 
 def add_methods(kind: type, methods: Mapping[str, Any]) -> None:
-    """Give a class that is written in C the methods that it lacks; `setattr` refuses such classes."""
+    """Add missing methods to a class written in C; `setattr` refuses such classes."""
     (table,) = [each for each in gc.get_referents(vars(kind)) if isinstance(each, dict)]
     for name, method in methods.items():
         table.setdefault(name, method)
@@ -107,7 +107,7 @@ def add_methods(kind: type, methods: Mapping[str, Any]) -> None:
 
 
 def ragged(make: Callable[..., Any]) -> Callable[..., Any]:
-    """`np.array` or `np.asarray`, which make an array of lists of rows of different lengths again, where no type was asked for."""
+    """`np.array` or `np.asarray` that accepts lists of rows of different lengths again if no type is requested."""
 
     @functools.wraps(make)
     def made(value: Any, *arguments: Any, **options: Any) -> Any:
@@ -122,9 +122,9 @@ def ragged(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Result(np.ndarray[Any, Any]):
-    """An array of a result, and what is taken or computed of it: with one element `float`, `int` and "%f" still take it for a number.
+    """An array that is a result of a job; with one element, `float`, `int` and "%f" still convert it.
 
-    Such as a mean loss of shape (1,), and a row of an array of shape (n, 1).
+    Examples are a mean loss of shape (1,), and a row of an array of shape (n, 1).
     """
 
     def __float__(self) -> float:
@@ -140,17 +140,17 @@ class Result(np.ndarray[Any, Any]):
         return np.asarray(self).__reduce__()
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
-        """What is computed of it is one too, or a number as of any array."""
+        """Return results of computations as `Result`, or as a scalar where NumPy returns one."""
         return array.view(Result) if array.ndim else np.asarray(array)[()]
 
 
 def as_result(array: Any) -> Any:
-    """The array, as Result."""
+    """Return the array as a `Result`."""
     return array.view(Result)
 
 
 def restore() -> None:
-    """Give NumPy those of these names that it lacks, for the rest of the process, and the forms of others that it refuses."""
+    """Add the removed names and argument forms to NumPy for the rest of the process."""
     old: Any = np
     old.fromstring, old.reshape, old.array, old.asarray = fromstring, reshape, ragged(np.array), ragged(np.asarray)
     for kind in (np.ndarray, np.generic):

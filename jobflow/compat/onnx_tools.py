@@ -1,6 +1,6 @@
-"""`oneflow_onnx.oneflow2onnx.util`: predict jobs as ONNX files, and the files run beside the jobs.
+"""`oneflow_onnx.oneflow2onnx.util`: predict jobs as ONNX files, and checks of these files against the jobs.
 
-The functions of the package of tools that was published beside the system; `flow.onnx.export` does the work.
+These functions are those of a tools package that was published separately; `flow.onnx.export` does the work.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from jobflow.engine.job import job_of
 
 __all__ = ["convert_to_onnx_and_check", "export_onnx_model"]
 
-#: the file's name, in the folder that is called `onnx_model_path`
+#: the name of the file in the folder `onnx_model_path`
 FILE = "model.onnx"
 
 
 def export_onnx_model(
     job_func: Any, external_data: bool = False, opset: int | None = None, flow_weight_dir: str | None = None, onnx_model_path: str = "/tmp"
 ) -> str:
-    """Write a predict job into the folder `onnx_model_path`; gives the file's path."""
+    """Write a predict job into the folder `onnx_model_path`; return the file's path."""
     path = os.path.join(onnx_model_path, FILE)
     onnx_files.export(job_func, flow_weight_dir or "", path, opset=opset, external_data=external_data)
     return path
@@ -39,9 +39,9 @@ def convert_to_onnx_and_check(
     flow_weight_dir: str | None = None,
     onnx_model_path: str = "/tmp",
 ) -> None:
-    """The same, and AssertionError unless ONNX's reference computes of random numbers what the job does.
+    """Export a predict job; raise AssertionError unless ONNX's reference and the job agree on random inputs.
 
-    `print_outlier` has the numbers in the error that differ; `explicit_init` and `ort_optimize` mean nothing.
+    `print_outlier` adds the differing numbers to the error; `explicit_init` and `ort_optimize` have no effect.
     """
     path = export_onnx_model(job_func, external_data, opset, flow_weight_dir, onnx_model_path)
     generator = np.random.default_rng()

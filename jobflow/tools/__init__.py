@@ -1,4 +1,4 @@
 """Tools for inspecting jobs: explain, verify, and pages."""
 
-#: what `jobflow explain` can print, in the order of a job's life
+#: the stages that `jobflow explain` prints, in order of compilation
 STAGES = ("trace", "graph", "layouts", "boxing", "physical", "program", "plan", "kernels", "memory", "pipeline")

@@ -1,4 +1,4 @@
-"""Comparing the tensors of one device with those of several: tolerances, the largest difference, and the operation that caused it."""
+"""Comparison of tensors on one device and on several: tolerances, the largest difference, and the operation that caused it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from jobflow.core.types import Array
 from jobflow.graph.ir import Node, Value
 from jobflow.ops.source import External
 
-#: units in the last place, of the largest number of a tensor, that are always allowed
+#: tolerance in units in the last place of a tensor's largest number
 ROUNDING = 64
-#: and how many times what a change of the last bits of all arguments and variables did
+#: additional tolerance, as a multiple of the effect of changing the last bits of all arguments and variables
 AMPLIFIED = 32
 
 
 @dataclass
 class Seen:
-    """A tensor after a step: its whole value, and what each rank holds of it; `value` is None for a variable."""
+    """A tensor after a step: its logical value and the shard of each rank; `value` is None for a variable."""
 
     value: Value | None
     layout: Layout | Local
@@ -31,7 +31,7 @@ class Seen:
 
 
 def whole_of(value: Value, layout: Layout | Local, shards: dict[int, Array]) -> Array | None:
-    """The logical value; None for what each device has of its own and cannot be put together, or one makes for all, straight into a variable."""
+    """Return the logical value; None for per-device tensors that cannot be assembled, and for values written directly into a variable."""
     if any(rank not in shards for rank in layout.placement.ranks):
         return None
     parts = [shards[rank] for rank in layout.placement.ranks]
@@ -43,7 +43,7 @@ def whole_of(value: Value, layout: Layout | Local, shards: dict[int, Array]) -> 
 
 @dataclass(frozen=True)
 class Difference:
-    """Where a tensor on N devices is not what it is on one."""
+    """A tensor that differs between N devices and one."""
 
     step: int
     name: str
@@ -55,24 +55,24 @@ class Difference:
     verdict: str = ""
 
     def __str__(self) -> str:
-        made = "" if self.node is None else f'\n  made by   {self.node.op} at {self.node.where} ({self.node.phase}, layer "{self.node.name}")'
+        producer = "" if self.node is None else f'\n  made by   {self.node.op} at {self.node.where} ({self.node.phase}, layer "{self.node.name}")'
         lies = f"\n  lies      {self.layout}" if self.layout else ""
         verdict = f"\n  so        {self.verdict}" if self.verdict else ""
-        return f"step {self.step}: {self.name} differs by {self.worst:.3g}, allowed {self.allowed:.3g}, {self.where}{made}{lies}{verdict}"
+        return f"step {self.step}: {self.name} differs by {self.worst:.3g}, allowed {self.allowed:.3g}, {self.where}{producer}{lies}{verdict}"
 
 
 @dataclass
 class Report:
-    """What was compared, and the first difference of all."""
+    """The compared tensors, and the first difference."""
 
     job: str
     devices: int
     how: str
     steps: int = 0
     compared: int = 0
-    #: tensors that only one program has, or that have no whole
+    #: tensors that only one program has, or without a logical value
     skipped: list[str] = field(default_factory=list)
-    #: the largest difference as a part of what was allowed, and of which tensor
+    #: the largest ratio of difference to tolerance, and its tensor
     closest: tuple[float, str] = (0.0, "nothing")
     difference: Difference | None = None
 
@@ -90,7 +90,7 @@ class Report:
 
 
 def allowed(whole: Array, nudged: Array) -> float:
-    """By how much a tensor may differ."""
+    """Return the tolerance of a tensor."""
     if whole.dtype.kind not in "fV":
         return 0.0 if np.array_equal(whole, nudged) else float("inf")
     one, other = whole.astype(float), nudged.astype(float)
@@ -101,17 +101,17 @@ def allowed(whole: Array, nudged: Array) -> float:
 
 
 def epsilon(dtype: Any) -> float:
-    """The distance from 1 to the next number; of bfloat16 too, which NumPy does not know."""
+    """Return the distance from 1 to the next number, also for bfloat16, which NumPy lacks."""
     return float(np.finfo(dtype).eps) if np.dtype(dtype).kind == "f" else 2.0**-7
 
 
 def apart(ours: Array, theirs: Array) -> tuple[float, tuple[int, ...]]:
-    """The largest difference and where it is; infinite where one of them is not a number."""
+    """Return the largest difference and its index; infinite if one of the values is NaN."""
     if ours.shape != theirs.shape:
         return float("inf"), ()
     one, other = ours.astype(float), theirs.astype(float)
     with np.errstate(invalid="ignore"):
-        gaps = np.asarray(np.abs(one - other))  # a tensor without axes gives a number
+        gaps = np.asarray(np.abs(one - other))  # NumPy returns a scalar for a tensor without axes
     gaps[(one == other) | (np.isnan(one) & np.isnan(other))] = 0.0
     gaps[np.isnan(gaps)] = np.inf
     if not gaps.size:
@@ -120,29 +120,29 @@ def apart(ours: Array, theirs: Array) -> tuple[float, tuple[int, ...]]:
     return float(gaps[at]), tuple(int(i) for i in at)
 
 
-def pieces(seen: Seen, whole: Array) -> Iterator[tuple[str, Array, Array, tuple[int, ...]]]:
-    """(which, ours, theirs, where theirs begins) for everything of a tensor that can be compared: each rank's part, or the sum of addends."""
-    if isinstance(seen.layout, Local) or seen.layout.is_partial:
-        if seen.whole is not None:
-            yield "", seen.whole, whole, (0,) * whole.ndim
+def pieces(tensor: Seen, whole: Array) -> Iterator[tuple[str, Array, Array, tuple[int, ...]]]:
+    """Yield (label, value, reference, offset of the reference) for each comparable part: each rank's shard, or the sum of partial values."""
+    if isinstance(tensor.layout, Local) or tensor.layout.is_partial:
+        if tensor.whole is not None:
+            yield "", tensor.whole, whole, (0,) * whole.ndim
         return
-    for rank, shard in sorted(seen.shards.items()):
-        box = seen.layout.box(whole.shape, rank)
+    for rank, shard in sorted(tensor.shards.items()):
+        box = tensor.layout.box(whole.shape, rank)
         yield f" on rank {rank}", shard, whole[box.slices] if whole.ndim else whole, box.start
 
 
-def by_microbatch(seen: Mapping[str, Seen]) -> dict[str, list[Seen]]:
-    """Tensors of single microbatches, `name#0`, `name#1` ..., by name."""
-    found: dict[str, list[Seen]] = {}
-    for name, one in seen.items():
+def by_microbatch(tensors: Mapping[str, Seen]) -> dict[str, list[Seen]]:
+    """Group the tensors of single microbatches, `name#0`, `name#1` ..., by name."""
+    groups: dict[str, list[Seen]] = {}
+    for name, one in tensors.items():
         base, mark, number = name.partition("#")
         if mark:
-            found.setdefault(base + number.lstrip("0123456789"), []).append(one)
-    return found
+            groups.setdefault(base + number.lstrip("0123456789"), []).append(one)
+    return groups
 
 
 def together(each: Sequence[Seen], theirs: Seen) -> Seen | None:
-    """The tensor that those of microbatches make up: one after another, else all the same, else their sum; None if there are none."""
+    """Return the whole tensor of microbatches: concatenated, or equal, or summed; None without microbatches."""
     arrays = [one.whole for one in each if one.whole is not None]
     if not arrays or theirs.whole is None or len(arrays) < len(each):
         return None
@@ -158,10 +158,10 @@ def together(each: Sequence[Seen], theirs: Seen) -> Seen | None:
     return Seen(first.value, Local(first.layout.placement), {}, whole)
 
 
-def compare(seen: Seen, whole: Array) -> tuple[float, str]:
-    """The largest difference of any rank's part, and where it is."""
+def compare(tensor: Seen, whole: Array) -> tuple[float, str]:
+    """Return the largest difference of any rank's part, and its location."""
     worst = 0.0, ""
-    for which, ours, theirs, start in pieces(seen, whole):
+    for which, ours, theirs, start in pieces(tensor, whole):
         gap, at = apart(ours, theirs)
         if gap > worst[0]:
             index = [i + first for i, first in zip(at, start, strict=True)] if at else []
@@ -169,18 +169,18 @@ def compare(seen: Seen, whole: Array) -> tuple[float, str]:
     return worst
 
 
-def judged(seen: Seen, tensors: Mapping[str, Seen], limit: float) -> str:
-    """Whether the op that made a tensor is wrong, given the inputs that it had."""
-    assert seen.value is not None, "a variable is made by no op"
-    node = seen.value.node
+def judged(tensor: Seen, tensors: Mapping[str, Seen], limit: float) -> str:
+    """Return a verdict: whether the operation or its inputs caused the difference."""
+    assert tensor.value is not None, "a variable is made by no op"
+    node = tensor.value.node
     inputs = [tensors[v.name].whole if v.name in tensors else None for v in node.inputs]
-    if isinstance(node.op, External) or seen.whole is None or any(x is None for x in inputs):
+    if isinstance(node.op, External) or tensor.whole is None or any(x is None for x in inputs):
         return ""
     outputs = [np.zeros(v.shape, v.dtype.numpy) for v in node.outputs]
     node.op.kernel(np, *inputs, *outputs)
-    gap, _ = apart(seen.whole, outputs[seen.value.index])
+    gap, _ = apart(tensor.whole, outputs[tensor.value.index])
     if gap > limit:
         lies = ", ".join(f"{v.name} {tensors[v.name].layout}" for v in node.inputs)
-        made = f"from the inputs it had ({lies}) one device makes something else, by {gap:.3g}"
-        return f"the op is wrong in this layout: {made}; see its rule and the boxing before it"
+        difference = f"from the inputs it had ({lies}) one device makes something else, by {gap:.3g}"
+        return f"the op is wrong in this layout: {difference}; see its rule and the boxing before it"
     return "the op is right for the inputs it had: each of them differs by no more than it may, together they make too much"

@@ -1,4 +1,4 @@
-"""Show every stage of a job: its graph, its layouts, what is boxed and what that costs, memory, and the plan of a rank; as text or as a page."""
+"""Every stage of a job as text or page: graph, layouts, redistributions and their cost, memory, and the plan of a rank."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from jobflow.tools.picture import graph_page
 
 
 def load_job(target: str) -> Job:
-    """The job that "path/to/file.py:name" or "module:name" means; in place of the name a call of a function that makes a job may stand.
+    """Return the job of "path/to/file.py:name" or "module:name"; the name may be a call of a function that returns a job.
 
-    Such a call, as in "examples/gpt.py:make_train_job(Size())", is Python in the names of the module.
+    Such a call, as in "examples/gpt.py:make_train_job(Size())", is evaluated with the names of the module.
     """
     where, _, name = target.partition(":")
     if not name:
@@ -73,7 +73,7 @@ def _load(where: str) -> ModuleType:
 
 @dataclass(frozen=True)
 class Explained:
-    """A job laid out over devices; `traced` to `physical` are what its first half makes, plans are made when asked for."""
+    """A job compiled for several devices; `traced` to `physical` come from the first half of the compiler, plans are computed on demand."""
 
     traced: Graph
     logical: Graph
@@ -83,11 +83,11 @@ class Explained:
     schedule: str | None = None
 
     def program(self, rank: int) -> Program:
-        """What a rank does, without addresses."""
+        """Return a rank's program without addresses."""
         return self._loaded(True).program(rank, self.devices)
 
     def plan(self, rank: int, share: bool = True) -> Plan:
-        """What a rank does, with addresses; unless `share`, the ranks have no memory in common."""
+        """Return a rank's program with addresses; ranks share memory if `share` is True."""
         return self._loaded(share).plan(rank, self.devices)
 
     def _loaded(self, share: bool) -> Loaded:
@@ -96,18 +96,18 @@ class Explained:
         )
 
     def memory(self) -> str:
-        """What the memory of every rank is used for."""
+        """Return the memory of every rank by use."""
         return footprint_text({rank: memory_of(self._loaded(True), rank, self.devices) for rank in range(self.devices)})
 
     def kernels(self, rank: int) -> str:
-        """Who computes each instruction of a rank, why nobody better does, and what stays out of regions, and why."""
+        """Return the implementation of each instruction of a rank, the reasons against faster ones, and fusion refusals."""
         loaded = self._loaded(True)
         return kernel_tables(
             loaded.plan(rank, self.devices), loaded.target, loaded.ordered(rank, self.devices), fallback(current_session().settings.kernels)
         )
 
     def boxing(self, rank: int) -> str:
-        """Every change of layout, and what a rank hands on in all: less where ranks have memory in common."""
+        """Return every layout change, and the bytes that a rank sends; fewer if ranks share memory."""
         if not any(isinstance(node.op, Reroute) for node in self.physical.graph.nodes):
             return "nothing moves between ranks"
         alone, once = (sum(traffic.nbytes for traffic in planned(self.plan(rank, share)).values()) for share in (False, True))
@@ -117,15 +117,15 @@ class Explained:
         return f"{table}\nrank {rank} sends {alone} bytes per step{less}"
 
     def pipeline(self) -> str:
-        """Who works on which microbatch when."""
-        found = pipeline_of(self.sharded.graph, self.schedule or USUAL)
-        if found is None or found.form.stages == 1:
+        """Return the schedule of microbatches on the pipeline stages."""
+        pipeline = pipeline_of(self.sharded.graph, self.schedule or USUAL)
+        if pipeline is None or pipeline.form.stages == 1:
             return "there are no stages that work on microbatches"
-        return str(found)
+        return str(pipeline)
 
 
 def laid_out(job: Job, devices: int, strategy: str | None = None) -> Explained:
-    """The job for `devices` CPU devices, one process, by its own strategy unless one is named.  Nothing runs."""
+    """Compile the job for `devices` CPU devices in one process, with its own strategy or the one passed.  Nothing runs."""
     session = current_session()
     if session.started and session.device_count() != devices:
         raise ConfigError(
@@ -144,37 +144,37 @@ def laid_out(job: Job, devices: int, strategy: str | None = None) -> Explained:
 
 
 def explain(job: Job, *, devices: int = 1, rank: int = 0, stages: Sequence[str] = STAGES, strategy: str | None = None) -> str:
-    """The artifacts of a job for `devices` CPU devices, and the plan of one `rank`, as text.  Nothing runs."""
-    found = laid_out(job, devices, strategy)
+    """Return the compilation stages of a job for `devices` CPU devices, and the plan of one `rank`, as text.  Nothing runs."""
+    compiled = laid_out(job, devices, strategy)
     texts = {
-        "trace": lambda: graph_text(found.traced),
-        "graph": lambda: graph_text(found.logical),
-        "layouts": lambda: sharded_text(found.sharded),
-        "boxing": lambda: found.boxing(rank),
-        "physical": lambda: physical_text(found.physical),
-        "program": lambda: str(found.program(rank)),
-        "plan": lambda: plan_text(found.plan(rank)),
-        "kernels": lambda: found.kernels(rank),
-        "memory": found.memory,
-        "pipeline": found.pipeline,
+        "trace": lambda: graph_text(compiled.traced),
+        "graph": lambda: graph_text(compiled.logical),
+        "layouts": lambda: sharded_text(compiled.sharded),
+        "boxing": lambda: compiled.boxing(rank),
+        "physical": lambda: physical_text(compiled.physical),
+        "program": lambda: str(compiled.program(rank)),
+        "plan": lambda: plan_text(compiled.plan(rank)),
+        "kernels": lambda: compiled.kernels(rank),
+        "memory": compiled.memory,
+        "pipeline": compiled.pipeline,
     }
     return "\n\n".join(f"== {stage} ==\n{texts[stage]()}" for stage in STAGES if stage in stages)
 
 
 def explain_page(job: Job, *, devices: int = 1, rank: int = 0, strategy: str | None = None) -> str:
-    """The same as one HTML file that needs nothing else: the physical graph drawn, then the tables.  Nothing runs."""
-    found = laid_out(job, devices, strategy)
+    """Return the compilation stages as one self-contained HTML file: a drawing of the physical graph, then tables.  Nothing runs."""
+    compiled = laid_out(job, devices, strategy)
     tables = {
-        "Pipeline": found.pipeline(),
-        "What moves between ranks": found.boxing(rank),
-        "Memory of each rank": found.memory(),
-        f"Plan of rank {rank}": plan_text(found.plan(rank)),
+        "Pipeline": compiled.pipeline(),
+        "What moves between ranks": compiled.boxing(rank),
+        "Memory of each rank": compiled.memory(),
+        f"Plan of rank {rank}": plan_text(compiled.plan(rank)),
     }
-    return graph_page(found.physical, tables)
+    return graph_page(compiled.physical, tables)
 
 
 class Change(NamedTuple):
-    """One change of layout: the bytes are those that the busiest rank sends, `readers` the ops for which it is made."""
+    """A layout change: the bytes are those that the busiest rank sends, `readers` are the operations that need it."""
 
     route: str
     nbytes: float
@@ -186,7 +186,7 @@ class Change(NamedTuple):
 
 
 def boxing_rows(physical: Physical) -> list[Change]:
-    """Every change of layout of a job, in order."""
+    """Return every layout change of a job, in order."""
     rows = []
     readers = consumers(physical.graph)
     for node in physical.graph.nodes:
@@ -197,6 +197,6 @@ def boxing_rows(physical: Physical) -> list[Change]:
 
 
 def _readers(node: Node, readers: Mapping[Value, Sequence[Node]]) -> str:
-    """The ops for which a tensor is brought into another layout."""
+    """Return the operations for which a tensor is redistributed."""
     words = [reader.op.word() for value in node.outputs for reader in readers[value]]
     return ", ".join(dict.fromkeys(words)) or "result"

@@ -1,4 +1,4 @@
-"""Who computes each instruction of a plan, and why nobody better does, as text."""
+"""The implementation of each instruction of a plan, and the reasons against faster ones, as text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jobflow.plan.plan import Compute, Plan
 
 
 def kernel_tables(plan: Plan, target: Target, ordered: Ordered, why: str | None = None) -> str:
-    """The target and why it is that, the instructions, the patterns that were used, what regions compute again, and what stays out of them."""
+    """Return the target and its reason, the instructions, the applied patterns, recomputation in regions, and fusion refusals."""
     computing = [instruction for instruction in plan.instructions if isinstance(instruction, Compute)]
     slots = [slot for instruction in computing for slot in (*instruction.inputs, *instruction.outputs)]
     addresses = {buffer: (number + 1) << 40 for number, buffer in enumerate(dict.fromkeys(slot.buffer for slot in slots))}
@@ -35,7 +35,7 @@ def kernel_tables(plan: Plan, target: Target, ordered: Ordered, why: str | None 
 
 
 def _row(instruction: Compute, target: Target, addresses: Mapping[str, int]) -> tuple[str, str, str, str]:
-    """The instruction, what it computes, by whom, and why by nobody better."""
+    """Return the instruction, its operation, its implementation, and the reasons against faster ones."""
     inputs, outputs = (
         [registry.at(slot.type, slot.strides, addresses[slot.buffer] + slot.offset) for slot in slots]
         for slots in (instruction.inputs, instruction.outputs)

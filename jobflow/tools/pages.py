@@ -1,4 +1,4 @@
-"""HTML pages from templates/: one file each that opens offline; whatever is put into a template is escaped."""
+"""HTML pages from templates/: each is one self-contained file; inserted values are escaped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def page(template: str, title: str, **values: object) -> str:
-    """The page that a template makes of values; one that it needs and that is not there is an error."""
+    """Render a template with values; a missing value is an error."""
     return _templates().get_template(template).render({"title": title, "badge": None, "subtitle": "", "sections": {}, **values})
 
 

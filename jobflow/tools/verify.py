@@ -1,16 +1,14 @@
 """`jobflow verify`: run a job on one device and on N, and compare every tensor.
 
-The job runs step by step on one device, on one device again with its numbers changed in their last bit, and on N devices (threads,
-or processes under MPI) from the same variables and arguments.  After a step every tensor of the logical program - activations,
-gradients, new values of variables - is fetched as it lies, every rank's copy of it too, and tensors of one name are compared; those of
-the microbatches that a strategy brings are put together first.
+The job runs step by step three times from the same variables and arguments: on one device, on one device with the last bits of all numbers changed,
+and on N devices (threads, or processes under MPI).  After a step, every tensor of the logical program - activations, gradients, new values of
+variables - is fetched from all ranks, and tensors of one name are compared.  Tensors of microbatches are combined first.
 
-A tensor may differ by ROUNDING units in the last place of its largest number, and by AMPLIFIED times what the change of last bits
-did to it: so what a program itself makes of rounding (a division by nearly nothing, Adam's first steps) is not called wrong.
-Integers must be equal unless they changed with the last bits.  The first tensor beyond that, in the program's order, is named, and
-whether its op is wrong given its inputs, or only its inputs were.
+The tolerance of a tensor is ROUNDING units in the last place of its largest number, plus AMPLIFIED times the effect of the changed bits.  So rounding
+errors that the program itself amplifies (a division by almost zero, Adam's first steps) are not reported.  Integers must be equal unless the changed
+bits changed them.  The report names the first tensor outside its tolerance, in program order, and tells whether its operation or its inputs are wrong.
 
-At last the job runs as it always does, with nothing fetched on the way, and its variables and results are compared too.
+Finally the job runs as usual, without fetching, and its variables and results are compared too.
 """
 
 from __future__ import annotations
@@ -47,14 +45,14 @@ from jobflow.tools.comparison import ROUNDING, Difference, Report, Seen, allowed
 from jobflow.tools.explain import load_job
 from jobflow.typing.signature import Bound
 
-#: numbers that plans of watched jobs have, which no job has
+#: plan numbers of fetched jobs, unused by other jobs
 WATCHED = -1
 
 Arrays = dict[str, Array]
 
 
 class OneDevice(Session):
-    """A session in which every placement is the one device there is."""
+    """A session in which every placement is the single device."""
 
     def place(self, tag: str, devices: Sequence[str], hierarchy: tuple[int, ...] | None) -> Placement:
         return Placement("cpu", (0,), (1,) * len(hierarchy or (1,)))
@@ -62,7 +60,7 @@ class OneDevice(Session):
 
 @dataclass(frozen=True)
 class Held:
-    """What a rank holds of variables, copies too."""
+    """A request for a rank's parts of variables, including replicas."""
 
     names: tuple[str, ...]
 
@@ -76,11 +74,11 @@ class Held:
 
 @dataclass
 class Runner:
-    """A job on the world of a session, bound so that everything is handed out."""
+    """A job in the world of a session, compiled to deliver all tensors."""
 
     session: Session
     job: Job
-    #: True if the declared rows of a mirrored job are those of all its devices together
+    #: True if a mirrored job declares the rows of all its devices together
     divides: bool = False
     compiled: Compiled = field(init=False)
     fetched: Compiled = field(init=False)
@@ -94,14 +92,14 @@ class Runner:
         world.call(Bind(WATCHED, StorageChoice(copies=True), self.session.target()), [physical_to_wire(program) for program in self.fetched.programs])
 
     def _shapes(self) -> Any:
-        """Those of the arguments."""
+        """Return the shapes of the arguments."""
         if not self.divides:
             return self.job.declared_shapes(self.session)
-        found: list[Any] = []
+        shapes: list[Any] = []
         for (_, declared), shape in zip(self.job.signature.placeholders(), self.job.declared_shapes(self.session), strict=True):
             rows, *rest = declared.type.shape or (0,)
-            found.append(tuple((stop - start, *rest) for start, stop in cut(rows, self.ranks)) if declared.per_device else shape)
-        return tuple(found)
+            shapes.append(tuple((stop - start, *rest) for start, stop in cut(rows, self.ranks)) if declared.per_device else shape)
+        return tuple(shapes)
 
     def _inside(self) -> Any:
         return scope.using(root=scope.Root(self.session, environment()))
@@ -115,51 +113,51 @@ class Runner:
         return self.job.placement(self.session).size
 
     def bound(self, arguments: Mapping[str, Any], step: int) -> list[Bound]:
-        """Whole or lazy arrays as the job takes them, those per device cut in balance, and what its readers give."""
-        found: list[Bound] = []
+        """Return the arguments in the job's form: per-device ones cut evenly, and the data of its readers."""
+        bound: list[Bound] = []
         for name, declared in self.job.signature.placeholders():
             array = arguments[name]
-            found.append((name, declared, per_device(array, self.ranks) if declared.per_device else array))
-        return [*found, *self.compiled.read(step, found)[0]]
+            bound.append((name, declared, per_device(array, self.ranks) if declared.per_device else array))
+        return [*bound, *self.compiled.read(step, bound)[0]]
 
     def watched(self, arguments: Mapping[str, Any], step: int) -> dict[str, Seen]:
-        """One step: every tensor by name."""
+        """Run one step and return every tensor by name."""
         world = self.session.start()
         parts = performed(world, Run(WATCHED), self.fetched.feeds(self.bound(arguments, step), step, self.session.here))
-        found: dict[str, Seen] = {}
+        tensors: dict[str, Seen] = {}
         for position, value in enumerate(self.fetched.graph.outputs):
             shards = {rank: dict(fetched)[position] for rank, fetched in enumerate(parts) if position in dict(fetched)}
             layout = self.fetched.programs[0].layouts[value]
-            found.setdefault(value.name, Seen(value, layout, shards, whole_of(value, layout, shards)))
-        return found
+            tensors.setdefault(value.name, Seen(value, layout, shards, whole_of(value, layout, shards)))
+        return tensors
 
     def plain(self, arguments: Arrays, step: int) -> Arrays:
-        """One step as the job always runs: its results by number."""
+        """Run one step without fetching tensors; return the results by number."""
         world = self.session.start()
         parts = performed(world, Run(self.compiled.number), self.compiled.feeds(self.bound(arguments, step), step))
         values = self.compiled.values(parts)
         return {f"result {i}": np.concatenate(v) if isinstance(v, list) and v[0].ndim else np.asarray(v) for i, v in enumerate(values)}
 
     def read(self) -> Arrays:
-        """The variables, whole."""
-        return {name: seen.whole for name, seen in self.held().items()}
+        """Return the logical values of the variables."""
+        return {name: tensor.whole for name, tensor in self.held().items()}
 
     def held(self) -> dict[str, Seen]:
-        """The variables, whole and as every rank holds them."""
+        """Return the variables, whole and as stored on every rank."""
         parts = self.session.start().call(Held(tuple(sorted(self.graph.variables))))
-        found: dict[str, Seen] = {}
+        tensors: dict[str, Seen] = {}
         for name, variable in self.graph.variables.items():
             shards = {rank: held[name] for rank, held in enumerate(parts) if name in held}
             whole = variable.layout.assemble([shards[rank] for rank in variable.placement.ranks], variable.type)
-            found[name] = Seen(None, variable.layout, shards, whole)
-        return found
+            tensors[name] = Seen(None, variable.layout, shards, whole)
+        return tensors
 
     def write(self, values: Mapping[str, Array]) -> None:
         self.session.write({name: value for name, value in values.items() if name in self.graph.variables})
 
 
 def _all_given(physical: Any) -> Any:
-    """The program with every tensor of the logical program for its outputs; what updates do is seen by the variables."""
+    """Return the program with every logical tensor as an output; updates are compared through the variables."""
     values = [v for node in physical.graph.nodes if not isinstance(node.op, Reroute) and node.phase != "update" for v in node.outputs]
     return replace(physical, graph=replace(physical.graph, outputs=tuple(dict.fromkeys(values))))
 
@@ -169,28 +167,28 @@ def _all_given(physical: Any) -> Any:
 
 @dataclass
 class Proof:
-    """One device, one device with other last bits, and N devices, step by step."""
+    """The comparison of one device, one device with changed last bits, and N devices, step by step."""
 
     one: Runner
     many: Runner
     report: Report
 
-    def run(self, steps: int, given: Mapping[str, Array], seed: int) -> Report:
+    def run(self, steps: int, arrays: Mapping[str, Array], seed: int) -> Report:
         first = self.one.read()
         self._variables(0, self.many.held(), first, first)
-        plain = self._follow(steps, given, seed, first)
+        plain = self._follow(steps, arrays, seed, first)
         if self.report.agrees:
-            self._plain(steps, given, seed, first, plain)
+            self._plain(steps, arrays, seed, first, plain)
         return self.report
 
-    def _follow(self, steps: int, given: Mapping[str, Array], seed: int, values: Arrays) -> list[tuple[Arrays, Arrays]]:
-        """The steps with everything fetched; what variables are after each on one device, and with other last bits."""
+    def _follow(self, steps: int, arrays: Mapping[str, Array], seed: int, values: Arrays) -> list[tuple[Arrays, Arrays]]:
+        """Run the steps with all tensors fetched; return the variables after each step on one device, without and with changed bits."""
         after: list[tuple[Arrays, Arrays]] = []
         for step in range(steps):
             if not self.report.agrees:
                 break
             random = np.random.default_rng((seed, step))
-            arguments = made_arguments(self.one, given, random, step)
+            arguments = made_arguments(self.one, arrays, random, step)
             self.one.write({name: nudged(value, random) for name, value in values.items()})
             other = self.one.watched({name: nudged(value, random) for name, value in arguments.items()}, step)
             moved = self.one.read()
@@ -207,30 +205,30 @@ class Proof:
     def _tensors(self, step: int, ours: Mapping[str, Seen], right: Mapping[str, Seen], other: Mapping[str, Seen]) -> None:
         pieces = by_microbatch(ours)
         for name, theirs in right.items():
-            seen = ours.get(name) or together(pieces.get(name, []), theirs)
+            tensor = ours.get(name) or together(pieces.get(name, []), theirs)
             moved = other[name].whole
             if (
-                seen is None
-                or self._is_scaled_later(seen)
-                or seen.whole is None
+                tensor is None
+                or self._is_scaled_later(tensor)
+                or tensor.whole is None
                 or theirs.whole is None
                 or moved is None
-                or seen.whole.shape != theirs.whole.shape
+                or tensor.whole.shape != theirs.whole.shape
             ):
                 self.report.skipped.append(name)
                 continue
             limit = allowed(theirs.whole, moved)
-            worst, where = compare(seen, theirs.whole)
+            worst, where = compare(tensor, theirs.whole)
             if self._counts(step, name, worst, limit, where):
                 difference = self.report.difference
-                assert difference is not None and seen.value is not None
+                assert difference is not None and tensor.value is not None
                 self.report.difference = replace(
-                    difference, node=seen.value.node, layout=f"{seen.value.tensor_type} {seen.layout}", verdict=judged(seen, ours, limit)
+                    difference, node=tensor.value.node, layout=f"{tensor.value.tensor_type} {tensor.layout}", verdict=judged(tensor, ours, limit)
                 )
 
-    def _is_scaled_later(self, seen: Seen) -> bool:
-        """True for gradients of devices with different numbers of rows: their weights are applied at the sum over devices."""
-        return bool(self.many.graph.rows) and isinstance(seen.layout, Local) and seen.value is not None and seen.value.node.phase == "backward"
+    def _is_scaled_later(self, tensor: Seen) -> bool:
+        """Return True for gradients of devices with different numbers of rows: the sum over devices applies their weights."""
+        return bool(self.many.graph.rows) and isinstance(tensor.layout, Local) and tensor.value is not None and tensor.value.node.phase == "backward"
 
     def _variables(self, step: int, ours: Mapping[str, Seen], right: Arrays, moved: Arrays) -> None:
         for name, theirs in right.items():
@@ -239,7 +237,7 @@ class Proof:
                 self._counts(step, f"variable {name}", worst, allowed(theirs, moved[name]), where)
 
     def _counts(self, step: int, name: str, worst: float, limit: float, where: str) -> bool:
-        """Take down a comparison; True if it is the first that differs."""
+        """Record a comparison; return True if it is the first that differs."""
         self.report.compared += 1
         if worst <= limit:
             part = worst / limit if 0 < limit < float("inf") else 0.0
@@ -250,11 +248,11 @@ class Proof:
         self.report.difference = Difference(step, name, worst, limit, where)
         return True
 
-    def _plain(self, steps: int, given: Mapping[str, Array], seed: int, values: Arrays, after: list[tuple[Arrays, Arrays]]) -> None:
-        """The same steps as the job always runs, each from the variables that one device had."""
+    def _plain(self, steps: int, arrays: Mapping[str, Array], seed: int, values: Arrays, after: list[tuple[Arrays, Arrays]]) -> None:
+        """Run the same steps without fetching, each from the variables of the one-device run."""
         for step in range(steps):
             random = np.random.default_rng((seed, step))
-            arguments = made_arguments(self.one, given, random, step)
+            arguments = made_arguments(self.one, arrays, random, step)
             for runner in (self.one, self.many):
                 runner.write(values)
             right, ours = self.one.plain(arguments, step), self.many.plain(arguments, step)
@@ -269,33 +267,33 @@ class Proof:
 
 
 def nudged(array: Array, random: np.random.Generator) -> Array:
-    """Every number changed by half a unit in its last place or so; integers stay."""
+    """Return the array with every number changed by about half a unit in its last place; integers stay."""
     if array.dtype.kind not in "fV":
         return array
     change: Array = array.astype(float) * (1 + epsilon(array.dtype) * random.choice([-1.0, 1.0], array.shape))
     return change.astype(array.dtype)
 
 
-def made_arguments(one: Runner, given: Mapping[str, Array], random: np.random.Generator, step: int) -> Arrays:
-    """The arguments of a step: as given, else random, integers within what their readers take."""
+def made_arguments(one: Runner, arrays: Mapping[str, Array], random: np.random.Generator, step: int) -> Arrays:
+    """Return the arguments of a step: those passed, otherwise random ones, with integers valid for their readers."""
     ranges: dict[str, tuple[int, int]] = {}
     for limit in one.compiled.limits:
         low, high = ranges.get(limit.argument, (0, 1 << 30))
         bounds = limit.check.low, limit.check.high
         ranges[limit.argument] = low if bounds[0] is None else max(low, int(bounds[0])), high if bounds[1] is None else min(high, int(bounds[1]) + 1)
-    found: Arrays = {}
+    arguments: Arrays = {}
     for (name, declared), shape in zip(one.job.signature.placeholders(), one.shapes, strict=True):
         sizes, dtype = shape[0] if declared.per_device else shape, declared.type.dtype
-        if name in given:
-            array = np.asarray(given[name])
-            found[name] = (array[step % len(array)] if array.ndim == len(sizes) + 1 else array).astype(dtype.numpy)
-            if found[name].shape != sizes:
+        if name in arrays:
+            array = np.asarray(arrays[name])
+            arguments[name] = (array[step % len(array)] if array.ndim == len(sizes) + 1 else array).astype(dtype.numpy)
+            if arguments[name].shape != sizes:
                 raise ArgumentError(f"argument {name} in the file has shape {list(array.shape)}; the job takes {declared.type}")
         elif dtype.is_float:
-            found[name] = random.standard_normal(sizes).astype(dtype.numpy)
+            arguments[name] = random.standard_normal(sizes).astype(dtype.numpy)
         else:
-            found[name] = random.integers(*ranges.get(name, (0, 2)), sizes).astype(dtype.numpy)
-    return found
+            arguments[name] = random.integers(*ranges.get(name, (0, 2)), sizes).astype(dtype.numpy)
+    return arguments
 
 
 def verify(
@@ -308,17 +306,15 @@ def verify(
     inputs: Mapping[str, Array] | None = None,
     session: Session | None = None,
 ) -> Report:
-    """Compare the job on one device with the same on N; `session` has the world of N ranks, one of threads if it is None."""
-    wanted = named(strategy) if strategy is not None else job.strategy
+    """Compare the job on one device with the job on N; `session` has a world of N ranks; None creates one of threads."""
+    target = named(strategy) if strategy is not None else job.strategy
     alone, crowd = OneDevice(), session or Session()
     alone.world = SoloWorld(CpuDevice())
     crowd.settings.cpu_device_num = devices
     crowd.settings.seed = alone.settings.seed
     report = Report(job.name, devices, f" by {strategy}" if strategy else "")
     try:
-        many = Runner(
-            crowd, job.with_strategy(wanted), divides=True
-        )  # first: where modules differ between clients, the numbers of the first one count
+        many = Runner(crowd, job.with_strategy(wanted), divides=True)  # rank 0 last: if modules differ between clients, the numbers of rank 0 count
         one = Runner(alone, job.with_strategy(None), divides=True)
         return Proof(one, many, report).run(steps, inputs or {}, seed)
     finally:
@@ -327,7 +323,7 @@ def verify(
 
 
 def command(job: Job, devices: int, strategy: str | None, steps: int, seed: int, inputs: Mapping[str, Array] | None) -> int:
-    """`jobflow verify`: print the report; the exit code."""
+    """Run `jobflow verify`: print the report and return the exit code."""
     started = launched()
     if started is not None and started.size != devices:
         raise ConfigError(f"--devices {devices} but {started.launcher} started {started.size} ranks; omit mpiexec, or start {devices} ranks")
@@ -337,7 +333,7 @@ def command(job: Job, devices: int, strategy: str | None, steps: int, seed: int,
 
 
 def named_job(target: str) -> Job:
-    """The job of a file or module; JobError if that is something else."""
+    """Return the job of a file or module; raise JobError for another object."""
     job = load_job(target)
     if job.signature is None:
         raise JobError(f"{target} is not a job")
@@ -345,7 +341,7 @@ def named_job(target: str) -> Job:
 
 
 def by_mpiexec(devices: int) -> int:
-    """The same command line once more, by so many processes."""
+    """Run the same command line with N processes."""
     launcher = mpiexec.find()
     if launcher is None:
         raise ConfigError("--ranks mpi needs mpiexec; install an MPI, or omit the option to run the ranks as threads")

@@ -1,4 +1,4 @@
-"""Nested structures of tensors - dicts, lists, tuples - between ranks."""
+"""Redistribution of nested structures of tensors: dicts, lists, tuples."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from jobflow.functional import global_tensors as moving
 
 
 def over(change: Callable[[Tensor], Any], structure: Any) -> Any:
-    """The structure with `change` applied to every tensor of it; everything else as it is."""
+    """Apply `change` to every tensor of the structure; keep everything else."""
     return replaced(structure, Tensor, change)
 
 
 def to_global(structure: Any, placement: public_placement | None = None, sbp: Any = None, *, check_meta: bool = True) -> Any:
-    """Every tensor as `Tensor.to_global` has it; `sbp` may be a function (structure, tensor) -> sbp."""
+    """Convert every tensor by `Tensor.to_global`; `sbp` may be a function (structure, tensor) -> sbp."""
 
     def change(x: Tensor) -> Tensor:
-        wanted = sbp(structure, x) if callable(sbp) and not hasattr(sbp, "__dataclass_fields__") else sbp
-        return moving.to_global(x, placement, wanted, check_meta=check_meta)
+        target = sbp(structure, x) if callable(sbp) and not hasattr(sbp, "__dataclass_fields__") else sbp
+        return moving.to_global(x, placement, target, check_meta=check_meta)
 
     return over(change, structure)
 
 
 def to_local(structure: Any, *, copy: bool = False) -> Any:
-    """Every global tensor as this rank's piece of it."""
+    """Convert every global tensor to the local part of this rank."""
     return over(lambda x: x if x.layout is None else moving.to_local(x, copy=copy), structure)

@@ -1,4 +1,4 @@
-"""Datasets: anything with `len(data)` and `data[i]`, or anything that can be iterated."""
+"""Datasets: objects with `len(data)` and `data[i]`, or iterables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Sample = TypeVar("Sample", covariant=True)
 
 
 class Dataset(Generic[Sample]):
-    """Samples by number; subclasses define `__getitem__` and `__len__`.  Plain sequences serve as well."""
+    """Samples by index; subclasses define `__getitem__` and `__len__`.  Plain sequences are accepted too."""
 
     def __getitem__(self, index: int) -> Sample:
         raise NotImplementedError(f"{type(self).__name__} has no __getitem__")
@@ -25,7 +25,7 @@ class Dataset(Generic[Sample]):
 
 
 class IterableDataset(Dataset[Sample]):
-    """Samples one after another; subclasses define `__iter__`."""
+    """A stream of samples; subclasses define `__iter__`."""
 
     def __iter__(self) -> Iterator[Sample]:
         raise NotImplementedError(f"{type(self).__name__} has no __iter__")
@@ -50,7 +50,7 @@ class TensorDataset(Dataset[tuple[Tensor, ...]]):
 
 
 class ConcatDataset(Dataset[Any]):
-    """Some datasets one after another."""
+    """The concatenation of datasets."""
 
     def __init__(self, datasets: Sequence[Any]) -> None:
         self.datasets = list(datasets)
@@ -82,7 +82,7 @@ class Subset(Dataset[Any]):
 
 
 def random_split(dataset: Any, lengths: Sequence[int], seed: int = 0) -> list[Subset]:
-    """Subsets of these lengths, which together are the dataset in an order that depends on `seed` alone."""
+    """Split a dataset into subsets of these lengths, in an order that depends only on `seed`."""
     if sum(lengths) != len(dataset):
         raise ArgumentError(
             f"random_split at {user_line()}: lengths {list(lengths)} are {sum(lengths)} together, but there are {len(dataset)} samples"

@@ -1,6 +1,6 @@
-"""Batches of samples, read ahead by threads.
+"""Batches of samples, prefetched by threads.
 
-Threads, not processes: a program that has started MPI must not fork, and NumPy and file reading let other threads run.
+Threads, not processes: a program that has started MPI must not fork, and NumPy and file reading release the interpreter lock.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from jobflow.utils.data.sampler import BatchSampler, RandomSampler, SequentialSa
 
 
 class DataLoader:
-    """Iterates over batches of `dataset`.
+    """An iterable of batches of `dataset`.
 
-    `sampler` or `shuffle` order the samples, `batch_sampler` says which are a batch, `batch_size=None` gives them one by one.
-    `num_workers` threads read up to `prefetch_factor` batches ahead each; 0 reads in the calling thread.  An error in reading is raised
-    where the batch would have come.
+    `sampler` or `shuffle` order the samples, `batch_sampler` groups them into batches, `batch_size=None` returns single samples.
+    `num_workers` threads prefetch up to `prefetch_factor` batches each; 0 reads in the calling thread.  An error of a worker is raised at the
+    batch that it read.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class DataLoader:
         self.batch_sampler = batch_sampler
         if batch_sampler is None and batch_size is not None and not self.streams:
             self.batch_sampler = BatchSampler(self.sampler, batch_size, drop_last)
-        #: epochs begun, for datasets whose samples differ between them
+        #: number of started epochs, for datasets whose samples differ between epochs
         self._begun = 0
         self.collate_fn = collate_fn or (default_collate if self.batch_sampler is not None or batch_size is not None else as_tensors)
 
@@ -87,7 +87,7 @@ class DataLoader:
     def _read(self, numbers: Any, epoch: int) -> Any:
         if self.batch_sampler is None:
             return self.collate_fn(self.dataset[numbers])
-        if isinstance(self.dataset, Samples) and self.collate_fn is default_collate:  # which reads many faster than one by one
+        if isinstance(self.dataset, Samples) and self.collate_fn is default_collate:  # such datasets read many samples at once faster
             return {name: as_tensor(rows) for name, rows in self.dataset.read(numbers, epoch).items()}
         samples = [self.dataset[number] for _, number in one_by_one(numbers, "sample {}".format)]
         try:
@@ -99,6 +99,6 @@ class DataLoader:
 
     def _streamed(self, epoch: int, pool: Pool) -> Iterator[Pending[Any]]:
         samples = iter(self.dataset.samples(epoch) if isinstance(self.dataset, Stream) else self.dataset)
-        found = map(self.collate_fn, samples if self.batch_size is None else batched(samples, self.batch_size, self.drop_last))
+        batches = map(self.collate_fn, samples if self.batch_size is None else batched(samples, self.batch_size, self.drop_last))
         while True:
-            yield pool.ask(partial(next, found, END), lambda: f"the next samples of the dataset {type(self.dataset).__name__}")
+            yield pool.ask(partial(next, batches, END), lambda: f"the next samples of the dataset {type(self.dataset).__name__}")

@@ -1,4 +1,4 @@
-"""Samplers: the order of samples, from `jobflow.data.Order`, which depends on (seed, epoch) only, so that all ranks agree."""
+"""Samplers: the order of samples, from `jobflow.data.Order`, which depends only on (seed, epoch), so it is equal on all ranks."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Index = TypeVar("Index", covariant=True)
 
 
 def batched(items: Iterable[Item], size: int, drop_last: bool) -> Iterator[list[Item]]:
-    """Lists of `size` items each; what is left over is a shorter one, or is dropped."""
+    """Group items into lists of `size`; a shorter last list is returned or dropped."""
     left = iter(items)
     while (batch := list(islice(left, size))) and not (drop_last and len(batch) < size):
         yield batch
 
 
 class Sampler(Generic[Index]):
-    """Gives the numbers of samples, or of batches of them; subclasses define `__iter__`."""
+    """An iterable of sample indices, or of batches of indices; subclasses define `__iter__`."""
 
     def __iter__(self) -> Iterator[Index]:
         raise NotImplementedError(f"{type(self).__name__} has no __iter__")
@@ -46,20 +46,20 @@ class SequentialSampler(Sampler[int]):
 
 
 class _Shuffled(Sampler[int]):
-    """A new order for every epoch; each iteration is an epoch, unless `set_epoch` says which it is."""
+    """A new order for every epoch; each iteration is an epoch, unless `set_epoch` sets it."""
 
     def __init__(self, seed: int | None) -> None:
         self.seed = state().local_generator.seed if seed is None else seed
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is that of this epoch."""
+        """Set the epoch of the next iteration."""
         self.epoch = epoch
 
     def order(self, count: int) -> list[int]:
-        found: list[int] = Order(self.seed, count).indices(self.epoch, 0, count).tolist()
+        order: list[int] = Order(self.seed, count).indices(self.epoch, 0, count).tolist()
         self.epoch += 1
-        return found
+        return order
 
 
 class RandomSampler(_Shuffled):
@@ -91,7 +91,7 @@ class SubsetRandomSampler(_Shuffled):
 
 
 class BatchSampler(Sampler[list[int]]):
-    """Lists of `batch_size` numbers of another sampler; the last may be shorter, or is dropped."""
+    """Lists of `batch_size` indices of another sampler; a shorter last list is returned or dropped."""
 
     def __init__(self, sampler: Any, batch_size: int, drop_last: bool = False) -> None:
         if type(batch_size) is not int or batch_size < 1:
@@ -107,9 +107,9 @@ class BatchSampler(Sampler[list[int]]):
 
 
 class DistributedSampler(Sampler[int]):
-    """Every rank's own part of the samples: numbers rank, rank + n, rank + 2n ... of the (shuffled) order, equally many for all.
+    """The rank's part of the samples: indices rank, rank + n, rank + 2n ... of the (shuffled) order, equally many on all ranks.
 
-    The order is filled up from its beginning, or with `drop_last` cut short.  With `shuffle`, `set_epoch` gives each epoch its order.
+    The order is padded from its beginning, or truncated with `drop_last`.  With `shuffle`, the order depends on `set_epoch`.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class DistributedSampler(Sampler[int]):
         self.total_size = self.num_samples * self.num_replicas
 
     def set_epoch(self, epoch: int) -> None:
-        """Which order to give next."""
+        """Set the epoch that determines the next order."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
