@@ -6,7 +6,8 @@ variables - is fetched from all ranks, and tensors of one name are compared.  Te
 
 The tolerance of a tensor is ROUNDING units in the last place of its largest number, plus AMPLIFIED times the effect of the changed bits.  So rounding
 errors that the program itself amplifies (a division by almost zero, Adam's first steps) are not reported.  Integers must be equal unless the changed
-bits changed them.  The report names the first tensor outside its tolerance, in program order, and tells whether its operation or its inputs are wrong.
+bits changed them.
+The report names the first tensor outside its tolerance, in program order, and tells whether its operation or its inputs are wrong.
 
 Finally the job runs as usual, without fetching, and its variables and results are compared too.
 """
@@ -314,7 +315,7 @@ def verify(
     crowd.settings.seed = alone.settings.seed
     report = Report(job.name, devices, f" by {strategy}" if strategy else "")
     try:
-        many = Runner(crowd, job.with_strategy(wanted), divides=True)  # rank 0 last: if modules differ between clients, the numbers of rank 0 count
+        many = Runner(crowd, job.with_strategy(target), divides=True)  # first: if modules differ between clients, those of rank 0 count
         one = Runner(alone, job.with_strategy(None), divides=True)
         return Proof(one, many, report).run(steps, inputs or {}, seed)
     finally:
