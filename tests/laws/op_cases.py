@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import function_table
 import numpy as np
 from running import PLAIN
 
@@ -16,28 +17,9 @@ Array = np.ndarray[Any, Any]
 NAN, INF = math.nan, math.inf
 RANDOM = np.random.default_rng(5)
 
-_erf = np.vectorize(math.erf, otypes=[np.float64])
-_erfc = np.vectorize(math.erfc, otypes=[np.float64])
-
-
-def _sigmoid(x: Array) -> Array:
-    return np.where(x >= 0, 1 / (1 + np.exp(-np.abs(x))), np.exp(-np.abs(x)) / (1 + np.exp(-np.abs(x))))
-
-
-def _softplus(x: Array) -> Array:
-    return np.logaddexp(x, 0)
-
-
 #: of one tensor, element by element
-UNARY: Mapping[str, Callable[[Array], Array] | None] = {
-    "abs": np.abs, "absolute": np.abs, "neg": np.negative, "negative": np.negative, "positive": np.array, "sign": np.sign, "sgn": np.sign,
-    "ceil": np.ceil, "floor": np.floor, "round": np.round, "trunc": np.trunc, "fix": np.trunc, "frac": lambda x: x - np.trunc(x),
-    "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log2": np.log2, "log10": np.log10, "log1p": np.log1p,
-    "sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x), "square": np.square, "reciprocal": lambda x: 1 / x,
-    "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "arcsin": np.arcsin, "arccos": np.arccos,
-    "arctan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
-    "arcsinh": np.arcsinh, "arccosh": np.arccosh, "arctanh": np.arctanh, "erf": _erf, "erfc": _erfc, "sigmoid": _sigmoid,
-    "relu": lambda x: np.where(np.isnan(x), x, np.maximum(x, 0)), "softplus": None, "softsign": None, "silu": None, "mish": None, "gelu": None,
+UNARY: Mapping[str, Callable[[Array], Array] | None] = function_table.references(function_table.UNARY) | {
+    "positive": np.array, "softplus": None, "softsign": None, "silu": None, "mish": None, "gelu": None,
     "selu": None, "celu": None, "hardtanh": None, "elu": None, "relu6": None, "hardsigmoid": None, "hardswish": None, "hardshrink": None,
     "softshrink": None, "tanhshrink": None, "logsigmoid": None, "leaky_relu": None, "quick_gelu": None,
     "isnan": np.isnan, "isinf": np.isinf, "isfinite": np.isfinite, "logical_not": np.logical_not, "bitwise_not": np.bitwise_not,
@@ -45,21 +27,18 @@ UNARY: Mapping[str, Callable[[Array], Array] | None] = {
 }  # fmt: skip
 
 #: of two tensors that broadcast
-BINARY: Mapping[str, Callable[[Array, Array], Array] | None] = {
-    "add": np.add, "sub": np.subtract, "subtract": np.subtract, "mul": np.multiply, "multiply": np.multiply, "div": np.true_divide,
-    "divide": np.true_divide, "true_divide": np.true_divide, "floor_divide": np.floor_divide, "remainder": np.remainder, "fmod": np.fmod,
-    "pow": np.power, "float_power": np.float_power, "maximum": np.maximum, "minimum": np.minimum, "atan2": np.arctan2, "eq": np.equal,
-    "ne": np.not_equal, "gt": np.greater, "ge": np.greater_equal, "lt": np.less, "le": np.less_equal, "greater": np.greater, "less": np.less,
-    "greater_equal": np.greater_equal, "less_equal": np.less_equal, "not_equal": np.not_equal, "logical_and": np.logical_and,
+BINARY: Mapping[str, Callable[[Array, Array], Array] | None] = function_table.references(function_table.BINARY) | {
+    "eq": np.equal, "ne": np.not_equal, "gt": np.greater, "ge": np.greater_equal, "lt": np.less, "le": np.less_equal, "greater": np.greater,
+    "less": np.less, "greater_equal": np.greater_equal, "less_equal": np.less_equal, "not_equal": np.not_equal, "logical_and": np.logical_and,
     "logical_or": np.logical_or, "logical_xor": np.logical_xor, "bitwise_and": np.bitwise_and, "bitwise_or": np.bitwise_or,
     "bitwise_xor": np.bitwise_xor, "matmul": np.matmul, "dot": None, "mm": None, "mv": None, "bmm": None, "outer": None,
 }  # fmt: skip
 
 #: of one tensor and axes: names, and options to call them with
-REDUCTIONS: Mapping[str, Callable[..., Any] | None] = {
-    "sum": np.sum, "mean": np.mean, "prod": np.prod, "max": np.max, "min": np.min, "amax": np.max, "amin": np.min, "all": np.all, "any": np.any,
-    "argmax": np.argmax, "argmin": np.argmin, "std": None, "var": None, "norm": None, "logsumexp": None, "nansum": np.nansum, "median": None,
-    "count_nonzero": np.count_nonzero, "softmax": None, "log_softmax": None, "cumsum": None, "cumprod": None, "sort": None, "argsort": None,
+REDUCTIONS: Mapping[str, Callable[..., Any] | None] = function_table.references(function_table.REDUCTIONS) | {
+    "all": np.all, "any": np.any, "argmax": np.argmax, "argmin": np.argmin, "std": None, "var": None, "norm": None, "logsumexp": None,
+    "nansum": np.nansum, "median": None, "count_nonzero": np.count_nonzero, "softmax": None, "log_softmax": None, "cumsum": None,
+    "cumprod": None, "sort": None, "argsort": None,
 }  # fmt: skip
 AXES: Sequence[Mapping[str, Any]] = ({}, {"dim": 0}, {"dim": -1}, {"dim": 7})
 

@@ -97,8 +97,8 @@ def in_graph(function: Function, tensors: Sequence[Any]) -> Ended:
     return ended(lambda: OfFunction(function)(*tensors))
 
 
-def in_job(function: Function, arrays: Sequence[Array], devices: int = 1) -> Ended:
-    """A job of its own, in a session of its own."""
+def in_job(function: Function, arrays: Sequence[Array], devices: int = 1, results: int = 1) -> Ended:
+    """Run a job in a session of its own; the function returns a tuple if there are several results."""
 
     def body(*given: Any) -> Any:
         return function(*given)
@@ -109,7 +109,7 @@ def in_job(function: Function, arrays: Sequence[Array], devices: int = 1) -> End
 
     def run() -> Any:
         kinds = {name: tp.Numpy.Placeholder(a.shape, dtype=flow.tensor(a[:0] if a.ndim else a).dtype) for name, a in zip("abc", arrays, strict=False)}
-        job.__annotations__ = {**kinds, "return": tp.Numpy}
+        job.__annotations__ = {**kinds, "return": tuple[(tp.Numpy,) * results] if results > 1 else tp.Numpy}
         flow.config.cpu_device_num(devices)
         return flow.global_function()(job)(*arrays)
 
