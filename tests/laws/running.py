@@ -97,7 +97,7 @@ def in_graph(function: Function, tensors: Sequence[Any]) -> Ended:
     return ended(lambda: OfFunction(function)(*tensors))
 
 
-def in_job(function: Function, arrays: Sequence[Array], devices: int = 1, results: int = 1) -> Ended:
+def in_job(function: Function, arrays: Sequence[Array], devices: int = 1, results: int = 1, kernels: str = "") -> Ended:
     """Run a job in a session of its own; the function returns a tuple if there are several results."""
 
     def body(*given: Any) -> Any:
@@ -111,6 +111,8 @@ def in_job(function: Function, arrays: Sequence[Array], devices: int = 1, result
         kinds = {name: tp.Numpy.Placeholder(a.shape, dtype=flow.tensor(a[:0] if a.ndim else a).dtype) for name, a in zip("abc", arrays, strict=False)}
         job.__annotations__ = {**kinds, "return": tuple[(tp.Numpy,) * results] if results > 1 else tp.Numpy}
         flow.config.cpu_device_num(devices)
+        if kernels:
+            flow.config.kernels(kernels)
         return flow.global_function()(job)(*arrays)
 
     with scope.using(root=scope.Root()):

@@ -53,9 +53,9 @@ def test_tensors_equal_numpy_at_once_and_in_a_graph(table: str) -> None:
     check(labels, [value.numpy() for value in OfFunction(function)(*tensors)], references)
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize(("devices", "kernels"), [(1, "reference"), (1, "llvm"), (2, "numpy")])
 @pytest.mark.parametrize("table", TABLES)
-def test_jobs_equal_numpy(table: str, devices: int) -> None:
+def test_jobs_equal_numpy(table: str, devices: int, kernels: str) -> None:
     entries = [(name, row) for row in TABLES[table] for name in row.jobs]
     uniform = UNIFORM[: len(TABLES[table][0].domain)]
 
@@ -64,7 +64,7 @@ def test_jobs_equal_numpy(table: str, devices: int) -> None:
         assert [result.op_name for result in results] == [f"the_{name}" for name, _ in entries]
         return results
 
-    end = in_job(body, list(uniform), devices, len(entries))
+    end = in_job(body, list(uniform), devices, len(entries), kernels)
     assert end.error is None, end
     check([name for name, _ in entries], end.values, [row.reference(*row.arguments(uniform)) for _, row in entries])
     assert all(getattr(flow.math, name).__name__ == name for name, _ in entries)
