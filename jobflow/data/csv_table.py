@@ -56,9 +56,11 @@ class CsvTable(Table):
         empty: Outside = "error",
         unknown: Outside = "error",
     ) -> None:
-        self._path, self._delimiter, self._first, self.what = path_of(path), delimiter, int(header), f"{WHAT}: {path_of(path)}"
+        self._path, self._delimiter, self._first, self.what = path_of(path), delimiter, int(header is True), f"{WHAT}: {path_of(path)}"
         if len(delimiter) != 1 or delimiter in '"\r\n':
             raise ArgumentError(f"{WHAT}: delimiter is {delimiter!r}; it must be one character other than a quote")
+        if not isinstance(header, bool):
+            raise ArgumentError(f"{WHAT}: header is {header!r}; it is True or False")
         if not self._path.exists():
             raise fault(f"there is no file {self._path.absolute()}")
         self._content, begin = text_of(self._path, fault)
@@ -156,7 +158,7 @@ class CsvTable(Table):
         try:
             return next(csv.reader([text.decode()], delimiter=self._delimiter, strict=True))
         except UnicodeDecodeError as error:
-            raise DataError(f"{self._where(row)} cannot be read: {error}") from None
+            raise DataError(f"{self._where(row)} is no UTF-8: {error}; convert the file to UTF-8") from None
         except csv.Error as error:
             raise DataError(f"{self._where(row)} cannot be read: {error}{self._quoting_hint(row, text.decode())}") from None
 

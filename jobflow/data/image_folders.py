@@ -66,6 +66,8 @@ class ImageFolders(Samples):
         if not self._folder.is_dir():
             raise fault(f"there is no folder {self._folder.absolute()}")
         self.classes = (_folders(self._folder) if classes is None else list(classes)) if labels else []
+        if len(set(self.classes)) < len(self.classes):
+            raise ArgumentError(f"{WHAT}: classes names a folder twice: {', '.join(self.classes)}; each folder is one class")
         groups = [_images(self._folder / name, f'class "{name}"') for name in self.classes] if labels else [_images(self._folder, "it")]
         self._files = [file for group in groups for file in group]
         self._labels = np.repeat(np.arange(len(groups), dtype=np.int32), [len(group) for group in groups])
@@ -80,6 +82,8 @@ class ImageFolders(Samples):
         for what, given in (("mean", mean), ("deviation", deviation)):
             if given is not None and (len(given) != self._channels or (what == "deviation" and min(given) <= 0)):
                 raise ArgumentError(f"{WHAT}: {what} has a number for each of {self._channels} channels; got {given}")
+            if given is not None and not np.isfinite(given).all():
+                raise ArgumentError(f"{WHAT}: {what} is {given}; give finite numbers")
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -126,6 +130,8 @@ class ImageFolders(Samples):
                 image = self._decoded(opened)
         except DataError as error:
             raise error if str(file) in str(error) else fault(f"{file}: {error}") from None
+        except self._pillow.UnidentifiedImageError:
+            raise fault(f"{file} is no image that can be read: it has none of the formats {', '.join(FORMATS)}") from None
         except Exception as error:  # whatever a broken image does to the library that decodes it
             raise fault(f"{file} is no image that can be read: {error}") from error
         factor = self._resize / min(image.size)

@@ -42,6 +42,7 @@ class Table(Samples):
         outside: tuple[Outside, Outside],
         keep: tuple[Split, int],
     ) -> None:
+        self._check_kinds(fields, categories)
         self.columns, self.missing = columns, missing
         if len(set(columns)) < len(columns):
             raise DataError(f"{self}: two columns have one name: {', '.join(columns)}.{self.columns_hint()}")
@@ -53,6 +54,16 @@ class Table(Samples):
             checked_name(name, fields, f"{self}: dtypes: field")
         found = {field: self._field(field, isinstance(made, str), (dtypes or {}).get(field)) for field, made in fields.items()}
         super().__init__(found, rows, Keep(keep[0], rows, keep[1]))
+
+    def _check_kinds(self, fields: Any, categories: Any) -> None:
+        """Raise ArgumentError for arguments of another kind."""
+        if not isinstance(fields, Mapping) or not fields:
+            raise ArgumentError(f'{self}: fields is {fields!r}; it is a dict of columns by field, such as {{"x": "price"}}')
+        if not isinstance(categories, Mapping | list | tuple | None):
+            raise ArgumentError(f"{self}: categories is {categories!r}; it is a list of columns, or a dict of texts by column")
+        for name, texts in categories.items() if isinstance(categories, Mapping) else ():
+            if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+                raise ArgumentError(f'{self}: categories: those of column "{name}" are {texts!r}; give a list of texts, as in the file: ["0", "1"]')
 
     @abstractmethod
     def column(self, name: str) -> tuple[tuple[int, ...], Any]:

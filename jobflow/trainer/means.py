@@ -36,8 +36,10 @@ def _is_mean(value: Any, rows: int) -> bool:
         return True
     if isinstance(op, Scale | DivideBy) and isinstance(_unshaped(inputs[0]).node.op, Reduce | SquareSum):
         factor = op.number if isinstance(op, Scale) else 1 / op.number
-        return isinstance(_unshaped(inputs[0]).node.op, ReduceSum | SquareSum) and abs(factor) * rows < 1 + 1e-6
-    if isinstance(op, LINEAR):
+        return (
+            not _compares_with_batch(inputs[0]) and isinstance(_unshaped(inputs[0]).node.op, ReduceSum | SquareSum) and abs(factor) * rows < 1 + 1e-6
+        )
+    if isinstance(op, LINEAR) and (not isinstance(op, Cast) or op.dtype.is_float):
         return _is_mean(inputs[0], rows)
     if isinstance(op, Add | Subtract):
         return all(_is_mean(x, rows) for x in inputs)
@@ -46,6 +48,12 @@ def _is_mean(value: Any, rows: int) -> bool:
     if isinstance(op, Divide):
         return (_is_mean(inputs[0], rows) and _is_constant(inputs[1])) or _is_likelihood(inputs[0])
     return False
+
+
+def _compares_with_batch(total: Value) -> bool:
+    """True for a sum of values that depend on one number for the whole batch, as a variance depends on the mean."""
+    nodes = _ancestors(_unshaped(total).node.inputs[0])
+    return any(isinstance(node.op, Reduce) and node.outputs[0].tensor_type.size == 1 and not _is_constant(node.outputs[0]) for node in nodes)
 
 
 def _is_constant(value: Value) -> bool:

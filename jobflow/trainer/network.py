@@ -15,7 +15,7 @@ import jobflow.legacy.layers as layers
 import jobflow.legacy.math as math
 import jobflow.nn as nn
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import ConfigError, SourceLine, at_line, counted, did_you_mean_or
+from jobflow.core.errors import ConfigError, ShapeError, SourceLine, at_line, counted, did_you_mean_or, user_line
 from jobflow.core.scope import checkpointed
 from jobflow.core.types import TensorType, bool_, char, float32, int8, int32, uint8
 from jobflow.engine.placements import placement, sbp
@@ -100,6 +100,8 @@ class Network:
         elif self.module is not None and (wrong := _not_a_field(self.module, fields)):
             first = next(iter(batch))
             advice = f'the parameter "{wrong}" of forward is not a field, so forward gets "{first}" alone: name the parameter "{first}"'
+        elif self.module is not None and LABELS in _parameters(self.module):
+            advice = 'forward takes labels, so it returns {"loss": loss}, or a dict with more; or omit its parameter "labels" and return the scores'
         else:
             advice = "add it to the dict" + (", or return the tensor of scores" if self.module is not None else "")
         return ConfigError(f'{told}; training needs a "loss". {advice[0].upper()}{advice[1:]}')
@@ -369,8 +371,9 @@ def _class_numbers(x: Any, labels: Any) -> Any:
     """The labels, checked where a conversion to int32 would change them."""
     if labels.tensor_type.dtype in (bool_, char, int8, uint8, int32):
         return labels
-    advice = "Classes are whole numbers: labels with fractions need model.loss: mean_squared_error."
-    return check(Checked("softmax_cross_entropy", "label", 0, x.tensor_type.shape[-1] - 1, problem=advice, whole=True, advice=advice), labels)
+    classes = x.tensor_type.shape[-1]
+    advice = f"Classes are whole numbers from 0, and the model has {classes} scores; labels with fractions need model.loss: mean_squared_error."
+    return check(Checked("softmax_cross_entropy", "label", 0, classes - 1, problem=advice, whole=True, advice=advice), labels)
 
 
 def _softmax_cross_entropy(x: Any, labels: Any) -> dict[str, Any]:
@@ -388,6 +391,9 @@ def _mean_squared_error(x: Any, labels: Any) -> dict[str, Any]:
         return {"scores": x}
     wanted = arrays.cast(labels, float32)
     if wanted.tensor_type.shape != x.tensor_type.shape:
+        if wanted.tensor_type.size != x.tensor_type.size:
+            kinds = f"labels {labels.tensor_type} must have as many elements as scores {x.tensor_type}"
+            raise ShapeError(f"mean_squared_error at {user_line()}: {kinds}; give the last layer as many units as a sample has labels")
         wanted = arrays.reshape(wanted, list(x.tensor_type.shape))
     return {"loss": math.reduce_mean(_rows(math.square(math.subtract(x, wanted))), axis=1)}
 

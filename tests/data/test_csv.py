@@ -93,7 +93,7 @@ def test_what_is_wrong_with_a_table(tmp_path: Path, text: str, arguments: Any, k
 def test_bytes_that_are_no_text_and_files_that_are_not_there(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes(b"a\n1\n\xff\n")
     samples = CsvTable(str(tmp_path / "t.csv"), {"x": "a"})
-    with pytest.raises(DataError, match=r"line 3 \(byte 4\) cannot be read: 'utf-8' codec"):
+    with pytest.raises(DataError, match=r"line 3 \(byte 4\) is no UTF-8: 'utf-8' codec"):
         samples.read([1])
     with pytest.raises(DataError, match=r"there is no file .*none.csv"):
         open_reader("csv", path=str(tmp_path / "none.csv"), fields={"x": "a"})

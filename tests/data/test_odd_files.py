@@ -300,6 +300,23 @@ def test_empty_and_unknown_categories(reader: str, empty: str, unknown: str, mis
         assert index is None or samples.read([row])["k"].tolist() == [index]
 
 
+@pytest.mark.parametrize("reader", ["csv", "parquet"])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"fields": {}}, r"fields is \{\}; it is a dict of columns by field"),
+        ({"fields": ["k"]}, r"fields is \['k'\]; it is a dict of columns by field"),
+        ({"categories": "k"}, "categories is 'k'; it is a list of columns"),
+        ({"categories": {"k": "ab"}}, "column \"k\" are 'ab'; give a list of texts"),
+        ({"categories": {"k": [0, 1]}}, r'column "k" are \[0, 1\]; give a list of texts, as in the file: \["0", "1"\]'),
+        ({"categories": {"k": ["a", "a"]}}, 'column "k" has one category twice'),
+    ],
+)
+def test_arguments_of_tables_of_another_kind(arguments: dict[str, Any], message: str, reader: str, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        table(reader, tmp_path, {"k": ["a", "b"]}, **{"fields": {"x": "k"}, **arguments})
+
+
 def test_nan_is_missing_in_parquet(tmp_path: Path) -> None:
     columns = {"a": [1.0, math.nan, None]}
     assert table("parquet", tmp_path, columns, fields={"a": "a"}, missing=0).read([0, 1, 2])["a"].tolist() == [1, 0, 0]
@@ -407,60 +424,6 @@ def test_hidden_and_system_files_are_no_samples(hidden: str, reader: str, tmp_pa
         for name in ("Thumbs.db", ".DS_Store", "desktop.ini"):
             (place / name).write_bytes(b"no sample")
     assert read() == expected
-
-
-# -------------------------------------------------------------------- images
-
-
-def _grey(dtype: Any, most: float) -> Any:
-    return (np.linspace(0, 1, 16).reshape(4, 4) * most).astype(dtype)
-
-
-#: (ending, pixels, options of Pillow): the value is that of the pixel by the depth of the file, or the reason for the error
-IMAGES: dict[str, tuple[str, Any, Any]] = {
-    "png 8": ("png", _grey(np.uint8, 255), 255),
-    "png 16": ("png", _grey(np.uint16, 65535), 65535),
-    "tiff 16": ("tif", _grey(np.uint16, 65535), 65535),
-    "pgm 16": ("pgm", _grey(np.int32, 65535), 65535),
-    "dark png 16": ("png", _grey(np.uint16, 200), 65535),
-    "tiff 32": ("tif", _grey(np.int32, 2**31 - 1), "its pixels are integers of 32 bits"),
-    "tiff float": ("tif", _grey(np.float32, 1), "its pixels are floats"),
-}
-
-
-@pytest.mark.parametrize(("kind", "channels"), by_turns(list(IMAGES), [1, 3]))
-def test_images_are_scaled_by_their_depth(kind: str, channels: int, tmp_path: Path) -> None:
-    image = pytest.importorskip("PIL.Image")
-    ending, pixels, white = IMAGES[kind]
-    (tmp_path / "a").mkdir()
-    image.fromarray(pixels).save(tmp_path / "a" / f"odd.{ending}")
-    samples = opened("images", path=str(tmp_path), size=4, channels=channels)
-    if isinstance(white, str):
-        with pytest.raises(DataError, match=rf"odd\.tif: {white}.*save it with 8 or 16 bits"):
-            samples.read([0])
-        return
-    for plane in samples.read([0])["images"][0]:
-        np.testing.assert_allclose(plane, pixels / white, atol=1e-6)
-
-
-@pytest.mark.parametrize(("orientation", "ending"), by_turns(range(1, 9), ["jpg", "png", "webp", "tif"]))
-def test_images_are_upright(orientation: int, ending: str, tmp_path: Path) -> None:
-    image = pytest.importorskip("PIL.Image")
-    turned = pytest.importorskip("PIL.ImageOps")
-    pixels = np.zeros((8, 8), np.uint8)
-    pixels[:4, :2], pixels[0] = 255, 120
-    exif = image.Exif()
-    exif[0x0112] = orientation
-    (tmp_path / "a").mkdir()
-    file = tmp_path / "a" / f"odd.{ending}"
-    image.fromarray(pixels).convert("RGB").save(file, exif=exif, **{"jpg": {"quality": 100}, "webp": {"lossless": True}}.get(ending, {}))
-    with image.open(file) as opening:
-        expected = np.asarray(turned.exif_transpose(opening).convert("L"), np.float32) / 255
-    found = opened("images", path=str(tmp_path), size=8, channels=1).read([0])["images"][0, 0]
-    np.testing.assert_allclose(found, expected, atol=0.02)
-    if ending != "tif":  # Pillow turns these itself
-        plain = opened("images", path=str(tmp_path), size=8, channels=1, orientation=False).read([0])["images"][0, 0]
-        np.testing.assert_allclose(plain, pixels / 255, atol=0.05)
 
 
 def test_a_table_of_another_reader_is_named(tmp_path: Path) -> None:

@@ -72,6 +72,9 @@ REDUCED = {
     "sum": lambda loss: flow.math.reduce_sum(loss),
     "root": lambda loss: flow.math.sqrt(flow.math.reduce_mean(flow.math.square(loss))),
     "maximum": lambda loss: flow.math.reduce_max(loss),
+    "variance": lambda loss: flow.math.reduce_variance(loss),
+    "distance from the mean": lambda loss: flow.math.reduce_mean(flow.math.square(flow.math.subtract(loss, flow.math.reduce_mean(loss)))),
+    "whole part": lambda loss: flow.cast(flow.cast(flow.math.reduce_mean(loss), flow.int32), flow.float),
     "ratio": lambda loss: flow.math.divide(flow.math.reduce_sum(loss), flow.math.reduce_sum(flow.math.square(loss))),
 }
 

@@ -13,7 +13,7 @@ from processes import run_command, under_mpiexec
 from short_runs import CONFIG, SAMPLES, Seen, loaded, run, samples, write_config
 from test_processes_that_train import PATHS
 
-from jobflow.core.errors import ArgumentError
+from jobflow.core.errors import ArgumentError, ShapeError
 from jobflow.trainer.watching import NOT_FINITE
 
 MODULE = CONFIG.replace(CONFIG[CONFIG.index("model:") : CONFIG.index("data:")], "model: {builder: 'nets_to_train:Scores'}\n")
@@ -72,6 +72,18 @@ def test_labels_that_are_no_classes_name_the_sample(value: float, dtype: Any, mo
     with pytest.raises(ArgumentError, match=r'"labels".* holds .*mean_squared_error.*This is reader "numpy": .*odd\.npz: sample 5') as error:
         started(folder, tmp_path, changed(with_value(value, dtype)), "data.drop_last=true", *STRATEGIES[strategy], model=model)
     assert str(np.dtype(dtype).type(value).item()) in str(error.value)
+
+
+def test_labels_beyond_the_scores_name_their_number(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ArgumentError, match=r"holds 7 at .*takes whole numbers from 0 to 3\. Classes are whole numbers from 0, and the model has 4 scores"
+    ):
+        started(folder, tmp_path, changed(lambda labels: np.where(np.arange(SAMPLES) == 5, 7, labels).astype(np.int64)))
+
+
+def test_a_squared_error_names_labels_and_scores(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ShapeError, match=r"mean_squared_error at .*: labels float32\[8\] must have as many elements as scores float32\[8,4\]"):
+        started(folder, tmp_path, changed(lambda labels: labels.astype(np.float32)), "model.loss=mean_squared_error")
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int64, np.uint8])
