@@ -57,6 +57,19 @@ def test_package_data_is_there() -> None:
     assert (package / "data" / "digits.npz").stat().st_size < 200_000
 
 
+def test_empty_folder_of_an_older_version_hides_no_module() -> None:
+    """Git and editable installs leave a folder with `__pycache__` behind, where a package was renamed."""
+    code = """
+import pathlib, tempfile, jobflow
+with tempfile.TemporaryDirectory() as folder:
+    pathlib.Path(folder, "checkpoint", "__pycache__").mkdir(parents=True)
+    jobflow.__path__.insert(0, folder)
+    from jobflow.checkpoint.series import Series
+    print(Series.__name__)
+"""
+    assert fresh(code) == "Series"
+
+
 def test_import_is_light() -> None:
     loaded = fresh("import sys, jobflow; print(' '.join(sorted({m.split('.')[0] for m in sys.modules})))").split()
     assert "jobflow" in loaded

@@ -11,7 +11,7 @@ import ast
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -96,7 +96,7 @@ class _Aliases:
         if not home and inside is not None and package.startswith("jobflow"):
             if inside.__name__ != package:
                 home = f"{inside.__name__}.{name}"
-            elif name in self.names.get(package, ()) and PathFinder.find_spec(fullname, inside.__path__) is None:
+            elif name in self.names.get(package, ()) and not _is_file(fullname, inside.__path__):
                 found = getattr(inside, name)
                 home = found.__name__ if isinstance(found, ModuleType) else ""
         return ModuleSpec(fullname, cast(Any, self), loader_state=home) if home and importlib.util.find_spec(home) else None
@@ -108,6 +108,12 @@ class _Aliases:
         """The import system takes what is in `sys.modules` afterwards."""
         assert module.__spec__ is not None
         sys.modules[module.__spec__.name] = importlib.import_module(module.__spec__.loader_state)
+
+
+def _is_file(fullname: str, path: Sequence[str]) -> bool:
+    """True if the path has a file of this module; a folder without one may be the rest of an older version, with `__pycache__` alone."""
+    spec = PathFinder.find_spec(fullname, path)
+    return spec is not None and spec.origin is not None
 
 
 sys.meta_path.insert(0, _Aliases())
