@@ -73,8 +73,8 @@ class zero(Strategy):
                 stored[name] = S(axis)
         return Hints(stored, read={}, cuts_arguments=True, reduces_at_once=self.stage > 1, gathers_again=self.stage > 2)
 
-    def axis(self, variable: Variable, n: int, split: AbstractSet[int]) -> int | None:
+    def axis(self, variable: Variable, n: int, taken: AbstractSet[int]) -> int | None:
         """Return the axis along which a variable is stored split, or None if it stays whole."""
         if n == 1 or not variable.trainable or variable.type.size < self.least:
             return None
-        return next((axis for axis, length in enumerate(variable.type.shape) if axis not in split and length >= n), None)
+        return next((axis for axis, length in enumerate(variable.type.shape) if axis not in taken and length >= n), None)
