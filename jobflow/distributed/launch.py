@@ -20,9 +20,9 @@ from jobflow.core.errors import ConfigError, JobflowError
 from jobflow.distributed.output import Screen
 from jobflow.distributed.processes import Processes, end_service, say
 from jobflow.runtime.world.environment import LAUNCHER, LOCAL_SIZE, inherited
-from jobflow.runtime.world.handshake import job_secret
+from jobflow.runtime.world.rank_authentication import job_secret
 from jobflow.runtime.world.rendezvous import listen, start_service
-from jobflow.runtime.world.service.proof import SECRET, made_up
+from jobflow.runtime.world.service.authentication import SECRET, new_secret
 
 DESCRIPTION = """\
 Start a program as several ranks on this node, and end all of them when one fails.
@@ -146,7 +146,7 @@ def run(options: argparse.Namespace) -> int:
     common = common_environment(options.nproc_per_node)
     if size == 1 and logdir is None:
         return _alone(command_line(options), environments(options, host, options.master_port or PORT, common)[0])
-    secret = made_up().encode() if options.nnodes == 1 else job_secret()
+    secret = new_secret().encode() if options.nnodes == 1 else job_secret()
     common[SECRET] = secret.decode(errors="surrogateescape")
     port, listener = _place(options, host, size, secret)
     # connect to the service last: closing this connection ends the ranks

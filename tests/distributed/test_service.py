@@ -1,4 +1,4 @@
-"""The service, spoken to as an MPI library, as a rank and as a stranger may speak to it."""
+"""The service, tested as an MPI library, a rank and an unauthenticated peer use it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 
 from jobflow.core.errors import JobError
 from jobflow.runtime.world.rendezvous import listen, start_service
-from jobflow.runtime.world.service import members, proof
+from jobflow.runtime.world.service import authentication, members
 from jobflow.runtime.world.service.pmi import Pmi
 
 
@@ -95,13 +95,13 @@ class Job:
 
     def introduced(self, who: dict[str, Any], secret: bytes) -> tuple[Caller, dict[str, Any]]:
         """A connection that says who it is, and the answer; the service's proof must be right."""
-        made, ours, text = self.call(), proof.challenge(), json.dumps(who)
-        made.say({"jobflow": proof.VERSION, "challenge": ours})
+        made, ours, text = self.call(), authentication.challenge(), json.dumps(who)
+        made.say({"jobflow": authentication.VERSION, "challenge": ours})
         theirs = json.loads(made.hear())["challenge"]
-        made.say({"about": text, "proof": proof.proof(secret, proof.RANK, ours, theirs, text)})
+        made.say({"about": text, "proof": authentication.signature(secret, authentication.RANK, ours, theirs, text)})
         found = json.loads(made.hear() or "{}")
         if "ticket" in found:
-            assert found["proof"] == proof.proof(secret, proof.SERVICE, ours, theirs, str(found["ticket"]))
+            assert found["proof"] == authentication.signature(secret, authentication.SERVICE, ours, theirs, str(found["ticket"]))
         return made, found
 
     def rank(self, rank: int, **more: Any) -> Caller:

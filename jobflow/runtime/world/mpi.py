@@ -33,9 +33,9 @@ from jobflow.runtime.thread_start import check_space, has_limit
 from jobflow.runtime.world import environment as variables
 from jobflow.runtime.world import launched as launch
 from jobflow.runtime.world import mpi_end, rendezvous, versions, watcher
-from jobflow.runtime.world.handshake import longest_wait
 from jobflow.runtime.world.launched import Launch
 from jobflow.runtime.world.mailbox import Mailbox
+from jobflow.runtime.world.rank_authentication import longest_wait
 from jobflow.runtime.world.world import Command, Rank, each_argument
 
 #: bytes of address space for the library and the start of MPI

@@ -34,9 +34,9 @@ from jobflow.runtime.thread_start import start_thread
 from jobflow.runtime.world import environment as variables
 from jobflow.runtime.world import mpi_end, service
 from jobflow.runtime.world.environment import Launch
-from jobflow.runtime.world.handshake import MAKE, SILENCES, WAIT, introduce, job_secret, longest_wait, silent
+from jobflow.runtime.world.rank_authentication import MAKE, SILENCES, WAIT, authenticate, job_secret, longest_wait, silent
+from jobflow.runtime.world.service.authentication import SECRET
 from jobflow.runtime.world.service.members import node_name
-from jobflow.runtime.world.service.proof import SECRET
 
 #: seconds of waiting after which a rank says for whom; then after thrice that time, and so on, but no more rarely than RARE
 PATIENCE = 5.0
@@ -182,7 +182,7 @@ class Membership:
         """Why the service of another rank 0 would not have this one."""
         master = self.started.master
         with suppress(OSError, JobError, StopIteration), connect(master, LINGER) as sock:
-            _, lines = introduce(sock, {**about(self.started), "second": True}, self._secret, master, LINGER)
+            _, lines = authenticate(sock, {**about(self.started), "second": True}, self._secret, master, LINGER)
             return str(json.loads(next(lines))["refused"])
         return None
 
@@ -233,7 +233,7 @@ class Membership:
 
     def _greeted(self, sock: socket.socket) -> Iterator[str]:
         _keep_alive(sock)
-        ticket, lines = introduce(sock, about(self.started), self._secret, self.started.master)
+        ticket, lines = authenticate(sock, about(self.started), self._secret, self.started.master)
         self._set(_sock=sock, ticket=ticket)
         return lines
 

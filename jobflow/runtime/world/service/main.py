@@ -2,7 +2,7 @@
 
 A program of its own, started by `start` (rendezvous.py): MPI's start holds the interpreter lock of a rank, so a thread of rank 0 could not
 answer.  It speaks to two kinds of clients over one port, which differ in their first line: MPI libraries (pmi.py), and ranks, which
-keep a connection for as long as they live.  A rank shows that it belongs to the job (proof.py), is given a ticket for its MPI library, and sends
+keep a connection for as long as they live.  A rank authenticates itself (authentication.py), receives a ticket for its MPI library, and sends
 
     {"need": true}     it is about to start MPI          {"leave": true}     its script has ended
     {"failed": text}   it ends by an error
@@ -13,7 +13,7 @@ whose process ends, before it said that it leaves has failed.  Those that do not
 are on this node.  The third connection, standard input, is a socket to the process that started the service; when it closes the
 ranks have nobody who waits for them, and end.
 
-Whoever does not speak as agreed on is not listened to any more; the job goes on.
+Connections that violate the protocol are closed; the job continues.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from .lines import LONG, Connection, fields, within
+from .authentication import secret_of, ticket
 from .members import About, Member, is_own, node_name, watch
+from .messages import LONG, Connection, fields, within
 from .pmi import Pmi, words_of
-from .proof import secret_of, ticket
-from .strangers import WRONG, NotProvedError, Stranger, Strangers
+from .unauthenticated import WRONG, AuthenticationError, Peer, UnauthenticatedPeers
 
 #: seconds after a failure at which ranks of this node that still live get a signal, and after which the service ends itself
 ENDS = ((0.3, signal.SIGTERM), (0.8, signal.SIGKILL), (1.2, None))
@@ -53,7 +53,7 @@ class Service:
         #: ranks that ended without having come: the launcher saw their end
         self.absent: set[int] = set()
         self._secret = secret
-        self._strangers = Strangers(size)
+        self._unauthenticated = UnauthenticatedPeers(size)
         self._selector = selectors.DefaultSelector()
         self._listener: socket.socket | None = listener
         self._parent: Connection | None = Connection(parent, LONG)
@@ -76,7 +76,7 @@ class Service:
                 # an earlier event of this round may have closed what this one is about
                 if self._selector.get_map().get(key.fd) is key:
                     key.data()
-            self._end_late_strangers()
+            self._end_expired_peers()
             self._end_slow_ones()
         for line in list(self._ears):  # what is still to be sent, to whoever takes it at once
             self._close(line)
@@ -88,7 +88,7 @@ class Service:
     def _patience(self) -> float | None:
         now = time.monotonic()
         waits = [0.05] if any(line.unsent for line in self._ears) else []
-        return min([*waits, *(max(0.0, when - now) for when in [*(when for when, _ in self._ends), *self._strangers.next])], default=None)
+        return min([*waits, *(max(0.0, when - now) for when in [*(when for when, _ in self._ends), *self._unauthenticated.next])], default=None)
 
     # ---------------------------------------------------------------- connections
 
@@ -106,16 +106,16 @@ class Service:
         if not self._secret and not is_own(sock):
             sock.close()
             return
-        stranger, oldest = self._strangers.add(sock)
-        self._ears[stranger.line] = partial(self._from_stranger, stranger)
-        self._register(sock, partial(self._from, stranger.line))
+        peer, oldest = self._unauthenticated.add(sock)
+        self._ears[peer.line] = partial(self._from_peer, peer)
+        self._register(sock, partial(self._from, peer.line))
         self._close(oldest)
 
     def _close(self, line: Connection | None) -> None:
         if line is None or line not in self._ears:
             return
         del self._ears[line]
-        self._strangers.remove(line)
+        self._unauthenticated.remove(line)
         if line.sock in self._selector.get_map():
             self._selector.unregister(line.sock)
         with suppress(OSError):
@@ -125,7 +125,7 @@ class Service:
     def _send(self, line: Connection | None, text: str | Mapping[str, Any]) -> None:
         if line is not None and line in self._ears:
             with suppress(OSError):  # who does not listen any more is noticed when its connection is read
-                line.say(text)
+                line.send(text)
 
     def _from(self, line: Connection) -> None:
         try:
@@ -166,38 +166,38 @@ class Service:
             self._listener.close()
             self._listener = None
 
-    # ---------------------------------------------------------------- strangers
+    # ---------------------------------------------------------------- unauthenticated peers
 
-    def _from_stranger(self, stranger: Stranger, text: str) -> None:
-        if stranger.wrong:
+    def _from_peer(self, peer: Peer, text: str) -> None:
+        if peer.rejected:
             return
         try:
             if text.startswith("cmd="):
-                self._mpi_comes(stranger, text)
+                self._mpi_comes(peer, text)
                 return
-            about = stranger.hear(self._secret, text)
-        except NotProvedError:
-            self._strangers.distrust(stranger)
-            self._selector.unregister(stranger.line.sock)
+            about = peer.authenticate(self._secret, text)
+        except AuthenticationError:
+            self._unauthenticated.reject(peer)
+            self._selector.unregister(peer.line.sock)
             return
         if about is not None:
-            self._rank_comes(stranger, About.read(about))
+            self._rank_comes(peer, About.read(about))
 
-    def _end_late_strangers(self) -> None:
-        for stranger in self._strangers.late():
-            if stranger.wrong:
-                self._send(stranger.line, {"refused": WRONG})
-            self._close(stranger.line)
+    def _end_expired_peers(self) -> None:
+        for peer in self._unauthenticated.expired():
+            if peer.rejected:
+                self._send(peer.line, {"refused": WRONG})
+            self._close(peer.line)
 
     # ---------------------------------------------------------------- MPI libraries
 
-    def _mpi_comes(self, stranger: Stranger, text: str) -> None:
+    def _mpi_comes(self, peer: Peer, text: str) -> None:
         words = words_of(text)
         shown = words.get("pmiid", "")
         member = next((member for member in self.members.values() if shown == str(member.ticket) and member.ticket), None)
         if words["cmd"] != "initack" or member is None or member.pmi is not None or member.gone:
-            raise NotProvedError
-        line, member.ticket = stranger.line, 0
+            raise AuthenticationError
+        line, member.ticket = peer.line, 0
         self._know(line, member, partial(self._from_mpi, member))
         member.pmi = line
         for answer in ("cmd=initack", f"cmd=set size={self.size}", f"cmd=set rank={member.rank}", "cmd=set debug=0"):
@@ -205,7 +205,7 @@ class Service:
 
     def _know(self, line: Connection, member: Member, ear: Callable[[str], None]) -> None:
         """A connection is that of a rank from now on."""
-        self._strangers.remove(line)
+        self._unauthenticated.remove(line)
         self._owners[line], self._ears[line] = member, ear
 
     def _from_mpi(self, member: Member, text: str) -> None:
@@ -217,9 +217,9 @@ class Service:
 
     # ---------------------------------------------------------------- ranks
 
-    def _rank_comes(self, stranger: Stranger, about: About) -> None:
-        line, given = stranger.line, ticket()
-        stranger.welcome(self._secret, given)
+    def _rank_comes(self, peer: Peer, about: About) -> None:
+        line, given = peer.line, ticket()
+        peer.accept(self._secret, given)
         line.longest = LONG
         member = Member(about, line, given)
         if about.second and 0 not in self.members:  # the first one is about to come
@@ -345,7 +345,7 @@ def main() -> None:
     """Arguments: the number of ranks, and the file number of a socket that listens."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the ranks
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # three for each rank, and those of strangers
+    with suppress(ValueError, OSError):  # three for each rank, and those of unauthenticated peers
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     listener = socket.socket(fileno=int(sys.argv[2]))
     parent = socket.socket(fileno=0)

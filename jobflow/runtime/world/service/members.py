@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from .lines import Connection, fields, name, within
+from .messages import Connection, fields, name, within
 
 _ABOUT = {"rank": int, "size": int, "pid": int, "node": str, "host": str, "screen": str}
 #: ranks that a job may have, and the largest number of a process

@@ -14,7 +14,7 @@ src/pmi in MPICH's sources has the client; Hydra's and gforker's mpiexec speak t
     cmd=finalize               cmd=finalize_ack
     cmd=abort exitcode=C       all ranks end
 
-`pmiid`, PMI_ID in the environment, is the ticket that a rank was given (proof.py).
+`pmiid`, PMI_ID in the environment, is the ticket that a rank was given (authentication.py).
 """
 
 from __future__ import annotations

@@ -1,0 +1,89 @@
+"""Messages over a connection: lines of JSON, with limits on length, depth and types."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+#: bytes of a line of an unauthenticated peer, of a line of a rank, and of unread answers
+SHORT, LONG, UNREAD = 4096, 1 << 18, 1 << 24
+#: characters of the name of a rank, a node or a screen
+NAME = 300
+
+#: name -> type of each field
+Fields: TypeAlias = Mapping[str, type[int] | type[str] | type[bool]]
+
+
+def record(text: str) -> dict[str, Any]:
+    """Return the JSON object in a text; ValueError for anything else."""
+    try:
+        entry = json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    if not isinstance(entry, dict):
+        raise ValueError("not an object")
+    return entry
+
+
+def fields(text: str, needed: Fields, optional: Fields | None = None) -> dict[str, Any]:
+    """Return the JSON object in a text with these fields and no others; ValueError for anything else."""
+    entry, legal = record(text), {**needed, **(optional or {})}
+    if not needed.keys() <= entry.keys() <= legal.keys() or any(type(value) is not legal[name] for name, value in entry.items()):
+        raise ValueError("wrong fields")
+    return entry
+
+
+def within(value: int, least: int, most: int) -> int:
+    """Return the value; ValueError if it is out of range."""
+    if not least <= value <= most:
+        raise ValueError(f"{value} is not from {least} to {most}")
+    return value
+
+
+def name(text: str) -> str:
+    """Return a name for display in one line; ValueError if it is too long or not printable."""
+    if len(text) > NAME or not text.isprintable():
+        raise ValueError("not a name")
+    return text
+
+
+class Connection:
+    """A connection with its buffers of received and unsent bytes."""
+
+    def __init__(self, sock: socket.socket, longest: int = SHORT) -> None:
+        self.sock = sock
+        #: maximal bytes of a line
+        self.longest = longest
+        self._received = bytearray()
+        self.unsent = bytearray()
+
+    def lines(self) -> Iterator[str]:
+        """Yield the received lines without waiting; EOFError at the end of the connection, ValueError if a line is too long."""
+        with suppress(BlockingIOError):
+            data = self.sock.recv(1 << 16)
+            self._received += data
+            if not data:
+                raise EOFError
+        while b"\n" in self._received:
+            line, _, self._received = self._received.partition(b"\n")
+            if len(line) > self.longest:
+                raise ValueError("line too long")
+            yield line.decode(errors="replace").rstrip("\r")
+        if len(self._received) > self.longest:
+            raise ValueError("line too long")
+
+    def send(self, text: str | Mapping[str, Any]) -> None:
+        """Send a line without waiting; OSError if the connection has ended or the peer does not read."""
+        self.unsent += (text if isinstance(text, str) else json.dumps(text)).encode() + b"\n"
+        if len(self.unsent) > UNREAD:
+            raise OSError("the peer does not read")
+        self.flush()
+
+    def flush(self) -> None:
+        """Send unsent bytes without waiting."""
+        with suppress(BlockingIOError):
+            while self.unsent:
+                del self.unsent[: self.sock.send(self.unsent)]
