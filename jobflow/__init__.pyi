@@ -474,6 +474,7 @@ from jobflow.legacy.variables import get_variable as get_variable
 from jobflow.legacy.watch import watch as watch
 from jobflow.legacy.watch import watch_diff as watch_diff
 from jobflow.nn import amp as amp
+from jobflow.nn.compiled.compiling import compile as compile
 from jobflow.storage.session_variables import get_all_variables as get_all_variables
 from jobflow.storage.session_variables import load_variables as load_variables
 from jobflow.trainer import model as model
@@ -530,6 +531,7 @@ __all__ = [
     "clip_by_scalar",
     "clip_by_value",
     "combined_margin_loss",
+    "compile",
     "concat",
     "config",
     "consistent_user_op_builder",

@@ -44,9 +44,10 @@ def backward(
     `keep` lets the graph be gone through again, `create` records the gradients too.
     """
     here = state()
-    with scope.using(interpreter=Running(here, None, create)), gradients(create):
+    pass_on = Running(here, None, create) if here.building is None else here.building.backward_pass(create)
+    with scope.using(interpreter=pass_on), gradients(create):
         seeds = [_seed(root, gradient) for root, gradient in zip(roots, given, strict=True)]
-        sweep = Sweep(here, keep or create, only if into is None else into)
+        sweep = (Sweep if here.building is None else here.building.sweep)(here, keep or create, only if into is None else into)
         found = sweep.run(roots, seeds)
         for x, gradient in zip(into or (), found, strict=False):
             if gradient is not None and not _retains(x):
@@ -78,10 +79,9 @@ def _here() -> str:
     return f"backward at {user_line()}"
 
 
-def _running() -> Running:
-    interpreter = scope.current().interpreter
-    assert isinstance(interpreter, Running)
-    return interpreter
+def _running() -> Any:
+    """The interpreter of the backward pass: `Running`, or that of a recording."""
+    return scope.current().interpreter
 
 
 class Sweep:
@@ -185,12 +185,16 @@ class Sweep:
                 if tensor is not None and tensor._gradient is None and self.only is None:
                     tensor._gradient = zeros(tensor)
             elif edge in self.readers:
-                self.sums[edge] = zeros(edge)
+                self.sums[edge] = self.zeros(edge)
                 self.own.add(edge)
                 self.leaf(edge)
         for x in self.asked:
             if _place(x) in places and _place(x) not in self.found:
-                self.found[_place(x)] = zeros(x)
+                self.found[_place(x)] = self.zeros(x)
+
+    def zeros(self, x: Tensor) -> Tensor:
+        """Zeros in the layout of x."""
+        return zeros(x)
 
     def results(self, node: TapeNode, backward: Callable[..., Gradients], gradients: list[Tensor | None]) -> Gradients:
         """The gradients of a node's inputs; where anomalies are looked for, an error of theirs says where the node was made."""
@@ -341,6 +345,8 @@ def relaid(here: EagerState, gradient: Tensor, layout: Layout) -> Tensor:
     if gradient.layout == layout:
         return gradient
     assert gradient.layout is not None
+    if here.building is not None:
+        return here.building.change(gradient, layout, None)
     one = gradient.layout.placement is layout.placement and layout.placement.size == 1
     array = gradient.array if one else convert(here, gradient, layout, "a gradient")  # on one rank all layouts are the same
     made = Tensor(gradient.tensor_type, layout, array)

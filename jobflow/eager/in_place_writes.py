@@ -13,7 +13,7 @@ import numpy as np
 
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, user_line
-from jobflow.eager.state import EagerState, mixed
+from jobflow.eager.state import EagerState, building_now, mixed
 from jobflow.eager.tape import Gradients, follow, record, stand_at
 from jobflow.eager.tensor import Tensor, own
 from jobflow.ops.op import ViewOp, apply
@@ -50,6 +50,10 @@ def add_into(here: EagerState, x: Tensor, value: Tensor, what: str) -> None:
 
 def zero_gradient(x: Tensor, set_to_none: bool) -> None:
     """Drop the gradient of x, or write zeros into its memory."""
+    recorder = building_now()
+    if recorder is not None and recorder.differentiates:
+        recorder.zero_gradient(x, set_to_none)
+        return
     gradient = x._gradient
     if set_to_none or gradient is None:
         x._gradient = None

@@ -55,6 +55,8 @@ class Recording(ABC):
     short: ClassVar[str]
     #: whether traced tensors lie somewhere, as global ones do
     lays: ClassVar[bool] = True
+    #: True if gradients are computed while the function is traced, so that `backward`, clipping and optimizer steps are recorded too
+    differentiates: ClassVar[bool] = False
 
     here: EagerState
     tracer: Tracer
@@ -140,6 +142,7 @@ class Recording(ABC):
         finally:
             self.here.grad_enabled = before
         view.traced, view._needs_gradient = made.traced, made._needs_gradient
+        view.node, view.index = made.node, made.index
 
     @abstractmethod
     def _read(self, x: Tensor) -> Tensor:

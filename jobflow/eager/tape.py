@@ -77,11 +77,15 @@ class TapeNode:
 
         `linked`: gradients of what is made of them find their way, if they are the inputs and the outputs.
         """
-        found = [None if saved is None else _Kept(self.name, *saved) if storage_changed(saved) else Tensor(*saved[:3]) for saved in self.saved]
+        found = [None if saved is None else self.restored(*saved) for saved in self.saved]
         ends: list[Edge] = [*self.edges, *((self, i) for i in range(self.outputs))]
         if linked and len(ends) == len(found):
             found = [x if x is None or isinstance(x, _Kept) else _at(x, end) for x, end in zip(found, ends, strict=True)]
         return found
+
+    def restored(self, type: TensorType, layout: Any, value: Any, storage: Storage, version: int) -> Tensor:
+        """Return a saved tensor; one that was written to since raises when it is read."""
+        return Tensor(type, layout, value) if storage.version == version else _Kept(self.name, type, layout, value, storage, version)
 
     def retaining(self, index: int) -> Tensor | None:
         """Return the tensor of an output that keeps its gradient (`retain_grad`)."""
@@ -180,17 +184,27 @@ def record_op(
 ) -> None:
     """The same for an op.  `known` are its gradients on such inputs, by which of them are asked for."""
     edges = tuple([edge_of(x) for x in inputs])
-    values: Sequence[Tensor | None] = (*inputs, *outputs)
-    program = None
-    if len(outputs) == 1:  # of several, some may have no gradient, and the program is another one
-        wanted = tuple([edge is not None for edge in edges])
-        program = known.get(wanted)
-        if program is None:
-            program = known[wanted] = _program(op, tuple(x.tensor_type for x in (*inputs, *outputs)), wanted)
-    if program is not None:
-        reads = program.reads
-        values = [x if i in reads else None for i, x in enumerate(values)]
-    note(TapeNode(op.word(), edges, len(outputs), OpGradient(op, placement, program), values), outputs)
+    program = gradient_program(op, known, inputs, outputs, edges)
+    note(TapeNode(op.word(), edges, len(outputs), OpGradient(op, placement, program), read_by(program, inputs, outputs)), outputs)
+
+
+def gradient_program(
+    op: Op, known: dict[tuple[bool, ...], Derivative | None], inputs: Sequence[Tensor], outputs: Sequence[Tensor], edges: Sequence[Edge]
+) -> Derivative | None:
+    """The program for the gradients of the inputs that have an edge; None for an op of several outputs, which may lack gradients."""
+    if len(outputs) > 1:
+        return None
+    wanted = tuple([edge is not None for edge in edges])
+    program = known.get(wanted)
+    if program is None:
+        program = known[wanted] = _program(op, tuple(x.tensor_type for x in (*inputs, *outputs)), wanted)
+    return program
+
+
+def read_by(program: Derivative | None, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """The inputs and outputs of an op, with None for those that its gradient program does not read."""
+    values = (*inputs, *outputs)
+    return values if program is None else [x if i in program.reads else None for i, x in enumerate(values)]
 
 
 def _program(op: Op, types: tuple[TensorType, ...], wanted: tuple[bool, ...]) -> Derivative | None:

@@ -229,7 +229,10 @@ def _from_data(what: str, data: Any, options: dict[str, Any], dtype: DType | Non
             array = array.astype(place.dtype.numpy)
     if layout is None or in_a_job():
         return place.finished(_holding(array))
-    return place.finished(cut(what, array, layout))
+    tracer, tensor = building_now(), cut(what, array, layout)
+    if tracer is not None and tracer.differentiates:
+        tracer.constant(tensor)
+    return place.finished(tensor)
 
 
 def _check_span(what: str, array: Array, dtype: DType) -> None:
@@ -250,8 +253,10 @@ def in_a_job() -> bool:
 
 
 def _holding(array: Array) -> Tensor:
-    """A local tensor in the memory of an array; in the body of a job, where memory comes later, a constant of the job."""
-    return source(Literal.of(array), None) if in_a_job() else Tensor(type_of(array), None, array)
+    """A local tensor in the memory of an array; in the body of a job or a compiled function, a constant of the program."""
+    tracer = building_now()
+    traced = tracer is not None and (tracer.differentiates or not tracer.lays)
+    return source(Literal.of(array), None) if traced else Tensor(type_of(array), None, array)
 
 
 def array_of(what: str, data: Any) -> Array:

@@ -26,7 +26,10 @@ from jobflow.ops.scalar import Clip
 def _with_gradients(what: str, parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
     """The gradients there are."""
     given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    if state().building is not None:
+    recorder = state().building
+    if recorder is not None and recorder.differentiates:
+        return [gradient for p in given if (gradient := recorder.gradient_of(p)) is not None]
+    if recorder is not None:
         raise JobError(
             f"{what} at {user_line()}: not in {running()}; clipping is the optimizer's there: clip_grad_max_norm of its group, or grad_clipping="
         )
@@ -93,6 +96,8 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, norm
     here, p = state(), float(norm_type)
     found = _with_gradients(what, parameters)
     _one_kind(here, what, found)
+    if here.building is not None and found:
+        return _clipped_when_run(what, found, float(max_norm), p, error_if_nonfinite)
     norm = total_norm(found, p)
     if error_if_nonfinite and not math.isfinite(norm):
         raise ArgumentError(f"{what} at {user_line()}: the norm of the gradients is {norm}")
@@ -102,6 +107,62 @@ def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, norm
             own(x, what)[...] = x.array * x.array.dtype.type(factor)
             x.wrote()
     return _stated(here, norm, found)
+
+
+def _clipped_when_run(what: str, grads: Sequence[Tensor], max_norm: float, p: float, error_if_nonfinite: bool) -> Tensor:
+    """Record the clipping of gradients; their norm as a value of the program."""
+    if error_if_nonfinite:
+        raise JobError(f"{what} at {user_line()}: error_if_nonfinite=True depends on the norm, which has no value while {running()} runs")
+    here, first = state(), grads[0]
+    with gradients(False):
+        total = _added([_power_sum(x, p) for x in grads], p)
+        with composing(total):
+            norm = total if p == math.inf else rooted(total, p)
+            factor = _tensor(ew.divide(ew.fill_like(norm, max_norm), ew.shift(norm, EPSILON)))
+            limit = ew.fill_like(factor, 1.0)
+            factor = _tensor(ew.where(ew.greater(factor, limit), limit, factor))
+        for x in grads:
+            scale = _on_ranks_of(here, cast(factor, x.tensor_type.dtype), x)
+            with composing(x):
+                scaled = _tensor(ew.multiply(x, scale))
+            here.building.write(x, scaled)
+        return _on_ranks_of(here, cast(_tensor(norm), first.tensor_type.dtype), first)
+
+
+def _added(parts: Sequence[Value], p: float) -> Tensor:
+    """Partial results in float64, those on one placement first, where the first of them is."""
+    here, places = state(), dict[Placement | None, Tensor]()
+    for part in map(_tensor, parts):
+        wide = cast(part, float64)
+        where = None if part.layout is None else part.layout.placement
+        places[where] = _both(places[where], wide, p) if where in places else wide
+    first, *others = places.values()
+    for other in others:
+        first = _both(first, _on_ranks_of(here, other, first), p)
+    return first
+
+
+def _both(a: Tensor, b: Tensor, p: float) -> Tensor:
+    with composing(a):
+        return _tensor(ew.maximum(a, b) if p == math.inf else ew.add(a, b))
+
+
+def rooted(total: Tensor, p: float) -> Value:
+    """The p-th root."""
+    return ew.sqrt(total) if p == 2.0 else ew.scalar_power(total, 1.0 / p)
+
+
+def _on_ranks_of(here: EagerState, number: Tensor, x: Tensor) -> Tensor:
+    """A number on the ranks of x, whole on each."""
+    if x.layout is None or number.layout is None:
+        return number
+    whole = Layout(x.layout.placement, (B,) * len(x.layout.sbp))
+    return number if number.layout == whole else here.building.change(number, whole, None)
+
+
+def _tensor(x: Value) -> Tensor:
+    assert isinstance(x, Tensor)
+    return x
 
 
 def _stated(here: EagerState, norm: float, found: Sequence[Tensor]) -> Tensor:
@@ -120,6 +181,9 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -
     with gradients(False):
         for x in _with_gradients("clip_grad_value_", parameters):
             made: Tensor = run(Clip(-bound, bound), x)
+            if here.building is not None:
+                here.building.write(x, made if made.layout == x.layout or x.layout is None else here.building.change(made, x.layout, None))
+                continue
             if x.layout is not None and made.layout is not None:
                 made = Tensor(x.tensor_type, x.layout, convert_array(here, made.array, x.tensor_type, made.layout, x.layout, "a clipped gradient"))
             own(x, "clip_grad_value_")[...] = made.array

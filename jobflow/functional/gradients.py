@@ -44,7 +44,8 @@ def backward(
     A tensor of one element has 1.0 as gradient.  The graph is gone after that unless `retain_graph`, which is on with `create_graph`:
     this records the gradients' own computation, for gradients of gradients.
     """
-    if x.traced is not None:
+    tracer = building_now()
+    if x.traced is not None and (tracer is None or not tracer.differentiates):
         if create_graph or inputs is not None:
             raise JobError(f"backward at {user_line()}: create_graph and inputs are for gradients that are taken at once; {NOT_IN_GRAPHS}")
         recorder(state(), "backward").backward(x, gradient)
@@ -66,7 +67,7 @@ def tensors_of(what: str, name: str, given: Any) -> list[Tensor]:
             raise JobError(f"{what} at {user_line()}: {x.tensor_type} is a tensor of a job; call an optimizer's minimize instead")
         if not isinstance(x, Tensor):
             raise ArgumentError(f"{what} at {user_line()}: {name} must be a tensor, or several; got {type(x).__name__}")
-        if x.traced is not None:
+        if x.traced is not None and not building_now().differentiates:
             raise JobError(f"{what} at {user_line()}: {x.tensor_type} has no numbers while {running()} runs; {NOT_IN_GRAPHS}")
     return found
 
@@ -261,12 +262,16 @@ def requires_grad_(x: Tensor, requires_grad: bool = True) -> Tensor:
 
 def _grad(x: Tensor) -> Tensor | None:
     """What backward has added up for x; None before the first time."""
-    return x._gradient
+    tracer = building_now()
+    return tracer.gradient_of(x) if tracer is not None and tracer.differentiates else x._gradient
 
 
 def _set_grad(x: Tensor, given: Tensor | None) -> None:
     if given is not None:
         _check_grad(x, given)
+    tracer = building_now()
+    if tracer is not None and tracer.differentiates:
+        tracer.hold_gradient(x)
     x._gradient = given
 
 
@@ -277,7 +282,7 @@ def _check_grad(x: Tensor, given: Tensor) -> None:
         raise DtypeError(f"{what}: the gradient of {x.tensor_type} is a tensor, or None; got {described(given)}")
     if given is x:
         raise JobError(f"{what}: a tensor cannot be its own gradient; x.clone() can")
-    if given.traced is not None:
+    if given.traced is not None and not building_now().differentiates:
         raise JobError(f"{what}: {given.tensor_type} has no numbers while {running()} runs; {NOT_IN_GRAPHS}")
     if given.tensor_type.shape != x.tensor_type.shape:
         raise ShapeError(f"{what}: {given.tensor_type} is not of the shape of the tensor {x.tensor_type} whose gradient it is to be")

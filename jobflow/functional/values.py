@@ -10,7 +10,7 @@ import numpy as np
 from jobflow.core.errors import DtypeError, JobError, ShapeError, user_line
 from jobflow.core.types import Array
 from jobflow.eager.convert import gathered
-from jobflow.eager.state import running, state
+from jobflow.eager.state import building_now, running, state
 from jobflow.eager.tensor import Tensor
 from jobflow.functional.devices import device_of
 from jobflow.functional.dispatch import method
@@ -24,7 +24,7 @@ DIGITS = 4
 
 def value_of(x: Tensor, what: str) -> Array:
     """The numbers of x, whole; of a global tensor on every rank, all of which call it."""
-    if x.traced is not None:
+    if x.traced is not None or (building_now() is not None and building_now().differentiates):
         raise JobError(f"{what} at {user_line()}: a tensor has no numbers while {running()} runs; return it from {state().building.short}")
     if x.layout is None:
         return x.array

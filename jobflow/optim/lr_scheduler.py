@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from jobflow.core.errors import ConfigError, JobError, user_line
+from jobflow.eager.state import building_now
 from jobflow.ops.learning_rates import annealing, cosine, exponential, polynomial, rising
 from jobflow.optim.optimizer import Optimizer
 
@@ -59,7 +60,10 @@ class LRScheduler:
         return [self.rate(base, t) for base in self.base_lrs]
 
     def step(self) -> None:
-        """Advance by one step and set the rates."""
+        """Advance by one step and set the rates of the optimizer."""
+        recorder = building_now()
+        if recorder is not None and recorder.differentiates:
+            recorder.repeat(self, type(self).step is LRScheduler.step)
         self.last_epoch += 1
         self.last_step = self.last_epoch
         self._set(self.rates())

@@ -124,23 +124,36 @@ class Optimizer:
             with gradients(True):
                 loss = closure()
         here = state()
-        with held():
+        recorder = here.building if here.building is not None and here.building.differentiates else None
+        with held() if recorder is None else recorder.stepping(self):
             for group in self.param_groups:
                 op = unified(self.rule(group))
                 slots = {SLOT_NAMES.get(slot.name, slot.name): slot.initial for slot in op.slots}
                 for p in group["params"]:
-                    if p._gradient is not None:
-                        self._step(here, p, p._gradient, op, slots, float(group["lr"]))
+                    gradient = p._gradient if recorder is None else recorder.gradient_of(p)
+                    if gradient is None:
+                        continue
+                    if recorder is None:
+                        self._step(here, p, gradient, op, slots, group)
+                    else:
+                        with recorder.slots_of(self, p):
+                            mine = self._slots(p, slots)
+                        recorder.step(op, group, p, mine, [mine[name] for name in slots], gradient)
         return loss
 
-    def _step(self, here: EagerState, p: Tensor, gradient: Tensor, op: OptimizerUpdate, slots: Mapping[str, float], rate: float) -> None:
-        if not isinstance(gradient, Tensor):
-            raise DtypeError(f"{self._word} at {user_line()}: the gradient of a {p.tensor_type} parameter is {described(gradient)}, not a tensor")
+    def _slots(self, p: Tensor, slots: Mapping[str, float]) -> dict[str, Any]:
+        """The state of a parameter, created at its first step."""
         mine = self.state.setdefault(p, {"step": 0})
         for name, initial in slots.items():
-            if name not in mine:  # the first step
+            if name not in mine:
                 mine[name] = run.source(Constant(p.tensor_type.shape, p.tensor_type.dtype, initial), p.layout)
-        scalars = [_number(p, np.array([rate], rate_dtype(p.tensor_type.dtype).numpy))]
+        return mine
+
+    def _step(self, here: EagerState, p: Tensor, gradient: Tensor, op: OptimizerUpdate, slots: Mapping[str, float], group: Group) -> None:
+        if not isinstance(gradient, Tensor):
+            raise DtypeError(f"{self._word} at {user_line()}: the gradient of a {p.tensor_type} parameter is {described(gradient)}, not a tensor")
+        mine = self._slots(p, slots)
+        scalars = [_number(p, np.array([float(group["lr"])], rate_dtype(p.tensor_type.dtype).numpy))]
         if op.reads_step:
             scalars.append(_number(p, np.array([mine["step"]], np.int64)))
         run.update(here, op, (p, *(mine[name] for name in slots), gradient, *scalars), f"{self._word}.step")

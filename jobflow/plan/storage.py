@@ -89,5 +89,9 @@ def place_variables(
 
 
 def _is_shared(variable: Variable, sharing: tuple[int, ...]) -> bool:
-    """Return True for variables in shared memory.  Scalars are not shared, since all ranks read and write them at once at no cost."""
-    return len(sharing) > 1 and variable.placement.ranks == sharing and variable.layout.is_whole and variable.group != "scalar"
+    """Return True for variables in shared memory.  Scalars are not shared, since all ranks read and write them at once at no cost.
+
+    Gradients are not shared, since programs write to them.
+    """
+    private = variable.group in ("scalar", "gradient")
+    return len(sharing) > 1 and variable.placement.ranks == sharing and variable.layout.is_whole and not private

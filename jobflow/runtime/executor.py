@@ -10,7 +10,7 @@ the ranks tell each other there: all of them raise the first error, and can run 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -78,6 +78,8 @@ class Executor:
         self.body: list[Call] = [call for _, calls in bound for call in calls]
         self.epilogue: list[Call] = [call for _, calls in late for call in calls]
         self.fetches = [(position, self.view(slot)) for position, slot in plan.fetches]
+        #: positions of outputs that the caller reads in the memory of the program, instead of getting a copy
+        self.shown: frozenset[int] = frozenset()
         self._given = self._found(bound, late)
         in_place = {feed.name for feed in plan.feeds if feed.slot.buffer in common}
         self._takes = [] if through is None else [(self.feeds[key][0], a) for key, a in through.arguments.items() if key not in in_place]
@@ -155,12 +157,23 @@ class Executor:
             if self.depart is not None:
                 self.depart()
         if arguments is not None:
-            found = self.device.to_host_together([view for _, view in self.fetches])
-            return [(position, value) for (position, _), value in zip(self.fetches, found, strict=True)]
+            copied = [fetch for fetch in self.fetches if fetch[0] not in self.shown] if self.shown else self.fetches
+            values = self.device.to_host_together([view for _, view in copied])
+            return [(position, value) for (position, _), value in zip(copied, values, strict=True)]
         self.device.synchronize()
         for target, value in self._gives:
             np.copyto(target, value)
         return []
+
+    def show(self, outputs: Iterable[int]) -> dict[int, tuple[Array, Array, int]]:
+        """Do not copy these outputs from now on.
+
+        Returns, by position, the array of each, its buffer and the offset there.  Outputs in the memory of an argument are left out and copied.
+        """
+        requested = set(outputs) if self.device.tag == "cpu" else set()
+        places = {position: slot for position, slot in self.plan.fetches if position in requested and slot.buffer == "arena"}
+        self.shown = frozenset(places)
+        return {position: (view, self.buffers["arena"], places[position].offset) for position, view in self.fetches if position in places}
 
     def feed(self, arguments: Mapping[str, Array]) -> None:
         """Put this rank's parts of the arguments where the plan reads them; every rank does."""

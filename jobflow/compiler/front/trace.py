@@ -213,6 +213,16 @@ class Tracer:
         finally:
             self._phase, self._where = before
 
+    @contextmanager
+    def phased(self, phase: Phase, where: SourceLine) -> Iterator[None]:
+        """Give the nodes recorded inside a phase and a line of the user."""
+        before = (self._phase, self._where)
+        self._phase, self._where = phase, where
+        try:
+            yield
+        finally:
+            self._phase, self._where = before
+
     # ---------------------------------------------------------------- rewriting
 
     @classmethod

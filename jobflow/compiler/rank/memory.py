@@ -142,7 +142,7 @@ class _Planning:
 
     def _join(self) -> None:
         """Let what is joined be made where it will lie, if its memory is its own and in the right order."""
-        taken = {self.windows[item].root for _, item in self.ordered.program.fetches} | set(self.arguments)
+        taken = set(self.arguments)
         for step in self.steps:
             if not isinstance(step.action, Join):
                 continue

@@ -71,6 +71,8 @@ class Building(Recording):
     where: SourceLine | None = None
     #: by id of a tensor: what stands for it now
     _standing: dict[int, Tensor] = field(default_factory=dict)
+    #: by id of a tensor with elements, the name of its variable
+    _variables: dict[int, str] = field(default_factory=dict)
     _modules: list[int] = field(default_factory=list)
 
     @contextmanager
@@ -99,7 +101,7 @@ class Building(Recording):
         found = prepared(self.here, op, known)
         if not found.smaller:
             return super()._ran(op, known)
-        with scope.using(interpreter=_Smaller(self, found.placement)):
+        with scope.using(interpreter=Decomposing(self, found.placement)):
             made: Any = op.smaller(*known)
         return tuple(made)
 
@@ -141,8 +143,7 @@ class Building(Recording):
     def leave(self, x: Tensor) -> Tensor:
         """There is no way from here to the pieces."""
         raise JobError(
-            f"to_local at {user_line()}: not in nn.Graph.build; return the tensor {x.tensor_type} from build, and call to_local() on "
-            f"what the graph gives"
+            f"to_local at {user_line()}: not in {self.running}; return the tensor {x.tensor_type} from {self.short}, and call to_local() on it"
         )
 
     # ---------------------------------------------------------------- tensors with numbers
@@ -169,6 +170,7 @@ class Building(Recording):
         made = Tensor(x.tensor_type, self.lying(x), None, traced=value)
         made._needs_gradient = x._needs_gradient and x.is_leaf
         self.tensors[name] = x
+        self._variables[id(x)] = name
         self._standing[id(x)] = made
         return made
 
@@ -193,9 +195,8 @@ class Building(Recording):
     def _write(self, x: Tensor, standing: Tensor, value: Tensor) -> None:
         if x.layout is not None and value.layout != x.layout:
             value = self.change(value, x.layout, None)
-        name = next(name for name, tensor in self.tensors.items() if tensor is x)
         standing.traced, standing.layout, standing._needs_gradient = value.traced, value.layout, value._needs_gradient
-        self.tracer.assign(name, value.traced)
+        self.tracer.assign(self._variables[id(x)], value.traced)
 
     # ---------------------------------------------------------------- training and modules
 
@@ -256,7 +257,7 @@ def _split(variable: Variable, zero: Zero) -> tuple[Sbp, ...]:
 
 
 @dataclass(frozen=True)
-class _Smaller:
+class Decomposing:
     """The interpreter while an op that may not be split as it is asked stands aside for smaller ones."""
 
     building: Building

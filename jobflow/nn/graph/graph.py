@@ -220,7 +220,7 @@ class Graph:
     def _traced(self, here: EagerState, metas: tuple[Meta, ...], given: Arguments, cut: Microbatches | None, size: int) -> Body:
         """One run of build; for parts of the batch of `size` rows, if it is cut."""
         config = self.config
-        tracer = Tracer(self.name, _together(here, metas), self._made_at, bool(self._added), kind="graph")
+        tracer = Tracer(self.name, together(here, metas), self._made_at, bool(self._added), kind="graph")
         kept = self._memory.tensors
         names = {id(x): name for name, x in (*kept.items(), *self._tensors())}
         building = Building(here, tracer, names, self._settings, config.zero, bool(self._added), kept, config.parallel is not None)
@@ -231,7 +231,7 @@ class Graph:
         steps = Steps(self._added, {id(x): name for name, x in building.tensors.items()}, self._scaler)
         program = replace(
             tracer.traced(),
-            placement=_union(here, tracer),
+            placement=union(here, tracer),
             training=self._training(building, steps),
             strategy=self._spread(here, building, metas),
             half=config.half,
@@ -408,12 +408,12 @@ def _stand_in(tracer: Tracer, building: Building, meta: Meta, cut: Microbatches 
     return Tensor(type, meta.layout, None, traced=tracer.input(meta.name, type, lies=meta.layout or building.alone))
 
 
-def _together(here: EagerState, metas: tuple[Meta, ...]) -> Placement:
+def together(here: EagerState, metas: tuple[Meta, ...]) -> Placement:
     """A placement to begin with: that of the first input that has one."""
     return next((meta.layout.placement for meta in metas if meta.layout), Placement("cpu", (here.rank.index,)))
 
 
-def _union(here: EagerState, tracer: Tracer) -> Placement:
+def union(here: EagerState, tracer: Tracer) -> Placement:
     """All ranks that the program uses."""
     used = list(dict.fromkeys(node.placement for node in tracer.nodes))
     if len(used) == 1:

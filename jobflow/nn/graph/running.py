@@ -32,7 +32,6 @@ from jobflow.graph.ir import Graph, Node, Value, Variable
 from jobflow.graph.rewrite import Rewriter
 from jobflow.kernels.target import target_of
 from jobflow.nn.graph.building import Draw
-from jobflow.nn.graph.graph_optimizers import Rate
 from jobflow.nn.parameter import Parameter
 from jobflow.plan.storage import is_common
 from jobflow.runtime.comm.communicator import Communicator
@@ -81,7 +80,7 @@ class Built:
     given: Any
     tensors: Mapping[str, Tensor]
     draws: Sequence[Draw]
-    rates: Sequence[Rate]
+    rates: Sequence[Any]
     schedules: Sequence[Any]
     #: True if its tensors are local
     local: bool
@@ -338,13 +337,17 @@ class Bound:
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
         """One run, on tensors of the shapes that it is for."""
+        self.check_session()
+        with scope.lock(), held():  # every run uses the same memory
+            return self._run(tensors)
+
+    def check_session(self) -> None:
+        """JobError if the session has ended whose ranks the program runs on."""
         if self.comm is not None and self.rank is not self.here.rank:
             raise JobError(
                 f"{self.built.name} at {user_line()}: clear_default_session has ended the session that the graph was compiled in, "
                 f"and its ranks with it; make another graph, and load what state_dict() of this one gives"
             )
-        with scope.lock(), held():  # every run uses the same memory
-            return self._run(tensors)
 
     def _run(self, tensors: Sequence[Tensor]) -> Any:
         arrays = {meta.name: x.array for meta, x in zip(self.built.inputs, tensors, strict=True)}

@@ -69,7 +69,12 @@ class Module:
         own = vars(self)
         if "_before" not in own:
             raise self._unready("is called")
-        building, now = building_now(), scope.current()
+        plan = own.get("_compiled")
+        return self._call(*inputs, **named) if plan is None else plan(*inputs, **named)
+
+    def _call(self, *inputs: Any, **named: Any) -> Any:
+        """Run the hooks and `forward`."""
+        own, building, now = vars(self), building_now(), scope.current()
         if building is None and isinstance(now.interpreter, JobBody):
             return called_in_body(now.interpreter, self, inputs, named)
         for hook in tuple(own["_before"].values()):
@@ -84,6 +89,21 @@ class Module:
             changed = hook(self, inputs, output)
             output = output if changed is None else changed
         return output if backward is None else backward.leave(output)
+
+    def compile(
+        self,
+        *,
+        fullgraph: bool = False,
+        dynamic: bool | None = None,
+        backend: Any = "jobflow",
+        mode: str | None = None,
+        options: dict[str, Any] | None = None,
+        disable: bool = False,
+    ) -> None:
+        """Compile calls of this module from now on, as `flow.compile` does for a function; `disable` makes them eager again."""
+        from jobflow.nn.compiled.compiling import in_place
+
+        in_place(self, fullgraph, disable)
 
     def _hooked_call(self, building: Any) -> HookedCall | None:
         """This call, if gradients of it go through hooks."""

@@ -1,0 +1,1 @@
+"""`flow.compile`: functions and modules traced once and replayed as plans."""

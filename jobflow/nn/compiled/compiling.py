@@ -1,0 +1,263 @@
+"""`flow.compile`: trace a function or module once, and replay the plan for later calls."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import jobflow.core.scope as scope
+from jobflow.core.errors import ArgumentError, DivergedError, JobflowError, RankError, SourceLine, user_line
+from jobflow.core.notices import notice
+from jobflow.eager.state import EagerState, state
+from jobflow.engine.session import current_session, many_shapes
+from jobflow.functional.dispatch import in_job
+from jobflow.nn.compiled.replay import CompiledMemory
+from jobflow.nn.compiled.snapshot import Untraceable
+from jobflow.nn.compiled.tracing import Call, Entry, Tracing
+from jobflow.nn.modules.module import Module
+from jobflow.plan.plan_text import plan_text
+
+#: how often one value may cause a new trace before the function runs eagerly
+RETRACES = 8
+
+
+class Cache:
+    """The plans of one compiled function on one rank."""
+
+    def __init__(self, here: EagerState) -> None:
+        self.here = here
+        self.memory = CompiledMemory()
+        #: by key of the call, the newest last
+        self.entries: dict[Any, list[Entry]] = {}
+        #: why the function was traced, one line for each trace
+        self.reasons: list[str] = []
+        self.causes: Counter[str] = Counter()
+        #: why the function runs eagerly from now on; "" if it does not
+        self.eager = ""
+
+    def find(self, key: Any, call: Call) -> tuple[Entry | None, str]:
+        """The plan for a call, or why there is none."""
+        entries = self.entries.get(key)
+        if entries is None:
+            return None, "" if not self.entries else self._other(call)
+        reason = ""
+        for entry in reversed(entries):
+            if problem := entry.stale():
+                self.entries.clear()
+                self.memory = CompiledMemory()
+                return None, problem
+            problem = entry.changed(self.here, call)
+            if not problem:
+                return entry, ""
+            reason = reason or problem
+        return None, reason
+
+    def _other(self, call: Call) -> str:
+        """Describe how a call differs from the newest one that was traced."""
+        newest = next(reversed(self.entries.values()))[-1]
+        metas = newest.replay.built.inputs
+        for meta, name, x in zip(metas, call.names, call.tensors, strict=False):
+            if meta.type != x.tensor_type or meta.layout != x.layout:
+                now = f"{x.tensor_type} {'local' if x.layout is None else x.layout}"
+                return f"{name} was {meta} and is {now}"
+        return "its arguments or the gradient mode differ"
+
+    def add(self, key: Any, entry: Entry, name: str) -> None:
+        """Keep a plan; of too many, drop the oldest."""
+        entries = self.entries.pop(key, [])
+        self.entries[key] = [*entries, entry]
+        most = current_session().settings.compiled_shapes
+        while sum(map(len, self.entries.values())) > most:
+            oldest = next(iter(self.entries))
+            self.entries[oldest].pop(0)
+            if not self.entries[oldest]:
+                del self.entries[oldest]
+            notice(many_shapes(f"the compiled function {name}", most))
+
+
+class CompiledFunction:
+    """A function whose calls run as plans.  See `compile`."""
+
+    def __init__(self, function: Callable[..., Any], name: str, where: SourceLine, fullgraph: bool) -> None:
+        self.function, self.name, self.where, self.fullgraph = function, name, where, fullgraph
+        self._caches: weakref.WeakKeyDictionary[EagerState, Cache] = weakref.WeakKeyDictionary()
+        functools.update_wrapper(self, function, updated=())
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    @property
+    def cache(self) -> Cache:
+        """The plans on this rank."""
+        here = state()
+        cache = self._caches.get(here)
+        if cache is None:
+            cache = self._caches[here] = Cache(here)
+        return cache
+
+    @property
+    def traces(self) -> list[str]:
+        """Why the function was traced: one line for each trace, on this rank."""
+        return list(self.cache.reasons)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        now = scope.current()
+        if now.interpreter is not None or in_job() or (now.root.eager is not None and now.root.eager.building is not None):
+            return self.function(*args, **options)
+        with scope.lock():
+            cache = self.cache
+            if cache.eager:
+                return self.function(*args, **options)
+            call = Call(args, options)
+            here = cache.here
+            key = current_session().settings.kernels, here.grad_enabled, here.default_dtype, call.key
+            entry, reason = cache.find(key, call)
+            if entry is not None:
+                return entry.run(call, first=False)
+            return self._traced(cache, key, call, reason)
+
+    def _traced(self, cache: Cache, key: Any, call: Call, reason: str) -> Any:
+        """Trace the function, and run the plan; without a plan, run the function eagerly."""
+        if reason:
+            cache.causes[reason.partition(" was ")[0]] += 1
+            if cache.causes[reason.partition(" was ")[0]] > RETRACES and "argument" not in reason:
+                return self._eagerly(cache, call, f"{reason}; this is trace number {len(cache.reasons) + 1}", for_good=True)
+            notice(f"flow.compile: {self.name} is traced again at {user_line()}: {reason}")
+        tracing = Tracing(cache.here, self.name, self.where, self.function, call, cache.memory)
+        try:
+            trace = tracing.run()
+        except Exception as error:
+            if self.fullgraph or isinstance(error, DivergedError | RankError):
+                raise
+            return self._eagerly(cache, call, _short(error), for_good=isinstance(error, Untraceable), error=error)
+        try:
+            entry = Entry(tracing, trace)
+        except BaseException as error:
+            tracing.undo()
+            if self.fullgraph or not isinstance(error, JobflowError) or isinstance(error, DivergedError | RankError):
+                raise
+            return self._eagerly(cache, call, _short(error), for_good=True)
+        cache.reasons.append(reason or "first call with such arguments")
+        try:
+            result = entry.run(call, first=True)
+        except BaseException:
+            tracing.undo()
+            raise
+        cache.add(key, entry, self.name)
+        return result
+
+    def _eagerly(self, cache: Cache, call: Call, reason: str, for_good: bool, error: Exception | None = None) -> Any:
+        """Run the function eagerly, and say why once."""
+        if self.fullgraph:
+            raise Untraceable(f"flow.compile at {self.where}, fullgraph=True: {self.name} cannot be one plan: {reason}")
+        result = self.function(*call.args, **call.options)
+        cache.eager = reason if for_good or error is not None else ""
+        notice(f"flow.compile: {self.name} runs eagerly: {reason}")
+        return result
+
+    def __reduce__(self) -> Any:
+        return CompiledFunction, (self.function, self.name, self.where, self.fullgraph)
+
+    def explain(self, stages: Sequence[str] = ("physical",)) -> str:
+        """The plans of this rank: operations with layouts and lines of the program ("physical"), instructions with addresses ("plan")."""
+        parts = []
+        for entries in self.cache.entries.values():
+            for entry in entries:
+                parts.append(f"{self.name}({', '.join(map(str, entry.replay.built.inputs))})")
+                if "physical" in stages:
+                    parts.append(entry.replay.text())
+                if "plan" in stages and entry.replay.executor is not None:
+                    parts.append(plan_text(entry.replay.executor.plan))
+        return "\n\n".join(parts) or f"{self.name} has no plan{f': {self.cache.eager}' if self.cache.eager else ' yet; call it first'}"
+
+
+def _short(error: BaseException) -> str:
+    return str(error) if isinstance(error, JobflowError) else f"{type(error).__name__}: {error}"
+
+
+def compile(
+    model: Any = None,
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    backend: Any = "jobflow",
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+    disable: bool = False,
+) -> Any:
+    """Compile a function: its first call is traced, later calls replay the plan.
+
+    The function may contain a whole training step with `backward()`, clipping, `optimizer.step()` and a schedule.  With `fullgraph`, code that
+    cannot be traced is an error; otherwise the function then runs eagerly.  `disable` returns the function itself.  `dynamic`, `backend`,
+    `mode` and `options` are accepted and change nothing.
+    """
+    where = user_line()
+    if model is None:
+        return functools.partial(compile, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options, disable=disable)
+    if not callable(model):
+        raise ArgumentError(f"compile at {where}: model is a function or a module; got {model!r}")
+    if disable:
+        return model
+    if isinstance(model, Module):
+        return sharing(model, where, bool(fullgraph))
+    if isinstance(model, CompiledFunction):
+        model = model.function
+    return CompiledFunction(model, getattr(model, "__name__", type(model).__name__), where, bool(fullgraph))
+
+
+# -------------------------------------------------------------------- modules
+
+
+def in_place(module: Module, fullgraph: bool, disable: bool) -> None:
+    """Have calls of a module run as plans, or eagerly again."""
+    vars(module).pop("_compiled", None)
+    if not disable:
+        vars(module)["_compiled"] = CompiledFunction(_Uncompiled(module), type(module).__name__, user_line(), fullgraph)
+
+
+def sharing(module: Module, where: SourceLine, fullgraph: bool) -> Module:
+    """A module whose calls run as plans; parameters, buffers, submodules and all other attributes are those of `module`."""
+    made: Module = object.__new__(_sharing_class(cast(Any, type(module))))
+    object.__setattr__(made, "__dict__", vars(module))
+    object.__setattr__(made, "_plan", CompiledFunction(_Uncompiled(module), type(module).__name__, where, fullgraph))
+    return made
+
+
+class _Uncompiled:
+    """Calls a module eagerly."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        return self.module._call(*inputs, **named)
+
+
+class _Sharing:
+    """Behaviour that `compile` adds to the class of a module."""
+
+    _plan: CompiledFunction
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        return self._plan(*inputs, **named)
+
+    @property
+    def traces(self) -> list[str]:
+        """Why the module was traced: one line for each trace, on this rank."""
+        return self._plan.traces
+
+    def explain(self, stages: Sequence[str] = ("physical",)) -> str:
+        """The plans of this rank."""
+        return self._plan.explain(stages)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        plan = self._plan
+        return sharing, (plan.function.module, plan.where, plan.fullgraph)
+
+
+@functools.cache
+def _sharing_class(kind: Any) -> type[Any]:
+    return type(kind.__name__, (_Sharing, kind), {"__slots__": ("_plan",), "__module__": kind.__module__, "__doc__": kind.__doc__})

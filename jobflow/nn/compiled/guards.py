@@ -1,0 +1,409 @@
+"""Guards: the Python values that a trace may depend on.
+
+A plan repeats what a function did when it was traced.  It is valid as long as every Python value that the function could read is unchanged.
+While the function is traced, `Guards` observes which code runs.  For code outside of jobflow it takes a snapshot of the global names, closure
+cells and default arguments of the code, and of everything reachable from there: containers, attributes of objects and classes, modules.  An
+attribute of an object of the program counts only if some code that ran names it.
+
+The snapshot has three uses.  Before a replay, `changed` compares it.  After the trace, `effects` lists what the function itself changed.
+If the trace is given up, `restore` puts everything back.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from operator import is_
+from typing import Any
+
+import numpy as np
+
+from jobflow.core.errors import is_ours, user_line
+from jobflow.eager.tensor import Tensor
+from jobflow.nn.compiled.pure_code import (
+    CONTAINERS,
+    IMPURE,
+    PLAIN,
+    PURE_MODULES,
+    PURE_OWNERS,
+    STANDARD,
+    is_constant,
+    is_jobflow,
+    is_library,
+    is_own,
+    is_standard,
+    slots_of,
+)
+from jobflow.nn.compiled.snapshot import MISSING, Snapshot, Untraceable, Watched, body_of
+from jobflow.nn.modules.module import Module
+from jobflow.optim.lr_scheduler import LRScheduler
+from jobflow.optim.optimizer import Optimizer
+
+#: elements of containers that one snapshot holds at most
+LARGEST = 200_000
+#: elements of one container, and bytes of one array, that are compared before every call
+LARGE, LARGE_BYTES = 4096, 1 << 16
+
+#: names with which code reads attributes whose names are not written in it
+_DYNAMIC = frozenset({"getattr", "vars", "__dict__", "attrgetter", "dir", "__getattribute__", "eval", "exec", "globals", "locals"})
+#: attributes of a schedule that change at every step
+_OF_SCHEDULES = frozenset({"last_epoch", "last_step", "get_lr", "get_last_lr", "rates", "rates_after", "state_dict"})
+_OF_MODULES = frozenset({"training", "_parameters", "_buffers", "_modules", "_passing", "_before", "_after", "_back_before", "_back_after"})
+
+
+class Guards:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.watched: dict[int, Watched] = {}
+        #: objects that have been visited, kept alive so that ids stay unique
+        self.seen: dict[int, Any] = {}
+        #: names that code which ran reads, and True if it also reads names that are not written in it
+        self.names: set[str] = set()
+        self.dynamic = False
+        #: paths of tensors, by id
+        self.paths: dict[int, str] = {}
+        #: by code, functions of the program that have been reached, with their paths
+        self.functions: dict[types.CodeType, list[tuple[Any, str]]] = {}
+        #: functions that ran, with their code and defaults
+        self.bodies: list[tuple[Any, tuple[Any, ...], str]] = []
+        self.executed: dict[types.CodeType, None] = {}
+        #: globals that code names: by id of the namespace, the namespace and the values before
+        self.globals: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
+        self.arrays: dict[int, tuple[Any, bytes, str]] = {}
+        #: values that cannot be compared, with their containers and keys
+        self.opaque: list[tuple[Watched | None, Any, str]] = []
+        #: why the function cannot be repeated, at which line
+        self.reasons: list[str] = []
+        self.schedules: list[LRScheduler] = []
+        #: containers among the arguments, which are others in every call
+        self.arguments: list[Watched] = []
+        self._count = 0
+        self._ours: set[types.CodeType] = set()
+        self._nested: set[types.CodeType] = set()
+        self._paused = False
+        self._importing: Any = None
+        self._random = random.getstate(), np.random.get_state()
+
+    # ---------------------------------------------------------------- observing
+
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        """Observe which code runs inside."""
+        before = sys.getprofile()
+        sys.setprofile(self._profile)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Run code inside that replays run as well."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def _profile(self, frame: Any, event: str, arg: Any) -> None:
+        code = frame.f_code
+        if code in self._ours or self._paused:
+            return
+        if self._importing is not None:
+            if event == "return" and frame is self._importing:
+                self._importing = None
+            return
+        if event == "call":
+            if code not in self.executed:
+                self._entered(code, frame)
+        elif event == "c_call":
+            self._called(arg, frame)
+
+    def _entered(self, code: types.CodeType, frame: Any) -> None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if module == "importlib._bootstrap":  # modules are imported once, whoever asks first
+            self._importing = frame
+            return
+        if is_ours(frame) or module.startswith("jobflow.") or module == "jobflow":
+            self._ours.add(code)
+            return
+        root = module.partition(".")[0]
+        if root in sys.stdlib_module_names or root == "numpy":
+            if not self._serves_program(frame.f_back):
+                return
+            self.executed[code] = None
+            if root not in STANDARD and module not in STANDARD:
+                self._refuse(f"it calls {module}.{code.co_qualname}, whose result or effect is not repeated")
+            self._named(code)
+            return
+        self.executed[code] = None
+        self._named(code)
+        self._nested.update(each for each in code.co_consts if isinstance(each, types.CodeType))
+        self._read_globals(code, frame.f_globals, module)
+        known = self.functions.get(code, [])
+        for function, path in known:
+            self._descend_function(function, path)
+        if code.co_freevars and not known and code not in self._nested:
+            self._refuse(f"it calls {code.co_qualname}, a closure that was made elsewhere and whose variables cannot be compared")
+
+    def _serves_program(self, frame: Any) -> bool:
+        """True if a frame, or the first caller that is not of a library, belongs to the program rather than to jobflow."""
+        while frame is not None and is_library(str(frame.f_globals.get("__name__", ""))):
+            if frame.f_code in self._ours or is_ours(frame) or is_jobflow(str(frame.f_globals.get("__name__", ""))):
+                return False
+            frame = frame.f_back
+        return frame is not None
+
+    def _named(self, code: types.CodeType) -> None:
+        self.names.update(code.co_names)
+        self.names.update(each for each in code.co_consts if isinstance(each, str) and each.isidentifier())
+        if _DYNAMIC.intersection(code.co_names):
+            self.dynamic = self.dynamic or not is_standard(code)
+
+    def _read_globals(self, code: types.CodeType, namespace: dict[str, Any], module: str) -> None:
+        _, names = self.globals.setdefault(id(namespace), (namespace, {}))
+        for name in code.co_names:
+            if name not in names:
+                names[name] = namespace.get(name, MISSING)
+                self.descend(names[name], name, None, name)
+
+    def _called(self, function: Any, frame: Any) -> None:
+        """A C function that code of the program calls."""
+        if frame.f_code not in self.executed or not self._serves_program(frame):
+            return
+        owner = getattr(function, "__self__", None)
+        name = getattr(function, "__name__", str(function))
+        if owner is None or isinstance(owner, types.ModuleType):
+            module = str(getattr(function, "__module__", None) or getattr(owner, "__name__", ""))
+            if name in IMPURE.get(module, ()) or (module not in PURE_MODULES and not module.startswith("jobflow")):
+                self._refuse(f"it calls {module}.{name}(), whose result or effect is not repeated")
+        elif isinstance(owner, type) and owner.__module__ == "datetime":
+            self._refuse(f"it calls {owner.__name__}.{name}(), whose result changes")
+        elif not isinstance(owner, (*PURE_OWNERS, types.GeneratorType)) and not is_own(type(owner)):
+            self._refuse(f"it calls {type(owner).__name__}.{name}(), whose result or effect is not repeated")
+
+    def _refuse(self, reason: str) -> None:
+        """Note why the function cannot be repeated, and stop it before it does what cannot be undone."""
+        self.reasons.append(f"{reason}, at {user_line()}")
+        raise Untraceable(self.reasons[-1])
+
+    # ---------------------------------------------------------------- reaching values
+
+    def add(self, value: Any, path: str) -> None:
+        """Guard everything that is reachable from `value`."""
+        with self.paused():
+            self.descend(value, path)
+
+    def add_argument(self, value: Any, path: str) -> None:
+        """Watch for changes of a container that the call passes."""
+        self.arguments.append(Watched(value, _kind_of(value), path))
+
+    def path_of(self, x: Tensor) -> str | None:
+        """The path of a tensor that was reached before the function ran."""
+        path = self.paths.get(id(x))
+        return None if path is None else path.replace("\0", "")
+
+    def descend(self, value: Any, path: str, holder: Watched | None = None, key: Any = None) -> None:
+        """Visit a value and what is reachable from it."""
+        waiting: list[tuple[Any, str, Watched | None, Any]] = [(value, path, holder, key)]
+        while waiting:
+            value, path, holder, key = waiting.pop()
+            if value is MISSING or isinstance(value, PLAIN) or id(value) in self.seen:
+                continue
+            self.seen[id(value)] = value
+            waiting.extend(reversed(list(self._visit(value, path, holder, key))))
+
+    def _visit(self, value: Any, path: str, holder: Watched | None, key: Any) -> Iterator[tuple[Any, str, Watched | None, Any]]:
+        """Yield the values directly reachable from a value."""
+        kind = type(value)
+        if isinstance(value, Tensor):
+            self.paths.setdefault(id(value), path)
+        elif isinstance(value, np.ndarray):
+            self._array(value, path, holder, key)
+        elif isinstance(value, tuple | frozenset):
+            for i, each in enumerate(value):
+                yield each, f"{path}[{i}]", holder, key
+        elif isinstance(value, types.FunctionType | types.MethodType | functools.partial | staticmethod | classmethod | property):
+            yield from self._callable(value, path, holder, key)
+        elif isinstance(value, types.ModuleType):
+            if not is_library(value.__name__):
+                yield from self._items(Watched(vars(value), "names", path, value))
+        elif isinstance(value, type):
+            if not is_library(value.__module__):
+                yield from self._items(Watched(vars(value), "class", path, value))
+                for base in value.__bases__:
+                    yield base, f"{path}.{base.__name__}", holder, key
+        elif isinstance(value, LRScheduler):
+            self.schedules.append(value)
+            yield value.optimizer, f"{path}.optimizer", holder, key
+            yield kind, kind.__name__, holder, key
+        elif isinstance(value, CONTAINERS):
+            if len(value) > LARGE:
+                self.opaque.append((holder, key, f"{path}, {kind.__name__} of {len(value)} elements"))
+            else:
+                yield from self._items(Watched(value, _kind_of(value), path))
+        else:
+            yield from self._object(value, path, holder, key)
+
+    def _object(self, value: Any, path: str, holder: Watched | None, key: Any) -> Iterator[tuple[Any, str, Watched | None, Any]]:
+        kind = type(value)
+        own = getattr(value, "__dict__", None)
+        if kind is object:  # a sentinel, which has nothing but its identity
+            return
+        if kind.__name__ == "_Uncompiled" and is_own(kind):
+            yield value.module, path, holder, key
+            return
+        if is_library(kind.__module__) and not isinstance(value, Module | Optimizer | types.SimpleNamespace):
+            if not is_constant(kind):
+                self.opaque.append((holder, key, f"{path}, a {kind.__module__}.{kind.__name__}"))
+            return
+        yield kind, kind.__name__, holder, key
+        if isinstance(value, Optimizer):
+            yield own.get("param_groups"), f"{path}.param_groups", holder, key  # type: ignore[union-attr]
+            if is_library(kind.__module__):
+                return
+        slots = tuple(name for base in kind.__mro__ for name in slots_of(base) if name not in ("__dict__", "__weakref__"))
+        if slots:
+            yield from self._items(Watched(value, "slots", path, slots))
+        if isinstance(own, dict):
+            yield from self._items(Watched(own, "dict", path, value))
+        elif not slots:
+            self.opaque.append((holder, key, f"{path}, a {kind.__name__}"))
+
+    def _items(self, watched: Watched) -> Iterator[tuple[Any, str, Watched | None, Any]]:
+        self.watched[id(watched.target) if watched.kind != "slots" else id(watched)] = watched
+        self.seen[id(watched.target)] = watched.target
+        self._count += len(watched.values) + len(watched.keys)
+        if self._count > LARGEST:
+            self._refuse(f"more than {LARGEST} Python values are reachable from it, last {watched.path}")
+            return
+        skip = ("state",) if isinstance(watched.owner, Optimizer) else ()
+        keys = watched.keys or range(len(watched.values))
+        for key, value in zip(keys, watched.values, strict=False):
+            if not isinstance(value, PLAIN) and key not in skip:
+                yield value, self._path(watched, key), watched, key
+
+    @staticmethod
+    def _path(watched: Watched, key: Any) -> str:
+        own = watched.path
+        if isinstance(watched.owner, Module):
+            return f"{own}.{key}" if key not in ("_parameters", "_buffers", "_modules") else f"{own}\0"
+        return f"{own[:-1]}.{key}" if own.endswith("\0") else watched.name(key)
+
+    def _callable(self, value: Any, path: str, holder: Watched | None, key: Any) -> Iterator[tuple[Any, str, Watched | None, Any]]:
+        if isinstance(value, types.MethodType):
+            yield value.__self__, path.rpartition(".")[0] or f"{path}.__self__", holder, key
+            yield value.__func__, path, holder, key
+        elif isinstance(value, functools.partial):
+            yield from ((each, path, holder, key) for each in (value.func, value.args, value.keywords))
+        elif isinstance(value, property):
+            yield from ((each, path, holder, key) for each in (value.fget, value.fset) if each is not None)
+        elif isinstance(value, staticmethod | classmethod):
+            yield value.__func__, path, holder, key
+        elif not is_library(value.__module__ or ""):
+            self.functions.setdefault(value.__code__, []).append((value, path))
+            if value.__code__ in self.executed:
+                self._descend_function(value, path)
+            wrapped = value.__dict__.get("__wrapped__")
+            if wrapped is not None:
+                yield wrapped, path, holder, key
+
+    def _descend_function(self, function: Any, path: str) -> None:
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+            watched = Watched(cell, "cell", name)
+            self.watched[id(cell)] = watched
+            self.seen[id(cell)] = cell
+            for value in watched.values:
+                self.descend(value, name, watched, 0)
+        self.bodies.append((function, body_of(function), path))
+        for given in (function.__defaults__, function.__kwdefaults__):
+            self.descend(given, f"the defaults of {path}", None, path)
+
+    def _array(self, value: Any, path: str, holder: Watched | None, key: Any) -> None:
+        if value.nbytes > LARGE_BYTES or value.dtype.hasobject:
+            self.opaque.append((holder, key, f"{path}, a NumPy array of {value.nbytes} bytes; make it a tensor"))
+        else:
+            self.arrays[id(value)] = value, value.tobytes(), path
+
+    # ---------------------------------------------------------------- after the trace
+
+    def reads(self, watched: Watched | None, key: Any) -> bool:
+        """True if code that ran may read an item of a container."""
+        if watched is None or self.dynamic or not isinstance(key, str):
+            return True
+        if watched.kind == "dict" and isinstance(watched.owner, Optimizer | Module) and is_library(type(watched.owner).__module__):
+            return True
+        if watched.kind in ("names", "class", "slots") or (watched.kind == "dict" and watched.owner is not None):
+            return key in self.names or (isinstance(watched.owner, Module) and key in _OF_MODULES)
+        return True
+
+    def refused(self) -> str:
+        """Why the function cannot be repeated; "" if it can."""
+        if self.reasons:
+            return self.reasons[0]
+        for watched, key, what in self.opaque:
+            if self.reads(watched, key) and not (watched is None and key is None):
+                return f"it reads {what.replace(chr(0), '')}, which cannot be compared between calls"
+        if random.getstate() != self._random[0] or _numpy_key(np.random.get_state()) != _numpy_key(self._random[1]):
+            return "it draws random numbers from Python or NumPy; draw them with jobflow's functions"
+        if self.schedules and _OF_SCHEDULES & self.names:
+            return "it reads the position or rates of a schedule, which change at every step"
+        return ""
+
+    def restore(self) -> None:
+        """Put everything back to what it was before the function ran."""
+        random.setstate(self._random[0])
+        np.random.set_state(self._random[1])
+        for watched in (*self.watched.values(), *self.arguments):
+            keys, values = watched.now()
+            if len(values) != len(watched.values) or keys != watched.keys or not all(map(is_, values, watched.values)):
+                watched.restore()
+        for namespace, name, before, _ in self._changed_globals():
+            if before is MISSING:
+                del namespace[name]
+            else:
+                namespace[name] = before
+
+    def effects(self) -> list[tuple[Watched, Any, Any]]:
+        """Return the changes of the function: containers, keys and new values; `MISSING` for a removed item."""
+        changes: list[tuple[Watched, Any, Any]] = []
+        for watched in (*self.watched.values(), *self.arguments):
+            keys, values = watched.now()
+            if keys == watched.keys and len(values) == len(watched.values) and all(map(is_, values, watched.values)):
+                continue
+            if watched.kind in ("list", "set"):
+                changes.append((watched, None, None))
+                continue
+            before = dict(zip(watched.keys or range(len(watched.values)), watched.values, strict=False))
+            after = dict(zip(keys or range(len(values)), values, strict=False))
+            changes += [(watched, key, value) for key, value in after.items() if before.get(key, MISSING) is not value]
+            changes += [(watched, key, MISSING) for key in before if key not in after]
+        changes += [(Watched(namespace, "names", ""), name, now) for namespace, name, _, now in self._changed_globals()]
+        return changes
+
+    def _changed_globals(self) -> Iterator[tuple[dict[str, Any], str, Any, Any]]:
+        """Namespace, name, value before and value now of globals that the function assigned."""
+        for namespace, names in self.globals.values():
+            for name, before in names.items():
+                now = namespace.get(name, MISSING)
+                if now is not before:
+                    yield namespace, name, before, now
+
+    def finish(self, ignored: Callable[[Watched, Any], bool]) -> Snapshot:
+        """The comparison to make before every replay; `ignored` says which items are fed at every run."""
+        return Snapshot(self, ignored)
+
+
+def _kind_of(value: Any) -> str:
+    return "dict" if isinstance(value, dict) else "set" if isinstance(value, set) else "list"
+
+
+def _numpy_key(state: Any) -> Any:
+    """A state of NumPy's global generator, comparable."""
+    name, keys, *rest = state
+    return name, keys.tobytes(), *rest

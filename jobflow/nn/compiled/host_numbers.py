@@ -1,0 +1,53 @@
+"""Numbers that the host feeds to a plan at every run: learning rates, counts of steps, random draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import field
+from typing import Any
+
+from jobflow.core.dataclass import dataclass
+from jobflow.core.types import Array
+from jobflow.eager.state import EagerState, Generator
+
+
+@dataclass
+class HostNumber:
+    """A number that Python code changes between runs, such as a learning rate: read before every run."""
+
+    key: str
+    array: Array
+    read: Callable[[], float]
+    #: dictionaries that must agree about the number
+    alike: list[dict[str, Any]] = field(default_factory=list)
+
+    def update(self) -> None:
+        self.array[0] = self.read()
+
+
+@dataclass
+class SessionGenerator:
+    """The current generator of local or of global tensors; `manual_seed` replaces the generator."""
+
+    here: EagerState
+    local: bool
+
+    @property
+    def now(self) -> Generator:
+        generator: Generator = self.here.local_generator if self.local else self.here.global_generator
+        return generator
+
+    @property
+    def seed(self) -> int:
+        return self.now.seed
+
+    @property
+    def draws(self) -> int:
+        return self.now.draws
+
+    @draws.setter
+    def draws(self, count: int) -> None:
+        self.now.draws = count
+
+    def next(self) -> int:
+        return self.now.next()

@@ -1,0 +1,183 @@
+"""Gradients from outside: a compiled function whose result is differentiated later has a second plan for the backward pass.
+
+The backward pass from the function's outputs to the tensors that it read is traced together with the function.  The trace is then cut.
+Values that cross the cut are outputs of the first plan and inputs of the second.  The second plan is compiled at the first `backward()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jobflow.compiler.front.trace import Tracer
+from jobflow.core.dataclass import dataclass
+from jobflow.core.errors import JobError, user_line
+from jobflow.core.layout import Layout
+from jobflow.core.types import Array
+from jobflow.eager.backward import relaid, unsummed
+from jobflow.eager.convert import empty
+from jobflow.eager.state import EagerState
+from jobflow.eager.tape import TapeNode, edge_of, note
+from jobflow.eager.tensor import Tensor
+from jobflow.graph.ir import Node, Value
+from jobflow.graph.rewrite import needed_nodes
+from jobflow.nn.compiled.step_recorder import StepRecorder
+from jobflow.nn.compiled.traced_tape import TracedSweep
+from jobflow.nn.graph.running import Meta
+from jobflow.ops.source import Constant, Input, ReadVariable
+
+
+@dataclass(eq=False)
+class Outside:
+    """The backward pass of a compiled function, before it is compiled."""
+
+    #: numbers of the outputs that require gradients, and the inputs of the second plan for their gradients
+    outputs: list[int]
+    seeds: list[Value]
+    #: tensors that the function read and that require gradients, and their gradients
+    leaves: list[Tensor]
+    gradients: list[Value]
+    #: nodes of the second plan in their order, and the values that cross the cut
+    nodes: list[Node]
+    cut: list[Value]
+
+
+class OutsideSweep(TracedSweep):
+    """A backward pass that ends at tensors from outside of the function."""
+
+    def leaf(self, x: Tensor) -> None:
+        gradient = self.sums.pop(x)
+        del self.readers[x]
+        self.found[id(x)] = gradient
+        self.reached[id(x)] = x
+
+    @property
+    def reached(self) -> dict[int, Tensor]:
+        reached: dict[int, Tensor] = self.__dict__.setdefault("_reached", {})
+        return reached
+
+
+def is_open(x: Tensor) -> bool:
+    """True if a later backward pass can go through a traced tensor."""
+    return x._needs_gradient and x.node is not None and x.node.backward is not None
+
+
+def trace_outside(recorder: StepRecorder, outputs: Sequence[Tensor]) -> Outside | None:
+    """Record the backward pass from the outputs that require gradients; None if no output does."""
+    chosen = [i for i, x in enumerate(outputs) if is_open(recorder.known(x))]
+    if not chosen:
+        return None
+    roots = [recorder.known(outputs[i]) for i in chosen]
+    before = len(recorder.tracer.nodes)
+    seeds = []
+    for i, root in zip(chosen, roots, strict=True):
+        layout = None if root.layout is None else unsummed(root.layout)
+        value = recorder.tracer.input(f"#gradient{i}", root.tensor_type, lies=layout or recorder.alone)
+        seeds.append(Tensor(root.tensor_type, layout, None, traced=value))
+    with recorder.differentiating(False):
+        sweep = OutsideSweep(recorder.here, True, ())
+        sweep.run(roots, seeds)
+        leaves = [x for x in sweep.reached.values() if x.traced is None]
+        gradients = [_in_layout(recorder, sweep.found[id(x)], x) for x in leaves]
+    values = [recorder.known(gradient).traced for gradient in gradients]
+    needed = needed_nodes(values)
+    late = [node for node in recorder.tracer.nodes[before:] if node in needed and not isinstance(node.op, Input)]
+    inside = set(late)
+    cut = {value: None for node in late for value in node.inputs if value.node not in inside}
+    cut.update({value: None for value in values if value.node not in inside})
+    given = [seed.traced for seed in seeds]
+    for value in given:
+        cut.pop(value, None)
+        del recorder.tracer.inputs[value.node.op.key]
+    return Outside(chosen, given, leaves, values, late, list(cut))
+
+
+def _in_layout(recorder: StepRecorder, gradient: Tensor, x: Tensor) -> Tensor:
+    return gradient if x.layout is None or gradient.layout == x.layout else recorder.change(gradient, x.layout, None)
+
+
+class Cut:
+    """The cut through a trace: values that the first plan hands to the second."""
+
+    def __init__(self, outside: Outside) -> None:
+        self.outside = outside
+        again = (Constant, ReadVariable, Input)
+        #: values that the first plan returns
+        self.saved = [value for value in outside.cut if not isinstance(value.node.op, again)]
+        #: arguments and other inputs of the first plan that the second reads too, by key
+        self.inputs = [value for value in outside.cut if isinstance(value.node.op, Input)]
+
+    def program(self, tracer: Tracer, recorder: StepRecorder, metas: Sequence[Meta], alone: Layout) -> tuple[list[Value], list[Meta]]:
+        """Record the second plan; its outputs and inputs.  `metas` describe the saved values."""
+        now: dict[Value, Value] = {}
+        inputs: list[Meta] = []
+        for value in self.outside.seeds:
+            now[value] = self._input(tracer, value, inputs, value.node.op.key)  # type: ignore[attr-defined]
+        for value, meta in zip(self.saved, metas, strict=True):
+            key = f"#saved{len(inputs)}"
+            inputs.append(Meta(key, meta.type, meta.layout))
+            now[value] = tracer.input(key, meta.type, lies=meta.layout or alone)
+        for value in self.inputs:
+            now[value] = self._input(tracer, value, inputs, value.node.op.key)  # type: ignore[attr-defined]
+        for value in self.outside.cut:
+            if isinstance(value.node.op, ReadVariable):
+                now[value] = tracer.variable(recorder.tracer.variables[value.node.op.key])
+            elif isinstance(value.node.op, Constant):
+                now.update(zip(value.node.outputs, tracer.again(value.node, ()), strict=True))
+        for node in self.outside.nodes:
+            now.update(zip(node.outputs, tracer.again(node, [now[value] for value in node.inputs]), strict=True))
+        return [now[value] for value in self.outside.gradients], inputs
+
+    @staticmethod
+    def _input(tracer: Tracer, value: Value, inputs: list[Meta], key: str) -> Value:
+        layout = Layout(value.node.placement, value.node.op.sbp)  # type: ignore[attr-defined]
+        inputs.append(Meta(key, value.tensor_type, layout))
+        return tracer.input(key, value.tensor_type, lies=layout)
+
+    def variables(self) -> list[str]:
+        """The variables that the second plan reads."""
+        return [value.node.op.key for value in self.outside.cut if isinstance(value.node.op, ReadVariable)]
+
+
+class LaterBackward:
+    """The gradient of one call of a compiled function."""
+
+    def __init__(
+        self, here: EagerState, name: str, outside: Outside, saved: Mapping[int, Array], read: Sequence[Tensor], run: Callable[..., list[Tensor]]
+    ) -> None:
+        self.here, self.name, self.outside, self.saved, self.run = here, name, outside, saved, run
+        self.read = [(x, x.memory, x.memory.version) for x in read]
+
+    def __call__(self, saved: Sequence[Any], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        what = f"backward at {user_line()}"
+        if self.here.grad_enabled:
+            raise JobError(f"{what}: create_graph=True goes through the compiled function {self.name}, whose gradient is one plan; run it eagerly")
+        for x, memory, version in self.read:
+            if x.storage is not memory or memory.version != version:
+                raise JobError(
+                    f"{what}: a {x.tensor_type} tensor that the gradient of {self.name} needs was overwritten by an in-place operation after the "
+                    f"call; call backward() first, or clone() the tensor"
+                )
+        found: list[Tensor | None] = [*self.run(self.saved, gradients)]
+        return found
+
+
+def attach(later: LaterBackward, outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
+    """Have a backward pass through these outputs run the second plan."""
+    chosen = [outputs[i] for i in later.outside.outputs]
+    note(TapeNode(f"compiled {later.name}", tuple(map(edge_of, leaves)), len(chosen), later), chosen)
+
+
+def seed(here: EagerState, layout: Layout | None, gradient: Tensor | None, output: Meta) -> Tensor:
+    """The gradient of an output in the layout that the second plan reads."""
+    if gradient is None:
+        piece = output.type.shape if layout is None else _piece(here, layout, output)
+        return Tensor(output.type, layout, np.zeros(piece, output.type.dtype.numpy))
+    return gradient if layout is None else relaid(here, gradient, layout)
+
+
+def _piece(here: EagerState, layout: Layout, output: Meta) -> tuple[int, ...]:
+    inside = here.rank.index in layout.placement.ranks
+    return layout.box(output.type.shape, here.rank.index).shape if inside else empty(output.type).shape

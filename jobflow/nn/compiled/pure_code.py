@@ -1,0 +1,75 @@
+"""Which code and objects belong to libraries, and which of their functions only depend on their arguments."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import sys
+import types
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jobflow.eager.tensor import Tensor
+
+#: types of values that cannot change
+PLAIN = (
+    bool, int, float, complex, str, bytes, type(None), type(...), range, slice, np.generic, np.dtype, enum.Enum, types.BuiltinFunctionType,
+    types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType, types.CodeType,
+)  # fmt: skip
+CONTAINERS = (dict, list, set, deque)
+#: by module, C functions whose result or effect is more than their arguments
+IMPURE = {"builtins": {"print", "input", "open", "exec", "eval", "globals", "locals", "breakpoint", "compile", "__import__"}}
+PURE_MODULES = frozenset(
+    {"builtins", "math", "cmath", "operator", "_operator", "itertools", "functools", "_functools", "_collections", "collections", "_abc", "_struct",
+     "numpy", "numpy.core._multiarray_umath", "numpy._core._multiarray_umath", "_weakref", "_typing", "sys", "_contextvars", "copyreg", "_warnings"}
+)  # fmt: skip
+PURE_OWNERS: tuple[Any, ...] = (
+    *PLAIN, *CONTAINERS, tuple, frozenset, type, types.MappingProxyType, np.ndarray, np.ufunc, bytearray, memoryview, functools.partial,
+    types.FunctionType, type(iter(())), type(iter([])), type(iter({})), zip, enumerate, map, filter, reversed, Tensor,
+)  # fmt: skip
+#: modules of the standard library whose objects do not change
+_CONSTANT = frozenset(
+    {"typing", "types", "enum", "re", "abc", "_abc", "weakref", "collections.abc", "decimal", "fractions", "datetime", "pathlib", "logging",
+     "functools", "_thread", "threading", "inspect", "dataclasses"}
+)  # fmt: skip
+#: modules of the standard library whose Python code may run
+STANDARD = frozenset(
+    {"functools", "contextlib", "collections", "dataclasses", "enum", "typing", "abc", "operator", "copy", "copyreg", "types", "inspect",
+     "itertools", "numbers", "fractions", "weakref", "reprlib", "_collections_abc", "collections.abc", "re", "string", "statistics", "numpy",
+     "_weakrefset", "keyword", "warnings", "importlib._bootstrap", "zipimport", "importlib._bootstrap_external"}
+)  # fmt: skip
+
+
+def is_standard(code: types.CodeType) -> bool:
+    """True for code of the standard library."""
+    return "/lib/python" in code.co_filename and "site-packages" not in code.co_filename
+
+
+def slots_of(kind: type) -> Sequence[str]:
+    """The slots that a class itself declares."""
+    slots = kind.__dict__.get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def is_library(module: str) -> bool:
+    """True for modules of jobflow, NumPy and the standard library."""
+    root = module.partition(".")[0]
+    return root in ("jobflow", "numpy") or (root in sys.stdlib_module_names and root != "__main__") or root == "builtins"
+
+
+def is_jobflow(module: str) -> bool:
+    """True for modules of jobflow."""
+    return module.partition(".")[0] == "jobflow"
+
+
+def is_own(kind: type) -> bool:
+    """True for classes of jobflow."""
+    return kind.__module__.partition(".")[0] == "jobflow"
+
+
+def is_constant(kind: type) -> bool:
+    """True for types of libraries whose objects do not change, or which jobflow reads at every run."""
+    return is_own(kind) or kind.__module__ in _CONSTANT

@@ -1,0 +1,105 @@
+"""A trace of a compiled function as a plan: binding to the memory of the program's tensors, and running."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from typing import Any
+
+import jobflow.core.scope as scope
+from jobflow.core.dataclass import dataclass
+from jobflow.core.types import Array, TensorType
+from jobflow.eager.state import EagerState
+from jobflow.eager.tensor import Home, Tensor, lives
+from jobflow.engine.binding import state_of
+from jobflow.nn.graph.running import Bound, Built, Memory
+from jobflow.runtime.interrupts import held
+
+
+class GradientSlot:
+    """The memory in which the compiled function leaves the `grad` of a tensor."""
+
+    def __init__(self, array: Array, buffer: Array, offset: int, type: TensorType, layout: Any) -> None:
+        self.array, self.buffer, self.offset = array, buffer, offset
+        self.type, self.layout = type, layout
+        self.resident = Home(array, buffer, offset)
+
+    def enter(self, x: Tensor) -> None:
+        """Let the present `grad` of x share this memory."""
+        known = x._gradient
+        if known is not None and known.array is not self.array:
+            self.release()
+            self.array[...] = known.array
+            lives(known, self.resident)
+
+    def release(self) -> None:
+        """Give tensors that still show this memory a copy of it."""
+        if any(True for _ in self.resident.tensors.values()):
+            self.resident._move(self.array, self.array.copy())
+            self.resident = Home(self.array, self.buffer, self.offset)
+
+    def show(self) -> Tensor:
+        """A new tensor in this memory."""
+        created = Tensor(self.type, self.layout, self.array)
+        lives(created, self.resident)
+        return created
+
+
+@dataclass
+class CompiledMemory(Memory):
+    """State shared by the plans of one compiled function."""
+
+    #: by name of a variable that holds a `grad`
+    gradients: dict[str, GradientSlot] = field(default_factory=dict)
+
+
+class Replay(Bound):
+    """A plan of a compiled function, bound to the tensors of the program.
+
+    A `grad` that the plan makes anew is read in the memory of the plan.  One that the plan adds to is a variable, shared by all plans.
+    """
+
+    memory: CompiledMemory
+
+    def __init__(self, here: EagerState, built: Built, memory: CompiledMemory, added: Mapping[str, Tensor], created: Mapping[int, Tensor]) -> None:
+        super().__init__(here, built, {}, memory)
+        #: by name of the variable, and by number of the output
+        self.added: dict[str, GradientSlot] = {}
+        self.shown: dict[int, GradientSlot] = {}
+        if self.executor is not None:
+            self.added = {name: self._variable(name, x) for name, x in added.items()}
+            shown = self.executor.show(created)
+            self.shown = {i: GradientSlot(*location, created[i].tensor_type, created[i].layout) for i, location in shown.items()}
+
+    def _variable(self, name: str, x: Tensor) -> GradientSlot:
+        if name not in self.memory.gradients:
+            assert self.memory.rank is not None
+            state = state_of(self.memory.rank)
+            slot = state.slots[name]
+            self.memory.gradients[name] = GradientSlot(state.array(name), state.buffers[slot.buffer], slot.offset, x.tensor_type, x.layout)
+        return self.memory.gradients[name]
+
+    def run(self, tensors: Sequence[Tensor], added: Mapping[str, Tensor], created: Mapping[int, Tensor]) -> list[Tensor]:
+        """One run; its outputs.  `added` and `created` are the tensors whose `grad` the plan adds to or makes."""
+        self.check_session()
+        with scope.lock(), held():
+            arrays = {meta.name: x.array for meta, x in zip(self.built.inputs, tensors, strict=True)}
+            for draw in self.built.draws:
+                draw.array[0] = draw.generator.next()
+            for x in created.values():
+                x._gradient = None
+            for slot in self.shown.values():
+                slot.release()
+            for name, slot in self.added.items():
+                slot.enter(added[name])
+            moved = [(binding, resident) for binding, resident in self.ties if binding.tensor.array is not resident.array]
+            number = self._agreed(tensors, moved)
+            arrays_out: dict[int, Array] = {}
+            if self.executor is not None:
+                if moved:
+                    self._take(moved)
+                arrays_out = self._step(self.executor, arrays)
+                for storage in self.storages:
+                    storage.version += 1
+            slots = self.shown
+            return [slots[i].show() if i in slots else self._output(meta, arrays_out.get(i), number + i) for i, meta in enumerate(self.outputs)]

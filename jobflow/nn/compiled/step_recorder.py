@@ -1,0 +1,446 @@
+"""The recorder of `flow.compile`: a graph recorder that also differentiates.
+
+While a function is traced, operations on its tensors are recorded as in `nn.Graph.build`.  In addition they go on the tape, so that
+`loss.backward()`, gradient clipping and `optimizer.step()` run as in eager mode and are recorded as well.  Tensors of the program stay the
+objects that they are: each has a traced stand-in while the function runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import field, replace
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+import jobflow.core.scope as scope
+from jobflow.core.dataclass import dataclass
+from jobflow.core.errors import user_line
+from jobflow.core.layout import B, Layout
+from jobflow.core.types import DType, TensorType, int64
+from jobflow.eager.backward import Relaid, Sweep, unsummed
+from jobflow.eager.run import Prepared, prepared
+from jobflow.eager.tape import Edge, OpGradient, follow, gradient_program, note, read_by
+from jobflow.eager.tensor import Tensor
+from jobflow.graph.ir import Node, Variable
+from jobflow.nn.compiled.host_numbers import HostNumber, SessionGenerator
+from jobflow.nn.compiled.snapshot import Untraceable
+from jobflow.nn.compiled.traced_tape import Differentiating, TracedNode, TracedSweep
+from jobflow.nn.graph.building import Building, Decomposing
+from jobflow.ops.layout_ops import Copy, ToLayout
+from jobflow.ops.op import Op
+from jobflow.ops.optimizer_updates import OptimizerUpdate
+from jobflow.ops.source import Constant
+from jobflow.ops.update import rate_dtype
+
+
+class Observer(Protocol):
+    """Guards what a trace depends on."""
+
+    def add(self, value: Any, path: str) -> None:
+        """Guard everything that is reachable from `value`."""
+        ...
+
+    def path_of(self, x: Tensor) -> str | None:
+        """The path of a tensor that was reached before the function ran."""
+        ...
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Ignore Python code that a replay runs as well."""
+        ...
+
+
+@dataclass
+class StepRecorder(Building):
+    """One trace of a compiled function."""
+
+    running: ClassVar[str] = "flow.compile"
+    short: ClassVar[str] = "the compiled function"
+    differentiates: ClassVar[bool] = True
+    sweep: ClassVar[type[Sweep]] = TracedSweep
+
+    #: names of the tensors of the program, by id; the trace adds to them
+    names: dict[int, str]
+    observer: Observer | None = None
+    #: tensors whose `grad` the function reads or changes, and the `grad` before, by id
+    gradients: dict[int, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
+    #: of these, those whose old `grad` the function reads
+    gradients_read: set[int] = field(default_factory=set)
+    #: by id of an old `grad`, the tensor that has it
+    owners: dict[int, Tensor] = field(default_factory=dict)
+    numbers: list[HostNumber] = field(default_factory=list)
+    #: what a replay calls before every run, in this order
+    repeated: list[Callable[[], Any]] = field(default_factory=list)
+    #: dictionaries of optimizer state whose step a replay counts
+    counted: list[dict[str, Any]] = field(default_factory=list)
+    #: optimizers that step, with their state for each parameter
+    stepped: list[tuple[Any, list[tuple[Tensor, dict[str, Any]]]]] = field(default_factory=list)
+    #: undoes changes of optimizer state, should the trace be given up
+    undo: list[Callable[[], None]] = field(default_factory=list)
+    #: tensors with elements that the function writes to, by id
+    written: dict[int, Tensor] = field(default_factory=dict)
+    #: how often schedules have stepped so far
+    schedule_steps: int = 0
+    #: by name of the variable that holds a `grad`, the tensor that has it
+    held: dict[str, Tensor] = field(default_factory=dict)
+    _constants: dict[int, Tensor] = field(default_factory=dict)
+    _changed: set[int] = field(default_factory=set)
+    _numbers: dict[Any, Tensor] = field(default_factory=dict)
+    _of_key: dict[Any, HostNumber] = field(default_factory=dict)
+    _states: dict[int, int] = field(default_factory=dict)
+
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        """Record everything inside here, in the gradient mode of the caller."""
+        mode = self.here.grad_enabled
+        with super().in_force():
+            self.here.grad_enabled = mode
+            yield
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Run operations at once inside."""
+        before, self.here.building = self.here.building, None
+        try:
+            with scope.using(interpreter=None):
+                yield
+        finally:
+            self.here.building = before
+
+    # ---------------------------------------------------------------- operations
+
+    def _ran(self, op: Op, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        known = [self.known(x) for x in inputs]
+        plan = prepared(self.here, op, known)
+        if plan.smaller:
+            with scope.using(interpreter=Decomposing(self, plan.placement)):
+                pieces: Any = op.smaller(*inputs)
+            return tuple(pieces)
+        values = self._record(op, [x.traced for x in known], plan.placement or self.alone.placement)
+        outputs = tuple([Tensor(value.tensor_type, layout, None, traced=value) for value, layout in zip(values, plan.layouts, strict=True)])
+        if self.here.grad_enabled and any(x._needs_gradient for x in known):
+            self._note(op, plan, inputs, known, outputs)
+        return outputs
+
+    def _note(self, op: Op, plan: Prepared, inputs: Sequence[Tensor], known: Sequence[Tensor], outputs: tuple[Tensor, ...]) -> None:
+        """Put an operation on the tape."""
+        edges = tuple([self._edge(x, now) for x, now in zip(inputs, known, strict=True)])
+        program = gradient_program(op, plan.gradients, known, outputs, edges)
+        gradient = OpGradient(op, plan.placement, program)
+        saved = read_by(program, known, outputs)
+        note(TracedNode(op.word(), edges, len(outputs), gradient, outputs[0].traced.node, saved), outputs)
+
+    @staticmethod
+    def _edge(x: Tensor, now: Tensor) -> Edge:
+        if now.node is not None:
+            return now.node, now.index
+        return x if now._needs_gradient else None
+
+    def known(self, x: Tensor) -> Tensor:
+        if x.traced is None and x.base is not None and id(x) not in self._standing:
+            follow(x)
+        return super().known(x)
+
+    def change(self, x: Tensor, target: Layout, back: Sequence[Any] | None) -> Tensor:
+        now = self.known(x)
+        if now.layout is None:
+            raise Untraceable(f"to_global at {user_line()}: a local tensor becomes global inside a compiled function; make it global before the call")
+        if now.layout == target and back is None:
+            return x
+        (value,) = self._record(ToLayout(target.sbp, None), [now.traced], target.placement)
+        output = Tensor(x.tensor_type, target, None, traced=value)
+        if self.here.grad_enabled and now._needs_gradient:
+            target_gradient = None if back is None else Layout(target.placement, tuple(back))
+            gradient = Relaid(self.here, unsummed(now.layout), target_gradient)
+            note(TracedNode("to_global", (self._edge(x, now),), 1, gradient, value.node), (output,))
+        return output
+
+    def filled(self, x: Tensor, value: float) -> Tensor:
+        """A constant in the type and layout of x."""
+        layout = None if x.layout is None else Layout(x.layout.placement, (B,) * len(x.layout.sbp))
+        output = self.source(Constant(x.tensor_type.shape, x.tensor_type.dtype, value), layout, None)
+        return output if x.layout is None else self.change(output, x.layout, None)
+
+    def again(self, x: Tensor) -> Tensor:
+        """Another tensor with the same value."""
+        now = self.known(x)
+        output = Tensor(now.tensor_type, now.layout, None, traced=now.traced)
+        return output
+
+    # ---------------------------------------------------------------- writes
+
+    def _hold(self, x: Tensor, value: Tensor) -> None:
+        now = self._standing[id(x)] if x.traced is None else x
+        before = now._needs_gradient, now.node, now.index
+        super()._hold(x, value)
+        now._needs_gradient, now.node, now.index = before
+        if self.here.grad_enabled and value._needs_gradient:
+            now._needs_gradient, now.node, now.index = True, value.node, value.index
+        elif self.here.grad_enabled:
+            now.node, now.index = None, 0
+            now._needs_gradient = before[0] and before[1] is None
+
+    def write(self, x: Tensor, output: Tensor) -> None:
+        """Have x, and what x is a view of, hold `output`."""
+        root = x
+        while root.base is not None:
+            root = root.base[0]
+        if root.traced is None:
+            self.written[id(root)] = root
+        if x.traced is None and x.base is not None:
+            raise Untraceable(
+                f"{user_line()}: a view {x.tensor_type} that was made outside of the compiled function is written to; make the view inside"
+            )
+        self.known(x)
+        value = self.known(output)
+        if self.here.grad_enabled and value._needs_gradient and value.node is None:
+            output = self.run(Copy(), [output])[0]
+        super().write(x, output)
+
+    def update(self, op: Op, inputs: Sequence[Tensor]) -> None:
+        """Record an operation that writes over some of its inputs."""
+        values, _ = self._applied(op, [self.known(x) for x in inputs])
+        for number, index in op.alias.items():
+            x = inputs[index]
+            output = Tensor(values[number].tensor_type, self.known(x).layout, None, traced=values[number])
+            self.write(x, output)
+
+    # ---------------------------------------------------------------- tensors of the program
+
+    def _read(self, x: Tensor) -> Tensor:
+        owner = self.owners.get(id(x))
+        if owner is not None:
+            return self._read_gradient(x, owner)
+        if id(x) not in self.names:
+            path = None if self.observer is None else self.observer.path_of(x)
+            if path is None and id(x) not in self._constants:
+                raise Untraceable(
+                    f"{user_line()}: code that is not recorded makes a tensor {x.tensor_type} while the function is traced; pass it as an argument"
+                )
+            self.names[id(x)] = self._unique(path or "constant")
+        output = super()._read(x)
+        output._needs_gradient = x._needs_gradient
+        name = self._variables[id(x)]
+        if x._needs_gradient and x.is_leaf:
+            self.relocate(name, "parameter")
+        return output
+
+    def _unique(self, name: str) -> str:
+        """A name that no tensor of the compiled function has."""
+        used = {*self.names.values(), *self.kept, *self.tensors}
+        return name if name not in used else next(f"{name}{i}" for i in range(2, len(used) + 3) if f"{name}{i}" not in used)
+
+    def relocate(self, name: str, group: str) -> None:
+        """Let a variable share a buffer with others of its group, so that one update serves them all."""
+        self.tracer.variables[name] = replace(self.tracer.variables[name], group=group, trainable=True)
+
+    def constant(self, x: Tensor) -> None:
+        """Accept a tensor that the function makes anew, always with the same elements."""
+        self._constants[id(x)] = x
+
+    def _read_gradient(self, x: Tensor, owner: Tensor) -> Tensor:
+        """The old `grad` of a tensor, as the variable that holds its gradients."""
+        name = self.gradient_variable(owner)
+        output = Tensor(x.tensor_type, x.layout, None, traced=self.tracer.reads[name])
+        self._variables[id(x)] = name
+        self._standing[id(x)] = output
+        return output
+
+    def gradient_variable(self, owner: Tensor) -> str:
+        """The name of the variable that holds the gradients of a tensor."""
+        name = next((name for name, x in self.held.items() if x is owner), None)
+        if name is None:
+            name = f"{self._variables.get(id(owner)) or self.names.get(id(owner)) or f'tensor{len(self.held)}'}.grad"
+            self.held[name] = owner
+            self.tracer.variable(storage_variable(name, owner, self.alone, "gradient"))
+        return name
+
+    def _write(self, x: Tensor, standing: Tensor, value: Tensor) -> None:
+        if x.layout is not None and value.layout != x.layout:
+            value = self.change(value, x.layout, None)
+        standing.traced, standing.layout = value.traced, value.layout
+        if id(x) in self._variables:
+            self.tracer.assign(self._variables[id(x)], value.traced)
+
+    def stand_in(self, x: Tensor, key: str) -> None:
+        """Feed the elements of an argument at every run."""
+        value = self.tracer.input(key, x.tensor_type, lies=x.layout or self.alone)
+        output = Tensor(x.tensor_type, x.layout, None, traced=value)
+        output._needs_gradient = x._needs_gradient if x.base is None else follow(x)
+        self._standing[id(x)] = output
+
+    def standing(self, x: Tensor) -> Tensor | None:
+        """The stand-in of a tensor that the trace has met."""
+        return self._standing.get(id(x))
+
+    # ---------------------------------------------------------------- random numbers
+
+    def _generator(self, layout: Layout | None) -> Any:
+        return SessionGenerator(self.here, layout is None)
+
+    # ---------------------------------------------------------------- gradients
+
+    def backward(self, loss: Tensor, gradient: Tensor | None = None) -> None:
+        raise AssertionError("the tape differentiates")
+
+    def backward_pass(self, create: bool) -> Differentiating:
+        """The interpreter of a backward pass."""
+        return Differentiating(self, create)
+
+    def hold_gradient(self, x: Tensor) -> None:
+        """Note that the function changes the `grad` of x."""
+        self.gradients.setdefault(id(x), (x, x._gradient))
+        self._changed.add(id(x))
+
+    def gradient_of(self, x: Tensor) -> Tensor | None:
+        """The `grad` of x as the function reads it."""
+        _, before = self.gradients.setdefault(id(x), (x, x._gradient))
+        if id(x) not in self._changed:
+            self.gradients_read.add(id(x))
+            if before is not None and before.traced is None:
+                self.owners[id(before)] = x
+        return x._gradient
+
+    def zero_gradient(self, x: Tensor, set_to_none: bool) -> None:
+        """`zero_grad` of one tensor."""
+        if set_to_none:
+            self.hold_gradient(x)
+            x._gradient = None
+        elif (known := self.gradient_of(x)) is not None:
+            self.write(known, self.filled(known, 0.0))
+            now = self.known(known)
+            now._needs_gradient, now.node, now.index = False, None, 0
+
+    @contextmanager
+    def differentiating(self, records: bool) -> Iterator[None]:
+        """Apply the derivatives of operations inside."""
+        before, self.here.grad_enabled = self.here.grad_enabled, records
+        try:
+            with scope.using(interpreter=Differentiating(self, records)):
+                yield
+        finally:
+            self.here.grad_enabled = before
+
+    @contextmanager
+    def in_backward(self) -> Iterator[None]:
+        """Record what follows as the backward pass that the user's line asks for."""
+        with self.tracer.phased("backward", user_line()):
+            yield
+
+    def in_gradient_of(self, node: Node | None) -> AbstractContextManager[Any]:
+        """Record what follows under the name, line and place of an operation's gradient."""
+        return nullcontext() if node is None else self._in_gradient_of(node)
+
+    @contextmanager
+    def _in_gradient_of(self, node: Node) -> Iterator[None]:
+        interpreter = scope.current().interpreter
+        with self.tracer.gradients_of(node), scope.using(interpreter=interpreter):
+            yield
+
+    # ---------------------------------------------------------------- optimizers and schedules
+
+    @contextmanager
+    def stepping(self, optimizer: Any) -> Iterator[None]:
+        """Record the step of an optimizer."""
+        if self.observer is not None:
+            self.observer.add(optimizer, f"the optimizer {type(optimizer).__name__}")
+        self.stepped.append((optimizer, []))
+        with self.tracer.updating(user_line()):
+            yield
+
+    @contextmanager
+    def slots_of(self, optimizer: Any, p: Tensor) -> Iterator[None]:
+        """Create the state of a parameter at once, to be removed if the trace is given up."""
+        mine = optimizer.state.get(p)
+        names = None if mine is None else set(mine)
+        with self.suspended():
+            yield
+
+        def restore() -> None:
+            if names is None:
+                optimizer.state.pop(p, None)
+            else:
+                for name in [name for name in optimizer.state[p] if name not in names]:
+                    del optimizer.state[p][name]
+
+        self.undo.append(restore)
+
+    def step(self, op: OptimizerUpdate, group: dict[str, Any], p: Tensor, mine: dict[str, Any], slots: Sequence[Tensor], gradient: Tensor) -> None:
+        """Record the update of one parameter."""
+        dtype = rate_dtype(p.tensor_type.dtype)
+        scalars = [self._number(("lr", id(group), self.schedule_steps), dtype, p, float(group["lr"]), lambda: float(group["lr"]))]
+        if op.reads_step:
+            count, before = mine["step"], self._states.setdefault(id(mine), mine["step"])
+            scalars.append(self._number(("step", before, count), int64, p, count, lambda: mine["step"] + count - before, mine))
+        for name, slot in zip(op_names(op), slots, strict=True):
+            self.constant(slot)
+            if id(slot) not in self.names:
+                self.known(p)
+                self.names[id(slot)] = self._unique(f"{self._variables.get(id(p), 'parameter')}-{name}")
+            self.known(slot)
+            self.relocate(self._variables[id(slot)], name)
+        current = self.known(p)
+        if current.layout is not None and gradient.layout != current.layout:
+            gradient = self.change(gradient, current.layout, None)
+        self.update(op, (p, *slots, gradient, *scalars))
+        mine["step"] += 1
+        self.counted.append(mine)
+        self.stepped[-1][1].append((p, mine))
+
+    def _number(self, key: Any, dtype: DType, p: Tensor, now: float, read: Callable[[], float], mine: dict[str, Any] | None = None) -> Tensor:
+        """A number from the host beside a parameter, fed at every run."""
+        where = self.alone if p.layout is None else Layout(p.layout.placement, (B,) * len(p.layout.sbp))
+        key = (*key, dtype, where)
+        if key not in self._numbers:
+            number = HostNumber(f"#number{len(self.numbers)}", np.full(1, now, dtype.numpy), read)
+            value = self.tracer.input(number.key, TensorType((1,), dtype), lies=where)
+            self._numbers[key] = Tensor(value.tensor_type, None if p.layout is None else where, None, traced=value)
+            self.numbers.append(number)
+            self.repeated.append(number.update)
+            self._of_key[key] = number
+        if mine is not None:
+            self._of_key[key].alike.append(mine)
+        return self._numbers[key]
+
+    def repeat(self, schedule: Any, plain: bool) -> None:
+        """Have every replay step a schedule too."""
+        if not plain:
+            raise Untraceable(f"{type(schedule).__name__} at {user_line()}: a schedule with its own step() is stepped; step it outside")
+        before = dict(vars(schedule)), [dict(group) for group in schedule.optimizer.param_groups]
+
+        def restore() -> None:
+            vars(schedule).clear()
+            vars(schedule).update(before[0])
+            for group, options in zip(schedule.optimizer.param_groups, before[1], strict=True):
+                group.update(options)
+
+        self.undo.append(restore)
+        self.schedule_steps += 1
+        self.repeated.append(schedule.step)
+
+    # ---------------------------------------------------------------- modules
+
+    def called(self, module: Any, forward: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+        if self.observer is not None:
+            self.observer.add(module, type(module).__name__)
+        return forward(*args, **options)
+
+
+def storage_variable(name: str, like: Tensor, alone: Layout, group: str) -> Variable:
+    """A variable of the program in the type and layout of a tensor."""
+    layout = like.layout or alone
+    return Variable(
+        name,
+        like.tensor_type,
+        Constant(like.tensor_type.shape, like.tensor_type.dtype, 0),
+        layout.placement,
+        layout.sbp,
+        trainable=False,
+        group=group,
+    )
+
+
+def op_names(op: OptimizerUpdate) -> list[str]:
+    """The names of the slots of an update."""
+    return [slot.name for slot in op.slots]

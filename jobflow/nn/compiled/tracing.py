@@ -1,0 +1,434 @@
+"""Tracing a call of a compiled function into a plan that can replace later calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from operator import attrgetter
+from typing import Any
+
+import jobflow.core.scope as scope
+from jobflow.compiler.compile import logical
+from jobflow.compiler.front.trace import Tracer
+from jobflow.core.dataclass import dataclass
+from jobflow.core.errors import SourceLine
+from jobflow.core.layout import Layout
+from jobflow.core.types import Array
+from jobflow.eager.state import EagerState
+from jobflow.eager.structures import replaced
+from jobflow.eager.tape import TapeNode, follow, note
+from jobflow.eager.tensor import Tensor, own
+from jobflow.graph.ir import Value
+from jobflow.nn.compiled.guards import Guards
+from jobflow.nn.compiled.host_numbers import HostNumber, SessionGenerator
+from jobflow.nn.compiled.outside import Cut, LaterBackward, Outside, attach, is_open, seed, trace_outside
+from jobflow.nn.compiled.replay import CompiledMemory, Replay
+from jobflow.nn.compiled.snapshot import MISSING, Snapshot, Untraceable, Watched
+from jobflow.nn.compiled.step_recorder import StepRecorder
+from jobflow.nn.graph.graph import together, union
+from jobflow.nn.graph.running import Arguments, Built, Meta
+from jobflow.optim.optimizer import Optimizer
+from jobflow.runtime.collection import collection_paused
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+#: what must be the same of a tensor of the program for a plan to work on it
+_facts = attrgetter("tensor_type", "layout", "_needs_gradient", "hooks")
+_gradient = attrgetter("_gradient")
+
+
+class Call:
+    """The arguments of one call: tensors, and a key for everything else."""
+
+    __slots__ = ("args", "containers", "key", "names", "objects", "options", "tensors")
+
+    def __init__(self, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self.args, self.options = args, options
+        self.tensors: list[Tensor] = []
+        self.names: list[str] = []
+        #: objects that are compared by identity, with their names
+        self.objects: list[tuple[Any, str]] = []
+        self.containers: list[tuple[Any, str]] = []
+        self.key = (*[self._key(x, f"argument {i}") for i, x in enumerate(args)], *[(name, self._key(x, name)) for name, x in options.items()])
+
+    def _key(self, x: Any, name: str) -> Any:
+        if isinstance(x, Tensor):
+            self.tensors.append(x)
+            self.names.append(name)
+            needs = x._needs_gradient if x.base is None else follow(x)
+            return x.tensor_type, x.layout, needs, x.node is None, self._first(x)
+        if isinstance(x, _PLAIN):
+            return type(x), repr(x)
+        if type(x) in (list, dict):
+            self.containers.append((x, name))
+        if type(x) is dict:
+            return "dict", tuple([(key, self._key(each, f"{name}[{key!r}]")) for key, each in x.items()])
+        if type(x) in (list, tuple) or (isinstance(x, tuple) and hasattr(x, "_fields")):
+            return type(x), tuple([self._key(each, f"{name}[{i}]") for i, each in enumerate(x)])
+        self.objects.append((x, name))
+        return type(x), id(x)
+
+    def _first(self, x: Tensor) -> int:
+        """The number of the first argument in the memory of x."""
+        return next(i for i, other in enumerate(self.tensors) if other is x or (x.storage is not None and other.storage is x.storage))
+
+
+@dataclass
+class Trace:
+    """Record of one run of the function, arranged for replays."""
+
+    recorder: StepRecorder
+    guards: Guards
+    result: Any
+    #: traced tensors that the plan returns: of the result, of attributes that the function sets, of arguments that it writes to
+    outputs: list[Tensor]
+    #: (container, key, number of the output, or the constant)
+    effects: list[tuple[Watched, Any, int | None, Any]]
+    #: (argument, number of the output) of arguments that the function writes to
+    written: list[tuple[int, int]]
+    #: (tensor, or number of the argument, and what becomes of its grad: number of the output, or None)
+    gradients: list[tuple[Tensor | int, int | None]]
+    #: the backward pass from the outputs, for a caller that differentiates them
+    outside: Outside | None = None
+
+
+class Tracing:
+    """One trace of a function, for one call."""
+
+    def __init__(self, here: EagerState, name: str, where: SourceLine, function: Callable[..., Any], call: Call, memory: CompiledMemory) -> None:
+        self.here, self.function, self.call, self.memory = here, function, call, memory
+        self.metas = tuple(Meta(f"input{i}", x.tensor_type, x.layout) for i, x in enumerate(call.tensors))
+        self.guards = Guards()
+        self.tracer = Tracer(name, together(here, self.metas), where, False, kind="graph")
+        names = {id(x): name for name, x in memory.tensors.items()}
+        self.gradient_outputs: list[Tensor] = []
+        self.recorder = StepRecorder(here, self.tracer, names, {}, kept=memory.tensors, observer=self.guards)
+
+    def run(self) -> Trace:
+        """Run the function once.  If it cannot be repeated, undo what it did and raise Untraceable."""
+        call, guards, recorder = self.call, self.guards, self.recorder
+        guards.add(self.function, getattr(self.function, "__name__", type(self.function).__name__))
+        for value, name in call.objects:
+            guards.descend(value, name, None, name)
+        for value, name in call.containers:
+            guards.add_argument(value, name)
+        try:
+            with recorder.in_force():
+                for i, x in enumerate(call.tensors):
+                    if recorder.standing(x) is None:
+                        recorder.stand_in(x, f"input{i}")
+                        recorder.names.setdefault(id(x), f"input{i}")
+                with guards.observing():
+                    result = self.function(*call.args, **call.options)
+                return self._finished(result)
+        except BaseException:
+            self.undo()
+            raise
+
+    def undo(self) -> None:
+        """Undo what the function did to Python objects."""
+        for x, before in self.recorder.gradients.values():
+            x._gradient = before
+        for mine in self.recorder.counted:
+            mine["step"] -= 1
+        for restore in reversed(self.recorder.undo):
+            restore()
+        self.guards.restore()
+
+    # ---------------------------------------------------------------- what the function did
+
+    def _finished(self, result: Any) -> Trace:
+        recorder, guards = self.recorder, self.guards
+        if reason := guards.refused():
+            raise Untraceable(f"{self.tracer.name}: {reason}")
+        outputs: dict[int, Tensor] = {}
+        replaced(result, Tensor, lambda x: self._returned(x, outputs))
+        self._check_result(result)
+        effects = [effect for change in guards.effects() if (effect := self._effect(*change, outputs)) is not None]
+        written = self._written(outputs)
+        gradients = [self._gradient(x, before, outputs) for x, before in recorder.gradients.values()]
+        outside = trace_outside(recorder, list(outputs.values()))
+        changes = [each for each in gradients if each is not None]
+        return Trace(recorder, guards, result, list(outputs.values()), effects, written, changes, outside)
+
+    def _returned(self, x: Tensor, outputs: dict[int, Tensor]) -> Tensor:
+        if x.traced is not None:
+            outputs[id(x)] = x
+        elif self._position(x) is None and self.guards.path_of(x) is None:
+            raise Untraceable(
+                f"{self.tracer.name}: it returns a tensor {x.tensor_type} that was made while it was traced, in a way that is not recorded"
+            )
+        return x
+
+    def _check_result(self, x: Any) -> None:
+        """Untraceable for results that a replay cannot build."""
+        if isinstance(x, list | tuple):
+            for each in x:
+                self._check_result(each)
+        elif isinstance(x, dict):
+            for each in x.values():
+                self._check_result(each)
+        elif not isinstance(x, (Tensor, *_PLAIN)) and id(x) not in self.guards.seen:
+            raise Untraceable(f"{self.tracer.name}: it returns a {type(x).__name__}; return tensors and plain values, in lists, tuples and dicts")
+
+    def _position(self, x: Tensor) -> int | None:
+        return next((i for i, other in enumerate(self.call.tensors) if other is x), None)
+
+    def _effect(self, watched: Watched, key: Any, value: Any, outputs: dict[int, Tensor]) -> tuple[Watched, Any, int | None, Any] | None:
+        """A change of a container, as something to repeat."""
+        if self.is_rate(watched, key) and self.recorder.schedule_steps:
+            return None
+        path = watched.name(key).replace("\0", "")
+        if watched.kind in ("list", "set") or value is MISSING or watched in self.guards.arguments:
+            raise Untraceable(f"{self.tracer.name}: it changes {watched.path or path}, which a replay does not repeat")
+        if isinstance(value, Tensor) and value.traced is not None:
+            outputs.setdefault(id(value), value)
+            return watched, key, list(outputs).index(id(value)), None
+        if not isinstance(value, _PLAIN) and id(value) not in self.guards.seen:
+            raise Untraceable(f"{self.tracer.name}: it sets {path} to a {type(value).__name__}, which a replay does not repeat")
+        return watched, key, None, value
+
+    def is_rate(self, watched: Watched, key: Any) -> bool:
+        """True for the learning rate of a group, which plans read before every run, unless the function reads it too."""
+        if key not in ("lr", "initial_lr") or "param_groups" in self.guards.names:
+            return False
+        return any(watched.target is group for optimizer, _ in self._optimizers() for group in optimizer.param_groups)
+
+    def _optimizers(self) -> Iterator[tuple[Optimizer, Any]]:
+        yield from self.recorder.stepped
+        yield from ((schedule.optimizer, None) for schedule in self.guards.schedules)
+
+    def _written(self, outputs: dict[int, Tensor]) -> list[tuple[int, int]]:
+        """The arguments that the function writes to; Untraceable if other tensors show the same memory."""
+        recorder, written = self.recorder, []
+        met = {**{id(x): x for x in self.call.tensors}, **{id(x): x for x in recorder.tensors.values()}}
+        for x in recorder.written.values():
+            shared = [other for other in met.values() if other is not x and x.storage is not None and other.storage is x.storage]
+            if shared:
+                raise Untraceable(
+                    f"{self.tracer.name}: it writes to a tensor {x.tensor_type} whose memory another tensor {shared[0].tensor_type} shows"
+                )
+            now = recorder.known(x)
+            if now.node is not None:
+                raise Untraceable(
+                    f"{self.tracer.name}: it writes a value that requires gradients to the tensor {x.tensor_type}, outside of no_grad()"
+                )
+            if (i := self._position(x)) is not None:
+                outputs.setdefault(id(now), now)
+                written.append((i, list(outputs).index(id(now))))
+        return written
+
+    def _gradient(self, x: Tensor, before: Tensor | None, outputs: dict[int, Tensor]) -> tuple[Tensor | int, int | None] | None:
+        """Put a `grad` back until the plan has run, and return its later value."""
+        now, x._gradient = x._gradient, before
+        if x.traced is not None or now is before:
+            return None
+        position = self._position(x)
+        who = x if position is None else position
+        if position is None and self.guards.path_of(x) is None and id(x) not in {id(t) for t in self.recorder.tensors.values()}:
+            raise Untraceable(f"{self.tracer.name}: it computes the gradient of a tensor {x.tensor_type} that it cannot find again")
+        if now is None:
+            return who, None
+        if now.traced is None:
+            raise Untraceable(f"{self.tracer.name}: it sets the grad of a tensor {x.tensor_type} to a tensor from outside")
+        if id(now) in outputs:
+            now = self.recorder.again(now)
+        if now.layout != x.layout and x.layout is not None:
+            now = self.recorder.change(now, x.layout, None)
+        outputs[id(now)] = now
+        self.gradient_outputs.append(now)
+        return who, list(outputs).index(id(now))
+
+
+class Entry:
+    """A plan for calls like the one that was traced, as long as the values that the trace used are unchanged."""
+
+    def __init__(self, tracing: Tracing, trace: Trace) -> None:
+        recorder = trace.recorder
+        self.trace, self.call_key = trace, tracing.call.key
+        self.objects = tracing.call.objects
+        self.replay = compiled(tracing, trace)
+        self.snapshot: Snapshot = trace.guards.finish(tracing.is_rate)
+        self.host_numbers: Sequence[HostNumber] = recorder.numbers
+        inside = {id(x) for x in tracing.call.tensors}
+        self.tensors = [x for x in recorder.tensors.values() if id(x) not in inside]
+        self.facts = list(map(_facts, self.tensors))
+        self.argument_of = {id(x): i for i, x in enumerate(tracing.call.tensors)}
+        self.bound = {id(x) for x in self.tensors}
+        self.seeds = [(draw.generator.local, draw.generator.seed) for draw in recorder.draws if isinstance(draw.generator, SessionGenerator)]
+        read = [recorder.gradients[i][0] for i in recorder.gradients_read]
+        self.readers: list[Tensor] = [x for x in read if x.traced is None and id(x) not in inside]
+        self.reader_arguments = [(self.argument_of[id(x)], recorder.gradients[id(x)][1] is None) for x in read if id(x) in inside]
+        self.had_gradient = [recorder.gradients[id(x)][1] is None for x in self.readers]
+        self.states = [(optimizer, optimizer.state, pairs) for optimizer, pairs in recorder.stepped]
+        self.added = {name: self.argument_of.get(id(x), x) for name, x in recorder.held.items()}
+        self.returned = {id(x): i for i, x in enumerate(trace.outputs)}
+        self.differentiated = [i for i, x in enumerate(trace.outputs) if (now := recorder.known(x))._needs_gradient and not is_open(now)]
+        self.backward = None if trace.outside is None else BackwardPlan(tracing, trace.outside, self)
+
+    # ---------------------------------------------------------------- validity
+
+    def changed(self, here: EagerState, call: Call) -> str:
+        """Why the plan is not valid for a call; "" if it is."""
+        if any(id(x) in self.bound for x in call.tensors):
+            return "an argument is a tensor that the function also reads elsewhere"
+        if [x._gradient is None for x in self.readers] != self.had_gradient:
+            return "the grad of a parameter was None and is a tensor, or the reverse"
+        if any((call.tensors[i]._gradient is None) != none for i, none in self.reader_arguments):
+            return "the grad of an argument was None and is a tensor, or the reverse"
+        for number in self.host_numbers:
+            if number.alike and len({mine["step"] for mine in number.alike}) > 1:
+                return "parameters that had made the same number of steps differ in it now"
+        for optimizer, state, pairs in self.states:
+            if optimizer.state is not state or any(state.get(p) is not mine for p, mine in pairs):
+                return f"the state of the optimizer {type(optimizer).__name__} was replaced"
+        for local, before in self.seeds:
+            if (here.local_generator if local else here.global_generator).seed != before:
+                return "the seed of the random numbers changed"
+        return self.snapshot.changed()
+
+    def stale(self) -> str:
+        """Describe how a tensor of the program has changed in type or layout; "" if none has."""
+        if list(map(_facts, self.tensors)) == self.facts:
+            return ""
+        x, before = next((x, before) for x, before in zip(self.tensors, self.facts, strict=True) if _facts(x) != before)
+        names = ("type", "layout", "requires_grad", "hooks")
+        name, old, new = next((name, a, b) for name, a, b in zip(names, before, _facts(x), strict=True) if a != b)
+        return f"{name} of the tensor {x.tensor_type} was {old} and is {new}"
+
+    # ---------------------------------------------------------------- running
+
+    def run(self, call: Call, first: bool) -> Any:
+        """Replay the plan; the first time Python code has run already."""
+        trace, recorder = self.trace, self.trace.recorder
+        if not first:
+            for action in recorder.repeated:
+                action()
+        tensors = call.tensors
+        added = {name: tensors[x] if isinstance(x, int) else x for name, x in self.added.items()}
+        owners = [(tensors[x] if isinstance(x, int) else x, number) for x, number in trace.gradients]
+        outputs = self.replay.run(tensors, added, {number: x for x, number in owners if number is not None})
+        if not first:
+            for mine in recorder.counted:
+                mine["step"] += 1
+        for x, position in owners:
+            x._gradient = None if position is None else outputs[position]
+        self._attach(tensors, outputs)
+        for i, number in trace.written:
+            x = call.tensors[i]
+            own(x, "a compiled function")[...] = outputs[number].array
+            x.wrote()
+        for watched, key, position, value in trace.effects:
+            set_item(watched, key, value if position is None else outputs[position])
+        return self._result(call, outputs)
+
+    def _attach(self, tensors: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        """Have outputs that require gradients say so."""
+        if self.backward is not None:
+            self.backward.attach(tensors, outputs)
+        for i in self.differentiated:
+            spent = TapeNode("compiled", (), 1, _spent)
+            spent.drop()
+            note(spent, (outputs[i],))
+
+    def _result(self, call: Call, outputs: Sequence[Tensor]) -> Any:
+        result = self.trace.result
+        if type(result) is Tensor and id(result) in self.returned:
+            return outputs[self.returned[id(result)]]
+
+        def filled(x: Tensor) -> Tensor:
+            if id(x) in self.returned:
+                return outputs[self.returned[id(x)]]
+            return call.tensors[self.argument_of[id(x)]] if id(x) in self.argument_of else x
+
+        return replaced(result, Tensor, filled)
+
+
+def _spent(*_: Any) -> Any:
+    raise AssertionError("the node is dropped")
+
+
+class BackwardPlan:
+    """The second plan of a function whose result is differentiated outside; compiled at the first backward pass."""
+
+    def __init__(self, tracing: Tracing, outside: Outside, entry: Entry) -> None:
+        self.tracing, self.outside, self.entry = tracing, outside, entry
+        self.cut = Cut(outside)
+        self.count = len(entry.trace.outputs)
+        self.plan: Replay | None = None
+        self.metas: list[Meta] = []
+        recorder = entry.trace.recorder
+        self.leaves: list[Tensor | int] = [entry.argument_of.get(id(x), x) for x in outside.leaves]
+        self.read = [recorder.tensors[name] for name in self.cut.variables() if name in recorder.tensors]
+
+    def attach(self, tensors: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        """Put one call on the tape."""
+        saved = {id(value): outputs[self.count + i].array for i, value in enumerate(self.cut.saved)}
+        read = list(self.read)
+        for value in self.cut.inputs:
+            key = value.node.op.key  # type: ignore[attr-defined]
+            if key in self.entry.replay.constant:
+                saved[id(value)] = self.entry.replay.constant[key].copy()
+            else:
+                x = next(x for meta, x in zip(self.entry.replay.built.inputs, tensors, strict=True) if meta.name == key)
+                saved[id(value)] = x.array
+                read.append(x)
+        here, name = self.tracing.here, self.tracing.tracer.name
+        later = LaterBackward(here, name, self.outside, saved, read, self.run)
+        attach(later, outputs, [tensors[x] if isinstance(x, int) else x for x in self.leaves])
+
+    def run(self, saved: Mapping[int, Array], gradients: Sequence[Tensor | None]) -> list[Tensor]:
+        """The gradients of the leaves."""
+        with scope.lock(), scope.using(interpreter=None):
+            plan = self.plan = self.plan or self._compiled()
+            here, inputs = self.tracing.here, []
+            for number, (value, gradient) in enumerate(zip(self.outside.seeds, gradients, strict=True)):
+                like = self.entry.replay.outputs[self.outside.outputs[number]]
+                layout = None if plan.built.local else Layout(value.node.placement, value.node.op.sbp)  # type: ignore[attr-defined]
+                inputs.append(seed(here, layout, gradient, like))
+            for meta, value in zip(self.metas[len(inputs) :], [*self.cut.saved, *self.cut.inputs], strict=True):
+                inputs.append(Tensor(meta.type, meta.layout, saved[id(value)]))
+            outputs = plan.run(inputs, {}, {})
+        return outputs
+
+    @collection_paused()
+    def _compiled(self) -> Replay:
+        tracing, recorder, first = self.tracing, self.entry.trace.recorder, self.entry.replay
+        name = f"{tracing.tracer.name}.backward"
+        tracer = Tracer(name, tracing.tracer.placement, tracing.tracer.where, False, kind="graph")
+        values, self.metas = self.cut.program(tracer, recorder, first.outputs[self.count :], recorder.alone)
+        program = replace(tracer.traced(), placement=union(tracing.here, tracer))
+        graph = logical(program, values).graph
+        given = tuple([Tensor(value.tensor_type, None, None, traced=value) for value in values])
+        tensors = {name: x for name, x in recorder.tensors.items() if name in graph.variables}
+        built = Built(name, graph, tuple(self.metas), Arguments((), {}), given, tensors, [], [], (), first.built.local)
+        return Replay(tracing.here, built, tracing.memory, {}, {})
+
+
+def set_item(watched: Watched, key: Any, value: Any) -> None:
+    """Repeat the assignment of an item or attribute."""
+    if watched.kind == "cell":
+        watched.target.cell_contents = value
+    elif watched.kind == "slots":
+        setattr(watched.target, key, value)
+    elif watched.kind == "class":
+        setattr(watched.owner, key, value)
+    else:
+        watched.target[key] = value
+
+
+@collection_paused()
+def compiled(tracing: Tracing, trace: Trace) -> Replay:
+    """The plan of a trace."""
+    recorder, here = trace.recorder, tracing.here
+    saved = [] if trace.outside is None else Cut(trace.outside).saved
+    values: list[Value] = [*[recorder.known(x).traced for x in trace.outputs], *saved]
+    program = replace(tracing.tracer.traced(), placement=union(here, tracing.tracer))
+    graph = logical(program, values).graph
+    layouts: list[Layout | None] = [*(meta.layout for meta in tracing.metas), *(x.layout for x in (*recorder.tensors.values(), *trace.outputs))]
+    layouts += [x.layout for x in recorder.held.values()]
+    local = all(layout is None for layout in layouts)
+    cut = [Tensor(value.tensor_type, None, None, traced=value) for value in saved]
+    given = (*[recorder.known(x) for x in trace.outputs], *cut)
+    built = Built(tracing.tracer.name, graph, tracing.metas, Arguments((), {}), given, recorder.tensors, recorder.draws, recorder.numbers, (), local)
+    created = {number: trace.outputs[number] for _, number in trace.gradients if number is not None}
+    return Replay(here, built, tracing.memory, recorder.held, created)

@@ -1,0 +1,339 @@
+"""A compiled function follows every Python value that it reads: a changed value gives a new trace, or the function runs eagerly."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import random
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jobflow as flow
+from jobflow import nn
+from jobflow.core import notices
+from jobflow.core.errors import JobError
+
+RATE = 1.0
+TABLE: dict[str, Any] = {"factor": 1.0, "nested": [1.0, {"deep": 1.0}]}
+ITEMS: list[float] = [1.0, 2.0]
+
+
+@dataclasses.dataclass
+class Options:
+    factor: float = 1.0
+    unread: float = 0.0
+
+
+class Plain:
+    scale = 1.0
+
+    def __init__(self) -> None:
+        self.factor, self.unread, self.options = 1.0, object(), Options()
+
+    @property
+    def doubled(self) -> float:
+        return 2 * self.factor
+
+    def times(self, x: Any) -> Any:
+        return x * self.factor
+
+
+class Slotted:
+    __slots__ = ("factor",)
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(flow.ones(3))
+        self.factor = 1.0
+        self.inner = nn.Sequential(nn.ReLU(), nn.Dropout(0.0))
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x * self.weight) * self.factor
+
+
+def helper(x: Any, by: float = 1.0) -> Any:
+    return x * by * RATE
+
+
+def closure() -> tuple[Callable[..., Any], Callable[[float], None]]:
+    factor = 1.0
+
+    def apply(x: Any) -> Any:
+        return x * factor
+
+    def change(to: float) -> None:
+        nonlocal factor
+        factor = to
+
+    return apply, change
+
+
+def _set_global(to: float) -> None:
+    global RATE
+    RATE = to
+
+
+PLAIN, SLOTTED, LAYER = Plain(), Slotted(), Layer()
+SPACE = SimpleNamespace(factor=1.0)
+ARRAY = np.ones(3)
+CLOSED, CHANGE = closure()
+CONST = flow.tensor([1.0, 2.0, 3.0])
+
+
+def chosen(x: Any) -> Any:
+    return x + 1 if PLAIN.factor > 1.5 else x - 1
+
+
+def _defaults(to: float) -> None:
+    helper.__defaults__ = (to,)
+
+
+#: (function, how its surroundings change to a number)
+FOLLOWED: dict[str, tuple[Callable[..., Any], Callable[[float], Any]]] = {
+    "global": (lambda x: x * RATE, _set_global),
+    "global of a helper": (lambda x: helper(x), _set_global),
+    "default of a helper": (lambda x: helper(x), _defaults),
+    "dict": (lambda x: x * TABLE["factor"], lambda to: TABLE.__setitem__("factor", to)),
+    "nested": (lambda x: x * TABLE["nested"][1]["deep"], lambda to: TABLE["nested"][1].__setitem__("deep", to)),
+    "list": (lambda x: x * ITEMS[0], lambda to: ITEMS.__setitem__(0, to)),
+    "length": (lambda x: x * len(ITEMS), lambda to: ITEMS.append(to)),
+    "sum": (lambda x: x * sum(ITEMS), lambda to: ITEMS.__setitem__(1, to)),
+    "closure": (CLOSED, CHANGE),
+    "attribute": (lambda x: x * PLAIN.factor, lambda to: setattr(PLAIN, "factor", to)),
+    "property": (lambda x: x * PLAIN.doubled, lambda to: setattr(PLAIN, "factor", to)),
+    "method": (lambda x: PLAIN.times(x), lambda to: setattr(PLAIN, "factor", to)),
+    "bound method": (PLAIN.times, lambda to: setattr(PLAIN, "factor", to)),
+    "class attribute": (lambda x: x * PLAIN.scale, lambda to: setattr(Plain, "scale", to)),
+    "attribute of an attribute": (lambda x: x * PLAIN.options.factor, lambda to: setattr(PLAIN.options, "factor", to)),
+    "replaced attribute": (lambda x: x * PLAIN.options.factor, lambda to: setattr(PLAIN, "options", Options(to))),
+    "getattr": (lambda x: x * getattr(PLAIN, "fac" + "tor"), lambda to: setattr(PLAIN, "factor", to)),
+    "branch": (chosen, lambda to: setattr(PLAIN, "factor", to)),
+    "slots": (lambda x: x * SLOTTED.factor, lambda to: setattr(SLOTTED, "factor", to)),
+    "namespace": (lambda x: x * SPACE.factor, lambda to: setattr(SPACE, "factor", to)),
+    "partial": (functools.partial(lambda space, x: x * space.factor, SPACE), lambda to: setattr(SPACE, "factor", to)),
+    "array": (lambda x: x * float(ARRAY[0]), lambda to: ARRAY.__setitem__(0, to)),
+    "attribute of a module": (lambda x: LAYER(x), lambda to: setattr(LAYER, "factor", to)),
+    "rate of a dropout": (lambda x: LAYER(x), lambda to: setattr(LAYER.inner[1], "p", to / 10)),
+    "training": (lambda x: LAYER(x) * (2 if LAYER.training else 1), lambda to: LAYER.train(not LAYER.training)),
+    "child of a module": (lambda x: LAYER(x), lambda to: LAYER.inner.__setitem__(0, nn.Tanh())),
+    "requires_grad": (lambda x: LAYER(x), lambda to: LAYER.weight.requires_grad_(not LAYER.weight.requires_grad)),
+    "parameter": (lambda x: LAYER(x), lambda to: setattr(LAYER, "weight", nn.Parameter(flow.full((3,), to)))),
+    "values of a parameter": (lambda x: LAYER(x), lambda to: LAYER.weight.data.fill_(to)),
+    "function": (lambda x: helper(x), lambda to: globals().__setitem__("helper", lambda x: x * to)),
+    "method of a class": (lambda x: PLAIN.times(x), lambda to: setattr(Plain, "times", lambda self, x: x * to)),
+    "seed": (lambda x: flow.nn.functional.dropout(x, 0.5), lambda to: flow.manual_seed(int(to))),
+    "constant": (lambda x: x * flow.tensor([1.0, PLAIN.factor, 2.0]), lambda to: setattr(PLAIN, "factor", to)),
+    "values of a tensor": (lambda x: x * CONST, lambda to: CONST.fill_(to)),
+}
+
+
+_HELPER, _TIMES, _RELU = helper, Plain.times, LAYER.inner[0]
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    """Begin every case with the same surroundings."""
+    _reset()
+    yield
+    _reset()
+
+
+def _reset() -> None:
+    global RATE, helper
+    helper, RATE, Plain.times, Plain.scale = _HELPER, 1.0, _TIMES, 1.0  # type: ignore[method-assign]
+    helper.__defaults__ = (1.0,)
+    PLAIN.factor, PLAIN.options, SLOTTED.factor, SPACE.factor, LAYER.factor = 1.0, Options(), 1.0, 1.0, 1.0
+    LAYER.weight, LAYER.inner[0], LAYER.inner[1].p = nn.Parameter(flow.ones(3)), _RELU, 0.0
+    LAYER.train()
+    TABLE.update(factor=1.0, nested=[1.0, {"deep": 1.0}])
+    ITEMS[:] = [1.0, 2.0]
+    ARRAY.fill(1.0)
+    CONST.copy_(flow.tensor([1.0, 2.0, 3.0]))
+    CHANGE(1.0)
+    flow.manual_seed(0)
+
+
+def _results(function: Callable[..., Any], change: Callable[[float], Any]) -> list[Any]:
+    x, results = flow.tensor([1.0, 2.0, 3.0]), []
+    for to in (None, None, 3.0, None, 5.0, None):
+        if to is not None:
+            change(to)
+        results.append(function(x).numpy())
+    return results
+
+
+@pytest.mark.parametrize("case", FOLLOWED)
+def test_a_changed_value_gives_the_eager_result(case: str) -> None:
+    function, change = FOLLOWED[case]
+    compiled = flow.compile(function, fullgraph=True)
+    got = _results(compiled, change)
+    _reset()
+    for a, b in zip(got, _results(function, change), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert 1 <= len(compiled.traces) <= 3, compiled.traces
+
+
+def test_an_unread_attribute_gives_no_trace() -> None:
+    compiled = flow.compile(lambda x: x * PLAIN.factor + PLAIN.options.factor, fullgraph=True)
+    for i in range(5):
+        PLAIN.unread, PLAIN.options.unread = object(), i
+        compiled(flow.ones(3))
+    assert len(compiled.traces) == 1
+
+
+def test_the_reason_of_a_trace_names_the_value() -> None:
+    compiled = flow.compile(lambda x: x * PLAIN.options.factor)
+    compiled(flow.ones(3))
+    PLAIN.options.factor = 2.0
+    compiled(flow.ones(3))
+    compiled(flow.ones(4))
+    assert compiled.traces[1:] == [
+        "PLAIN.options.factor was 1.0 and is 2.0",
+        "argument 0 was float32[3] local and is float32[4] local",
+    ]
+
+
+# -------------------------------------------------------------------- what is not compiled
+
+COUNTER: list[int] = []
+LOG: list[str] = []
+
+
+class Counts:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, x: Any) -> Any:
+        self.count += 1
+        return x * self.count
+
+
+COUNTS, NUMBERS = Counts(), iter(range(100))
+
+
+def _branch(x: Any) -> Any:
+    return x * 2 if x.sum() > 0 else x
+
+
+def _item(x: Any) -> Any:
+    return x * x.sum().item()
+
+
+def _appends(x: Any) -> Any:
+    COUNTER.append(1)
+    return x * len(COUNTER)
+
+
+def _draws(x: Any) -> Any:
+    return x * random.random()
+
+
+def _numpy_draws(x: Any) -> Any:
+    return x * float(np.random.rand())
+
+
+def _clock(x: Any) -> Any:
+    return x + (time.perf_counter() > 0)
+
+
+def _prints(x: Any) -> Any:
+    print("run")
+    return x * 2
+
+
+def _next(x: Any) -> Any:
+    return x * next(NUMBERS)
+
+
+#: (function, text of the error with fullgraph=True)
+EAGER: dict[str, tuple[Callable[..., Any], str]] = {
+    "branch": (_branch, "truth value"),
+    "item": (_item, "item"),
+    "appends": (_appends, "COUNTER"),
+    "random": (_draws, "random"),
+    "numpy random": (_numpy_draws, "random"),
+    "clock": (_clock, "perf_counter"),
+    "print": (_prints, "print"),
+    "iterator": (_next, "NUMBERS"),
+    "counter": (COUNTS, "count"),
+}
+
+
+@pytest.mark.parametrize("case", EAGER)
+def test_what_cannot_be_repeated_runs_eagerly_with_one_notice(case: str, capsys: Any) -> None:
+    function, _ = EAGER[case]
+    notices.forget()
+    COUNTER.clear()
+    COUNTS.count = 0
+    random.seed(0), np.random.seed(0)
+    compiled = flow.compile(function)
+    x = flow.tensor([1.0, -2.0, 3.0])
+    got = [compiled(x).numpy() for _ in range(12)]
+    lines = [line for line in capsys.readouterr().err.splitlines() if "runs eagerly" in line]
+    assert len(lines) == 1, lines
+    COUNTER.clear()
+    COUNTS.count = 0
+    random.seed(0), np.random.seed(0)
+    if case != "iterator":
+        for a, b in zip(got, [function(x).numpy() for _ in range(12)], strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("case", EAGER)
+def test_what_cannot_be_repeated_is_an_error_with_fullgraph(case: str) -> None:
+    function, text = EAGER[case]
+    compiled = flow.compile(function, fullgraph=True)
+    before = len(COUNTER)
+    with pytest.raises(JobError, match=text):
+        for _ in range(12):
+            compiled(flow.tensor([1.0, -2.0, 3.0]))
+    assert len(COUNTER) == before
+
+
+def test_the_error_names_the_line_that_cannot_be_traced() -> None:
+    line = _item.__code__.co_firstlineno + 1
+    with pytest.raises(JobError, match=rf"test_compile_guards.py:{line}"):
+        flow.compile(_item, fullgraph=True)(flow.ones(3))
+
+
+def test_an_assigned_attribute_is_assigned_by_every_call() -> None:
+    space = SimpleNamespace(last=None, kind="")
+
+    def step(x: Any) -> Any:
+        space.last, space.kind = x * 2, "doubled"
+        return x + 1
+
+    compiled = flow.compile(step, fullgraph=True)
+    for i in range(4):
+        space.kind = ""
+        compiled(flow.full((2,), float(i)))
+        assert space.kind == "doubled"
+        np.testing.assert_array_equal(space.last.numpy(), 2.0 * np.full(2, i))
+
+
+def test_plans_are_bounded() -> None:
+    compiled = flow.compile(lambda x: x * 2)
+    for n in range(1, 25):
+        assert compiled(flow.ones(n)).shape == (n,)
+    assert sum(map(len, compiled.cache.entries.values())) <= 16
+
+
+def test_options_of_pytorch_are_accepted() -> None:
+    @flow.compile(fullgraph=True, dynamic=False, backend="inductor", mode="max-autotune", options={"a": 1})
+    def double(x: Any) -> Any:
+        return x * 2 * math.pi
+
+    assert double(flow.ones(1)).item() == pytest.approx(2 * math.pi)
+    plain = flow.compile(_item, disable=True)
+    assert plain is _item
