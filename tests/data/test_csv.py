@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobflow.core.errors import ArgumentError, DataError
-from jobflow.data import Samples, csv_rows, open_reader
+from jobflow.data import Samples, csv_table, open_reader
 from jobflow.data.csv_table import CsvTable
 
 FLOWERS = """length,width, species
@@ -109,11 +109,11 @@ def test_rows_are_found_however_they_are_quoted(tmp_path_factory: pytest.TempPat
     csv.writer(written, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows([("one", "other"), *rows])
     path = tmp_path_factory.getbasetemp() / "quoted.csv"
     path.write_text(written.getvalue())
-    before, csv_rows.BLOCK = csv_rows.BLOCK, block
+    before, csv_table.BLOCK = csv_table.BLOCK, block
     try:
         samples = CsvTable(str(path), {"x": "one", "y": "other"}, categories=["one", "other"], empty="index")
     finally:
-        csv_rows.BLOCK = before
+        csv_table.BLOCK = before
     found = samples.read(np.arange(len(rows)))
     for name, column, place in (("x", "one", 0), ("y", "other", 1)):
         texts = [*samples.categories[column], ""]

@@ -210,7 +210,7 @@ def test_tables_of_all_forms(ends: str, mark: bytes, is_packed: bool, quote: str
 def test_a_quote_within_a_cell_is_text(
     rows: list[str], expected: list[str] | None, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobflow.data.csv_rows.BLOCK", block)
+    monkeypatch.setattr("jobflow.data.csv_table.BLOCK", block)
     (tmp_path / "t.csv").write_text("a,t\n" + "\n".join(rows) + "\n")
     if expected is None:
         with pytest.raises(DataError, match="line 2"):

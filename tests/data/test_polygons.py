@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jobflow.legacy.extras.polygons import painted
+from jobflow.legacy.extras.object_stages import painted
 
 #: corners, and the bits of the mask of 12 x 16 pixels that pycocotools 2.0 makes of them
 RECORDED = [

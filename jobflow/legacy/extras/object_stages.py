@@ -6,6 +6,7 @@ which another one says which point of which polygon of which object each is.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ from jobflow.host_pipeline.stages import Stage, feature_of
 from jobflow.legacy.extras import onerec
 from jobflow.legacy.extras.coco import CocoFile, CocoImage
 from jobflow.legacy.extras.megatron import TokenFiles, as_tokens
-from jobflow.legacy.extras.polygons import painted
 from jobflow.storage.untrusted import IMAGE
 
 #: pixels from the corner of an image to a point of a polygon
@@ -149,7 +149,7 @@ class Scaled(Stage):
 
 @dataclass(frozen=True, eq=False)
 class Masks(Stage):
-    """int8[objects, height, width]: 1 in the polygons of an object, as `polygons.painted` has it."""
+    """int8[objects, height, width]: 1 in the polygons of an object, as `painted` has it."""
 
     points: Stage
     index: Stage
@@ -172,3 +172,32 @@ class Masks(Stage):
         for (thing, _), corners in polygons.items():
             masks[thing] |= painted(np.array(corners), height, width)
         return masks
+
+
+#: steps of the boundary in a pixel
+FINE = 5
+
+
+def painted(corners: Array, height: int, width: int) -> Array:
+    """Return bool[height, width], True inside a polygon with these corners (x, y), which may be outside of the image."""
+    x, y = (np.concatenate(each) for each in zip(*_boundary(np.trunc(FINE * corners + 0.5).astype(np.int64)), strict=True))
+    crosses = np.flatnonzero(x[1:] != x[:-1])
+    lower = np.minimum(x[crosses], x[crosses + 1])
+    column = (lower + 0.5) / FINE - 0.5
+    row = np.ceil(np.clip((np.minimum(y[crosses], y[crosses + 1]) + 0.5) / FINE - 0.5, 0, height))
+    inside = (np.floor(column) == column) & (column >= 0) & (column <= width - 1)
+    turned = np.bincount((column[inside] * height + row[inside]).astype(np.int64), minlength=height * width)[: height * width]
+    return (np.cumsum(turned) % 2 == 1).reshape(width, height).T
+
+
+def _boundary(corners: Array) -> Iterator[tuple[Array, Array]]:
+    """Yield the points of each edge in order: a point for each y of a steep edge, a point for each x of others."""
+    for (x, y), (x_end, y_end) in zip(corners.tolist(), np.roll(corners, -1, 0).tolist(), strict=True):
+        wide, high = abs(x_end - x), abs(y_end - y)
+        back = x > x_end if wide >= high else y > y_end
+        (x, y), (x_end, y_end) = ((x_end, y_end), (x, y)) if back else ((x, y), (x_end, y_end))
+        steps = np.arange(max(wide, high) + 1)[:: -1 if back else 1]
+        if wide >= high:
+            yield x + steps, np.trunc(y + (y_end - y) / max(wide, 1) * steps + 0.5).astype(np.int64)
+        else:
+            yield np.trunc(x + (x_end - x) / high * steps + 0.5).astype(np.int64), y + steps
