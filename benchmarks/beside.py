@@ -233,6 +233,8 @@ def model_steps(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def first_uses(options: argparse.Namespace) -> Iterator[Row]:
+    for root in (HERE.parent, options.other):  # writes the bytecode of both checkouts
+        _first_use("job", options.cores[-1], root, NOW)
     for use in ("tensor", "operation", "job"):
         pairs = in_processes(partial(_first_use, use, options.cores[-1]), options)
         for fact, (words, unit, strict) in USES.items():
@@ -308,6 +310,7 @@ def main() -> int:
     parser.add_argument("--dry", action="store_true", help="append nothing to the results")
     options = parser.parse_args()
     options.cores = own_cores(options.cores, RANKS)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process would compile the package anew
     print(f"{'':46}{NOW:>12}{BEFORE:>12}{'ratio':>14}{'95 %':>18}")
     rows: list[Row] = []
     for part in options.only:
