@@ -20,11 +20,11 @@ import jobflow as flow
 from jobflow import optim
 from jobflow.core.layout import Partial, Sbp
 from jobflow.eager.state import state
-from jobflow.eager.tensor import Tensor
 from jobflow.engine.placements import placement, sbp
 from jobflow.functional import nn_activations, nn_classes, shapes
 from jobflow.functional.creation import from_numpy
 from jobflow.functional.global_tensors import to_global
+from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.graph.graph import Graph
 from jobflow.nn.modules.linear_layers import Linear
 from jobflow.nn.modules.module import Module

@@ -18,7 +18,7 @@ from op_cases import CASES, FLOATS, SIZES, Case
 import jobflow as flow
 import jobflow.nn.functional as F
 from jobflow.eager.state import state
-from jobflow.eager.tensor import Tensor
+from jobflow.functional.tensor_class import Tensor
 from jobflow.ops.arithmetic import Add
 from jobflow.ops.op import apply
 

@@ -78,8 +78,3 @@ def test_import_is_light() -> None:
 
 def test_import_starts_no_thread_and_prints_nothing() -> None:
     assert fresh("import jobflow, threading; assert threading.active_count() == 1") == ""
-
-
-def test_the_stub_of_methods_is_up_to_date() -> None:
-    script = Path(__file__).parents[1] / "scripts" / "refresh_methods"
-    assert subprocess.run([sys.executable, script, "--check"]).returncode == 0, "run scripts/refresh_methods"

@@ -49,10 +49,6 @@ jobflow.core.errors -> jobflow.cli
 jobflow.data -> jobflow.legacy.extras.data_readers
 jobflow.data -> jobflow.legacy.record_codecs
 jobflow.data -> jobflow.legacy.record_data
-jobflow.eager.methods -> jobflow.functional
-jobflow.eager.methods -> jobflow.functional.devices
-jobflow.eager.methods -> jobflow.functional.gradients
-jobflow.eager.methods -> jobflow.functional.sorting
 jobflow.legacy.extras.experimental -> jobflow
 jobflow.runtime.world.launched -> jobflow.distributed.launch
 """.strip().splitlines()

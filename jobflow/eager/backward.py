@@ -23,7 +23,7 @@ from jobflow.eager.in_place_writes import add_into
 from jobflow.eager.run import Running
 from jobflow.eager.state import EagerState, gradients, state
 from jobflow.eager.tape import Edge, Gradients, Hook, OpGradient, ReadyCallback, TapeNode, anomalies, record
-from jobflow.eager.tensor import Tensor
+from jobflow.eager.tensor import TensorBase
 from jobflow.ops.arithmetic import Add
 from jobflow.ops.op import apply
 from jobflow.ops.source import Constant
@@ -31,13 +31,13 @@ from jobflow.runtime.buffer_pool import POOL, owns_memory
 
 
 def backward(
-    roots: Sequence[Tensor],
-    given: Sequence[Tensor | None],
+    roots: Sequence[TensorBase],
+    given: Sequence[TensorBase | None],
     *,
     keep: bool = False,
     create: bool = False,
-    only: Sequence[Tensor] | None = None,
-    into: Sequence[Tensor] | None = None,
+    only: Sequence[TensorBase] | None = None,
+    into: Sequence[TensorBase] | None = None,
 ) -> Any:
     """Add the gradients of `roots` to the leaves, or to `into` alone; with `only`, return those of these tensors instead.
 
@@ -55,7 +55,7 @@ def backward(
         return found
 
 
-def _seed(root: Tensor, gradient: Tensor | None) -> Tensor:
+def _seed(root: TensorBase, gradient: TensorBase | None) -> TensorBase:
     if not root._needs_gradient:
         raise JobError(
             f"{_here()}: this {root.tensor_type} tensor does not require gradients: none of its inputs does, or it was computed under no_grad"
@@ -66,7 +66,7 @@ def _seed(root: Tensor, gradient: Tensor | None) -> Tensor:
             raise JobError(f"{_here()}: a tensor of {size} needs an explicit gradient; only a single element has the default 1.0")
         _running().placement = None if root.layout is None else root.layout.placement
         return apply(Constant(root.tensor_type.shape, root.tensor_type.dtype, 1.0))
-    if not isinstance(gradient, Tensor):
+    if not isinstance(gradient, TensorBase):
         raise ArgumentError(f"{_here()}: the gradient of a {root.tensor_type} tensor is a tensor, or None for 1.0, not {type(gradient).__name__}")
     if (gradient.layout and gradient.layout.placement) != (root.layout and root.layout.placement):
         raise PlacementError(f"{_here()}: the gradient {_described(gradient)} does not lie where the tensor {_described(root)} does; use to_global")
@@ -87,24 +87,24 @@ def _running() -> Any:
 class Sweep:
     """One pass; holds the gradients that are on their way."""
 
-    def __init__(self, here: EagerState, keep: bool, only: Sequence[Tensor] | None) -> None:
+    def __init__(self, here: EagerState, keep: bool, only: Sequence[TensorBase] | None) -> None:
         self.here = here
         self.keep = keep
         self.asked = () if only is None else only
         self.only = None if only is None else {_place(x) for x in only}
-        self.found: dict[Any, Tensor] = {}
+        self.found: dict[Any, TensorBase] = {}
         #: per node that has been reached, the gradients of its outputs so far
-        self.waiting: dict[TapeNode, list[Tensor | None]] = {}
+        self.waiting: dict[TapeNode, list[TensorBase | None]] = {}
         self.queue: list[tuple[int, TapeNode]] = []
         #: per leaf, how many may still give it a gradient, and what has come so far
-        self.readers: dict[Tensor, int] = {}
-        self.sums: dict[Tensor, Tensor] = {}
+        self.readers: dict[TensorBase, int] = {}
+        self.sums: dict[TensorBase, TensorBase] = {}
         #: leaves whose sum is in memory that nobody else has
-        self.own: set[Tensor] = set()
+        self.own: set[TensorBase] = set()
         #: edges whose gradient is zero by the formula of an op, which computes none
         self.zero: list[Edge] = []
 
-    def run(self, roots: Sequence[Tensor], seeds: Sequence[Tensor]) -> list[Tensor | None]:
+    def run(self, roots: Sequence[TensorBase], seeds: Sequence[TensorBase]) -> list[TensorBase | None]:
         edges: list[Edge] = [(root.node, root.index) if root.node is not None else root for root in roots]
         self.count(edges)
         for edge, seed in zip(edges, seeds, strict=True):
@@ -129,15 +129,15 @@ class Sweep:
         ahead = list(edges)
         while ahead:
             edge = ahead.pop()
-            if isinstance(edge, Tensor):
+            if isinstance(edge, TensorBase):
                 self.readers[edge] = self.readers.get(edge, 0) + 1
             elif edge is not None and edge[0] not in seen:
                 seen.add(edge[0])
                 ahead.extend(edge[0].edges)
 
-    def pass_on(self, edge: Edge, gradient: Tensor | None, own: bool = False) -> None:
+    def pass_on(self, edge: Edge, gradient: TensorBase | None, own: bool = False) -> None:
         """A gradient, or that there is none, arrives at an output of a node or at a leaf; `own`: made for it alone."""
-        if isinstance(edge, Tensor):
+        if isinstance(edge, TensorBase):
             self.readers[edge] -= 1
             if gradient is not None:
                 so_far = self.sums.get(edge)
@@ -154,7 +154,7 @@ class Sweep:
             so_far = self.waiting[node][index]
             self.waiting[node][index] = gradient if so_far is None else _sum(so_far, gradient)
 
-    def through(self, node: TapeNode, gradients: list[Tensor | None]) -> None:
+    def through(self, node: TapeNode, gradients: list[TensorBase | None]) -> None:
         """From the outputs of a node to its inputs."""
         if node.hooks or node.retained or self.only is not None:
             for index, gradient in enumerate(gradients):
@@ -179,7 +179,7 @@ class Sweep:
         """Give zeros to tensors whose only gradients are zero by formula; what a user's function leaves at None stays None."""
         places = set()
         for edge in _behind(self.zero):
-            if not isinstance(edge, Tensor):
+            if not isinstance(edge, TensorBase):
                 places.add((id(edge[0]), edge[1]))
                 tensor = edge[0].retaining(edge[1])
                 if tensor is not None and tensor._gradient is None and self.only is None:
@@ -192,11 +192,11 @@ class Sweep:
             if _place(x) in places and _place(x) not in self.found:
                 self.found[_place(x)] = self.zeros(x)
 
-    def zeros(self, x: Tensor) -> Tensor:
+    def zeros(self, x: TensorBase) -> TensorBase:
         """Zeros in the layout of x."""
         return zeros(x)
 
-    def results(self, node: TapeNode, backward: Callable[..., Gradients], gradients: list[Tensor | None]) -> Gradients:
+    def results(self, node: TapeNode, backward: Callable[..., Gradients], gradients: list[TensorBase | None]) -> Gradients:
         """The gradients of a node's inputs; where anomalies are looked for, an error of theirs says where the node was made."""
         if not anomalies.enabled:
             return backward(node.kept(_running().records), gradients)
@@ -213,7 +213,7 @@ class Sweep:
                 )
         return found
 
-    def shown(self, node: TapeNode, index: int, gradient: Tensor) -> Tensor:
+    def shown(self, node: TapeNode, index: int, gradient: TensorBase) -> TensorBase:
         """The gradient after the hooks of the tensor, kept if it asked for that."""
         gradient = self.hooked(node.hooks.get(index), gradient)
         key = id(node), index
@@ -224,7 +224,7 @@ class Sweep:
             self.accumulate(tensor, gradient)
         return gradient
 
-    def hooked(self, hooks: dict[int, Hook] | None, gradient: Tensor) -> Tensor:
+    def hooked(self, hooks: dict[int, Hook] | None, gradient: TensorBase) -> TensorBase:
         if hooks:
             with scope.using(interpreter=None):
                 for hook in tuple(hooks.values()):
@@ -233,7 +233,7 @@ class Sweep:
                         gradient = like(gradient, changed, "what a hook of a tensor returns")
         return gradient
 
-    def leaf(self, x: Tensor) -> None:
+    def leaf(self, x: TensorBase) -> None:
         """The gradient of a leaf is complete."""
         gradient = self.hooked(x.hooks, self.sums.pop(x))
         del self.readers[x]
@@ -242,7 +242,7 @@ class Sweep:
         elif id(x) in self.only:
             self.found[id(x)] = gradient
 
-    def accumulate(self, x: Tensor, gradient: Tensor, own: bool = False) -> None:
+    def accumulate(self, x: TensorBase, gradient: TensorBase, own: bool = False) -> None:
         """Add to x._gradient: in the memory of a leaf's gradient unless the sum is recorded, else in a new tensor, as in PyTorch."""
         known = x._gradient
         target = x if known is None else known
@@ -259,16 +259,16 @@ class Sweep:
                 add_into(self.here, known, gradient, "backward")
 
 
-def like(gradient: Tensor, given: Any, what: str) -> Tensor:
+def like(gradient: TensorBase, given: Any, what: str) -> Any:
     """What a hook gives in place of a gradient, which is as that was."""
-    if not isinstance(given, Tensor):
+    if not isinstance(given, TensorBase):
         raise ArgumentError(f"{_here()}: {what} is a tensor {gradient.tensor_type}, or None to leave it so; it is {type(given).__name__}")
     if given.tensor_type != gradient.tensor_type or (given.layout is None) != (gradient.layout is None):
         raise ShapeError(f"{_here()}: {what} is {_described(given)} in place of {_described(gradient)}")
     return given
 
 
-def _described(x: Tensor | None) -> str:
+def _described(x: TensorBase | None) -> str:
     return "nothing" if x is None else f"{x.tensor_type} {'local' if x.layout is None else x.layout}"
 
 
@@ -276,7 +276,7 @@ def _made_at(node: TapeNode) -> str:
     return "a line from before anomalies were looked for" if node.line is None else str(node.line)
 
 
-def _has_nan(here: EagerState, x: Tensor) -> bool:
+def _has_nan(here: EagerState, x: TensorBase) -> bool:
     """Whether NaN is in a gradient; all ranks that have some of it give one answer."""
     found = bool(np.isnan(x.array.astype(np.float64) if x.array.dtype.kind == "V" else x.array).any())
     if x.layout is None or x.layout.placement.size == 1:
@@ -286,12 +286,12 @@ def _has_nan(here: EagerState, x: Tensor) -> bool:
     return bool(convert_array(here, flag, type_of(flag), where[0], where[1], "looking for NaN").any())
 
 
-def zeros(x: Tensor) -> Tensor:
+def zeros(x: TensorBase) -> Any:
     """Zeros that lie as x does."""
-    return Tensor(x.tensor_type, x.layout, np.zeros(x.array.shape, x.tensor_type.dtype.numpy))
+    return TensorBase.new(x.tensor_type, x.layout, np.zeros(x.array.shape, x.tensor_type.dtype.numpy))
 
 
-def _behind(edges: Sequence[Edge]) -> Iterator[tuple[TapeNode, int] | Tensor]:
+def _behind(edges: Sequence[Edge]) -> Iterator[tuple[TapeNode, int] | TensorBase]:
     """These edges, and all that gradients pass on their way to the leaves; leaves once."""
     seen: set[Any] = set()
     ahead = list(edges)
@@ -300,7 +300,7 @@ def _behind(edges: Sequence[Edge]) -> Iterator[tuple[TapeNode, int] | Tensor]:
         if edge is not None and edge not in seen:
             seen.add(edge)
             yield edge
-            if not isinstance(edge, Tensor) and edge[0] not in seen:
+            if not isinstance(edge, TensorBase) and edge[0] not in seen:
                 seen.add(edge[0])
                 ahead.extend(edge[0].edges)
 
@@ -310,19 +310,19 @@ def _may_keep(hooks: dict[int, Hook] | None) -> bool:
     return bool(hooks) and not all(isinstance(hook, ReadyCallback) for hook in (hooks or {}).values())
 
 
-def _copied(x: Tensor) -> Tensor:
+def _copied(x: TensorBase) -> TensorBase:
     copy = POOL.array(x.array.shape, x.array.dtype)
     np.copyto(copy, x.array)
-    made = Tensor(x.tensor_type, x.layout, copy)
+    made = TensorBase.new(x.tensor_type, x.layout, copy)
     made.origin = x.origin
     return made
 
 
-def _sum(a: Tensor, b: Tensor) -> Tensor:
+def _sum(a: TensorBase, b: TensorBase) -> TensorBase:
     return apply(Add(), a, b)
 
 
-def _place(x: Tensor) -> Any:
+def _place(x: TensorBase) -> Any:
     return id(x) if x.node is None else (id(x.node), x.index)
 
 
@@ -330,17 +330,17 @@ def _key(edge: Edge) -> Any:
     return (id(edge[0]), edge[1]) if isinstance(edge, tuple) else id(edge)
 
 
-def _retains(x: Tensor) -> bool:
+def _retains(x: TensorBase) -> bool:
     return x.node is not None and x.node.retaining(x.index) is x
 
 
-def laid(here: EagerState, gradient: Tensor, like: Tensor) -> Tensor:
+def laid(here: EagerState, gradient: TensorBase, like: TensorBase) -> TensorBase:
     """The gradient as the tensor lies."""
     assert like.layout is not None
     return relaid(here, gradient, like.layout)
 
 
-def relaid(here: EagerState, gradient: Tensor, layout: Layout) -> Tensor:
+def relaid(here: EagerState, gradient: TensorBase, layout: Layout) -> TensorBase:
     """A gradient in another layout, recorded where gradients are."""
     if gradient.layout == layout:
         return gradient
@@ -349,7 +349,7 @@ def relaid(here: EagerState, gradient: Tensor, layout: Layout) -> Tensor:
         return here.building.change(gradient, layout, None)
     one = gradient.layout.placement is layout.placement and layout.placement.size == 1
     array = gradient.array if one else convert(here, gradient, layout, "a gradient")  # on one rank all layouts are the same
-    made = Tensor(gradient.tensor_type, layout, array)
+    made = TensorBase.new(gradient.tensor_type, layout, array)
     if gradient._needs_gradient and here.grad_enabled:
         record("to_global", (gradient,), (made,), Relaid(here, unsummed(gradient.layout)))
     return made
@@ -363,7 +363,7 @@ class Relaid:
     source: Layout
     asked: Layout | None = None
 
-    def __call__(self, kept: Sequence[Tensor], gradients: Gradients) -> Gradients:
+    def __call__(self, kept: Sequence[TensorBase], gradients: Gradients) -> Gradients:
         (gradient,) = gradients
         assert gradient is not None
         if self.asked is not None:

@@ -22,7 +22,7 @@ from jobflow.core.errors import DivergedError, user_line
 from jobflow.core.layout import B, Layout, Local, Placement
 from jobflow.core.types import Array, TensorType
 from jobflow.eager.state import EagerState, mixed
-from jobflow.eager.tensor import Tensor, check_current
+from jobflow.eager.tensor import TensorBase, check_current
 from jobflow.engine.binding import Loaded, StorageChoice
 from jobflow.graph.ir import Graph, Node, Physical, Value
 from jobflow.kernels.target import CPU
@@ -82,7 +82,7 @@ class Part:
         return np.array(window(np, np.ascontiguousarray(array).reshape(-1).view(np.uint8), self.slot))
 
 
-def convert(here: EagerState, x: Tensor, target: Layout, what: str) -> Array:
+def convert(here: EagerState, x: TensorBase, target: Layout, what: str) -> Array:
     """This rank's piece of a global tensor in another layout; every rank of both placements calls it.  `what` it is for, in messages."""
     assert x.layout is not None
     return convert_array(here, x.array, x.tensor_type, x.layout, target, what, x.origin)
@@ -199,13 +199,13 @@ def physical(type: TensorType, source: Layout, target: Layout) -> Physical:
     return Physical(Graph(CONVERSION, source.placement, tuple(nodes), (first,), (here,)), layouts)
 
 
-def gathered(here: EagerState, x: Tensor, what: str) -> Array:
+def gathered(here: EagerState, x: TensorBase, what: str) -> Array:
     """The logical value, on every rank there is; all of them call it."""
     with scope.lock():
         return _gathered(here, x, what)
 
 
-def _gathered(here: EagerState, x: Tensor, what: str) -> Array:
+def _gathered(here: EagerState, x: TensorBase, what: str) -> Array:
     assert x.layout is not None
     check_current(x)
     everywhere = Layout(Placement("cpu", tuple(range(here.rank.size))), (B,))

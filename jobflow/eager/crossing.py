@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from jobflow.eager.convert import agree, convert, convert_array, empty
 from jobflow.eager.run import prepared, recorder
 from jobflow.eager.state import EagerState, mixed
 from jobflow.eager.tape import Gradients, record
-from jobflow.eager.tensor import Tensor, check_current, shows
+from jobflow.eager.tensor import TensorBase, check_current, shows
 from jobflow.ops.broadcast import BroadcastTo, SumTo
 from jobflow.ops.layout_ops import dual
 from jobflow.ops.op import Op, apply
@@ -34,14 +35,17 @@ from jobflow.ops.scalar import Scale
 AXES = 64
 
 
-def change(here: EagerState, x: Tensor, target: Layout, back: Sequence[Sbp] | None = None) -> Tensor:
+T = TypeVar("T", bound=TensorBase)
+
+
+def change(here: EagerState, x: T, target: Layout, back: Sequence[Sbp] | None = None) -> T:
     """A global tensor in another layout; its gradient is brought into `back` first, on the new placement, if that is given."""
     if x.traced is not None or here.building is not None:
         return recorder(here, "to_global").change(x, target, back)
     check_current(x)
     if x.layout == target and back is None:
         return x
-    output = Tensor(x.tensor_type, target, convert(here, x, target, "to_global"))
+    output = TensorBase.new(x.tensor_type, target, convert(here, x, target, "to_global"))
     output.origin = x.origin
     if x.layout == target:
         x.shares(output)
@@ -52,7 +56,7 @@ def change(here: EagerState, x: Tensor, target: Layout, back: Sequence[Sbp] | No
     return output
 
 
-def as_read(here: EagerState, op: Op, x: Tensor) -> Tensor:
+def as_read(here: EagerState, op: Op, x: T) -> T:
     """x in the layout in which `op` reads it: brought there once where several ops read it so."""
     if x.traced is not None or x.layout is None:
         return x
@@ -60,20 +64,20 @@ def as_read(here: EagerState, op: Op, x: Tensor) -> Tensor:
     return x if not wanted or wanted[0] is None else change(here, x, wanted[0])
 
 
-def enter(here: EagerState, x: Tensor, target: Layout, *, check: bool = True, copy: bool = False) -> Tensor:
+def enter(here: EagerState, x: T, target: Layout, *, check: bool = True, copy: bool = False) -> T:
     """The global tensor whose pieces are the ranks' local ones."""
     with scope.lock():
         return _entered(here, x, target, check, copy)
 
 
-def _entered(here: EagerState, x: Tensor, target: Layout, check: bool, copy: bool) -> Tensor:
+def _entered(here: EagerState, x: T, target: Layout, check: bool, copy: bool) -> T:
     type = logical_type(here, x, target) if check else _assumed_type(x, target)
     inside = here.rank.index in target.placement.ranks
     array = (x.array.copy() if copy else x.array) if inside else empty(type)
     array = np.asarray(array, order="C")
     if any(isinstance(sbp, Broadcast) for sbp in target.sbp) and target.placement.size > 1:
         array = _first_copy(here, array, type, target)
-    output = Tensor(type, target, array)
+    output = TensorBase.new(type, target, array)
     if array is x.array:
         shows(x, output)
     here.entered += 1
@@ -84,7 +88,7 @@ def _entered(here: EagerState, x: Tensor, target: Layout, check: bool, copy: boo
     return output
 
 
-def logical_type(here: EagerState, x: Tensor, target: Layout) -> TensorType:
+def logical_type(here: EagerState, x: TensorBase, target: Layout) -> TensorType:
     """What the ranks' tensors make together; ShapeError, on all of them, if they do not fit."""
     ranks = target.placement.ranks
     what = f"to_global at {user_line()}"
@@ -125,7 +129,7 @@ def _types(here: EagerState, type: TensorType) -> list[TensorType]:
     return [TensorType(tuple(sizes[:ndim]), DTYPES[dtype]) for dtype, ndim, *sizes in rows]
 
 
-def _assumed_type(x: Tensor, target: Layout) -> TensorType:
+def _assumed_type(x: TensorBase, target: Layout) -> TensorType:
     """The type if all ranks have tensors like this one."""
     shape = list(x.tensor_type.shape)
     for sbp, n in zip(target.sbp, target.placement.mesh, strict=True):
@@ -153,24 +157,24 @@ class _EnterGradient:
     layout: Layout
     local: TensorType
 
-    def __call__(self, kept: Sequence[Tensor], gradients: Gradients) -> Gradients:
+    def __call__(self, kept: Sequence[TensorBase], gradients: Gradients) -> Gradients:
         (gradient,) = gradients
         assert gradient is not None
         piece = leave(self.here, relaid(self.here, gradient, unsummed(self.layout)))
         rank, placement = self.here.rank.index, self.layout.placement
         if rank not in placement.ranks:  # zeros, but made of the piece: gradients of gradients are taken on all ranks alike
-            zeros: Tensor = apply(BroadcastTo(self.local.shape), apply(SumTo(()), piece))
+            zeros: TensorBase = apply(BroadcastTo(self.local.shape), apply(SumTo(()), piece))
             return (zeros,)
         first = all(i == 0 for sbp, i in zip(self.layout.sbp, placement.coordinates(rank), strict=True) if isinstance(sbp, Broadcast))
-        counted: Tensor = piece if first else apply(Scale(0.0), piece)
+        counted: TensorBase = piece if first else apply(Scale(0.0), piece)
         return (counted,)
 
 
-def leave(here: EagerState, x: Tensor, *, copy: bool = False) -> Tensor:
+def leave(here: EagerState, x: T, *, copy: bool = False) -> T:
     """This rank's piece of a global tensor, as a local tensor."""
     check_current(x)
     piece = x.array.copy() if copy else x.array
-    output = Tensor(x.tensor_type.with_shape(tuple(piece.shape)), None, piece)
+    output = TensorBase.new(x.tensor_type.with_shape(tuple(piece.shape)), None, piece)
     if not copy:
         x.shares(output)
     if here.grad_enabled and x._needs_gradient:
@@ -185,12 +189,12 @@ class _LeaveGradient:
     layout: Layout
     type: TensorType
 
-    def __call__(self, kept: Sequence[Tensor], gradients: Gradients) -> Gradients:
+    def __call__(self, kept: Sequence[TensorBase], gradients: Gradients) -> Gradients:
         (gradient,) = gradients
         assert gradient is not None
         back = Layout(self.layout.placement, tuple(map(dual, self.layout.sbp)))
         array = gradient.array if self.here.rank.index in back.placement.ranks else empty(self.type)
-        made = Tensor(self.type, back, array)
+        made = TensorBase.new(self.type, back, array)
         if self.here.grad_enabled and gradient._needs_gradient:
             record("to_global", (gradient,), (made,), _EnterGradient(self.here, back, gradient.tensor_type))
         return (made,)

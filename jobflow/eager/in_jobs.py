@@ -20,7 +20,7 @@ from jobflow.eager.recording import Recording
 from jobflow.eager.session_tensors import SessionTensors
 from jobflow.eager.state import EagerState
 from jobflow.eager.structures import replaced
-from jobflow.eager.tensor import Tensor
+from jobflow.eager.tensor import TensorBase
 from jobflow.engine.body import JobBody
 from jobflow.engine.distribute import is_local
 from jobflow.engine.operators import TensorOperators
@@ -56,7 +56,7 @@ class Called:
     paths: Mapping[int, str]
 
 
-class Recorder(Recording):
+class Recorder(Recording[TensorBase]):
     """What stands in the place of a graph that is built (`EagerState.building`), while functions of tensors and modules run in the body of a job.
 
     It is the interpreter too: functions of ops, which get these tensors there, are recorded as well.
@@ -74,8 +74,8 @@ class Recorder(Recording):
         self.name: str | None = None
         #: the module that is called, if one is
         self.module: Called | None = None
-        self._standing: dict[int, Tensor] = {}
-        self._waiting: tuple[Op, list[Any], tuple[Tensor, ...]] | None = None
+        self._standing: dict[int, TensorBase] = {}
+        self._waiting: tuple[Op, list[Any], tuple[TensorBase, ...]] | None = None
         self._entered: tuple[scope.Scope, scope.Scope] | None = None
 
     def scope(self) -> scope.Scope:
@@ -89,44 +89,44 @@ class Recorder(Recording):
 
     # ---------------------------------------------------------------- ops
 
-    def apply(self, op: Op, inputs: Sequence[Any], name: str | None = None) -> tuple[Tensor, ...]:
+    def apply(self, op: Op, inputs: Sequence[Any], name: str | None = None) -> tuple[TensorBase, ...]:
         """The outputs of an op that a function of ops calls."""
         if self.module is None:
             self.name = self.name or name
         return self.run(op, inputs) if inputs else (self.source(op, None, None),)
 
-    def _ran(self, op: Op, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _ran(self, op: Op, inputs: Sequence[TensorBase]) -> tuple[TensorBase, ...]:
         made = self._recorded(op, [self._handle(x, op) for x in inputs])
         if not self.here.grad_enabled:
             made = tuple([self._recorded(Detach(), [self._handle(each, op)])[0] for each in made])
         return made
 
-    def _applied(self, op: Op, known: Sequence[Tensor]) -> tuple[Sequence[Any], Sequence[None]]:
+    def _applied(self, op: Op, known: Sequence[TensorBase]) -> tuple[Sequence[Any], Sequence[None]]:
         made = self._recorded(op, [x.traced for x in known])
         return [self._handle(x, op) for x in made], (None,) * len(made)
 
-    def _handle(self, x: Tensor, op: Op) -> Any:
+    def _handle(self, x: TensorBase, op: Op) -> Any:
         """The tensor of the job that x stands for."""
         if x.traced is None and self.module is None:
             raise JobError(f"{op.word()} at {user_line()}: a tensor {x.tensor_type} {NOT_OF_THE_JOB}")
         return self.known(x).traced
 
-    def known(self, x: Tensor) -> Tensor:
+    def known(self, x: TensorBase) -> TensorBase:
         if x.traced is _WAITING:
             self.record(None)
         return super().known(x)
 
-    def _recorded(self, op: Op, inputs: list[Any]) -> tuple[Tensor, ...]:
+    def _recorded(self, op: Op, inputs: list[Any]) -> tuple[TensorBase, ...]:
         """At once; or, where the last op has a name, when the next one comes, or the function has ended."""
         if self.name is None:
-            return tuple([Tensor(each.tensor_type, None, None, each) for each in self.body.apply(op, inputs, None)])
+            return tuple([TensorBase.new(each.tensor_type, None, None, each) for each in self.body.apply(op, inputs, None)])
         self.record(None)
         try:
             types = types_tuple(op.infer(*(x.tensor_type for x in inputs)))
         except JobflowError:
             self.body.apply(op, inputs, self.name)  # whose error names the op and the line
             raise
-        made = tuple(Tensor(type, None, None, _WAITING) for type in types)
+        made = tuple(TensorBase.new(type, None, None, _WAITING) for type in types)
         self._waiting = op, inputs, made
         return made
 
@@ -137,7 +137,7 @@ class Recorder(Recording):
             for x, made in zip(outputs, self.body.apply(op, inputs, name), strict=True):
                 x.traced = made
 
-    def source(self, op: Op, layout: Layout | None, counter: int | None) -> Tensor:
+    def source(self, op: Op, layout: Layout | None, counter: int | None) -> TensorBase:
         if layout is not None and self.module is None:
             raise JobError(f"{op.word()} at {user_line()}: placement= and sbp= are for global tensors; {LAYOUTS}")
         if counter is not None:
@@ -146,9 +146,9 @@ class Recorder(Recording):
         (made,) = self._recorded(op, [] if counter is None else [self.body.run_counter()])
         return made
 
-    def draw_for(self, x: Tensor) -> tuple[str, int, Tensor]:
+    def draw_for(self, x: TensorBase) -> tuple[str, int, TensorBase]:
         counter = self.body.run_counter()
-        return self._draw(), self.body.seed, Tensor(counter.tensor_type, None, None, counter)
+        return self._draw(), self.body.seed, TensorBase.new(counter.tensor_type, None, None, counter)
 
     def _draw(self) -> str:
         """The name of a draw, in the place of an op's; no other draw of the job has it."""
@@ -164,17 +164,17 @@ class Recorder(Recording):
 
     # ---------------------------------------------------------------- parameters and buffers
 
-    def _read(self, x: Tensor) -> Tensor:
+    def _read(self, x: TensorBase) -> TensorBase:
         name, placement = self._named(x), scope.current().placement or self.body.placement
         lies = Layout(placement, (B,) * len(placement.mesh)) if x.layout is None else x.layout
         trained = x._needs_gradient and x.is_leaf
         first, group = Constant(x.tensor_type.shape, x.tensor_type.dtype, 0), "parameter" if trained else "buffer"
         handle = self.body.variable(Variable(name, x.tensor_type, first, lies.placement, lies.sbp, trained, group=group))
         self.body.tensors[name] = x
-        self._standing[id(x)] = Tensor(x.tensor_type, None, None, handle)
+        self._standing[id(x)] = TensorBase.new(x.tensor_type, None, None, handle)
         return self._standing[id(x)]
 
-    def _named(self, x: Tensor) -> str:
+    def _named(self, x: TensorBase) -> str:
         """The name of the variable that a tensor is.  JobError if it has none, or the variable is something else."""
         session = current_session()
         tensors = SessionTensors.of(session)
@@ -200,7 +200,7 @@ class Recorder(Recording):
             )
         return name
 
-    def _write(self, x: Tensor, standing: Tensor, value: Tensor) -> None:
+    def _write(self, x: TensorBase, standing: TensorBase, value: TensorBase) -> None:
         standing.traced, standing._needs_gradient = value.traced, value._needs_gradient
         self.body.assign(next(name for name, tensor in self.body.tensors.items() if tensor is x), self._of_all_devices(value.traced))
 
@@ -219,7 +219,7 @@ class Recorder(Recording):
         with scope.using(placement=op.single):
             return apply(op, value)
 
-    def write(self, x: Tensor, made: Tensor) -> None:
+    def write(self, x: TensorBase, made: TensorBase) -> None:
         if self.module is None:
             raise JobError(
                 f"{user_line()}: the tensor {x.tensor_type} of a job cannot be overwritten; use the form that returns a new tensor (relu for relu_)"
@@ -228,7 +228,7 @@ class Recorder(Recording):
 
     # ---------------------------------------------------------------- what jobs do not have
 
-    def change(self, x: Tensor, target: Layout, back: Sequence[Sbp] | None) -> Tensor:
+    def change(self, x: TensorBase, target: Layout, back: Sequence[Sbp] | None) -> TensorBase:
         """In modules, which may have been written for global tensors, recorded; the tensors of jobs have other words for it."""
         if self.module is not None:
             with scope.using(placement=target.placement):
@@ -237,17 +237,17 @@ class Recorder(Recording):
             f"to_global at {user_line()}: the tensor {x.tensor_type} belongs to a job, whose layouts are chosen after its body has run; {LAYOUTS}"
         )
 
-    def leave(self, x: Tensor) -> Tensor:
+    def leave(self, x: TensorBase) -> TensorBase:
         """There are no pieces yet."""
         raise JobError(
             f"to_local at {user_line()}: the tensor {x.tensor_type} belongs to a job, and has no local part before the job runs; {LAYOUTS}"
         )
 
-    def backward(self, loss: Tensor, gradient: Tensor | None = None) -> None:
+    def backward(self, loss: TensorBase, gradient: TensorBase | None = None) -> None:
         """A job's optimizer says what gradients are for."""
         raise JobError(f"backward at {user_line()}: {loss.tensor_type} is a tensor of a job; call an optimizer's minimize instead")
 
-    def update(self, op: Op, inputs: Sequence[Tensor]) -> None:
+    def update(self, op: Op, inputs: Sequence[TensorBase]) -> None:
         if self.module is None:
             raise JobError(f"{op.word()} at {user_line()}: it overwrites tensors, and those of a job cannot be overwritten")
         own = any(is_local(self.known(x).traced) for x in inputs)
@@ -256,6 +256,11 @@ class Recorder(Recording):
 
 
 # -------------------------------------------------------------------- in and out
+
+
+def is_body(interpreter: Any) -> bool:
+    """True for the body of a job."""
+    return isinstance(interpreter, JobBody)
 
 
 def recorder_of(body: JobBody) -> Recorder:
@@ -268,13 +273,13 @@ def recorder_of(body: JobBody) -> Recorder:
 def recorded(body: Any, function: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any], name: str | None = None) -> Any:
     """What the function makes of tensors of the job whose body runs, as such tensors; `name` is that of its last op."""
     recorder = recorder_of(body)
-    given, options = replaced((tuple(arguments), dict(named)), TensorOperators, lambda x: Tensor(x.tensor_type, None, None, x))
+    given, options = replaced((tuple(arguments), dict(named)), TensorOperators, lambda x: TensorBase.new(x.tensor_type, None, None, x))
     before, recorder.name = recorder.name, name
     token = scope.enter(recorder.scope())
     try:
         made = function(*given, **options)
         recorder.record(recorder.name)
-        return replaced(made, Tensor, lambda x: x if x.traced is None and recorder.module is None else recorder.known(x).traced)
+        return replaced(made, TensorBase, lambda x: x if x.traced is None and recorder.module is None else recorder.known(x).traced)
     finally:
         scope.leave(token)
         recorder.name, recorder._waiting = before, None

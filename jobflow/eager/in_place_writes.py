@@ -15,14 +15,14 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, user_line
 from jobflow.eager.state import EagerState, building_now, mixed
 from jobflow.eager.tape import Gradients, follow, record, stand_at
-from jobflow.eager.tensor import Tensor, own
+from jobflow.eager.tensor import TensorBase, own
 from jobflow.ops.op import ViewOp, apply
 from jobflow.ops.scalar import fill_like
 from jobflow.ops.slice_update import SliceUpdate
 from jobflow.ops.slices import Slice
 
 
-def may_write(here: EagerState, x: Tensor, what: str) -> None:
+def may_write(here: EagerState, x: TensorBase, what: str) -> None:
     """JobError for a leaf that requires gradients, or a view of one, while gradients are recorded."""
     if not here.grad_enabled:
         return
@@ -37,7 +37,7 @@ def may_write(here: EagerState, x: Tensor, what: str) -> None:
         )
 
 
-def add_into(here: EagerState, x: Tensor, value: Tensor, what: str) -> None:
+def add_into(here: EagerState, x: TensorBase, value: TensorBase, what: str) -> None:
     """Add `value`, of the same layout, into the memory of x.  Raises: JobError for another type, or read-only memory."""
     if x.tensor_type != value.tensor_type:
         raise JobError(
@@ -48,7 +48,7 @@ def add_into(here: EagerState, x: Tensor, value: Tensor, what: str) -> None:
     written(here, x, value, what)
 
 
-def zero_gradient(x: Tensor, set_to_none: bool) -> None:
+def zero_gradient(x: TensorBase, set_to_none: bool) -> None:
     """Drop the gradient of x, or write zeros into its memory."""
     recorder = building_now()
     if recorder is not None and recorder.differentiates:
@@ -63,7 +63,7 @@ def zero_gradient(x: Tensor, set_to_none: bool) -> None:
         gradient._needs_gradient, gradient.node, gradient.index = False, None, 0
 
 
-def written(here: EagerState, x: Tensor, value: Tensor, what: str) -> None:
+def written(here: EagerState, x: TensorBase, value: TensorBase, what: str) -> None:
     """The memory of x has been written over: note it, and that x and what it is a view of are made of `value` now."""
     chain = [x]
     while chain[-1].base is not None:
@@ -84,7 +84,7 @@ def written(here: EagerState, x: Tensor, value: Tensor, what: str) -> None:
         record("write", (base, view), (base,), _PartGradient(view.base[1]))
 
 
-def passed_on(kept: Sequence[Tensor], gradients: Gradients) -> Gradients:
+def passed_on(kept: Sequence[TensorBase], gradients: Gradients) -> Gradients:
     """Return the gradients of the outputs as those of the inputs."""
     return gradients
 
@@ -95,7 +95,7 @@ class _PartGradient:
 
     op: ViewOp
 
-    def __call__(self, kept: Sequence[Tensor], gradients: Gradients) -> Gradients:
+    def __call__(self, kept: Sequence[TensorBase], gradients: Gradients) -> Gradients:
         (gradient,) = gradients
         assert gradient is not None
         part = apply(self.op, gradient)

@@ -12,31 +12,35 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import jobflow.core.scope as scope
-from jobflow.compiler.front.trace import Tracer
 from jobflow.compiler.rank.views import unread
 from jobflow.core.errors import JobError, user_line
 from jobflow.core.layout import Layout, Placement
 from jobflow.core.types import Array, contiguous_strides
 from jobflow.eager.state import EagerState
-from jobflow.eager.tensor import Tensor
+from jobflow.eager.tensor import TensorBase
 from jobflow.ops.axes import Reshape, Transpose
 from jobflow.ops.op import Op, ViewOp
 from jobflow.ops.scalar import Detach
 from jobflow.ops.slice_update import SliceUpdate
 from jobflow.ops.slices import Slice
 
+if TYPE_CHECKING:
+    from jobflow.compiler.front.trace import Tracer
 
-def lying(x: Tensor) -> Array:
+T = TypeVar("T", bound=TensorBase)
+
+
+def lying(x: TensorBase) -> Array:
     """An array with the shape and strides that x has if it is computed at once; its memory is not there."""
     if x.traced is None and x.layout is None:
         return x.array
     return unread(x.tensor_type, contiguous_strides(x.tensor_type.shape, x.tensor_type.dtype.itemsize) if x.strides is None else x.strides)
 
 
-def view_strides(op: Op, x: Tensor) -> tuple[int, ...] | None:
+def view_strides(op: Op, x: TensorBase) -> tuple[int, ...] | None:
     """The strides of what an op gives that only looks at x differently; None if it does not.  The same on all ranks."""
     if not isinstance(op, ViewOp):
         return lying(x).strides if isinstance(op, Detach) else None
@@ -47,7 +51,7 @@ def view_strides(op: Op, x: Tensor) -> tuple[int, ...] | None:
     return strides
 
 
-class Recording(ABC):
+class Recording(ABC, Generic[T]):
     """See the module."""
 
     #: what is running, in messages, and in short
@@ -63,11 +67,11 @@ class Recording(ABC):
     #: True if gradients are asked for
     trains: bool = True
     #: by id of a tensor with numbers: what stands for it now
-    _standing: dict[int, Tensor]
+    _standing: dict[int, T]
 
     # ---------------------------------------------------------------- ops
 
-    def run(self, op: Op, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def run(self, op: Op, inputs: Sequence[T]) -> tuple[T, ...]:
         """The outputs of an op."""
         outputs = self._ran(op, inputs)
         strides = view_strides(op, inputs[0]) if len(inputs) == 1 else None
@@ -77,52 +81,52 @@ class Recording(ABC):
             outputs[0].base, outputs[0].seen, outputs[0].strides = (inputs[0], op), base.version, strides
         return outputs
 
-    def _ran(self, op: Op, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _ran(self, op: Op, inputs: Sequence[T]) -> tuple[T, ...]:
         known = [self.known(x) for x in inputs]
         return self._outputs(*self._applied(op, known), known)
 
     @abstractmethod
-    def _applied(self, op: Op, known: Sequence[Tensor]) -> tuple[Sequence[Any], Sequence[Layout | None]]:
+    def _applied(self, op: Op, known: Sequence[T]) -> tuple[Sequence[Any], Sequence[Layout | None]]:
         """Record an op; the values that it gives, and how tensors that stand for them lie."""
 
     def _record(self, op: Op, values: Sequence[Any], placement: Placement | None) -> tuple[Any, ...]:
         with scope.using(placement=placement, interpreter=self.tracer):
             return self.tracer.apply(op, values, None)
 
-    def _outputs(self, values: Sequence[Any], layouts: Sequence[Layout | None], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _outputs(self, values: Sequence[Any], layouts: Sequence[Layout | None], inputs: Sequence[T]) -> tuple[T, ...]:
         needs = any(x._needs_gradient for x in inputs)
         if needs and self.trains and not self.here.grad_enabled:
             values = [self._record(Detach(), [value], value.node.placement)[0] for value in values]
-        made = tuple(Tensor(value.tensor_type, layout, None, traced=value) for value, layout in zip(values, layouts, strict=True))
+        made = tuple(TensorBase.new(value.tensor_type, layout, None, traced=value) for value, layout in zip(values, layouts, strict=True))
         for x in made:
             x._needs_gradient = needs and self.here.grad_enabled and x.tensor_type.dtype.is_float
         return made
 
-    def update(self, op: Op, inputs: Sequence[Tensor]) -> None:
+    def update(self, op: Op, inputs: Sequence[T]) -> None:
         """An op that writes over some of its inputs."""
         values, _ = self._applied(op, [self.known(x) for x in inputs])
         for output, index in op.alias.items():
-            self.write(inputs[index], Tensor(values[output].tensor_type, inputs[index].layout, None, traced=values[output]))
+            self.write(inputs[index], TensorBase.new(values[output].tensor_type, inputs[index].layout, None, traced=values[output]))
 
     @abstractmethod
-    def source(self, op: Op, layout: Layout | None, counter: int | None) -> Tensor:
+    def source(self, op: Op, layout: Layout | None, counter: int | None) -> T:
         """The output of an op without inputs, or of one that draws, for every run anew."""
 
     @abstractmethod
-    def draw_for(self, x: Tensor) -> tuple[str, int, Tensor]:
+    def draw_for(self, x: T) -> tuple[str, int, T]:
         """Key, seed and counter of the next draw, for numbers beside x."""
 
     @abstractmethod
-    def change(self, x: Tensor, target: Layout, back: Sequence[Any] | None) -> Tensor:
+    def change(self, x: T, target: Layout, back: Sequence[Any] | None) -> T:
         """A tensor in another layout, whose gradient is brought into `back` if that is given."""
 
     @abstractmethod
-    def leave(self, x: Tensor) -> Tensor:
+    def leave(self, x: T) -> T:
         """This rank's piece: an error, for there are none yet."""
 
     # ---------------------------------------------------------------- tensors with numbers, and views
 
-    def known(self, x: Tensor) -> Tensor:
+    def known(self, x: T) -> T:
         """What stands for a tensor here."""
         if x.traced is not None:
             if x.base is not None and x.seen != x.version:
@@ -131,7 +135,7 @@ class Recording(ABC):
         found = self._standing.get(id(x))
         return self._read(x) if found is None else found
 
-    def _look_again(self, view: Tensor) -> None:
+    def _look_again(self, view: T) -> None:
         """What it is a view of was written over since it was made."""
         assert view.base is not None
         base, op = view.base
@@ -145,10 +149,10 @@ class Recording(ABC):
         view.node, view.index = made.node, made.index
 
     @abstractmethod
-    def _read(self, x: Tensor) -> Tensor:
+    def _read(self, x: T) -> T:
         """A tensor with numbers, as a variable."""
 
-    def write(self, x: Tensor, made: Tensor) -> None:
+    def write(self, x: T, made: T) -> None:
         """x holds `made` from now on, and so does what it is a view of; a tensor with numbers does so after the run.
 
         Raises: JobError if the gradient of what x was made of would be lost.
@@ -173,13 +177,13 @@ class Recording(ABC):
             if below is not None:
                 value = self._around(view, below)
 
-    def _hold(self, x: Tensor, value: Tensor) -> None:
+    def _hold(self, x: T, value: T) -> None:
         if x.traced is not None:
             x.traced, x._needs_gradient = value.traced, x._needs_gradient or value._needs_gradient
         else:
             self._write(x, self.known(x), value)
 
-    def _around(self, view: Tensor, base: Tensor) -> Tensor:
+    def _around(self, view: T, base: T) -> T:
         """`base`, with the part that `view` looks at as it is there."""
         assert view.base is not None
         op = view.base[1]
@@ -193,13 +197,13 @@ class Recording(ABC):
         return made if base.layout is None or made.layout == base.layout else self.change(made, base.layout, None)
 
     @abstractmethod
-    def _write(self, x: Tensor, standing: Tensor, value: Tensor) -> None:
+    def _write(self, x: T, standing: T, value: T) -> None:
         """Have a tensor with numbers hold `value`, in place of what stands for it now."""
 
     # ---------------------------------------------------------------- training and modules
 
     @abstractmethod
-    def backward(self, loss: Tensor, gradient: Tensor | None = None) -> None:
+    def backward(self, loss: T, gradient: T | None = None) -> None:
         """`loss.backward()` was called."""
 
     @abstractmethod

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from jobflow.eager.convert import agree, convert, done, empty
 from jobflow.eager.recording import view_strides
 from jobflow.eager.state import EagerState, mixed, state
 from jobflow.eager.tape import follow, record_op
-from jobflow.eager.tensor import Tensor, check_current, own
+from jobflow.eager.tensor import TensorBase, check_current, own
 from jobflow.engine.session import current_session
 from jobflow.kernels import registry
 from jobflow.kernels.eager_calls import EagerCalls, eager_calls
@@ -39,6 +39,7 @@ from jobflow.ops.op import Op, ViewOp, types_tuple
 from jobflow.runtime.buffer_pool import POOL
 from jobflow.runtime.refusals import Refusal, located, raise_first
 
+T = TypeVar("T", bound=TensorBase)
 #: how many ops on types and layouts a rank keeps prepared
 KEPT = 8192
 
@@ -72,18 +73,18 @@ class Prepared:
     gradients: dict[tuple[bool, ...], Derivative | None] = field(default_factory=dict, compare=False)
 
 
-def run(op: Op, *inputs: Tensor) -> Tensor:
+def run(op: Op, *inputs: T) -> T:
     """The output of `op`; those of an op that has several are what `run_several` gives."""
     now = scope.current()
     here: EagerState = now.root.eager or state()
     if now.interpreter is not None and not isinstance(now.interpreter, Running):
-        outputs = recorder(here, op.word()).run(op, inputs)
+        outputs: Any = recorder(here, op.word()).run(op, inputs)
     else:
         outputs = perform(here, op, inputs, here.grad_enabled and (now.interpreter is None or now.interpreter.records))
     return outputs[0] if len(outputs) == 1 else outputs
 
 
-def run_several(op: Op, *inputs: Tensor) -> tuple[Tensor, ...]:
+def run_several(op: Op, *inputs: T) -> tuple[T, ...]:
     """The outputs of an op that has more than one."""
     made: Any = run(op, *inputs)
     return made
@@ -96,7 +97,7 @@ def recorder(here: EagerState, what: str) -> Any:
     return here.building
 
 
-def perform(here: EagerState, op: Op, inputs: Sequence[Tensor], records: bool) -> tuple[Tensor, ...]:
+def perform(here: EagerState, op: Op, inputs: Sequence[TensorBase], records: bool) -> tuple[TensorBase, ...]:
     """The outputs of an op, noted for backward if gradients may be asked for."""
     found = prepared(here, op, inputs)
     if found.smaller:
@@ -116,7 +117,7 @@ def perform(here: EagerState, op: Op, inputs: Sequence[Tensor], records: bool) -
     return outputs
 
 
-def _moves(found: Prepared, x: Tensor) -> bool:
+def _moves(found: Prepared, x: TensorBase) -> bool:
     """Whether a view of a global tensor lies elsewhere than the tensor, on some ranks: the same on all of them."""
     before, after = x.layout, found.layouts[0]
     assert before is not None and after is not None
@@ -124,7 +125,7 @@ def _moves(found: Prepared, x: Tensor) -> bool:
     return summed or found.wanted[0] is not None
 
 
-def prepared(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> Prepared:
+def prepared(here: EagerState, op: Op, inputs: Sequence[TensorBase]) -> Prepared:
     key = (op, *[part for x in inputs for part in (x.tensor_type.shape, x.tensor_type.dtype, x.layout)])
     found: Prepared | None = here.prepared.get(key)
     if found is None:
@@ -145,7 +146,7 @@ def with_line(error: JobflowError, op: Op | None = None) -> JobflowError:
     return error if op is None else type(error)(f"{op.word()} at {user_line()}: {error}")
 
 
-def prepare(here: EagerState, op: Op, inputs: Sequence[Tensor]) -> Prepared:
+def prepare(here: EagerState, op: Op, inputs: Sequence[TensorBase]) -> Prepared:
     """Decide how an op runs."""
     types = types_tuple(op.infer(*(x.tensor_type for x in inputs)))
     placement = common_placement(op, inputs)
@@ -188,7 +189,7 @@ def target() -> Target:
     return chosen if chosen.tier == "llvm" else CPU
 
 
-def common_placement(op: Op, inputs: Sequence[Tensor]) -> Placement | None:
+def common_placement(op: Op, inputs: Sequence[TensorBase]) -> Placement | None:
     """Where the inputs lie; None if they are local.  PlacementError if that is not one place."""
     first = inputs[0].layout
     for x in inputs[1:]:
@@ -201,11 +202,11 @@ def common_placement(op: Op, inputs: Sequence[Tensor]) -> Placement | None:
     return None if first is None else first.placement
 
 
-def _listed(inputs: Sequence[Tensor]) -> str:
+def _listed(inputs: Sequence[TensorBase]) -> str:
     return ", ".join(f"{x.tensor_type} {'local' if x.layout is None else x.layout}" for x in inputs)
 
 
-def execute(here: EagerState, found: Prepared, op: Op, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def execute(here: EagerState, found: Prepared, op: Op, inputs: Sequence[TensorBase]) -> tuple[TensorBase, ...]:
     """Convert the inputs, and compute this rank's pieces of the outputs."""
     if found.placement is None:
         return _pieces(here, found, inputs, isinstance(op, ViewOp), True)
@@ -226,7 +227,7 @@ def execute(here: EagerState, found: Prepared, op: Op, inputs: Sequence[Tensor])
         return outputs
 
 
-def _pieces(here: EagerState, found: Prepared, inputs: Sequence[Tensor], looks: bool, shares: bool) -> tuple[Tensor, ...]:
+def _pieces(here: EagerState, found: Prepared, inputs: Sequence[TensorBase], looks: bool, shares: bool) -> tuple[TensorBase, ...]:
     """This rank's pieces of the outputs, of which the one of an op that `looks` is no copy, and `shares` the memory of the input."""
     if found.moves:
         arrays = [x.array if want is None else convert(here, x, want, "an input") for x, want in zip(inputs, found.wanted, strict=True)]
@@ -237,14 +238,14 @@ def _pieces(here: EagerState, found: Prepared, inputs: Sequence[Tensor], looks: 
             arrays = [x.array for x in inputs]
     op = found.op
     if op is None:
-        outputs = tuple(Tensor(type, layout, empty(type)) for type, layout in zip(found.types, found.layouts, strict=True))
+        outputs = tuple(TensorBase.new(type, layout, empty(type)) for type, layout in zip(found.types, found.layouts, strict=True))
         if shares:
             inputs[0].shares(outputs[0])
         return outputs
     if looks and isinstance(op, ViewOp):
         view = seen(op, arrays)
         if view is not None:
-            output = Tensor(found.types[0], found.layouts[0], view)
+            output = TensorBase.new(found.types[0], found.layouts[0], view)
             if shares:
                 inputs[0].shares(output)
             return (output,)
@@ -253,7 +254,7 @@ def _pieces(here: EagerState, found: Prepared, inputs: Sequence[Tensor], looks: 
     else:
         results = [allocate() for allocate in found.allocators]
         found.calls.run(here.own.device, arrays, results)  # type: ignore[union-attr]
-    return tuple([Tensor(type, layout, array) for type, layout, array in zip(found.types, found.layouts, results, strict=True)])
+    return tuple([TensorBase.new(type, layout, array) for type, layout, array in zip(found.types, found.layouts, results, strict=True)])
 
 
 def checked(here: EagerState, found: Prepared, op: Checked, arrays: Sequence[Array]) -> list[Array]:
@@ -289,7 +290,7 @@ def compute(here: EagerState, op: Op, arrays: Sequence[Array], types: Sequence[T
     return outputs
 
 
-def update(here: EagerState, op: Op, inputs: Sequence[Tensor], what: str) -> None:
+def update(here: EagerState, op: Op, inputs: Sequence[TensorBase], what: str) -> None:
     """Run an op that overwrites some of its inputs (`alias`), which have the layouts of its rule, for the caller `what`; record nothing."""
     if here.building is not None:
         here.building.update(op, inputs)
@@ -298,7 +299,7 @@ def update(here: EagerState, op: Op, inputs: Sequence[Tensor], what: str) -> Non
         _update(here, op, inputs, what)
 
 
-def _update(here: EagerState, op: Op, inputs: Sequence[Tensor], what: str) -> None:
+def _update(here: EagerState, op: Op, inputs: Sequence[TensorBase], what: str) -> None:
     found = prepared(here, op, inputs)
     for x in inputs:
         check_current(x)
@@ -327,7 +328,7 @@ def _update(here: EagerState, op: Op, inputs: Sequence[Tensor], what: str) -> No
 # -------------------------------------------------------------------- sources
 
 
-def source(op: Op, layout: Layout | None, counter: int | None = None) -> Tensor:
+def source(op: Op, layout: Layout | None, counter: int | None = None) -> Any:
     """The output of an op without inputs, or of one that draws (`counter`), as a local or a global tensor."""
     now = scope.current()
     here: EagerState = now.root.eager or state()
@@ -336,12 +337,12 @@ def source(op: Op, layout: Layout | None, counter: int | None = None) -> Tensor:
     (type,) = types_tuple(op.infer(*(() if counter is None else (TensorType((1,), int64),))))
     arrays = [] if counter is None else [np.array([counter])]
     if layout is None:
-        return Tensor(type, None, compute(here, op, arrays, (type,))[0])
+        return TensorBase.new(type, None, compute(here, op, arrays, (type,))[0])
     about = f"{type} {layout}{'' if counter is None else f', draw {counter}'}"
     origin = zlib.crc32(f"{op!r} {about}".encode())
     with scope.lock():
         here.trail(layout.placement).add(origin, f"{op} {about}")
-    made = Tensor(type, layout, _source_piece(here, op, type, layout, arrays))
+    made = TensorBase.new(type, layout, _source_piece(here, op, type, layout, arrays))
     made.origin = origin
     return made
 
@@ -378,7 +379,7 @@ class Running:
         self.placement = placement
         self.records = records
 
-    def apply(self, op: Op, inputs: Sequence[Any], name: str | None = None) -> tuple[Tensor, ...]:
+    def apply(self, op: Op, inputs: Sequence[Any], name: str | None = None) -> tuple[TensorBase, ...]:
         if not inputs:
             where = self.placement
             return (source(op, None if where is None else Layout(where, (B,) * len(where.mesh))),)

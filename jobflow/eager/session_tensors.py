@@ -20,7 +20,7 @@ from jobflow.core.layout import Layout
 from jobflow.core.types import Array, TensorType
 from jobflow.eager.convert import convert_array
 from jobflow.eager.state import EagerState, state
-from jobflow.eager.tensor import FarHome, Home, Tensor, has_array, lives, moves
+from jobflow.eager.tensor import FarHome, Home, TensorBase, has_array, lives, moves
 from jobflow.engine.binding import state_of
 from jobflow.engine.commands import Meet, Tell
 from jobflow.engine.session import Session
@@ -35,7 +35,7 @@ class Tie:
     """A tensor, the variable that it is, and where both lie; None on a rank that has no part of it."""
 
     variable: Variable
-    tensor: Tensor
+    tensor: TensorBase
     home: Home | None
     #: of the tensor
     type: TensorType
@@ -58,7 +58,7 @@ class Tie:
         lives(self.tensor, self.home)
 
 
-def relay(here: EagerState, x: Tensor, lies: Layout, what: str) -> bool:
+def relay(here: EagerState, x: TensorBase, lies: Layout, what: str) -> bool:
     """Whether a global tensor lay otherwise than it does from now on, as the variable that it becomes."""
     if x.layout is None or x.layout == lies:
         return False
@@ -84,7 +84,7 @@ class SessionTensors:
             session.tensors = cls(session)
         return session.tensors
 
-    def name_of(self, x: Tensor) -> str | None:
+    def name_of(self, x: TensorBase) -> str | None:
         """The name of the variable that a tensor is, if it is one."""
         return self._names.get(id(x))
 
@@ -93,7 +93,7 @@ class SessionTensors:
 
     # ---------------------------------------------------------------- becoming one
 
-    def tie(self, tensors: Mapping[str, Tensor]) -> None:
+    def tie(self, tensors: Mapping[str, TensorBase]) -> None:
         """Have new variables begin with the numbers of these tensors, which are one from then on."""
         variables = self.session.variables
         for name, x in tensors.items():
@@ -104,7 +104,7 @@ class SessionTensors:
             self._tied(variables[name], x)
         self._meet(len(local) < len(tensors))
 
-    def _check(self, variable: Variable, x: Tensor) -> None:
+    def _check(self, variable: Variable, x: TensorBase) -> None:
         """JobError for a local tensor of one of several clients that cannot show the variable."""
         world = self._world
         if not world.multi or x.layout is not None:
@@ -124,7 +124,7 @@ class SessionTensors:
         given = dict(arrays) if self._world.ranks[0].index == 0 else None
         return self._exchanged(given, "parameters of rank 0")[0]
 
-    def _tied(self, variable: Variable, x: Tensor) -> None:
+    def _tied(self, variable: Variable, x: TensorBase) -> None:
         if self.session.multi and x.layout is not None:
             self._relaid(variable, x)
         home = self._home(variable, x)
@@ -133,14 +133,14 @@ class SessionTensors:
         self.ties[variable.name] = Tie(variable, x, home, x.tensor_type, x.layout)
         self._names[id(x)] = variable.name
 
-    def _relaid(self, variable: Variable, x: Tensor) -> None:
+    def _relaid(self, variable: Variable, x: TensorBase) -> None:
         """Give the variable the numbers of a global tensor, which lies as the variable does from now on."""
         here = state()
         relay(here, x, Layout(variable.placement, variable.sbp), f"variable {variable.name}")
         if here.rank.index in variable.placement.ranks:
             self._state(here.rank.index).write(variable.name, x.array)
 
-    def _home(self, variable: Variable, x: Tensor) -> Home | None:
+    def _home(self, variable: Variable, x: TensorBase) -> Home | None:
         """Where a tensor can look at its variable."""
         world, name, lies = self._world, variable.name, variable.placement.ranks
         if world.multi:

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.errors import JobError, user_line
-from jobflow.eager.tensor import Tensor
+from jobflow.eager.tensor import TensorBase
 
 
-def leaves(x: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+def leaves(x: Any, name: str) -> Iterator[tuple[str, Any]]:
     """The tensors in x, each with a name for it.  JobError for anything that is not a tensor."""
-    if isinstance(x, Tensor):
+    if isinstance(x, TensorBase):
         yield name, x
     elif isinstance(x, list | tuple):
         for i, one in enumerate(x):
@@ -34,12 +34,12 @@ def form(x: Any) -> Any:
         return type(x).__name__, tuple(map(form, x))
     if isinstance(x, dict):
         return "dict", tuple((key, form(one)) for key, one in x.items())
-    return isinstance(x, Tensor)
+    return isinstance(x, TensorBase)
 
 
 def filled(x: Any, tensors: Iterator[Any]) -> Any:
     """x with other tensors in the places of its own, in order."""
-    return replaced(x, Tensor, lambda _: next(tensors))
+    return replaced(x, TensorBase, lambda _: next(tensors))
 
 
 def replaced(x: Any, kind: type, change: Callable[[Any], Any]) -> Any:

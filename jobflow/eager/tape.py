@@ -18,14 +18,14 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, SourceLine, user_line
 from jobflow.core.layout import Placement
 from jobflow.core.types import Array, TensorType
-from jobflow.eager.tensor import Storage, Tensor
+from jobflow.eager.tensor import Storage, TensorBase
 from jobflow.ops.derivative import Derivative, derivative
 from jobflow.ops.op import Op
 
 #: per input: the node and the number of its output, or the leaf, that the gradient goes to; None if to nobody
-Edge = tuple[Any, int] | Tensor | None
-Gradients = Sequence[Tensor | None]
-Hook = Callable[[Tensor], Tensor | None]
+Edge = tuple[Any, int] | TensorBase | None
+Gradients = Sequence[Any]
+Hook = Callable[[Any], Any]
 _numbers = itertools.count()
 
 
@@ -35,7 +35,7 @@ class ReadyCallback:
 
     callback: Callable[[], None]
 
-    def __call__(self, gradient: Tensor) -> None:
+    def __call__(self, gradient: TensorBase) -> None:
         self.callback()
 
 
@@ -55,7 +55,7 @@ class TapeNode:
     __slots__ = ("__weakref__", "backward", "edges", "hooks", "line", "name", "number", "outputs", "retained", "saved")
 
     def __init__(
-        self, name: str, edges: tuple[Edge, ...], outputs: int, backward: Callable[..., Gradients], saved: Sequence[Tensor | None] = ()
+        self, name: str, edges: tuple[Edge, ...], outputs: int, backward: Callable[..., Gradients], saved: Sequence[TensorBase | None] = ()
     ) -> None:
         self.name = name
         self.edges = edges
@@ -65,14 +65,14 @@ class TapeNode:
         self.saved: tuple[Any, ...] = tuple([None if x is None else (x.tensor_type, x.layout, x.array, x.memory, x.memory.version) for x in saved])
         #: by output
         self.hooks: dict[int, dict[int, Hook]] = {}
-        self.retained: dict[int, weakref.ref[Tensor]] = {}
+        self.retained: dict[int, weakref.ref[TensorBase]] = {}
         #: where the user's program made the step, while anomalies are looked for
         self.line: SourceLine | None = user_line() if anomalies.enabled else None
 
     def __repr__(self) -> str:
         return f"<{self.name}Backward>"
 
-    def kept(self, linked: bool = False) -> list[Tensor | None]:
+    def kept(self, linked: bool = False) -> list[TensorBase | None]:
         """The saved tensors as they were; those written over since complain when they are read.
 
         `linked`: gradients of what is made of them find their way, if they are the inputs and the outputs.
@@ -83,11 +83,11 @@ class TapeNode:
             found = [x if x is None or isinstance(x, _Kept) else _at(x, end) for x, end in zip(found, ends, strict=True)]
         return found
 
-    def restored(self, type: TensorType, layout: Any, value: Any, storage: Storage, version: int) -> Tensor:
+    def restored(self, type: TensorType, layout: Any, value: Any, storage: Storage, version: int) -> TensorBase:
         """Return a saved tensor; one that was written to since raises when it is read."""
-        return Tensor(type, layout, value) if storage.version == version else _Kept(self.name, type, layout, value, storage, version)
+        return TensorBase.new(type, layout, value) if storage.version == version else _Kept(self.name, type, layout, value, storage, version)
 
-    def retaining(self, index: int) -> Tensor | None:
+    def retaining(self, index: int) -> TensorBase | None:
         """Return the tensor of an output that keeps its gradient (`retain_grad`)."""
         reference = self.retained.get(index)
         return None if reference is None else reference()
@@ -97,9 +97,9 @@ class TapeNode:
         self.backward, self.saved = None, ()
 
 
-def _at(x: Tensor, end: Edge) -> Tensor:
+def _at(x: TensorBase, end: Edge) -> TensorBase:
     """A saved tensor where it stands in the graph of gradients."""
-    if isinstance(end, Tensor):
+    if isinstance(end, TensorBase):
         return end
     if end is not None and x.tensor_type.dtype.is_float:
         x._needs_gradient, (x.node, x.index) = True, end
@@ -112,7 +112,7 @@ def storage_changed(saved: tuple[Any, ...]) -> bool:
     return storage.version != before
 
 
-class _Kept(Tensor):
+class _Kept(TensorBase):
     """A tensor that is not any more what it was."""
 
     def __init__(self, reader: str, type: Any, layout: Any, array: Array, storage: Any, version: int) -> None:
@@ -128,7 +128,7 @@ class _Kept(Tensor):
         )
 
 
-def edge_of(x: Tensor) -> Edge:
+def edge_of(x: TensorBase) -> Edge:
     """Where the gradient of x goes."""
     if x.base is not None:
         follow(x)
@@ -137,7 +137,7 @@ def edge_of(x: Tensor) -> Edge:
     return x if x._needs_gradient else None
 
 
-def follow(view: Tensor) -> bool:
+def follow(view: TensorBase) -> bool:
     """Whether a view requires gradients; if its memory was written over since it was made, it is made of its base anew."""
     assert view.base is not None
     base, op = view.base
@@ -174,13 +174,15 @@ class OpGradient:
         return (False,) * inputs if self.program is None else self.program.own
 
 
-def record(name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], backward: Callable[..., Gradients], saved: Sequence[Tensor] = ()) -> None:
+def record(
+    name: str, inputs: Sequence[TensorBase], outputs: Sequence[TensorBase], backward: Callable[..., Gradients], saved: Sequence[TensorBase] = ()
+) -> None:
     """Note how the outputs were made; those of floats require gradients from now on."""
     note(TapeNode(name, tuple(map(edge_of, inputs)), len(outputs), backward, saved), outputs)
 
 
 def record_op(
-    op: Op, placement: Placement | None, known: dict[tuple[bool, ...], Derivative | None], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+    op: Op, placement: Placement | None, known: dict[tuple[bool, ...], Derivative | None], inputs: Sequence[TensorBase], outputs: Sequence[TensorBase]
 ) -> None:
     """The same for an op.  `known` are its gradients on such inputs, by which of them are asked for."""
     edges = tuple([edge_of(x) for x in inputs])
@@ -189,7 +191,7 @@ def record_op(
 
 
 def gradient_program(
-    op: Op, known: dict[tuple[bool, ...], Derivative | None], inputs: Sequence[Tensor], outputs: Sequence[Tensor], edges: Sequence[Edge]
+    op: Op, known: dict[tuple[bool, ...], Derivative | None], inputs: Sequence[TensorBase], outputs: Sequence[TensorBase], edges: Sequence[Edge]
 ) -> Derivative | None:
     """The program for the gradients of the inputs that have an edge; None for an op of several outputs, which may lack gradients."""
     if len(outputs) > 1:
@@ -201,7 +203,7 @@ def gradient_program(
     return program
 
 
-def read_by(program: Derivative | None, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Sequence[Tensor | None]:
+def read_by(program: Derivative | None, inputs: Sequence[TensorBase], outputs: Sequence[TensorBase]) -> Sequence[TensorBase | None]:
     """The inputs and outputs of an op, with None for those that its gradient program does not read."""
     values = (*inputs, *outputs)
     return values if program is None else [x if i in program.reads else None for i, x in enumerate(values)]
@@ -214,14 +216,14 @@ def _program(op: Op, types: tuple[TensorType, ...], wanted: tuple[bool, ...]) ->
         return None
 
 
-def note(node: TapeNode, outputs: Sequence[Tensor | None]) -> None:
+def note(node: TapeNode, outputs: Sequence[TensorBase | None]) -> None:
     """The outputs of floats were made by this node; None stands for one without a gradient."""
     for index, output in enumerate(outputs):
         if output is not None and output.tensor_type.dtype.is_float:
             stand_at(output, node, index)
 
 
-def stand_at(x: Tensor, node: TapeNode, index: int) -> None:
+def stand_at(x: TensorBase, node: TapeNode, index: int) -> None:
     """Make x an output of `node`; `retain_grad` follows a tensor that was overwritten, as in PyTorch."""
     if x.node is not None and x.node.retained and x.node.retaining(x.index) is x:
         node.retained[index] = x.node.retained.pop(x.index)

@@ -4,14 +4,14 @@ A local tensor belongs to one rank.  A global one has a logical value that lies 
 rank holds its piece as `array`, and those outside the placement an empty one.  While `nn.Graph.build` runs, tensors have a `traced`
 instead of an array.
 
-Its methods are functions of `jobflow.functional`, and are imported when they are called (`jobflow.eager.methods`).
+`jobflow.functional.tensor_class` adds the methods.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, SupportsIndex, overload
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -20,7 +20,6 @@ import jobflow.core.scope as scope
 from jobflow.core.errors import JobError, user_line
 from jobflow.core.layout import Layout, Sbp
 from jobflow.core.types import Array, DType, TensorType
-from jobflow.eager.methods import Methods
 from jobflow.engine.placements import placement as public_placement
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ class Home:
         self.copies = copies
         #: this rank's own numbers, while it has some
         self.copy: Array | None = None
-        self.tensors: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+        self.tensors: WeakValueDictionary[int, TensorBase] = WeakValueDictionary()
 
     def leave(self) -> None:
         """This rank's tensors get numbers of their own."""
@@ -85,7 +84,7 @@ class Home:
         for x, offset in self._looking(old):
             x.array = np.ndarray(x.array.shape, x.array.dtype, bytes_, offset, x.array.strides)
 
-    def _looking(self, at: Array) -> Iterator[tuple[Tensor, int]]:
+    def _looking(self, at: Array) -> Iterator[tuple[TensorBase, int]]:
         """The tensors that look at this memory, and where they begin in it."""
         for x in list(self.tensors.values()):
             offset = x.array.ctypes.data - at.ctypes.data
@@ -144,8 +143,8 @@ class Storage:
         self.before: Layout | None = None
 
 
-class Tensor(Methods):
-    """See the module; made by functions such as `flow.tensor`, `flow.randn` and `to_global`."""
+class TensorBase:
+    """The data of a tensor, without its methods."""
 
     __slots__ = (
         "__dict__",
@@ -172,14 +171,10 @@ class Tensor(Methods):
     #: NumPy arrays on the left leave the operation to the tensor
     __array_priority__ = 1000
 
-    if TYPE_CHECKING:
+    #: the class of tensors that operations make, with all methods
+    new: ClassVar[Any]
 
-        @overload
-        def __init__(self, type: TensorType, layout: Layout | None, array: Array, traced: Any = None) -> None: ...
-        @overload  # what programs call as flow.Tensor, in `jobflow.functional.classes`
-        def __init__(self, *data: complex | Sequence[Any] | np.ndarray[Any, Any], **options: Any) -> None: ...
-
-    def __init__(self, type: TensorType, layout: Layout | None, array: Array, traced: Any = None) -> None:  # type: ignore[misc]
+    def __init__(self, type: TensorType, layout: Layout | None, array: Array, traced: Any = None) -> None:
         self.tensor_type = type
         self.layout = layout
         #: `array`; unset while the storage is remote and was written to since it was fetched
@@ -187,15 +182,15 @@ class Tensor(Methods):
         self.traced = traced
         #: what programs see, and set, as `requires_grad` and `grad` (`jobflow.functional.gradients`)
         self._needs_gradient = False
-        self._gradient: Tensor | None = None
+        self._gradient: Any = None
         #: what made it, if gradients are recorded, and which of its outputs it is
         self.node: TapeNode | None = None
         self.index = 0
-        self.hooks: dict[int, Callable[[Tensor], Tensor | None]] | None = None
+        self.hooks: dict[int, Callable[[Any], Any]] | None = None
         self._retains = False
         self.storage: Storage | None = None
         #: what it is a view of, and how; `seen` is the version of the memory that its node is about
-        self.base: tuple[Tensor, Any] | None = None
+        self.base: tuple[Any, Any] | None = None
         self.seen = 0
         #: of a view of a global or traced tensor: its strides if what it looks at lay in the memory of one rank
         self.strides: tuple[int, ...] | None = None
@@ -290,7 +285,7 @@ class Tensor(Methods):
         """Its memory has been written over."""
         self.memory.version += 1
 
-    def shares(self, view: Tensor) -> None:
+    def shares(self, view: TensorBase) -> None:
         """`view` looks at the same memory; with other strides, if it is given them afterwards."""
         view.storage, view._apart, view.strides = self.memory, self._apart, self.strides
         if view.storage.home is not None:
@@ -300,18 +295,18 @@ class Tensor(Methods):
     __hash__ = object.__hash__
 
 
-def has_array(x: Tensor) -> bool:
+def has_array(x: TensorBase) -> bool:
     """True unless the elements must be fetched from a remote storage first."""
     return hasattr(x, "_array")
 
 
-def lives(x: Tensor, home: Home) -> None:
+def lives(x: TensorBase, home: Home) -> None:
     """x lies there from now on."""
     x.memory.home, x.array = home, home.array
     home.tensors[id(x)] = x
 
 
-def moves(x: Tensor, home: Home) -> None:
+def moves(x: TensorBase, home: Home) -> None:
     """The same; what looked at the old memory of x stays there."""
     if not has_array(x) or home.array.ctypes.data != x.array.ctypes.data:
         before = x.memory.before
@@ -320,7 +315,7 @@ def moves(x: Tensor, home: Home) -> None:
     lives(x, home)
 
 
-def shows(x: Tensor, view: Tensor) -> None:
+def shows(x: TensorBase, view: TensorBase) -> None:
     """`view` looks at the memory of x, but does not count how often that is written over."""
     view._apart, view.strides = x._apart, x.strides
     if x.storage is not None and x.storage.home is not None:
@@ -328,7 +323,7 @@ def shows(x: Tensor, view: Tensor) -> None:
         x.storage.home.tensors[id(view)] = view
 
 
-def check_current(x: Tensor) -> None:
+def check_current(x: TensorBase) -> None:
     """JobError for a view with memory of its own whose tensor was written over since."""
     if x._apart is not None and x._apart[0].version != x._apart[1]:
         raise JobError(
@@ -337,7 +332,7 @@ def check_current(x: Tensor) -> None:
         )
 
 
-def check_memory(x: Tensor, what: str) -> None:
+def check_memory(x: TensorBase, what: str) -> None:
     """Raise JobError if the memory of x cannot be overwritten: a copy of a part, a read-only array, or elements that share memory."""
     if x._apart is not None:
         raise JobError(
@@ -369,7 +364,7 @@ def _overlaps_itself(array: Array) -> bool:
     return bool((np.diff(places) < array.itemsize).any())
 
 
-def own(x: Tensor, what: str) -> Array:
+def own(x: TensorBase, what: str) -> Array:
     """Return the array of x in memory of this rank alone, to be overwritten.  Raises: JobError as `check_memory` does."""
     check_memory(x, what)
     if not x.array.flags.writeable and x.storage is not None and x.storage.home is not None:

@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from contextlib import nullcontext
 from functools import partial
+from typing import TYPE_CHECKING
 
-from jobflow.compiler.compile import ordered_program, plan_rank, rank_program
-from jobflow.compiler.rank.local import Program
-from jobflow.compiler.rank.order import Ordered
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError
 from jobflow.core.layout import Layout
@@ -31,6 +29,10 @@ from jobflow.runtime.concurrency import concurrently
 from jobflow.runtime.executor import Executor, Through
 from jobflow.runtime.variable_buffers import State
 from jobflow.runtime.world.world import Rank
+
+if TYPE_CHECKING:
+    from jobflow.compiler.rank.local import Program
+    from jobflow.compiler.rank.order import Ordered
 
 #: bytes of an argument that cost more to copy than preparing the calls anew that read it
 LARGE = 1 << 21
@@ -103,20 +105,28 @@ class Loaded:
 
     def _prepared(self, rank: Rank, state: State, places: dict[str, Slot], through: Through | None) -> Executor:
         own = _own_places(self.physical, rank.index) if self.storage.in_place and rank.device.tag == "cpu" else {}
+        from jobflow.compiler.compile import plan_rank  # tensors alone need no compiler
+
         plan = plan_rank(self.physical, RankMemory(rank.index, state.slots, places, own, self.storage.copies, through is not None), self.target)
         compare_plans(plan.job, rank.comm.exchange(summary(plan)))
         return Executor(plan, rank.device, rank.comm, state, through, self.target)
 
     def plan(self, rank: int, ranks: int) -> Plan:
         """What one of `ranks` ranks on one machine would do."""
+        from jobflow.compiler.compile import plan_rank
+
         return plan_rank(self.physical, self._imagined(rank, ranks), self.target)
 
     def program(self, rank: int, ranks: int) -> Program:
         """The same, without addresses."""
+        from jobflow.compiler.compile import rank_program
+
         return rank_program(self.physical, self._imagined(rank, ranks), self.target)
 
     def ordered(self, rank: int, ranks: int) -> Ordered:
         """The same in the order in which it is done."""
+        from jobflow.compiler.compile import ordered_program
+
         return ordered_program(self.physical, self._imagined(rank, ranks), self.target)
 
     def _imagined(self, rank: int, ranks: int) -> RankMemory:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jobflow.core.errors import SourceLine
-from jobflow.engine.compiled import Compiled
 
 if TYPE_CHECKING:
+    from jobflow.engine.compiled import Compiled
     from jobflow.engine.session import Session
 
 

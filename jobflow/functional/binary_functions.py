@@ -6,22 +6,19 @@ A number beside a tensor becomes part of the op where there is one for it, so th
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.types import bool_, float64, uint8
 from jobflow.eager.run import run
-from jobflow.eager.tensor import Tensor
-from jobflow.functional import in_place
-from jobflow.functional.dispatch import method
+from jobflow.functional.dispatch import method, operator, reflected
+from jobflow.functional.in_place import in_place
 from jobflow.functional.promotion import (
     Number,
     Operand,
     as_float,
     cast,
     fitting,
-    is_operand,
     kind,
     operand,
     pair,
@@ -29,6 +26,7 @@ from jobflow.functional.promotion import (
     together,
     with_number,
 )
+from jobflow.functional.typed import Tensor
 from jobflow.ops.arithmetic import Add, Divide, FloorDivide, FloorMod, Maximum, Minimum, Multiply, Remainder, Subtract, TruncateDivide
 from jobflow.ops.axes import ExpandDims, Squeeze
 from jobflow.ops.bitwise import BitwiseAnd, BitwiseNot, BitwiseOr, BitwiseXor
@@ -41,26 +39,6 @@ from jobflow.ops.scalar import DivideBy, FillLike, Scale, Shift
 from jobflow.ops.transcendental import Power, ScalarPower, Sqrt, Square
 
 _ADD, _SUBTRACT, _MULTIPLY, _DIVIDE, _NEGATE, _MATMUL = Add(), Subtract(), Multiply(), Divide(), Negate(), MatMul()
-
-
-def operators(name: str, reflected: str | None = None) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """The function is the operator `name`, and `reflected` with its operands exchanged; both leave what is no operand to Python."""
-
-    def hang(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        @wraps(function)
-        def forward(x: Tensor, other: Any) -> Any:
-            return function(x, other) if is_operand(other) else NotImplemented
-
-        @wraps(function)
-        def backward(x: Tensor, other: Any) -> Any:
-            return function(other, x) if is_operand(other) else NotImplemented
-
-        setattr(Tensor, name, forward)
-        if reflected is not None:
-            setattr(Tensor, reflected, backward)
-        return function
-
-    return hang
 
 
 def both(what: str, op: Op, x: Any, y: Any) -> Tensor:
@@ -80,8 +58,6 @@ def sides(what: str, x: Any, y: Any) -> tuple[Any, Any]:
 # -------------------------------------------------------------------- sums
 
 
-@method()
-@operators("__add__", "__radd__")
 def add(x: Operand, other: Operand, *, alpha: Number = 1) -> Tensor:
     """x + alpha other"""
     x, other = sides("add", x, other)
@@ -124,8 +100,6 @@ def _from(number: Number, x: Tensor) -> Tensor:
     return run(Shift(number), neg(x)) if x.tensor_type.dtype is not bool_ else both("sub", _SUBTRACT, number, x)
 
 
-@method("sub", "subtract")
-@operators("__sub__", "__rsub__")
 def sub(x: Operand, other: Operand, *, alpha: Number = 1) -> Tensor:
     """x - alpha other"""
     x, other = sides("sub", x, other)
@@ -139,13 +113,11 @@ def sub(x: Operand, other: Operand, *, alpha: Number = 1) -> Tensor:
 subtract = sub
 
 
-@method("rsub")
 def rsub(x: Tensor, other: Operand, *, alpha: Number = 1) -> Tensor:
     """other - alpha x"""
     return sub(other, x, alpha=alpha)
 
 
-@method("neg", "negative", "__neg__")
 def neg(x: Tensor) -> Tensor:
     """-x"""
     return run(_NEGATE, x)
@@ -154,13 +126,11 @@ def neg(x: Tensor) -> Tensor:
 negative = neg
 
 
-@method("__pos__")
 def positive(x: Tensor) -> Tensor:
     """x"""
     return x
 
 
-@method()
 @rounded_once
 def addcmul(x: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1) -> Tensor:
     """x + value tensor1 tensor2"""
@@ -168,7 +138,6 @@ def addcmul(x: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1) -
     return add(x, mul(tensor1, tensor2), alpha=value)
 
 
-@method()
 @rounded_once
 def addcdiv(x: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1) -> Tensor:
     """x + value tensor1 / tensor2"""
@@ -176,7 +145,6 @@ def addcdiv(x: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1) -
     return add(x, div(tensor1, tensor2), alpha=value)
 
 
-@method()
 @rounded_once
 def lerp(x: Tensor, end: Tensor, weight: Operand) -> Tensor:
     """x + weight (end - x)"""
@@ -186,8 +154,6 @@ def lerp(x: Tensor, end: Tensor, weight: Operand) -> Tensor:
 # -------------------------------------------------------------------- products and quotients
 
 
-@method("mul", "multiply")
-@operators("__mul__", "__rmul__")
 def mul(x: Operand, other: Operand) -> Tensor:
     """x other"""
     x, other = sides("mul", x, other)
@@ -205,8 +171,6 @@ def _scaled(x: Any, number: Any) -> Tensor:
 multiply = mul
 
 
-@method("div", "true_divide", "divide")
-@operators("__truediv__", "__rtruediv__")
 def div(x: Operand, other: Operand, *, rounding_mode: str | None = None) -> Tensor:
     """x / other, of integers float32; with rounding_mode "floor" or "trunc" rounded to integers, and of the operands' type."""
     x, other = sides("div", x, other)
@@ -238,28 +202,26 @@ def _quotient(x: Any, other: Any) -> Tensor:
 true_divide = divide = div
 
 
-def _of_two(what: str, function: Callable[..., Tensor], doc: str, word: str = "", **given: Any) -> Callable[..., Tensor]:
-    """function(what, x, other, **given) as a function and a method, and as the operator `word`, if there is one."""
+def _of_two(what: str, function: Callable[..., Tensor], doc: str, **given: Any) -> Callable[..., Tensor]:
+    """Return the function of two operands that calls function(what, x, other, **given)."""
 
     def call(x: Operand, other: Operand) -> Tensor:
         return function(what, x, other, **given)
 
     call.__name__ = call.__qualname__ = what
     call.__doc__ = doc
-    return method()(operators(f"__{word}__", f"__r{word}__")(call) if word else call)
+    return call
 
 
-def _divided(what: str, op: Op, doc: str, word: str = "") -> Callable[..., Tensor]:
-    return _of_two(what, _whole, doc, word, op=op, check=whole_divisor(what))
+def _divided(what: str, op: Op, doc: str) -> Callable[..., Tensor]:
+    return _of_two(what, _whole, doc, op=op, check=whole_divisor(what))
 
 
-floor_divide = _divided("floor_divide", FloorDivide(), "The largest integer not above x / other, of the operands' type.", "floordiv")
-remainder = _divided("remainder", FloorMod(), "x - other floor(x / other), with the sign of `other`", "mod")
+floor_divide = _divided("floor_divide", FloorDivide(), "The largest integer not above x / other, of the operands' type.")
+remainder = _divided("remainder", FloorMod(), "x - other floor(x / other), with the sign of `other`")
 fmod = _divided("fmod", Remainder(), "x - other trunc(x / other), with the sign of x")
 
 
-@method()
-@operators("__pow__", "__rpow__")
 def pow(x: Operand, exponent: Operand) -> Tensor:
     """x to the power of `exponent`, element by element"""
     x, exponent = sides("pow", x, exponent)
@@ -278,7 +240,6 @@ def _to_the(x: Tensor, exponent: Number) -> Tensor:
     return run(special.get(number) or ScalarPower(number), x)
 
 
-@method()
 def float_power(x: Operand, exponent: Operand) -> Tensor:
     """x to the power of `exponent`, in float64"""
     x, exponent = (cast(side, float64) if isinstance(side, Tensor) else float(side) for side in sides("float_power", x, exponent))
@@ -305,12 +266,11 @@ def _bits(what: str, x: Any, other: Any, op: Op) -> Tensor:
     return run(op, a, b)
 
 
-bitwise_and = _of_two("bitwise_and", _bits, "The bits that both have; of truth values, x and other.", "and", op=BitwiseAnd())
-bitwise_or = _of_two("bitwise_or", _bits, "The bits that one of them has; of truth values, x or other.", "or", op=BitwiseOr())
-bitwise_xor = _of_two("bitwise_xor", _bits, "The bits that just one of them has; of truth values, x or other but not both.", "xor", op=BitwiseXor())
+bitwise_and = _of_two("bitwise_and", _bits, "The bits that both have; of truth values, x and other.", op=BitwiseAnd())
+bitwise_or = _of_two("bitwise_or", _bits, "The bits that one of them has; of truth values, x or other.", op=BitwiseOr())
+bitwise_xor = _of_two("bitwise_xor", _bits, "The bits that just one of them has; of truth values, x or other but not both.", op=BitwiseXor())
 
 
-@method("bitwise_not", "__invert__")
 def bitwise_not(x: Tensor) -> Tensor:
     """The bits that x does not have; of truth values, not x."""
     if kind(x.tensor_type.dtype) == 2:
@@ -321,8 +281,6 @@ def bitwise_not(x: Tensor) -> Tensor:
 # -------------------------------------------------------------------- matrices
 
 
-@method()
-@operators("__matmul__", "__rmatmul__")
 def matmul(input: Operand, other: Operand) -> Tensor:
     """The matrix product of the last two axes, the others broadcast; a vector is a row on the left, a column on the right."""
     x, y = pair("matmul", input, other)
@@ -357,13 +315,11 @@ def _of_axes(what: str, a: Tensor, b: Tensor, *axes: int) -> tuple[Tensor, Tenso
     return a, b
 
 
-@method()
 def mm(input: Tensor, mat2: Tensor) -> Tensor:
     """The product of two matrices."""
     return matmul(*_of_axes("mm", input, mat2, 2, 2))
 
 
-@method()
 def bmm(input: Tensor, mat2: Tensor) -> Tensor:
     """The products of two rows of equally many matrices."""
     if input.tensor_type.shape[:1] != mat2.tensor_type.shape[:1]:
@@ -371,19 +327,16 @@ def bmm(input: Tensor, mat2: Tensor) -> Tensor:
     return matmul(*_of_axes("bmm", input, mat2, 3, 3))
 
 
-@method()
 def mv(input: Tensor, vec: Tensor) -> Tensor:
     """The product of a matrix and a vector."""
     return matmul(*_of_axes("mv", input, vec, 2, 1))
 
 
-@method()
 def dot(input: Tensor, tensor: Tensor) -> Tensor:
     """The inner product of two vectors."""
     return matmul(*_of_axes("dot", input, tensor, 1, 1))
 
 
-@method("outer", "ger")
 def outer(input: Tensor, vec2: Tensor) -> Tensor:
     """The product of a column and a row, of two vectors."""
     x, y = pair("outer", *_of_axes("outer", input, vec2, 1, 1))
@@ -396,7 +349,6 @@ def _plus(x: Tensor, beta: Number, product: Tensor, alpha: Number) -> Tensor:
     return add(scaled, product if alpha == 1 else mul(product, alpha))
 
 
-@method()
 @rounded_once
 def addmm(x: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
     """beta x + alpha mat1 mat2"""
@@ -404,7 +356,6 @@ def addmm(x: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Number = 1, alpha: Num
     return _plus(x, beta, product, alpha)
 
 
-@method()
 @rounded_once
 def baddbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
     """beta x + alpha batch1 batch2, of rows of matrices"""
@@ -412,23 +363,99 @@ def baddbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Number = 1, alph
     return _plus(x, beta, product, alpha)
 
 
-for _name, _function, *_also in (
-    ("add_", add, "__iadd__"),
-    ("sub_", sub, "__isub__", "subtract_"),
-    ("mul_", mul, "__imul__", "multiply_"),
-    ("div_", div, "__itruediv__", "divide_", "true_divide_"),
-    ("floor_divide_", floor_divide, "__ifloordiv__"),
-    ("remainder_", remainder, "__imod__"),
-    ("fmod_", fmod),
-    ("pow_", pow, "__ipow__"),
-    ("neg_", neg, "negative_"),
-    ("bitwise_and_", bitwise_and, "__iand__"),
-    ("bitwise_or_", bitwise_or, "__ior__"),
-    ("bitwise_xor_", bitwise_xor, "__ixor__"),
-    ("addcmul_", addcmul),
-    ("addcdiv_", addcdiv),
-    ("lerp_", lerp),
-    ("addmm_", addmm),
-    ("baddbmm_", baddbmm),
-):
-    in_place.hang(_name, _function, *_also)
+class ArithmeticMethods:
+    """Methods of tensors: arithmetic."""
+
+    __slots__ = ()
+
+    __add__ = operator(add)
+    __and__ = operator(bitwise_and)
+    __floordiv__ = operator(floor_divide)
+    __iadd__ = in_place(add, "__iadd__")
+    __iand__ = in_place(bitwise_and, "__iand__")
+    __ifloordiv__ = in_place(floor_divide, "__ifloordiv__")
+    __imod__ = in_place(remainder, "__imod__")
+    __imul__ = in_place(mul, "__imul__")
+    __invert__ = method(bitwise_not)
+    __ior__ = in_place(bitwise_or, "__ior__")
+    __ipow__ = in_place(pow, "__ipow__")
+    __isub__ = in_place(sub, "__isub__")
+    __itruediv__ = in_place(div, "__itruediv__")
+    __ixor__ = in_place(bitwise_xor, "__ixor__")
+    __matmul__ = operator(matmul)
+    __mod__ = operator(remainder)
+    __mul__ = operator(mul)
+    __neg__ = method(neg)
+    __or__ = operator(bitwise_or)
+    __pos__ = method(positive)
+    __pow__ = operator(pow)
+    __radd__ = reflected(add)
+    __rand__ = reflected(bitwise_and)
+    __rfloordiv__ = reflected(floor_divide)
+    __rmatmul__ = reflected(matmul)
+    __rmod__ = reflected(remainder)
+    __rmul__ = reflected(mul)
+    __ror__ = reflected(bitwise_or)
+    __rpow__ = reflected(pow)
+    __rsub__ = reflected(sub)
+    __rtruediv__ = reflected(div)
+    __rxor__ = reflected(bitwise_xor)
+    __sub__ = operator(sub)
+    __truediv__ = operator(div)
+    __xor__ = operator(bitwise_xor)
+    add = method(add)
+    add_ = in_place(add)
+    addcdiv = method(addcdiv)
+    addcdiv_ = in_place(addcdiv)
+    addcmul = method(addcmul)
+    addcmul_ = in_place(addcmul)
+    addmm = method(addmm)
+    addmm_ = in_place(addmm)
+    baddbmm = method(baddbmm)
+    baddbmm_ = in_place(baddbmm)
+    bitwise_and = method(bitwise_and)
+    bitwise_and_ = in_place(bitwise_and)
+    bitwise_not = method(bitwise_not)
+    bitwise_or = method(bitwise_or)
+    bitwise_or_ = in_place(bitwise_or)
+    bitwise_xor = method(bitwise_xor)
+    bitwise_xor_ = in_place(bitwise_xor)
+    bmm = method(bmm)
+    div = method(div)
+    div_ = in_place(div)
+    dot = method(dot)
+    float_power = method(float_power)
+    floor_divide = method(floor_divide)
+    floor_divide_ = in_place(floor_divide)
+    fmod = method(fmod)
+    fmod_ = in_place(fmod)
+    lerp = method(lerp)
+    lerp_ = in_place(lerp)
+    matmul = method(matmul)
+    maximum = method(maximum)
+    minimum = method(minimum)
+    mm = method(mm)
+    mul = method(mul)
+    mul_ = in_place(mul)
+    mv = method(mv)
+    neg = method(neg)
+    neg_ = in_place(neg)
+    outer = method(outer)
+    pow = method(pow)
+    pow_ = in_place(pow)
+    remainder = method(remainder)
+    remainder_ = in_place(remainder)
+    rsub = method(rsub)
+    sub = method(sub)
+    sub_ = in_place(sub)
+    divide = method(div, "divide")
+    divide_ = div_
+    ger = method(outer, "ger")
+    multiply = method(mul, "multiply")
+    multiply_ = mul_
+    negative = method(neg, "negative")
+    negative_ = neg_
+    subtract = method(sub, "subtract")
+    subtract_ = sub_
+    true_divide = method(div, "true_divide")
+    true_divide_ = div_

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,10 @@ import jobflow.core.types as types
 from jobflow.core.errors import DtypeError, user_line
 from jobflow.core.types import DType, dtype_of
 from jobflow.eager.state import state
-from jobflow.eager.tensor import Tensor
 from jobflow.functional.dispatch import method
 from jobflow.functional.promotion import cast as as_dtype
 from jobflow.functional.promotion import kind, wider
+from jobflow.functional.typed import Tensor
 
 #: the name of the class of tensors -> its element type
 CLASSES: dict[str, DType] = {
@@ -29,7 +30,6 @@ CLASSES: dict[str, DType] = {
 }
 
 
-@method()
 def cast(x: Tensor, dtype: Any) -> Tensor:
     """x as another element type; x itself if it has it."""
     return as_dtype(x, named("cast", dtype))
@@ -43,36 +43,22 @@ def named(what: str, dtype: Any) -> DType:
         raise DtypeError(f"{what} at {user_line()}: {dtype!r} is not one of jobflow's element types") from None
 
 
-def _hang(name: str, dtype: DType) -> None:
-    def method_(x: Tensor) -> Tensor:
+def _to(name: str, dtype: DType) -> Callable[[Tensor], Tensor]:
+    """Return the conversion to an element type."""
+
+    def conversion(x: Tensor) -> Tensor:
         return as_dtype(x, dtype)
 
-    method_.__name__ = name
-    method_.__doc__ = f"x as {dtype.name}"
-    method(name)(method_)
+    conversion.__name__ = name
+    conversion.__doc__ = f"x as {dtype.name}"
+    return conversion
 
 
-for _name, _dtype in {
-    "float": types.float32,
-    "double": types.float64,
-    "half": types.float16,
-    "bfloat16": types.bfloat16,
-    "int": types.int32,
-    "long": types.int64,
-    "char": types.int8,
-    "byte": types.uint8,
-    "bool": types.bool_,
-}.items():
-    _hang(_name, _dtype)
-
-
-@method()
 def type_as(x: Tensor, other: Tensor) -> Tensor:
     """x as the element type of another tensor."""
     return as_dtype(x, other.tensor_type.dtype)
 
 
-@method("type")
 def as_type(x: Tensor, dtype: Any = None, non_blocking: bool = False) -> Any:
     """Return the name of the tensor's class, such as "jobflow.FloatTensor"; with `dtype`, an element type, a class or its name, convert to it."""
     if dtype is None:
@@ -92,9 +78,6 @@ def is_tensor(x: Any) -> bool:
 def is_floating_point(x: Tensor) -> bool:
     """Whether it is of floats."""
     return x.tensor_type.dtype.is_float
-
-
-method()(is_floating_point)
 
 
 def promote_types(a: Any, b: Any) -> DType:
@@ -134,3 +117,23 @@ def set_default_dtype(dtype: Any) -> None:
     if not chosen.is_float:
         raise DtypeError(f"set_default_dtype at {user_line()}: {chosen.name} is not a type of floats")
     state().default_dtype = chosen
+
+
+class CastingMethods:
+    """Methods of tensors: element types."""
+
+    __slots__ = ()
+
+    bfloat16 = _to("bfloat16", types.bfloat16)
+    bool = _to("bool", types.bool_)
+    byte = _to("byte", types.uint8)
+    cast = method(cast)
+    char = _to("char", types.int8)
+    double = _to("double", types.float64)
+    float = _to("float", types.float32)
+    half = _to("half", types.float16)
+    int = _to("int", types.int32)
+    is_floating_point = method(is_floating_point)
+    long = _to("long", types.int64)
+    type = method(as_type, "type")
+    type_as = method(type_as)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import jobflow.core.types as types
 from jobflow.core.types import DType
-from jobflow.eager.tensor import Tensor as AnyTensor
 from jobflow.functional.casting import CLASSES
 from jobflow.functional.creation import empty, tensor
+from jobflow.functional.tensor_class import Tensor as AnyTensor
 
 
 class _Face(type):

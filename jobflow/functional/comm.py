@@ -17,8 +17,9 @@ from jobflow.core.types import Array, TensorType
 from jobflow.eager.collectives import REDUCTIONS, carried, reduced, scattered, spread, stacked, swapped
 from jobflow.eager.convert import meeting
 from jobflow.eager.state import EagerState, state
-from jobflow.eager.tensor import Tensor, own
+from jobflow.eager.tensor import own
 from jobflow.functional.dispatch import all_of, of_tensors
+from jobflow.functional.typed import Tensor
 
 
 def _here(what: str, *tensors: Tensor) -> EagerState:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jobflow.core.errors import ArgumentError, DtypeError, user_line
 from jobflow.core.types import bool_
 from jobflow.eager.run import run
-from jobflow.eager.tensor import Tensor
-from jobflow.functional.binary_functions import both, operators, sides
-from jobflow.functional.dispatch import method
+from jobflow.functional.binary_functions import both, sides
+from jobflow.functional.dispatch import method, operator
 from jobflow.functional.promotion import Number, constant, operand, pair, result_type, rounded_once
 from jobflow.functional.promotion import cast as as_dtype
+from jobflow.functional.typed import Tensor
 from jobflow.ops import compare
 from jobflow.ops.arithmetic import Subtract, Where
 from jobflow.ops.compare import NotEqual
@@ -24,8 +24,8 @@ from jobflow.ops.transcendental import Absolute
 Comparison = Callable[[Any, Any], Tensor]
 
 
-def _comparison(name: str, op: compare.Comparison, sign: str, operator: str, *also: str) -> Comparison:
-    """A comparison, as a function, methods and an operator."""
+def _comparison(name: str, op: compare.Comparison, sign: str) -> Comparison:
+    """Return a comparison of two operands."""
 
     def function(x: Any, other: Any) -> Tensor:
         x, other = sides(name, x, other)
@@ -35,8 +35,6 @@ def _comparison(name: str, op: compare.Comparison, sign: str, operator: str, *al
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = f"x {sign} other"
-    method(name, *also)(function)
-    operators(operator)(function)
     return function
 
 
@@ -46,21 +44,19 @@ def _with_number(op: compare.Comparison, x: Tensor, number: Number) -> Tensor:
     return run(FillLike(exact, bool_), x) if isinstance(exact, bool) else run(exact[0], x, constant(x, exact[1], dtype))
 
 
-eq = equals = _comparison("eq", compare.Equal(), "==", "__eq__")
-ne = not_equal = _comparison("ne", compare.NotEqual(), "!=", "__ne__", "not_equal")
-lt = less = _comparison("lt", compare.Less(), "<", "__lt__", "less")
-le = less_equal = _comparison("le", compare.LessEqual(), "<=", "__le__", "less_equal")
-gt = greater = _comparison("gt", compare.Greater(), ">", "__gt__", "greater")
-ge = greater_equal = _comparison("ge", compare.GreaterEqual(), ">=", "__ge__", "greater_equal")
+eq = equals = _comparison("eq", compare.Equal(), "==")
+ne = not_equal = _comparison("ne", compare.NotEqual(), "!=")
+lt = less = _comparison("lt", compare.Less(), "<")
+le = less_equal = _comparison("le", compare.LessEqual(), "<=")
+gt = greater = _comparison("gt", compare.Greater(), ">")
+ge = greater_equal = _comparison("ge", compare.GreaterEqual(), ">=")
 
 
-@method()
 def equal(x: Tensor, other: Tensor) -> bool:
     """Whether two tensors have one shape and the same elements; of global tensors every rank calls it."""
     return x.shape == other.shape and bool(eq(x, other).all().item())
 
 
-@method()
 @rounded_once
 def isclose(x: Tensor, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Tensor:
     """|x - other| <= atol + rtol |other|, or both the same infinity; NaN is close to nothing unless `equal_nan`."""
@@ -74,7 +70,6 @@ def isclose(x: Tensor, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equal
     return logical_or(near, logical_and(ne(a, a), ne(b, b))) if equal_nan else near
 
 
-@method()
 def allclose(x: Tensor, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
     """Whether all elements are close; of global tensors every rank calls it."""
     return bool(isclose(x, other, rtol, atol, equal_nan).all().item())
@@ -98,25 +93,21 @@ def _logic(what: str, op: Op, x: Any, other: Any) -> Tensor:
     return both(what, op, *(side if isinstance(side, Tensor) else bool(side) for side in sides))
 
 
-@method()
 def logical_and(x: Any, other: Any) -> Tensor:
     """Both are true, or not 0."""
     return _logic("logical_and", compare.LogicalAnd(), x, other)
 
 
-@method()
 def logical_or(x: Any, other: Any) -> Tensor:
     """One of them is true, or not 0."""
     return _logic("logical_or", compare.LogicalOr(), x, other)
 
 
-@method()
 def logical_xor(x: Any, other: Any) -> Tensor:
     """Just one of them is true, or not 0."""
     return _logic("logical_xor", compare.LogicalXor(), x, other)
 
 
-@method()
 def logical_not(x: Tensor) -> Tensor:
     """x is false, or 0."""
     return run(compare.LogicalNot(), truth(x))
@@ -136,7 +127,45 @@ def where(condition: Tensor, x: Any, y: Any) -> Tensor:
     return run(Where(), truth(condition), *pair("where", x, y))
 
 
-@method("where")
 def _chosen(x: Tensor, condition: Tensor, other: Any) -> Tensor:
     """x where the condition is true, else `other`."""
     return where(condition, x, other)
+
+
+class ComparisonMethods:
+    """Methods of tensors: comparison and logic."""
+
+    __slots__ = ()
+
+    __ge__ = operator(ge)
+    __gt__ = operator(gt)
+    __le__ = operator(le)
+    __lt__ = operator(lt)
+    allclose = method(allclose)
+    eq = method(eq)
+    equal = method(equal)
+    ge = method(ge)
+    gt = method(gt)
+    isclose = method(isclose)
+    le = method(le)
+    logical_and = method(logical_and)
+    logical_not = method(logical_not)
+    logical_or = method(logical_or)
+    logical_xor = method(logical_xor)
+    lt = method(lt)
+    ne = method(ne)
+    where = method(_chosen, "where")
+    greater = method(gt, "greater")
+    greater_equal = method(ge, "greater_equal")
+    less = method(lt, "less")
+    less_equal = method(le, "less_equal")
+    not_equal = method(ne, "not_equal")
+
+    if TYPE_CHECKING:  # comparisons of elements, which objects have not
+
+        def __eq__(self, other: Any) -> Tensor: ...  # type: ignore[override]
+        def __ne__(self, other: Any) -> Tensor: ...  # type: ignore[override]
+
+    else:
+        __eq__ = operator(eq)
+        __ne__ = operator(ne)

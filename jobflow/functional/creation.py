@@ -18,11 +18,11 @@ from jobflow.eager.convert import agree
 from jobflow.eager.convert import empty as no_piece
 from jobflow.eager.run import addend, run, source
 from jobflow.eager.state import building_now, state
-from jobflow.eager.tensor import Tensor
 from jobflow.functional.devices import checked_device, marked
 from jobflow.functional.dispatch import method
 from jobflow.functional.global_tensors import layout_of
 from jobflow.functional.promotion import Number, cast, check_numbers, fitting, number_dtype, number_kind
+from jobflow.functional.typed import Tensor
 from jobflow.ops.axes import ExpandDims
 from jobflow.ops.compare import Equal
 from jobflow.ops.scalar import FillLike
@@ -145,55 +145,46 @@ def _like(what: str, x: Tensor, value: Number, options: dict[str, Any]) -> Tenso
     return _filled(what, x.tensor_type.shape, value, place)
 
 
-@method()
 def zeros_like(x: Tensor, **options: Any) -> Tensor:
     """Zeros in the shape, element type and layout of x, unless the keywords say otherwise."""
     return _like("zeros_like", x, 0, options)
 
 
-@method()
 def ones_like(x: Tensor, **options: Any) -> Tensor:
     """Ones likewise."""
     return _like("ones_like", x, 1, options)
 
 
-@method()
 def empty_like(x: Tensor, **options: Any) -> Tensor:
     """A tensor to be written into, likewise."""
     return _like("empty_like", x, 0, options)
 
 
-@method()
 def full_like(x: Tensor, fill_value: Any, **options: Any) -> Tensor:
     """A tensor all of whose elements are `fill_value`, likewise."""
     return _like("full_like", x, number(fill_value, "full_like"), options)
 
 
-@method()
 def new_zeros(x: Tensor, *sizes: Any, **options: Any) -> Tensor:
     """Zeros of another shape in the element type and layout of x, unless the keywords say otherwise."""
     return _filled("new_zeros", shape_of("new_zeros", sizes, options), 0, Place("new_zeros", options, x.dtype, x))
 
 
-@method()
 def new_ones(x: Tensor, *sizes: Any, **options: Any) -> Tensor:
     """Ones likewise."""
     return _filled("new_ones", shape_of("new_ones", sizes, options), 1, Place("new_ones", options, x.dtype, x))
 
 
-@method()
 def new_empty(x: Tensor, *sizes: Any, **options: Any) -> Tensor:
     """A tensor to be written into, likewise."""
     return _filled("new_empty", shape_of("new_empty", sizes, options), 0, Place("new_empty", options, x.dtype, x))
 
 
-@method()
 def new_full(x: Tensor, size: Any, fill_value: Any, **options: Any) -> Tensor:
     """A tensor all of whose elements are `fill_value`, likewise."""
     return _filled("new_full", shape_of("new_full", (size,), {}), number(fill_value, "new_full"), Place("new_full", options, x.dtype, x))
 
 
-@method()
 def new_tensor(x: Tensor, data: Any, **options: Any) -> Tensor:
     """A tensor of these data in the element type and layout of x, unless the keywords say otherwise."""
     return _from_data("new_tensor", data, options, x.dtype, x)
@@ -256,7 +247,7 @@ def _holding(array: Array) -> Tensor:
     """A local tensor in the memory of an array; in the body of a job or a compiled function, a constant of the program."""
     tracer = building_now()
     traced = tracer is not None and (tracer.differentiates or not tracer.lays)
-    return source(Literal.of(array), None) if traced else Tensor(type_of(array), None, array)
+    return source(Literal.of(array), None) if traced else Tensor.new(type_of(array), None, array)
 
 
 def array_of(what: str, data: Any) -> Array:
@@ -309,7 +300,7 @@ def cut(what: str, array: Array, layout: Layout) -> Tensor:
                 digest,
                 lambda: f"{what} of {_shortened(array)}, {type} {layout}, at {user_line()}; every rank passes the same logical value",
             )
-    made = Tensor(type, layout, _piece_of(array, layout, here.rank.index))
+    made = Tensor.new(type, layout, _piece_of(array, layout, here.rank.index))
     made.origin = digest
     return made
 
@@ -342,7 +333,7 @@ def from_numpy(array: Array) -> Tensor:
         raise DtypeError(f"from_numpy at {user_line()}: it takes a NumPy array; got {array!r}")
     _dtype("from_numpy", array.dtype)
     check_numbers("from_numpy", array)
-    return Tensor(type_of(array), None, array)
+    return Tensor.new(type_of(array), None, array)
 
 
 # -------------------------------------------------------------------- ranges
@@ -413,3 +404,19 @@ def eye(n: int, m: int | None = None, **options: Any) -> Tensor:
     rows = run(ExpandDims(1), arange(n, **where))
     equal = cast(run(Equal(), rows, arange(n if m is None else m, **where)), place.dtype)
     return place.finished(equal if target is None else crossing.change(state(), equal, target))
+
+
+class CreationMethods:
+    """Methods of tensors: creation."""
+
+    __slots__ = ()
+
+    empty_like = method(empty_like)
+    full_like = method(full_like)
+    new_empty = method(new_empty)
+    new_full = method(new_full)
+    new_ones = method(new_ones)
+    new_tensor = method(new_tensor)
+    new_zeros = method(new_zeros)
+    ones_like = method(ones_like)
+    zeros_like = method(zeros_like)

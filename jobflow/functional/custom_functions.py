@@ -16,9 +16,9 @@ from jobflow.eager import backward as passes
 from jobflow.eager import in_place_writes as writing
 from jobflow.eager.state import running, state
 from jobflow.eager.tape import Gradients, TapeNode, edge_of, note
-from jobflow.eager.tensor import Tensor
 from jobflow.functional.gradients import enable_grad, grad, no_grad, seeds_of, set_grad_enabled, tensors_of
 from jobflow.functional.promotion import cast
+from jobflow.functional.typed import Tensor
 from jobflow.ops.broadcast import SumTo
 from jobflow.ops.op import apply
 
@@ -157,7 +157,7 @@ class _Kind:
     piece: tuple[int, ...]
 
     def zeros(self) -> Tensor:
-        return Tensor(self.type, self.layout, np.zeros(self.piece, self.type.dtype.numpy))
+        return Tensor.new(self.type, self.layout, np.zeros(self.piece, self.type.dtype.numpy))
 
     def fitted(self, gradient: Tensor, what: str) -> Tensor:
         """A gradient for a tensor of this kind: summed to its shape, if it was broadcast, in its element type."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from jobflow.core.errors import PlacementError, user_line
 from jobflow.eager.state import state
-from jobflow.eager.tensor import Tensor
 from jobflow.engine.placements import on_host
+from jobflow.functional.typed import Tensor
 
 TYPES = ("cpu", "cuda")
 

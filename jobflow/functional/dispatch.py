@@ -9,24 +9,24 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import update_wrapper, wraps
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
 import jobflow.core.scope as scope
 from jobflow.core.errors import DtypeError, JobError, user_line
-from jobflow.core.types import TensorType
-from jobflow.eager.in_jobs import NOT_OF_THE_JOB, recorded
+from jobflow.core.types import TensorType, Typed
 from jobflow.eager.parameters import Roles, described, tensors_of
 from jobflow.eager.state import building_now
-from jobflow.eager.tensor import Tensor as EagerTensor
-from jobflow.engine.body import JobBody
-from jobflow.engine.operators import TensorOperators
+from jobflow.eager.tensor import TensorBase
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Result = TypeVar("Result")
 
 #: where the functions of tensors are
 TENSORS = "jobflow.functional"
+#: classes of the other operand of an operator
+OPERANDS = (TensorBase, int, float, np.generic, np.ndarray)
 #: functions that make tensors of shapes and numbers: of the job in whose body they are called
 MADE = frozenset(
     {
@@ -74,7 +74,7 @@ def of_tensors(function: Function, word: str) -> Function:
     def called(*arguments: Any, **named: Any) -> Any:
         by_place = roles.by_place
         for given, needed in zip(arguments, by_place, strict=False):
-            if given.__class__ is not EagerTensor and (isinstance(given, TensorOperators) or (needed and not isinstance(given, EagerTensor))):
+            if given.__class__ is not TensorBase.new and (isinstance(given, Typed) or (needed and not isinstance(given, TensorBase))):
                 break
         else:
             if len(arguments) == len(by_place) and not named:
@@ -86,7 +86,7 @@ def of_tensors(function: Function, word: str) -> Function:
         if named and not named.keys() <= roles.keywords:
             arguments, named = roles.renamed(arguments, named)
         if _checked(roles, arguments, named):
-            return recorded(_body(roles, arguments, named), function, arguments, named)
+            return _recorded(roles, arguments, named)
         return function(*arguments, **named)
 
     return called  # type: ignore[return-value]
@@ -98,7 +98,11 @@ def _made(function: Function) -> Function:
     @wraps(function)
     def called(*arguments: Any, **named: Any) -> Any:
         body = scope.current().interpreter
-        return recorded(body, function, arguments, named) if isinstance(body, JobBody) else function(*arguments, **named)
+        if body is None or hasattr(body, "takes_tensors"):
+            return function(*arguments, **named)
+        from jobflow.eager import in_jobs  # programs without jobs do not need it
+
+        return in_jobs.recorded(body, function, arguments, named) if in_jobs.is_body(body) else function(*arguments, **named)
 
     return called  # type: ignore[return-value]
 
@@ -107,9 +111,9 @@ def _checked(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) ->
     """Whether tensors of a job are among the arguments; DtypeError for what is not a tensor where one must be."""
     of_a_job = False
     for name, given in roles.given(arguments, named):
-        if isinstance(given, TensorOperators):
+        if isinstance(given, Typed):
             of_a_job = True
-        elif not isinstance(given, EagerTensor) and roles.wrong(name, given, numbers=False):
+        elif not isinstance(given, TensorBase) and roles.wrong(name, given, numbers=False):
             traces = building_now() is not None or in_job()
             remedy = "; give the job, or build, the array as an argument" if traces else "; make a tensor of it: flow.tensor(x)"
             instead = remedy if isinstance(given, np.ndarray) else ""
@@ -117,16 +121,17 @@ def _checked(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) ->
     return of_a_job
 
 
-def _body(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -> JobBody:
-    """The body of the job that runs, whose tensors the arguments are; JobError for others, and where none runs."""
+def _recorded(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Record the function in the body of the job that runs; JobError if a tensor belongs to another job, or to none."""
+    from jobflow.eager import in_jobs  # programs without jobs do not need it
+
     body = scope.current().interpreter
     for name, given in roles.given(arguments, named):
-        if isinstance(given, TensorOperators) and not isinstance(body, JobBody):
+        if isinstance(given, Typed) and not in_jobs.is_body(body):
             raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {given.tensor_type} of a job whose body has ended")
-        if is_tensor(given) and not isinstance(given, TensorOperators) and given.traced is None:
-            raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {given.tensor_type} {NOT_OF_THE_JOB}")
-    assert isinstance(body, JobBody)
-    return body
+        if is_tensor(given) and not isinstance(given, Typed) and given.traced is None:
+            raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {given.tensor_type} {in_jobs.NOT_OF_THE_JOB}")
+    return in_jobs.recorded(body, roles.function, arguments, named)
 
 
 def as_public(word: str, value: Any) -> Any:
@@ -134,16 +139,13 @@ def as_public(word: str, value: Any) -> Any:
     return all_of(TENSORS, {word: value}, TENSORS, of_tensors).get(word, value)
 
 
-def method(*names: str) -> Callable[[Function], Function]:
-    """The function is also a method of Tensor: by its own name, or by these.  It is as public as the function if it takes further tensors."""
+# -------------------------------------------------------------------- methods
 
-    def hang(function: Function) -> Function:
-        several = tensors_of(function) > 1  # x.sort() is not called without a tensor
-        for name in names or (function.__name__,):
-            setattr(EagerTensor, name, as_public(name, function) if several else _by_any_name(function, name))
-        return function
 
-    return hang
+def method(function: Function, word: str = "") -> Function:
+    """Return a function as a method, also called `word`: with further names of parameters, and argument checks if it takes several tensors."""
+    word = word or function.__name__
+    return as_public(word, function) if tensors_of(function) > 1 else _by_any_name(function, word)
 
 
 def _by_any_name(function: Function, word: str) -> Function:
@@ -162,14 +164,37 @@ def _by_any_name(function: Function, word: str) -> Function:
     return called  # type: ignore[return-value]
 
 
-def attribute(name: str, setter: Callable[[Any, Any], None] | None = None) -> Callable[[Function], Function]:
-    """The function is also a property of Tensor."""
+def operator(function: Callable[..., Result]) -> Callable[[Any, Any], Result]:
+    """Return a function of two operands as an operator, which leaves other objects to Python."""
 
-    def hang(function: Function) -> Function:
-        setattr(EagerTensor, name, property(function, setter))
-        return function
+    @wraps(function)
+    def call(x: Any, other: Any) -> Any:
+        return function(x, other) if isinstance(other, OPERANDS) else NotImplemented
 
-    return hang
+    return call
+
+
+def reflected(function: Callable[..., Result]) -> Callable[[Any, Any], Result]:
+    """Return the operator for a tensor on the right side."""
+
+    @wraps(function)
+    def call(x: Any, other: Any) -> Any:
+        return function(other, x) if isinstance(other, OPERANDS) else NotImplemented
+
+    return call
+
+
+if TYPE_CHECKING:
+
+    class attribute(Generic[Result]):
+        """A property whose type is that of its function."""
+
+        def __init__(self, get: Callable[[Any], Result], set: Callable[[Any, Any], None] | None = None) -> None: ...
+        def __get__(self, x: Any, kind: Any = None) -> Result: ...
+        def __set__(self, x: Any, value: Any) -> None: ...
+
+else:
+    attribute = property
 
 
 # -------------------------------------------------------------------- all functions of a module

@@ -21,12 +21,12 @@ from jobflow.eager.convert import meeting
 from jobflow.eager.run import run, run_several, source
 from jobflow.eager.state import Generator as Counter
 from jobflow.eager.state import state
-from jobflow.eager.tensor import Tensor
 from jobflow.functional.binary_functions import add, mul
 from jobflow.functional.creation import Place, full_like, number, shape_of, whole
 from jobflow.functional.dispatch import method
 from jobflow.functional.promotion import as_float, cast
 from jobflow.functional.shapes import integer
+from jobflow.functional.typed import Tensor
 from jobflow.ops.checked import Checked
 from jobflow.ops.checked import weights as enough_weights
 from jobflow.ops.compare import Less
@@ -63,7 +63,7 @@ class Generator:
 
     def get_state(self) -> Tensor:
         """Seed and number of draws, as int64[2]."""
-        return Tensor(TensorType((2,), int64), None, np.array([self.core.seed, self.core.draws]))
+        return Tensor.new(TensorType((2,), int64), None, np.array([self.core.seed, self.core.draws]))
 
     def set_state(self, state: Tensor) -> None:
         """Go on from where `get_state` was called."""
@@ -120,7 +120,7 @@ def get_rng_state() -> Tensor:
     """Seeds and numbers of draws of global and local tensors, as int64[4]."""
     here = state()
     generators = (here.global_generator, here.local_generator)
-    return Tensor(TensorType((4,), int64), None, np.array([n for each in generators for n in (each.seed, each.draws)]))
+    return Tensor.new(TensorType((4,), int64), None, np.array([n for each in generators for n in (each.seed, each.draws)]))
 
 
 def set_rng_state(saved: Tensor) -> None:
@@ -169,13 +169,11 @@ def randn(*sizes: Any, generator: Any = None, **options: Any) -> Tensor:
     return _drawn(_floats(Place("randn", options)), shape, generator, RandomNormal)
 
 
-@method()
 def rand_like(x: Tensor, *, generator: Any = None, **options: Any) -> Tensor:
     """rand in the shape, element type and layout of x; of a partial x whole on every rank."""
     return _drawn(_floats(Place("rand_like", options, x.dtype, x)), x.tensor_type.shape, generator, RandomUniform)
 
 
-@method()
 def randn_like(x: Tensor, *, generator: Any = None, **options: Any) -> Tensor:
     """randn likewise."""
     return _drawn(_floats(Place("randn_like", options, x.dtype, x)), x.tensor_type.shape, generator, RandomNormal)
@@ -190,7 +188,6 @@ def randint(low: int, high: Any = None, size: Any = None, *, generator: Any = No
     return _integers(Place("randint", options, int64), shape_of("randint", (size,), {}), low, high, generator)
 
 
-@method()
 def randint_like(x: Tensor, low: int, high: int | None = None, *, generator: Any = None, **options: Any) -> Tensor:
     """randint in the shape, element type and layout of x."""
     low, high = (0, low) if high is None else (low, high)
@@ -271,7 +268,6 @@ def _of_each(mean: Any, std: Any, generator: Any, options: dict[str, Any]) -> Te
     return add(mul(randn_like(like, generator=generator, **options), std), mean)
 
 
-@method()
 def bernoulli(x: Tensor, p: float | None = None, *, generator: Any = None) -> Tensor:
     """1 with the probability that x has there (with probability p), else 0; of the type of x."""
     chances = as_float(x.detach()) if p is None else full_like(as_float(x.detach()), p)
@@ -279,7 +275,6 @@ def bernoulli(x: Tensor, p: float | None = None, *, generator: Any = None) -> Te
     return cast(run(Less(), drawn, run(Checked("bernoulli", "probability", 0.0, 1.0), chances)), x.dtype)
 
 
-@method()
 def multinomial(x: Tensor, num_samples: int, replacement: bool = False, *, generator: Any = None) -> Tensor:
     """Indices drawn from each row of weights; without replacement each at most once.  Every rank of the placement draws the whole.
 
@@ -306,3 +301,15 @@ def _in_order(weights: Tensor, generator: Any, count: int) -> Tensor:
     order = run_several(Sort(weights.ndim - 1), arrivals)[1]
     window = Slice((0,) * weights.ndim, (*weights.tensor_type.shape[:-1], count), (1,) * weights.ndim)
     return run(window, order)
+
+
+class RandomMethods:
+    """Methods of tensors: random numbers."""
+
+    __slots__ = ()
+
+    bernoulli = method(bernoulli)
+    multinomial = method(multinomial)
+    rand_like = method(rand_like)
+    randint_like = method(randint_like)
+    randn_like = method(randn_like)

@@ -13,34 +13,31 @@ from jobflow.eager.in_place_writes import passed_on
 from jobflow.eager.run import run
 from jobflow.eager.state import state
 from jobflow.eager.tape import record
-from jobflow.eager.tensor import Tensor
 from jobflow.functional import creation, drawing
 from jobflow.functional.dispatch import method
 from jobflow.functional.in_place import written
 from jobflow.functional.promotion import cast, fitting
+from jobflow.functional.typed import Tensor
 from jobflow.ops.broadcast import BroadcastTo
 from jobflow.ops.scalar import FillLike
 
 
-@method()
 def fill_(x: Tensor, value: Any) -> Tensor:
     """Every element is `value`."""
     number = creation.number(value, "fill_")
     return written(x, "fill_", run(FillLike(fitting(number, x.tensor_type.dtype)), x.detach()))
 
 
-@method()
 def zero_(x: Tensor) -> Tensor:
     """Every element is 0."""
     return fill_(x, 0)
 
 
-@method()
 def copy_(x: Tensor, other: Any) -> Tensor:
     """The elements of another tensor, or array, broadcast to the shape of x and brought into its element type and layout."""
     if isinstance(other, np.ndarray):
         array = creation.array_of("copy_", other)
-        value = Tensor(type_of(array), None, array) if x.layout is None else creation.cut("copy_", array, creation.whole(x.layout))
+        value = Tensor.new(type_of(array), None, array) if x.layout is None else creation.cut("copy_", array, creation.whole(x.layout))
     else:
         value = other if isinstance(other, Tensor) else creation.full_like(x, other)
     if (value.layout is None) != (x.layout is None):
@@ -54,7 +51,7 @@ def copy_(x: Tensor, other: Any) -> Tensor:
     if x.layout is not None and value.layout != x.layout:
         value = crossing.change(state(), value, x.layout)
     if value is other and value.node is not None and state().grad_enabled:  # hooks of x and of the value must not be shared
-        value = Tensor(value.tensor_type, value.layout, value.array)
+        value = Tensor.new(value.tensor_type, value.layout, value.array)
         record("copy", (other,), (value,), passed_on)
     return written(x, "copy_", value)
 
@@ -63,20 +60,17 @@ def _lies(x: Tensor) -> str:
     return f"a {'local' if x.layout is None else 'global'} tensor {x.tensor_type}"
 
 
-@method()
 def normal_(x: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Any = None) -> Tensor:
     """Numbers of the normal distribution."""
     drawn = drawing.normal_like(x, mean, std, generator)
     return written(x, "normal_", drawn)
 
 
-@method()
 def uniform_(x: Tensor, a: float = 0.0, b: float = 1.0, *, generator: Any = None) -> Tensor:
     """Numbers evenly from [a, b)."""
     return written(x, "uniform_", drawing.uniform_like(x, a, b, generator))
 
 
-@method()
 def random_(x: Tensor, low: int = 0, high: int | None = None, *, generator: Any = None) -> Tensor:
     """Integers evenly from [low, high); random_(high) begins at 0."""
     if high is None:
@@ -84,7 +78,20 @@ def random_(x: Tensor, low: int = 0, high: int | None = None, *, generator: Any 
     return written(x, "random_", cast(drawing.randint_like(x.detach(), low, high, generator=generator), x.tensor_type.dtype))
 
 
-@method()
 def bernoulli_(x: Tensor, p: float = 0.5, *, generator: Any = None) -> Tensor:
     """1 with probability p, else 0."""
     return written(x, "bernoulli_", cast(drawing.bernoulli(x.detach().float(), p, generator=generator), x.tensor_type.dtype))
+
+
+class FillingMethods:
+    """Methods of tensors: filling."""
+
+    __slots__ = ()
+
+    bernoulli_ = method(bernoulli_)
+    copy_ = method(copy_)
+    fill_ = method(fill_)
+    normal_ = method(normal_)
+    random_ = method(random_)
+    uniform_ = method(uniform_)
+    zero_ = method(zero_)

@@ -13,7 +13,7 @@ from jobflow.eager import crossing
 from jobflow.eager.recording import lying
 from jobflow.eager.run import recorder, run
 from jobflow.eager.state import building_now, running, state
-from jobflow.eager.tensor import Tensor, shows
+from jobflow.eager.tensor import shows
 from jobflow.engine.placements import on_host, sbp_tuple
 from jobflow.engine.placements import placement as public_placement
 from jobflow.functional import devices as where
@@ -21,6 +21,7 @@ from jobflow.functional.casting import named
 from jobflow.functional.dispatch import attribute, method
 from jobflow.functional.gradients import clone, without_gradient
 from jobflow.functional.promotion import cast
+from jobflow.functional.typed import Tensor
 from jobflow.functional.values import numpy as numpy
 from jobflow.functional.values import value_of as value_of
 from jobflow.ops.layout_ops import Copy
@@ -37,7 +38,6 @@ def layout_of(what: str, placement: public_placement | None, sbp: Any, ndim: int
     return Layout(placement.core, sbp_tuple(sbp, placement.core, f"{what} at {user_line()}", ndim))
 
 
-@method()
 def to_global(
     x: Tensor, placement: public_placement | None = None, sbp: Any = None, *, grad_sbp: Any = None, check_meta: bool = True, copy: bool = False
 ) -> Tensor:
@@ -76,7 +76,6 @@ def global_to_global(x: Tensor, placement: public_placement | None = None, sbp: 
     return to_global(x, placement, sbp, grad_sbp=grad_sbp, copy=copy)
 
 
-@method()
 def to_local(x: Tensor, *, copy: bool = False) -> Tensor:
     """This rank's piece of a global tensor: of a partial one its addend; outside the placement, an empty tensor.  It shares memory unless `copy`."""
     if x.traced is not None:
@@ -93,7 +92,6 @@ def to_local(x: Tensor, *, copy: bool = False) -> Tensor:
 # -------------------------------------------------------------------- devices
 
 
-@attribute("device")
 def device(x: Tensor) -> where.device:
     """Where a local tensor lives; JobError for a global one."""
     if x.layout is not None:
@@ -101,31 +99,26 @@ def device(x: Tensor) -> where.device:
     return where.device_of(x)
 
 
-@attribute("nbytes")
 def nbytes(x: Tensor) -> int:
     """Bytes of the logical value."""
     return x.tensor_type.nbytes
 
 
-@attribute("itemsize")
 def itemsize(x: Tensor) -> int:
     """Bytes of an element."""
     return x.dtype.itemsize
 
 
-@attribute("is_cuda")
 def is_cuda(x: Tensor) -> bool:
     """Whether it is said to live on a GPU."""
     return (where.device_of(x).type if x.layout is None else x.layout.placement.tag) == "cuda"
 
 
-@method()
 def cpu(x: Tensor) -> Tensor:
     """x on the host; of a global tensor on a placement of the same ranks' hosts."""
     return _on(x, "cpu", "cpu()")
 
 
-@method()
 def cuda(x: Tensor, device: Any = None) -> Tensor:
     """x on a GPU, where there is one; of a global tensor on a placement of the same ranks' GPUs."""
     return _on(x, "cuda" if device is None else device, "cuda()")
@@ -156,7 +149,6 @@ def _of_type(x: Tensor, given: Any, what: str) -> Tensor:
     return x if tag == place.tag else crossing.change(state(), x, replace(x.layout, placement=replace(place, tag=tag)))
 
 
-@method()
 def to(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
     """x as another element type, on another device, as another tensor is, or in another layout.
 
@@ -222,22 +214,16 @@ def _set_data(x: Tensor, given: Tensor) -> None:
     x.wrote()
 
 
-attribute("data", _set_data)(_data)
-
-
-@method()
 def contiguous(x: Tensor) -> Tensor:
     """x with its elements in order of their indices in memory; x itself if they are."""
     return x if is_contiguous(x) else clone(x)
 
 
-@method()
 def is_contiguous(x: Tensor) -> bool:
     """Whether the elements lie in order of their indices."""
     return bool(lying(x).flags.c_contiguous)
 
 
-@method()
 def stride(x: Tensor, dim: int | None = None) -> Any:
     """The distances in memory between elements, in elements; of a local tensor."""
     if x.layout is not None or x.traced is not None:
@@ -246,7 +232,6 @@ def stride(x: Tensor, dim: int | None = None) -> Any:
     return steps if dim is None else steps[dim]
 
 
-@method()
 def storage_offset(x: Tensor) -> int:
     """Where in the memory of the tensor that it is a view of a local tensor begins, in elements."""
     if x.layout is not None or x.traced is not None:
@@ -258,25 +243,21 @@ def storage_offset(x: Tensor) -> int:
     return begins // x.dtype.itemsize
 
 
-@method()
 def pin_memory(x: Tensor) -> Tensor:
     """x: the memory of the host is what it is."""
     return x
 
 
-@method()
 def to_consistent(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
     """The name that to_global had."""
     raise JobError(f"to_consistent at {user_line()}: it is called to_global(placement=..., sbp=...) now")
 
 
-@method()
 def element_size(x: Tensor) -> int:
     """Bytes of an element."""
     return x.dtype.itemsize
 
 
-@method("__reduce_ex__")
 def reduced(x: Tensor, protocol: int) -> tuple[Any, ...]:
     """For pickle: of a global tensor each rank's piece, with placement and sbp."""
     _portable(x, "pickle")
@@ -302,7 +283,6 @@ def rebuilt(kind: type[Tensor], *parts: Any) -> Tensor:
     return made
 
 
-@method("__deepcopy__")
 def copied(x: Tensor, memory: dict[int, Any]) -> Tensor:
     """For copy.deepcopy: in memory of its own, with placement, sbp and gradient."""
     _portable(x, "deepcopy")
@@ -311,3 +291,29 @@ def copied(x: Tensor, memory: dict[int, Any]) -> Tensor:
     memory[id(x)] = made
     made._gradient = deepcopy(x._gradient, memory)
     return made
+
+
+class PlacementMethods:
+    """Methods of tensors: placement and memory."""
+
+    __slots__ = ()
+
+    __deepcopy__ = method(copied)
+    __reduce_ex__ = method(reduced)  # type: ignore[assignment]
+    contiguous = method(contiguous)
+    cpu = method(cpu)
+    cuda = method(cuda)
+    data = attribute(_data, _set_data)
+    device = attribute(device)
+    element_size = method(element_size)
+    is_contiguous = method(is_contiguous)
+    is_cuda = attribute(is_cuda)
+    itemsize = attribute(itemsize)
+    nbytes = attribute(nbytes)
+    pin_memory = method(pin_memory)
+    storage_offset = method(storage_offset)
+    stride = method(stride)
+    to = method(to)
+    to_consistent = method(to_consistent)
+    to_global = method(to_global)
+    to_local = method(to_local)

@@ -11,9 +11,9 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, user_line
 from jobflow.core.layout import B, Layout, Partial
 from jobflow.core.types import Array, TensorType, float64
-from jobflow.eager.tensor import Tensor
 from jobflow.functional.creation import cut, from_numpy
 from jobflow.functional.gradients import enable_grad, grad
+from jobflow.functional.typed import Tensor
 
 #: what seeds and directions are drawn with: every rank draws the same
 SEED = 1

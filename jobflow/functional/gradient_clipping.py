@@ -14,10 +14,11 @@ from jobflow.core.types import TensorType, float32, float64
 from jobflow.eager.convert import convert_array, empty, gathered
 from jobflow.eager.run import run
 from jobflow.eager.state import EagerState, gradients, running, state
-from jobflow.eager.tensor import Tensor, own
+from jobflow.eager.tensor import own
 from jobflow.functional.dispatch import all_of, of_tensors
 from jobflow.functional.nn_base import EPSILON, composing
 from jobflow.functional.promotion import cast
+from jobflow.functional.typed import Tensor
 from jobflow.ops import elementwise as ew
 from jobflow.ops import reduce as rd
 from jobflow.ops.scalar import Clip
@@ -171,8 +172,8 @@ def _stated(here: EagerState, norm: float, found: Sequence[Tensor]) -> Tensor:
     where = found[0].layout.placement if found and found[0].layout is not None else None
     value = np.array(norm, type.dtype.numpy)
     if where is None:
-        return Tensor(type, None, value)
-    return Tensor(type, Layout(where, (B,) * len(where.mesh)), value if here.rank.index in where.ranks else empty(type))
+        return Tensor.new(type, None, value)
+    return Tensor.new(type, Layout(where, (B,) * len(where.mesh)), value if here.rank.index in where.ranks else empty(type))
 
 
 def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
@@ -185,7 +186,9 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -
                 here.building.write(x, made if made.layout == x.layout or x.layout is None else here.building.change(made, x.layout, None))
                 continue
             if x.layout is not None and made.layout is not None:
-                made = Tensor(x.tensor_type, x.layout, convert_array(here, made.array, x.tensor_type, made.layout, x.layout, "a clipped gradient"))
+                made = Tensor.new(
+                    x.tensor_type, x.layout, convert_array(here, made.array, x.tensor_type, made.layout, x.layout, "a clipped gradient")
+                )
             own(x, "clip_grad_value_")[...] = made.array
             x.wrote()
 

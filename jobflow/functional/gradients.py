@@ -12,14 +12,14 @@ from typing import Any, ParamSpec, Self, TypeVar
 import numpy as np
 
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, PlacementError, ShapeError, user_line
+from jobflow.core.types import Typed
 from jobflow.eager import backward as passes
 from jobflow.eager.parameters import described
 from jobflow.eager.run import recorder, run
 from jobflow.eager.state import building_now, running, state
 from jobflow.eager.tape import anomalies, follow
-from jobflow.eager.tensor import Tensor
-from jobflow.engine.operators import TensorOperators
 from jobflow.functional.dispatch import attribute, method
+from jobflow.functional.typed import Tensor
 from jobflow.ops.layout_ops import Copy
 from jobflow.ops.scalar import Detach
 
@@ -31,7 +31,6 @@ _hooks = itertools.count()
 # -------------------------------------------------------------------- backward
 
 
-@method()
 def backward(
     x: Tensor,
     gradient: Tensor | None = None,
@@ -60,10 +59,10 @@ NOT_IN_GRAPHS = "in nn.Graph.build, loss.backward() and the graph's optimizers s
 
 def tensors_of(what: str, name: str, given: Any) -> list[Tensor]:
     """A tensor, or several, as a list; ArgumentError for anything else, JobError for those of a graph that is being built."""
-    several = isinstance(given, Iterable) and not isinstance(given, Tensor | TensorOperators | np.ndarray)
+    several = isinstance(given, Iterable) and not isinstance(given, Tensor | Typed | np.ndarray)
     found = list(given) if several else [given]
     for x in found:
-        if isinstance(x, TensorOperators):
+        if isinstance(x, Typed):
             raise JobError(f"{what} at {user_line()}: {x.tensor_type} is a tensor of a job; call an optimizer's minimize instead")
         if not isinstance(x, Tensor):
             raise ArgumentError(f"{what} at {user_line()}: {name} must be a tensor, or several; got {type(x).__name__}")
@@ -246,10 +245,6 @@ def _set_requires_grad(x: Tensor, given: bool) -> None:
     requires_grad_(x, bool(given))
 
 
-attribute("requires_grad", _set_requires_grad)(_requires_grad)
-
-
-@method()
 def requires_grad_(x: Tensor, requires_grad: bool = True) -> Tensor:
     """x, which backward gives a gradient from now on, or does not."""
     if requires_grad and not x.dtype.is_float:
@@ -299,39 +294,32 @@ def _check_grad(x: Tensor, given: Tensor) -> None:
         )
 
 
-attribute("grad", _set_grad)(_grad)
-
-
 def without_gradient(x: Tensor, tie: Callable[[Tensor, Tensor], None]) -> Tensor:
     """x in the same memory, without what made it; `tie` notes that the second tensor looks at the memory of the first."""
     if building_now() is not None:
         return run(Detach(), x)
-    made = Tensor(x.tensor_type, x.layout, x.array)
+    made = Tensor.new(x.tensor_type, x.layout, x.array)
     made._device, made.origin = x._device, x.origin
     tie(x, made)
     return made
 
 
-@method()
 def detach(x: Tensor) -> Tensor:
     """x, in the same memory, as a tensor that no gradient goes through."""
     return without_gradient(x, Tensor.shares)
 
 
-@method()
 def detach_(x: Tensor) -> Tensor:
     """x, which forgets what made it."""
     x._needs_gradient, x.node, x.index = False, None, 0
     return x
 
 
-@method()
 def clone(x: Tensor) -> Tensor:
     """x in memory of its own; gradients go through."""
     return run(Copy(), x)
 
 
-@method()
 def retain_grad(x: Tensor) -> None:
     """Keep the gradient that backward finds for x, though others made it."""
     tensors_of("retain_grad", "x", x)
@@ -353,7 +341,6 @@ class RemovableHandle:
         self.hooks.pop(self.id, None)
 
 
-@method()
 def register_hook(x: Tensor, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
     """Call `hook` with the gradient of x when backward gets there; what it returns, if not None, goes on instead."""
     tensors_of("register_hook", "x", x)
@@ -368,3 +355,19 @@ def register_hook(x: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Removab
     handle = RemovableHandle(hooks)
     hooks[handle.id] = hook
     return handle
+
+
+class GradientMethods:
+    """Methods of tensors: gradients."""
+
+    __slots__ = ()
+
+    backward = method(backward)
+    clone = method(clone)
+    detach = method(detach)
+    detach_ = method(detach_)
+    grad = attribute(_grad, _set_grad)
+    register_hook = method(register_hook)
+    requires_grad = attribute(_requires_grad, _set_requires_grad)
+    requires_grad_ = method(requires_grad_)
+    retain_grad = method(retain_grad)

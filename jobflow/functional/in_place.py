@@ -14,9 +14,10 @@ from jobflow.core.errors import DtypeError, PlacementError, ShapeError, user_lin
 from jobflow.eager import in_place_writes as writing
 from jobflow.eager.state import state
 from jobflow.eager.tape import follow
-from jobflow.eager.tensor import Tensor, check_memory, own
+from jobflow.eager.tensor import check_memory, own
 from jobflow.functional.dispatch import called_as, method
 from jobflow.functional.promotion import cast, kind
+from jobflow.functional.typed import Tensor
 
 #: how programs write the methods that are operators
 OPERATORS = {
@@ -75,27 +76,29 @@ def kept(x: Tensor, others: Sequence[Any] = ()) -> Tensor:
         return x
     if x.base is not None:
         follow(x)
-    made = Tensor(x.tensor_type, x.layout, x.array.copy())
+    made = Tensor.new(x.tensor_type, x.layout, x.array.copy())
     made.origin = x.origin
     made._needs_gradient, made.node, made.index = x._needs_gradient, x.node, x.index
     return made
 
 
-def hang(name: str, function: Callable[..., Tensor], *also: str) -> Callable[..., Tensor]:
-    """The method `name` of Tensor, and other names of it, that writes what `function` gives over its first argument."""
-    for operator in OPERATORS.keys() & also:
-        method(operator)(_form(name, OPERATORS[operator], function))
-    return method(name, *(word for word in also if word not in OPERATORS))(_form(name, name, function))
+def in_place(function: Callable[..., Tensor], word: str = "") -> Callable[..., Tensor]:
+    """Return the method, or the operator `word`, that writes the function's result over its first argument."""
+    name = f"{function.__name__}_"
+    return method(form(function, OPERATORS.get(word) or word), word if word and word not in OPERATORS else name)
 
 
-def _form(name: str, what: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def form(function: Callable[..., Tensor], what: str = "") -> Callable[..., Tensor]:
+    """Return the function that writes `function`'s result over its first argument; errors call it `what`."""
+    name = f"{function.__name__}_"
+    what = what or name
     value: Callable[..., Tensor] = called_as(function, name) if isinstance(function, FunctionType) else function
 
-    def form(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
+    def call(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
         check_writable(x, what)
         return written(x, what, value(kept(x, arguments), *arguments, **options))
 
-    form.__wrapped__ = function  # type: ignore[attr-defined]
-    form.__name__ = form.__qualname__ = name
-    form.__doc__ = f"{function.__name__}, written over the tensor itself."
-    return form
+    call.__wrapped__ = function  # type: ignore[attr-defined]
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = f"{function.__name__}, written over the tensor itself."
+    return call

@@ -25,12 +25,12 @@ from jobflow.eager.parameters import described
 from jobflow.eager.run import run, source, update
 from jobflow.eager.state import building_now, running, state
 from jobflow.eager.tape import OpGradient, record
-from jobflow.eager.tensor import Tensor
 from jobflow.functional.dispatch import method
 from jobflow.functional.global_tensors import value_of
 from jobflow.functional.in_place import check_writable, written
 from jobflow.functional.promotion import cast, fitting, operand, together
 from jobflow.functional.shapes import common_shape, expand, integer, movedim, reshape
+from jobflow.functional.typed import Tensor
 from jobflow.ops.arithmetic import Add, Where
 from jobflow.ops.axes import ExpandDims, Reshape, Squeeze
 from jobflow.ops.checked import positions
@@ -56,7 +56,7 @@ def listed(like: Tensor, array: Array) -> Tensor:
     layout = whole(like)
     if building_now() is None:
         inside = layout is None or state().rank.index in layout.placement.ranks
-        return Tensor(type, layout, array if inside else empty(type))
+        return Tensor.new(type, layout, array if inside else empty(type))
     parts = [source(Constant((1,), type.dtype, number), layout) for number in array.ravel().tolist()]
     return run(Reshape(type.shape), run(Concat(0), *parts) if parts else source(Constant((0,), type.dtype), layout))
 
@@ -232,7 +232,6 @@ def check_mask(mask: Tensor, x: Tensor, axis: int, what: str) -> None:
 # --------------------------------------------------------------------------- reading
 
 
-@method("__getitem__")
 def getitem(x: Tensor, key: Any) -> Tensor:
     """x[key]; windows are views."""
     key = _mask(key)
@@ -294,7 +293,6 @@ def selected(x: Tensor, mask: Tensor, what: str) -> Tensor:
 # --------------------------------------------------------------------------- writing
 
 
-@method("__setitem__")
 def setitem(x: Tensor, key: Any, value: Any) -> None:
     """x[key] = value: x keeps its layout and element type, and the value is brought into them."""
     what = "x[...] = value"
@@ -376,9 +374,18 @@ def write_window(x: Tensor, cut: Cut, given: Any, what: str) -> None:
         return
     here = state()
     update(here, SliceWrite(window), (x, value), what)
-    made = Tensor(x.tensor_type, x.layout, x.array)
+    made = Tensor.new(x.tensor_type, x.layout, x.array)
     if here.grad_enabled and (x._needs_gradient or value._needs_gradient):
-        new = Tensor(value.tensor_type, value.layout, value.array)  # only what it is counts, not what it holds
+        new = Tensor.new(value.tensor_type, value.layout, value.array)  # only what it is counts, not what it holds
         placement = None if x.layout is None else x.layout.placement
         record("setitem", (x, value), (made,), OpGradient(SliceUpdate(window), placement), (made, new, made))
     note_written(here, x, made, what)
+
+
+class IndexingMethods:
+    """Methods of tensors: subscripts."""
+
+    __slots__ = ()
+
+    __getitem__ = method(getitem)
+    __setitem__ = method(setitem)

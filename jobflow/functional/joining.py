@@ -9,10 +9,10 @@ from jobflow.core.errors import ArgumentError, AxisError, ShapeError, user_line
 from jobflow.eager import crossing
 from jobflow.eager.run import run
 from jobflow.eager.state import state
-from jobflow.eager.tensor import Tensor
 from jobflow.functional.dispatch import method
 from jobflow.functional.promotion import together
 from jobflow.functional.shapes import axis_of, integer, reshape, squeeze, unsqueeze
+from jobflow.functional.typed import Tensor
 from jobflow.ops.slices import Concat, Slice
 
 
@@ -71,7 +71,6 @@ def _axis(what: str, x: Tensor, dim: int) -> int:
     return axis_of(what, dim, x.ndim)
 
 
-@method()
 def narrow(x: Tensor, dim: int, start: int | Tensor, length: int) -> Tensor:
     """The `length` elements of axis `dim` from `start` on; a view."""
     axis = _axis("narrow", x, dim)
@@ -82,7 +81,6 @@ def narrow(x: Tensor, dim: int, start: int | Tensor, length: int) -> Tensor:
     return run(_window(x, axis, first, first + length), x)
 
 
-@method()
 def split(tensor: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
     """Consecutive pieces of axis `dim`: of one size, the last smaller where that is left over, or of the sizes of a list; views."""
     axis = _axis("split", tensor, dim)
@@ -100,7 +98,6 @@ def split(tensor: Tensor, split_size_or_sections: int | Sequence[int], dim: int 
     return tuple(run(_window(tensor, axis, stop - length, stop), tensor) for stop, length in zip(accumulate(lengths), lengths, strict=True))
 
 
-@method()
 def chunk(x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     """At most `chunks` pieces of axis `dim`, equal but for the last."""
     if chunks < 1:
@@ -109,7 +106,6 @@ def chunk(x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     return split(x, max(-(-x.shape[axis] // chunks), 1), axis)
 
 
-@method()
 def unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     """The slices along axis `dim`, without that axis; views."""
     axis = _axis("unbind", x, dim)
@@ -128,3 +124,14 @@ def meshgrid(*tensors: Tensor, indexing: str = "ij") -> tuple[Tensor, ...]:
     columns = [reshape(x, tuple(x.tensor_type.size if j == i else 1 for j in range(len(given)))) for i, x in enumerate(given)]
     grids = tuple(column.expand(shape) for column in columns)
     return tuple(grid.transpose(0, 1) for grid in grids) if indexing == "xy" and len(given) > 1 else grids
+
+
+class JoiningMethods:
+    """Methods of tensors: joining and splitting."""
+
+    __slots__ = ()
+
+    chunk = method(chunk)
+    narrow = method(narrow)
+    split = method(split)
+    unbind = method(unbind)

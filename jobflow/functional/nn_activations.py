@@ -10,12 +10,12 @@ from typing import Any, ParamSpec, cast
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.types import Tensor as Value
 from jobflow.eager.run import run, run_several
-from jobflow.eager.tensor import Tensor
 from jobflow.functional.dispatch import method
-from jobflow.functional.in_place import check_writable, hang, kept, written
+from jobflow.functional.in_place import check_writable, form, in_place, kept, written
 from jobflow.functional.nn_base import formula, one_of, real
 from jobflow.functional.promotion import as_float
 from jobflow.functional.shapes import axis_of
+from jobflow.functional.typed import Tensor
 from jobflow.ops import activation as act
 from jobflow.ops import elementwise as ew
 from jobflow.ops import shape as sh
@@ -53,7 +53,6 @@ def or_over(function: Callable[P, Value]) -> Callable[P, Tensor]:
     return call
 
 
-@method()
 def relu(input: Tensor, inplace: bool = False) -> Tensor:
     """max(x, 0)"""
     if inplace:
@@ -61,18 +60,15 @@ def relu(input: Tensor, inplace: bool = False) -> Tensor:
     return run(_RELU, input)
 
 
-@method()
 def sigmoid(input: Tensor) -> Tensor:
     """1 / (1 + e^-x)"""
     return run(_SIGMOID, as_float(input))
 
 
-@method()
 def tanh(input: Tensor) -> Tensor:
     return run(_TANH, as_float(input))
 
 
-@method()
 def silu(input: Tensor, inplace: bool = False) -> Tensor:
     """x sigmoid(x)"""
     if inplace:
@@ -80,7 +76,6 @@ def silu(input: Tensor, inplace: bool = False) -> Tensor:
     return run(_SILU, input)
 
 
-@method()
 def gelu(input: Tensor, approximate: str = "none") -> Tensor:
     """x Phi(x) with the normal distribution Phi; `approximate="tanh"` for the formula by tanh."""
     if one_of("gelu", "approximate", approximate, ("none", "tanh")) == "tanh":
@@ -237,13 +232,11 @@ def _softmax_axis(what: str, input: Tensor, dim: int | None) -> int:
     return axis_of(what, dim, ndim)
 
 
-@method()
 def softmax(input: Tensor, dim: int | None = None) -> Tensor:
     """e^x / sum e^x along `dim`; None is axis 0 of tensors of 1 or 3 axes, else axis 1"""
     return _along("softmax", Softmax, input, dim)
 
 
-@method()
 def log_softmax(input: Tensor, dim: int | None = None) -> Tensor:
     """Logarithm of the softmax along `dim`; None as in softmax."""
     return _along("log_softmax", LogSoftmax, input, dim)
@@ -263,11 +256,31 @@ def softmin(input: Tensor, dim: int | None = None) -> Tensor:
     return softmax(run(Negate(), input), dim)
 
 
-relu_ = hang("relu_", relu)
-hang("sigmoid_", sigmoid)
-hang("tanh_", tanh)
-silu_ = hang("silu_", silu)
-relu6_ = hang("relu6_", relu6)
-leaky_relu_ = hang("leaky_relu_", leaky_relu)
-elu_ = hang("elu_", elu)
-selu_ = hang("selu_", selu)
+relu_ = form(relu)
+silu_ = form(silu)
+relu6_ = form(relu6)
+leaky_relu_ = form(leaky_relu)
+elu_ = form(elu)
+selu_ = form(selu)
+
+
+class ActivationMethods:
+    """Methods of tensors: activation."""
+
+    __slots__ = ()
+
+    elu_ = method(elu_)
+    gelu = method(gelu)
+    leaky_relu_ = method(leaky_relu_)
+    log_softmax = method(log_softmax)
+    relu = method(relu)
+    relu6_ = method(relu6_)
+    relu_ = method(relu_)
+    selu_ = method(selu_)
+    sigmoid = method(sigmoid)
+    sigmoid_ = in_place(sigmoid)
+    silu = method(silu)
+    silu_ = method(silu_)
+    softmax = method(softmax)
+    tanh = method(tanh)
+    tanh_ = in_place(tanh)

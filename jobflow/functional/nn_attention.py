@@ -13,10 +13,10 @@ import numpy as np
 from jobflow.core.errors import DtypeError, ShapeError, user_line
 from jobflow.core.types import Tensor as Value
 from jobflow.core.types import bool_
-from jobflow.eager.tensor import Tensor
 from jobflow.functional.nn_base import composed
 from jobflow.functional.nn_linear import dropout
 from jobflow.functional.promotion import rounded_once
+from jobflow.functional.typed import Tensor
 from jobflow.ops import elementwise as ew
 from jobflow.ops import shape as sh
 from jobflow.ops import slices as sl

@@ -20,9 +20,10 @@ from jobflow.core.types import TensorType, int64
 from jobflow.eager.convert import convert, empty
 from jobflow.eager.run import Running, run, source, with_line
 from jobflow.eager.state import EagerState, state
-from jobflow.eager.tensor import Tensor, own
+from jobflow.eager.tensor import own
 from jobflow.functional import promotion
 from jobflow.functional.promotion import rounded_once
+from jobflow.functional.typed import Tensor
 from jobflow.ops import reduce as rd
 from jobflow.ops.op import Op
 
@@ -163,11 +164,11 @@ def draw_for(x: Tensor) -> tuple[str, int, Value]:
     type = TensorType((1,), int64)
     if x.layout is None:
         local = here.local_generator
-        return "draw", local.seed, Tensor(type, None, np.array([local.next()]))
+        return "draw", local.seed, Tensor.new(type, None, np.array([local.next()]))
     generator, where = here.global_generator, x.layout.placement
     number = np.array([generator.next()])
     layout = Layout(where, (B,) * len(where.mesh))
-    made = Tensor(type, layout, number if here.rank.index in where.ranks else empty(type))
+    made = Tensor.new(type, layout, number if here.rank.index in where.ranks else empty(type))
     made.origin = generator.draws
     return "draw", generator.seed, made
 

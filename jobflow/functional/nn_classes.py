@@ -5,8 +5,8 @@ from __future__ import annotations
 from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.types import Tensor as Value
 from jobflow.core.types import int64
-from jobflow.eager.tensor import Tensor
 from jobflow.functional.nn_base import formula, one_of, one_type, reduced
+from jobflow.functional.typed import Tensor
 from jobflow.ops import elementwise as ew
 from jobflow.ops import reduce as rd
 from jobflow.ops import shape as sh

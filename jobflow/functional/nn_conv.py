@@ -5,8 +5,8 @@ from __future__ import annotations
 from jobflow.core.errors import ShapeError, user_line
 from jobflow.core.signatures import variant
 from jobflow.core.types import Tensor as Value
-from jobflow.eager.tensor import Tensor
 from jobflow.functional.nn_base import Sizes, composed, sizes
+from jobflow.functional.typed import Tensor
 from jobflow.ops import conv as cv
 from jobflow.ops import shape as sh
 from jobflow.ops import slices as sl

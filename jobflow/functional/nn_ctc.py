@@ -9,8 +9,8 @@ import numpy as np
 from jobflow.core.errors import ArgumentError, JobflowError, ShapeError, user_line
 from jobflow.core.types import Tensor as Value
 from jobflow.core.types import int64
-from jobflow.eager.tensor import Tensor
 from jobflow.functional.nn_base import REDUCTIONS, formula, one_of, reduced
+from jobflow.functional.typed import Tensor
 from jobflow.ops import ctc, source
 from jobflow.ops import elementwise as ew
 from jobflow.ops import index as ix

@@ -14,11 +14,11 @@ from jobflow.core.types import int64
 from jobflow.eager import crossing
 from jobflow.eager.run import run
 from jobflow.eager.state import state
-from jobflow.eager.tensor import Tensor
 from jobflow.functional.global_tensors import value_of
 from jobflow.functional.in_place import check_writable, kept, written
 from jobflow.functional.nn_base import composed, draw_for, formula, one_type, real, whole
 from jobflow.functional.shapes import axis_of
+from jobflow.functional.typed import Tensor
 from jobflow.ops import elementwise as ew
 from jobflow.ops import reduce as rd
 from jobflow.ops import shape as sh

@@ -11,10 +11,10 @@ from typing import Any, ParamSpec
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.types import Tensor as Value
 from jobflow.eager.state import state
-from jobflow.eager.tensor import Tensor
 from jobflow.functional.nn_base import REDUCTIONS, formula, one_of, one_type, reduced
 from jobflow.functional.nn_linear import cosine, last_axis, length
 from jobflow.functional.promotion import wider
+from jobflow.functional.typed import Tensor
 from jobflow.ops import activation as act
 from jobflow.ops import elementwise as ew
 from jobflow.ops import elementwise_loss as el

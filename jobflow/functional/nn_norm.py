@@ -12,10 +12,10 @@ from jobflow.core.types import Tensor as Value
 from jobflow.eager import crossing
 from jobflow.eager import run as running
 from jobflow.eager.state import gradients, state
-from jobflow.eager.tensor import Tensor
 from jobflow.functional.nn_base import composing, formula, real, shape_of_rows
 from jobflow.functional.nn_conv import check_channels
 from jobflow.functional.promotion import cast
+from jobflow.functional.typed import Tensor
 from jobflow.ops import batch_norm as bn
 from jobflow.ops import elementwise as ew
 from jobflow.ops import group_norm as gn

@@ -8,10 +8,10 @@ from itertools import zip_longest
 from jobflow.core.errors import ShapeError, user_line
 from jobflow.core.signatures import variant
 from jobflow.core.types import Tensor as Value
-from jobflow.eager.tensor import Tensor
 from jobflow.functional.nn_base import Sizes, composed, sizes
 from jobflow.functional.nn_conv import batched, unbatched
 from jobflow.functional.promotion import rounded_once
+from jobflow.functional.typed import Tensor
 from jobflow.ops import adaptive_pool as ap
 from jobflow.ops import elementwise as ew
 from jobflow.ops import pool as pl

@@ -9,9 +9,9 @@ from typing import Any
 from jobflow.core.errors import DtypeError, ShapeError, user_line
 from jobflow.core.types import Tensor as Value
 from jobflow.core.types import float32, float64, int64, uint8
-from jobflow.eager.tensor import Tensor
 from jobflow.functional.nn_base import Sizes, composed, formula, one_of, real, sizes
 from jobflow.functional.shapes import integer
+from jobflow.functional.typed import Tensor
 from jobflow.ops import elementwise as ew
 from jobflow.ops import shape as sh
 from jobflow.ops import slices as sl

@@ -20,7 +20,7 @@ from jobflow.core.layout import B, Layout
 from jobflow.core.types import DType, bfloat16, bool_, char, dtype_of, float16, float32, float64, hides_elements, int8, int32, int64, type_of, uint8
 from jobflow.eager.run import run, source
 from jobflow.eager.state import building_now, running, state
-from jobflow.eager.tensor import Tensor
+from jobflow.functional.typed import Tensor
 from jobflow.ops.rounding import rounding_once
 from jobflow.ops.scalar import Cast
 from jobflow.ops.source import Constant
@@ -129,7 +129,7 @@ def operand(what: str, beside: Tensor, other: Any) -> Tensor | Number:
         )
     check_numbers(what, other)
     try:
-        return Tensor(type_of(other), None, other)
+        return Tensor.new(type_of(other), None, other)
     except KeyError:
         raise DtypeError(f"{what} at {user_line()}: a NumPy array of {other.dtype} does not have one of jobflow's element types; cast it") from None
 

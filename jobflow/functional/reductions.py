@@ -14,12 +14,12 @@ from jobflow.core.types import Tensor as Value
 from jobflow.eager import crossing
 from jobflow.eager.run import run, run_several
 from jobflow.eager.state import state
-from jobflow.eager.tensor import Tensor
 from jobflow.functional import binary_functions as arithmetic
 from jobflow.functional.comparing import truth
 from jobflow.functional.dispatch import method
 from jobflow.functional.nn_base import composed
 from jobflow.functional.promotion import as_float, cast, constant, rounded_once
+from jobflow.functional.typed import Tensor
 from jobflow.ops.arithmetic import Add, Divide, Subtract, Where
 from jobflow.ops.axes import ExpandDims, Reshape, Squeeze
 from jobflow.ops.compare import Equal, NotEqual
@@ -85,13 +85,11 @@ def _largest(what: str, op: type[Any], x: Tensor, dim: Dim, keepdim: bool) -> Te
 # -------------------------------------------------------------------- sums and products
 
 
-@method()
 def sum(x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: DType | None = None) -> Tensor:
     """The sum; of integers and truth values int64."""
     return _reduced(ReduceSum, cast(x, dtype) if dtype else _counted(x), axes_of("sum", x, dim), keepdim)
 
 
-@method()
 def mean(x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: DType | None = None) -> Tensor:
     """The sum divided by the number of elements of the logical tensor."""
     return _mean(_floats("mean", cast(x, dtype) if dtype else x), dim, keepdim)
@@ -105,7 +103,6 @@ def _mean(x: Tensor, dim: Dim, keepdim: bool) -> Tensor:
     return run(DivideBy(count), total) if count else run(Scale(math.nan), total)
 
 
-@method()
 def nansum(x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: DType | None = None) -> Tensor:
     """The sum of what is not NaN."""
     if x.tensor_type.dtype.is_float:
@@ -113,25 +110,21 @@ def nansum(x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: DType | 
     return sum(x, dim, keepdim, dtype=dtype)
 
 
-@method()
 def count_nonzero(x: Tensor, dim: Dim = None) -> Tensor:
     """How many elements are not 0 (int64)."""
     return sum(truth(x), dim)
 
 
-@method()
 def prod(x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: DType | None = None) -> Tensor:
     """The product; of integers and truth values int64."""
     return _reduced(ReduceProd, cast(x, dtype) if dtype else _counted(x), axes_of("prod", x, dim), keepdim)
 
 
-@method()
 def cumsum(x: Tensor, dim: int, *, dtype: DType | None = None) -> Tensor:
     """Running sums along an axis."""
     return _scanned("cumsum", CumSum, x, dim, dtype)
 
 
-@method()
 def cumprod(x: Tensor, dim: int, *, dtype: DType | None = None) -> Tensor:
     """Running products along an axis."""
     return _scanned("cumprod", CumProd, x, dim, dtype)
@@ -146,25 +139,21 @@ def _scanned(what: str, op: type[Any], x: Tensor, dim: int, dtype: DType | None)
 # -------------------------------------------------------------------- extremes
 
 
-@method()
 def amax(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
     """The largest elements; the gradient is shared among equal ones."""
     return _largest("amax", ReduceMax, x, dim, keepdim)
 
 
-@method()
 def amin(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
     """The smallest elements; the gradient is shared among equal ones."""
     return _largest("amin", ReduceMin, x, dim, keepdim)
 
 
-@method()
 def max(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
     """The largest element; along an axis (values, indices); with another tensor the larger of both, element by element."""
     return arithmetic.maximum(x, dim) if isinstance(dim, Tensor) else _extreme("max", x, dim, keepdim, largest=True)
 
 
-@method()
 def min(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
     """The smallest element; along an axis (values, indices); with another tensor the smaller of both, element by element."""
     return arithmetic.minimum(x, dim) if isinstance(dim, Tensor) else _extreme("min", x, dim, keepdim, largest=False)
@@ -185,13 +174,11 @@ def _extreme(what: str, x: Tensor, dim: int | None, keepdim: bool, largest: bool
     return Extreme(values, where) if keepdim else Extreme(run(Squeeze((axis,)), values), run(Squeeze((axis,)), where))
 
 
-@method()
 def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Where the largest element is (int64), along an axis, or in the tensor as one row; the first of equal ones."""
     return _position("argmax", x, dim, keepdim, largest=True)
 
 
-@method()
 def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Where the smallest element is (int64)."""
     return _position("argmin", x, dim, keepdim, largest=False)
@@ -208,7 +195,6 @@ def _position(what: str, x: Tensor, dim: int | None, keepdim: bool, largest: boo
     return run(Reshape((1,) * x.tensor_type.ndim), where) if flat else run(ExpandDims(axis), where)
 
 
-@method()
 def median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
     """The middle element in order, the lower of two, or NaN where there is one; along an axis (values, indices)."""
     row = x if dim is not None and x.tensor_type.ndim else run(Reshape((x.tensor_type.size,)), x)
@@ -241,13 +227,11 @@ def _axes_of_truth(what: str, x: Tensor, dim: Dim) -> tuple[int, ...]:
     return () if isinstance(dim, Sequence) and not len(dim) else axes_of(what, x, dim)
 
 
-@method()
 def all(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
     """Whether every element is true, or not 0."""
     return _reduced(ReduceAll, truth(x), _axes_of_truth("all", x, dim), keepdim)
 
 
-@method()
 def any(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
     """Whether some element is true, or not 0."""
     return _reduced(ReduceAny, truth(x), _axes_of_truth("any", x, dim), keepdim)
@@ -256,7 +240,6 @@ def any(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
 # -------------------------------------------------------------------- spread and size
 
 
-@method()
 @rounded_once
 def var(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: int | None = None) -> Tensor:
     """The sum of the squared distances from the mean, divided by the number of elements less 1 if `unbiased`."""
@@ -271,7 +254,6 @@ def var(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False
     return run(DivideBy(count), squares) if count > 0 else run(Divide(), squares, constant(squares, 0, squares.tensor_type.dtype))
 
 
-@method()
 @rounded_once
 def std(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: int | None = None) -> Tensor:
     """The square root of the variance.  The gradient where it is 0 is 0."""
@@ -283,21 +265,18 @@ def _deviation(variance: Tensor) -> Value:
     return root(variance)
 
 
-@method()
 @rounded_once
 def var_mean(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """The variance, and the mean."""
     return var(x, dim, unbiased, keepdim), mean(x, None if isinstance(dim, bool) else dim, keepdim)
 
 
-@method()
 @rounded_once
 def std_mean(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """The deviation, and the mean."""
     return std(x, dim, unbiased, keepdim), mean(x, None if isinstance(dim, bool) else dim, keepdim)
 
 
-@method()
 @rounded_once
 def logsumexp(x: Tensor, dim: Dim, keepdim: bool = False) -> Tensor:
     """log(sum(exp(x))), computed so that exp does not overflow."""
@@ -317,7 +296,6 @@ def logsumexp(x: Tensor, dim: Dim, keepdim: bool = False) -> Tensor:
     return made if keepdim else run(Squeeze(axes), made)
 
 
-@method()
 def norm(x: Tensor, p: float | str | None = "fro", dim: Dim = None, keepdim: bool = False, *, dtype: DType | None = None) -> Tensor:
     """(sum |x|^p)^(1/p); "fro" is 2, inf the largest |x|, -inf the smallest, 0 the number of elements that are not 0."""
     x = cast(x, dtype) if dtype else _floats("norm", x)
@@ -333,3 +311,32 @@ def norm(x: Tensor, p: float | str | None = "fro", dim: Dim = None, keepdim: boo
 @composed
 def _norm(x: Tensor, p: float, axes: tuple[int, ...], keepdim: bool) -> Value:
     return vector_norm(x, p, axes, keepdim)
+
+
+class ReductionMethods:
+    """Methods of tensors: reduction."""
+
+    __slots__ = ()
+
+    all = method(all)
+    amax = method(amax)
+    amin = method(amin)
+    any = method(any)
+    argmax = method(argmax)
+    argmin = method(argmin)
+    count_nonzero = method(count_nonzero)
+    cumprod = method(cumprod)
+    cumsum = method(cumsum)
+    logsumexp = method(logsumexp)
+    max = method(max)
+    mean = method(mean)
+    median = method(median)
+    min = method(min)
+    nansum = method(nansum)
+    norm = method(norm)
+    prod = method(prod)
+    std = method(std)
+    std_mean = method(std_mean)
+    sum = method(sum)
+    var = method(var)
+    var_mean = method(var_mean)

@@ -20,10 +20,11 @@ from jobflow.core.layout import B, Layout, Placement
 from jobflow.core.types import Array, DType, TensorType, dtype_named, type_of
 from jobflow.eager.convert import convert, meeting
 from jobflow.eager.state import EagerState, state
-from jobflow.eager.tensor import Size, Tensor
+from jobflow.eager.tensor import Size
 from jobflow.engine.placements import placement as public_placement
 from jobflow.functional import global_tensors as moving
 from jobflow.functional import values
+from jobflow.functional.typed import Tensor
 from jobflow.storage import store
 from jobflow.storage.remote import AnyPath, path_of
 
@@ -73,7 +74,7 @@ def load(path: Path, global_src_rank: int | None = None, map_location: Any = Non
             arrays = {name: found[name] for name in found}
         except (CheckpointError, FileError) as error:
             raise type(error)(f"{error} ({what})") from None
-        return decoded(_tree_of(found, what), lambda name: Tensor(type_of(arrays[name]), None, arrays[name]))
+        return decoded(_tree_of(found, what), lambda name: Tensor.new(type_of(arrays[name]), None, arrays[name]))
     _check_rank(here, what, global_src_rank)
     return _from_one(here, place, what, global_src_rank, map_location)
 
@@ -101,7 +102,7 @@ def _from_one(here: EagerState, path: AnyPath, what: str, source: int, where: An
 
     def tensor(name: str) -> Tensor:
         type: TensorType = types[name]
-        x = Tensor(type, there, arrays[name] if name in arrays else np.empty((0,) * type.ndim, type.dtype.numpy))
+        x = Tensor.new(type, there, arrays[name] if name in arrays else np.empty((0,) * type.ndim, type.dtype.numpy))
         return moving.to_global(x, where, [B] * len(where.core.mesh)) if isinstance(where, public_placement) else x
 
     return decoded(tree, tensor)

@@ -10,15 +10,15 @@ import numpy as np
 from jobflow.core.errors import ArgumentError, DtypeError, JobError, ShapeError, user_line
 from jobflow.core.types import bool_, int8, int64
 from jobflow.eager.run import run, source
-from jobflow.eager.tensor import Tensor
 from jobflow.functional import comparing
 from jobflow.functional.dispatch import method
 from jobflow.functional.global_tensors import value_of
 from jobflow.functional.gradients import clone
-from jobflow.functional.in_place import hang
+from jobflow.functional.in_place import form
 from jobflow.functional.indexing import check_mask, filled, found, listed, number_as, placed, selected, whole
 from jobflow.functional.promotion import cast, result_type
 from jobflow.functional.shapes import axis_of, common_shape, expand, flatten, integer, permute, reshape
+from jobflow.functional.typed import Tensor
 from jobflow.ops.arithmetic import Add
 from jobflow.ops.index import DimGather, DimScatterAdd, Gather, UnsortedSegmentSum
 from jobflow.ops.move import Roll
@@ -31,14 +31,12 @@ from jobflow.ops.triangle import Tril, Triu
 # ------------------------------------------------------------------------ by position
 
 
-@method()
 def select(x: Tensor, dim: int, index: int) -> Tensor:
     """The slice of x at one position of axis `dim`; a view."""
     axis = axis_of("select", dim, x.ndim)
     return x[(*(slice(None),) * axis, integer("select", index))]
 
 
-@method()
 def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
     """The slices of x along axis `dim` at the positions of a vector."""
     axis = axis_of("index_select", dim, x.ndim)
@@ -52,7 +50,6 @@ def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
     return run(Gather(axis), x, placed(reshape(index, index.tensor_type.size), x.shape[axis], "index_select"))
 
 
-@method()
 def take(x: Tensor, index: Tensor) -> Tensor:
     """The elements of x, as one row, at these positions; in the shape of `index`."""
     return run(Gather(0), flatten(x), placed(index, x.tensor_type.size, "take"))
@@ -86,7 +83,6 @@ def _checked(what: str, x: Tensor, dim: int, index: Tensor, src: Tensor | None =
     return axis
 
 
-@method()
 def gather(x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Tensor:
     """y[i, j, ...] = x[i, index[i, j, ...], ...] for dim = 1, and so for any axis."""
     if _names_none(index):
@@ -99,7 +95,6 @@ def gather(x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Ten
     return run(DimGather(axis), table, placed(index, x.shape[axis], "gather"))
 
 
-@method()
 def scatter(x: Tensor, dim: int, index: Tensor, src: Any = None, *, value: Any = None, reduce: str | None = None) -> Tensor:
     """x but y[i, index[i, j, ...], ...] = src[i, j, ...] for dim = 1; `src` is a tensor or a number; reduce="add" adds it instead."""
     new = value if src is None else src
@@ -142,13 +137,11 @@ def _scattered(what: str, x: Tensor, dim: int, index: Tensor, new: Any, add: boo
     return y
 
 
-@method()
 def scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     """x with src[i, j, ...] added to x[i, index[i, j, ...], ...] for dim = 1, as often as a place is named."""
     return _scattered("scatter_add", x, dim, index, src, add=True)
 
 
-@method()
 def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
     """x with alpha times the slices of `source` along axis `dim` added at the positions of a vector."""
     axis = axis_of("index_add", dim, x.ndim)
@@ -169,7 +162,6 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: floa
     return run(Add(), x, run(UnsortedSegmentSum(axis, x.shape[axis]), cast(scaled, x.dtype), at))
 
 
-@method()
 def index_fill(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
     """x with a number at the positions of a vector along axis `dim`."""
     axis = axis_of("index_fill", dim, x.ndim)
@@ -183,7 +175,6 @@ def index_fill(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
 # ------------------------------------------------------------------------ by a mask
 
 
-@method()
 def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
     """x with a number, or a tensor without axes, where the mask holds."""
     if isinstance(value, Tensor) and value.ndim:
@@ -193,7 +184,6 @@ def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
     return filled(x, mask, value)
 
 
-@method()
 def masked_select(x: Tensor, mask: Tensor) -> Tensor:
     """The elements where the mask holds, as one row; both broadcast.  Every rank there is calls it; not in nn.Graph.build."""
     shape = common_shape("masked_select", x.shape, mask.shape)
@@ -202,7 +192,6 @@ def masked_select(x: Tensor, mask: Tensor) -> Tensor:
     return selected(x, mask, "masked_select")
 
 
-@method()
 def nonzero(x: Tensor, as_tuple: bool = False) -> Any:
     """The positions of elements that are not zero, one per row, or one vector per axis.  Every rank there is calls it; not in nn.Graph.build."""
     return _positions(x, "nonzero", as_tuple)
@@ -218,7 +207,6 @@ def _positions(x: Tensor, what: str, as_tuple: bool = False) -> Any:
     return listed(x, np.stack(places, 1).astype(np.int64) if x.ndim else np.zeros((len(places[0]), 0), np.int64))
 
 
-@method()
 def argwhere(x: Tensor) -> Tensor:
     """The positions of elements that are not zero, one per row."""
     return _positions(x, "argwhere")
@@ -234,7 +222,6 @@ def where(condition: Tensor, input: Any = None, other: Any = None) -> Any:
 # ------------------------------------------------------------------------ moved, and of matrices
 
 
-@method()
 def roll(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Tensor:
     """x with what leaves an axis at its end coming in at its start; without `dims`, of all elements as one row."""
     if dims is None:
@@ -250,19 +237,16 @@ def roll(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | Non
     return run(Roll(tuple(by)), x)
 
 
-@method()
 def triu(x: Tensor, diagonal: int = 0) -> Tensor:
     """x on and above a diagonal of its last two axes, zeros below."""
     return run(Triu(diagonal), x)
 
 
-@method()
 def tril(x: Tensor, diagonal: int = 0) -> Tensor:
     """x on and below a diagonal of its last two axes, zeros above."""
     return run(Tril(diagonal), x)
 
 
-@method()
 def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """The elements with position(dim2) - position(dim1) = offset, along a new last axis."""
     offset = integer("diagonal", offset)
@@ -279,7 +263,6 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor
     return run(Subscript((*zeros, start), (*lead, stop), (*(1,) * len(lead), columns + 1)), row)
 
 
-@method()
 def diag(x: Tensor, diagonal: int = 0) -> Tensor:
     """Of a matrix, a diagonal; of a vector, the matrix with it as that diagonal."""
     diagonal = integer("diag", diagonal)
@@ -300,10 +283,41 @@ def diag(x: Tensor, diagonal: int = 0) -> Tensor:
 
 _diagonal = diagonal
 
-masked_fill_ = hang("masked_fill_", masked_fill)
-scatter_ = hang("scatter_", scatter)
-scatter_add_ = hang("scatter_add_", scatter_add)
-index_add_ = hang("index_add_", index_add)
-index_fill_ = hang("index_fill_", index_fill)
-tril_ = hang("tril_", tril)
-triu_ = hang("triu_", triu)
+masked_fill_ = form(masked_fill)
+scatter_ = form(scatter)
+scatter_add_ = form(scatter_add)
+index_add_ = form(index_add)
+index_fill_ = form(index_fill)
+tril_ = form(tril)
+triu_ = form(triu)
+
+
+class SelectionMethods:
+    """Methods of tensors: selection."""
+
+    __slots__ = ()
+
+    argwhere = method(argwhere)
+    diag = method(diag)
+    diagonal = method(diagonal)
+    gather = method(gather)
+    index_add = method(index_add)
+    index_add_ = method(index_add_)
+    index_fill = method(index_fill)
+    index_fill_ = method(index_fill_)
+    index_select = method(index_select)
+    masked_fill = method(masked_fill)
+    masked_fill_ = method(masked_fill_)
+    masked_select = method(masked_select)
+    nonzero = method(nonzero)
+    roll = method(roll)
+    scatter = method(scatter)
+    scatter_ = method(scatter_)
+    scatter_add = method(scatter_add)
+    scatter_add_ = method(scatter_add_)
+    select = method(select)
+    take = method(take)
+    tril = method(tril)
+    tril_ = method(tril_)
+    triu = method(triu)
+    triu_ = method(triu_)

@@ -14,9 +14,10 @@ from jobflow.core.errors import ArgumentError, AxisError, DtypeError, JobError, 
 from jobflow.core.types import DType
 from jobflow.eager.run import run
 from jobflow.eager.state import running
-from jobflow.eager.tensor import Size, Tensor
+from jobflow.eager.tensor import Size
 from jobflow.functional.dispatch import attribute, method
 from jobflow.functional.promotion import cast
+from jobflow.functional.typed import Tensor
 from jobflow.ops.axes import ExpandDims, Reshape, Squeeze, Transpose, tiled_shapes
 from jobflow.ops.broadcast import BroadcastTo
 from jobflow.ops.layout_ops import Identity
@@ -62,13 +63,11 @@ def _filled(what: str, x: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape
 
 
-@method()
 def reshape(x: Tensor, *shape: Any) -> Tensor:
     """The elements of x in another shape; one size may be -1.  A view where that is possible."""
     return run(Reshape(_filled("reshape", x, sizes(shape))), x)
 
 
-@method()
 def view(x: Tensor, *size: Any) -> Tensor:
     """As reshape, but never a copy of a local tensor: ShapeError if it cannot be a view.  With one element type: x of that type, cast."""
     if len(size) == 1 and isinstance(size[0], DType):
@@ -90,19 +89,16 @@ def _viewable(x: Tensor, op: Reshape) -> bool:
     return True
 
 
-@method()
 def view_as(x: Tensor, other: Tensor) -> Tensor:
     """x as a view of the shape of another tensor."""
     return view(x, other.shape)
 
 
-@method()
 def reshape_as(x: Tensor, other: Tensor) -> Tensor:
     """x in the shape of another tensor."""
     return reshape(x, other.shape)
 
 
-@method()
 def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     """The axes from `start_dim` to `end_dim`, both included, as one."""
     first, last = axis_of("flatten", start_dim, x.ndim), axis_of("flatten", end_dim, x.ndim)
@@ -111,7 +107,6 @@ def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     return reshape(x, (*x.shape[:first], math.prod(x.shape[first : last + 1]), *x.shape[last + 1 :]))
 
 
-@method()
 def unflatten(x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
     """Axis `dim` as several, of these sizes; one may be -1."""
     at = axis_of("unflatten", dim, x.ndim)
@@ -126,7 +121,6 @@ def unflatten(x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
     return reshape(x, (*x.shape[:at], *given, *x.shape[at + 1 :]))
 
 
-@method()
 def squeeze(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
     """x without its axes of size 1; without those named by `dim` that are of size 1."""
     named = range(x.ndim) if dim is None else [axis_of("squeeze", d, x.ndim) for d in ([dim] if isinstance(dim, int) else dim)]
@@ -134,13 +128,11 @@ def squeeze(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
     return run(Squeeze(gone), x)
 
 
-@method()
 def unsqueeze(x: Tensor, dim: int) -> Tensor:
     """x with an axis of size 1 that is axis `dim` of the result."""
     return run(ExpandDims(axis_of("unsqueeze", dim, x.ndim + 1)), x)
 
 
-@method("transpose", "swapaxes", "swapdims")
 def transpose(x: Tensor, dim0: int, dim1: int) -> Tensor:
     """x with two axes exchanged."""
     order = list(range(max(x.ndim, 1)))
@@ -152,7 +144,6 @@ def transpose(x: Tensor, dim0: int, dim1: int) -> Tensor:
 swapaxes = swapdims = transpose
 
 
-@method()
 def permute(x: Tensor, *dims: Any) -> Tensor:
     """x with its axes in this order."""
     order = tuple(axis_of("permute", d, x.ndim) for d in sizes(dims))
@@ -161,7 +152,6 @@ def permute(x: Tensor, *dims: Any) -> Tensor:
     return run(Transpose(order), x)
 
 
-@method()
 def t(x: Tensor) -> Tensor:
     """A matrix with rows and columns exchanged; x itself with fewer axes than two."""
     if x.ndim > 2:
@@ -169,19 +159,16 @@ def t(x: Tensor) -> Tensor:
     return permute(x, range(x.ndim)[::-1])
 
 
-@attribute("T")
 def _turned(x: Tensor) -> Tensor:
     """x with its axes in reverse order."""
     return permute(x, range(x.ndim)[::-1])
 
 
-@attribute("mT")
 def _turned_matrices(x: Tensor) -> Tensor:
     """x with its last two axes exchanged."""
     return transpose(x, -2, -1)
 
 
-@method("movedim", "moveaxis")
 def movedim(x: Tensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
     """x with the axes `source` at the places `destination`; the others keep their order."""
     here, there = ([axis_of("movedim", d, x.ndim) for d in (given if isinstance(given, Sequence) else [given])] for given in (source, destination))
@@ -198,14 +185,12 @@ def movedim(x: Tensor, source: int | Sequence[int], destination: int | Sequence[
 moveaxis = movedim
 
 
-@method()
 def flip(x: Tensor, *dims: Any) -> Tensor:
     """x backwards along these axes."""
     axes = tuple(sorted({axis_of("flip", d, x.ndim) for d in sizes(dims)}))
     return run(Flip(axes), x) if x.ndim else run(Identity(), x)
 
 
-@method()
 def expand(x: Tensor, *size: Any) -> Tensor:
     """x repeated along its axes of size 1, and along new leading ones; -1 leaves an axis as it is."""
     wanted = sizes(size)
@@ -216,13 +201,11 @@ def expand(x: Tensor, *size: Any) -> Tensor:
     return run(BroadcastTo(filled), x)
 
 
-@method()
 def expand_as(x: Tensor, other: Tensor) -> Tensor:
     """x repeated to the shape of another tensor."""
     return expand(x, other.shape)
 
 
-@method()
 def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
     """x repeated to a shape."""
     return expand(x, shape)
@@ -246,7 +229,6 @@ def common_shape(what: str, *shapes: Sequence[int]) -> tuple[int, ...]:
     return tuple(column.pop() for column in found)
 
 
-@method()
 def repeat(x: Tensor, *repeats: Any) -> Tensor:
     """x beside itself repeats[i] times along axis i; leading counts beyond the axes of x make new axes."""
     times = sizes(repeats)
@@ -256,14 +238,12 @@ def repeat(x: Tensor, *repeats: Any) -> Tensor:
     return run(Reshape(whole), run(BroadcastTo(repeated), run(Reshape(between), x)))
 
 
-@method()
 def tile(x: Tensor, *dims: Any) -> Tensor:
     """As repeat; missing leading counts are 1."""
     times = sizes(dims)
     return repeat(x, (1,) * (x.ndim - len(times)) + times)
 
 
-@method()
 def repeat_interleave(x: Tensor, repeats: int, dim: int | None = None) -> Tensor:
     """Every element, or slice along `dim`, `repeats` times in a row."""
     if dim is None:
@@ -273,19 +253,52 @@ def repeat_interleave(x: Tensor, repeats: int, dim: int | None = None) -> Tensor
     return reshape(wide, (*x.shape[:at], x.shape[at] * repeats, *x.shape[at + 1 :]))
 
 
-@method()
 def size(x: Tensor, dim: int | None = None) -> Size | int:
     """The logical shape, or the length of one axis."""
     return x.shape if dim is None else x.shape[axis_of("size", dim, x.ndim)]
 
 
-@method("dim", "ndimension")
 def dim(x: Tensor) -> int:
     """Number of axes."""
     return x.ndim
 
 
-@method("numel", "nelement")
 def numel(x: Tensor) -> int:
     """Number of elements of the logical tensor."""
     return x.tensor_type.size
+
+
+class ShapeMethods:
+    """Methods of tensors: shapes."""
+
+    __slots__ = ()
+
+    T = attribute(_turned)
+    broadcast_to = method(broadcast_to)
+    dim = method(dim)
+    expand = method(expand)
+    expand_as = method(expand_as)
+    flatten = method(flatten)
+    flip = method(flip)
+    mT = attribute(_turned_matrices)
+    movedim = method(movedim)
+    numel = method(numel)
+    permute = method(permute)
+    repeat = method(repeat)
+    repeat_interleave = method(repeat_interleave)
+    reshape = method(reshape)
+    reshape_as = method(reshape_as)
+    size = method(size)
+    squeeze = method(squeeze)
+    t = method(t)
+    tile = method(tile)
+    transpose = method(transpose)
+    unflatten = method(unflatten)
+    unsqueeze = method(unsqueeze)
+    view = method(view)
+    view_as = method(view_as)
+    moveaxis = method(movedim, "moveaxis")
+    ndimension = method(dim, "ndimension")
+    nelement = method(numel, "nelement")
+    swapaxes = method(transpose, "swapaxes")
+    swapdims = method(transpose, "swapdims")

@@ -11,7 +11,6 @@ import numpy as np
 from jobflow.core.errors import DtypeError, JobError, ShapeError, user_line
 from jobflow.eager.run import run, run_several
 from jobflow.eager.state import running
-from jobflow.eager.tensor import Tensor
 from jobflow.functional.dispatch import method
 from jobflow.functional.global_tensors import value_of
 from jobflow.functional.indexing import listed
@@ -19,6 +18,7 @@ from jobflow.functional.promotion import together
 from jobflow.functional.reductions import sum
 from jobflow.functional.selecting import diagonal
 from jobflow.functional.shapes import axis_of, expand, integer, permute, reshape
+from jobflow.functional.typed import Tensor
 from jobflow.ops.matmul import BatchMatMul, MatMul
 from jobflow.ops.sort import Sort, TopK
 
@@ -30,7 +30,6 @@ class Ordered(NamedTuple):
     indices: Tensor
 
 
-@method()
 def sort(x: Tensor, dim: int = -1, descending: bool = False, stable: bool = True) -> Ordered:
     """The elements in order along axis `dim`, and their positions (int64); of equal elements the first comes first."""
     if not x.ndim:
@@ -38,13 +37,11 @@ def sort(x: Tensor, dim: int = -1, descending: bool = False, stable: bool = True
     return Ordered(*run_several(Sort(axis_of("sort", dim, x.ndim), bool(descending)), x))
 
 
-@method()
 def argsort(x: Tensor, dim: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
     """The positions (int64) that put the elements in order along axis `dim`."""
     return sort(x, dim, descending).indices
 
 
-@method()
 def topk(x: Tensor, k: int, dim: int | None = None, largest: bool = True, sorted: bool = True) -> Ordered:
     """The k largest (smallest) elements along axis `dim`, the last if none is named, in order, and their positions (int64)."""
     axis = axis_of("topk", -1 if dim is None else dim, x.ndim)
@@ -52,7 +49,6 @@ def topk(x: Tensor, k: int, dim: int | None = None, largest: bool = True, sorted
     return made if x.ndim or k != 1 else Ordered(*(y.reshape(()) for y in made))
 
 
-@method()
 def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Ordered:
     """The k-th smallest element along axis `dim`, counted from 1, and its position."""
     axis = axis_of("kthvalue", dim, x.ndim)
@@ -64,7 +60,6 @@ def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Ordered
     return Ordered(values, indices) if keepdim else Ordered(values.squeeze(axis), indices.squeeze(axis))
 
 
-@method()
 def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None) -> Any:
     """The different elements, or slices along axis `dim`, in order; with them, where each element went, and how often each occurs.
 
@@ -80,7 +75,6 @@ def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_
     return made if len(made) > 1 else made[0]
 
 
-@method()
 def searchsorted(sorted_sequence: Tensor, values: Tensor, right: bool = False) -> Tensor:
     """Where values would go into a sorted vector, before equal elements or after them (`right`).  Every rank there is calls it."""
     if sorted_sequence.ndim != 1:
@@ -175,3 +169,16 @@ def _widened(x: Tensor, word: str, other: Tensor, letters: str) -> Tensor:
     """x with its axes of one element as long as those of the other tensor."""
     shape = tuple(max(n, other.shape[letters.index(c)]) if c in letters else n for c, n in zip(word, x.shape, strict=True))
     return x if shape == tuple(x.shape) else expand(x, shape)
+
+
+class SortingMethods:
+    """Methods of tensors: sorting."""
+
+    __slots__ = ()
+
+    argsort = method(argsort)
+    kthvalue = method(kthvalue)
+    searchsorted = method(searchsorted)
+    sort = method(sort)
+    topk = method(topk)
+    unique = method(unique)

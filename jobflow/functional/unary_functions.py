@@ -9,12 +9,12 @@ from typing import Any
 from jobflow.core.errors import ArgumentError, DtypeError, user_line
 from jobflow.core.types import bool_
 from jobflow.eager.run import run
-from jobflow.eager.tensor import Tensor
 from jobflow.functional import binary_functions as arithmetic
-from jobflow.functional import in_place
 from jobflow.functional.comparing import eq, where
 from jobflow.functional.dispatch import method
+from jobflow.functional.in_place import in_place
 from jobflow.functional.promotion import Number, as_float, cast, constant, pair, result_type, rounded_once
+from jobflow.functional.typed import Tensor
 from jobflow.ops import scalar
 from jobflow.ops import transcendental as functions
 from jobflow.ops.compare import Equal, Less, NotEqual
@@ -24,16 +24,16 @@ from jobflow.ops.scalar import Clip, FillLike, Scale
 Function = Callable[[Tensor], Tensor]
 
 
-def _of_floats(name: str, op: Op, doc: str, *also: str) -> Function:
+def _of_floats(name: str, op: Op, doc: str) -> Function:
     """A function of floats, also as a method and in place."""
 
     def function(x: Tensor) -> Tensor:
         return run(op, as_float(x))
 
-    return _known(name, function, doc, *also)
+    return _known(name, function, doc)
 
 
-def _of_numbers(name: str, op: Op, doc: str, *also: str, whole: bool = False) -> Function:
+def _of_numbers(name: str, op: Op, doc: str, *, whole: bool = False) -> Function:
     """A function of numbers of any kind; `whole`: integers are what they are."""
 
     def function(x: Tensor) -> Tensor:
@@ -41,14 +41,12 @@ def _of_numbers(name: str, op: Op, doc: str, *also: str, whole: bool = False) ->
             return x
         return run(op, x)
 
-    return _known(name, function, doc, *also)
+    return _known(name, function, doc)
 
 
-def _known(name: str, function: Function, doc: str, *also: str) -> Function:
+def _known(name: str, function: Function, doc: str) -> Function:
     function.__name__ = function.__qualname__ = name
     function.__doc__ = doc
-    method(name, *also)(function)
-    in_place.hang(f"{name}_", function, *(f"{other}_" for other in also if not other.startswith("__")))
     return function
 
 
@@ -62,45 +60,41 @@ reciprocal = _of_floats("reciprocal", functions.Reciprocal(), "1 / x")
 sin = _of_floats("sin", functions.Sin(), "sin x")
 cos = _of_floats("cos", functions.Cos(), "cos x")
 tan = _of_floats("tan", functions.Tan(), "tan x")
-asin = arcsin = _of_floats("asin", functions.Asin(), "the angle whose sine is x", "arcsin")
-acos = arccos = _of_floats("acos", functions.Acos(), "the angle whose cosine is x", "arccos")
-atan = arctan = _of_floats("atan", functions.Atan(), "the angle whose tangent is x", "arctan")
+asin = arcsin = _of_floats("asin", functions.Asin(), "the angle whose sine is x")
+acos = arccos = _of_floats("acos", functions.Acos(), "the angle whose cosine is x")
+atan = arctan = _of_floats("atan", functions.Atan(), "the angle whose tangent is x")
 sinh = _of_floats("sinh", functions.Sinh(), "sinh x")
 cosh = _of_floats("cosh", functions.Cosh(), "cosh x")
-asinh = arcsinh = _of_floats("asinh", functions.Asinh(), "the x of which this is the sinh", "arcsinh")
-acosh = arccosh = _of_floats("acosh", functions.Acosh(), "the x of which this is the cosh", "arccosh")
-atanh = arctanh = _of_floats("atanh", functions.Atanh(), "the x of which this is the tanh", "arctanh")
+asinh = arcsinh = _of_floats("asinh", functions.Asinh(), "the x of which this is the sinh")
+acosh = arccosh = _of_floats("acosh", functions.Acosh(), "the x of which this is the cosh")
+atanh = arctanh = _of_floats("atanh", functions.Atanh(), "the x of which this is the tanh")
 erf = _of_floats("erf", functions.Erf(), "the error function")
 erfc = _of_floats("erfc", functions.Erfc(), "1 - erf(x), exact far out")
-abs = absolute = _of_numbers("abs", functions.Absolute(), "|x|; its gradient at 0 is 0", "absolute", "__abs__")
+abs = absolute = _of_numbers("abs", functions.Absolute(), "|x|; its gradient at 0 is 0")
 square = _of_numbers("square", functions.Square(), "x^2")
-sign = sgn = _of_numbers("sign", scalar.Sign(), "-1, 0 or 1", "sgn")
+sign = sgn = _of_numbers("sign", scalar.Sign(), "-1, 0 or 1")
 floor = _of_numbers("floor", scalar.Floor(), "the largest integer not above x", whole=True)
 ceil = _of_numbers("ceil", scalar.Ceil(), "the smallest integer not below x", whole=True)
-trunc = fix = _of_numbers("trunc", scalar.Truncate(), "x without its fraction", "fix", whole=True)
+trunc = fix = _of_numbers("trunc", scalar.Truncate(), "x without its fraction", whole=True)
 
 
-@method()
 @rounded_once
 def log2(x: Tensor) -> Tensor:
     """The logarithm to the base 2"""
     return run(Scale(1 / math.log(2)), log(x))
 
 
-@method()
 @rounded_once
 def log10(x: Tensor) -> Tensor:
     """The logarithm to the base 10"""
     return run(Scale(1 / math.log(10)), log(x))
 
 
-@method()
 def exp2(x: Tensor) -> Tensor:
     """2^x"""
     return arithmetic.pow(2.0, x)
 
 
-@method()
 @rounded_once
 def round(x: Tensor, *, decimals: int = 0) -> Tensor:
     """The nearest integer, the even one of two; with `decimals` so many places behind the point."""
@@ -110,14 +104,12 @@ def round(x: Tensor, *, decimals: int = 0) -> Tensor:
     return arithmetic.div(made, 10.0**decimals) if decimals else made
 
 
-@method()
 @rounded_once
 def frac(x: Tensor) -> Tensor:
     """x without its integer part"""
     return arithmetic.sub(x, trunc(x))
 
 
-@method("atan2", "arctan2")
 def atan2(x: Any, other: Any) -> Tensor:
     """The angle of the point (other, x)"""
     a, b = pair("atan2", x, other)
@@ -130,7 +122,6 @@ arctan2 = atan2
 # -------------------------------------------------------------------- limits
 
 
-@method("clamp", "clip")
 def clamp(x: Tensor, min: Any = None, max: Any = None) -> Tensor:
     """x limited to [min, max], numbers or tensors; one of them may be left out."""
     if min is None and max is None:
@@ -153,19 +144,16 @@ def _number(value: Any) -> Number:
     return found
 
 
-@method()
 def clamp_min(x: Tensor, min: Any) -> Tensor:
     """x, or `min` where that is larger"""
     return clamp(x, min=min)
 
 
-@method()
 def clamp_max(x: Tensor, max: Any) -> Tensor:
     """x, or `max` where that is smaller"""
     return clamp(x, max=max)
 
 
-@method()
 def nan_to_num(x: Tensor, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
     """x with numbers in the place of NaN and of infinities, which become the largest numbers of the type."""
     if not x.tensor_type.dtype.is_float:
@@ -179,13 +167,11 @@ def nan_to_num(x: Tensor, nan: float = 0.0, posinf: float | None = None, neginf:
 # -------------------------------------------------------------------- what kind of number
 
 
-@method()
 def isnan(x: Tensor) -> Tensor:
     """Whether an element is not a number"""
     return run(NotEqual(), x, x)
 
 
-@method()
 def isinf(x: Tensor) -> Tensor:
     """Whether an element is infinite"""
     if not x.tensor_type.dtype.is_float:
@@ -193,7 +179,6 @@ def isinf(x: Tensor) -> Tensor:
     return run(Equal(), abs(x), constant(x, math.inf, x.tensor_type.dtype))
 
 
-@method()
 def isfinite(x: Tensor) -> Tensor:
     """Whether an element is a number and not infinite"""
     if not x.tensor_type.dtype.is_float:
@@ -205,5 +190,99 @@ def _nowhere(x: Tensor, value: int) -> Tensor:
     return run(FillLike(value, bool_), x)
 
 
-for _name, _limit in (("clamp_", clamp), ("clip_", clamp), ("clamp_min_", clamp_min), ("clamp_max_", clamp_max), ("round_", round)):
-    in_place.hang(_name, _limit)
+class ElementwiseMethods:
+    """Methods of tensors: elementwise functions."""
+
+    __slots__ = ()
+
+    __abs__ = method(abs)
+    abs = method(abs)
+    abs_ = in_place(abs)
+    acos = method(acos)
+    acos_ = in_place(acos)
+    acosh = method(acosh)
+    acosh_ = in_place(acosh)
+    asin = method(asin)
+    asin_ = in_place(asin)
+    asinh = method(asinh)
+    asinh_ = in_place(asinh)
+    atan = method(atan)
+    atan2 = method(atan2)
+    atan_ = in_place(atan)
+    atanh = method(atanh)
+    atanh_ = in_place(atanh)
+    ceil = method(ceil)
+    ceil_ = in_place(ceil)
+    clamp = method(clamp)
+    clamp_ = in_place(clamp)
+    clamp_max = method(clamp_max)
+    clamp_max_ = in_place(clamp_max)
+    clamp_min = method(clamp_min)
+    clamp_min_ = in_place(clamp_min)
+    cos = method(cos)
+    cos_ = in_place(cos)
+    cosh = method(cosh)
+    cosh_ = in_place(cosh)
+    erf = method(erf)
+    erf_ = in_place(erf)
+    erfc = method(erfc)
+    erfc_ = in_place(erfc)
+    exp = method(exp)
+    exp2 = method(exp2)
+    exp_ = in_place(exp)
+    expm1 = method(expm1)
+    expm1_ = in_place(expm1)
+    floor = method(floor)
+    floor_ = in_place(floor)
+    frac = method(frac)
+    isfinite = method(isfinite)
+    isinf = method(isinf)
+    isnan = method(isnan)
+    log = method(log)
+    log10 = method(log10)
+    log1p = method(log1p)
+    log1p_ = in_place(log1p)
+    log2 = method(log2)
+    log_ = in_place(log)
+    nan_to_num = method(nan_to_num)
+    reciprocal = method(reciprocal)
+    reciprocal_ = in_place(reciprocal)
+    round = method(round)
+    round_ = in_place(round)
+    rsqrt = method(rsqrt)
+    rsqrt_ = in_place(rsqrt)
+    sign = method(sign)
+    sign_ = in_place(sign)
+    sin = method(sin)
+    sin_ = in_place(sin)
+    sinh = method(sinh)
+    sinh_ = in_place(sinh)
+    sqrt = method(sqrt)
+    sqrt_ = in_place(sqrt)
+    square = method(square)
+    square_ = in_place(square)
+    tan = method(tan)
+    tan_ = in_place(tan)
+    trunc = method(trunc)
+    trunc_ = in_place(trunc)
+    absolute = method(abs, "absolute")
+    absolute_ = abs_
+    arccos = method(acos, "arccos")
+    arccos_ = acos_
+    arccosh = method(acosh, "arccosh")
+    arccosh_ = acosh_
+    arcsin = method(asin, "arcsin")
+    arcsin_ = asin_
+    arcsinh = method(asinh, "arcsinh")
+    arcsinh_ = asinh_
+    arctan = method(atan, "arctan")
+    arctan2 = method(atan2, "arctan2")
+    arctan_ = atan_
+    arctanh = method(atanh, "arctanh")
+    arctanh_ = atanh_
+    clip = method(clamp, "clip")
+    clip_ = in_place(clamp, "clip_")
+    fix = method(trunc, "fix")
+    fix_ = trunc_
+    sgn = method(sign, "sgn")
+    sgn_ = sign_

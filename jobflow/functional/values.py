@@ -11,9 +11,9 @@ from jobflow.core.errors import DtypeError, JobError, ShapeError, user_line
 from jobflow.core.types import Array
 from jobflow.eager.convert import gathered
 from jobflow.eager.state import building_now, running, state
-from jobflow.eager.tensor import Tensor
 from jobflow.functional.devices import device_of
 from jobflow.functional.dispatch import method
+from jobflow.functional.typed import Tensor
 
 #: tensors of more elements are printed without their middle
 WHOLE = 1000
@@ -31,7 +31,6 @@ def value_of(x: Tensor, what: str) -> Array:
     return gathered(state(), x, what)
 
 
-@method()
 def numpy(x: Tensor) -> Array:
     """A NumPy array with the logical value; only that of a local tensor without gradient shares its memory."""
     made = value_of(x, "numpy()")
@@ -39,14 +38,12 @@ def numpy(x: Tensor) -> Array:
     return np.array(made) if shared else made
 
 
-@method("__array__")
 def as_array(x: Tensor, dtype: Any = None, copy: bool | None = None) -> Array:
     """For NumPy's own functions."""
     made = value_of(x, "a NumPy array")
     return np.array(made, dtype) if copy else np.asarray(made, dtype)
 
 
-@method()
 def item(x: Tensor) -> Any:
     """The only element as a Python number."""
     return _only(x, "item()")
@@ -58,25 +55,21 @@ def _only(x: Tensor, what: str) -> Any:
     return value_of(x, what).reshape(()).item()
 
 
-@method()
 def tolist(x: Tensor) -> Any:
     """Nested lists of Python numbers."""
     return value_of(x, "tolist()").tolist()
 
 
-@method("__float__")
 def as_float(x: Tensor) -> float:
     """The only element."""
     return float(_only(x, "float()"))
 
 
-@method("__int__")
 def as_int(x: Tensor) -> int:
     """The only element, without its fraction."""
     return int(_only(x, "int()"))
 
 
-@method("__index__")
 def as_index(x: Tensor) -> int:
     """The only element, of integers: for range() and lists."""
     if x.dtype.is_float:
@@ -84,7 +77,6 @@ def as_index(x: Tensor) -> int:
     return int(_only(x, "an index"))
 
 
-@method("__bool__")
 def as_bool(x: Tensor) -> bool:
     """Whether the only element is not 0."""
     if x.traced is not None:
@@ -96,7 +88,6 @@ def as_bool(x: Tensor) -> bool:
     return bool(_only(x, "bool()"))
 
 
-@method("__len__")
 def length(x: Tensor) -> int:
     """The length of the first axis."""
     if not x.ndim:
@@ -104,13 +95,11 @@ def length(x: Tensor) -> int:
     return x.shape[0]
 
 
-@method("__iter__")
 def elements(x: Tensor) -> Iterator[Tensor]:
     """The tensors along the first axis."""
     return (x[i] for i in range(length(x)))
 
 
-@method("__contains__")
 def contains(x: Tensor, value: Any) -> bool:
     """Whether an element equals the value."""
     return bool((x == value).any())
@@ -119,7 +108,6 @@ def contains(x: Tensor, value: Any) -> bool:
 # -------------------------------------------------------------------- what is printed
 
 
-@method("__repr__", "__str__")
 def shown(x: Tensor) -> str:
     """The values, where they lie, and what they are."""
     parts = []
@@ -201,7 +189,6 @@ def _text(value: float, spelling: str) -> str:
     return f"{value:.0f}." if spelling == "whole" else f"{value:.{DIGITS}{spelling}}"
 
 
-@method("__format__")
 def formatted(x: Tensor, spec: str) -> str:
     """A single element takes a format of numbers."""
     if not x.ndim and x.traced is None:
@@ -211,3 +198,24 @@ def formatted(x: Tensor, spec: str) -> str:
             f"format at {user_line()}: the tensor {x.tensor_type} has more than one number for {spec!r}; format x.mean(), or each of x.tolist()"
         )
     return format(shown(x), spec)
+
+
+class ValueMethods:
+    """Methods of tensors: values and text."""
+
+    __slots__ = ()
+
+    __array__ = method(as_array)
+    __bool__ = method(as_bool)
+    __contains__ = method(contains)
+    __float__ = method(as_float)
+    __format__ = method(formatted)
+    __index__ = method(as_index)
+    __int__ = method(as_int)
+    __iter__ = method(elements)
+    __len__ = method(length)
+    __repr__ = method(shown)
+    __str__ = method(shown)
+    item = method(item)
+    numpy = method(numpy)
+    tolist = method(tolist)

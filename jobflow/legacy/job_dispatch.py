@@ -22,13 +22,13 @@ from jobflow.core.types import Tensor
 from jobflow.eager.in_jobs import NOT_OF_THE_JOB, recorded
 from jobflow.eager.parameters import Roles, described, tensors_of
 from jobflow.eager.state import building_now
-from jobflow.eager.tensor import Tensor as EagerTensor
 from jobflow.engine.handle import Handle
 from jobflow.engine.operators import TensorOperators
 from jobflow.functional.dispatch import all_of as all_of
 from jobflow.functional.dispatch import in_job, named_in
 from jobflow.functional.dispatch import is_tensor as is_tensor
 from jobflow.functional.nn_base import composing
+from jobflow.functional.tensor_class import Tensor as EagerTensor
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

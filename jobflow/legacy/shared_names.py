@@ -10,8 +10,8 @@ import jobflow.legacy.ids as ids
 import jobflow.legacy.loss_functions as loss_functions
 import jobflow.legacy.math as math
 import jobflow.legacy.time_steps as time_steps
-from jobflow.eager.tensor import Tensor
 from jobflow.engine.operators import TensorOperators
+from jobflow.functional.tensor_class import Tensor
 from jobflow.legacy.job_dispatch import by_arguments, of_jobs
 
 argwhere = by_arguments(ids.argwhere)

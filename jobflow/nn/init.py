@@ -13,13 +13,14 @@ from jobflow.core.types import Array, float32, float64
 from jobflow.eager.backward import unsummed
 from jobflow.eager.run import source
 from jobflow.eager.state import running, state
-from jobflow.eager.tensor import Tensor, own
+from jobflow.eager.tensor import own
 from jobflow.expressions.error_function import erf
 from jobflow.functional.creation import cut, number
 from jobflow.functional.dispatch import all_of, of_tensors
 from jobflow.functional.drawing import DRAW, generator_of
 from jobflow.functional.nn_base import assign
 from jobflow.functional.promotion import cast
+from jobflow.functional.tensor_class import Tensor
 from jobflow.legacy.initializers import NONLINEARITIES, gain_of
 from jobflow.legacy.initializers import fans as fans_of
 from jobflow.ops.op import Op

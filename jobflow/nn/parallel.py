@@ -22,7 +22,8 @@ from jobflow.core.types import Array
 from jobflow.eager.collectives import reduced, spread
 from jobflow.eager.state import EagerState, state
 from jobflow.eager.tape import ReadyCallback, TapeNode, edge_of
-from jobflow.eager.tensor import Tensor, own
+from jobflow.eager.tensor import TensorBase, own
+from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.modules.module import Module
 
 
@@ -46,7 +47,7 @@ class _Bucket:
             end = at + p.tensor_type.size
             if count > 0:
                 np.divide(total[at:end].reshape(p.tensor_type.shape), here.rank.size, out=self._target(p, at))
-                p._gradient.wrote()  # type: ignore[union-attr]
+                p._gradient.wrote()
             at = end
         self.missing = {id(p) for p in self.parameters}
 
@@ -203,7 +204,7 @@ def _depends(outputs: Iterable[Tensor], parameters: dict[int, Any]) -> bool:
     ahead = [edge_of(x) for x in outputs]
     while ahead:
         edge = ahead.pop()
-        if isinstance(edge, Tensor):
+        if isinstance(edge, TensorBase):
             if id(edge) in parameters:
                 return True
         elif edge is not None and edge[0] not in seen:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from jobflow.core.errors import DtypeError, JobError, user_line
-from jobflow.eager.tensor import Tensor
+from jobflow.functional.tensor_class import Tensor
 
 
 class Parameter(Tensor):

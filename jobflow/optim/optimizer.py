@@ -16,8 +16,8 @@ from jobflow.eager.convert import convert_array
 from jobflow.eager.in_place_writes import zero_gradient
 from jobflow.eager.parameters import described
 from jobflow.eager.state import EagerState, gradients, state
-from jobflow.eager.tensor import Tensor
 from jobflow.functional.gradient_clipping import clip_grad_norm_
+from jobflow.functional.tensor_class import Tensor
 from jobflow.ops.optimizer_updates import OptimizerUpdate, unified
 from jobflow.ops.source import Constant
 from jobflow.ops.update import rate_dtype

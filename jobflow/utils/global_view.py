@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from jobflow.eager.structures import replaced
-from jobflow.eager.tensor import Tensor
 from jobflow.engine.placements import placement as public_placement
 from jobflow.functional import global_tensors as moving
+from jobflow.functional.tensor_class import Tensor
 
 
 def over(change: Callable[[Tensor], Any], structure: Any) -> Any:

@@ -12,7 +12,7 @@ from jobflow import comm
 from jobflow.core.errors import ArgumentError, DivergedError, JobError
 from jobflow.core.layout import B, Layout, Placement
 from jobflow.core.types import type_of
-from jobflow.eager.tensor import Tensor
+from jobflow.functional.tensor_class import Tensor
 
 
 def tensor(values: Any, dtype: Any = np.float64) -> Tensor:

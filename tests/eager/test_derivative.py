@@ -12,10 +12,10 @@ from jobflow.core.errors import JobError
 from jobflow.core.layout import Layout, Placement
 from jobflow.core.types import TensorType, float32
 from jobflow.eager import run
-from jobflow.eager.tensor import Tensor
 from jobflow.engine.placements import placement, sbp
 from jobflow.functional.creation import tensor
 from jobflow.functional.global_tensors import to_global
+from jobflow.functional.tensor_class import Tensor
 from jobflow.ops.broadcast import BroadcastTo
 from jobflow.ops.derivative import derivative
 from jobflow.ops.matmul import MatMul

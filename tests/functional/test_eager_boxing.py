@@ -18,10 +18,10 @@ from test_propagation import MARKS, held, type_named
 from jobflow.core.errors import SbpError
 from jobflow.core.layout import B, Layout, P, Placement, S
 from jobflow.core.types import type_of
-from jobflow.eager.tensor import Tensor
 from jobflow.engine.placements import placement
 from jobflow.functional.creation import tensor
 from jobflow.functional.global_tensors import to_global, to_local
+from jobflow.functional.tensor_class import Tensor
 
 MEASURED = json.loads((Path(__file__).parents[1] / "compiler" / "data" / "measured_boxing.json").read_text(encoding="utf-8"))
 FAILED = ("refused", "died")

@@ -14,9 +14,9 @@ from jobflow.core.errors import AxisError, DtypeError, JobError, PlacementError,
 from jobflow.core.layout import B, P, S
 from jobflow.core.types import uint8
 from jobflow.eager.state import state
-from jobflow.eager.tensor import Tensor
 from jobflow.engine.placements import placement
 from jobflow.functional.creation import tensor
+from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.graph.graph import Graph
 
 RANDOM = np.random.default_rng(3)

@@ -24,7 +24,6 @@ from jobflow.core.layout import B, Layout, P, Partial, Placement, S, Sbp
 from jobflow.core.types import TensorType, bool_, dtype_named, int32, type_of
 from jobflow.eager.run import run
 from jobflow.eager.state import state
-from jobflow.eager.tensor import Tensor
 from jobflow.functional import binary_functions as ar
 from jobflow.functional import (
     casting,
@@ -46,6 +45,7 @@ from jobflow.functional import (
     sorting,
 )
 from jobflow.functional import unary_functions as elementwise
+from jobflow.functional.tensor_class import Tensor
 from jobflow.ops.loss import SparseSoftmaxCrossEntropy
 
 TESTS = Path(__file__).parents[1]

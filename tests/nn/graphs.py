@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.layout import Sbp
-from jobflow.eager.tensor import Tensor
 from jobflow.engine.placements import placement, sbp
 from jobflow.functional.binary_functions import matmul
 from jobflow.functional.creation import tensor
 from jobflow.functional.reductions import mean
+from jobflow.functional.tensor_class import Tensor
 from jobflow.functional.unary_functions import square
 from jobflow.nn.graph import Graph, GraphModule
 from jobflow.nn.modules.module import Module

@@ -12,7 +12,6 @@ from ranks import agree, on_ranks, with_ranks
 
 from jobflow.core.errors import DivergedError, JobError, PlacementError, RankError
 from jobflow.eager.state import state
-from jobflow.eager.tensor import Tensor
 from jobflow.engine.placements import placement, sbp
 from jobflow.functional.binary_functions import matmul
 from jobflow.functional.creation import tensor
@@ -20,6 +19,7 @@ from jobflow.functional.drawing import randn
 from jobflow.functional.global_tensors import to_local
 from jobflow.functional.gradients import no_grad
 from jobflow.functional.reductions import mean
+from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.graph import Graph, GraphModule
 from jobflow.nn.modules.activation_layers import ReLU
 from jobflow.nn.modules.container import Sequential

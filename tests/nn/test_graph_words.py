@@ -12,8 +12,8 @@ from graphs import Forward, Model, Trained, as_graph, graph_of, laid, places, us
 from ranks import on_ranks, with_ranks
 
 from jobflow.core.errors import ConfigError, JobError
-from jobflow.eager.tensor import Tensor
 from jobflow.engine.placements import placement, sbp
+from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.graph import Graph, GraphModule, ProxyModule
 from jobflow.nn.modules.module import Module
 from jobflow.optim.optimizers import SGD

@@ -16,7 +16,7 @@ from jobflow import optim
 from jobflow.core.errors import CheckpointError, ConfigError
 from jobflow.core.layout import B, Layout, P, Placement, S
 from jobflow.core.types import type_of
-from jobflow.eager.tensor import Tensor
+from jobflow.functional.tensor_class import Tensor
 from jobflow.functional.values import numpy
 from jobflow.optim import lr_scheduler
 

@@ -19,7 +19,6 @@ import pytest
 
 import jobflow as flow
 from jobflow.core.lazy_imports import read
-from jobflow.eager.methods import HOMES
 
 PACKAGE = Path(flow.__file__).parent
 #: faces whose names are imported when they are asked for
@@ -92,13 +91,6 @@ def test_what_a_module_defines_may_be_asked_for_first(face: str) -> None:
         for of, _, names in groups()
         if of == face
     )
-
-
-def test_methods_are_hung_by_the_modules_that_the_table_names() -> None:
-    """Whichever is asked for first: then they are all functions or properties, and no longer imported when they are asked for."""
-    start = "from inspect import getattr_static\nfrom jobflow.eager.tensor import Tensor\nfrom jobflow.eager.methods import Unloaded\n"
-    for_each = "assert not [name for name in {0} if type(getattr_static(Tensor, name)) is Unloaded]"
-    in_turn(f"{start}Tensor.{names.split()[-1]}\n{for_each.format(names.split())}" for names in HOMES.values())
 
 
 @pytest.mark.parametrize("name", INNER)

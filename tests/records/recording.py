@@ -18,14 +18,14 @@ from unittest import mock
 import numpy as np
 
 import jobflow as flow
-import jobflow.engine.binding
+import jobflow.compiler.compile
 from jobflow import scope
 from jobflow.core import notices
 from jobflow.data import sample_order as order
 from jobflow.eager.state import EagerState
-from jobflow.eager.tensor import Tensor
 from jobflow.engine.session import Session
 from jobflow.expressions import philox
+from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.graph_text import physical_text
 from jobflow.plan.footprint import footprint
 from jobflow.plan.plan import Collective, Compute, Transfer
@@ -116,7 +116,7 @@ class Recorder:
     def _watched(self) -> Sequence[tuple[Any, str, Callable[[Any], Any]]]:
         """Whose attribute is replaced while programs are watched, and by what."""
         return (
-            (jobflow.engine.binding, "plan_rank", self._plans),
+            (jobflow.compiler.compile, "plan_rank", self._plans),
             (philox, "key_of", self._keys),
             (Session, "performed", self._results),
             (Session, "close", self._ends),

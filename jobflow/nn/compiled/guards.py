@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.errors import is_ours, user_line
-from jobflow.eager.tensor import Tensor
+from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.compiled.pure_code import (
     CONTAINERS,
     IMPURE,

@@ -20,7 +20,7 @@ from jobflow.eager.backward import relaid, unsummed
 from jobflow.eager.convert import empty
 from jobflow.eager.state import EagerState
 from jobflow.eager.tape import TapeNode, edge_of, note
-from jobflow.eager.tensor import Tensor
+from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.ir import Node, Value
 from jobflow.graph.rewrite import needed_nodes
 from jobflow.nn.compiled.step_recorder import StepRecorder

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jobflow.eager.tensor import Tensor
+from jobflow.functional.tensor_class import Tensor
 
 #: types of values that cannot change
 PLAIN = (

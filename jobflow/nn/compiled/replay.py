@@ -10,8 +10,9 @@ import jobflow.core.scope as scope
 from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, TensorType
 from jobflow.eager.state import EagerState
-from jobflow.eager.tensor import Home, Tensor, lives
+from jobflow.eager.tensor import Home, lives
 from jobflow.engine.binding import state_of
+from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.graph.running import Bound, Built, Memory
 from jobflow.runtime.interrupts import held
 

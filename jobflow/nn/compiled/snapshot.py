@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jobflow.core.errors import JobError
-from jobflow.eager.tensor import Tensor
+from jobflow.functional.tensor_class import Tensor
 
 if TYPE_CHECKING:
     from jobflow.nn.compiled.guards import Guards

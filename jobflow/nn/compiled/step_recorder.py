@@ -22,7 +22,7 @@ from jobflow.core.types import DType, TensorType, int64
 from jobflow.eager.backward import Relaid, Sweep, unsummed
 from jobflow.eager.run import Prepared, prepared
 from jobflow.eager.tape import Edge, OpGradient, follow, gradient_program, note, read_by
-from jobflow.eager.tensor import Tensor
+from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.ir import Node, Variable
 from jobflow.nn.compiled.host_numbers import HostNumber, SessionGenerator
 from jobflow.nn.compiled.snapshot import Untraceable

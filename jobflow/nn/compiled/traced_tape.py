@@ -11,7 +11,8 @@ from jobflow.core.layout import B, Layout
 from jobflow.core.types import TensorType
 from jobflow.eager.backward import Sweep
 from jobflow.eager.tape import Edge, Gradients, TapeNode
-from jobflow.eager.tensor import Storage, Tensor
+from jobflow.eager.tensor import Storage
+from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.ir import Node
 from jobflow.ops.arithmetic import Add
 from jobflow.ops.op import Op

@@ -17,7 +17,8 @@ from jobflow.core.types import Array
 from jobflow.eager.state import EagerState
 from jobflow.eager.structures import replaced
 from jobflow.eager.tape import TapeNode, follow, note
-from jobflow.eager.tensor import Tensor, own
+from jobflow.eager.tensor import own
+from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.ir import Value
 from jobflow.nn.compiled.guards import Guards
 from jobflow.nn.compiled.host_numbers import HostNumber, SessionGenerator

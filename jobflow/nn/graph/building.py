@@ -24,7 +24,7 @@ from jobflow.core.types import Array, TensorType, int64
 from jobflow.eager.recording import Recording
 from jobflow.eager.run import prepared
 from jobflow.eager.state import EagerState, Generator
-from jobflow.eager.tensor import Tensor
+from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.ir import Value, Variable
 from jobflow.nn.graph.settings import GraphModule
 from jobflow.ops.layout_ops import Identity, ToLayout
@@ -43,7 +43,7 @@ class Draw:
 
 
 @dataclass
-class Building(Recording):
+class Building(Recording[Tensor]):
     """One run of a graph's `build`."""
 
     #: what is running, in messages, and in short

@@ -32,8 +32,8 @@ from jobflow.core.layout import Placement
 from jobflow.core.notices import notice
 from jobflow.eager.state import EagerState, state
 from jobflow.eager.structures import filled, leaves
-from jobflow.eager.tensor import Tensor
 from jobflow.engine.session import current_session, many_shapes
+from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.strategy import Distribution
 from jobflow.graph.traced import Traced
 from jobflow.graph.training import Microbatches, Training

@@ -24,9 +24,10 @@ from jobflow.eager.convert import agree, convert_array, done, empty
 from jobflow.eager.session_tensors import Tie, relay
 from jobflow.eager.state import EagerState, mixed
 from jobflow.eager.structures import filled, form, leaves
-from jobflow.eager.tensor import Home, Storage, Tensor, moves
+from jobflow.eager.tensor import Home, Storage, moves
 from jobflow.engine.binding import Loaded, StorageChoice, state_of
 from jobflow.engine.session import current_session
+from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.graph_text import bare, first_difference, physical_text
 from jobflow.graph.ir import Graph, Node, Value, Variable
 from jobflow.graph.rewrite import Rewriter

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from jobflow.eager.tensor import Tensor
 from jobflow.functional import nn_activations as F
 from jobflow.functional.creation import full
+from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.modules.module import Module
 from jobflow.nn.modules.option_modules import OfOne
 from jobflow.nn.parameter import Parameter

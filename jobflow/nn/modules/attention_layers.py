@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
-from jobflow.eager.tensor import Tensor
 from jobflow.functional import nn_attention as F
 from jobflow.functional.binary_functions import add
 from jobflow.functional.creation import empty
@@ -17,6 +16,7 @@ from jobflow.functional.nn_base import one_of
 from jobflow.functional.nn_linear import dropout, linear
 from jobflow.functional.reductions import mean
 from jobflow.functional.shapes import squeeze, unsqueeze
+from jobflow.functional.tensor_class import Tensor
 from jobflow.nn import init
 from jobflow.nn.modules.container import ModuleList
 from jobflow.nn.modules.linear_layers import Dropout, Linear

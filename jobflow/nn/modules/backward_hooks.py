@@ -10,7 +10,7 @@ from jobflow.core.errors import ArgumentError, JobError, user_line
 from jobflow.eager.backward import like
 from jobflow.eager.state import state
 from jobflow.eager.tape import Gradients, edge_of, record
-from jobflow.eager.tensor import Tensor
+from jobflow.functional.tensor_class import Tensor
 
 if TYPE_CHECKING:
     from jobflow.nn.modules.module import Module

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import jobflow.core.scope as scope
 from jobflow.core.errors import JobError, user_line
 from jobflow.eager.in_jobs import Called, recorded, recorder_of
-from jobflow.eager.tensor import Tensor
 from jobflow.engine.body import JobBody
+from jobflow.functional.tensor_class import Tensor
 
 if TYPE_CHECKING:
     from jobflow.nn.modules.module import Module

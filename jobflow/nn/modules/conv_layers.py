@@ -7,11 +7,11 @@ from dataclasses import InitVar
 from typing import Any, ClassVar
 
 from jobflow.core.errors import ArgumentError, user_line
-from jobflow.eager.tensor import Tensor
 from jobflow.functional import nn_conv as F
 from jobflow.functional.creation import empty
 from jobflow.functional.nn_base import Sizes, one_of, sizes
 from jobflow.functional.nn_shapes import pad
+from jobflow.functional.tensor_class import Tensor
 from jobflow.nn import init
 from jobflow.nn.modules.option_modules import WithOptions
 from jobflow.nn.parameter import Parameter

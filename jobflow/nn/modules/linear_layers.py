@@ -8,10 +8,11 @@ from typing import Any
 
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.eager.state import state
-from jobflow.eager.tensor import Tensor, own
+from jobflow.eager.tensor import own
 from jobflow.functional import nn_linear as F
 from jobflow.functional.creation import empty
 from jobflow.functional.shapes import flatten, reshape
+from jobflow.functional.tensor_class import Tensor
 from jobflow.nn import init
 from jobflow.nn.modules.module import Module
 from jobflow.nn.modules.option_modules import OfOne, WithOptions

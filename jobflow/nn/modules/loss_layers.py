@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import InitVar, field
 from typing import ClassVar
 
-from jobflow.eager.tensor import Tensor
 from jobflow.functional import nn_classes, nn_losses
 from jobflow.functional.nn_base import one_of
+from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.modules.option_modules import WithOptions
 
 __all__ = [

@@ -11,11 +11,11 @@ from jobflow.core.errors import DtypeError, JobError, did_you_mean, user_line
 from jobflow.core.types import DType, bfloat16, float16, float32, float64
 from jobflow.eager.in_place_writes import zero_gradient
 from jobflow.eager.state import building_now, gradients, running
-from jobflow.eager.tensor import Tensor
 from jobflow.engine.body import JobBody
 from jobflow.functional.dispatch import in_job
 from jobflow.functional.gradients import RemovableHandle
 from jobflow.functional.promotion import cast
+from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.modules import moving
 from jobflow.nn.modules import state_dicts as saving
 from jobflow.nn.modules.backward_hooks import HookedCall

@@ -8,10 +8,10 @@ from typing import Any
 from jobflow.core.errors import DtypeError, JobError, JobflowError, user_line
 from jobflow.core.layout import B, Split
 from jobflow.core.types import DType
-from jobflow.eager.tensor import Tensor
 from jobflow.functional.casting import named
 from jobflow.functional.global_tensors import asked_of_to, to_global, to_local
 from jobflow.functional.promotion import cast
+from jobflow.functional.tensor_class import Tensor
 
 
 def replace(x: Tensor, made: Tensor) -> None:

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.types import int64
-from jobflow.eager.tensor import Tensor
 from jobflow.functional import nn_norm as F
 from jobflow.functional.creation import ones, zeros
 from jobflow.functional.nn_base import shape_of_rows
+from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.modules.module import Module
 from jobflow.nn.modules.option_modules import WithOptions
 from jobflow.nn.parameter import Parameter

@@ -7,7 +7,7 @@ from dataclasses import field
 from typing import Any, ClassVar, dataclass_transform
 
 from jobflow.core.signatures import take_fields
-from jobflow.eager.tensor import Tensor
+from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.modules.module import Module
 
 

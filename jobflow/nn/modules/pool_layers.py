@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import field
 from typing import ClassVar
 
-from jobflow.eager.tensor import Tensor
 from jobflow.functional import nn_pool as F
 from jobflow.functional import nn_shapes as shapes
 from jobflow.functional.nn_base import Sizes, sizes
+from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.modules.option_modules import OfOne, WithSettings
 
 __all__ = [

@@ -11,9 +11,10 @@ from jobflow.core.errors import CheckpointError, did_you_mean, user_line
 from jobflow.eager import crossing
 from jobflow.eager.parameters import described
 from jobflow.eager.state import EagerState, gradients, state
-from jobflow.eager.tensor import Tensor, own
+from jobflow.eager.tensor import own
 from jobflow.functional.creation import cut, from_numpy
 from jobflow.functional.promotion import cast
+from jobflow.functional.tensor_class import Tensor
 
 if TYPE_CHECKING:
     from jobflow.nn.modules.module import Module

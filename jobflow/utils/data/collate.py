@@ -12,7 +12,7 @@ from jobflow.core.errors import ArgumentError, DataError, ShapeError, user_line
 from jobflow.core.types import Array, bool_, dtype_of, float32, int64, type_of
 from jobflow.data.conversion import converted, is_number
 from jobflow.eager.run import run
-from jobflow.eager.tensor import Tensor
+from jobflow.functional.tensor_class import Tensor
 from jobflow.ops.slices import Concat
 
 ADVICE = "convert it, or pass collate_fn="

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from jobflow.core.errors import ArgumentError, user_line
 from jobflow.data.sample_order import Order
-from jobflow.eager.tensor import Tensor
+from jobflow.functional.tensor_class import Tensor
 
 Sample = TypeVar("Sample", covariant=True)
 

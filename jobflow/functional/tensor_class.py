@@ -1,0 +1,69 @@
+"""The class of tensors, composed of the methods of each family of functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+from jobflow.core.layout import Layout
+from jobflow.core.types import Array, TensorType
+from jobflow.eager.tensor import TensorBase
+from jobflow.functional.binary_functions import ArithmeticMethods
+from jobflow.functional.casting import CastingMethods
+from jobflow.functional.comparing import ComparisonMethods
+from jobflow.functional.creation import CreationMethods
+from jobflow.functional.drawing import RandomMethods
+from jobflow.functional.filling import FillingMethods
+from jobflow.functional.global_tensors import PlacementMethods
+from jobflow.functional.gradients import GradientMethods
+from jobflow.functional.indexing import IndexingMethods
+from jobflow.functional.joining import JoiningMethods
+from jobflow.functional.nn_activations import ActivationMethods
+from jobflow.functional.reductions import ReductionMethods
+from jobflow.functional.selecting import SelectionMethods
+from jobflow.functional.shapes import ShapeMethods
+from jobflow.functional.sorting import SortingMethods
+from jobflow.functional.unary_functions import ElementwiseMethods
+from jobflow.functional.values import ValueMethods
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Tensor(
+    ActivationMethods,
+    ArithmeticMethods,
+    CastingMethods,
+    ComparisonMethods,
+    CreationMethods,
+    ElementwiseMethods,
+    FillingMethods,
+    GradientMethods,
+    IndexingMethods,
+    JoiningMethods,
+    PlacementMethods,
+    RandomMethods,
+    ReductionMethods,
+    SelectionMethods,
+    ShapeMethods,
+    SortingMethods,
+    ValueMethods,
+    TensorBase,
+):
+    """A tensor; functions such as `flow.tensor`, `flow.randn` and `to_global` make tensors."""
+
+    __slots__ = ()
+
+    #: a tensor is a key by its identity
+    __hash__ = object.__hash__
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __init__(self, type: TensorType, layout: Layout | None, array: Array, traced: Any = None) -> None: ...
+        @overload  # programs call flow.Tensor, see `jobflow.functional.classes`
+        def __init__(self, *data: complex | Sequence[Any] | np.ndarray[Any, Any], **options: Any) -> None: ...
+        def __init__(self, *arguments: Any, **options: Any) -> None: ...
+
+
+TensorBase.new = Tensor
