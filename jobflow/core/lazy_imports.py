@@ -32,8 +32,8 @@ def read(package: str, stub: Path) -> tuple[Homes, list[str]]:
         if isinstance(node, ast.ImportFrom) and node.module:
             beside = node.module == package
             if node.names[0].name == "*":
-                source = stub.parents[package.count(".") + 1].joinpath(*node.module.split(".")).with_suffix(".py")
-                homes |= {name: (node.module, name) for name in _listed(source)}
+                source = stub.parents[package.count(".") + 1].joinpath(*node.module.split("."))
+                homes |= {name: (node.module, name) for name in _listed(node.module, source)}
                 continue
             for alias in node.names:
                 homes[alias.asname or alias.name] = (f"{node.module}.{alias.name}", "") if beside else (node.module, alias.name)
@@ -42,11 +42,13 @@ def read(package: str, stub: Path) -> tuple[Homes, list[str]]:
     return homes, list(homes) if public is None else public
 
 
-def _listed(source: Path) -> list[str]:
-    """What a module lists in `__all__`, without importing it."""
-    found = re.search(r"^__all__ = (\[.*?\])", source.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert found is not None, f"{source} has an __all__"
-    return ast.literal_eval(found[1])
+def _listed(module: str, source: Path) -> Collection[str]:
+    """Return the names that a module lists in `__all__`, or the names of a package's stub, without importing it."""
+    if source.is_dir():
+        return read(module, source / "__init__.pyi")[0]
+    names = re.search(r"^__all__ = (\[.*?\])", source.with_suffix(".py").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert names is not None, f"{source} has an __all__"
+    return ast.literal_eval(names[1])
 
 
 def attach(

@@ -38,6 +38,12 @@ from jobflow.ops.pointwise import Negate
 from jobflow.ops.scalar import DivideBy, FillLike, Scale, Shift
 from jobflow.ops.transcendental import Power, ScalarPower, Sqrt, Square
 
+__all__ = [
+    "add", "addcdiv", "addcmul", "addmm", "baddbmm", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "bmm", "div", "divide", "dot",
+    "float_power", "floor_divide", "fmod", "lerp", "matmul", "maximum", "minimum", "mm", "mul", "multiply", "mv", "neg", "negative", "outer",
+    "positive", "pow", "remainder", "sub", "subtract", "true_divide",
+]  # fmt: skip
+
 _ADD, _SUBTRACT, _MULTIPLY, _DIVIDE, _NEGATE, _MATMUL = Add(), Subtract(), Multiply(), Divide(), Negate(), MatMul()
 
 

@@ -16,6 +16,10 @@ from jobflow.functional.promotion import cast as as_dtype
 from jobflow.functional.promotion import kind, wider
 from jobflow.functional.typed import Tensor
 
+__all__ = [
+    "can_cast", "cast", "finfo", "get_default_dtype", "iinfo", "is_floating_point", "is_tensor", "promote_types", "set_default_dtype", "type_as",
+]  # fmt: skip
+
 #: the name of the class of tensors -> its element type
 CLASSES: dict[str, DType] = {
     "FloatTensor": types.float32,

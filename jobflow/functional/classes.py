@@ -10,6 +10,10 @@ from jobflow.functional.casting import CLASSES
 from jobflow.functional.creation import empty, tensor
 from jobflow.functional.tensor_class import Tensor as AnyTensor
 
+__all__ = [
+    "BFloat16Tensor", "BoolTensor", "ByteTensor", "CharTensor", "DoubleTensor", "FloatTensor", "HalfTensor", "IntTensor", "LongTensor", "Tensor",
+]  # fmt: skip
+
 
 class _Face(type):
     """Stands for the class of all tensors, or for those of one element type."""

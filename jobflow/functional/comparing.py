@@ -21,6 +21,11 @@ from jobflow.ops.op import Op
 from jobflow.ops.scalar import FillLike
 from jobflow.ops.transcendental import Absolute
 
+__all__ = [
+    "allclose", "eq", "equal", "equals", "ge", "greater", "greater_equal", "gt", "isclose", "le", "less", "less_equal", "logical_and", "logical_not",
+    "logical_or", "logical_xor", "lt", "ne", "not_equal",
+]  # fmt: skip
+
 Comparison = Callable[[Any, Any], Tensor]
 
 

@@ -29,6 +29,11 @@ from jobflow.ops.scalar import FillLike
 from jobflow.ops.source import Arange, Constant, Linspace, Literal
 from jobflow.ops.transcendental import Power
 
+__all__ = [
+    "arange", "as_tensor", "empty", "empty_like", "eye", "from_numpy", "full", "full_like", "linspace", "logspace", "ones", "ones_like", "range",
+    "tensor", "zeros", "zeros_like",
+]  # fmt: skip
+
 
 class Place:
     """What the keywords of a factory say: where the tensor lies, its element type, whether it requires gradients."""

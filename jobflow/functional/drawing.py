@@ -34,6 +34,11 @@ from jobflow.ops.random_tensors import RandomInt, RandomNormal, RandomUniform
 from jobflow.ops.slices import Concat, Slice
 from jobflow.ops.sort import Sort
 
+__all__ = [
+    "Generator", "bernoulli", "default_generator", "get_rng_state", "initial_seed", "manual_seed", "multinomial", "normal", "rand", "rand_like",
+    "randint", "randint_like", "randn", "randn_like", "randperm", "seed", "set_rng_state",
+]  # fmt: skip
+
 #: the name that all draws have in the place of an op's
 DRAW = "draw"
 

@@ -26,6 +26,10 @@ from jobflow.functional.values import numpy as numpy
 from jobflow.functional.values import value_of as value_of
 from jobflow.ops.layout_ops import Copy
 
+__all__ = [
+    "global_to_global", "local_to_global", "to_global", "to_local",
+]  # fmt: skip
+
 
 def layout_of(what: str, placement: public_placement | None, sbp: Any, ndim: int) -> Layout | None:
     """The layout that `placement=` and `sbp=` of a function mean; None without them.  JobError for one without the other."""

@@ -23,6 +23,10 @@ from jobflow.functional.typed import Tensor
 from jobflow.ops.layout_ops import Copy
 from jobflow.ops.scalar import Detach
 
+__all__ = [
+    "clone", "detach", "enable_grad", "inference_mode", "is_grad_enabled", "no_grad", "set_grad_enabled",
+]  # fmt: skip
+
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 _hooks = itertools.count()

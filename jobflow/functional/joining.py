@@ -15,6 +15,10 @@ from jobflow.functional.shapes import axis_of, integer, reshape, squeeze, unsque
 from jobflow.functional.typed import Tensor
 from jobflow.ops.slices import Concat, Slice
 
+__all__ = [
+    "cat", "chunk", "concat", "concatenate", "hstack", "meshgrid", "narrow", "split", "stack", "unbind", "vstack",
+]  # fmt: skip
+
 
 def _all_tensors(what: str, tensors: Sequence[Tensor]) -> list[Tensor]:
     """As a list; ArgumentError unless they are tensors, at least one."""

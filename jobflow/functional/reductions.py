@@ -32,6 +32,11 @@ from jobflow.ops.sort import Sort
 from jobflow.ops.transcendental import Absolute, Exp, Log, Square
 from jobflow.ops.vector_norm import root, vector_norm
 
+__all__ = [
+    "all", "amax", "amin", "any", "argmax", "argmin", "count_nonzero", "cumprod", "cumsum", "logsumexp", "max", "mean", "median", "min", "nansum",
+    "norm", "prod", "std", "std_mean", "sum", "var", "var_mean",
+]  # fmt: skip
+
 Dim: TypeAlias = int | Sequence[int] | None
 
 

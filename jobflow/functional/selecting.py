@@ -28,6 +28,12 @@ from jobflow.ops.slices import Slice
 from jobflow.ops.source import Constant
 from jobflow.ops.triangle import Tril, Triu
 
+__all__ = [
+    "argwhere", "diag", "diagonal", "gather", "index_add", "index_add_", "index_fill", "index_fill_", "index_select", "masked_fill", "masked_fill_",
+    "masked_select", "nonzero", "roll", "scatter", "scatter_", "scatter_add", "scatter_add_", "select", "take", "tril", "tril_", "triu", "triu_",
+    "where",
+]  # fmt: skip
+
 # ------------------------------------------------------------------------ by position
 
 

@@ -23,6 +23,11 @@ from jobflow.ops.broadcast import BroadcastTo
 from jobflow.ops.layout_ops import Identity
 from jobflow.ops.slices import Flip
 
+__all__ = [
+    "broadcast_tensors", "broadcast_to", "expand", "flatten", "flip", "moveaxis", "movedim", "numel", "permute", "repeat", "repeat_interleave",
+    "reshape", "squeeze", "swapaxes", "swapdims", "t", "tile", "transpose", "unflatten", "unsqueeze",
+]  # fmt: skip
+
 
 def sizes(given: Sequence[Any]) -> tuple[int, ...]:
     """The numbers of f(2, 3), f((2, 3)), f([2, 3]) and f(Size)."""

@@ -22,6 +22,10 @@ from jobflow.functional.typed import Tensor
 from jobflow.ops.matmul import BatchMatMul, MatMul
 from jobflow.ops.sort import Sort, TopK
 
+__all__ = [
+    "argsort", "einsum", "kthvalue", "searchsorted", "sort", "topk", "unique",
+]  # fmt: skip
+
 
 class Ordered(NamedTuple):
     """Elements in order, and where they were."""

@@ -21,6 +21,13 @@ from jobflow.ops.compare import Equal, Less, NotEqual
 from jobflow.ops.op import Op
 from jobflow.ops.scalar import Clip, FillLike, Scale
 
+__all__ = [
+    "abs", "absolute", "acos", "acosh", "arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctan2", "arctanh", "asin", "asinh", "atan", "atan2",
+    "atanh", "ceil", "clamp", "clamp_max", "clamp_min", "clip", "cos", "cosh", "erf", "erfc", "exp", "exp2", "expm1", "fix", "floor", "frac",
+    "isfinite", "isinf", "isnan", "log", "log10", "log1p", "log2", "nan_to_num", "reciprocal", "round", "rsqrt", "sgn", "sign", "sin", "sinh",
+    "sqrt", "square", "tan", "trunc",
+]  # fmt: skip
+
 Function = Callable[[Tensor], Tensor]
 
 
