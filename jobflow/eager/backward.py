@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,8 @@ from jobflow.ops.arithmetic import Add
 from jobflow.ops.op import apply
 from jobflow.ops.source import Constant
 from jobflow.runtime.buffer_pool import POOL, owns_memory
+
+T = TypeVar("T", bound=TensorBase)
 
 
 def backward(
@@ -84,27 +86,27 @@ def _running() -> Any:
     return scope.current().interpreter
 
 
-class Sweep:
+class Sweep(Generic[T]):
     """One pass; holds the gradients that are on their way."""
 
-    def __init__(self, here: EagerState, keep: bool, only: Sequence[TensorBase] | None) -> None:
+    def __init__(self, here: EagerState, keep: bool, only: Sequence[T] | None) -> None:
         self.here = here
         self.keep = keep
         self.asked = () if only is None else only
         self.only = None if only is None else {_place(x) for x in only}
-        self.found: dict[Any, TensorBase] = {}
+        self.found: dict[Any, T] = {}
         #: per node that has been reached, the gradients of its outputs so far
-        self.waiting: dict[TapeNode, list[TensorBase | None]] = {}
+        self.waiting: dict[TapeNode, list[T | None]] = {}
         self.queue: list[tuple[int, TapeNode]] = []
         #: per leaf, how many may still give it a gradient, and what has come so far
-        self.readers: dict[TensorBase, int] = {}
-        self.sums: dict[TensorBase, TensorBase] = {}
+        self.readers: dict[Any, int] = {}
+        self.sums: dict[Any, Any] = {}
         #: leaves whose sum is in memory that nobody else has
-        self.own: set[TensorBase] = set()
+        self.own: set[Any] = set()
         #: edges whose gradient is zero by the formula of an op, which computes none
         self.zero: list[Edge] = []
 
-    def run(self, roots: Sequence[TensorBase], seeds: Sequence[TensorBase]) -> list[TensorBase | None]:
+    def run(self, roots: Sequence[T], seeds: Sequence[T]) -> list[T | None]:
         edges: list[Edge] = [(root.node, root.index) if root.node is not None else root for root in roots]
         self.count(edges)
         for edge, seed in zip(edges, seeds, strict=True):
@@ -135,7 +137,7 @@ class Sweep:
                 seen.add(edge[0])
                 ahead.extend(edge[0].edges)
 
-    def pass_on(self, edge: Edge, gradient: TensorBase | None, own: bool = False) -> None:
+    def pass_on(self, edge: Edge, gradient: T | None, own: bool = False) -> None:
         """A gradient, or that there is none, arrives at an output of a node or at a leaf; `own`: made for it alone."""
         if isinstance(edge, TensorBase):
             self.readers[edge] -= 1
@@ -154,7 +156,7 @@ class Sweep:
             so_far = self.waiting[node][index]
             self.waiting[node][index] = gradient if so_far is None else _sum(so_far, gradient)
 
-    def through(self, node: TapeNode, gradients: list[TensorBase | None]) -> None:
+    def through(self, node: TapeNode, gradients: list[T | None]) -> None:
         """From the outputs of a node to its inputs."""
         if node.hooks or node.retained or self.only is not None:
             for index, gradient in enumerate(gradients):
@@ -192,11 +194,11 @@ class Sweep:
             if _place(x) in places and _place(x) not in self.found:
                 self.found[_place(x)] = self.zeros(x)
 
-    def zeros(self, x: TensorBase) -> TensorBase:
+    def zeros(self, x: Any) -> T:
         """Zeros in the layout of x."""
         return zeros(x)
 
-    def results(self, node: TapeNode, backward: Callable[..., Gradients], gradients: list[TensorBase | None]) -> Gradients:
+    def results(self, node: TapeNode, backward: Callable[..., Gradients], gradients: list[T | None]) -> Gradients:
         """The gradients of a node's inputs; where anomalies are looked for, an error of theirs says where the node was made."""
         if not anomalies.enabled:
             return backward(node.kept(_running().records), gradients)
@@ -213,7 +215,7 @@ class Sweep:
                 )
         return found
 
-    def shown(self, node: TapeNode, index: int, gradient: TensorBase) -> TensorBase:
+    def shown(self, node: TapeNode, index: int, gradient: T) -> T:
         """The gradient after the hooks of the tensor, kept if it asked for that."""
         gradient = self.hooked(node.hooks.get(index), gradient)
         key = id(node), index
@@ -224,7 +226,7 @@ class Sweep:
             self.accumulate(tensor, gradient)
         return gradient
 
-    def hooked(self, hooks: dict[int, Hook] | None, gradient: TensorBase) -> TensorBase:
+    def hooked(self, hooks: dict[int, Hook] | None, gradient: T) -> T:
         if hooks:
             with scope.using(interpreter=None):
                 for hook in tuple(hooks.values()):
@@ -233,7 +235,7 @@ class Sweep:
                         gradient = like(gradient, changed, "what a hook of a tensor returns")
         return gradient
 
-    def leaf(self, x: TensorBase) -> None:
+    def leaf(self, x: Any) -> None:
         """The gradient of a leaf is complete."""
         gradient = self.hooked(x.hooks, self.sums.pop(x))
         del self.readers[x]
@@ -242,7 +244,7 @@ class Sweep:
         elif id(x) in self.only:
             self.found[id(x)] = gradient
 
-    def accumulate(self, x: TensorBase, gradient: TensorBase, own: bool = False) -> None:
+    def accumulate(self, x: T, gradient: T, own: bool = False) -> None:
         """Add to x._gradient: in the memory of a leaf's gradient unless the sum is recorded, else in a new tensor, as in PyTorch."""
         known = x._gradient
         target = x if known is None else known
@@ -310,7 +312,7 @@ def _may_keep(hooks: dict[int, Hook] | None) -> bool:
     return bool(hooks) and not all(isinstance(hook, ReadyCallback) for hook in (hooks or {}).values())
 
 
-def _copied(x: TensorBase) -> TensorBase:
+def _copied(x: T) -> T:
     copy = POOL.array(x.array.shape, x.array.dtype)
     np.copyto(copy, x.array)
     made = TensorBase.new(x.tensor_type, x.layout, copy)
@@ -318,7 +320,7 @@ def _copied(x: TensorBase) -> TensorBase:
     return made
 
 
-def _sum(a: TensorBase, b: TensorBase) -> TensorBase:
+def _sum(a: T, b: T) -> T:
     return apply(Add(), a, b)
 
 
@@ -334,13 +336,13 @@ def _retains(x: TensorBase) -> bool:
     return x.node is not None and x.node.retaining(x.index) is x
 
 
-def laid(here: EagerState, gradient: TensorBase, like: TensorBase) -> TensorBase:
+def laid(here: EagerState, gradient: T, like: Any) -> T:
     """The gradient as the tensor lies."""
     assert like.layout is not None
     return relaid(here, gradient, like.layout)
 
 
-def relaid(here: EagerState, gradient: TensorBase, layout: Layout) -> TensorBase:
+def relaid(here: EagerState, gradient: T, layout: Layout) -> T:
     """A gradient in another layout, recorded where gradients are."""
     if gradient.layout == layout:
         return gradient

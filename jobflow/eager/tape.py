@@ -11,7 +11,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jobflow.core.scope as scope
 from jobflow.core.dataclass import dataclass
@@ -23,7 +23,7 @@ from jobflow.ops.derivative import Derivative, derivative
 from jobflow.ops.op import Op
 
 #: per input: the node and the number of its output, or the leaf, that the gradient goes to; None if to nobody
-Edge = tuple[Any, int] | TensorBase | None
+Edge: TypeAlias = Any
 Gradients = Sequence[Any]
 Hook = Callable[[Any], Any]
 _numbers = itertools.count()
@@ -87,7 +87,7 @@ class TapeNode:
         """Return a saved tensor; one that was written to since raises when it is read."""
         return TensorBase.new(type, layout, value) if storage.version == version else _Kept(self.name, type, layout, value, storage, version)
 
-    def retaining(self, index: int) -> TensorBase | None:
+    def retaining(self, index: int) -> Any:
         """Return the tensor of an output that keeps its gradient (`retain_grad`)."""
         reference = self.retained.get(index)
         return None if reference is None else reference()
@@ -203,7 +203,7 @@ def gradient_program(
     return program
 
 
-def read_by(program: Derivative | None, inputs: Sequence[TensorBase], outputs: Sequence[TensorBase]) -> Sequence[TensorBase | None]:
+def read_by(program: Derivative | None, inputs: Sequence[TensorBase], outputs: Sequence[TensorBase]) -> Sequence[Any]:
     """The inputs and outputs of an op, with None for those that its gradient program does not read."""
     values = (*inputs, *outputs)
     return values if program is None else [x if i in program.reads else None for i, x in enumerate(values)]

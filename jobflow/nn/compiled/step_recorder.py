@@ -58,7 +58,7 @@ class StepRecorder(Building):
     running: ClassVar[str] = "flow.compile"
     short: ClassVar[str] = "the compiled function"
     differentiates: ClassVar[bool] = True
-    sweep: ClassVar[type[Sweep]] = TracedSweep
+    sweep: ClassVar[type[Sweep[Tensor]]] = TracedSweep
 
     #: names of the tensors of the program, by id; the trace adds to them
     names: dict[int, str]

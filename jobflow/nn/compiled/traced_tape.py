@@ -71,7 +71,7 @@ class Changed(Tensor):
         """Drop the value."""
 
 
-class TracedSweep(Sweep):
+class TracedSweep(Sweep[Tensor]):
     """A backward pass whose operations are recorded."""
 
     def run(self, roots: Sequence[Tensor], seeds: Sequence[Tensor]) -> list[Tensor | None]:
