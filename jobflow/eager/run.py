@@ -303,21 +303,26 @@ def _update(here: EagerState, op: Op, inputs: Sequence[TensorBase], what: str) -
     found = prepared(here, op, inputs)
     for x in inputs:
         check_current(x)
-    origin = mixed(found.digest, *[x.origin for x in inputs])
-    if found.placement is not None:
-        here.trail(found.placement).add(origin, found.text)
-    for i in op.alias.values():
+    written = set(op.alias.values())
+    for i in written:
         own(inputs[i], what)
-    arrays = [x.array if want is None else convert(here, x, want, "an input") for x, want in zip(inputs, found.wanted, strict=True)]
-    for i in set(op.alias.values()):
-        inputs[i].origin = origin + i
+    if found.placement is not None:
+        origin = mixed(found.digest, *[x.origin for x in inputs])
+        here.trail(found.placement).add(origin, found.text)
+        for i in written:
+            inputs[i].origin = origin + i
+    if found.moves:
+        arrays = [x.array if want is None else convert(here, x, want, "an input") for x, want in zip(inputs, found.wanted, strict=True)]
+    else:
+        arrays = [x.array for x in inputs]
+    for i in written:
         inputs[i].wrote()
     if found.op is None:
         return
     over = found.op.alias
-    outputs = [arrays[over[i]] if i in over else np.empty(type.shape, type.dtype.numpy) for i, type in enumerate(found.pieces)]
+    outputs = [arrays[over[i]] if i in over else allocate() for i, allocate in enumerate(found.allocators)]
     found.calls.run(here.own.device, arrays, outputs)  # type: ignore[union-attr]
-    for i in set(over.values()):
+    for i in written if found.moves else ():
         want, x = found.wanted[i], inputs[i]
         if want is not None:  # the op must see the whole of what lies in pieces: each rank keeps its own of the result
             if not want.is_whole or x.layout is None or x.layout.is_partial:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import glob
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import product
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jobflow.core.types import Array
+from jobflow.kernels.argument_block import address
 from jobflow.ops.op import Call
 
 ROW_MAJOR, COLUMN_MAJOR, AS_IT_IS, TRANSPOSED = 101, 102, 111, 112
@@ -59,6 +60,28 @@ def subtracting_product(a: Array, b: Array, y: Array, rate: Array) -> Call | Non
     return None if add is None else (_subtract, (add, rate.reshape(())))
 
 
+class AddingProduct:
+    """A prepared call of BLAS: y = alpha a b + share y for the alpha that it is called with."""
+
+    __slots__ = ("_alpha", "_arguments", "_data", "_function", "arrays", "share")
+
+    def __init__(
+        self, function: Any, arguments: Sequence[Any], alpha: Any, data: Sequence[Any], arrays: tuple[Array, Array, Array], share: float
+    ) -> None:
+        self._function, self._arguments, self._alpha, self._data = function, arguments, alpha, data
+        self.arrays, self.share = arrays, share
+
+    def __call__(self, factor: float) -> None:
+        self._alpha.value = factor
+        self._function(*self._arguments)
+
+    def on(self, factor: float, *arrays: Array) -> None:
+        """The same product of other matrices with the types, shapes and strides of a, b and y."""
+        for pointer, array in zip(self._data, arrays, strict=True):
+            pointer.value = address(array)
+        self(factor)
+
+
 class AddedProduct(NamedTuple):
     """y = alpha a b + share y; alpha is a number, or minus that in an array of one element when it runs."""
 
@@ -76,7 +99,10 @@ def added_product(call: Call) -> AddedProduct | None:
     alpha: Any = arguments[0] if arguments else None
     if function is _subtract:
         function, alpha = arguments
-    return AddedProduct(function.arrays[0], function.arrays[1], function.arrays[2], function.share, alpha) if hasattr(function, "share") else None
+    if not isinstance(function, AddingProduct):
+        return None
+    a, b, y = function.arrays
+    return AddedProduct(a, b, y, function.share, alpha)
 
 
 def outer_product(a: Array, b: Array, y: Array) -> Call:
@@ -140,13 +166,7 @@ def _gemm(kind: str) -> Callable[..., Callable[[float], None]] | None:
         ways = [ctypes.c_int(word) for word in (major, *(turn if major == ROW_MAJOR else OTHER[turn] for turn in (turn_a, turn_b)))]
         arguments = (*ways, *sizes, alpha, data[0], integer(line_a), data[1], integer(line_b), real(share), data[2], integer(line_y))
 
-        def run(factor: float) -> None:
-            alpha.value = factor
-            function(*arguments)
-
-        run.arrays = (a, b, y)  # type: ignore[attr-defined]
-        run.share = share  # type: ignore[attr-defined]
-        return run
+        return AddingProduct(function, arguments, alpha, data, (a, b, y), share)
 
     return prepare if _is_right(prepare, kind) else None
 

@@ -23,11 +23,13 @@ class CompiledLoop:
     """One loop over the index space."""
 
     name: str = "llvm"
+    #: elements of the largest operand for which a loop is compiled
+    fewest: int = FEWEST
 
     def refuses(self, op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
         most = max((a.size for a in (*inputs, *outputs)), default=0)
-        if most < FEWEST:
-            return f"{most} elements; a loop is compiled for {FEWEST} and more"
+        if most < self.fewest:
+            return f"{most} elements; a loop is compiled for {self.fewest} and more"
         found = expression_of(op, inputs)
         if found is None:
             return "it has no expression"

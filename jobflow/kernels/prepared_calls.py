@@ -8,6 +8,7 @@ time.
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,6 +20,7 @@ import numpy as np
 
 from jobflow.core.types import Array, DType, dtype_of
 from jobflow.kernels.argument_block import COMPILED, ArgumentBlock, address
+from jobflow.kernels.blas import AddingProduct
 from jobflow.ops.op import Binder, Binding, Call, Op
 
 #: bytes of all operands, above which no stand-ins are allocated
@@ -31,6 +33,8 @@ SMALL = 1 << 16
 _ALIGNMENT = 64
 #: types whose instances hold no arrays
 _PLAIN = (int, float, str, np.generic, np.dtype, type, slice, ModuleType, Op, np.ufunc, type(np.copyto), MethodDescriptorType, type(None))
+#: the type of functions of libraries, of which compiled functions are one kind
+_FOREIGN: Any = COMPILED.__base__
 
 
 class OneOperationDevice(Binder, Protocol):
@@ -103,7 +107,7 @@ class PreparedCalls:
         self._small = [(a.shape, a.dtype) for a in scratch if a.nbytes < SMALL]
         self._large = [(a.shape, dtype_of(a.dtype)) for a in scratch if a.nbytes >= SMALL]
         #: the arguments behind the operands, in the order of the list
-        self._parts: list[tuple[int, Callable[[Array], Array]]] = []
+        self._parts: list[tuple[int, Callable[[Array], Any]]] = []
         self._blocks: list[_OpenBlock] = []
         self._values: list[Any] = []
         self._known: dict[object, tuple[int, int]] = {_part(k, 0, a): (_OPERAND, k) for k, a in enumerate(self._operands)}
@@ -148,7 +152,10 @@ class PreparedCalls:
     def _step(self, function: Any, arguments: tuple[Any, ...]) -> tuple[Callable[..., Any], list[tuple[int, int]]]:
         if isinstance(function, BuiltinFunctionType) and isinstance(function.__self__, np.ndarray):
             function, arguments = getattr(np.ndarray, function.__name__), (function.__self__, *arguments)
-        if not (_is_plain(function) or isinstance(function, COMPILED)):
+        elif isinstance(function, AddingProduct):
+            self._values.append(function)
+            return AddingProduct.on, [(_VALUE, len(self._values) - 1), *map(self._argument, (*arguments, *function.arrays))]
+        if not (_is_plain(function) or isinstance(function, _FOREIGN)):
             raise _UnknownArgument
         return function, [self._argument(x) for x in arguments]
 
@@ -157,22 +164,29 @@ class PreparedCalls:
         if isinstance(x, ArgumentBlock):
             self._blocks.append(_OpenBlock(x, self._locate))
             return _BLOCK, len(self._blocks) - 1
-        operand = self._locate(x) if isinstance(x, np.ndarray) else None
-        if operand is not None:
-            return self._part(x, *operand)
-        if not isinstance(x, np.ndarray) and not _is_plain(x):
+        is_array, is_foreign = isinstance(x, np.ndarray), isinstance(x, ctypes._SimpleCData | ctypes.Array)
+        if is_array or is_foreign:
+            operand = self._locate(address(x) if is_array else ctypes.addressof(x))
+            if operand is not None:
+                return self._part(x, *operand) if is_array else self._foreign_part(x, *operand)
+        elif not _is_plain(x):
             raise _UnknownArgument
         self._values.append(x)
         return _VALUE, len(self._values) - 1
 
-    def _locate(self, x: Array) -> tuple[int, int] | None:
-        """The operand that x is a part of, and how many bytes after its first element x begins."""
-        start = address(x)
+    def _locate(self, start: int) -> tuple[int, int] | None:
+        """The operand that has this address, and how many bytes after its first element the address is."""
         for k, whole in enumerate(self._operands):
             low, high = byte_range(whole)
             if low <= start < high:
                 return k, start - address(whole)
         return None
+
+    def _foreign_part(self, x: Any, k: int, offset: int) -> tuple[int, int]:
+        """A number or vector of ctypes that shares the memory of an operand."""
+        kind: Any = type(x)
+        self._parts.append((k, lambda whole: kind.from_address(address(whole) + offset)))
+        return _PART, len(self._parts) - 1
 
     def _part(self, x: Array, k: int, offset: int) -> tuple[int, int]:
         key = _part(k, offset, x)
@@ -188,14 +202,14 @@ _OPERAND, _PART, _BLOCK, _VALUE = range(4)
 class _OpenBlock:
     """An argument block as bytes, whose addresses are those of the operands of a run."""
 
-    def __init__(self, argument: ArgumentBlock, locate: Callable[[Array], tuple[int, int] | None]) -> None:
+    def __init__(self, argument: ArgumentBlock, locate: Callable[[int], tuple[int, int] | None]) -> None:
         self._words: list[int] = argument.block.tolist()
         #: arrays that were made for the call, such as tables of distances
         self._own: list[Array] = []
         #: index of a word, the operand that it points into, and how far behind the operand's first element
         self._open: list[tuple[int, int, int]] = []
         for index, array in zip(argument.indices, argument.arrays, strict=True):
-            operand = locate(array)
+            operand = locate(address(array))
             if operand is None:
                 self._own.append(array)
             else:

@@ -10,7 +10,7 @@ import numpy as np
 
 from jobflow.core.errors import CheckpointError, ConfigError, DtypeError, JobError, did_you_mean, user_line
 from jobflow.core.layout import B, Layout
-from jobflow.core.types import type_of
+from jobflow.core.types import DType, TensorType, int64
 from jobflow.eager import run
 from jobflow.eager.convert import convert_array
 from jobflow.eager.in_place_writes import zero_gradient
@@ -123,7 +123,7 @@ class Optimizer:
         if closure is not None:
             with gradients(True):
                 loss = closure()
-        here = state()
+        here, scalars = state(), Scalars()
         recorder = here.building if here.building is not None and here.building.differentiates else None
         with held() if recorder is None else recorder.stepping(self):
             for group in self.param_groups:
@@ -134,7 +134,7 @@ class Optimizer:
                     if gradient is None:
                         continue
                     if recorder is None:
-                        self._step(here, p, gradient, op, slots, group)
+                        self._step(here, p, gradient, op, slots, float(group["lr"]), scalars)
                     else:
                         with recorder.slots_of(self, p):
                             mine = self._slots(p, slots)
@@ -149,14 +149,16 @@ class Optimizer:
                 mine[name] = run.source(Constant(p.tensor_type.shape, p.tensor_type.dtype, initial), p.layout)
         return mine
 
-    def _step(self, here: EagerState, p: Tensor, gradient: Tensor, op: OptimizerUpdate, slots: Mapping[str, float], group: Group) -> None:
+    def _step(
+        self, here: EagerState, p: Tensor, gradient: Tensor, op: OptimizerUpdate, slots: Mapping[str, float], rate: float, scalars: Scalars
+    ) -> None:
         if not isinstance(gradient, Tensor):
             raise DtypeError(f"{self._word} at {user_line()}: the gradient of a {p.tensor_type} parameter is {described(gradient)}, not a tensor")
         mine = self._slots(p, slots)
-        scalars = [_number(p, np.array([float(group["lr"])], rate_dtype(p.tensor_type.dtype).numpy))]
+        inputs = [p, *(mine[name] for name in slots), gradient, scalars.of(p, rate, rate_dtype(p.tensor_type.dtype))]
         if op.reads_step:
-            scalars.append(_number(p, np.array([mine["step"]], np.int64)))
-        run.update(here, op, (p, *(mine[name] for name in slots), gradient, *scalars), f"{self._word}.step")
+            inputs.append(scalars.of(p, mine["step"], int64))
+        run.update(here, op, inputs, f"{self._word}.step")
         mine["step"] += 1
 
     def _parameters(self) -> Iterable[Tensor]:
@@ -204,12 +206,21 @@ def _check_order(params: Any, what: str) -> None:
         raise ConfigError(f"{what}: params is a {type(params).__name__}, whose order changes from run to run; pass a list")
 
 
-def _number(p: Tensor, value: np.ndarray[Any, Any]) -> Tensor:
-    """Return a number as a tensor with the placement of a parameter."""
-    layout = None if p.layout is None else Layout(p.layout.placement, (B,) * len(p.layout.sbp))
-    number = Tensor(type_of(value), layout, value)
-    number.origin = zlib.crc32(value.tobytes())
-    return number
+class Scalars:
+    """The rate and the step number of one step as tensors, which parameters of the same placement share."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[float, DType, Layout | None], Tensor] = {}
+
+    def of(self, p: Tensor, value: float, dtype: DType) -> Tensor:
+        """Return a number as a tensor with the placement of a parameter."""
+        number = self._known.get((value, dtype, p.layout))
+        if number is None:
+            array = np.array([value], dtype.numpy)
+            layout = None if p.layout is None else Layout(p.layout.placement, (B,) * len(p.layout.sbp))
+            number = self._known[value, dtype, p.layout] = Tensor(TensorType((1,), dtype), layout, array)
+            number.origin = zlib.crc32(array.tobytes())
+        return number
 
 
 def _loaded(saved: Any, p: Tensor, what: str) -> Any:

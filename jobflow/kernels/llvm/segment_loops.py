@@ -41,9 +41,18 @@ def _refused(op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str |
         return f"{min(data.size, y.size)} elements; a loop is compiled for {FEWEST} and more"
     if isinstance(op, UnsortedSegmentSum) and math.prod(data.shape[: op.axis]) != 1:
         return "there are axes before that of the segments"
-    if not all(a.flags.c_contiguous and a.flags.aligned for a in (data, ids, y)) or ids.itemsize < 4:
-        return "operands do not lie in memory without gaps"
-    return None
+    if not all(a.flags.c_contiguous and a.flags.aligned for a in (ids, y)) or not data.flags.aligned or ids.itemsize < 4:
+        return "operands that are not aligned, or indices and sums with gaps in memory"
+    return None if _rows(op, data, ids) is not None else "rows whose elements or distances vary in memory"
+
+
+def _rows(op: Op, data: Array, ids: Array) -> Array | None:
+    """The data as a matrix with a row for each index; None if no strides give that, or the elements of a row are apart."""
+    try:
+        rows = data.reshape(ids.size, -1, copy=False)
+    except ValueError:
+        return None
+    return rows if rows.strides[1] == rows.itemsize or rows.shape[1] == 1 else None
 
 
 @implements(UnsortedSegmentSum, DimScatterAdd, BatchSegmentSum, tier="llvm", rank=10, refuses=_refused)
@@ -51,21 +60,23 @@ def sums_of_rows_in_turn(op: Op, device: Binder, inputs: Sequence[Array], output
     (data, ids), (y,) = inputs, outputs
     count, behind, width, size, first = _geometry(op, data, ids, y)
     function = _compiled(dtype_of(y.dtype), dtype_of(ids.dtype), width == 1)
-    words = [address(data), address(ids), address(y), ids.size, count, behind, width, size, first]
+    rows = _rows(op, data, ids)
+    assert rows is not None
+    words = [address(data), address(ids), address(y), ids.size, count, behind, width, size, first, rows.strides[0]]
     return [(y.fill, (0,)), (function, (argument_block(words, (data, ids, y)),))]
 
 
 @lru_cache
 def _compiled(dtype: DType, numbers: DType, single: bool) -> Function:
-    """void loop(addresses of rows, numbers and sums; how many rows; `_geometry`); `single`: a row has one element
+    """void loop(addresses of rows, numbers and sums; how many rows; `_geometry`; bytes between rows); `single`: a row has one element
 
     Row i has number j along the axis of the sums, and lies at k behind it; before it, `base` sums are passed.
     """
     at, kind = Lines(), stored(dtype)
     at.label("entry")
-    words = [at.value(f"load i64, ptr {at.value(f'getelementptr i64, ptr %args, i64 {k}')}") for k in range(9)]
+    words = [at.value(f"load i64, ptr {at.value(f'getelementptr i64, ptr %args, i64 {k}')}") for k in range(10)]
     rows, ids, sums = (at.value(f"inttoptr i64 {word} to ptr") for word in words[:3])
-    total, count, behind, width, size, first = words[3:]
+    total, count, behind, width, size, first, step = words[3:]
     at.write("br label %rows")
     at.label("rows")
     for name in ("i", "j", "k", "base"):
@@ -77,7 +88,7 @@ def _compiled(dtype: DType, numbers: DType, single: bool) -> Function:
     at.label("inside")
     before = at.value(f"mul i64 {at.value(f'add i64 %base, {place}')}, {behind}")
     place = at.value(f"add i64 {before}, %k")
-    row = at.value(f"getelementptr {kind}, ptr {rows}, i64 {at.value(f'mul i64 %i, {width}')}")
+    row = at.value(f"getelementptr i8, ptr {rows}, i64 {at.value(f'mul i64 %i, {step}')}")
     target = at.value(f"getelementptr {kind}, ptr {sums}, i64 {at.value(f'mul i64 {place}, {width}')}")
     if single:
         _add_one(at, dtype, row, target)
