@@ -72,9 +72,9 @@ def of_tensors(function: Function, word: str) -> Function:
 
     @wraps(function)
     def called(*arguments: Any, **named: Any) -> Any:
-        by_place = roles.by_place
+        by_place, new = roles.by_place, TensorBase.new
         for given, needed in zip(arguments, by_place, strict=False):
-            if given.__class__ is not TensorBase.new and (isinstance(given, Typed) or (needed and not isinstance(given, TensorBase))):
+            if given.__class__ is not new and (isinstance(given, Typed) or (needed and not isinstance(given, TensorBase))):
                 break
         else:
             if len(arguments) == len(by_place) and not named:

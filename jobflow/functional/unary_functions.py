@@ -24,8 +24,8 @@ from jobflow.ops.scalar import Clip, FillLike, Scale
 __all__ = [
     "abs", "absolute", "acos", "acosh", "arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctan2", "arctanh", "asin", "asinh", "atan", "atan2",
     "atanh", "ceil", "clamp", "clamp_max", "clamp_min", "clip", "cos", "cosh", "erf", "erfc", "exp", "exp2", "expm1", "fix", "floor", "frac",
-    "isfinite", "isinf", "isnan", "log", "log10", "log1p", "log2", "nan_to_num", "reciprocal", "round", "rsqrt", "sgn", "sign", "sin", "sinh",
-    "sqrt", "square", "tan", "trunc",
+    "isfinite", "isinf", "isnan", "log", "log10", "log1p", "log2", "logit", "nan_to_num", "reciprocal", "round", "rsqrt", "sgn", "sign", "sin",
+    "sinh", "sqrt", "square", "tan", "trunc",
 ]  # fmt: skip
 
 Function = Callable[[Tensor], Tensor]
@@ -161,6 +161,12 @@ def clamp_max(x: Tensor, max: Any) -> Tensor:
     return clamp(x, max=max)
 
 
+def logit(x: Tensor, eps: float | None = None) -> Tensor:
+    """Return ln(x / (1 - x)), the inverse of the sigmoid; `eps` limits x to [eps, 1 - eps] first."""
+    x = as_float(x)
+    return run(functions.Logit(), x if eps is None else clamp(x, eps, 1 - eps))
+
+
 def nan_to_num(x: Tensor, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
     """x with numbers in the place of NaN and of infinities, which become the largest numbers of the type."""
     if not x.tensor_type.dtype.is_float:
@@ -251,6 +257,8 @@ class ElementwiseMethods:
     log1p_ = in_place(log1p)
     log2 = method(log2)
     log_ = in_place(log)
+    logit = method(logit)
+    logit_ = in_place(logit)
     nan_to_num = method(nan_to_num)
     reciprocal = method(reciprocal)
     reciprocal_ = in_place(reciprocal)

@@ -96,6 +96,16 @@ class Log1p(Unary):
     low = -0.8
 
 
+class Logit(Unary):
+    """y = ln(x / (1 - x)), the inverse of the sigmoid"""
+
+    low, high = 0.1, 0.9
+
+    def formula(self, f: Any, *elements: Any) -> Any:
+        (x,) = elements
+        return f.log(x / (1.0 - x))
+
+
 class Sqrt(Unary):
     """y = x^(1/2)"""
 

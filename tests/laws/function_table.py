@@ -75,6 +75,7 @@ UNARY = (
     row(np.log2, 0.5, 2, "log2"),
     row(np.log10, 0.5, 2, "log10"),
     row(np.log1p, -0.5, 3, "log1p", "log1p"),
+    row(lambda x: np.log(x / (1 - x)), 0.1, 0.9, "logit"),
     row(np.sqrt, 0.1, 3, "sqrt", "sqrt"),
     row(lambda x: 1 / np.sqrt(x), 0.1, 3, "rsqrt", "rsqrt"),
     row(np.square, -2, 2, "square", "square"),
