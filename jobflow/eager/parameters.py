@@ -34,6 +34,11 @@ class Roles:
         return {each.name: _role(each.annotation) for each in self.signature.parameters.values()}
 
     @cached_property
+    def names(self) -> frozenset[str]:
+        """The names of all parameters."""
+        return frozenset(self.signature.parameters)
+
+    @cached_property
     def places(self) -> list[str]:
         """The parameters that take arguments by position."""
         given = self.signature.parameters.values()

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, lru_cache, wraps
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -54,11 +54,9 @@ def by_arguments(job: Function, ours: Any = (), theirs: Any = (), needs_dtype: b
             return False
         other = tensors() if named else roles
         only = [
-            each
-            for each in named
-            if each != "input" and (each in roles.by_name) != (each in other.by_name) and (each == "name" or not other.open_ended)
+            each for each in named if each != "input" and (each in roles.names) != (each in other.names) and (each == "name" or not other.open_ended)
         ]
-        return only[0] in roles.by_name if only else None
+        return only[0] in roles.names if only else None
 
     @wraps(job)
     def either(*arguments: Any, **named: Any) -> Any:
@@ -66,11 +64,20 @@ def by_arguments(job: Function, ours: Any = (), theirs: Any = (), needs_dtype: b
             return tensors().function(*arguments)
         jobs = said(arguments, named)
         if jobs is None:
-            found = [value for _, value in roles.given(arguments, named) if is_tensor(value)]
-            jobs = any(isinstance(value, TensorOperators) for value in found) if found else in_job()
+            operands = list(_tensors_in((*arguments, *named.values())))
+            jobs = any(isinstance(x, TensorOperators) for x in operands) if operands else in_job()
         return job(*arguments, **named) if jobs else tensors().function(*arguments, **named)
 
     return named_in(either, word, "jobflow.legacy.shared_names")
+
+
+def _tensors_in(values: Iterable[Any]) -> Iterator[Any]:
+    """The tensors among these values, and in their lists and tuples."""
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from filter(is_tensor, value)
+        elif is_tensor(value):
+            yield value
 
 
 # -------------------------------------------------------------------- functions of jobs, as formulas of tensors
