@@ -54,10 +54,10 @@ from jobflow.core.types import uint8 as uint8
 from jobflow.core.version import __version__ as __version__
 from jobflow.eager.tensor import Size as Size
 from jobflow.engine import distribute as distribute
-from jobflow.engine.handle import INVALID_SPLIT_AXIS as INVALID_SPLIT_AXIS
 from jobflow.engine.job_config import ExecutionConfig as ExecutionConfig
 from jobflow.engine.job_config import FunctionConfig as FunctionConfig
 from jobflow.engine.job_config import function_config as function_config
+from jobflow.engine.job_tensor import INVALID_SPLIT_AXIS as INVALID_SPLIT_AXIS
 from jobflow.engine.placements import placement as placement
 from jobflow.engine.placements import sbp as sbp
 from jobflow.engine.session import clear_default_session as clear_default_session

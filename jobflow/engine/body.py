@@ -1,6 +1,6 @@
-"""The body of a job while it is traced: operations on handles become nodes over values.
+"""The body of a job while it is traced: operations on its tensors become nodes over values.
 
-This is the one place where handles become values and values handles.  The compiler, whose interpreter is the tracer itself, sees values only.
+Only this module converts between tensors of the job and values of the graph.  The compiler, whose interpreter is the tracer itself, sees values only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jobflow.core.errors import JobError, ShapeError, SourceLine, user_line
 from jobflow.core.layout import Placement
 from jobflow.core.types import DType, Tensor, TensorType, float32, int8
 from jobflow.engine.data_feed import Ragged, Sized
-from jobflow.engine.handle import Found, Handle, TimeSteps, every_step, value_of
+from jobflow.engine.job_tensor import Found, JobTensor, TimeSteps, every_step, value_of
 from jobflow.engine.returned import trimmed
 from jobflow.graph.ir import Value, Variable
 from jobflow.graph.training import Optimizer
@@ -63,25 +63,25 @@ class JobBody:
         self.refused = ""
         #: gives the inputs that an op is to take in the place of its own
         self.replacing: Replacing | None = None
-        self._handles: dict[Value, Handle] = {}
+        self._handles: dict[Value, JobTensor] = {}
 
-    def handle(self, value: Value) -> Handle:
-        """The one handle of a value."""
+    def handle(self, value: Value) -> JobTensor:
+        """Return the one tensor of the job for a value."""
         found = self._handles.get(value)
         if found is None:
             declared = (self.declared or {}).get(value.name, value.shape)
             differs = declared != value.shape and len(declared) == len(value.shape)
-            found = self._handles[value] = Handle(value, declared if differs else None)
+            found = self._handles[value] = JobTensor(value, declared if differs else None)
         return found
 
-    def apply(self, op: Op, inputs: Sequence[Tensor], name: str | None) -> tuple[Handle, ...]:
+    def apply(self, op: Op, inputs: Sequence[Tensor], name: str | None) -> tuple[JobTensor, ...]:
         """Record one op, or one for each time step of its inputs; its outputs."""
         if any(x.__class__ is TimeSteps for x in inputs):
             return self._at_each_step(op, inputs, name)
         inputs = inputs if self.replacing is None else self.replacing(op, inputs)
         return tuple(map(self.handle, self.tracer.apply(op, list(map(value_of, inputs)), name)))
 
-    def _at_each_step(self, op: Op, inputs: Sequence[Any], name: str | None) -> tuple[Handle, ...]:
+    def _at_each_step(self, op: Op, inputs: Sequence[Any], name: str | None) -> tuple[JobTensor, ...]:
         """The op on each time step; inputs without steps are the same at all of them, and random numbers are others."""
         counts = sorted({len(x.each) for x in inputs if isinstance(x, TimeSteps)})
         if len(counts) > 1:
@@ -129,20 +129,20 @@ class JobBody:
         """A number that no region of the job has."""
         return self.tracer.new_region()
 
-    def fed(self, name: str, type: TensorType) -> Handle:
+    def fed(self, name: str, type: TensorType) -> JobTensor:
         """An argument of this name that the job's feed gives."""
         return self.handle(self.tracer.as_seen(self.tracer.input(name, type)))
 
-    def fed_ragged(self, name: str, ragged: Ragged) -> Handle:
+    def fed_ragged(self, name: str, ragged: Ragged) -> JobTensor:
         """The same of one whose shape is that of the run."""
         type = ragged.type.with_shape(self.shape_read(name))
         return self.handle(self.tracer.as_seen(self.tracer.input(name, type, local=ragged.per_device)))
 
-    def rows_found(self, name: str, padded: Handle, axis: int) -> Handle:
+    def rows_found(self, name: str, padded: JobTensor, axis: int) -> JobTensor:
         """Positions along an axis of a tensor which has -1 behind the last of them."""
         return Found(padded, axis, partial(self.fed_sized, name, padded, axis), self.read.get(name, padded.tensor_type.shape))
 
-    def fed_sized(self, name: str, padded: Handle, axis: int) -> Handle:
+    def fed_sized(self, name: str, padded: JobTensor, axis: int) -> JobTensor:
         """The positions as an argument that nobody passes: they are computed before the rest of the run, whose program is that for so many."""
         self.sized[name] = sized = Sized(padded.tensor_type, padded.local, padded.value, partial(trimmed, axis=axis), _MASK)
         type = sized.type.with_shape(self.read.get(name, sized.type.shape))
@@ -184,11 +184,11 @@ class JobBody:
         """Their values, by name."""
         return self.tracer.reads
 
-    def variable(self, wanted: Variable) -> Handle:
+    def variable(self, wanted: Variable) -> JobTensor:
         """The current value of a variable, declared at first sight."""
         return self.handle(self.tracer.variable(wanted))
 
-    def slot(self, name: str, type: TensorType, initial: float, like: Variable | Placement | None) -> Handle:
+    def slot(self, name: str, type: TensorType, initial: float, like: Variable | Placement | None) -> JobTensor:
         """A variable of an optimizer: stored like the variable it serves, or whole on every rank."""
         return self.handle(self.tracer.slot(name, type, initial, like))
 
@@ -196,7 +196,7 @@ class JobBody:
         """The variable takes this value at the end of the run."""
         self.tracer.assign(name, value_of(value))
 
-    def run_counter(self) -> Handle:
+    def run_counter(self) -> JobTensor:
         """int64[1]: how often this job ran before."""
         return self.handle(self.tracer.run_counter())
 

@@ -28,8 +28,8 @@ from jobflow.core.errors import JobError, user_line
 from jobflow.core.types import Tensor
 from jobflow.engine.body import JobBody
 from jobflow.engine.compiled import Compiled
-from jobflow.engine.handle import Found, Handle, value_of
 from jobflow.engine.job import ACCUMULATION, Job, Trace, read_for, shapes_of
+from jobflow.engine.job_tensor import Found, JobTensor, value_of
 from jobflow.engine.returned import trimmed
 from jobflow.engine.session import Session
 from jobflow.graph.ir import Value
@@ -52,7 +52,7 @@ class EagerBody(JobBody):
     def now(self, value: Value) -> Any:
         return self.look(value)
 
-    def rows_found(self, name: str, padded: Handle, axis: int) -> Handle:
+    def rows_found(self, name: str, padded: JobTensor, axis: int) -> JobTensor:
         """The positions, as many as there are now."""
         found = trimmed(self.look(padded.value), axis)
         counts = {each.shape[axis] for each in (found if isinstance(found, list) else [found])}

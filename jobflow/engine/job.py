@@ -28,8 +28,8 @@ from jobflow.engine.body import JobBody, Replacing
 from jobflow.engine.compiled import Compiled, argument_parts
 from jobflow.engine.data_feed import Fed, Ragged
 from jobflow.engine.device_programs import compare_devices
-from jobflow.engine.handle import Found, packed, value_of
 from jobflow.engine.job_config import FunctionConfig
+from jobflow.engine.job_tensor import Found, packed, value_of
 from jobflow.engine.returned import deliver
 from jobflow.engine.session import Session
 from jobflow.graph.ir import Physical, Value

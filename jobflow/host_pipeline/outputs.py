@@ -21,7 +21,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, DuplicateNameError, JobError, ShapeError, user_line
 from jobflow.core.types import Array, DType, Tensor, TensorType, record, tensor_buffer, uint8
 from jobflow.engine.body import JobBody
-from jobflow.engine.handle import value_of
+from jobflow.engine.job_tensor import value_of
 from jobflow.expressions import philox
 from jobflow.host_pipeline import stages as st
 from jobflow.host_pipeline.host_values import HostValue

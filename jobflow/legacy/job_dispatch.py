@@ -22,7 +22,7 @@ from jobflow.core.types import Tensor
 from jobflow.eager.in_jobs import NOT_OF_THE_JOB, recorded
 from jobflow.eager.parameters import Roles, described, tensors_of
 from jobflow.eager.state import building_now
-from jobflow.engine.handle import Handle
+from jobflow.engine.job_tensor import JobTensor
 from jobflow.engine.operators import TensorOperators
 from jobflow.functional.dispatch import all_of as all_of
 from jobflow.functional.dispatch import in_job, named_in
@@ -158,7 +158,7 @@ def _in_job(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -> 
         roles.bind(arguments, named)
         if len(arguments) > at:
             name, arguments = arguments[at], (*arguments[:at], None, *arguments[at + 1 :])
-    if named or any(given.__class__ is not Handle for given in arguments):
+    if named or any(given.__class__ is not JobTensor for given in arguments):
         _check_in_job(roles, arguments, named)
     return recorded(body, function, arguments, named, name)
 

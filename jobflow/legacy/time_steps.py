@@ -16,7 +16,7 @@ from typing import Any
 
 from jobflow.core.errors import ShapeError, user_line
 from jobflow.core.types import Tensor
-from jobflow.engine.handle import TimeSteps, every_step
+from jobflow.engine.job_tensor import TimeSteps, every_step
 from jobflow.legacy.job_dispatch import all_of, of_jobs
 from jobflow.legacy.operands import counts
 from jobflow.ops.arithmetic import add

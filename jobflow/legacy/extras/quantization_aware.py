@@ -18,8 +18,8 @@ from collections.abc import Sequence
 import jobflow.core.scope as scope
 from jobflow.core.types import Tensor, int64
 from jobflow.engine.body import JobBody
-from jobflow.engine.handle import Handle
 from jobflow.engine.job_config import FunctionConfig
+from jobflow.engine.job_tensor import JobTensor
 from jobflow.graph.ir import Value
 from jobflow.legacy.extras.quantization import fake_quantization, min_max_observer, observed
 from jobflow.legacy.initializers import constant_initializer
@@ -49,9 +49,9 @@ class Quantization:
             return inputs
         with scope.using(interpreter=self.job, root=self.root):
             layer = next(filter(None, map(variable_of, inputs)), "fake")
-            return [self._of(x, layer) if isinstance(x, Handle) and x.tensor_type.dtype.is_float else x for x in inputs]
+            return [self._of(x, layer) if isinstance(x, JobTensor) and x.tensor_type.dtype.is_float else x for x in inputs]
 
-    def _of(self, x: Handle, layer: str) -> Tensor:
+    def _of(self, x: JobTensor, layer: str) -> Tensor:
         key = x.value, scope.current().view == "mirrored"
         if key not in self._made:
             weight = variable_of(x) is not None
@@ -59,7 +59,7 @@ class Quantization:
             self._made[key] = fake_quantization(x, scale, zero, *self.how)
         return self._made[key]
 
-    def _observed(self, x: Handle, layer: str) -> tuple[Tensor, Tensor]:
+    def _observed(self, x: JobTensor, layer: str) -> tuple[Tensor, Tensor]:
         name = f"{layer}-quantization_{self._observers[layer]}"
         self._observers[layer] += 1
         with scope.using(namespace=()):

@@ -1,4 +1,4 @@
-"""Handles: the tensors in the body of a job, with their names and layout requests.
+"""The tensors in the body of a job, with their names and layout requests.
 
 h = flow.matmul(x, w).with_distribute(flow.distribute.split(1))
 assert h.distribute is flow.distribute.split(1) and h.split_axis == 1
@@ -45,7 +45,7 @@ def sizes(shape: Iterable[Any]) -> tuple[int, ...]:
     return tuple(n.now if isinstance(n, Size) else int(n) for n in shape)
 
 
-class Handle(TensorOperators):
+class JobTensor(TensorOperators):
     """A tensor in the body of a job: what the program holds of a value of the graph that is being recorded.
 
     Layouts are decided after the body has run, so `distribute` and `split_axis` tell what was asked for, not what will be.
@@ -198,17 +198,17 @@ class Handle(TensorOperators):
         raise no_attribute(name, what, [known for known in dir(type(self)) if not known.startswith("_")])
 
 
-class TimeSteps(Handle):
+class TimeSteps(JobTensor):
     """A tensor that the body of a job has once per time step: what `unpack` cuts and `repeat` repeats.  Ops on it are ops on each."""
 
     __slots__ = ("each",)
 
-    def __init__(self, each: Sequence[Handle]) -> None:
+    def __init__(self, each: Sequence[JobTensor]) -> None:
         super().__init__(each[0].value)
         self.each = tuple(each)
 
 
-class Found(Handle):
+class Found(JobTensor):
     """Positions, as many along `axis` as a run finds; `padded` has -1 behind the last, and is what a run gives where nothing reads them.
 
     What reads them gets what `sized` makes, a tensor with so many rows as there are in the run: see `JobBody.sized`.
@@ -216,11 +216,11 @@ class Found(Handle):
 
     __slots__ = ("_made", "_sized", "axis", "padded")
 
-    def __init__(self, padded: Handle, axis: int, sized: Callable[[], Handle], shape: tuple[int, ...]) -> None:
+    def __init__(self, padded: JobTensor, axis: int, sized: Callable[[], JobTensor], shape: tuple[int, ...]) -> None:
         self.padded, self.axis, self._sized = padded, axis, sized
         self.tensor_type = padded.tensor_type.with_shape(shape)
         self._declared = None if shape == padded.tensor_type.shape else padded.tensor_type.shape
-        self._made: Handle | None = None
+        self._made: JobTensor | None = None
 
     @property
     def value(self) -> Value:  # type: ignore[override]
@@ -257,7 +257,7 @@ def value_of(tensor: Any) -> Any:
             f"{user_line()}: {tensor.tensor_type} is one of {len(tensor.each)} time steps, and only all of them together have a value here; "
             f"pack(x, {len(tensor.each)}) joins them, acc(x, {len(tensor.each)}) adds them"
         )
-    return tensor.value if isinstance(tensor, Handle) else tensor
+    return tensor.value if isinstance(tensor, JobTensor) else tensor
 
 
 def every_step(tensor: Any) -> tuple[Any, ...]:
