@@ -83,10 +83,12 @@ class Guards:
         #: containers among the arguments, which are others in every call
         self.arguments: list[Watched] = []
         self._count = 0
-        self._ours: set[types.CodeType] = set()
+        #: files of jobflow
+        self._ours: set[str] = set()
         self._nested: set[types.CodeType] = set()
         self._paused = False
         self._importing: Any = None
+        self._callback: Callable[[Any, str, Any], None] | None = None
         self._random = random.getstate(), np.random.get_state()
 
     # ---------------------------------------------------------------- observing
@@ -95,11 +97,24 @@ class Guards:
     def observing(self) -> Iterator[None]:
         """Observe which code runs inside."""
         before = sys.getprofile()
-        sys.setprofile(self._profile)
+        self._callback = self._profile
+        sys.setprofile(self._callback)
         try:
             yield
         finally:
+            self._callback = None
             sys.setprofile(before)
+
+    def suspend(self) -> bool:
+        """Stop observing before jobflow's own code runs that calls no code of the program; True if this thread was observed."""
+        observed = self._callback is not None and sys.getprofile() is self._callback
+        if observed:
+            sys.setprofile(None)
+        return observed
+
+    def resume(self) -> None:
+        """Observe again after `suspend`."""
+        sys.setprofile(self._callback)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -112,7 +127,7 @@ class Guards:
 
     def _profile(self, frame: Any, event: str, arg: Any) -> None:
         code = frame.f_code
-        if code in self._ours or self._paused:
+        if code.co_filename in self._ours or self._paused:
             return
         if self._importing is not None:
             if event == "return" and frame is self._importing:
@@ -130,7 +145,8 @@ class Guards:
             self._importing = frame
             return
         if is_ours(frame) or module.startswith("jobflow.") or module == "jobflow":
-            self._ours.add(code)
+            if not code.co_filename.startswith("<"):
+                self._ours.add(code.co_filename)
             return
         root = module.partition(".")[0]
         if root in sys.stdlib_module_names or root == "numpy":
@@ -154,7 +170,7 @@ class Guards:
     def _serves_program(self, frame: Any) -> bool:
         """True if a frame, or the first caller that is not of a library, belongs to the program rather than to jobflow."""
         while frame is not None and is_library(str(frame.f_globals.get("__name__", ""))):
-            if frame.f_code in self._ours or is_ours(frame) or is_jobflow(str(frame.f_globals.get("__name__", ""))):
+            if frame.f_code.co_filename in self._ours or is_ours(frame) or is_jobflow(str(frame.f_globals.get("__name__", ""))):
                 return False
             frame = frame.f_back
         return frame is not None

@@ -25,6 +25,7 @@ from jobflow.eager.tape import Edge, OpGradient, follow, gradient_program, note,
 from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.ir import Node, Variable
 from jobflow.nn.compiled.host_numbers import HostNumber, SessionGenerator
+from jobflow.nn.compiled.pure_code import is_own
 from jobflow.nn.compiled.snapshot import Untraceable
 from jobflow.nn.compiled.traced_tape import Differentiating, TracedNode, TracedSweep
 from jobflow.nn.graph.building import Building, Decomposing
@@ -46,8 +47,12 @@ class Observer(Protocol):
         """The path of a tensor that was reached before the function ran."""
         ...
 
-    def paused(self) -> AbstractContextManager[None]:
-        """Ignore Python code that a replay runs as well."""
+    def suspend(self) -> bool:
+        """Stop observing; True if code was observed."""
+        ...
+
+    def resume(self) -> None:
+        """Observe again."""
         ...
 
 
@@ -86,6 +91,7 @@ class StepRecorder(Building):
     held: dict[str, Tensor] = field(default_factory=dict)
     _constants: dict[int, Tensor] = field(default_factory=dict)
     _changed: set[int] = field(default_factory=set)
+    _used: set[str] = field(default_factory=set)
     _numbers: dict[Any, Tensor] = field(default_factory=dict)
     _of_key: dict[Any, HostNumber] = field(default_factory=dict)
     _states: dict[int, int] = field(default_factory=dict)
@@ -109,6 +115,16 @@ class StepRecorder(Building):
             self.here.building = before
 
     # ---------------------------------------------------------------- operations
+
+    def run(self, op: Op, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Record an operation; return its outputs."""
+        observer = self.observer
+        if observer is None or not observer.suspend():
+            return super().run(op, inputs)
+        try:
+            return super().run(op, inputs)
+        finally:
+            observer.resume()
 
     def _ran(self, op: Op, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         known = [self.known(x) for x in inputs]
@@ -228,8 +244,14 @@ class StepRecorder(Building):
 
     def _unique(self, name: str) -> str:
         """A name that no tensor of the compiled function has."""
-        used = {*self.names.values(), *self.kept, *self.tensors}
-        return name if name not in used else next(f"{name}{i}" for i in range(2, len(used) + 3) if f"{name}{i}" not in used)
+        if not self._used:
+            self._used.update(self.names.values(), self.kept, self.tensors)
+        unique, number = name, 1
+        while unique in self._used:
+            number += 1
+            unique = f"{name}{number}"
+        self._used.add(unique)
+        return unique
 
     def relocate(self, name: str, group: str) -> None:
         """Let a variable share a buffer with others of its group, so that one update serves them all."""
@@ -346,8 +368,13 @@ class StepRecorder(Building):
         if self.observer is not None:
             self.observer.add(optimizer, f"the optimizer {type(optimizer).__name__}")
         self.stepped.append((optimizer, []))
-        with self.tracer.updating(user_line()):
-            yield
+        observed = self.observer is not None and is_own(type(optimizer)) and self.observer.suspend()
+        try:
+            with self.tracer.updating(user_line()):
+                yield
+        finally:
+            if self.observer is not None and observed:
+                self.observer.resume()
 
     @contextmanager
     def slots_of(self, optimizer: Any, p: Tensor) -> Iterator[None]:

@@ -10,7 +10,7 @@ from jobflow.core.errors import JobError, user_line
 from jobflow.core.layout import B, Layout
 from jobflow.core.types import TensorType
 from jobflow.eager.backward import Sweep
-from jobflow.eager.tape import Edge, Gradients, TapeNode
+from jobflow.eager.tape import Edge, Gradients, Hook, TapeNode
 from jobflow.eager.tensor import Storage
 from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.ir import Node
@@ -72,11 +72,19 @@ class Changed(Tensor):
 
 
 class TracedSweep(Sweep[Tensor]):
-    """A backward pass whose operations are recorded."""
+    """A backward pass whose operations are recorded.  Only hooks run code of the program."""
+
+    observed = False
 
     def run(self, roots: Sequence[Tensor], seeds: Sequence[Tensor]) -> list[Tensor | None]:
-        with self.recorder.in_backward():
-            return super().run(roots, seeds)
+        observer = self.recorder.observer
+        self.observed = observer is not None and observer.suspend()
+        try:
+            with self.recorder.in_backward():
+                return super().run(roots, seeds)
+        finally:
+            if observer is not None and self.observed:
+                observer.resume()
 
     @property
     def recorder(self) -> StepRecorder:
@@ -90,6 +98,15 @@ class TracedSweep(Sweep[Tensor]):
                 super().pass_on(edge, gradient)
         else:
             super().pass_on(edge, gradient)
+
+    def hooked(self, hooks: dict[int, Hook] | None, gradient: Tensor) -> Tensor:
+        if not hooks or not self.observed or self.recorder.observer is None:
+            return super().hooked(hooks, gradient)
+        self.recorder.observer.resume()
+        try:
+            return super().hooked(hooks, gradient)
+        finally:
+            self.recorder.observer.suspend()
 
     def results(self, node: TapeNode, backward: Callable[..., Gradients], gradients: list[Tensor | None]) -> Gradients:
         with self.recorder.in_gradient_of(node.node if isinstance(node, TracedNode) else None):

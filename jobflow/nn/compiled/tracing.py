@@ -202,8 +202,12 @@ class Tracing:
         """The arguments that the function writes to; Untraceable if other tensors show the same memory."""
         recorder, written = self.recorder, []
         met = {**{id(x): x for x in self.call.tensors}, **{id(x): x for x in recorder.tensors.values()}}
+        showing: dict[int, list[Tensor]] = {}
+        for x in met.values():
+            if x.storage is not None:
+                showing.setdefault(id(x.storage), []).append(x)
         for x in recorder.written.values():
-            shared = [other for other in met.values() if other is not x and x.storage is not None and other.storage is x.storage]
+            shared = [other for other in showing.get(id(x.storage), ()) if other is not x]
             if shared:
                 raise Untraceable(
                     f"{self.tracer.name}: it writes to a tensor {x.tensor_type} whose memory another tensor {shared[0].tensor_type} shows"
