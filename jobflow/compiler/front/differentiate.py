@@ -184,7 +184,8 @@ def update_variables(tracer: Tracer, training: Training, gradients: Mapping[str,
             gradients = {name: recorded(scaling.unscaled(gradient, raised)) for name, gradient in gradients.items()}
         step = tracer.slot(f"System-Train-TrainStep-{tracer.name}", TensorType((1,), int64), 0, None)
         for optimizer in training.optimizers:
-            chosen = [name for name in names if name in set(optimizer.selects(names))]
+            selected = set(optimizer.selects(names))
+            chosen = [name for name in names if name in selected]
             scale = optimizer.loss_scale if isinstance(scaling, Scaling) else optimizer.loss_scale * raised
             parameters = [_parameter(tracer, name, gradients[name], optimizer, scale) for name in chosen]
             tracer.updates.update(optimizer.update(parameters, step, tracer.slot))

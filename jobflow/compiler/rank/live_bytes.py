@@ -26,6 +26,10 @@ class LiveBytes:
         self.begin = {self.home[argument.item] for argument in program.arguments}
         self.end = {self.home[item] for _, item in program.fetches}
         self.told = {self.home[item] for step in steps if isinstance(step.action, Collect | Send) for item in step.inputs}
+        #: by buffer, the first and the last position that touches it; recomputed only if a step at one end moves
+        self.extents: dict[Item, tuple[int, int]] = {}
+        #: buffers that other steps touch than `of_step` says
+        self.irregular: set[Item] = set()
         self.live = np.zeros((2, self.count + 1), np.int64)
         for home in self.touching:
             self._add(self.live, home, 1)
@@ -41,22 +45,33 @@ class LiveBytes:
     def _add(self, live: np.ndarray, home: Item, sign: int) -> None:
         if home.slot is not None:
             return
-        at = [self.position[i] for i in self.touching[home]]
-        first = 0 if home in self.begin else min(at)
-        last = self.count if home in self.end else max(at)
-        if first < last or len(at) == 1:  # what one region alone touches has no memory
+        first, last = self._extent(home)
+        first = 0 if home in self.begin else first
+        last = self.count if home in self.end else last
+        if first < last or len(self.touching[home]) == 1:  # what one region alone touches has no memory
             live[int(home in self.told), first : last + 1] += sign * home.type.nbytes
+
+    def _extent(self, home: Item) -> tuple[int, int]:
+        """Return the first and the last position that touches a buffer."""
+        extent = self.extents.get(home)
+        if extent is None:
+            positions = [self.position[i] for i in self.touching[home]]
+            extent = self.extents[home] = min(positions), max(positions)
+        return extent
 
     def refuses(self, steps: Sequence[int], place: int) -> str | None:
         """Why these steps must not be one at this position."""
         new, kept = self.live.copy(), [self.position[i] for i in steps]
         homes = self._homes(steps)
+        extents = {home: self._extent(home) for home in homes}
         for home in homes:
             self._add(new, home, -1)
-        self._put(steps, [place] * len(steps))
+        self._put(steps, place)
         for home in homes:
             self._add(new, home, 1)
-        self._put(steps, kept)
+        for i, position in zip(steps, kept, strict=True):
+            self.position[i] = position
+        self.extents.update(extents)
         return self.excess(np.where(new > self.live, new, 0))
 
     def excess(self, live: np.ndarray) -> str | None:
@@ -71,16 +86,22 @@ class LiveBytes:
         homes = self._homes(steps)
         for home in homes:
             self._add(self.live, home, -1)
-        self._put(steps, [place] * len(steps))
+        self._put(steps, place)
         for home in homes:
             self._add(self.live, home, 1)
 
     def _homes(self, steps: Sequence[int]) -> list[Item]:
         return list(dict.fromkeys(home for i in steps for home in self.of_step[i]))
 
-    def _put(self, steps: Sequence[int], places: Sequence[int]) -> None:
-        for i, place in zip(steps, places, strict=True):
-            self.position[i] = place
+    def _put(self, steps: Sequence[int], place: int) -> None:
+        for i in steps:
+            before, self.position[i] = self.position[i], place
+            for home in self.of_step[i]:
+                first, last = self.extents.get(home, (before, before))
+                if before in (first, last) or home in self.irregular:
+                    self.extents.pop(home, None)
+                else:
+                    self.extents[home] = min(first, place), max(last, place)
 
     def reads_instead(self, item: Item, readers: Iterable[int], others: Sequence[tuple[Item, int]]) -> str | None:
         """Have these steps not read an item, but others be read, each by a step; or why they must not."""
@@ -91,6 +112,9 @@ class LiveBytes:
         left = {
             i for i in readers if not any(x is not item and self.home[x] is self.home[item] for x in (*self.steps[i].inputs, *self.steps[i].outputs))
         }
+        self.irregular.update(homes)
+        for home in homes:
+            self.extents.pop(home, None)
         self.touching[self.home[item]] = [i for i in self.touching[self.home[item]] if i not in left]
         for other, i in others:
             self.touching[self.home[other]] = sorted({*self.touching[self.home[other]], i})
@@ -100,4 +124,6 @@ class LiveBytes:
         if why is not None:
             self.live = before
             self.touching |= kept
+            for home in homes:
+                self.extents.pop(home, None)
         return why

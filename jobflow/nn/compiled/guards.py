@@ -96,14 +96,18 @@ class Guards:
     @contextmanager
     def observing(self) -> Iterator[None]:
         """Observe which code runs inside."""
-        before = sys.getprofile()
+        before: Any = sys.getprofile()
+        if before is not None and not callable(before):  # cProfile: an object that enables itself
+            before.disable()
         self._callback = self._profile
         sys.setprofile(self._callback)
         try:
             yield
         finally:
             self._callback = None
-            sys.setprofile(before)
+            sys.setprofile(before if callable(before) else None)
+            if before is not None and not callable(before):
+                before.enable()
 
     def suspend(self) -> bool:
         """Stop observing before jobflow's own code runs that calls no code of the program; True if this thread was observed."""
