@@ -51,26 +51,26 @@ class LiveBytes:
         if first < last or len(self.touching[home]) == 1:  # what one region alone touches has no memory
             live[int(home in self.told), first : last + 1] += sign * home.type.nbytes
 
-    def _extent(self, home: Item) -> tuple[int, int]:
+    def _extent(self, buffer: Item) -> tuple[int, int]:
         """Return the first and the last position that touches a buffer."""
-        extent = self.extents.get(home)
+        extent = self.extents.get(buffer)
         if extent is None:
-            positions = [self.position[i] for i in self.touching[home]]
-            extent = self.extents[home] = min(positions), max(positions)
+            indices = [self.position[i] for i in self.touching[buffer]]
+            extent = self.extents[buffer] = min(indices), max(indices)
         return extent
 
     def refuses(self, steps: Sequence[int], place: int) -> str | None:
         """Why these steps must not be one at this position."""
         new, kept = self.live.copy(), [self.position[i] for i in steps]
         homes = self._homes(steps)
-        extents = {home: self._extent(home) for home in homes}
+        extents = {buffer: self._extent(buffer) for buffer in homes}
         for home in homes:
             self._add(new, home, -1)
         self._put(steps, place)
         for home in homes:
             self._add(new, home, 1)
-        for i, position in zip(steps, kept, strict=True):
-            self.position[i] = position
+        for i, index in zip(steps, kept, strict=True):
+            self.position[i] = index
         self.extents.update(extents)
         return self.excess(np.where(new > self.live, new, 0))
 
@@ -96,12 +96,12 @@ class LiveBytes:
     def _put(self, steps: Sequence[int], place: int) -> None:
         for i in steps:
             before, self.position[i] = self.position[i], place
-            for home in self.of_step[i]:
-                first, last = self.extents.get(home, (before, before))
-                if before in (first, last) or home in self.irregular:
-                    self.extents.pop(home, None)
+            for buffer in self.of_step[i]:
+                first, last = self.extents.get(buffer, (before, before))
+                if before in (first, last) or buffer in self.irregular:
+                    self.extents.pop(buffer, None)
                 else:
-                    self.extents[home] = min(first, place), max(last, place)
+                    self.extents[buffer] = min(first, place), max(last, place)
 
     def reads_instead(self, item: Item, readers: Iterable[int], others: Sequence[tuple[Item, int]]) -> str | None:
         """Have these steps not read an item, but others be read, each by a step; or why they must not."""
@@ -113,8 +113,8 @@ class LiveBytes:
             i for i in readers if not any(x is not item and self.home[x] is self.home[item] for x in (*self.steps[i].inputs, *self.steps[i].outputs))
         }
         self.irregular.update(homes)
-        for home in homes:
-            self.extents.pop(home, None)
+        for buffer in homes:
+            self.extents.pop(buffer, None)
         self.touching[self.home[item]] = [i for i in self.touching[self.home[item]] if i not in left]
         for other, i in others:
             self.touching[self.home[other]] = sorted({*self.touching[self.home[other]], i})
@@ -124,6 +124,6 @@ class LiveBytes:
         if why is not None:
             self.live = before
             self.touching |= kept
-            for home in homes:
-                self.extents.pop(home, None)
+            for buffer in homes:
+                self.extents.pop(buffer, None)
         return why
