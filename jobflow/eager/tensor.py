@@ -1,8 +1,7 @@
-"""The tensor class: an array, or a value of a program that is being traced.
+"""The data of tensors: an array, or a value of a program that is being traced.
 
-A local tensor belongs to one rank.  A global one has a logical value that lies on the ranks of its placement as its sbp says; each
-rank holds its piece as `array`, and those outside the placement an empty one.  While `nn.Graph.build` runs, tensors have a `traced`
-instead of an array.
+A local tensor belongs to one rank. A global tensor has a logical value, stored on the ranks of its placement as its sbp says. Each
+rank holds its piece as `array`; ranks outside the placement hold an empty one. Traced tensors have `traced` instead of an array.
 
 `jobflow.functional.tensor_class` adds the methods.
 """
@@ -45,11 +44,11 @@ class Size(tuple[int, ...]):
 
 
 class Home:
-    """Where a graph has laid the memory of tensors.
+    """The memory that a program assigned to tensors.
 
-    What other ranks have in common with this one (`ranks`, none if it is this rank's own) nobody writes to outside of graphs: tensors see
-    it as arrays that are read only.  Before one of them is written to, all of them move to a copy of this rank (`leave`), until the graph
-    runs the next time and takes the numbers over (`come_back`).
+    Memory that several ranks share (`ranks`; none for memory of this rank) is written by programs alone. Tensors show it read-only.
+    Before a tensor is written to, all tensors of the memory move to a copy of this rank (`leave`). The next run of the program takes over
+    their elements, and they move back (`come_back`).
     """
 
     __slots__ = ("array", "buffer", "copies", "copy", "offset", "ranks", "tensors")
@@ -67,25 +66,25 @@ class Home:
         self.tensors: WeakValueDictionary[int, TensorBase] = WeakValueDictionary()
 
     def leave(self) -> None:
-        """This rank's tensors get numbers of their own."""
+        """Move the tensors to a copy of this rank."""
         if self.copy is None:
             self.copy = self.array.copy()
             self._move(self.array, self.copy)
 
     def come_back(self) -> None:
-        """They lie in common memory again."""
+        """Move the tensors back to the memory that ranks share."""
         if self.copy is not None:
             self._move(self.copy, self.array)
             self.copy = None
 
     def _move(self, old: Array, new: Array) -> None:
-        """Let the tensors that look at `old` look at the same part of `new`."""
+        """Let tensors with elements in `old` show the same part of `new`."""
         bytes_ = new.reshape(-1).view(np.uint8)
         for x, offset in self._looking(old):
             x.array = np.ndarray(x.array.shape, x.array.dtype, bytes_, offset, x.array.strides)
 
     def _looking(self, at: Array) -> Iterator[tuple[TensorBase, int]]:
-        """The tensors that look at this memory, and where they begin in it."""
+        """The tensors with elements in this memory, and their offsets in it."""
         for x in list(self.tensors.values()):
             offset = x.array.ctypes.data - at.ctypes.data
             if 0 <= offset < max(at.nbytes, 1):
@@ -93,9 +92,9 @@ class Home:
 
 
 class FarHome(Home):
-    """Of numbers that are where no tensor can look at them, such as on a GPU or in pieces on threads: `fetch` gives them.
+    """Remote memory, such as that of a GPU, or pieces on threads: `fetch` returns its elements.
 
-    `array` is what was fetched last.  When that is old, the tensors that look at it have no array until they are asked for one.
+    `array` holds the elements of the last fetch. When they are out of date, tensors have no array until one is read.
     """
 
     __slots__ = ("away", "fetch", "fetched")
@@ -108,7 +107,7 @@ class FarHome(Home):
         self.away: dict[int, Array] | None = None
 
     def forget(self) -> None:
-        """What was fetched is old."""
+        """Mark the fetched elements as out of date."""
         if self.away is None:
             found = [x for x, _ in self._looking(self.array)]
             self.away = {id(x): x.array for x in found}
@@ -116,7 +115,7 @@ class FarHome(Home):
                 del x._array
 
     def bring(self) -> None:
-        """Fetch the numbers, if what is here is old."""
+        """Fetch the elements, if those of the last fetch are out of date."""
         if self.away is not None:
             np.copyto(self.fetched, self.fetch())
             away, self.away = self.away, None
@@ -132,7 +131,7 @@ def _read_only(array: Array) -> Array:
 
 
 class Storage:
-    """Counts how often the memory that some tensors share has been written over, and knows where a graph has laid it."""
+    """The memory that views share: a count of writes, and the place that a program assigned to it."""
 
     __slots__ = ("before", "home", "version")
 
@@ -246,12 +245,12 @@ class TensorBase:
 
     @property
     def sbp(self) -> tuple[Sbp, ...]:
-        """How a global tensor lies, one per dimension of the mesh; JobError for a local one."""
+        """The sbp of a global tensor, one entry per dimension of the mesh; JobError for a local tensor."""
         return self._global("sbp").sbp
 
     @property
     def placement(self) -> public_placement:
-        """Where a global tensor lies; JobError for a local one."""
+        """The placement of a global tensor; JobError for a local tensor."""
         return public_placement.of(self._global("placement").placement)
 
     def _global(self, what: str) -> Layout:
@@ -261,37 +260,37 @@ class TensorBase:
 
     @property
     def is_leaf(self) -> bool:
-        """True if `backward` leaves its gradient here, not on the way to others."""
+        """True if `backward` adds the gradient to `grad`, instead of passing it on to other tensors."""
         return self.node is None
 
     @property
     def grad_fn(self) -> TapeNode | None:
-        """What made it, where gradients are recorded."""
+        """The recorded step that computed the tensor; None for leaves."""
         return self.node
 
     @property
     def version(self) -> int:
-        """How often its memory has been written over."""
+        """The number of writes to the memory of the tensor."""
         return 0 if self.storage is None else self.storage.version
 
     @property
     def memory(self) -> Storage:
-        """Stands for its memory, which views share."""
+        """The storage, which views share."""
         if self.storage is None:
             self.storage = Storage()
         return self.storage
 
     def wrote(self) -> None:
-        """Its memory has been written over."""
+        """Count a write to the memory of the tensor."""
         self.memory.version += 1
 
     def shares(self, view: TensorBase) -> None:
-        """`view` looks at the same memory; with other strides, if it is given them afterwards."""
+        """Give `view` the storage of this tensor."""
         view.storage, view._apart, view.strides = self.memory, self._apart, self.strides
         if view.storage.home is not None:
             view.storage.home.tensors[id(view)] = view
 
-    #: a tensor is a key by which one it is
+    #: tensors are keys by identity
     __hash__ = object.__hash__
 
 
@@ -301,13 +300,13 @@ def has_array(x: TensorBase) -> bool:
 
 
 def lives(x: TensorBase, home: Home) -> None:
-    """x lies there from now on."""
+    """Store x in this memory from now on."""
     x.memory.home, x.array = home, home.array
     home.tensors[id(x)] = x
 
 
 def moves(x: TensorBase, home: Home) -> None:
-    """The same; what looked at the old memory of x stays there."""
+    """Store x in this memory; other views of its old memory stay there."""
     if not has_array(x) or home.array.ctypes.data != x.array.ctypes.data:
         before = x.memory.before
         x.storage = None
@@ -316,7 +315,7 @@ def moves(x: TensorBase, home: Home) -> None:
 
 
 def shows(x: TensorBase, view: TensorBase) -> None:
-    """`view` looks at the memory of x, but does not count how often that is written over."""
+    """Let `view` show the memory of x without sharing its count of writes."""
     view._apart, view.strides = x._apart, x.strides
     if x.storage is not None and x.storage.home is not None:
         view.memory.home = x.storage.home
@@ -324,7 +323,7 @@ def shows(x: TensorBase, view: TensorBase) -> None:
 
 
 def check_current(x: TensorBase) -> None:
-    """JobError for a view with memory of its own whose tensor was written over since."""
+    """Raise JobError for a part in memory of its own whose tensor was written to since."""
     if x._apart is not None and x._apart[0].version != x._apart[1]:
         raise JobError(
             f"{user_line()}: {x.tensor_type} is a part of a global tensor whose elements had to move to make it; the tensor was written to since, "

@@ -57,7 +57,7 @@ def in_job() -> bool:
 
 
 def is_tensor(x: Any) -> bool:
-    """Whether x is a tensor of either face."""
+    """True for tensors, and for tensors of a job."""
     return isinstance(getattr(x, "tensor_type", None), TensorType)
 
 
@@ -65,7 +65,7 @@ def is_tensor(x: Any) -> bool:
 
 
 def of_tensors(function: Function, word: str) -> Function:
-    """The function, called with tensors, or with those of the job whose body runs; a DtypeError for arrays in their places."""
+    """Return the function with a check of its arguments; with tensors of a job it is recorded in the body that runs."""
     if word in MADE:
         return _made(function)
     roles = Roles(word, function)
@@ -93,7 +93,7 @@ def of_tensors(function: Function, word: str) -> Function:
 
 
 def _made(function: Function) -> Function:
-    """A function that makes tensors of nothing: in the body of a job, of the job."""
+    """Return a function without tensors among its arguments; in the body of a job, its result is a tensor of the job."""
 
     @wraps(function)
     def called(*arguments: Any, **named: Any) -> Any:
@@ -108,7 +108,7 @@ def _made(function: Function) -> Function:
 
 
 def _checked(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -> bool:
-    """Whether tensors of a job are among the arguments; DtypeError for what is not a tensor where one must be."""
+    """Raise DtypeError for arguments that must be tensors; True if tensors of a job are among the arguments."""
     of_a_job = False
     for name, given in roles.given(arguments, named):
         if isinstance(given, Typed):
@@ -135,7 +135,7 @@ def _recorded(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -
 
 
 def as_public(word: str, value: Any) -> Any:
-    """What `jobflow.functional` has under this name: its functions as `of_tensors`."""
+    """Return the public object of this name: functions with `of_tensors`, other objects unchanged."""
     return all_of(TENSORS, {word: value}, TENSORS, of_tensors).get(word, value)
 
 
@@ -149,7 +149,7 @@ def method(function: Function, word: str = "") -> Function:
 
 
 def _by_any_name(function: Function, word: str) -> Function:
-    """The function, whose parameters have further names too if it has parameters of which there are; see `Roles.renamed`."""
+    """Return the function; if it has a parameter that NumPy names otherwise, it accepts both names (`Roles.renamed`)."""
     code = getattr(function, "__code__", None)
     if code is None or not (code.co_flags & inspect.CO_VARARGS or "dim" in code.co_varnames[: code.co_argcount]):
         return function
