@@ -64,7 +64,6 @@ from jobflow.engine.session import clear_default_session as clear_default_sessio
 from jobflow.engine.session import config as config
 from jobflow.engine.session import env as env
 from jobflow.engine.session import sync_default_session as sync_default_session
-from jobflow.functional import *
 from jobflow.functional import autograd as autograd
 from jobflow.functional import comm as comm
 from jobflow.functional import cuda as cuda
@@ -187,35 +186,35 @@ from jobflow.legacy.math import multi_count_not_finite as multi_count_not_finite
 from jobflow.legacy.math import unsorted_batch_segment_sum as unsorted_batch_segment_sum
 from jobflow.legacy.math import unsorted_segment_sum as unsorted_segment_sum
 from jobflow.legacy.math import unsorted_segment_sum_like as unsorted_segment_sum_like
-from jobflow.legacy.shared_names import argsort as argsort  # type: ignore[assignment]
-from jobflow.legacy.shared_names import argwhere as argwhere  # type: ignore[assignment]
-from jobflow.legacy.shared_names import cast as cast  # type: ignore[assignment]
-from jobflow.legacy.shared_names import clamp as clamp  # type: ignore[assignment]
-from jobflow.legacy.shared_names import clip as clip  # type: ignore[assignment]
-from jobflow.legacy.shared_names import concat as concat  # type: ignore[assignment]
-from jobflow.legacy.shared_names import ctc_loss as ctc_loss  # type: ignore[assignment]
-from jobflow.legacy.shared_names import diag as diag  # type: ignore[assignment]
-from jobflow.legacy.shared_names import expand as expand  # type: ignore[assignment]
-from jobflow.legacy.shared_names import flatten as flatten  # type: ignore[assignment]
-from jobflow.legacy.shared_names import gather as gather  # type: ignore[assignment]
+from jobflow.legacy.shared_names import argsort as argsort
+from jobflow.legacy.shared_names import argwhere as argwhere
+from jobflow.legacy.shared_names import cast as cast
+from jobflow.legacy.shared_names import clamp as clamp
+from jobflow.legacy.shared_names import clip as clip
+from jobflow.legacy.shared_names import concat as concat
+from jobflow.legacy.shared_names import ctc_loss as ctc_loss
+from jobflow.legacy.shared_names import diag as diag
+from jobflow.legacy.shared_names import expand as expand
+from jobflow.legacy.shared_names import flatten as flatten
+from jobflow.legacy.shared_names import gather as gather
 from jobflow.legacy.shared_names import hierarchical_parallel_cast as hierarchical_parallel_cast
-from jobflow.legacy.shared_names import masked_fill as masked_fill  # type: ignore[assignment]
-from jobflow.legacy.shared_names import matmul as matmul  # type: ignore[assignment]
-from jobflow.legacy.shared_names import nonzero as nonzero  # type: ignore[assignment]
-from jobflow.legacy.shared_names import one_hot as one_hot  # type: ignore[assignment]
-from jobflow.legacy.shared_names import ones as ones  # type: ignore[assignment]
-from jobflow.legacy.shared_names import ones_like as ones_like  # type: ignore[assignment]
+from jobflow.legacy.shared_names import masked_fill as masked_fill
+from jobflow.legacy.shared_names import matmul as matmul
+from jobflow.legacy.shared_names import nonzero as nonzero
+from jobflow.legacy.shared_names import one_hot as one_hot
+from jobflow.legacy.shared_names import ones as ones
+from jobflow.legacy.shared_names import ones_like as ones_like
 from jobflow.legacy.shared_names import parallel_cast as parallel_cast
-from jobflow.legacy.shared_names import range as range  # type: ignore[assignment]
-from jobflow.legacy.shared_names import repeat as repeat  # type: ignore[assignment]
-from jobflow.legacy.shared_names import reshape as reshape  # type: ignore[assignment]
-from jobflow.legacy.shared_names import sort as sort  # type: ignore[assignment]
-from jobflow.legacy.shared_names import squeeze as squeeze  # type: ignore[assignment]
-from jobflow.legacy.shared_names import stack as stack  # type: ignore[assignment]
-from jobflow.legacy.shared_names import transpose as transpose  # type: ignore[assignment]
-from jobflow.legacy.shared_names import where as where  # type: ignore[assignment]
-from jobflow.legacy.shared_names import zeros as zeros  # type: ignore[assignment]
-from jobflow.legacy.shared_names import zeros_like as zeros_like  # type: ignore[assignment]
+from jobflow.legacy.shared_names import range as range
+from jobflow.legacy.shared_names import repeat as repeat
+from jobflow.legacy.shared_names import reshape as reshape
+from jobflow.legacy.shared_names import sort as sort
+from jobflow.legacy.shared_names import squeeze as squeeze
+from jobflow.legacy.shared_names import stack as stack
+from jobflow.legacy.shared_names import transpose as transpose
+from jobflow.legacy.shared_names import where as where
+from jobflow.legacy.shared_names import zeros as zeros
+from jobflow.legacy.shared_names import zeros_like as zeros_like
 from jobflow.legacy.tensor_buffers import gen_tensor_buffer as gen_tensor_buffer
 from jobflow.legacy.tensor_buffers import tensor_buffer_to_list_of_tensors as tensor_buffer_to_list_of_tensors
 from jobflow.legacy.tensor_buffers import tensor_buffer_to_tensor as tensor_buffer_to_tensor
@@ -462,3 +461,6 @@ __all__ = [
     "tensor_list_to_tensor_buffer",
     "tensor_to_tensor_buffer",
 ]
+
+# All functions of tensors; names of both APIs are those above, which choose by arguments.
+from jobflow.functional import *  # type: ignore[assignment]

@@ -33,7 +33,7 @@ def read(package: str, stub: Path) -> tuple[Homes, list[str]]:
             beside = node.module == package
             if node.names[0].name == "*":
                 source = stub.parents[package.count(".") + 1].joinpath(*node.module.split("."))
-                homes |= {name: (node.module, name) for name in _listed(node.module, source)}
+                homes = {name: (node.module, name) for name in _listed(node.module, source)} | homes
                 continue
             for alias in node.names:
                 homes[alias.asname or alias.name] = (f"{node.module}.{alias.name}", "") if beside else (node.module, alias.name)
