@@ -19,14 +19,14 @@ def test_work_and_block_can_wait_for_each_other() -> None:
 
 
 def test_errors_of_the_work_are_raised_at_the_end_of_the_block() -> None:
-    seen = []
+    calls = []
 
     def work() -> None:
         raise JobError("no first value")
 
     with pytest.raises(JobError, match="no first value"), concurrently(work):
-        seen.append("the block")
-    assert seen == ["the block"]
+        calls.append("the block")
+    assert calls == ["the block"]
 
 
 def test_errors_of_the_block_come_first_and_wait_for_the_work() -> None:
@@ -38,7 +38,7 @@ def test_errors_of_the_block_come_first_and_wait_for_the_work() -> None:
 
 
 def test_work_runs_in_the_scope_of_the_block() -> None:
-    seen = []
-    with scope.using(stage=3), concurrently(lambda: seen.append(scope.current().stage)):
+    stages = []
+    with scope.using(stage=3), concurrently(lambda: stages.append(scope.current().stage)):
         pass
-    assert seen == [3]
+    assert stages == [3]
