@@ -35,7 +35,7 @@ class GradientSlot:
 
     def release(self) -> None:
         """Give tensors that still show this memory a copy of it."""
-        if any(True for _ in self.resident.tensors.values()):
+        if len(self.resident.tensors):
             self.resident._move(self.array, self.array.copy())
             self.resident = Home(self.array, self.buffer, self.offset)
 
