@@ -124,6 +124,11 @@ class _Reducer:
     def before_forward(self, synchronize: bool) -> None:
         """Decide whether the next backward pass averages; discard what a failed pass left."""
         here = state()
+        if here.building is not None and here.building.differentiates and here.grad_enabled:
+            raise JobError(
+                f"DistributedDataParallel at {user_line()}: the averaging of gradients cannot be part of {here.building.running}; compile the inner "
+                f"module, or make the module global and split the batch"
+            )
         if not here.grad_enabled or here.building is not None:
             return
         self.enabled = synchronize

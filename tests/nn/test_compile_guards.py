@@ -17,7 +17,7 @@ import pytest
 import jobflow as flow
 from jobflow import nn
 from jobflow.core import notices
-from jobflow.core.errors import JobError
+from jobflow.core.errors import ArgumentError, JobError
 
 RATE = 1.0
 TABLE: dict[str, Any] = {"factor": 1.0, "nested": [1.0, {"deep": 1.0}]}
@@ -320,6 +320,39 @@ def test_an_assigned_attribute_is_assigned_by_every_call() -> None:
         compiled(flow.full((2,), float(i)))
         assert space.kind == "doubled"
         np.testing.assert_array_equal(space.last.numpy(), 2.0 * np.full(2, i))
+
+
+def test_arguments_that_are_not_tensors_are_compared() -> None:
+    compiled = flow.compile(lambda xs, k=2.0: sum(xs) * k, fullgraph=True)
+    assert [compiled([flow.ones(1)] * n, k=k).item() for n, k in ((1, 2.0), (2, 2.0), (2, 3.0), (1, 2.0))] == [2.0, 4.0, 6.0, 2.0]
+    assert len(compiled.traces) == 3
+    with pytest.raises(JobError, match="NumPy array"):
+        flow.compile(lambda x: flow.tensor(x), fullgraph=True)(np.ones(2))
+    by_object = flow.compile(lambda x, options: x * options.factor)
+    assert [by_object(flow.ones(1), Options(float(i))).item() for i in range(12)] == list(range(12))
+    assert "another Options object" in by_object.cache.eager
+
+
+def test_a_failed_replay_leaves_the_schedule() -> None:
+    table = nn.Embedding(5, 3)
+    optimizer = flow.optim.SGD(table.parameters(), lr=1.0)
+    schedule = flow.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+    @flow.compile(fullgraph=True)
+    def step(i: Any) -> Any:
+        optimizer.zero_grad()
+        loss = table(i).sum()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        return loss
+
+    step(flow.tensor([0, 1]))
+    with pytest.raises(ArgumentError, match="outside"):
+        step(flow.tensor([0, 9]))
+    assert (schedule.last_epoch, optimizer.param_groups[0]["lr"]) == (1, 0.5)
+    step(flow.tensor([0, 2]))
+    assert (schedule.last_epoch, len(step.traces)) == (2, 1)
 
 
 def test_plans_are_bounded() -> None:

@@ -63,7 +63,10 @@ class Cache:
             if meta.type != x.tensor_type or meta.layout != x.layout:
                 now = f"{x.tensor_type} {'local' if x.layout is None else x.layout}"
                 return f"{name} was {meta} and is {now}"
-        return "its arguments or the gradient mode differ"
+        for (value, name), (before, other) in zip(call.objects, newest.objects, strict=False):
+            if name == other and value is not before:
+                return f"{name} is another {type(value).__name__} object"
+        return "the plain arguments or the gradient mode differ"
 
     def add(self, key: Any, entry: Entry, name: str) -> None:
         """Keep a plan; of too many, drop the oldest."""
@@ -123,7 +126,8 @@ class CompiledFunction:
         """Trace the function, and run the plan; without a plan, run the function eagerly."""
         if reason:
             cache.causes[reason.partition(" was ")[0]] += 1
-            if cache.causes[reason.partition(" was ")[0]] > RETRACES and "argument" not in reason:
+            shaped = " was " in reason and reason.startswith(tuple(call.names))
+            if cache.causes[reason.partition(" was ")[0]] > RETRACES and not shaped and not reason.startswith("the plain"):
                 return self._eagerly(cache, call, f"{reason}; this is trace number {len(cache.reasons) + 1}", for_good=True)
             notice(f"flow.compile: {self.name} is traced again at {user_line()}: {reason}")
         tracing = Tracing(cache.here, self.name, self.where, self.function, call, cache.memory)
@@ -146,6 +150,7 @@ class CompiledFunction:
         except BaseException:
             tracing.undo()
             raise
+        tracing.forget()
         cache.add(key, entry, self.name)
         return result
 

@@ -87,6 +87,7 @@ class StepRecorder(Building):
     written: dict[int, Tensor] = field(default_factory=dict)
     #: how often schedules have stepped so far
     schedule_steps: int = 0
+    schedules: list[Any] = field(default_factory=list)
     #: by name of the variable that holds a `grad`, the tensor that has it
     held: dict[str, Tensor] = field(default_factory=dict)
     _constants: dict[int, Tensor] = field(default_factory=dict)
@@ -444,6 +445,7 @@ class StepRecorder(Building):
 
         self.undo.append(restore)
         self.schedule_steps += 1
+        self.schedules.append(schedule)
         self.repeated.append(schedule.step)
 
     # ---------------------------------------------------------------- modules

@@ -7,11 +7,13 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
+
 import jobflow.core.scope as scope
 from jobflow.compiler.compile import logical
 from jobflow.compiler.front.trace import Tracer
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import SourceLine
+from jobflow.core.errors import SourceLine, user_line
 from jobflow.core.layout import Layout
 from jobflow.core.types import Array
 from jobflow.eager.state import EagerState
@@ -109,6 +111,8 @@ class Tracing:
         call, guards, recorder = self.call, self.guards, self.recorder
         guards.add(self.function, getattr(self.function, "__name__", type(self.function).__name__))
         for value, name in call.objects:
+            if isinstance(value, np.ndarray):
+                raise Untraceable(f"{self.tracer.name} at {user_line()}: {name} is a NumPy array, whose elements are not fed; pass flow.tensor(x)")
             guards.descend(value, name, None, name)
         for value, name in call.containers:
             guards.add_argument(value, name)
@@ -134,6 +138,12 @@ class Tracing:
         for restore in reversed(self.recorder.undo):
             restore()
         self.guards.restore()
+
+    def forget(self) -> None:
+        """Drop what only `undo` needs, old gradients among it."""
+        self.recorder.gradients.clear()
+        self.recorder.owners.clear()
+        self.recorder.undo.clear()
 
     # ---------------------------------------------------------------- what the function did
 
@@ -305,13 +315,21 @@ class Entry:
     def run(self, call: Call, first: bool) -> Any:
         """Replay the plan; the first time Python code has run already."""
         trace, recorder = self.trace, self.trace.recorder
+        before = [] if first else [(each, dict(vars(each)), [group["lr"] for group in each.optimizer.param_groups]) for each in recorder.schedules]
         if not first:
             for action in recorder.repeated:
                 action()
         tensors = call.tensors
         added = {name: tensors[x] if isinstance(x, int) else x for name, x in self.added.items()}
         owners = [(tensors[x] if isinstance(x, int) else x, number) for x, number in trace.gradients]
-        outputs = self.replay.run(tensors, added, {number: x for x, number in owners if number is not None})
+        try:
+            outputs = self.replay.run(tensors, added, {number: x for x, number in owners if number is not None})
+        except BaseException:
+            for schedule, attributes, rates in before:
+                vars(schedule).update(attributes)
+                for group, rate in zip(schedule.optimizer.param_groups, rates, strict=True):
+                    group["lr"] = rate
+            raise
         if not first:
             for mine in recorder.counted:
                 mine["step"] += 1
