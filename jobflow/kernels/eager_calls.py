@@ -22,7 +22,7 @@ from jobflow.kernels.target import CPU, Target
 from jobflow.ops.batch_norm import BatchNormalizeSums
 from jobflow.ops.matmul import AxisSum
 from jobflow.ops.op import Binder, Binding, Call, Op
-from jobflow.ops.optimizer_updates import OptimizerUpdate
+from jobflow.ops.update import Updated
 
 #: the run for which calls of array functions are prepared, and the run for which an operation is compiled
 PREPARED, COMPILED = 2, 32
@@ -45,18 +45,24 @@ def eager_calls(op: Op, target: Target, inputs: Sequence[TensorType], outputs: S
 
 def _is_faster_compiled(op: Op, largest: int) -> bool:
     """True if a compiled loop is faster than array functions for operands of which the largest has so many elements."""
-    if isinstance(op, OptimizerUpdate):  # a dozen array functions, and one loop for all sizes
+    if isinstance(op, Updated):  # several array functions, and one loop for all sizes
         return True
     return largest >= FEWEST and not isinstance(op, ARRAY_FUNCTIONS)
 
 
 def bind(op: Op, target: Target, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     """The calls of the best implementation; a plan leaves small updates to array functions."""
-    if target is not CPU and isinstance(op, OptimizerUpdate):
+    if target is not CPU and isinstance(op, Updated):
         loop: Implementation = import_module("jobflow.kernels.compiled_loops").CompiledLoop(fewest=1)
         if loop.refuses(op, inputs, outputs) is None:
             return loop.bind(op, device, inputs, outputs)
     return registry.bind(op, target, device, inputs, outputs)
+
+
+@np.errstate(all="ignore")
+def _bind_and_run(bind: Binding, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    for function, arguments in bind(device, inputs, outputs):
+        function(*arguments)
 
 
 class EagerCalls:
@@ -68,9 +74,7 @@ class EagerCalls:
     def run(self, device: OneOperationDevice, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute the outputs."""
         device.begin_instruction()
-        with np.errstate(all="ignore"):
-            for function, arguments in self._bind(device, inputs, outputs):
-                function(*arguments)
+        _bind_and_run(self._bind, device, inputs, outputs)
 
 
 class _Layouts(threading.local):
