@@ -1,8 +1,8 @@
 """Calls of operations that run eagerly: bound to array functions first, and to compiled loops once that pays.
 
-The first run of an operation on some types binds it, because it may never run again.  The second run prepares its calls (`prepared_calls`).  A
-later run compiles it, if its operands are large enough for a compiled loop to be faster.  The number of runs alone decides, so ranks that run the
-same program compile at the same run.
+The first run of an operation on some types binds it, because it may never run again.  The second run of a small operation prepares its calls
+(`prepared_calls`).  A later run prepares those of a large one, or compiles it if its operands are large enough for a compiled loop to be faster.
+The number of runs alone decides, so ranks that run the same program compile at the same run.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from jobflow.ops.matmul import AxisSum
 from jobflow.ops.op import Binder, Binding, Call, Op
 from jobflow.ops.update import Updated
 
-#: the run for which calls of array functions are prepared, and the run for which an operation is compiled
+#: the run for which the calls of a small operation are prepared, and the run for which those of a large one are, or an operation is compiled
 PREPARED, COMPILED = 2, 32
+#: elements of all operands of a small operation, which takes less time to compute than to bind
+SMALL = 64 * 1024
 #: elements of the largest operand; for fewer, calls of array functions are as fast as a compiled loop
 FEWEST = 2048
 #: operations that array functions compute as fast as a compiled loop, or faster, at every size: 1.2 to 3 times on AVX-512
@@ -37,10 +39,11 @@ MOST_LAYOUTS = 8
 def eager_calls(op: Op, target: Target, inputs: Sequence[TensorType], outputs: Sequence[TensorType]) -> EagerCalls:
     """The calls of an operation on arrays of these types, faster after some runs; `target` is a CPU."""
     direct = registry.direct_binding(op, [type.dtype for type in inputs], [type.dtype for type in outputs])
-    compiles = target.tier == "llvm" and _is_faster_compiled(op, max((type.size for type in (*inputs, *outputs)), default=0))
+    sizes = [type.size for type in (*inputs, *outputs)]
+    compiles = target.tier == "llvm" and _is_faster_compiled(op, max(sizes, default=0))
     if direct is not None and not compiles:
         return EagerCalls(op, direct)
-    return PreparedLater(op, direct or partial(registry.bind, op, CPU), target if compiles else CPU)
+    return PreparedLater(op, direct or partial(registry.bind, op, CPU), target if compiles else CPU, sum(sizes) <= SMALL)
 
 
 def _is_faster_compiled(op: Op, largest: int) -> bool:
@@ -91,11 +94,12 @@ class _Layouts(threading.local):
 class PreparedLater(EagerCalls):
     """The calls of an operation, prepared for the layouts in which its operands come again."""
 
-    def __init__(self, op: Op, bind: Binding, target: Target) -> None:
+    def __init__(self, op: Op, bind: Binding, target: Target, small: bool) -> None:
         super().__init__(op, bind)
         self.target = target
-        #: the run from which on calls stay as they are
-        self._last = PREPARED if target is CPU else COMPILED
+        #: the first run of prepared calls, and the run from which on calls stay as they are
+        self._first = PREPARED if small else COMPILED
+        self._last = PREPARED if small and target is CPU else COMPILED
         self._written = sorted(set(op.alias.values()))
         self._layouts = _Layouts()
 
@@ -117,7 +121,7 @@ class PreparedLater(EagerCalls):
         known.runs += 1
         if known.runs == self._last:
             known.calls.clear()
-        if known.runs < PREPARED or not all(a.flags.aligned for a in inputs):
+        if known.runs < self._first or not all(a.flags.aligned for a in inputs):
             return None
         key = tuple([a.strides for a in inputs])
         if key not in known.calls and len(known.calls) < MOST_LAYOUTS:

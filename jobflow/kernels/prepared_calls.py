@@ -104,6 +104,7 @@ class PreparedCalls:
 
     def __init__(self, calls: Sequence[Call], operands: Sequence[Array], scratch: Sequence[Array]) -> None:
         self._operands = [*operands, *sorted(scratch, key=lambda a: a.nbytes >= SMALL)]
+        self._ranges = [byte_range(a) for a in self._operands]
         self._small = [(a.shape, a.dtype) for a in scratch if a.nbytes < SMALL]
         self._large = [(a.shape, dtype_of(a.dtype)) for a in scratch if a.nbytes >= SMALL]
         #: the arguments behind the operands, in the order of the list
@@ -168,10 +169,9 @@ class PreparedCalls:
 
     def _locate(self, start: int) -> tuple[int, int] | None:
         """The operand that has this address, and how many bytes after its first element the address is."""
-        for k, whole in enumerate(self._operands):
-            low, high = byte_range(whole)
+        for k, (low, high) in enumerate(self._ranges):
             if low <= start < high:
-                return k, start - address(whole)
+                return k, start - address(self._operands[k])
         return None
 
     def _foreign_part(self, x: Any, k: int, offset: int) -> tuple[int, int]:
