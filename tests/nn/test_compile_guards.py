@@ -91,6 +91,17 @@ CLOSED, CHANGE = closure()
 CONST = flow.tensor([1.0, 2.0, 3.0])
 
 
+class Dotted(dict[str, float]):
+    factor = 1.0
+
+
+def _dotted() -> None:
+    """Carry an attribute."""
+
+
+DOTTED = Dotted()
+
+
 def chosen(x: Any) -> Any:
     return x + 1 if PLAIN.factor > 1.5 else x - 1
 
@@ -119,6 +130,9 @@ FOLLOWED: dict[str, tuple[Callable[..., Any], Callable[[float], Any]]] = {
     "replaced attribute": (lambda x: x * PLAIN.options.factor, lambda to: setattr(PLAIN, "options", Options(to))),
     "getattr": (lambda x: x * getattr(PLAIN, "fac" + "tor"), lambda to: setattr(PLAIN, "factor", to)),
     "branch": (chosen, lambda to: setattr(PLAIN, "factor", to)),
+    "attribute of a tensor": (lambda x: x * CONST.factor, lambda to: setattr(CONST, "factor", to)),
+    "attribute of a function": (lambda x: x * _dotted.factor, lambda to: setattr(_dotted, "factor", to)),
+    "attribute of a dict": (lambda x: x * DOTTED.factor, lambda to: setattr(DOTTED, "factor", to)),
     "slots": (lambda x: x * SLOTTED.factor, lambda to: setattr(SLOTTED, "factor", to)),
     "namespace": (lambda x: x * SPACE.factor, lambda to: setattr(SPACE, "factor", to)),
     "partial": (functools.partial(lambda space, x: x * space.factor, SPACE), lambda to: setattr(SPACE, "factor", to)),
@@ -153,6 +167,7 @@ def _reset() -> None:
     global RATE, helper
     helper, RATE, Plain.times, Plain.scale = _HELPER, 1.0, _TIMES, 1.0  # type: ignore[method-assign]
     helper.__defaults__ = (1.0,)
+    CONST.factor = _dotted.factor = DOTTED.factor = 1.0  # type: ignore[attr-defined]
     PLAIN.factor, PLAIN.options, SLOTTED.factor, SPACE.factor, LAYER.factor = 1.0, Options(), 1.0, 1.0, 1.0
     LAYER.weight, LAYER.inner[0], LAYER.inner[1].p = nn.Parameter(flow.ones(3)), _RELU, 0.0
     LAYER.train()

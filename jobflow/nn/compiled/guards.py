@@ -153,7 +153,7 @@ class Guards:
                 self._ours.add(code.co_filename)
             return
         root = module.partition(".")[0]
-        if root in sys.stdlib_module_names or root == "numpy":
+        if is_library(module):
             if not self._serves_program(frame.f_back):
                 return
             self.executed[code] = None
@@ -243,6 +243,7 @@ class Guards:
         kind = type(value)
         if isinstance(value, Tensor):
             self.paths.setdefault(id(value), path)
+            yield from self._attributes(value, path)
         elif isinstance(value, np.ndarray):
             self._array(value, path, holder, key)
         elif isinstance(value, tuple | frozenset):
@@ -267,8 +268,16 @@ class Guards:
                 self.opaque.append((holder, key, f"{path}, {kind.__name__} of {len(value)} elements"))
             else:
                 yield from self._items(Watched(value, _kind_of(value), path))
+            if not is_library(kind.__module__):
+                yield kind, kind.__name__, holder, key
+                yield from self._attributes(value, path)
         else:
             yield from self._object(value, path, holder, key)
+
+    def _attributes(self, value: Any, path: str) -> Iterator[tuple[Any, str, Watched | None, Any]]:
+        """Visit the attributes that the program has added to a tensor, function or container."""
+        if attributes := getattr(value, "__dict__", None):
+            yield from self._items(Watched(attributes, "dict", path, value))
 
     def _object(self, value: Any, path: str, holder: Watched | None, key: Any) -> Iterator[tuple[Any, str, Watched | None, Any]]:
         kind = type(value)
@@ -329,6 +338,7 @@ class Guards:
             self.functions.setdefault(value.__code__, []).append((value, path))
             if value.__code__ in self.executed:
                 self._descend_function(value, path)
+            yield from self._attributes(value, path)
             wrapped = value.__dict__.get("__wrapped__")
             if wrapped is not None:
                 yield wrapped, path, holder, key

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import os
 import sys
 import types
 from collections import deque
@@ -54,10 +55,14 @@ def slots_of(kind: type) -> Sequence[str]:
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
+@functools.cache
 def is_library(module: str) -> bool:
-    """True for modules of jobflow, NumPy and the standard library."""
+    """True for modules of jobflow, NumPy and the standard library, not for a module of the program with the name of one."""
     root = module.partition(".")[0]
-    return root in ("jobflow", "numpy") or (root in sys.stdlib_module_names and root != "__main__") or root == "builtins"
+    if root not in sys.stdlib_module_names or root == "__main__":
+        return root in ("jobflow", "numpy", "builtins")
+    file = getattr(sys.modules.get(root), "__file__", None)
+    return file is None or file.startswith(os.path.dirname(os.__file__))
 
 
 def is_jobflow(module: str) -> bool:
