@@ -1,1 +1,1 @@
-"""A small typed language of what operations compute for one element, and what is done with it."""
+"""A small typed language for the elementwise formulas of operations, with cost, derivative, text and evaluation of expressions."""

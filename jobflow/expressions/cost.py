@@ -1,10 +1,10 @@
-"""What an expression costs, before anything is run: arithmetic and memory, as the planner counts them.
+"""The cost of an expression, for the planner: arithmetic and memory traffic, known before a run.
 
-    cost([x * sigmoid(x)], n, [x's type, y's type]).flops == 22 n        a product, and an exponential with what makes a sigmoid of it
+    cost([x * sigmoid(x)], n, [x's type, y's type]).flops == 22 n        1 for the product, 21 for the sigmoid
 
-`FLOPS` counts additions and multiplications for one element of what compiled loops do; a division or a root counts as 4, a function that is
-made of a polynomial as 20.  Bytes are those of inputs and outputs, each once: what is between them stays in registers or in the cache.
-Both together are a cost in bytes: what can be computed for less than it costs to read is computed.
+`FLOPS` counts additions and multiplications per element in compiled loops.  A division or a root counts as 4, a function computed by a
+polynomial as 20.  Bytes count every input and output once: intermediate values stay in registers or in the cache.
+`Cost.as_bytes` combines both.  The planner recomputes a value if that is cheaper than reading it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.types import TensorType
 from jobflow.expressions.language import Expression, in_order
 
-#: read or known, not computed
+#: primitives without arithmetic
 _FREE = {"element", "looked_up", "number", "constant", "columns", "index", "reinterpret", "positive"}
 _FEW = dict.fromkeys(("divide", "sqrt", "reciprocal", "fmod", "remainder", "floor_divide", "quotient"), 4)
 _MANY = {
     **dict.fromkeys(("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "power", "softplus", "sinh", "cosh", "tanh"), 20),
     **dict.fromkeys(("sin", "cos", "tan", "arcsin", "arccos", "arctan", "arctan2", "arcsinh", "arccosh", "arctanh"), 20),
 }
-#: what one core computes while a byte comes from memory or from a cache of many cores; fewer than it can, so that memory is preferred in doubt
+#: arithmetic of one core in the time of reading one byte from memory or a shared cache; a low estimate, which favours reading
 FLOPS_PER_BYTE = 1
-#: for one element; 1 for all that is not here
+#: arithmetic per element; 1 for other primitives
 FLOPS: Mapping[str, int] = {
     **dict.fromkeys(_FREE, 0),
     **_FEW,
@@ -41,22 +41,22 @@ FLOPS: Mapping[str, int] = {
 
 @dataclass(frozen=True)
 class Cost:
-    """Floating-point operations, and bytes that are read and written."""
+    """Floating-point operations, and bytes read and written."""
 
     flops: int
     bytes: int
 
     @property
     def as_bytes(self) -> int:
-        """The bytes that are read and written in the time of both."""
+        """The whole cost in bytes: the memory traffic, and the bytes transferable in the time of the arithmetic."""
         return self.bytes + self.flops // FLOPS_PER_BYTE
 
 
 def flops_per_element(outputs: Sequence[Expression]) -> int:
-    """The arithmetic for one index; what several outputs share counts once."""
+    """Return the arithmetic for one index; subexpressions shared by several outputs count once."""
     return sum(FLOPS.get(x.primitive, 1) for x in in_order(outputs))
 
 
 def cost(outputs: Sequence[Expression], elements: int, operands: Sequence[TensorType]) -> Cost:
-    """What expressions cost over so many indices, for inputs and outputs of these types."""
+    """Return the cost of expressions for this number of indices; `operands` are the types of inputs and outputs."""
     return Cost(flops_per_element(outputs) * elements, sum(type.nbytes for type in operands))

@@ -1,4 +1,4 @@
-"""The error function, to the last bits of float64."""
+"""The error function, accurate to the last bits of float64."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LARGE = (
     (1.0, 2.56852019228982242, 1.87295284992346725, 5.27905102951428412e-1, 6.05183413124413191e-2, 2.33520497626869185e-3),
 )
 ONE_OVER_ROOT_PI = 5.6418958354775628695e-1
-#: (1 + 2 x) exp(x^2) erfc(x) - 1 in (x - 2) / (x + 2), for 0 <= x <= ERFC_END; beyond, erfc is 0 in float32.  Fitted for the least relative error
+#: (1 + 2 x) exp(x^2) erfc(x) - 1 in (x - 2) / (x + 2), for 0 <= x <= ERFC_END; beyond, erfc is 0 in float32.  Fitted for minimal relative error
 ERFC_SINGLE = (
     *(-3.994496073573828e-4, -1.2280023656785488e-3, 1.313309883698821e-3, 8.630097843706608e-3, -8.060143329203129e-3),
     *(-5.4203882813453674e-2, 1.6405542194843292e-1, -1.6603146493434906e-1, -9.27639827132225e-2, 2.7697840332984924e-1),
@@ -40,7 +40,7 @@ ERFC_END = 10.2
 
 
 def _polynomial(coefficients: Sequence[float], x: Array) -> Array:
-    """Horner's rule, the highest power first."""
+    """Evaluate a polynomial by Horner's rule; coefficients start with the highest power."""
     value = coefficients[0] * x + coefficients[1]
     for c in coefficients[2:]:
         value = value * x + c
@@ -53,28 +53,28 @@ def _ratio(coefficients: tuple[tuple[float, ...], tuple[float, ...]], x: Array) 
 
 
 def _tail(xp: Xp, size: Array) -> Array:
-    """erfc(size) for size >= 0.46875."""
+    """Return erfc(size) for size >= 0.46875."""
     a = xp.minimum(size, 4.0)
     b = xp.maximum(size, 4.0)
     inverse = 1.0 / (b * b)
     scaled = xp.where(size <= 4.0, _ratio(MIDDLE, a), (ONE_OVER_ROOT_PI - inverse * _ratio(LARGE, inverse)) / b)
-    near = xp.trunc(xp.minimum(size, 30.0) * 16.0) / 16.0  # x^2 in two parts, so that exp loses no digits
+    near = xp.trunc(xp.minimum(size, 30.0) * 16.0) / 16.0  # split x^2 in two, so that exp loses no digits
     rest = (xp.minimum(size, 30.0) - near) * (xp.minimum(size, 30.0) + near)
     return xp.exp(-near * near) * xp.exp(-rest) * scaled
 
 
 def _centre(xp: Xp, x: Array) -> Array:
-    """erf(x) for |x| <= 0.46875."""
+    """Return erf(x) for |x| <= 0.46875."""
     inside = xp.clip(x, -0.46875, 0.46875)
     return inside * _ratio(SMALL, inside * inside)
 
 
 def _cupy_special() -> Any:
-    return importlib.import_module("cupyx.scipy.special")  # heavy, and only where there is a GPU
+    return importlib.import_module("cupyx.scipy.special")  # a slow import, needed on GPUs only
 
 
 def erf(xp: Xp, x: Array) -> Array:
-    """The error function of x, with a relative error below 5e-16 in float64."""
+    """Return the error function of x, with a relative error below 5e-16 in float64."""
     if xp is not np:
         return _cupy_special().erf(x)
     wide = x.astype(xp.float64)
@@ -84,7 +84,7 @@ def erf(xp: Xp, x: Array) -> Array:
 
 
 def erfc(xp: Xp, x: Array) -> Array:
-    """1 - erf(x), with a relative error below 1e-15 in float64 also where it is small."""
+    """Return 1 - erf(x), with a relative error below 1e-15 in float64 even for small results."""
     if xp is not np:
         return _cupy_special().erfc(x)
     wide = x.astype(xp.float64)

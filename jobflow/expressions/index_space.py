@@ -1,14 +1,14 @@
-"""The index space of an operation, and where its inputs and outputs have their elements in it.
+"""The index space of an operation, and the mapping of the axes of its operands to the axes of the space.
 
-An expression is computed at every index of one space, whose last axis is its row.  Elementwise operations broadcast as in NumPy.  Others say by
-letters, those of their rule, which axis of the space each axis of an operand is:
+An expression is computed at every index of one space, whose last axis is its row.  Elementwise operations broadcast as in NumPy.  Other
+operations name the axes by the letters of their rule:
 
     cross entropy     space "nc"      logits "nc"    labels "n"     loss "n"    prob "nc"
     sum of images     space "nhwc"    x "nchw"       y "c"
     layer norm        space "n(hc)"   x "nhc"        gamma "hc"     y "nhc"     mean "n"      two axes are one row
 
-An operand is looked at as an array with as many axes as the space: those that it has not have one element there.  A table has one more, along
-which its elements are looked up.
+An operand is viewed as an array with the axes of the space; missing axes have size 1.  A lookup table has one more axis, along which its
+elements are looked up.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from collections.abc import Sequence
 from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, TensorType, Xp
 
-#: for each axis of an operand the axis of the space; None for an axis of one element that is repeated, LOOKED_UP for one that the space has not
+#: for each axis of an operand the axis of the space; None for a broadcast axis of size 1, LOOKED_UP for the lookup axis of a table
 Places = tuple[int | None, ...]
-#: along this axis elements are looked up, wherever they are
+#: marks the lookup axis of a table, which the space does not have
 LOOKED_UP = -1
 
 
 @dataclass(frozen=True)
 class IndexSpace:
-    """The sizes of the axes, the place of each operand (inputs, then outputs), and how many of the last axes are one row."""
+    """The sizes of the axes, the axes of each operand (inputs, then outputs), and the number of last axes that form the row."""
 
     sizes: tuple[int, ...]
     operands: tuple[Places, ...]
@@ -35,51 +35,54 @@ class IndexSpace:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """With the row as one axis."""
+        """The sizes of the axes, with the row as one axis."""
         return self.collapsed(self.sizes)
 
     def view(self, operand: int, x: Array) -> Array | None:
-        """A NumPy array as the space sees it, in the same memory; None where there is no such view."""
+        """Return a NumPy array as a view with the axes of the space, or None if no such view exists."""
         wide = self.wide(operand, x)
         try:
-            return wide.reshape(self._seen(wide.shape), copy=False)
+            return wide.reshape(self._with_row_axis(wide.shape), copy=False)
         except ValueError:
             return None
 
     def read(self, operand: int, x: Array) -> Array:
-        """The same, or a copy."""
+        """Return an array with the axes of the space, as a view if possible, else as a copy."""
         wide = self.wide(operand, x)
-        return wide.reshape(self._seen(wide.shape))
+        return wide.reshape(self._with_row_axis(wide.shape))
 
-    def _seen(self, wide: tuple[int, ...]) -> tuple[int, ...]:
-        """With the row as one axis, and behind it that of a table."""
+    def _with_row_axis(self, wide: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape with the row as one axis, followed by the lookup axis of a table."""
         return (*self.collapsed(wide[: len(self.sizes)]), *wide[len(self.sizes) :])
 
     def wide(self, operand: int, x: Array) -> Array:
-        """A view with an axis for each of the space's, of one element where the operand has none; axes of one row are apart."""
+        """Return a view with every axis of the space, of size 1 where the operand has none; the axes of a row stay separate."""
         places = self.operands[operand]
-        kept = x[(*(0 if place is None else slice(None) for place in places), ...)]  # a view, never a number that is read
+        present = x[(*(0 if place is None else slice(None) for place in places), ...)]  # the ellipsis makes the result a view, even of 0 axes
         order = [place if place != LOOKED_UP else len(self.sizes) for place in places if place is not None]
-        turned = kept.transpose(sorted(range(len(order)), key=order.__getitem__))
+        turned = present.transpose(sorted(range(len(order)), key=order.__getitem__))
         return turned[(*(slice(None) if i in order else None for i in range(len(self.sizes))), ...)]
 
     def collapsed(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """These sizes with the row as one axis."""
+        """Return the sizes with the row as one axis."""
         return (*sizes[: len(sizes) - self.row], math.prod(sizes[len(sizes) - self.row :])) if sizes else ()
 
     def write(self, operand: int, value: Array, x: Array, xp: Xp) -> None:
-        """Put what was computed for an operand, which broadcasts to what the space sees of it, where it belongs."""
+        """Write the computed `value` of an operand, which broadcasts to the operand's view in the space, to its array `x`."""
         places = self.operands[operand]
         order = [place for place in places if place is not None]
         sizes = [n if i in order else 1 for i, n in enumerate(self.sizes)]
-        kept = xp.broadcast_to(value, self.collapsed(sizes)).reshape(sizes)[tuple(slice(None) if i in order else 0 for i in range(len(sizes)))]
-        x[...] = kept.transpose([sorted(order).index(place) for place in order]).reshape(x.shape)
+        present = xp.broadcast_to(value, self.collapsed(sizes)).reshape(sizes)[tuple(slice(None) if i in order else 0 for i in range(len(sizes)))]
+        x[...] = present.transpose([sorted(order).index(place) for place in order]).reshape(x.shape)
 
 
 def broadcasting(*types: TensorType) -> IndexSpace:
-    """The space of operands that broadcast to the last of them; one with more axes, such as a rate beside a scalar, has one element along them."""
-    made = types[-1].shape
-    sizes = (*(1,) * (max(type.ndim for type in types) - len(made)), *made)
+    """Return the space of operands that broadcast to the last one.
+
+    Operands with more axes, such as a learning rate beside a scalar, have size 1 along the additional axes.
+    """
+    shape_of_last = types[-1].shape
+    sizes = (*(1,) * (max(type.ndim for type in types) - len(shape_of_last)), *shape_of_last)
 
     def places(shape: Sequence[int]) -> Places:
         return tuple(i if n == sizes[i] else None for i, n in enumerate(shape, len(sizes) - len(shape)))
@@ -88,9 +91,9 @@ def broadcasting(*types: TensorType) -> IndexSpace:
 
 
 def space_of(spec: str, types: Sequence[TensorType], row: str = "", last: str = "", table: str = "") -> IndexSpace:
-    """The space of a rule's letters and the types of inputs and outputs.
+    """Return the space of a rule, from its letters and the types of inputs and outputs.
 
-    row: letters of the axes that are the row together;  last: letters that come last;  table: that of the axis along which is looked up
+    row: letters of the axes that form the row;  last: letters of the last axes;  table: the letter of the lookup axis
     """
     words = spec.lower().replace("->", ",").split(",")
     ends, apart = row or last, ("1", table)
@@ -102,6 +105,6 @@ def space_of(spec: str, types: Sequence[TensorType], row: str = "", last: str = 
         return letters.index(letter) if letter not in apart else LOOKED_UP if letter == table else None
 
     places = tuple(tuple(map(place, word[: type.ndim])) for word, type in zip(words, types, strict=True))
-    if not letters:  # numbers are rows of one element
+    if not letters:  # scalars are rows of one element
         return IndexSpace((1,), places)
     return IndexSpace(tuple(size[letter] for letter in letters), places, max(len(row), 1))

@@ -1,13 +1,14 @@
-"""Expressions: what an operation computes for one element, as data.
+"""Expressions: the formula of one element of an operation's result, as data.
 
     x, y = element(0, float32), element(1, float32)
     z = where(x > 0, x * y, 0.5 * exp(x))
 
-An expression has an element type and is made of others; equal ones are one object, so what two results share is computed once.  There is
-no promotion and no broadcasting: the types of operands are equal, and a Python number takes the type of what it meets.  Elements are
-read at the index of the result; a `number` is the same for all indices.  `row_sum`, `row_product` and `row_max` give one value for a row,
-which the expressions above them read at every element of it; a row is the last axis of the index space.  `index` is the index itself, and
-`philox` makes random bits of it: masks need no memory.
+An expression has an element type and arguments that are expressions.  Equal expressions are one object, so common subexpressions are computed
+once.  Nothing is promoted or broadcast: operands have equal types, and a Python number takes the type of the other operand.
+
+Elements are read at the index of the result; a `number` is the same for all indices.  A row is the last axis of the index space.
+`row_sum`, `row_product` and `row_max` compute one value per row, which is read at every element of the row.  `index` is the index itself.
+`philox` computes random bits from an index, so that masks need no memory.
 
 The same formula runs on arrays: `jobflow.expressions.on_arrays.functions(xp)` has the functions of this module, for NumPy or CuPy.
 """
@@ -24,13 +25,13 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import DtypeError, JobError
 from jobflow.core.types import DType, bool_, float64, int32, int64, plain
 
-#: an expression, or what stands beside one: a Python number
+#: an expression or a Python number
 Operand: TypeAlias = "Expression | float"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Expression:
-    """`primitive` of `arguments`; compared by identity, and there is only one of each."""
+    """A `primitive` applied to `arguments`; interned, and compared by identity."""
 
     primitive: str
     arguments: tuple[Expression, ...]
@@ -38,7 +39,7 @@ class Expression:
     #: the value of a constant, the position of an input
     attribute: Hashable = None
 
-    #: NumPy's scalars leave operators to this class
+    #: makes NumPy's scalars defer to the operators of this class
     __array_ufunc__ = None
 
     def __add__(self, other: Operand) -> Expression:
@@ -92,38 +93,38 @@ class Expression:
         return text(self)
 
 
-_made: WeakValueDictionary[tuple[Any, ...], Expression] = WeakValueDictionary()
+_interned: WeakValueDictionary[tuple[Any, ...], Expression] = WeakValueDictionary()
 _lock = threading.Lock()
 
 
 def make(primitive: str, arguments: tuple[Expression, ...], dtype: DType, attribute: Hashable = None) -> Expression:
-    """The one expression of these parts."""
+    """Return the interned expression with these fields."""
     # 0.0 and -0.0 are equal, and so are 1 and 1.0
     key = (primitive, *map(id, arguments), dtype.name, type(attribute), attribute.hex() if isinstance(attribute, float) else attribute)
     with _lock:
-        found = _made.get(key)
-        if found is None:
-            _made[key] = found = Expression(primitive, arguments, dtype, attribute)
-    return found
+        expression = _interned.get(key)
+        if expression is None:
+            _interned[key] = expression = Expression(primitive, arguments, dtype, attribute)
+    return expression
 
 
 def element(position: int, dtype: DType) -> Expression:
-    """The element of input `position` at the index of the result."""
+    """Return the element of input `position` at the index of the result."""
     return make("element", (), dtype, position)
 
 
 def number(position: int, dtype: DType) -> Expression:
-    """Input `position`, one number for all indices that is known when the program runs: a learning rate."""
+    """Return input `position`, one number for all indices whose value is passed at run time, such as a learning rate."""
     return make("number", (), dtype, position)
 
 
 def constant(value: float, dtype: DType) -> Expression:
-    """A number that is known now, as the type has it."""
+    """Return a compile-time number, converted to the type."""
     return make("constant", (), dtype, dtype_value(value, dtype))
 
 
 def dtype_value(value: float, dtype: DType) -> float:
-    """The number as the type has it; of integers, the one that is the same but for multiples of their number of values: 255 for -1."""
+    """Convert a number to the type; integers wrap around as in two's complement: -1 is 255 in uint8."""
     value = plain(value)
     if not dtype.is_integer:
         return bool(value) if dtype is bool_ else float(value)
@@ -132,17 +133,17 @@ def dtype_value(value: float, dtype: DType) -> float:
 
 
 def _typed(name: str, operands: Sequence[Operand]) -> tuple[Expression, ...]:
-    """Operands of one type, numbers as that type has them."""
+    """Return the operands as expressions of one type; Python numbers become constants."""
     types = {x.dtype for x in operands if isinstance(x, Expression)}
     if len(types) != 1:
         listed = " and ".join(x.dtype.name if isinstance(x, Expression) else str(x) for x in operands)
-        raise DtypeError(f"{name} of {listed}: the element types differ, or there is none; use cast")
+        raise DtypeError(f"{name} of {listed}: the element types differ, or no operand is an expression; use cast")
     (dtype,) = types
     return tuple(x if isinstance(x, Expression) else constant(x, dtype) for x in operands)
 
 
 def _same(name: str, kinds: str = "fViu") -> Callable[..., Expression]:
-    """A primitive that gives the type it takes, which is of one of these NumPy kinds."""
+    """Return the constructor of a primitive whose result has the type of its operands, which is of one of these NumPy kinds."""
 
     def function(*operands: Operand) -> Expression:
         typed = _typed(name, operands)
@@ -155,7 +156,7 @@ def _same(name: str, kinds: str = "fViu") -> Callable[..., Expression]:
 
 
 def _logical(name: str) -> Callable[..., Expression]:
-    """A primitive of truth values; integers are true where they are not 0."""
+    """Return the constructor of a primitive on truth values; nonzero integers are true."""
 
     def function(*operands: Operand) -> Expression:
         return make(name, tuple(x if x.dtype is bool_ else not_equal(x, 0) for x in _typed(name, operands)), bool_)
@@ -165,7 +166,7 @@ def _logical(name: str) -> Callable[..., Expression]:
 
 
 def _truth(name: str) -> Callable[..., Expression]:
-    """A primitive that gives a truth value."""
+    """Return the constructor of a primitive whose result is bool."""
 
     def function(*operands: Operand) -> Expression:
         return make(name, _typed(name, operands), bool_)
@@ -200,7 +201,7 @@ power = _same("power", FLOAT + WHOLE)
 fmod = _same("fmod", FLOAT)
 remainder = _same("remainder", WHOLE)
 floor_divide = _same("floor_divide", WHOLE)
-#: x / y without what is after the point, for y neither 0 nor -1
+#: x / y rounded toward zero, for y neither 0 nor -1
 quotient = _same("quotient", WHOLE)
 sin = _same("sin", FLOAT)
 cos = _same("cos", FLOAT)
@@ -239,14 +240,14 @@ bitwise_and = _same("bitwise_and", WHOLE + TRUTH)
 bitwise_or = _same("bitwise_or", WHOLE + TRUTH)
 bitwise_xor = _same("bitwise_xor", WHOLE + TRUTH)
 invert = _same("invert", WHOLE + TRUTH)
-#: bits moved up, and down with the sign: by less than there are
+#: shifts by less than the number of bits; the right shift extends the sign
 left_shift = _same("left_shift", WHOLE)
 right_shift = _same("right_shift", WHOLE)
-#: one value for a row: the sum in an order that does not depend on the machine (see `on_arrays.row_sum`), the product likewise, and the largest
+#: one value per row: the sum and the product, in an order independent of the machine (see `on_arrays.row_sum`), and the maximum
 row_sum = _same("row_sum")
 row_product = _same("row_product")
 row_max = _same("row_max")
-#: one value for a column: the sum over all rows, 64 after each other at a time (see `on_arrays.column_sum`); results only are made of it
+#: one value per column: the sum over all rows, in blocks of 64 (see `on_arrays.column_sum`); it is an output, never an argument
 column_sum = _same("column_sum")
 
 
@@ -259,7 +260,7 @@ def greater_equal(x: Operand, y: Operand) -> Expression:
 
 
 def row_min(x: Expression) -> Expression:
-    """The smallest of a row; the bits of a whole number turned round are larger where it is smaller."""
+    """Return the smallest element of a row: the negated maximum of negated floats, or of integers the inverted maximum of inverted bits."""
     return -row_max(-x) if x.dtype.is_float else invert(row_max(invert(x)))
 
 
@@ -268,13 +269,13 @@ def square(x: Expression) -> Expression:
 
 
 def clip(x: Expression, low: float | None, high: float | None) -> Expression:
-    """x limited to [low, high]; NaN stays."""
+    """Limit x to [low, high]; NaN stays."""
     x = x if low is None else maximum(x, low)
     return x if high is None else minimum(x, high)
 
 
 def where(condition: Expression, x: Operand, y: Operand) -> Expression:
-    """x where the condition holds, else y; both are computed."""
+    """Return x where the condition holds, else y; both are computed."""
     if condition.dtype is not bool_:
         raise DtypeError(f"where: the condition is {condition.dtype.name}, not bool")
     chosen = _typed("where", (x, y))
@@ -282,79 +283,82 @@ def where(condition: Expression, x: Operand, y: Operand) -> Expression:
 
 
 def rare_where(condition: Expression, x: Operand, y: Operand) -> Expression:
-    """As `where`; x is only computed near where the condition holds, which is hardly ever."""
+    """Return the result of `where`, for a condition that rarely holds; kernels compute x only near such elements."""
     chosen = where(condition, x, y)
     return make("rare_where", chosen.arguments, chosen.dtype)
 
 
 def library(name: str, *operands: Operand) -> Expression:
-    """A function of the C library, as NumPy calls it: one number after another."""
+    """Return a function of the C library, called for one number at a time as NumPy does."""
     typed = _typed(name, operands)
     return make("library", typed, typed[0].dtype, name)
 
 
 def cast(x: Expression, dtype: DType) -> Expression:
-    """x as another element type, as NumPy casts."""
+    """Convert x to another element type, as NumPy casts."""
     return x if x.dtype is dtype else make("cast", (x,), dtype)
 
 
 def weighted_sum(alpha: Operand, x: Operand, beta: Operand, y: Operand) -> Expression:
-    """alpha x + beta y, in one pass and with one rounding less where that is to be had."""
+    """Return alpha x + beta y in one pass, with one rounding less where the target supports it."""
     typed = _typed("weighted_sum", (alpha, x, beta, y))
     return make("weighted_sum", typed, typed[0].dtype)
 
 
 def fma(x: Operand, y: Operand, z: Operand) -> Expression:
-    """x y + z with one rounding; on arrays of float64, with two."""
+    """Return x y + z with one rounding; on arrays of float64, with two."""
     typed = _typed("fma", (x, y, z))
     return make("fma", typed, typed[0].dtype)
 
 
 def ldexp(x: Expression, n: Expression) -> Expression:
-    """x 2^n, n of int32."""
+    """Return x 2^n, for n of int32."""
     if n.dtype is not int32 or not x.dtype.is_float:
         raise DtypeError(f"ldexp of {x.dtype.name} and {n.dtype.name}, not of a float and int32")
     return make("ldexp", (x, n), x.dtype)
 
 
 def reinterpret(x: Expression, dtype: DType) -> Expression:
-    """The bits of x as another element type of as many bytes."""
+    """Return the bits of x as another element type of the same size."""
     if x.dtype.itemsize != dtype.itemsize or bool_ in (x.dtype, dtype):
         raise DtypeError(f"reinterpret {x.dtype.name} as {dtype.name}")
     return x if x.dtype is dtype else make("reinterpret", (x,), dtype)
 
 
 def looked_up(position: int, dtype: DType, at: Expression) -> Expression:
-    """The element of input `position` in this place, which it has, along the axis that only this input has; at the index along all others."""
+    """Return the element of table input `position` at offset `at` of its lookup axis, and at the current index of all other axes.
+
+    The caller guarantees that `at` is within the axis.
+    """
     return make("looked_up", (cast(at, int64),), dtype, position)
 
 
 def columns() -> Expression:
-    """How many elements a row has; cast it to the type it is needed in."""
+    """Return the number of elements of a row; cast it to the type of its use."""
     return make("columns", (), float64)
 
 
 def index(axis: int) -> Expression:
-    """Where the element is along an axis of the index space, counted from the last one: index(-1) is its column.  Of int64."""
+    """Return the index of the element along an axis of the space, as int64; index(-1) is the column."""
     if axis >= 0:
         raise JobError(f"index({axis}): the axes of an index space are counted from its last, which is -1")
     return make("index", (), int64, axis)
 
 
 def row_element(x: Expression, at: Expression) -> Expression:
-    """The element of the row in this column; 0 where the row has no such column."""
+    """Return the element in column `at` of the row; 0 if the row has no such column."""
     return row_sum(where(equal(index(-1), cast(at, int64)), x, 0.0))
 
 
 def philox(element: Expression, stream: Expression, key: tuple[int, int], plane: int = 0) -> Expression:
-    """The 32 random bits of an element, given by its number in the whole logical tensor, as int64: those of `expressions.philox`."""
+    """Return the 32 random bits of an element from `expressions.philox`, as int64; `element` is its flat index in the whole logical tensor."""
     if element.dtype is not int64 or stream.dtype is not int64:
         raise DtypeError(f"philox of {element.dtype.name} and {stream.dtype.name}, not of int64")
     return make("philox", (element, stream), int64, (*key, plane))
 
 
 def in_order(outputs: Sequence[Expression]) -> tuple[Expression, ...]:
-    """All that the outputs are made of, each once, arguments before what they are arguments of."""
+    """Return all subexpressions of the outputs, each once, in topological order: arguments before their readers."""
     return _in_order(tuple(outputs))
 
 
@@ -372,9 +376,9 @@ def _in_order(outputs: tuple[Expression, ...]) -> tuple[Expression, ...]:
     return tuple(order)
 
 
-def replaced(x: Expression, given: Mapping[Expression, Expression]) -> Expression:
-    """x with others in place of some of what it is made of."""
-    known = dict(given)
+def replaced(x: Expression, substitutes: Mapping[Expression, Expression]) -> Expression:
+    """Substitute subexpressions of x."""
+    known = dict(substitutes)
     for y in in_order([x]):
         if y not in known:
             known[y] = make(y.primitive, tuple(known[z] for z in y.arguments), y.dtype, y.attribute) if y.arguments else y

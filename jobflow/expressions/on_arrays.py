@@ -1,7 +1,7 @@
-"""Expressions on arrays: the reference that every kernel is compared with.
+"""Expressions on arrays: the reference for every kernel.
 
-`functions(xp)` has the functions of `language` for arrays of NumPy or CuPy, so a formula runs on arrays as it is written down.
-`evaluate` runs expressions that were written down.
+`functions(xp)` has the functions of `language` for arrays of NumPy or CuPy, so that a formula runs directly on arrays.
+`evaluate` runs expressions.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from jobflow.expressions import philox
 from jobflow.expressions.error_function import erf, erfc
 from jobflow.expressions.language import Expression, dtype_value, in_order
 
-#: partial sums of a row: what a sum gives depends on how many there are, so it is the same everywhere
+#: partial sums of a row; the rounding of a sum depends on this number, so all kernels use it
 LANES = 16
-#: rows that are summed before their sum is added to that of those before
+#: rows per partial sum of a column
 BLOCK = 64
-#: functions that have one name here and in the array modules
+#: functions with the same name in `language` and in the array modules
 SHARED = (
     *("add", "subtract", "multiply", "negative", "absolute", "sign", "maximum", "minimum", "divide", "sqrt", "reciprocal", "exp", "exp2"),
     *("expm1", "log", "log2", "log10", "log1p", "power", "sin", "cos", "tan", "arcsin", "arccos", "arctan", "arctan2", "sinh", "cosh", "tanh"),
@@ -36,7 +36,7 @@ SHARED = (
 
 @lru_cache
 def functions(xp: Xp) -> Any:
-    """The functions of `language`, on arrays of this module."""
+    """Return the functions of `language` for arrays of this module."""
 
     def rsqrt(x: Array) -> Array:
         return 1 / xp.sqrt(x)
@@ -79,7 +79,7 @@ def functions(xp: Xp) -> Any:
 
 
 def exact_fma(xp: Xp, x: Array, y: Array, z: Array) -> Array:
-    """x y + z of float64 as if rounded once: with what the product and the sum lose (Dekker, Knuth), where nothing overflows."""
+    """Return x y + z of float64 as if rounded once, unless it overflows, by the rounding errors of product and sum (Dekker, Knuth)."""
     product, total = x * y, x * y + z
     halves = []
     for a in (x, y):
@@ -93,20 +93,20 @@ def exact_fma(xp: Xp, x: Array, y: Array, z: Array) -> Array:
 
 
 def exponent_limit(dtype: Any) -> float:
-    """How large an exponent may be before e^x overflows the element type, with room for a sum."""
+    """Return the largest exponent whose e^x does not overflow the element type, with a margin for a sum."""
     return float(math.floor(math.log(dtype_of(dtype).largest) - 1))
 
 
 def row_sum(xp: Xp, x: Array) -> Array:
-    """The sum of each row, the last axis, as [..., 1]: 16 partial sums, each of every sixteenth element, and those by halves.
+    """Return the sum of each row (the last axis) as [..., 1]: 16 partial sums of every sixteenth element, then summed by halves.
 
-    On a GPU it is CuPy's own sum, one launch; so is that of columns.
+    On a GPU, row and column sums are CuPy's own: one launch each.
     """
     return _in_lanes(xp, np.add, 0, x) if xp is np else x.sum(axis=-1, dtype=x.dtype, keepdims=True)
 
 
 def row_product(xp: Xp, x: Array) -> Array:
-    """The product of each row, likewise."""
+    """Return the product of each row, in the order of `row_sum`."""
     return _in_lanes(xp, np.multiply, 1, x) if xp is np else x.prod(axis=-1, dtype=x.dtype, keepdims=True)
 
 
@@ -124,7 +124,7 @@ def _in_lanes(xp: Xp, together: np.ufunc, nothing: int, x: Array) -> Array:
 
 
 def row_max(xp: Xp, x: Array) -> Array:
-    """The largest of each row, as [..., 1]; -inf, or the smallest whole number, where there is none."""
+    """Return the largest element of each row as [..., 1]; for empty rows -inf, or the smallest integer."""
     return x.max(axis=-1, keepdims=True) if x.shape[-1] else xp.full((*x.shape[:-1], 1), MAX.identity(x.dtype), x.dtype)
 
 
@@ -133,7 +133,10 @@ def row_min(xp: Xp, x: Array) -> Array:
 
 
 def column_sum(xp: Xp, x: Array) -> Array:
-    """The sum of each column over all rows, as [columns]: blocks of 64 rows, each summed one after the other, and those compensated."""
+    """Return the sum of each column over all rows, as [columns].
+
+    Blocks of 64 rows are summed in sequence; the sums of the blocks are added with compensation.
+    """
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     if xp is not np:
         return rows.sum(axis=0)
@@ -144,12 +147,12 @@ def column_sum(xp: Xp, x: Array) -> Array:
     return compensated(xp.concatenate(blocks)) if blocks else xp.zeros(rows.shape[1], x.dtype)
 
 
-#: functions of `language` that look at whole rows or columns
+#: functions of `language` that reduce rows or columns
 ROWS = {"row_sum": row_sum, "row_product": row_product, "row_max": row_max, "row_min": row_min, "column_sum": column_sum}
 
 
 def _one_after_the_other(terms: Array) -> Array:
-    """The sum along the first axis in its order; NumPy sums pairs of pairs where that is the only axis."""
+    """Return the sequential sum along the first axis; NumPy would sum pairwise if this is the only axis."""
     total = terms[0]
     for term in terms[1:]:
         total = total + term
@@ -157,18 +160,21 @@ def _one_after_the_other(terms: Array) -> Array:
 
 
 def compensated(terms: Array) -> Array:
-    """The sum along the first axis, with what each addition loses in the next term (W. Kahan, 1965): as exact as one addition.  Infinities stay."""
+    """Return the compensated sum along the first axis (W. Kahan, 1965), as accurate as one addition; infinities stay.
+
+    The rounding error of each addition is subtracted from the next term.
+    """
     total = lost = np.full(terms.shape[1:], -0.0, terms.dtype)
     for term in terms:
-        taken = term - lost
-        after = total + taken
-        lost = (after - total) - taken
+        corrected = term - lost
+        after = total + corrected
+        lost = (after - total) - corrected
         lost, total = np.where(lost == lost, lost, terms.dtype.type(0)), after
     return total
 
 
 def evaluate(outputs: Sequence[Expression], inputs: Sequence[Array], xp: Xp, space: Sequence[int] | None = None) -> list[Array]:
-    """The expressions for these inputs, which broadcast to the shape of the index space; rows are along its last axis."""
+    """Evaluate the expressions for inputs that broadcast to the shape of the index space; rows are along its last axis."""
     known: dict[Expression, Any] = {}
     shape = tuple(np.broadcast_shapes(*(a.shape for a in inputs)) if space is None else space)
     run: dict[str, Callable[..., Array]] = vars(functions(xp))

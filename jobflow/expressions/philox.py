@@ -1,13 +1,12 @@
-"""Philox4x32-10: random bits as a function of a key and a position, so that any element of a tensor can be made alone.
+"""Philox4x32-10: random bits as a function of a key and an index, so that any element of a tensor can be computed alone.
 
-The generator of J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011): a key of two 32-bit words turns a
-counter of four into four random words, in ten rounds.  Here element i of a tensor, counted in C order in the whole logical
-tensor, takes
+J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).  A key of two 32-bit words turns a counter of four words into
+four random words, in ten rounds.  Element i of a tensor, counted in C order in the whole logical tensor, takes
 
     word w of counter (lane index, stream, plane)    where  i = 64 group + 16 w + lane  and  lane index = 16 group + lane
 
-The key says which tensor (a seed and a name), the stream which run, and the plane which of the several draws an element needs.
-Groups of 64 let a whole range be computed without shuffling words.
+The key identifies the tensor (a seed and a name) and the stream identifies the run.  The plane distinguishes several samples for one element.
+Groups of 64 allow computing a contiguous range without shuffling words.
 """
 
 from __future__ import annotations
@@ -29,33 +28,36 @@ ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 MASK = 0xFFFFFFFF
-#: counters computed at a time: two arrays of twice as many 64-bit numbers and one more stay in the cache
+#: counters per step, chosen so that three uint64 arrays of twice this size stay in the cache
 BLOCK = 8192
 GROUP, LANES = 64, 16
-#: elements of a cut-up box computed at a time
+#: elements per step of a non-contiguous box
 ROWS = 1 << 18
 
 
 @cache
 def key_of(seed: int, name: str) -> Key:
-    """The key of a seed and a stable name."""
+    """Return the key of a seed and a stable name."""
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
 def random_stream(default: int, seed: int | None, name: str) -> tuple[str, int]:
-    """Return (key, seed) of random numbers: of the seed `default` and `name`, or of `seed` alone, so that equal seeds draw equal numbers."""
+    """Return (name, seed) of a random op: an explicit `seed` has no name, so that equal seeds sample equal numbers."""
     return (name, default) if seed is None else ("", seed)
 
 
 def round_keys(xp: Xp, key: Key) -> Array:
-    """The keys of the ten rounds, as uint64[10,2,1]."""
+    """Return the keys of the ten rounds, as uint64[10,2,1]."""
     keys = [[(key[0] + i * WEYL[0]) & MASK, (key[1] + i * WEYL[1]) & MASK] for i in range(ROUNDS)]
     return xp.asarray(keys, dtype=xp.uint64)[:, :, None]
 
 
 def philox(xp: Xp, keys: Array, even: Array, odd: Array, work: Array) -> None:
-    """Ten rounds on n counters, in place.  even[0], even[1] are words 0 and 2, odd[0], odd[1] words 1 and 3, as uint64[2,n]; work is like them."""
+    """Apply ten rounds to n counters, in place.
+
+    even[0] and even[1] are words 0 and 2, odd[0] and odd[1] words 1 and 3, as uint64[2,n]; `work` is a buffer of the same shape and type.
+    """
     multipliers = xp.asarray(MULTIPLIERS, dtype=xp.uint64)[:, None]
     half, mask = xp.uint64(32), xp.uint64(MASK)
     crossed = work[::-1]
@@ -68,7 +70,7 @@ def philox(xp: Xp, keys: Array, even: Array, odd: Array, work: Array) -> None:
 
 
 def words_of(key: Key, lane: int, stream: int) -> tuple[int, int, int, int]:
-    """The four words of one lane index; what `words` has there, for a few numbers on the host."""
+    """Return the four words of one lane index, computed with Python integers: faster than `words` for a few numbers on the host."""
     a, b, c, d = lane & MASK, lane >> 32, stream & MASK, (stream >> 32) << 8 & MASK
     for i in range(ROUNDS):
         x, y = a * MULTIPLIERS[0], c * MULTIPLIERS[1]
@@ -77,11 +79,11 @@ def words_of(key: Key, lane: int, stream: int) -> tuple[int, int, int, int]:
 
 
 def words(xp: Xp, key: Key, lanes: Array, stream: int, plane: int = 0) -> Array:
-    """The four words of each lane index (uint64[n]) as uint32[4,n]."""
+    """Return the four words of each lane index (uint64[n]) as uint32[4,n]."""
     n = lanes.shape[0]
     keys = round_keys(xp, key)
     out = xp.empty((4, n), xp.uint32)
-    block = BLOCK if xp is np else max(n, 1)  # on a GPU every block is a hundred launches
+    block = BLOCK if xp is np else max(n, 1)  # on a GPU every block costs a hundred launches
     even, odd, work = (xp.empty((2, min(n, block)), xp.uint64) for _ in range(3))
     for start in range(0, n, block):
         part = lanes[start : start + block]
@@ -96,7 +98,7 @@ def words(xp: Xp, key: Key, lanes: Array, stream: int, plane: int = 0) -> Array:
 
 
 def runs(box: Box) -> tuple[Array, int]:
-    """Where the stretches of neighbouring elements of a box begin (int64[n]), and how long each is."""
+    """Return the start offsets of the contiguous runs of a box in the logical tensor (int64[n]), and their common length."""
     shape, whole = box.shape, box.whole
     axis = len(whole) - 1
     while axis > 0 and shape[axis] == whole[axis]:
@@ -111,7 +113,7 @@ def runs(box: Box) -> tuple[Array, int]:
 
 
 def indices(box: Box) -> Array:
-    """The indices of the elements of a box in the logical tensor, in C order, as a flat uint64 array."""
+    """Return the flat indices of a box's elements in the logical tensor, in C order, as a uint64 array."""
     starts, length = runs(box)
     return (starts[:, None] + np.arange(length)).reshape(-1).astype(np.uint64)
 
@@ -125,25 +127,25 @@ class Stream:
     stream: int
 
     def words(self, lanes: Array, plane: int) -> Array:
-        """The four words of each lane index (uint64[n]) as uint32[4,n]."""
+        """Return the four words of each lane index (uint64[n]) as uint32[4,n]."""
         return words(self.xp, self.key, lanes, self.stream, plane)
 
     def bits(self, start: int, count: int, plane: int = 0) -> Array:
-        """The random words of elements start .. start + count, as uint32[count]."""
+        """Return the random words of elements start .. start + count, as uint32[count]."""
         first, last = start // GROUP, -(-(start + count) // GROUP)
         lanes = self.xp.arange(first * LANES, last * LANES, dtype=self.xp.uint64)
         grouped = self.words(lanes, plane).reshape(4, last - first, LANES).transpose(1, 0, 2)
         return grouped.reshape(-1)[start - first * GROUP :][:count]
 
     def bits_at(self, index: Array, plane: int = 0) -> Array:
-        """The random words of the elements of these indices (uint64[n])."""
+        """Return the random words of the elements at these flat indices (uint64[n])."""
         xp = self.xp
         group, place = index // xp.uint64(GROUP), index % xp.uint64(GROUP)
         drawn = self.words(group * xp.uint64(LANES) + place % xp.uint64(LANES), plane)
         return drawn[(place // xp.uint64(LANES)).astype(xp.int64), xp.arange(index.shape[0])]
 
     def box_bits(self, box: Box, plane: int = 0) -> Array:
-        """The random words of the elements of a box, in its C order, as a flat uint32 array."""
+        """Return the random words of a box's elements in C order, as a flat uint32 array."""
         starts, length = runs(box)
         if starts.size * length == 0:
             return self.xp.empty(0, self.xp.uint32)
@@ -153,7 +155,7 @@ class Stream:
         return self.xp.concatenate([self._rows(starts[i : i + step], length, plane) for i in range(0, starts.size, step)])
 
     def _rows(self, starts: Array, length: int, plane: int) -> Array:
-        """The words of several stretches: whole groups and a cut where they are long, else element by element."""
+        """Return the words of several runs: whole groups and a slice for long runs, element by element for short ones."""
         xp = self.xp
         index = xp.asarray(starts)[:, None] + xp.arange(length)
         if length < GROUP // 2:
@@ -169,13 +171,13 @@ class Stream:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Elements of a random tensor, flat: those of a box, or those that have these indices (uint64[n])."""
+    """Elements of a random tensor, flat: those of a box, or of flat indices (uint64[n])."""
 
     stream: Stream
     elements: Box | Array
 
     def bits(self, plane: int = 0) -> Array:
-        """Their random words (uint32[n])."""
+        """Return the random words of the elements (uint32[n])."""
         if isinstance(self.elements, Box):
             return self.stream.box_bits(self.elements, plane)
         return self.stream.bits_at(self.elements, plane)
@@ -184,7 +186,7 @@ class Drawn:
         return self.stream.xp.asarray(indices(self.elements)) if isinstance(self.elements, Box) else self.elements
 
     def unit(self, dtype: np.dtype[np.generic], plane: int = 0) -> Array:
-        """U[0, 1): 24 random bits in float32 and smaller, 53 (from this plane and the next) in float64."""
+        """Sample U[0, 1): from 24 random bits in float32 and smaller, from 53 (of this plane and the next) in float64."""
         high, xp = self.bits(plane), self.stream.xp
         if dtype != np.float64:
             return (high >> xp.uint32(8)).astype(xp.float32) * xp.float32(2.0**-24)

@@ -1,7 +1,7 @@
 """Derivatives of expressions, as expressions.
 
-`derivative(y, wrt, dy)` is what dy, the gradient of y, gives for each of `wrt`.  A primitive's derivative may use its result, so that what
-is known is not computed again, and at kinks it takes the side that `DERIVATIVES` says.
+`derivative(y, wrt, dy)` returns the gradients of `wrt` for a gradient dy of y.  The rule of a primitive may reuse the primitive's result.
+At kinks `DERIVATIVES` defines which one-sided derivative counts.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _TWO_OVER_ROOT_PI = 2 / math.sqrt(math.pi)
 
 
 def _step(g: Expression, y: Expression, *x: Expression) -> Sequence[None]:
-    """Constant between jumps."""
+    """Return no gradients: the function is piecewise constant."""
     return (None,) * len(x)
 
 
 def _maximum(g: Expression, y: Expression, a: Expression, b: Expression) -> Sequence[Expression | None]:
-    """The first of two equal ones; max(0, x) is told by its result."""
+    """Assign the gradient of equal operands to the first one; for max(0, x) compare the result, which is saved anyway."""
     if a.primitive == "constant":
         return None, f.where(y > a, g, 0.0)
     return f.where(b > a, 0.0, g), f.where(b > a, g, 0.0)
@@ -39,7 +39,7 @@ def _minimum(g: Expression, y: Expression, a: Expression, b: Expression) -> Sequ
 
 
 def _power(g: Expression, y: Expression, x: Expression, n: Expression) -> Sequence[Expression | None]:
-    """n x^(n - 1) is 0 where n is, though x be 0 too; the gradient of the exponent is 0 where x <= 0."""
+    """Return n x^(n - 1) g, which is 0 for n = 0 even at x = 0; the gradient of the exponent is 0 where x <= 0."""
     if n.primitive == "constant":
         exponent = float(str(n.attribute))
         return (g * (n * f.power(x, exponent - 1.0)) if exponent else None), None
@@ -109,10 +109,10 @@ DERIVATIVES: dict[str, Rule] = {
 
 
 def derivative(y: Expression, wrt: Sequence[Expression], dy: Expression) -> list[Expression | None]:
-    """The gradients of the inputs `wrt`, of which y is made; None for one that y does not depend on, or that is no float."""
-    found: dict[Expression, Expression] = {y: dy}
+    """Return the gradients of the subexpressions `wrt` of y, None for one that y does not depend on or that is not float."""
+    gradients: dict[Expression, Expression] = {y: dy}
     for x in reversed(in_order([y])):
-        g = found.get(x)
+        g = gradients.get(x)
         if g is None or not x.arguments or not x.dtype.is_float:
             continue
         rule = DERIVATIVES.get(x.primitive)
@@ -120,8 +120,8 @@ def derivative(y: Expression, wrt: Sequence[Expression], dy: Expression) -> list
             raise JobError(f"{x.primitive} has no derivative")
         for argument, share in zip(x.arguments, rule(g, x, *x.arguments), strict=True):
             if share is not None and argument.primitive != "constant":
-                found[argument] = _sum(found[argument], share) if argument in found else share
-    return [found.get(x) for x in wrt]
+                gradients[argument] = _sum(gradients[argument], share) if argument in gradients else share
+    return [gradients.get(x) for x in wrt]
 
 
 def _sum(a: Expression, b: Expression) -> Expression:

@@ -1,4 +1,4 @@
-"""Expressions where one input is known to be zero: what an update does to a row that has no gradient.
+"""Simplification of expressions for an input known to be zero, such as the update of a row without gradient.
 
 where_zero([w - rate * g], 1)  ->  [w]
 """
@@ -11,30 +11,30 @@ from jobflow.expressions.language import Expression, constant, in_order, make
 
 
 def where_zero(outputs: Sequence[Expression], position: int) -> list[Expression]:
-    """The outputs where the elements of input `position` are 0; what they are multiplied with is taken to be finite."""
+    """Simplify the outputs for elements of input `position` equal to 0; other factors are assumed to be finite."""
     now: dict[Expression, Expression] = {}
     for x in in_order(outputs):
         if x.primitive == "element" and x.attribute == position:
             now[x] = constant(0.0, x.dtype)
         else:
-            given = tuple(now[y] for y in x.arguments)
-            now[x] = _simpler(x, given) or make(x.primitive, given, x.dtype, x.attribute)
+            arguments = tuple(now[y] for y in x.arguments)
+            now[x] = _simpler(x, arguments) or make(x.primitive, arguments, x.dtype, x.attribute)
     return [now[x] for x in outputs]
 
 
-def _simpler(x: Expression, given: tuple[Expression, ...]) -> Expression | None:
-    """What a primitive makes of arguments of which some are zero; None if nothing simpler."""
-    match x.primitive, [_is_zero(y) for y in given]:
+def _simpler(x: Expression, arguments: tuple[Expression, ...]) -> Expression | None:
+    """Return a simpler expression for a primitive with zero arguments, or None."""
+    match x.primitive, [_is_zero(y) for y in arguments]:
         case ("multiply", [True, _] | [_, True]) | ("negative", [True]):
             return constant(0.0, x.dtype)
-        case "divide", [True, False] if _is_positive(given[1]):
-            return given[0]
+        case "divide", [True, False] if _is_positive(arguments[1]):
+            return arguments[0]
         case "add", [True, _]:
-            return given[1]
+            return arguments[1]
         case "add" | "subtract", [_, True]:
-            return given[0]
+            return arguments[0]
         case "weighted_sum", [_, True, _, _]:
-            return make("multiply", given[2:], x.dtype)
+            return make("multiply", arguments[2:], x.dtype)
     return None
 
 
@@ -43,5 +43,5 @@ def _is_zero(x: Expression) -> bool:
 
 
 def _is_positive(x: Expression) -> bool:
-    """True for a root and a number above 0."""
+    """Return True for the sum of a root and a positive constant."""
     return x.primitive == "add" and x.arguments[0].primitive == "sqrt" and x.arguments[1].primitive == "constant" and x.arguments[1].attribute > 0  # type: ignore[operator]

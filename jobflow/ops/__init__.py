@@ -1,1 +1,1 @@
-"""The operations: one class each; `op` has their base class."""
+"""The operations: one class per operation, derived from `op.Op`."""

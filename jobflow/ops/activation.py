@@ -1,6 +1,6 @@
 """Activation functions and their gradients.
 
-Gradients that a step spends time in are ops of their own, linear in dy.
+Frequently used gradients have their own ops, linear in dy.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Tanh(Unary):
 class Gelu(Pointwise):
     """y = x Phi(x), and slope = dy/dx = Phi(x) + x phi(x);  Phi(x) = (1 + erf(x / sqrt 2)) / 2, phi(x) = exp(-x^2 / 2) / sqrt(2 pi).
 
-    The slope is all that the gradient needs, and cheap while x is at hand.
+    The gradient needs only the slope, which is cheap to compute together with y.
     """
 
     precision = "follows"
@@ -163,7 +163,7 @@ class Softplus(Unary):
 
 
 class HardSwish(Unary):
-    """y = x/6 times x + 3 limited to [0, 6]; its gradient is 0 from -3 down and 1 from 3 up"""
+    """y = x/6 times x + 3 limited to [0, 6]; its gradient is 0 for x <= -3 and 1 for x >= 3"""
 
     precision = "follows"
 
@@ -180,27 +180,27 @@ class HardSwish(Unary):
 
 
 def relu(x: Tensor, *, name: str | None = None) -> Tensor:
-    """max(x, 0)"""
+    """Return max(x, 0)."""
     return call(Relu(), x, name=name)
 
 
 def leaky_relu(x: Tensor, alpha: float = 0.2, *, name: str | None = None) -> Tensor:
-    """x where x > 0, else alpha x"""
+    """Return x where x > 0, else alpha x."""
     return call(LeakyRelu(alpha), x, name=name)
 
 
 def relu6(x: Tensor, *, name: str | None = None) -> Tensor:
-    """x limited to [0, 6]; no gradient at 0 and at 6"""
+    """Return x limited to [0, 6]; the gradient at 0 and at 6 is 0."""
     return hard_tanh(x, 0.0, 6.0, name=name)
 
 
 def sigmoid(x: Tensor, *, name: str | None = None) -> Tensor:
-    """1 / (1 + e^-x)"""
+    """Return 1 / (1 + e^-x)."""
     return call(Sigmoid(), x, name=name)
 
 
 def silu(x: Tensor, *, name: str | None = None) -> Tensor:
-    """x / (1 + e^-x)"""
+    """Return x / (1 + e^-x)."""
     return call(Silu(), x, name=name)
 
 
@@ -209,13 +209,13 @@ def tanh(x: Tensor, *, name: str | None = None) -> Tensor:
 
 
 def gelu(x: Tensor, *, name: str | None = None) -> Tensor:
-    """x Phi(x) with the normal distribution Phi."""
+    """Return x Phi(x), with the normal distribution Phi."""
     y: Tensor = apply(Gelu(), x, name=name)[0]
     return y
 
 
 def gelu_tanh(x: Tensor, *, name: str | None = None) -> Tensor:
-    """The approximation of gelu by tanh."""
+    """Return the tanh approximation of gelu."""
     return call(GeluTanh(), x, name=name)
 
 
@@ -223,50 +223,50 @@ prelu = binary_function(PRelu)
 
 
 def elu(x: Tensor, alpha: float = 1.0, *, name: str | None = None) -> Tensor:
-    """x where x > 0, else alpha (e^x - 1)"""
+    """Return x where x > 0, else alpha (e^x - 1)."""
     return call(Elu(alpha), x, name=name)
 
 
 def selu(x: Tensor, *, name: str | None = None) -> Tensor:
-    """elu scaled so that activations keep mean 0 and variance 1 (Klambauer et al. 2017)."""
+    """Return elu scaled so that activations keep mean 0 and variance 1 (Klambauer et al. 2017)."""
     return scale(elu(x, 1.6732632423543772), 1.0507009873554805, name=name)
 
 
 def softplus(x: Tensor, *, name: str | None = None) -> Tensor:
-    """ln(1 + e^x)"""
+    """Return ln(1 + e^x)."""
     return call(Softplus(), x, name=name)
 
 
 def softsign(x: Tensor, *, name: str | None = None) -> Tensor:
-    """x / (1 + |x|)"""
+    """Return x / (1 + |x|)."""
     return divide(x, shift(absolute(x), 1.0), name=name)
 
 
 def hard_sigmoid(x: Tensor, *, name: str | None = None) -> Tensor:
-    """x/6 + 1/2 limited to [0, 1]; no gradient where x is -3 or 3"""
+    """Return x/6 + 1/2 limited to [0, 1]; the gradient at -3 and 3 is 0."""
     return shift(scale(hard_tanh(x, -3.0, 3.0), 1.0 / 6.0), 0.5, name=name)
 
 
 def hard_swish(x: Tensor, *, name: str | None = None) -> Tensor:
-    """x/6 times x + 3 limited to [0, 6]"""
+    """Return x/6 times x + 3 limited to [0, 6]."""
     return call(HardSwish(), x, name=name)
 
 
 def hard_tanh(x: Tensor, minimum: float = -1.0, maximum: float = 1.0, *, name: str | None = None) -> Tensor:
-    """x limited to [minimum, maximum]; no gradient at a bound"""
+    """Return x limited to [minimum, maximum]; the gradient at a bound is 0."""
     return call(Inside(*bounds("hard_tanh", x, minimum, maximum)), x, name=name)
 
 
 def mish(x: Tensor, *, name: str | None = None) -> Tensor:
-    """x tanh(softplus(x))"""
+    """Return x tanh(softplus(x))."""
     return multiply(x, tanh(softplus(x)), name=name)
 
 
 def swish(x: Tensor, beta: float = 1.0, *, name: str | None = None) -> Tensor:
-    """x sigmoid(beta x)"""
+    """Return x sigmoid(beta x)."""
     return silu(x, name=name) if beta == 1.0 else multiply(x, sigmoid(scale(x, beta)), name=name)
 
 
 def log_sigmoid(x: Tensor, *, name: str | None = None) -> Tensor:
-    """-ln(1 + e^-x)"""
+    """Return -ln(1 + e^-x)."""
     return negate(softplus(negate(x)), name=name)

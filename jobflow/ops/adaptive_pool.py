@@ -1,4 +1,7 @@
-"""Pooling to given sizes: along an axis of n elements, output i of m is the mean of those from floor(i n / m) up to ceil((i + 1) n / m)."""
+"""Pooling to target sizes.
+
+Along an axis of n elements, output i of m is the mean of elements floor(i n / m) to ceil((i + 1) n / m).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _AXES = "XYZ"
 
 
 def windows(n: int, m: int) -> list[tuple[int, int]]:
-    """(start, stop) of the elements that each output sees."""
+    """Return (start, stop) of the window of each output."""
     return [(i * n // m, -(-(i + 1) * n // m)) for i in range(m)]
 
 
@@ -62,7 +65,7 @@ class AdaptiveAvgPool(_Adaptive):
 
 
 class AdaptiveAvgPoolGrad(_Adaptive):
-    """dx[n,c,j] = the sum of dy[n,c,i] / count[i] over the windows i that hold j; dx has the sizes `sizes`"""
+    """dx[n,c,j] = the sum of dy[n,c,i] / count[i] over the windows i that contain j; dx has the spatial sizes `sizes`"""
 
     def infer(self, dy: TensorType) -> TensorType:
         self._check("dy", dy)
@@ -88,21 +91,21 @@ class AdaptiveAvgPoolGrad(_Adaptive):
 
 
 def _divides(x: Tensor, sizes: Sequence[int]) -> tuple[int, ...] | None:
-    """The window of the pooling that does the same, if the sizes divide those of x."""
+    """Return the window of the equivalent pooling, or None if the sizes do not divide the spatial axes of x."""
     spatial = x.tensor_type.shape[2:]
     fits = len(sizes) == len(spatial) and math.prod(sizes) > 0 and not any(n % m for n, m in zip(spatial, sizes, strict=True))
     return tuple(n // m for n, m in zip(spatial, sizes, strict=True)) if fits else None
 
 
 def adaptive_avg_pool(x: Tensor, sizes: Sequence[int], *, name: str | None = None) -> Tensor:
-    """The means of windows of x [n,c,*spatial] that fill it, `sizes` of them along each spatial axis."""
+    """Return the means of windows that cover x [n,c,*spatial], with `sizes` windows along the spatial axes."""
     window = _divides(x, sizes)
     pooled: Tensor = call(AdaptiveAvgPool(tuple(sizes)), x, name=name) if window is None else avg_pool(x, window, name=name)
     return pooled
 
 
 def adaptive_max_pool(x: Tensor, sizes: Sequence[int], *, name: str | None = None) -> Tensor:
-    """The same of largest elements; `sizes` must divide the spatial axes of x."""
+    """Return the maxima of windows that cover x [n,c,*spatial]; `sizes` must divide the spatial axes."""
     window = _divides(x, sizes)
     if window is None:
         raise ShapeError(f"adaptive_max_pool: the sizes {list(sizes)} do not divide the spatial axes of {x.tensor_type}; crop or pad it first")

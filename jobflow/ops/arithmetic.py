@@ -1,6 +1,6 @@
 """Elementwise arithmetic: sums, products, extremes and selection of two tensors.
 
-The gradient of an operand that was broadcast is summed back to its shape.
+The gradient of a broadcast operand is summed to the operand's shape.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ class Divide(Binary):
 
 
 def divisors(what: str, y: Tensor) -> Tensor:
-    """y, of integers once none of them is 0; quotients of floats are infinite there, or NaN."""
+    """Return y, with a runtime assertion that no integer divisor is 0; floats divided by 0 are infinite or NaN."""
     return check(whole_divisor(what), y) if y.tensor_type.dtype.is_integer else y
 
 
 class _Whole(Binary):
-    """A division that rounds, or what it leaves; its function lets `divisors` look at the divisor."""
+    """A division that rounds, or its remainder; its function checks the divisor with `divisors`."""
 
     abstract = True
     low = 0.6
@@ -85,7 +85,7 @@ class _Whole(Binary):
 
 
 class _Quotient(_Whole):
-    """A division that rounds: constant between its jumps."""
+    """A division that rounds; its gradient is zero because it is piecewise constant."""
 
     abstract = True
 
@@ -103,7 +103,7 @@ class FloorDivide(_Quotient):
 
 
 class TruncateDivide(_Quotient):
-    """z = x / y without its fraction; its gradient is zero"""
+    """z = trunc(x / y); its gradient is zero"""
 
     def formula(self, f: Any, *elements: Any) -> Any:
         return remainders.truncate_divide(f, *elements)
@@ -144,13 +144,13 @@ class SquaredDifference(Binary):
 
 
 class _Extreme(Binary):
-    """The larger or smaller of two; the gradient goes to x where it is strictly so, else to y."""
+    """The larger or smaller of two operands; the gradient goes to x if x is strictly larger or smaller, else to y."""
 
     precision = "any"
     abstract = True
 
     def formula(self, f: Any, x: Any, y: Any) -> Any:
-        return getattr(f, self.ufunc)(y, x)  # whose derivative is that of the first of two equal ones
+        return getattr(f, self.ufunc)(y, x)  # swapped: for equal operands the derivative goes to the first one
 
 
 class Maximum(_Extreme):
@@ -212,5 +212,5 @@ minimum = binary_function(Minimum)
 
 
 def where(condition: Tensor, x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
-    """x where the bool tensor `condition` holds, else y."""
+    """Return x where the bool tensor `condition` holds, else y."""
     return call(Where(), condition, x, y, name=name)

@@ -1,6 +1,6 @@
 """Operations on shapes and orders of axes: reshape, transpose, squeeze.
 
-Attributes that name sizes are those of the logical tensors; `localize` makes them those of a rank's piece.
+Attributes with sizes refer to logical tensors; `localize` replaces them by the sizes of a rank's shard.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jobflow.ops.pointwise import call, numbers
 
 
 class Reshape(ViewOp):
-    """y = the elements of x, in C order of the axes, in another shape."""
+    """y = the elements of x, in C order, in another shape."""
 
     shape: tuple[int, ...]
 
@@ -27,10 +27,10 @@ class Reshape(ViewOp):
         return x.with_shape(self.shape)
 
     def rule(self, x: TensorType) -> Rule:
-        """Axes of equal runs move together.  Of axes that merge or divide, the leading ones do if the ranks divide both evenly.
+        """Return a rule that splits unchanged axes, and the leading axes of merged or divided groups if the ranks divide both evenly.
 
-        [n,c,h,w] -> [n,c*h*w] splits n.  [b,t,d] -> [b*t,d] splits d, and b among ranks whose number divides b: only then do the
-        balanced pieces of b*t begin where those of b do.
+        [n,c,h,w] -> [n,c*h*w] splits n.  [b,t,d] -> [b*t,d] splits d, and b if the number of ranks divides b.
+        Only then do the balanced shards of b*t start at shards of b.
         """
         left, right = ["1"] * x.ndim, ["1"] * len(self.shape)
         also = []
@@ -69,10 +69,10 @@ class Reshape(ViewOp):
 
 
 def _runs(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
-    """The shortest groups of axes of two shapes that hold the same elements, from the left; axes of size 1 are left out."""
+    """Yield the shortest groups of axes of two shapes with the same elements, from the left, without axes of size 1."""
     ours = [i for i, n in enumerate(before) if n != 1]
     theirs = [i for i, n in enumerate(after) if n != 1]
-    if 0 in before:  # without elements every product agrees; only equal leading axes are sure to mean the same
+    if 0 in before:  # all products are 0; only equal leading axes certainly correspond
         for a, b in zip(ours, theirs, strict=False):
             if before[a] != after[b]:
                 return
@@ -175,7 +175,7 @@ class Squeeze(ViewOp):
 
 
 def reshape(x: Tensor, shape: Sequence[int], *, name: str | None = None) -> Tensor:
-    """The elements of x in another shape; one size may be -1, and is then what is left over."""
+    """Return the elements of x in another shape; one size may be -1, which is inferred."""
     sizes = tuple(int(n) for n in shape)
     if -1 in sizes:
         known = math.prod(n for n in sizes if n != -1)
@@ -186,33 +186,33 @@ def reshape(x: Tensor, shape: Sequence[int], *, name: str | None = None) -> Tens
 
 
 def flatten(x: Tensor, start: int = 0, stop: int = -1, *, name: str | None = None) -> Tensor:
-    """x with the axes from `start` to `stop`, both included, merged into one."""
+    """Merge the axes of x from `start` to `stop`, both included, into one."""
     first, last = normal_axis("flatten", start, x.tensor_type.ndim), normal_axis("flatten", stop, x.tensor_type.ndim)
     shape = x.tensor_type.shape
     return reshape(x, (*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :]), name=name)
 
 
 def transpose(x: Tensor, perm: Sequence[int] | None = None, *, name: str | None = None) -> Tensor:
-    """x with its axes in the order `perm`; in reverse order if it is None."""
+    """Return x with its axes in the order `perm`, or in reverse order if `perm` is None."""
     ndim = x.tensor_type.ndim
     order = range(ndim)[::-1] if perm is None else [normal_axis("transpose", i, ndim) for i in perm]
     return call(Transpose(tuple(order)), x, name=name)
 
 
 def expand_dims(x: Tensor, axis: int, *, name: str | None = None) -> Tensor:
-    """x with an axis of size 1 that becomes axis `axis` of the result."""
+    """Insert an axis of size 1 as axis `axis` of the result."""
     return call(ExpandDims(normal_axis("expand_dims", axis, x.tensor_type.ndim + 1)), x, name=name)
 
 
 def squeeze(x: Tensor, axes: Sequence[int] | None = None, *, name: str | None = None) -> Tensor:
-    """x without the given axes of size 1; without all of them if `axes` is None."""
+    """Remove these axes of size 1, or all axes of size 1 if `axes` is None."""
     ndim, shape = x.tensor_type.ndim, x.tensor_type.shape
     chosen = [i for i in range(ndim) if shape[i] == 1] if axes is None else sorted({normal_axis("squeeze", i, ndim) for i in axes})
     return call(Squeeze(tuple(chosen)), x, name=name) if chosen else x
 
 
 def tile(x: Tensor, counts: Sequence[int], *, name: str | None = None) -> Tensor:
-    """x repeated counts[i] times along axis i."""
+    """Repeat x counts[i] times along axis i."""
     shape = x.tensor_type.shape
     if len(counts) != len(shape):
         raise ShapeError(f"tile: {list(counts)} names {len(counts)} axes but the tensor is {x.tensor_type}")
@@ -221,6 +221,6 @@ def tile(x: Tensor, counts: Sequence[int], *, name: str | None = None) -> Tensor
 
 
 def tiled_shapes(shape: Sequence[int], counts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The shapes that a tensor takes one after another to be repeated counts[i] times along axis i: reshaped, broadcast, reshaped."""
+    """Return the shapes of the three steps of `tile`: reshape, broadcast, reshape."""
     pairs = list(zip(shape, counts, strict=True))
     return tuple(m for n in shape for m in (1, n)), tuple(m for n, count in pairs for m in (count, n)), tuple(n * count for n, count in pairs)

@@ -1,12 +1,12 @@
-"""Batch normalisation with the statistics of the whole batch, however it is cut.
+"""Batch normalisation with the statistics of the whole batch, for every layout of the batch.
 
-Training is a chain of ops whose sums come out partial where the samples are split, so that changing the layout of a vector per
-channel is all the communication there is:
+Training is a chain of ops whose sums are partial if the samples are split.  The only communication is the redistribution of vectors with
+one element per channel:
 
     mean = channel sum of x / count,   variance = channel sum of (x - mean)^2 / count  (biased; two passes),   then BatchNormalize.
 
-BatchNormalize takes mean and variance as statistics of its own x: its gradient goes through them, and they get none.
-Normalize takes them as numbers of their own.
+BatchNormalize takes mean and variance as statistics of its own x: the gradient of x includes them, and they receive none.
+Normalize takes them as independent inputs.
 
 The gradient of BatchNormalize corrects the rounding of the mean.  Where elements are nearly equal, inv_std^2 would magnify it.
 """
@@ -32,13 +32,13 @@ from jobflow.ops.transcendental import rsqrt
 
 
 class ChannelOp(Indexed):
-    """What the ops of batch normalisation share: tensors of one shape, and vectors along `axis` of them, the channels."""
+    """Base of the batch normalisation ops: tensors of one shape, and vectors along their channel axis `axis`."""
 
     abstract = True
     axis: int
 
     def _rule(self, inputs: str, outputs: str, ndim: int, linear: tuple[tuple[int, ...], ...] = ()) -> Rule:
-        """A rule from one mark per operand: "t" is a tensor, "c" a vector per channel."""
+        """Return a rule from one mark per operand: "t" is a tensor, "c" a vector per channel."""
         full = LETTERS[:ndim]
         words = {"t": full, "c": full[self.axis]}
         left, right = (",".join(words[mark] for mark in marks) for marks in (inputs, outputs))
@@ -52,7 +52,7 @@ class ChannelOp(Indexed):
 
 
 def _wide(vector: Tensor, axis: int, like: Tensor) -> Tensor:
-    """A vector per channel, shaped to broadcast along the other axes."""
+    """Reshape a vector per channel so that it broadcasts along the other axes."""
     return reshape(vector, [vector.tensor_type.size if i == axis else 1 for i in range(like.tensor_type.ndim)])
 
 
@@ -193,7 +193,7 @@ class NormalizeSums(ChannelOp):
 
 
 class BatchNormalizeSums(NormalizeSums):
-    """NormalizeSums, and excess[c] = sum of (x - mean) / sqrt(variance + epsilon): 0 but for the rounding of the mean."""
+    """NormalizeSums, and excess[c] = sum of (x - mean) / sqrt(variance + epsilon), which is 0 except for the rounding of the mean."""
 
     results = 3
 
@@ -214,7 +214,7 @@ class BatchNormalizeSums(NormalizeSums):
 
 
 class BatchNormalize(Normalize):
-    """The same, where mean and variance (biased) are those of x: the gradient of x goes through them."""
+    """Normalize for the (biased) mean and variance of x itself, which the gradient of x includes."""
 
     def grad(self, x: Tensor, mean: Tensor, variance: Tensor, gamma: Tensor, beta: Tensor, y: Tensor, dy: Tensor) -> Grads:
         dgamma, dbeta, excess = apply(BatchNormalizeSums(self.axis, self.epsilon), dy, x, mean, variance)
@@ -264,7 +264,7 @@ class BatchNormalizeGrad(ChannelOp):
 def batch_norm_train(
     x: Tensor, gamma: Tensor, beta: Tensor, axis: int = 1, epsilon: float = 1e-5, *, name: str | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(y, mean, variance): x normalised per channel by the mean and the biased variance of the whole batch."""
+    """Normalise x per channel by the mean and the biased variance of the whole batch; return (y, mean, variance)."""
     axis = normal_axis("batch_norm", axis, x.tensor_type.ndim)
     share = 1.0 / max(1, x.tensor_type.size // max(1, x.tensor_type.shape[axis]))
     mean = scale(axis_sum(x, axis), share)
@@ -275,6 +275,6 @@ def batch_norm_train(
 def batch_norm_infer(
     x: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, variance: Tensor, axis: int = 1, epsilon: float = 1e-5, *, name: str | None = None
 ) -> Tensor:
-    """y = (x - mean) gamma / sqrt(variance + epsilon) + beta, with given statistics."""
+    """Return (x - mean) gamma / sqrt(variance + epsilon) + beta, for known statistics."""
     axis = normal_axis("batch_norm", axis, x.tensor_type.ndim)
     return call(Normalize(axis, epsilon), x, mean, variance, gamma, beta, name=name)

@@ -1,4 +1,4 @@
-"""Logic on the bits of integers, and on truth values; no gradients."""
+"""Bitwise logic of integers and truth values, without gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BITS = "iub"
 
 
 class Bitwise(Binary):
-    """z = the bits of x and y put together; of truth values likewise"""
+    """z = a combination of the bits of x and y, or of their truth values"""
 
     precision = "any"
     abstract = True
@@ -26,25 +26,25 @@ class Bitwise(Binary):
 
 
 class BitwiseAnd(Bitwise):
-    """z = the bits that both have"""
+    """z = the bits set in both x and y"""
 
     ufunc = "bitwise_and"
 
 
 class BitwiseOr(Bitwise):
-    """z = the bits that one of them has"""
+    """z = the bits set in x or y"""
 
     ufunc = "bitwise_or"
 
 
 class BitwiseXor(Bitwise):
-    """z = the bits that just one of them has"""
+    """z = the bits set in exactly one of x and y"""
 
     ufunc = "bitwise_xor"
 
 
 class BitwiseNot(Elementwise):
-    """z = the bits that x does not have"""
+    """z = the bits not set in x"""
 
     ufunc = "invert"
     kinds = BITS

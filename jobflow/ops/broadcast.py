@@ -15,16 +15,16 @@ from jobflow.ops.op import LETTERS, Grads, Op, Sample, apply, sample
 
 
 def stretched(small: Sequence[int], large: Sequence[int]) -> tuple[int, ...]:
-    """Axes of `large` over which `small` is repeated, right aligned."""
+    """Return the axes of `large` along which `small` is broadcast, right aligned."""
     lead = len(large) - len(small)
     return tuple(i for i in range(len(large)) if i < lead or small[i - lead] != large[i])
 
 
 def _words(small: Sequence[int], large: Sequence[int]) -> tuple[str, str]:
-    """The letters of both shapes; an axis that is repeated carries no letter in the small one."""
+    """Return the letters of both shapes; broadcast axes have no letter in the small shape."""
     lead = len(large) - len(small)
-    made = stretched(small, large)
-    return "".join("1" if i in made else LETTERS[i] for i in range(lead, len(large))), LETTERS[: len(large)]
+    repeated = stretched(small, large)
+    return "".join("1" if i in repeated else LETTERS[i] for i in range(lead, len(large))), LETTERS[: len(large)]
 
 
 def _check(what: str, small: TensorType, large: TensorType) -> None:
@@ -46,8 +46,8 @@ class BroadcastTo(Op):
 
     def rule(self, x: TensorType) -> Rule:
         small, large = _words(x.shape, self.shape)
-        made = tuple(Signature((B,), (S(i),)) for i in stretched(x.shape, self.shape))
-        return Rule(f"{small or '1'}->{large}", linear=((0,),), also=made)
+        splits_of_repeated = tuple(Signature((B,), (S(i),)) for i in stretched(x.shape, self.shape))
+        return Rule(f"{small or '1'}->{large}", linear=((0,),), also=splits_of_repeated)
 
     def kernel(self, xp: Xp, x: Array, y: Array) -> None:
         y[...] = x
@@ -102,12 +102,12 @@ class SumTo(AxisReduction):
 
 
 def broadcast_to(x: Tensor, shape: Sequence[int], *, name: str | None = None) -> Tensor:
-    """x repeated to `shape`; x itself if it has it."""
+    """Broadcast x to `shape`; return x itself if it has this shape."""
     return x if x.tensor_type.shape == tuple(shape) else _one(BroadcastTo(tuple(shape)), x, name)
 
 
 def sum_to(x: Tensor, shape: Sequence[int], *, name: str | None = None) -> Tensor:
-    """x summed over the axes along which `shape` broadcasts to it; x itself if there are none."""
+    """Sum x over the axes along which `shape` broadcasts to x's shape; return x itself if there are none."""
     if x.tensor_type.shape == tuple(shape):
         return x
     if x.tensor_type.dtype.numpy.kind == "b":

@@ -1,10 +1,11 @@
-"""Checks of numbers that an operation relies on - indices, labels, divisors, probabilities - on the rank that stores them.
+"""Runtime assertions on values that an operation relies on: indices, labels, divisors, probabilities.  Each rank checks its own shard.
 
-    y = checked(x, "multinomial", low=0.0, noun="weight")       y = x; in place of x the op that needs it so reads y
+    y = checked(x, "multinomial", low=0.0, noun="weight")       y = x
 
-An element that is refused is an error which names it: its value, and where it stands in the logical tensor.  Every rank raises the
-same, and before anything is written: in jobs and graphs nobody begins to write variables while a check of any rank has failed.
-After a refusal the elements refused are replaced by legal ones, so that what runs before the ranks meet can do no harm.
+The op that relies on the values reads y instead of x.
+The error names the rejected element: its value and its index in the logical tensor.  Every rank raises the same error before any update:
+in jobs and graphs, no rank starts to update variables while an assertion of any rank has failed.
+Rejected elements are replaced by legal ones, so that the ops before the synchronization of the ranks are safe.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ _span = lru_cache(np.iinfo)
 
 
 class Checked(Op):
-    """y = x where low <= x <= high, or x is `ignored`; `nonzero`: and is not 0; `nan`: or is not a number; `whole`: and has no fraction.
+    """y = x, with a runtime assertion that low <= x <= high or x is `ignored`; all other elements are rejected.
 
-    Other elements are refused.
+    `nonzero` also rejects 0, `whole` also rejects fractions, and `nan` accepts NaN.
     """
 
     by_position = True
@@ -35,20 +36,20 @@ class Checked(Op):
     in_place = OVER_FIRST
     error: ClassVar[type[JobflowError]] = ArgumentError
 
-    #: whom messages name: the function that was called
+    #: the called function, for messages
     what: str
-    #: what the elements are to it
+    #: a word for an element, for messages
     noun: str = "value"
     low: float | None = None
     high: float | None = None
     ignored: float | None = None
     nonzero: bool = False
     nan: bool = False
-    #: what is wrong with one that is refused, where "is outside [low, high]" would not say it
+    #: the problem with a rejected element, if not "is outside [low, high]"
     problem: str = ""
     box: Box | None = None
     whole: bool = False
-    #: what to do about an argument of a job that is refused, if passing other numbers is not all
+    #: advice for a rejected argument of a job, other than to pass other values
     advice: str = ""
 
     def infer(self, x: TensorType) -> TensorType:
@@ -61,7 +62,7 @@ class Checked(Op):
         return replace(self, box=placed(self.box, outputs[0]))
 
     def refuses(self, xp: Xp, x: Array) -> Array:
-        """Which elements."""
+        """Return a mask of the rejected elements."""
         low, high = self.bounds(x)
         wrong = xp.zeros(x.shape, bool)
         if low is not None:
@@ -79,7 +80,7 @@ class Checked(Op):
         return wrong
 
     def bounds(self, x: Array) -> tuple[float | None, float | None]:
-        """Those that elements of this type can break."""
+        """Return the bounds that elements of this type can violate; None for other bounds."""
         if x.dtype.kind not in "iu":
             return self.low, self.high
         can = _span(x.dtype)
@@ -87,7 +88,7 @@ class Checked(Op):
         return low, None if self.high is None or self.high >= can.max else self.high
 
     def passes(self, x: Array) -> bool:
-        """Whether no element is refused, as nearly always; False where that takes a closer look."""
+        """Return True if a fast test shows that no element is rejected; False if `refuses` must decide."""
         if not x.size:
             return True
         if self.whole and x.dtype.kind not in "iub":
@@ -97,11 +98,11 @@ class Checked(Op):
 
     @property
     def legal(self) -> Any:
-        """An element that would pass."""
+        """An element that passes, in place of rejected ones."""
         return next((bound for bound in (self.low, self.high) if bound is not None and (bound or not self.nonzero)), 1)
 
     def passed(self, xp: Xp, x: Array) -> Array:
-        """What becomes of elements that pass."""
+        """Convert elements that pass to the result."""
         return x
 
     def kernel(self, xp: Xp, x: Array, y: Array) -> None:
@@ -115,7 +116,10 @@ class Checked(Op):
         raise refusal
 
     def note(self, xp: Xp, x: Array, y: Array, at: Array, value: Array) -> None:
-        """The same without a look by the host: at[0] is the flat position of the first element refused, plus 1, or 0; value[0] is that element."""
+        """Check without synchronizing with the host.
+
+        at[0] is the flat index of the first rejected element plus 1, or 0 if none is rejected; value[0] is the element.
+        """
         wrong = self.refuses(xp, x)
         if x.size:
             first = wrong.reshape(-1).argmax()
@@ -124,14 +128,14 @@ class Checked(Op):
         y[...] = self.passed(xp, xp.where(wrong, x.dtype.type(self.legal), x))
 
     def refusal(self, value: Any, flat: int, shape: tuple[int, ...]) -> JobflowError:
-        """The error for the element at a flat position of what a rank holds."""
+        """Return the error for the element at a flat index of a rank's shard."""
         inside = np.unravel_index(flat, shape) if shape else ()
         start = (0,) * len(shape) if self.box is None else self.box.start
         where = f" at {[int(i) + begin for i, begin in zip(inside, start, strict=True)]}" if shape else ""
         return self.error(f"{self.what}: {self.noun} {value}{where} {self.problem or self.range()}")
 
     def range(self) -> str:
-        """What is wrong with an element, by the bounds."""
+        """Describe how an element violates the bounds."""
         if self.low is None and self.high is None:
             return "must not be 0"
         low = "(-inf" if self.low is None else f"[{self.low}"
@@ -152,7 +156,7 @@ class Checked(Op):
 
 
 class Positions(Checked):
-    """y = x counted from the front of an axis of `size` elements, where -size <= x < size; negative ones count from its end."""
+    """y = x as an index from the front of an axis of `size` elements, where -size <= x < size; negative indices count from the end."""
 
     error = AxisError
     in_place: ClassVar[Any] = {}
@@ -179,7 +183,7 @@ class Positions(Checked):
 
 
 class Weights(Checked):
-    """y = x, each row of which, along the last axis, has `count` positive numbers or more, none negative and all finite"""
+    """y = x, where all elements are finite and not negative, and every row (the last axis) has at least `count` positive ones"""
 
     count: int = 1
 
@@ -196,7 +200,7 @@ class Weights(Checked):
         return False
 
     def refuses(self, xp: Xp, x: Array) -> Array:
-        """Elements that are no weights; where a row has too few that are positive, its zeros."""
+        """Return a mask of elements that are no weights, and of the zeros of rows with too few positive elements."""
         short = (x > 0).sum(axis=-1, keepdims=True) < self.count
         return ~((x >= 0) & (x < xp.inf)) | (short & (x == 0))
 
@@ -218,29 +222,29 @@ class Weights(Checked):
 
 
 def weights(what: str, count: int) -> Weights:
-    """The op that takes weights of which `count` are to be drawn from each row."""
+    """Return the op that checks weights, from each row of which `count` indices are sampled."""
     return Weights(what, "weight", problem="is negative, infinite or no number", count=count)
 
 
 def positions(what: str, size: int) -> Positions:
-    """The op that takes positions on an axis of `size` elements, counted from either end."""
+    """Return the op that checks indices of an axis of `size` elements, counted from either end."""
     return Positions(what, "position", -size, size - 1, problem=f"is not on an axis of {size} elements", size=size)
 
 
 def classes(what: str, count: int, ignored: int | None = None) -> Checked:
-    """The op that takes labels: numbers of classes, or the one that is ignored."""
+    """Return the op that checks labels: class indices, or the ignored label."""
     other = "" if ignored is None else f", nor is it the ignored {ignored}"
     problem = f"is outside [0, {count}), the range of the {count} classes{other}"
     return Checked(what, "label", 0, count - 1, ignored, problem=problem)
 
 
 def rows(what: str, count: int) -> Checked:
-    """The op that takes numbers of the rows of a table."""
+    """Return the op that checks row indices of a table."""
     return Checked(what, "row", 0, count - 1, problem=f"is outside [0, {count}), the rows there are")
 
 
 def check(op: Checked, x: Tensor) -> Tensor:
-    """x, once its elements have passed."""
+    """Apply a runtime assertion to x."""
     y: Tensor = apply(op, x)
     return y
 
@@ -255,15 +259,18 @@ def checked(
     nan: bool = False,
     noun: str = "value",
 ) -> Tensor:
-    """x, once its elements have passed: low <= x <= high, and x != 0 if `nonzero`, or no number if `nan`; a bound that is None is none."""
+    """Return x with the assertion low <= x <= high; None is no bound.
+
+    `nonzero` also rejects 0, and `nan` accepts NaN.
+    """
     return check(Checked(what, noun, low, high, nonzero=nonzero, nan=nan), x)
 
 
 def whole_exponent(what: str) -> Checked:
-    """The op that takes integers as powers of integers."""
+    """Return the op that checks integer exponents of integers."""
     return Checked(what, "exponent", low=0, problem="is negative: that power of an integer is not an integer; use floats")
 
 
 def whole_divisor(what: str) -> Checked:
-    """The op that takes integers to divide integers by."""
+    """Return the op that checks integer divisors."""
     return Checked(what, "divisor", nonzero=True, problem="must not be 0: division of integers by 0")

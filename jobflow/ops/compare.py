@@ -1,4 +1,4 @@
-"""Comparisons and logic element by element: bool results, no gradients."""
+"""Elementwise comparisons and logic: bool results, no gradients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Comparison(Binary):
     gives = bool_
 
     def exchanged(self) -> Comparison:
-        """The comparison of y with x that says the same."""
+        """Return the equivalent comparison of y with x."""
         return _EXCHANGED.get(type(self), type(self))()
 
     @classmethod
@@ -71,9 +71,9 @@ _EXCHANGED: dict[type[Comparison], type[Comparison]] = {Less: Greater, LessEqual
 
 
 def with_number(op: Comparison, dtype: DType, number: float) -> tuple[Comparison, float] | bool:
-    """The comparison of tensors of `dtype` with any number, as one with a number that the type has; or its answer, where all have the same.
+    """Return the comparison with any number as one with a number of type `dtype`, or the common result of all elements.
 
-    So uint8 is compared with 300, and int64 with 0.5, without another type: x < 0.5 is x <= 0.
+    So uint8 is compared with 300, and int64 with 0.5, without a conversion: x < 0.5 is x <= 0.
     """
     number, (low, high) = plain(number), dtype.span
     alike, smaller = isinstance(op, Equal | NotEqual), isinstance(op, Less | LessEqual)
@@ -88,13 +88,13 @@ def with_number(op: Comparison, dtype: DType, number: float) -> tuple[Comparison
         return isinstance(op, NotEqual)
     if not dtype.is_float:
         return smaller == (number > high)
-    if number > high:  # beyond the finite numbers: only infinite elements are beyond it too
+    if number > high:  # only infinite elements are larger than the largest finite number
         return LessEqual() if smaller else Greater(), high
     return Less() if smaller else GreaterEqual(), low
 
 
 class Logical(Comparison):
-    """A relation of truth values; integers are true where they are not 0"""
+    """A relation of truth values; nonzero integers are true"""
 
     abstract = True
     kinds = "iub"

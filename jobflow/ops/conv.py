@@ -2,11 +2,11 @@
 
     y[n,o,i] = sum over c, k of  x[n,c, i*stride + k*dilation - before] w[o,c,k]        (cross-correlation; i, k are multi-indices)
 
-The three ops are the partial derivatives of one trilinear form <y, conv(x, w)>, so each one's gradients are the other two.
-With `groups` > 1 the channels fall into equal groups that do not see each other: w is [o, c/groups, *kernel].
+The three ops are the partial derivatives of one trilinear form <y, conv(x, w)>, so the gradients of each are the other two.
+With `groups` > 1 the channels are divided into equal groups that are convolved separately: w is [o, c/groups, *kernel].
 
-The kernels are one product with what windows see (im2col).  How a target computes the three is its own choice; it makes it from the
-setting `algorithm` and the logical sizes, which `localize` keeps, never from a rank's own, so that it does not depend on how tensors are cut.
+The reference kernels multiply matrices of windows (im2col).  A target chooses its implementation by `algorithm` and by the logical sizes, which
+`localize` preserves.  The choice does not depend on the sizes of a rank's shard, so that results do not depend on the layout.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jobflow.ops.op import Grads, Op, Sample, apply, sample
 from jobflow.ops.windows import Pads, Window, axis_values, explicit_padding, spread
 from jobflow.ops.windows import same_padding as same_padding
 
-#: "auto": the fastest way that rounds about as the direct sum does; "direct": no other; "winograd": the fastest of all
+#: "auto": the fastest algorithm with rounding errors like the direct sum; "direct": the direct sum; "winograd": the fastest algorithm
 Algorithm = Literal["auto", "direct", "winograd"]
 #: shapes of x and w
 Shapes = tuple[tuple[int, ...], tuple[int, ...]]
@@ -41,7 +41,7 @@ def _check_operand(what: str, name: str, t: TensorType, ndim: int) -> None:
 
 
 class ConvOp(Op):
-    """Attributes and checks that the three ops share; `padding` is (before, after) per spatial axis."""
+    """Attributes and checks shared by the three ops; `padding` is (before, after) per spatial axis."""
 
     abstract = True
     precision = "half"
@@ -50,7 +50,7 @@ class ConvOp(Op):
     dilations: tuple[int, ...]
     groups: int = 1
     algorithm: Algorithm = "auto"
-    #: of the whole tensors, where this is one rank's part
+    #: the logical shapes, in the op of one rank's shard
     logical: Shapes | None = field(default=None, kw_only=True)
 
     unshown = frozenset({"logical"})
@@ -58,7 +58,7 @@ class ConvOp(Op):
     def window(self, kernel: tuple[int, ...]) -> Window:
         return Window(kernel, self.strides, self.padding, self.dilations)
 
-    #: those of x and w, from what the inputs' and outputs' are
+    #: returns the shapes of x and w from the shapes of inputs and outputs
     shapes: ClassVar[Callable[..., Shapes]]
 
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
@@ -76,13 +76,16 @@ class ConvOp(Op):
             raise ShapeError(f"{self.word()}: {text}: {channels} channels and {filters} filters must both be multiples of groups={self.groups}")
 
     def _columns(self, xp: Xp, x: Array, kernel: tuple[int, ...], out: tuple[int, ...]) -> Array:
-        """What windows see of x: [n, groups, (c k), positions]."""
+        """Return the windows of x as columns: [n, groups, (c k), positions]."""
         padded = xp.pad(x, ((0, 0), (0, 0), *self.padding))
-        seen = _windows(xp, self.window(kernel), padded, out)
-        return seen.reshape(x.shape[0], self.groups, x.shape[1] // self.groups * math.prod(kernel), math.prod(out))
+        windows = _windows(xp, self.window(kernel), padded, out)
+        return windows.reshape(x.shape[0], self.groups, x.shape[1] // self.groups * math.prod(kernel), math.prod(out))
 
     def _rule(self, spec: str) -> Rule:
-        """`spec` with H for the image's spatial axes and K for the kernel's; channel axes stay whole in grouped convolutions."""
+        """Return the rule of `spec`, where H stands for the spatial axes of the image and K for those of the kernel.
+
+        Channel axes stay whole in grouped convolutions.
+        """
         axes = _AXES[: len(self.strides)]
         if self.groups > 1:
             spec = spec.replace("c", "C").replace("o", "O")
@@ -90,14 +93,14 @@ class ConvOp(Op):
 
 
 def _windows(xp: Xp, window: Window, image: Array, out: tuple[int, ...]) -> Array:
-    """[n, c, *kernel, *out]: a view of a padded image [n, c, *spatial]."""
+    """Return the windows of a padded image [n, c, *spatial] as a view [n, c, *kernel, *out]."""
     along = image.strides[2:]
     strides = (*(d * n for d, n in zip(window.dilations, along, strict=True)), *(s * n for s, n in zip(window.strides, along, strict=True)))
     return xp.lib.stride_tricks.as_strided(image, (*image.shape[:2], *window.kernel, *out), (*image.strides[:2], *strides))
 
 
 def _samples_last(a: Array) -> Array:
-    """[n, g, rows, positions] as [g, rows, (n positions)]."""
+    """Return [n, g, rows, positions] as [g, rows, (n positions)]."""
     return a.transpose(1, 2, 0, 3).reshape(*a.shape[1:3], a.shape[0] * a.shape[3])
 
 
@@ -143,7 +146,7 @@ class Conv(ConvOp):
 class ConvGradInput(ConvOp):
     """dx[n,c,j] = sum of dy[n,o,i] w[o,c,k] over o and all i, k with i*stride+k*dilation-before == j; dx has the sizes `spatial`.
 
-    As an operation of its own right this is the transposed convolution: dy has w's first axis as channels, dx its second.
+    As a forward operation it is the transposed convolution: dy has w's first axis as channels, dx its second.
     """
 
     spatial: tuple[int, ...] = ()
@@ -162,20 +165,20 @@ class ConvGradInput(ConvOp):
         return self._rule("noH,ocK->ncH")
 
     def kernel(self, xp: Xp, dy: Array, w: Array, dx: Array) -> None:
-        """The convolution of dy, with stride - 1 zeros between its elements, with w turned round."""
+        """Convolve dy, with stride - 1 zeros between its elements, with the flipped w."""
         (o, c), kernel, axes = w.shape[:2], w.shape[2:], range(len(self.strides))
         reach = [spread(k, d) - 1 for k, d in zip(kernel, self.dilations, strict=True)]
-        apart = xp.zeros((*dy.shape[:2], *(size + r for size, r in zip(dx.shape[2:], reach, strict=True))), dy.dtype)
-        taken, places = zip(*(self._between(a, dy.shape[2 + a], apart.shape[2 + a], reach[a]) for a in axes), strict=True)
-        apart[:, :, *places] = dy[:, :, *taken]
-        seen = _windows(xp, Window(kernel, (1,) * len(kernel), ((0, 0),) * len(kernel), self.dilations), apart, dx.shape[2:])
+        dilated = xp.zeros((*dy.shape[:2], *(size + r for size, r in zip(dx.shape[2:], reach, strict=True))), dy.dtype)
+        sources, destinations = zip(*(self._between(a, dy.shape[2 + a], dilated.shape[2 + a], reach[a]) for a in axes), strict=True)
+        dilated[:, :, *destinations] = dy[:, :, *sources]
+        windows = _windows(xp, Window(kernel, (1,) * len(kernel), ((0, 0),) * len(kernel), self.dilations), dilated, dx.shape[2:])
         rows = o // self.groups * math.prod(kernel)
-        turned = w[(..., *(slice(None, None, -1),) * len(kernel))].reshape(self.groups, o // self.groups, c, *kernel).swapaxes(1, 2)
-        columns = seen.reshape(dy.shape[0], self.groups, rows, math.prod(dx.shape[2:]))
-        dx[...] = xp.matmul(turned.reshape(self.groups, c, rows), columns).reshape(dx.shape)
+        flipped = w[(..., *(slice(None, None, -1),) * len(kernel))].reshape(self.groups, o // self.groups, c, *kernel).swapaxes(1, 2)
+        columns = windows.reshape(dy.shape[0], self.groups, rows, math.prod(dx.shape[2:]))
+        dx[...] = xp.matmul(flipped.reshape(self.groups, c, rows), columns).reshape(dx.shape)
 
     def _between(self, a: int, count: int, room: int, reach: int) -> tuple[slice, slice]:
-        """Which positions of dy along an axis have a place among `room` with zeros between them, and where."""
+        """Return the slice of dy along an axis that fits into `room` elements with zeros in between, and its strided destination."""
         stride, first = self.strides[a], reach - self.padding[a][0]
         low, high = max(0, -(first // stride)), min(count, (room - 1 - first) // stride + 1)
         return slice(low, max(low, high)), slice(first + low * stride, max(first + low * stride, first + (high - 1) * stride + 1), stride)
@@ -213,8 +216,8 @@ class ConvGradWeight(ConvOp):
 
     def kernel(self, xp: Xp, x: Array, dy: Array, dw: Array) -> None:
         columns = self._columns(xp, x, dw.shape[2:], dy.shape[2:])
-        given = dy.reshape(dy.shape[0], self.groups, dy.shape[1] // self.groups, columns.shape[3])
-        dw[...] = xp.matmul(_samples_last(given), _samples_last(columns).swapaxes(1, 2)).reshape(dw.shape)
+        gradient = dy.reshape(dy.shape[0], self.groups, dy.shape[1] // self.groups, columns.shape[3])
+        dw[...] = xp.matmul(_samples_last(gradient), _samples_last(columns).swapaxes(1, 2)).reshape(dw.shape)
 
     def shapes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Shapes:
         return inputs[0], outputs[0]
@@ -230,7 +233,7 @@ class ConvGradWeight(ConvOp):
 
 
 def _cases() -> Iterator[tuple[Conv, Any, Any, Any]]:
-    """Ops with float64 operands x, w and dy for them; sizes stay small because the laws difference every element."""
+    """Yield ops with float64 operands x, w and dy; sizes are small because the laws use finite differences of every element."""
     shapes: tuple[tuple[Conv, tuple[int, ...], tuple[int, ...]], ...] = (
         (Conv((1,), ((1, 1),), (1,)), (3, 2, 5), (2, 2, 3)),
         (Conv((1, 1), ((2, 2), (2, 2)), (1, 1)), (2, 1, 4, 5), (3, 1, 5, 5)),
@@ -259,7 +262,7 @@ def conv(
     algorithm: Algorithm = "auto",
     name: str | None = None,
 ) -> Any:
-    """Convolution of x [n,c,*spatial] with w [o,c/groups,*kernel]; see `explicit_padding` for the forms of `padding`."""
+    """Convolve x [n,c,*spatial] with w [o,c/groups,*kernel]; see `explicit_padding` for the forms of `padding`."""
     return apply(conv_op(x.tensor_type, w.tensor_type, strides, padding, dilations, groups, algorithm), x, w, name=name)
 
 
@@ -272,7 +275,7 @@ def conv_op(
     groups: int = 1,
     algorithm: Algorithm = "auto",
 ) -> Conv:
-    """The op that `conv` applies to operands of these logical types."""
+    """Return the op of `conv` for operands of these logical types."""
     ndim = x.ndim - 2
     if not 1 <= ndim <= 3 or w.ndim != x.ndim:
         raise ShapeError(f"conv: x {x} and w {w} must both have 2 axes and the same 1 to 3 spatial axes")
@@ -296,9 +299,10 @@ def conv_transpose(
     algorithm: Algorithm = "auto",
     name: str | None = None,
 ) -> Any:
-    """Transposed convolution: x [n,i,*], w [i,o/groups,*kernel] -> [n,o,*spatial], the input gradient of the `conv` from spatial to x's sizes.
+    """Return the transposed convolution of x [n,i,*] with w [i,o/groups,*kernel], of shape [n,o,*spatial].
 
-    ShapeError if that convolution of an image of `spatial` would not give x's sizes.  "same" follows `conv`; pass "same_upper" for the other side.
+    It is the input gradient of the `conv` from `spatial` to x's sizes; ShapeError if that convolution has another result.
+    "same" follows `conv`; pass "same_upper" to pad more at the other side.
     """
     t, u = x.tensor_type, w.tensor_type
     ndim = t.ndim - 2

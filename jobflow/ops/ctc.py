@@ -2,10 +2,10 @@
 
 A. Graves, S. Fernandez, F. Gomez, J. Schmidhuber: Connectionist temporal classification, ICML 2006.  With l' = blank, l1, blank, l2 ... blank:
 
-    alpha[t, s] = logsumexp(alpha[t-1, s], alpha[t-1, s-1], alpha[t-1, s-2] if l'[s] is no blank and not l'[s-2]) + x[t, l'[s]]
+    alpha[t, s] = logsumexp(alpha[t-1, s], alpha[t-1, s-1], alpha[t-1, s-2] if l'[s] is not blank and not l'[s-2]) + x[t, l'[s]]
     loss = -logsumexp of the last two of alpha[frames - 1]
 
-Sums are in float64, over all samples at once, one frame after another.  The greedy decoder takes the likeliest label of each frame for the truth.
+Sums are in float64, over all samples at once, frame by frame.  The greedy decoder chooses the most likely label of each frame.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from jobflow.ops.source import arange
 
 
 class CtcLoss(Op):
-    """loss[n] of log-probabilities x[frames, n, classes], targets[n, longest], and how many frames and labels each sample has.
+    """loss[n] of log-probabilities x[frames, n, classes], targets[n, longest], and the numbers of frames and labels of each sample.
 
-    Labels behind the last of a sample are not read.  `zero_infinity`: 0 where no path leads through the labels, instead of inf.
-    The gradient is that of losses of log-softmax, softmax - share of the paths; it differs from the derivative by a multiple of softmax,
-    which log-softmax passes over.
+    Targets after the last label of a sample are not read.  With `zero_infinity`, a sample without a valid path has loss 0 instead of inf.
+    The gradient is correct for log-probabilities from log-softmax: softmax - share of the paths.  It differs from the derivative by a multiple of
+    softmax, which the gradient of log-softmax cancels.
     """
 
     blank: int = 0
@@ -57,8 +57,8 @@ class CtcLoss(Op):
         return Rule("TnC,nL,n,n->n")
 
     def kernel(self, xp: Xp, x: Array, targets: Array, frames: Array, labels: Array, loss: Array) -> None:
-        found = _losses(_Paths(xp, self.blank, x, targets, frames, labels))
-        loss[...] = xp.where(xp.isinf(found), 0.0, found) if self.zero_infinity else found
+        losses = _losses(_Paths(xp, self.blank, x, targets, frames, labels))
+        loss[...] = xp.where(xp.isinf(losses), 0.0, losses) if self.zero_infinity else losses
 
     def grad(self, x: Tensor, targets: Tensor, frames: Tensor, labels: Tensor, loss: Tensor, dloss: Tensor) -> Grads:
         return call(CtcLossGrad(self.blank, self.zero_infinity), x, targets, frames, labels, dloss), None, None, None
@@ -69,7 +69,7 @@ class CtcLoss(Op):
 
 
 class CtcPaths(CtcLoss):
-    """alpha[n, t, s]; -inf where no path is, and behind the last frame of a sample"""
+    """alpha[n, t, s]; -inf without a path, and after the last frame of a sample"""
 
     def infer(self, x: TensorType, targets: TensorType, frames: TensorType, labels: TensorType) -> TensorType:
         super().infer(x, targets, frames, labels)
@@ -87,11 +87,11 @@ class CtcPaths(CtcLoss):
 
 
 class CtcLossGrad(CtcLoss):
-    """dx[t, n, c] = dloss[n] (e^x - share of the paths that are at c in frame t); 0 behind the last frame of a sample"""
+    """dx[t, n, c] = dloss[n] (e^x - share of the paths in class c at frame t); 0 after the last frame of a sample"""
 
     def infer(self, x: TensorType, *others: TensorType) -> TensorType:
-        *given, dloss = others
-        if super().infer(x, *given) != dloss:
+        *inputs, dloss = others
+        if super().infer(x, *inputs) != dloss:
             raise ShapeError(f"ctc_loss: the gradient {dloss} of the loss is not {x.with_shape(x.shape[1:2])}")
         return x
 
@@ -113,10 +113,10 @@ class CtcLossGrad(CtcLoss):
 
 
 class CtcGreedyDecoder(Op):
-    """decoded[n, frames] = the largest class of each frame of x[frames, n, classes] without the last one, which is the blank, then zeros; and
-    total[n, 1] = -sum of the largest.
+    """The most likely class of each frame of x[frames, n, classes], without blanks (the last class).
 
-    Frames from lengths[n] on are not read.  `merge_repeated`: a class in frames that follow each other counts once.
+    decoded[n, frames] has these classes, padded with zeros; total[n, 1] = -sum of the maxima.
+    Frames from lengths[n] on are not read.  With `merge_repeated`, a class in consecutive frames counts once.
     """
 
     merge_repeated: bool = True
@@ -140,12 +140,12 @@ class CtcGreedyDecoder(Op):
         inside = xp.arange(len(x))[:, None] < lengths
         largest = xp.take_along_axis(x, best[:, :, None], axis=2)[:, :, 0]
         total[:, 0] = -xp.where(inside, largest, 0).sum(0, dtype=xp.float64)
-        kept = inside & (best != x.shape[2] - 1)
+        emitted = inside & (best != x.shape[2] - 1)
         if self.merge_repeated:
-            kept[1:] &= best[1:] != best[:-1]
-        frame, row = xp.nonzero(kept)
+            emitted[1:] &= best[1:] != best[:-1]
+        frame, row = xp.nonzero(emitted)
         decoded[...] = 0
-        decoded[row, kept.cumsum(0)[frame, row] - 1] = best[frame, row]
+        decoded[row, emitted.cumsum(0)[frame, row] - 1] = best[frame, row]
 
     def grad(self, x: Tensor, lengths: Tensor, decoded: Tensor, total: Tensor, ddecoded: Tensor | None, dtotal: Tensor | None) -> Grads:
         if dtotal is None:
@@ -158,7 +158,7 @@ class CtcGreedyDecoder(Op):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         x = np.stack([np.linspace(0.1, 1.0, 4)[np.random.default_rng(i).permutation(4)] for i in range(35)]).reshape(7, 5, 4)
-        x[1:3], x[4] = x[0], x[3]  # classes that follow themselves
+        x[1:3], x[4] = x[0], x[3]  # repeated classes
         yield sample(cls(), x, np.array([7, 6, 4, 0, 5]))
         yield sample(cls(False), -x, np.array([7, 1, 3, 2, 5], np.int32))
         yield sample(cls(), np.float32(x), np.full(5, 7), differentiable=())
@@ -167,7 +167,7 @@ class CtcGreedyDecoder(Op):
 
 
 class _Paths:
-    """What the recursions over the frames share."""
+    """The state shared by the recursions over the frames."""
 
     def __init__(self, xp: Xp, blank: int, x: Array, targets: Array, frames: Array, labels: Array) -> None:
         self.xp, self.x = xp, x.astype(xp.float64)
@@ -177,18 +177,18 @@ class _Paths:
         known = xp.where(xp.arange(longest) < self.labels[:, None], targets.astype(xp.int64), blank)
         self.marks = xp.full((count, 2 * longest + 1), blank, xp.int64)
         self.marks[:, 1::2] = known
-        #: behind the last blank of a sample nothing is
+        #: the marks up to the last blank of each sample
         self.used = xp.arange(2 * longest + 1) <= 2 * self.labels[:, None]
         self.jumps = xp.zeros(self.marks.shape, bool)
-        self.jumps[:, 2:] = self.marks[:, 2:] != self.marks[:, :-2]  # of a label that is the blank too, as in PyTorch
+        self.jumps[:, 2:] = self.marks[:, 2:] != self.marks[:, :-2]  # also for labels equal to the blank, as in PyTorch
         at = xp.broadcast_to(self.marks, (x.shape[0], *self.marks.shape))
-        self.seen = xp.where(self.used, xp.take_along_axis(self.x, at, axis=2), -xp.inf)
+        self.scores = xp.where(self.used, xp.take_along_axis(self.x, at, axis=2), -xp.inf)
 
     def _together(self, stays: Array, next: Array, jump: Array) -> Array:
         return self.xp.logaddexp(self.xp.logaddexp(stays, next), jump)
 
     def _shifted(self, a: Array, by: int) -> Array:
-        """a[:, s - by], and -inf where there is none."""
+        """Return a[:, s - by], and -inf outside of a."""
         moved = self.xp.full(a.shape, -self.xp.inf)
         if by > 0:
             moved[:, by:] = a[:, :-by]
@@ -197,20 +197,20 @@ class _Paths:
         return moved
 
     def forward(self) -> Array:
-        """alpha[t, n, s]; behind the last frame of a sample as there."""
+        """Return alpha[t, n, s]; frames after the last one of a sample repeat it."""
         xp = self.xp
-        alpha = xp.full(self.seen.shape, -xp.inf)
+        alpha = xp.full(self.scores.shape, -xp.inf)
         if len(alpha):
-            alpha[0, :, :2] = self.seen[0, :, :2]
+            alpha[0, :, :2] = self.scores[0, :, :2]
         for t in range(1, len(alpha)):
             before = alpha[t - 1]
             jump = xp.where(self.jumps, self._shifted(before, 2) if before.shape[1] > 2 else -xp.inf, -xp.inf)
-            made = self._together(before, self._shifted(before, 1), jump) + self.seen[t]
-            alpha[t] = xp.where(self.inside[t][:, None], made, before)
+            extended = self._together(before, self._shifted(before, 1), jump) + self.scores[t]
+            alpha[t] = xp.where(self.inside[t][:, None], extended, before)
         return alpha
 
     def loss(self, alpha: Array) -> Array:
-        """-log of the sum over all paths."""
+        """Return -log of the sum over all paths."""
         xp = self.xp
         if not len(alpha):
             return xp.where(self.labels == 0, 0.0, xp.inf)
@@ -221,21 +221,21 @@ class _Paths:
         return xp.where(self.frames > 0, -total, xp.where(self.labels == 0, 0.0, xp.inf))
 
     def shares(self, alpha: Array, loss: Array) -> Array:
-        """Which share of all paths is at each class in each frame: [frames, n, classes]."""
+        """Return the share of all paths in each class at each frame: [frames, n, classes]."""
         xp = self.xp
-        made, positions = xp.zeros(self.x.shape), xp.arange(self.marks.shape[1])
+        result, positions = xp.zeros(self.x.shape), xp.arange(self.marks.shape[1])
         ends = (positions == 2 * self.labels[:, None]) | (positions == 2 * self.labels[:, None] - 1)
         beta, rows = xp.full(self.marks.shape, -xp.inf), xp.arange(len(self.marks))
         for t in range(len(alpha) - 1, -1, -1):
-            after = beta + (self.seen[t + 1] if t + 1 < len(alpha) else 0.0)
+            after = beta + (self.scores[t + 1] if t + 1 < len(alpha) else 0.0)
             jump = self._shifted(xp.where(self.jumps, after, -xp.inf), -2) if after.shape[1] > 2 else xp.full(after.shape, -xp.inf)
             going = self._together(after, self._shifted(after, -1), jump)
             starts = (t == self.frames - 1)[:, None]
             beta = xp.where(starts, xp.where(ends, 0.0, -xp.inf), xp.where(self.inside[t][:, None], going, -xp.inf))
             share = xp.exp(xp.where(self.used, alpha[t] + beta + loss[:, None], -xp.inf))
             for s in range(share.shape[1]):
-                made[t, rows, self.marks[:, s]] += share[:, s]
-        return made
+                result[t, rows, self.marks[:, s]] += share[:, s]
+        return result
 
 
 def _cases(kind: type[CtcLoss]) -> Iterator[Sample]:
@@ -250,12 +250,12 @@ def _cases(kind: type[CtcLoss]) -> Iterator[Sample]:
 def ctc_loss(
     x: Tensor, targets: Tensor, frames: Tensor, labels: Tensor, blank: int = 0, zero_infinity: bool = False, *, name: str | None = None
 ) -> Tensor:
-    """A loss for each sample; see `CtcLoss`."""
+    """Return the loss of each sample; see `CtcLoss`."""
     return call(CtcLoss(blank, zero_infinity), x, targets, frames, labels, name=name)
 
 
 def ctc_greedy_decoder(x: Tensor, lengths: Tensor, merge_repeated: bool = True, *, name: str | None = None) -> tuple[Tensor, Tensor]:
-    """The likeliest classes without blanks, and minus the sum of their numbers; see `CtcGreedyDecoder`."""
+    """Return the most likely classes without blanks, and the negated sum of their log-probabilities; see `CtcGreedyDecoder`."""
     decoded, total = apply(CtcGreedyDecoder(merge_repeated), x, lengths, name=name)
     return decoded, total
 
@@ -272,7 +272,7 @@ def _losses(paths: _Paths) -> Array:
 
 @np.errstate(all="ignore")
 def _losses_and_slopes(paths: _Paths, dloss: Array) -> tuple[Array, Array]:
-    """The losses, infinite where no path fits, and the gradient of the log-probabilities, which is NaN there, as in PyTorch."""
+    """Return the losses and the gradient of the log-probabilities: inf and NaN for samples without a valid path, as in PyTorch."""
     alpha = paths.forward()
     loss = paths.loss(alpha)
     slope = (paths.xp.exp(paths.x) - paths.shares(alpha, loss)) * dloss[:, None]
