@@ -19,6 +19,7 @@ from jobflow.nn.compiled.snapshot import Untraceable
 from jobflow.nn.compiled.tracing import Call, Entry, Tracing
 from jobflow.nn.modules.module import Module
 from jobflow.plan.plan_text import plan_text
+from jobflow.runtime.collection import collection_paused
 
 #: how often one value may cause a new trace before the function runs eagerly
 RETRACES = 8
@@ -132,13 +133,15 @@ class CompiledFunction:
             notice(f"flow.compile: {self.name} is traced again at {user_line()}: {reason}")
         tracing = Tracing(cache.here, self.name, self.where, self.function, call, cache.memory)
         try:
-            trace = tracing.run()
+            with collection_paused():
+                trace = tracing.run()
         except Exception as error:
             if self.fullgraph or isinstance(error, DivergedError | RankError):
                 raise
             return self._eagerly(cache, call, _short(error), for_good=isinstance(error, Untraceable), error=error)
         try:
-            entry = Entry(tracing, trace)
+            with collection_paused():
+                entry = Entry(tracing, trace)
         except BaseException as error:
             tracing.undo()
             if self.fullgraph or not isinstance(error, JobflowError) or isinstance(error, DivergedError | RankError):
