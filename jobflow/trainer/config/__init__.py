@@ -3,9 +3,16 @@
     loaded = load("configs/lenet.yaml", settings=["optimizer.lr=0.1"])
     loaded.config.optimizer.lr, loaded.origin("optimizer.lr")
 
-`loading`: files and settings -> a checked configuration.  `reading`: text -> a `tree` of values with their places.  `references`: the same without
-references.  `schema`: all keys.  `validation`: checks a tree by it.  `rules`: what is wrong with several keys together.  `functions`: builders
-and readers.  `showing`: configurations and keys as text.
+loading      files and settings -> a checked configuration
+reading      YAML text -> a tree of values with their source positions
+tree         the tree, its source positions, and the list of problems
+references   replacement of references in a tree by values
+schema       all keys
+keys         lookup in the schema: defaults and suggestions
+validation   checks of a tree against the schema
+rules        checks of several keys together
+functions    checks of builders and readers, and of their arguments
+showing      configurations and the schema as text
 """
 
 from jobflow.trainer.config.loading import Loaded, load

@@ -1,4 +1,4 @@
-"""Functions and files that a configuration names: builders and readers, the arguments that they take, and whether files exist."""
+"""Checks of the functions and files in a configuration: builders and readers, their arguments, and the existence of files."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ from jobflow.storage.remote import is_remote, path_of
 from jobflow.trainer.config.tree import Problems, Tree, steps_of
 from jobflow.trainer.config.validation import PATTERNS, Validation, shown
 
-#: arguments of readers that are names of files or folders, which must be there
+#: arguments of readers that name existing files or folders
 FILES = ("path", "paths", "file", "files", "folder", "directory", "root")
 
 
 def check(tree: Tree, problems: Problems, folder: str) -> Callable[..., Any] | None:
-    """Report what is wrong; the builder, if there is one and it can be imported.  `folder`: that of the configuration, which becomes importable."""
+    """Report problems with functions and files; return the builder, or None if there is none or its import fails.
+
+    The `folder` of the configuration becomes importable.
+    """
     for path in (os.path.abspath(folder or "."), os.getcwd()):
         if path not in sys.path:
             sys.path.append(path)
@@ -35,26 +38,26 @@ def check(tree: Tree, problems: Problems, folder: str) -> Callable[..., Any] | N
 
 
 class _Checks:
-    """Those of one tree; paths are written with dots."""
+    """The checks of one tree; paths are dotted."""
 
     def __init__(self, tree: Tree, problems: Problems) -> None:
         self.tree, self.problems = tree, problems
 
-    def right(self, path: str) -> Any:
-        """The value under a path; None if there is none, or if something is wrong with it."""
+    def valid_value(self, path: str) -> Any:
+        """Return the value at a path, or None if it is missing or has a problem."""
         return None if self.problems.about(steps_of(path)) else self.tree.get(path)
 
     def report(self, path: str, message: str, legal: str = "") -> None:
         self.problems.add(self.tree.mark(steps_of(path)).at, steps_of(path), message, legal)
 
     def resume(self) -> None:
-        given = self.right("checkpoint.resume")
-        if isinstance(given, str) and given not in ("auto", "never") and not self.is_there("checkpoint.resume", given):
-            told = f"there is no checkpoint {given}{did_you_mean(given, ('auto', 'never'))}"
-            self.report("checkpoint.resume", told, "resume: auto, never, or a path")
+        target = self.valid_value("checkpoint.resume")
+        if isinstance(target, str) and target not in ("auto", "never") and not self.exists("checkpoint.resume", target):
+            message = f"there is no checkpoint {target}{did_you_mean(target, ('auto', 'never'))}"
+            self.report("checkpoint.resume", message, "resume: auto, never, or a path")
 
     def builder(self) -> Callable[..., Any] | None:
-        name = self.right("model.builder")
+        name = self.valid_value("model.builder")
         function = self.imported("model.builder", name) if isinstance(name, str) else None
         if function is None:
             return None
@@ -68,9 +71,9 @@ class _Checks:
                 "model.builder", f"{name} is {problem}", "a builder is a function of fields, a class of jobflow.nn.Module, or a function -> nn.Module"
             )
             return None
-        if self.right("model.loss") is not None and not module and self.tree.get("model.layers") is None:
+        if self.valid_value("model.loss") is not None and not module and self.tree.get("model.layers") is None:
             self.report("model.loss", "model.loss is that of layers; a builder returns its own, omit it")
-        if self.right("strategy.recompute") is True and "recompute" not in parameters:
+        if self.valid_value("strategy.recompute") is True and "recompute" not in parameters:
             advice = "a builder that has one wraps its blocks in jobflow.checkpointed if it is true"
             self.report("strategy.recompute", f"strategy.recompute: {name} has no parameter `recompute`", advice)
         needed = frozenset(one for one in _needed(function) if module or parameters[one].kind is inspect.Parameter.KEYWORD_ONLY)
@@ -78,7 +81,7 @@ class _Checks:
         return function
 
     def reader(self, path: str) -> None:
-        from jobflow.data.readers import READERS  # NumPy, and all readers
+        from jobflow.data.readers import READERS  # imports NumPy and all readers
 
         name = self.tree.get(f"{path}.reader")
         if not isinstance(name, str):
@@ -86,27 +89,27 @@ class _Checks:
         if name not in READERS:
             self.report(f"{path}.reader", f'there is no reader "{name}"{did_you_mean(name, READERS)}', f"readers: {', '.join(READERS)}")
             return
-        made = READERS[name]
-        self.arguments(_reader_model(made, _needed(made)), path, f"reader {name}", path, "reader")
-        parameters = inspect.signature(made).parameters
+        reader = READERS[name]
+        self.arguments(_reader_model(reader, _needed(reader)), path, f"reader {name}", path, "reader")
+        parameters = inspect.signature(reader).parameters
         for key in filter(parameters.__contains__, FILES):
-            found = self.right(f"{path}.{key}")
-            files = {f"{path}.{key}.{i}": one for i, one in enumerate(found)} if isinstance(found, list) else {f"{path}.{key}": found}
+            value = self.valid_value(f"{path}.{key}")
+            files = {f"{path}.{key}.{i}": one for i, one in enumerate(value)} if isinstance(value, list) else {f"{path}.{key}": value}
             for where, file in files.items():
-                if isinstance(file, str) and not self.is_there(where, file):
+                if isinstance(file, str) and not self.exists(where, file):
                     self.no_file(where, file)
-        function = self.right(f"{path}.function")
+        function = self.valid_value(f"{path}.function")
         if "function" in parameters and isinstance(function, str):
             self.function(path, function)
 
     def function(self, path: str, name: str) -> None:
-        """That of a reader which makes samples."""
+        """Check the function of a reader, which returns samples, and its arguments."""
         if not re.fullmatch(IMPORT_PATH, name):
             self.report(f"{path}.function", f"{path}.function must be {PATTERNS[IMPORT_PATH]}; got {shown(name)}")
             return
         function = self.imported(f"{path}.function", name)
         if function is not None:
-            needed = _needed(function) - {"epoch"}  # a function of the epoch is given its number
+            needed = _needed(function) - {"epoch"}  # the reader passes the number of the epoch
             self.arguments(arguments_model(function, needed), f"{path}.arguments", f"function {name}", f"{path}.function")
 
     def no_file(self, path: str, file: str) -> None:
@@ -117,8 +120,8 @@ class _Checks:
         near = did_you_mean(last, os.listdir(folder or ".")) if os.path.isdir(folder or ".") else f"; there is no folder {folder}"
         self.report(path, f"there is no file or folder {file}{near}", f"looked for in {os.getcwd()}")
 
-    def is_there(self, path: str, file: str) -> bool:
-        """Whether there is a file, as far as anybody can say: a problem that nobody can is reported here."""
+    def exists(self, path: str, file: str) -> bool:
+        """Return True if a file exists.  If this cannot be determined, report the reason and return True."""
         try:
             return path_of(file).exists()
         except (FileError, ArgumentError, ModuleNotFoundError) as error:
@@ -126,7 +129,7 @@ class _Checks:
             return True
 
     def imported(self, path: str, name: str) -> Callable[..., Any] | None:
-        """What "module:function" names; None, and a problem, if there is no such thing."""
+        """Return the function "module:function", or report a problem and return None."""
         try:
             return function_named(name)
         except ImportFailedError as error:
@@ -134,16 +137,19 @@ class _Checks:
             return None
 
     def arguments(self, model: type[BaseModel], path: str, function: str, owner: str, besides: str = "") -> None:
-        """Check the map under a path, but for the key `besides`, against the parameters of a function; `owner`: what is wrong if there is no map."""
-        given = self.tree.get(path)
-        if given is None or isinstance(given, dict):
-            part = {name: value for name, value in (given or {}).items() if name != besides}
-            owner_at = self.tree.place(steps_of(owner if given is None else path))
+        """Check the map at a path, without the key `besides`, against the parameters of a function.
+
+        `owner` is the path that a problem names if there is no map.
+        """
+        arguments = self.tree.get(path)
+        if arguments is None or isinstance(arguments, dict):
+            part = {name: value for name, value in (arguments or {}).items() if name != besides}
+            owner_at = self.tree.place(steps_of(owner if arguments is None else path))
             Validation(self.tree, self.problems, model, steps_of(path), part, function, owner_at).check()
 
 
 def _not_a_builder(function: Callable[..., Any], makes: bool) -> str:
-    """Return what a builder is, if it is an object or a class that cannot be one; `makes`: it makes modules."""
+    """Describe an object or class that cannot be a builder, or return ""; `makes`: True if it constructs modules."""
     from jobflow.nn.modules.module import Module  # NumPy, and all functions of tensors
 
     if isinstance(function, Module):
@@ -155,30 +161,33 @@ def _not_a_builder(function: Callable[..., Any], makes: bool) -> str:
 
 
 def makes_module(function: Callable[..., Any]) -> bool:
-    """Whether a builder is a class of modules, or a function that says by its annotation that it returns one: its parameters are no fields then."""
+    """Return True if a builder is a module class, or a function annotated to return a module.
+
+    The parameters of such a builder are not fields of a batch.
+    """
     from jobflow.nn.modules.module import Module  # NumPy, and all functions of tensors
 
-    made: Any = function
+    result: Any = function
     if not inspect.isclass(function):
         try:
-            made = get_type_hints(inspect.unwrap(function)).get("return")
+            result = get_type_hints(inspect.unwrap(function)).get("return")
         except (NameError, TypeError, AttributeError):
-            made = None
-    return inspect.isclass(made) and issubclass(made, Module)
+            result = None
+    return inspect.isclass(result) and issubclass(result, Module)
 
 
 # -------------------------------------------------------------------- arguments
 
 
 def _needed(function: Callable[..., Any]) -> frozenset[str]:
-    """The parameters of a function that have no default."""
+    """Return the names of the parameters without a default."""
     ends = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(function).parameters
     return frozenset(name for name, one in parameters.items() if one.default is one.empty and one.kind not in ends)
 
 
 def arguments_model(function: Callable[..., Any], needed: frozenset[str] = frozenset()) -> type[BaseModel]:
-    """The parameters of a function as a strict model; those that are not `needed` may be left out."""
+    """Convert the parameters of a function to a strict pydantic model; only the `needed` ones are required."""
     try:
         hints: Mapping[str, Any] = get_type_hints(function.__init__ if inspect.isclass(function) else inspect.unwrap(function), include_extras=True)
     except (NameError, TypeError, AttributeError):
@@ -189,18 +198,18 @@ def arguments_model(function: Callable[..., Any], needed: frozenset[str] = froze
         if parameter.kind is parameter.VAR_KEYWORD:
             extra = "allow"
         elif parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            # an alias, because pydantic keeps some names for itself
+            # an alias, because pydantic reserves some names
             field = Field(alias=name) if name in needed else Field(None, alias=name)
             fields[f"a_{name}"] = (_checkable(hints.get(name, Any)), field)
     return create_model("Arguments", __config__=ConfigDict(extra=extra, strict=True, protected_namespaces=()), **fields)  # type: ignore[typeddict-item]
 
 
-#: those of readers do not change
+#: cached, because readers do not change
 _reader_model = cache(arguments_model)
 
 
 def _checkable(annotation: Any) -> Any:
-    """A kind of value that a configuration can hold and pydantic can check, else anything."""
+    """Return the annotation if pydantic can check it, else Any."""
     try:
         TypeAdapter(annotation)
     except (PydanticUserError, TypeError, NameError):

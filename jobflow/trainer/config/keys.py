@@ -1,4 +1,4 @@
-"""Which keys there are, and where: for suggestions, and for values that nobody wrote."""
+"""Lookup in the schema: the keys at a path, their defaults, and suggestions for unknown keys."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Model = type[BaseModel]
 
 
 def fields_of(model: Model) -> dict[str, FieldInfo]:
-    """The keys of a section."""
+    """Return the keys of a section and their fields."""
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
 def notes_of(field: FieldInfo) -> Notes:
-    """What the schema notes of a key."""
+    """Return the schema's notes about a key."""
     return next((note for note in field.metadata if isinstance(note, Notes)), Notes((), ""))
 
 
 def kinds_of(annotation: Any) -> list[Any]:
-    """The kinds of value that an annotation allows: the members of a union."""
+    """Return the types that an annotation allows: the members of a union."""
     if get_origin(annotation) is Annotated:
         return kinds_of(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
@@ -38,7 +38,7 @@ def kinds_of(annotation: Any) -> list[Any]:
 
 
 def _inside(kind: Any, step: str) -> list[Any]:
-    """The kinds of value that may stand under a key, or at a position, of a kind of value."""
+    """Return the types allowed under a key or at a position of a type."""
     if is_section(kind):
         return [inside for name, field in fields_of(kind).items() if name == step for inside in kinds_of(field.annotation)]
     if get_origin(kind) in (list, tuple, dict):
@@ -52,23 +52,23 @@ def is_section(kind: Any) -> bool:
 
 
 def tag_of(section: Model) -> str | None:
-    """What `name:` chooses this section; None if it is not chosen by name."""
+    """Return the value of `name:` that selects this section, or None if a section is not selected by name."""
     field = section.model_fields.get("name")
     return str(get_args(field.annotation)[0]) if field is not None and get_origin(field.annotation) is Literal else None
 
 
 def kinds_at(path: Path, value: Any, root: Any = TrainConfig) -> list[Any]:
-    """The kinds of value that may stand under a path in a value: of several sections, the one that `name:` chooses there, if it does."""
-    found = [root]
+    """Return the types allowed at a path of a value.  Of several sections, keep the one that `name:` selects, if it selects one."""
+    kinds = [root]
     for step in path:
         value = child(value, step)
-        found = [inside for kind in found for inside in _inside(kind, step)]
-        found = [kind for kind in found if is_section(kind) and tag_of(kind) == child(value, "name")] or found
-    return found
+        kinds = [inside for kind in kinds for inside in _inside(kind, step)]
+        kinds = [kind for kind in kinds if is_section(kind) and tag_of(kind) == child(value, "name")] or kinds
+    return kinds
 
 
 def sections_at(path: Path, value: Any, root: Any = TrainConfig) -> list[Model]:
-    """The sections among those."""
+    """Return the sections among the types allowed at a path."""
     return list(filter(is_section, kinds_at(path, value, root)))
 
 
@@ -82,28 +82,28 @@ def _sections(path: Path, section: Model) -> Iterator[tuple[Path, Model]]:
                 yield from _sections((*path, key, "N"), inside)
 
 
-#: every section with its path; N stands for a position
+#: every section with its path; N represents a list position
 SECTIONS = tuple(_sections((), TrainConfig))
 
 
 @cache
-def homes() -> Mapping[str, Mapping[tuple[Path, str | None], None]]:
-    """key -> (path of a section that has it, the section's name if it is chosen by one)."""
-    found: dict[str, dict[tuple[Path, str | None], None]] = {}
+def sections_with() -> Mapping[str, Mapping[tuple[Path, str | None], None]]:
+    """Return key -> (path of a section with this key, the section's tag if it is selected by name)."""
+    result: dict[str, dict[tuple[Path, str | None], None]] = {}
     for path, section in SECTIONS:
         for key in fields_of(section):
-            found.setdefault(key, {})[path, tag_of(section)] = None
-    return found
+            result.setdefault(key, {})[path, tag_of(section)] = None
+    return result
 
 
 @cache
 def synonyms() -> Mapping[str, str]:
-    """What other programs call a key -> the key."""
+    """Return the names of keys in other programs -> the key."""
     return {word: key for _, section in SECTIONS for key, field in fields_of(section).items() for word in notes_of(field).also}
 
 
 def default_at(path: Path, value: Any) -> Any:
-    """What the schema gives a key that nobody wrote; None if it gives nothing."""
+    """Return the schema's default at a path, or None without a default."""
     for section in sections_at(path[:-1], value):
         field = section.model_fields.get(path[-1])
         default = PydanticUndefined if field is None else field.get_default(call_default_factory=True)
@@ -112,15 +112,15 @@ def default_at(path: Path, value: Any) -> Any:
     return None
 
 
-def suggestion(key: str, path: Path, legal: Sequence[str], taken: Iterable[str]) -> tuple[str, Path]:
-    """What to say about a key that a section has not (begins with "; "), and the path from there of the key that was probably meant."""
+def suggestion(key: str, path: Path, legal: Sequence[str], present: Iterable[str]) -> tuple[str, Path]:
+    """Return advice about an unknown key, starting with "; ", and the relative path of the key that was probably intended."""
     general = tuple("N" if step.isdecimal() else step for step in path)
-    own = homes().get(key, {})
-    inside = [name for name in taken if ((*general, name), None) in own]
+    own = sections_with().get(key, {})
+    inside = [name for name in present if ((*general, name), None) in own]
     steps = steps_of(key)
     if inside:
         return f"; it belongs under {inside[0]}: indent it further", (inside[0], key)
-    if "." in key and all(step in homes() for step in steps):
+    if "." in key and all(step in sections_with() for step in steps):
         return f"; write maps inside each other: {'{'.join(f'{step}: ' for step in steps[:-1])}{{{steps[-1]}: ...{'}' * (len(steps) - 1)}", ()
     if key == "extends":
         return "; it belongs at the top of the file", ()
@@ -129,21 +129,21 @@ def suggestion(key: str, path: Path, legal: Sequence[str], taken: Iterable[str])
         if variants:
             return f"; only {_listed(variants, 'and')} {'have' if len(variants) > 1 else 'has'} it", ()
         return f"; it belongs {_under(key)}", ()
-    meant = close_key(key, [name for name in legal if name not in taken], legal)
-    if meant:
-        return f'; did you mean "{meant}"?', (meant,)
-    elsewhere = close_key(key, list(homes()))
+    close = close_key(key, [name for name in legal if name not in present], legal)
+    if close:
+        return f'; did you mean "{close}"?', (close,)
+    elsewhere = close_key(key, list(sections_with()))
     if elsewhere:
         return f'; did you mean "{elsewhere}" {_under(elsewhere)}?', ()
     owners: dict[Path, str] = {
-        ("model",): "; what a builder takes belongs under model.arguments",
-        ("data",): "; what a reader takes stands beside `reader`",
+        ("model",): "; arguments of a builder belong under model.arguments",
+        ("data",): "; arguments of a reader belong beside `reader`",
     }
     return owners.get(path, ""), ()
 
 
 def close_key(key: str, *groups: Sequence[str]) -> str:
-    """The key that comes closest to a wrong one, in the first group that has one; synonyms count.  Empty if none is close."""
+    """Return the closest match of a key in the first group with a match, or "".  Synonyms count as matches."""
     word = key.lower().replace("-", "_").replace(" ", "_")
     for names in groups:
         known = {name: name for name in names} | {other: name for other, name in synonyms().items() if name in names and other not in names}
@@ -154,7 +154,7 @@ def close_key(key: str, *groups: Sequence[str]) -> str:
 
 
 def _under(key: str) -> str:
-    once = list(dict.fromkeys(dotted(place) for place, _ in homes()[key]))
+    once = list(dict.fromkeys(dotted(place) for place, _ in sections_with()[key]))
     if "" in once:
         return "at the top of the file"
     return f"under {_listed(once, 'or')}" if len(once) <= 4 else f"under {_listed(once[:3], 'or')}, for example"
@@ -174,10 +174,13 @@ def setting_meant(word: str) -> str:
 
 
 def place_of(word: str, exactly: bool) -> str:
-    """The path of the key that a word is, or comes closest to: of several that which is nearest to the top; "" if none is close."""
+    """Return the path of the key that matches a word, exactly or as the closest match, or "".
+
+    Of several paths, return the one nearest to the top of the file.
+    """
     plain = word.replace("-", "_")
-    known = [name for name, places in homes().items() if any("layers" not in place for place, _ in places)]
+    known = [name for name, places in sections_with().items() if any("layers" not in place for place, _ in places)]
     key = (plain if plain in known else synonyms().get(plain, "")) if exactly else close_key(word, known)
-    found = [(*place, key) for place, _ in homes().get(key, ()) if "layers" not in place]
+    paths = [(*place, key) for place, _ in sections_with().get(key, ()) if "layers" not in place]
     order = ("training", "optimizer", "data", "strategy", "checkpoint")
-    return dotted(min(found, key=lambda path: (len(path), *(path[0] != first for first in order)), default=()))
+    return dotted(min(paths, key=lambda path: (len(path), *(path[0] != first for first in order)), default=()))

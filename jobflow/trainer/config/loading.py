@@ -1,8 +1,8 @@
-"""Files and settings -> one tree -> a checked configuration, or everything that is wrong with it.
+"""Loading: files and settings -> one tree -> a checked configuration, or the list of all its problems.
 
-`extends: base.yaml`, or a list of files, begins a configuration with those, each over the ones before it, and the file itself over all of
-them.  Names of files are relative to the file that names them.  Maps are merged key by key, lists are replaced, and null takes away
-what was there, so that it is as if nobody had said anything.  `--set a.b=VALUE` comes over all files; VALUE is YAML.
+`extends: base.yaml` names a base file, `extends: [a.yaml, b.yaml]` several.  Later files override earlier ones, and the file itself overrides its
+base files.  File names are relative to the file that contains them.  Maps are merged key by key, lists are replaced, and null removes a key, so
+that its default applies.  `--set a.b=VALUE` overrides all files; VALUE is YAML.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from jobflow.trainer.config.validation import Validation
 
 @dataclass(frozen=True)
 class Loaded:
-    """A configuration that is right, and where each of its values is from."""
+    """A valid configuration and the source position of each value."""
 
     config: TrainConfig
-    #: by path, such as "optimizer.lr" and "model.layers.0.dense.units"; values that nobody wrote are not in it
+    #: by path, such as "optimizer.lr" and "model.layers.0.dense.units"; defaults are absent
     origins: dict[str, Origin]
-    #: all of it, defaults too, as JSON has it
+    #: the whole configuration with defaults, in JSON types
     plain: dict[str, Any]
-    #: the function that `model.builder` names; None if the model is a list of layers, or nothing outside the files was looked at
+    #: the function that `model.builder` names; None if the model is a list of layers, or with `look_outside=False`
     builder: Callable[..., Any] | None
-    #: the files it is made of, the one that was asked for first
+    #: the files of the configuration, the requested one first
     files: tuple[str, ...]
 
     def origin(self, path: str) -> Origin:
-        """Where a value is written; `DEFAULT` if nowhere."""
+        """Return the source position of a value, or `DEFAULT` if no file or setting contains it."""
         return self.origins.get(path, DEFAULT)
 
 
 def load(path: str | os.PathLike[str], settings: Sequence[str] = (), *, look_outside: bool = True) -> Loaded:
-    """The configuration of a file, with settings such as "optimizer.lr=0.1" over it.
+    """Load the configuration in a file, overridden by settings such as "optimizer.lr=0.1".
 
-    Its builder is imported, the arguments of builder and readers are checked, and files that are read must exist; not so without `look_outside`.
-    The folder of the file and the current one become importable.
-    Raises: ConfigErrors with all that is wrong.
+    With `look_outside`, import its builder, check the arguments of builder and readers, and require the files of readers to exist.
+    The folder of the file and the current folder become importable.
+    Raises: ConfigErrors with all problems.
     """
     problems = Problems()
     files = Files(problems)
@@ -55,7 +55,7 @@ def load(path: str | os.PathLike[str], settings: Sequence[str] = (), *, look_out
     written = [*files.names, *(origin_of(setting).file for setting in settings)]
     if files.unread:
         problems.stop_if_any(written)
-    tree = spelled_out(resolved(with_derived(tree, str(path)), problems))
+    tree = with_layer_maps(resolved(with_derived(tree, str(path)), problems))
     config = Validation(tree, problems).check()
     rules.check(tree, problems)
     builder = functions.check(tree, problems, os.path.dirname(str(path))) if look_outside else None
@@ -65,12 +65,12 @@ def load(path: str | os.PathLike[str], settings: Sequence[str] = (), *, look_out
 
 
 def with_derived(tree: Tree, file: str) -> Tree:
-    """The tree with the keys that follow from others, where nobody wrote them."""
+    """Add the keys whose values derive from other keys, unless a file or setting contains them."""
     noted = {dotted((*section, key)): notes_of(field).derived for section, model in SECTIONS for key, field in fields_of(model).items()}
     derived: dict[str, Any] = {path: value for path, value in noted.items() if value}
     derived["name"] = os.path.splitext(os.path.basename(file))[0]
     if not tree.has("data.batch_size"):
-        del derived["data.evaluation_batch_size"]  # it could refer to nothing
+        del derived["data.evaluation_batch_size"]  # its reference would be broken
     for section in ("evaluation", "checkpoint") if tree.has("data.validation") else ("checkpoint",):
         if not tree.has(f"{section}.every_steps"):
             derived[f"{section}.every_epochs"] = 1
@@ -81,13 +81,15 @@ def with_derived(tree: Tree, file: str) -> Tree:
     return tree
 
 
-def spelled_out(tree: Tree) -> Tree:
-    """The tree with layers that are given by their kind alone, `- flatten`, as maps."""
+def with_layer_maps(tree: Tree) -> Tree:
+    """Replace layers written as a name, such as `- flatten`, by maps."""
     layers = tree.get("model.layers")
     if not isinstance(layers, list):
         return tree
     maps = [{layer: {}} if isinstance(layer, str) else layer for layer in layers]
-    filled = [{kind: {} if given is None else given for kind, given in layer.items()} if isinstance(layer, dict) else layer for layer in maps]
+    filled = [
+        {kind: {} if arguments is None else arguments for kind, arguments in layer.items()} if isinstance(layer, dict) else layer for layer in maps
+    ]
     return Tree(replaced(tree.plain, ("model", "layers"), filled), tree.marks)
 
 
@@ -95,18 +97,18 @@ def spelled_out(tree: Tree) -> Tree:
 
 
 class Files:
-    """The files of a configuration, read once each."""
+    """The files of a configuration, each read once."""
 
     def __init__(self, problems: Problems) -> None:
         self.problems = problems
         self.trees: dict[str, Tree] = {}
-        #: as they are called in messages, in the order in which they were read
+        #: names for messages, in reading order
         self.names: list[str] = []
-        #: True if one could not be read, or is no YAML: then nothing can be said about what is missing
+        #: True if a file is unreadable or not YAML; missing keys are not reported then
         self.unread = False
 
     def tree(self, file: str, named_at: Origin | None = None, chain: tuple[str, ...] = ()) -> Tree:
-        """What a file says, together with the files that it extends.  `named_at`: where another file names it."""
+        """Return the tree of a file, merged with its base files.  `named_at`: the position of the file's name in another file."""
         real, begin = os.path.realpath(file), Origin(file, 1, 1)
         if real in chain:
             circle = " -> ".join(os.path.basename(name) for name in (*chain[chain.index(real) :], real))
@@ -115,21 +117,21 @@ class Files:
             return self.nothing(begin, named_at or begin, f"more than {DEPTH} files extend each other in a row")
         if real not in self.trees:
             own, tree = self.own(file, named_at), Tree({}, {})
-            given = own.plain.pop("extends", [])
-            names = {("extends", str(i)): name for i, name in enumerate(given)} if isinstance(given, list) else {("extends",): given}
+            bases = own.plain.pop("extends", [])
+            names = {("extends", str(i)): name for i, name in enumerate(bases)} if isinstance(bases, list) else {("extends",): bases}
             for path, name in names.items():
-                tree = tree.under(self.base(name, own.marks[path].at, file, (*chain, real)), self.problems.taken)
-            self.trees[real] = tree.under(own, self.problems.taken)
+                tree = tree.under(self.base(name, own.marks[path].at, file, (*chain, real)), self.problems.removed)
+            self.trees[real] = tree.under(own, self.problems.removed)
         return self.trees[real]
 
     def nothing(self, file: Origin, at: Origin, message: str, legal: str = "", path: Path = ("extends",)) -> Tree:
-        """What is taken in place of a file, after a problem."""
+        """Report a problem; return an empty tree as the replacement of a file."""
         self.unread = True
         self.problems.add(at, path, message, legal)
         return Tree({}, {(): Mark(file)})
 
     def own(self, file: str, named_at: Origin | None) -> Tree:
-        """What the file itself says."""
+        """Return the tree of one file without its base files."""
         begin = Origin(file, 1, 1)
         try:
             text = content(file, CONFIGURATION).decode("utf-8-sig")
@@ -141,15 +143,15 @@ class Files:
             self.unread = self.unread or tree is None
             return tree or Tree({}, {(): Mark(begin)})
         kind = "a list" if isinstance(tree.plain, list) else "a text"
-        told = "the file is empty" if tree.plain is None else f"a configuration is a map of sections, not {kind}"
-        return self.nothing(begin, tree.mark(()).at, told, "it begins such as: model: ..., data: ..., optimizer: ..., training: ...", ())
+        message = "the file is empty" if tree.plain is None else f"a configuration is a map of sections, not {kind}"
+        return self.nothing(begin, tree.mark(()).at, message, "it begins such as: model: ..., data: ..., optimizer: ..., training: ...", ())
 
     def base(self, named: Any, at: Origin, file: str, chain: tuple[str, ...]) -> Tree:
-        """A file that a file extends."""
+        """Return the tree of a base file."""
         if not isinstance(named, str) or not named:
             return self.nothing(at, at, "extends takes the name of a file, or a list of them, such as: extends: base.yaml")
         if "${" in named:
-            return self.nothing(at, at, "extends is read before references are; write the name of the file")
+            return self.nothing(at, at, "extends is read before references are resolved; write the name of the file")
         return self.tree(os.path.normpath(os.path.join(os.path.dirname(file), named)), at, chain)
 
 
@@ -164,12 +166,12 @@ def _unreadable(file: str, error: Exception) -> str:
 
 
 def origin_of(setting: str) -> Origin:
-    """Where the value of a setting is from."""
+    """Return the source position of a setting."""
     return Origin(f"--set {setting}")
 
 
 def with_settings(tree: Tree, settings: Sequence[str], problems: Problems) -> Tree:
-    """The tree with `a.b=VALUE` over it, one after another."""
+    """Apply settings `a.b=VALUE` to the tree in order."""
     for setting in settings:
         at = origin_of(setting)
         name, sign, text = setting.partition("=")
@@ -182,20 +184,20 @@ def with_settings(tree: Tree, settings: Sequence[str], problems: Problems) -> Tr
         elif name == "extends":
             problems.add(at, path, "extends can be set in files only")
         elif not text.strip():
-            problems.add(at, path, f"there is no value for {name}", f"write {name}=null to take away what files say")
-        elif (given := read(text, at.file, problems, at, path)) is not None:
-            tree = _with_setting(tree, path, given, at, problems)
+            problems.add(at, path, f"there is no value for {name}", f"write {name}=null to remove the value in the files")
+        elif (value := read(text, at.file, problems, at, path)) is not None:
+            tree = _with_setting(tree, path, value, at, problems)
     return tree
 
 
-def _with_setting(tree: Tree, path: Path, given: Tree, at: Origin, problems: Problems) -> Tree:
+def _with_setting(tree: Tree, path: Path, value: Tree, at: Origin, problems: Problems) -> Tree:
     for outer, step in zip(prefixes(path), path, strict=False):
-        found = tree.find(outer)
-        if not isinstance(found, dict) and found is not MISSING and child(found, step) is MISSING:
+        outer_value = tree.find(outer)
+        if not isinstance(outer_value, dict) and outer_value is not MISSING and child(outer_value, step) is MISSING:
             problems.add(at, path, f"{dotted(path)} cannot be set: {dotted(outer)} is no map, and has no such position")
             return tree
     if any(step.isdecimal() for step in path):  # lists are not merged
-        changed = tree.having(path, given.plain, Mark(at, at))
-        return Tree(changed.plain, {**changed.marks, **given.marks, path: Mark(at, at)})
-    marks = {**given.marks, **{outer: Mark(at, at) for outer in prefixes(path)}, (): tree.marks[()]}
-    return tree.under(Tree(replaced({}, path, given.plain), marks), problems.taken)
+        changed = tree.having(path, value.plain, Mark(at, at))
+        return Tree(changed.plain, {**changed.marks, **value.marks, path: Mark(at, at)})
+    marks = {**value.marks, **{outer: Mark(at, at) for outer in prefixes(path)}, (): tree.marks[()]}
+    return tree.under(Tree(replaced({}, path, value.plain), marks), problems.removed)

@@ -1,4 +1,4 @@
-"""Text -> tree.  PyYAML finds the structure and its places; what a plain word means is decided here, as YAML 1.2 does.
+"""Reading: YAML text -> tree.  PyYAML parses the structure and its list_entries; plain words are interpreted here by the rules of YAML 1.2.
 
     1e-3  3.  .5                    numbers                      (YAML 1.1: 1e-3 is a text)
     true false                      the only bools               (YAML 1.1: yes, no, on, off and y too)
@@ -6,7 +6,7 @@
     2024-01-01  1:30  1_000         texts                        (YAML 1.1: a date, 90, 1000)
     010                             an error: 8 to some readers and 10 to others
 
-Keys are texts and stand once in a map.  Tags, `<<` and several documents in a file are errors.
+Keys are texts and unique within a map.  Tags, `<<` and several documents in a file are errors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import yaml
 
 from jobflow.trainer.config.tree import Mark, Origin, Path, Problems, Tree, dotted
 
-#: what plain words mean that are no texts
+#: plain words other than texts: pattern and conversion
 _MEANINGS: tuple[tuple[str, Callable[[str], Any]], ...] = (
     (r"|~|null|Null|NULL", lambda word: None),
     (r"true|True|TRUE", lambda word: True),
@@ -30,25 +30,25 @@ _MEANINGS: tuple[tuple[str, Callable[[str], Any]], ...] = (
     (r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", lambda word: float(word.replace(".", ""))),
 )
 _TWO_MEANINGS = re.compile(r"[-+]?0\d+")
-#: more than any configuration has: aliases that multiply are stopped here
+#: most nodes of a file, to stop aliases that multiply
 MOST = 100_000
-#: how deep maps and lists stand inside each other at most
+#: deepest nesting of maps and lists
 DEPTH = 64
 _TOO_DEEP = f"lists and maps stand inside each other more than {DEPTH} deep"
 
 
 def value_of(word: str) -> Any:
-    """What a plain word means: a text, number, bool or null."""
+    """Convert a plain word to a text, number, bool or null."""
     return next((make(word) for pattern, make in _MEANINGS if re.fullmatch(pattern, word)), word)
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes; what is not tagged "" was given a tag in the file."""
+    """A loader that composes nodes.  Only nodes with an explicit tag in the file have a tag other than ""."""
 
     depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """RecursionError beyond DEPTH, whatever Python's own limit is."""
+        """Compose a node; raise RecursionError beyond DEPTH, independent of Python's own limit."""
         self.depth += 1
         if self.depth > DEPTH:
             raise RecursionError
@@ -61,7 +61,10 @@ class _Loader(yaml.SafeLoader):
 
 
 def read(text: str, file: str, problems: Problems, whole: Origin | None = None, path: Path = ()) -> Tree | None:
-    """The tree of a text; None, and a problem, if it is not YAML at all.  `whole`: the one place of all of it, if it has no lines."""
+    """Parse a text; report a problem and return None if it is not YAML.
+
+    `whole` is the position of every value in a text without lines, such as a setting.
+    """
     try:
         node = _Loader(text).get_single_node()
     except (yaml.YAMLError, RecursionError) as error:
@@ -74,10 +77,10 @@ def read(text: str, file: str, problems: Problems, whole: Origin | None = None, 
 
 
 _TRANSLATED = {
-    "but found another document": "a configuration is one document; leave out what is behind ---",
-    "mapping values are not allowed here": 'a ":" is not expected here; check the indentation, and put texts that hold ": " in quotes',
+    "but found another document": "a configuration is one document; remove the text after ---",
+    "mapping values are not allowed here": 'a ":" is not expected here; check the indentation, and quote texts that contain ": "',
     "could not find expected ':'": 'there is no ":" behind this key',
-    "found unknown escape character": "a backslash in double quotes begins an escape, and this is none; use single quotes",
+    "found unknown escape character": "a backslash in double quotes begins an escape, and this escape is unknown; use single quotes",
     "found unexpected end of stream": "this text has no closing quote",
     "expected <block end>, but found '<block": "this line is indented unlike those before it",
     "expected <block end>, but found": "nothing is expected here; check the brackets and quotes before it",
@@ -89,20 +92,20 @@ _TRANSLATED = {
 
 
 def _complaint(error: yaml.YAMLError | RecursionError, text: str) -> tuple[int, int, str]:
-    """The line and the column, from 0, where a text is not YAML, and why."""
+    """Return the line and column, from 0, of a YAML error, and the message."""
     if isinstance(error, yaml.reader.ReaderError):
         before = text[: error.position]
-        told = f"the character U+{ord(text[error.position]):04X} cannot stand in a configuration"
-        return before.count("\n"), error.position - before.rfind("\n") - 1, told
+        message = f"the character U+{ord(text[error.position]):04X} is not allowed in a configuration; remove it"
+        return before.count("\n"), error.position - before.rfind("\n") - 1, message
     if not isinstance(error, yaml.MarkedYAMLError):
         return 0, 0, _TOO_DEEP
     problem, mark = str(error.problem or error.context), error.problem_mark or error.context_mark
-    message = next((ours for theirs, ours in _TRANSLATED.items() if problem.startswith(theirs)), f"not valid YAML: {problem}")
+    message = next((translation for start, translation in _TRANSLATED.items() if problem.startswith(start)), f"not valid YAML: {problem}")
     expected = re.match(r"expected ',' or '(.)'", problem)
     if "end of stream" in problem or (expected and error.problem_mark is None):
         mark = error.context_mark
     elif expected and error.context_mark is not None:
-        message = f'a "," or "{expected[1]}" is missing before this, in what begins on line {error.context_mark.line + 1}'
+        message = f'a "," or "{expected[1]}" is missing before this, in the value that begins on line {error.context_mark.line + 1}'
     line, lines = 0 if mark is None else mark.line, text.splitlines()
     for i in (line, line - 1):
         tab = re.match(r"[^\S\t]*(?=\t)", lines[i]) if 0 <= i < len(lines) else None
@@ -112,7 +115,7 @@ def _complaint(error: yaml.YAMLError | RecursionError, text: str) -> tuple[int, 
 
 
 class _Reading:
-    """Nodes of PyYAML -> values, and the places of all of them."""
+    """The conversion of PyYAML nodes to values with their source list_entries."""
 
     def __init__(self, file: str, problems: Problems, whole: Origin | None) -> None:
         self.file, self.problems, self.whole = file, problems, whole
@@ -128,7 +131,7 @@ class _Reading:
         self.marks[path] = Mark(at, key)
         self.count += 1
         refused = {
-            "an alias stands inside what it names": node in self.open,
+            "an alias is inside the value that it names": node in self.open,
             "the aliases of this file multiply without end": self.count > MOST,
             _TOO_DEEP: len(self.open) >= DEPTH,
         }
@@ -136,22 +139,22 @@ class _Reading:
             self.problems.add(at, path, reason)
             return None
         if node.tag:
-            self.problems.add(at, path, f"the tag {node.tag.replace('tag:yaml.org,2002:', '!!')} means nothing here; omit it")
+            self.problems.add(at, path, f"the tag {node.tag.replace('tag:yaml.org,2002:', '!!')} is not supported; omit it")
         self.open.append(node)
         is_map, is_list = isinstance(node, yaml.MappingNode), isinstance(node, yaml.SequenceNode)
-        value = self.entries(node, path) if is_map else self.positions(node, path) if is_list else self.word(node, path)
+        value = self.entries(node, path) if is_map else self.list_entries(node, path) if is_list else self.word(node, path)
         self.open.pop()
         return value
 
-    def positions(self, node: yaml.Node, path: Path) -> Any:
+    def list_entries(self, node: yaml.Node, path: Path) -> Any:
         return [self.value(entry, (*path, str(i)), None) for i, entry in enumerate(node.value)]
 
     def word(self, node: Any, path: Path) -> Any:
         text: str = node.value
         if node.style is None and _TWO_MEANINGS.fullmatch(text):
             octal = f", or 0o{text.lstrip('-+0')} for the octal number" if set(text) <= set("-+01234567") else ""
-            told = f"{text} means different numbers to different readers of YAML; write {int(text)}{octal}"
-            self.problems.add(self.origin(node), path, told)
+            message = f"{text} means different numbers to different readers of YAML; write {int(text)}{octal}"
+            self.problems.add(self.origin(node), path, message)
         return value_of(text) if node.style is None else text
 
     def entries(self, node: yaml.Node, path: Path) -> Any:
@@ -161,11 +164,11 @@ class _Reading:
             if not isinstance(key, yaml.ScalarNode):
                 self.problems.add(at, path, "a key is a word, not a list or a map; texts that begin with [ or { need quotes")
             elif name == "<<" and key.style is None:
-                self.problems.add(at, (*path, name), '"<<" is not understood; use `extends:` for a file, or ${...} for a value')
+                self.problems.add(at, (*path, name), '"<<" is not supported; use `extends:` for a file, or ${...} for a value')
             elif name in entries:
                 where = f" in {dotted(path)}" if path else ""
-                told = f'key "{name}" stands twice{where}; the first is at {self.marks[*path, name].key}'
-                self.problems.add(at, (*path, name), told)
+                message = f'key "{name}" occurs twice{where}; the first is at {self.marks[*path, name].key}'
+                self.problems.add(at, (*path, name), message)
             else:
                 entries[name] = self.value(entry, (*path, name), at)
         return entries

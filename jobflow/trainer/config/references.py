@@ -1,8 +1,8 @@
-"""`${a.b.c}` and `${env:NAME}` -> the values they stand for.
+"""Replacement of references `${a.b.c}` and `${env:NAME}` by values.
 
-A value that is nothing but a reference is what it refers to, a map or a list too; inside a longer text it is written out.  A reference
-may lead to another one.  `${env:NAME, otherwise}` is a variable of the environment; alone, it is read as YAML reads a word, so that it
-may be a number.  There is no other way into the environment.  `$${` is a plain `${`.
+A value that consists of one reference becomes the referenced value, which may be a map or a list.  Inside a longer text, the referenced value
+is inserted as text.  References may be chained.  `${env:NAME, otherwise}` is an environment variable with a default.  If it is the whole value,
+its text is parsed as a YAML word, so that it may be a number.  Configurations have no other access to the environment.  `$${` is a plain `${`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _PATH = re.compile(r"[\w-]+(\.[\w-]+)*")
 
 
 def resolved(tree: Tree, problems: Problems) -> Tree:
-    """The tree without references; values whose references lead nowhere are taken out of maps, and stay in lists as they are written."""
+    """Replace references in the tree.  Values with broken references are removed from maps; lists keep their text."""
     references = _References(tree, problems)
     return Tree(references.value(tree.plain), references.marks)
 
 
 class _Broken(Exception):
-    """A reference leads nowhere: what is wrong, what would work, and at which other value to say so; no message if that is said already."""
+    """A broken reference: the message, the advice, and the path of another value to report it at; no message if it was reported before."""
 
     def __init__(self, message: str = "", legal: str = "", path: Path | None = None) -> None:
         super().__init__(message)
@@ -44,10 +44,10 @@ class _References:
         self.broken: list[Path] = []
 
     def value(self, value: Any, path: Path = (), chain: tuple[Path, ...] = ()) -> Any:
-        """What stands under a path, without references; `MISSING` if they lead nowhere.  `chain`: the paths whose values are being looked for."""
+        """Return a value without references, or `MISSING` if one is broken.  `chain`: the paths under resolution."""
         if isinstance(value, dict):
-            found = {key: self.value(inner, (*path, key), chain) for key, inner in value.items()}
-            return {key: inner for key, inner in found.items() if inner is not MISSING}
+            entries_by_key = {key: self.value(inner, (*path, key), chain) for key, inner in value.items()}
+            return {key: inner for key, inner in entries_by_key.items() if inner is not MISSING}
         if isinstance(value, list):
             entries = [self.value(inner, (*path, str(i)), chain) for i, inner in enumerate(value)]
             return [old if new is MISSING else new for old, new in zip(value, entries, strict=True)]
@@ -64,21 +64,25 @@ class _References:
 
     def text(self, text: str, chain: tuple[Path, ...]) -> Any:
         alone = _MARK.fullmatch(text)
-        return self.meant(alone[1], chain, True) if alone is not None and alone[1] is not None else _MARK.sub(lambda f: self.written(f, chain), text)
+        return (
+            self.target_value(alone[1], chain, True)
+            if alone is not None and alone[1] is not None
+            else _MARK.sub(lambda f: self.written(f, chain), text)
+        )
 
-    def written(self, found: re.Match[str], chain: tuple[Path, ...]) -> str:
-        """A reference inside a text, as text."""
-        if found[0] == "$${":
+    def written(self, match: re.Match[str], chain: tuple[Path, ...]) -> str:
+        """Return the text of a reference inside a longer text."""
+        if match[0] == "$${":
             return "${"
-        if found[1] is None:
+        if match[1] is None:
             raise _Broken('"${" without "}"', "write ${a.key}, or $${ for a plain ${; references do not stand inside references")
-        meant = self.meant(found[1], chain, False)
-        if isinstance(meant, dict | list):
-            raise _Broken(f"{found[0]} is {'a map' if isinstance(meant, dict) else 'a list'}, which cannot be part of a text")
-        return {True: "true", False: "false", None: "null"}[meant] if meant is None or isinstance(meant, bool) else str(meant)
+        target = self.target_value(match[1], chain, False)
+        if isinstance(target, dict | list):
+            raise _Broken(f"{match[0]} is {'a map' if isinstance(target, dict) else 'a list'}, which cannot be part of a text")
+        return {True: "true", False: "false", None: "null"}[target] if target is None or isinstance(target, bool) else str(target)
 
-    def meant(self, inside: str, chain: tuple[Path, ...], alone: bool) -> Any:
-        """What `${inside}` stands for."""
+    def target_value(self, inside: str, chain: tuple[Path, ...], alone: bool) -> Any:
+        """Return the value of the reference `${inside}`."""
         text = inside.strip()
         if text.startswith("env:"):
             return _environment(text, alone)
@@ -87,28 +91,28 @@ class _References:
         target: Path = tuple(text.split("."))
         entry = self.tree.find(target)
         if entry is MISSING:
-            found = default_at(target, self.tree.plain)
-            if found is None:
+            result = default_at(target, self.tree.plain)
+            if result is None:
                 raise _Broken(f"${{{inside}}}: there is no key {text}{self.near(target)}")
         elif any(before[: len(target)] == target for before in chain):
-            written = (path for path in reversed(chain) if self.tree.mark(path).at != DEFAULT)  # told at a value that somebody wrote
-            raise _Broken(f"references lead in a circle: {' -> '.join(map(dotted, (*chain, target)))}", "", next(written, None))
+            written = (path for path in reversed(chain) if self.tree.mark(path).at != DEFAULT)  # report at a value from a file or setting
+            raise _Broken(f"references form a circle: {' -> '.join(map(dotted, (*chain, target)))}", "", next(written, None))
         elif len(chain) > DEPTH:
             raise _Broken(f"more than {DEPTH} references lead from one to the next")
         else:
-            found = self.value(entry, target, chain)
+            result = self.value(entry, target, chain)
             if any(path[: len(target)] == target for path in self.broken):
                 raise _Broken
         if alone:
-            for path, _ in islice(walk(found), 1, None):
+            for path, _ in islice(walk(result), 1, None):
                 self.marks[*chain[-1], *path] = self.marks.get((*target, *path), Mark(self.tree.mark(chain[-1]).at))
-        return found
+        return result
 
     def near(self, target: Path) -> str:
-        """What was probably meant by the path of a key that is not there."""
+        """Return a suggestion for a reference to a missing key."""
         text, owner = dotted(target), self.tree.find(target[:-1])
         if text in os.environ:
-            return f"; write ${{env:{text}}} for the variable of the environment"
+            return f"; write ${{env:{text}}} for the environment variable"
         known = [name for section in sections_at(target[:-1], self.tree.plain) for name in fields_of(section)]
         meant = close_key(target[-1], [*known, *owner]) if isinstance(owner, dict) else ""
         others = islice(walk(self.tree.plain), 1, 1000)
@@ -121,6 +125,6 @@ def _environment(inside: str, alone: bool) -> Any:
         raise _Broken(f'"${{{inside}}}" is no reference', "write ${env:NAME} or ${env:NAME, otherwise}")
     text = os.environ.get(match[1], None if match[2] is None else match[2].strip())
     if text is None:
-        advice = f"set it, or write what to take otherwise: ${{env:{match[1]}, otherwise}}"
-        raise _Broken(f"there is no variable {match[1]} in the environment", advice)
+        advice = f"set it, or write a default: ${{env:{match[1]}, otherwise}}"
+        raise _Broken(f"the environment variable {match[1]} is not set", advice)
     return value_of(text) if alone else text

@@ -1,6 +1,6 @@
-"""Rules about several keys together.
+"""Checks of several keys together.
 
-A rule looks at the values of some keys and yields what is wrong: the keys that it is wrong with, a message, and what would be right.
+A rule reads the values of some keys.  For each problem it yields the keys, a message, and the legal values.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from jobflow.core.errors import counted
 from jobflow.trainer.config.keys import default_at
 from jobflow.trainer.config.tree import DEFAULT, MISSING, Path, Problems, Tree, steps_of
 
-#: what some keys of a section have, defaults too
+#: function of a section and keys -> their values, including defaults
 Values = Callable[..., list[Any]]
 Wrong = Iterator[tuple[str, str, str]]
 
 
 class _Unknown(Exception):
-    """The value of a key is wrong itself."""
+    """A value that has a problem itself, so that a rule cannot be applied."""
 
 
 def check(tree: Tree, problems: Problems) -> None:
-    """Report every combination that cannot be, at the first of the nearest of its keys, among values that can be judged."""
+    """Report every invalid combination of valid values, at the key written nearest to the user."""
 
     def values(section: str, *keys: str) -> list[Any]:
         paths = [(*section.split("."), key) for key in keys]
         if any(map(problems.spoil, paths)):
             raise _Unknown
-        return [default_at(path, tree.plain) if (found := tree.find(path)) is MISSING else found for path in paths]
+        return [default_at(path, tree.plain) if (value := tree.find(path)) is MISSING else value for path in paths]
 
     def distance(path: Path) -> int:
-        """How far a value is from what its author is writing now: settings, the file that was asked for, what that extends, nowhere."""
+        """Return the distance of a value from the user: 0 setting, 1 requested file, 2 base file, 3 default."""
         at = DEFAULT if tree.find(path) is MISSING else tree.mark(path).at
         return 3 if at == DEFAULT else 0 if not at.line else 1 if at.file == tree.mark(()).at.file else 2
 
@@ -52,11 +52,11 @@ def check(tree: Tree, problems: Problems) -> None:
 
 def _model(of: Values) -> Wrong:
     builder, layers = of("model", "builder", "layers")
-    ways = "builder: module:function, or layers: a list of layers"
+    choices = "builder: module:function, or layers: a list of layers"
     if builder is None and layers is None:
-        yield "model.builder model.layers", "model needs a builder or layers", ways
+        yield "model.builder model.layers", "model needs a builder or layers", choices
     elif builder is not None and layers is not None:
-        yield "model.layers model.builder", "model has a builder and layers; leave one of them out", ways
+        yield "model.layers model.builder", "model has a builder and layers; omit one of them", choices
 
 
 def _layers(of: Values) -> Wrong:
@@ -64,14 +64,14 @@ def _layers(of: Values) -> Wrong:
     if builder is not None or layers is None:
         return
     if arguments:
-        yield "model.arguments model.layers", "model.arguments are those of a builder; layers have their own, omit them", ""
+        yield "model.arguments model.layers", "model.arguments are arguments of a builder, and the model is a list of layers; omit them", ""
     if loss is None:
         yield "model.loss model.layers", "model.layers need a loss", "loss: softmax_cross_entropy, mean_squared_error"
-    ((kind, given),) = layers[-1].items()
+    ((kind, options),) = layers[-1].items()
     function = "function" if kind == "activation" else "activation"
-    if loss == "softmax_cross_entropy" and given.get(function) == "softmax":
+    if loss == "softmax_cross_entropy" and options.get(function) == "softmax":
         keys = f"model.layers.{len(layers) - 1}.{kind}.{function} model.loss"
-        yield keys, "softmax_cross_entropy applies softmax itself; leave the last activation out", ""
+        yield keys, "softmax_cross_entropy applies softmax itself; omit the last activation", ""
 
 
 # -------------------------------------------------------------------- optimizer and training
@@ -80,8 +80,8 @@ def _layers(of: Values) -> Wrong:
 def _warm_up(of: Values) -> Wrong:
     (warmup,), (name, steps) = of("optimizer", "warmup_steps"), of("optimizer.schedule", "name", "steps")
     if steps is not None and name != "exponential" and warmup >= steps:
-        told = f"the schedule ends after {steps} steps, before the warm-up of {warmup} steps is over"
-        yield "optimizer.warmup_steps optimizer.schedule.steps", told, f"optimizer.warmup_steps: less than {steps}"
+        message = f"the schedule ends after {steps} steps, before the warm-up of {warmup} steps is over"
+        yield "optimizer.warmup_steps optimizer.schedule.steps", message, f"optimizer.warmup_steps: less than {steps}"
 
 
 def _boundaries(of: Values) -> Wrong:
@@ -91,8 +91,8 @@ def _boundaries(of: Values) -> Wrong:
     if boundaries != sorted(set(boundaries)):
         yield "optimizer.schedule.boundaries", f"optimizer.schedule.boundaries must rise; got {boundaries}", ""
     if len(boundaries) != len(scales):
-        told = f"there are {len(boundaries)} boundaries and {len(scales)} scales; give one scale per boundary"
-        yield "optimizer.schedule.scales optimizer.schedule.boundaries", told, ""
+        message = f"there are {len(boundaries)} boundaries and {len(scales)} scales; write one scale per boundary"
+        yield "optimizer.schedule.scales optimizer.schedule.boundaries", message, ""
 
 
 def _length(of: Values) -> Wrong:
@@ -100,7 +100,7 @@ def _length(of: Values) -> Wrong:
     if epochs is None and steps is None:
         yield "training.epochs training.steps", "training needs epochs or steps", "such as: epochs: 10"
     if epochs is not None and steps is not None:
-        yield "training.steps training.epochs", "training has epochs and steps; take one of them away, with null if another file has it", ""
+        yield "training.steps training.epochs", "training has epochs and steps; remove one of them, with null if another file contains it", ""
 
 
 # -------------------------------------------------------------------- strategy
@@ -113,24 +113,24 @@ def _mesh(of: Values) -> Wrong:
     if devices == "all":
         return
     if data is not None and data * others != devices:
-        told = f"data {data} x {product} are {data * others} ranks, and strategy.devices is {devices}"
-        yield keys, told, f"devices: {data * others}, or all"
+        message = f"data {data} x {product} are {data * others} ranks, and strategy.devices is {devices}"
+        yield keys, message, f"devices: {data * others}, or all"
     elif devices % others:
-        told = f"{devices} devices do not divide among {product} = {others} ranks"
-        yield keys, told, f"devices: a multiple of {others}, such as {_multiple(devices, others)}; or all"
+        message = f"{devices} devices do not divide among {product} = {others} ranks"
+        yield keys, message, f"devices: a multiple of {others}, such as {_multiple(devices, others)}; or all"
 
 
 def _multiple(number: int, of: int) -> int:
-    """The multiple of `of` that is next to a number, and not 0."""
+    """Return the multiple of `of` nearest to a number, at least `of`."""
     return max(of, round(number / of) * of)
 
 
 def _mirrored(of: Values) -> Wrong:
     for key, usual in {"tensor": 1, "pipeline": 1, "zero": 0, "microbatches": None}.items():
-        view, given = of("strategy", "view", key)
-        if view == "mirrored" and given != usual:
-            told = f"strategy.{key} {given} needs the consistent view: in the mirrored view every rank has the whole model"
-            yield f"strategy.{key} strategy.view", told, "view: consistent"
+        view, value = of("strategy", "view", key)
+        if view == "mirrored" and value != usual:
+            message = f"strategy.{key} {value} needs the consistent view: in the mirrored view every rank has the whole model"
+            yield f"strategy.{key} strategy.view", message, "view: consistent"
 
 
 def _parts(of: Values) -> Wrong:
@@ -138,15 +138,15 @@ def _parts(of: Values) -> Wrong:
     if microbatches is None or view == "mirrored":
         return
     if pipeline == 1:
-        told = "strategy.microbatches are those of a pipeline, and strategy.pipeline is 1; use strategy.accumulation"
-        yield "strategy.microbatches strategy.pipeline", told, "microbatches: null, or pipeline: 2 or more"
+        message = "strategy.microbatches split the batch of a pipeline, and strategy.pipeline is 1; use strategy.accumulation"
+        yield "strategy.microbatches strategy.pipeline", message, "microbatches: null, or pipeline: 2 or more"
     elif accumulation > 1:
-        told = "strategy.microbatches and strategy.accumulation both cut the batch; in a pipeline give microbatches"
-        yield "strategy.accumulation strategy.microbatches", told, "accumulation: 1"
+        message = "strategy.microbatches and strategy.accumulation both split the batch; in a pipeline, write microbatches only"
+        yield "strategy.accumulation strategy.microbatches", message, "accumulation: 1"
 
 
 def _data_ranks(of: Values) -> int | None:
-    """Into how many parts the batch is cut for ranks; None if that depends on how many ranks are started."""
+    """Return the number of parts into which the batch is split for ranks, or None if it depends on the number of ranks at start."""
     devices, data, tensor, pipeline = of("strategy", "devices", "data", "tensor", "pipeline")
     return data if data is not None or devices == "all" else devices // (tensor * pipeline)
 
@@ -154,17 +154,17 @@ def _data_ranks(of: Values) -> int | None:
 def _zero(of: Values) -> Wrong:
     zero, view, devices = of("strategy", "zero", "view", "devices")
     if zero and view != "mirrored" and _data_ranks(of) == 1 and devices != 1:
-        told = f"strategy.zero {zero} splits variables over the data ranks, and there is 1"
-        yield "strategy.zero strategy.data strategy.devices", told, "zero: 0, or data: 2 or more"
+        message = f"strategy.zero {zero} splits variables over the data ranks, and there is 1"
+        yield "strategy.zero strategy.data strategy.devices", message, "zero: 0, or data: 2 or more"
 
 
 def _packages(of: Values) -> Wrong:
     if of("logging", "tensorboard") == [True] and importlib.util.find_spec("tensorboardX") is None:
-        told = "logging.tensorboard needs the package tensorboardX: pip install tensorboardX"
-        yield "logging.tensorboard", told, "tensorboard: false"
+        message = "logging.tensorboard needs the package tensorboardX: pip install tensorboardX"
+        yield "logging.tensorboard", message, "tensorboard: false"
     if of("strategy", "precision") == ["bfloat16"] and importlib.util.find_spec("ml_dtypes") is None:
-        told = "bfloat16 needs the package ml_dtypes: pip install 'jobflow-sbp[half]'"
-        yield "strategy.precision", told, "precision: float32, float16"
+        message = "bfloat16 needs the package ml_dtypes: pip install 'jobflow-sbp[half]'"
+        yield "strategy.precision", message, "precision: float32, float16"
 
 
 def _batch(of: Values) -> Wrong:
@@ -172,12 +172,12 @@ def _batch(of: Values) -> Wrong:
     which, parts = ("accumulation", accumulation) if microbatches is None else ("microbatches", microbatches)
     keys, ranks = f"data.batch_size strategy.{which} strategy.data strategy.devices", _data_ranks(of) or 1
     if batch % parts:
-        told = f"data.batch_size {batch} does not divide into strategy.{which} {parts}"
-        yield keys, told, f"data.batch_size: a multiple of {parts}, such as {_multiple(batch, parts)}"
+        message = f"data.batch_size {batch} does not divide into strategy.{which} {parts}"
+        yield keys, message, f"data.batch_size: a multiple of {parts}, such as {_multiple(batch, parts)}"
     elif batch // parts < ranks:
         cut = f" in strategy.{which} {parts}" if parts > 1 else ""
-        told = f"{counted(batch // parts, 'sample')} (data.batch_size {batch}{cut}) do not go round among {ranks} data ranks"
-        yield keys, told, f"data.batch_size: at least {ranks * parts}"
+        message = f"{counted(batch // parts, 'sample')} (data.batch_size {batch}{cut}) are not enough for {ranks} data ranks"
+        yield keys, message, f"data.batch_size: at least {ranks * parts}"
 
 
 # -------------------------------------------------------------------- evaluation and checkpoints
@@ -186,7 +186,7 @@ def _batch(of: Values) -> Wrong:
 def _measured(of: Values) -> Wrong:
     for key in ("early_stopping", "every_epochs", "every_steps"):
         if of("data", "validation") == [None] != of("evaluation", key):
-            yield f"evaluation.{key} data.validation", f"evaluation.{key} needs samples to measure on: data.validation", "data.validation: a reader"
+            yield f"evaluation.{key} data.validation", f"evaluation.{key} needs samples for evaluation: data.validation", "data.validation: a reader"
     (validation,), (stopping, epochs, steps) = of("data", "validation"), of("evaluation", "early_stopping", "every_epochs", "every_steps")
     if validation is not None and stopping is not None and epochs is None and steps is None:
         keys = "evaluation.early_stopping evaluation.every_epochs evaluation.every_steps"
@@ -196,11 +196,11 @@ def _measured(of: Values) -> Wrong:
 def _best(of: Values) -> Wrong:
     (keep, metric), (validation,) = of("checkpoint", "keep_best", "best_metric"), of("data", "validation")
     if keep and metric is None:
-        told = f"checkpoint.keep_best {keep} needs checkpoint.best_metric: which number says what is best"
-        yield "checkpoint.keep_best checkpoint.best_metric", told, "such as: best_metric: validation/loss"
+        message = f"checkpoint.keep_best {keep} needs checkpoint.best_metric: the metric that decides which is best"
+        yield "checkpoint.keep_best checkpoint.best_metric", message, "such as: best_metric: validation/loss"
     if metric is not None and validation is None:
-        told = f"checkpoint.best_metric {metric} needs samples to measure on: data.validation"
-        yield "checkpoint.best_metric data.validation", told, "data.validation: a reader"
+        message = f"checkpoint.best_metric {metric} needs samples for evaluation: data.validation"
+        yield "checkpoint.best_metric data.validation", message, "data.validation: a reader"
     elif metric is not None and of("evaluation", "every_epochs", "every_steps") == [None, None]:
-        told = f"checkpoint.best_metric {metric} needs evaluations: evaluation.every_epochs or every_steps"
-        yield "checkpoint.best_metric evaluation.every_epochs", told, "such as: every_epochs: 1"
+        message = f"checkpoint.best_metric {metric} needs evaluations: evaluation.every_epochs or every_steps"
+        yield "checkpoint.best_metric evaluation.every_epochs", message, "such as: every_epochs: 1"

@@ -1,7 +1,7 @@
-"""Every key of a configuration, in one line each: its name, what may stand there, its default, its meaning, and what other programs call it.
+"""The schema of a configuration: each key's name, type, default, meaning, and synonyms in other programs, one line per key.
 
-This is the one place that says so.  Checks, messages, suggestions, `jobflow config schema` and docs/configuration.md are made of it, so that
-a new key is a new line here.  What is wrong with several keys together is in `rules`.
+Checks, messages, suggestions, `jobflow config schema` and docs/configuration.md are generated from the schema, so a new key is a new line here.
+`rules` checks several keys together.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from jobflow.core.imports import IMPORT_PATH
 
 @dataclass(frozen=True)
 class Notes:
-    """What pydantic does not ask of a key: what other programs call it, and the value that follows from other keys where nobody gives one."""
+    """Notes of a key that pydantic does not store: its names in other programs, and its value derived from other keys."""
 
     also: tuple[str, ...]
     derived: str
 
 
-def key(meaning: str, also: str = "", derived: str = "", **limits: Any) -> Any:
-    """A key; `also`: what other programs call it; `derived`: the value, usually a reference, that it has where nobody gives one."""
-    field: FieldInfo = Field(description=meaning, **limits)
+def key(meaning: str, also: str = "", derived: str = "", **bounds: Any) -> Any:
+    """Return the field of a key.  `also`: its names in other programs; `derived`: its value, usually a reference, if the user writes none."""
+    field: FieldInfo = Field(description=meaning, **bounds)
     field.metadata.append(Notes(tuple(also.split()), derived))
     return field
 
 
 class Section(BaseModel):
-    """Frozen; unknown keys, numbers written as texts, infinity and what is not a number are errors."""
+    """A frozen section; unknown keys, numbers written as texts, infinity and NaN are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -39,13 +39,13 @@ class Section(BaseModel):
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
-#: a share, or the decay rate of a running mean
+#: a fraction, or the decay rate of a running mean
 Share = Annotated[float, Field(ge=0, lt=1)]
 #: one number for both axes, or height and width
 Sizes = Count | tuple[Count, Count]
 Activation = Literal["relu", "gelu", "tanh", "sigmoid", "elu", "leaky_relu", "swish", "softmax", "softplus"]
 Padding = Literal["same", "valid"]
-#: how the name of a number that evaluation gives is written
+#: pattern of the name of an evaluation metric
 METRIC = r"^validation/\w+$"
 Metric = Annotated[str, Field(pattern=METRIC)]
 EveryEpochs = Annotated[Count | None, key("interval in epochs; null: not by epochs")]
@@ -78,7 +78,7 @@ class Pool2d(Section):
 
 
 class NoArguments(Section):
-    """Nothing is to be said of the layer."""
+    """A layer without arguments."""
 
 
 class Dropout(Section):
@@ -109,7 +109,7 @@ class Reshape(Section):
 
 
 class Layer(Section):
-    """One layer: a map with its kind as the only key, or its kind alone if it needs no arguments."""
+    """One layer: a map whose only key is its kind, or the kind alone if it needs no arguments."""
 
     dense: Annotated[Dense | None, key("fully connected layer over the last axis: y = activation(x w + b)", "linear fc")] = None
     conv2d: Annotated[Conv2d | None, key("convolution of images, with channels first", "conv")] = None
@@ -128,19 +128,19 @@ class Layer(Section):
 
     @model_validator(mode="after")
     def _is_one(self) -> Layer:
-        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(f"one layer, such as dense: {{units: 10}}; got {' and '.join(given) or 'none'}, each begins with a - of its own")
+        kinds = [name for name in type(self).model_fields if getattr(self, name) is not None]
+        if len(kinds) != 1:
+            raise ValueError(f"one layer, such as dense: {{units: 10}}; got {' and '.join(kinds) or 'none'}, each layer begins with its own -")
         return self
 
     @property
     def kind(self) -> str:
-        """Its only key, such as "dense"."""
+        """The layer's only key, such as "dense"."""
         return next(name for name in type(self).model_fields if getattr(self, name) is not None)
 
     @property
     def arguments(self) -> Section:
-        """What stands under its key, such as a `Dense`."""
+        """The value of the layer's key, such as a `Dense`."""
         return getattr(self, self.kind)
 
     @model_serializer
@@ -166,7 +166,7 @@ class Model(Section):
 
 
 class Reader(Section):
-    """A reader of samples.  The other keys are the arguments of that reader."""
+    """A reader of samples.  The other keys are its arguments."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -174,7 +174,7 @@ class Reader(Section):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """All keys but `reader`."""
+        """All keys except `reader`."""
         return dict(self.model_extra or {})
 
 
@@ -338,7 +338,7 @@ class Training(Section):
 
 
 class EarlyStopping(Section):
-    """Stop training when a metric does not improve."""
+    """Early stopping of the training when a metric does not improve."""
 
     metric: Annotated[Metric, key("name of the metric")] = "validation/loss"
     mode: Annotated[Literal["min", "max"], key("min: smaller is better; max: larger is better")] = "min"

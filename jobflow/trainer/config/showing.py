@@ -1,4 +1,4 @@
-"""A checked configuration as text, YAML in which every value has its origin behind it, or JSON; and all keys as JSON Schema, for editors."""
+"""Configurations as text: YAML with the origin of every value in a comment, JSON, and a JSON Schema of all keys for editors."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from jobflow.trainer.config.reading import value_of
 from jobflow.trainer.config.schema import TrainConfig
 from jobflow.trainer.config.tree import Path, dotted
 
-#: comments begin no further to the right than this
+#: rightmost column at which comments begin
 WIDEST = 56
-#: texts that every reader of YAML takes for texts as they are
+#: words that every YAML parser reads as texts
 _PLAIN = re.compile(r"[A-Za-z_./][\w./+-]*(:[\w./+-]+)*")
 _OLD_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 
 def show(loaded: Loaded) -> str:
-    """All values, as a file that gives the same configuration; behind each, in a comment, where it is from.
+    """Return all values as a YAML file that loads to the same configuration, with the origin of each value in a comment.
 
-    What the builder takes and nobody wrote stands there as comments.
+    Defaults of the builder's parameters appear as comments.
     """
     lines = list(_map(loaded.plain, "", (), loaded))
     width = min(WIDEST, max(len(text) for text, origin in lines if origin))
@@ -37,28 +37,28 @@ def show(loaded: Loaded) -> str:
 
 
 def builder_defaults(loaded: Loaded) -> dict[str, Any]:
-    """What the builder takes from the configuration, with a default that a file can hold, and is given by nobody."""
+    """Return the builder's parameters without a value in the configuration, with their defaults, if JSON can represent them."""
     try:
         parameters = {} if loaded.builder is None else inspect.signature(loaded.builder).parameters
     except (TypeError, ValueError):
         return {}
     module = loaded.builder is not None and makes_module(loaded.builder)
-    given, found = loaded.plain["model"]["arguments"], {}
+    arguments, defaults = loaded.plain["model"]["arguments"], {}
     kinds = (inspect.Parameter.KEYWORD_ONLY, *([inspect.Parameter.POSITIONAL_OR_KEYWORD] if module else []))
     for name, one in parameters.items():
-        if one.kind in kinds and one.default is not one.empty and name not in given and name != "recompute":
+        if one.kind in kinds and one.default is not one.empty and name not in arguments and name != "recompute":
             with suppress(TypeError, ValueError):
-                found[name] = json.loads(json.dumps(one.default))
-    return found
+                defaults[name] = json.loads(json.dumps(one.default))
+    return defaults
 
 
 def show_json(loaded: Loaded) -> str:
-    """{"config": all values, "origins": {key: {"file", "line", "column"}}}; keys that are not among the origins have their defaults."""
+    """Return {"config": all values, "origins": {key: {"file", "line", "column"}}}; keys absent from the origins have their defaults."""
     return json.dumps({"config": loaded.plain, "origins": {key: vars(origin) for key, origin in loaded.origins.items()}}, indent=2) + "\n"
 
 
 def _map(values: dict[str, Any], indent: str, path: Path, loaded: Loaded) -> Iterator[tuple[str, str]]:
-    """Lines with the origins of the values in them; none for what is only a heading."""
+    """Yield the lines of a map with the origins of their values; headings have no origin."""
     for name, value in values.items():
         begin, inside = f"{indent}{word(name)}:", (*path, name)
         entries = value if isinstance(value, list) and any(isinstance(entry, dict) for entry in value) else []
@@ -76,12 +76,12 @@ def _map(values: dict[str, Any], indent: str, path: Path, loaded: Loaded) -> Ite
 
 
 def _entry(entry: Any, path: Path, loaded: Loaded) -> Iterator[tuple[str, str]]:
-    """The lines of an entry of a list."""
+    """Return the lines of a list entry."""
     return _map(entry, "", path, loaded) if isinstance(entry, dict) and entry else iter([(word(entry), str(loaded.origin(dotted(path))))])
 
 
 def word(value: Any) -> str:
-    """A value on one line of YAML."""
+    """Format a value on one line of YAML."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{word(name)}: {word(entry)}" for name, entry in value.items()) + "}"
     if isinstance(value, list):
@@ -98,17 +98,20 @@ def word(value: Any) -> str:
 
 # -------------------------------------------------------------------- JSON Schema
 
-# It is for single files, which may extend others: so no key is required, any value may be a reference, and null, which takes away
-# what another file says, may stand anywhere.  That all of it together is complete and fits, only `load` can tell.
+# The schema describes single files, which may extend others.  So no key is required, and every value may be a reference, or null, which removes
+# the value of another file.  Only `load` checks the complete configuration.
 _REFERENCE = {"type": "string", "pattern": r"\$\{", "description": "a reference: ${a.key} or ${env:NAME}"}
 _EXTENDS = {
-    "description": "files that this one is written over, relative to it",
+    "description": "base files that this file overrides, relative to it",
     "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
 }
 
 
 class _ForOneFile(GenerateJsonSchema):
-    """Nothing is required, references and null are allowed for all values, and of sections that are chosen by name any may fit."""
+    """A generator of a schema for single files: no key is required, and references and null are allowed everywhere.
+
+    A section that is selected by name may match any of its variants.
+    """
 
     def field_is_required(self, field: Any, total: bool) -> bool:
         return False
@@ -121,9 +124,9 @@ class _ForOneFile(GenerateJsonSchema):
 
 
 def schema() -> dict[str, Any]:
-    """JSON Schema (2020-12) of a configuration file."""
-    made = TrainConfig.model_json_schema(schema_generator=_ForOneFile)
-    definitions: dict[str, Any] = made["$defs"]
+    """Return the JSON Schema (2020-12) of a configuration file."""
+    result = TrainConfig.model_json_schema(schema_generator=_ForOneFile)
+    definitions: dict[str, Any] = result["$defs"]
     for name, reader in READERS.items():
         own = arguments_model(reader).model_json_schema(schema_generator=_ForOneFile)
         definitions |= own.pop("$defs", {})
@@ -132,4 +135,4 @@ def schema() -> dict[str, Any]:
         definitions[f"reader_{name}"] = {**own, "title": name, "description": meaning, "properties": chosen}
     definitions["Reader"] = {"anyOf": [{"$ref": f"#/$defs/reader_{name}"} for name in READERS]}
     definitions["Layer"] = {"anyOf": [{"enum": list(definitions["Layer"]["properties"])}, {**definitions["Layer"], "maxProperties": 1}]}
-    return {"$schema": GenerateJsonSchema.schema_dialect, **made, "properties": {"extends": _EXTENDS, **made["properties"]}}
+    return {"$schema": GenerateJsonSchema.schema_dialect, **result, "properties": {"extends": _EXTENDS, **result["properties"]}}

@@ -1,6 +1,6 @@
-"""A configuration before it is checked: plain values, and beside them where each is written; and what is wrong with them.
+"""The tree of an unchecked configuration: plain values with their source positions, and the list of problems.
 
-A path is the keys and positions that lead to a value, ("model", "layers", "0"); people read "model.layers.0", with keys that have dots in quotes.
+A path is the sequence of keys and positions of a value, ("model", "layers", "0").  Users read "model.layers.0"; keys with dots are quoted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError
 
-#: letters of a message, whatever it quotes, and how many problems are told at once
+#: longest message in characters, and largest number of problems in one error
 LETTERS, MOST = 500, 200
 
 Path: TypeAlias = tuple[str, ...]
@@ -21,26 +21,26 @@ _STEP = re.compile(r'"(?:[^"\\]|\\.)*"|[^."]+')
 
 
 def dotted(path: Path) -> str:
-    """A path as people read it."""
+    """Format a path with dots, for users."""
     return ".".join(json.dumps(step, ensure_ascii=False) if not step or set(step) & set('."') else step for step in path)
 
 
 def steps_of(text: str) -> Path:
-    """The path that a text is."""
+    """Parse a dotted path."""
     return tuple(json.loads(step) if step.startswith('"') else step for step in _STEP.findall(text))
 
 
 def prefixes(path: Path) -> list[Path]:
-    """A path and those of all that it stands in, the whole first."""
+    """Return all prefixes of a path, from the empty path to the path itself."""
     return [path[:i] for i in range(len(path) + 1)]
 
 
-# -------------------------------------------------------------------- what is wrong
+# -------------------------------------------------------------------- problems
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value is written; prints as ``lenet.yaml:12``.  `line` and `column` count from 1; 0 where there are no lines."""
+    """The source position of a value; prints as ``lenet.yaml:12``.  `line` and `column` count from 1; 0 for a source without lines."""
 
     file: str
     line: int = 0
@@ -50,13 +50,13 @@ class Origin:
         return f"{self.file}:{self.line}" if self.line else self.file
 
 
-#: of values that nobody wrote
+#: the origin of defaults
 DEFAULT = Origin("default")
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong; `key` is the path of the value, such as "optimizer.lr", `legal` what may stand there."""
+    """One problem; `key` is the path of the value, such as "optimizer.lr", `legal` describes the legal values."""
 
     file: str
     line: int
@@ -71,7 +71,7 @@ class Problem:
 
 
 class ConfigErrors(ConfigError):
-    """Everything that is wrong with a configuration, in the order of files and lines."""
+    """All problems of a configuration, in the order of files and lines."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))
@@ -86,73 +86,73 @@ class ConfigErrors(ConfigError):
 
 
 class Problems:
-    """Collects problems; at most one is kept for a place and a key."""
+    """A collection of problems, at most one per position and key."""
 
     def __init__(self) -> None:
-        self.found: dict[tuple[Origin, Path], Problem] = {}
-        #: keys that a null has taken away, and where it stands
-        self.taken: dict[Path, Origin] = {}
-        #: keys that are missing or wrong, even if nothing is said of it because another problem explains it
-        self.unsaid: set[Path] = set()
-        #: keys with something wrong inside of them, too
+        self.by_place: dict[tuple[Origin, Path], Problem] = {}
+        #: keys removed by a null -> the position of the null
+        self.removed: dict[Path, Origin] = {}
+        #: missing or wrong keys, including those without a report because another problem explains them
+        self.unreported: set[Path] = set()
+        #: paths of problems with all their prefixes
         self._around: set[Path] = set()
 
     def add(self, at: Origin, path: Path, message: str, legal: str = "") -> None:
-        """ConfigErrors if there are more than anybody reads: what is wrong with a hostile file is not looked for any longer."""
+        """Add a problem.  Raise ConfigErrors at the limit, so that a hostile file cannot cause endless checks."""
         short = message if len(message) <= LETTERS else f"{message[: LETTERS - 100]} ... {message[-100:]}"
-        self.found.setdefault((at, path), Problem(at.file, at.line, at.column, dotted(path), short, legal))
+        self.by_place.setdefault((at, path), Problem(at.file, at.line, at.column, dotted(path), short, legal))
         self._around.update(prefixes(path))
-        if len(self.found) >= MOST:
+        if len(self.by_place) >= MOST:
             self.stop_if_any(())
 
     def about(self, path: Path) -> bool:
-        """True if something is wrong with the value of that key, or inside it."""
+        """Return True if the value at a path or a value inside it has a problem."""
         return path in self._around
 
     def spoil(self, path: Path) -> bool:
-        """True if the value of that key cannot be judged: something is wrong with it, inside it, or with what it stands in."""
-        wrong = {wrong for _, wrong in self.found} | self.unsaid
-        return self.about(path) or not wrong.isdisjoint(prefixes(path)[1:]) or any(unsaid[: len(path)] == path for unsaid in self.unsaid)
+        """Return True if rules cannot use the value at a path: it, a value inside it, or a value around it has a problem."""
+        wrong = {wrong for _, wrong in self.by_place} | self.unreported
+        return self.about(path) or not wrong.isdisjoint(prefixes(path)[1:]) or any(other[: len(path)] == path for other in self.unreported)
 
     def stop_if_any(self, files: Sequence[str]) -> None:
-        """ConfigErrors if there are any, by lines; files, and settings, in the given order."""
+        """Raise ConfigErrors if there are problems, ordered by line within the given order of files and settings."""
         places = {file: i for i, file in enumerate(files)}
-        found = sorted(self.found.values(), key=lambda p: (places.get(p.file, len(places)), p.line, p.column))
-        # what is wrong with a value that nobody wrote comes from one that somebody wrote
-        if found:
-            raise ConfigErrors([problem for problem in found if problem.file != DEFAULT.file] or found)
+        problems = sorted(self.by_place.values(), key=lambda p: (places.get(p.file, len(places)), p.line, p.column))
+        # a problem with a default follows from a value in a file
+        if problems:
+            raise ConfigErrors([problem for problem in problems if problem.file != DEFAULT.file] or problems)
 
 
 # -------------------------------------------------------------------- values and their places
 
 
 class Mark(NamedTuple):
-    """Where a value is written, and its key, if it has one."""
+    """The source position of a value, and of its key if it has one."""
 
     at: Origin
     key: Origin | None = None
 
 
-#: given back for a path that leads nowhere, where null is a value
+#: the result for a path without a value; None is the value null
 MISSING = object()
 
 
 def child(value: Any, step: str) -> Any:
-    """What stands under a key of a map, or at a position of a list; `MISSING` if nothing does."""
+    """Return the entry of a map at a key, or of a list at a position; `MISSING` without an entry."""
     if isinstance(value, list):
         return value[int(step)] if step.isdecimal() and int(step) < len(value) else MISSING
     return value.get(step, MISSING) if isinstance(value, dict) else MISSING
 
 
 def walk(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Every value with its path, itself first."""
+    """Yield the value and all values inside it with their paths."""
     yield path, value
     for step, inner in enumerate(value) if isinstance(value, list) else value.items() if isinstance(value, dict) else ():
         yield from walk(inner, (*path, str(step)))
 
 
 def replaced(value: Any, path: Path, inner: Any) -> Any:
-    """A value with another one under a path; maps on the way are made where they are missing."""
+    """Return the value with `inner` at a path; create missing maps along the path."""
     if not path:
         return inner
     if isinstance(value, list):
@@ -162,57 +162,60 @@ def replaced(value: Any, path: Path, inner: Any) -> Any:
 
 @dataclass(frozen=True)
 class Tree:
-    """Plain values, and the marks of those that somebody wrote; marks of what is there no longer do no harm."""
+    """Plain values and the source positions of those from files and settings.  Positions of removed values may remain."""
 
     plain: Any
     marks: Mapping[Path, Mark]
 
     def find(self, path: Path) -> Any:
-        """What stands under a path, or `MISSING`."""
-        found = self.plain
+        """Return the value at a path, or `MISSING`."""
+        value = self.plain
         for step in path:
-            found = child(found, step)
-        return found
+            value = child(value, step)
+        return value
 
     def get(self, path: str) -> Any:
-        """What stands under a path that is written with dots; None if it is null or nothing does."""
-        found = self.find(steps_of(path))
-        return None if found is MISSING else found
+        """Return the value at a dotted path; None if it is null or missing."""
+        value = self.find(steps_of(path))
+        return None if value is MISSING else value
 
     def has(self, path: str) -> bool:
         return self.find(steps_of(path)) is not MISSING
 
     def mark(self, path: Path) -> Mark:
-        """That of a value or, if it has none, of what it stands in."""
+        """Return the source position of a value, or else of the innermost value around it with a position."""
         return next(self.marks[outer] for outer in reversed(prefixes(path)) if outer in self.marks and self.find(outer) is not MISSING)
 
     def place(self, path: Path) -> Origin:
-        """Where to point for something that is wrong with a value, or is missing in it: at itself, or at the key of a map or list."""
+        """Return the position to report for a wrong or incomplete value: the key of a map or list, else the value itself."""
         nearest = next(self.find(outer) for outer in reversed(prefixes(path)) if self.find(outer) is not MISSING)
         mark = self.mark(path)
         return mark.key if mark.key is not None and isinstance(nearest, dict | list) else mark.at
 
     def key_place(self, path: Path) -> Origin:
-        """Where a key is written."""
+        """Return the source position of a key."""
         return self.mark(path).key or self.mark(path).at
 
     def having(self, path: Path, value: Any, mark: Mark) -> Tree:
-        """The tree with a value under a path; the maps that are made on the way are where the value is."""
-        made = {outer: Mark(mark.at, mark.at) for outer in prefixes(path) if self.find(outer) is MISSING}
-        return Tree(replaced(self.plain, path, value), {**self.marks, **made, path: mark})
+        """Return the tree with a value at a path; new maps along the path share the value's position."""
+        created = {outer: Mark(mark.at, mark.at) for outer in prefixes(path) if self.find(outer) is MISSING}
+        return Tree(replaced(self.plain, path, value), {**self.marks, **created, path: mark})
 
-    def under(self, above: Tree, taken: dict[Path, Origin]) -> Tree:
-        """This map with another over it: maps are merged key by key, lists are replaced, null takes away; `taken` gets what and where."""
+    def under(self, above: Tree, removed: dict[Path, Origin]) -> Tree:
+        """Merge another tree over this one: maps key by key, lists replaced, keys with null removed.
+
+        Removed keys are added to `removed`, with the position of the null.
+        """
 
         def merged(base: dict[str, Any], over: dict[str, Any], path: Path) -> dict[str, Any]:
-            found = dict(base)
+            result = dict(base)
             for key, value in over.items():
                 if value is None and key in base:
-                    del found[key]
-                    taken[*path, key] = above.marks[*path, key].at
+                    del result[key]
+                    removed[*path, key] = above.marks[*path, key].at
                 else:
                     both = isinstance(value, dict) and isinstance(base.get(key), dict)
-                    found[key] = merged(base[key], value, (*path, key)) if both else value
-            return found
+                    result[key] = merged(base[key], value, (*path, key)) if both else value
+            return result
 
         return Tree(merged(self.plain, above.plain, ()), {**self.marks, **above.marks})

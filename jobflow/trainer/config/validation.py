@@ -1,7 +1,7 @@
-"""Tree -> checked values.  pydantic finds what is wrong; here it gets its place in the file and its words.
+"""Validation: tree -> checked values.  pydantic detects errors; this module adds their source position and message.
 
-pydantic's errors have a type, the place of the value, and the limits that it breaks: from these it is said what the value should be, what it
-is, and what was probably meant.
+An error of pydantic has a type, the location of the value, and the violated limits.  The message states the expected value, the actual value,
+and the one that was probably intended.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ _OF_KEYS = ("missing", *_UNKNOWN)
 
 @dataclass(frozen=True)
 class Validation:
-    """Checks a tree by a model; or `part` of it, which stands under the path `base`."""
+    """A check of a tree, or of its `part` at the path `base`, against a pydantic model."""
 
     tree: Tree
     problems: Problems
     model: type[BaseModel] = TrainConfig
     base: Path = ()
     part: Any = None
-    #: the function, such as "builder own:net", whose arguments the part has, and where to point if one is missing
+    #: the function, such as "builder own:net", whose arguments the part contains, and the position to report if one is missing
     function: str = ""
     owner: Origin | None = None
 
     def check(self) -> Any:
-        """The checked value; None, and problems, if something is wrong.  It goes by JSON, where lists may be tuples but texts are no numbers."""
+        """Return the checked value, or report problems and return None.  JSON mode accepts lists as tuples, but not texts as numbers."""
         try:
             return self.model.model_validate_json(json.dumps(self.values))
         except ValidationError as error:
@@ -56,9 +56,11 @@ class Validation:
     def values(self) -> Any:
         return self.part if self.base else self.tree.plain
 
-    def found(self, error: ErrorDetails) -> tuple[Path, bool]:
-        """The path of the value that an error is about, or of the key that is missing or unknown; and whether it is what one of several kinds of
-        value, any of which would do, has against it.  pydantic's places also name the members of unions, which the tree has not."""
+    def located(self, error: ErrorDetails) -> tuple[Path, bool]:
+        """Return the path of an error's value, or of the missing or unknown key, and whether the error concerns only one member of a union.
+
+        Locations of pydantic include the members of unions, which the tree does not.
+        """
         path, here, skipped, last = self.base, self.values, 0, len(error["loc"]) - 1
         arrived = False
         for i, step in enumerate(map(str, error["loc"])):
@@ -74,120 +76,120 @@ class Validation:
         return path, bool(skipped) and skipped >= last - 1 and error["type"] not in _OF_KEYS
 
     def report(self, errors: Sequence[ErrorDetails]) -> None:
-        """Put them into words: unknown keys first, for a key that was meant by one of them is not missing."""
-        found = [(*self.found(error), error["type"], error) for error in errors]
-        meant = {self.unknown(path) for path, _, kind, _ in found if kind in _UNKNOWN}
-        for path, _, kind, _ in found:
+        """Report errors of pydantic; unknown keys first, because a key is not missing if an unknown key was probably intended as it."""
+        located = [(*self.located(error), error["type"], error) for error in errors]
+        meant = {self.unknown(path) for path, _, kind, _ in located if kind in _UNKNOWN}
+        for path, _, kind, _ in located:
             if kind == "missing" and not self.problems.about(path):
-                self.problems.unsaid.add(path)
+                self.problems.unreported.add(path)
                 if path not in meant:
                     self.missing(path)
         wrong: dict[Path, list[ErrorDetails]] = {}
-        around = {outer for path, *_ in found for outer in prefixes(path)[:-1]}
-        for path, in_union, kind, error in found:
+        around = {outer for path, *_ in located for outer in prefixes(path)[:-1]}
+        for path, in_union, kind, error in located:
             if kind not in _OF_KEYS and not (path in around and (in_union or kind.startswith("too_"))):
                 wrong.setdefault(path, []).append(error)
-        self.problems.unsaid |= wrong.keys()
+        self.problems.unreported |= wrong.keys()
         for path, several in wrong.items():
             if not self.problems.about(path):
                 self.wrong(path, several)
 
     def kinds(self, path: Path) -> list[Any]:
-        """The kinds of value that may stand under a path."""
+        """Return the types allowed at a path."""
         return kinds_at(path[len(self.base) :], self.values, self.model)
 
     def fields(self, path: Path) -> dict[str, FieldInfo | None]:
-        """The keys that may stand under a path; None for those of a dataclass, or a dict with known keys, that a function takes."""
-        found: dict[str, FieldInfo | None] = {}
+        """Return the keys allowed at a path; None as the field of keys of a dataclass or TypedDict that a function accepts."""
+        fields: dict[str, FieldInfo | None] = {}
         for kind in self.kinds(path):
             inside = fields_of(kind) if is_section(kind) else dict.fromkeys(getattr(kind, "__annotations__", {}))
-            found |= {key: field for key, field in inside.items() if key not in found}
-        return found
+            fields |= {key: field for key, field in inside.items() if key not in fields}
+        return fields
 
-    def given(self, path: Path) -> dict[str, Any]:
-        """The map under a path."""
-        found = self.tree.find(path)
-        return found if isinstance(found, dict) else {}
+    def map_at(self, path: Path) -> dict[str, Any]:
+        """Return the map at a path, or {}."""
+        value = self.tree.find(path)
+        return value if isinstance(value, dict) else {}
 
     def tags(self, path: Path) -> list[str]:
-        """The names that choose one of the sections that may stand under a path."""
+        """Return the names that select a section at a path."""
         return [tag for kind in self.kinds(path) if is_section(kind) and (tag := tag_of(kind))]
 
     def unknown(self, path: Path) -> Path | None:
-        """Tell of an unknown key; the path of the key that was probably meant, if there is one."""
+        """Report an unknown key; return the path of the key that was probably intended, or None."""
         above, key = path[:-1], path[-1]
-        at, owner, legal = self.tree.key_place(path), self.given(above), list(self.fields(above))
+        at, owner, legal = self.tree.key_place(path), self.map_at(above), list(self.fields(above))
         if self.function and above == self.base:
             near = did_you_mean(key, legal)
             meant: Path = next(((name,) for name in legal if f'"{name}"' in near), ())
-            told, names = f'{self.function} takes no argument "{short(key)}"{near}', f"arguments of {self.function}"
+            message, names = f'{self.function} takes no argument "{short(key)}"{near}', f"arguments of {self.function}"
         else:
             near, meant = suggestion(key, above, legal, owner)
             if "name" in owner and self.tags(above) and near.startswith("; only"):
                 chosen, entry = (self.tree.mark((*above, step)).at.file for step in ("name", key))
-                near += "" if chosen == entry else f"; write {key}: null beside the name to take away what {os.path.basename(entry)} gives"
+                near += "" if chosen == entry else f"; write {key}: null beside the name to remove the value in {os.path.basename(entry)}"
             where = f"in {dotted(above)}{f' ({name})' if (name := owner.get('name')) else ''}" if above else "at the top"
-            told, names = f'unknown key "{short(key)}" {where}{near}', f"keys {where}"
-        self.problems.add(at, path, told, f"{names}: {', '.join(legal) or 'none'}")
+            message, names = f'unknown key "{short(key)}" {where}{near}', f"keys {where}"
+        self.problems.add(at, path, message, f"{names}: {', '.join(legal) or 'none'}")
         return (*above, *meant) if meant else None
 
     def missing(self, path: Path) -> None:
         above, key = path[:-1], path[-1]
         fields, tags = self.fields(above), self.tags(path)
         field = fields.get(key)
-        others = [name for name in islice(self.given(above), MOST) if name not in fields]
+        others = [name for name in islice(self.map_at(above), MOST) if name not in fields]
         if self.function and above == self.base:
             at = self.owner or self.tree.place(above)
             self.problems.add(at, path, f'{self.function} needs the argument "{key}"', f"arguments of {self.function}: {', '.join(fields)}")
         elif field is not None and notes_of(field).derived:
-            pass  # what it would follow from is missing or wrong itself, and told
+            pass  # the key that it derives from is missing or wrong, and reported
         elif close := difflib.get_close_matches(key, others, n=1, cutoff=0.7):
-            # in a section that takes any key, such as that of a reader
+            # a section that allows any key, such as a reader's
             self.misspelt((*above, close[0]), key, "")
         else:
-            taken = self.problems.taken.get(path)
+            removed = self.problems.removed.get(path)
             meaning = f": {field.description}" if field is not None and field.description else ""
-            told = f'{dotted(above) or "the configuration"} needs the key "{key}"{meaning}{"; null takes it away" if taken else ""}'
+            message = f'{dotted(above) or "the configuration"} needs the key "{key}"{meaning}{"; null removes it" if removed else ""}'
             such = f"such as: {key}: {{name: {tags[0]}, ...}}; name: {', '.join(tags)}" if tags else ""
-            self.problems.add(taken or self.tree.place(above), path, told, such)
+            self.problems.add(removed or self.tree.place(above), path, message, such)
 
     def misspelt(self, path: Path, meant: str, legal: str) -> None:
-        told = f'unknown key "{short(path[-1])}" in {dotted(path[:-1])}; did you mean "{meant}"?'
-        self.problems.add(self.tree.key_place(path), path, told, legal)
+        message = f'unknown key "{short(path[-1])}" in {dotted(path[:-1])}; did you mean "{meant}"?'
+        self.problems.add(self.tree.key_place(path), path, message, legal)
 
     def wrong(self, path: Path, errors: Sequence[ErrorDetails]) -> None:
-        """Tell what a value should be; any of several things if it may be of several kinds."""
+        """Report an invalid value with its legal types."""
         at, full, first, key = self.tree.place(path), dotted(path), errors[0], path[-1] if path else ""
         if first["type"] == "union_tag_not_found":
             self.nameless(path)
         elif first["type"] == "union_tag_invalid":
             tag, tags, name = str(first["ctx"]["tag"]), self.tags(path), (*path, "name")
-            told = f'there is no {key} "{short(tag)}"{did_you_mean(tag, tags)}'
-            self.problems.add(self.tree.mark(name).at, name, told, f"{full}.name: {', '.join(tags)}")
+            message = f'there is no {key} "{short(tag)}"{did_you_mean(tag, tags)}'
+            self.problems.add(self.tree.mark(name).at, name, message, f"{full}.name: {', '.join(tags)}")
         elif first["type"] == "value_error":
             self.problems.add(at, path, f"{full} must be {first['ctx']['error']}")
         else:
             choices = [choice for kind in self.kinds(path) if get_origin(kind) is Literal for choice in get_args(kind)]
-            words = " or ".join(dict.fromkeys(wanted(error, choices) for error in errors))
+            words = " or ".join(dict.fromkeys(requirement(error, choices) for error in errors))
             near = hint(errors, choices)
             if not near and any(error["type"].startswith(("model", "dict")) for error in errors):
                 near = section_hint(first["input"], list(self.fields(path)), self.tags(path), key)
             self.problems.add(at, path, f"{full or 'the configuration'} must be {words}; got {shown(first['input'])}{near}")
 
     def nameless(self, path: Path) -> None:
-        """Tell of a section without the name that says which it is, or of the key that was meant to be it."""
+        """Report a section without the name that selects it, or the key that was probably intended as `name`."""
         tags, full = self.tags(path), dotted(path)
-        for key, value in self.given(path).items():
+        for key, value in self.map_at(path).items():
             if value in tags or difflib.get_close_matches(key, ["name"], cutoff=0.7):
                 self.misspelt((*path, key), "name", f"name: {', '.join(tags)}")
                 return
         self.problems.add(self.tree.place(path), (*path, "name"), f'{full} needs the key "name"', f"name: {', '.join(tags)}")
 
 
-# -------------------------------------------------------------------- words
+# -------------------------------------------------------------------- messages
 
-#: type of an error, or the word that it begins with -> what should stand there, to follow "must be"
-WANTED = {
+#: type of an error, or its first word -> the requirement, to follow "must be"
+REQUIREMENTS = {
     "greater_than": "more than {gt}",
     "greater_than_equal": "at least {ge}",
     "less_than": "less than {lt}",
@@ -210,7 +212,7 @@ PATTERNS = {
     METRIC: 'the name of a metric of the evaluation, such as "validation/loss"',
     IMPORT_PATH: 'a module and a function, such as "jobflow.models:lenet"',
 }
-#: what other programs call a choice
+#: names of choices in other programs -> the choice
 CHOICES = {
     **dict.fromkeys(("fp16", "half", "16"), "float16"),
     **dict.fromkeys(("bf16", "bfloat"), "bfloat16"),
@@ -220,86 +222,89 @@ CHOICES = {
     "mse": "mean_squared_error",
     "silu": "swish",
 }
-#: what is wanted, the text that is given instead, what is said of it
+#: the required type, the pattern of the actual text, the hint
 HINTS: tuple[tuple[str, str, Callable[[re.Match[str]], str]], ...] = (
-    ("bool", r"(?i)yes|on|y|true", lambda found: "; write true"),
-    ("bool", r"(?i)no|off|n|false", lambda found: "; write false"),
-    ("int float", r"(\d+(?:\.\d+)?)\s*%", lambda found: f"; write {float(found[1]) / 100:g}"),
-    ("int float", r"[^_ ]+", lambda found: "; leave the quotes out" if _is_number(found[0]) else ""),
-    ("int float", r".+", lambda found: f"; write {plain}" if _is_number(plain := re.sub(r"(?<=\d)[_ ](?=\d)", "", found[0])) else ""),
-    (METRIC, r"(?:[a-z_]+/)?([a-z_]\w*)", lambda found: f'; did you mean "validation/{found[1]}"?'),
-    (IMPORT_PATH, r".+", lambda found: f'; did you mean "{meant}"?' if (meant := meant_function(found[0])) else ""),
+    ("bool", r"(?i)yes|on|y|true", lambda match: "; write true"),
+    ("bool", r"(?i)no|off|n|false", lambda match: "; write false"),
+    ("int float", r"(\d+(?:\.\d+)?)\s*%", lambda match: f"; write {float(match[1]) / 100:g}"),
+    ("int float", r"[^_ ]+", lambda match: "; leave the quotes out" if _is_number(match[0]) else ""),
+    ("int float", r".+", lambda match: f"; write {plain}" if _is_number(plain := re.sub(r"(?<=\d)[_ ](?=\d)", "", match[0])) else ""),
+    (METRIC, r"(?:[a-z_]+/)?([a-z_]\w*)", lambda match: f'; did you mean "validation/{match[1]}"?'),
+    (IMPORT_PATH, r".+", lambda match: f'; did you mean "{meant}"?' if (meant := meant_function(match[0])) else ""),
 )
 _STRATEGY = {"dp": "data", "ddp": "data", "tp": "tensor", "pp": "pipeline", "fsdp": "zero"}
 
 
-def wanted(error: ErrorDetails, choices: Sequence[Any]) -> str:
-    """What should stand there, to follow "must be"; `choices`: if it is one of several."""
-    limits = {key: f"{value:g}" if isinstance(value, float) else value for key, value in error.get("ctx", {}).items()}
+def requirement(error: ErrorDetails, choices: Sequence[Any]) -> str:
+    """Describe the legal value, to follow "must be"; `choices`: the legal values of a choice."""
+    bounds = {key: f"{value:g}" if isinstance(value, float) else value for key, value in error.get("ctx", {}).items()}
     if error["type"] == "literal_error" and choices:
         each = [f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in choices]
         return each[0] if len(each) == 1 else f"one of {', '.join(each)}"
     if error["type"] == "string_pattern_mismatch":
-        return PATTERNS.get(limits["pattern"], f"a text like {limits['pattern']}")
-    known = WANTED.get(error["type"]) or WANTED.get(error["type"].partition("_")[0])
-    return known.format(**limits) if known else error["msg"].removeprefix("Input should be ")
+        return PATTERNS.get(bounds["pattern"], f"a text like {bounds['pattern']}")
+    known = REQUIREMENTS.get(error["type"]) or REQUIREMENTS.get(error["type"].partition("_")[0])
+    return known.format(**bounds) if known else error["msg"].removeprefix("Input should be ")
 
 
 def shown(value: Any) -> str:
-    """A value as messages quote it."""
+    """Format a value for a message."""
     if isinstance(value, dict):
         return "a map"
     if isinstance(value, list | tuple):
         text = json.dumps(value)
         return f"the list {text}" if len(text) < 60 else "a list"
     if isinstance(value, float):
-        return "a number that is none" if math.isnan(value) else repr(value)
+        return "NaN" if math.isnan(value) else repr(value)
     return f'the text "{short(value)}"' if isinstance(value, str) else json.dumps(value)
 
 
 def short(text: str) -> str:
-    """A text with its middle left out if it is long."""
+    """Shorten a long text in the middle."""
     return text if len(text) <= 80 else f"{text[:50]} ... {text[-20:]}"
 
 
-# -------------------------------------------------------------------- what was probably meant; begins with "; "
+# -------------------------------------------------------------------- hints, starting with "; "
 
 
-def section_hint(given: Any, keys: Sequence[str], tags: Sequence[str], key: str) -> str:
-    """Where a section is wanted, with these keys, or chosen by one of these names; `key` is its own."""
-    if given is None:
+def section_hint(value: Any, keys: Sequence[str], tags: Sequence[str], key: str) -> str:
+    """Return a hint for a value at the path of a section.
+
+    The section has these keys, or is selected by one of these `tags`; `key` is the key of the section itself.
+    """
+    if value is None:
         return f"; write such as {key}: {{name: {tags[0]}, ...}}, with name one of {', '.join(tags)}" if tags else "; give it keys, or omit it"
-    if not isinstance(given, str):
+    if not isinstance(value, str):
         return ""
-    if given in tags or "reader" in keys:
-        return f"; write {{{'name' if given in tags else 'reader'}: {given}}}"
-    if "zero" in keys and (meant := _strategy(given.strip().lower())):
+    if value in tags or "reader" in keys:
+        return f"; write {{{'name' if value in tags else 'reader'}: {value}}}"
+    if "zero" in keys and (meant := _strategy(value.strip().lower())):
         return f"; did you mean {{{meant}}}?"
-    pair = re.fullmatch(r"(\w+)(:|\s+)(\S+)", given)
+    pair = re.fullmatch(r"(\w+)(:|\s+)(\S+)", value)
     return f"; write {pair[1]}: {pair[3]}, with a colon and a space" if pair else ""
 
 
-def _strategy(given: str) -> str:
-    """The keys of a strategy that is given as the commands `explain` and `verify` take it, zero3, 2x2, or data=2,tensor=2; "" if it is none."""
-    if re.fullmatch(r"\d+x\d+(x\d+)?", given):
-        return ", ".join(f"{name}: {size}" for name, size in zip(("data", "tensor", "pipeline"), given.split("x"), strict=False))
-    parts = [re.fullmatch(r"\s*([a-z]+)[-_=]?(\d*)\s*", part) for part in given.split(",")]
-    found = {_STRATEGY.get(part[1], part[1]): part[2] for part in parts if part is not None}
-    if len(found) < len(parts) or set(found) - {"data", "tensor", "pipeline", "zero", "microbatches"}:
+def _strategy(text: str) -> str:
+    """Return the keys for a strategy in the short form of `explain` and `verify`: zero3, 2x2, or data=2,tensor=2; "" for other texts."""
+    if re.fullmatch(r"\d+x\d+(x\d+)?", text):
+        return ", ".join(f"{name}: {size}" for name, size in zip(("data", "tensor", "pipeline"), text.split("x"), strict=False))
+    parts = [re.fullmatch(r"\s*([a-z]+)[-_=]?(\d*)\s*", part) for part in text.split(",")]
+    sizes = {_STRATEGY.get(part[1], part[1]): part[2] for part in parts if part is not None}
+    if len(sizes) < len(parts) or set(sizes) - {"data", "tensor", "pipeline", "zero", "microbatches"}:
         return ""
-    return ", ".join(f"{name}: {number or ('3' if name == 'zero' else '2')}" for name, number in found.items())
+    return ", ".join(f"{name}: {number or ('3' if name == 'zero' else '2')}" for name, number in sizes.items())
 
 
 def hint(errors: Sequence[ErrorDetails], choices: Sequence[Any]) -> str:
-    """Where a choice, a number, a bool, or a text of a certain form is wanted; the errors are those of one value."""
-    given, wished = errors[0]["input"], {error.get("ctx", {}).get("pattern", error["type"].partition("_")[0]) for error in errors}
-    if isinstance(given, float) and given.is_integer() and abs(given) < 2**53 and "int" in wished:
-        return f"; write {int(given)}"
-    if not isinstance(given, str):
+    """Return a hint for an invalid choice, number, bool or text; all errors concern the same value."""
+    value, wished = errors[0]["input"], {error.get("ctx", {}).get("pattern", error["type"].partition("_")[0]) for error in errors}
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 and "int" in wished:
+        return f"; write {int(value)}"
+    if not isinstance(value, str):
         return ""
-    near = did_you_mean(CHOICES.get(given.lower(), given.lower()), [choice for choice in choices if isinstance(choice, str)])
-    said = (say(found) for what, pattern, say in HINTS if wished & {what, *what.split()} and (found := re.fullmatch(pattern, given)))
-    return near or next(filter(None, said), "")
+    near = did_you_mean(CHOICES.get(value.lower(), value.lower()), [choice for choice in choices if isinstance(choice, str)])
+    hints = (say(match) for what, pattern, say in HINTS if wished & {what, *what.split()} and (match := re.fullmatch(pattern, value)))
+    return near or next(filter(None, hints), "")
 
 
 def _is_number(text: str) -> bool:

@@ -13,7 +13,7 @@ import pytest
 from config_cases import HERE, Case, cases
 
 from jobflow.trainer.config import ConfigErrors, Problem, load
-from jobflow.trainer.config.keys import homes
+from jobflow.trainer.config.keys import sections_with
 from jobflow.trainer.config.showing import show
 
 BROKEN, GOOD = list(cases("broken")), list(cases("good"))
@@ -87,7 +87,7 @@ def _misspelt(text: str, seed: int) -> Iterator[tuple[int, str, str]]:
             word = key[2]
             wrong = [word[:at] + word[at + 1 :], word[:at] + word[at + 1] + word[at] + word[at + 2 :], word[:at] + "q" + word[at:]][(seed + i) % 3]
             changed = [*lines[:i], f"{key[1]}{wrong}{line[key.end(2) :]}", *lines[i + 1 :]]
-            if wrong != word and wrong not in homes():
+            if wrong != word and wrong not in sections_with():
                 yield i + 1, word, "\n".join(changed) + "\n"
 
 

@@ -92,7 +92,7 @@ def test_what_settings_get_wrong_is_at_the_setting(tmp_path: Path) -> None:
         '--set optimizer.lr=fast: optimizer.lr must be a number; got the text "fast"',
         "--set strategy.accumulation=3: data.batch_size 64 does not divide into strategy.accumulation 3",
         '--set optimiser.beta1=0.5: unknown key "optimiser" at the top; did you mean "optimizer"?',
-        "--set training.steps=3: training has epochs and steps; take one of them away, with null if another file has it",
+        "--set training.steps=3: training has epochs and steps; remove one of them, with null if another file contains it",
     ]
 
 
