@@ -1,4 +1,4 @@
-"""Kinds of words on command lines, for `type=` of argparse."""
+"""Types of command line arguments, for `type=` of argparse."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def whole(least: int, most: int | None = None) -> Callable[[str], int]:
-    """Reads a whole number within bounds."""
+    """Return a parser of integers within bounds."""
 
     def read(text: str) -> int:
         if not text.isascii() or not text.isdigit() or int(text) < least or (most is not None and int(text) > most):
@@ -19,7 +19,7 @@ def whole(least: int, most: int | None = None) -> Callable[[str], int]:
 
 
 def not_negative(text: str) -> float:
-    """A finite number of at least 0."""
+    """Parse a finite number of at least 0."""
     try:
         number = float(text)
     except ValueError:

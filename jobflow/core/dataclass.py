@@ -1,8 +1,8 @@
-"""`dataclass` as of the standard library, at a twentieth of its cost: a program imports some 370 such classes before its first step.
+"""The `dataclass` of the standard library at a twentieth of its cost: importing jobflow defines some 370 such classes.
 
-The library writes and compiles six functions for each class.  Here a function is written when it is first asked for, which most never are;
-those that need not be fast are the same for all classes.  What the library knows of fields is the library's: `fields`, `replace`, `asdict`,
-patterns and type checkers see no difference.  Not here: `order`.
+The library generates and compiles six functions for each class.  Here a function is generated at its first use, which for most never happens.
+Functions that need not be fast are shared by all classes.  The fields are the library's: `fields`, `replace`, `asdict`, patterns and type
+checkers work unchanged.  `order` is not supported.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ else:
         own = vars(cls)
         hashes = own.get("__hash__") is not None or ("__hash__" in own and "__eq__" not in own)
         if "__init__" not in own:
-            cls.__init__ = _Unwritten(cls, "__init__", partial(_init, frozen))
+            cls.__init__ = _LazyMethod(cls, "__init__", partial(_init, frozen))
         if repr and "__repr__" not in own:
             cls.__repr__ = _repr
         if eq and "__eq__" not in own:
-            cls.__eq__ = _Unwritten(cls, "__eq__", _eq)
+            cls.__eq__ = _LazyMethod(cls, "__eq__", _eq)
         if eq and not hashes:
-            cls.__hash__ = _Unwritten(cls, "__hash__", _hash) if frozen else None
+            cls.__hash__ = _LazyMethod(cls, "__hash__", _hash) if frozen else None
         if frozen and cls.__setattr__ is not Frozen.__setattr__:
             cls.__setattr__, cls.__delattr__ = Frozen.__setattr__, Frozen.__delattr__
         if frozen:
@@ -49,7 +49,7 @@ else:
 
 
 class Frozen:
-    """No attribute is set once an object is made."""
+    """Base methods that reject assignments to attributes."""
 
     __slots__ = ()
 
@@ -61,7 +61,7 @@ class Frozen:
 
 
 class _Here(threading.local):
-    """Whether this thread makes a class of this module."""
+    """A flag per thread: True while this module defines a class."""
 
     making = False
 
@@ -70,7 +70,10 @@ _here = _Here()
 
 
 class _FrozenParameters:
-    """What the library asks a base for, to derive frozen classes from frozen ones alone: it is frozen, but to classes made here."""
+    """The class parameters, with frozen=True for the standard library's `dataclass` and unchanged for this module.
+
+    The library checks that frozen classes derive only from frozen ones.
+    """
 
     def __init__(self, of_library: Any) -> None:
         self.of_library, self.frozen = of_library, copy(of_library)
@@ -80,8 +83,11 @@ class _FrozenParameters:
         return self.of_library if _here.making else self.frozen
 
 
-class _Unwritten:
-    """Stands where a method will, which takes its place when it is looked up: for a call, for its signature, by a class derived from this one."""
+class _LazyMethod:
+    """A placeholder for a method, which replaces itself by the generated method at the first lookup.
+
+    A lookup is a call, a read of its signature, or an access by a derived class.
+    """
 
     def __init__(self, cls: type, name: str, write: Callable[[Any], Callable[..., Any]]) -> None:
         self.cls, self.name, self.write = cls, name, write
@@ -93,14 +99,14 @@ class _Unwritten:
         return method if instance is None else method.__get__(instance, owner)
 
 
-class _MadeAnew:
-    """The default, in a signature, of what is made anew for each object."""
+class _FactoryPlaceholder:
+    """Placeholder for `default_factory` in signatures."""
 
     def __repr__(self) -> str:
         return "<factory>"
 
 
-_ANEW = _MadeAnew()
+_ANEW = _FactoryPlaceholder()
 
 
 def _function(head: str, lines: Iterable[str], names: dict[str, Any]) -> Callable[..., Any]:
@@ -115,25 +121,25 @@ def _init(frozen: bool, cls: Any) -> Callable[..., None]:
     parameters, lines = ["self"], []
     real = fields(cls)
     passed = [f for f in cls.__dataclass_fields__.values() if f not in real and "InitVar" in str(f.type)]
-    given = sorted((f for f in cls.__dataclass_fields__.values() if f in real or f in passed), key=lambda f: bool(f.kw_only))
-    for f in given:
-        made, name = f.default_factory is not MISSING, f.name
+    init_fields = sorted((f for f in cls.__dataclass_fields__.values() if f in real or f in passed), key=lambda f: bool(f.kw_only))
+    for f in init_fields:
+        has_factory, name = f.default_factory is not MISSING, f.name
         default, value = f"default_{name}", name if f.init else f"default_{name}()"
-        names[default] = f.default_factory if made else f.default
+        names[default] = f.default_factory if has_factory else f.default
         if f.init and f.kw_only and "*" not in parameters:
             parameters.append("*")
-        if f.init and made:
+        if f.init and has_factory:
             parameters.append(f"{name}=_ANEW")
             value = f"{default}() if {name} is _ANEW else {name}"
         elif f.init:
             parameters.append(name if f.default is MISSING else f"{name}={default}")
-        if f not in passed and (f.init or made):
+        if f not in passed and (f.init or has_factory):
             lines.append(f"_put(self, {name!r}, {value})" if frozen else f"self.{name} = {value}")
     if hasattr(cls, "__post_init__"):
         lines.append(f"self.__post_init__({', '.join(f.name for f in passed)})")
     function = _function(", ".join(parameters), lines or ["pass"], names)
     function.__name__ = "__init__"
-    function.__annotations__ = {f.name: f.type for f in given if f.init} | {"return": None}
+    function.__annotations__ = {f.name: f.type for f in init_fields if f.init} | {"return": None}
     return function
 
 

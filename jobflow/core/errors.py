@@ -59,38 +59,38 @@ _PACKAGE = os.path.join(os.path.abspath(sys.modules["jobflow"].__path__[0]), "")
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 #: ready models are programs like those of users
 _MODELS = os.path.join(_PACKAGE, "models") + os.sep
-#: how messages end that refuse an array where a tensor of a job must be
+#: the advice of messages that reject an array in place of a tensor of a job
 NOT_A_TENSOR = "arrays become tensors as arguments of the job, as variables (get_variable, load_variables) or as constants (flow.tensor)"
 
 
 class JobflowError(Exception):
-    """Base of everything jobflow raises on purpose."""
+    """Base class of all errors raised by jobflow."""
 
-    #: True if every rank raises the same, and all can go on
+    #: True if every rank raises the same error and can continue
     everywhere = False
-    #: the row of the batch that it is about, if it is about one
+    #: the row of the batch with the problem, if known
     row: int | None = None
 
     @property
     def told(self) -> str:
-        """As programs print it: kind and message."""
+        """The printed form: kind and message."""
         return f"{type(self).__name__}: {self}"
 
 
 class ShapeError(JobflowError, ValueError, AssertionError):
-    """Operands of an op do not fit together."""
+    """The shapes of an op's operands do not match."""
 
 
 class AxisError(ShapeError, IndexError):
-    """An axis, or a position along one, that a tensor does not have."""
+    """An axis, or an index along an axis, is out of range."""
 
 
 class DtypeError(JobflowError, TypeError):
-    """An op does not take this kind of number."""
+    """An op does not support an element type."""
 
 
 class SbpError(JobflowError, ValueError):
-    """No signature of an op, or no route between layouts, satisfies what was asked for."""
+    """No signature of an op, or no conversion between layouts, satisfies the request."""
 
 
 class PlacementError(JobflowError, ValueError):
@@ -106,15 +106,15 @@ class ArgumentError(JobflowError, ValueError, AssertionError):
 
 
 class JobError(JobflowError, AssertionError, NotImplementedError):
-    """A job is declared, or used, in a way it cannot be."""
+    """A job is declared or used in an invalid way."""
 
 
 class DuplicateNameError(JobflowError, AssertionError):
-    """Two variables or ops of one job carry one name."""
+    """Two variables or ops of one job have the same name."""
 
 
 class PlanError(JobflowError):
-    """A plan is inconsistent: found by the verifier before anything runs."""
+    """A plan is inconsistent; the verifier rejects it before a run."""
 
 
 class CheckpointError(JobflowError, AssertionError, RuntimeError):
@@ -122,21 +122,21 @@ class CheckpointError(JobflowError, AssertionError, RuntimeError):
 
 
 class ReplacedError(CheckpointError):
-    """A checkpoint was replaced or removed while it was being read, by a process that saves or tidies up: what is there now may be whole."""
+    """Another process replaced or removed a checkpoint during the read; the new checkpoint may be complete."""
 
 
 class DataError(JobflowError, ValueError):
-    """A file of samples is missing, damaged, or does not hold what its reader was to find."""
+    """A file of samples is missing, damaged, or does not have the contents that its reader expects."""
 
 
 class FileError(JobflowError, OSError):
-    """What is given as a file is a pipe, a device or a folder, or larger than what is read of its kind."""
+    """A path is a pipe, a device or a folder, or a file above the size limit of its kind."""
 
 
 class DivergedError(JobflowError, RuntimeError):
-    """Ranks that should do the same do different things; the message has what each of them does.
+    """Ranks that should execute the same operations diverge; the message lists the operation of each rank.
 
-    `first` is the rank that parted from the others because of an error of its own, if one did.
+    `first` is the rank that diverged because of its own error, if any.
     """
 
     def __init__(self, message: str, first: int | None = None) -> None:
@@ -148,7 +148,7 @@ class DivergedError(JobflowError, RuntimeError):
 
 
 class RankError(JobflowError):
-    """A rank failed while it was running; the first failure is the one that is shown."""
+    """A rank failed during a run; the first failure is reported."""
 
     def __init__(self, rank: int, message: str) -> None:
         super().__init__(f"rank {rank}: {message}")
@@ -160,11 +160,11 @@ class RankError(JobflowError):
 
 
 class AbortedError(JobflowError):
-    """This rank was told to stop because another one failed."""
+    """This rank was stopped because another rank failed."""
 
 
 def in_short(error: BaseException) -> str:
-    """An exception in a line: its kind, the first line of its message, and the line that raised it unless that is jobflow's own."""
+    """Return an exception as one line: its kind, the first line of its message, and the raising line unless it is in jobflow."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -182,7 +182,7 @@ class SourceLine:
     line: int
 
     def __str__(self) -> str:
-        # a name that is no text in the encoding of the system has what no text can be written with
+        # undecodable bytes of a file name are surrogates, which cannot be printed
         name = os.path.basename(self.file)
         return f"{name if name.isascii() else os.fsencode(name).decode(errors='replace')}:{self.line}"
 
@@ -190,14 +190,14 @@ class SourceLine:
 NOWHERE = SourceLine("<jobflow>", 0)
 
 
-#: the frame that stands for a line, and the line
+#: the frame of `at_line`, and its line
 _STANDING: ContextVar[tuple[FrameType, SourceLine] | None] = ContextVar("standing", default=None)
 
 
 class at_line:
-    """`with at_line(line):` what jobflow does in the block is done for this line, as of a file that is no Python.
+    """Context manager `with at_line(line):` that attributes the work of the block to this line, for example of a configuration file.
 
-    Lines of the user's program that the block calls come first, those that called it do not.
+    Lines of the user's program called by the block have precedence; lines that called the block do not.
     """
 
     def __init__(self, line: SourceLine) -> None:
@@ -211,13 +211,13 @@ class at_line:
 
 
 def user_line() -> SourceLine:
-    """The innermost line on the stack that is not jobflow's own, nor the interpreter's; or what stands for it, see `at_line`."""
+    """Return the innermost line on the stack outside of jobflow and the standard library, or the line of `at_line`."""
     standing, line = _STANDING.get() or (None, NOWHERE)
     return line_of(sys._getframe(1), standing, line)
 
 
 def line_of(frame: FrameType | None, standing: FrameType | None = None, line: SourceLine = NOWHERE) -> SourceLine:
-    """The same of a frame and those that called it, up to `standing`, for which `line` stands."""
+    """Return the user's line of a frame and its callers, up to the frame `standing`, which is replaced by `line`."""
     while frame is not None:
         if frame is standing:
             return line
@@ -227,12 +227,12 @@ def line_of(frame: FrameType | None, standing: FrameType | None = None, line: So
     return NOWHERE
 
 
-#: files that were found to be jobflow's own or the standard library's
+#: a cache of files of jobflow or the standard library
 _NOT_OF_USERS: set[str] = set()
 
 
 def is_users(frame: FrameType) -> bool:
-    """Whether a frame is neither jobflow's own, nor the interpreter's, nor of its standard library."""
+    """Return True for a frame outside of jobflow, the interpreter and the standard library."""
     file = frame.f_code.co_filename
     if _is_own(file) or _is_standard(file):
         _NOT_OF_USERS.add(file)
@@ -241,7 +241,7 @@ def is_users(frame: FrameType) -> bool:
 
 
 def is_ours(frame: FrameType) -> bool:
-    """Whether a frame is jobflow's own, or the interpreter's; `bin/jobflow`, which the installer writes, is too, and no other script is."""
+    """Return True for a frame of jobflow, of the interpreter, or of the installed script `bin/jobflow`."""
     file = frame.f_code.co_filename
     if _is_own(file):
         return True
@@ -258,12 +258,12 @@ def _is_own(file: str) -> bool:
 
 
 def _is_standard(file: str) -> bool:
-    """Whether a file is of Python's standard library, which calls back who gave it a function."""
+    """Return True for a file of Python's standard library, which calls functions of the user."""
     return file.startswith(_LIBRARY) and not any(file.startswith(_LIBRARY + name) for name in ("site-packages", "dist-packages"))
 
 
 def did_you_mean(name: str, legal: Iterable[str]) -> str:
-    """`; did you mean "x"?` for the legal name closest to a wrong one, else an empty string."""
+    """Return `; did you mean "x"?` for the legal name closest to `name`, or an empty string."""
     names = sorted(legal)
     close = [one for one in names if one.lower() == name.lower()] or difflib.get_close_matches(name, names, n=1)
     return f'; did you mean "{close[0]}"?' if close else ""
@@ -276,10 +276,10 @@ def did_you_mean_or(name: str, legal: Iterable[str], advice: str) -> str:
 
 
 def no_attribute(name: str, message: str, legal: Iterable[str] = ()) -> AttributeError:
-    """The error for an attribute that is not there, with our own hint alone: Python would add another one to what it prints."""
+    """Return the error for a missing attribute, without Python's own suggestion."""
     return AttributeError(f"{message}{did_you_mean(name, legal)}", name=name, obj=None)
 
 
 def counted(number: int, what: str) -> str:
-    """1 sample, 1,200 samples."""
+    """Format a number with its noun: 1 sample, 1,200 samples."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -10,7 +10,7 @@ from jobflow.core.dataclass import dataclass
 
 @dataclass(frozen=True)
 class Package:
-    """A package: what it is imported as, from which version on, for what, and the extra of jobflow-sbp that brings it ("" for none)."""
+    """A package: its import name, minimum version, purpose, and the extra of jobflow-sbp that installs it ("" for none)."""
 
     name: str
     module: str
@@ -20,7 +20,7 @@ class Package:
 
     @property
     def command(self) -> str:
-        """What installs it."""
+        """The command that installs the package."""
         return f'pip install "jobflow-sbp[{self.extra}]"' if self.extra else f"pip install {self.name}"
 
 
@@ -47,12 +47,12 @@ PACKAGES = (
 
 
 def package_of(module: str) -> Package | None:
-    """The one of `PACKAGES` that a module belongs to."""
+    """Return the entry of `PACKAGES` to which a module belongs, or None."""
     return next((package for package in PACKAGES if f"{module}.".startswith(f"{package.module}.")), None)
 
 
 def optional(module: str, what: str) -> Any:
-    """A module of one of `PACKAGES`, for `what`.  ModuleNotFoundError that says how to install it where it is missing."""
+    """Import a module of one of `PACKAGES` for the feature `what`; if it is missing, raise ModuleNotFoundError with the install command."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

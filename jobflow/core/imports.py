@@ -1,4 +1,4 @@
-"""Functions named by a text, "module:function"."""
+"""Functions named by an import path "module:function"."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IMPORT_PATH = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
 
 
 class ImportFailedError(LookupError):
-    """There is no such module or function: `message` says what is wrong, and `advice` what would work; it may be empty."""
+    """A module or function that does not exist: `message` states the problem, and `advice`, which may be empty, the solution."""
 
     def __init__(self, message: str, advice: str = "") -> None:
         super().__init__(f"{message}; {advice}" if advice else message)
@@ -27,27 +27,27 @@ class ImportFailedError(LookupError):
 
 
 def function_named(target: str) -> Callable[..., Any]:
-    """The function, or other thing that can be called, that "module:function" means.  Raises: ImportFailedError."""
+    """Return the function or other callable of an import path "module:function".  Raises: ImportFailedError."""
     name, _, path = target.partition(":")
-    found: Any = module_named(name, target)
+    target_object: Any = module_named(name, target)
     for part in path.split("."):
-        if not hasattr(found, part):
+        if not hasattr(target_object, part):
             package = name.partition(".")[0]
-            own = {word: value for word, value in vars(found).items() if (getattr(value, "__module__", None) or package).startswith(package)}
+            own = {word: value for word, value in vars(target_object).items() if (getattr(value, "__module__", None) or package).startswith(package)}
             known = [word for word, value in own.items() if callable(value) and not word.startswith("_")]
             listed = f"{name} has: {', '.join(known)}" if 0 < len(known) <= 20 else ""
             raise ImportFailedError(f"{name} has no {part}{did_you_mean(part, known)}", listed)
-        found = getattr(found, part)
-    if not callable(found):
-        raise ImportFailedError(f"{target} is not a function but {type(found).__name__} {found!r:.60}")
-    return found
+        target_object = getattr(target_object, part)
+    if not callable(target_object):
+        raise ImportFailedError(f"{target} is not a function but {type(target_object).__name__} {target_object!r:.60}")
+    return target_object
 
 
 def module_named(name: str, target: str = "") -> ModuleType:
-    """A module, for the sake of something in it that `target` names.  Raises: ImportFailedError, caused by what the module itself raises."""
+    """Import a module for the import path `target`.  Raises: ImportFailedError, chained to an error raised by the module itself."""
     try:
         return importlib.import_module(name)
-    except Exception as error:  # somebody else's code runs here; whatever goes wrong in it is reported
+    except Exception as error:  # runs user code, which may raise anything
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is None or not f"{name}.".startswith(f"{missing}."):
             raise ImportFailedError(f"{name} cannot be imported: {_failure(error)}", _advice(missing)) from error
@@ -66,7 +66,7 @@ def _advice(missing: str | None) -> str:
 
 
 def _failure(error: Exception) -> str:
-    """What was raised, and on which line outside of the machinery of imports."""
+    """Describe an exception and its line outside of the import machinery."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"SyntaxError at {os.path.basename(error.filename)}:{error.lineno}: {error.msg}"
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename and frame.filename != __file__]
@@ -75,7 +75,7 @@ def _failure(error: Exception) -> str:
 
 
 def _near_module(missing: str, target: str) -> str:
-    """What was probably meant instead of a module that is not there: another way to write a function, or one of its neighbours."""
+    """Suggest a correction for a missing module: the function in the correct syntax, or a module with a similar name."""
     if ".py:" in target and (meant := meant_function(target)):
         return f'; did you mean "{meant}"?'
     head, _, last = missing.rpartition(".")
@@ -83,10 +83,10 @@ def _near_module(missing: str, target: str) -> str:
     return near.replace('"', f'"{head}.', 1) if head else near
 
 
-def meant_function(given: str) -> str:
-    """module:function for own.py:f, folder/own.py:f and own.f; "" for what is no way to write a function."""
-    file = re.fullmatch(r"(?:\./)?((?:\w+/)*\w+)\.py:+(\w+(?:\.\w+)*)", given)
+def meant_function(text: str) -> str:
+    """Return "module:function" for own.py:f, folder/own.py:f and own.f; "" for other texts."""
+    file = re.fullmatch(r"(?:\./)?((?:\w+/)*\w+)\.py:+(\w+(?:\.\w+)*)", text)
     if file:
         return f"{file[1].replace('/', '.')}:{file[2]}"
-    dotted = re.fullmatch(r"([A-Za-z_]\w*(?:\.\w+)*)\.([A-Za-z_]\w*)", given)
+    dotted = re.fullmatch(r"([A-Za-z_]\w*(?:\.\w+)*)\.([A-Za-z_]\w*)", text)
     return f"{dotted[1]}:{dotted[2]}" if dotted and dotted[2] != "py" else ""

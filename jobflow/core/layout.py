@@ -1,10 +1,10 @@
-"""Layouts of a logical tensor on ranks: S, B, P, placements, boxes, rules.  The only module that knows how an axis is cut.
+"""Layouts of a logical tensor on ranks: S, B, P, placements, boxes, rules.  Only this module defines how an axis is split.
 
-An axis of `size` elements is cut among n ranks in balance: the first `size mod n` ranks get one element more, so
+An axis of `size` elements is split among n ranks in balance: the first `size mod n` ranks get one element more, so
 
     cut(7, 3) == ((0, 3), (3, 5), (5, 7))        cut(2, 3) == ((0, 1), (1, 2), (2, 2))
 
-and a rank may get an empty piece.  On a mesh of several dimensions the pieces of one dimension are cut again by the next:
+and a shard may be empty.  On a mesh of several dimensions, each dimension splits the shards of the previous one again:
 
     nested_cut(5, (2, 2)) == ((0, 2), (2, 3), (3, 4), (4, 5))
 
@@ -28,7 +28,7 @@ from jobflow.core.types import Array, TensorType
 
 
 class Reduction(enum.Enum):
-    """How the local values of a partial tensor combine."""
+    """The reduction that combines the local values of a partial tensor."""
 
     SUM = "sum"
     MAX = "max"
@@ -39,7 +39,7 @@ class Reduction(enum.Enum):
         return {"sum": np.add, "max": np.maximum, "min": np.minimum}[self.value]
 
     def identity(self, dtype: Any) -> Any:
-        """The value that changes nothing: 0, or the lowest or highest number of a NumPy dtype."""
+        """Return the identity element: 0, or the lowest or highest number of a NumPy dtype."""
         if self is Reduction.SUM:
             return 0
         kind = np.dtype(dtype)
@@ -56,7 +56,7 @@ SUM, MAX, MIN = Reduction.SUM, Reduction.MAX, Reduction.MIN
 
 @dataclass(frozen=True)
 class Split:
-    """Each rank holds one balanced piece along `axis`."""
+    """A layout in which each rank holds one balanced shard along `axis`."""
 
     axis: int
 
@@ -69,7 +69,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Broadcast:
-    """Each rank holds the whole tensor."""
+    """A layout in which each rank holds the whole tensor."""
 
     def __str__(self) -> str:
         return "B"
@@ -78,13 +78,13 @@ class Broadcast:
         return "jobflow.sbp.broadcast"
 
     def __call__(self) -> Broadcast:
-        """Itself: programs write both `sbp.broadcast` and `sbp.broadcast()`."""
+        """Return self: programs write both `sbp.broadcast` and `sbp.broadcast()`."""
         return self
 
 
 @dataclass(frozen=True)
 class Partial:
-    """The logical value is the reduction of the ranks' values."""
+    """A layout in which the logical value is the reduction of the ranks' values."""
 
     reduce: Reduction = SUM
 
@@ -95,7 +95,7 @@ class Partial:
         return f"jobflow.sbp.partial_{self.reduce.value}"
 
     def __call__(self) -> Partial:
-        """Itself, as for `Broadcast`."""
+        """Return self, as for `Broadcast`."""
         return self
 
 
@@ -111,7 +111,7 @@ def S(axis: int) -> Split:
 
 @cache
 def cut(size: int, n: int) -> tuple[tuple[int, int], ...]:
-    """The balanced (start, stop) pieces of an axis of `size` elements among n ranks."""
+    """Return the balanced (start, stop) shards of an axis of `size` elements among n ranks."""
     each, extra = divmod(size, n)
     starts = [rank * each + min(rank, extra) for rank in range(n + 1)]
     return tuple(zip(starts[:-1], starts[1:], strict=True))
@@ -119,7 +119,7 @@ def cut(size: int, n: int) -> tuple[tuple[int, int], ...]:
 
 @cache
 def nested_cut(size: int, mesh: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """The pieces of an axis that the first mesh dimension cuts, the second cuts again, and so on; in row-major order of the mesh."""
+    """Return the shards of an axis that is split by every mesh dimension in turn, in row-major order of the mesh."""
     pieces: tuple[tuple[int, int], ...] = ((0, size),)
     for n in mesh:
         pieces = tuple((start + a, start + b) for start, stop in pieces for a, b in cut(stop - start, n))
@@ -128,21 +128,21 @@ def nested_cut(size: int, mesh: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
 
 @cache
 def _grid(mesh: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """The coordinates of every place on a mesh, in row-major order."""
+    """Return all coordinates of a mesh, in row-major order."""
     return tuple(product(*map(range, mesh)))
 
 
 class Interned(type):
-    """Makes equal instances one object, which nobody sees before it is complete; safe for threads."""
+    """Metaclass that makes equal instances one object, visible only when complete; thread-safe."""
 
     def __call__(cls, *arguments: Any, **named: Any) -> Any:
-        made = super().__call__(*arguments, **named)
-        return made._known.setdefault(made.key, made)
+        instance = super().__call__(*arguments, **named)
+        return instance._known.setdefault(instance.key, instance)
 
 
 @dataclass(frozen=True, eq=False)
 class Placement(metaclass=Interned):
-    """Which ranks, in which order, arranged as a grid of `mesh` ranks per mesh dimension.  Equal ones are one object."""
+    """An ordered set of ranks, arranged as a grid with `mesh[d]` ranks along mesh dimension d.  Equal placements are one object."""
 
     tag: str
     ranks: tuple[int, ...]
@@ -152,7 +152,7 @@ class Placement(metaclass=Interned):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What makes two placements one."""
+        """The identity of a placement."""
         return self.tag, self.ranks, self.mesh
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -179,11 +179,14 @@ class Placement(metaclass=Interned):
         return len(self.ranks)
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
-        """Where `rank` stands on the mesh."""
+        """Return the coordinates of `rank` on the mesh."""
         return _grid(self.mesh)[self.ranks.index(rank)]
 
     def along(self, dimensions: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-        """The groups of ranks that differ only in these mesh dimensions, each in row-major order; groups in the order of their first ranks."""
+        """Return the groups of ranks that differ only in these mesh dimensions, each in row-major order.
+
+        The groups are ordered by their first ranks.
+        """
         groups: dict[tuple[int, ...], list[int]] = {}
         for rank, at in zip(self.ranks, _grid(self.mesh), strict=True):
             groups.setdefault(tuple(i for d, i in enumerate(at) if d not in dimensions), []).append(rank)
@@ -197,7 +200,7 @@ class ParallelConf(str):
 
     @classmethod
     def of(cls, placement: Placement) -> ParallelConf:
-        """The text of a placement."""
+        """Return the text of a placement."""
         conf = cls(placement)
         conf.placement = placement
         return conf
@@ -209,7 +212,7 @@ class ParallelConf(str):
 
 @cache
 def first_ranks(tag: str, count: int) -> Placement:
-    """A line of the first so many ranks."""
+    """Return a placement of the first `count` ranks on a mesh of one dimension."""
     return Placement(tag, tuple(range(count)))
 
 
@@ -218,7 +221,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Box:
-    """The part of a logical tensor that one rank holds: a (start, stop) per axis, and the logical shape."""
+    """The shard of a logical tensor on one rank: a (start, stop) per axis, and the logical shape."""
 
     spans: tuple[Span, ...]
     whole: tuple[int, ...]
@@ -240,7 +243,7 @@ class Box:
         return tuple(slice(*span) for span in self.spans)
 
     def meet(self, other: Box) -> Box:
-        """The part that both hold (possibly empty)."""
+        """Return the intersection of two boxes (possibly empty)."""
         spans = []
         for (a, b), (c, d) in zip(self.spans, other.spans, strict=True):
             start = max(a, c)
@@ -248,7 +251,7 @@ class Box:
         return Box(tuple(spans), self.whole)
 
     def within(self, outer: Box) -> tuple[slice, ...]:
-        """Slices that pick this box out of the array that holds `outer`."""
+        """Return slices that select this box from the array of `outer`."""
         return tuple(slice(a - o, b - o) for (a, b), (o, _) in zip(self.spans, outer.spans, strict=True))
 
     @property
@@ -262,7 +265,7 @@ def whole_box(shape: Sequence[int]) -> Box:
 
 @dataclass(frozen=True, eq=False)
 class Layout(metaclass=Interned):
-    """Placement and one S/B/P per mesh dimension; prints as ``cpu[0-3]:S(0)``.  Equal ones are one object."""
+    """Placement and one S/B/P per mesh dimension; prints as ``cpu[0-3]:S(0)``.  Equal layouts are one object."""
 
     placement: Placement
     sbp: tuple[Sbp, ...]
@@ -271,7 +274,7 @@ class Layout(metaclass=Interned):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What makes two layouts one."""
+        """The identity of a layout."""
         return self.placement, self.sbp
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -294,11 +297,11 @@ class Layout(metaclass=Interned):
         return all(isinstance(sbp, Broadcast) for sbp in self.sbp)
 
     def box(self, shape: Sequence[int], rank: int) -> Box:
-        """The part of a tensor of logical `shape` that `rank` holds."""
+        """Return the shard of a tensor of logical `shape` on `rank`."""
         return self._box(shape, self.placement.coordinates(rank))
 
     def boxes(self, shape: Sequence[int]) -> dict[int, Box]:
-        """The part of every rank, in placement order."""
+        """Return the shard of every rank, in placement order."""
         return {rank: self._box(shape, at) for rank, at in zip(self.placement.ranks, _grid(self.placement.mesh), strict=True)}
 
     def _box(self, shape: Sequence[int], at: tuple[int, ...]) -> Box:
@@ -314,7 +317,10 @@ class Layout(metaclass=Interned):
         return type.with_shape(self.box(type.shape, rank).shape)
 
     def shards(self, array: Array) -> list[Array]:
-        """The ranks' parts of a whole NumPy array (a rank's view of it; partial: the first rank holds all, the others the identity)."""
+        """Split a whole NumPy array into the shards of the ranks, as views.
+
+        For a partial layout, the first rank holds the values and the others the identity element.
+        """
         parts = [array[self.box(array.shape, rank).slices] for rank in self.placement.ranks]
         for i, rank in enumerate(self.placement.ranks):
             at = self.placement.coordinates(rank)
@@ -324,7 +330,7 @@ class Layout(metaclass=Interned):
         return parts
 
     def assemble(self, shards: Sequence[Array], type: TensorType) -> Array:
-        """The whole array from the ranks' parts, in placement order; partial ones are reduced along the innermost mesh dimension first."""
+        """Assemble the whole array from shards in placement order; partial values are reduced along the innermost mesh dimension first."""
         if self.is_whole:
             return np.array(shards[0])
         parts = dict(zip(_grid(self.placement.mesh), shards, strict=True))
@@ -337,7 +343,7 @@ class Layout(metaclass=Interned):
 
 
 def _folded(parts: dict[tuple[int, ...], Array], dimension: int, sbp: Sbp) -> dict[tuple[int, ...], Array]:
-    """The parts by place on a mesh, one left of those that differ only in a mesh dimension along which they are copies or addends."""
+    """Reduce the shards, by mesh coordinates, along a mesh dimension; of copies, retain the first."""
     if isinstance(sbp, Split):
         return parts
     left: dict[tuple[int, ...], Array] = {}
@@ -352,7 +358,7 @@ def _folded(parts: dict[tuple[int, ...], Array], dimension: int, sbp: Sbp) -> di
 
 @dataclass(frozen=True, eq=False)
 class FlatPieces(Layout):
-    """Each rank holds one stretch of the tensor as one axis: elements `spans[i]` of it are at place i, which need not be in balance."""
+    """A layout in which rank i holds the contiguous range `spans[i]` of the flattened tensor; the ranges need not be balanced."""
 
     spans: tuple[Span, ...] = ()
 
@@ -371,7 +377,7 @@ class FlatPieces(Layout):
 
 
 def layout(placement: Placement, *sbp: Sbp) -> Layout:
-    """A layout that has the same S/B/P on every mesh dimension if only one is given."""
+    """Return a layout; a single S/B/P applies to every mesh dimension."""
     return Layout(placement, sbp if len(sbp) == len(placement.mesh) else sbp * len(placement.mesh))
 
 
@@ -379,8 +385,8 @@ def layout(placement: Placement, *sbp: Sbp) -> Layout:
 class Signature:
     """One legal combination of input and output S/B/P of an op along one mesh dimension.
 
-    `divides`: legal only for a number of ranks that divides it (the product of the mesh sizes that cut the axis this way); 0 is any number.
-    A merging reshape needs it: pieces of [b, t] are pieces of [b * t] only if b divides evenly.
+    `divides`: legal only if the number of ranks (the product of the mesh sizes that split the axis this way) divides it; 0 allows any number.
+    A merging reshape needs it: shards of [b, t] are shards of [b * t] only if b divides evenly.
     """
 
     inputs: tuple[Sbp, ...]
@@ -391,21 +397,20 @@ class Signature:
         return f"{' '.join(map(str, self.inputs))} -> {' '.join(map(str, self.outputs))}{f' (n divides {self.divides})' if self.divides else ''}"
 
     def legal(self, n: int) -> bool:
-        """Whether n ranks may run the op this way."""
+        """Return True if n ranks may run the op with this signature."""
         return self.divides % n == 0
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Which axes of an op move together, e.g. ``Rule("mk,kn->mn", linear=((0,), (1,)))``.
+    """The axes of an op that are split together, e.g. ``Rule("mk,kn->mn", linear=((0,), (1,)))``.
 
-    A lower-case letter is an axis that may be split; any other mark is an axis that stays whole.  An op whose only input has
-    no axes writes "1" for it, for an empty left side means no inputs.  Split a letter and every
-    tensor that carries it is S there, every input that lacks it is B, and every output that lacks it is P(`reduce`).
-    `linear` lists groups of inputs the op is jointly linear in: if exactly these are P(sum), so is every output.
-    `also` holds signatures that letters cannot say; they come after the letters' own and before the all-B one, which is
-    always legal unless `whole` is False.  The order of `signatures()` is the order in which layout inference prefers
-    among equals.
+    A lower-case letter is an axis that may be split; any other mark is an axis that stays whole.  The only input of an op, if it has no axes, is
+    written "1", because an empty left side means no inputs.  Splitting a letter has these layouts: S for every tensor with the letter, B for
+    inputs without it, and P(`reduce`) for outputs without it.
+    `linear` lists groups of inputs in which the op is jointly linear: if exactly these are P(sum), so is every output.
+    `also` has signatures that letters cannot express.  They follow the signatures of the letters and precede the all-B signature, which is
+    legal unless `whole` is False.  Layout inference prefers earlier entries of `signatures()` among equals.
     """
 
     spec: str
@@ -423,20 +428,20 @@ def _signatures(rule: Rule) -> tuple[Signature, ...]:
     left, _, right = rule.spec.partition("->")
     inputs = left.split(",") if left else []
     outputs = right.split(",")
-    found = list(_letter_signatures(inputs, outputs, rule.reduce))
+    signatures = list(_letter_signatures(inputs, outputs, rule.reduce))
     for group in rule.linear:
-        found.append(Signature(tuple(P if i in group else B for i in range(len(inputs))), (P,) * len(outputs)))
-    found.extend(rule.also)
+        signatures.append(Signature(tuple(P if i in group else B for i in range(len(inputs))), (P,) * len(outputs)))
+    signatures.extend(rule.also)
     if rule.whole:
-        found.append(Signature((B,) * len(inputs), (B,) * len(outputs)))
-    return tuple(dict.fromkeys(found))
+        signatures.append(Signature((B,) * len(inputs), (B,) * len(outputs)))
+    return tuple(dict.fromkeys(signatures))
 
 
 def _letter_signatures(inputs: list[str], outputs: list[str], reduce: Reduction) -> Iterator[Signature]:
     letters = dict.fromkeys(mark for word in [*inputs, *outputs] for mark in word if mark.islower())
     for letter in letters:
         if not any(letter in word for word in inputs) and inputs:
-            continue  # an axis that only an output has is made, not split
+            continue  # new axes of outputs are not split by letters
         yield Signature(
             tuple(S(word.index(letter)) if letter in word else B for word in inputs),
             tuple(S(word.index(letter)) if letter in word else Partial(reduce) for word in outputs),
@@ -445,7 +450,7 @@ def _letter_signatures(inputs: list[str], outputs: list[str], reduce: Reduction)
 
 @dataclass(frozen=True)
 class Local:
-    """A value of the mirrored view: each rank of the placement has one of its own; no logical whole exists."""
+    """The layout of a value in the mirrored view: each rank of the placement has its own value, without a logical whole."""
 
     placement: Placement
 

@@ -1,8 +1,8 @@
-"""A package whose names are imported on first use: `__init__.pyi` says where each is defined.
+"""Lazy imports of a package's public names; `__init__.pyi` defines their modules.
 
     __getattr__, __dir__, __all__ = attach(__name__, __file__)
 
-Only users ask a package for its names.  The modules inside import each other by name (`import jobflow.core.scope as scope`).
+Only user code imports names from the package.  Internal modules import each other directly (`import jobflow.core.scope as scope`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ Homes = dict[str, tuple[str, str]]
 
 
 def read(package: str, stub: Path) -> tuple[Homes, list[str]]:
-    """Where the names are of a stub that has nothing but `from a import b as c` and `from a import *`, what a lists in `__all__`; and its own
-    `__all__`, which is all of them if it has none."""
+    """Return the module of each name of a stub, and the stub's `__all__`, by default all names.
+
+    The stub has only statements `from a import b as c` and `from a import *`; the latter imports a's `__all__`.
+    """
     homes: Homes = {}
     public: list[str] | None = None
     for node in ast.parse(stub.read_text(encoding="utf-8")).body:
@@ -54,9 +56,9 @@ def _listed(module: str, source: Path) -> Collection[str]:
 def attach(
     package: str, file: str, modules: Mapping[str, str] = MappingProxyType({}), made: Callable[[str, Any], Any] = lambda name, found: found
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of a package; `modules` may be imported from it too, by name, and lie elsewhere.
+    """Return `__getattr__`, `__dir__` and `__all__` of a package; `modules` are modules of other packages that may be imported from it.
 
-    `made` says what the package has under a name in the place of what was found.
+    `made` returns the value of a name in the package from the imported object.
     """
     homes, public = read(package, Path(file).with_suffix(".pyi"))
     inside = Path(file).parent
@@ -80,9 +82,9 @@ def attach(
 
 
 class _Aliases:
-    """`import jobflow.math` where the stub says that `math` is a module somewhere else: that very module, under both names.
+    """An import hook for module aliases of stubs, such as `jobflow.math`: one module object under both names.
 
-    A finder and a loader without their base classes: `importlib.abc` imports all that unpacks archives, for every program.
+    The finder and loader has no base class, because `importlib.abc` imports the archive modules.
     """
 
     #: package -> the names of its stub
@@ -91,7 +93,7 @@ class _Aliases:
     modules: ClassVar[dict[str, str]] = {}
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Of names inside packages that have another name, and of what only a stub names."""
+        """Return the spec of a module in an aliased package, or of a module named only in a stub."""
         package, _, name = fullname.rpartition(".")
         inside = sys.modules.get(package)
         home = self.modules.get(fullname, "")
@@ -99,21 +101,21 @@ class _Aliases:
             if inside.__name__ != package:
                 home = f"{inside.__name__}.{name}"
             elif name in self.names.get(package, ()) and not _is_file(fullname, inside.__path__):
-                found = getattr(inside, name)
-                home = found.__name__ if isinstance(found, ModuleType) else ""
+                attribute = getattr(inside, name)
+                home = attribute.__name__ if isinstance(attribute, ModuleType) else ""
         return ModuleSpec(fullname, cast(Any, self), loader_state=home) if home and importlib.util.find_spec(home) else None
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """The module to begin with is an ordinary one."""
+        """Return None: the import system creates an ordinary module."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """The import system takes what is in `sys.modules` afterwards."""
+        """Replace the entry in `sys.modules`, which the import system returns, by the aliased module."""
         assert module.__spec__ is not None
         sys.modules[module.__spec__.name] = importlib.import_module(module.__spec__.loader_state)
 
 
 def _is_file(fullname: str, path: Sequence[str]) -> bool:
-    """True if the path has a file of this module; a folder without one may be the rest of an older version, with `__pycache__` alone."""
+    """Return True if the path has a file of this module; a folder may be the remains of an older version, with `__pycache__` only."""
     spec = PathFinder.find_spec(fullname, path)
     return spec is not None and spec.origin is not None
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import sys
 import threading
 
-_SAID: set[str] = set()
+_PRINTED: set[str] = set()
 _saying = threading.Lock()
 
 
 def notice(text: str) -> None:
     """Print ``jobflow: text`` to standard error, unless this process has said it before."""
     with _saying:
-        if text in _SAID:
+        if text in _PRINTED:
             return
-        _SAID.add(text)
+        _PRINTED.add(text)
     print(f"jobflow: {text}", file=sys.stderr, flush=True)
 
 
 def forget() -> None:
-    """Say everything again: for tests that look at what is printed."""
-    _SAID.clear()
+    """Reset the record of printed notices, for tests."""
+    _PRINTED.clear()

@@ -25,13 +25,13 @@ Result = TypeVar("Result")
 
 
 class Interpreter(Protocol):
-    """Takes every op that is called: a tracer records it, an eager interpreter runs it."""
+    """A receiver of op calls: a tracer records them, an eager interpreter runs them."""
 
     def apply(self, op: Any, inputs: Sequence[Tensor], name: str | None) -> tuple[Any, ...]: ...
 
 
 class Placer(Protocol):
-    """Who knows which devices there are."""
+    """A registry of the available devices."""
 
     def place(self, tag: str, devices: Sequence[Any], hierarchy: tuple[int, ...] | None) -> Placement: ...
     def devices_per_machine(self) -> int: ...
@@ -39,19 +39,19 @@ class Placer(Protocol):
 
 @dataclass
 class Root:
-    """What lives as long as the process (or a test): the session and what is said about its environment.  The only mutable part."""
+    """Mutable state with the lifetime of the process (or of a test): the session and its environment."""
 
     session: Any = None
     environment: Any = None
-    #: what the global tensors of this rank share
+    #: shared state of the global tensors of this rank
     eager: Any = None
-    #: held by the one Python thread that calls a job or a graph, moves global tensors, or changes any of this
+    #: held by the Python thread that calls a job or a graph, redistributes global tensors, or changes these fields
     lock: AbstractContextManager[bool] = field(default_factory=threading.RLock)
 
 
 @dataclass(frozen=True)
 class Scope:
-    """Who interprets ops here, on which placement, in which view and under which names."""
+    """The interpreter of ops, and their placement, view and name prefix."""
 
     root: Root = field(default_factory=Root)
     interpreter: Interpreter | None = None
@@ -60,17 +60,17 @@ class Scope:
     namespace: tuple[str, ...] = ()
     #: stage of a pipeline
     stage: int | None = None
-    #: number of the region whose values are made again for the backward pass
+    #: number of the checkpointing region, whose values are recomputed for the backward pass
     region: int | None = None
-    #: of how many runs ago the variables are with which it computes; 1: of this run
+    #: age of the variables in runs; 1 for the variables of this run
     buffered: int = 1
-    #: False where a job of `enable_qat` computes with all bits
+    #: False to turn `enable_qat` off
     quantized: bool = True
-    #: the scope that is in force again after this one
+    #: the scope to restore after this one
     outer: Scope | None = None
 
     def full_name(self, name: str) -> str:
-        """`name` behind the namespaces, joined with "-" as the legacy face spells it."""
+        """Return `name` after the namespaces, joined with "-" as in the legacy API."""
         if not isinstance(name, str):
             raise JobError(f"{user_line()}: the name of an op or a variable must be a string, not {name!r} of type {type(name).__name__}")
         return "-".join((*self.namespace, name))
@@ -81,17 +81,17 @@ _ROOT = Scope()
 
 
 def current() -> Scope:
-    """The scope in force."""
+    """Return the current scope."""
     return _CURRENT.get() or _ROOT
 
 
 def lock() -> AbstractContextManager[bool]:
-    """What a thread holds while it runs something that the threads of this program share; it may hold it already."""
+    """Return the reentrant lock for state shared by the threads of this program."""
     return current().root.lock
 
 
 def alone(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """`function` with the lock held while it runs."""
+    """Wrap `function` so that it holds the lock."""
 
     @wraps(function)
     def holding(*arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
@@ -102,9 +102,9 @@ def alone(function: Callable[Parameters, Result]) -> Callable[Parameters, Result
 
 
 def caller() -> str:
-    """Which Python thread this is, for ranks to compare: "" for a rank's own, the name of any other.
+    """Return the name of this Python thread, for ranks to compare; "" for the main thread of a rank.
 
-    Ranks meet in the order of their calls.  Where several threads call, only their names tell which calls belong together.
+    Ranks match their calls in order.  If several threads call, the names identify matching calls.
     """
     if threading.current_thread() is threading.main_thread() or current().root is not _ROOT.root:
         return ""
@@ -112,7 +112,7 @@ def caller() -> str:
 
 
 def using(**changes: Any) -> AbstractContextManager[Scope]:
-    """The current scope with some fields changed, for the length of a `with` block."""
+    """Change fields of the current scope within a `with` block."""
     return _Changed(changes)
 
 
@@ -132,7 +132,7 @@ class _Changed:
 
 
 def _with(scope: Scope, changes: dict[str, Any]) -> Scope:
-    """A scope with some fields changed.  One is entered for every op, and `dataclasses.replace` takes three times as long."""
+    """Return a scope with changed fields; every op enters one, and `dataclasses.replace` takes three times as long."""
     if not changes.keys() <= scope.__dict__.keys():
         raise TypeError(f"a scope has no {', '.join(changes.keys() - scope.__dict__.keys())}")
     other = object.__new__(Scope)
@@ -141,12 +141,12 @@ def _with(scope: Scope, changes: dict[str, Any]) -> Scope:
 
 
 def enter(prepared: Scope) -> Token[Scope | None]:
-    """Make a scope that was prepared with `dataclasses.replace` the current one, until `leave`; `using` for what is called often."""
+    """Make a prepared scope the current one until `leave`; faster than `using`."""
     return _CURRENT.set(prepared)
 
 
 def leave(token: Token[Scope | None]) -> None:
-    """The scope before `enter` is the current one again."""
+    """Restore the scope before `enter`."""
     _CURRENT.reset(token)
 
 
@@ -154,7 +154,7 @@ def leave(token: Token[Scope | None]) -> None:
 
 
 class _Entered:
-    """A `with` block that changes the scope of what is called inside; it may be entered again and again, also by several threads at once."""
+    """A reentrant `with` block that changes the scope, also usable by several threads at once."""
 
     def _changes(self) -> dict[str, Any]:
         return {}
@@ -168,19 +168,18 @@ class _Entered:
         _CURRENT.set(current().outer)
 
 
-def _elements(given: Any) -> tuple[Any, ...]:
-    """Those of a list; none of what is no list."""
-    return tuple(given) if isinstance(given, Iterable) and not isinstance(given, str | bytes | dict) else ()
+def _elements(argument: Any) -> tuple[Any, ...]:
+    """Return the elements of a list or another iterable; () for a text, bytes, a dict or a scalar."""
+    return tuple(argument) if isinstance(argument, Iterable) and not isinstance(argument, str | bytes | dict) else ()
 
 
 class placement(_Entered):
-    """Run what is called inside on these devices.
+    """Run the ops called in the block on these devices.
 
-    `device_tag` is "cpu", "gpu" or "cuda"; `machine_device_ids` is "machine:devices" ("0:0", "0:0-3"), a list of such texts or of
-    numbers of ranks, or a list of rows ([[0, 1], [2, 3]]); `hierarchy`, like rows, arranges the devices in a mesh of several
-    dimensions, each tensor having one S/B/P for each.  Outside jobs it is only a value, for
-    `function_config.default_placement_scope`.
-    Raises: PlacementError for a text it cannot read, and, when a job uses it, for a device that does not exist.
+    `device_tag` is "cpu", "gpu" or "cuda".  `machine_device_ids` is "machine:devices" ("0:0", "0:0-3"), a list of such texts or of ranks, or
+    a list of rows ([[0, 1], [2, 3]]).  `hierarchy`, like rows, arranges the devices as a mesh of several dimensions; tensors have one S/B/P
+    per dimension.  Outside jobs the object is only a value, for `function_config.default_placement_scope`.
+    Raises: PlacementError for invalid arguments, and, when a job uses it, for a device that does not exist.
     """
 
     def __init__(self, device_tag: str, machine_device_ids: str | Sequence[Any], hierarchy: Sequence[int] | None = None) -> None:
@@ -199,7 +198,7 @@ class placement(_Entered):
         return f"jobflow.scope.placement({self.tag!r}, {list(self.devices)})"
 
     def resolve(self) -> Placement:
-        """The ranks meant, which the current session knows."""
+        """Return the placement of these devices in the current session."""
         session: Placer | None = current().root.session
         if session is None:
             raise JobError(f"{self!r} at {user_line()}: there is no session that knows the devices")
@@ -220,29 +219,29 @@ class _ViewScope(_Entered):
 
 
 class consistent_view(_ViewScope):
-    """Tensors are logical: one tensor, cut and put together automatically."""
+    """Ops in the block work on logical tensors, which are split and assembled automatically."""
 
     view = "consistent"
 
 
 class mirrored_view(_ViewScope):
-    """Every device has tensors of its own; variables are copies that stay equal."""
+    """Ops in the block work on separate tensors per device; variables are copies that stay equal."""
 
     view = "mirrored"
 
 
 def consistent_view_enabled() -> bool:
-    """True where tensors are logical."""
+    """Return True in the consistent view, where tensors are logical."""
     return current().view == "consistent"
 
 
 def mirrored_view_enabled() -> bool:
-    """True where every device has tensors of its own."""
+    """Return True in the mirrored view, where every device has separate tensors."""
     return current().view == "mirrored"
 
 
 class namespace(_Entered):
-    """Put "<name>-" before the names of variables and ops made inside."""
+    """Prefix "<name>-" to the names of variables and ops of the block."""
 
     def __init__(self, name: str) -> None:
         if not isinstance(name, str) or not name:
@@ -254,13 +253,13 @@ class namespace(_Entered):
 
 
 class config(_Entered):
-    """What is called inside is a stage of a pipeline, or a region whose values are not kept for the backward pass but made again then.
+    """Make the block a stage of a pipeline, or a region of activation checkpointing.
 
-    `pipeline_stage_id_hint` is the number of the stage.  With `checkpointing=True`, every time the block is entered begins a region:
-    only what it reads from outside is kept, so memory shrinks at the price of computing it twice; numbers stay the same, random
-    ones included.  `checkpointing=False` ends a region inside of it.  In stage `ssp_stage_id` of `ssp_num_stages` trained variables are read
-    as `experimental.ssp_variable_proxy` gives them with a buffer of ssp_num_stages - ssp_stage_id.  With `quantization_aware_training=False` a job of
-    `function_config.enable_qat` computes as if it had not that option.
+    `pipeline_stage_id_hint` is the number of the stage.  With `checkpointing=True`, every entry of the block begins a region.  Only the inputs of
+    a region are saved for the backward pass, which recomputes the other values.  This saves memory and doubles the computation; results are
+    equal, including random numbers.  `checkpointing=False` ends a region inside of it.  In stage `ssp_stage_id` of `ssp_num_stages`, trained
+    variables are read by `experimental.ssp_variable_proxy` with a buffer of ssp_num_stages - ssp_stage_id.
+    `quantization_aware_training=False` turns `function_config.enable_qat` off for the block.
     Raises: ConfigError for an unknown option, or a value of the wrong kind.
     """
 
@@ -315,14 +314,14 @@ def checkpointed(function: Callable[Parameters, Result]) -> Callable[Parameters,
 
 
 def _new_region() -> int:
-    """A number that no region of the job has."""
+    """Return an unused region number of the job."""
     job: Any = current().interpreter
     return int(job.new_region())
 
 
 @dataclass(frozen=True)
 class Devices:
-    """Devices of a placement, as the legacy face looks at them."""
+    """Devices of a placement in the legacy API."""
 
     placement: Placement
     per_machine: int
@@ -334,34 +333,34 @@ class Devices:
 
     @property
     def parallel_num(self) -> int:
-        """How many there are."""
+        """The number of devices."""
         return self.placement.size
 
     @property
     def machine_id2device_id_list(self) -> dict[int, list[int]]:
-        """Which devices of which machine."""
-        found: dict[int, list[int]] = {}
+        """The devices of each machine."""
+        devices: dict[int, list[int]] = {}
         for rank in self.placement.ranks:
-            found.setdefault(rank // self.per_machine, []).append(rank % self.per_machine)
-        return found
+            devices.setdefault(rank // self.per_machine, []).append(rank % self.per_machine)
+        return devices
 
     @property
     def parallel_conf(self) -> ParallelConf:
-        """All of this as text."""
+        """The placement as text."""
         return ParallelConf.of(self.placement)
 
 
 @dataclass(frozen=True)
 class CurrentScope:
-    """What a program may ask about where it is."""
+    """The description of the current scope for programs."""
 
     device_parallel_desc_symbol: Devices
-    #: another one for every session
+    #: unique per session
     session_id: int
 
 
 def current_scope() -> CurrentScope:
-    """The devices on which what is called here runs; JobError outside a job."""
+    """Return the devices of ops called here; raise JobError outside a job."""
     here = current()
     session: Placer | None = here.root.session
     if here.placement is None or session is None:

@@ -1,4 +1,4 @@
-"""Functions that differ in one argument and in defaults, and classes whose constructors only take options, written once."""
+"""Variants of functions with a fixed first argument or other defaults, and generated constructors of option classes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 def variant(function: Callable[Concatenate[First, P], Result], first: First, name: str, doc: str, /, **defaults: Any) -> Callable[P, Result]:
-    """`function` with this first argument, as a function of its own: with a name, documentation, and defaults other than those of `function`."""
+    """Return `function` with this first argument, under its own name and documentation, and with its own defaults."""
     whole = signature(function)
     parameters = [each.replace(default=defaults.get(each.name, each.default)) for each in list(whole.parameters.values())[1:]]
     own = whole.replace(parameters=parameters)
@@ -47,11 +47,11 @@ def _bound(name: str, own: Signature, arguments: tuple[Any, ...], named: dict[st
 
 
 def take_fields(cls: type) -> tuple[str, ...]:
-    """Give a class a constructor that takes its fields, as that of a dataclass does; their names.
+    """Add a dataclass constructor to a class; return the names of its fields.
 
-    Defaults are no attributes of the class, where they would hide what objects have under these names.
+    Class attributes with defaults are removed, because they would hide attributes of instances.
     """
-    made: Any = dataclass(eq=False, repr=False)(cls)
-    for name in vars(made).keys() & signature(made.__init__).parameters.keys():
-        delattr(made, name)
-    return tuple(each.name for each in fields(made))
+    decorated: Any = dataclass(eq=False, repr=False)(cls)
+    for name in vars(decorated).keys() & signature(decorated.__init__).parameters.keys():
+        delattr(decorated, name)
+    return tuple(each.name for each in fields(decorated))

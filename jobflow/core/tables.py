@@ -1,4 +1,4 @@
-"""Tables, drawn as text by rich: whole, plain and a line per row in files and pipes; on a terminal folded to its width."""
+"""Text tables, rendered by rich: unwrapped plain text in files and pipes, folded to the width of a terminal."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from jobflow.core.dataclass import dataclass
 if TYPE_CHECKING:
     from rich.table import Table
 
-#: columns of an output for which nothing is too wide
+#: width of an output without folding
 UNLIMITED = 1 << 20
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True)
 class TextTable:
-    """Rows under headings, of which there may be none; the columns whose positions are in `right` are right-aligned.
+    """Rows under optional headings; the columns with indices in `right` are right-aligned.
 
-    A page shows those in `code` in the typeface of programs.
+    Documentation pages set the columns in `code` in a monospaced font.
     """
 
     head: Sequence[str]
@@ -30,7 +30,7 @@ class TextTable:
     code: Collection[int] = ()
 
     def __str__(self) -> str:
-        """As plain text, two spaces between columns."""
+        """Return plain text with two spaces between columns."""
         from rich.console import Console
 
         out = io.StringIO()
@@ -38,7 +38,7 @@ class TextTable:
         return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
     def print(self) -> None:
-        """On a terminal with bold headings and long cells folded, elsewhere plain."""
+        """Print the table: on a terminal with bold headings and folded cells, else as plain text."""
         from rich.console import Console
 
         console = Console()
@@ -49,15 +49,15 @@ class TextTable:
         from rich.text import Text
 
         cells = [[_visible(str(entry)) for entry in row] for row in self.rows]
-        found = Table(box=None, pad_edge=False, padding=(0, 1), show_header=bool(self.head), header_style="bold")
+        table = Table(box=None, pad_edge=False, padding=(0, 1), show_header=bool(self.head), header_style="bold")
         for i, title in enumerate(self.head or (cells[0] if cells else ())):
-            found.add_column(Text(title if self.head else ""), justify="right" if i in self.right else "left", overflow="fold")
+            table.add_column(Text(title if self.head else ""), justify="right" if i in self.right else "left", overflow="fold")
         joined = [["\n".join(column) for column in zip(*cells, strict=True)]] if cells else []  # drawn in a quarter of the time
         for row in cells if fold else joined:
-            found.add_row(*map(Text, row))
-        return found
+            table.add_row(*map(Text, row))
+        return table
 
 
 def _visible(text: str) -> str:
-    r"""Control characters, which a terminal would act on, as \x1b."""
-    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+    r"""Escape control characters, which a terminal would interpret, as \x1b."""
+    return _CONTROL.sub(lambda match: repr(match[0])[1:-1], text)

@@ -27,7 +27,7 @@ class DType:
 
     @cached_property
     def numpy(self) -> np.dtype[Any]:
-        """NumPy's name of it; DtypeError if that needs a package that is not installed."""
+        """The NumPy dtype; DtypeError if it needs a package that is not installed."""
         return _borrowed(self.name) if self.native is None else self.native
 
     def __repr__(self) -> str:
@@ -47,32 +47,32 @@ class DType:
 
     @property
     def is_floating_point(self) -> bool:
-        """The same, as programs ask it."""
+        """PyTorch's name of `is_float`."""
         return self.is_float
 
     @property
     def is_complex(self) -> bool:
-        """Never: no tensor has complex elements."""
+        """False: no tensor has complex elements."""
         return False
 
     @property
     def is_signed(self) -> bool:
-        """Whether it has negative numbers."""
+        """True if the type has negative numbers."""
         return self.is_float or self.numpy.kind == "i"
 
     @property
     def is_half(self) -> bool:
-        """True for floating point numbers of two bytes: they store; arithmetic is done in float32."""
+        """True for 16-bit floats, which are storage types; arithmetic is in float32."""
         return self is float16 or self is bfloat16
 
     @property
     def arithmetic(self) -> DType:
-        """The type that a CPU computes in."""
+        """The type of CPU arithmetic."""
         return float32 if self.is_half else self
 
     @property
     def of_gradient(self) -> DType:
-        """The type of gradients of such numbers: integers, which have them only where a cast lets them through, have those of float64."""
+        """The type of gradients: float64 for integers, which only a cast gives a gradient."""
         return self if self.is_float else float64
 
     @cached_property
@@ -86,7 +86,7 @@ class DType:
 
     @cached_property
     def span(self) -> tuple[float, float]:
-        """The smallest and the largest number of the type; of floats the finite ones."""
+        """The smallest and the largest number of the type, for floats the finite ones."""
         if self.is_float:
             return -self.largest, self.largest
         if not self.is_integer:
@@ -95,9 +95,9 @@ class DType:
         return int(bounds.min), int(bounds.max)
 
     def number(self, value: float) -> float:
-        """A Python number as this type has it: infinite where a float type does not reach.
+        """Convert a Python number to the type; a number beyond a float type becomes infinite.
 
-        Raises: ValueError where an integer would lose its fraction, or is beyond the type.
+        Raises: ValueError if an integer type would lose a fraction, or does not include the number.
         """
         value, (low, high) = plain(value), self.span
         if self.is_float:
@@ -110,23 +110,23 @@ class DType:
 
 
 class Opaque(DType):
-    """The type of what readers give that is no tensor."""
+    """The type of data from readers that are no tensors."""
 
     is_float = is_integer = is_signed = False
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """DtypeError: it has no numbers."""
+        """Raise DtypeError: the type has no NumPy dtype."""
         raise DtypeError(f"tensors have no elements of type {self.name}; decode records, and make tensors of tensor buffers")
 
 
 def plain(number: float) -> float:
-    """A number of NumPy as one of Python, which compares with any other."""
+    """Convert a NumPy scalar to a Python number, which compares with all others."""
     return number.item() if isinstance(number, np.generic) else number
 
 
 def limits(dtype: DType) -> Any:
-    """NumPy's account of a type of floats: min, max, eps, tiny, bits."""
+    """Return NumPy's description of a float type: min, max, eps, tiny, bits."""
     tell = np.finfo if dtype.native is not None else _ml_dtypes(dtype.name).finfo
     return tell(dtype.numpy)
 
@@ -155,7 +155,7 @@ bfloat16 = DType("bfloat16")
 float32 = DType("float32", np.dtype(np.float32))
 float64 = DType("float64", np.dtype(np.float64))
 
-#: what tensors cannot have: records, and arrays of different shapes
+#: types of data that are no tensors: records, and arrays of different shapes
 record = Opaque("record")
 tensor_buffer = Opaque("tensor_buffer")
 
@@ -165,16 +165,16 @@ _BY_NUMPY = {dtype.native: dtype for dtype in reversed(DTYPES) if dtype is not c
 
 
 def dtype_named(name: str) -> DType:
-    """The element type called `name`; KeyError if there is none."""
+    """Return the element type called `name`; raise KeyError if there is none."""
     return _BY_NAME[name]
 
 
 def dtype_of(dtype: Any) -> DType:
-    """The element type of a NumPy dtype (or anything `np.dtype` accepts); KeyError if jobflow has none."""
+    """Return the element type of a NumPy dtype (or anything `np.dtype` accepts); raise KeyError if jobflow has none."""
     if isinstance(dtype, DType):
         return dtype
-    given = np.dtype(dtype)
-    return bfloat16 if given.kind == "V" and given.name == bfloat16.name else _BY_NUMPY[given]
+    numpy_dtype = np.dtype(dtype)
+    return bfloat16 if numpy_dtype.kind == "V" and numpy_dtype.name == bfloat16.name else _BY_NUMPY[numpy_dtype]
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class TensorType:
 
 
 class Typed:
-    """What has a type has its shape and its element type too."""
+    """Base of objects with a tensor type, with shortcuts to its fields."""
 
     __slots__ = ()
     tensor_type: TensorType
@@ -228,14 +228,14 @@ class Typed:
 
 @runtime_checkable
 class Tensor(Protocol):
-    """What ops take and give: a value of a graph being traced, or an eager tensor."""
+    """The operands and results of ops: values of a traced graph, or eager tensors."""
 
     @property
     def tensor_type(self) -> TensorType: ...
 
 
 def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Strides in bytes of a C-ordered array."""
+    """Return the strides in bytes of a C-ordered array."""
     strides = []
     step = itemsize
     for size in reversed(shape):
@@ -245,10 +245,10 @@ def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]
 
 
 def hides_elements(x: object) -> bool:
-    """Whether x is a masked array with an element that is masked: tensors have no masks, and what lies there is no number of the program's."""
+    """Return True if x is a masked array with a masked element, which has no valid value for a tensor."""
     return isinstance(x, np.ndarray) and type(x) is not np.ndarray and bool(np.any(getattr(x, "mask", False)))
 
 
 def type_of(array: Array) -> TensorType:
-    """The tensor type of an array."""
+    """Return the tensor type of an array."""
     return TensorType(tuple(int(n) for n in array.shape), dtype_of(array.dtype))
