@@ -7,24 +7,24 @@
     simplify       merge equal nodes, drop unused   -> Graph
     update_rows    update tables by the rows read   -> Graph
     pipeline       order nodes by the schedule      -> Graph
-    recompute      compute regions again            -> Graph
+    recompute      rematerialize regions            -> Graph
     shard          choose layouts                   -> Sharded
     box            insert changes of layout         -> Physical
-    make_beside    have new values that travel made beside their variables -> Physical
+    make_beside    write communicated variable values to temporaries -> Physical
     bucket         join messages of gradients       -> Physical
-    divide_updates share out the updates of shared variables -> Physical
-    look           read arguments whole where they lie together -> Physical
+    divide_updates divide updates of shared variables among ranks -> Physical
+    look           read whole arguments without a copy -> Physical
     lower          take the part of one rank        -> Program
     write          turn writes of variables into steps -> Program
     zero_copy      read arguments in place          -> Program
     fuse           join small steps                 -> Program
     order          separate body and epilogue       -> Ordered
     overlap        transfer while computing         -> Ordered
-    form_regions   compute together what shares data -> Ordered
+    form_regions   join steps that share data       -> Ordered
     memory         assign addresses                 -> Plan, verified
 
-All stages are pure: no communication, clock, randomness, environment or iteration over sets, so that ranks that
-compile alone agree.  The first half is done once for all ranks, the second by each rank for itself.
+All stages are pure: no communication, clock, randomness, environment or iteration over sets.  Ranks that compile independently
+therefore get the same result.  The first half runs once for all ranks, the second half separately on each rank.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from jobflow.plan.storage import RankMemory, is_common
 
 
 def logical(program: Traced, outputs: Sequence[Value]) -> LogicalProgram:
-    """What to compute."""
+    """Return the logical program: the graph of the whole job, independent of ranks."""
     if program.microbatches is None:
         found = differentiate(*prepared(program, outputs))
     else:
@@ -79,19 +79,19 @@ def logical(program: Traced, outputs: Sequence[Value]) -> LogicalProgram:
 
 
 def prepared(program: Traced, outputs: Sequence[Value]) -> tuple[Traced, Sequence[Value]]:
-    """The traced program as the job's strategy has it, in the precision the job asks for, and its outputs."""
+    """Apply the job's strategy and precision to the traced program; return the program and its outputs."""
     if program.strategy is not None:
         program, outputs = program.strategy.distribute(program, outputs)
     return lower_precision(program, outputs)
 
 
 def distribute(graph: Graph) -> Physical:
-    """How it lies on the ranks, and what they tell each other."""
+    """Choose layouts and insert communication."""
     return bucket(make_beside(box(shard(graph))))
 
 
 def rank_program(physical: Physical, memory: RankMemory, target: Target) -> Program:
-    """What the rank does that has this memory, on a device of this kind."""
+    """Return the program of the rank with this memory, for a device of this kind."""
     shared = frozenset(name for name, slot in memory.slots.items() if is_common(slot.buffer))
     physical = divide_updates(physical, shared, memory.io_buffers)
     physical = look_at_arguments(physical) if memory.io_buffers else physical
@@ -99,7 +99,7 @@ def rank_program(physical: Physical, memory: RankMemory, target: Target) -> Prog
 
 
 def ordered_program(physical: Physical, memory: RankMemory, target: Target) -> Ordered:
-    """The same in the order in which it is done."""
+    """Return the rank's program in execution order."""
     ordered = overlap(order(rank_program(physical, memory, target)))
     if target.fusion is None:
         return ordered
@@ -109,5 +109,5 @@ def ordered_program(physical: Physical, memory: RankMemory, target: Target) -> O
 
 
 def plan_rank(physical: Physical, memory: RankMemory, target: Target) -> Plan:
-    """The same with addresses, in the order in which it is done."""
+    """Return the rank's plan: the ordered program with addresses."""
     return plan_memory(ordered_program(physical, memory, target))

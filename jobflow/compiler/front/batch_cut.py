@@ -1,4 +1,4 @@
-"""Microbatches of arguments: which of them are cut, and how."""
+"""Selection of the arguments that are cut into microbatches."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from jobflow.graph.training import Microbatches
 def cut_batch(
     whose: str, count: int, where: SourceLine, shapes: Mapping[str, tuple[int, ...]], *, exact: bool, devices: tuple[int, ...] = ()
 ) -> Microbatches:
-    """Cut `count` microbatches from arguments of these shapes; JobError at the line `where` of the request if that is impossible.
+    """Cut `count` microbatches from arguments of these shapes; raise JobError at the line `where` of the request if that is impossible.
 
-    The first argument with a first axis longer than 1 states the length of the batch.  With `exact`, which makes sure of the result of the whole
-    batch, other arguments of this length are cut too, and the rest pass whole.  Without it, arguments of other lengths are an error.
+    The first argument with a first axis longer than 1 determines the length of the batch.  With `exact`, which guarantees the result of
+    the whole batch, other arguments of this length are cut too, and the rest pass whole.  Without `exact`, other lengths raise an error.
 
     `whose` is the job or graph, for messages; `devices` are the rows of each device of the mirrored view, if they differ.
     """
@@ -49,7 +49,7 @@ def cut_batch(
 
 @contextmanager
 def explained(microbatches: Microbatches, rows: int) -> Iterator[None]:
-    """Errors of a body that is traced inside say for how many rows it is; those that shapes may have caused in their message."""
+    """Add the number of traced rows to errors of the body: to the message if shapes may be the cause, otherwise as a note."""
     batch = f"the {microbatches.rows} rows of the batch ({', '.join(microbatches.arguments)})"
     told = (
         f"the body was traced for a microbatch of {rows} of {batch}, because {microbatches.count} microbatches "

@@ -1,9 +1,13 @@
 """Graph -> graph with gradients and updates.
 
-Reverse mode over ordinary nodes, before anyone decides on layouts: communication of the backward pass falls out of the same
-inference as that of the forward pass.  The order of what happens to a gradient is the legacy face's: every loss element
-starts with loss_scale / (number of elements of a loss); contributions add up; the scale is divided out; regularizers are
-added; the optimizer clips and updates.
+Reverse mode over ordinary nodes, before layouts are chosen.  Layout inference then derives the communication of the backward pass
+as it does for the forward pass.  Gradients are processed in the order of the legacy API:
+
+1. every loss element starts with loss_scale / (number of elements of a loss);
+2. contributions are added;
+3. the scale is divided out;
+4. regularizers are added;
+5. the optimizer clips and updates.
 """
 
 from __future__ import annotations
@@ -41,11 +45,11 @@ Contributions = dict[Value, list[Value]]
 
 @dataclass(frozen=True)
 class Weight:
-    """What the losses of a body count in the losses of the batch.
+    """The weight of a body's losses in the losses of the batch.
 
-    Their mean is over `elements` elements (in the mirrored view: per rank, so many; see `counted`), and `share` of it is this body's.  Until they are
-    those of variables, gradients are `raised` times as large: see `raised_by`.  Where the program watches gradients that makes them those of the sum
-    of the elements, which are what is watched, to the last bit.
+    The mean runs over `elements` elements (per rank in the mirrored view, see `counted`), and the body contributes `share` of it.
+    Gradients are multiplied by `raised` until they reach variables, see `raised_by`.  If the program watches gradients, the factor
+    turns them into gradients of the sum of the elements, which watches report to the last bit.
     """
 
     elements: int
@@ -55,7 +59,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class Gradients:
-    """What the backward pass gives."""
+    """The result of the backward pass."""
 
     #: by the value they are the gradient of
     of: Mapping[Value, Value]
@@ -63,19 +67,19 @@ class Gradients:
     ends: Mapping[Value, End]
 
     def of_variables(self, tracer: Tracer) -> dict[str, Value]:
-        """By name, those of the variables that are trained."""
+        """Return the gradients of trained variables by name."""
         names = [name for name, variable in tracer.variables.items() if variable.trainable and tracer.reads[name] in self.of]
         return {name: self.of[tracer.reads[name]] for name in names}
 
     def origin(self, node: Node) -> Origin:
-        """Where a node comes from, and what its outputs are gradients of."""
+        """Return the provenance of a node, with the ends that its outputs are gradients of."""
         ends = tuple([self.ends.get(value) for value in node.outputs])
         return replace(node.origin, gradients=ends) if any(ends) else node.origin
 
 
 @dataclass(frozen=True)
 class LogicalProgram:
-    """What a job computes, and how its outputs are to be read."""
+    """The graph of a job, and the interpretation of its outputs."""
 
     graph: Graph
     #: who is shown the last outputs
@@ -85,7 +89,7 @@ class LogicalProgram:
 
 
 def differentiate(program: Traced, outputs: Sequence[Value]) -> LogicalProgram:
-    """The traced job with the nodes of its training appended; a predict job is left as it is."""
+    """Append the nodes of training to the traced job; return a predict job unchanged."""
     tracer, training = Tracer.onward(program), program.training
     if training is None:
         watches, shown = watched(tracer, {}, Weight(1))
@@ -104,9 +108,9 @@ def differentiate(program: Traced, outputs: Sequence[Value]) -> LogicalProgram:
 
 
 def counted(program: Traced, loss: Value) -> int:
-    """How many parts the mean of a loss is of: its elements; of one that is dynamic its samples, one per row, unless a strategy has made it so.
+    """Return the number of terms in the mean of a loss: its elements, or the rows of a dynamic shape unless a strategy sets a view.
 
-    None on a device of the mirrored view without samples: a mean of no rows has no weight among the means of the devices.
+    Return 0 on a device of the mirrored view without samples: its mean has no weight among the means of the devices.
     """
     if loss.local and is_without_rows(program.inputs.values(), program.rows):
         return 0
@@ -115,13 +119,13 @@ def counted(program: Traced, loss: Value) -> int:
 
 
 def is_without_rows(arguments: Iterable[Value], rows: tuple[int, ...]) -> bool:
-    """True on a device whose arguments have no rows while those of other devices have some; `rows` as in `Tracer`."""
+    """Return True on a device whose arguments have no rows while those of other devices have some; `rows` as in `Tracer`."""
     own = [value.shape[:1] for value in arguments if value.local and value.shape]
     return any(rows) and bool(own) and all(length == (0,) for length in own)
 
 
 class _Marking(Rewriter):
-    """Has the nodes of the backward pass, which follow those that were traced, say what their outputs are gradients of."""
+    """A rewriter that records, in nodes of the backward pass, the ends that their outputs are gradients of."""
 
     def __init__(self, graph: Graph, traced: int, gradients: Gradients) -> None:
         super().__init__(graph)
@@ -146,10 +150,10 @@ _OF_MEANS = (Cast, DivideBy, Reshape, ReduceSum, Scale, Squeeze)
 
 
 def raised_by(nodes: Sequence[Node], training: Training, weight: Weight) -> float:
-    """How many times larger the gradients are made that go into float16, so that the 1 / N of a mean over millions of elements does not vanish.
+    """Return the factor on float16 gradients that keeps the 1 / N of a mean over millions of elements from underflowing.
 
-    A power of two, so that no digit of a float32 changes: of the loss's elements, and of those of the means that make it, as many as
-    are more than FEW.  A loss scale counts: what it does need not be done.  One that follows the gradients begins where it is told to.
+    The factor is a power of two, so that float32 digits stay unchanged.  It is the number of elements of the loss, and of the means that
+    produce it, divided by FEW.  A loss scale reduces the factor.  A dynamic loss scale counts with its initial value.
     """
     optimizer = training.optimizers[0]
     half = any(value.dtype is float16 for node in nodes for value in node.outputs)
@@ -162,7 +166,7 @@ def raised_by(nodes: Sequence[Node], training: Training, weight: Weight) -> floa
 
 
 def _mean_over(loss: Value) -> float:
-    """By how much sums have been divided to make a loss, in float32: the number of elements that it is the mean of."""
+    """Return the number of elements that a float32 loss is the mean of: the product of the divisors applied to its sums."""
     count, value = 1.0, loss
     while isinstance(value.node.op, _OF_MEANS) and not value.node.inputs[0].dtype.is_half:
         if isinstance(value.node.op, Scale) and 0 < abs(value.node.op.number) < 1:
@@ -174,7 +178,7 @@ def _mean_over(loss: Value) -> float:
 
 
 def update_variables(tracer: Tracer, training: Training, gradients: Mapping[str, Value], raised: float = 1.0) -> None:
-    """Record the step that writes variables and counts steps; the gradients are `raised` times as large as they are."""
+    """Record the step that writes variables and counts steps; the gradients are multiplied by `raised`."""
     names = list(gradients)
     scaling = Scaling.of(tracer, training.optimizers[0].dynamic_loss_scale)
     with tracer.updating(training.where):
@@ -193,14 +197,14 @@ def update_variables(tracer: Tracer, training: Training, gradients: Mapping[str,
 
 
 def watched(tracer: Tracer, gradients: Mapping[Value, Value], weight: Weight) -> tuple[tuple[Watch, ...], list[Value]]:
-    """The watches, without those of gradients that there are not, and what they show."""
+    """Return the watches and the values that they report; omit watches of missing gradients."""
     watches = tuple(watch for watch in tracer.watches if not watch.gradient or watch.value in gradients)
     shown = [_undivided(tracer, watch.value, gradients[watch.value], weight) if watch.gradient else watch.value for watch in watches]
     return watches, shown
 
 
 def _undivided(tracer: Tracer, value: Value, gradient: Value, weight: Weight) -> Value:
-    """The gradient of the sum of the losses' elements, not of their mean."""
+    """Return the gradient of the sum of the losses' elements instead of their mean."""
     assert tracer.training is not None, "without training there are no gradients"
     loss = tracer.training.losses[0]
     if not _ragged(tracer, loss):
@@ -215,7 +219,7 @@ def _undivided(tracer: Tracer, value: Value, gradient: Value, weight: Weight) ->
 
 
 def check_losses(program: Traced) -> Training:
-    """What is to be minimised.  JobError unless there are losses, of one type of numbers."""
+    """Return the training of a program; raise JobError unless its losses exist and share one numeric type."""
     assert program.training is not None, "only train jobs have losses"
     training, what = program.training, f"{program} at {program.training.where}"
     if not training.losses:
@@ -231,7 +235,7 @@ def check_losses(program: Traced) -> Training:
 
 
 def backpropagate(tracer: Tracer, training: Training, weight: Weight) -> Gradients:
-    """The gradient of the losses with respect to every value that leads from a trainable variable to them."""
+    """Return the gradient of the losses with respect to every value between a trainable variable and the losses."""
     nodes = tuple(tracer.nodes)
     needed = reached_from(trained_variables(tracer), nodes)
     found: Contributions = {}
@@ -261,12 +265,12 @@ def backpropagate(tracer: Tracer, training: Training, weight: Weight) -> Gradien
 
 
 def trained_variables(tracer: Tracer) -> set[Value]:
-    """The values of those that have a gradient."""
+    """Return the values of trainable floating-point variables."""
     return {tracer.reads[name] for name, variable in tracer.variables.items() if variable.trainable and variable.type.dtype.is_float}
 
 
 def reached_from(values: set[Value], nodes: Sequence[Node]) -> set[Value]:
-    """These, and what they lead to by values that have a gradient."""
+    """Return these values and all differentiable values that depend on them."""
     reached = set(values)
     for node in nodes:
         if any(value in reached for value in node.inputs):
@@ -275,7 +279,10 @@ def reached_from(values: set[Value], nodes: Sequence[Node]) -> set[Value]:
 
 
 def _seed(tracer: Tracer, loss: Value, scale: float, weight: Weight) -> Value:
-    """d(sum of means) / d loss: the scale over the number of elements of the loss on all ranks; of a loss of two-byte floats in float32."""
+    """Return d(sum of means) / d loss: the scale over the number of elements of the loss on all ranks.
+
+    The seed of a loss in half precision is float32.
+    """
     dtype = loss.dtype.of_gradient.arithmetic
     wider = None if dtype is loss.dtype else dtype
     if _ragged(tracer, loss):
@@ -284,17 +291,17 @@ def _seed(tracer: Tracer, loss: Value, scale: float, weight: Weight) -> Value:
 
 
 def _ragged(tracer: Tracer, loss: Value) -> bool:
-    """True if the ranks' parts of the loss differ in length, so that no rank knows how many elements there are."""
+    """Return True if the ranks' parts of the loss differ in length, so that the number of elements is unknown while compiling."""
     return loss.local and bool(tracer.rows)
 
 
 def _on_all_ranks(loss: Value, weight: Weight) -> int:
-    """How many elements of the loss are counted on all ranks."""
+    """Return the number of elements of the loss on all ranks."""
     return weight.elements * (loss.node.placement.size if loss.local else 1)
 
 
 def _counted(weight: Weight, dtype: DType) -> Tensor:
-    """The same as a logical tensor of shape (1,), counted when the job runs."""
+    """Return the number of elements on all ranks as a logical tensor of shape (1,), summed at run time."""
     return apply(ToGlobal((P,)), apply(Constant((1,), dtype, weight.elements)))
 
 
@@ -319,7 +326,7 @@ def _add_gradients(node: Node, gradients: Mapping[Value, Value], needed: set[Val
 
 
 def _marked(gradient: Value, end: End, ends: dict[Value, End]) -> Value:
-    """The gradient, of which `ends` says then what it is the gradient of; what it was made for counts where it is passed on."""
+    """Return the gradient after recording its end in `ends`; an earlier end of the same gradient takes precedence."""
     if gradient.node.phase == "backward":
         ends.setdefault(gradient, end)
     return gradient

@@ -1,13 +1,13 @@
-"""The dynamic loss scale, and steps that are skipped because a gradient is not finite.
+"""The dynamic loss scale, and guarded updates for steps with gradients that are not finite.
 
-`Scaling` is used while gradients are made: the loss starts with the scale of the moment, gradients are divided by it, and how many
-of their numbers are not finite is counted, over all variables on all ranks: a sum like any other, so every rank has the same count.
+`Scaling` applies while gradients are computed.  The loss starts with the current scale, and gradients are divided by it.  Elements
+that are not finite are counted over all variables and ranks.  The count is an ordinary sum, so every rank has the same one.
 
-`Stopping` takes its place where there is no scale, but the first step that is not finite shall leave everything as it was, for who looks for
-the reason.
+`Stopping` replaces it if there is no scale.  The first step that is not finite then leaves all variables unchanged, so that the
+cause can be inspected.
 
-`guard` is a pass on the finished graph: every write of a variable heeds that count (`Unless`), so that a step with an infinity leaves
-everything as it was, the train step and the statistics of batch normalisation included, except the scale, which shrinks.
+`guard` is a pass on the finished graph: every write of a variable depends on the count (`Unless`).  A step with an infinity leaves
+every variable unchanged, including the train step and the statistics of batch normalisation.  Only the scale shrinks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NOT_FINITE = "System-Train-NotFinite"
 
 @dataclass(frozen=True)
 class Scaling:
-    """The dynamic loss scale of a job: its variables, and how they change."""
+    """The dynamic loss scale of a job: its variables and their updates."""
 
     dynamic: DynamicScale
     scale: Value
@@ -45,7 +45,7 @@ class Scaling:
 
     @staticmethod
     def of(tracer: Tracer, dynamic: DynamicScale | Halting | None) -> Scaling | Stopping | None:
-        """Declares the variables; None where the scale is fixed."""
+        """Declare the variables; return None if the scale is fixed."""
         if dynamic is None:
             return None
         if isinstance(dynamic, Halting):
@@ -55,18 +55,18 @@ class Scaling:
         return Scaling(dynamic, scale, tracer.slot(f"{name}-GoodStepCounter", TensorType((1,), int64), 0, None))
 
     def scaled(self, seed: Tensor) -> Tensor:
-        """The gradient that a loss starts with, times the scale."""
+        """Multiply the initial gradient of a loss by the scale."""
         return ew.multiply(seed, ew.cast(reshape(self.scale, ()), seed.tensor_type.dtype))
 
     def unscaled(self, gradient: Tensor, raised: float) -> Tensor:
-        """The gradient without the scale, and without what it was `raised` by besides."""
+        """Divide the gradient by the scale and by the factor `raised`."""
         factor = ew.reciprocal(self.scale) if raised == 1 else ew.scale(ew.reciprocal(self.scale), 1 / raised)
         dtype = gradient.tensor_type.dtype
         factor = ew.cast(reshape(factor, ()), dtype.arithmetic)  # which may be no number of two bytes
         return ew.cast(ew.multiply(ew.cast(gradient, dtype.arithmetic), factor), dtype)
 
     def judge(self, gradients: Sequence[Tensor]) -> dict[str, Value]:
-        """What the variables become, for these gradients of all variables; each read in the layout of its variable."""
+        """Return the next scale and counter for the gradients of all variables; each gradient has the layout of its variable."""
         bad = added(list(map(count_not_finite, gradients)))
         scale, good = apply(LossScaleUpdate(self.dynamic.period, self.dynamic.multiplier), self.scale, self.good, bad)
         return {self.scale.name: scale, self.good.name: good}
@@ -74,20 +74,20 @@ class Scaling:
 
 @dataclass(frozen=True)
 class Stopping:
-    """No scale: what counts numbers that are not finite, this step's and those of the step that was skipped first."""
+    """A count of elements that are not finite, without a scale: in this step and in the first skipped step."""
 
     count: Value
 
     def scaled(self, seed: Tensor) -> Tensor:
-        """As it is."""
+        """Return the seed unchanged."""
         return seed
 
     def unscaled(self, gradient: Tensor, raised: float) -> Tensor:
-        """As it is; the optimizer takes out what it was `raised` by."""
+        """Return the gradient unchanged; the optimizer divides by `raised`."""
         return gradient
 
     def judge(self, gradients: Sequence[Tensor]) -> dict[str, Value]:
-        """What the count becomes, for these gradients of all variables; each read in the layout of its variable."""
+        """Return the next count for the gradients of all variables; each gradient has the layout of its variable."""
         bad: Tensor = self.count
         for gradient in gradients:
             bad = ew.add(count_not_finite(gradient), bad)
@@ -95,7 +95,7 @@ class Stopping:
 
 
 def guard(graph: Graph) -> Graph:
-    """Have every write but that of the loss scale or the count depend on the count of a step; a graph without one stays as it is."""
+    """Make every write except that of the loss scale or the count depend on the step's count; return a graph without a count unchanged."""
     judge = next((node for node in graph.nodes if isinstance(node.op, LossScaleUpdate | Halt)), None)
     return graph if judge is None else _Guarding(graph, judge).run()
 
@@ -118,7 +118,7 @@ class _Guarding(Rewriter):
         return isinstance(node.op, Updated) and node is not self.judge and node not in self.before
 
     def _behind(self) -> set[Node]:
-        """What depends on the count: the writes that heed it, and who reads what they have written."""
+        """Return the nodes that depend on the count: the guarded writes, and readers of their results."""
         behind: set[Node] = set()
         for node in self.graph.nodes:
             if self._is_guarded(node) or any(value.node in behind for value in node.inputs):
@@ -133,7 +133,7 @@ class _Guarding(Rewriter):
         return self.keep(node, (*inputs, count), op=Unless(node.op), origin=replace(node.origin, phase="update"))
 
     def _count(self, node: Node) -> Value:
-        """The count, as a node of either view reads it."""
+        """Return the count in the view of the node."""
         bad = self.now[self.judge.inputs[-1]]
         if not node.outputs[0].local:
             return bad
@@ -143,7 +143,7 @@ class _Guarding(Rewriter):
         return self.local[node.placement]
 
     def _written(self, name: str, value: Value) -> Value:
-        """What a variable becomes; a value that no update has written over it is assigned by one, which may be skipped."""
+        """Return the new value of a variable; assign a value that was not computed in place by a guarded update."""
         now, read = self.now[value], self.now[self.graph.reads[name]]
         over = now.node.op.alias.get(now.index)
         if over is not None and now.node.inputs[over] is read:
@@ -158,7 +158,7 @@ class _Guarding(Rewriter):
 
 
 def _is_stored(value: Value) -> bool:
-    """True if a value lies in the memory of a variable."""
+    """Return True if a value shares the memory of a variable."""
     while isinstance(value.node.op, ViewOp):
         value = value.node.inputs[0]
     return isinstance(value.node.op, ReadVariable)

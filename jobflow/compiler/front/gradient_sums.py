@@ -1,4 +1,4 @@
-"""Sums of gradients: those that lie together first, and the shorter ways where there are some."""
+"""Sums of gradients: first per placement, and by cheaper equivalents where these exist."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Terms = Sequence[tuple[Op, Sequence[Tensor]]]
 
 
 def added(values: Sequence[Tensor]) -> Value:
-    """Their sum.  Those on one placement are added there, so that one tensor travels from it to the others."""
+    """Return the sum of the values.  Values on one placement are added there, so that only one tensor per placement is transferred."""
     sums: dict[Placement, Value] = {}
     for value in map(recorded, values):
         node = value.node
@@ -30,7 +30,7 @@ def added(values: Sequence[Tensor]) -> Value:
 
 
 def addends(total: Value) -> list[Value]:
-    """What `added` found on different placements, in their order."""
+    """Return the terms that `added` summed across placements, in order."""
     if not isinstance(total.node.op, Add):
         return [total]
     first, second = total.node.inputs
@@ -43,13 +43,13 @@ def _sum(total: Value, value: Value) -> Value:
 
 
 def shorter_sum(terms: Terms) -> Tensor | None:
-    """The sum of what these ops of one class give, where there is a shorter way; else None."""
+    """Return a cheaper equivalent of the sum of the results of these ops of one class; None if none exists."""
     found = SHORTER.get(type(terms[0][0]))
     return None if found is None else found(terms)
 
 
 def _windows_side_by_side(terms: Terms) -> Tensor | None:
-    """Windows that follow each other along an axis and fill it: their gradients one after the other."""
+    """Concatenate the gradients of windows that follow each other along an axis and fill it."""
     ops = [op for op, _ in terms if isinstance(op, SliceGrad)]
     for axis, size in enumerate(ops[0].shape):
         spans = [op.span(axis) for op in ops]

@@ -1,4 +1,4 @@
-"""Error messages for layout requests that cannot be met: who asked, what is possible, and the cheapest change that would work."""
+"""Error messages for layout constraints that cannot be met: the source of each constraint, the legal layouts, and the cheapest change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jobflow.ops.layout_ops import ToLayout
 
 @dataclass(frozen=True)
 class Wish:
-    """How the readers of a value are to find it, per mesh dimension (None: as they like), because of what `node` says."""
+    """The layout that `node` requests for the readers of a value, per mesh dimension (None: any)."""
 
     marks: Marks
     node: Node
@@ -26,14 +26,14 @@ class Wish:
 
     @property
     def asked(self) -> str:
-        """Who asked, and where."""
+        """The operation and line of the request."""
         op = self.node.op
         who = op.asked if isinstance(op, ToLayout) and op.asked else self.node.op.word()
         return f"by {who} at {self.node.where}"
 
 
 def known_as(value: Value) -> str:
-    """The name of what was made before hints were attached."""
+    """Return the name of the value before hints were attached."""
     while isinstance(value.node.op, ToLayout) and value.node.op.asked:
         (value,) = value.node.inputs
     return value.name
@@ -44,7 +44,7 @@ def listed(marks: Marks) -> str:
 
 
 def contradiction(node: Node, before: Wish, asked: tuple[Sbp, ...]) -> SbpError:
-    """A handle that was asked for one layout, and is asked for another before anyone has read it."""
+    """Return the error of a tensor with two different layout requests and no reader between them."""
     value = node.inputs[0]
     wish = Wish(asked, node)
     return SbpError(
@@ -56,7 +56,7 @@ def contradiction(node: Node, before: Wish, asked: tuple[Sbp, ...]) -> SbpError:
 
 
 def unmet(node: Node, case: Case, dimension: int, wishes: Sequence[Wish | None]) -> SbpError:
-    """No signature reads the inputs along this mesh dimension as it was asked."""
+    """Return the error of an operation without a signature for the requested input layouts along this mesh dimension."""
     n = case.mesh[dimension]
     inputs = "; ".join(_input(node, case, i, wish) for i, wish in enumerate(wishes))
     legal = [s for s in case.op.rule(*(value.tensor_type for value in node.inputs)).signatures() if s.legal(n)]
@@ -76,13 +76,13 @@ def _input(node: Node, case: Case, index: int, wish: Wish | None) -> str:
 
 
 def _one_by_one(case: Case, legal: Sequence[Signature], dimension: int) -> bool:
-    """Whether each hint could be met, were it the only one."""
+    """Return True if each hint alone could be met."""
     asked = [(i, o.wished(dimension)) for i, o in enumerate(case.operands) if o.firm and o.wished(dimension) is not None]
     return all(any(s.inputs[i] == wish for s in legal) for i, wish in asked)
 
 
 def _change(node: Node, case: Case, legal: Sequence[Signature], dimension: int, wishes: Sequence[Wish | None]) -> str:
-    """The fewest hints to change, and among those the ones that the policy itself would take."""
+    """Describe the smallest change of hints; among equal ones, the layouts that the compiler itself would choose."""
     free = choose(replace(case, operands=tuple(replace(o, firm=False) for o in case.operands)))
     wanted = [free.input(i) for i in range(len(case.operands))]
     parts = []
@@ -93,7 +93,7 @@ def _change(node: Node, case: Case, legal: Sequence[Signature], dimension: int, 
 
 
 def spelled(marks: Marks) -> str:
-    """A layout as programs write it."""
+    """Return a layout in the syntax of programs."""
     if len(set(marks)) > 1:
         return f"hierarchical_parallel_cast(x, {[str(sbp) for sbp in marks]})"
     if isinstance(marks[0], Split):

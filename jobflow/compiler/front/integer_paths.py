@@ -1,4 +1,4 @@
-"""Gradients of integers, which a legacy cast lets through: an operation on integers has the gradient of the same operation on float64."""
+"""Gradients of integers, through a legacy cast: an operation on integers has the gradient of the same operation on float64."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jobflow.ops.scalar import Cast
 
 
 def lets_through(node: Node, reached: Container[Value]) -> bool:
-    """True if the integers that a node computes have a gradient: of a cast that says so, and of integers that have one."""
+    """Return True if the integer results of a node have a gradient: those of a cast with `through`, and functions of such integers."""
     op, whole = node.op, {i for i, value in enumerate(node.inputs) if value in reached}
     if isinstance(op, Crossing | Cast):
         return isinstance(op, Crossing) or op.through or not node.inputs[0].dtype.is_float
@@ -29,13 +29,13 @@ def _is_linear(node: Node, whole: set[int]) -> bool:
 
 
 def _is_formula(node: Node, whole: set[int]) -> bool:
-    """True for an operation with a gradient that keeps the element type of the operands in `whole`."""
+    """Return True for an operation with a gradient that keeps the element type of the operands in `whole`."""
     kinds = {value.dtype for value in (*node.outputs, *(node.inputs[i] for i in whole))}
     return type(node.op).grad is not Op.grad and len(kinds) == 1 and len(node.outputs) == 1
 
 
 def operands(node: Node, reached: Container[Value]) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
-    """Inputs and outputs as the gradient of a node reads them: integers on the path of a gradient as float64."""
+    """Return the inputs and outputs for the gradient of a node: integers on the path of a gradient become float64."""
     path = [value for value in node.inputs if value in reached and value.dtype.is_integer]
     if not path or isinstance(node.op, Crossing | Cast):
         return node.inputs, node.outputs

@@ -1,26 +1,26 @@
 """Gradient accumulation: the batch passes through the body in k microbatches, and variables are updated once.
 
-The policy is to write the program out: the body is traced for the rows of one microbatch (parts are balanced, so they have at
-most two sizes and the body is traced at most twice), differentiated, and its nodes are copied once per microbatch.  What comes
-after, from layouts to memory, knows nothing of it: that only the activations of one microbatch are alive at a time follows from
-the order of the nodes, forward and backward pass of one microbatch before the next.
+The program is unrolled.  The body is traced for the rows of one microbatch and differentiated, and its nodes are copied once per
+microbatch.  Microbatches are balanced: they have at most two sizes, and the body is traced at most twice.  Later stages, from layouts
+to memory, need no change.  Only the activations of one microbatch are alive at a time, because its forward and backward pass precede
+the next microbatch.
 
-* An argument is cut along its first axis.  Those of one element there, and of none, go whole with every microbatch; all
-  others must be of one length, the batch.  Rows are cut among microbatches first, then among ranks.
-* What does not depend on the rows (variables, casts of them, constants) is computed once, for all.
-* Gradients add up from microbatch to microbatch, partial ones unreduced, so ranks still exchange them once.  What an optimizer
-  does to gradients (unscaling, regularizers, clipping) happens once, to the sum.
+* An argument is cut along its first axis.  Arguments with a first axis of length 1 or without axes are passed whole to every
+  microbatch.  All others must have one length, the batch.  Rows are cut among microbatches first, then among ranks.
+* Values that do not depend on the rows (variables, casts of them, constants) are computed once.
+* Gradients accumulate over microbatches, partial ones unreduced, so ranks still exchange them once.  Unscaling, regularizers and
+  clipping are applied once, to the sum.
 * The result is the mean over the batch, also if microbatches differ in length.  A loss per row weighs 1 / (number of elements
-  in the batch).  A loss that does not grow with the batch, because the program reduced it, weighs as many rows as it is of.
-* Random values are those of the whole batch where the first axis is that of the batch; elsewhere each microbatch draws its own.
-* A variable that the body itself assigns (moving statistics) is passed on: every microbatch reads what the one before it
-  left, and the last value is stored.  Such a variable that is returned is shown as it was before the run.
-* Results lie behind each other along axis 0: those with a row (or several) per row of the batch are put together by the caller, so
-  they need not be gathered; others, one value per microbatch, in the program.
-* Where arguments lie on the ranks already (`Microbatches.within`), the program takes the rows of a microbatch from what the ranks
-  hold, by logical rows however each argument lies, and joins all results.
-* In the mirrored view every rank cuts its own rows; an argument that is one array for all is cut into microbatches, and each of these over
-  the ranks.  Where ranks differ in length, their dropout is not that of the whole batch.
+  in the batch).  A loss of fixed size, which the program reduced, is weighted by its number of rows.
+* Random values equal those of the whole batch if the first axis is the batch axis; otherwise each microbatch samples separately.
+* A variable that the body assigns (moving statistics) is passed from one microbatch to the next, and the last value is stored.
+  Such a variable in the results has its value before the run.
+* Results are concatenated along axis 0.  The caller concatenates results with rows of the batch, so they need no gather; the
+  program concatenates results with one value per microbatch.
+* If arguments reside on the ranks (`Microbatches.within`), the program selects the rows of a microbatch there, by logical rows in
+  any layout, and concatenates all results.
+* In the mirrored view every rank cuts its own rows.  An argument that is one array for all ranks is cut into microbatches, and each
+  of these over the ranks.  If ranks differ in length, dropout differs from that of the whole batch.
 
 Example, k = 2, y = x w with a loss per row: two nodes for each of x w and x' dy, dw = dw#0 + dw#1, w <- w - lr dw.
 """
@@ -92,7 +92,7 @@ class _Body:
 
 
 def _bodies(traced: Sequence[Body], microbatches: Microbatches, parts: Sequence[Parts]) -> list[_Body]:
-    """Differentiate what was traced."""
+    """Differentiate the traced bodies."""
     trainings = [check_losses(program) for program, _ in traced]
     losses = [training.losses[0] for training in trainings]
     elements = [counted(program, loss) for (program, _), loss in zip(traced, losses, strict=True)]
@@ -125,7 +125,7 @@ def _bodies(traced: Sequence[Body], microbatches: Microbatches, parts: Sequence[
 
 
 def _rows_of(body: _Body, node: Node, microbatches: Microbatches) -> int | None:
-    """How many elements per row of the batch the first axis of a node's output has; None if that is not the axis of the rows."""
+    """Return the number of elements per row of the batch along the first axis of a node's output; None if rows are along another axis."""
     assert body.parts is not None, "the body was compared with that of the batch"
     value = node.outputs[0]
     if node.name not in body.parts.placed or body.parts.placed[node.name][1] != Split(0):
@@ -134,7 +134,7 @@ def _rows_of(body: _Body, node: Node, microbatches: Microbatches) -> int | None:
 
 
 def _weights(losses: Sequence[Value], elements: Sequence[int], microbatches: Microbatches, ranks: int) -> list[Weight]:
-    """Per size of microbatch, what its losses count in the batch; `losses` is the loss of each, of so many `elements` on each of `ranks`."""
+    """Return the weight of the losses in the batch, per microbatch size; each of `losses` has so many `elements` on each of `ranks`."""
     sizes = microbatches.sizes
     grows = len(set(elements)) > 1 if len(sizes) > 1 else _times(losses, sizes, ranks) is not None
     if not grows:
@@ -144,15 +144,15 @@ def _weights(losses: Sequence[Value], elements: Sequence[int], microbatches: Mic
 
 
 def _sharing(program: Traced, value: Value, microbatches: Microbatches) -> int:
-    """How many ranks share the rows of a value: in the mirrored view those that an argument is cut over, microbatch by microbatch."""
+    """Return the number of ranks that share the rows of a value: more than 1 in the mirrored view if arguments are cut over the ranks."""
     of_all = bool(microbatches.arguments) and not any(program.inputs[name].local for name in microbatches.arguments)
     return value.node.placement.size if value.local and of_all else 1
 
 
 def _times(values: Sequence[Value], sizes: Sequence[int], ranks: int = 1) -> int | None:
-    """How many elements per row of the batch the first axis of a value has, of which `ranks` have as many each; None if it is another axis.
+    """Return the number of elements per row of the batch along the first axis, shared by `ranks`; None if it is another axis.
 
-    `values` is that value for each of the sizes of microbatches; with one size only, it is told from the length alone.
+    `values` has the value for each microbatch size.  With one size, the length alone decides.
     """
     if not all(value.shape and value.shape[0] * ranks % size == 0 for value, size in zip(values, sizes, strict=True)):
         return None
@@ -164,9 +164,9 @@ def _times(values: Sequence[Value], sizes: Sequence[int], ranks: int = 1) -> int
 
 
 def unroll(traced: Sequence[Body], microbatches: Microbatches, parts: Sequence[Parts] = ()) -> LogicalProgram:
-    """The program for the whole batch.  `traced`: one body per size of microbatch.
+    """Return the program for the whole batch.  `traced`: one body per microbatch size.
 
-    `parts`, one per body: what its values are of those of the batch.  Without them the rule of num_gradient_accumulation_steps holds.
+    `parts`, one per body, relates its values to those of the batch.  Without them the rule of num_gradient_accumulation_steps holds.
     """
     for other in traced[1:]:
         _check_alike(traced[0], other, microbatches, joined=not parts)
@@ -180,7 +180,7 @@ def unroll(traced: Sequence[Body], microbatches: Microbatches, parts: Sequence[P
 
 
 def _check_alike(one: Body, other: Body, microbatches: Microbatches, joined: bool) -> None:
-    """JobError if the body does other things for the shorter microbatches than for the longer ones; `joined`: results follow each other."""
+    """Raise JobError if the body differs between microbatch sizes; with `joined`, results must be compatible along axis 0."""
     (a, outputs), (b, others) = one, other
     sizes = " and of ".join(map(str, microbatches.sizes))
     what = f"{a}: its body, traced for microbatches of {sizes} rows ({microbatches.count} of {microbatches.rows}),"
@@ -207,7 +207,7 @@ def _check_alike(one: Body, other: Body, microbatches: Microbatches, joined: boo
 
 
 class _Unrolling:
-    """Copies bodies into one program, which goes on with the names of the first."""
+    """A copier of bodies into one program, which continues the names of the first body."""
 
     def __init__(self, microbatches: Microbatches, bodies: Sequence[_Body]) -> None:
         program = bodies[0].program
@@ -250,9 +250,9 @@ class _Unrolling:
         return LogicalProgram(tracer.graph([value for result in results for value in result]), first.watches, tuple(map(len, results)))
 
     def _find_copied(self, body: _Body) -> None:
-        """Find what depends on the rows, or on a variable that the microbatch before has assigned: nodes to copy.
+        """Collect the nodes to copy: those that depend on the rows, or on a variable that the previous microbatch assigned.
 
-        Nodes of a region are copied in any case, so that what they give can be dropped and made again.
+        Nodes of a region are always copied, so that their outputs can be dropped and recomputed.
         """
         again = {value for node in body.program.nodes if isinstance(node.op, ReadVariable) and node.op.key in self.assigned for value in node.outputs}
         for node in body.program.nodes:
@@ -269,7 +269,7 @@ class _Unrolling:
                 body.names.add(node.name)
 
     def _begins(self, body: _Body, node: Node) -> bool:
-        """Whether a node that reads no rows is of them nevertheless: a cut argument, or random numbers for each of them."""
+        """Return True for a node without inputs whose output has rows: a cut argument, or random values per row."""
         if isinstance(node.op, Input):
             return node.op.key in self.microbatches.arguments
         if body.parts is not None:
@@ -291,7 +291,7 @@ class _Unrolling:
             body.shared[nodes[body.rows].outputs[0]] = total
 
     def _before(self, body: _Body, target: Value, microbatch: int, start: int) -> Value:
-        """A value of a microbatch that is computed before all of them."""
+        """Compute a value of a microbatch ahead of all microbatches."""
         needed = leading_to(target)
         now: dict[Value, Value] = {}
 
@@ -306,7 +306,7 @@ class _Unrolling:
         return now[target]
 
     def _update(self, name: str, part: Part, passes: Sequence[Mapping[Value, Value]]) -> Value:
-        """The value that the batch gives a variable."""
+        """Return the value that the batch assigns to a variable."""
         sizes = [stop - start for start, stop in self.microbatches.spans]
         each = [now[self.of_size[size].program.updates[name]] for now, size in zip(passes, sizes, strict=True)]
         with self.tracer.standing_for(self.bodies[0].program.updates[name].node):
@@ -315,7 +315,7 @@ class _Unrolling:
     # ---------------------------------------------------------------- one microbatch
 
     def _pass(self, microbatch: int, body: _Body, start: int) -> dict[Value, Value]:
-        """Copy the body for the microbatch that begins with row `start`; what its values are there."""
+        """Copy the body for the microbatch that begins with row `start`; return its values there."""
         now: dict[Value, Value] = {}
         names: dict[Value, list[str]] = {}  # what lies on different placements adds up where it lies
         for name, value in body.gradients.items():
@@ -334,7 +334,7 @@ class _Unrolling:
         return now
 
     def _made(self, body: _Body, node: Node, inputs: tuple[Value, ...], microbatch: int, start: int) -> Sequence[Value]:
-        """What a node of the body gives in a microbatch."""
+        """Return the outputs of a node of the body in a microbatch."""
         if isinstance(node.op, ReadVariable):
             return (self._read(node, node.op.key),)
         if node in body.copied:
@@ -344,7 +344,7 @@ class _Unrolling:
         return [body.shared[value] for value in node.outputs]
 
     def _read(self, node: Node, name: str) -> Value:
-        """A variable as this microbatch finds it."""
+        """Return the value of a variable at the start of this microbatch."""
         if name not in self.reads:
             (self.reads[name],) = self.tracer.again(node, ())
         return self.state.get(name, self.reads[name])
@@ -382,7 +382,7 @@ class _Unrolling:
         return outputs
 
     def _rows(self, node: Node, op: Input, microbatch: int, start: int) -> Sequence[Value]:
-        """A part of an argument that is there as a whole; where all parts are equal, arguments may differ in length."""
+        """Select the rows of a microbatch from a whole argument; if all microbatches are equal, arguments may differ in length."""
         length, equal = op.shape[0], len(self.microbatches.sizes) == 1
         if op.key not in self.inputs:
             rows = self.microbatches.count * length if equal else self.microbatches.rows
@@ -394,11 +394,11 @@ class _Unrolling:
 
     @staticmethod
     def _end(body: _Body, end: End | None, suffix: str) -> End | None:
-        """The copy of what a gradient belongs to."""
+        """Return the end of a gradient with the name of the copied node."""
         return replace(end, node=end.node + suffix) if end is not None and end.node in body.names else end
 
     def _placed(self, body: _Body, node: Node, microbatch: int, start: int) -> Op:
-        """The node's op for the rows of the batch that begin at `start`."""
+        """Return the node's op for the rows of the batch that begin at `start`."""
         if not node.outputs[0].shape:
             return node.op
         if body.parts is not None and body.times[node] is None:
@@ -414,7 +414,7 @@ class _Unrolling:
         return op.localize((), (Box(((first, first + length), *((0, n) for n in rest)), (whole, *rest)),))
 
     def _placed_along(self, body: _Body, node: Node, start: int) -> Op:
-        """The same where the rows are along another axis, or nowhere."""
+        """Return the node's op if the rows are along another axis, or if there are none."""
         assert body.parts is not None
         value = node.outputs[0]
         op, part = body.parts.placed.get(node.name, (node.op, B))
@@ -427,7 +427,7 @@ class _Unrolling:
         return op.localize((), (Box(tuple(spans), tuple(whole)),))
 
     def _add(self, name: str, gradient: Value, microbatch: int) -> None:
-        """One more part of the gradient of a variable."""
+        """Accumulate a microbatch's gradient of a variable."""
         here = gradient.node.placement
         totals = self.totals.setdefault(name, {})
         if here not in totals:
@@ -439,7 +439,7 @@ class _Unrolling:
         (totals[here],) = self.tracer.add(Add(), (totals[here], gradient), label, here, origin)
 
     def _gradients(self) -> dict[str, Value]:
-        """Those of all microbatches together."""
+        """Return the gradients of variables, summed over all microbatches and placements."""
         found: dict[str, Value] = {}
         for name in self.bodies[0].gradients:
             with self.tracer.gradients_of(self.reads[name].node):
@@ -449,7 +449,7 @@ class _Unrolling:
     # ---------------------------------------------------------------- results
 
     def _result(self, at: int, passes: Sequence[Mapping[Value, Value]]) -> list[Value]:
-        """What stands for one output of the body: one value, or one for each microbatch."""
+        """Return the values of one output of the body: one value, or one per microbatch."""
         body = self.bodies[0]
         value, number = body.outputs[at], at - len(body.outputs) + len(body.watches)
         sizes = [stop - start for start, stop in self.microbatches.spans]
@@ -470,7 +470,7 @@ class _Unrolling:
             return [recorded(concat([one if one.shape else reshape(one, (1,)) for one in each]))]
 
     def _joined(self, at: int, each: list[Value], parts: Parts) -> list[Value]:
-        """What stands for an output of the batch."""
+        """Return the values of one output of the batch: one value, or one per microbatch that the caller concatenates."""
         body = self.bodies[0]
         number = at - len(body.outputs) + len(body.watches)
         if number < 0:

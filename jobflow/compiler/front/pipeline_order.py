@@ -1,18 +1,19 @@
 """Unrolled graph -> the same graph in the order of a pipeline schedule.
 
-Policy.  The graph has every microbatch written out.  A stage is
+The graph has every microbatch written out.  Stages are determined as follows.
 
-* what the program calls one (`Origin.stage`), if it does so anywhere; stages follow each other by number, and a value goes from a
-  stage to a later one only;
-* else a placement: in order of first use, those that share no rank with another (of several that do, the smallest).  Where values
-  come back to a placement from a later one, that placement has a further stage from there on.
+* If the program names stages (`Origin.stage`), these are used.  Stages follow each other by number, and a value moves only to later
+  stages.
+* Otherwise a stage is a placement, in order of first use, that shares no rank with another (among overlapping ones, the smallest).  If
+  values return to a placement from a later one, that placement starts a further stage.
 
-Nodes that are in none follow what they read; arguments and constants what reads them.  A node of the backward pass is in the stage of
-what it is the gradient of.  Neighbouring stages on the same ranks are one, so stages without placements of their own are no pipeline.
+Nodes without a stage follow their inputs; arguments and constants follow their readers.  A node of the backward pass belongs to the
+stage of the value whose gradient it computes.  Adjacent stages on the same ranks are merged, so stages without separate placements form
+no pipeline.
 
-A schedule gives the rows, and a simulation in which a backward pass takes twice as long as a forward pass gives the time of each task;
-nodes are sorted by the times of their tasks, as far as what they read allows it.  What belongs to no microbatch comes as early as it
-can, the update last.  The order is one for all ranks, so that communication is one total order; of it, each rank's own part is its row.
+A schedule yields the rows.  A simulation, in which a backward pass takes twice as long as a forward pass, yields the time of each task.
+Nodes are sorted by these times, subject to their inputs.  Nodes outside of microbatches come as early as possible, the update last.  All
+ranks share one order, so that communication is totally ordered.  The part of each rank in it is its row.
 
 Example, two stages and two microbatches by 1f1b:  F(0,0)  F(1,0) F(0,1)  B(1,0)  F(1,1) B(0,0)  B(1,1)  B(0,1)  update
 """
@@ -41,7 +42,7 @@ Label: TypeAlias = int | Placement
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The pipeline of a graph: its stages, and who does what when."""
+    """The pipeline of a graph: its stages, rows and simulated times."""
 
     form: Form
     #: per group of ranks
@@ -57,7 +58,7 @@ class Pipeline:
 
 
 def pipeline(graph: Graph, schedule: str | None = None) -> Graph:
-    """The graph in the order of the schedule of this name.  Without one, a graph of a single stage is left as it is."""
+    """Order the graph by the named schedule.  Without a name, return a graph of a single stage unchanged."""
     found = pipeline_of(graph, schedule or USUAL)
     if found is None or (schedule is None and found.form.stages == 1):
         return graph
@@ -65,7 +66,7 @@ def pipeline(graph: Graph, schedule: str | None = None) -> Graph:
 
 
 def pipeline_of(graph: Graph, schedule: str) -> Pipeline | None:
-    """The pipeline of an unrolled graph; None if it has no microbatches.  PlacementError if values go back to an earlier stage."""
+    """Return the pipeline of an unrolled graph, or None without microbatches.  Raise PlacementError if values return to an earlier stage."""
     if schedule not in SCHEDULES:
         raise ConfigError(f'{graph.kind} {graph.name}: there is no schedule "{schedule}" of pipelines; use {", ".join(SCHEDULES)}')
     own = [node for node in graph.nodes if _direction(node) is not None]
@@ -88,7 +89,7 @@ def pipeline_of(graph: Graph, schedule: str) -> Pipeline | None:
 
 
 def _direction(node: Node) -> Pass | None:
-    """Whether a node is on a microbatch's way there or back; None if it belongs to none."""
+    """Return the pass of a node's microbatch, forward or backward; None for a node outside of microbatches."""
     if node.origin.microbatch is None or node.phase == "update":
         return None
     return "backward" if node.phase == "backward" else "forward"
@@ -98,7 +99,7 @@ def _direction(node: Node) -> Pass | None:
 
 
 def _placements(nodes: Iterable[Node], stages: Mapping[Node, int]) -> list[Placement]:
-    """Where each stage runs: where most of its nodes that compute do."""
+    """Return the placement of each stage: the one of most of its nodes with inputs."""
     found: list[Counter[Placement]] = [Counter() for _ in range(1 + max(stages.values()))]
     for node in nodes:
         found[stages[node]][node.placement] += 1 if node.inputs else 0
@@ -106,7 +107,7 @@ def _placements(nodes: Iterable[Node], stages: Mapping[Node, int]) -> list[Place
 
 
 def _merged(placements: Sequence[Placement]) -> list[int]:
-    """For each stage the first of the neighbours on the same ranks that it is one with."""
+    """Return for each stage the first of the adjacent stages on the same ranks."""
     found: list[int] = []
     for stage, placement in enumerate(placements):
         same = stage > 0 and placement.ranks == placements[stage - 1].ranks
@@ -116,7 +117,7 @@ def _merged(placements: Sequence[Placement]) -> list[int]:
 
 @dataclass
 class _Stages:
-    """Finds the stage of every node that belongs to a microbatch."""
+    """The assignment of a stage to every node of a microbatch."""
 
     graph: Graph
     nodes: Sequence[Node]
@@ -142,7 +143,7 @@ class _Stages:
         return node.placement if node.placement in self.own and node.inputs else None
 
     def _go_on(self, node: Node) -> None:
-        """A forward node: the first stage of its label from those of its inputs on; without a label, where its inputs are."""
+        """Assign a forward node to the first stage with its label at or after the stages of its inputs; without a label, to the last of these."""
         before = [self.found[value.node] for value in node.inputs if value.node in self.found]
         low, label = max(before, default=0), self._label(node)
         if label is None:
@@ -169,7 +170,7 @@ class _Stages:
         )
 
     def _follow_readers(self, forward: Sequence[Node]) -> None:
-        """Nodes that read nothing with a stage: the first stage that reads them."""
+        """Assign nodes without staged inputs to the first stage that reads them."""
         first: dict[Node, int] = {}
         for node in reversed(forward):
             stage = self.found.setdefault(node, first.get(node, 0))
@@ -177,7 +178,7 @@ class _Stages:
                 first[value.node] = min(stage, first.get(value.node, stage))
 
     def _go_back(self, node: Node) -> None:
-        """A backward node: the last stage of its label up to those of the gradients it reads; without a label, where they are."""
+        """Assign a backward node to the last stage with its label up to the stages of its gradients; without a label, to the first of these."""
         behind = [self.found[value.node] for value in node.inputs if _direction(value.node) == "backward"]
         kept = [self.found[value.node] for value in node.inputs if _direction(value.node) == "forward"]
         high = min(behind) if behind else max(kept, default=len(self.labels) - 1)
@@ -186,7 +187,7 @@ class _Stages:
 
 
 def _apart(forward: Iterable[Node]) -> frozenset[Placement]:
-    """The placements that are stages: none shares a rank with another."""
+    """Return the placements that are stages: no two share a rank."""
     used = list(dict.fromkeys(node.placement for node in forward if node.inputs))
     found: list[Placement] = []
     for placement in sorted(used, key=lambda placement: placement.size):
@@ -199,7 +200,7 @@ def _apart(forward: Iterable[Node]) -> frozenset[Placement]:
 
 
 def _sorted(nodes: Sequence[Node], found: Pipeline) -> tuple[Node, ...]:
-    """The nodes by the times of their tasks; every node behind what it reads."""
+    """Sort the nodes by the times of their tasks; every node follows its inputs."""
     keys = _keys(nodes, found)
     waiting = {node: len({value.node for value in node.inputs}) for node in nodes}
     readers: dict[Node, list[Node]] = {node: [] for node in nodes}
@@ -221,7 +222,7 @@ def _sorted(nodes: Sequence[Node], found: Pipeline) -> tuple[Node, ...]:
 
 
 def _keys(nodes: Iterable[Node], found: Pipeline) -> dict[Node, tuple[float, int]]:
-    """When each node has its turn: the begin of its task, and of tasks that begin together those nearer to the end of the way first."""
+    """Return the sort key of each node: the begin of its task, then the distance to the end of the pipeline."""
     keys: dict[Node, tuple[float, int]] = {}
     for node in nodes:
         task = found.tasks.get(node)

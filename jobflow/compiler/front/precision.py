@@ -1,15 +1,15 @@
-"""Traced program -> the same with products and convolutions in half precision.
+"""Traced program -> the same program with matrix products and convolutions in half precision.
 
-Policy.  Every op says what half precision is to it (`Op.precision`):
+Every op has a category (`Op.precision`):
 
-* ``half``     products and convolutions: always computed in it;
-* ``follows``  sums, activations, normalisations of rows, softmax ...: in it where they lie between two that are;
-* ``any``      what only moves, picks or compares numbers: as its inputs are;
-* ``single``   all else, first of all reductions and losses: in float32.
+* ``half``     products and convolutions: always in half precision;
+* ``follows``  sums, activations, normalisations of rows, softmax ...: in half precision between two such ops;
+* ``any``      ops that only move, select or compare elements: in the precision of their inputs;
+* ``single``   all others, above all reductions and losses: in float32.
 
-Only float32 is touched.  Variables, arguments, results, losses and what is watched stay float32; a variable is cast where it is
-used, once for all that use it in one place, and the gradient of a cast is a cast, so gradients come back in float32.  This happens
-before gradients are made: the backward pass of an op runs in the precision of the op.
+Only float32 is converted.  Variables, arguments, results, losses and watched values stay float32.  A variable is cast where it is
+used, once for all users in one scope.  The gradient of a cast is a cast, so gradients return in float32.  The pass runs before
+differentiation, so the backward pass of an op has the precision of the op.
 
 Example: matmul, bias_add, relu, matmul, bias_add, mean, with 16 for half precision: 16 16 16 16 32 32.
 """
@@ -29,7 +29,7 @@ from jobflow.ops.elementwise import cast
 
 
 def lower_precision(program: Traced, outputs: Sequence[Value]) -> tuple[Traced, Sequence[Value]]:
-    """The program with what can be in the half precision that it asks for, and its outputs."""
+    """Lower the program to its half precision where possible; return the program and its outputs."""
     if program.half is None:
         return program, outputs
     shown = {*outputs, *program.losses, *(watch.value for watch in program.watches), *program.updates.values()}
@@ -41,7 +41,7 @@ def lower_precision(program: Traced, outputs: Sequence[Value]) -> tuple[Traced, 
 
 
 def _in_half(nodes: Sequence[Node]) -> set[Node]:
-    """The nodes computed in half precision, besides those that take whatever comes."""
+    """Return the nodes computed in half precision, without those that accept any precision."""
     always = {node for node in nodes if node.op.precision == "half" and _only_single(node)}
     willing = {node for node in nodes if node.op.precision in ("follows", "any") and _only_single(node)}
     behind: set[Node] = set()
@@ -56,7 +56,7 @@ def _in_half(nodes: Sequence[Node]) -> set[Node]:
 
 
 def _only_single(node: Node) -> bool:
-    """True if all floating point inputs are float32: other types were asked for."""
+    """Return True if all floating-point inputs are float32; other types were requested by the program."""
     floats = [value.dtype for value in node.inputs if value.dtype.is_float]
     return bool(floats) and all(dtype is float32 for dtype in floats)
 
@@ -75,7 +75,7 @@ class _Halving:
     before: dict[Value, Value] = field(default_factory=dict)
 
     def stand_in(self, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value]:
-        """The node with its inputs in the element type it is computed in."""
+        """Record the node with its inputs cast to the element type of the computation."""
         wanted = self._wanted(node, inputs)
         fitted = tuple(self._cast(now, wanted) if was.dtype is float32 else now for was, now in zip(node.inputs, inputs, strict=True))
         outputs = self.tracer.again(node, fitted)
@@ -103,7 +103,7 @@ class _Halving:
         return self.casts[key]
 
     def _as_seen(self, was: Value, now: Value) -> Value:
-        """What stands for an output: itself, or in float32 if others than nodes see it."""
+        """Return an output, cast back to float32 if it is visible outside of the graph."""
         if was not in self.shown or now.dtype is was.dtype:
             return now
         single = self._cast(now, was.dtype)

@@ -1,20 +1,20 @@
-"""Graph -> graph in which regions are computed again in the backward pass, instead of storing their values.
+"""Graph -> graph with rematerialization: regions are recomputed in the backward pass instead of storing their values.
 
-Policy.  A region is what one `checkpointing` scope of the program holds (`Origin.region`), per microbatch.  Those of its values that
-the backward pass reads are made a second time right before the first of these readers, from values that are kept: what other regions
-read of it, results of the job, and what lies outside of all regions.  So between the passes only the inputs of regions stay, and of
-one region at a time all of it: for a chain of n equal layers in regions of sqrt(n) layers each, memory for about 2 sqrt(n) of them, at
+A region is the contents of one `checkpointing` scope (`Origin.region`), per microbatch.  Values of a region that the backward pass
+reads are recomputed right before the first of these readers.  The computation starts from stored values: inputs of other regions,
+results of the job, and values outside of all regions.  Between the passes only the inputs of regions stay in memory, plus all values
+of one region at a time.  For a chain of n equal layers in regions of sqrt(n) layers, memory for about 2 sqrt(n) layers is needed, at
 the price of a second forward pass.
 
-A region that reads nothing but variables (a parameter that is gathered where it is read) costs no activations: nothing of it is kept,
-and it is made again for other regions' second time too.
+A region that reads only variables (a parameter that is gathered at its use) stores no activations.  It is recomputed for the second
+computation of other regions too.
 
-Random ops draw the same numbers the second time, for these are a function of keys and the run counter.  What writes a variable is not
-repeated, and what it reads in the forward pass (statistics of the batch, for moving ones) is kept.  The copies carry the region's
-number inverted, so that they are never taken for the nodes they repeat.
+Random ops sample the same values the second time, because these are a function of keys and the run counter.  Writes of variables are
+not repeated, and their inputs in the forward pass (batch statistics, for moving averages) are stored.  Copies have the inverted number of
+the region, so that they are never confused with the original nodes.
 
-Example, one region {a, b} in  x -> a -> b -> loss:  a' = a(x) and, if the gradient of the loss or of b needs it, b' = b(a') stand
-before the first of these gradients.
+Example, one region {a, b} in  x -> a -> b -> loss:  a' = a(x), and b' = b(a') if the gradient of the loss or of b needs it.  Both
+precede the first of these gradients.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Key = tuple[int, int | None, Placement]
 
 @dataclass
 class RecomputedRegion:
-    """One region as it will be repeated."""
+    """One region to recompute."""
 
     #: forward nodes that may be repeated, in order, and the position of the last of them
     nodes: list[Node] = field(default_factory=list)
@@ -50,7 +50,7 @@ class RecomputedRegion:
     first: int = 0
 
     def choose(self, kept: set[Value]) -> None:
-        """Say what is repeated, and when, if these values need not be."""
+        """Determine the nodes to repeat, and the position of the copies, if these values are stored."""
         own = set(self.nodes)
         self.first = min((at for value, at in self.read if value not in kept), default=0)
         needed: set[Node] = set()
@@ -64,7 +64,7 @@ class RecomputedRegion:
 
 
 def recompute(graph: Graph) -> Graph:
-    """Repeat what must be repeated; a graph without regions stays as it is."""
+    """Repeat the required nodes; return a graph without regions unchanged."""
     regions, kept = _regions(graph)
     for region in regions:
         if not region.of_variables:
@@ -81,7 +81,7 @@ def recompute(graph: Graph) -> Graph:
 
 
 def _regions(graph: Graph) -> tuple[list[RecomputedRegion], set[Value]]:
-    """Every region, in the order of the program, and the values that are kept."""
+    """Return every region, in program order, and the stored values."""
     found: dict[Key, RecomputedRegion] = {}
     home: dict[Node, RecomputedRegion] = {}
     crossing: list[Value] = []
@@ -114,7 +114,7 @@ def _repeated(graph: Graph, regions: Iterable[RecomputedRegion]) -> Graph:
 
 
 class _Repeating(Rewriter):
-    """Has nodes made again, before the nodes at these positions."""
+    """A rewriter that inserts copies of nodes at given positions."""
 
     def __init__(self, graph: Graph, starts: Mapping[int, Sequence[Node]]) -> None:
         super().__init__(graph)

@@ -1,17 +1,16 @@
-"""Graph -> graph in which tables are updated by the rows that were read.
+"""Graph -> graph in which tables are updated only at the rows that were read.
 
-The gradient of a table of which rows are looked up is the sum of rows by their numbers: as large as the table, and zero nearly everywhere.
-Where nothing but an optimizer's update reads it, the update takes the rows and their numbers instead:
+The gradient of a table with row lookups is a sum of rows by index: as large as the table, and zero nearly everywhere.
+If only an optimizer's update reads it, the update takes the rows and their indices instead:
 
     g = UnsortedSegmentSum(rows, ids);  w' = AdamUpdate(w, m, v, g, ...)   ->   w' = RowUpdate(AdamUpdate)(w, m, v, rows, ids, ...)
 
-What lies between (the loss scale, a layout, the step out of the mirrored view) is done to the rows; several look-ups of one table are
-put together.  Ranks then hand each other the rows that they have read, not tables.  This is decided before layouts are chosen, by sizes
-of whole tensors, and so the same for all ranks.  A gradient that something else reads (clipping by a norm, a regularizer, a watch) or that
-other terms are added to is made whole, as it is where the table is small or many of its rows are read.
+Operations in between (the loss scale, a layout, to_global) are applied to the rows.  Several lookups of one table are concatenated.
+Ranks then exchange the rows instead of tables.  The decision precedes the choice of layouts and depends on sizes of logical tensors, so
+it is the same on all ranks.  The gradient stays dense in four cases: it has other readers (clipping by a norm, a regularizer, a watch), it
+has other terms, the table is small, or many of its rows are read.
 
-A program may ask that rows which were not read stay as they are, whatever the optimizer's formula (`lazily` names such variables): then sizes
-do not matter.
+A program may request that unread rows stay unchanged under any optimizer (`lazily` names such variables).  Sizes are ignored then.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ Lookups = list[tuple[Value, Value]]
 
 
 def update_rows(graph: Graph, lazily: Collection[str] = ()) -> Graph:
-    """Have tables updated by the rows that were read, where these are few, or the table is one of those `lazily` updated."""
+    """Update tables by rows if few rows are read, or if `lazily` names the table."""
     finding = _Updating(graph, {value.node for name, value in graph.updates.items() if name in lazily})
     return drop_dead(finding.run()) if finding.found else graph
 
@@ -55,7 +54,7 @@ class _Updating(Rewriter):
         self.found = {node for node in graph.nodes if isinstance(node.op, OptimizerUpdate) and self._is_sparse(node, node.op)}
 
     def _is_sparse(self, node: Node, op: OptimizerUpdate) -> bool:
-        """True if an update runs along a gradient of few rows, or of rows at all if it is lazy."""
+        """Return True if the gradient of an update consists of few rows, or of any number of rows for a lazy update."""
         table, lazy = node.inputs[0].tensor_type, node in self.lazy
         if not (op.flat and op.elementwise and table.ndim) or table.dtype.is_half or (table.size < LEAST and not lazy):
             return False
@@ -65,11 +64,11 @@ class _Updating(Rewriter):
         return alike and (lazy or SPARSE * read <= table.shape[0])
 
     def _ragged(self, rows: Value) -> bool:
-        """True for rows of which ranks have different numbers: no logical tensor has them all."""
+        """Return True if the number of rows differs among ranks, so that no logical tensor holds them."""
         return rows.local and bool(self.graph.rows)
 
     def _sums(self, gradient: Value, reader: Node, ragged: bool) -> list[Node]:
-        """The sums of rows that a gradient consists of; none if it is made of anything else, or read by others.  `ragged`: also of such rows."""
+        """Return the row sums in a gradient; none if it has other terms or readers.  `ragged`: accept numbers of rows that differ among ranks."""
         node = gradient.node
         if self.readers[gradient] != [reader] or gradient in self.shown or node.placement != reader.placement:
             return []
@@ -93,7 +92,7 @@ class _Updating(Rewriter):
         return self.keep(node, (*inputs[:n], rows, ids, *inputs[n + 1 :]), op=RowUpdate(node.op, lazy=node in self.lazy))
 
     def _lookups(self, gradient: Value, update: Node) -> Lookups:
-        """What is to be summed, and by which numbers, with all that is done to the sum done to the rows."""
+        """Return pairs of rows to sum and their indices; operations on the sum are applied to the rows."""
         node = gradient.node
         op = node.op
         if isinstance(op, UnsortedSegmentSum):
@@ -108,7 +107,7 @@ class _Updating(Rewriter):
         return found
 
     def _where_read(self, update: Node, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
-        """A lazy update along a gradient that is made whole: rows that nobody has read keep their values."""
+        """Return a lazy update with a dense gradient; unread rows keep their values."""
         assert isinstance(update.op, OptimizerUpdate)
         table, n = inputs[0].tensor_type, update.op.count
         made = self.keep(update, (*[self._made(Copy(), (value,), update) for value in inputs[:n]], *inputs[n:]))
@@ -117,7 +116,7 @@ class _Updating(Rewriter):
         return tuple([self._made(Where(), (read, new, old), update) for new, old in zip(made, inputs, strict=False)])
 
     def _times_read(self, gradient: Value, update: Node) -> Value:
-        """How often each row has been read."""
+        """Return the number of reads of each row."""
         node = gradient.node
         op = node.op
         if isinstance(op, UnsortedSegmentSum):
@@ -127,7 +126,7 @@ class _Updating(Rewriter):
         return self._made(op, tuple(found), update) if isinstance(op, Add | ToGlobal) else found[0]
 
     def _together(self, found: Lookups, update: Node) -> tuple[Value, Value]:
-        """Several look-ups of one table as one."""
+        """Concatenate several lookups of one table."""
         if len(found) == 1:
             return found[0]
         parts: list[list[Value]] = [[], []]

@@ -1,13 +1,13 @@
-"""Schedules of pipelines: in which order each stage works on its microbatches.
+"""Pipeline schedules: the order in which each stage processes its microbatches.
 
-A pipeline has stages, each run by one group of ranks; a task is the forward or backward pass of one microbatch through one
-stage.  A schedule is a function from the form of a pipeline to rows: for each group the order of its tasks.  Nothing here runs
-anything: rows are checked, simulated and drawn, and `pipeline` puts the nodes of a graph in their order.
+A pipeline has stages, and one group of ranks runs each.  A task is the forward or backward pass of one microbatch through one stage.
+A schedule is a function from the form of a pipeline to rows: for each group the order of its tasks.  This module only validates,
+simulates and draws rows; `pipeline` orders the nodes of a graph by them.
 
-* ``gpipe``: all forward passes, then all backward passes.  Every stage keeps the activations of all m microbatches.
-* ``1f1b``: a stage takes up a new microbatch only while fewer than (stages - stage) are under way, and prefers backward passes.
+* ``gpipe``: all forward passes, then all backward passes.  Every stage stores the activations of all m microbatches.
+* ``1f1b``: a stage starts a new microbatch only while fewer than (stages - stage) are in flight, and prefers backward passes.
   The same bubble, (p-1)/(m+p-1) of the time, but at most p activations: the default.
-* ``interleaved``: each of the p groups has v stages, p apart: a microbatch passes every group v times.  Stages are shorter, so
+* ``interleaved``: each of the p groups has v stages, p apart; a microbatch passes every group v times.  Stages are shorter, so
   the bubble falls to (p-1)/(v m + p - 1), for v times the communication.
 
 Example, 1f1b with two stages and three microbatches (time runs to the right, a backward pass takes as long as a forward one)
@@ -31,7 +31,7 @@ Pass = Literal["forward", "backward"]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One microbatch's way through one stage, there or back."""
+    """The forward or backward pass of one microbatch through one stage."""
 
     direction: Pass
     stage: int
@@ -51,7 +51,7 @@ Needs: TypeAlias = Callable[[Task], Iterable[Task]]
 
 @dataclass(frozen=True)
 class Form:
-    """A pipeline: which group runs each stage, how many microbatches there are, and whether they come back."""
+    """A pipeline: the group of each stage, the number of microbatches, and the presence of backward passes."""
 
     groups: tuple[int, ...]
     microbatches: int
@@ -71,7 +71,7 @@ class Form:
         return [Task(direction, stage, i) for direction in directions for stage in range(self.stages) for i in range(self.microbatches)]
 
     def needs(self, task: Task) -> list[Task]:
-        """A microbatch goes through the stages in order, and back."""
+        """Return the tasks that precede a task: a microbatch passes the stages in order, and back."""
         s, i = task.stage, task.microbatch
         if task.direction == "forward":
             return [Task("forward", s - 1, i)] if s else []
@@ -82,7 +82,7 @@ class Form:
 
 
 def gpipe(form: Form) -> tuple[Row, ...]:
-    """Every group: its stages forward one after the other, then backward."""
+    """Return rows with all forward passes of a group, stage by stage, before its backward passes."""
     batch = range(form.microbatches)
     rows: list[Row] = []
     for group in range(form.size):
@@ -94,9 +94,9 @@ def gpipe(form: Form) -> tuple[Row, ...]:
 
 
 def one_forward_one_backward(form: Form) -> tuple[Row, ...]:
-    """Each group takes what it can do first; backward passes before forward ones, the stage nearest to the end before others.
+    """Return rows in which each group starts its earliest ready task; backward passes and later forward stages take precedence.
 
-    With one stage a group these are the known rows: p - 1 - s forward passes, then one forward and one backward pass in turn.
+    With one stage per group these are the rows of 1F1B: p - 1 - s forward passes, then alternating forward and backward passes.
     """
     done: dict[Task, float] = {}
     rows: list[list[Task]] = [[] for _ in range(form.size)]
@@ -121,16 +121,16 @@ def _urgency(task: Task) -> tuple[bool, int]:
 
 
 def _may_begin(task: Task, form: Form, done: Mapping[Task, float]) -> bool:
-    """True if all it needs is done, and a stage that takes up a microbatch has room for it."""
+    """Return True if all prerequisites are done and a stage has room for a new microbatch."""
     oldest = task.microbatch - (form.stages - task.stage)
     has_room = task.direction == "backward" or not form.trains or oldest < 0 or Task("backward", task.stage, oldest) in done
     return has_room and all(need in done for need in form.needs(task))
 
 
 def interleaved(form: Form) -> tuple[Row, ...]:
-    """Groups of about p microbatches go through a group's stages one after the other; as in 1f1b once the pipeline is full.
+    """Return rows in which groups of about p microbatches pass through a group's stages in order; 1F1B once the pipeline is full.
 
-    Stages that are not p apart on p groups: as 1f1b.
+    Forms whose stages are not p apart on p groups get the rows of 1F1B.
     """
     p = form.size
     if not _is_interleaved(form):
@@ -152,13 +152,13 @@ def _is_interleaved(form: Form) -> bool:
 
 
 def _warm_up(form: Form, group: int) -> int:
-    """The forward passes before a group's first backward pass: until the first microbatch is back, there is nothing else to do."""
+    """Return the number of forward passes before a group's first backward pass."""
     first, p, v = len(_rounds(form.microbatches, form.size)[0]), form.size, form.stages // form.size
     return min(2 * (p - 1 - group) + (v - 1) * first, v * form.microbatches)
 
 
 def _rounds(microbatches: int, p: int) -> list[range]:
-    """The microbatches in rounds of p; the first takes what is left over."""
+    """Divide the microbatches into rounds of p; the first round has the remainder."""
     first = microbatches - (max(microbatches // p, 1) - 1) * p
     return [range(first), *(range(start, start + p) for start in range(first, microbatches, p))]
 
@@ -184,7 +184,7 @@ def _after_warming_up(form: Form, group: int) -> int:
 
 @dataclass(frozen=True)
 class PipelineSchedule:
-    """`rows` of a form, and for a group the most activations that it keeps: one for each microbatch and stage that is not back yet."""
+    """The `rows` of a form, and the largest number of activations that a group may store: one per microbatch and stage in flight."""
 
     rows: Callable[[Form], tuple[Row, ...]]
     limit: Callable[[Form, int], int]
@@ -198,7 +198,7 @@ SCHEDULES: Mapping[str, PipelineSchedule] = {
 
 
 def rows_of(form: Form, name: str) -> tuple[Row, ...]:
-    """The rows of the schedule of this name, validated."""
+    """Return the validated rows of the schedule of this name."""
     schedule = SCHEDULES[name]
     rows = schedule.rows(form)
     validate(form, rows, schedule.limit)
@@ -210,7 +210,7 @@ def rows_of(form: Form, name: str) -> tuple[Row, ...]:
 
 @dataclass(frozen=True)
 class Simulation:
-    """When each task begins and ends if every group works as soon as it can."""
+    """The begin and end of each task if every group works as soon as possible."""
 
     begin: dict[Task, float]
     end: dict[Task, float]
@@ -218,23 +218,23 @@ class Simulation:
 
     @property
     def length(self) -> float:
-        """From the first begin to the last end."""
+        """The time from the first begin to the last end."""
         return max(self.end.values(), default=0.0)
 
     @property
     def bubble(self) -> float:
-        """The share of the groups' time in which they wait."""
+        """The idle share of the groups' time."""
         busy = sum(self.end[task] - self.begin[task] for task in self.begin)
         return 1.0 - busy / (self.groups * self.length) if self.length else 0.0
 
 
 def unit(task: Task) -> float:
-    """Every task takes as long as every other."""
+    """Return the same cost for every task."""
     return 1.0
 
 
 def simulate(rows: Sequence[Row], needs: Needs, cost: Cost = unit) -> Simulation:
-    """The times of all tasks; PlanError naming the tasks that wait for each other if the rows cannot be followed."""
+    """Return the times of all tasks; raise PlanError with the blocked tasks if the rows deadlock."""
     begin: dict[Task, float] = {}
     end: dict[Task, float] = {}
     free = [0.0] * len(rows)
@@ -256,7 +256,7 @@ def simulate(rows: Sequence[Row], needs: Needs, cost: Cost = unit) -> Simulation
 
 
 def in_flight(row: Row) -> int:
-    """The most activations that a group keeps at once."""
+    """Return the largest number of activations that a group stores at once."""
     now = most = 0
     for task in row:
         now += 1 if task.direction == "forward" else -1
@@ -265,7 +265,7 @@ def in_flight(row: Row) -> int:
 
 
 def validate(form: Form, rows: Sequence[Row], limit: Callable[[Form, int], int] = _all_of_them) -> None:
-    """PlanError unless each group does every task of its stages once, in an order in which all can go on, within its limit."""
+    """Raise PlanError unless each group does every task of its stages once, without a deadlock and within its limit."""
     for group, row in enumerate(rows):
         wanted = Counter(task for task in form.tasks() if form.groups[task.stage] == group)
         found = Counter(row)
@@ -278,7 +278,10 @@ def validate(form: Form, rows: Sequence[Row], limit: Callable[[Form, int], int] 
 
 
 def diagram(rows: Sequence[Row], simulation: Simulation, names: Sequence[str] = ()) -> str:
-    """The rows over time, a column per unit: F and B with the number of the microbatch, with a letter for the stage where a group has several."""
+    """Draw the rows over time, a column per unit: F or B with the number of the microbatch.
+
+    A letter names the stage if a group has several.
+    """
     shortest = min((simulation.end[t] - simulation.begin[t] for row in rows for t in row), default=1.0) or 1.0
     labels = [names[i] if names else f"group {i}" for i in range(len(rows))]
     width = max([len(_mark(task, row)) for row in rows for task in row], default=2) + 1

@@ -16,7 +16,7 @@ def simplify(graph: Graph) -> Graph:
 
 
 class _Merging(Rewriter):
-    """Nodes with equal ops, equal inputs and equal places compute the same: keep the first."""
+    """Common-subexpression elimination: nodes with equal ops, inputs and placements are replaced by the first."""
 
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph)
@@ -39,7 +39,7 @@ def _key(node: Node, inputs: tuple[Value, ...]) -> Any:
 
 
 def drop_dead(graph: Graph) -> Graph:
-    """Keep what outputs and updates depend on, and the reads of variables that are written: they say where to."""
+    """Keep the dependencies of outputs and updates, and the reads of written variables, which name the target of the write."""
     roots: list[Tensor] = [*graph.outputs, *graph.updates.values(), *(graph.reads[name] for name in graph.updates)]
     alive = needed_nodes(roots)
     inputs = tuple(value for value in graph.inputs if value.node in alive)

@@ -1,8 +1,8 @@
 """Job function -> graph: every op that is called becomes a node.
 
-The tracer records a job's body while it runs, and is the interpreter in force while its gradients are made.  It is one of the few
-mutable things in jobflow, and belongs to who records: `traced()` freezes what it has seen, and a pass that adds to that has a tracer of
-its own (`Tracer.onward`).
+The tracer records a job's body while it runs, and is the current interpreter while its gradients are computed.  It is one of the few
+mutable objects in jobflow, and has a single owner.  `traced()` freezes the record, and a pass that extends a program has a separate
+tracer (`Tracer.onward`).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ RUN_COUNTER = "#run"
 
 
 def recorded(made: Tensor) -> Value:
-    """What ops give while a tracer is in force: values."""
+    """Return the value that an op returned under a tracer, typed as Value."""
     return cast(Value, made)
 
 
 @dataclass
 class Tracer:
-    """Records one job.  `known` are the session's variables, whose storage this job shares."""
+    """The recorder of one job.  `known` are the session's variables, whose storage this job shares."""
 
     name: str
     placement: Placement
@@ -78,7 +78,7 @@ class Tracer:
     # ---------------------------------------------------------------- recording
 
     def apply(self, op: Op, inputs: Sequence[Tensor], name: str | None) -> tuple[Value, ...]:
-        """Record one op; its outputs."""
+        """Record one op; return its outputs."""
         where = self._where or user_line()
         here = scope.current()
         placement = here.placement or self.placement
@@ -106,7 +106,7 @@ class Tracer:
         return self._add(Node(op, values, makes, label, placement, self._origin(where)))
 
     def add(self, op: Op, inputs: tuple[Value, ...], name: str, placement: Placement, origin: Origin) -> tuple[Value, ...]:
-        """Record an op under this very name, for a reason of its own."""
+        """Record an op under exactly this name, with an explicit provenance."""
         types = types_tuple(op.infer(*(value.tensor_type for value in inputs)))
         return self._add(Node(op, inputs, [(type, name, False) for type in types], name, placement, origin))
 
@@ -126,7 +126,7 @@ class Tracer:
         return mirrored and not isinstance(op, ToGlobal | ReadVariable)
 
     def _own(self, value: Any, label: str, where: SourceLine) -> Value:
-        """The value, if this job has made it."""
+        """Return the value; raise JobError if it does not belong to this job."""
         if not isinstance(value, Value):
             kind = "array" if isinstance(value, np.ndarray) else type(value).__name__
             typed = hasattr(value, "dtype") and hasattr(value, "shape")
@@ -139,7 +139,10 @@ class Tracer:
         return value
 
     def _cross(self, value: Value, local: bool, where: SourceLine) -> Value:
-        """The value as the view in force sees it: in the mirrored view, of an argument with a row or more for each rank its rows, of others all."""
+        """Return the value in the current view.
+
+        In the mirrored view an argument with at least one row per rank becomes the rank's rows; every other value stays whole.
+        """
         if value.local == local:
             return value
         source = value.node.op
@@ -156,12 +159,12 @@ class Tracer:
         return self._record(op, (value,), self.unique_name(op.word()), placement, where, local=isinstance(op, ToLocal))[0]
 
     def _in_mirrored_view(self, placement: Placement) -> Placement:
-        """Where each rank's own tensors are: on the job's kind of device, since another scope on the same ranks sends them nowhere."""
+        """Return the placement of each rank's local tensors: the job's own for the same ranks, because another device scope moves nothing."""
         mine = self.placement
         return mine if (placement.ranks, placement.mesh) == (mine.ranks, mine.mesh) else placement
 
     def _parts(self, op: Crossing, placement: Placement, where: SourceLine) -> Crossing:
-        """The op that knows how many ranks have a part; the gradient of what was cut from a logical tensor knows it already."""
+        """Return the op with the number of ranks that hold a part; the gradient of a cut logical tensor has it already."""
         if op.axes and self.rows and isinstance(op, ToGlobal) and op.ranks == 1:
             raise JobError(
                 f"{self.kind} {self.name} at {where}: the ranks' arguments differ in length ({list(self.rows)}), "
@@ -180,7 +183,7 @@ class Tracer:
         return full
 
     def unique_name(self, prefix: str, where: SourceLine | None = None) -> str:
-        """`<prefix>_<n>`, behind the namespaces, that no other node has; for an op that was called at `where`, the user's line unless given."""
+        """Return `<prefix>_<n>`, behind the namespaces, unique among nodes; `where` is the op's line, by default the user's."""
         while True:
             full = self._prefix + scope.current().full_name(prefix)
             n = self._counts.get(full, 0)
@@ -192,7 +195,7 @@ class Tracer:
 
     @contextmanager
     def gradients_of(self, node: Node) -> Iterator[None]:
-        """What is recorded inside belongs to the backward pass of `node`: its place, line and name."""
+        """Record inside as the backward pass of `node`: with its placement, line and name."""
         before = (self._phase, self._where, self._prefix)
         self._phase, self._where, self._prefix = "backward", node.where, f"{node.name}."
         view = "mirrored" if any(value.local for value in node.outputs) else "consistent"
@@ -204,7 +207,7 @@ class Tracer:
 
     @contextmanager
     def updating(self, where: SourceLine) -> Iterator[None]:
-        """What is recorded inside belongs to the step that writes variables."""
+        """Record inside as the step that writes variables."""
         before = (self._phase, self._where)
         self._phase, self._where = "update", where
         try:
@@ -215,7 +218,7 @@ class Tracer:
 
     @contextmanager
     def phased(self, phase: Phase, where: SourceLine) -> Iterator[None]:
-        """Give the nodes recorded inside a phase and a line of the user."""
+        """Set the phase and the user's line of the nodes recorded inside."""
         before = (self._phase, self._where)
         self._phase, self._where = phase, where
         try:
@@ -227,7 +230,7 @@ class Tracer:
 
     @classmethod
     def onward(cls, program: Traced) -> Tracer:
-        """One that goes on where a program ends, for a pass to record in; the program stays as it is."""
+        """Return a tracer that continues after a program, for a pass to record in; the program stays unchanged."""
         return cls(
             program.name,
             program.placement,
@@ -249,10 +252,9 @@ class Tracer:
         )
 
     def rewritten(self, program: Traced, outputs: Sequence[Value], rewrite: Take) -> tuple[Traced, list[Value]]:
-        """A program recorded anew, with `rewrite` choosing what stands for a node; and its outputs as they are then.
+        """Record a program again, with `rewrite` choosing the replacement of each node; return the program and its outputs.
 
-        The tracer goes on from that program.  Ops that `rewrite` calls are recorded in the node's place, with its line, placement, view and
-        stage.
+        The tracer continues from that program.  Ops that `rewrite` calls are recorded with the node's line, placement, view and stage.
         """
 
         def take(node: Node, inputs: tuple[Value, ...]) -> Sequence[Value]:
@@ -287,14 +289,14 @@ class Tracer:
         origin: Origin | None = None,
         suffix: str = "",
     ) -> tuple[Value, ...]:
-        """Record a node once more on other inputs, under its names with `suffix` behind; with another op, place or origin, if given."""
+        """Record a node again on other inputs, with `suffix` after its names; `op`, `placement` and `origin` replace the node's."""
         types = types_tuple((op or node.op).infer(*(value.tensor_type for value in inputs)))
         makes = [(type, value.name + suffix, value.local) for value, type in zip(node.outputs, types, strict=True)]
         return self._add(Node(op or node.op, tuple(inputs), makes, node.name + suffix, placement or node.placement, origin or node.origin))
 
     @contextmanager
     def standing_for(self, node: Node, microbatch: int | None = None) -> Iterator[None]:
-        """What is recorded inside belongs where `node` is; to another microbatch, if given."""
+        """Record inside with the attributes of `node`; with those of another microbatch if passed."""
         before = (self._phase, self._where, self._microbatch)
         self._phase, self._where = node.phase, node.where
         self._microbatch = node.origin.microbatch if microbatch is None else microbatch
@@ -309,29 +311,29 @@ class Tracer:
     # ---------------------------------------------------------------- sources
 
     def input(self, key: str, type: TensorType, *, local: bool = False, split: bool = True, lies: Layout | None = None) -> Value:
-        """An argument of the job; `lies`: how it comes, if that is not the job's to say."""
+        """Declare an argument of the job; `lies` is its layout if the caller fixes it."""
         op = Input(type.shape, type.dtype, key, split, sbp=None if lies is None else lies.sbp)
         (value,) = self._record(op, (), key, self.placement if lies is None else lies.placement, self.where, local=local)
         self.inputs[key] = value
         return value
 
     def as_seen(self, value: Value) -> Value:
-        """The value as the view in force sees it."""
+        """Return the value in the current view."""
         return self._cross(value, scope.current().view == "mirrored", self._where or self.where)
 
     def new_region(self) -> int:
-        """A number that no region of the program has."""
+        """Return an unused number for a region of the program."""
         self.regions += 1
         return self.regions
 
     def run_counter(self) -> Value:
-        """int64[1]: how often this job ran before; what per-run randomness depends on."""
+        """Return the number of earlier runs of this job, int64[1]; per-run randomness depends on it."""
         if RUN_COUNTER not in self.inputs:
             return self.input(RUN_COUNTER, TensorType((1,), int64), split=False)
         return self.inputs[RUN_COUNTER]
 
     def variable(self, wanted: Variable) -> Value:
-        """The current value of a variable, declared at first sight."""
+        """Return the current value of a variable; declare it at the first use."""
         known = self.known.get(wanted.name) or self.variables.get(wanted.name)
         where = self._where or user_line()
         if known is not None and known.type.shape != wanted.type.shape:
@@ -350,7 +352,7 @@ class Tracer:
         return self.reads[wanted.name]
 
     def slot(self, name: str, type: TensorType, initial: float, like: Variable | Placement | None) -> Value:
-        """A variable of an optimizer: stored like the variable it serves, or whole on every rank of a placement, or of the job."""
+        """Declare a variable of an optimizer: stored like `like`, or whole on every rank of a placement, by default the job's."""
         if isinstance(like, Variable):
             placement, sbp, group = like.placement, like.sbp, name.removeprefix(f"{like.name}-")
         else:
@@ -359,7 +361,7 @@ class Tracer:
         return self.variable(Variable(name, type, Constant(type.shape, type.dtype, initial), placement, sbp, trainable=False, group=group))
 
     def assign(self, name: str, value: Value) -> None:
-        """The variable takes this value at the end of the run; in the mirrored view, each rank's copy that of its rank."""
+        """Assign the value to the variable at the end of the run; in the mirrored view each rank's copy takes the rank's value."""
         self.updates[name] = self._crossed(value, ToGlobal((B,)), self._where or user_line()) if value.local else value
 
     # ---------------------------------------------------------------- training
@@ -371,7 +373,7 @@ class Tracer:
         self.losses.append(loss)
 
     def minimize(self, optimizer: Optimizer, losses: Sequence[Value], where: SourceLine | None = None) -> None:
-        """Have `optimizer` minimise the sum of the losses' means: this is a train job then.  `where` is who asked, if not the user's line."""
+        """Make this a train job in which `optimizer` minimises the sum of the losses' means; `where` defaults to the user's line."""
         where = where or user_line()
         if self.training is not None:
             raise JobError(f"job {self.name}: minimize at {where} and at {self.training.where}; a job has one, of one loss or a list of them")
@@ -379,12 +381,12 @@ class Tracer:
         self.training = Training(tuple(losses), (optimizer,), where)
 
     def watch(self, value: Value, take: Callable[[Any], None], gradient: bool = False) -> None:
-        """Show `take` the value after every run; or its gradient, if it has one."""
+        """Pass the value, or its gradient if there is one, to `take` after every run."""
         where = user_line()
         self.watches.append(Watch(self._own(value, "watch", where), take, gradient, where))
 
     def traced(self, outputs: Sequence[Value] = ()) -> Traced:
-        """What has been recorded, of which these are to be the outputs."""
+        """Freeze the record with these outputs."""
         for value in outputs:
             self._own(value, f"{self.kind} {self.name}: its result", self.where)
         return Traced(
@@ -408,12 +410,12 @@ class Tracer:
         )
 
     def graph(self, outputs: Sequence[Value] = ()) -> Graph:
-        """What has been recorded, without what is to be done with it."""
+        """Return the recorded graph without the training."""
         return self.traced(outputs).graph(outputs)
 
 
 def _argument(value: Value) -> str | None:
-    """The argument of the job that a value is, all of it, looked at differently or as it is; None if it is none, or a part of one."""
+    """Return the name of the argument of which a value is a view of all elements; None for any other value."""
     while isinstance(value.node.op, ViewOp):
         whole = value.node.inputs[0]
         if value.tensor_type.size != whole.tensor_type.size and not isinstance(value.node.op, Crossing):
@@ -423,12 +425,12 @@ def _argument(value: Value) -> str | None:
 
 
 def _shared(known: Variable, wanted: Variable) -> Variable:
-    """This job's view of a variable another job declared: same storage, its own wish to train it."""
+    """Return another job's variable for this job: the same storage, with this job's training options."""
     return Variable(known.name, known.type, known.initializer, known.placement, known.sbp, wanted.trainable, wanted.l1, wanted.l2, known.group)
 
 
 def _located(message: str, op: Op, label: str, where: SourceLine) -> str:
-    """The message of an op's `infer`, with the user's line and the layer's name behind the op's word."""
+    """Insert the user's line and the layer's name after the op's word in a message of its `infer`."""
     word, colon, rest = message.partition(":")
     at = f'at {where} (layer "{label}")'
     return f"{word} {at}:{rest}" if colon and " " not in word else f"{op.word()} {at}: {message}"

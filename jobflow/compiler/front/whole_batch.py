@@ -1,17 +1,17 @@
-"""How the values of microbatches make up those of the whole batch.
+"""Rules that combine the values of microbatches into those of the whole batch.
 
-Microbatches are to rows in time what ranks are in space, so the rules of operations by which tensors are distributed say it too.  The body is
-traced for a microbatch and for the batch.  Node by node, the value of the batch is, of the values of the microbatches,
+Microbatches divide rows in time as ranks divide them in space, so the layout rules of operations apply to both.  The body is
+traced for a microbatch and for the batch.  For each node, the values of the microbatches have one of these parts:
 
-    Split(axis)   all of them, concatenated along the axis
-    Partial       their sum, maximum or minimum
-    Broadcast     any of them
-    Statistic     undefined: a statistic of batch normalisation, which every microbatch has for itself
+    Split(axis)   the value of the batch is their concatenation along the axis
+    Partial       the value of the batch is their sum, maximum or minimum
+    Broadcast     all equal the value of the batch
+    Statistic     undefined: a statistic of batch normalisation, computed per microbatch
     Mixed         undefined: an operation is neither by row nor linear in sums over the batch
 
-Numbers that an operation takes (the 1 / n of a mean) are those of the batch.  Where a sum over rows meets a value without rows in a sum, the
-latter counts in every microbatch by the share of its rows.  A sum over rows that no trained variable leads to is computed for the whole batch
-before the first microbatch where an operation needs it: the number of labels that count, for example.
+Numbers inside an operation (the 1 / n of a mean) are those of the batch.  If a sum over rows is added to a value without rows, that
+value is scaled in every microbatch by the share of its rows.  A sum over rows that depends on no trained variable is computed for the
+whole batch before the first microbatch if an operation needs it: the number of valid labels, for example.
 
 Example, rows x, variable w:  mean((x w)^2) + w^2  ->  x: S(0), x w: S(0), mean: P(sum), w^2: B times rows / batch, loss: P(sum)
 """
@@ -53,7 +53,7 @@ class Statistic:
 
 @dataclass(frozen=True)
 class Mixed:
-    """The part of values that no rule combines; `node` is the first operation that has none."""
+    """The part of values that no rule combines; `node` is the first operation without a rule."""
 
     node: Node
 
@@ -65,9 +65,9 @@ Part: TypeAlias = Sbp | Statistic | Mixed
 
 @dataclass(frozen=True)
 class Parts:
-    """What results, watched values and updated variables of a body are of those of the batch, in order or by name.
+    """The parts of results, watched values and updated variables of a body, in order or by name.
 
-    Nodes are named, because strategies and precision record them anew.
+    Nodes are referred to by name, because strategies and precision record them anew.
     """
 
     outputs: tuple[Part, ...]
@@ -82,12 +82,12 @@ class Parts:
 
 
 def parts_of(body: Body, whole: Body, rows: int, microbatches: Microbatches) -> tuple[Traced, Sequence[Value], Parts]:
-    """Rewrite a body so that its losses add up to those of the batch.  JobError where values that are asked for cannot be combined."""
+    """Rewrite a body so that its losses add up to those of the batch.  Raise JobError if requested values cannot be combined."""
     return _Parting(body, whole, rows, microbatches).run()
 
 
 class _Parting:
-    """Walks the body for a microbatch and the one for the batch side by side."""
+    """A parallel walk over the body for a microbatch and the one for the batch."""
 
     def __init__(self, body: Body, whole: Body, rows: int, microbatches: Microbatches) -> None:
         self.body, self.whole, self.rows, self.microbatches = body, whole, rows, microbatches
@@ -142,7 +142,7 @@ class _Parting:
     # ---------------------------------------------------------------- what is asked for
 
     def _losses(self, program: Traced) -> Traced:
-        """The losses as sums over microbatches."""
+        """Rewrite the losses as sums over microbatches."""
         training = check_losses(program)
         tracer = Tracer.onward(program)
         losses = []
@@ -158,7 +158,7 @@ class _Parting:
         return replace(program, nodes=made.nodes, names=made.names, counts=made.counts, training=replace(training, losses=tuple(losses)))
 
     def _check(self, value: Value, what: str, trains: bool = False) -> None:
-        """JobError unless the values of microbatches give that of the batch."""
+        """Raise JobError unless the values of microbatches determine that of the batch."""
         part = self.parts[value]
         if isinstance(part, Split | Broadcast) or (isinstance(part, Partial) and (not trains or part.reduce is SUM)):
             return
@@ -187,7 +187,7 @@ class _Parting:
         return self._mixed(node, inputs, parts) or self._ruled(node, whole, inputs, parts)
 
     def _mixed(self, node: Node, inputs: tuple[Value, ...], parts: Sequence[Part]) -> Sequence[Value] | None:
-        """The outputs, if inputs are no values of the batch."""
+        """Return the outputs if some inputs have no value in the batch."""
         found: Part | None = next((part for part in parts if isinstance(part, Mixed)), None)
         if found is None and any(isinstance(part, Statistic) for part in parts):
             alone = all(isinstance(part, Statistic | Broadcast) for part in parts)
@@ -195,7 +195,7 @@ class _Parting:
         return None if found is None else self._keep(node, inputs, node.op, [found] * len(node.outputs))
 
     def _ruled(self, node: Node, whole: Node, inputs: tuple[Value, ...], parts: Sequence[Part]) -> Sequence[Value]:
-        """The outputs by the rule of the operation, which may need other inputs."""
+        """Return the outputs by the rule of the operation, which may need other inputs."""
         if isinstance(node.op, Crossing):
             return self._keep(node, inputs, node.op, list(parts))
         if isinstance(whole.op, Shift) and parts[0] == P and whole.inputs[0].dtype.is_float:
@@ -211,7 +211,7 @@ class _Parting:
         return self._keep(node, inputs, node.op, [Mixed(node)] * len(node.outputs))
 
     def _by(self, node: Node, whole: Node, parts: Sequence[Part], given: Sequence[Sbp], made: Sequence[Sbp]) -> tuple[Op, list[Part]] | None:
-        """The operation for a microbatch whose inputs and outputs are these parts of those of the batch; None if there is none."""
+        """Return the operation for a microbatch whose inputs and outputs have these parts; None if there is none."""
         if all(isinstance(part, Broadcast) for part in (*given, *made)) and isinstance(whole.op, BroadcastTo):
             made = [_made_axis(node.outputs[0].tensor_type, whole.outputs[0].tensor_type)]
         inputs = [self._piece(part, value.tensor_type) for part, value in zip(given, whole.inputs, strict=True)]
@@ -224,7 +224,7 @@ class _Parting:
         return None
 
     def _anywhere(self, whole: Node, given: Sequence[Sbp], made: Sequence[Sbp]) -> bool:
-        """True if the operation does the same for all microbatches of this size."""
+        """Return True if the operation is the same for all microbatches of this size."""
         if whole.op.by_position or type(whole.op).localize is Op.localize or isinstance(whole.op, BroadcastTo):
             return True
         found = set()
@@ -244,7 +244,7 @@ class _Parting:
         return Box(tuple(spans), type.shape)
 
     def _piece(self, part: Sbp, type: TensorType) -> TensorType | None:
-        """The type of a microbatch's part of a tensor of the batch; None if rows do not divide it."""
+        """Return the type of a microbatch's part of a tensor of the batch; None if rows do not divide it."""
         if not isinstance(part, Split):
             return type
         length, rest = divmod(type.shape[part.axis] * self.rows, self.microbatches.rows)
@@ -253,7 +253,7 @@ class _Parting:
     # ---------------------------------------------------------------- what is recorded
 
     def _source(self, node: Node, whole: Node) -> Sequence[Value]:
-        """A node without inputs: rows of the batch, or the same for all microbatches."""
+        """Record a node without inputs: rows of the batch, or the same value for all microbatches."""
         if isinstance(node.op, Input):
             return self._keep(node, (), node.op, [Split(0) if node.op.key in self.microbatches.arguments else B])
         here, there = node.outputs[0].tensor_type, whole.outputs[0].tensor_type
@@ -275,7 +275,7 @@ class _Parting:
         return values
 
     def _shared(self, node: Node, inputs: tuple[Value, ...], parts: Sequence[Part], wanted: Sequence[Sbp]) -> tuple[Value, ...]:
-        """The inputs, of which those without rows count by the share of the microbatch where a sum over rows is needed."""
+        """Return the inputs; those without rows are scaled by the microbatch's share where the signature needs a sum over rows."""
         found = list(inputs)
         for i, (part, target) in enumerate(zip(parts, wanted, strict=True)):
             if isinstance(part, Broadcast) and isinstance(target, Partial):
@@ -284,7 +284,7 @@ class _Parting:
         return tuple(found)
 
     def _gather(self, value: Value) -> Value:
-        """The value of the whole batch, in every microbatch."""
+        """Return the value of the whole batch in every microbatch."""
         found = recorded(apply(Identity(), value))
         self.parts[found] = B
         self.gathered[found.node.name] = self.parts[value]
@@ -292,7 +292,7 @@ class _Parting:
 
 
 def _choices(whole: Node, parts: Sequence[Part]) -> Sequence[tuple[Sequence[Sbp], Sequence[Sbp]]]:
-    """The signatures that these parts of the inputs fit, best first."""
+    """Return the signatures that accept these parts of the inputs, best first."""
     if isinstance(whole.op, ViewOp) and isinstance(parts[0], Partial) and parts[0] != P:
         return [((parts[0],), (parts[0],))]
     rule: Rule = whole.op.rule(*(value.tensor_type for value in whole.inputs))
@@ -309,7 +309,7 @@ def _choices(whole: Node, parts: Sequence[Part]) -> Sequence[tuple[Sequence[Sbp]
 
 
 def _made_axis(here: TensorType, there: TensorType) -> Sbp:
-    """The axis along which a microbatch's tensor is shorter than the batch's; B if there is none, or more than one."""
+    """Return a split along the only axis whose length differs from the batch's; B if no axis or several differ."""
     if here.ndim != there.ndim:
         return B
     axes = [i for i, (n, m) in enumerate(zip(here.shape, there.shape, strict=True)) if n != m]
@@ -317,7 +317,7 @@ def _made_axis(here: TensorType, there: TensorType) -> Sbp:
 
 
 def _infers(op: Op, types: Sequence[TensorType | None]) -> tuple[TensorType, ...] | None:
-    """The types of the outputs; None if the operation does not take these inputs."""
+    """Return the types of the outputs; None if the operation does not accept these inputs."""
     try:
         return types_tuple(op.infer(*types))
     except JobflowError:
@@ -325,7 +325,7 @@ def _infers(op: Op, types: Sequence[TensorType | None]) -> tuple[TensorType, ...
 
 
 def combined(part: Part, each: Sequence[Value]) -> Value:
-    """The value of the batch, of those of its microbatches."""
+    """Combine the values of microbatches into the value of the batch."""
     if isinstance(part, Split):
         return recorded(concat([*each], part.axis))
     if isinstance(part, Partial):
@@ -334,7 +334,7 @@ def combined(part: Part, each: Sequence[Value]) -> Value:
 
 
 def leading_to(value: Value) -> set[Node]:
-    """The nodes that compute a value."""
+    """Return the nodes that compute a value."""
     found: set[Node] = set()
     rest = [value.node]
     while rest:
