@@ -28,7 +28,6 @@ ELSEWHERE = {
     r"^scripts/measure_house$": "counts for half a minute, and says nothing about right or wrong",
     r"^scripts/record$": "runs for minutes; tests/records does what it does",
     r"^jobflow doctor$": "measures the machine; tests/cli/test_doctor.py runs it",
-    r"^scripts/refresh_names$": "writes the table of the checkout; tests/public compares it",
     r"^scripts/tighten_writing": "writes the record of the checkout; tests/test_words.py compares it",
     r"^scripts/refresh_compatibility$": "writes a page of the checkout; tests/face compares it",
     r"^scripts/refresh_docs$": "writes pages of the checkout; tests/docs/test_generated.py runs it with --check",

@@ -96,10 +96,9 @@ def test_rows_that_only_a_table_has(reduced: Callable[[Any], Any]) -> None:
         np.testing.assert_allclose(made.numpy(), expected.numpy(), 1e-12, 1e-12)
 
 
-def test_compiled_loops_are_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_loops_are_the_kernels() -> None:
     """To rounding, in float32 and in half precision; every op that says what it computes has a loop where columns lie side by side."""
-    monkeypatch.setattr(compiled_loops, "FEWEST", 1)
-    loop = compiled_loops.CompiledLoop()
+    loop = compiled_loops.CompiledLoop(fewest=1)
     samples = [s for cls in laws.concrete_ops() if issubclass(cls, Indexed) for s in cls.samples()]
     assert len(samples) > 50
     apart: set[str] = set()
