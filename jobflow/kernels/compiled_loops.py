@@ -23,13 +23,14 @@ class CompiledLoop:
     """One loop over the index space."""
 
     name: str = "llvm"
-    #: elements of the largest operand for which a loop is compiled
-    fewest: int = FEWEST
+    #: smallest size of the largest operand for which a loop is compiled; None means FEWEST
+    fewest: int | None = None
 
     def refuses(self, op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
         most = max((a.size for a in (*inputs, *outputs)), default=0)
-        if most < self.fewest:
-            return f"{most} elements; a loop is compiled for {self.fewest} and more"
+        fewest = FEWEST if self.fewest is None else self.fewest
+        if most < fewest:
+            return f"{most} elements; a loop is compiled for {fewest} and more"
         found = expression_of(op, inputs)
         if found is None:
             return "it has no expression"
