@@ -11,7 +11,7 @@ __all__ = ["train"]
 
 
 def __getattr__(name: str) -> Any:
-    """What needs pydantic is imported when it is asked for."""
+    """Import `train`, which needs pydantic, on first access."""
     if name == "train":
         from jobflow.trainer.loop import train
 

@@ -1,6 +1,6 @@
-"""Charts of a run, drawn by matplotlib: `curves.png`, and SVG for pages, in the colours of the page around it.
+"""Charts of a run, drawn by matplotlib: `curves.png`, and SVG in the colours of the surrounding page.
 
-Nothing global changes: no window, no backend is chosen.
+No global state of matplotlib changes: neither a window nor a backend is selected.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ WIDTH, HEIGHT, DOTS = 5.0, 3.1, 160
 
 
 def curves_png(history: History, path: Path, title: str, steps_per_epoch: int = 0) -> Path | None:
-    """All curves of a history in one file; None if there is nothing to draw, or no place for it."""
+    """Draw all curves of a history into one file; return None if there are no curves, or if the file cannot be written."""
     pictures = list(history.pictures())
     if not pictures:
         return None
@@ -63,7 +63,7 @@ def curves_png(history: History, path: Path, title: str, steps_per_epoch: int = 
 
 @contextmanager
 def _figure(width: float, height: float) -> Iterator[Figure]:
-    """A figure to draw on and save; what is set for it is as before afterwards."""
+    """Yield a figure to draw on and save, under temporary settings of matplotlib."""
     optional("matplotlib", "a chart")
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -74,7 +74,10 @@ def _figure(width: float, height: float) -> Iterator[Figure]:
 
 
 def draw_curves(axes: Axes, name: str, curves: Sequence[Curve], last: int = 0, steps_per_epoch: int = 0) -> None:
-    """One quantity over the steps, up to `last` at least: noisy lines thin with their mean bold, evaluations as points on a line."""
+    """Draw one quantity over the steps, up to at least `last`.
+
+    Noisy lines are thin with their moving mean in bold; evaluations are points on a line.
+    """
     points = [curve.line.arrays(POINTS) for curve in curves]
     for i, (curve, (x, y)) in enumerate(zip(curves, points, strict=True)):
         colour = COLOURS.get(curve.of, OTHERS[i % len(OTHERS)])
@@ -96,7 +99,7 @@ def draw_curves(axes: Axes, name: str, curves: Sequence[Curve], last: int = 0, s
 
 
 def scale_values(axes: Axes, name: str, values: Sequence[Numbers]) -> None:
-    """Logarithm or percent where they serve; speeds from zero."""
+    """Select a logarithmic or percent axis where suitable; speeds start at zero."""
     from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter, StrMethodFormatter
 
     low, high = min(float(v.min()) for v in values), max(float(v.max()) for v in values)
@@ -115,7 +118,7 @@ def scale_values(axes: Axes, name: str, values: Sequence[Numbers]) -> None:
 
 
 def draw_times(axes: Axes, seconds: Numbers, bins: int = 32) -> None:
-    """How many steps took how long, with the median marked; the last bar has all that are slower, too."""
+    """Draw a histogram of step times with the median marked; the last bar includes all slower steps."""
     low, median = float(seconds.min()), float(np.median(seconds))
     high = max(min(float(np.quantile(seconds, 0.995)), 3 * median), low * 1.01 + 1e-9)
     unit, word = (1e-3, "ms") if high < 1 else (1.0, "s")
@@ -131,7 +134,7 @@ def draw_times(axes: Axes, seconds: Numbers, bins: int = 32) -> None:
 
 
 def dress(axes: Axes, below: str) -> None:
-    """A light grid, and what the lower axis counts."""
+    """Add a light grid, and label the lower axis."""
     axes.set_xlabel(below, fontsize=9, color=INK)
     axes.grid(True, color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
@@ -149,12 +152,12 @@ _BAR = " | "
 
 
 def tooltips(texts: Iterable[str]) -> str:
-    """What a page says when one points at the parts of a line or a bar; kept where matplotlib keeps the name of a group."""
+    """Encode tooltips for the parts of a line or bar as a group id of matplotlib."""
     return f"tooltips{_BAR}{_BAR.join(texts)}"
 
 
 def chart_svg(title: str, draw: Callable[[Axes], None]) -> str:
-    """One panel as an element of an HTML page: text is text in the page's font, colours follow the page, parts have tooltips."""
+    """Return one panel as an SVG element of an HTML page, with the page's font and colours, and with tooltips."""
     content = io.StringIO()
     with _figure(WIDTH, HEIGHT) as figure:
         draw(figure.add_subplot())
@@ -174,5 +177,5 @@ def chart_svg(title: str, draw: Callable[[Axes], None]) -> str:
 
 
 def _in_page(value: str) -> str:
-    """An attribute with the page's colours and font, and without digits that nobody sees."""
+    """Return an attribute with the page's colours and font, and numbers with two decimals."""
     return re.sub("#[0-9a-f]{6}", lambda colour: VARIABLES.get(colour[0], colour[0]), re.sub(r"font-family: [^;]*; |(?<=\.\d\d)\d+", "", value))

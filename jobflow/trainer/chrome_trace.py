@@ -1,10 +1,10 @@
-"""`--profile`: what every rank did when, as a trace for chrome://tracing or https://ui.perfetto.dev, and a table of the slowest ops.
+"""`--profile`: a trace of all ranks for chrome://tracing or https://ui.perfetto.dev, and a table of the slowest ops.
 
     [ step 12                                                            ]      one track per rank
       [matmul][relu] ... [ all_reduce dense-kernel-grad ]  [adam]               categories: compute, communication
                               [ waiting ]                                       waiting, inside a communication
 
-All ranks record alike: the recorded steps are the same on all of them, and beginning and ending are collective.
+All ranks record the same steps.  The begin and the end of a recording are collective.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PARTS = (COMPUTE, COMMUNICATION, WAITING, HOST)
 
 @dataclass(frozen=True)
 class Begin:
-    """A command for the ranks: record from now on."""
+    """A command for the ranks: start recording."""
 
     def __call__(self, rank: Rank, _: Any) -> None:
         rank.memory[RECORDING] = Recording(rank.index, rank.comm, executors_of(rank))
@@ -46,7 +46,7 @@ class Begin:
 
 @dataclass(frozen=True)
 class End:
-    """A command for the ranks: record no more; what was recorded."""
+    """A command for the ranks: stop recording and return the record."""
 
     def __call__(self, rank: Rank, _: Any) -> Recorded:
         recording: Recording = rank.memory.pop(RECORDING)
@@ -55,7 +55,7 @@ class End:
 
 @dataclass(frozen=True)
 class Slice:
-    """Something that took time on a rank, in seconds from the first thing in the trace."""
+    """An interval of time on a rank, in seconds from the start of the trace."""
 
     rank: int
     name: str
@@ -75,7 +75,7 @@ class Slice:
 
 @dataclass
 class Slow:
-    """An op over all ranks, whose shapes may differ, and recorded steps; `waiting` is part of `seconds`, `share` is of the ranks' time in steps."""
+    """Totals of an op over all ranks, shapes and recorded steps; `waiting` is part of `seconds`, `share` is relative to the ranks' time in steps."""
 
     timed: Timed
     seconds: float = 0.0
@@ -86,7 +86,7 @@ class Slow:
 
 @dataclass(frozen=True)
 class Traced:
-    """What was recorded; `path` is the file for the viewer."""
+    """A recorded trace; `path` is the file for the viewer."""
 
     path: Path
     slices: tuple[Slice, ...]
@@ -99,11 +99,11 @@ class Traced:
 
     @property
     def counted(self) -> list[Slice]:
-        """What belongs to steps."""
+        """The slices that are part of steps."""
         return [item for item in self.slices if item.counted]
 
     def parts(self) -> dict[int, dict[str, float]]:
-        """Per rank, seconds of its recorded steps in each of `PARTS`; waiting is taken out of communication."""
+        """Return the seconds of each rank's recorded steps in each of `PARTS`; communication excludes waiting."""
         found = {rank: dict.fromkeys(PARTS, 0.0) for rank in range(self.ranks)}
         for item in self.counted:
             own = found[item.rank]
@@ -118,7 +118,7 @@ class Traced:
         return {rank: {part: max(0.0, seconds) for part, seconds in own.items()} for rank, own in found.items()}
 
     def slowest(self, top: int | None = 20) -> list[Slow]:
-        """The ops that took longest, the same op of all ranks and steps together."""
+        """Return the slowest ops, each summed over all ranks and steps."""
         whole = sum(item.seconds for item in self.counted if item.category == STEP) or 1.0
         rows: dict[Timed, Slow] = {}
         for item in self.counted:
@@ -134,7 +134,7 @@ class Traced:
         return sorted(rows.values(), key=lambda row: -row.seconds)[:top]
 
     def text(self, top: int = 20) -> str:
-        """Where the time of the recorded steps went, and the slowest ops."""
+        """Return the table of time per part of a step, and the slowest ops."""
         return (
             f"Inside a step, mean of {self.steps}\n{parts_table(self)}\nhost: what the loop around the ops takes, arguments in, results out\n\n"
             f"{slowest_table(self, top)}\nall ranks and recorded steps together; share of the ranks' time in steps"
@@ -142,7 +142,7 @@ class Traced:
 
 
 class Tracing:
-    """Records `steps` steps from step `first` on (counted as in `StepReport`), then writes the file; rank 0 has `traced` afterwards.
+    """A recording of `steps` steps from step `first` on (counted as in `StepReport`), written to a file; rank 0 has `traced` afterwards.
 
     Every rank calls `before` and `after` around each step, with the same numbers, and `close` at the end.
     """
@@ -158,21 +158,21 @@ class Tracing:
         return self._begun > 0
 
     def before(self, step: int) -> None:
-        """Step number `step` is about to run."""
+        """Start recording if step number `step`, the next one, is the first to record."""
         world = self._session().world
         if step >= self._first and not self._begun and self.traced is None and world is not None:
             world.call(Begin())
             self._begun = step
 
     def after(self, step: int) -> None:
-        """Step number `step` has run."""
+        """Count step number `step`, and close the recording after the last one."""
         if self._begun:
             self._done = step
             if step + 1 >= self._begun + self._steps:
                 self.close()
 
     def close(self) -> None:
-        """Write what has been recorded so far; nothing if nothing was."""
+        """Write the record so far; without a record, do nothing."""
         world = self._session().world
         if not self._begun or world is None:
             return
@@ -184,7 +184,7 @@ class Tracing:
 
 
 def write(path: Path, everybody: Sequence[Recorded], first: int, steps: int) -> Traced:
-    """Put what the ranks recorded into one file; the recorded steps are `first`, `first` + 1 ..."""
+    """Write the records of all ranks to one file; the recorded steps are `first`, `first` + 1 ..."""
     slices = tuple(item for recorded in everybody for item in slices_of(recorded, first, steps))
     start = min((item.begin for item in slices), default=0.0)
     slices = tuple(replace(item, begin=item.begin - start, end=item.end - start) for item in slices)
@@ -194,7 +194,7 @@ def write(path: Path, everybody: Sequence[Recorded], first: int, steps: int) -> 
 
 
 def slices_of(recorded: Recorded, first: int, steps: int) -> Iterator[Slice]:
-    """Steps, calls in them, waits in these; in the clock of rank 0."""
+    """Yield the slices of steps, of calls, and of waits, in the clock of rank 0."""
     waits = recorded.waits + recorded.offset
     for job, plans in recorded.runs.items():
         ran = sorted(
@@ -208,7 +208,7 @@ def slices_of(recorded: Recorded, first: int, steps: int) -> Iterator[Slice]:
 
 
 def run_slices(recorded: Recorded, title: str, run: Ran, calls: Sequence[Timed], waits: np.ndarray[Any, Any]) -> Iterator[Slice]:
-    """One run of a plan: itself, its ops, the waits in these.  Calls of an op that follow each other are one slice."""
+    """Yield the slices of one run of a plan, its ops, and their waits.  Consecutive calls of an op are one slice."""
     shift, rank = recorded.offset, recorded.rank
     yield Slice(rank, title, STEP, run.begin + shift, run.end + shift)
     times = run.times + shift
@@ -223,7 +223,7 @@ def run_slices(recorded: Recorded, title: str, run: Ran, calls: Sequence[Timed],
 
 
 def joined(waits: Sequence[Sequence[float]], stop: float, gap: float = 2e-6) -> list[tuple[float, float]]:
-    """Waits that follow each other at once are one: a long one is noticed in pieces."""
+    """Merge consecutive waits, because a long wait is recorded in pieces."""
     found: list[tuple[float, float]] = []
     for begin, end in waits:
         if found and begin - found[-1][1] < gap:
@@ -233,7 +233,7 @@ def joined(waits: Sequence[Sequence[float]], stop: float, gap: float = 2e-6) -> 
 
 
 def events(traced: Traced) -> dict[str, Any]:
-    """The trace event format: complete events ("X") on a thread per rank, and names for these."""
+    """Return the trace event format: complete events ("X") on one thread per rank, and the threads' names."""
     named: list[dict[str, Any]] = [{"name": "process_name", "ph": "M", "pid": 0, "tid": 0, "args": {"name": "jobflow"}}]
     for rank, host in enumerate(traced.hosts):
         named.append({"name": "thread_name", "ph": "M", "pid": 0, "tid": rank, "args": {"name": f"rank {rank} ({host})"}})
@@ -251,7 +251,7 @@ def event(item: Slice) -> dict[str, Any]:
 
 
 def parts_table(traced: Traced) -> TextTable:
-    """Per rank, the time of a step in each part, and its share; `host` is the loop around the ops, with arguments in and results out."""
+    """Return a table of time per part of a step and rank, with shares; `host` is the loop around the ops, with arguments in and results out."""
     rows = []
     for rank, parts in traced.parts().items():
         whole = sum(parts.values())
@@ -261,7 +261,7 @@ def parts_table(traced: Traced) -> TextTable:
 
 
 def slowest_table(traced: Traced, top: int | None = 20) -> TextTable:
-    """The slowest ops, in milliseconds of all ranks and recorded steps together; shares are those of the ranks' time in steps."""
+    """Return a table of the slowest ops, in milliseconds over all ranks and recorded steps, with shares of the ranks' time in steps."""
     rows = []
     for row in traced.slowest(top):
         waiting = f"{row.waiting * 1e3:,.3f}" if row.timed.category == COMMUNICATION else ""

@@ -22,13 +22,13 @@ from jobflow.trainer.watching import EvaluationReport
 
 
 def batches_of(jobs: Jobs, samples: Samples | Stream, fields: Iterable[str] | None = None) -> Batches:
-    """The batches of a measurement.  Who measures again and again keeps them: they remember what ranks read of them."""
+    """Return the batches of an evaluation.  Callers that evaluate repeatedly should reuse them, because they cache the ranges that ranks read."""
     data, read = jobs.config.data, jobs.network.taken(jobs.fields) if fields is None else fields
     return Batches(samples, None, data.evaluation_batch_size, False, data.prefetch, fields=list(read))
 
 
 def measure(jobs: Jobs, batches: Batches, place: str, step: int = 0, epoch: int = 0) -> EvaluationReport:
-    """One pass over samples; metrics are named "<place>/<metric>"."""
+    """Evaluate one pass over the samples; metrics are named "<place>/<metric>"."""
     began, means = time.perf_counter(), Means()
     jobs.over(batches, jobs.evaluation, lambda rows, outputs: means.add(outputs, rows, jobs.pieces(rows)))
     metrics = {f"{place}/{name}": value for name, value in means.values().items()}
@@ -36,9 +36,9 @@ def measure(jobs: Jobs, batches: Batches, place: str, step: int = 0, epoch: int 
 
 
 def evaluate(loaded: Loaded, checkpoint: str | Path | None = None, place: str | None = None) -> EvaluationReport:
-    """Measure a checkpoint, the newest good one unless named, on data.test (else data.validation), or on data.<place>.
+    """Evaluate a checkpoint on data.test (else data.validation), or on data.<place>; the default is the newest valid checkpoint.
 
-    CheckpointError if there is none; ConfigError if the configuration has no such data.
+    Raises: CheckpointError without a checkpoint; ConfigError if the configuration has no such data.
     """
     wanted = place or next((p for p in ("test", "validation") if getattr(loaded.config.data, p) is not None), "test")
     if getattr(loaded.config.data, wanted) is None:
@@ -51,15 +51,15 @@ def evaluate(loaded: Loaded, checkpoint: str | Path | None = None, place: str | 
 
 
 def rows_of(samples: Samples | Stream, batch_size: int) -> int:
-    """How long a whole batch is."""
+    """Return the number of rows of a full batch."""
     return min(batch_size, len(samples)) if isinstance(samples, Samples) else batch_size
 
 
 @contextmanager
 def trained(loaded: Loaded, checkpoint: str | Path | None) -> Iterator[tuple[Jobs, AnyPath, Mapping[str, Any]]]:
-    """The jobs of a configuration; the checkpoint that is meant, the newest good one unless named, and what it says beside the variables.
+    """Yield the jobs of a configuration, the path of the checkpoint, and its extra entries; the default is the newest valid checkpoint.
 
-    CheckpointError if there is none.
+    Raises: CheckpointError without a checkpoint.
     """
 
     def look() -> tuple[AnyPath, dict[str, Any]] | None:
@@ -74,6 +74,6 @@ def trained(loaded: Loaded, checkpoint: str | Path | None) -> Iterator[tuple[Job
 
 
 def restore(jobs: Jobs, path: AnyPath, job: Job) -> None:
-    """Give the variables of a job the values that a checkpoint has."""
+    """Set the variables of a job from a checkpoint."""
     jobs.session.compiled(job, job.declared_shapes(jobs.session))
     sessions.load(jobs.session, path, strict="variables", what="--checkpoint")

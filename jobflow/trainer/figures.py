@@ -1,4 +1,4 @@
-"""Figures of a job before it runs: memory and communication of each rank, parameters, operations; and of the machine."""
+"""Figures of a job before it runs: memory and communication of each rank, parameters, operations; and a description of the machine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ QUIET = 0.0
 
 @dataclass(frozen=True)
 class RankFigures:
-    """What a rank holds and hands on in one run; `common` are bytes of variables that its node stores once for all ranks."""
+    """Memory and communication of a rank in one run; `common` are bytes of variables stored once per node for all its ranks."""
 
     rank: int
     memory: Footprint
@@ -51,13 +51,13 @@ class RankFigures:
 
     @property
     def sent(self) -> int:
-        """Bytes handed to other ranks."""
+        """Bytes sent to other ranks."""
         return sum(traffic.nbytes for traffic in self.traffic.values())
 
 
 @dataclass(frozen=True)
 class Figures:
-    """A job laid out."""
+    """Figures of a compiled job."""
 
     ranks: tuple[RankFigures, ...]
     #: trainable numbers, and bytes of all variables, which is about what a checkpoint takes
@@ -70,16 +70,16 @@ class Figures:
 
     @property
     def largest(self) -> int:
-        """Bytes that the rank with most memory allocates."""
+        """Bytes allocated by the rank with the most memory."""
         return max((figures.memory.total for figures in self.ranks), default=0)
 
     def kinds(self) -> list[str]:
-        """The kinds of communication there are."""
+        """Return the kinds of communication in the job."""
         return sorted({kind for figures in self.ranks for kind in figures.traffic})
 
 
 def figures_in(session: Session, programs: Sequence[Physical], most: int | None = None) -> Figures:
-    """The figures of a job as this session runs it; ranks that were launched are all clients, and hand their arguments to themselves."""
+    """Return the figures of a job in this session.  Launched ranks are all clients, and pass arguments to themselves."""
     on_hosts, multi = session.device_tag == "cpu", session.multi or launched() is not None
     io_buffers = on_hosts and not multi and all(program is programs[0] for program in programs)
     share, processes = session.settings.share_variables and on_hosts, launched() is not None
@@ -95,10 +95,10 @@ def figures_of(
     target: Target = CPU,
     processes: bool = False,
 ) -> Figures:
-    """The figures of a job from the programs of its ranks, or of its first `most` ranks.
+    """Return the figures of a job from the programs of its ranks, or of its first `most` ranks.
 
-    With `share`, what all ranks hold whole is stored once, as on one machine without GPUs; with `io_buffers`, arguments are read where a single
-    client puts them; with `processes`, the memory that ranks share is in windows.
+    With `share`, values that are whole on all ranks are stored once, as on one machine without GPUs.  With `io_buffers`, ranks read arguments
+    from the buffers of a single client.  With `processes`, ranks share memory by windows.
     """
     graph = programs[0].graph
     storage = StorageChoice(share=share, io_buffers=io_buffers)
@@ -120,7 +120,7 @@ def rank_figures(loaded: Loaded, rank: int, ranks: int, processes: bool = False)
 
 
 def operations_of(program: Physical) -> float:
-    """Multiplications and additions of products and convolutions in one run; of all ranks, where each has tensors of its own."""
+    """Return the multiplications and additions of products and convolutions in one run; local tensors count once per rank."""
     total = 0.0
     for node in program.graph.nodes:
         if len(node.inputs) > 1 and not isinstance(node.op, Reroute):
@@ -133,7 +133,7 @@ def operations_of(program: Physical) -> float:
 
 
 def environment(ranks: int | None = None) -> dict[str, str]:
-    """Versions and hardware that a result may depend on."""
+    """Return versions and hardware that can influence a result."""
     found = {
         "jobflow": __version__,
         "Python": f"{platform.python_version()} ({platform.python_implementation()})",
@@ -154,13 +154,13 @@ def environment(ranks: int | None = None) -> dict[str, str]:
 
 
 def blas_text() -> str:
-    """OpenBLAS 0.3.30, 1 thread."""
+    """Return a text such as "OpenBLAS 0.3.30, 1 thread a process"."""
     threads = blas_threads.threads()
     return blas_threads.library() + ("" if threads is None else f", {threads} thread{'s' if threads != 1 else ''} a process")
 
 
 def processor() -> str:
-    """The name of the processor, where the system tells."""
+    """Return the name of the processor, or its architecture if the system has no name."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
             names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -170,5 +170,5 @@ def processor() -> str:
 
 
 def host_memory() -> int:
-    """Bytes of the machine's memory."""
+    """Return the bytes of the machine's memory."""
     return int(psutil.virtual_memory().total)

@@ -104,7 +104,7 @@ def _needed(ends: Iterable[Value]) -> set[Node]:
 
 
 def _text(op: Op) -> str:
-    """Return the operation with its attributes; addresses of objects are left out."""
+    """Return the operation with its attributes, without addresses of objects."""
     shown = (field.name for field in fields(op) if field.name not in op.unshown and field.name not in UNNAMED)
     text = ", ".join(f"{name}={getattr(op, name)}" for name in shown)
     return re.sub(r" at 0x[0-9a-f]+", "", f"{type(op).__name__}({text})")

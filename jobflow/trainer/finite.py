@@ -1,7 +1,7 @@
-"""Finding the operation that produced the first infinite or NaN value, by repeating the step with every tensor fetched.
+"""Search for the operation that produced the first infinite or NaN value, by repeating the step with every tensor fetched.
 
-The first in the order of the program is named: a variable or an argument that is not finite itself, else the op whose result is while its inputs
-are finite.  All ranks take part and find the same.
+The result is the first in program order: a non-finite variable or argument, else an op with finite inputs and a non-finite result.  All ranks
+take part and compute the same result.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from jobflow.tools.verify import Runner
 
 
 def first_not_finite(session: Session, job: Job, batch: Batch, run: int) -> str:
-    """For people: which tensor of run number `run` of a job, on this batch, and the line that made it.  Variables must be as they were then."""
+    """Describe the first non-finite tensor of run number `run` of a job on this batch, with its source line.
+
+    The variables must have their values from before that run.
+    """
     runner = Runner(session, job)
     seen = runner.watched(batch.arguments, run)
     found = next((one for one in ordered(seen.values()) if not_finite(one)), None)
@@ -34,7 +37,7 @@ def first_not_finite(session: Session, job: Job, batch: Batch, run: int) -> str:
 
 
 def _in_batch(one: Seen, op: Input, runner: Runner, batch: Batch) -> str:
-    """The first number of an argument that is not finite, its sample, and the rank that read it."""
+    """Describe the first non-finite element of an argument, its sample, and the rank that read it."""
     declared = dict(runner.job.signature.placeholders())[op.argument].per_device
     starts = [start for start, _ in cut(batch.size, runner.ranks)] if declared else [0] * runner.ranks
     for rank, parts in enumerate(runner.fetched.parts):
@@ -50,17 +53,17 @@ def _in_batch(one: Seen, op: Input, runner: Runner, batch: Batch) -> str:
 
 
 def ordered(seen: Iterable[Seen]) -> list[Seen]:
-    """Tensors as the program makes them: what comes from outside first, then the forward pass, then gradients."""
+    """Sort tensors in program order: arguments and variables, then the forward pass, then gradients."""
     return sorted((one for one in seen if one.value is not None), key=lambda one: 0 if isinstance(_node(one).op, Input | ReadVariable) else 1)
 
 
 def not_finite(one: Seen) -> int:
-    """How many numbers of a tensor are infinite or none, over what each rank has of it."""
+    """Count the infinite and NaN elements of a tensor over the shards of all ranks."""
     return sum(int(array.size - np.count_nonzero(np.isfinite(array))) for array in map(_floats, one.shards.values()) if array is not None)
 
 
 def _floats(array: Array) -> Any:
-    """An array of floats in a type that NumPy knows; None for other elements."""
+    """Return an array of floats in a type of NumPy, or None for other elements."""
     if array.dtype.kind == "f":
         return array
     return array.astype(np.float32) if array.dtype.kind == "V" or array.dtype.name == "bfloat16" else None
@@ -72,7 +75,7 @@ def _node(one: Seen) -> Node:
 
 
 def described(one: Seen) -> str:
-    """What a tensor is, where it is made, and what is wrong with it."""
+    """Describe a tensor, its source line, and its non-finite elements."""
     node, bad = _node(one), not_finite(one)
     size = sum(array.size for array in one.shards.values())
     much = f"{bad} of {size} numbers"

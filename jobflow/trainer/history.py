@@ -1,4 +1,4 @@
-"""What a run has measured, kept for its pictures: per quantity the steps and the values."""
+"""The history of a run's measurements for charts: steps and values per quantity."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Line:
     values: array[float] = field(default_factory=lambda: array("d"))
 
     def add(self, step: int, value: float) -> None:
-        """Values that are no numbers are left out."""
+        """Add a value, unless it is infinite or NaN."""
         if math.isfinite(value):
             self.steps.append(step)
             self.values.append(value)
@@ -50,7 +50,7 @@ class Line:
         return self.values[-1]
 
     def arrays(self, most: int | None = None) -> tuple[Numbers, Numbers]:
-        """Steps and values; means of neighbours if there are more than `most`."""
+        """Return steps and values; means of neighbours if there are more than `most`."""
         x, y = np.array(self.steps, np.float64), np.array(self.values, np.float64)
         if most is None or len(x) <= most:
             return x, y
@@ -62,7 +62,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Curve:
-    """A line in a picture: of which samples ("train", "validation"), and its points."""
+    """A line of a chart: the samples that it describes ("train", "validation"), and its points."""
 
     of: str
     line: Line
@@ -70,7 +70,7 @@ class Curve:
 
 @dataclass
 class History(Watcher):
-    """Remembers what it sees; `lines` by the names of the metrics files: "loss", "validation/loss"."""
+    """A callback that records a run; `lines` by the names of the metrics files: "loss", "validation/loss"."""
 
     lines: dict[str, Line] = field(default_factory=dict)
     seconds: array[float] = field(default_factory=lambda: array("d"))
@@ -126,9 +126,9 @@ class History(Watcher):
             self.lines.setdefault(name, Line()).add(step, float(value))
 
     def read(self, path: Path, before: int) -> bool:
-        """Take in what a run that this one continues has written as JSON lines or as a table, up to step `before`; True if there was something.
+        """Read the records of the resumed run up to step `before`, as JSON lines or as a table; return True if there are any.
 
-        Lines cut short by a kill are passed over.
+        Skip lines truncated by a kill.
         """
         found = [record for record in recorded(path) if 0 < record.get("step", 0) <= before]
         for record in found:
@@ -136,7 +136,7 @@ class History(Watcher):
         return bool(found)
 
     def pictures(self) -> Iterator[tuple[str, list[Curve]]]:
-        """What is drawn together: a metric of training beside the same metric of validation, the loss first; learning rate and speed last."""
+        """Yield the charts: each metric of training with the same metric of validation, first the loss, last learning rate and speed."""
         groups: dict[str, list[Curve]] = {"loss": []}
         for name, line in self.lines.items():
             of, _, base = name.rpartition("/")
@@ -149,19 +149,19 @@ class History(Watcher):
 
     @property
     def elapsed(self) -> float:
-        """Seconds from the beginning to the last event."""
+        """Seconds from the start to the last event."""
         return 0.0 if self.began is None or self.latest is None else self.latest - self.began
 
 
 def smoothed(values: Numbers, window: int) -> Numbers:
-    """Means of the `window` values around each; of fewer, but as many on both sides, near the ends."""
+    """Return the mean of `window` values around each value; near the ends, a smaller symmetric window."""
     last = len(values) - 1
     reach = (min(i, last - i, window // 2) for i in range(last + 1))
     return np.array([values[i - r : i + r + 1].mean() for i, r in enumerate(reach)])
 
 
 def wants_logarithm(values: Sequence[Numbers], name: str) -> bool:
-    """True for losses that fall by more than a factor of ten, and stay above zero."""
+    """Return True for positive losses that span more than a factor of ten."""
     whole = np.concatenate(values) if values else np.zeros(0)
     if whole.size < 2 or not (whole > 0).all() or not any(word in name for word in ("loss", "perplexity")):
         return False
@@ -170,5 +170,5 @@ def wants_logarithm(values: Sequence[Numbers], name: str) -> bool:
 
 
 def is_fraction(name: str, values: Sequence[Numbers]) -> bool:
-    """True for shares of one, which are shown in percent."""
+    """Return True for fractions of one, which are shown in percent."""
     return is_share(name) and all(((v >= 0) & (v <= 1)).all() for v in values)

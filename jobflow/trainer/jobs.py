@@ -1,11 +1,10 @@
-"""From a checked configuration to jobs: for training, evaluation and prediction, each for batches of a given number of rows.
+"""Jobs of a checked configuration for training, evaluation and prediction, each for batches of a fixed number of rows.
 
-A job is declared anew for every length of batch, because a builder is free in what it does with the length; the jobs of one kind share their
-name, so that dropout goes on with the same numbers and variables are the same.
+A job is declared for every length of batch, because a builder may depend on the length.  Jobs of one kind share their name, so that they share
+variables and dropout continues with the same random numbers.
 
-What a builder returns per sample is averaged within a sample by the job and handed out with a number for every row; the sums over rows are
-formed by the client, in float64 and in the order of the rows.  So a metric is the mean over the samples that there truly were, and does not
-depend on how many ranks made it, nor on how the last batch was cut.
+A job averages the outputs of a builder within each sample and returns one value per row.  The client sums over rows in float64, in the order of the
+rows.  So a metric is the mean over the actual samples, independent of the number of ranks and of the split of the last batch.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ Fields = Mapping[str, TensorType]
 
 @dataclass
 class Jobs:
-    """The jobs of a configuration in a session of its own, for samples of some fields; nothing runs before a job is called."""
+    """The jobs of a configuration in a separate session, for samples of some fields; nothing runs before a job is called."""
 
     loaded: Loaded
     session: Session
@@ -83,36 +82,36 @@ class Jobs:
         return self.loaded.config
 
     def take(self, samples: Samples | Stream) -> None:
-        """Make jobs for samples like these."""
+        """Use the fields of these samples for the jobs."""
         self.fields = {name: TensorType(tuple(one.shape), one.dtype) for name, one in samples.fields.items()}
         self.network = layered(self.network, self.fields)
 
     @property
     def ranks(self) -> int:
-        """Devices that take part."""
+        """The number of devices."""
         return self.session.device_count()
 
     def mirrored(self, rows: int) -> bool:
-        """True if every rank has tensors of its own; a batch with less than one sample for each rank is taken in the consistent view."""
+        """Return True if every rank has separate tensors; a batch with fewer samples than ranks uses the consistent view."""
         return self.config.strategy.view == "mirrored" and rows >= self.ranks
 
     def train(self, rows: int) -> Job:
-        """One step over `rows` samples; gives the loss and all metrics, for every row or for every part of the batch.
+        """Return the job for one step over `rows` samples; its results are the loss and all metrics, per row or per part of the batch.
 
-        And under HALTED, how many numbers were not finite in the gradients of a step before, since which no variable has changed.
+        The result HALTED counts the non-finite gradient elements of an earlier step; variables have not changed since that step.
         """
         return self._job(TRAIN, rows, self.network.taken(self.fields))
 
     def evaluation(self, rows: int) -> Job:
-        """The same numbers without a step."""
+        """Return the job with the same results, but without an update."""
         return self._job(EVALUATION, rows, self.network.taken(self.fields))
 
     def prediction(self, rows: int, fields: Fields | None = None) -> Job:
-        """Scores of `rows` samples, whose fields lack the labels."""
+        """Return the job for scores of `rows` samples without labels."""
         return self._job(PREDICTION, rows, self.network.inputs(self.fields if fields is None else fields))
 
     def arguments(self, job: Job, batch: Mapping[str, Any]) -> list[Any]:
-        """A batch as the arguments of a job; in the mirrored view, each rank's rows."""
+        """Convert a batch to the arguments of a job; in the mirrored view, one array per rank."""
         placeholders = job.signature.placeholders()
         return [per_device(batch[name], self.ranks) if declared.per_device else batch[name] for name, declared in placeholders]
 
@@ -121,7 +120,7 @@ class Jobs:
         return self.session.call(job, tuple(self.arguments(job, batch)))
 
     def over(self, batches: Batches, job: Callable[[int], Job], use: Callable[[int, dict[str, Array]], None]) -> None:
-        """One pass over samples: `use` gets the length of every batch, and what the job for this length makes of it."""
+        """Run one pass over the samples; call `use` with the length and the outputs of every batch."""
         with batches.start(epochs=1) as reading:
             for batch in reading:
                 with batch.told():
@@ -129,12 +128,12 @@ class Jobs:
                 use(batch.size, outputs)
 
     def pieces(self, rows: int, microbatches: int = 1) -> list[int]:
-        """Rows of each part of a batch for which a number that is no row's own is handed out."""
+        """Return the number of rows of each part of a batch with one result for the whole part."""
         ranks = [stop - start for start, stop in cut(rows, self.ranks)] if self.mirrored(rows) else [rows]
         return [stop - start for own in ranks for start, stop in cut(own, min(microbatches, own))]
 
     def microbatches(self, rows: int) -> int:
-        """In how many parts a batch of a train job passes; fewer than asked for if it is too short."""
+        """Return the number of parts of a training batch; fewer than configured if the batch is too short."""
         wish = self.config.strategy
         count = wish.microbatches or wish.accumulation
         least = self.pieces(rows)[-1]
@@ -143,7 +142,7 @@ class Jobs:
         return max(1, min(count, least))
 
     def check_lengths(self) -> None:
-        """ConfigError if the model cannot be made for every length of batch that training and its evaluations have."""
+        """Raise ConfigError if the model cannot be built for every batch length of training and its evaluations."""
         data, types = self.config.data, self.network.taken(self.fields)
         train = lengths(self.samples["train"], data.batch_size, data.drop_last)
         evaluation = lengths(self.samples.get("validation"), data.evaluation_batch_size, False)
@@ -164,7 +163,7 @@ class Jobs:
                 ) from error
 
     def check_metrics(self) -> None:
-        """ConfigError, with its line, if a metric is waited for that the model, which has been traced, does not give."""
+        """Raise ConfigError, with its line, if the configuration names a metric that the traced model does not return."""
         known, early = [f"validation/{name}" for name in self.metrics], self.config.evaluation.early_stopping
         waited = {"evaluation.early_stopping.metric": early.metric if early else None, "checkpoint.best_metric": self.config.checkpoint.best_metric}
         for key, metric in waited.items():
@@ -244,14 +243,14 @@ class Jobs:
 
 
 def _weighed(loss: Any, like: Any) -> Any:
-    """A loss that ranks of the mirrored view have each reduced, once for each of their samples: so ranks with more of them count more."""
+    """Repeat a loss that each rank of the mirrored view has reduced, once per sample, so that ranks are weighted by their samples."""
     if not like.local or loss.tensor_type.size > 1:
         return loss
     return broadcast_to(reshape(loss, (1,)), (like.tensor_type.shape[0],))
 
 
 def _by_row(outputs: Mapping[str, Any], batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Every output as float32 with one number for each row of the batch, if it is of rows."""
+    """Convert every output to float32, with one value per row of the batch if it has rows."""
     rows = next(iter(batch.values())).tensor_type.shape[0]
     return {name: _rows_of(name, value, rows) for name, value in outputs.items()}
 
@@ -268,25 +267,25 @@ def _rows_of(name: str, value: Any, rows: int) -> Any:
 
 
 class Means:
-    """Means of metrics over samples, each counted once."""
+    """Means of metrics over samples; every sample counts once."""
 
     def __init__(self) -> None:
         self.samples = 0
         self._sums: dict[str, float] = {}
 
     def add(self, outputs: Mapping[str, Array], rows: int, pieces: Sequence[int]) -> None:
-        """The outputs of a job for a batch of `rows` samples; `pieces` as `Jobs.pieces` has them."""
+        """Add the outputs of a job for a batch of `rows` samples; `pieces` is the result of `Jobs.pieces`."""
         self.samples += rows
         for name, array in outputs.items():
             self._sums[name] = self._sums.get(name, 0.0) + summed(array, rows, pieces)
 
     def values(self) -> dict[str, float]:
-        """By name; nothing if there were no samples."""
+        """Return the means by name; {} without samples."""
         return {name: total / self.samples for name, total in self._sums.items()} if self.samples else {}
 
 
 def summed(array: Array, rows: int, pieces: Sequence[int]) -> float:
-    """The sum over the rows of a batch, of one number for each row, for each of the pieces, or for all."""
+    """Return the sum over the rows of a batch, from one value per row, per piece, or for the whole batch."""
     wide = np.asarray(array, np.float64).reshape(-1)
     if wide.size == rows:
         return float(wide.sum())
@@ -298,9 +297,9 @@ def summed(array: Array, rows: int, pieces: Sequence[int]) -> float:
 
 @contextmanager
 def prepared(loaded: Loaded, *, only: Sequence[str] = ("train", "validation", "test")) -> Iterator[Jobs]:
-    """The jobs of a configuration in a session of their own, which ends with the block.
+    """Yield the jobs of a configuration in a separate session, which is closed at the end of the block.
 
-    Under mpiexec every rank is a client.  `only`: which of the readers are opened.
+    Under mpiexec every rank is a client.  `only`: the readers to open.
     """
     config = loaded.config
     session = Session()
@@ -328,7 +327,7 @@ def _opened(loaded: Loaded, session: Session, only: Sequence[str]) -> Jobs:
 
 
 def lengths(samples: Samples | Stream | None, size: int, drop_last: bool) -> list[int]:
-    """How long the batches of these samples are, longest first; of streams nobody knows the last."""
+    """Return the lengths of the batches of these samples, longest first; streams have no known last batch."""
     if not isinstance(samples, Samples):
         return [] if samples is None else [size]
     whole, rest = divmod(len(samples), size)
@@ -336,7 +335,10 @@ def lengths(samples: Samples | Stream | None, size: int, drop_last: bool) -> lis
 
 
 def epoch_length(config: TrainConfig, samples: Samples | Stream | None) -> int:
-    """Steps in an epoch; 0 where nobody knows.  ConfigError if there are none, or if a run of unknown length is to be so many epochs."""
+    """Return the number of steps in an epoch, or 0 if it is unknown.
+
+    Raises: ConfigError if an epoch has no steps, or if training.epochs is set and the length is unknown.
+    """
     if samples is None:
         return 0
     if isinstance(samples, Stream):
@@ -350,7 +352,7 @@ def epoch_length(config: TrainConfig, samples: Samples | Stream | None) -> int:
 
 
 def open_place(config: TrainConfig, place: str, facts: Mapping[str, Any]) -> Samples | Stream:
-    """The reader of data.<place>; `facts` are those of the training samples."""
+    """Open the reader of data.<place>; `facts` are from the training samples."""
     reader = getattr(config.data, place)
     if reader is None:
         raise ConfigError(f"data.{place}: the configuration has no such samples")
@@ -358,7 +360,7 @@ def open_place(config: TrainConfig, place: str, facts: Mapping[str, Any]) -> Sam
 
 
 def devices_of(config: TrainConfig) -> int:
-    """How many devices a run has: as many as mpiexec started ranks, else what the configuration says."""
+    """Return the number of devices of a run: the number of ranks started by mpiexec, else from the configuration."""
     started, wish = launched(), config.strategy
     if started is None:
         return int((wish.data or 1) * wish.tensor * wish.pipeline if wish.devices == "all" else wish.devices)

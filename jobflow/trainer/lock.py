@@ -1,10 +1,10 @@
-"""One training at a time in a directory: a file there names the process that trains, and is removed when it ends.
+"""A lock that allows one training at a time in a directory: a file with the process that trains, removed at its end.
 
-    runs/lenet/train.lock                         on a disk one file, which is taken under the lock of the file system
-    s3://bucket/lenet/train.lock.0a1b2c...        in a store an object of each that wants to train: who sees another one gives up
+    runs/lenet/train.lock                         on a disk: one file, written under the lock of the file system
+    s3://bucket/lenet/train.lock.0a1b2c...        in a store: one object per training; a training that detects another one exits
 
-What a process left that died is recognised: on the same machine by asking for the process, else by the file's time, which whoever trains
-sets anew every few seconds.
+Locks of dead processes are detected: on the same machine by the process id, else by the file's age.  A running training updates the time of its
+file every few seconds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PATIENCE = 5.0
 
 @dataclass(frozen=True)
 class Held:
-    """What a lock says: who trains, since when."""
+    """The content of a lock: its process and its start time."""
 
     owner: Owner
     since: str
@@ -51,7 +51,7 @@ class Held:
 
     @classmethod
     def read(cls, path: AnyPath) -> Held:
-        """What stands in the file; an owner without name if that is not readable."""
+        """Read a lock file; return an owner without a name if it is unreadable."""
         try:
             tree = json_tree(content(path, HEADER))
             return cls(Owner.of(tree), str(tree["since"]), str(tree["token"]))
@@ -71,7 +71,10 @@ class Lock(ABC):
         self._signs: threading.Thread | None = None
 
     def take(self) -> None:
-        """Raises: ConfigError, which names the process and its host, if another training has it; OSError if nothing can be written there."""
+        """Acquire the lock.
+
+        Raises: ConfigError with the process and its host if another training has it; OSError if the directory is not writable.
+        """
         self._claim()
         try:
             self._signs = start_thread(self._live, NAME)
@@ -80,7 +83,7 @@ class Lock(ABC):
             raise
 
     def release(self) -> None:
-        """Another one may train here; nothing if that has been so for long."""
+        """Release the lock if this process still holds it."""
         self._over.set()
         if self._signs is not None:
             self._signs.join(PATIENCE)
@@ -89,7 +92,7 @@ class Lock(ABC):
                 self._remove(self.path)
 
     def check(self, now: float) -> None:
-        """ConfigError if another training has the lock; `now` by the clock of the file system, or the store."""
+        """Raise ConfigError if another training has the lock; `now` is the time of the file system or the store."""
         for path in self._others():
             with suppress(FileNotFoundError):
                 self._check(path, Held.read(path), now - path.lstat().st_mtime)
@@ -110,7 +113,7 @@ class Lock(ABC):
         return Held.read(self.path).token == self._mine.token
 
     def _live(self) -> None:
-        """Signs of life, for those who cannot ask for the process."""
+        """Update the time of the lock until its release, for processes on other machines."""
         while not self._over.wait(BEAT):
             with suppress(OSError):
                 if self._is_removed():
@@ -126,7 +129,7 @@ class Lock(ABC):
         return False
 
     def _take_again(self) -> None:
-        """Write the lock that was removed, with its folder if need be."""
+        """Rewrite a lock that was removed, and its folder if necessary."""
         notice(f"{self.path} was removed during training; it is created again")
         if isinstance(self.path, Path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -144,22 +147,22 @@ class Lock(ABC):
 
     @abstractmethod
     def _others(self) -> list[AnyPath]:
-        """Where locks of other trainings may be."""
+        """Return paths of possible locks of other trainings."""
 
     @abstractmethod
     def _is_left(self, path: AnyPath) -> None:
-        """Another one's lock is no longer held."""
+        """Handle an abandoned lock of another process."""
 
     @abstractmethod
     def _sign(self) -> None:
-        """Give the lock the time of now."""
+        """Set the time of the lock to the current time."""
 
     @abstractmethod
     def _remove(self, path: AnyPath) -> None: ...
 
 
 class FolderLock(Lock):
-    """That of a directory on a disk."""
+    """The lock of a directory on a disk."""
 
     path: Path
     _elsewhere = "train elsewhere with --output DIR"
@@ -181,7 +184,7 @@ class FolderLock(Lock):
         return [self.path]
 
     def _is_left(self, path: AnyPath) -> None:
-        """It is about to be replaced."""
+        """Keep the file, because this process replaces it."""
 
     def _sign(self) -> None:
         os.utime(self.path)
@@ -191,10 +194,10 @@ class FolderLock(Lock):
 
 
 class StoreLock(Lock):
-    """That of a directory in a store.
+    """The lock of a directory in a store.
 
-    A store has no locks, but lists what has been written.  So each training writes an object of its own first, and looks for others then: of two
-    that begin at once, one or both see the other one and give up.
+    A store has no locks, but lists its objects.  So each training first writes a separate object, then lists the objects of others.  Of two trainings
+    that start at once, at least one detects the other and exits.
     """
 
     _elsewhere = "give another checkpoint.directory"
@@ -232,7 +235,7 @@ def lock_of(folder: AnyPath) -> Lock:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Nobody else of this machine is in such a block; without that guarantee where the file system has no locks."""
+    """Exclude other processes of this machine from such a block; without a guarantee if the file system has no locks."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         deadline = time.monotonic() + PATIENCE

@@ -1,8 +1,8 @@
-"""Training: steps, evaluations and checkpoints, one after another, until all are done or something says stop.
+"""The training loop: steps, evaluations and checkpoints until the last step or a request to stop.
 
-After each step, in this order: watchers see it; ranks agree whether to go on; what is due is evaluated, and early stopping heeds it; what
-is due, or the end, is saved.  So a checkpoint has what was known after its step, and who goes on from it does as the run would have done that
-was not stopped: the same samples, random numbers, learning rates and decisions.  What is due after a step depends on steps and epochs alone.
+After each step, in this order: callbacks are called; all ranks exchange requests to stop; a due evaluation runs, and early stopping reads it; a due
+or final checkpoint is saved.  So a checkpoint contains the complete state after its step.  A resumed run continues with the same samples, random
+numbers, learning rates and decisions as an uninterrupted one.  The schedule depends on steps and epochs alone.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ def train(
     time_limit: float | None = None,
     tracing: Tracing | None = None,
 ) -> Outcome:
-    """Train what a configuration, or the file of one, describes, or go on with it.
+    """Train the model of a configuration or of a configuration file, or resume its training.
 
-    `resume` replaces checkpoint.resume: "auto", "never" or the path of a checkpoint.  `time_limit` are seconds from the start of this
-    process; an allocation of Slurm or PBS that ends before counts too.  Watchers are called on rank 0.
-    Raises: ConfigErrors, before anything starts; ConfigError if the run cannot go on from its checkpoint; what training itself meets.
+    `resume` replaces checkpoint.resume: "auto", "never" or the path of a checkpoint.  `time_limit` is in seconds from the start of this process; an
+    earlier end of a Slurm or PBS allocation takes precedence.  Callbacks run on rank 0.
+    Raises: ConfigErrors before the start; ConfigError if the run cannot resume from its checkpoint; errors of the training itself.
     """
     loaded = load(loaded) if isinstance(loaded, str | Path) else loaded
     with at_line(line_of(loaded, "")), Signals() as signals, prepared(loaded, only=("train", "validation")) as jobs:
@@ -66,7 +66,7 @@ def train(
 
 
 def make_directory(key: str, origin: object, path: AnyPath) -> None:
-    """Make sure that a directory can be written to; ConfigError, before the first step, if it cannot."""
+    """Create a directory and check that it is writable; raise ConfigError before the first step if not."""
     try:
         if isinstance(path, RemotePath):
             drafts.check_writable(path)
@@ -79,7 +79,7 @@ def make_directory(key: str, origin: object, path: AnyPath) -> None:
 
 
 def without_failure(change: Callable[[], None], path: AnyPath) -> None:
-    """Look at a lock, or take it; ConfigError if the file system does not let us."""
+    """Check or acquire a lock; raise ConfigError if the file system refuses access."""
     try:
         change()
     except OSError as error:
@@ -87,13 +87,13 @@ def without_failure(change: Callable[[], None], path: AnyPath) -> None:
 
 
 def distinct(folders: Sequence[Path]) -> list[Path]:
-    """Those of the folders that lie in none of the others."""
+    """Return the folders that are not inside another one."""
     once = list(dict.fromkeys(folders))
     return [folder for folder in once if not any(other != folder and folder.is_relative_to(other) for other in once)]
 
 
 class Before(NamedTuple):
-    """What was before a step, and what it was given."""
+    """The state before a step, and its batch."""
 
     progress: Progress
     #: how often the train job had run
@@ -103,7 +103,7 @@ class Before(NamedTuple):
 
 @dataclass
 class Loop:
-    """One run of training; every rank has one, and all of them decide alike."""
+    """One training run; every rank has one, and all of them take the same decisions."""
 
     jobs: Jobs
     callbacks: Sequence[Watcher]
@@ -136,7 +136,7 @@ class Loop:
     # ---------------------------------------------------------------- the run
 
     def run(self, resume: str) -> Outcome:
-        """All of it."""
+        """Run the whole training; return its outcome."""
         self._check_alike()
         first = self._writes
         job = self.jobs.train(rows_of(self.jobs.samples["train"], self.config.data.batch_size))
@@ -153,7 +153,7 @@ class Loop:
             return self._watched(self._info(found), first)
 
     def _watched(self, info: RunInfo, first: bool) -> Outcome:
-        """What is left to do, under the eyes of the watchers; those of the `first` rank."""
+        """Run the remaining steps with the callbacks, which only the `first` rank calls."""
         self.info = info
         self.watchers = tuple(self.callbacks) if first else ()
         try:
@@ -167,7 +167,7 @@ class Loop:
 
     @contextmanager
     def _only_one(self) -> Iterator[None]:
-        """Nobody else trains in these directories."""
+        """Lock the output and checkpoint directories against other trainings."""
         if is_remote(self.config.output):
             raise ConfigError(
                 f"{self.loaded.origin('output')}: output: it is {self.config.output}; a run's own files are written on this machine, "
@@ -194,12 +194,12 @@ class Loop:
 
     @property
     def _is_complete(self) -> bool:
-        """Whether nothing is left to do: a run that was told to stop may have left out its last evaluation."""
+        """True if no work remains; a run that was stopped may lack its last evaluation."""
         over = self._over or (self.early is not None and self.early.is_over)
         return over and self.progress.step > 0 and (self._validation is None or self.progress.evaluated == self.progress.step)
 
     def _complete(self, found: AnyPath | None) -> Outcome:
-        """The run was done before; nothing that it left is touched."""
+        """Return the outcome of a run that was complete before; its files stay unchanged."""
         step, steps = self.progress.step, self.jobs.steps
         self.stopped = "end" if self._over else "early"
         done = f"step {step:,} of {steps:,}" if step <= steps else f"it has {step:,} steps, and {steps:,} are asked for"
@@ -230,7 +230,7 @@ class Loop:
             self.tracing.close()
 
     def _step(self, reading: Reading[Batch], began: float) -> float:
-        """One step and what follows it; `began` is when it begins, and the result when the next one does."""
+        """Run one step, evaluation and checkpoint; `began` is its start time, and the result is the start time of the next step."""
         step, waited = self.progress.step + 1, reading.waited
         batch = next(reading)
         waited = reading.waited - waited
@@ -264,7 +264,7 @@ class Loop:
         return time.perf_counter()
 
     def _account(self, batch: Batch, values: dict[str, float], seconds: float, waited: float) -> None:
-        """The step is done: go on, and tell of it."""
+        """Update the progress after a step, and report the step to the callbacks."""
         progress, before = self.progress, self.progress.step
         progress.step += 1
         progress.epoch, progress.sample = batch.position_after
@@ -277,7 +277,7 @@ class Loop:
         self._tell(lambda watcher: watcher.step(self.info, report))
 
     def _decide(self) -> None:
-        """Whether to stop, and whether the checkpoint that was being written is complete."""
+        """Exchange requests to stop, and finish a completed asynchronous checkpoint."""
         if self._over:
             self.stopped = self.stopped or "end"
         saving = self._saving
@@ -299,7 +299,7 @@ class Loop:
         return self.session.writes_files
 
     def _due(self, wish: Evaluation | Checkpoint) -> bool:
-        """Whether a section with every_steps and every_epochs asks for something after the steps that are done."""
+        """Return True if the intervals every_steps or every_epochs of a section are due after the current step."""
         progress = self.progress
         by_steps = wish.every_steps is not None and progress.step % wish.every_steps == 0
         by_epochs = wish.every_epochs is not None and progress.sample == 0 and progress.epoch % wish.every_epochs == 0
@@ -315,7 +315,7 @@ class Loop:
         return batches_of_training(self.jobs)
 
     def _check_alike(self) -> None:
-        """ConfigError unless all ranks have the same configuration, and samples that look the same."""
+        """Raise ConfigError unless all ranks have the same configuration and samples with the same fingerprints."""
         check_configurations(self.session, self.loaded)
         prints = {f"data.{place}": samples.fingerprint for place, samples in self.jobs.samples.items() if isinstance(samples, Samples)}
         check_alike(self.session, prints)
@@ -348,7 +348,7 @@ class Loop:
     # ---------------------------------------------------------------- evaluation
 
     def _evaluate(self) -> bool:
-        """Measure, unless that has been done after this step; True if it was done now."""
+        """Evaluate unless an evaluation exists for this step; return True after an evaluation."""
         batches, progress = self._validation, self.progress
         if batches is None or progress.evaluated == progress.step:
             return False
@@ -368,7 +368,7 @@ class Loop:
     # ---------------------------------------------------------------- saving
 
     def _save(self) -> None:
-        """Begin to save the state after this step; all of it before the run ends."""
+        """Save the state after this step, asynchronously unless the run ends."""
         step = self.progress.step
         if self._saved_step == step:
             return
@@ -386,7 +386,7 @@ class Loop:
             self._settle()
 
     def _settle(self) -> None:
-        """Wait for the checkpoint that is being written."""
+        """Wait for the pending checkpoint."""
         if self._saving is None:
             return
         step, saving, began = self._saving
@@ -403,7 +403,7 @@ class Loop:
 
     @contextmanager
     def _may_fail(self, step: int) -> Iterator[None]:
-        """A checkpoint that cannot be written is told, and training goes on; unless it was to be the last one."""
+        """Report a failed checkpoint and continue; raise if it was the final one."""
         try:
             yield
         except sessions.AfterSavingError as error:
@@ -423,11 +423,11 @@ class Loop:
     # ---------------------------------------------------------------- the end
 
     def _halted(self) -> bool:
-        """Whether the step that was just done has changed nothing, because its gradients were not finite."""
+        """Return True if the last step changed no variable, because its gradients were not finite."""
         return COUNTER in self.session.variables and bool(self.session.read([COUNTER])[COUNTER][0])
 
     def _not_finite(self, before: Before, loss: float | None) -> None:
-        """The loss or the gradients of a step are not finite: name the op that made the first such number, and stop with the state before it."""
+        """Stop after a step with a non-finite loss or gradient: name the first op with such a value, and restore the state before the step."""
         session, bad = self.session, before.progress.step + 1
         what = "the gradients" if loss is None else f"the loss {loss}"
         kept = self._halted()

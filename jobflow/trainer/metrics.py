@@ -1,7 +1,7 @@
-"""Metrics as files: a line of JSON for each record, a table of comma-separated values, and TensorBoard's events if tensorboardX is there.
+"""Metrics files: a JSON object per line, a table of comma-separated values, and TensorBoard events if tensorboardX is installed.
 
-A record is written whole or, by a crash, in part as the last line; the next start removes that.  It also removes what lies behind the checkpoint
-from which training goes on, so that a run that was killed and resumed leaves the lines of one that was not.
+A crash may truncate the last record; the next start removes it.  The start also removes records after the resumed checkpoint, so that a
+resumed run has the same records as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FIRST = ("step", "epoch", "train/loss", "rate")
 
 
 def step_record(report: StepReport) -> Record:
-    """What is written of a step."""
+    """Return the record of a step."""
     speed = report.samples / report.seconds if report.seconds > 0 else 0.0
     metrics = {f"train/{name}": value for name, value in report.metrics.items()}
     times = {"seconds": round(report.seconds, 6), "samples_per_second": round(speed, 2)}
@@ -40,14 +40,14 @@ def step_record(report: StepReport) -> Record:
 
 
 class Lines:
-    """A file to which whole lines are added; what a crash left of one is removed when it is opened."""
+    """A file of complete lines; a truncated last line is removed when the file is opened."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: int | None = None
 
     def read(self) -> list[str]:
-        """The lines that were written to their end."""
+        """Return the complete lines."""
         try:
             with open_regular(self.path) as file:
                 text = file.read().decode(errors="replace")
@@ -56,7 +56,7 @@ class Lines:
         return text[: text.rfind("\n") + 1].splitlines()
 
     def replace(self, lines: Iterable[str]) -> None:
-        """These lines and no others, in one step."""
+        """Replace all lines atomically."""
         self.close()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         fresh = self.path.with_name(f".{self.path.name}.{os.getpid()}")
@@ -76,7 +76,7 @@ class Lines:
         return self._file is not None and not os.path.samestat(now, os.fstat(self._file))
 
     def add(self, line: str) -> None:
-        """One more, by a single write."""
+        """Append a line by a single write."""
         if self._file is None:
             self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         data = f"{line}\n".encode()
@@ -84,19 +84,19 @@ class Lines:
             data = data[os.write(self._file, data) :]
 
     def flush(self) -> None:
-        """What was added is on the disk."""
+        """Write appended lines to the disk."""
         if self._file is not None:
             os.fsync(self._file)
 
     def close(self) -> None:
-        """Nothing is held any more."""
+        """Close the file."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
 
 class Records(Watcher, ABC):
-    """Writes a record of every so many steps and of every evaluation; `file` is what `saved` flushes and `closed` closes."""
+    """A callback that writes a record every `every` steps and for each evaluation; `saved` flushes `file` and `closed` closes it."""
 
     def __init__(self, file: Any, every: int = 1) -> None:
         self._file, self._every = file, every
@@ -119,11 +119,11 @@ class Records(Watcher, ABC):
     @property
     @abstractmethod
     def is_removed(self) -> bool:
-        """True if records are written to a file that has no name any more."""
+        """True if the file being written was removed."""
 
     @abstractmethod
     def create(self) -> None:
-        """Begin a new file."""
+        """Create a new file."""
 
     def step(self, run: RunInfo, report: StepReport) -> None:
         if report.step % self._every == 0 or report.step in (1, run.steps):
@@ -170,7 +170,7 @@ class JsonLines(LineRecords):
 
 
 class Table(LineRecords):
-    """The same as comma-separated values; a metric that appears late gets a column, empty in the rows before."""
+    """Records as comma-separated values; a metric that appears late gets a column, empty in earlier rows."""
 
     def __init__(self, path: Path, every: int = 1) -> None:
         super().__init__(Lines(path), every)
@@ -196,7 +196,7 @@ class Table(LineRecords):
 
 
 class TensorBoard(Records):
-    """Scalars as TensorBoard's event files, in a directory; needs tensorboardX."""
+    """Scalars as TensorBoard event files in a directory; needs tensorboardX."""
 
     def __init__(self, directory: Path, every: int = 1) -> None:
         super().__init__(None, every)
@@ -238,20 +238,20 @@ def _summary_writer() -> Any:
 
 
 def metric_files(config: TrainConfig, output: Path) -> list[Watcher]:
-    """The files that a configuration's `logging` asks for, in the directory of the run's output."""
+    """Return the callbacks that write the files of the configuration's `logging` to the output directory."""
     wish = config.logging
     kinds = [(wish.jsonl, JsonLines, "metrics.jsonl"), (wish.csv, Table, "metrics.csv"), (wish.tensorboard, TensorBoard, "tensorboard")]
     return [kind(output / name, wish.every_steps) for wanted, kind, name in kinds if wanted]
 
 
 def recorded(path: Path) -> Iterable[Record]:
-    """The numbers of every line of a file of metrics, JSON or a table; those that are damaged, or cut short by a kill, have none."""
+    """Return the numbers of each line of a metrics file, JSON or a table; {} for damaged or truncated lines."""
     lines = Lines(path).read()
     return map(_record, lines) if path.suffix == ".jsonl" else map(_row, csv.DictReader(lines))
 
 
 def _record(text: str) -> Record:
-    """The numbers of a line, the step a whole one."""
+    """Return the numbers of a JSON line with an integer step, else {}."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -261,7 +261,7 @@ def _record(text: str) -> Record:
 
 
 def _row(texts: Mapping[str, str]) -> Record:
-    """The numbers of a row of a table."""
+    """Return the numbers of a table row."""
     found: Record = {}
     for name, text in texts.items():
         with suppress(ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""`flow.model`: a model that says what a step of training and one of validation do, and a loop that runs them as jobs.
+"""`flow.model`: a model that defines a training step and a validation step, and a loop that runs them as jobs.
 
 class Classifier(flow.model.Model):
     def forward(self, images): ...
@@ -9,7 +9,7 @@ class Classifier(flow.model.Model):
         return flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.1]), momentum=0)
 
 training = flow.model.TrainingConfig()
-training.config_data(Batches())              # a NumpyDataModule: forward(step) gives a tuple of arrays
+training.config_data(Batches())              # a NumpyDataModule: forward(step) returns a tuple of arrays
 Classifier().fit(training, callbacks=[Losses()], max_steps=20)
 """
 
@@ -33,13 +33,13 @@ __all__ = ["Callback", "CheckpointConfig", "DataModule", "Model", "NumpyDataModu
 
 
 class DataModule(Module):
-    """Where batches come from: `forward(step_idx, optimizer_idx)` runs in the body of the job and gives its tensors, of a reader for example."""
+    """A source of batches: `forward(step_idx, optimizer_idx)` runs in the body of the job and returns tensors, for example of a reader."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
 
     def forward(self, step_idx: int = 0, optimizer_idx: int = 0) -> Any:
-        """A batch: a tuple of tensors."""
+        """Return a batch: a tuple of tensors."""
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
     def __call__(self, *arguments: Any) -> Any:
@@ -47,10 +47,10 @@ class DataModule(Module):
 
 
 class NumpyDataModule(DataModule):
-    """Batches of arrays: `forward(step_idx, optimizer_idx)` gives a tuple of them, of the same shapes and types at each step."""
+    """A source of array batches: `forward(step_idx, optimizer_idx)` returns a tuple of arrays with the same shapes and types at each step."""
 
     def batch(self, step: int, optimizer: int) -> tuple[Any, ...]:
-        """That of a step.  ArgumentError if it is not a tuple of arrays."""
+        """Return the batch of a step; raise ArgumentError if it is not a tuple of arrays."""
         found = self.forward(step, optimizer)
         if not isinstance(found, tuple) or not found or not all(isinstance(array, np.ndarray) for array in found):
             raise ArgumentError(f"{type(self).__name__}.forward at {user_line()} gave {type(found).__name__}; give a tuple of NumPy arrays")
@@ -58,37 +58,37 @@ class NumpyDataModule(DataModule):
 
 
 class TrainingConfig:
-    """On what a model is trained, and how its jobs are configured."""
+    """The training data of a model and the configuration of its jobs."""
 
     def __init__(self) -> None:
         self.exe_cfg = ExecutionConfig()
         self.data: DataModule | None = None
 
     def config_execution(self, exe_cfg: ExecutionConfig) -> None:
-        """The configuration of the jobs."""
+        """Set the configuration of the jobs."""
         self.exe_cfg = exe_cfg
 
     def config_data(self, data: DataModule) -> None:
-        """Where batches come from."""
+        """Set the source of batches."""
         if not isinstance(data, DataModule):
             raise ArgumentError(f"{type(self).__name__}.config_data at {user_line()}: {data!r} is not a model.DataModule or a model.NumpyDataModule")
         self.data = data
 
 
 class ValidationConfig(TrainingConfig):
-    """The same for validation, which takes a step after every `step_interval` of training."""
+    """The configuration of validation, which runs one step after every `step_interval` training steps."""
 
     def __init__(self) -> None:
         super().__init__()
         self.step_interval = 10
 
     def config_step_interval(self, step_interval: int = 1) -> None:
-        """How often a step is validated."""
+        """Set the number of training steps per validation step."""
         self.step_interval = _interval("ValidationConfig.config_step_interval", step_interval)
 
 
 class CheckpointConfig:
-    """What `fit` loads at first, and saves every so many steps, in `<dirpath>-<step>`."""
+    """The checkpoint that `fit` loads first, and the interval at which it saves to `<dirpath>-<step>`."""
 
     def __init__(self) -> None:
         self.load_dirpath: str | None = None
@@ -111,35 +111,35 @@ def _interval(what: str, value: int) -> int:
 
 
 class Callback:
-    """Is told what each step gave: arrays, nested as the step's results are."""
+    """A receiver of the results of each step: arrays, nested like the step's results."""
 
     def on_training_step_end(self, outputs: Any, step_idx: int, optimizer_idx: int) -> None:
-        """After each step of each optimizer."""
+        """Handle the results of a training step of one optimizer."""
 
     def on_validation_step_end(self, outputs: Any, step_idx: int) -> None:
-        """After each step of validation."""
+        """Handle the results of a validation step."""
 
 
 class Model(Module):
-    """What is trained by `fit`: parameters are those of modules that it has, or of `flow.layers` that its `forward` calls."""
+    """A model trained by `fit`; its parameters belong to its modules, or to `flow.layers` called in `forward`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model computes."""
+        """Compute the model's outputs."""
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
     def training_step(self, batch: Any, optimizer_idx: int = 0) -> Any:
-        """The loss of a batch, or a tuple that begins with it.  One for a single optimizer may leave `optimizer_idx` out."""
+        """Return the loss of a batch, or a tuple that starts with it.  With a single optimizer, the parameter `optimizer_idx` may be omitted."""
         raise NotImplementedError(f"{type(self).__name__} has no training_step")
 
     def validation_step(self, batch: Any) -> Any:
-        """What is to be known of a batch of validation."""
+        """Return the results for a validation batch."""
         raise NotImplementedError(f"{type(self).__name__} has no validation_step")
 
     def configure_optimizers(self) -> Any:
-        """An optimizer of `flow.optimizer`, or a list: each has a step of its own."""
+        """Return an optimizer of `flow.optimizer`, or a list with a separate step for each."""
         raise NotImplementedError(f"{type(self).__name__} has no configure_optimizers")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -155,7 +155,7 @@ class Model(Module):
         callbacks: Callback | Sequence[Callback] | None = None,
         max_steps: int = 100,
     ) -> None:
-        """Train for `max_steps` steps, with validation and checkpoints between them as configured.  Without training, validate only."""
+        """Train for `max_steps` steps with the configured validation and checkpoints.  Without `training_config`, validate only."""
         told = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or ())
         train = () if training_config is None else _steps(self, training_config, self._optimizers())
         validate = () if validation_config is None else _steps(self, validation_config, [None])
@@ -185,7 +185,7 @@ class Model(Module):
         return optimizers
 
     def load_checkpoint(self, dirpath: str) -> None:
-        """Set the variables of all jobs from a checkpoint, train steps and slots of optimizers included."""
+        """Set the variables of all jobs from a checkpoint, including train steps and optimizer slots."""
         stored.restore(dirpath)
 
     def save_checkpoint(self, dirpath: str) -> None:
@@ -194,7 +194,7 @@ class Model(Module):
 
 
 def _steps(model: Model, config: TrainingConfig, optimizers: Iterable[Any]) -> tuple[Callable[[int], Any], ...]:
-    """For each optimizer, or None for validation, what runs a step and gives its results."""
+    """Return a function per optimizer, or per None for validation, that runs a step and returns its results."""
     what = f"{type(model).__name__}.fit at {user_line()}"
     if config.data is None:
         raise JobError(f"{what}: the {type(config).__name__} has no data; call config_data(...) on it before")

@@ -1,4 +1,4 @@
-"""The model of a configuration as a function of a batch: a builder or a module that it names, or the layers that it lists."""
+"""The model of a configuration as a function of a batch: a builder, a module, or a list of layers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LISTED = "the list of layers"
 
 @dataclass(frozen=True)
 class Network:
-    """Fields by name -> outputs by name; `where` is the line that says what it does."""
+    """A function from fields to outputs, both by name; `where` is the source line of the function."""
 
     function: Callable[..., Mapping[str, Any]]
     #: fields that it can take, those it cannot do without, and whether it takes any other
@@ -55,7 +55,7 @@ class Network:
     module: Module | None = None
 
     def __call__(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the outputs for a batch; ConfigError if they are no dict of tensors."""
+        """Return the outputs for a batch; raise ConfigError if they are not a dict of tensors."""
         outputs = self.function(**batch)
         if isinstance(outputs, Mapping) and all(map(_is_tensor, outputs.values())):
             return outputs
@@ -69,7 +69,7 @@ class Network:
         raise ConfigError(f"{what}; {advice}")
 
     def taken(self, fields: Mapping[str, TensorType]) -> dict[str, TensorType]:
-        """The fields that go into the model; ConfigError if it needs one that is not there."""
+        """Return the fields that the model takes; raise ConfigError if a needed field is missing."""
         missing = [name for name in self.needed if name not in fields]
         if missing:
             near = did_you_mean_or(missing[0], fields, f"the samples have {', '.join(fields) or 'none'}{self._advice()}")
@@ -81,7 +81,7 @@ class Network:
         return taken
 
     def inputs(self, fields: Mapping[str, TensorType]) -> dict[str, TensorType]:
-        """Those without the labels, which a prediction lacks."""
+        """Return the fields without the labels, which a prediction lacks."""
         return {name: type for name, type in self.taken(fields).items() if name in self.needed}
 
     def _advice(self) -> str:
@@ -91,7 +91,7 @@ class Network:
         return f"; {what}. A function that returns a module has the annotation -> nn.Module"
 
     def without_loss(self, outputs: Mapping[str, Any], batch: Mapping[str, Any], fields: Mapping[str, TensorType]) -> ConfigError:
-        """Return the error for outputs of a training batch that have no loss; `fields` are those of the samples."""
+        """Return the error for outputs of a training batch without a loss; `fields` are the fields of the samples."""
         told = f"{self.named} returned {', '.join(outputs) or 'an empty dict'}, for {', '.join(batch)}"
         if LABELS not in fields:
             others = {LABELS: next((name for name in fields if name not in batch), "TARGETS")}
@@ -108,7 +108,7 @@ class Network:
 
     @property
     def named(self) -> str:
-        """The beginning of messages: the key of the configuration, what it names, and where that is."""
+        """The start of messages: the key of the configuration, its value, and the value's source line."""
         return f"{self.key}: {self.what}" + ("" if self._is_own else f" at {self.where}")
 
     @property
@@ -117,7 +117,7 @@ class Network:
 
 
 def network_of(loaded: Loaded) -> Network:
-    """The model of a configuration that was loaded with its builder."""
+    """Return the model of a configuration that was loaded with its builder."""
     model = loaded.config.model
     if model.builder is None:
         return _listed(loaded)
@@ -138,7 +138,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _described(value: Any) -> str:
-    """Return a result that is no dict of tensors in words."""
+    """Describe a result that is not a dict of tensors."""
     if value is None:
         return "nothing: it has no return"
     if isinstance(value, Mapping):
@@ -166,7 +166,7 @@ def key_line(loaded: Loaded, key: str) -> KeyLine:
 
 
 def line_of(loaded: Loaded, key: str) -> SourceLine:
-    """Where a value of the configuration is written, for messages and tables; the file's first line if it is not written there."""
+    """Return the source line of a configuration value for messages and tables; the file's first line for defaults and settings."""
     origin = loaded.origin(key)
     return SourceLine(origin.file, origin.line) if origin.line else SourceLine(loaded.files[0], 1)
 
@@ -196,7 +196,7 @@ def _built(function: Callable[..., Any], target: str, arguments: dict[str, Any],
 
 
 def _of_module(loaded: Loaded, builder: Callable[..., Any], target: str, key: str) -> Network:
-    """A module, made once with the configuration's seed; its first values are the same on all ranks."""
+    """Build a module once with the configuration's seed; its initial values are the same on all ranks."""
     config = loaded.config
     manual_seed(config.seed)
     recompute = {"recompute": True} if config.strategy.recompute else {}
@@ -216,7 +216,7 @@ def _line_of(code: CodeType) -> SourceLine:
 
 
 def _measured(module: Module, loss: str, **batch: Any) -> Mapping[str, Any]:
-    """The outputs of a module: those that it names, or its scores with a loss against the labels."""
+    """Return the outputs that a module names, or its scores with a loss against the labels."""
     fields = {name: _scaled(x) if name != LABELS else x for name, x in batch.items()}
     named = _by_name(module, batch)
     labels = None if named is not None and LABELS in named else fields.pop(LABELS, None)
@@ -232,12 +232,15 @@ def _measured(module: Module, loss: str, **batch: Any) -> Mapping[str, Any]:
 
 
 def _scaled(x: Any) -> Any:
-    """Bytes, which are pixels, as numbers from 0 to 1."""
+    """Convert bytes, which are pixels, to numbers from 0 to 1."""
     return math.multiply(arrays.cast(x, float32), 1 / 255) if x.tensor_type.dtype.name == "uint8" else x
 
 
 def _by_name(module: Module, fields: Container[str]) -> dict[str, bool] | None:
-    """The parameters of `forward` and whether they are needed, if all that are needed are fields; None if it takes one tensor, whatever its name."""
+    """Return the parameters of `forward` and whether each is needed, if all needed ones are fields.
+
+    Return None for a module that takes one tensor of any name.
+    """
     named = _parameters(module)
     return named if named and all(n in fields for n, needed in named.items() if needed) else None
 
@@ -258,7 +261,7 @@ def _forward_line(module: Module) -> SourceLine:
 
 
 def _check_takes_one(module: Module, network: Network, fields: Mapping[str, TensorType]) -> None:
-    """Raise ConfigError for a `forward` whose parameters are no fields, unless it accepts one tensor by position."""
+    """Raise ConfigError for a `forward` whose parameters are not fields, unless it accepts one tensor by position."""
     try:
         inspect.signature(module.forward).bind(None)
     except TypeError:
@@ -275,7 +278,7 @@ def _check_takes_one(module: Module, network: Network, fields: Mapping[str, Tens
 
 
 def _listed(loaded: Loaded) -> Network:
-    """A plain net: the layers one after another on the input, and a loss against the labels."""
+    """Return a sequential net: the layers applied in order to the input, and a loss against the labels."""
     config = loaded.config
     listed, loss = config.model.layers or (), config.model.loss or "softmax_cross_entropy"
 
@@ -297,9 +300,9 @@ def _listed(loaded: Loaded) -> Network:
 
 
 def layered(network: Network, fields: Mapping[str, TensorType]) -> Network:
-    """A list of layers, or a module, for samples with these fields: the labels are called `labels`, and the first other field is the input.
+    """Bind a list of layers or a module to samples with these fields: `labels` are the labels, and the first other field is the input.
 
-    A module whose `forward` names fields takes these.
+    A module whose `forward` has parameters named after fields takes those fields.
     """
     if not fields or (network.what != LISTED and network.module is None):
         return network
@@ -368,7 +371,7 @@ _LAYERS: dict[str, Callable[[Any, Any, str], Any]] = {
 
 
 def _class_numbers(x: Any, labels: Any) -> Any:
-    """The labels, checked where a conversion to int32 would change them."""
+    """Return the labels, checked if a conversion to int32 could change them."""
     if labels.tensor_type.dtype in (bool_, char, int8, uint8, int32):
         return labels
     classes = x.tensor_type.shape[-1]

@@ -1,4 +1,4 @@
-"""The optimizer and the schedule that a configuration describes, as objects of jobflow.optimizer."""
+"""The optimizer and the schedule of a configuration as objects of jobflow.optimizer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FIRST_SCALE = 2.0**15
 
 
 def schedule_from(wish: schema.Optimizer, steps: int) -> of.Schedule:
-    """The learning rate by step; `steps` is the length of the training, for schedules that have none of their own."""
+    """Return the learning rate by step; `steps` is the length of the training, for schedules without a length."""
     lr, plan = wish.lr, wish.schedule
     rising = warmup.linear(wish.warmup_steps, 1 / wish.warmup_steps) if wish.warmup_steps else None
     match plan:
@@ -35,7 +35,7 @@ def schedule_from(wish: schema.Optimizer, steps: int) -> of.Schedule:
 
 
 def slow_start(loaded: Loaded, steps: int) -> Iterator[str]:
-    """A warning if the learning rate of a run never comes to what it should be."""
+    """Yield a warning if the learning rate of a run never reaches its configured value."""
     wish = loaded.config.optimizer
     if wish.warmup_steps >= steps > 0:
         key = "optimizer.warmup_steps"
@@ -43,7 +43,7 @@ def slow_start(loaded: Loaded, steps: int) -> Iterator[str]:
 
 
 def optimizer_from(config: schema.TrainConfig, steps: int) -> Minimizer:
-    """The optimizer; with float16 it has a loss scale that follows what the gradients can bear, else it may halt where they are not finite."""
+    """Return the optimizer; with float16 it has a dynamic loss scale, else it may halt at non-finite gradients."""
     wish = config.optimizer
     shared: dict[str, Any] = {"lr_scheduler": schedule_from(wish, steps)}
     if wish.clip_norm is not None:

@@ -40,7 +40,7 @@ TARGETS = "targets"
 
 @dataclass(frozen=True)
 class Predicted:
-    """What was predicted: arrays by name, whose rows are the samples in their order."""
+    """Predictions: arrays by name, whose rows are the samples in order."""
 
     outputs: Mapping[str, Array]
     samples: int
@@ -50,9 +50,9 @@ class Predicted:
 def predict(
     loaded: Loaded, source: str | Path, output: str | Path | None = None, checkpoint: str | Path | None = None, *, probabilities: bool = False
 ) -> Predicted:
-    """Run a checkpoint's predict job on samples: a file or folder, or "train", "validation" or "test" for those of the configuration.
+    """Run a checkpoint's predict job on samples: a file or folder, or "train", "validation" or "test" of the configuration.
 
-    Written by rank 0 to `output`, an .npz or .csv file, if that is given.  With `probabilities` the scores of classes are given as such.
+    Rank 0 writes the outputs to `output`, an .npz or .csv file, if it is not None.  With `probabilities`, return these instead of scores.
     """
     if output is not None and Path(output).suffix not in OUTPUTS:
         raise ArgumentError(f"--output {output}: predictions are written as {' or '.join(OUTPUTS)}")
@@ -70,7 +70,7 @@ def predict(
 
 
 def run_over(jobs: Jobs, samples: Samples | Stream, path: AnyPath) -> dict[str, Array]:
-    """The outputs for all samples."""
+    """Return the outputs for all samples."""
     restore(jobs, path, jobs.prediction(rows_of(samples, jobs.config.data.evaluation_batch_size)))
     found: list[dict[str, Array]] = []
     jobs.over(batches_of(jobs, samples, jobs.network.inputs(jobs.fields)), jobs.prediction, lambda _, outputs: found.append(outputs))
@@ -81,7 +81,7 @@ def run_over(jobs: Jobs, samples: Samples | Stream, path: AnyPath) -> dict[str, 
 
 
 def opened(jobs: Jobs, source: str | Path, facts: Mapping[str, Any]) -> Samples | Stream:
-    """The samples of a file or folder, read as those of training are, but for the labels."""
+    """Open the samples of a file or folder with the reader of training, without labels."""
     if str(source) in PLACES and not Path(source).exists():
         return open_place(jobs.config, str(source), facts)
     name = reader_for(jobs.config, path_of(source))
@@ -97,7 +97,7 @@ def opened(jobs: Jobs, source: str | Path, facts: Mapping[str, Any]) -> Samples 
 
 
 def check_fields(jobs: Jobs, samples: Samples | Stream, trained: Any, source: str | Path) -> None:
-    """ArgumentError if samples are of other shapes or types than those that the model was trained on, as the checkpoint says."""
+    """Raise ArgumentError if samples differ in shape or type from the training samples recorded in the checkpoint."""
     if not isinstance(trained, Mapping):
         return  # a checkpoint of an earlier release
     for name, field in samples.fields.items():
@@ -111,13 +111,13 @@ def check_fields(jobs: Jobs, samples: Samples | Stream, trained: Any, source: st
 
 
 def labels_of(jobs: Jobs, fields: Iterable[str]) -> list[str]:
-    """The fields that a prediction lacks."""
+    """Return the fields that a prediction lacks."""
     network = jobs.network
     return [name for name in fields if (name not in network.needed if network.needed else name == LABELS)]
 
 
 def classes_of(jobs: Jobs, facts: Mapping[str, Any]) -> list[str]:
-    """The names of the classes, where the reader of the training samples knows them: folders, or the categories of the column of labels."""
+    """Return the names of the classes if the training reader has them: folders, or the categories of the label column."""
     if facts.get("classes"):
         return list(facts["classes"])
     fields, categories = jobs.config.data.train.arguments.get("fields"), facts.get("categories")
@@ -128,7 +128,7 @@ def classes_of(jobs: Jobs, facts: Mapping[str, Any]) -> list[str]:
 
 
 def with_probabilities(jobs: Jobs, outputs: Mapping[str, Array]) -> dict[str, Array]:
-    """The outputs with the softmax of the scores in their place; ConfigError if they are no scores of classes."""
+    """Replace the scores by their softmax; raise ConfigError if the outputs have no class scores."""
     scores = outputs.get("scores")
     if scores is None or scores.ndim != 2 or scores.shape[1] < 2 or jobs.config.model.loss == "mean_squared_error":
         found = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
@@ -138,7 +138,7 @@ def with_probabilities(jobs: Jobs, outputs: Mapping[str, Array]) -> dict[str, Ar
 
 
 def reader_for(config: TrainConfig, source: AnyPath) -> str:
-    """The kind of reader for a file or folder."""
+    """Return the name of the reader for a file or folder."""
     if not source.exists():
         raise ArgumentError(f"--input {source}: there is no such file; or say one of {', '.join(PLACES)} for the samples of the configuration")
     trained = config.data.train.reader
@@ -153,7 +153,7 @@ def reader_for(config: TrainConfig, source: AnyPath) -> str:
 
 
 def arguments_for(name: str, source: AnyPath, given: Mapping[str, Any], needed: tuple[str, ...]) -> dict[str, Any]:
-    """The arguments of a reader for a file of input: those of training, without what speaks of labels and of parts of the data."""
+    """Return a reader's arguments for an input file: the training arguments without those for labels and for parts of the data."""
     legal = inspect.signature(READERS[name]).parameters
     kept = {key: value for key, value in given.items() if key in legal and key not in ("split", "validation_every", "classes", "labels", "flip")}
     for key in ("fields", "dtypes", "scale", "columns", "features"):
@@ -170,7 +170,7 @@ def arguments_for(name: str, source: AnyPath, given: Mapping[str, Any], needed: 
 
 
 def write(path: Path, outputs: Mapping[str, Array], classes: Sequence[str]) -> None:
-    """The outputs as a file, whole or not at all."""
+    """Write the outputs to a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.{os.getpid()}{path.suffix}")
     try:
@@ -186,7 +186,7 @@ def write(path: Path, outputs: Mapping[str, Array], classes: Sequence[str]) -> N
 
 
 def rows(outputs: Mapping[str, Array], classes: Sequence[str]) -> Iterator[list[Any]]:
-    """A table: a column for each number of a sample; where scores are of classes, the best one first."""
+    """Yield the rows of a table with a column per number of a sample; for class scores, the best class is the first column."""
     names, flat = [], []
     scores = outputs.get("scores", outputs.get("probabilities"))
     if scores is not None and scores.ndim == 2 and scores.shape[1] > 1:
@@ -221,7 +221,7 @@ def generate(
     checkpoint: str | Path | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> str:
-    """The text that continues a prompt, `count` characters (bytes, if the model is of bytes); `say` gets it piece by piece."""
+    """Generate the continuation of a prompt, `count` characters (bytes for a model of bytes); `say` receives it in pieces."""
     config = loaded.config
     if not is_of_text(config):
         raise ConfigError(f"data.train.reader is {config.data.train.reader}; only models that were trained on text can continue a prompt")
@@ -244,7 +244,7 @@ def generate(
 
 
 def _of_prompts(network: Network) -> Network:
-    """The network; ConfigError if it needs more than tokens."""
+    """Return the network; raise ConfigError if it needs more than tokens."""
     more = [name for name in network.needed if name != TOKENS]
     if more:
         raise ConfigError(
@@ -255,7 +255,7 @@ def _of_prompts(network: Network) -> Network:
 
 
 def texts(words: Vocabulary, tokens: Iterator[int], say: Callable[[str], None]) -> Iterator[str]:
-    """The text of tokens as it comes; a character of several bytes when it is complete."""
+    """Yield the text of tokens in pieces; a multi-byte character appears when it is complete."""
     pending: list[int] = []
     for token in tokens:
         pending.append(token)

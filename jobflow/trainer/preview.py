@@ -29,7 +29,7 @@ FULL = 0.8
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long a run is."""
+    """The length of a run."""
 
     #: None for a stream, whose end nobody knows
     samples: int | None
@@ -42,7 +42,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Preview:
-    """A run that has not begun."""
+    """A preview of a run before its start."""
 
     name: str
     strategy: str
@@ -51,7 +51,7 @@ class Preview:
     warnings: tuple[str, ...]
 
     def text(self) -> str:
-        """For people."""
+        """Return the preview as text."""
         parts = [
             f"{self.name}: {self.strategy}",
             str(TextTable([], [*summary(self.schedule, self.figures)])),
@@ -65,7 +65,7 @@ class Preview:
 
 
 def preview(loaded: Any) -> Preview:
-    """What a configuration would run; ranks are counted as a run here would have them."""
+    """Return the preview of a configuration, with the number of ranks of a run on this machine."""
     with prepared(loaded, only=("train", "validation")) as jobs:
         found = preview_of(jobs)
         jobs.check_metrics()
@@ -73,7 +73,7 @@ def preview(loaded: Any) -> Preview:
 
 
 def preview_of(jobs: Jobs) -> Preview:
-    """The same for jobs that are prepared."""
+    """Return the preview of prepared jobs."""
     config, given, size = jobs.config, jobs.samples["train"], jobs.config.data.batch_size
     samples = len(given) if isinstance(given, Samples) else None
     last = None if config.data.drop_last or samples is None or samples % size == 0 else samples % size
@@ -89,7 +89,7 @@ def preview_of(jobs: Jobs) -> Preview:
 
 
 def strategy_text(strategy: Any, ranks: int) -> str:
-    """How a run is parallel, as one would say it."""
+    """Describe the parallelism of a run."""
     if ranks == 1:
         first = "one rank, nothing is parallel"
     elif strategy.view == "mirrored":
@@ -100,7 +100,7 @@ def strategy_text(strategy: Any, ranks: int) -> str:
 
 
 def dimensions(strategy: Any, ranks: int) -> Iterator[str]:
-    """What each dimension of the mesh does."""
+    """Yield a description of each dimension of the mesh."""
     tensor, pipeline = strategy.tensor or 1, strategy.pipeline or 1
     data = strategy.data or max(ranks // (tensor * pipeline), 1)
     if pipeline > 1:
@@ -113,7 +113,7 @@ def dimensions(strategy: Any, ranks: int) -> Iterator[str]:
 
 
 def extras(strategy: Any) -> Iterator[str]:
-    """What comes besides."""
+    """Yield descriptions of the strategy's other options."""
     kept = {1: "optimizer state is", 2: "gradients and optimizer state are", 3: "parameters, gradients and optimizer state are"}
     if strategy.zero:
         yield f"{kept[strategy.zero]} kept in parts (ZeRO {strategy.zero})"
@@ -128,7 +128,7 @@ def extras(strategy: Any) -> Iterator[str]:
 
 
 def summary(schedule: Schedule, figures: Figures) -> Iterator[tuple[str, str]]:
-    """The first lines."""
+    """Yield the first lines of the preview."""
     each = schedule.steps_per_epoch
     yield "parameters", count_text(figures.parameters)
     yield "samples", f"{'a stream' if schedule.samples is None else f'{schedule.samples:,}'} for training, {schedule.batch_size:,} in a batch"
@@ -140,7 +140,7 @@ def summary(schedule: Schedule, figures: Figures) -> Iterator[tuple[str, str]]:
 
 
 def memory_table(figures: Figures) -> TextTable:
-    """What the memory of each rank holds when it is fullest; ranks with the same figures share a line."""
+    """Return a table of each rank's memory at its peak; consecutive ranks with the same figures share a row."""
     used = [category for category in CATEGORIES if any(f.memory.at_peak[category] for f in figures.ranks)]
     rows = []
     for ranks, figure in alike(figures, lambda f: (f.memory, f.common)):
@@ -150,13 +150,13 @@ def memory_table(figures: Figures) -> TextTable:
 
 
 def common_memory(figures: Figures) -> list[str]:
-    """A sentence on what ranks store together; nothing if there is nothing."""
+    """Return a sentence about memory shared by the ranks of a machine; nothing without shared memory."""
     common = max((f.common for f in figures.ranks), default=0)
     return [f"{size_text(common)} of the variables lie once in memory that all ranks of a machine share"] if common else []
 
 
 def traffic_table(figures: Figures) -> TextTable | None:
-    """Bytes that each rank hands to others, by kind of communication; None if there are none."""
+    """Return a table of bytes that each rank sends, by kind of communication; None without communication."""
     kinds = figures.kinds()
     rows = []
     for ranks, figure in alike(figures, lambda f: f.traffic):
@@ -166,13 +166,13 @@ def traffic_table(figures: Figures) -> TextTable | None:
 
 
 def plan_table(figures: Figures) -> TextTable:
-    """How many instructions each rank executes."""
+    """Return a table of the number of instructions per rank."""
     rows = [[ranks, f.computing, f.communicating] for ranks, f in alike(figures, lambda f: (f.computing, f.communicating))]
     return TextTable(["rank", "computing instructions", "communications"], rows, right=(1, 2))
 
 
 def alike(figures: Figures, key: Any) -> Iterator[tuple[str, Any]]:
-    """Ranks one after another that have the same figures, as "0-3", with those of the first."""
+    """Yield ranges of consecutive ranks with the same figures, such as "0-3", with the figures of the first."""
     first = 0
     for i, figure in enumerate(figures.ranks):
         if i + 1 == len(figures.ranks) or key(figures.ranks[i + 1]) != key(figure):
@@ -184,7 +184,7 @@ def alike(figures: Figures, key: Any) -> Iterator[tuple[str, Any]]:
 
 
 def warnings_of(figures: Figures, schedule: Schedule, strategy: Any) -> Iterator[str]:
-    """What one would want to know before starting."""
+    """Yield warnings about the run."""
     ranks = len(figures.ranks)
     idle = [str(f.rank) for f in figures.ranks if f.computing == 0]
     if idle:

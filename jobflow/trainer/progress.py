@@ -2,8 +2,8 @@
 
     epoch 3/10 ━━━━━━━━━━━━━━━━━━━╺━━━━━━━━━━━━━━━━━━ 1200/4000 loss 0.1234  5,600 samples/s  0:29 left  lr 0.001
 
-The bar is the last line of the terminal; what the program prints meanwhile appears above it, and evaluations leave a line there.  It
-is drawn from the thread that trains, a few times a second.
+The bar is the last line of the terminal.  Output of the program and lines of evaluations appear above it.  The training thread redraws it a few
+times per second.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WINDOW = 50
 
 
 class Progress(Watcher):
-    """Shows a run; `every_steps` is how often a plain line is printed.  `stream` is standard output unless given."""
+    """A callback that shows the progress of a run, with a plain line every `every_steps` steps; `stream` defaults to standard output."""
 
     def __init__(self, mode: Mode = "auto", every_steps: int = 10, stream: IO[str] | None = None) -> None:
         self._mode = mode
@@ -73,7 +73,7 @@ class Progress(Watcher):
             self._say("  ".join([counter, epoch_text(run, report), *self._texts(run, report)]))
 
     def _texts(self, run: RunInfo, report: StepReport) -> Iterator[str]:
-        """What is said beside the counter, the most important first: the numbers of this step, as files of metrics have them."""
+        """Yield the texts next to the counter, the most important first: the values of this step, as in the metrics files."""
         yield f"loss {number_text(report.loss)}"
         seconds = sum(recent.seconds for recent in self._recent)
         yield f"{rate_text(sum(recent.samples for recent in self._recent) / seconds if seconds > 0 else 0.0)} samples/s"
@@ -97,7 +97,7 @@ class Progress(Watcher):
             self._bar.stop()
 
     def _say(self, text: str) -> None:
-        """One line that stays."""
+        """Print a permanent line."""
         if self._bar is not None:
             self._bar.console.print(text, markup=False, soft_wrap=True)
         elif self._mode != "none":
@@ -105,14 +105,14 @@ class Progress(Watcher):
 
 
 def epoch_text(run: RunInfo, report: StepReport | None) -> str:
-    """epoch 3/10."""
+    """Return a text such as "epoch 3/10"."""
     total = math.ceil(run.epochs)
     epoch = (report.epoch if report else run.first_step // max(run.steps_per_epoch, 1)) + 1
     return f"epoch {min(epoch, total)}/{total}" if total else f"epoch {epoch}"
 
 
 def bar(stream: IO[str]) -> progress.Progress:
-    """A line as wide as the terminal; what of a task's `texts` does not fit is left out, the least important first."""
+    """Return a progress bar as wide as the terminal; texts of a task that do not fit are omitted, the least important first."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
     from rich.table import Column
@@ -137,7 +137,7 @@ def bar(stream: IO[str]) -> progress.Progress:
 
 @dataclass(frozen=True)
 class Fitting:
-    """As many of the first texts as there is room for."""
+    """As many of the first texts as fit the width."""
 
     texts: Sequence[str]
 

@@ -1,4 +1,4 @@
-"""`report.html`: one file about a run - result, curves, time, memory, communication, configuration, machine - that opens anywhere, offline."""
+"""`report.html`: a self-contained page about a run with result, curves, time, memory, communication, configuration and machine."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ UNFINISHED = "The run has not come to its end: it goes on, or was ended without 
 
 
 class Report(History):
-    """Writes the page and `curves.png` when a run ends, however it ends; into the run's output unless a path for the page is given.
+    """A callback that writes the page and `curves.png` at the end of a run, also after an error.  The default path is in the run's output.
 
-    While the run goes on there is a page too, which says that it is unfinished: of a process that is killed nothing else tells.
-    `traced` gives what `--profile` recorded; `announce` is told where the page is.
+    During the run, it writes a page marked as unfinished, which remains if the process is killed.
+    `traced` returns the record of `--profile`; `announce` receives the location of the page.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ def report_page(
     *,
     unfinished: bool = False,
 ) -> str:
-    """The page of a run as far as it has come.  An `unfinished` one lacks what takes long to work out."""
+    """Return the page of a run; an `unfinished` one omits sections that are slow to compute."""
     compiled = None if unfinished else run.compiled()
     laid_out = None if compiled is None else figures_in(current_session(), compiled.programs, MOST_RANKS)
     unended = ("unfinished", "plain") if unfinished else ("failed", "bad")
@@ -117,14 +117,14 @@ def report_page(
 
 
 def _message(history: History, error: BaseException | None) -> str:
-    """How a run ended, for people; "" if there is nothing to say."""
+    """Describe the end of a run; "" without a message."""
     if history.outcome is not None:
         return history.outcome.message
     return "" if error is None else f"{type(error).__name__}: {error}"
 
 
 def result(run: RunInfo, history: History, laid_out: Figures | None, message: str) -> dict[str, Any]:
-    """Cards, and every metric with its last and its best value."""
+    """Return the cards, and every metric with its last and best value."""
     rows = []
     for name, line in history.lines.items():
         if name not in (RATE, SPEED) and len(line):
@@ -154,7 +154,7 @@ def _cards(run: RunInfo, history: History, laid_out: Figures | None) -> Iterator
 
 
 def _before(run: RunInfo) -> str:
-    """What earlier parts of the run did; "" if this is the first."""
+    """Describe earlier parts of the run; "" if this is the first."""
     if not run.first_step:
         return ""
     took = f" in {duration_text(run.seconds_before)}" if run.seconds_before else ""
@@ -169,13 +169,13 @@ def _last_and_best(name: str, line: Line) -> tuple[str, str, str]:
 
 
 def curves(run: RunInfo, history: History) -> dict[str, str]:
-    """Loss, metrics, learning rate and speed."""
+    """Return the charts of loss, metrics, learning rate and speed."""
     last = history.step_number if history.outcome is not None else max(run.steps, history.step_number)
     return {name: chart_svg(f"{name} by step", partial(draw_curves, name=name, curves=lines, last=last)) for name, lines in history.pictures()}
 
 
 def timing(run: RunInfo, history: History, traced: Traced | None) -> dict[str, Any]:
-    """Where the time of the run went, how long steps took, and what was recorded of single ops."""
+    """Return the parts of the run's time, the distribution of step times, and the profile of single ops."""
     if not history.seconds:
         return {}
     seconds = np.array(history.seconds)
@@ -193,7 +193,7 @@ def timing(run: RunInfo, history: History, traced: Traced | None) -> dict[str, A
 
 
 def where_time_went(history: History) -> Iterator[tuple[str, float]]:
-    """Parts of the run's time, which add up to all of it."""
+    """Yield parts of the run's time, which sum to the whole."""
     assert history.first is not None and history.began is not None
     begin = history.first - history.began
     steps = sum(history.seconds[1:])
@@ -206,13 +206,13 @@ def where_time_went(history: History) -> Iterator[tuple[str, float]]:
 
 
 def spread(seconds: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float]:
-    """How far step times are apart."""
+    """Return quantiles of step times."""
     found = {"median": 0.5, "9 of 10 within": 0.9, "99 of 100 within": 0.99}
     return {name: float(np.quantile(seconds, q)) for name, q in found.items()} | {"slowest": float(seconds.max()), "mean": float(seconds.mean())}
 
 
 def profile(traced: Traced) -> dict[str, Any]:
-    """What `--profile` recorded."""
+    """Return the record of `--profile`."""
     bars = [(f"rank {rank}", _bar(parts, lambda size: duration_text(size / max(traced.steps, 1)))) for rank, parts in traced.parts().items()]
     return {"steps": traced.steps, "bars": bars, "parts": parts_table(traced), "slowest": slowest_table(traced), "file": traced.path.name}
 
@@ -222,7 +222,7 @@ def _bar(parts: Mapping[str, float], text: Callable[[float], str]) -> dict[str, 
 
 
 def memory(laid_out: Figures | None, ranks: int) -> dict[str, Any]:
-    """What every rank's memory is used for when it is fullest."""
+    """Return the use of each rank's memory at its peak."""
     if laid_out is None:
         return {}
     used = [category for category in CATEGORIES if any(f.memory.at_peak[category] for f in laid_out.ranks)]
@@ -234,7 +234,7 @@ def memory(laid_out: Figures | None, ranks: int) -> dict[str, Any]:
 
 
 def communication(laid_out: Figures | None, ranks: int) -> dict[str, Any]:
-    """Bytes by kind and rank, and every change of layout."""
+    """Return bytes by kind and rank, and every change of layout."""
     if laid_out is None or (ranks == 1 and not laid_out.kinds()):
         return {}
     rows = [(row.route, size_text(row.nbytes), *row[2:]) for row in laid_out.changes]
@@ -248,7 +248,7 @@ def _rest(laid_out: Figures, ranks: int) -> list[str]:
 
 
 def checkpoints(run: RunInfo, history: History) -> TextTable | None:
-    """What was saved, and what of it is still there."""
+    """Return a table of saved checkpoints, with the size of existing ones."""
     rows = [(f"{step:,}", _relative(path, run.output), _size(path)) for step, path in history.checkpoints]
     if run.resumed_from is not None:
         rows.insert(0, (f"{run.first_step:,}", _relative(run.resumed_from, run.output), "went on from here"))
@@ -256,7 +256,7 @@ def checkpoints(run: RunInfo, history: History) -> TextTable | None:
 
 
 def _size(path: AnyPath) -> str:
-    """Of what is on this machine: training does not wait for a store because of a page."""
+    """Return the size of a checkpoint on this machine; training does not wait for a store because of a page."""
     if isinstance(path, RemotePath):
         return "not asked for"
     return size_text(sum(file.stat().st_size for file in path.rglob("*") if file.is_file())) if path.is_dir() else "removed by retention"
@@ -267,7 +267,7 @@ def _relative(path: AnyPath, start: Path) -> str:
 
 
 def configuration(loaded: Any) -> list[tuple[str, TextTable, TextTable]]:
-    """Every value with where it was written: per section those that somebody has written, and those that are by default."""
+    """Return every value with its source position; per section, written values and defaults."""
     sections: dict[str, tuple[list[Any], list[Any]]] = {}
     for key, value in leaves(loaded.plain):
         origin = loaded.origins.get(key)
@@ -279,7 +279,7 @@ def configuration(loaded: Any) -> list[tuple[str, TextTable, TextTable]]:
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """(path, value) of everything that holds nothing else, as "model.layers.0.dense.units"."""
+    """Yield (path, value) of every value without inner values, such as "model.layers.0.dense.units"."""
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
             yield from leaves(inner, f"{path}.{key}" if path else str(key))

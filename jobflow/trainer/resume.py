@@ -1,7 +1,7 @@
 """Resuming a run: the choice of a checkpoint, the comparison with the configuration, and the saved state.
 
-What decides the course of the loss must be as it was: seed, model, training data, batch size, order, kind of optimizer.  All else may change
-from run to run: the number of ranks, the strategy, learning rates, how long to train, when to evaluate and to save.
+Settings that determine the losses must not change: seed, model, training data, batch size, order, kind of optimizer.  All others may change from
+run to run: the number of ranks, the strategy, learning rates, the length, and the intervals of evaluations and checkpoints.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FIXED = ("seed", "model", "data.train", "data.batch_size", "data.shuffle", "data
 
 @dataclass
 class Progress:
-    """Where a run is; with the variables and the counts of runs this is all that its future depends on."""
+    """The state of a run; with the variables and the counts of runs, it determines the rest of the run."""
 
     step: int = 0
     epoch: int = 0
@@ -52,7 +52,7 @@ class Progress:
     seconds: float = 0.0
 
     def extra(self, plain: Mapping[str, Any], samples: Samples | Stream) -> dict[str, Any]:
-        """What a checkpoint says beside the variables, the seed, counts of runs and the layout; `samples` are those of training."""
+        """Return a checkpoint's entries in addition to variables, seed, counts of runs and layout; `samples` are the training samples."""
         return {
             "step": self.step,
             "position": {"epoch": self.epoch, "sample": self.sample},
@@ -65,7 +65,7 @@ class Progress:
 
     @classmethod
     def of(cls, extra: Mapping[str, Any], path: AnyPath) -> Progress:
-        """What `extra` has written.  CheckpointError if the checkpoint is not one of a trainer."""
+        """Read the entries of `extra`; raise CheckpointError if the trainer did not write the checkpoint."""
         try:
             position, own = extra["position"], extra["trainer"]
             if not isinstance(extra["config"], Mapping):
@@ -89,7 +89,7 @@ class Progress:
 
 
 def plainly(tree: Any) -> Any:
-    """A tree as JSON gives it back."""
+    """Convert a tree to JSON types."""
     return json.loads(json.dumps(tree, default=str))
 
 
