@@ -72,7 +72,12 @@ PLANNED = {
     "cases/strategies",
 }
 #: programs for so many devices
-FOR = {"job_functions-1": (2,)}
+FOR = {
+    # ranks as threads compile forward and backward in any order
+    "compiled_functions-1": (1,),
+    "compiled_functions-2": (1,),
+    "job_functions-1": (2,),
+}
 
 
 @dataclass(frozen=True)
