@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import os
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -217,6 +219,70 @@ def test_the_reason_of_a_trace_names_the_value() -> None:
         "PLAIN.options.factor was 1.0 and is 2.0",
         "argument 0 was float32[3] local and is float32[4] local",
     ]
+
+
+# -------------------------------------------------------------------- values that did not exist, and values that no guard compares
+
+
+class Base:
+    scale = 1.0
+
+    def times(self, x: Any) -> Any:
+        return x * self.scale
+
+
+class Derived(Base):
+    pass
+
+
+class Tripled(Base):
+    scale = 3.0
+
+
+class EmptySlot:
+    __slots__ = ("factor",)
+
+
+def _new_values() -> dict[str, tuple[Callable[..., Any], Callable[[], Any]]]:
+    """(function, change of its surroundings), with new objects."""
+    plain, full, slotted, changed, fixed = Base(), Derived(), EmptySlot(), Base(), flow.ones(3)
+    full.other = 1.0  # type: ignore[attr-defined]
+    ordered, local, values = {"a": 1.0, "b": 2.0}, threading.local(), [1.0]
+    local.factor = 1.0
+
+    @functools.cache
+    def cached() -> float:
+        return values[0]
+
+    cached()
+    return {
+        "hides the attribute of its class": (lambda x: x * plain.scale, lambda: setattr(plain, "scale", 3.0)),
+        "hides it beside other attributes": (lambda x: x * full.scale, lambda: setattr(full, "scale", 3.0)),
+        "hides the method of its class": (lambda x: full.times(x), lambda: setattr(full, "times", lambda x: x * 3)),
+        "hides the attribute of a base": (lambda x: x * Derived().scale, lambda: setattr(Derived, "scale", 3.0)),
+        "slot": (lambda x: x * getattr(slotted, "factor", 1.0), lambda: setattr(slotted, "factor", 3.0)),
+        "first attribute of a tensor": (lambda x: x * getattr(fixed, "factor", 1.0), lambda: setattr(fixed, "factor", 3.0)),
+        "class of an object": (lambda x: changed.times(x), lambda: setattr(changed, "__class__", Tripled)),
+        "order of keys": (lambda x: x * next(iter(ordered.values())), lambda: ordered.update(a=ordered.pop("a"))),
+        "environment": (lambda x: x * float(os.environ.get("JOBFLOW_TEST_FACTOR", "1")), lambda: os.environ.update(JOBFLOW_TEST_FACTOR="3")),
+        "thread": (lambda x: x * local.factor, lambda: setattr(local, "factor", 3.0)),
+        "cache of a function": (lambda x: x * cached(), lambda: (values.append(values.pop() + 2), cached.cache_clear())),
+    }
+
+
+@pytest.mark.parametrize("case", _new_values())
+def test_a_value_without_an_earlier_one_gives_the_eager_result(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOBFLOW_TEST_FACTOR", "1")
+    if "scale" in vars(Derived):
+        del Derived.scale
+    function, change = _new_values()[case]
+    compiled, x = flow.compile(function), flow.tensor([1.0, 2.0, 3.0])
+    for _ in range(2):
+        np.testing.assert_array_equal(compiled(x).numpy(), function(x).numpy())
+    before = function(x).numpy()
+    change()
+    assert (function(x).numpy() != before).any()
+    np.testing.assert_array_equal(compiled(x).numpy(), function(x).numpy())
 
 
 # -------------------------------------------------------------------- what is not compiled

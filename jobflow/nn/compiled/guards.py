@@ -148,7 +148,7 @@ class Guards:
         if module == "importlib._bootstrap":  # modules are imported once, whoever asks first
             self._importing = frame
             return
-        if is_ours(frame) or module.startswith("jobflow.") or module == "jobflow":
+        if _is_package(frame) or is_jobflow(module):
             if not code.co_filename.startswith("<"):
                 self._ours.add(code.co_filename)
             return
@@ -174,7 +174,7 @@ class Guards:
     def _serves_program(self, frame: Any) -> bool:
         """True if a frame, or the first caller that is not of a library, belongs to the program rather than to jobflow."""
         while frame is not None and is_library(str(frame.f_globals.get("__name__", ""))):
-            if frame.f_code.co_filename in self._ours or is_ours(frame) or is_jobflow(str(frame.f_globals.get("__name__", ""))):
+            if frame.f_code.co_filename in self._ours or _is_package(frame) or is_jobflow(str(frame.f_globals.get("__name__", ""))):
                 return False
             frame = frame.f_back
         return frame is not None
@@ -275,8 +275,9 @@ class Guards:
             yield from self._object(value, path, holder, key)
 
     def _attributes(self, value: Any, path: str) -> Iterator[tuple[Any, str, Watched | None, Any]]:
-        """Visit the attributes that the program has added to a tensor, function or container."""
-        if attributes := getattr(value, "__dict__", None):
+        """Visit the attributes that the program adds to a tensor, function or container."""
+        attributes = getattr(value, "__dict__", None)
+        if attributes is not None:
             yield from self._items(Watched(attributes, "dict", path, value))
 
     def _object(self, value: Any, path: str, holder: Watched | None, key: Any) -> Iterator[tuple[Any, str, Watched | None, Any]]:
@@ -427,6 +428,11 @@ class Guards:
     def finish(self, ignored: Callable[[Watched, Any], bool]) -> Snapshot:
         """The comparison to make before every replay; `ignored` says which items are fed at every run."""
         return Snapshot(self, ignored)
+
+
+def _is_package(frame: Any) -> bool:
+    """Return True for a frame of jobflow; frozen modules of the standard library, such as os, are not."""
+    return is_ours(frame) and not frame.f_code.co_filename.startswith("<frozen ")
 
 
 def _kind_of(value: Any) -> str:

@@ -6,6 +6,7 @@ import enum
 import functools
 import os
 import sys
+import threading
 import types
 from collections import deque
 from collections.abc import Sequence
@@ -33,9 +34,11 @@ PURE_OWNERS: tuple[Any, ...] = (
 )  # fmt: skip
 #: modules of the standard library whose objects do not change
 _CONSTANT = frozenset(
-    {"typing", "types", "enum", "re", "abc", "_abc", "weakref", "collections.abc", "decimal", "fractions", "datetime", "pathlib", "logging",
+    {"typing", "types", "enum", "re", "abc", "_abc", "collections.abc", "decimal", "fractions", "datetime", "pathlib",
      "functools", "_thread", "threading", "inspect", "dataclasses"}
 )  # fmt: skip
+#: types of these modules whose objects do change
+_VARIABLE = (threading.local, type(functools.cache(len)))
 #: modules of the standard library whose Python code may run
 STANDARD = frozenset(
     {"functools", "contextlib", "collections", "dataclasses", "enum", "typing", "abc", "operator", "copy", "copyreg", "types", "inspect",
@@ -77,4 +80,4 @@ def is_own(kind: type) -> bool:
 
 def is_constant(kind: type) -> bool:
     """True for types of libraries whose objects do not change, or which jobflow reads at every run."""
-    return is_own(kind) or kind.__module__ in _CONSTANT
+    return is_own(kind) or (kind.__module__ in _CONSTANT and kind not in _VARIABLE)

@@ -109,6 +109,11 @@ class Snapshot:
         self.maps = [each for each in watched if each.kind in ("dict", "names", "class")]
         self.lists = [each for each in watched if each.kind == "list"]
         self.others = [each for each in watched if each.kind in ("cell", "slots", "set")]
+        #: attributes of which the code read none; one that is added later may hide an attribute of the class
+        chosen = set(map(id, watched))
+        self.unread = [each for each in guards.watched.values() if id(each) not in chosen]
+        self.owners = [each.owner for each in guards.watched.values() if each.kind == "dict" and each.owner is not None]
+        self.classes = [*map(type, self.owners)]
         self.globals = [(namespace, tuple(names), list(names.values())) for namespace, names in guards.globals.values()]
         self.bodies = guards.bodies
         self.arrays = list(guards.arrays.values())
@@ -116,7 +121,8 @@ class Snapshot:
 
     def _matters(self, watched: Watched) -> bool:
         keys = watched.keys or range(len(watched.values))
-        return watched.kind in ("list", "set", "cell") or watched.owner is None or any(self.guards.reads(watched, key) for key in keys)
+        always = watched.kind in ("list", "set", "cell", "slots") or watched.owner is None or not keys
+        return always or any(self.guards.reads(watched, key) for key in keys)
 
     def _index(self) -> None:
         whole = [each for each in self.maps if all(self._compares(each, key) for key in each.keys)]
@@ -146,6 +152,11 @@ class Snapshot:
         for each, before, path in self.arrays:
             if each.tobytes() != before:
                 return f"the elements of the array {path} changed"
+        for watched in self.unread:
+            if not self.guards.names.isdisjoint(watched.target) and (problem := self._compared(watched)):
+                return problem
+        if [*map(type, self.owners)] != self.classes:
+            return "the class of an object changed"
         for watched in chain(self.others, self.partial):
             if problem := self._compared(watched):
                 return problem
@@ -174,6 +185,8 @@ class Snapshot:
             old, new = before.get(key, MISSING), after.get(key, MISSING)
             if old is not new and self._compares(watched, key) and not _same(old, new):
                 return _difference(watched.name(key).replace("\0", ""), old, new)
+        if watched.kind == "dict" and watched.owner is None and [*before] != [*after]:
+            return f"the order of the keys of {watched.path.replace(chr(0), '')} changed"
         watched.keys, watched.values = keys, values
         return ""
 
