@@ -51,9 +51,9 @@ class Home:
     their elements, and they move back (`come_back`).
     """
 
-    __slots__ = ("array", "buffer", "copies", "copy", "offset", "ranks", "tensors")
+    __slots__ = ("array", "buffer", "copies", "copy", "offset", "ranks", "tensors", "transient")
 
-    def __init__(self, array: Array, buffer: Array, offset: int, ranks: tuple[int, ...] = (), copies: bool = False) -> None:
+    def __init__(self, array: Array, buffer: Array, offset: int, ranks: tuple[int, ...] = (), copies: bool = False, transient: bool = False) -> None:
         self.array = array if not ranks else _read_only(array)
         #: the flat bytes that it is a part of, and where it begins in them
         self.buffer = buffer
@@ -61,6 +61,8 @@ class Home:
         self.ranks = ranks
         #: True if the other ranks have copies of it, which must stay equal
         self.copies = copies
+        #: True if the next run of the program overwrites it with a new tensor
+        self.transient = transient
         #: this rank's own numbers, while it has some
         self.copy: Array | None = None
         self.tensors: WeakValueDictionary[int, TensorBase] = WeakValueDictionary()
@@ -303,6 +305,14 @@ def lives(x: TensorBase, home: Home) -> None:
     """Store x in this memory from now on."""
     x.memory.home, x.array = home, home.array
     home.tensors[id(x)] = x
+
+
+def lasting_array(x: TensorBase) -> Array:
+    """Return the array of x after moving x out of transient memory, so that a NumPy view keeps its elements."""
+    home = None if x.storage is None else x.storage.home
+    if home is not None and home.transient:
+        home._move(home.array, home.array.copy())
+    return x.array
 
 
 def moves(x: TensorBase, home: Home) -> None:

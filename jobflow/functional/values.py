@@ -11,6 +11,7 @@ from jobflow.core.errors import DtypeError, JobError, ShapeError, user_line
 from jobflow.core.types import Array
 from jobflow.eager.convert import gathered
 from jobflow.eager.state import building_now, running, state
+from jobflow.eager.tensor import lasting_array
 from jobflow.functional.devices import device_of
 from jobflow.functional.dispatch import method
 from jobflow.functional.typed import Tensor
@@ -27,7 +28,7 @@ def value_of(x: Tensor, what: str) -> Array:
     if x.traced is not None or (building_now() is not None and building_now().differentiates):
         raise JobError(f"{what} at {user_line()}: a tensor has no numbers while {running()} runs; return it from {state().building.short}")
     if x.layout is None:
-        return x.array
+        return lasting_array(x)
     return gathered(state(), x, what)
 
 

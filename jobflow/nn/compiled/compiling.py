@@ -23,6 +23,8 @@ from jobflow.runtime.collection import collection_paused
 
 #: how often one value may cause a new trace before the function runs eagerly
 RETRACES = 8
+#: values of `mode` in PyTorch
+MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
 class Cache:
@@ -200,9 +202,11 @@ def compile(
 
     The function may contain a whole training step with `backward()`, clipping, `optimizer.step()` and a schedule.  With `fullgraph`, code that
     cannot be traced is an error; otherwise the function then runs eagerly.  `disable` returns the function itself.  `dynamic`, `backend`,
-    `mode` and `options` are accepted and change nothing.
+    `mode` and `options` are those of PyTorch and change nothing.
+    Raises: ArgumentError for other values.
     """
     where = user_line()
+    _check_options(where, dynamic=dynamic, backend=backend, mode=mode, options=options)
     if model is None:
         return functools.partial(compile, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options, disable=disable)
     if not callable(model):
@@ -214,6 +218,23 @@ def compile(
     if isinstance(model, CompiledFunction):
         model = model.function
     return CompiledFunction(model, getattr(model, "__name__", type(model).__name__), where, bool(fullgraph))
+
+
+#: by option of PyTorch, the test of a valid value and its description
+_OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "dynamic": (lambda x: x is None or isinstance(x, bool), "None, True or False"),
+    "backend": (lambda x: isinstance(x, str) or callable(x), "the name of a backend or a function"),
+    "mode": (lambda x: x in MODES, "None, default, reduce-overhead, max-autotune or max-autotune-no-cudagraphs"),
+    "options": (lambda x: x is None or isinstance(x, dict), "None or a dict"),
+}
+
+
+def _check_options(where: SourceLine, **values: Any) -> None:
+    """Raise ArgumentError for an option that PyTorch refuses too."""
+    for name, value in values.items():
+        is_valid, description = _OPTIONS[name]
+        if not is_valid(value):
+            raise ArgumentError(f"compile at {where}: {name} is {description}; got {value!r}")
 
 
 # -------------------------------------------------------------------- modules

@@ -20,10 +20,12 @@ from jobflow.runtime.interrupts import held
 class GradientSlot:
     """The memory in which the compiled function leaves the `grad` of a tensor."""
 
-    def __init__(self, array: Array, buffer: Array, offset: int, type: TensorType, layout: Any) -> None:
+    def __init__(self, array: Array, buffer: Array, offset: int, type: TensorType, layout: Any, transient: bool = False) -> None:
         self.array, self.buffer, self.offset = array, buffer, offset
         self.type, self.layout = type, layout
-        self.resident = Home(array, buffer, offset)
+        #: True if every run leaves a new gradient here, False if runs add to it
+        self.transient = transient
+        self.resident = Home(array, buffer, offset, transient=transient)
 
     def enter(self, x: Tensor) -> None:
         """Let the present `grad` of x share this memory."""
@@ -37,7 +39,7 @@ class GradientSlot:
         """Give tensors that still show this memory a copy of it."""
         if len(self.resident.tensors):
             self.resident._move(self.array, self.array.copy())
-            self.resident = Home(self.array, self.buffer, self.offset)
+            self.resident = Home(self.array, self.buffer, self.offset, transient=self.transient)
 
     def show(self) -> Tensor:
         """A new tensor in this memory."""
@@ -70,7 +72,7 @@ class Replay(Bound):
         if self.executor is not None:
             self.added = {name: self._variable(name, x) for name, x in added.items()}
             shown = self.executor.show(created)
-            self.shown = {i: GradientSlot(*location, created[i].tensor_type, created[i].layout) for i, location in shown.items()}
+            self.shown = {i: GradientSlot(*location, created[i].tensor_type, created[i].layout, transient=True) for i, location in shown.items()}
 
     def _variable(self, name: str, x: Tensor) -> GradientSlot:
         if name not in self.memory.gradients:
