@@ -39,7 +39,7 @@ class Placer(Protocol):
 
 @dataclass
 class Root:
-    """Mutable state with the lifetime of the process (or of a test): the session and its environment."""
+    """Mutable state with the lifetime of the process (or of a test): the session and its environment.  All other parts of a scope are immutable."""
 
     session: Any = None
     environment: Any = None
@@ -102,7 +102,7 @@ def alone(function: Callable[Parameters, Result]) -> Callable[Parameters, Result
 
 
 def caller() -> str:
-    """Return the name of this Python thread, for ranks to compare; "" for the main thread of a rank.
+    """Return the name of this Python thread, for ranks to compare; "" for the main thread, and for a rank that is a thread.
 
     Ranks match their calls in order.  If several threads call, the names identify matching calls.
     """

@@ -26,7 +26,7 @@ def _step(g: Expression, y: Expression, *x: Expression) -> Sequence[None]:
 
 
 def _maximum(g: Expression, y: Expression, a: Expression, b: Expression) -> Sequence[Expression | None]:
-    """Assign the gradient of equal operands to the first one; for max(0, x) compare the result, which is saved anyway."""
+    """Assign the gradient of equal operands to the first one; for max(0, x) compare the result, so that x need not be saved."""
     if a.primitive == "constant":
         return None, f.where(y > a, g, 0.0)
     return f.where(b > a, 0.0, g), f.where(b > a, g, 0.0)

@@ -6,7 +6,7 @@ The three ops are the partial derivatives of one trilinear form <y, conv(x, w)>,
 With `groups` > 1 the channels are divided into equal groups that are convolved separately: w is [o, c/groups, *kernel].
 
 The reference kernels multiply matrices of windows (im2col).  A target chooses its implementation by `algorithm` and by the logical sizes, which
-`localize` preserves.  The choice does not depend on the sizes of a rank's shard, so that results do not depend on the layout.
+`localize` preserves.  The choice does not depend on the sizes of a rank's shard, so it is the same in every layout.
 """
 
 from __future__ import annotations

@@ -273,5 +273,5 @@ def _writes_common(plan: Plan) -> bool:
 
 
 def name_in_errors(instruction: Collective | Transfer, plan: Plan) -> str:
-    """What messages call a communication: the op, its job or graph, and the user's line."""
+    """Return the name of a communication for messages: the op, its job or graph, and the user's line."""
     return f"{instruction.name} of {plan.job}{'' if instruction.where == NOWHERE else f' at {instruction.where}'}"

@@ -1,4 +1,4 @@
-"""Values that a check of a run has refused, and the error that all ranks raise together."""
+"""Failed runtime assertions of a run, and the error that all ranks raise together."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from jobflow.runtime.device.device import Device
 
 
 class Refusal(NamedTuple):
-    """What a check of one rank has found wrong."""
+    """The failed assertion of one rank."""
 
-    #: the number of the last communication before it; -1: none
+    #: the order of the last communication before it; -1 without one
     before: int
-    #: which rank of the world
+    #: the rank in the world
     rank: int
     error: type[JobflowError]
     text: str
 
 
 class Note:
-    """What a check on a GPU writes down, for the host to read at the end of the body."""
+    """The result of an assertion on a GPU, which the host reads at the end of the body."""
 
     def __init__(self, op: Checked, instruction: Compute, device: Device) -> None:
         self.op = op
@@ -40,27 +40,27 @@ class Note:
 
 
 def checks(body: Sequence[Instruction]) -> bool:
-    """Whether anything in the body of a plan is checked."""
+    """Return True if the body of a plan contains a runtime assertion."""
     return any(isinstance(instruction, Compute) and isinstance(instruction.op, Checked) for instruction in body)
 
 
 def refusal(body: Sequence[Instruction], instruction: Compute, rank: int, error: JobflowError) -> Refusal:
-    """What `instruction` of this body has refused on a rank."""
+    """Return the failed assertion of `instruction` in this body on a rank."""
     at = next(i for i, other in enumerate(body) if other is instruction)
     before = max((other.order for other in body[:at] if not isinstance(other, Compute)), default=-1)
     return Refusal(before, rank, type(error), located(error, instruction.where))
 
 
 def located(error: JobflowError, where: SourceLine) -> str:
-    """Its text with the user's line behind the first word."""
+    """Return the error's text with the user's line after its first word."""
     word, _, rest = str(error).partition(":")
     return f"{word} at {where}:{rest}"
 
 
 def raise_first(everywhere: Sequence[Refusal | None]) -> None:
-    """Raise what the ranks refused first, if they did; the same on all of them, who can all go on.
+    """Raise the earliest failed assertion of any rank, the same on all ranks, which can all continue.
 
-    Ranks communicate in one order: of two errors the one before which there was less of it cannot come of the other.
+    Ranks communicate in one order.  The failure with fewer communications before it cannot be a consequence of another one.
     """
     first = min((one for one in everywhere if one is not None), key=lambda one: one[:2], default=None)
     if first is not None:

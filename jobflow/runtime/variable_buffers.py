@@ -31,7 +31,7 @@ def window(xp: Xp, buffer: Array, slot: Slot) -> Array:
 
 
 def _is_zero(initializer: Op) -> bool:
-    """What new memory holds anyway; -0.0 is another number."""
+    """Return True if new memory, which is zeroed, has this initial value; -0.0 is another number."""
     return isinstance(initializer, Constant) and initializer.value == 0 and math.copysign(1, initializer.value) > 0
 
 
