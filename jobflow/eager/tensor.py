@@ -309,9 +309,9 @@ def lives(x: TensorBase, home: Home) -> None:
 
 def lasting_array(x: TensorBase) -> Array:
     """Return the array of x after moving x out of transient memory, so that a NumPy view keeps its elements."""
-    home = None if x.storage is None else x.storage.home
-    if home is not None and home.transient:
-        home._move(home.array, home.array.copy())
+    resident = None if x.storage is None else x.storage.home
+    if resident is not None and resident.transient:
+        resident._move(resident.array, resident.array.copy())
     return x.array
 
 
