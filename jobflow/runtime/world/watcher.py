@@ -42,6 +42,8 @@ PATIENCE = 5.0
 LOOK = 0.5
 #: seconds in which the end of a job, which may have had this rank end, ends the process manager's connection too
 SETTLE = 0.3
+#: seconds that a watcher leaves to another one which reports the cause and ends the job
+DEFERENCE = 3 * SETTLE
 #: seconds that a rank waits for its watcher
 START = 5.0
 #: seconds that a rank which has lost its process manager has to end by itself
@@ -270,18 +272,28 @@ def say(text: str) -> None:
 
 
 def end_job(rank: int, token: str, starter: int, *, starting: bool) -> None:
-    """The rank has ended: if that is not the end of the whole job, say that it ended without a word, and have the job ended.
+    """Report the end of the rank and end the job, unless the whole job is ending.
 
-    `starting`: the rank was in the start of MPI, which ends the process after an error.
+    `starting`: the rank was in the start of MPI, which ends the process after an error, often because another rank has ended.
+    The watcher of that rank then reports the cause.
     """
+    if starting and is_closed(starter, DEFERENCE):
+        return
     first = claim(token)  # at once: the process manager may end the other ranks because of this one, and their watchers see that
     if is_closed(starter, SETTLE):
         return
+    cause = "in the start of MPI, such as for too little memory (ulimit -v, /dev/shm)" if starting else "it was killed, or called os._exit"
+    report(f"rank {rank} died without a word: {cause}; all others are ended", starter, first=first)
+
+
+def report(text: str, starter: int, code: int = 1, *, first: bool) -> None:
+    """Print the text and end the job; a watcher that is not the `first` leaves both to the first one while the job lasts."""
     if first:
-        cause = "in the start of MPI, such as for too little memory (ulimit -v, /dev/shm)" if starting else "it was killed, or called os._exit"
-        say(f"rank {rank} died without a word: {cause}; all others are ended")
-        time.sleep(SETTLE)  # what has not been passed on when a job is aborted is dropped
-    abort(starter)
+        say(text)
+        time.sleep(SETTLE)  # an abort drops output that the process manager has not forwarded
+    elif is_closed(starter, DEFERENCE):
+        return
+    abort(starter, code)
 
 
 def abort(starter: int, code: int = 1) -> None:
@@ -328,10 +340,7 @@ def main() -> None:
     elif ended == "starter":
         end_rank(rank, token, process)
     elif ended:
-        if claim(token):
-            say(ended)
-            time.sleep(SETTLE)
-        abort(starter, 128 + signal.SIGINT if ended == INTERRUPTED_TEXT else 1)
+        report(ended, starter, 128 + signal.SIGINT if ended == INTERRUPTED_TEXT else 1, first=claim(token))
 
 
 if __name__ == "__main__":
