@@ -62,7 +62,7 @@ class Prepared:
     text: str = ""
     digest: int = 0
     #: it stands aside for smaller ops, which may be split where it may not
-    smaller: bool = False
+    decomposed: bool = False
     #: some input is not read as it lies
     moves: bool = False
     #: computes `op`; None on a rank outside the placement
@@ -100,9 +100,9 @@ def recorder(here: EagerState, what: str) -> Any:
 def perform(here: EagerState, op: Op, inputs: Sequence[TensorBase], records: bool) -> tuple[TensorBase, ...]:
     """The outputs of an op, noted for backward if gradients may be asked for."""
     found = prepared(here, op, inputs)
-    if found.smaller:
+    if found.decomposed:
         with scope.using(interpreter=Running(here, found.placement, records)):
-            made = op.smaller(*inputs)
+            made = op.decompose(*inputs)
         return tuple(made)  # type: ignore[arg-type]
     outputs = execute(here, found, op, inputs)
     device = inputs[0]._device
@@ -167,8 +167,8 @@ def prepare(here: EagerState, op: Op, inputs: Sequence[TensorBase]) -> Prepared:
     digest = zlib.crc32(f"{op!r} of {_listed(inputs)}".encode())
     if choice.unmet is not None:
         raise SbpError(f"{op.word()}: no signature takes {', '.join(map(str, layouts))}")
-    if choice.stuck and type(op).smaller is not Op.smaller:
-        return Prepared(op, types, types, (), (), placement, text, digest, smaller=True)
+    if choice.stuck and type(op).decompose is not Op.decompose:
+        return Prepared(op, types, types, (), (), placement, text, digest, decomposed=True)
     reads = tuple(Layout(placement, choice.input(i)) for i in range(len(inputs)))
     made = tuple(Layout(placement, choice.output(i)) for i in range(len(types)))
     wanted = tuple(None if placement.size == 1 or read == layout else read for read, layout in zip(reads, layouts, strict=True))

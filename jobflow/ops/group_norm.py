@@ -86,12 +86,12 @@ class GroupSums(Indexed):
         centred = x - mean
         return f.row_sum(dy), f.row_sum(dy * centred) * inv_std, f.row_sum(centred) * inv_std
 
-    def smaller(self, dy: Tensor, x: Tensor, mean: Tensor, inv_std: Tensor) -> tuple[Tensor, ...]:
+    def decompose(self, dy: Tensor, x: Tensor, mean: Tensor, inv_std: Tensor) -> tuple[Tensor, ...]:
         centred, factor = subtract(x, _groups(mean)), reshape(inv_std, (*inv_std.tensor_type.shape, 1))
         return reduce_sum(dy, 3), *(multiply(reduce_sum(each, 3), factor) for each in (multiply(dy, centred), centred))
 
     def grad(self, dy: Tensor, x: Tensor, mean: Tensor, inv_std: Tensor, *rest: Tensor | None) -> Grads:
-        return through(self.smaller, (dy, x, mean, inv_std), rest[3:])
+        return through(self.decompose, (dy, x, mean, inv_std), rest[3:])
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -16,7 +16,7 @@ import numpy as np
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import Box, Rule
 from jobflow.core.types import Tensor, TensorType, int64
-from jobflow.ops import in_pieces
+from jobflow.ops import decomposition
 from jobflow.ops.arithmetic import add, divide, multiply, subtract
 from jobflow.ops.checked import check, classes
 from jobflow.ops.derivative import through
@@ -110,7 +110,7 @@ class SparseSoftmaxCrossEntropy(Indexed):
         direct = None if dloss is None else call(SparseSoftmaxCrossEntropyGrad(), prob, labels, dloss)
         return _from_prob(logits, prob, dprob, direct), None
 
-    def smaller(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+    def decompose(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         return by_classes(logits, labels)
 
     @classmethod
@@ -262,8 +262,8 @@ class SoftmaxCrossEntropy(Indexed):
         direct = call(SoftmaxCrossEntropyGrad(self.sums_to_one), prob, labels, dloss)
         return _from_prob(logits, prob, dprob, direct), negate(multiply(log(clip(prob, TINY)), _column(dloss)))
 
-    def smaller(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-        return in_pieces.softmax_cross_entropy(logits, labels, TINY)
+    def decompose(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        return decomposition.softmax_cross_entropy(logits, labels, TINY)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -285,13 +285,13 @@ class SoftmaxCrossEntropyGrad(Indexed):
     def formula(self, f: Any, prob: Any, labels: Any, dloss: Any) -> Any:
         return (prob - labels) * dloss if self.sums_to_one else (prob * f.row_sum(labels) - labels) * dloss
 
-    def smaller(self, prob: Tensor, labels: Tensor, dloss: Tensor) -> tuple[Tensor]:
+    def decompose(self, prob: Tensor, labels: Tensor, dloss: Tensor) -> tuple[Tensor]:
         if self.sums_to_one:
             return (multiply(subtract(prob, labels), _column(dloss)),)
-        return (in_pieces.softmax_cross_entropy_grad(prob, labels, dloss),)
+        return (decomposition.softmax_cross_entropy_grad(prob, labels, dloss),)
 
     def grad(self, prob: Tensor, labels: Tensor, dloss: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
-        return through(self.smaller, (prob, labels, dloss), (ddx,))
+        return through(self.decompose, (prob, labels, dloss), (ddx,))
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -8,7 +8,7 @@ from typing import Any
 from jobflow.core.errors import ShapeError
 from jobflow.core.layout import Rule
 from jobflow.core.types import Tensor, TensorType
-from jobflow.ops import in_pieces
+from jobflow.ops import decomposition
 from jobflow.ops.arithmetic import add, multiply
 from jobflow.ops.batch_norm import batch_norm_infer as batch_norm_infer
 from jobflow.ops.batch_norm import batch_norm_train as batch_norm_train
@@ -90,8 +90,8 @@ class LayerNorm(RowNorm):
             dx = through if dx is None else add(dx, through)
         return dx, dgamma, dbeta
 
-    def smaller(self, x: Tensor, gamma: Tensor, beta: Tensor) -> tuple[Tensor, ...]:
-        return in_pieces.layer_norm(x, gamma, beta, self.begin, self.epsilon)
+    def decompose(self, x: Tensor, gamma: Tensor, beta: Tensor) -> tuple[Tensor, ...]:
+        return decomposition.layer_norm(x, gamma, beta, self.begin, self.epsilon)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -121,11 +121,11 @@ class LayerNormGrad(RowNorm):
         share, slope = average * inv_std, (_mean(f, weighed * gamma) - average * _mean(f, centred)) * (inv_std * inv_std * inv_std)
         return dy * inv_std * gamma - centred * slope - share, f.column_sum(weighed * inv_std), f.column_sum(dy)
 
-    def smaller(self, dy: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, inv_std: Tensor) -> tuple[Tensor, ...]:
-        return in_pieces.layer_norm_grad(dy, x, gamma, mean, inv_std, self.begin)
+    def decompose(self, dy: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, inv_std: Tensor) -> tuple[Tensor, ...]:
+        return decomposition.layer_norm_grad(dy, x, gamma, mean, inv_std, self.begin)
 
     def grad(self, dy: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, inv_std: Tensor, *rest: Tensor | None) -> Grads:
-        return through(self.smaller, (dy, x, gamma, mean, inv_std), rest[3:])
+        return through(self.decompose, (dy, x, gamma, mean, inv_std), rest[3:])
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -155,8 +155,8 @@ class RowStatistics(RowNorm):
     def grad(self, x: Tensor, mean: Tensor, inv_std: Tensor, *grads: Tensor | None) -> Grads:
         return (_through_statistics(self.begin, x, mean, inv_std, *grads),)
 
-    def smaller(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        mean, _, inv_std = in_pieces.row_statistics(x, self.begin, self.epsilon)
+    def decompose(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        mean, _, inv_std = decomposition.row_statistics(x, self.begin, self.epsilon)
         return mean, inv_std
 
     @classmethod
@@ -178,12 +178,12 @@ class RowStatisticsGrad(RowNorm):
     def formula(self, f: Any, x: Any, mean: Any, inv_std: Any, dmean: Any, dinv: Any) -> Any:
         return (dmean - dinv * (inv_std * inv_std * inv_std) * (x - mean)) / _count(f, x)
 
-    def smaller(self, x: Tensor, *rows: Tensor) -> tuple[Tensor]:
+    def decompose(self, x: Tensor, *rows: Tensor) -> tuple[Tensor]:
         mean, inv_std, dmean, dinv = rows
-        return (in_pieces.row_statistics_grad(x, mean, inv_std, dmean, dinv, self.begin),)
+        return (decomposition.row_statistics_grad(x, mean, inv_std, dmean, dinv, self.begin),)
 
     def grad(self, *tensors: Tensor) -> Grads:
-        return through(self.smaller, tensors[:5], tensors[6:])
+        return through(self.decompose, tensors[:5], tensors[6:])
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -241,8 +241,8 @@ class RmsNorm(RowNorm):
             dx = through if dx is None else add(dx, through)
         return dx, dgamma
 
-    def smaller(self, x: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
-        return in_pieces.rms_norm(x, gamma, self.begin, self.epsilon)
+    def decompose(self, x: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
+        return decomposition.rms_norm(x, gamma, self.begin, self.epsilon)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -269,11 +269,11 @@ class RmsNormGrad(RowNorm):
         slope = _mean(f, weighed * gamma) * (inv_rms * inv_rms * inv_rms)
         return dy * inv_rms * gamma - x * slope, f.column_sum(weighed * inv_rms)
 
-    def smaller(self, dy: Tensor, x: Tensor, gamma: Tensor, inv_rms: Tensor) -> tuple[Tensor, Tensor]:
-        return in_pieces.rms_norm_grad(dy, x, gamma, inv_rms, self.begin)
+    def decompose(self, dy: Tensor, x: Tensor, gamma: Tensor, inv_rms: Tensor) -> tuple[Tensor, Tensor]:
+        return decomposition.rms_norm_grad(dy, x, gamma, inv_rms, self.begin)
 
     def grad(self, dy: Tensor, x: Tensor, gamma: Tensor, inv_rms: Tensor, *rest: Tensor | None) -> Grads:
-        return through(self.smaller, (dy, x, gamma, inv_rms), rest[2:])
+        return through(self.decompose, (dy, x, gamma, inv_rms), rest[2:])
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -309,8 +309,8 @@ class L2Normalize(Indexed):
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (call(L2NormalizeGrad(self.axis, self.epsilon), x, dy),)
 
-    def smaller(self, x: Tensor) -> tuple[Tensor]:
-        return (in_pieces.l2_normalize(x, self.axis, self.epsilon),)
+    def decompose(self, x: Tensor) -> tuple[Tensor]:
+        return (decomposition.l2_normalize(x, self.axis, self.epsilon),)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -337,11 +337,11 @@ class L2NormalizeGrad(Indexed):
         along = f.where(square > self.epsilon, f.row_sum(x * dy) / limited, 0.0)
         return (dy - x * along) / f.sqrt(limited)
 
-    def smaller(self, x: Tensor, dy: Tensor) -> tuple[Tensor]:
-        return (in_pieces.l2_normalize_grad(x, dy, self.axis, self.epsilon),)
+    def decompose(self, x: Tensor, dy: Tensor) -> tuple[Tensor]:
+        return (decomposition.l2_normalize_grad(x, dy, self.axis, self.epsilon),)
 
     def grad(self, x: Tensor, dy: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
-        return through(self.smaller, (x, dy), (ddx,))
+        return through(self.decompose, (x, dy), (ddx,))
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

@@ -14,7 +14,7 @@ and, where it pays,
     view(*inputs)                       for ops that only look at their input differently (`ViewOp`)
     localize(inputs, outputs)           the op a rank runs on its boxes of the logical tensors
     alias                               outputs that are written over an input (updates)
-    smaller(*inputs)                    the same by ops that may be split along axes which this one keeps whole
+    decompose(*inputs)                  the same by ops that may be split along axes which this one keeps whole
 
 `infer`, `rule` and `localize` see logical types; `kernel` sees what one rank holds.  Arrays may have any strides.  Faster ways to compute an
 operation are registered for a kind of device (`jobflow/kernels/registry.py`).
@@ -151,7 +151,7 @@ class Op(Frozen):
         """This op for a rank that holds these boxes; the same op unless attributes name logical sizes or positions."""
         return self
 
-    def smaller(self, *inputs: Any) -> Sequence[Tensor] | None:
+    def decompose(self, *inputs: Any) -> Sequence[Tensor] | None:
         """The outputs, by ops that may be split along axes which this one must keep whole; None where there are no such ops."""
         return None
 

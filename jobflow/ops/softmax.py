@@ -12,7 +12,7 @@ import numpy as np
 
 from jobflow.core.layout import Box, Rule
 from jobflow.core.types import Tensor, TensorType
-from jobflow.ops import in_pieces
+from jobflow.ops import decomposition
 from jobflow.ops.derivative import through
 from jobflow.ops.indexed import Indexed
 from jobflow.ops.op import LETTERS, OVER_FIRST, Grads, Op, Sample, normal_axis, sample
@@ -59,8 +59,8 @@ class Softmax(AxisOp):
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (call(SoftmaxGrad(self.axis), y, dy),)
 
-    def smaller(self, x: Tensor) -> tuple[Tensor]:
-        return (in_pieces.softmax(x, self.axis, self.masked),)
+    def decompose(self, x: Tensor) -> tuple[Tensor]:
+        return (decomposition.softmax(x, self.axis, self.masked),)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -85,11 +85,11 @@ class SoftmaxGrad(AxisOp):
         dx = y * (dy - f.row_sum(y * dy))
         return dx if self.scale == 1.0 else dx * self.scale
 
-    def smaller(self, y: Tensor, dy: Tensor) -> tuple[Tensor]:
-        return (in_pieces.softmax_grad(y, dy, self.axis, self.scale),)
+    def decompose(self, y: Tensor, dy: Tensor) -> tuple[Tensor]:
+        return (decomposition.softmax_grad(y, dy, self.axis, self.scale),)
 
     def grad(self, y: Tensor, dy: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
-        return through(self.smaller, (y, dy), (ddx,))
+        return through(self.decompose, (y, dy), (ddx,))
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -107,8 +107,8 @@ class LogSoftmax(AxisOp):
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (call(LogSoftmaxGrad(self.axis), y, dy),)
 
-    def smaller(self, x: Tensor) -> tuple[Tensor]:
-        return (in_pieces.log_softmax(x, self.axis),)
+    def decompose(self, x: Tensor) -> tuple[Tensor]:
+        return (decomposition.log_softmax(x, self.axis),)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -122,11 +122,11 @@ class LogSoftmaxGrad(AxisOp):
     def formula(self, f: Any, y: Any, dy: Any) -> Any:
         return dy - f.exp(y) * f.row_sum(dy)
 
-    def smaller(self, y: Tensor, dy: Tensor) -> tuple[Tensor]:
-        return (in_pieces.log_softmax_grad(y, dy, self.axis),)
+    def decompose(self, y: Tensor, dy: Tensor) -> tuple[Tensor]:
+        return (decomposition.log_softmax_grad(y, dy, self.axis),)
 
     def grad(self, y: Tensor, dy: Tensor, dx: Tensor, ddx: Tensor) -> Grads:
-        return through(self.smaller, (y, dy), (ddx,))
+        return through(self.decompose, (y, dy), (ddx,))
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -165,8 +165,8 @@ class CausalSoftmax(Indexed):
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (call(SoftmaxGrad(x.tensor_type.ndim - 1, self.scale), y, dy),)
 
-    def smaller(self, x: Tensor) -> tuple[Tensor]:
-        return (in_pieces.causal_softmax(x, self.scale, self.diagonal),)
+    def decompose(self, x: Tensor) -> tuple[Tensor]:
+        return (decomposition.causal_softmax(x, self.scale, self.diagonal),)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

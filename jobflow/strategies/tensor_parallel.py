@@ -226,7 +226,7 @@ class _Pairs:
         """Return True for operations (such as losses) whose decomposition accepts the sharded input and whose output is small."""
         most = max(value.tensor_type.ndim for value in node.inputs if isinstance(state.values.get(value, B), Split))
         small = all(value.tensor_type.ndim < most for value in node.outputs if value in self.readers)
-        return small and type(node.op).smaller is not Op.smaller
+        return small and type(node.op).decompose is not Op.decompose
 
 
 def _variable(value: Value) -> str:

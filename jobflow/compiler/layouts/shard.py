@@ -11,7 +11,7 @@ Wishes are what the policy knows of the user: how the readers of a value are to 
     ToLayout of a strategy, variables stored split, and all of these in the backward pass: readers do, where a signature does
 
 An op that must keep an axis whole along which its input lies split stands aside for the same in smaller ops, if it can be
-written so (`Op.smaller`): the softmax of split classes is a maximum, an exponential, a sum and a quotient, of which only numbers
+written so (`Op.decompose`): the softmax of split classes is a maximum, an exponential, a sum and a quotient, of which only numbers
 per row travel.  The graph is then another one.
 """
 
@@ -135,7 +135,7 @@ class Sharding(Rewriter):
         choice = self.chosen.get(case)
         if choice is None:
             choice = self.chosen[case] = choose(case)
-        if choice.stuck and type(node.op).smaller is not Op.smaller:
+        if choice.stuck and type(node.op).decompose is not Op.decompose:
             self.stuck = choice.stuck
             return None
         if choice.unmet is not None:
@@ -173,7 +173,7 @@ class Sharding(Rewriter):
         start = len(self.nodes)
         recorder = _Recorder(self, node, [node.inputs[i] for i in self.stuck])
         with scope.using(interpreter=recorder, placement=node.placement, view="consistent", namespace=()):
-            made = node.op.smaller(*node.inputs)
+            made = node.op.decompose(*node.inputs)
         recorder.forget()
         found = tuple(value for value in made or () if isinstance(value, Value))
         if [value.tensor_type for value in found] != [value.tensor_type for value in node.outputs]:

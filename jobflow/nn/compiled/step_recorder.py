@@ -130,9 +130,9 @@ class StepRecorder(Building):
     def _ran(self, op: Op, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         known = [self.known(x) for x in inputs]
         plan = prepared(self.here, op, known)
-        if plan.smaller:
+        if plan.decomposed:
             with scope.using(interpreter=Decomposing(self, plan.placement)):
-                pieces: Any = op.smaller(*inputs)
+                pieces: Any = op.decompose(*inputs)
             return tuple(pieces)
         values = self._record(op, [x.traced for x in known], plan.placement or self.alone.placement)
         outputs = tuple([Tensor(value.tensor_type, layout, None, traced=value) for value, layout in zip(values, plan.layouts, strict=True)])

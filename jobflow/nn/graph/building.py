@@ -99,10 +99,10 @@ class Building(Recording[Tensor]):
     def _ran(self, op: Op, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         known = [self.known(x) for x in inputs]
         found = prepared(self.here, op, known)
-        if not found.smaller:
+        if not found.decomposed:
             return super()._ran(op, known)
         with scope.using(interpreter=Decomposing(self, found.placement)):
-            made: Any = op.smaller(*known)
+            made: Any = op.decompose(*known)
         return tuple(made)
 
     def _applied(self, op: Op, known: Sequence[Tensor]) -> tuple[Sequence[Value], Sequence[Layout | None]]:

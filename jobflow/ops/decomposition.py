@@ -1,4 +1,4 @@
-"""Operations expressed by smaller ones, for layouts in which the axis they work along is split (`Op.smaller`).
+"""Operations expressed by smaller ones, for layouts in which the axis they work along is split (`Op.decompose`).
 
 Each rank works on its piece.  What the pieces have to tell each other are numbers per row: extremes and sums, which come out
 partial and are brought together where they are read.

@@ -11,7 +11,7 @@ import pytest
 from jobflow import scope
 from jobflow.ops.op import Op, Sample
 
-WRITTEN = [cls for cls in laws.concrete_ops() if cls.smaller is not Op.smaller]
+WRITTEN = [cls for cls in laws.concrete_ops() if cls.decompose is not Op.decompose]
 CASES = [sample for cls in WRITTEN for sample in cls.samples()]
 
 
@@ -23,7 +23,7 @@ def test_the_ops_that_keep_an_axis_whole_are_written() -> None:
 
 def written(sample: Sample) -> list[Any]:
     with scope.using(interpreter=laws.Immediate()):
-        return [made.array for made in sample.op.smaller(*map(laws.Result, sample.arrays)) or ()]  # type: ignore[attr-defined]
+        return [made.array for made in sample.op.decompose(*map(laws.Result, sample.arrays)) or ()]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("sample", CASES, ids=str)
