@@ -28,11 +28,11 @@ from jobflow.ops import activation as ac
 from jobflow.ops import broadcast as bc
 from jobflow.ops import elementwise as ew
 from jobflow.ops import gamma_functions as gm
+from jobflow.ops import guarded_update as loss_scale
 from jobflow.ops import index as ix
 from jobflow.ops import norm as nm
 from jobflow.ops import reduce as rd
 from jobflow.ops import shape as sh
-from jobflow.ops import skipped_steps as loss_scale
 from jobflow.ops import source
 from jobflow.ops.op import apply, normal_axis
 from jobflow.ops.rounding import rounded_once

@@ -13,8 +13,8 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.layout import Broadcast
 from jobflow.core.types import contiguous_strides
 from jobflow.graph.ir import Graph, Value, Variable
+from jobflow.ops.guarded_update import GuardedUpdate
 from jobflow.ops.layout_ops import ToGlobal
-from jobflow.ops.skipped_steps import Unless
 from jobflow.ops.update import Assign
 from jobflow.plan.plan import Slot, aligned
 
@@ -61,7 +61,7 @@ def apart(graph: Graph) -> frozenset[str]:
 def _assigned(value: Value) -> Value:
     """Return the value that a guarded assignment writes to a variable; other values are returned unchanged."""
     op = value.node.op
-    return value.node.inputs[1] if isinstance(op, Unless) and isinstance(op.op, Assign) else value
+    return value.node.inputs[1] if isinstance(op, GuardedUpdate) and isinstance(op.op, Assign) else value
 
 
 def place_variables(

@@ -14,9 +14,9 @@ from jobflow.graph.training import DynamicScale
 from jobflow.kernels.target import CPU
 from jobflow.ops.activation import relu
 from jobflow.ops.arithmetic import add
+from jobflow.ops.guarded_update import GuardedUpdate, LossScaleUpdate
 from jobflow.ops.matmul import matmul
 from jobflow.ops.op import apply
-from jobflow.ops.skipped_steps import LossScaleUpdate, Unless
 from jobflow.ops.update import Increment, MovingAverage, Updated
 from jobflow.plan.plan import Compute
 from jobflow.plan.storage import RankMemory, place_variables
@@ -34,7 +34,7 @@ def writers(graph: Graph) -> dict[str, str]:
 
 def test_a_graph_without_a_dynamic_scale_stays_as_it_is() -> None:
     graph = trace(body, train=True)
-    assert "Unless" not in text(graph) and writers(graph)["w"] == "SgdUpdate()"
+    assert "GuardedUpdate" not in text(graph) and writers(graph)["w"] == "SgdUpdate()"
 
 
 def test_the_printed_step() -> None:
@@ -60,8 +60,8 @@ def test_the_printed_step() -> None:
         "  %multiply_0: float32[2,1] = Multiply()(%tolayout_0, %reshape_0)\n"
         "  %System-Train-TrainStep-job: int64[1] = ReadVariable(key=System-Train-TrainStep-job)()\n"
         "  %constant_0: float32[1] = Constant(value=1.0)()\n"
-        "  %sgdupdate_0: float32[2,1] = Unless(op=SgdUpdate())(%w, %multiply_0, %constant_0, %countnotfinite_0)\n"
-        "  %increment_0: int64[1] = Unless(op=Increment())(%System-Train-TrainStep-job, %countnotfinite_0)\n"
+        "  %sgdupdate_0: float32[2,1] = GuardedUpdate(op=SgdUpdate())(%w, %multiply_0, %constant_0, %countnotfinite_0)\n"
+        "  %increment_0: int64[1] = GuardedUpdate(op=Increment())(%System-Train-TrainStep-job, %countnotfinite_0)\n"
         "  return %matmul_0\n"
         f"  {name}-LossScale <- %lossscaleupdate_0.0\n"
         f"  {name}-GoodStepCounter <- %lossscaleupdate_0.1\n"
@@ -79,12 +79,12 @@ def test_what_the_body_writes_comes_after_the_count() -> None:
         return y
 
     graph = trace(writing, train=True, optimizer=DYNAMIC)
-    assert writers(graph)["moving"] == "Unless(op=MovingAverage(momentum=0.9))"
-    assert writers(graph)["seen"] == "Unless(op=Assign())"
+    assert writers(graph)["moving"] == "GuardedUpdate(op=MovingAverage(momentum=0.9))"
+    assert writers(graph)["seen"] == "GuardedUpdate(op=Assign())"
     order = [node.op for node in graph.nodes]
     counted = next(i for i, op in enumerate(order) if isinstance(op, LossScaleUpdate))
-    assert all(i > counted for i, op in enumerate(order) if isinstance(op, Unless))
-    assert {op.__class__ for op in order if isinstance(op, Updated)} == {Unless, LossScaleUpdate}
+    assert all(i > counted for i, op in enumerate(order) if isinstance(op, GuardedUpdate))
+    assert {op.__class__ for op in order if isinstance(op, Updated)} == {GuardedUpdate, LossScaleUpdate}
 
 
 def test_two_variables_exchanged() -> None:
@@ -116,7 +116,7 @@ def test_what_the_count_depends_on_is_written_at_once() -> None:
 
     graph = trace(counting, train=True, optimizer=DYNAMIC)
     assert writers(graph)["n"] == "Increment()"
-    assert writers(graph)["w"] == "Unless(op=SgdUpdate())"
+    assert writers(graph)["w"] == "GuardedUpdate(op=SgdUpdate())"
 
 
 def test_a_variable_that_gets_the_new_value_of_another() -> None:
@@ -135,7 +135,7 @@ def test_a_variable_that_gets_the_new_value_of_another() -> None:
         assert (bound.read("one").tolist(), bound.read("other").tolist()) == ([5], [1])
         bound.run(x=np.ones((6, 4)))
         assert (bound.read("one").tolist(), bound.read("other").tolist()) == ([6], [6])
-    assert writers(graph)["other"] == "Unless(op=Assign())"
+    assert writers(graph)["other"] == "GuardedUpdate(op=Assign())"
 
 
 def test_updates_of_variables_that_lie_together_stay_one() -> None:
@@ -149,5 +149,5 @@ def test_updates_of_variables_that_lie_together_stay_one() -> None:
         graph = trace(deep, first(n), train=True, optimizer=DYNAMIC)
         slots, _ = place_variables(graph.variables.values(), 0)
         plan = plan_rank(distribute(graph), RankMemory(0, slots), CPU)
-        updates = [i for i in plan.epilogue if isinstance(i, Compute) and str(i.op) == "Unless(op=SgdUpdate())"]
+        updates = [i for i in plan.epilogue if isinstance(i, Compute) and str(i.op) == "GuardedUpdate(op=SgdUpdate())"]
         assert [i.outputs[0].type.shape for i in updates] == [(3 * 16,)], "one update of the whole run"

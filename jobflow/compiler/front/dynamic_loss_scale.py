@@ -6,7 +6,7 @@ that are not finite are counted over all variables and ranks.  The count is an o
 `Stopping` replaces it if there is no scale.  The first step that is not finite then leaves all variables unchanged, so that the
 cause can be inspected.
 
-`guard` is a pass on the finished graph: every write of a variable depends on the count (`Unless`).  A step with an infinity leaves
+`guard` is a pass on the finished graph: every write of a variable depends on the count (`GuardedUpdate`).  A step with an infinity leaves
 every variable unchanged, including the train step and the statistics of batch normalisation.  Only the scale shrinks.
 """
 
@@ -24,10 +24,10 @@ from jobflow.graph.ir import Graph, Node, Value
 from jobflow.graph.rewrite import Rewriter, needed_nodes
 from jobflow.graph.training import DynamicScale, Halting
 from jobflow.ops import elementwise as ew
+from jobflow.ops.guarded_update import COUNT, GuardedUpdate, Halt, LossScaleUpdate, count_not_finite
 from jobflow.ops.layout_ops import Copy, ToLocal
 from jobflow.ops.op import Op, ViewOp, apply
 from jobflow.ops.shape import reshape
-from jobflow.ops.skipped_steps import COUNT, Halt, LossScaleUpdate, Unless, count_not_finite
 from jobflow.ops.source import ReadVariable
 from jobflow.ops.update import Assign, Updated
 
@@ -130,7 +130,7 @@ class _Guarding(Rewriter):
             return self.keep(node, inputs)
         assert isinstance(node.op, Updated), "others are not guarded"
         count = self._count(node)
-        return self.keep(node, (*inputs, count), op=Unless(node.op), origin=replace(node.origin, phase="update"))
+        return self.keep(node, (*inputs, count), op=GuardedUpdate(node.op), origin=replace(node.origin, phase="update"))
 
     def _count(self, node: Node) -> Value:
         """Return the count in the view of the node."""
@@ -150,7 +150,7 @@ class _Guarding(Rewriter):
             return now
         if _is_stored(now):  # as it was before the run: another variable may be given this one's value
             now = self._made(Copy(), (now,), f"{name}:before", now)
-        return self._made(Unless(Assign()), (read, now, self.now[self.judge.inputs[-1]]), f"{name}:assign", read)
+        return self._made(GuardedUpdate(Assign()), (read, now, self.now[self.judge.inputs[-1]]), f"{name}:assign", read)
 
     def _made(self, op: Op, inputs: tuple[Value, ...], name: str, like: Value) -> Value:
         origin = replace(like.node.origin, phase="update")

@@ -28,7 +28,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ops.scalar": ("copies",),
     "ops.scan": ("scans",),
     "ops.scatter": ("copies",),
-    "ops.skipped_steps": ("conditional_updates",),
+    "ops.guarded_update": ("conditional_updates",),
     "ops.slice_update": ("copies",),
     "ops.slices": ("copies",),
     "ops.softmax": ("causal_softmax",),

@@ -10,8 +10,8 @@ from jobflow.core.types import Array, bool_
 from jobflow.kernels import registry
 from jobflow.kernels.registry import implements
 from jobflow.kernels.target import CPU
+from jobflow.ops.guarded_update import CountNotFinite, GuardedUpdate
 from jobflow.ops.op import Binder, Call
-from jobflow.ops.skipped_steps import CountNotFinite, Unless
 
 
 @implements(CountNotFinite)
@@ -25,8 +25,8 @@ def _count_false(finite: Array, n: Array) -> None:
     n[0] = finite.size - np.count_nonzero(finite)
 
 
-@implements(Unless)
-def calls_that_are_skipped(op: Unless, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+@implements(GuardedUpdate)
+def calls_that_are_skipped(op: GuardedUpdate, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     *own, bad = inputs
     return [(_unless, (bad, registry.bind(op.op, CPU, device, own, outputs)))]
 

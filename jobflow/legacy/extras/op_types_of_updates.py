@@ -19,10 +19,10 @@ import jobflow.legacy.math as math
 from jobflow.core.errors import ArgumentError, JobError, user_line
 from jobflow.core.types import Tensor, float64, int64
 from jobflow.legacy.variables import assign, current_job, variable_of
+from jobflow.ops.guarded_update import LossScaleUpdate
 from jobflow.ops.op import apply
 from jobflow.ops.optimizer_updates import AdamUpdate, LambUpdate, LarsUpdate, MomentumUpdate, OptimizerUpdate, RmsPropUpdate, SgdUpdate
 from jobflow.ops.row_update import RowUpdate
-from jobflow.ops.skipped_steps import LossScaleUpdate
 from jobflow.ops.update import NewValues, rate_dtype
 
 

@@ -19,7 +19,7 @@ from jobflow.ops.optimizer_updates import AdamUpdate, LambUpdate, SgdUpdate
 from jobflow.ops.pointwise import FLOATS, Pointwise, check_dtypes, numbers
 from jobflow.ops.update import Assign, Updated
 
-#: The type of a count: what `Unless` asks.
+#: The type of a count: what `GuardedUpdate` asks.
 COUNT = TensorType((1,), int64)
 
 
@@ -56,7 +56,7 @@ def count_not_finite(x: Tensor, *, name: str | None = None) -> Tensor:
     return n
 
 
-class Unless(Updated, Indexed):
+class GuardedUpdate(Updated, Indexed):
     """What the update `op` gives, unless the last input, a count, is not zero: then the variables stay as they are."""
 
     op: Updated
