@@ -1,6 +1,6 @@
-"""Data for programs: readers of samples, their order, batches of them; MNIST, or a stand-in for it; and readers in the body of a job.
+"""Data for programs: readers of samples, sample orders, batches, MNIST or a substitute for it, and readers inside jobs.
 
-Everything is defined elsewhere; `__init__.pyi` is the table of contents.
+`__init__.pyi` lists the public names, which are defined in the other modules.
 """
 
 from jobflow.core.lazy_imports import attach as _attach

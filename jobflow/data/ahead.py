@@ -1,4 +1,4 @@
-"""Reading ahead: threads prepare the next results."""
+"""Prefetching: threads that read the next results."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ from jobflow.data.waiting import Coming, Watch
 from jobflow.runtime.thread_start import start_thread
 
 T = TypeVar("T")
-Found = TypeVar("Found", covariant=True)
+Result = TypeVar("Result", covariant=True)
 
 #: seconds that `close` waits for reads that have begun
 PATIENCE = 2.0
-#: what a read gives where there is nothing more
+#: result of a read after the last element
 END: Any = object()
 
 
 class Pool:
-    """Performs calls in the order in which they are asked for, on so many threads; at once and in the caller's with none.
+    """A pool of reader threads that run calls in the order of submission; without threads, a call runs in the caller's thread.
 
-    The threads do not keep a program from ending: a read that hangs is left behind after `PATIENCE` seconds.
+    The threads do not keep a program from ending: a read that hangs is abandoned after `PATIENCE` seconds.
     """
 
     def __init__(self, threads: int) -> None:
-        self._wanted: queue.SimpleQueue[tuple[Coming[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[tuple[Coming[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._watch = None if threads else Watch()
         self._closed = False
         try:
             for i in range(threads):
-                self._threads.append(start_thread(partial(_work, self._wanted), f"reader-{i}"))
+                self._threads.append(start_thread(partial(_work, self._requests), f"reader-{i}"))
         except JobError:
             self.close()
             raise
 
     def ask(self, call: Callable[[], T], what: Callable[[], str]) -> Coming[T]:
-        """What `call()` gives in the caller's context, once it is there; `what` it reads, for messages."""
+        """Submit `call` in the caller's context and return its future; `what` describes the data in messages."""
         future: Coming[T] = Coming(what)
         if self._closed:
             future.cancel()
         elif self._watch is None:
-            self._wanted.put((future, partial(copy_context().run, call)))
+            self._requests.put((future, partial(copy_context().run, call)))
         else:
             self._watch.begin(what)
             _perform(future, call)
@@ -61,36 +61,39 @@ class Pool:
         return future
 
     def close(self) -> None:
-        """End the threads: calls that have not begun are given up."""
+        """End the threads and cancel the calls that have not begun."""
         if self._closed:
             return
         self._closed = True
         if self._watch is not None:
             self._watch.close()
-        while not self._wanted.empty():
-            waiting = self._wanted.get()
+        while not self._requests.empty():
+            waiting = self._requests.get()
             if waiting is not None:
                 waiting[0].cancel()
         for _ in self._threads:
-            self._wanted.put(None)
+            self._requests.put(None)
         deadline = time.monotonic() + PATIENCE
         for thread in self._threads:
-            if thread is not threading.current_thread():  # whom the collector may have chosen to close it
+            if thread is not threading.current_thread():  # the garbage collector may run `close` on a reader thread
                 thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def _work(wanted: queue.SimpleQueue[tuple[Coming[Any], Callable[[], Any]] | None]) -> None:
-    while (waiting := wanted.get()) is not None:
+def _work(requests: queue.SimpleQueue[tuple[Coming[Any], Callable[[], Any]] | None]) -> None:
+    while (waiting := requests.get()) is not None:
         future, call = waiting
         try:
             _perform(future, partial(_end_children, call))
-        except BaseException as error:  # noqa: BLE001 - such as MemoryError outside of the call: the caller waits for the result
+        except BaseException as error:  # noqa: BLE001 - such as a MemoryError outside of the call; the caller waits for the result
             future.set_exception(error)
-        del waiting, future, call  # what was read belongs to whom it was read for
+        del waiting, future, call  # release the result: a waiting thread must not keep it alive
 
 
 def _end_children(call: Callable[[], T]) -> T:
-    """Call, and end a child that the call forked: it has this thread only, which would wait for work for ever."""
+    """Run the call, and end a child process that the call forked.
+
+    The child has only this thread, which would wait for work forever.
+    """
     process = os.getpid()
     try:
         return call()
@@ -112,7 +115,7 @@ def _end_child(error: BaseException | None) -> NoReturn:
     if error is not None and not isinstance(error, SystemExit):
         traceback.print_exception(error)
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # its reader has gone
+        with suppress(OSError, ValueError):  # the other end may be closed
             stream.flush()
     os._exit((code or 0) & 255)
 
@@ -122,20 +125,21 @@ def _perform(future: Coming[T], call: Callable[[], T]) -> None:
         future.thread = threading.get_ident()
         try:
             future.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - it is raised where the result is taken
+        except BaseException as error:  # noqa: BLE001 - raised by `result`
             future.set_exception(error)
 
 
-class Pending(Protocol[Found]):
-    """Something that is being read; `END` where there is no more."""
+class Pending(Protocol[Result]):
+    """A read in progress; its result is `END` after the last element."""
 
-    def result(self) -> Found: ...
+    def result(self) -> Result: ...
 
 
 class Reading(Iterator[T], Generic[T]):
-    """What a plan has asked a pool to read, in order, and up to `prefetch` of what follows; an error is raised where the batch would have come.
+    """An iterator over the reads that a plan submits to a pool, in order, with up to `prefetch` reads ahead.
 
-    Close it, or leave its `with` block, when no more are wanted; the end of the program or the last reference does too.
+    An error of a read is raised where its batch would have come. `close` or the end of a `with` block ends the threads; so do the end of the
+    program and the last reference.
     """
 
     def __init__(self, plan: Iterator[Pending[T]], prefetch: int, pool: Pool) -> None:
@@ -153,29 +157,29 @@ class Reading(Iterator[T], Generic[T]):
                 if pending is END:
                     break
                 self._ahead.append(pending)
-            found = self._ahead.popleft().result() if self._close.alive and self._ahead else END
+            batch = self._ahead.popleft().result() if self._close.alive and self._ahead else END
         except StopIteration as error:
             self.close()
-            raise RuntimeError("what reads a batch raised StopIteration") from error
+            raise RuntimeError("the reader of a batch raised StopIteration") from error
         except BaseException:
             self.close()
             raise
         self.waited += time.perf_counter() - began
-        if found is END:
+        if batch is END:
             self.close()
             raise StopIteration
-        return found
+        return batch
 
     def _planned(self) -> Any:
         try:
             return next(self._plan, END)
-        except Exception as error:  # noqa: BLE001 - it is raised where the batch would have come
+        except Exception as error:  # noqa: BLE001 - raised where the batch would have come
             failed: Coming[T] = Coming("the next batch".__str__)
             failed.set_exception(error)
             return failed
 
     def close(self) -> None:
-        """End the threads; there are no more batches."""
+        """End the threads; the iterator is then exhausted."""
         self._close()
         self._ahead.clear()
         self._plan = iter(())

@@ -1,4 +1,4 @@
-"""A batch of samples, and its place among the others."""
+"""A batch of samples and its position in the epoch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jobflow.typing.lazy import Lazy, Rows
 
 
 class Position(NamedTuple):
-    """So many samples of an epoch have been taken."""
+    """A position in the data: the epoch, and the number of its samples that precede the position."""
 
     epoch: int = 0
     sample: int = 0
@@ -29,20 +29,20 @@ BEGINNING = Position()
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Arrays by field, of `size` samples; the last batch of an epoch may have fewer than others."""
+    """Arrays by field with `size` rows; the last batch of an epoch may be smaller than the others."""
 
     arguments: Mapping[str, Array | Lazy]
     size: int
-    #: where it begins, and where the next one does
+    #: begin of this batch and of the next one
     position: Position
     position_after: Position
     number: Callable[[], Array]
-    #: for messages: which sample a row is, and where it lies
+    #: describes the sample of a row and its source, for messages
     where: Callable[[int], str] = "row {}".format
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """An error in the block that is about a row of this batch names the sample."""
+        """Add the sample to an error in the block that concerns a row of this batch."""
         try:
             yield
         except JobflowError as error:
@@ -53,7 +53,7 @@ class Batch:
 
     @cached_property
     def numbers(self) -> Array:
-        """Which samples it has, as int64[size]; of streams, how many came before."""
+        """The numbers of the samples, int64[size]; for streams, the positions in the epoch."""
         return self.number()
 
     @property
@@ -67,37 +67,40 @@ Stretch = tuple[int, int]
 
 @dataclass(frozen=True)
 class Ordered:
-    """Samples in an order: rows of the batch that begins at a position."""
+    """Samples together with their order, read as rows of the batch that begins at a position."""
 
     samples: Samples
     order: Order
 
     def numbers(self, begin: Position, rows: Stretch) -> Array:
-        """Which samples they are."""
+        """Return the numbers of the samples in these rows of the batch."""
         return self.order.indices(begin.epoch, begin.sample + rows[0], begin.sample + rows[1])
 
     def read(self, begin: Position, rows: Stretch, names: Iterable[str]) -> dict[str, Array]:
-        """Their fields of these names."""
+        """Return the named fields of these rows of the batch."""
         names = list(names)
-        found = self.samples.read(self.numbers(begin, rows), begin.epoch, names)
-        return {name: found[name] for name in names}
+        arrays = self.samples.read(self.numbers(begin, rows), begin.epoch, names)
+        return {name: arrays[name] for name in names}
 
     def text(self, begin: Position, rows: Stretch) -> str:
-        """For messages: what `read` reads."""
+        """Describe the rows for messages."""
         return f"{numbered(self.numbers(begin, rows))} of {self.samples}, epoch {begin.epoch}"
 
     def batch(self, begin: Position, after: Position, size: int, fields: Iterable[str]) -> Batch:
-        """A whole batch, read."""
+        """Read a whole batch."""
         return self.described(begin, after, size, self.read(begin, (0, size), fields))
 
     def described(self, begin: Position, after: Position, size: int, arguments: Mapping[str, Array | Lazy]) -> Batch:
-        """The batch with these arguments."""
+        """Return the batch with these arguments."""
         numbers = partial(self.numbers, begin, (0, size))
         return Batch(arguments, size, begin, after, numbers, lambda row: self.samples.where(int(numbers()[row])))
 
 
 def per_device(value: Array | Lazy, count: int) -> list[Array | Lazy]:
-    """An argument as a list with one part for each device, as equal as can be."""
+    """Split an argument into one part per device, with sizes that differ by at most one row.
+
+    Raises: ArgumentError if the batch has fewer rows than there are devices.
+    """
     if value.shape[0] < count:
         raise ArgumentError(f"a batch of {counted(value.shape[0], 'sample')} cannot be divided among {count} devices: each needs one")
     return [Rows(value, a, b) if isinstance(value, Lazy) else value[a:b] for a, b in cut(value.shape[0], count)]

@@ -1,4 +1,4 @@
-"""Batches: samples in an order, from any position on, read ahead by threads.
+"""Batches of samples in an order, from any position, read ahead by threads.
 
     batches = Batches(samples, Order(seed, len(samples), shuffle=True), batch_size=64)
     with batches.start(Position(epoch=3, sample=128)) as reading:
@@ -6,9 +6,8 @@
             train(*batch.arguments.values())
             save(batch.position_after)
 
-Which samples a batch has is a function of (seed, epoch, position) alone, so whoever starts where another one stopped sees the rest,
-exactly.  Under several clients the arguments are lazy: each rank reads the rows that its layout needs, and what it asked for in
-one batch is read ahead for those that follow.
+The samples of a batch are a function of (seed, epoch, position), so a resumed run reads exactly the rest of the data. With several clients
+the arguments are lazy: each rank reads only the rows of its layout. Rows requested in one batch are read ahead for the next ones.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from jobflow.data.ahead import END, Pending, Pool, Reading
 from jobflow.data.batch import BEGINNING, Batch, Ordered, Position
 from jobflow.data.sample_order import Order
 from jobflow.data.samples import Samples, Stream, checked_name
-from jobflow.data.shards import Wanted, Window
+from jobflow.data.shards import Requests, Window
 from jobflow.data.stacking import stacked
 from jobflow.runtime.world import launched as launch
 
 
 class Batches:
-    """Batches of samples in an order; of streams in their own.
+    """Batches of samples in the given order, or of a stream in the order of the stream.
 
-    `prefetch` batches are read ahead by `threads` threads; 0 reads when a batch is asked for.  With `drop_last` the samples of an epoch that
-    do not fill a batch are left out.  `fields`: those to read, in this order; all by default.  `sharded`: arguments are lazy and each rank
-    reads its part; by default so if every rank is a client of its own.
+    `threads` threads read `prefetch` batches ahead; with 0 a batch is read when it is requested. `drop_last` omits the last samples of an epoch
+    if they do not fill a batch. `fields` selects the fields and their order; the default is all. With `sharded` the arguments are lazy and each
+    rank reads its part; this is the default if each rank is a client.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class Batches:
         self.fields = [checked_name(name, samples.fields, "Batches: field") for name in (samples.fields if fields is None else fields)]
         self.threads = 0 if prefetch == 0 else min(prefetch, os.cpu_count() or 1, 4) if threads is None else threads
         self.order = order
-        self._wanted: Wanted = {}
+        self._requests: Requests = {}
         if isinstance(samples, Stream):
             self.sharded, self.threads = False, min(self.threads, 1)
             if order is not None:
@@ -74,13 +73,13 @@ class Batches:
             )
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """Return the number of batches in an epoch."""
         if isinstance(self.samples, Stream):
-            raise TypeError("the number of batches of a stream is not known")
+            raise TypeError("a stream has no length; iterate over its batches")
         return len(self.samples) // self.batch_size if self.drop_last else -(-len(self.samples) // self.batch_size)
 
     def start(self, position: Position | tuple[int, int] = BEGINNING, epochs: int | None = None) -> Reading[Batch]:
-        """The batches from a position on, of so many epochs (counting that of the position); without end if None."""
+        """Iterate over the batches from a position, for this many epochs including that of the position; None means without end."""
         at, samples = Position(*position), self.samples
         if isinstance(samples, Samples) and not (at.epoch >= 0 and 0 <= at.sample <= len(samples)):
             raise ArgumentError(f"Batches: {at} is not in these data, whose epochs have {counted(len(samples), 'sample')}")
@@ -96,17 +95,17 @@ class Batches:
             yield pool.ask(partial(data.batch, begin, after, size, self.fields), partial(data.text, begin, (0, size)))
 
     def _sharded(self, data: Ordered, at: Position, epochs: int | None, pool: Pool) -> Iterator[Pending[Batch]]:
-        window = Window(data, pool, self._wanted)
+        window = Window(data, pool, self._requests)
         for begin, after, size in self._stretches(len(data.samples), at, epochs):
             yield window.open(begin, after, size, self.fields)
 
     def _streamed(self, data: Stream, at: Position, epochs: int | None, pool: Pool) -> Iterator[Pending[Batch]]:
-        found = streamed(data, self.fields, self.batch_size, self.drop_last, at, epochs)
+        batches = streamed(data, self.fields, self.batch_size, self.drop_last, at, epochs)
         while True:
-            yield pool.ask(partial(next, found, END), lambda: f"the next {counted(self.batch_size, 'sample')} of {data}")
+            yield pool.ask(partial(next, batches, END), lambda: f"the next {counted(self.batch_size, 'sample')} of {data}")
 
     def _stretches(self, count: int, at: Position, epochs: int | None) -> Iterator[tuple[Position, Position, int]]:
-        """(where it begins, where the next one does, how many samples it has) of each batch."""
+        """Generate (begin, begin of the next batch, size) of each batch."""
         least = self.batch_size if self.drop_last else 1
         epoch, sample = at
         while epochs is None or epoch < at.epoch + epochs:
@@ -119,7 +118,7 @@ class Batches:
 
 
 def order_of(samples: Samples | Stream, seed: int, shuffle: bool) -> Order | None:
-    """The order in which to take samples; None for a stream, which has its own."""
+    """Return the order of the samples; None for a stream, which defines its own."""
     if not isinstance(samples, Stream):
         return Order(seed, len(samples), shuffle)
     if shuffle:
@@ -128,32 +127,32 @@ def order_of(samples: Samples | Stream, seed: int, shuffle: bool) -> Order | Non
 
 
 def several_clients() -> bool:
-    """True if there are several processes and each of them calls jobs itself."""
+    """Return True if there are several processes and each calls jobs itself."""
     started = launch.launched()
     environment = scope.current().root.environment
     return started is not None and started.size > 1 and environment is not None and environment.client == "multi"
 
 
 def streamed(stream: Stream, names: Sequence[str], size: int, drop_last: bool, at: Position, epochs: int | None) -> Iterator[Batch]:
-    """The batches from a position on; samples before it are skipped."""
-    epoch, taken = at
+    """Generate the batches from a position; earlier samples are read and skipped."""
+    epoch, sample = at
     while epochs is None or epoch < at.epoch + epochs:
         samples = iter(stream.samples(epoch))
-        skipped = sum(1 for _ in islice(samples, taken))
-        if skipped < taken:
-            raise DataError(f"{stream}: epoch {epoch} has {counted(skipped, 'sample')}, so it cannot continue after {taken}")
+        skipped = sum(1 for _ in islice(samples, sample))
+        if skipped < sample:
+            raise DataError(f"{stream}: epoch {epoch} has {counted(skipped, 'sample')}, so it cannot continue after {sample}")
         rows = list(islice(samples, size))
-        if not taken and len(rows) < (size if drop_last else 1):
+        if not sample and len(rows) < (size if drop_last else 1):
             left = f", which do not fill a batch of {size} and drop_last leaves out" if drop_last else ""
             raise DataError(f"{stream}: epoch {epoch} has {counted(len(rows), 'sample')}{left}")
         while rows and not (drop_last and len(rows) < size):
-            follows = list(islice(samples, size if drop_last else 1))  # whether there is another batch is known with this one
+            follows = list(islice(samples, size if drop_last else 1))  # `position_after` depends on whether another batch follows
             ends = len(follows) < (size if drop_last else 1)
-            after = Position(epoch + 1, 0) if ends else Position(epoch, taken + len(rows))
-            yield _batch(stream, rows, names, Position(epoch, taken), after)
-            taken += len(rows)
+            after = Position(epoch + 1, 0) if ends else Position(epoch, sample + len(rows))
+            yield _batch(stream, rows, names, Position(epoch, sample), after)
+            sample += len(rows)
             rows = follows if drop_last else [*follows, *islice(samples, size - len(follows))] if follows else []
-        epoch, taken = epoch + 1, 0
+        epoch, sample = epoch + 1, 0
 
 
 def _batch(stream: Stream, rows: Sequence[Mapping[str, Array]], names: Sequence[str], begin: Position, after: Position) -> Batch:

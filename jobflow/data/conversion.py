@@ -48,13 +48,13 @@ def fitted(values: Array, dtype: np.dtype[Any]) -> tuple[Array, Array | None]:
 
 
 def is_number(dtype: np.dtype[Any]) -> bool:
-    """True for the element types that can be converted: booleans, integers and real floats."""
+    """Return True for element types that can be converted: booleans, integers and real floats."""
     return dtype.kind in "biuf" or dtype.name == _BFLOAT16
 
 
 @lru_cache
 def holds_all(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
-    """True if no value of the source type is a misfit in the target type."""
+    """Return True if the target type can hold each value of the source type."""
     if source.kind == "b" or source.newbyteorder("=") == target.newbyteorder("="):
         return True
     if target.kind == "b" or (_is_float(source) and not _is_float(target)):
@@ -66,7 +66,7 @@ def holds_all(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
 
 
 def fits(value: float, dtype: np.dtype[Any]) -> bool:
-    """True if a type holds a Python number, as `fitted` says of elements; integers may be of any size."""
+    """Return True if a type can hold a Python number, by the rules of `fitted`; integers may be of any size."""
     if dtype.kind == "b":
         return value in (0, 1)
     low, high = _span(dtype)
@@ -79,7 +79,7 @@ def fits(value: float, dtype: np.dtype[Any]) -> bool:
 
 
 def misfit(value: float, dtype: np.dtype[Any]) -> str:
-    """The reason why a type cannot hold a value, as in `which is not a whole number`."""
+    """Return the reason why a type cannot hold a value, as in `which is not a whole number`."""
     if dtype.kind == "b":
         return "which is neither 0 nor 1"
     is_whole = isinstance(value, int) or (math.isfinite(value) and value == int(value))
@@ -105,7 +105,7 @@ def _misfits(values: Array, result: Array) -> Array | None:
 
 
 def _beyond(values: Array, target: np.dtype[Any]) -> Array | None:
-    """Integers outside of the range of another integer type."""
+    """Return a mask of the integers outside of the range of another integer type."""
     low, high = _span(target)
     least, most = values.min().item(), values.max().item()
     if low <= least and most <= high:
@@ -117,7 +117,7 @@ def _beyond(values: Array, target: np.dtype[Any]) -> Array | None:
 
 
 def _rounded(values: Array, result: Array) -> Array | None:
-    """Integers that a float type does not represent exactly."""
+    """Return a mask of the integers that a float type does not represent exactly."""
     if max(abs(values.min().item()), abs(values.max().item())) <= exact_up_to(result.dtype):
         return None
     wide, (_, high) = _wide(result), _span(values.dtype)
@@ -125,7 +125,7 @@ def _rounded(values: Array, result: Array) -> Array | None:
 
 
 def _wide(values: Array) -> Array:
-    """Floats of two bytes as float32, which compare with any bound."""
+    """Return floats of two bytes as float32, which can be compared with any bound."""
     return values.astype(np.float32) if _is_float(values.dtype) and values.dtype.itemsize == 2 else values
 
 
@@ -135,7 +135,7 @@ def _is_float(dtype: np.dtype[Any]) -> bool:
 
 @lru_cache
 def _span(dtype: np.dtype[Any]) -> tuple[Any, Any]:
-    """The smallest and the largest finite value."""
+    """Return the smallest and the largest finite value."""
     if dtype.kind in "iu":
         return int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
     if dtype.kind == "b":
@@ -146,5 +146,5 @@ def _span(dtype: np.dtype[Any]) -> tuple[Any, Any]:
 
 @lru_cache
 def exact_up_to(dtype: np.dtype[Any]) -> int:
-    """The largest n so that a float type represents all integers from -n to n."""
+    """Return the largest n for which a float type represents all integers from -n to n."""
     return 2 ** (int((limits(dtype_of(dtype)) if dtype.name == _BFLOAT16 else np.finfo(dtype)).nmant) + 1)

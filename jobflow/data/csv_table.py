@@ -1,4 +1,4 @@
-"""The reader of tables as text: one line of columns for each sample."""
+"""The reader of text tables with one line of cells per sample."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def row_starts(content: Array, begin: int, delimiter: int) -> tuple[Array, int |
         parts.append(ends[outside] + 1)
     starts = np.concatenate(parts)
     starts = starts[starts < len(content)]
-    filled = starts[~np.isin(content[starts], (NEW_LINE, RETURN))]  # an empty line is the tail of the row before it
+    filled = starts[~np.isin(content[starts], (NEW_LINE, RETURN))]  # an empty line belongs to the preceding row
     return np.append(filled, len(content)), quotes.last if quotes.is_open else None
 
 
@@ -54,7 +54,7 @@ def line_ends(content: Array, start: int, stop: int) -> Array:
 
 
 class Quotes:
-    """The quotes that open and close cells, in turn.  In a cell that does not begin with a quote they are text."""
+    """The quotes that open and close cells, alternately. In a cell that does not begin with a quote, quotes are text."""
 
     def __init__(self, content: Array, begin: int, delimiter: int) -> None:
         self._content, self._begin, self._before = content, begin, np.array([delimiter, NEW_LINE, RETURN], np.uint8)
@@ -63,11 +63,11 @@ class Quotes:
         self.last = -1
 
     def counted(self, marks: Array) -> Array:
-        """Return the marks of `marks` that open or close cells."""
+        """Return the elements of `marks` that open or close cells."""
         if not marks.size:
             return marks
         begins = np.isin(self._content[marks - 1], self._before) | (marks == self._begin)
-        follows = np.diff(marks, prepend=self.last) == 1  # a doubled quote opens what it has closed
+        follows = np.diff(marks, prepend=self.last) == 1  # a doubled quote closes the cell and reopens it
         opens = (np.arange(len(marks)) + self.is_open) % 2 == 0
         wrong = np.flatnonzero(opens & ~begins & ~follows)
         if wrong.size:
@@ -77,7 +77,7 @@ class Quotes:
         return marks
 
     def _without_texts(self, marks: Array, begins: Array, first: int) -> Array:
-        """Return these marks if the quote at `first` is the first that is text."""
+        """Return the quotes that open or close cells; the quote at index `first` is the first one that is text."""
         cells = marks[:first].tolist()
         last, is_open = cells[-1] if cells else self.last, False
         for mark, begin in zip(marks[first:].tolist(), begins[first:].tolist(), strict=True):
@@ -94,16 +94,18 @@ OTHER_DELIMITERS = ";\t|,"
 
 
 class CsvTable(Table):
-    """A table of columns separated by `delimiter`; sample i is its i-th row.
+    """A table of columns separated by `delimiter`; sample i is row i.
 
-    `fields` says of which columns each field is made: one (`labels: species`) or several (`features: [length, width]`).  Columns hold
-    numbers, float32 unless `dtypes` says otherwise, or are named in `categories`: those become int32, the place of a row's text among
-    the texts of the column in the order of the alphabet, or among those given (`{species: [setosa, virginica]}`).  Empty places in
-    columns of numbers, and what pandas reads as missing (`NA`, `null` ...), become `missing`: one number, or a number by column
-    (`{length: 0, width: -1}`).  If `empty` is "index", an empty category has the first index after those of the categories, and
-    if `unknown` is "index", all other texts have the next one; by default they are errors.  Without `header` columns are called 0, 1, 2 ...
-    The file may be packed with gzip; of a plain one, only where each row begins is kept in memory.  Every `validation_every`-th row is
-    for validation.
+    `fields` names the columns of each field: one (`labels: species`) or several (`features: [length, width]`). Columns hold numbers, float32
+    unless `dtypes` sets another type, or texts if `categories` names them. A category is an int32, the index of the text among the sorted texts
+    of the column or in a list (`{species: [setosa, virginica]}`).
+
+    `missing` replaces empty cells of number columns and the texts that pandas reads as missing (`NA`, `null` ...). It is one number, or a number
+    by column (`{length: 0, width: -1}`). With `empty` "index" an empty category has the first index after the categories; with `unknown` "index"
+    all other texts have the next one. The default for both is an error. Without `header` the columns are called 0, 1, 2 ...
+
+    The file may be compressed with gzip. For a plain file only the offsets of the rows are kept in memory. Every `validation_every`-th row is for
+    validation.
     """
 
     suffixes = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
@@ -156,17 +158,17 @@ class CsvTable(Table):
 
     def values(self, numbers: Array, columns: Collection[str]) -> Values:
         rows = (numbers + self._first).tolist()
-        found = self._rows(rows)
+        cells = self._rows(rows)
         places = {column: self.columns.index(column) for column in columns}
 
         def values(columns: Sequence[str], dtype: np.dtype[Any]) -> Array:
             own = [places[column] for column in columns]
-            return self._array(columns, [texts[place] for texts in found for place in own], dtype, rows)
+            return self._array(columns, [texts[place] for texts in cells for place in own], dtype, rows)
 
         return values
 
     def _array(self, columns: Sequence[str], texts: list[str], dtype: np.dtype[Any], rows: Sequence[int]) -> Array:
-        """The values of cells, row by row."""
+        """Return the values of cells, row by row."""
         if columns[0] in self.categories:
             return self._categories_of(columns, texts, dtype, rows)
         result, odd = numbers_in(texts, dtype)
@@ -175,12 +177,12 @@ class CsvTable(Table):
         return result
 
     def _number(self, column: str, text: str, dtype: np.dtype[Any], row: int) -> Any:
-        found = self.filling(column, dtype) if text in MISSING else None
-        if found is None:
-            found = number(text, dtype)
-        if found is None:
+        value = self.filling(column, dtype) if text in MISSING else None
+        if value is None:
+            value = number(text, dtype)
+        if value is None:
             raise DataError(f"{self._where(row)}: {self.problem(column, text, dtype)}")
-        return found
+        return value
 
     def _categories_of(self, columns: Sequence[str], texts: list[str], dtype: np.dtype[Any], rows: Sequence[int]) -> Array:
         def where(i: int) -> tuple[str, str]:
@@ -193,9 +195,9 @@ class CsvTable(Table):
         return converted(np.array(codes, np.int64), dtype, lambda index: '{}: the index of the category in column "{}"'.format(*where(index[0])))
 
     def columns_hint(self) -> str:
-        found = [other for other in OTHER_DELIMITERS if other in self._line[0]] if len(self._line) == 1 else []
-        if found:
-            return self._delimiter_hint(found[0])
+        others = [other for other in OTHER_DELIMITERS if other in self._line[0]] if len(self._line) == 1 else []
+        if others:
+            return self._delimiter_hint(others[0])
         if self._first and all(number(cell.strip(), np.dtype(np.float64)) is not None for cell in self._line):
             return " The first line holds numbers: if the file has no names of columns, set header to false."
         return ""
@@ -204,18 +206,18 @@ class CsvTable(Table):
         return f" The cells of the first line seem to be separated by {other!r} and not by {self._delimiter!r}: set delimiter to {other!r}."
 
     def _texts(self, rows: Sequence[int], columns: Collection[str]) -> dict[str, list[str]]:
-        """The texts of columns in rows."""
-        found = self._rows(rows)
+        """Return the texts of columns in these rows."""
+        cells = self._rows(rows)
         places = {column: self.columns.index(column) for column in columns}
-        return {column: [texts[place] for texts in found] for column, place in places.items()}
+        return {column: [texts[place] for texts in cells] for column, place in places.items()}
 
     def _rows(self, rows: Sequence[int]) -> list[list[str]]:
-        """The cells of rows; the header is row 0 of a file that has one."""
-        found = [self._parsed(row) for row in rows]
-        for row, texts in zip(rows, found, strict=True):
+        """Return the cells of rows; row 0 is the header in a file with a header."""
+        cells = [self._parsed(row) for row in rows]
+        for row, texts in zip(rows, cells, strict=True):
             if len(texts) != len(self.columns):
                 raise DataError(f"{self._where(row)} has {len(texts)} columns, the first line has {len(self.columns)}")
-        return found
+        return cells
 
     def _parsed(self, row: int) -> list[str]:
         start, stop = self._starts[row], self._starts[row + 1]

@@ -1,8 +1,8 @@
-"""The UCI handwritten digits that come with jobflow: their reader, and what stands in for MNIST where that cannot be had.
+"""The UCI handwritten digits that come with jobflow: their reader, and a substitute for MNIST where MNIST is not available.
 
-Of the 1,797 images of 8x8 pixels those of MNIST's shapes are drawn and shifted.  The images are split into train and test *before* they are
-multiplied, so no test image is a shifted train image.  Each is scaled to the 20x20 box that MNIST draws its digits in, put in the middle of
-28x28, and shifted by up to 3 pixels each way; the shifts of one image are all different.  Everything is a function of the fixed seeds below.
+The substitute has MNIST's shapes, enlarged and shifted from the 1,797 images of 8x8 pixels. The images are split into train and test *before*
+they are multiplied, so no test image is a shifted train image. Each image is scaled to the 20x20 box of MNIST's digits, centred in 28x28, and
+shifted by up to 3 pixels in each direction. The shifts of one image differ from each other. The result depends only on the fixed seeds below.
 """
 
 from __future__ import annotations
@@ -22,25 +22,28 @@ TRAIN_SIZE, TEST_SIZE = 60_000, 10_000
 BOX, EDGE = 20, 28
 REACH = 3
 SPLIT_SEED, TRAIN_SEED, TEST_SEED = 1998, 60, 10
-#: of the reader
+#: sizes and seeds of the splits of the reader
 VALIDATION_ORIGINALS = 200
 SEEDS = {"train": 60, "validation": 61, "test": 10}
 
 
 def originals() -> tuple[Images, Images]:
-    """The 1,797 images, uint8[1797,8,8] with values 0..16, and their labels."""
+    """Return the 1,797 images, uint8[1797,8,8] with values 0..16, and their labels."""
     with np.load(Path(__file__).with_name("digits.npz")) as archive:
         return archive["images"], archive["labels"]
 
 
 def divided() -> tuple[Images, Images, np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
-    """The same, and the order of which the first part is for the test."""
+    """Return images, labels and the split order; the first `TEST_ORIGINALS` of the order are the test images."""
     images, labels = originals()
     return images, labels, np.random.RandomState(SPLIT_SEED).permutation(len(images))
 
 
 def weights(size: int, target: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    """W[target, size] of bilinear interpolation between pixel centres, times 2 * target: whole numbers, so the same on every machine."""
+    """Return W[target, size] of bilinear interpolation between pixel centres, times 2 * target.
+
+    The entries are integers, so they are the same on each machine.
+    """
     unit = 2 * target
     centre = np.clip((2 * np.arange(target) + 1) * size - target, 0, (size - 1) * unit)
     low = np.minimum(centre // unit, size - 2)
@@ -51,14 +54,14 @@ def weights(size: int, target: int) -> np.ndarray[tuple[int, ...], np.dtype[np.i
 
 
 def scaled(images: Images, target: int) -> Images:
-    """Images of 8x8 pixels with values 0..16 as target x target pixels with values 0..255."""
+    """Scale images of 8x8 pixels with values 0..16 to target x target pixels with values 0..255."""
     w = weights(images.shape[1], target)
     whole = 16 * (2 * target) ** 2
     return np.asarray((w @ images.astype(np.int64) @ w.T * 255 + whole // 2) // whole, dtype=np.uint8)
 
 
 def expanded(images: Images, labels: Images, size: int, seed: int) -> tuple[Images, Images]:
-    """`size` shifted copies of the images, as evenly as possible, in random order: uint8[size,28,28], uint8[size]."""
+    """Return `size` shifted copies of the images, as evenly as possible, in random order: uint8[size,28,28], uint8[size]."""
     random = np.random.RandomState(seed)
     side = 2 * REACH + 1
     copies = -(-size // len(images))
@@ -74,7 +77,7 @@ def expanded(images: Images, labels: Images, size: int, seed: int) -> tuple[Imag
 
 
 def like_mnist() -> tuple[tuple[Images, Images], tuple[Images, Images]]:
-    """((train images, labels), (test images, labels)) in MNIST's shapes: uint8[60000,28,28] and uint8[10000,28,28]."""
+    """Return ((train images, labels), (test images, labels)) in MNIST's shapes: uint8[60000,28,28] and uint8[10000,28,28]."""
     images, labels, order = divided()
     test, train = order[:TEST_ORIGINALS], order[TEST_ORIGINALS:]
     return (
@@ -86,8 +89,8 @@ def like_mnist() -> tuple[tuple[Images, Images], tuple[Images, Images]]:
 class Digits(Columns):
     """The 1,797 UCI handwritten digits: images float32[1, edge, edge] in 0..1 and labels int32 of 0..9.
 
-    1,300 are for training, 200 for validation and 297 for the test.  `edge` is 8, as they were written, or 28: drawn and shifted to MNIST's shape,
-    where `copies` shifted images are made of each.
+    1,300 are for training, 200 for validation and 297 for the test. With `edge` 8 the images have their original size. With 28 they are enlarged
+    and shifted to MNIST's shape, and each yields `copies` shifted images.
     """
 
     def __init__(self, split: Literal["train", "validation", "test"] = "train", edge: Literal[8, 28] = 28, copies: int = 1) -> None:

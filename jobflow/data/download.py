@@ -1,7 +1,7 @@
-"""Fetching a file once per node.
+"""Download of a file once per node.
 
-The first process that creates ``<file>.lock`` downloads to a temporary file and renames it; the others wait for the lock to
-go.  What they find then is the answer: if the file is not there, the attempt of the first one failed and is not repeated.
+The first process that creates ``<file>.lock`` downloads to a temporary file and renames it; the others wait until the lock is gone. If the file
+is then missing, the download failed and is not repeated.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ from jobflow.runtime.thread_start import start_thread
 
 #: seconds without an answer, or without a byte, after which a download is given up
 PATIENCE = 3.0
-#: seconds after which a lock that nobody has touched belongs to a process that died
+#: seconds without a touch after which the process of a lock counts as dead
 STALE = 15.0
 PIECE = 1 << 18
 
 
 def fetch(url: str, target: Path, patience: float = PATIENCE) -> bool:
-    """Make `target` hold what `url` serves.  False if it cannot be had; OSError if `target` cannot be written."""
+    """Download `url` to `target` unless it exists; return False if the download fails.
+
+    Raises: OSError if `target` cannot be written.
+    """
     lock = target.with_name(target.name + ".lock")
     try:
         handle = _take(lock)
@@ -47,7 +50,7 @@ def _take(lock: Path) -> int:
 
 
 def _wait(lock: Path) -> None:
-    """Until the lock has gone, or nobody has touched it for so long that nobody will."""
+    """Wait until the lock is gone; remove it if no process has touched it for `STALE` seconds."""
     with contextlib.suppress(FileNotFoundError):
         while time.time() - lock.stat().st_mtime < STALE:
             time.sleep(0.05)
@@ -70,7 +73,7 @@ def _download(url: str, target: Path, lock: Path, patience: float) -> bool:
 
 @contextlib.contextmanager
 def _replacing(target: Path) -> Iterator[IO[bytes]]:
-    """A temporary file that becomes `target` in one step if all went well, and vanishes otherwise."""
+    """Yield a temporary file that replaces `target` atomically after success and is removed after an error."""
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=target.name + ".") as folder:
         part = Path(folder) / "part"
         with part.open("wb") as file:
@@ -80,10 +83,9 @@ def _replacing(target: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def _answer(url: str, patience: float) -> Iterator[Any]:
-    """The opened `url`; TimeoutError if there is no answer in time.
+    """Yield the opened `url`; raise TimeoutError without a response in time.
 
-    A socket's timeout does not bound the look-up of the host's name, so the connection is opened on a thread that is left behind
-    when it is late.
+    A socket timeout does not bound the resolution of the host name. The connection is therefore opened on a thread that is abandoned if it is late.
     """
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
 

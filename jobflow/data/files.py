@@ -1,4 +1,4 @@
-"""Files that readers are given."""
+"""Input files of readers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jobflow.core.types import Array
 from jobflow.storage.remote import AnyPath, RemotePath
 from jobflow.storage.untrusted import MEMORY, Fault, mapped, open_regular, read_at_most
 
-#: Folders and files of operating systems and tools, in lower case; so are all names that begin with a point.
+#: Folders and files of operating systems and tools, in lower case. Names that begin with a point are hidden, too.
 SYSTEM = frozenset(
     [
         *["__macosx", "__pycache__", "_temporary", "thumbs.db", "ehthumbs.db", "desktop.ini"],
@@ -34,41 +34,44 @@ _OTHER = {
 
 
 def fault_of(what: str) -> Fault:
-    """What makes the errors of a reader about a file."""
+    """Return the constructor of errors of a reader."""
     return lambda text: DataError(f"{what}: {text}")
 
 
 def files_at(path: AnyPath, pattern: str, fault: Fault) -> list[AnyPath]:
-    """The file, or all in a folder and those in it that match a pattern, in the order of their names."""
+    """Return the file, or the files below a folder that match a pattern, sorted by path.
+
+    Raises: the fault if the path does not exist or no file matches.
+    """
     if not path.exists():
         raise fault(f"there is no file or folder {path.absolute()}")
     if not path.is_dir():
         return [path]
-    found = files_below(path, pattern)
-    if not found:
+    files = files_below(path, pattern)
+    if not files:
         raise fault(f"no file in {path.absolute()} matches {pattern!r}; hidden and system files are not read")
-    return found
+    return files
 
 
 def files_below(folder: AnyPath, pattern: str = "*") -> list[AnyPath]:
-    """All files in a folder and those in it that match a pattern, in the order of their names; no hidden and no system files."""
+    """Return the files below a folder that match a pattern, sorted by path, without hidden and system files."""
     steps = len(str(folder).rstrip("/")) + 1
-    found = [file for file in folder.rglob(pattern) if isinstance(file, RemotePath) or not file.is_dir()]  # in a store there are only files
-    return sorted((file for file in found if not any(map(is_hidden, str(file)[steps:].split("/")))), key=str)
+    files = [file for file in folder.rglob(pattern) if isinstance(file, RemotePath) or not file.is_dir()]  # object stores have no folders
+    return sorted((file for file in files if not any(map(is_hidden, str(file)[steps:].split("/")))), key=str)
 
 
 def entries_of(folder: AnyPath) -> list[AnyPath]:
-    """The files and folders in a folder, in the order of their names; no hidden and no system files."""
+    """Return the files and folders in a folder, sorted by name, without hidden and system files."""
     return sorted((entry for entry in folder.iterdir() if not is_hidden(entry.name)), key=str)
 
 
 def is_hidden(name: str) -> bool:
-    """True for the name of a hidden file, or of a file or folder that a system or a tool creates beside data."""
+    """Return True for the name of a hidden file, or of a file or folder that a system or a tool creates beside data."""
     return name.startswith(".") or name.lower() in SYSTEM
 
 
 def text_of(path: AnyPath, fault: Fault) -> tuple[Array, int]:
-    """Return the bytes of a text file, unpacked if it is packed with gzip, and the position after its byte-order mark.
+    """Return the bytes of a text file, decompressed if it is gzip, and the position after its byte-order mark.
 
     Raises: the fault for a file in another format.
     """
@@ -83,7 +86,7 @@ def text_of(path: AnyPath, fault: Fault) -> tuple[Array, int]:
 
 
 def unpacked(path: AnyPath, fault: Fault) -> Array:
-    """The content of a file that is packed with gzip."""
+    """Return the decompressed content of a gzip file."""
     try:
         with open_regular(path, fault) as packed, gzip.open(packed) as file:
             return np.frombuffer(read_at_most(file, MEMORY, f"{path}, unpacked", fault), np.uint8)

@@ -1,4 +1,4 @@
-"""The reader of IDX files, as MNIST and its like are published in."""
+"""The reader of IDX files, the format of MNIST."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from jobflow.storage.untrusted import AXES, mapped
 
 WHAT = 'reader "idx"'
 fault = fault_of(WHAT)
-#: as they are published, and as browsers and scripts rename them
+#: the published names, and the names after a download by browsers and scripts
 IDX_NAMES = (
     ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
     ("train-images.idx3-ubyte", "train-labels.idx1-ubyte", "t10k-images.idx3-ubyte", "t10k-labels.idx1-ubyte"),
 )
-#: of these, images and labels
+#: images and labels among these names
 TRAIN, TEST = slice(0, 2), slice(2, 4)
-#: the third byte of a file -> what its elements are
+#: third byte of a file -> element type
 ELEMENTS = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
 
 class Idx(Columns):
-    """Images float32[1, height, width] in 0..1 and labels int32 from two IDX files, packed with gzip or not.
+    """Images float32[1, height, width] in 0..1 and labels int32 from two IDX files, plain or gzip.
 
-    `path` is a folder with MNIST's files; files of other names are `images` and `labels` in it (labels may be left out).  Of the training
-    files every `validation_every`-th image is for validation; "all" are the training files whole.  Plain files are mapped, packed ones
-    are unpacked into memory.
+    `path` is a folder with MNIST's files. `images` and `labels` name other files in it; labels may be omitted. Every `validation_every`-th image
+    of the training files is for validation; "all" selects the training files as a whole. Plain files are memory-mapped, gzip files are
+    decompressed into memory.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class Idx(Columns):
             which = TEST if split == "test" else TRAIN
             files = published(folder, which)
             if not files:
-                wanted = " and ".join(IDX_NAMES[0][which])
-                raise fault(f"{folder.absolute()} has no {wanted}, packed or not; name other files with images and labels")
+                names = " and ".join(IDX_NAMES[0][which])
+                raise fault(f"{folder.absolute()} has no {names}, packed or not; name other files with images and labels")
         arrays = dict(zip(("images", "labels"), map(elements, files), strict=False))
         if arrays["images"].ndim != 3:
             raise fault(f"{files[0]} holds an array of shape {list(arrays['images'].shape)}; images are [count, height, width]")
@@ -67,16 +67,19 @@ class Idx(Columns):
 
 
 def published(folder: AnyPath, which: slice = slice(None)) -> list[AnyPath]:
-    """MNIST's files in a folder, or some of them, packed or not; empty if one is missing."""
+    """Return MNIST's files in a folder, or a slice of them, plain or gzip; empty if one is missing."""
     for names in IDX_NAMES:
-        found = [next((p for p in (folder / name, folder / f"{name}.gz") if p.exists()), None) for name in names[which]]
-        if all(found):
-            return [p for p in found if p is not None]
+        paths = [next((p for p in (folder / name, folder / f"{name}.gz") if p.exists()), None) for name in names[which]]
+        if all(paths):
+            return [p for p in paths if p is not None]
     return []
 
 
 def elements(path: AnyPath) -> Array:
-    """The array in an IDX file: 0, 0, type, number of axes, then each size as a big-endian int32, then the elements."""
+    """Return the array in an IDX file.
+
+    The header is 0, 0, type, number of axes, then each size as a big-endian int32. The elements follow.
+    """
     if not path.is_file():
         raise fault(f"there is no file {path.absolute()}")
     content = unpacked(path, fault) if path.suffix == ".gz" else mapped(path, fault)

@@ -1,4 +1,4 @@
-"""The reader of folders of images, by Pillow."""
+"""The reader of image folders, based on Pillow."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ from jobflow.storage.untrusted import IMAGE, open_regular
 WHAT = 'reader "images"'
 fault = fault_of(WHAT)
 ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
-#: Pillow's names of what has these endings; it knows others, for which it starts programs
+#: Pillow's names of the formats of these endings; some of its other formats start programs
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-#: of Pillow's modes, by channels
+#: Pillow's mode by number of channels
 MODES = {1: "L", 3: "RGB"}
 
 
 class ImageFolders(Samples):
-    """Images float32[channels, size, size], and as labels int32 the place of the folder they lie in among the folders of `path`.
+    """Images float32[channels, size, size], and as int32 labels the index of the image's folder among the folders of `path`.
 
-    The shorter side of an image is scaled to `resize` pixels, by default `size`, and a square of `size` cut from the middle, or anywhere if
-    `crop` is "random"; with `flip` half of the images are mirrored.  What is drawn is a function of (`seed`, epoch, number of the image).
-    Numbers are in 0..1, or with `mean` and `deviation` (one per channel) (x - mean) / deviation of that.  `classes` names the folders to
-    use, in this order; all by default, in the order of their names.  Without `labels` all images below `path` are read, in one field.
-    Hidden and system files and folders are left out.  Images are turned upright by their EXIF data, unless `orientation` is false, and
-    grey ones of 16 bits are scaled by their depth.  Every `validation_every`-th image is for validation.
+    The shorter side of an image is scaled to `resize` pixels, by default `size`. A square of `size` is cut from the centre, or from a random
+    place if `crop` is "random". `flip` mirrors half of the images. Random choices are a function of (`seed`, epoch, number of the image).
+    Pixels are in 0..1. With `mean` and `deviation`, one number per channel, they become (x - mean) / deviation.
+
+    `classes` names the folders and their order; the default is all folders, sorted by name. Without `labels` all images below `path` are read
+    as one field. Hidden and system files and folders are omitted. Images are rotated by their EXIF orientation unless `orientation` is false.
+    Grey images of 16 bits are scaled by their depth. Every `validation_every`-th image is for validation.
     """
 
     def __init__(
@@ -79,11 +80,11 @@ class ImageFolders(Samples):
             raise ArgumentError(f'{WHAT}: crop is "center" or "random" and channels 1 or 3; got "{crop}" and {self._channels}')
         if not 1 <= self._size <= self._resize:
             raise ArgumentError(f"{WHAT}: a square of size {self._size} cannot be cut from an image whose shorter side has {self._resize} pixels")
-        for what, given in (("mean", mean), ("deviation", deviation)):
-            if given is not None and (len(given) != self._channels or (what == "deviation" and min(given) <= 0)):
-                raise ArgumentError(f"{WHAT}: {what} has a number for each of {self._channels} channels; got {given}")
-            if given is not None and not np.isfinite(given).all():
-                raise ArgumentError(f"{WHAT}: {what} is {given}; give finite numbers")
+        for what, factors in (("mean", mean), ("deviation", deviation)):
+            if factors is not None and (len(factors) != self._channels or (what == "deviation" and min(factors) <= 0)):
+                raise ArgumentError(f"{WHAT}: {what} has a number for each of {self._channels} channels; got {factors}")
+            if factors is not None and not np.isfinite(factors).all():
+                raise ArgumentError(f"{WHAT}: {what} is {factors}; give finite numbers")
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -93,19 +94,19 @@ class ImageFolders(Samples):
         return f"{WHAT}: {self._files[self.number_in_file(number)]}: sample {number}"
 
     def rows(self, numbers: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
-        found: dict[str, Array] = {}
+        arrays: dict[str, Array] = {}
         if "images" in names:
             drawn = philox.words(np, self._key, numbers.astype(np.uint64), epoch) if self._random or self._flip else None
             images = np.empty((len(numbers), self._channels, self._size, self._size), np.float32)
             for row, number in one_by_one(numbers.tolist(), lambda number: str(self._files[number])):
                 images[row] = self._image(self._files[number], None if drawn is None else drawn[:, row])
-            found["images"] = np.divide(np.subtract(images, self._mean, out=images), self._deviation, out=images)
+            arrays["images"] = np.divide(np.subtract(images, self._mean, out=images), self._deviation, out=images)
         if "labels" in names:
-            found["labels"] = self._labels[numbers]
-        return found
+            arrays["labels"] = self._labels[numbers]
+        return arrays
 
     def _near(self, file: AnyPath) -> Path:
-        """The file, or a copy of the object, of which the store is asked once."""
+        """Return a local file as it is, and a local copy of a remote object, which is downloaded once."""
         if isinstance(file, Path):
             return file
         if file not in self._copies:
@@ -113,17 +114,17 @@ class ImageFolders(Samples):
         return self._copies[file]
 
     def _decoded(self, opened: Any) -> Any:
-        """The pixels of an open file: in 0..255, of bytes or, with more than 8 bits, of floats."""
+        """Return the pixels of an open file in 0..255: bytes, or floats for more than 8 bits."""
         white = white_of(opened)
         if white == BYTE:
-            opened.draft(MODES[self._channels], (self._resize, self._resize))  # JPEG is read at a size nearby
+            opened.draft(MODES[self._channels], (self._resize, self._resize))  # decodes JPEG at the nearest larger scale
             image = opened.convert(MODES[self._channels])
         else:
             image = self._pillow.fromarray(deep_grey(opened, white))
         return upright(image, opened, self._pillow.Transpose) if self._orientation else image
 
     def _image(self, file: AnyPath, drawn: Array | None) -> Array:
-        """The square of an image, float32[channels, size, size] in 0..1."""
+        """Return the square of an image, float32[channels, size, size] in 0..1."""
         try:
             with open_regular(self._near(file), fault) as content, self._pillow.open(content, formats=FORMATS) as opened:
                 IMAGE.check(opened.width * opened.height, f"{file}", fault)
@@ -132,7 +133,7 @@ class ImageFolders(Samples):
             raise error if str(file) in str(error) else fault(f"{file}: {error}") from None
         except self._pillow.UnidentifiedImageError:
             raise fault(f"{file} is no image that can be read: it has none of the formats {', '.join(FORMATS)}") from None
-        except Exception as error:  # whatever a broken image does to the library that decodes it
+        except Exception as error:  # a broken image can raise any exception in the decoder
             raise fault(f"{file} is no image that can be read: {error}") from error
         factor = self._resize / min(image.size)
         sides = [max(self._resize, round(side * factor)) for side in image.size]
@@ -150,7 +151,7 @@ class ImageFolders(Samples):
 
 
 def pillow() -> Any:
-    """Pillow, with the limit of images that is in force."""
+    """Return Pillow's Image module with the current limit of image sizes."""
     Image = optional("PIL.Image", WHAT)
     if IMAGE.most > IMAGE.default:
         Image.MAX_IMAGE_PIXELS = IMAGE.most  # Pillow's own limit
@@ -162,16 +163,16 @@ def _per_channel(numbers: list[float]) -> Array:
 
 
 def _folders(path: AnyPath) -> list[str]:
-    found = [folder.name for folder in entries_of(path) if folder.is_dir()]
-    if not found:
+    folders = [folder.name for folder in entries_of(path) if folder.is_dir()]
+    if not folders:
         raise fault(f"there are no folders in {path.absolute()}: each class has one, or say labels: false")
-    return found
+    return folders
 
 
 def _images(folder: AnyPath, what: str) -> list[AnyPath]:
     if not folder.is_dir():
         raise fault(f"there is no folder {folder.absolute()} for {what}")
-    found = [file for file in files_below(folder) if file.suffix.lower() in ENDINGS]
-    if not found:
+    files = [file for file in files_below(folder) if file.suffix.lower() in ENDINGS]
+    if not files:
         raise fault(f"{what} has no image in {folder.absolute()} ({', '.join(sorted(ENDINGS))})")
-    return found
+    return files

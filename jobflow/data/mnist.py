@@ -1,4 +1,4 @@
-"""MNIST, from the first of: an archive, the four IDX files, a download of the archive, the digits that come with the package."""
+"""MNIST from the first available source: an archive, the four IDX files, a download of the archive, or the digits of the package."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def load_mnist(
     hash_check: str = SHA256,
     out_dir: str = ".",
 ) -> tuple[Pair, Pair]:
-    """((train images, train labels), (test images, test labels)), cut into batches.
+    """Return ((train images, train labels), (test images, test labels)), cut into batches.
 
     Images are float32[batches, batch, 1, 28, 28] in 0..1 (``NHWC``: [batches, batch, 28, 28, 1]), labels int32[batches, batch].
-    Looks in `out_dir` for ``mnist.npz`` (whose SHA-256 must be `hash_check`) or for the four IDX files, packed with gzip or not; else
-    downloads `url`; else says so and serves the digits that come with jobflow, expanded to MNIST's 60,000 and 10,000 images.
+    The sources, in order: ``mnist.npz`` in `out_dir`, whose SHA-256 must be `hash_check`; the four IDX files there, plain or gzip; a download
+    of `url`. Without them a notice is printed, and the digits of the package are expanded to MNIST's 60,000 and 10,000 images.
 
     Raises: ArgumentError for a batch size that does not divide the images or an unknown format; JobflowError for a damaged file.
     """
@@ -64,10 +64,10 @@ def _find(folder: Path, url: str, hash_check: str) -> tuple[Pair, Pair]:
 
 
 def _read_archive(path: Path, hash_check: str) -> tuple[Pair, Pair]:
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
-    if found != hash_check:
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if digest != hash_check:
         raise JobflowError(
-            f"{path}: SHA-256 is {found}, expected {hash_check}; remove the file to have it downloaded again, or pass its own hash_check"
+            f"{path}: SHA-256 is {digest}, expected {hash_check}; remove the file to have it downloaded again, or pass its own hash_check"
         )
     with np.load(path) as archive:
         missing = [name for name in ARCHIVE_NAMES if name not in archive]
@@ -78,11 +78,11 @@ def _read_archive(path: Path, hash_check: str) -> tuple[Pair, Pair]:
 
 
 def _pixels(path: AnyPath) -> Array:
-    """The uint8 array in an IDX file."""
-    found: Array = elements(path)
-    if found.dtype != np.uint8:
-        raise DataError(f"{path} holds {found.dtype}, and MNIST's files hold bytes")
-    return found
+    """Return the uint8 array in an IDX file."""
+    pixels: Array = elements(path)
+    if pixels.dtype != np.uint8:
+        raise DataError(f"{path} holds {pixels.dtype}, and MNIST's files hold bytes")
+    return pixels
 
 
 def _batches(what: str, images: Array, labels: Array, size: int, data_format: str) -> Pair:

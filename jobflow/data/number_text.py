@@ -50,12 +50,12 @@ def number(text: str, dtype: np.dtype[Any]) -> float | None:
 def parsed(text: str, exact: bool = True) -> Any:
     """Return the number that a text spells, None if it spells none.
 
-    An int if it has neither point nor power; if `exact`, an int wherever it is whole and a Decimal wherever it is not; else a float.
+    The number is an int without a point and a power, else a float. With `exact` it is an int if it is whole, else a Decimal.
     """
-    found = _NUMBER.fullmatch(text)
-    if found is None or len(text) > DIGITS:
+    match = _NUMBER.fullmatch(text)
+    if match is None or len(text) > DIGITS:
         return float(text) if _INFINITE.fullmatch(text) else None
-    if found["rest"] is None and found["point"] is None and found["power"] is None:
+    if match["rest"] is None and match["point"] is None and match["power"] is None:
         return int(text)
     value = Decimal(text)
     if not exact or value.adjusted() > DIGITS:

@@ -1,4 +1,4 @@
-"""The reader of NumPy files, which are mapped: they may be larger than memory."""
+"""The reader of NumPy files, which are memory-mapped and may be larger than memory."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ fault = fault_of(WHAT)
 
 
 class NumpyFiles(Columns):
-    """The arrays of an .npz file, of a folder of .npy files, or of one .npy file; row i of each is sample i.
+    """The arrays of an .npz file, of a folder of .npy files, or of one .npy file; row i of each array is sample i.
 
-    `fields` says which array each field is (`{images: x_train, labels: y_train}`); without it every array is a field of its own name.
-    Numbers are multiplied by `scale` and converted to `dtypes`, by field.  Files are mapped, so only rows that are asked for are read;
-    arrays that `np.savez_compressed` packed are unpacked into memory.  Every `validation_every`-th row is for validation.
+    `fields` maps fields to arrays (`{images: x_train, labels: y_train}`); by default each array is a field of the same name. `scale` multiplies
+    and `dtypes` converts the numbers of a field. Files are memory-mapped, so only the requested rows are read. Arrays compressed by
+    `np.savez_compressed` are decompressed into memory. Every `validation_every`-th row is for validation.
     """
 
     suffixes = (".npz", ".npy")
@@ -48,5 +48,5 @@ def _arrays(path: AnyPath) -> dict[str, Array]:
         return {file.stem: in_file(file, fault).mapped() for file in files}
     if not path.exists():
         raise fault(f"there is no file or folder {path.absolute()}")
-    found = in_archive(path, fault) if path.suffix == ".npz" else [in_file(path, fault)]
-    return {array.name: array.mapped() for array in found}
+    arrays = in_archive(path, fault) if path.suffix == ".npz" else [in_file(path, fault)]
+    return {array.name: array.mapped() for array in arrays}

@@ -1,6 +1,6 @@
 """The reader of OFRecord files, the record files of the legacy system.
 
-A file is a row of records: the number of bytes as a little-endian int64, then a message
+A file is a sequence of records: the number of bytes as a little-endian int64, then a message
 
     OFRecord {1: map<text, Feature>}        Feature: one of {1: bytes, 2: float, 3: double, 4: int32, 5: int64}, each {1: repeated}
 """
@@ -30,17 +30,17 @@ from jobflow.storage.untrusted import RECORD, Fault, mapped
 WHAT = 'reader "ofrecord"'
 fault = fault_of(WHAT)
 HEAD = 8
-#: the lists of which a feature has one, numbered from 1 -> type of their elements
+#: the alternatives of a feature, numbered from 1 -> element type
 LISTS = {"bytes_list": np.uint8, "float_list": np.float32, "double_list": np.float64, "int32_list": np.int32, "int64_list": np.int64}
 
 
 class OfRecord(Samples):
-    """The records of a file, or of the files in a folder whose names begin with `prefix`, in the order of their numbers.
+    """The records of a file, or of the files in a folder whose names begin with `prefix`, sorted by number.
 
-    `features` gives the shape of each feature that is read (`{images: [28, 28], labels: []}`); without it all features of the first
-    record are, with shapes [n], or [] of single numbers.  `fields` renames them (`{images: encoded}` is the field images, from the feature
-    encoded).  Numbers keep their type unless `dtypes` says otherwise; bytes are uint8.  Files are mapped, and
-    where each record begins is kept in memory.  Every `validation_every`-th record is for validation.
+    `features` maps each feature to its shape (`{images: [28, 28], labels: []}`). By default all features of the first record are read, with
+    shape [n], or [] for a single number. `fields` renames features (`{images: encoded}` reads the field images from the feature encoded).
+    Numbers keep their type unless `dtypes` sets another one; bytes are uint8. Files are memory-mapped, and the offsets of the records are kept
+    in memory. Every `validation_every`-th record is for validation.
     """
 
     suffixes = (".ofrecord",)
@@ -66,17 +66,17 @@ class OfRecord(Samples):
             if name not in shapes:
                 raise ArgumentError(f'{WHAT}: fields name the feature "{name}", whose shape is missing in features')
         kinds = {checked_name(field, self._features, f"{WHAT}: dtypes: field"): named_dtype(text, WHAT) for field, text in (dtypes or {}).items()}
-        found = {
+        sample_fields = {
             field: Field(tuple(shapes[name]), kinds.get(field) or own_dtype(first[name].dtype, f'{WHAT}: feature "{name}"'))
             for field, name in self._features.items()
         }
-        super().__init__(found, self._stops[-1], Keep(split, self._stops[-1], validation_every))
+        super().__init__(sample_fields, self._stops[-1], Keep(split, self._stops[-1], validation_every))
 
     def where(self, number: int) -> str:
         return f"{self._place(self.number_in_file(number))}: sample {number}"
 
     def rows(self, numbers: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
-        found = {name: np.empty((len(numbers), *self.fields[name].shape), self.fields[name].dtype.numpy) for name in names}
+        arrays = {name: np.empty((len(numbers), *self.fields[name].shape), self.fields[name].dtype.numpy) for name in names}
         for row, number in one_by_one(numbers.tolist(), self._place):
             record = self._record(number)
             for name in names:
@@ -86,10 +86,10 @@ class OfRecord(Samples):
                 values = record[feature]
                 if values.size != math.prod(shape):
                     raise DataError(f'{self._place(number)}: feature "{feature}" has {values.size} values, which do not fill the shape {list(shape)}')
-                if values.dtype != found[name].dtype:
-                    values = converted(values, found[name].dtype, partial(self._value_place, number, name))
-                found[name][row] = values.reshape(shape)
-        return found
+                if values.dtype != arrays[name].dtype:
+                    values = converted(values, arrays[name].dtype, partial(self._value_place, number, name))
+                arrays[name][row] = values.reshape(shape)
+        return arrays
 
     def _value_place(self, number: int, name: str, index: tuple[int, ...]) -> str:
         feature = self._features[name]
@@ -97,7 +97,7 @@ class OfRecord(Samples):
         return f'{self._place(number)}: field "{name}"{renamed}, value {index[0]}'
 
     def _at(self, number: int) -> tuple[AnyPath, Array, int, int]:
-        """The file that has a record, its content, and where the record begins and ends in it."""
+        """Return the file of a record, its content, and the start and end of the record."""
         which = bisect_right(self._stops, number) - 1
         file, content, starts = self._files[which]
         start = int(starts[number - self._stops[which]])
@@ -118,7 +118,7 @@ class OfRecord(Samples):
 
 
 def _has_records(file: AnyPath) -> bool:
-    """False for folders and empty files; what is not a file at all is reported when it is opened."""
+    """Return False for folders and empty files; other paths that are no files are reported when they are opened."""
     return bool(file.stat().st_size) if file.is_file() else not file.is_dir()
 
 
@@ -127,21 +127,21 @@ def _files(path: AnyPath, prefix: str) -> list[AnyPath]:
         return [path]
     if not path.is_dir():
         raise fault(f"there is no file or folder {path.absolute()}")
-    found = [file for file in entries_of(path) if file.name.startswith(prefix) and _has_records(file)]
-    if not found:
+    files = [file for file in entries_of(path) if file.name.startswith(prefix) and _has_records(file)]
+    if not files:
         raise fault(f'no file with records in {path.absolute()} has a name that begins with "{prefix}"')
-    return sorted(found, key=lambda file: (int(number) if (number := file.name[len(prefix) :]).isdecimal() else -1, file.name))
+    return sorted(files, key=lambda file: (int(number) if (number := file.name[len(prefix) :]).isdecimal() else -1, file.name))
 
 
 def _records(file: AnyPath, content: Array) -> Array:
-    """Where the records of a file begin."""
+    """Return the offsets of the records of a file."""
     if not len(content):
         raise fault(f"{file} is empty")
     return np.array(array("q", (start - HEAD for start, _ in spans_of(file, content, fault))), np.int64)
 
 
 def spans_of(file: AnyPath, content: Array, fault: Fault) -> Iterator[tuple[int, int]]:
-    """Where each record of a file begins and ends, without the length before it."""
+    """Generate the start and end of each record of a file, without its length field."""
     at, size = 0, len(content)
     while at < size:
         if size - at < HEAD:
@@ -155,36 +155,39 @@ def spans_of(file: AnyPath, content: Array, fault: Fault) -> Iterator[tuple[int,
 
 
 def features_of(record: bytes) -> dict[str, Array]:
-    """The features of a record, flat, by name, in the order of the record; ValueError where it has what no OFRecord has."""
-    found: dict[str, Array] = {}
+    """Return the flat features of a record by name, in the order of the record.
+
+    Raises: ValueError for a field that no OFRecord has.
+    """
+    features: dict[str, Array] = {}
     message = record_classes(maps=False)["OFRecord"].FromString(record)
     size = message.ByteSize()
-    message.DiscardUnknownFields()  # protobuf passes over fields with other numbers or of other types: only damaged records have such
+    message.DiscardUnknownFields()  # protobuf keeps unknown fields, which only damaged records have
     if message.ByteSize() != size:
         raise ValueError("a field that no OFRecord has")
     for entry in message.feature:
         kind = entry.value.WhichOneof("kind") or "bytes_list"
         values = getattr(entry.value, kind).value
-        found[entry.key] = np.frombuffer(b"".join(values), np.uint8) if kind == "bytes_list" else np.array(values, LISTS[kind])
-    return found
+        features[entry.key] = np.frombuffer(b"".join(values), np.uint8) if kind == "bytes_list" else np.array(values, LISTS[kind])
+    return features
 
 
 @cache
 def record_classes(maps: bool = True) -> dict[str, Any]:
-    """The classes of messages, by name, described here: what protoc generates is tied to the versions of protobuf that it was made for.
+    """Return the message classes by name, built from a description here: code generated by protoc is tied to one version of protobuf.
 
-    Without `maps`, the features of a record are what they are in a file, entries one after another: protobuf's maps forget their order.
+    Without `maps` the features are a list of entries, as in the file, because protobuf's maps do not keep their order.
     """
     descriptors, pools, factory = (optional(f"google.protobuf.{name}", WHAT) for name in ("descriptor_pb2", "descriptor_pool", "message_factory"))
     kinds = descriptors.FieldDescriptorProto
     file = descriptors.FileDescriptorProto(name="ofrecord.proto", package="jobflow", syntax="proto3")
 
-    def message(made: Any, label: int, fields: Iterable[tuple[str, str]], **more: Any) -> Any:
+    def message(descriptor: Any, label: int, fields: Iterable[tuple[str, str]], **more: Any) -> Any:
         for number, (field, kind) in enumerate(fields, 1):
             scalar = getattr(kinds, f"TYPE_{kind.upper()}", None)
             type_of = {"type_name": f".jobflow.{kind}"} if scalar is None else {"type": scalar}
-            made.field.add(name=field, number=number, label=label, **type_of, **more)
-        return made
+            descriptor.field.add(name=field, number=number, label=label, **type_of, **more)
+        return descriptor
 
     names = {name: name.title().replace("_", "") for name in LISTS}
     for name, title in names.items():

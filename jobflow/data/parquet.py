@@ -1,4 +1,4 @@
-"""The reader of tables in Parquet files, by pyarrow."""
+"""The reader of Parquet tables, based on pyarrow."""
 
 from __future__ import annotations
 
@@ -24,33 +24,34 @@ from jobflow.storage.untrusted import MEMORY, mapped
 WHAT = 'reader "parquet"'
 fault = fault_of(WHAT)
 ENDING = ".parquet"
-#: bytes of a number, at most; rows that are read at a time, and in search of the first list with elements
+#: the largest size of a number in bytes; rows per read, and per read in the search for the first list with elements
 LARGEST, PIECE, FEW = 8, 1 << 16, 64
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """A row group: its rows can be read without the others of its file."""
+    """A row group, which can be read without the other groups of its file."""
 
     path: AnyPath
     file: Any
     index: int
-    #: of its first row in the file, and of all files
+    #: number of its first row among the rows of all files
     row: int
     start: int
     rows: int
 
 
 class Parquet(Table):
-    """The rows of a Parquet file, or of all such files in a folder, in the order of their names.
+    """The rows of a Parquet file, or of all Parquet files in a folder, sorted by name.
 
-    `fields` says of which columns each field is made: one (`labels: species`), whose lists of equal length are arrays, or several side by
-    side (`features: [length, width]`).  Numbers keep their type unless `dtypes` gives another one.  Columns that are named in `categories`
-    become int32: the place of a row's text among the texts of the column in the order of the alphabet, or among those given
-    (`{species: [setosa, virginica]}`).  In columns of numbers null and NaN become `missing`: one number, or a number by column
-    (`{length: 0, width: -1}`).  If `empty` is "index", an empty category has the first index after those of the categories, and
-    if `unknown` is "index", all other texts have the next one; by default they are errors.  When rows are asked for, their row groups are read, of
-    the columns that are needed; the last ones are kept, `memory` MiB of them.  Every `validation_every`-th row is for validation.
+    `fields` names the columns of each field: one (`labels: species`), whose lists of equal length become arrays, or several side by side
+    (`features: [length, width]`). Numbers keep their type unless `dtypes` sets another one. Columns named in `categories` become int32: the index
+    of the text among the sorted texts of the column, or in a list (`{species: [setosa, virginica]}`).
+
+    `missing` replaces null and NaN in number columns. It is one number, or a number by column (`{length: 0, width: -1}`). With `empty` "index" an
+    empty category has the first index after the categories; with `unknown` "index" all other texts have the next one. The default for both is an
+    error. Requested rows are read by row group and column; the last groups are cached, up to `memory` MiB. Every `validation_every`-th row is for
+    validation.
     """
 
     suffixes = (ENDING,)
@@ -76,11 +77,11 @@ class Parquet(Table):
             raise DataError(f"{self}: there are no rows")
         self._starts = np.array([group.start for group in self._groups])
         self._schema, last = self._groups[0].file.schema_arrow, self._groups[-1]
-        #: of the columns that are lists, by name
+        #: shapes of list columns by name
         self._shapes: dict[str, tuple[int, ...]] = {}
-        #: what was read last, by group, column and type; the oldest first
-        self._kept: dict[tuple[int, str, np.dtype[Any]], tuple[Array, Array | None]] = {}
-        self._held = 0
+        #: results of the last reads by group, column and type; the oldest first
+        self._cache: dict[tuple[int, str, np.dtype[Any]], tuple[Array, Array | None]] = {}
+        self._cached_bytes = 0
         self._lock = threading.Lock()
         keep = split, validation_every
         super().__init__(self._schema.names, last.start + last.rows, fields, categories, dtypes, missing, (empty, unknown), keep)
@@ -90,7 +91,7 @@ class Parquet(Table):
         group = self._groups[int(np.searchsorted(self._starts, row, "right")) - 1]
         return f"{_place(group, row - group.start)}: sample {number}"
 
-    # ---------------------------------------------------------------- what a table is asked for
+    # ---------------------------------------------------------------- columns
 
     def column(self, name: str) -> tuple[tuple[int, ...], Any]:
         kinds, kind = self._arrow.types, self._schema.field(name).type
@@ -110,15 +111,15 @@ class Parquet(Table):
             raise ArgumentError(f'{self}: categories: column "{name}" holds {kind}; a category is one text in each row')
 
     def _list_shape(self, name: str) -> tuple[int, ...]:
-        """The shape of the first list of a column that has elements."""
+        """Return the shape of the first list with elements in a column."""
         shape: tuple[int, ...] = ()
         for group in self._groups:
             for piece in self._pieces(group, name, FEW):
                 for value in (each.as_py() for each in piece if each.is_valid):
-                    found = _shape_of(value)
-                    if 0 not in found:
-                        return found
-                    shape = shape or found
+                    candidate = _shape_of(value)
+                    if 0 not in candidate:
+                        return candidate
+                    shape = shape or candidate
         if not shape:
             raise DataError(f'{_place(self._groups[0], 0)}: column "{name}" is null, and so are all of its rows (field {self.fields_with(name)})')
         return shape
@@ -134,13 +135,13 @@ class Parquet(Table):
         parts = [(int(group), places := np.flatnonzero(which == group), numbers[places] - self._starts[group]) for group in np.unique(which)]
 
         def one(column: str, dtype: np.dtype[Any]) -> Array:
-            found = np.empty((len(numbers), *self._shapes.get(column, ())), dtype)
+            result = np.empty((len(numbers), *self._shapes.get(column, ())), dtype)
             for group, places, rows in parts:
                 read, wrong = self._column(group, column, dtype)
                 if wrong is not None and wrong[rows].any():
                     raise self._fault(self._groups[group], int(rows[wrong[rows]][0]), column, dtype)
-                found[places] = read[rows]
-            return found
+                result[places] = read[rows]
+            return result
 
         def values(columns: Sequence[str], dtype: np.dtype[Any]) -> Array:
             parts = [one(column, dtype) for column in columns]
@@ -151,29 +152,32 @@ class Parquet(Table):
     # ---------------------------------------------------------------- reading
 
     def _column(self, number: int, name: str, dtype: np.dtype[Any]) -> tuple[Array, Array | None]:
-        """The values of a column in a row group, which is read unless it was lately; and in which rows there is none, if in any."""
+        """Return the values of a column in a row group, cached or read, and a mask of the missing ones.
+
+        The mask is None if no value is missing.
+        """
         key = number, name, dtype
-        with self._lock:  # a thread that needs the same one waits for it
-            found = self._kept.pop(key, None)
-            if found is None:
+        with self._lock:  # another thread that needs the same column waits and then uses the cache
+            entry = self._cache.pop(key, None)
+            if entry is None:
                 read = self._categories_of if name in self.categories else self._numbers_of
                 values, wrong = read(self._groups[number], name, dtype)
-                found = values, wrong if wrong.any() else None
-                self._held += found[0].nbytes
-            self._kept[key] = found
-            while self._held > self._memory:
-                self._held -= self._kept.pop(next(iter(self._kept)))[0].nbytes
-        return found
+                entry = values, wrong if wrong.any() else None
+                self._cached_bytes += entry[0].nbytes
+            self._cache[key] = entry
+            while self._cached_bytes > self._memory:
+                self._cached_bytes -= self._cache.pop(next(iter(self._cache)))[0].nbytes
+        return entry
 
     def _categories_of(self, group: Group, name: str, dtype: np.dtype[Any]) -> tuple[Array, Array]:
         texts, codes = self._coded(group, name)
-        found = [self.code(name, text) for text in texts]
-        numbers, misfits = fitted(np.array([0 if each is None else each for each in found], np.int64), dtype)
-        wrong = np.array([each is None for each in found])
+        indices = [self.code(name, text) for text in texts]
+        numbers, misfits = fitted(np.array([0 if each is None else each for each in indices], np.int64), dtype)
+        wrong = np.array([each is None for each in indices])
         return numbers[codes], (wrong if misfits is None else wrong | misfits)[codes]
 
     def _coded(self, group: Group, name: str) -> tuple[list[str], Array]:
-        """The texts of a column, and for each row of a group which of them it has; what is null is the last one, an empty text."""
+        """Return the distinct texts of a column and the index of each row's text; null has the last index, an empty text."""
         column = self._chunk(group, name)
         coded = column if self._arrow.types.is_dictionary(column.type) else column.dictionary_encode()
         texts = ["" if value is None else str(value).strip() for value in coded.dictionary.to_pylist()]
@@ -195,12 +199,12 @@ class Parquet(Table):
             numbers = np.where(empty, filling, numbers) if empty.any() else numbers
             wrong = wrong & ~empty
         shape = self._shapes.get(name, ())
-        found, unread = np.zeros((group.rows, *shape), dtype), np.ones(group.rows, bool)
-        found[rows], unread[rows] = numbers.reshape(len(rows), *shape), wrong.reshape(len(rows), math.prod(shape)).any(1)
-        return found, unread
+        result, unread = np.zeros((group.rows, *shape), dtype), np.ones(group.rows, bool)
+        result[rows], unread[rows] = numbers.reshape(len(rows), *shape), wrong.reshape(len(rows), math.prod(shape)).any(1)
+        return result, unread
 
     def _fault(self, group: Group, row: int, name: str, dtype: np.dtype[Any]) -> DataError:
-        """What is wrong with a row that has no value in a column."""
+        """Return the error for a row that has no value in a column."""
         value = self._chunk(group, name)[row].as_py()
         fields = f"(field {self.fields_with(name)})"
         if name in self._shapes:
@@ -220,7 +224,7 @@ class Parquet(Table):
         return f'column "{name}" is "{text}", whose index {index} is beyond {dtype}; give it another element type with dtypes'
 
     def _list_problem(self, value: Any, shape: tuple[int, ...], name: str, dtype: np.dtype[Any]) -> str:
-        """What is wrong with a row of a column of lists."""
+        """Return the error for a row of a list column."""
         target = f"and not {list(shape)} numbers of the type {dtype}, as in the first row that is not empty"
         if value is None:
             return f"null, {target}; missing stands for numbers in lists, not for lists"
@@ -231,33 +235,33 @@ class Parquet(Table):
         return f"{value!r:.80}, {target}; give it another element type with dtypes"
 
     def _chunk(self, group: Group, name: str) -> Any:
-        """A column of a row group as pyarrow has it."""
+        """Return a column of a row group as pyarrow's array."""
         place, size, pieces = f'{group.path}: row group {group.index}, column "{name}"', 0, []
         MEMORY.check(group.rows * LARGEST, place, fault)
         for piece in self._pieces(group, name, PIECE):
             size += piece.nbytes
-            MEMORY.check(size, place, fault)  # a few bytes may stand for many numbers
+            MEMORY.check(size, place, fault)  # a few compressed bytes may expand to many numbers
             pieces.append(piece)
         if sum(map(len, pieces)) != group.rows:
             raise fault(f"{place} is damaged: it has {sum(map(len, pieces))} of {counted(group.rows, 'row')}")
         return self._arrow.chunked_array(pieces).combine_chunks()
 
     def _pieces(self, group: Group, name: str, rows: int) -> Iterator[Any]:
-        """A column of a row group, so many rows at a time."""
+        """Generate a column of a row group in pieces of this many rows."""
         kind, first = (each.field(name).type if name in each.names else "not there" for each in (group.file.schema_arrow, self._schema))
         if kind != first:
             raise fault(f'{group.path}: column "{name}" is {kind}, and {first} in {self._groups[0].path}')
         try:
             for batch in group.file.iter_batches(rows, row_groups=[group.index], columns=[name], use_threads=False):
-                found = batch.column(name)
-                found.validate(full=True)
-                yield found
-        except Exception as error:  # whatever a broken file does to the library that reads it
+                column = batch.column(name)
+                column.validate(full=True)
+                yield column
+        except Exception as error:  # a broken file can raise any exception in pyarrow
             raise fault(f'{group.path}: row group {group.index}, column "{name}" cannot be read: {error}') from error
 
 
 def _flat(column: Any, shape: tuple[int, ...]) -> tuple[Any, Array]:
-    """The numbers of a column of lists within lists, and the rows that they are of: those that have this shape."""
+    """Return the numbers of a column of nested lists, and the rows whose lists have this shape."""
     rows = np.arange(len(column))
     while True:
         flat, length = column.take(rows), 1
@@ -272,7 +276,7 @@ def _flat(column: Any, shape: tuple[int, ...]) -> tuple[Any, Array]:
 
 
 def _element(kinds: Any, kind: Any) -> Any:
-    """The type of the elements of lists, or of lists within lists; a type that is no list itself."""
+    """Return the type of the elements of (nested) lists; a type that is no list as it is."""
     while kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind):
         kind = kind.value_type
     return kind
@@ -283,7 +287,7 @@ def _is_text(kinds: Any, kind: Any) -> bool:
 
 
 def _shape_of(value: Any) -> tuple[int, ...]:
-    """The shape of lists within lists, of which each is as long as the first one in its place; (0,) of others."""
+    """Return the shape of nested lists whose lengths are regular; (0,) for other lists."""
     if not isinstance(value, list):
         return ()
     inner = {_shape_of(each) for each in value}
@@ -299,7 +303,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _groups(path: AnyPath, texts: list[str]) -> Iterator[Group]:
-    """The row groups of a file, or of the files in a folder; columns of `texts` are read as places in the list of those that there are."""
+    """Return the row groups of a file, or of the files in a folder; columns in `texts` are read as dictionary indices."""
     arrow, parquet, start = optional("pyarrow", WHAT), optional("pyarrow.parquet", WHAT), 0
     for file in files_at(path, f"*{ENDING}", fault):
         content = mapped(file, fault)
@@ -309,7 +313,7 @@ def _groups(path: AnyPath, texts: list[str]) -> Iterator[Group]:
             coded = [name for name in schema.names if name in texts and _is_text(arrow.types, schema.field(name).type)]
             opened = parquet.ParquetFile(source, read_dictionary=coded)
             counts = [opened.metadata.row_group(i).num_rows for i in range(opened.num_row_groups)]
-        except Exception as error:  # whatever a broken file does to the library that reads it
+        except Exception as error:  # a broken file can raise any exception in pyarrow
             raise fault(f"{file} is not a complete Parquet file: {error}") from error
         if min(counts, default=0) < 0:
             raise fault(f"{file} is damaged: its row groups have {counts} rows")

@@ -24,31 +24,31 @@ _END = object()
 
 
 def python_source(function: str, arguments: dict[str, Any] | None = None, names: list[str] | None = None) -> Samples | Stream:
-    """What a `function`, "module:name", gives when it is called with `arguments`.
+    """Return the samples of a Python `function`, "module:name", called with `arguments`.
 
-    A dict of arrays is a table of samples by row.  Of anything with `len` and `[i]` each element is a sample; anything else that can be
-    iterated is streamed: for each epoch the function is called again, with the number of the epoch as `epoch` if it takes that.
-    Samples are dicts of arrays and numbers by field, or tuples, or single arrays, whose fields `names` gives.
+    A dict of arrays is a table with one sample per row. The elements of an object with `len` and `[i]` are samples. Another iterable is a
+    stream: the function is called again for each epoch, with the epoch as `epoch` if it has that parameter. A sample is a dict of arrays and
+    numbers by field, a tuple, or a single array; `names` gives the fields of tuples and arrays.
     """
     if not re.fullmatch(IMPORT_PATH, function):
         raise ArgumentError(f'{WHAT}: function is "{function}"; write "module:function"')
     try:
-        made = function_named(function)
+        source = function_named(function)
     except ImportFailedError as error:
         raise ArgumentError(f"{WHAT}: {error}") from error.__cause__
-    given = dict(arguments or {})
-    counts = "epoch" not in given and "epoch" in inspect.signature(made).parameters
+    keywords = dict(arguments or {})
+    counts = "epoch" not in keywords and "epoch" in inspect.signature(source).parameters
     what = f"{WHAT}: {function}"
 
     def make(epoch: int) -> Any:
         with calling(what):
-            return made(**given, epoch=epoch) if counts else made(**given)
+            return source(**keywords, epoch=epoch) if counts else source(**keywords)
 
     return samples_of(make(0), names, what, make)
 
 
 def samples_of(data: Any, names: Sequence[str] | None = None, what: str = "samples", again: Callable[[int], Any] | None = None) -> Samples | Stream:
-    """A Python object as samples; `again` makes it anew for an epoch, where it can be iterated only once."""
+    """Return a Python object as samples; `again` recreates it for an epoch if it can be iterated only once."""
     if isinstance(data, Samples | Stream):
         return data
     if isinstance(data, Mapping):
@@ -62,7 +62,7 @@ def samples_of(data: Any, names: Sequence[str] | None = None, what: str = "sampl
 
 @contextmanager
 def calling(what: str) -> Iterator[None]:
-    """What somebody else's code raises in the block is raised as an error of these samples."""
+    """Convert exceptions of user code in the block to errors that name these samples."""
     try:
         yield
     except JobflowError:
@@ -72,7 +72,7 @@ def calling(what: str) -> Iterator[None]:
 
 
 class Listed(Samples):
-    """The elements of a sequence, which are asked for one at a time."""
+    """The elements of a sequence, read one at a time."""
 
     def __init__(self, data: Any, names: Sequence[str] | None, what: str) -> None:
         self._data, self._names, self.what, self._lock = data, names, what, threading.Lock()
@@ -81,10 +81,10 @@ class Listed(Samples):
         super().__init__(fields_of(self._sample(0), f"{what}: sample 0"), len(data))
 
     def rows(self, numbers: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
-        found = numbers.tolist()
-        with self._lock:  # whoever wrote the sequence need not have thought of threads
+        sample_numbers = numbers.tolist()
+        with self._lock:  # a user's sequence need not be thread-safe
             samples = [self._sample(number) for _, number in one_by_one(numbers.tolist(), "sample {}".format)]
-        return stacked(samples, self.fields, names, f"{self.what}: sample", found)
+        return stacked(samples, self.fields, names, f"{self.what}: sample", sample_numbers)
 
     def _sample(self, number: int) -> Mapping[str, Any]:
         what = f"{self.what}: sample {number}"
@@ -94,7 +94,7 @@ class Listed(Samples):
 
 
 class Iterated(Stream):
-    """The elements that iterating gives."""
+    """The elements of an iterable, as a stream."""
 
     def __init__(self, data: Iterable[Any], names: Sequence[str] | None, what: str, again: Callable[[int], Any] | None) -> None:
         self.what, self._names, self._again = what, names, again
@@ -150,7 +150,7 @@ def _named(sample: Any, names: Sequence[str] | None, what: str) -> Mapping[str, 
 
 
 def _array(column: Any, what: str) -> Array:
-    found = np.asarray(column)
-    if found.dtype.kind in "OUSMm" or not found.ndim:
-        raise DataError(f"{what} is {found.dtype} of shape {list(found.shape)}; give an array of numbers with a row for each sample")
-    return found
+    array = np.asarray(column)
+    if array.dtype.kind in "OUSMm" or not array.ndim:
+        raise DataError(f"{what} is {array.dtype} of shape {list(array.shape)}; give an array of numbers with a row for each sample")
+    return array

@@ -1,4 +1,4 @@
-"""Readers by name: what `data: {train: {reader: digits, split: train}}` means.
+"""Registry of readers by name, for `data: {train: {reader: digits, split: train}}`.
 
 The signature of a reader's class is the schema of its arguments.
 """
@@ -36,10 +36,12 @@ READERS: dict[str, Any] = {
 
 
 def open_reader(name: str, facts: Mapping[str, Any] | None = None, **arguments: Any) -> Samples | Stream:
-    """The samples that a reader finds, given its arguments.
+    """Open a reader by name with its arguments.
 
-    `facts` are those of other samples (`Samples.facts`), for example of a checkpoint: they take the place of arguments that are not given, so that
-    what one is trained on and what it is asked later are read alike.  Raises: ArgumentError; DataError for a missing or damaged file.
+    `facts` come from other samples (`Samples.facts`), such as those of a checkpoint. They replace arguments that are not passed, so training and
+    prediction read data alike.
+
+    Raises: ArgumentError; DataError for a missing or damaged file.
     """
     line = user_line()
     here = "open_reader" if line == NOWHERE else f"open_reader at {line}"
@@ -52,23 +54,23 @@ def open_reader(name: str, facts: Mapping[str, Any] | None = None, **arguments: 
             raise ArgumentError(f'{here}: reader "{name}" has no argument "{argument}"{near} It has {", ".join(legal)}.')
     learned = {key: _learned(value, arguments.get(key)) for key, value in (facts or {}).items() if key in legal}
     learned = {key: value for key, value in learned.items() if value is not None}
-    given = {**arguments, **learned}
-    missing = [key for key, parameter in legal.items() if parameter.default is parameter.empty and key not in given]
+    options = {**arguments, **learned}
+    missing = [key for key, parameter in legal.items() if parameter.default is parameter.empty and key not in options]
     if missing:
         raise ArgumentError(f'{here}: reader "{name}" needs {" and ".join(missing)}')
-    with notice_if_long(lambda: f'reader "{name}" to open {", ".join(f"{key}={value}" for key, value in given.items()):.200}'):
+    with notice_if_long(lambda: f'reader "{name}" to open {", ".join(f"{key}={value}" for key, value in options.items()):.200}'):
         try:
-            found: Samples | Stream = READERS[name](**given)
+            samples: Samples | Stream = READERS[name](**options)
         except (ArgumentError, DataError) as error:
             error.args = (f"{error} ({here})",)
             raise
-    return found
+    return samples
 
 
-def _learned(fact: Any, given: Any) -> Any:
-    """What is taken of a fact where an argument is given: nothing; but where names are given, what was learned of these."""
-    if given is None:
+def _learned(fact: Any, argument: Any) -> Any:
+    """Return the fact that replaces an argument: the whole fact if the argument is not passed, its part for a list of names, else None."""
+    if argument is None:
         return fact
-    if isinstance(fact, Mapping) and isinstance(given, list) and all(name in fact for name in given):
-        return {name: fact[name] for name in given}
+    if isinstance(fact, Mapping) and isinstance(argument, list) and all(name in fact for name in argument):
+        return {name: fact[name] for name in argument}
     return None

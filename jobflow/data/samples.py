@@ -1,4 +1,4 @@
-"""Samples: numbered, or one after another; each is one array per field."""
+"""Samples by number or as a stream; a sample is one array per field."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from jobflow.core.errors import ArgumentError, DataError, JobflowError, did_you_
 from jobflow.core.types import DTYPES, Array, DType, TensorType, dtype_named, dtype_of
 from jobflow.data.conversion import converted, is_number
 
-#: Which samples of a file that is not split itself: all, or those that are kept for validation, or the others.
+#: The part of a file: all samples, those held out for validation, or the others.
 Split: TypeAlias = Literal["all", "train", "validation"]
 
 
 @dataclass(frozen=True)
 class Field:
-    """Shape and element type of one sample's array."""
+    """Shape and element type of a sample's array."""
 
     shape: tuple[int, ...]
     dtype: DType
 
     def batch(self, rows: int) -> TensorType:
-        """The type of a batch of so many samples."""
+        """Return the type of a batch with this many samples."""
         return TensorType((rows, *self.shape), self.dtype)
 
     def __str__(self) -> str:
@@ -37,14 +37,14 @@ class Field:
 class Samples(ABC):
     """Samples 0 .. len - 1 by number.
 
-    Subclasses give `fields` and the number of samples, and define `rows`.  Reading is thread safe, and a sample is the same
-    whenever it is read: what is drawn at random for it is a function of (the reader's seed, epoch, number).
+    Subclasses define `fields`, the number of samples, and `rows`. Reading is thread-safe, and a sample is the same at each read: its random
+    choices are a function of (the reader's seed, epoch, number).
     """
 
     fields: Mapping[str, Field]
     #: for messages
     what: str = ""
-    #: the ends of the names of files that it reads, if those tell
+    #: the file name suffixes that identify its files, if there are such
     suffixes: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, fields: Mapping[str, Field], count: int, keep: Keep | None = None) -> None:
@@ -57,59 +57,62 @@ class Samples(ABC):
         return len(self._keep)
 
     def read(self, numbers: Any, epoch: int = 0, fields: Collection[str] | None = None) -> dict[str, Array]:
-        """The rows of samples with these numbers (int64[n]), in this order; of all fields, or of some."""
-        asked = np.asarray(numbers, np.int64).reshape(-1)
-        if asked.size and not (asked.min() >= 0 and asked.max() < len(self)):
-            wrong = next(int(i) for i in asked if not 0 <= i < len(self))
+        """Return the rows of the samples with these numbers (int64[n]), in this order, for the named fields or for all.
+
+        Raises: ArgumentError for a number outside of the samples; DataError that names the first sample that cannot be read.
+        """
+        indices = np.asarray(numbers, np.int64).reshape(-1)
+        if indices.size and not (indices.min() >= 0 and indices.max() < len(self)):
+            wrong = next(int(i) for i in indices if not 0 <= i < len(self))
             raise ArgumentError(f"{self}: there is no sample {wrong}; there are {len(self)}")
         names = list(self.fields) if fields is None else [checked_name(name, self.fields, f"{self}: field") for name in fields]
         try:
-            return self.rows(self._keep.numbers(asked), epoch, names)
-        except Exception as error:  # noqa: BLE001 - it is raised, or that of one sample in its place
-            number, found = self._first_unreadable(asked, epoch, names, error)
-            if not isinstance(found, JobflowError):
-                raise DataError(f"{self.where(number)}: {type(found).__name__}: {found}") from found
-            if f"sample {number}" not in str(found):
-                found.args = (f"{found}; it is sample {number}", *found.args[1:])
-            raise found from found.__cause__
+            return self.rows(self._keep.numbers(indices), epoch, names)
+        except Exception as error:  # noqa: BLE001 - raised again, or replaced by the error of a single sample
+            number, cause = self._first_unreadable(indices, epoch, names, error)
+            if not isinstance(cause, JobflowError):
+                raise DataError(f"{self.where(number)}: {type(cause).__name__}: {cause}") from cause
+            if f"sample {number}" not in str(cause):
+                cause.args = (f"{cause}; it is sample {number}", *cause.args[1:])
+            raise cause from cause.__cause__
 
-    def _first_unreadable(self, asked: Array, epoch: int, names: Sequence[str], error: Exception) -> tuple[int, Exception]:
-        """Of samples that cannot be read together the first that cannot be read alone, and why; the first of all if each can."""
-        for number in asked.tolist():
+    def _first_unreadable(self, indices: Array, epoch: int, names: Sequence[str], error: Exception) -> tuple[int, Exception]:
+        """Return the first sample that cannot be read alone, and its error; the first sample and `error` if each can be read alone."""
+        for number in indices.tolist():
             try:
                 self.rows(self._keep.numbers(np.array([number])), epoch, names)
-            except Exception as own:  # noqa: BLE001 - it is raised by who asks
+            except Exception as own:  # noqa: BLE001 - raised by the caller
                 return int(number), own
-        return int(asked[0]) if asked.size else 0, error
+        return int(indices[0]) if indices.size else 0, error
 
     def where(self, number: int) -> str:
-        """For messages: which sample this is, and where it lies."""
+        """Describe a sample and its source, for messages."""
         return f"{self}: sample {number}"
 
     def number_in_file(self, number: int) -> int:
-        """The number that a sample has in the file, all parts of which are counted."""
+        """Return the number of a sample in the file, which counts the samples of all splits."""
         return int(self._keep.numbers(np.array([number]))[0])
 
     @abstractmethod
     def rows(self, numbers: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
-        """The rows of the samples that have these numbers in the file, of these fields; each array is the caller's own."""
+        """Return the rows of samples by their numbers in the file, for these fields; the caller may modify the arrays."""
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What was learned from these samples that others must be read with: arguments of the reader, such as a vocabulary.
+        """Arguments of the reader that were learned from these samples, such as a vocabulary; other samples must be read with them.
 
-        They go into checkpoints as JSON, and into `open_reader(..., facts=)`.
+        Checkpoints store them as JSON, and `open_reader(..., facts=)` accepts them.
         """
         return {}
 
     @property
     def fingerprint(self) -> str:
-        """What clients compare: equal where the same reader found as many samples with the same fields and facts."""
-        found = f"{type(self).__name__} {len(self)} {self.fields} {self.facts}"
-        return hashlib.sha256(found.encode()).hexdigest()[:16]
+        """A hash for the comparison between clients: equal for the same reader, number of samples, fields and facts."""
+        description = f"{type(self).__name__} {len(self)} {self.fields} {self.facts}"
+        return hashlib.sha256(description.encode()).hexdigest()[:16]
 
     def __getitem__(self, number: int) -> dict[str, Array]:
-        """One sample."""
+        """Return one sample."""
         if not -len(self) <= number < len(self):
             raise IndexError(f"sample {number} of {len(self)}")
         return {name: row[0] for name, row in self.read([number % len(self)]).items()}
@@ -119,7 +122,7 @@ class Samples(ABC):
 
 
 class Stream(ABC):
-    """Samples one after another, for nobody knows how many.  Positions count them; to go on in the middle is to skip those before."""
+    """Samples in sequence, whose number is unknown. Positions count samples; a resumed run reads and skips the earlier ones."""
 
     fields: Mapping[str, Field]
     #: for messages
@@ -127,7 +130,7 @@ class Stream(ABC):
 
     @abstractmethod
     def samples(self, epoch: int) -> Iterator[Mapping[str, Array]]:
-        """Those of an epoch: the same at each call with the same epoch."""
+        """Iterate over the samples of an epoch, which are the same at each call."""
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -139,7 +142,7 @@ class Stream(ABC):
 
 @dataclass(frozen=True)
 class Keep:
-    """Which samples of `count` are used: every `every`-th, from the first on, is for validation and the others for training."""
+    """The selection of samples for a split: every `every`-th of `count`, from the first on, is for validation, the others for training."""
 
     split: Split
     count: int
@@ -153,11 +156,11 @@ class Keep:
             raise ArgumentError(f"validation_every is {self.every}; it must be at least 2; each N-th sample is kept for validation")
 
     def __len__(self) -> int:
-        kept = -(-self.count // self.every)
-        return {"all": self.count, "validation": kept, "train": self.count - kept}[self.split]
+        validation = -(-self.count // self.every)
+        return {"all": self.count, "validation": validation, "train": self.count - validation}[self.split]
 
     def numbers(self, places: Array) -> Array:
-        """The numbers in the file of the samples at these places."""
+        """Return the numbers in the file of the samples at these places."""
         if self.split == "all":
             return places
         if self.split == "validation":
@@ -170,9 +173,9 @@ class Keep:
 
 
 class Columns(Samples):
-    """Sample i is the i-th row of each array; arrays in memory or mapped files.  `scale` multiplies, `dtypes` converts.
+    """Samples from the rows of arrays in memory or in mapped files. `scale` multiplies, `dtypes` converts.
 
-    `sources` names the file of a field in messages; by default `what`.
+    `sources` names the file of a field in messages; the default is `what`.
     """
 
     def __init__(
@@ -186,12 +189,12 @@ class Columns(Samples):
     ) -> None:
         self.what, self._sources, self._arrays = what, sources or {}, {name: np.asarray(array) for name, array in arrays.items()}
         self._scale = {checked_name(name, arrays, f"{what}: scale: field"): factor for name, factor in (scale or {}).items()}
-        given = {checked_name(name, arrays, f"{what}: dtypes: field"): named_dtype(text, what) for name, text in (dtypes or {}).items()}
+        targets = {checked_name(name, arrays, f"{what}: dtypes: field"): named_dtype(text, what) for name, text in (dtypes or {}).items()}
         lengths = {name: len(a) if a.ndim else 0 for name, a in arrays.items()}
         if len(set(lengths.values())) > 1:
             raise DataError(f"{what}: the arrays have different numbers of samples: {', '.join(f'{k} {n}' for k, n in lengths.items())}")
-        fields = {name: Field(a.shape[1:], given.get(name) or self._dtype(name, a)) for name, a in arrays.items()}
-        for name in (*given, *self._scale):
+        fields = {name: Field(a.shape[1:], targets.get(name) or self._dtype(name, a)) for name, a in arrays.items()}
+        for name in (*targets, *self._scale):
             if not is_number(self._arrays[name].dtype):
                 raise DataError(f'{self._source(name)}, field "{name}" holds {self._arrays[name].dtype}; convert the file to numbers')
         count = next(iter(lengths.values()), 0)
@@ -208,26 +211,26 @@ class Columns(Samples):
 
     def _field(self, name: str, numbers: Array) -> Array:
         which, target = stretch(numbers), self.fields[name].dtype.numpy
-        taken = self._arrays[name][which]
+        rows = self._arrays[name][which]
         if name in self._scale:
-            taken = self._scaled(name, taken, target, numbers)
-            if taken.dtype == target:
-                return taken
-        elif taken.dtype == target:
-            return taken.astype(target, order="C", copy=isinstance(which, slice))
-        return converted(taken, target, partial(self._place, name, numbers))
+            rows = self._scaled(name, rows, target, numbers)
+            if rows.dtype == target:
+                return rows
+        elif rows.dtype == target:
+            return rows.astype(target, order="C", copy=isinstance(which, slice))
+        return converted(rows, target, partial(self._place, name, numbers))
 
     def _scaled(self, name: str, rows: Array, target: np.dtype[Any], numbers: Array) -> Array:
         dtype = np.float64 if target == np.float64 else np.float32
         if rows.dtype.itemsize <= 2:
             return np.multiply(rows, self._scale[name], dtype=dtype)
         with np.errstate(over="ignore"):
-            found = np.multiply(rows, self._scale[name], dtype=dtype)
-        lost: Array = () if np.isfinite(found).all() else np.argwhere(~np.isfinite(found) & np.isfinite(rows))
+            products = np.multiply(rows, self._scale[name], dtype=dtype)
+        lost: Array = () if np.isfinite(products).all() else np.argwhere(~np.isfinite(products) & np.isfinite(rows))
         if len(lost):
             place, value = self._place(name, numbers, tuple(map(int, lost[0]))), rows[tuple(lost[0])]
-            raise DataError(f"{place} is {value}, which times {self._scale[name]} is beyond {found.dtype}; set another scale")
-        return found
+            raise DataError(f"{place} is {value}, which times {self._scale[name]} is beyond {products.dtype}; set another scale")
+        return products
 
     def _place(self, name: str, numbers: Array, index: tuple[int, ...]) -> str:
         inside = f" at {list(index[1:])}" if index[1:] else ""
@@ -235,7 +238,7 @@ class Columns(Samples):
 
 
 class Subset(Samples):
-    """Those of some samples that have these numbers."""
+    """The samples with these numbers among other samples."""
 
     def __init__(self, samples: Samples, numbers: Sequence[int] | Array) -> None:
         self._samples, self._numbers, self.what = samples, np.asarray(numbers, np.int64), f"a subset of {samples}"
@@ -253,7 +256,7 @@ class Subset(Samples):
 
 
 def stretch(numbers: Array) -> Array | slice:
-    """The same numbers, as a slice where they follow each other."""
+    """Return consecutive numbers as a slice, other numbers as they are."""
     n = len(numbers)
     if n and numbers[-1] - numbers[0] == n - 1 and (np.diff(numbers) == 1).all():
         return slice(int(numbers[0]), int(numbers[0]) + n)
@@ -261,7 +264,7 @@ def stretch(numbers: Array) -> Array | slice:
 
 
 def own_dtype(dtype: Any, what: str) -> DType:
-    """The element type of an array; DataError if tensors cannot have it."""
+    """Return the element type of an array; raise DataError if tensors do not support it."""
     try:
         return dtype_of(dtype)
     except (KeyError, TypeError):
@@ -269,7 +272,7 @@ def own_dtype(dtype: Any, what: str) -> DType:
 
 
 def named_dtype(name: str, what: str) -> DType:
-    """The element type of this name."""
+    """Return the element type with this name; raise ArgumentError if there is none."""
     names = [dtype.name for dtype in DTYPES]
     if name not in names:
         raise ArgumentError(f'{what}: there is no element type "{name}"{did_you_mean(name, names) or "."} There are {", ".join(names)}.')
@@ -277,7 +280,7 @@ def named_dtype(name: str, what: str) -> DType:
 
 
 def checked_name(name: str, legal: Collection[str], what: str) -> str:
-    """`name`, which must be one of those that are legal."""
+    """Return `name`; raise ArgumentError if it is not one of the legal names."""
     if name not in legal:
         raise ArgumentError(f'{what} "{name}" is not there{did_you_mean(name, legal) or "."} There are {", ".join(map(str, legal))}.')
     return name

@@ -1,4 +1,4 @@
-"""Single samples as rows of arrays."""
+"""Stacking of single samples into arrays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jobflow.data.samples import Field, own_dtype
 
 
 def fields_of(sample: Mapping[str, Any], what: str) -> dict[str, Field]:
-    """The fields that a sample has; Python's floats are float32, its ints int64."""
+    """Return the fields of a sample; Python's floats are float32, its ints int64."""
     if not isinstance(sample, Mapping) or not sample:
         raise DataError(f"{what} is {_shown(sample)}; samples are dicts of arrays or numbers, by field")
     return {str(name): field_of(value, partial('{}, field "{}"'.format, what, name)) for name, value in sample.items()}
@@ -24,14 +24,14 @@ def fields_of(sample: Mapping[str, Any], what: str) -> dict[str, Field]:
 def stacked(
     samples: Sequence[Mapping[str, Any]], fields: Mapping[str, Field], names: Sequence[str], what: str, numbers: Sequence[int]
 ) -> dict[str, Array]:
-    """Rows of samples; `what` and a number name one that does not fit."""
+    """Stack samples into one array per field; messages name a sample by `what` and its number."""
     for row, sample in enumerate(samples):
         if not isinstance(sample, Mapping):
             raise DataError(f"{what} {numbers[row]} is {_shown(sample)}; samples are dicts of arrays or numbers, by field")
         for name in names:
             if name not in sample:
-                near, found = did_you_mean(name, map(str, sample)) or ".", ", ".join(map(str, sample))
-                raise DataError(f'{what} {numbers[row]} has no field "{name}"{near} It has {found}.')
+                near, present = did_you_mean(name, map(str, sample)) or ".", ", ".join(map(str, sample))
+                raise DataError(f'{what} {numbers[row]} has no field "{name}"{near} It has {present}.')
     return {name: stack([sample[name] for sample in samples], fields[name], partial(_place, what, numbers, name)) for name in names}
 
 
@@ -40,17 +40,17 @@ def _place(what: str, numbers: Sequence[int], name: str, row: int) -> str:
 
 
 def stack(values: Sequence[Any], field: Field, what: Callable[[int], str]) -> Array:
-    """Values as rows of one array, which are all of one field; `what(row)` is a value for messages."""
-    found = np.empty((len(values), *field.shape), field.dtype.numpy)
+    """Stack the values of one field into an array; `what(row)` names a value in messages."""
+    rows = np.empty((len(values), *field.shape), field.dtype.numpy)
     for row, value in enumerate(values):
         array = _array(value, what, row)
         if array.shape != field.shape:
             text = f"has the shape {list(array.shape)}, the first sample {list(field.shape)}; all samples have one shape"
             raise DataError(f"{what(row)} {text}")
-        if array.dtype != found.dtype and not np.can_cast(array.dtype, found.dtype, "same_kind"):
+        if array.dtype != rows.dtype and not np.can_cast(array.dtype, rows.dtype, "same_kind"):
             raise DataError(f"{what(row)} is {array.dtype}, in the first sample {field.dtype.name}; all samples have one type")
-        found[row] = converted(array, found.dtype, partial(_same_place, what, row), "give all samples one type that holds all values")
-    return found
+        rows[row] = converted(array, rows.dtype, partial(_same_place, what, row), "give all samples one type that holds all values")
+    return rows
 
 
 def _same_place(what: Callable[[int], str], row: int, index: tuple[int, ...]) -> str:
@@ -58,7 +58,7 @@ def _same_place(what: Callable[[int], str], row: int, index: tuple[int, ...]) ->
 
 
 def field_of(value: Any, what: Callable[[int], str]) -> Field:
-    """The field of the first of some values; Python's floats are float32, its ints int64."""
+    """Return the field of a first value; Python's floats are float32, its ints int64."""
     if isinstance(value, float) and not isinstance(value, np.generic):
         return Field((), float32)
     array = _array(value, what, 0)

@@ -1,4 +1,4 @@
-"""The reader of text: windows of characters or bytes, and what follows each of them."""
+"""The reader of text: windows of characters or bytes and the tokens that follow."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ fault = fault_of(WHAT)
 
 
 class Text(Samples):
-    """Windows of `length` tokens, int32[length]: `tokens`, and as `targets` those one place further on.
+    """Windows of `length` tokens, int32[length]: `tokens`, and as `targets` the tokens one place later.
 
-    `path` is a file or a folder, whose files that match `pattern` are read one after another in the order of their names; without a path
-    the text is the documentation that comes with Python.  Tokens are, as `level` says, characters, which make up a `vocabulary` unless
-    one is given, or bytes of the files, which are then mapped and may be larger than memory.  A window begins every `stride` tokens, by
-    default every `length`.  The last part of the text, `validation` of it, is split off for validation.  A byte-order mark is no part of it.
+    `path` is a file, or a folder whose files that match `pattern` are joined in the order of their names. Without a path the text is Python's
+    own documentation. `level` selects the tokens: characters or bytes. Characters form a `vocabulary` unless one is passed. Bytes are read from
+    memory-mapped files, which may be larger than memory. A window begins every `stride` tokens, by default every `length`. The last part of the
+    text, a fraction of `validation`, is for validation. A byte-order mark is not part of the text.
     """
 
     what = WHAT
@@ -58,8 +58,8 @@ class Text(Samples):
 
     @property
     def facts(self) -> dict[str, Any]:
-        kept = self.vocabulary.characters if isinstance(self.vocabulary, Characters) else None
-        return {"level": self.level, "vocabulary": kept}
+        characters = self.vocabulary.characters if isinstance(self.vocabulary, Characters) else None
+        return {"level": self.level, "vocabulary": characters}
 
     def rows(self, numbers: Array, epoch: int, names: Sequence[str]) -> dict[str, Array]:
         starts = self._start + numbers * self.stride
@@ -102,15 +102,15 @@ def _bytes(path: str | None, pattern: str) -> tuple[list[Array], Vocabulary]:
 
 
 def _characters(path: str | None, pattern: str, vocabulary: str | None) -> tuple[list[Array], Characters]:
-    """The tokens of each file, in as few bytes as hold them."""
+    """Return the tokens of each file in the smallest type that holds them."""
     texts = (
         {"documentation": documentation_text()} if path is None else {str(file): _decoded(file) for file in files_at(path_of(path), pattern, fault)}
     )
     if vocabulary is None:
-        seen: set[int] = set().union(*(np.unique(points(text)).tolist() for text in texts.values()))
-        if not seen:
+        alphabet: set[int] = set().union(*(np.unique(points(text)).tolist() for text in texts.values()))
+        if not alphabet:
             raise fault(f"there is no text in {', '.join(texts)}")
-        vocabulary = "".join(map(chr, sorted(seen)))
+        vocabulary = "".join(map(chr, sorted(alphabet)))
     known = Characters(vocabulary)
     kind = np.min_scalar_type(known.size - 1)
     return [known.encode(text, f"{WHAT}: {name}").astype(kind) for name, text in texts.items() if text], known

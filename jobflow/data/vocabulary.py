@@ -1,4 +1,4 @@
-"""Text as tokens and back."""
+"""Conversion between text and tokens."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from jobflow.core.types import Array
 
 
 class Vocabulary(ABC):
-    """Tokens 0 .. size - 1, and what text they stand for."""
+    """Tokens 0 .. size - 1 and their texts."""
 
     size: int
 
     @abstractmethod
     def encode(self, text: str, what: str = "the text") -> Array:
-        """The tokens of a text, as int32[n]; DataError for a character that has none."""
+        """Return the tokens of a text as int32[n]; raise DataError for a character without a token."""
 
     @abstractmethod
     def decode(self, tokens: Any) -> str:
-        """The text of tokens."""
+        """Return the text of tokens."""
 
 
 class Bytes(Vocabulary):
-    """The bytes of UTF-8."""
+    """A vocabulary of the bytes of UTF-8."""
 
     size = 256
 
@@ -40,7 +40,7 @@ class Bytes(Vocabulary):
 
 
 class Characters(Vocabulary):
-    """One token for each of these characters, in their order."""
+    """A vocabulary with one token per character, in this order."""
 
     def __init__(self, characters: str) -> None:
         self.characters, self.size = characters, len(characters)
@@ -55,9 +55,9 @@ class Characters(Vocabulary):
 
     def encode(self, text: str, what: str = "the text") -> Array:
         codes, tokens = self._sorted
-        found = points(text)
-        places = np.minimum(np.searchsorted(codes, found), self.size - 1)
-        unknown = np.flatnonzero(codes[places] != found)
+        characters = points(text)
+        places = np.minimum(np.searchsorted(codes, characters), self.size - 1)
+        unknown = np.flatnonzero(codes[places] != characters)
         if unknown.size:
             first = int(unknown[0])
             raise DataError(f"{what}: character {first} is {text[first]!r}, which is not in the vocabulary of {self.size}: {self.characters!r}")
@@ -68,10 +68,10 @@ class Characters(Vocabulary):
 
 
 def points(text: str) -> Array:
-    """The code points of a text, as uint32[n]."""
+    """Return the code points of a text as uint32[n]."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
 def vocabulary_of(facts: Mapping[str, Any]) -> Vocabulary:
-    """That of the `facts` of a text that was read."""
+    """Return the vocabulary in the `facts` of a text reader."""
     return Characters(facts["vocabulary"]) if facts["level"] == "character" else Bytes()

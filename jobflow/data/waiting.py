@@ -1,4 +1,4 @@
-"""Messages about reads that take long: who waits, for which samples, and the user's line in which the reader is."""
+"""Notices about slow reads: the waiting rank, the samples, and the user's line at which the reader is."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from jobflow.runtime.world import launched as launch
 
 T = TypeVar("T")
 
-#: seconds of waiting for a read after which it is reported: as many as of waiting for another rank
+#: seconds until a notice about a slow read; the same as for a rank that waits for another one
 PATIENCE = 10.0
-#: by thread, what says which sample it is reading
+#: thread -> function that describes the sample which it reads
 _reading: dict[int, Callable[[], str]] = {}
 
 
 class Coming(Future[T]):
-    """What a read will give; `what` it reads, for messages."""
+    """The future of a read; `what` describes the data in messages."""
 
     def __init__(self, what: Callable[[], str]) -> None:
         super().__init__()
         self.what = what
-        #: that reads it, once it has begun
+        #: the thread that reads the data, after the read has begun
         self.thread: int | None = None
 
     def result(self, timeout: float | None = None) -> T:
@@ -40,7 +40,7 @@ class Coming(Future[T]):
 
 @contextmanager
 def notice_if_long(what: Callable[[], str]) -> Iterator[None]:
-    """The block reads for its caller, who waits for it."""
+    """Print a notice if the block, a read for a waiting caller, takes longer than `PATIENCE` seconds."""
     over, thread = threading.Event(), threading.get_ident()
 
     def report() -> None:
@@ -55,7 +55,7 @@ def notice_if_long(what: Callable[[], str]) -> Iterator[None]:
 
 
 class Watch:
-    """`notice_if_long` for one read after another: a timer for each would cost more than many reads do."""
+    """`notice_if_long` for many reads in sequence, because a timer for each would cost more than many reads do."""
 
     def __init__(self) -> None:
         self._begun: tuple[float, Callable[[], str], int] | None = None
@@ -63,11 +63,11 @@ class Watch:
         self._thread = start_thread(self._look, "slow-reads")
 
     def begin(self, what: Callable[[], str]) -> None:
-        """From now on the caller reads, and waits for it."""
+        """Start the clock of a read by the caller."""
         self._begun = time.monotonic(), what, threading.get_ident()
 
     def end(self) -> None:
-        """The caller has read."""
+        """Stop the clock of the read."""
         self._begun = None
 
     def close(self) -> None:
@@ -79,21 +79,21 @@ class Watch:
     def _look(self) -> None:
         left, reported = PATIENCE, None
         while not self._closed.wait(left):
-            found, now = self._begun, time.monotonic()
-            is_late = found is not None and found is not reported and now - found[0] >= PATIENCE
-            left = PATIENCE if found is None or found is reported or is_late else found[0] + PATIENCE - now
-            if found is not None and is_late:
-                reported = found
-                _tell(*found[1:])
+            read, now = self._begun, time.monotonic()
+            is_late = read is not None and read is not reported and now - read[0] >= PATIENCE
+            left = PATIENCE if read is None or read is reported or is_late else read[0] + PATIENCE - now
+            if read is not None and is_late:
+                reported = read
+                _tell(*read[1:])
 
 
 def at(place: Callable[[], str]) -> None:
-    """From now on this thread reads the sample of which `place()` says where it lies."""
+    """Record that this thread reads the sample that `place()` describes."""
     _reading[threading.get_ident()] = place
 
 
 def one_by_one(numbers: Iterable[T], place: Callable[[T], str]) -> Iterator[tuple[int, T]]:
-    """(row, number) of samples that are read one after another."""
+    """Generate (row, number) of samples, and record each as the one that this thread reads."""
     current: T
     at(lambda: place(current))
     for row, current in enumerate(numbers):
@@ -102,10 +102,10 @@ def one_by_one(numbers: Iterable[T], place: Callable[[T], str]) -> Iterator[tupl
 
 
 def numbered(numbers: Iterable[Any], most: int = 5) -> str:
-    """For messages: samples of these numbers."""
-    found = list(numbers)
-    more = f" and {len(found) - most} more" if len(found) > most else ""
-    return f"sample{'s' if len(found) > 1 else ''} {', '.join(map(str, found[:most]))}{more}"
+    """List sample numbers for messages."""
+    listed = list(numbers)
+    more = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return f"sample{'s' if len(listed) > 1 else ''} {', '.join(map(str, listed[:most]))}{more}"
 
 
 def _tell(what: Callable[[], str], thread: int | None) -> None:
@@ -115,9 +115,9 @@ def _tell(what: Callable[[], str], thread: int | None) -> None:
 
 
 def _standing(thread: int | None) -> list[str]:
-    """Where the read stands; where others do, if it waits for them or has not begun."""
-    found = _stands(thread)
-    return [found] if found else [text for other in list(_reading) if (text := _stands(other))]
+    """Return the position of the read, or the positions of other reads if this one has not begun or waits for them."""
+    position = _stands(thread)
+    return [position] if position else [text for other in list(_reading) if (text := _stands(other))]
 
 
 def _stands(thread: int | None) -> str:

@@ -1,9 +1,9 @@
-"""Tensors of a job's body that are known before the job runs: computed here, from what is passed to it, by the ops' references.
+"""Tensors of a job's body that are known before the job runs, computed on the host by the ops' reference kernels.
 
     flip = flow.random.CoinFlip(8)              a function of the number of the run
-    images = flow.image.flip(images, flip)      done on the host, before the run
+    images = flow.image.flip(images, flip)      a host stage, evaluated before the run
 
-Those that depend on arguments, constants and the run counter alone.  Of others, which variables or readers have a part in, see `JobBody.computed`.
+They depend only on arguments, constants and the run counter. `JobBody.computed` handles tensors that depend on variables or readers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jobflow.ops.source import External, Input, Source
 
 
 class MicrobatchRows(NamedTuple):
-    """A microbatch of a run: which of how many, and how many rows each has."""
+    """A microbatch of a run: its number, the number of microbatches, and the rows of each."""
 
     number: int
     of: int
@@ -43,7 +43,7 @@ class HostValue:
 
     @cached_property
     def known(self) -> bool:
-        """Whether it is known before a run: neither variables nor readers have a part in it, nor what all devices have together."""
+        """True if the tensor is known before a run: no variable, reader or operation across devices contributes to it."""
         return not any(self._waits(node) for node in self._nodes)
 
     def _waits(self, node: Node) -> bool:
@@ -54,39 +54,39 @@ class HostValue:
 
     @cached_property
     def _nodes(self) -> list[Node]:
-        """What makes it, each behind what it needs."""
+        """The nodes that compute the tensor, in topological order."""
         return nodes_behind(self.value.node)
 
     @property
     def devices(self) -> int:
-        """How many devices have one of their own; 1 for a logical tensor."""
+        """The number of devices with a tensor each; 1 for a logical tensor."""
         return self.value.node.placement.size if self.value.local else 1
 
     @cached_property
     def arguments(self) -> frozenset[str]:
-        """Those it depends on, without the run counter."""
+        """The arguments of the job that the tensor depends on, without the run counter."""
         keys = {node.op.argument for node in self._nodes if isinstance(node.op, Input)}
         return frozenset(keys - {RUN_COUNTER})
 
-    def arrays(self, run: int, given: Mapping[str, Any], part: MicrobatchRows) -> list[Array]:
-        """It in a part of a run with these arguments: one array for each device, or that of all."""
-        known = {**given, RUN_COUNTER: np.array([run])}
+    def arrays(self, run: int, arguments: Mapping[str, Any], part: MicrobatchRows) -> list[Array]:
+        """Compute the tensor for a microbatch of a run: one array per device, or a single one for a logical tensor."""
+        known = {**arguments, RUN_COUNTER: np.array([run])}
         return [self._on(device, known, part) for device in range(self.devices)]
 
-    def _on(self, device: int, given: Mapping[str, Any], part: MicrobatchRows) -> Array:
+    def _on(self, device: int, arguments: Mapping[str, Any], part: MicrobatchRows) -> Array:
         arrays: dict[Value, Array] = {}
         for node in self._nodes:
             if isinstance(node.op, Input):
-                value = given[node.op.argument]
+                value = arguments[node.op.argument]
                 whole, shape = np.asarray(value[device] if isinstance(value, list) else value), node.outputs[0].shape
                 cut = part.of > 1 and whole.shape != shape  # an argument that has the rows of all
                 arrays[node.outputs[0]] = whole[part.number * shape[0] : (part.number + 1) * shape[0]] if cut else whole
             else:
-                made = self._made(node, device, [arrays[x] for x in node.inputs], part)
-                arrays |= dict(zip(node.outputs, made, strict=True))
+                outputs = self._outputs(node, device, [arrays[x] for x in node.inputs], part)
+                arrays |= dict(zip(node.outputs, outputs, strict=True))
         return arrays[self.value]
 
-    def _made(self, node: Node, device: int, inputs: Sequence[Array], part: MicrobatchRows) -> list[Array]:
+    def _outputs(self, node: Node, device: int, inputs: Sequence[Array], part: MicrobatchRows) -> list[Array]:
         if isinstance(node.op, ToLocal):
             whole = inputs[0]
             return [np.split(whole, self.devices)[device] if 0 in node.op.axes else whole]
@@ -102,7 +102,10 @@ class HostValue:
         return outputs
 
     def _in_microbatch(self, node: Node, part: MicrobatchRows) -> Op:
-        """The op for these rows, as `compiler.front.microbatch` has it in the job: those of the batch, if there is one for each."""
+        """Return the op restricted to these rows, as `compiler.front.microbatch` cuts it in the job.
+
+        An output with a row for each sample is cut to the rows of the microbatch.
+        """
         length, *rest = node.outputs[0].shape
         times, left = divmod(length * self.devices, part.rows)
         by_row = not left and (times == 1 or not isinstance(node.op, Source))

@@ -1,7 +1,7 @@
-"""The feed of a job whose body reads samples: stages evaluated for the samples of each run, ahead of it, by threads.
+"""The data feed of a job with readers in its body: stages evaluated for the samples of each run, ahead of it, by threads.
 
-Stages may take tensors of the job too, as far as these are known before it runs, and what is passed to it.  A job's arguments are known when it is
-called, so what depends on them is done then; all else is done ahead.
+Stages also accept tensors of the job that are known before it runs, and arguments of the call. Stages that depend on arguments are evaluated
+when the job is called, all others ahead.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Places = Mapping[Source, list[Any]]
 
 
 class RowsOfCall(Source):
-    """The rows of what is known when the job is called."""
+    """The rows of values that are known when the job is called."""
 
     def batches(self, size: int) -> Iterator[list[Drawn]]:
         run = 0
@@ -50,7 +50,7 @@ ROWS_OF_CALL = RowsOfCall()
 
 @dataclass(frozen=True, eq=False)
 class KnownRows(Stage):
-    """An array for each row, which is known when the job is called."""
+    """An array per row, known when the job is called."""
 
     @property
     def origin(self) -> Source:
@@ -58,11 +58,11 @@ class KnownRows(Stage):
 
     @property
     def arguments(self) -> frozenset[str]:
-        """Those it is made of."""
+        """The arguments of the job that the rows depend on."""
         raise NotImplementedError
 
-    def rows(self, run: int, given: Mapping[str, Any], part: MicrobatchRows) -> list[Array]:
-        """All of them, in one of the microbatches of a run."""
+    def rows(self, run: int, arguments: Mapping[str, Any], part: MicrobatchRows) -> list[Array]:
+        """Return all rows of a microbatch of a run."""
         raise NotImplementedError
 
     def of(self, place: Drawn, *values: Any) -> Array:
@@ -71,7 +71,7 @@ class KnownRows(Stage):
 
 @dataclass(frozen=True, eq=False)
 class OfTensor(KnownRows):
-    """The instances, of so many axes, of a tensor of the job; or of what a run computes under this name before the rest of it."""
+    """The instances, with this many axes, of a tensor of the job, or of the result with this name of an earlier phase of the run."""
 
     tensor: HostValue | str
     axes: int
@@ -82,9 +82,9 @@ class OfTensor(KnownRows):
     def arguments(self) -> frozenset[str]:
         return frozenset({self.tensor}) if isinstance(self.tensor, str) else self.tensor.arguments
 
-    def rows(self, run: int, given: Mapping[str, Any], part: MicrobatchRows) -> list[Array]:
-        found = given[self.tensor] if isinstance(self.tensor, str) else self.tensor.arrays(run, given, part)
-        each, shapes = instances(found, self.axes), [list(array.shape) for array in found] if isinstance(found, list) else []
+    def rows(self, run: int, arguments: Mapping[str, Any], part: MicrobatchRows) -> list[Array]:
+        tensors = arguments[self.tensor] if isinstance(self.tensor, str) else self.tensor.arrays(run, arguments, part)
+        each, shapes = instances(tensors, self.axes), [list(array.shape) for array in tensors] if isinstance(tensors, list) else []
         if len(each) != self.count or len({math.prod(shape[: len(shape) - self.axes]) for shape in shapes}) > 1:
             raise ShapeError(
                 f"a tensor buffer has as many arrays on each device, and here the devices' tensors are {shapes}; pass arrays of one length"
@@ -92,15 +92,15 @@ class OfTensor(KnownRows):
         return each
 
 
-def instances(found: Array | list[Array], axes: int) -> list[Array]:
-    """Of an array, or of one of each device after another, those of its last axes."""
-    each = found if isinstance(found, list) else [found]
+def instances(arrays: Array | list[Array], axes: int) -> list[Array]:
+    """Split an array, or the arrays of the devices in order, into subarrays of its last `axes` axes."""
+    each = arrays if isinstance(arrays, list) else [arrays]
     return [row for array in each for row in array.reshape(-1, *array.shape[array.ndim - axes :])]
 
 
 @dataclass(frozen=True, eq=False)
 class OfList(KnownRows):
-    """The arrays of an argument that is a list of them for each device."""
+    """The arrays of an argument that is a list of arrays for each device."""
 
     name: str
 
@@ -108,13 +108,13 @@ class OfList(KnownRows):
     def arguments(self) -> frozenset[str]:
         return frozenset({self.name})
 
-    def rows(self, run: int, given: Mapping[str, Any], part: MicrobatchRows) -> list[Array]:
-        return [array for own in given[self.name] for array in own]
+    def rows(self, run: int, arguments: Mapping[str, Any], part: MicrobatchRows) -> list[Array]:
+        return [array for own in arguments[self.name] for array in own]
 
 
 @dataclass(frozen=True, eq=False)
 class Constants(KnownRows):
-    """Arrays that are always the same."""
+    """Arrays that are the same in each run."""
 
     arrays: tuple[Array, ...]
 
@@ -125,28 +125,28 @@ class Constants(KnownRows):
     def arguments(self) -> frozenset[str]:
         return frozenset()
 
-    def rows(self, run: int, given: Mapping[str, Any], part: MicrobatchRows) -> list[Array]:
+    def rows(self, run: int, arguments: Mapping[str, Any], part: MicrobatchRows) -> list[Array]:
         return list(self.arrays)
 
 
 @dataclass(frozen=True, eq=False)
 class RaggedRows(Ragged):
-    """What is made of the rows that a stage gives: of all, or of those of each device."""
+    """An argument with a dynamic shape, made from the rows of a stage: from all rows, or from those of each device."""
 
     stage: Stage
     rows: int
     devices: int
     made: Callable[[list[Array]], Array]
 
-    def of(self, found: list[Array]) -> Any:
-        """The array, or a list with one for each device."""
+    def of(self, rows: list[Array]) -> Any:
+        """Return the array, or a list with one array per device."""
         each = self.rows // self.devices
-        arrays = [self.made(found[first : first + each]) for first in range(0, self.rows, each)]
+        arrays = [self.made(rows[first : first + each]) for first in range(0, self.rows, each)]
         return arrays if self.per_device else arrays[0]
 
 
 class JobBatches(DataFeed):
-    """Arrays by name, each from the stage that makes a row of it."""
+    """Arrays by name, and the stage that produces the rows of each."""
 
     def __init__(self) -> None:
         self.types: dict[str, TensorType] = {}
@@ -159,43 +159,43 @@ class JobBatches(DataFeed):
         self._readings: dict[str | None, tuple[Reading[dict[str, Any]], int]] = {}
 
     def __repr__(self) -> str:
-        """What it gives: that of another is equal if that gives the same."""
+        """Describe the arrays; feeds with equal descriptions supply equal arrays."""
         return f"JobBatches({self.types}, {self.stages}, {self.results}, {self.ragged})"
 
     @property
     def names(self) -> frozenset[str]:
-        """Those of all arrays that are tensors of the job."""
+        """The names of the arrays that are tensors of the job."""
         return frozenset((*self.types, *self.ragged))
 
     def add(self, name: str, type: TensorType, stage: Stage) -> None:
-        """One more array: of each sample what the stage gives."""
+        """Add an array whose rows the stage produces."""
         self.types[name], self.stages[name] = type, stage
 
-    def arrays(self, run: int, passes: int, rows: Mapping[str, Span], given: Mapping[str, Any], after: str | None) -> dict[str, Any]:
-        wanted = {name: (self.stages[name], span) for name, span in rows.items()}
+    def arrays(self, run: int, passes: int, rows: Mapping[str, Span], arguments: Mapping[str, Any], after: str | None) -> dict[str, Any]:
+        requests = {name: (self.stages[name], span) for name, span in rows.items()}
         whole = {**self.results, **{name: (ragged.stage, ragged.rows) for name, ragged in self.ragged.items()}}
-        wanted |= {name: (stage, (0, count)) for name, (stage, count) in whole.items() if self.after(name) == after}
-        self._given = given
+        requests |= {name: (stage, (0, count)) for name, (stage, count) in whole.items() if self.after(name) == after}
+        self._arguments = arguments
         reading, ready = self._readings.pop(after, (None, run))
         if reading is None or run != ready:
             if reading is not None:
                 reading.close()
-            waits = any(known.arguments for stage, _ in wanted.values() for known in known_rows(stage))
+            waits = any(known.arguments for stage, _ in requests.values() for known in known_rows(stage))
             threads = 0 if waits else min(PREFETCH, len(usable_cores()))
             pool = Pool(threads)
-            reading = Reading(self._plan(run, passes, wanted, pool), PREFETCH if threads else 0, pool)
+            reading = Reading(self._plan(run, passes, requests, pool), PREFETCH if threads else 0, pool)
         try:
-            found = next(reading)
+            arrays = next(reading)
         except BaseException:
             reading.close()
             raise
         self._readings[after] = reading, run + 1
-        return found
+        return arrays
 
-    def _plan(self, run: int, passes: int, wanted: Mapping[str, tuple[Stage, Span]], pool: Pool) -> Iterator[Pending[dict[str, Any]]]:
-        """One reading after another, from that of `run` on."""
+    def _plan(self, run: int, passes: int, requests: Mapping[str, tuple[Stage, Span]], pool: Pool) -> Iterator[Pending[dict[str, Any]]]:
+        """Submit the reads of one run after another, from `run` on."""
         sizes: dict[Source, int] = {}
-        for name, (stage, span) in wanted.items():
+        for name, (stage, span) in requests.items():
             rows = self.types[name].shape[0] if name in self.types else span[1]
             sizes[stage.origin] = max(sizes.get(stage.origin, 0), rows)
         sources = {source: source.batches(size) for source, size in sizes.items()}
@@ -204,33 +204,33 @@ class JobBatches(DataFeed):
         while True:
             places = {source: list(chain.from_iterable(islice(batches, passes))) for source, batches in sources.items()}
             parts = [MicrobatchRows(number, passes, max(sizes.values(), default=1)) for number in range(passes)]
-            yield pool.ask(partial(self._read, run, parts, places, wanted, self._given), partial("run {} of a job".format, run))
+            yield pool.ask(partial(self._read, run, parts, places, requests, self._arguments), partial("run {} of a job".format, run))
             run += 1
 
     def _read(
-        self, run: int, parts: Sequence[MicrobatchRows], places: Places, wanted: Mapping[str, tuple[Stage, Span]], given: Mapping[str, Any]
+        self, run: int, parts: Sequence[MicrobatchRows], places: Places, requests: Mapping[str, tuple[Stage, Span]], arguments: Mapping[str, Any]
     ) -> dict[str, Any]:
-        stages = {each for stage, _ in wanted.values() for each in known_rows(stage)}
-        known = {each: [row for part in parts for row in each.rows(run, given, part)] for each in stages}
-        found: dict[str, Any] = {}
-        for name, (_, (start, stop)) in wanted.items():
+        stages = {each for stage, _ in requests.values() for each in known_rows(stage)}
+        known = {each: [row for part in parts for row in each.rows(run, arguments, part)] for each in stages}
+        arrays: dict[str, Any] = {}
+        for name, (_, (start, stop)) in requests.items():
             whole = self.types.get(name)
-            found[name] = [None] * stop if whole is None else np.empty((stop - start, *whole.shape[1:]), whole.dtype.numpy)
+            arrays[name] = [None] * stop if whole is None else np.empty((stop - start, *whole.shape[1:]), whole.dtype.numpy)
         for source, samples in places.items():
-            mine = {name: (stage, span) for name, (stage, span) in wanted.items() if stage.origin is source}
+            mine = {name: (stage, span) for name, (stage, span) in requests.items() if stage.origin is source}
             for row, place in enumerate(samples):
                 values: dict[Stage, Any] = {each: rows[row] for each, rows in known.items() if row < len(rows)}
                 for name, (stage, (start, stop)) in mine.items():
                     if start <= row < stop:
-                        found[name][row - start] = stage.value(place, values)
-        return found | {name: ragged.of(found[name]) for name, ragged in self.ragged.items() if name in found}
+                        arrays[name][row - start] = stage.value(place, values)
+        return arrays | {name: ragged.of(arrays[name]) for name, ragged in self.ragged.items() if name in arrays}
 
-    def shapes(self, name: str, run: int, given: Mapping[str, Any]) -> tuple[Any, ...]:
+    def shapes(self, name: str, run: int, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
         alone = JobBatches()
         alone.ragged[name] = self.ragged[name]
-        found = alone.arrays(run, 1, {}, given, None)[name]
+        result = alone.arrays(run, 1, {}, arguments, None)[name]
         alone.close()
-        return tuple([each.shape for each in found]) if self.ragged[name].per_device else found.shape
+        return tuple([each.shape for each in result]) if self.ragged[name].per_device else result.shape
 
     def close(self) -> None:
         for reading, _ in self._readings.values():
@@ -239,7 +239,7 @@ class JobBatches(DataFeed):
 
 
 def known_rows(stage: Stage) -> Iterator[KnownRows]:
-    """What a stage is made of that is known when the job is called."""
+    """Generate the inputs of a stage that are known when the job is called."""
     if isinstance(stage, KnownRows):
         yield stage
     for before in stage.inputs:

@@ -1,8 +1,8 @@
-"""What the body of a job has of each sample, or row, on the host, and what becomes of it: a tensor, or a result.
+"""Values of each sample or row on the host in the body of a job, and their conversion to a tensor or a result.
 
-record = flow.data.ofrecord_reader(folder, batch_size=64)                  OnHost: a record of each sample
-images = flow.tensor_to_tensor_buffer(x, instance_dims=3)                  OnHost: an array of each row of a tensor
-images = flow.image.flip(images, flow.random.CoinFlip(64))                 OnHost, done before the run, or before the rest of it
+record = flow.data.ofrecord_reader(folder, batch_size=64)                  OnHost: a record per sample
+images = flow.tensor_to_tensor_buffer(x, instance_dims=3)                  OnHost: an array per row of a tensor
+images = flow.image.flip(images, flow.random.CoinFlip(64))                 OnHost, evaluated before the run or in an earlier phase of it
 flow.image.batch_align(images, (256, 256, 3), flow.float, 16)              a tensor of the job
 """
 
@@ -34,7 +34,7 @@ from jobflow.typing.results import HostResult
 
 @dataclass(frozen=True, eq=False)
 class OnHost:
-    """One thing of each sample of a batch, which may differ in shape: a record, bytes, an image, an array."""
+    """A value per sample of a batch, possibly of different shapes: a record, bytes, an image or an array."""
 
     #: what makes it, or a tensor of the job of which these are the instances
     source: st.Stage | Tensor
@@ -50,14 +50,14 @@ class OnHost:
 
     @cached_property
     def stage(self) -> st.Stage:
-        """What makes it."""
+        """The stage that produces the values."""
         if isinstance(self.source, st.Stage):
             return self.source
         return stage_of("tensor_to_tensor_buffer", self.source, self.source.tensor_type.ndim - len(self.shape))
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As the view has it: without the axes of the instances."""
+        """The shape in the current view, without the axes of the instances."""
         return self.arranged or (self.rows // devices_of_view(),)
 
     @property
@@ -75,16 +75,16 @@ class OnHost:
         return 1 if self.colours == "GRAY" else 3
 
     def pixels(self) -> st.Stage:
-        """Of images: those as arrays."""
+        """Return the stage that converts images to arrays; the stage itself for arrays."""
         return st.Pixels(self.stage, self.colours == "BGR") if self.kind == "images" else self.stage
 
     def then(self, stage: st.Stage, **changed: Any) -> OnHost:
-        """What another stage makes of it."""
+        """Return the value that another stage computes from this one."""
         return replace(self, source=stage, **changed)
 
 
 def body_of(what: str) -> JobBody:
-    """The body of the job in which `what` is called; JobError outside of one."""
+    """Return the body of the job in which `what` is called; raise JobError outside of a job."""
     body = scope.current().interpreter
     if not isinstance(body, JobBody):
         raise JobError(f"{what} at {user_line()} was called outside a job; call it in the body of a function decorated with global_function")
@@ -92,21 +92,23 @@ def body_of(what: str) -> JobBody:
 
 
 def devices_of_view() -> int:
-    """In the mirrored view the devices that have a batch each, else 1."""
+    """Return the number of devices with a batch each in the mirrored view, else 1."""
     return body_of("a reader").placement.size if scope.current().view == "mirrored" else 1
 
 
 def on_host(what: str, x: Any, *kinds: str) -> OnHost:
-    """What a reader or a decoder gave, of one of these kinds."""
+    """Return `x`, the output of a reader or a decoder; raise ArgumentError unless it is one of these kinds."""
     if not isinstance(x, OnHost) or x.kind not in kinds:
-        given = f"{x.kind} from a reader" if isinstance(x, OnHost) else getattr(x, "tensor_type", type(x).__name__)
+        actual = f"{x.kind} from a reader" if isinstance(x, OnHost) else getattr(x, "tensor_type", type(x).__name__)
         remedy = "" if isinstance(x, OnHost) or not isinstance(x, Tensor) else "; tensor_to_tensor_buffer(x, instance_dims) makes arrays of a tensor"
-        raise ArgumentError(f"{what} at {user_line()}: it takes {' or '.join(kinds)} of samples that a reader in this job gives, not {given}{remedy}")
+        raise ArgumentError(
+            f"{what} at {user_line()}: it takes {' or '.join(kinds)} of samples that a reader in this job gives, not {actual}{remedy}"
+        )
     return x
 
 
 def key_of(what: str, seed: int | None, name: str) -> philox.Key:
-    """The key of random numbers that this op draws."""
+    """Return the random key of this op."""
     stream, own = philox.random_stream(body_of(what).seed, seed, scope.current().full_name(name))
     return philox.key_of(own, stream)
 
@@ -115,7 +117,7 @@ def key_of(what: str, seed: int | None, name: str) -> philox.Key:
 
 
 def feed_of(what: str) -> JobBatches:
-    """The feed of the job in which `what` is called."""
+    """Return the data feed of the job in which `what` is called."""
     body = body_of(what)
     body.feed = body.feed or JobBatches()
     assert isinstance(body.feed, JobBatches)
@@ -133,7 +135,7 @@ def _label(what: str, name: str | None, stage: st.Stage) -> str:
 
 
 def as_tensor(what: str, stage: st.Stage, rows: int, shape: Sequence[int], dtype: DType, name: str | None) -> Any:
-    """What a stage gives, which has this shape for every sample, as a tensor of the job."""
+    """Return the output of a stage, which has this shape for each sample, as a tensor of the job."""
     label, type = _label(what, name, stage), TensorType((rows, *shape), dtype)
     feed_of(what).add(label, type, stage)
     return body_of(what).fed(label, type)
@@ -143,19 +145,25 @@ def as_ragged(
     what: str,
     stage: st.Stage,
     rows: int,
-    made: Callable[[list[Array]], Array],
+    combine: Callable[[list[Array]], Array],
     type: TensorType,
     name: str | None,
 ) -> Any:
-    """What is made of the rows of a stage, in the mirrored view of those of each device, as a tensor of the job: its shape is that of the run."""
+    """Return a tensor of the job with a dynamic shape, computed from the rows of a stage.
+
+    In the mirrored view each device has its own tensor, from its own rows.
+    """
     label = _label(what, name, stage)
-    ragged = RaggedRows(type, scope.current().view == "mirrored", stage, rows, devices_of_view(), made)
+    ragged = RaggedRows(type, scope.current().view == "mirrored", stage, rows, devices_of_view(), combine)
     feed_of(what).ragged[label] = ragged
     return body_of(what).fed_ragged(label, ragged)
 
 
 def as_padded(what: str, stage: st.Stage, rows: int, most: Sequence[int], units: Sequence[int], dtype: DType, name: str | None) -> Any:
-    """Arrays of different sizes, at most these, in one tensor [rows, ...], zeros behind them: the largest of each axis, in multiples of its unit."""
+    """Return arrays of different sizes as one tensor [rows, ...], padded with zeros at the end.
+
+    The size of an axis is the largest of the arrays, rounded up to a multiple of its unit, and at most `most`.
+    """
     raised = tuple([-(-n // unit) * unit for n, unit in zip(most, units, strict=True)])
     each = TensorType((rows // devices_of_view(), *raised), dtype)
     return as_ragged(what, st.Inside(stage, tuple(most), dtype), rows, partial(_padded, units=tuple(units)), each, name)
@@ -170,26 +178,29 @@ def _padded(rows: list[Array], units: tuple[int, ...]) -> Array:
 
 
 def as_result(what: str, stage: st.Stage, rows: int, shape: tuple[int, ...], dtype: DType, name: str | None) -> Callable[..., HostResult]:
-    """What makes results of what a stage gives, of at most this shape: each takes from the rows of each device what it delivers."""
+    """Return a constructor of results from the output of a stage, whose arrays have at most this shape.
+
+    Each result selects its data from the rows of each device.
+    """
     label, devices = _label(what, name, stage), devices_of_view()
     feed_of(what).results[label] = (st.Within(stage, shape, dtype), rows)
     each = rows // devices
 
-    def made(take: Callable[[list[Array]], Any], nested: bool = False) -> HostResult:
-        def of_rows(found: list[Array]) -> Any:
-            taken = [take(found[device * each : (device + 1) * each]) for device in range(devices)]
-            return taken if nested or devices > 1 else taken[0]
+    def constructor(take: Callable[[list[Array]], Any], nested: bool = False) -> HostResult:
+        def of_rows(rows_of_all: list[Array]) -> Any:
+            results = [take(rows_of_all[device * each : (device + 1) * each]) for device in range(devices)]
+            return results if nested or devices > 1 else results[0]
 
         return HostResult(label, TensorType(shape, dtype), of_rows, nested)
 
-    return made
+    return constructor
 
 
 # From the job to the host -------------------------------------------------------------------------------------------
 
 
 def rows_of(what: str, x: Any, like: OnHost, shape: tuple[int, ...], name: str) -> st.Stage:
-    """What a tensor of the job, or a number, has for each sample of `like`: an array of this shape."""
+    """Return a stage with a row of this shape for each sample of `like`, from a tensor of the job or a number."""
     if isinstance(x, int | np.integer) and not shape:
         return Constants((np.array(x),) * like.rows)
     type = getattr(x, "tensor_type", None)
@@ -200,7 +211,10 @@ def rows_of(what: str, x: Any, like: OnHost, shape: tuple[int, ...], name: str) 
 
 
 def stage_of(what: str, x: Tensor, axes: int) -> st.Stage:
-    """The instances, of so many axes, of a tensor of the job: known before it runs, or computed before the rest of it."""
+    """Return a stage with the instances, of `axes` axes, of a tensor of the job.
+
+    The tensor is known before the job runs, or computed in an earlier phase of the run.
+    """
     feed, body = feed_of(what), body_of(what)
     value = body.tracer.as_seen(value_of(x))
     source = value.node.inputs[0].node.op if isinstance(value.node.op, ToLocal) else value.node.op
@@ -210,12 +224,12 @@ def stage_of(what: str, x: Tensor, axes: int) -> st.Stage:
     count = math.prod(value.shape[: len(value.shape) - axes]) * (value.node.placement.size if value.local else 1)
     if tensor.known:
         return OfTensor(tensor, axes, count)
-    found = body.now(value)
-    return OfTensor(body.computed(what, value), axes, count) if found is None else Constants(tuple(instances(found, axes)))
+    constant = body.now(value)
+    return OfTensor(body.computed(what, value), axes, count) if constant is None else Constants(tuple(instances(constant, axes)))
 
 
 def fed_by(what: str, x: Tensor) -> st.Stage | None:
-    """The stage of a reader whose rows a tensor is as they are, in whatever element type; None for one that the job computes or is given."""
+    """Return the stage of the reader whose rows a tensor holds, possibly cast; None for a tensor that is computed or passed."""
     value = body_of(what).tracer.as_seen(value_of(x))
     while isinstance(value.node.op, ToLocal | Identity | Cast):
         (value,) = value.node.inputs
@@ -223,10 +237,10 @@ def fed_by(what: str, x: Tensor) -> st.Stage | None:
     return feed_of(what).stages.get(op.argument) if isinstance(op, Input) else None
 
 
-def same_samples(what: str, *given: OnHost | st.Stage) -> None:
-    """ArgumentError unless all that have samples of a reader have those of one."""
-    stages = [each.stage if isinstance(each, OnHost) else each for each in given]
+def same_samples(what: str, *arguments: OnHost | st.Stage) -> None:
+    """Raise ArgumentError unless all arguments with samples of a reader have samples of the same reader."""
+    stages = [each.stage if isinstance(each, OnHost) else each for each in arguments]
     origins = {stage.origin for stage in stages if not isinstance(stage, OfTensor | Constants)}
-    rows = {each.rows for each in given if isinstance(each, OnHost)}
+    rows = {each.rows for each in arguments if isinstance(each, OnHost)}
     if len(origins) > 1 or len(rows) > 1:
         raise ArgumentError(f"{what} at {user_line()}: its arguments are of different readers, or of different numbers of samples: {sorted(rows)}")

@@ -1,11 +1,11 @@
-"""The samples that readers in the body of a job give, and their order: a function of the seed and of how many came before.
+"""The samples of readers in the body of a job and their order, a function of the seed and the number of earlier samples.
 
-    part-0  part-1  ...      the records of files, one after another, again and again; with `after_epoch` the files in another order from the
-                             second epoch on
-    shuffle                  a buffer is filled first; what follows takes the place of one drawn from it, which is given: a record, or a batch
+    part-0  part-1  ...      the records of files in sequence, repeatedly; with `after_epoch` the order of the files changes from the second
+                             epoch on
+    shuffle                  a buffer is filled first; each later sample replaces a random one of the buffer, which is then returned
 
-Where records lie is found while they are given, so nothing waits until whole files have been looked through.  What has an index, `Indexed`, is
-drawn in an order of its own.
+Records are located while they are read, so a run does not wait for a scan of whole files. Sources with an index, `Indexed`, have a random
+order instead of a buffer.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ DRAWN = 1024
 
 
 class Source(ABC):
-    """Where the samples of a job come from."""
+    """A source of the samples of a job."""
 
     @abstractmethod
     def batches(self, size: int) -> Iterator[list[Any]]:
-        """Batches of so many samples, without end; of each sample where it is, and as `number` how many were given before it."""
+        """Generate batches of `size` sample positions, without end; `number` of a position counts the samples before it."""
 
     @abstractmethod
     def where(self, place: Any) -> str:
-        """For messages: where a sample lies."""
+        """Describe the position of a sample, for messages."""
 
 
 class Drawn(NamedTuple):
-    """A sample of what has an index, and how many were given before it."""
+    """The index of a sample, and the number of samples before it."""
 
     at: int
     number: int
 
 
 class RecordPlace(NamedTuple):
-    """A record: the bytes from `start` to `stop` of a file, and how many were given before it."""
+    """A record: the bytes from `start` to `stop` of a file, and the number of records before it."""
 
     part: int
     start: int
@@ -61,7 +61,7 @@ class RecordPlace(NamedTuple):
 
 @dataclass(frozen=True)
 class PartFiles(Sequence[AnyPath]):
-    """The part files of a folder: their numbers behind the prefix, with zeros before them up to `suffix_length` digits."""
+    """The part files of a folder, named by a prefix and a number padded with zeros to `suffix_length` digits."""
 
     folder: AnyPath
     parts: int = 1
@@ -77,7 +77,7 @@ class PartFiles(Sequence[AnyPath]):
 
 @dataclass(frozen=True, eq=False)
 class RecordFiles(Source):
-    """Files, and the order of their records, which lie where `spans` finds them; `shuffle` draws from `buffer` groups of `group` records."""
+    """Files of records, which `spans` locates, in order, or shuffled with a buffer of `buffer` groups of `group` records."""
 
     files: Sequence[AnyPath]
     what: str = "ofrecord_reader"
@@ -93,7 +93,7 @@ class RecordFiles(Source):
         return {}
 
     def content(self, part: int) -> Array:
-        """The bytes of a file."""
+        """Return the bytes of a file."""
         if part not in self._contents:
             file, fault = self.files[part], fault_of(self.what)
             if not file.is_file():
@@ -102,14 +102,14 @@ class RecordFiles(Source):
         return self._contents[part]
 
     def record(self, place: RecordPlace) -> bytes:
-        """A record's bytes."""
+        """Return the bytes of a record."""
         return self.content(place.part)[place.start : place.stop].tobytes()
 
     def where(self, place: RecordPlace) -> str:
         return f"{self.what}: {self.files[place.part]}, record at byte {place.start}"
 
     def batches(self, size: int) -> Iterator[list[RecordPlace]]:
-        """They run across the ends of epochs."""
+        """Generate batches that continue across the ends of epochs."""
         spans = chain.from_iterable(self._shuffled()) if self.shuffle else self._in_order()
         numbered = (RecordPlace(*span, number) for number, span in enumerate(spans))
         while True:
@@ -119,12 +119,12 @@ class RecordFiles(Source):
         parts, fault = len(self.files), fault_of(self.what)
         order = Order(self.seed, parts, shuffle=True)
         for epoch in count():
-            found = 0
+            records = 0
             for part in order.indices(epoch, 0, parts).tolist() if self.after_epoch and epoch else range(parts):
                 for start, stop in self.spans(self.files[part], self.content(part), fault):
-                    found += 1
+                    records += 1
                     yield part, start, stop
-            if not found:
+            if not records:
                 raise fault(f"there is no record in {parts} files, of which the first is {self.files[0].absolute()}")
 
     def _shuffled(self) -> Iterator[tuple[tuple[int, int, int], ...]]:
@@ -140,10 +140,9 @@ class RecordFiles(Source):
 
 @dataclass(frozen=True, eq=False)
 class Indexed(Source):
-    """Samples that have an index: in each epoch all of `indices`, in another order if `shuffle`.
+    """Samples with an index: all of `indices` in each epoch, in a different order if `shuffle`.
 
-    With `groups`, one number for each sample, a batch has samples of one group only; the next batch is that of the group which first has
-    enough samples.
+    With `groups`, one number per sample, a batch has samples of one group only. The next batch belongs to the group that first has enough samples.
     """
 
     what: str

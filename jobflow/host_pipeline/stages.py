@@ -1,10 +1,10 @@
-"""What is done on the host to each sample before a job gets it: a chain of stages, each a function of a sample.
+"""Stages of the host pipeline: a chain of functions of a sample that are evaluated on the host before a job.
 
     record = ReadRecord(files)
-    image = Resized(RandomlyCropped(Decoded(record, "encoded"), ...), (224, 224))        Pillow's images, one after another
-    Pixels(image, bgr=True)                                                              an array of one shape, which a job can take
+    image = Resized(RandomlyCropped(Decoded(record, "encoded"), ...), (224, 224))        Pillow images, one stage after another
+    Pixels(image, bgr=True)                                                              an array of one shape, which a job accepts
 
-What a stage draws at random is a function of (its key, the number of the sample).
+The random choices of a stage are a function of (its key, the number of the sample).
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ Image = Any
 
 @dataclass(frozen=True, eq=False)
 class Stage(ABC):
-    """Something that each sample has; `of` makes it of what other stages made of the same sample."""
+    """A value per sample; `of` computes it from the values of other stages for the same sample."""
 
     @property
     def inputs(self) -> tuple[Stage, ...]:
-        """The stages before."""
+        """The stages that this one reads."""
         return tuple(value for value in vars(self).values() if isinstance(value, Stage))
 
     @property
     def origin(self) -> Source:
-        """Where its samples come from."""
+        """The source of the samples."""
         return self.inputs[0].origin
 
     @abstractmethod
     def of(self, place: Any, *values: Any) -> Any:
-        """What the sample at a place has."""
+        """Compute the value of the sample at a position."""
 
     def value(self, place: Any, known: dict[Stage, Any]) -> Any:
-        """The same, with what is `known` of the sample already; DataError that names the record."""
+        """Return the value of a sample, with cached values in `known`; raise DataError that names the record."""
         if self not in known:
             before = [stage.value(place, known) for stage in self.inputs]
             try:
@@ -76,7 +76,7 @@ class Stage(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Part(Stage):
-    """Something of a sample."""
+    """A part of a sample, selected by `take`."""
 
     sample: Stage
     take: Callable[[Any], Any]
@@ -103,7 +103,7 @@ class ReadRecord(Stage):
 
 
 def feature_of(features: Mapping[str, Any], name: str) -> Any:
-    """A feature of a record, by name."""
+    """Return a feature of a record by name."""
     if name not in features:
         raise DataError(f'there is no feature "{name}"{did_you_mean(name, features) or "."}')
     return features[name]
@@ -111,7 +111,7 @@ def feature_of(features: Mapping[str, Any], name: str) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Raw(Stage):
-    """The numbers of a feature in one shape; bytes are int8.  With `filled`, zeros stand behind those that are fewer."""
+    """The numbers of a feature in one shape; bytes are int8. With `filled`, a shorter feature is padded with zeros."""
 
     record: Stage
     feature: str
@@ -120,14 +120,14 @@ class Raw(Stage):
     filled: bool = False
 
     def of(self, place: Any, *values: Any) -> Array:
-        found, size = feature_of(values[0], self.feature), math.prod(self.shape)
-        if found.size != size and not (self.filled and found.size < size):
-            raise DataError(f'feature "{self.feature}" has {found.size} values, which do not fill the shape {list(self.shape)}')
-        if found.dtype == np.uint8:
-            numbers = found.view(np.int8).astype(self.dtype.numpy)
+        values_of_feature, size = feature_of(values[0], self.feature), math.prod(self.shape)
+        if values_of_feature.size != size and not (self.filled and values_of_feature.size < size):
+            raise DataError(f'feature "{self.feature}" has {values_of_feature.size} values, which do not fill the shape {list(self.shape)}')
+        if values_of_feature.dtype == np.uint8:
+            numbers = values_of_feature.view(np.int8).astype(self.dtype.numpy)
         else:
-            numbers = converted(found, self.dtype.numpy, lambda index: f'feature "{self.feature}", value {index[0]}', "set another dtype")
-        return np.append(numbers, np.zeros(size - found.size, numbers.dtype)).reshape(self.shape)
+            numbers = converted(values_of_feature, self.dtype.numpy, lambda index: f'feature "{self.feature}", value {index[0]}', "set another dtype")
+        return np.append(numbers, np.zeros(size - values_of_feature.size, numbers.dtype)).reshape(self.shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +145,7 @@ class Content(Stage):
 
 
 def size_of(image: Image) -> tuple[int, int]:
-    """(width, height)"""
+    """Return (width, height)."""
     if not isinstance(image, np.ndarray):
         return image.width, image.height
     if image.ndim != 3:
@@ -155,7 +155,7 @@ def size_of(image: Image) -> tuple[int, int]:
 
 @dataclass(frozen=True, eq=False)
 class Decoded(Stage):
-    """The image whose file has these bytes, in colours or grey, upright and with 8 bits, as OpenCV reads it."""
+    """The image in these bytes, in colour or grey, upright and with 8 bits, as OpenCV reads it."""
 
     content: Stage
     grey: bool = False
@@ -178,7 +178,10 @@ class Decoded(Stage):
 
 @dataclass(frozen=True, eq=False)
 class RandomlyCropped(Stage):
-    """A part of an image whose area and aspect ratio are drawn; the largest that is allowed, if none of `attempts` lies in the image."""
+    """A part of an image with random area and aspect ratio.
+
+    If none of `attempts` parts fits into the image, it is the largest permitted part.
+    """
 
     image: Stage
     key: philox.Key
@@ -194,7 +197,7 @@ class RandomlyCropped(Stage):
         return image.crop((left, top, left + width, top + height))
 
     def box(self, number: int, width: int, height: int) -> tuple[int, int, int, int]:
-        """(left, top, width, height) of the part of an image of this size."""
+        """Return (left, top, width, height) of the part of an image of this size."""
         x = y = 0.0
         logs = [math.log(each) for each in self.ratio]
         for attempt in range(self.attempts):
@@ -211,7 +214,10 @@ class RandomlyCropped(Stage):
 
 @dataclass(frozen=True, eq=False)
 class Sides:
-    """To what size images are resized: (width, height), or the shorter (longer) side alone, within limits, where the aspect ratio is kept."""
+    """The target size of a resize: (width, height), or the length of the shorter (longer) side.
+
+    With one side the aspect ratio is kept, and `least` and `most` bound the other side.
+    """
 
     target: tuple[int, int] | int
     longer: bool = False
@@ -219,7 +225,7 @@ class Sides:
     most: int | None = None
 
     def of(self, width: int, height: int) -> tuple[int, int]:
-        """The size that an image of this size gets."""
+        """Return the resized size of an image of this size."""
         if not isinstance(self.target, int):
             return self.target
         low, high = min(width, height), max(width, height)
@@ -233,7 +239,7 @@ class Sides:
 
 @dataclass(frozen=True, eq=False)
 class Resized(Stage):
-    """An image in another size."""
+    """A resized image."""
 
     image: Stage
     sides: Sides
@@ -263,7 +269,7 @@ class Resized(Stage):
 
 @dataclass(frozen=True, eq=False)
 class Scale(Stage):
-    """By how much a resized image is wider and higher, float32[2]; with `sizes` its width and height instead, int32[2]."""
+    """The scale factors of a resized image, float32[2]; with `sizes` its width and height instead, int32[2]."""
 
     image: Stage
     sides: Sides
@@ -286,9 +292,9 @@ class Pixels(Stage):
     bgr: bool
 
     def of(self, place: Any, *values: Any) -> Array:
-        found = np.asarray(values[0])
-        found = found[:, :, None] if found.ndim == 2 else found
-        return found[:, :, ::-1] if self.bgr else found
+        pixels = np.asarray(values[0])
+        pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
+        return pixels[:, :, ::-1] if self.bgr else pixels
 
 
 @dataclass(frozen=True, eq=False)
@@ -308,36 +314,36 @@ class Normalized(Stage):
 
 @dataclass(frozen=True, eq=False)
 class Mirrored(Stage):
-    """An array from right to left where a number is not 0."""
+    """An array, reversed along its width if `flip` is not 0."""
 
     pixels: Stage
     flip: Stage
 
     def of(self, place: Any, *values: Any) -> Array:
-        found: Array = values[0]
-        return found[:, ::-1] if values[1] else found
+        pixels: Array = values[0]
+        return pixels[:, ::-1] if values[1] else pixels
 
 
 @dataclass(frozen=True, eq=False)
 class Cropped(Stage):
-    """The part of this height and width of an array; `at` says how much of what is left over lies above and to the left of it."""
+    """A part of an array of this height and width; `at` is the fraction of the remainder above and left of the part."""
 
     pixels: Stage
     size: tuple[int, int]
     at: tuple[float, float]
 
     def of(self, place: Any, *values: Any) -> Array:
-        found: Array = values[0]
-        free = [have - want for have, want in zip(found.shape, self.size, strict=False)]
+        pixels: Array = values[0]
+        free = [have - want for have, want in zip(pixels.shape, self.size, strict=False)]
         if min(free) < 0:
-            raise DataError(f"an image of {found.shape[1]} x {found.shape[0]} pixels has no part of {self.size[1]} x {self.size[0]}")
+            raise DataError(f"an image of {pixels.shape[1]} x {pixels.shape[0]} pixels has no part of {self.size[1]} x {self.size[0]}")
         top, left = (int(n * share) for n, share in zip(free, self.at, strict=True))
-        return found[top : top + self.size[0], left : left + self.size[1]]
+        return pixels[top : top + self.size[0], left : left + self.size[1]]
 
 
 @dataclass(frozen=True, eq=False)
 class Padded(Stage):
-    """An array in a shape that is at least as large along every axis, with zeros behind it."""
+    """An array padded with zeros at the end of each axis to a shape that is at least as large."""
 
     pixels: Stage
     shape: tuple[int, ...]
@@ -348,53 +354,53 @@ class Padded(Stage):
         return np.zeros(self.shape, self.dtype.numpy)
 
     def of(self, place: Any, *values: Any) -> Array:
-        found: Array = values[0]
-        if found.ndim != len(self.shape) or any(n > most for n, most in zip(found.shape, self.shape, strict=True)):
-            raise DataError(f"an array {list(found.shape)} does not lie in the shape {list(self.shape)}")
+        array: Array = values[0]
+        if array.ndim != len(self.shape) or any(n > most for n, most in zip(array.shape, self.shape, strict=True)):
+            raise DataError(f"an array {list(array.shape)} does not lie in the shape {list(self.shape)}")
         whole = self._zeros.copy()
-        whole[tuple(map(slice, found.shape))] = found
+        whole[tuple(map(slice, array.shape))] = array
         return whole
 
 
 @dataclass(frozen=True, eq=False)
 class Inside(Stage):
-    """An array of this type, which must not be larger than this shape along any axis."""
+    """An array of this type, at most as large as this shape along each axis."""
 
     array: Stage
     shape: tuple[int, ...]
     dtype: DType
 
     def of(self, place: Any, *values: Any) -> Array:
-        found = np.asarray(values[0])
-        if found.ndim != len(self.shape) or any(n > most for n, most in zip(found.shape, self.shape, strict=True)):
-            raise DataError(f"an array {list(found.shape)} does not lie in the shape {list(self.shape)}")
-        return found.astype(self.dtype.numpy, copy=False)
+        array = np.asarray(values[0])
+        if array.ndim != len(self.shape) or any(n > most for n, most in zip(array.shape, self.shape, strict=True)):
+            raise DataError(f"an array {list(array.shape)} does not lie in the shape {list(self.shape)}")
+        return array.astype(self.dtype.numpy, copy=False)
 
 
 @dataclass(frozen=True, eq=False)
 class Within(Stage):
-    """An array of this type, which must have as many axes as this shape and no more elements."""
+    """An array of this type with as many axes as this shape and at most as many elements."""
 
     array: Stage
     shape: tuple[int, ...]
     dtype: DType
 
     def of(self, place: Any, *values: Any) -> Array:
-        found = np.asarray(values[0])
-        if found.ndim != len(self.shape) or found.size > math.prod(self.shape):
-            raise DataError(f"an array {list(found.shape)} stands where none has other axes or more elements than {list(self.shape)}")
-        return np.array(found, self.dtype.numpy)
+        array = np.asarray(values[0])
+        if array.ndim != len(self.shape) or array.size > math.prod(self.shape):
+            raise DataError(f"an array {list(array.shape)} stands where none has other axes or more elements than {list(self.shape)}")
+        return np.array(array, self.dtype.numpy)
 
 
 @dataclass(frozen=True, eq=False)
 class Exactly(Stage):
-    """An array, which must have this shape."""
+    """An array of exactly this shape."""
 
     array: Stage
     shape: tuple[int, ...]
 
     def of(self, place: Any, *values: Any) -> Array:
-        found: Array = values[0]
-        if found.shape != self.shape:
-            raise DataError(f"an array {list(found.shape)} stands where every sample has the shape {list(self.shape)}")
-        return found
+        array: Array = values[0]
+        if array.shape != self.shape:
+            raise DataError(f"an array {list(array.shape)} stands where every sample has the shape {list(self.shape)}")
+        return array
