@@ -33,11 +33,11 @@ from jobflow.engine.session import current_session
 from jobflow.kernels import registry
 from jobflow.kernels.eager_calls import EagerCalls, eager_calls
 from jobflow.kernels.target import CPU, Target, target_of
-from jobflow.ops.checked import Checked
 from jobflow.ops.derivative import Derivative
 from jobflow.ops.op import Op, ViewOp, types_tuple
+from jobflow.ops.runtime_assertions import RuntimeAssertion
 from jobflow.runtime.buffer_pool import POOL
-from jobflow.runtime.refusals import Refusal, located, raise_first
+from jobflow.runtime.failed_assertions import FailedAssertion, located, raise_first
 
 T = TypeVar("T", bound=TensorBase)
 #: how many ops on types and layouts a rank keeps prepared
@@ -249,7 +249,7 @@ def _pieces(here: EagerState, found: Prepared, inputs: Sequence[TensorBase], loo
             if shares:
                 inputs[0].shares(output)
             return (output,)
-    if isinstance(op, Checked):
+    if isinstance(op, RuntimeAssertion):
         results = checked(here, found, op, arrays)
     else:
         results = [allocate() for allocate in found.allocators]
@@ -257,14 +257,14 @@ def _pieces(here: EagerState, found: Prepared, inputs: Sequence[TensorBase], loo
     return tuple([TensorBase.new(type, layout, array) for type, layout, array in zip(found.types, found.layouts, results, strict=True)])
 
 
-def checked(here: EagerState, found: Prepared, op: Checked, arrays: Sequence[Array]) -> list[Array]:
+def checked(here: EagerState, found: Prepared, op: RuntimeAssertion, arrays: Sequence[Array]) -> list[Array]:
     """What passes a check; what any rank refuses is an error on all of them, for which they meet if they hold different elements."""
-    refused: Refusal | None = None
+    refused: FailedAssertion | None = None
     made: list[Array] = []
     try:
         made = compute(here, op, arrays, found.pieces)
     except JobflowError as error:
-        refused = Refusal(0, here.rank.index, type(error), located(error, user_line()))
+        refused = FailedAssertion(0, here.rank.index, type(error), located(error, user_line()))
     layout = found.layouts[0]
     if layout is None or layout.is_whole:
         raise_first([refused])

@@ -124,7 +124,7 @@ class Compiled:
         check = limit.check
         if check.passes(array):
             return
-        wrong = np.argwhere(check.refuses(np, array))
+        wrong = np.argwhere(check.rejected(np, array))
         if len(wrong):
             at = tuple(map(int, wrong[0]))
             shown = f" at {[at[0] + first, *at[1:]]}" if at else ""

@@ -31,10 +31,10 @@ from jobflow.ops.arithmetic import Add, Divide, FloorDivide, FloorMod, Maximum, 
 from jobflow.ops.axes import ExpandDims, Squeeze
 from jobflow.ops.bitwise import BitwiseAnd, BitwiseNot, BitwiseOr, BitwiseXor
 from jobflow.ops.broadcast import BroadcastTo
-from jobflow.ops.checked import Checked, whole_divisor, whole_exponent
 from jobflow.ops.matmul import BatchMatMul, BroadcastMatMul, MatMul
 from jobflow.ops.op import Op, broadcast_shapes
 from jobflow.ops.pointwise import Negate
+from jobflow.ops.runtime_assertions import RuntimeAssertion, divisor_assertion, exponent_assertion
 from jobflow.ops.scalar import DivideBy, FillLike, Scale, Shift
 from jobflow.ops.transcendental import Power, ScalarPower, Sqrt, Square
 
@@ -186,10 +186,10 @@ def div(x: Operand, other: Operand, *, rounding_mode: str | None = None) -> Tens
         return floor_divide(x, other)
     if rounding_mode != "trunc":
         raise ArgumentError(f'div at {user_line()}: rounding_mode is None, "floor" or "trunc"; got {rounding_mode!r}')
-    return _whole("div", x, other, TruncateDivide(), whole_divisor("div"))
+    return _whole("div", x, other, TruncateDivide(), divisor_assertion("div"))
 
 
-def _whole(what: str, x: Any, other: Any, op: Op, check: Checked) -> Tensor:
+def _whole(what: str, x: Any, other: Any, op: Op, check: RuntimeAssertion) -> Tensor:
     """An op of two operands of numbers; truth values are 0 and 1, and integers on the right side pass a check."""
     a, b = pair(what, *sides(what, x, other))
     if a.tensor_type.dtype is bool_:
@@ -220,7 +220,7 @@ def _of_two(what: str, function: Callable[..., Tensor], doc: str, **given: Any) 
 
 
 def _divided(what: str, op: Op, doc: str) -> Callable[..., Tensor]:
-    return _of_two(what, _whole, doc, op=op, check=whole_divisor(what))
+    return _of_two(what, _whole, doc, op=op, check=divisor_assertion(what))
 
 
 floor_divide = _divided("floor_divide", FloorDivide(), "The largest integer not above x / other, of the operands' type.")
@@ -233,7 +233,7 @@ def pow(x: Operand, exponent: Operand) -> Tensor:
     x, exponent = sides("pow", x, exponent)
     if isinstance(x, Tensor) and not isinstance(exponent, Tensor):
         return _to_the(x, exponent)  # type: ignore[arg-type]
-    return _whole("pow", x, exponent, Power(), whole_exponent("pow"))
+    return _whole("pow", x, exponent, Power(), exponent_assertion("pow"))
 
 
 def _to_the(x: Tensor, exponent: Number) -> Tensor:

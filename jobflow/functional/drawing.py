@@ -27,10 +27,9 @@ from jobflow.functional.dispatch import method
 from jobflow.functional.promotion import as_float, cast
 from jobflow.functional.shapes import integer
 from jobflow.functional.typed import Tensor
-from jobflow.ops.checked import Checked
-from jobflow.ops.checked import weights as enough_weights
 from jobflow.ops.compare import Less
 from jobflow.ops.random_tensors import RandomInt, RandomNormal, RandomUniform
+from jobflow.ops.runtime_assertions import RuntimeAssertion, weight_assertion
 from jobflow.ops.slices import Concat, Slice
 from jobflow.ops.sort import Sort
 
@@ -266,7 +265,7 @@ def normal(mean: Any, std: Any = 1.0, *sizes: Any, generator: Any = None, **opti
 def _of_each(mean: Any, std: Any, generator: Any, options: dict[str, Any]) -> Tensor:
     """Numbers of the normal distribution with the mean and deviation that tensors have for each."""
     if isinstance(std, Tensor):
-        std = run(Checked("normal", "deviation", 0.0), std)
+        std = run(RuntimeAssertion("normal", "deviation", 0.0), std)
     elif not std >= 0:
         raise ArgumentError(f"normal at {user_line()}: the deviation std={std} must not be negative")
     like = as_float(mean if not isinstance(std, Tensor) else std if not isinstance(mean, Tensor) else add(mean, std)).detach()
@@ -277,7 +276,7 @@ def bernoulli(x: Tensor, p: float | None = None, *, generator: Any = None) -> Te
     """1 with the probability that x has there (with probability p), else 0; of the type of x."""
     chances = as_float(x.detach()) if p is None else full_like(as_float(x.detach()), p)
     drawn = rand_like(chances, generator=generator)
-    return cast(run(Less(), drawn, run(Checked("bernoulli", "probability", 0.0, 1.0), chances)), x.dtype)
+    return cast(run(Less(), drawn, run(RuntimeAssertion("bernoulli", "probability", 0.0, 1.0), chances)), x.dtype)
 
 
 def multinomial(x: Tensor, num_samples: int, replacement: bool = False, *, generator: Any = None) -> Tensor:
@@ -290,7 +289,7 @@ def multinomial(x: Tensor, num_samples: int, replacement: bool = False, *, gener
         raise ArgumentError(f"multinomial at {user_line()}: {num_samples} samples, replacement={replacement}, of weights {x.tensor_type}")
     if x.layout is not None:
         weights = crossing.change(state(), weights, whole(x.layout))
-    weights = run(enough_weights("multinomial", 1 if replacement else num_samples), weights)
+    weights = run(weight_assertion("multinomial", 1 if replacement else num_samples), weights)
     if not replacement:
         return _in_order(weights, generator, num_samples)
     columns = [_in_order(weights, generator, 1) for _ in range(num_samples)]

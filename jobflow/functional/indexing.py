@@ -33,11 +33,11 @@ from jobflow.functional.shapes import common_shape, expand, integer, movedim, re
 from jobflow.functional.typed import Tensor
 from jobflow.ops.arithmetic import Add, Where
 from jobflow.ops.axes import ExpandDims, Reshape, Squeeze
-from jobflow.ops.checked import positions
 from jobflow.ops.index import Gather
 from jobflow.ops.layout_ops import Identity
 from jobflow.ops.masked import MaskedFill
 from jobflow.ops.op import Op
+from jobflow.ops.runtime_assertions import index_assertion
 from jobflow.ops.scalar import Scale
 from jobflow.ops.scatter import Scatter
 from jobflow.ops.slice_update import SliceUpdate, SliceWrite, Subscript
@@ -65,7 +65,7 @@ def placed(ids: Tensor, n: int, what: str) -> Tensor:
     """Positions along an axis of n elements, those from the end counted from the front; AxisError for others."""
     if not ids.dtype.is_integer:
         raise DtypeError(f"{what} at {user_line()}: positions are integers, or bool for a mask; got {ids.tensor_type}")
-    return run(positions(what, n), ids)
+    return run(index_assertion(what, n), ids)
 
 
 def found(mask: Tensor, like: Tensor, what: str) -> list[Tensor]:

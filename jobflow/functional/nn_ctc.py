@@ -15,9 +15,9 @@ from jobflow.ops import ctc, source
 from jobflow.ops import elementwise as ew
 from jobflow.ops import index as ix
 from jobflow.ops import shape as sh
-from jobflow.ops.checked import checked
 from jobflow.ops.op import apply
 from jobflow.ops.pointwise import call
+from jobflow.ops.runtime_assertions import assert_bounds
 from jobflow.ops.scan import CumSum
 
 __all__ = ["ctc_loss"]
@@ -82,17 +82,17 @@ def ctc_inputs(log_probs: Value, targets: Value, input_lengths: Value, target_le
     except JobflowError as error:
         raise type(error)(str(error).replace("ctc_loss", f"ctc_loss at {user_line()}", 1)) from None
     (frames, _, classes), longest = log_probs.tensor_type.shape, targets.tensor_type.shape[1]
-    lengths = checked(input_lengths, "ctc_loss", low=0, high=frames, noun="input length")
-    labels = checked(target_lengths, "ctc_loss", low=0, high=longest, noun="target length")
+    lengths = assert_bounds(input_lengths, "ctc_loss", low=0, high=frames, noun="input length")
+    labels = assert_bounds(target_lengths, "ctc_loss", low=0, high=longest, noun="target length")
     behind = ew.greater_equal(source.arange(0, longest, dtype=int64), sh.expand_dims(ew.cast(labels, int64), 1))
-    targets = checked(ew.where(behind, ew.fill_like(targets, blank), targets), "ctc_loss", low=0, high=classes - 1, noun="label")
+    targets = assert_bounds(ew.where(behind, ew.fill_like(targets, blank), targets), "ctc_loss", low=0, high=classes - 1, noun="label")
     return log_probs, targets, lengths, labels
 
 
 def _padded(targets: Value, target_lengths: Value, count: int) -> Value:
     """Return labels that follow one another as [count, longest]; row i begins after the labels of the rows before it."""
     total = targets.tensor_type.size
-    ends = checked(call(CumSum(0), ew.cast(target_lengths, int64)), "ctc_loss", low=0, high=total, noun="sum of target lengths")
+    ends = assert_bounds(call(CumSum(0), ew.cast(target_lengths, int64)), "ctc_loss", low=0, high=total, noun="sum of target lengths")
     first = ew.subtract(ends, ew.cast(target_lengths, int64))
     at = ew.add(sh.expand_dims(first, 1), source.arange(0, total, dtype=int64))
     return ix.gather(targets, ew.minimum(at, source.constant(max(total - 1, 0), (1,), int64)), 0)

@@ -25,12 +25,12 @@ from jobflow.ops import shape as sh
 from jobflow.ops import slices as sl
 from jobflow.ops.axes import ExpandDims, Squeeze
 from jobflow.ops.broadcast import broadcast_to
-from jobflow.ops.checked import rows as row_numbers
 from jobflow.ops.index import gather
 from jobflow.ops.index import one_hot as rows_of_ones
 from jobflow.ops.matmul import BiasAdd, BroadcastMatMul, MatMul, matmul
 from jobflow.ops.op import apply, broadcast_shapes
 from jobflow.ops.random_tensors import DropoutMask
+from jobflow.ops.runtime_assertions import row_assertion
 
 __all__ = [
     "bilinear", "cosine_similarity", "dropout", "dropout1d", "dropout2d", "dropout3d", "embedding", "linear", "normalize", "one_hot",
@@ -91,7 +91,7 @@ def _row_numbers(what: str, ids: Tensor, count: int) -> Tensor:
     """The numbers, once they are known to be those of rows; ArgumentError for others."""
     if not ids.tensor_type.dtype.is_integer:
         raise DtypeError(f"{what} at {user_line()}: the numbers of rows {ids.tensor_type} are not integers")
-    return run(row_numbers(what, count), ids)
+    return run(row_assertion(what, count), ids)
 
 
 @composed

@@ -20,7 +20,7 @@ from jobflow.ops import elementwise as ew
 from jobflow.ops import elementwise_loss as el
 from jobflow.ops import reduce as rd
 from jobflow.ops import shape as sh
-from jobflow.ops.checked import checked
+from jobflow.ops.runtime_assertions import assert_bounds
 from jobflow.ops.source import constant
 
 __all__ = [
@@ -234,7 +234,7 @@ def gaussian_nll_loss(input: Tensor, target: Tensor, var: Tensor | float, full: 
 
     `var` is of the shape of `input`, or without its last axis, or with one element there, or a number.
     """
-    given = checked(_variance(input, var), "gaussian_nll_loss", low=0.0, nan=True, noun="variance")
+    given = assert_bounds(_variance(input, var), "gaussian_nll_loss", low=0.0, nan=True, noun="variance")
     bounded = ew.add(given, ew.detach(ew.subtract(ew.clip(given, eps, None), given)))
     loss = ew.scale(ew.add(ew.log(bounded), ew.divide(ew.squared_difference(input, target), bounded)), 0.5)
     return ew.shift(loss, 0.9189385332046727) if full else loss

@@ -11,9 +11,9 @@ from jobflow.core.errors import SourceLine
 from jobflow.core.layout import Broadcast, Placement, Span, cut
 from jobflow.core.types import DType, Tensor, TensorType
 from jobflow.graph.ir import Value, Variable
-from jobflow.ops.checked import Checked
 from jobflow.ops.op import apply
 from jobflow.ops.optimizer_updates import OptimizerUpdate
+from jobflow.ops.runtime_assertions import RuntimeAssertion
 from jobflow.ops.update import rate_dtype
 
 
@@ -138,7 +138,7 @@ class ValidRange:
     """The valid values of an argument, checked at run time."""
 
     argument: str
-    check: Checked
+    check: RuntimeAssertion
     #: the line that reads it
     where: SourceLine
 

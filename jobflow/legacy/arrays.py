@@ -25,9 +25,9 @@ from jobflow.ops import matmul as la
 from jobflow.ops import shape as sh
 from jobflow.ops import slices as sl
 from jobflow.ops import source
-from jobflow.ops.checked import checked
 from jobflow.ops.layout_ops import Identity, StaticShape
 from jobflow.ops.op import apply, normal_axis
+from jobflow.ops.runtime_assertions import assert_bounds
 from jobflow.ops.scalar import Cast, InHalf
 from jobflow.ops.windows import explicit_padding
 
@@ -374,7 +374,7 @@ def gather(
     """
     if not indices.tensor_type.dtype.is_integer:
         raise DtypeError(f"gather at {user_line()}: indices {indices.tensor_type} must be integers; cast them")
-    indices = checked(indices, "gather", low=0, noun="index")
+    indices = assert_bounds(indices, "gather", low=0, noun="index")
     along = _axis("gather", batch_dims if axis is None else axis, params.tensor_type.ndim)
     if batch_dims == 0:
         return ix.gather(params, indices, along)
@@ -387,7 +387,7 @@ def dim_gather(input: Tensor, dim: int, index: Tensor, name: Name = None) -> Ten
     """y[i, j, ..] = input[.., index[i, j, ..], ..], the index standing at axis `dim`."""
     at = _axis("dim_gather", dim, input.tensor_type.ndim)
     if index.tensor_type.dtype.is_integer:
-        index = checked(index, "dim_gather", low=0, high=input.tensor_type.shape[at] - 1, noun="index")
+        index = assert_bounds(index, "dim_gather", low=0, high=input.tensor_type.shape[at] - 1, noun="index")
     return ix.dim_gather(input, index, at)
 
 

@@ -21,8 +21,8 @@ from jobflow.ops import shape as sh
 from jobflow.ops import slice_update as su
 from jobflow.ops import slices as sl
 from jobflow.ops import sort as st
-from jobflow.ops.checked import checked
 from jobflow.ops.op import normal_axis
+from jobflow.ops.runtime_assertions import assert_bounds
 
 Name = str | None
 #: functions of tensors, which take those of jobs in here
@@ -44,7 +44,7 @@ def _rows(what: str, shape: Sequence[int], indices: Tensor) -> tuple[Tensor, int
     flat = sh.reshape(indices if t.dtype is int64 else ew.cast(indices, int64), (t.size // depth, depth))
     found = None
     for axis in range(depth):
-        at = checked(sl.slice_(flat, [0, axis], [None, axis + 1], [1, 1]), what, low=0, high=shape[axis] - 1, noun="index")
+        at = assert_bounds(sl.slice_(flat, [0, axis], [None, axis + 1], [1, 1]), what, low=0, high=shape[axis] - 1, noun="index")
         along = ew.scale(at, numbers.prod(shape[axis + 1 : depth])) if axis + 1 < depth else at
         found = along if found is None else ew.add(found, along)
     assert found is not None

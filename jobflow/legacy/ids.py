@@ -20,8 +20,8 @@ from jobflow.ops import sampled_classes as sampling
 from jobflow.ops import shape as sh
 from jobflow.ops import source
 from jobflow.ops import unique as un
-from jobflow.ops.checked import Checked, checked
 from jobflow.ops.pointwise import call
+from jobflow.ops.runtime_assertions import RuntimeAssertion, assert_bounds
 
 
 def unique_with_counts(x: Tensor, out_idx: DType = int32, name: str | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -92,7 +92,7 @@ def sync_dynamic_resize(inputs: Tensor, size: Tensor, name: str | None = None) -
     if size.tensor_type.size != 1 or not size.tensor_type.dtype.is_integer or not inputs.tensor_type.ndim:
         raise ArgumentError(f"{what} at {user_line()}: size {size.tensor_type} is one integer, and inputs {inputs.tensor_type} have rows")
     job, rows = current_job(what), inputs.tensor_type.shape[0]
-    last = ew.cast(sh.reshape(checked(size, what, low=0, high=rows, noun="size"), (1,)), int64)
+    last = ew.cast(sh.reshape(assert_bounds(size, what, low=0, high=rows, noun="size"), (1,)), int64)
     numbers = source.arange(0, rows, dtype=int64)
     early = sh.reshape(ew.where(ew.less(numbers, last), numbers, ew.fill_like(numbers, -1)), (rows, 1))
     found = job.rows_found(job.unique_name(f"{what}_rows"), early, 0)
@@ -115,11 +115,11 @@ def sampled_classes(weight: Tensor, label: Tensor, num_sample: int, seed: int | 
     counts("distributed_partial_fc_sample", num_sample=num_sample)
     classes, flat = weight.tensor_type.shape[0], sh.reshape(label, (label.tensor_type.size,))
     if label.tensor_type.dtype.is_integer:
-        flat = checked(flat, "distributed_partial_fc_sample", low=0, high=classes - 1, noun="label")
+        flat = assert_bounds(flat, "distributed_partial_fc_sample", low=0, high=classes - 1, noun="label")
     stream = random_stream(job.seed, seed, job.unique_name("partial_fc") if name is None else scope.current().full_name(name))
     mapped, drawn = sampling.sample_classes(flat, job.run_counter(), classes, int(num_sample), where.size, *stream)
     crowded = f"is none: on one device are more different labels than the {num_sample // where.size} classes drawn there; draw more"
-    mapped = call(Checked("distributed_partial_fc_sample", "the place of a label", low=0, problem=crowded), mapped)
+    mapped = call(RuntimeAssertion("distributed_partial_fc_sample", "the place of a label", low=0, problem=crowded), mapped)
     aligned = len(where.mesh) == 1 or classes % where.size == 0
     taken = call(sampling.GatherWhereTheyAre(), weight, drawn) if aligned else ix.gather(weight, drawn, 0)
     return sh.reshape(mapped, label.tensor_type.shape), drawn, taken
@@ -137,7 +137,7 @@ def categorical_ordinal_encode(table: Tensor, size: Tensor, input_tensor: Tensor
         )
     codes, later, known = un.ordinal_codes(table, size, input_tensor)
     assign(table, later)
-    assign(size, checked(known, "categorical_ordinal_encode", low=0, high=table.tensor_type.size // 2, noun="number of different ids"))
+    assign(size, assert_bounds(known, "categorical_ordinal_encode", low=0, high=table.tensor_type.size // 2, noun="number of different ids"))
     return ew.identity(codes, name=name)
 
 

@@ -21,9 +21,9 @@ from jobflow.ops import elementwise as ew
 from jobflow.ops import loss as ls
 from jobflow.ops import reduce as rd
 from jobflow.ops import shape as sh
-from jobflow.ops.checked import checked
 from jobflow.ops.pointwise import call
 from jobflow.ops.rounding import rounded_once
+from jobflow.ops.runtime_assertions import assert_bounds
 
 #: functions of tensors, which take those of jobs in here
 _F: Any = functional
@@ -255,7 +255,7 @@ def ctc_greedy_decoder(log_probs: Tensor, input_lengths: Tensor, merge_repeated:
         ctc.CtcGreedyDecoder().infer(log_probs.tensor_type, input_lengths.tensor_type)
     except JobflowError as error:
         raise type(error)(str(error).replace("ctc_greedy_decoder", f"ctc_greedy_decoder at {user_line()}", 1)) from None
-    lengths = checked(input_lengths, "ctc_greedy_decoder", low=0, high=log_probs.tensor_type.shape[0], noun="input length")
+    lengths = assert_bounds(input_lengths, "ctc_greedy_decoder", low=0, high=log_probs.tensor_type.shape[0], noun="input length")
     return ctc.ctc_greedy_decoder(log_probs, lengths, bool(merge_repeated), name=name)
 
 

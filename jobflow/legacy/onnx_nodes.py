@@ -253,7 +253,7 @@ def _known(nodes: Nodes, op: Any, inputs: Sequence[str], types: Sequence[TensorT
 
 
 _ROWS: Mapping[str, Row] = {
-    "Identity ToLayout GradientLayout ToGlobal ToLocal Detach StaticShape Copy Checked Positions Weights": _same,
+    "Identity ToLayout GradientLayout ToGlobal ToLocal Detach StaticShape Copy RuntimeAssertion IndexAssertion WeightAssertion": _same,
     "Reshape ExpandDims Squeeze": _reshape,
     "MatMul BatchMatMul BroadcastMatMul RowsMatMul": _product,
     "MaxPool AvgPool": _pool,

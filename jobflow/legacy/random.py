@@ -16,9 +16,9 @@ from jobflow.ops import index as ix
 from jobflow.ops import random_tensors as rn
 from jobflow.ops import softmax as sm
 from jobflow.ops import sort as st
-from jobflow.ops.checked import checked
 from jobflow.ops.op import apply
 from jobflow.ops.random_tensors import DropoutMask, RandomUniform
+from jobflow.ops.runtime_assertions import assert_bounds
 
 
 def _uniform(what: str, shape: tuple[int, ...], dtype: DType, seed: int | None, name: str) -> Tensor:
@@ -44,7 +44,7 @@ coin_flip = CoinFlip
 def bernoulli(x: Tensor, seed: int | None = None, dtype: DType | None = None, name: str = "Bernoulli") -> Tensor:
     """1 with probability x, else 0, elementwise; of the type of x unless dtype is given."""
     drawn = _uniform("bernoulli", x.tensor_type.shape, x.tensor_type.dtype, seed, name)
-    return ew.cast(ew.less(drawn, checked(x, "bernoulli", low=0.0, high=1.0, noun="probability")), dtype or x.tensor_type.dtype, name=name)
+    return ew.cast(ew.less(drawn, assert_bounds(x, "bernoulli", low=0.0, high=1.0, noun="probability")), dtype or x.tensor_type.dtype, name=name)
 
 
 def generate_random_batch_permutation_indices(value: Tensor, seed: int | None = None, name: str | None = None) -> Tensor:

@@ -15,9 +15,9 @@ from jobflow.core.layout import Rule
 from jobflow.core.types import Tensor, TensorType, bool_
 from jobflow.ops import remainders
 from jobflow.ops.broadcast import sum_to
-from jobflow.ops.checked import check, whole_divisor
 from jobflow.ops.op import OVER_EITHER, Grads, Sample, broadcast_rule, broadcast_shapes, sample
 from jobflow.ops.pointwise import ANY, FLOATS, Binary, Pointwise, binary_function, call, check_dtypes, numbers
+from jobflow.ops.runtime_assertions import check, divisor_assertion
 from jobflow.ops.scalar import fill_like, negate, round_half_even
 
 
@@ -68,7 +68,7 @@ class Divide(Binary):
 
 def divisors(what: str, y: Tensor) -> Tensor:
     """Return y, with a runtime assertion that no integer divisor is 0; floats divided by 0 are infinite or NaN."""
-    return check(whole_divisor(what), y) if y.tensor_type.dtype.is_integer else y
+    return check(divisor_assertion(what), y) if y.tensor_type.dtype.is_integer else y
 
 
 class _Whole(Binary):

@@ -11,9 +11,9 @@ from jobflow.core.errors import ShapeError
 from jobflow.core.layout import Rule
 from jobflow.core.types import Tensor, TensorType
 from jobflow.ops.arithmetic import divide, multiply, subtract
-from jobflow.ops.checked import checked
 from jobflow.ops.op import LETTERS, Grads, Sample, sample
 from jobflow.ops.pointwise import FLOATS, Pointwise, call, check_dtypes, numbers
+from jobflow.ops.runtime_assertions import assert_bounds
 from jobflow.ops.scalar import cast, clip, negate, shift
 from jobflow.ops.transcendental import log
 
@@ -108,7 +108,7 @@ def sigmoid_cross_entropy(logits: Tensor, labels: Tensor, *, name: str | None = 
 
 def binary_cross_entropy(x: Tensor, target: Tensor, *, name: str | None = None) -> Tensor:
     """Loss per element, of probabilities."""
-    given = [checked(each, _BINARY, low=0.0, high=1.0, nan=True, noun=noun) for noun, each in (("input", x), ("target", target))]
+    given = [assert_bounds(each, _BINARY, low=0.0, high=1.0, nan=True, noun=noun) for noun, each in (("input", x), ("target", target))]
     return call(BinaryCrossEntropy(), *given, name=name)
 
 

@@ -2,7 +2,7 @@
 
     loss[n...] = -x[n, label[n...], ...]        0 where the label is `ignored`
 
-The function refuses a label that is neither a class nor `ignored` (`ops.checked`).  Classes may be split: a rank then answers for
+The function refuses a label that is neither a class nor `ignored` (`ops.runtime_assertions`).  Classes may be split: a rank then answers for
 those it has.
 """
 
@@ -17,10 +17,10 @@ import numpy as np
 from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import B, Box, Rule, S, Signature
 from jobflow.core.types import Tensor, TensorType, int64
-from jobflow.ops.checked import check, classes
 from jobflow.ops.indexed import Indexed
 from jobflow.ops.op import LETTERS, Grads, Op, Sample, normal_axis, sample
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
+from jobflow.ops.runtime_assertions import check, class_assertion
 
 WHAT = "negative_log_likelihood"
 
@@ -125,5 +125,5 @@ def negative_log_likelihood(
     """Loss per label from log-probabilities x with the classes on `axis`; 0 where the label is `ignored`.  Other labels are refused for `what`."""
     at = normal_axis(WHAT, axis, x.tensor_type.ndim)
     if labels.tensor_type.dtype.is_integer:
-        labels = check(classes(what, x.tensor_type.shape[at], ignored), labels)
+        labels = check(class_assertion(what, x.tensor_type.shape[at], ignored), labels)
     return call(NegativeLogLikelihood(at, ignored), x, labels, name=name)

@@ -1,7 +1,7 @@
 """Losses with one number per sample, not averaged.  Losses per element are in elementwise_loss.
 
 p = softmax(logits) along the last axis.  Probabilities enter logarithms as max(p, 1e-20).  The sparse losses take labels of any
-integer type, one per sample; their functions have labels checked (`ops.checked`), and the ops take labels to be classes.
+integer type, one per sample; their functions have labels checked (`ops.runtime_assertions`), and the ops take labels to be classes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from jobflow.core.layout import Box, Rule
 from jobflow.core.types import Tensor, TensorType, int64
 from jobflow.ops import decomposition
 from jobflow.ops.arithmetic import add, divide, multiply, subtract
-from jobflow.ops.checked import check, classes
 from jobflow.ops.derivative import through
 from jobflow.ops.elementwise_loss import binary_cross_entropy as binary_cross_entropy
 from jobflow.ops.elementwise_loss import sigmoid_cross_entropy as sigmoid_cross_entropy
@@ -28,6 +27,7 @@ from jobflow.ops.indexed import Indexed
 from jobflow.ops.op import LETTERS, OVER_FIRST, Grads, Op, Sample, apply, sample
 from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
 from jobflow.ops.reduce import reduce_max, reduce_sum
+from jobflow.ops.runtime_assertions import check, class_assertion
 from jobflow.ops.scalar import clip, negate, scale, shift
 from jobflow.ops.shape import expand_dims
 from jobflow.ops.softmax import SoftmaxGrad
@@ -455,20 +455,22 @@ def combined_margin_grad(theta: Tensor, labels: Tensor, dy: Tensor, m1: float, m
     return dy if (m1, m2) == (1, 0) else call(CombinedMarginGrad(m1, m2), theta, labels, dy)
 
 
-def _checked(what: str, labels: Tensor, scores: Tensor) -> Tensor:
-    """The labels, once they are known to be classes; left to the op where they are not even labels for these scores."""
-    return check(classes(what, scores.tensor_type.shape[-1]), labels) if labels.tensor_type.dtype.is_integer and scores.tensor_type.ndim else labels
+def _class_labels(what: str, labels: Tensor, scores: Tensor) -> Tensor:
+    """Assert at run time that the labels are classes; leave labels of a wrong type to the op's own checks."""
+    if labels.tensor_type.dtype.is_integer and scores.tensor_type.ndim:
+        return check(class_assertion(what, scores.tensor_type.shape[-1]), labels)
+    return labels
 
 
 def sparse_softmax_cross_entropy(logits: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:
     """Loss per label; labels are integers, one per row of logits."""
-    loss: Tensor = apply(SparseSoftmaxCrossEntropy(), logits, _checked(WHAT, labels, logits), name=name)[0]
+    loss: Tensor = apply(SparseSoftmaxCrossEntropy(), logits, _class_labels(WHAT, labels, logits), name=name)[0]
     return loss
 
 
 def split_sparse_softmax_cross_entropy(logits: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:
     """The same loss by ops that let the classes be split: the ranks exchange a maximum and a sum per row instead of the logits."""
-    return by_classes(logits, _checked(WHAT, labels, logits), name=name)[0]
+    return by_classes(logits, _class_labels(WHAT, labels, logits), name=name)[0]
 
 
 def by_classes(logits: Tensor, labels: Tensor, *, name: str | None = None) -> tuple[Tensor, Tensor]:
@@ -486,12 +488,12 @@ def softmax_cross_entropy(logits: Tensor, labels: Tensor, *, sums_to_one: bool =
 
 def sparse_cross_entropy(prob: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:
     """Loss per label, of probabilities; labels are integers."""
-    return call(SparseCrossEntropy(), prob, _checked("sparse_cross_entropy", labels, prob), name=name)
+    return call(SparseCrossEntropy(), prob, _class_labels("sparse_cross_entropy", labels, prob), name=name)
 
 
 def combined_margin(
     x: Tensor, labels: Tensor, m1: float = 1.0, m2: float = 0.0, m3: float = 0.0, *, name: str | None = None
 ) -> tuple[Tensor, Tensor]:
     """x with a margin at the labels, one per row of x, and the labels' angles."""
-    y, theta = apply(CombinedMargin(m1, m2, m3), x, _checked("combined_margin_loss", labels, x), name=name)
+    y, theta = apply(CombinedMargin(m1, m2, m3), x, _class_labels("combined_margin_loss", labels, x), name=name)
     return y, theta

@@ -9,9 +9,9 @@ import numpy as np
 
 from jobflow.core.errors import DtypeError
 from jobflow.core.types import Tensor, TensorType
-from jobflow.ops.checked import check, whole_exponent
 from jobflow.ops.op import Sample, sample
 from jobflow.ops.pointwise import FLOATS, NUMBERS, Binary, Unary, binary_function, call, numbers, unary_function
+from jobflow.ops.runtime_assertions import check, exponent_assertion
 from jobflow.ops.scalar import WithNumber, fitting
 
 
@@ -249,7 +249,7 @@ def scalar_power(x: Tensor, exponent: float, *, name: str | None = None) -> Tens
 
 
 def power(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
-    return call(Power(), x, check(whole_exponent("pow"), y) if y.tensor_type.dtype.is_integer else y, name=name)
+    return call(Power(), x, check(exponent_assertion("pow"), y) if y.tensor_type.dtype.is_integer else y, name=name)
 
 
 atan2 = binary_function(Atan2)

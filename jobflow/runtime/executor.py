@@ -4,7 +4,7 @@ Every instruction becomes one or a few prepared calls on views of the rank's buf
 rank begins its epilogue before all have met at the end of their bodies or at a collective with nothing behind it: if a body
 raises on any rank, no variable has changed anywhere.
 
-Where ops of a body check what they are given (`ops.checked`), a rank that finds something wrong goes on to the end of its body, and
+Where ops of a body check what they are given (`ops.runtime_assertions`), a rank that finds something wrong goes on to the end of its body, and
 the ranks tell each other there: all of them raise the first error, and can run on.
 """
 
@@ -20,13 +20,13 @@ from jobflow.core.errors import NOWHERE, AbortedError, JobflowError
 from jobflow.core.types import Array
 from jobflow.kernels import registry
 from jobflow.kernels.target import Target, target_of
-from jobflow.ops.checked import Checked
 from jobflow.ops.op import Call
+from jobflow.ops.runtime_assertions import RuntimeAssertion
 from jobflow.plan.plan import Collective, Compute, Instruction, Plan, Slot, Transfer, Wait
 from jobflow.plan.storage import is_argument, is_common
 from jobflow.runtime.comm.communicator import Binding, Communicator
 from jobflow.runtime.device.device import Device
-from jobflow.runtime.refusals import Note, Refusal, checks, raise_first, refusal
+from jobflow.runtime.failed_assertions import FailedAssertion, Note, checks, failed_assertion, raise_first
 from jobflow.runtime.variable_buffers import State, window
 
 
@@ -108,7 +108,7 @@ class Executor:
 
     def _bind(self, instruction: Instruction, comm: Communicator) -> list[Call]:
         match instruction:
-            case Compute(Checked() as op, inputs, outputs) if self.device.tag == "gpu":
+            case Compute(RuntimeAssertion() as op, inputs, outputs) if self.device.tag == "gpu":
                 note = Note(op, instruction, self.device)
                 self._notes.append(note)
                 return [(op.note, (self.device.xp, self.view(inputs[0]), self.view(outputs[0]), note.at, note.value))]
@@ -232,11 +232,11 @@ class Executor:
         given.start = start
         return True
 
-    def _perform(self, prepared: list[Call], first: int) -> Refusal | None:
+    def _perform(self, prepared: list[Call], first: int) -> FailedAssertion | None:
         """Make the calls; what the first check that failed said."""
         f: Callable[..., Any]
         a: tuple[Any, ...]
-        refused: Refusal | None = None
+        refused: FailedAssertion | None = None
         calls = iter(prepared)
         while True:
             try:
@@ -247,8 +247,8 @@ class Executor:
                 raise
             except Exception as error:
                 instruction = self.origin[first + next(i for i, call in enumerate(prepared) if call[1] is a and call[0] is f)]
-                if isinstance(instruction, Compute) and isinstance(instruction.op, Checked) and isinstance(error, instruction.op.error):
-                    refused = refused or refusal(self.plan.body, instruction, self._rank, error)
+                if isinstance(instruction, Compute) and isinstance(instruction.op, RuntimeAssertion) and isinstance(error, instruction.op.error):
+                    refused = refused or failed_assertion(self.plan.body, instruction, self._rank, error)
                     continue
                 if refused is not None:  # garbage in, garbage out
                     raise refused.error(refused.text) from error
@@ -258,13 +258,13 @@ class Executor:
                     raise
                 raise JobflowError(f"{where}: {error} ({type(error).__name__})") from error
 
-    def _agree(self, refused: Refusal | None) -> None:
+    def _agree(self, refused: FailedAssertion | None) -> None:
         """Raise the first refusal of any rank, on all of them."""
         assert self._exchange is not None
         if self._notes:
             self.device.synchronize()
-            found = [(note.instruction, error) for note in self._notes if (error := note.refusal(self.device)) is not None]
-            refused = refusal(self.plan.body, found[0][0], self._rank, found[0][1]) if found else None
+            found = [(note.instruction, error) for note in self._notes if (error := note.failure(self.device)) is not None]
+            refused = failed_assertion(self.plan.body, found[0][0], self._rank, found[0][1]) if found else None
         raise_first(self._exchange(refused))
 
 

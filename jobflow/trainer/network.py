@@ -26,8 +26,8 @@ from jobflow.legacy.loss_functions import class_labels
 from jobflow.legacy.variables import get_variable
 from jobflow.models.building_blocks import he
 from jobflow.nn.modules.module import Module
-from jobflow.ops.checked import Checked, check
 from jobflow.ops.likelihood import negative_log_likelihood
+from jobflow.ops.runtime_assertions import RuntimeAssertion, check
 from jobflow.ops.softmax import log_softmax
 from jobflow.trainer.config import Loaded
 from jobflow.trainer.config.functions import makes_module
@@ -376,7 +376,7 @@ def _class_numbers(x: Any, labels: Any) -> Any:
         return labels
     classes = x.tensor_type.shape[-1]
     advice = f"Classes are whole numbers from 0, and the model has {classes} scores; labels with fractions need model.loss: mean_squared_error."
-    return check(Checked("softmax_cross_entropy", "label", 0, classes - 1, problem=advice, whole=True, advice=advice), labels)
+    return check(RuntimeAssertion("softmax_cross_entropy", "label", 0, classes - 1, problem=advice, whole=True, advice=advice), labels)
 
 
 def _softmax_cross_entropy(x: Any, labels: Any) -> dict[str, Any]:

@@ -23,9 +23,9 @@ from jobflow.graph.ir import Graph, Node, Origin, Phase, Value, Variable
 from jobflow.graph.rewrite import Take, walk
 from jobflow.graph.traced import Traced
 from jobflow.graph.training import Optimizer, Training, ValidRange, Watch
-from jobflow.ops.checked import Checked
 from jobflow.ops.layout_ops import Crossing, ToGlobal, ToLocal
 from jobflow.ops.op import Op, ViewOp, types_tuple
+from jobflow.ops.runtime_assertions import RuntimeAssertion
 from jobflow.ops.source import Constant, External, Input, ReadVariable
 
 #: The key of the hidden argument that counts the runs of a job.
@@ -88,7 +88,7 @@ class Tracer:
         values = tuple(self._own(value, label, where) for value in inputs)
         local = here.view == "mirrored"
         placement = self._in_mirrored_view(placement) if local else placement
-        if self.looks and type(op) is Checked and (argument := _argument(values[0])) is not None:
+        if self.looks and type(op) is RuntimeAssertion and (argument := _argument(values[0])) is not None:
             self.limits.append(ValidRange(argument, op, where))
             return values
         if isinstance(op, Crossing):

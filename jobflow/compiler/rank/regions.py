@@ -33,8 +33,8 @@ from jobflow.expressions.index_space import LOOKED_UP, IndexSpace, broadcasting
 from jobflow.kernels import registry
 from jobflow.kernels.region import Made, Region, RegionMember
 from jobflow.kernels.target import FusionLimits
-from jobflow.ops.checked import Checked
 from jobflow.ops.op import Op, ViewOp
+from jobflow.ops.runtime_assertions import RuntimeAssertion
 
 #: how often regions are formed anew, without the one that needs more memory than its parts
 ATTEMPTS = 8
@@ -296,7 +296,7 @@ def _unfit(step: Step, facts: StepFacts, growing: _Growing) -> str | None:
     """Why a step can be in no region."""
     op = step.action
     assert isinstance(op, Op)
-    if isinstance(op, Checked):
+    if isinstance(op, RuntimeAssertion):
         return "it checks what it is given"
     space = facts.space
     if not space.one_place:

@@ -21,10 +21,10 @@ from jobflow.legacy.operands import counts
 from jobflow.legacy.variables import assign, current_job, get_variable, layer_name, variable_of
 from jobflow.ops import elementwise as ew
 from jobflow.ops import shape as sh
-from jobflow.ops.checked import Checked
 from jobflow.ops.floating import exp2, log2
 from jobflow.ops.pointwise import call
 from jobflow.ops.quantize import fake_quantize
+from jobflow.ops.runtime_assertions import RuntimeAssertion
 from jobflow.ops.scalar import shift
 
 __all__ = ["fake_quantization", "min_max_observer", "moving_average_min_max_observer"]
@@ -134,7 +134,7 @@ def _seen(top: Tensor, bottom: Tensor, step: Tensor) -> Tensor:
     names = ", ".join(repr(variable_of(x)) for x in (top, bottom, step))
     problem = f"is too small: {names} are 0; run a train job with the same layers first, or load the variables of one"
     seen = math.add_n([ew.cast(math.not_equal(x, 0), int64) for x in (top, bottom, step)])
-    check = Checked(f"quantization in job {job.name!r}", "number of observed runs", low=1, problem=problem)
+    check = RuntimeAssertion(f"quantization in job {job.name!r}", "number of observed runs", low=1, problem=problem)
     return ew.multiply(top, ew.cast(ew.minimum(call(check, seen), ew.fill_like(seen, 1)), top.tensor_type.dtype))
 
 

@@ -1,6 +1,6 @@
 """Runtime assertions on values that an operation relies on: indices, labels, divisors, probabilities.  Each rank checks its own shard.
 
-    y = checked(x, "multinomial", low=0.0, noun="weight")       y = x
+    y = assert_bounds(x, "multinomial", low=0.0, noun="weight")       y = x
 
 The op that relies on the values reads y instead of x.
 The error names the rejected element: its value and its index in the logical tensor.  Every rank raises the same error before any update:
@@ -25,7 +25,7 @@ from jobflow.ops.op import LETTERS, OVER_FIRST, Grads, Op, Sample, apply, broadc
 _span = lru_cache(np.iinfo)
 
 
-class Checked(Op):
+class RuntimeAssertion(Op):
     """y = x, with a runtime assertion that low <= x <= high or x is `ignored`; all other elements are rejected.
 
     `nonzero` also rejects 0, `whole` also rejects fractions, and `nan` accepts NaN.
@@ -61,7 +61,7 @@ class Checked(Op):
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         return replace(self, box=placed(self.box, outputs[0]))
 
-    def refuses(self, xp: Xp, x: Array) -> Array:
+    def rejected(self, xp: Xp, x: Array) -> Array:
         """Return a mask of the rejected elements."""
         low, high = self.bounds(x)
         wrong = xp.zeros(x.shape, bool)
@@ -88,7 +88,7 @@ class Checked(Op):
         return low, None if self.high is None or self.high >= can.max else self.high
 
     def passes(self, x: Array) -> bool:
-        """Return True if a fast test shows that no element is rejected; False if `refuses` must decide."""
+        """Return True if a fast test shows that no element is rejected; False if `rejected` must decide."""
         if not x.size:
             return True
         if self.whole and x.dtype.kind not in "iub":
@@ -101,33 +101,33 @@ class Checked(Op):
         """An element that passes, in place of rejected ones."""
         return next((bound for bound in (self.low, self.high) if bound is not None and (bound or not self.nonzero)), 1)
 
-    def passed(self, xp: Xp, x: Array) -> Array:
+    def converted(self, xp: Xp, x: Array) -> Array:
         """Convert elements that pass to the result."""
         return x
 
     def kernel(self, xp: Xp, x: Array, y: Array) -> None:
-        wrong = None if self.passes(x) else self.refuses(xp, x)
+        wrong = None if self.passes(x) else self.rejected(xp, x)
         if wrong is None or not wrong.any():
-            y[...] = self.passed(xp, x)
+            y[...] = self.converted(xp, x)
             return
         first = int(wrong.argmax())
-        refusal = self.refusal(x.reshape(-1)[first].item(), first, tuple(x.shape))
-        y[...] = self.passed(xp, xp.where(wrong, x.dtype.type(self.legal), x))
-        raise refusal
+        failure = self.failure(x.reshape(-1)[first].item(), first, tuple(x.shape))
+        y[...] = self.converted(xp, xp.where(wrong, x.dtype.type(self.legal), x))
+        raise failure
 
     def note(self, xp: Xp, x: Array, y: Array, at: Array, value: Array) -> None:
         """Check without synchronizing with the host.
 
         at[0] is the flat index of the first rejected element plus 1, or 0 if none is rejected; value[0] is the element.
         """
-        wrong = self.refuses(xp, x)
+        wrong = self.rejected(xp, x)
         if x.size:
             first = wrong.reshape(-1).argmax()
             at[...] = xp.where(wrong.any(), first + 1, 0)
             value[...] = x.reshape(-1)[first]
-        y[...] = self.passed(xp, xp.where(wrong, x.dtype.type(self.legal), x))
+        y[...] = self.converted(xp, xp.where(wrong, x.dtype.type(self.legal), x))
 
-    def refusal(self, value: Any, flat: int, shape: tuple[int, ...]) -> JobflowError:
+    def failure(self, value: Any, flat: int, shape: tuple[int, ...]) -> JobflowError:
         """Return the error for the element at a flat index of a rank's shard."""
         inside = np.unravel_index(flat, shape) if shape else ()
         start = (0,) * len(shape) if self.box is None else self.box.start
@@ -146,7 +146,7 @@ class Checked(Op):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        if cls is not Checked:
+        if cls is not RuntimeAssertion:
             return
         yield sample(cls("test", low=0, high=4), np.array([0, 4, 2, 3, 3]))
         yield sample(cls("test", low=0.0), np.linspace(0.5, 2.0, 15).reshape(5, 3))
@@ -155,7 +155,7 @@ class Checked(Op):
         yield sample(cls("test", low=0, high=4, whole=True), np.array([0.0, 4.0, 3.0], np.float32), differentiable=())
 
 
-class Positions(Checked):
+class IndexAssertion(RuntimeAssertion):
     """y = x as an index from the front of an axis of `size` elements, where -size <= x < size; negative indices count from the end."""
 
     error = AxisError
@@ -165,7 +165,7 @@ class Positions(Checked):
     def infer(self, x: TensorType) -> TensorType:
         return TensorType(x.shape, int64)
 
-    def passed(self, xp: Xp, x: Array) -> Array:
+    def converted(self, xp: Xp, x: Array) -> Array:
         wide = x.astype(xp.int64)
         return xp.where(wide < 0, wide + self.size, wide) if x.dtype.kind == "i" else wide
 
@@ -178,11 +178,11 @@ class Positions(Checked):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(positions("test", 5), np.array([0, -5, 4, -1, 2], np.int8))
-        yield sample(positions("test", 300), np.array([[0, 255], [17, 3]], np.uint8))
+        yield sample(index_assertion("test", 5), np.array([0, -5, 4, -1, 2], np.int8))
+        yield sample(index_assertion("test", 300), np.array([[0, 255], [17, 3]], np.uint8))
 
 
-class Weights(Checked):
+class WeightAssertion(RuntimeAssertion):
     """y = x, where all elements are finite and not negative, and every row (the last axis) has at least `count` positive ones"""
 
     count: int = 1
@@ -199,7 +199,7 @@ class Weights(Checked):
     def passes(self, x: Array) -> bool:
         return False
 
-    def refuses(self, xp: Xp, x: Array) -> Array:
+    def rejected(self, xp: Xp, x: Array) -> Array:
         """Return a mask of elements that are no weights, and of the zeros of rows with too few positive elements."""
         short = (x > 0).sum(axis=-1, keepdims=True) < self.count
         return ~((x >= 0) & (x < xp.inf)) | (short & (x == 0))
@@ -208,48 +208,48 @@ class Weights(Checked):
     def legal(self) -> Any:
         return 1
 
-    def refusal(self, value: Any, flat: int, shape: tuple[int, ...]) -> JobflowError:
+    def failure(self, value: Any, flat: int, shape: tuple[int, ...]) -> JobflowError:
         if value != 0:
-            return super().refusal(value, flat, shape)
+            return super().failure(value, flat, shape)
         start = (0,) if self.box is None else self.box.start
         row = f" of row [{flat // shape[-1] + start[0]}]" if len(shape) > 1 else ""
         return self.error(f"{self.what}: too few of the weights{row} are positive; {self.count} are needed")
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(weights("draw", 3), np.random.default_rng(1).uniform(0.01, 0.99, (5, 3)))
-        yield sample(weights("draw", 1), np.array([0.0, 0.5, 0.0, 2.0]), differentiable=())
+        yield sample(weight_assertion("draw", 3), np.random.default_rng(1).uniform(0.01, 0.99, (5, 3)))
+        yield sample(weight_assertion("draw", 1), np.array([0.0, 0.5, 0.0, 2.0]), differentiable=())
 
 
-def weights(what: str, count: int) -> Weights:
+def weight_assertion(what: str, count: int) -> WeightAssertion:
     """Return the op that checks weights, from each row of which `count` indices are sampled."""
-    return Weights(what, "weight", problem="is negative, infinite or no number", count=count)
+    return WeightAssertion(what, "weight", problem="is negative, infinite or no number", count=count)
 
 
-def positions(what: str, size: int) -> Positions:
+def index_assertion(what: str, size: int) -> IndexAssertion:
     """Return the op that checks indices of an axis of `size` elements, counted from either end."""
-    return Positions(what, "position", -size, size - 1, problem=f"is not on an axis of {size} elements", size=size)
+    return IndexAssertion(what, "position", -size, size - 1, problem=f"is not on an axis of {size} elements", size=size)
 
 
-def classes(what: str, count: int, ignored: int | None = None) -> Checked:
+def class_assertion(what: str, count: int, ignored: int | None = None) -> RuntimeAssertion:
     """Return the op that checks labels: class indices, or the ignored label."""
     other = "" if ignored is None else f", nor is it the ignored {ignored}"
     problem = f"is outside [0, {count}), the range of the {count} classes{other}"
-    return Checked(what, "label", 0, count - 1, ignored, problem=problem)
+    return RuntimeAssertion(what, "label", 0, count - 1, ignored, problem=problem)
 
 
-def rows(what: str, count: int) -> Checked:
+def row_assertion(what: str, count: int) -> RuntimeAssertion:
     """Return the op that checks row indices of a table."""
-    return Checked(what, "row", 0, count - 1, problem=f"is outside [0, {count}), the rows there are")
+    return RuntimeAssertion(what, "row", 0, count - 1, problem=f"is outside [0, {count}), the rows there are")
 
 
-def check(op: Checked, x: Tensor) -> Tensor:
+def check(op: RuntimeAssertion, x: Tensor) -> Tensor:
     """Apply a runtime assertion to x."""
     y: Tensor = apply(op, x)
     return y
 
 
-def checked(
+def assert_bounds(
     x: Tensor,
     what: str,
     *,
@@ -263,14 +263,14 @@ def checked(
 
     `nonzero` also rejects 0, and `nan` accepts NaN.
     """
-    return check(Checked(what, noun, low, high, nonzero=nonzero, nan=nan), x)
+    return check(RuntimeAssertion(what, noun, low, high, nonzero=nonzero, nan=nan), x)
 
 
-def whole_exponent(what: str) -> Checked:
+def exponent_assertion(what: str) -> RuntimeAssertion:
     """Return the op that checks integer exponents of integers."""
-    return Checked(what, "exponent", low=0, problem="is negative: that power of an integer is not an integer; use floats")
+    return RuntimeAssertion(what, "exponent", low=0, problem="is negative: that power of an integer is not an integer; use floats")
 
 
-def whole_divisor(what: str) -> Checked:
+def divisor_assertion(what: str) -> RuntimeAssertion:
     """Return the op that checks integer divisors."""
-    return Checked(what, "divisor", nonzero=True, problem="must not be 0: division of integers by 0")
+    return RuntimeAssertion(what, "divisor", nonzero=True, problem="must not be 0: division of integers by 0")

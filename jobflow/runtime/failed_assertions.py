@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from jobflow.core.errors import JobflowError, SourceLine
-from jobflow.ops.checked import Checked
+from jobflow.ops.runtime_assertions import RuntimeAssertion
 from jobflow.plan.plan import Compute, Instruction
 from jobflow.runtime.device.device import Device
 
 
-class Refusal(NamedTuple):
+class FailedAssertion(NamedTuple):
     """The failed assertion of one rank."""
 
     #: the order of the last communication before it; -1 without one
@@ -25,30 +25,30 @@ class Refusal(NamedTuple):
 class Note:
     """The result of an assertion on a GPU, which the host reads at the end of the body."""
 
-    def __init__(self, op: Checked, instruction: Compute, device: Device) -> None:
+    def __init__(self, op: RuntimeAssertion, instruction: Compute, device: Device) -> None:
         self.op = op
         self.instruction = instruction
         (slot,) = instruction.inputs
         self.at = device.allocate(8).view("int64")
         self.value = device.allocate(slot.type.dtype.itemsize).view(slot.type.dtype.numpy)
 
-    def refusal(self, device: Device) -> JobflowError | None:
+    def failure(self, device: Device) -> JobflowError | None:
         at = int(device.to_host(self.at)[0])
         if not at:
             return None
-        return self.op.refusal(device.to_host(self.value)[0].item(), at - 1, self.instruction.inputs[0].type.shape)
+        return self.op.failure(device.to_host(self.value)[0].item(), at - 1, self.instruction.inputs[0].type.shape)
 
 
 def checks(body: Sequence[Instruction]) -> bool:
     """Return True if the body of a plan contains a runtime assertion."""
-    return any(isinstance(instruction, Compute) and isinstance(instruction.op, Checked) for instruction in body)
+    return any(isinstance(instruction, Compute) and isinstance(instruction.op, RuntimeAssertion) for instruction in body)
 
 
-def refusal(body: Sequence[Instruction], instruction: Compute, rank: int, error: JobflowError) -> Refusal:
+def failed_assertion(body: Sequence[Instruction], instruction: Compute, rank: int, error: JobflowError) -> FailedAssertion:
     """Return the failed assertion of `instruction` in this body on a rank."""
     at = next(i for i, other in enumerate(body) if other is instruction)
     before = max((other.order for other in body[:at] if not isinstance(other, Compute)), default=-1)
-    return Refusal(before, rank, type(error), located(error, instruction.where))
+    return FailedAssertion(before, rank, type(error), located(error, instruction.where))
 
 
 def located(error: JobflowError, where: SourceLine) -> str:
@@ -57,7 +57,7 @@ def located(error: JobflowError, where: SourceLine) -> str:
     return f"{word} at {where}:{rest}"
 
 
-def raise_first(everywhere: Sequence[Refusal | None]) -> None:
+def raise_first(everywhere: Sequence[FailedAssertion | None]) -> None:
     """Raise the earliest failed assertion of any rank, the same on all ranks, which can all continue.
 
     Ranks communicate in one order.  The failure with fewer communications before it cannot be a consequence of another one.
