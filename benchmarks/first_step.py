@@ -32,7 +32,7 @@ STAGES = {
     "boxing": [("compiler.compile", "box"), ("compiler.compile", "bucket")],
     "to the ranks": [("engine.session", "physical_to_wire"), ("engine.commands", "physical_from_wire")],
     "variables": [("runtime.variable_buffers", "State.declare"), ("runtime.variable_buffers", "State.write"), ("engine.session", "Session.write")],
-    "lower": [("compiler.compile", name) for name in ("divide_updates", "look_at_arguments", "lower", "write", "zero_copy_feeds")],
+    "lower": [("compiler.compile", name) for name in ("divide_updates", "view_shared_arguments", "lower", "write", "zero_copy_feeds")],
     "fuse": [("compiler.compile", "fuse")],
     "order": [("compiler.compile", "order"), ("compiler.compile", "overlap")],
     "regions": [("compiler.rank.regions", "form_regions")],

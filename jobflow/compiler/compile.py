@@ -10,7 +10,7 @@
     recompute      rematerialize regions            -> Graph
     shard          choose layouts                   -> Sharded
     box            insert changes of layout         -> Physical
-    make_beside    write communicated variable values to temporaries -> Physical
+    break_hazards    write communicated variable values to temporaries -> Physical
     bucket         join messages of gradients       -> Physical
     divide_updates divide updates of shared variables among ranks -> Physical
     look           read whole arguments without a copy -> Physical
@@ -41,10 +41,10 @@ from jobflow.compiler.front.recompute import recompute
 from jobflow.compiler.front.row_updates import update_rows
 from jobflow.compiler.front.simplify import simplify
 from jobflow.compiler.front.whole_batch import Parts, parts_of
+from jobflow.compiler.layouts.argument_views import view_shared_arguments
 from jobflow.compiler.layouts.box import box
+from jobflow.compiler.layouts.break_hazards import break_hazards
 from jobflow.compiler.layouts.bucket import bucket
-from jobflow.compiler.layouts.look import look_at_arguments
-from jobflow.compiler.layouts.read_again import make_beside
 from jobflow.compiler.layouts.shard import shard
 from jobflow.compiler.layouts.shared_variables import divide_updates
 from jobflow.compiler.rank.fuse import fuse
@@ -87,14 +87,14 @@ def prepared(program: Traced, outputs: Sequence[Value]) -> tuple[Traced, Sequenc
 
 def distribute(graph: Graph) -> Physical:
     """Choose layouts and insert communication."""
-    return bucket(make_beside(box(shard(graph))))
+    return bucket(break_hazards(box(shard(graph))))
 
 
 def rank_program(physical: Physical, memory: RankMemory, target: Target) -> Program:
     """Return the program of the rank with this memory, for a device of this kind."""
     shared = frozenset(name for name, slot in memory.slots.items() if is_common(slot.buffer))
     physical = divide_updates(physical, shared, memory.io_buffers)
-    physical = look_at_arguments(physical) if memory.io_buffers else physical
+    physical = view_shared_arguments(physical) if memory.io_buffers else physical
     return fuse(zero_copy_feeds(write(lower(physical, memory, target)), memory))
 
 

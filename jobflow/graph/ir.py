@@ -193,7 +193,7 @@ class Sharded:
 
     graph: Graph
     layouts: dict[Value, Layout | Local]
-    wanted: dict[Node, tuple[Layout | Local, ...]]
+    read_layouts: dict[Node, tuple[Layout | Local, ...]]
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def together(parts: list[Sharded]) -> Physical:
     graphs = [part.graph for part in parts]
     nodes = tuple(node for graph in graphs for node in graph.nodes)
     whole = Graph("job", graphs[0].placement, nodes, tuple(v for g in graphs for v in g.inputs), tuple(v for g in graphs for v in g.outputs))
-    return box(Sharded(whole, {k: v for p in parts for k, v in p.layouts.items()}, {k: v for p in parts for k, v in p.wanted.items()}))
+    return box(Sharded(whole, {k: v for p in parts for k, v in p.layouts.items()}, {k: v for p in parts for k, v in p.read_layouts.items()}))
 
 
 def addends(layout: Layout, array: Array, random: np.random.Generator) -> list[Array]:

@@ -23,7 +23,7 @@ from jobflow.tools.explain import laid_out, load_job
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STAGES = """prepared lower_precision differentiate unroll guard simplify pipeline recompute shard box bucket
-    divide_updates look_at_arguments lower write zero_copy_feeds fuse order overlap plan_memory"""
+    divide_updates view_shared_arguments lower write zero_copy_feeds fuse order overlap plan_memory"""
 
 
 def seen(whole: Any) -> Any:
@@ -34,7 +34,7 @@ def seen(whole: Any) -> Any:
     if isinstance(whole, Physical):
         return physical_text(whole), dict(whole.layouts), seen(whole.graph)
     if isinstance(whole, Sharded):
-        return sharded_text(whole), dict(whole.layouts), dict(whole.wanted), seen(whole.graph)
+        return sharded_text(whole), dict(whole.layouts), dict(whole.read_layouts), seen(whole.graph)
     if isinstance(whole, Graph):
         return graph_text(whole), whole.nodes, dict(whole.variables), dict(whole.reads), dict(whole.updates)
     if isinstance(whole, Program):

@@ -13,9 +13,9 @@ from traced import distribute, first, on, plain, trace, type_, variable
 from jobflow import scope
 from jobflow.compiler.front.trace import Tracer
 from jobflow.compiler.layouts.box import Reroute, box
-from jobflow.compiler.layouts.moves import Move, exchanges, moves
 from jobflow.compiler.layouts.paths import MEETING, path, price
 from jobflow.compiler.layouts.shard import shard
+from jobflow.compiler.layouts.transfers import BoxTransfer, exchanges, transfers
 from jobflow.core.errors import SbpError, SourceLine
 from jobflow.core.layout import MAX, B, Box, Layout, Local, P, Partial, Placement, S, Sbp
 from jobflow.core.types import TensorType
@@ -154,9 +154,13 @@ def test_the_price_is_bytes_and_meetings() -> None:
         (
             Layout(SQUARE, (B, B)),
             Layout(SQUARE, (S(0), S(2))),
-            r"lies cpu\[0-3:2x2\]:B,B but is read cpu\[0-3:2x2\]:S\(0\),S\(2\): cpu\[0-3:2x2\]:S\(0\),S\(2\) splits axis 2, ",
+            r"has layout cpu\[0-3:2x2\]:B,B but is read as cpu\[0-3:2x2\]:S\(0\),S\(2\): cpu\[0-3:2x2\]:S\(0\),S\(2\) splits axis 2, ",
         ),
-        (Layout(first(2), (B,)), Local(first(2)), r"lies cpu\[0-1\]:B but is read cpu\[0-1\]:local; convert between the views with to_local"),
+        (
+            Layout(first(2), (B,)),
+            Local(first(2)),
+            r"has layout cpu\[0-1\]:B but is read as cpu\[0-1\]:local; convert between the views with to_local",
+        ),
     ],
     ids=str,
 )
@@ -167,7 +171,7 @@ def test_errors_name_op_tensor_and_layouts(source: Layout, target: Any, message:
 
 
 def test_an_axis_that_is_not_there() -> None:
-    with pytest.raises(SbpError, match=r"cpu\[0-1\]:S\(2\) splits axis 2, and a tensor float32\[4,6\] has axes 0 to 1"):
+    with pytest.raises(SbpError, match=r"cpu\[0-1\]:S\(2\) splits axis 2, but a tensor float32\[4,6\] has axes 0 to 1"):
         path(Layout(first(2), (B,)), Layout(first(2), (S(2),)), type_(4, 6))
 
 
@@ -181,35 +185,35 @@ def test_an_axis_that_is_not_there() -> None:
     ids=str,
 )
 def test_what_takes_several_hops_has_no_name(source: Layout, target: Layout) -> None:
-    with pytest.raises(SbpError, match=r"is more than one hop$"):
+    with pytest.raises(SbpError, match=r"takes more than one hop$"):
         Reroute(source, target)
 
 
 # -------------------------------------------------------------------- moves
 
 
-def boxes(found: tuple[Move, ...]) -> list[str]:
+def boxes(found: tuple[BoxTransfer, ...]) -> list[str]:
     return [f"{move.source}->{move.target} {move.box.spans}" for move in found]
 
 
 def test_moves_keep_what_is_there_already() -> None:
     source, target = Layout(on(0, 1), (S(0),)), Layout(on(1, 2), (S(0),))
-    assert boxes(moves(source, target, (5,))) == ["0->1 ((0, 3),)", "1->2 ((3, 5),)"]
-    assert boxes(moves(Layout(first(2), (B,)), Layout(on(1, 0), (B,)), (5,))) == ["1->1 ((0, 5),)", "0->0 ((0, 5),)"]
+    assert boxes(transfers(source, target, (5,))) == ["0->1 ((0, 3),)", "1->2 ((3, 5),)"]
+    assert boxes(transfers(Layout(first(2), (B,)), Layout(on(1, 0), (B,)), (5,))) == ["1->1 ((0, 5),)", "0->0 ((0, 5),)"]
 
 
 def test_holders_of_the_same_part_take_turns() -> None:
-    found = moves(Layout(on(0, 1), (B,)), Layout(on(2, 3, 4, 5), (S(0),)), (4,))
+    found = transfers(Layout(on(0, 1), (B,)), Layout(on(2, 3, 4, 5), (S(0),)), (4,))
     assert [move.source for move in found] == [0, 1, 0, 1]
 
 
 def test_sizes_that_do_not_match() -> None:
-    found = moves(Layout(first(2), (S(0),)), Layout(on(2, 3, 4), (S(0),)), (7,))
+    found = transfers(Layout(first(2), (S(0),)), Layout(on(2, 3, 4), (S(0),)), (7,))
     assert boxes(found) == ["0->2 ((0, 3),)", "0->3 ((3, 4),)", "1->3 ((4, 5),)", "1->4 ((5, 7),)"]
 
 
 def test_empty_tensors_do_not_move() -> None:
-    assert moves(Layout(first(2), (S(0),)), Layout(on(2), (B,)), (0, 3)) == ()
+    assert transfers(Layout(first(2), (S(0),)), Layout(on(2), (B,)), (0, 3)) == ()
 
 
 layouts = st.builds(
@@ -221,7 +225,7 @@ layouts = st.builds(
 
 @given(layouts, layouts, st.tuples(st.integers(0, 7), st.integers(0, 3)))
 def test_moves_bring_each_rank_all_it_needs_once(source: Layout, target: Layout, shape: tuple[int, int]) -> None:
-    found = moves(source, target, shape)
+    found = transfers(source, target, shape)
     for rank in target.placement.ranks:
         need = target.box(shape, rank)
         parts = [move.box for move in found if move.target == rank]
@@ -315,6 +319,7 @@ def test_views_are_crossed_only_on_purpose() -> None:
             return tanh(x)
 
     with pytest.raises(
-        SbpError, match=r"relu_0 float32\[2\] lies cpu\[0\]:local but is read cpu\[1\]:local; convert between the views with to_local or to_global"
+        SbpError,
+        match=r"relu_0 float32\[2\] has layout cpu\[0\]:local but is read as cpu\[1\]:local; convert between the views with to_local or to_global",
     ):
         distribute(trace(body, on(0), view="mirrored"))

@@ -87,7 +87,9 @@ def decide(op: Callable[..., Any], types: list[TensorType], now: list[Sbp], n: i
         made = op(*inputs)
     (node,) = (node for node in tracer.nodes if node.inputs)
     assert made is node.outputs[0] or made in node.outputs
-    operands = tuple(Operand(x.tensor_type, (sbp,), wish=(sbp,) if i in wishes else ()) for i, (x, sbp) in enumerate(zip(inputs, now, strict=True)))
+    operands = tuple(
+        Operand(x.tensor_type, (sbp,), requested=(sbp,) if i in wishes else ()) for i, (x, sbp) in enumerate(zip(inputs, now, strict=True))
+    )
     choice = choose(Case(node.op, operands, (n,)))
     return f"{' '.join(str(choice.input(i)[0]) for i in range(len(inputs)))} -> {choice.output(0)[0]}"
 

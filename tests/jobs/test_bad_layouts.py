@@ -40,16 +40,16 @@ def test_a_hint_that_no_signature_satisfies() -> None:
     message = refused(lambda x: flow.math.argmax(x.with_distribute(split(1)), name="best"))
     matches(
         message,
-        rf'^argextreme at {HERE} \(layer "best"\): no signature reads its inputs as asked: ',
-        rf"x float32\[4,6\] lies S\(1\), asked for S\(1\) by with_distribute at {HERE}\. ",
+        rf'^argextreme at {HERE} \(layer "best"\): no signature reads its inputs as requested: ',
+        rf"x float32\[4,6\] has layout S\(1\), requested as S\(1\) by with_distribute at {HERE}\. ",
         r"On the 2 ranks it may run as \(S\(0\) -> S\(0\)\) \| \(B -> B\)\. ",
-        rf"The cheapest change that works: ask for x in S\(0\) at {HERE} \(distribute\.split\(0\)\)$",
+        rf"The cheapest change that works: request x in S\(0\) at {HERE} \(distribute\.split\(0\)\)$",
     )
 
 
 def test_the_same_by_a_cast() -> None:
     message = refused(lambda x: flow.math.argmax(flow.parallel_cast(x, distribute=split(1)), name="best"))
-    matches(message, rf"asked for S\(1\) by parallel_cast at {HERE}", r"distribute\.split\(0\)")
+    matches(message, rf"requested as S\(1\) by parallel_cast at {HERE}", r"distribute\.split\(0\)")
 
 
 def test_the_change_that_it_proposes_works() -> None:
@@ -68,8 +68,8 @@ def test_partial_into_a_nonlinear_op() -> None:
     message = refused(lambda x: flow.math.relu(flow.hierarchical_parallel_cast(x, ["P"]), name="positive"))
     matches(
         message,
-        r'^relu at .* \(layer "positive"\): no signature reads its inputs as asked: ',
-        rf"lies P, asked for P by hierarchical_parallel_cast at {HERE}",
+        r'^relu at .* \(layer "positive"\): no signature reads its inputs as requested: ',
+        rf"has layout P, requested as P by hierarchical_parallel_cast at {HERE}",
         r"\(S\(0\) -> S\(0\)\) \| \(S\(1\) -> S\(1\)\) \| \(B -> B\)",
         r"in S\(0\) at",
     )
@@ -84,7 +84,7 @@ def test_contradictory_hints_on_one_handle() -> None:
     message = refused(lambda x: flow.parallel_cast(x.with_distribute(split(0)), distribute=split(1)))
     matches(
         message,
-        rf"x float32\[4,6\] is asked for S\(0\) by with_distribute at {HERE} and for S\(1\) by parallel_cast at {HERE}; ",
+        rf"x float32\[4,6\] is requested as S\(0\) by with_distribute at {HERE} and as S\(1\) by parallel_cast at {HERE}; ",
         r"parallel_cast\(x, distribute=distribute\.split\(0\)\)",
     )
 
@@ -104,8 +104,8 @@ def test_contradictory_hints_on_one_tensor_read_twice() -> None:
     matches(
         message,
         r'\(layer "both"\): the hints contradict each other: ',
-        rf"S\(0\), asked for S\(0\) by with_distribute at {HERE}; .*S\(1\), asked for S\(1\) by with_distribute at {HERE}\. ",
-        r"The cheapest change that works: ask for x in S\(0\)",
+        rf"S\(0\), requested as S\(0\) by with_distribute at {HERE}; .*S\(1\), requested as S\(1\) by with_distribute at {HERE}\. ",
+        r"The cheapest change that works: request x in S\(0\)",
     )
 
 
@@ -154,7 +154,7 @@ def test_along_one_of_several_mesh_dimensions(on: Callable[[int], None]) -> None
 
     matches(
         refused(body),
-        r"lies S\(0\),S\(1\), asked for S\(0\),S\(1\) by hierarchical_parallel_cast",
+        r"has layout S\(0\),S\(1\), requested as S\(0\),S\(1\) by hierarchical_parallel_cast",
         r"On the 2 ranks of mesh dimension 1 it may run as \(S\(0\) -> S\(0\)\) \| \(B -> B\)",
-        r"ask for \S+ in S\(0\),S\(0\) at .*\(distribute\.split\(0\)\)",
+        r"request \S+ in S\(0\),S\(0\) at .*\(distribute\.split\(0\)\)",
     )

@@ -1,8 +1,8 @@
 """Sharded graph -> physical graph: a `Reroute` node wherever producer and consumer have different layouts.
 
-A reroute is one hop of the cheapest path (`paths`): a row of the route table, an exchange, a move between placements, or a
-relabel, which does nothing.  A value that several nodes want in the same layout is rerouted once.  Nothing moves without such a
-node, so the list of them, with bytes and the user's line, is the whole communication of a job.
+A reroute is one hop of the cheapest path (`paths`).  It is a row of the route table, an exchange, a move between placements,
+or a relabel, which moves no data.  A value that several nodes read in the same layout is redistributed once.  Reroute nodes are all
+the communication of a job, and record its bytes and the user's line.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from jobflow.plan.traffic import handed
 
 
 class Reroute(Op):
-    """The same tensors in another layout.  Several tensors travel as one flat array (all_reduce only)."""
+    """A change of layout of one or more tensors; several tensors travel as one flat array (all_reduce only)."""
 
     source: Layout
     target: Layout
-    #: the route's name in the table, or "exchange", "move" or "relabel"; "" is the one hop there is
+    #: the route's name in the table, or "exchange", "move", "relabel" or "broadcast_view"; "" selects the single hop between the layouts
     name: str = ""
-    #: of several tensors whose layouts are not the same: (source, target) of each
+    #: (source, target) of each tensor, if several tensors have different layouts
     each: tuple[tuple[Layout, Layout], ...] = ()
 
     def __post_init__(self) -> None:
@@ -39,28 +39,28 @@ class Reroute(Op):
         return x
 
     def rule(self, *x: TensorType) -> Rule:
-        raise SbpError("the layouts of a reroute are given, not inferred")
+        raise SbpError("Reroute: its layouts are fixed when it is inserted and cannot be inferred; call `infer` for types only")
 
     def kernel(self, *arrays: object) -> None:
-        raise SbpError("a reroute is lowered to the steps of a route before it runs")
+        raise SbpError("Reroute: it has no kernel; lower the program to the steps of its route first")
 
     def sent(self, *types: TensorType) -> dict[int, int]:
-        """Bytes that each rank which communicates hands to others, for tensors of these logical types; exact, alignment in joins included."""
+        """Return the bytes that each communicating rank sends for tensors of these logical types, including the alignment in joins."""
         if len(types) == 1:
             return dict(sent(self.name, self.source, self.target, types[0]))
-        found: dict[int, int] = {}
+        nbytes: dict[int, int] = {}
         for ranks in self.source.placement.along(changed(self.source, self.target)):
             size = consecutive_offsets(self.joined_types(types, ranks[0]))[1] // types[0].dtype.itemsize
             for i, rank in enumerate(ranks):
-                found[rank] = handed("all_reduce", (size,), i, len(ranks)) * types[0].dtype.itemsize
-        return found
+                nbytes[rank] = handed("all_reduce", (size,), i, len(ranks)) * types[0].dtype.itemsize
+        return nbytes
 
     def bytes_per_rank(self, *types: TensorType) -> int:
-        """Bytes that the busiest rank hands to others."""
+        """Return the bytes that the busiest rank sends."""
         return max(self.sent(*types).values(), default=0)
 
     def joined_types(self, types: Sequence[TensorType], rank: int) -> list[TensorType]:
-        """What `rank` holds of the tensors that travel together."""
+        """Return the types of the parts that `rank` holds of the tensors."""
         layouts = [source for source, _ in self.each] or [self.source] * len(types)
         return [layout.local_type(type, rank) for layout, type in zip(layouts, types, strict=True)]
 
@@ -69,7 +69,7 @@ class Reroute(Op):
 
 
 def rerouted(value: Value, op: Reroute, origin: Origin) -> Node:
-    """The node that brings a value into another layout."""
+    """Return a node that redistributes the value."""
     name = f"{value.name}:{','.join(map(str, op.target.sbp))}"
     return Node(op, (value,), ((value.tensor_type, name, False),), f"{value.name}:{op.target}", op.target.placement, origin)
 
@@ -94,14 +94,14 @@ class _Boxing(Rewriter):
         return Physical(replace(self.rebuilt(), outputs=outputs, updates=updates), self.layouts)
 
     def take(self, node: Node, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
-        read = tuple([self.bring(value, layout, node) for value, layout in zip(inputs, self.sharded.wanted[node], strict=True)])
-        made = self.keep(node, read)
-        for before, after in zip(node.outputs, made, strict=True):
+        read = tuple([self.bring(value, layout, node) for value, layout in zip(inputs, self.sharded.read_layouts[node], strict=True)])
+        outputs = self.keep(node, read)
+        for before, after in zip(node.outputs, outputs, strict=True):
             self.layouts[after] = self.sharded.layouts[before]
-        return made
+        return outputs
 
     def _result(self, value: Value) -> Value:
-        """An output, which leaves as B or S."""
+        """Return an output of the job with partial dimensions reduced to B."""
         here, layout = self.now[value], self.layouts[self.now[value]]
         if isinstance(layout, Layout) and layout.is_partial:
             whole = replace(layout, sbp=tuple(B if isinstance(sbp, Partial) else sbp for sbp in layout.sbp))
@@ -109,17 +109,19 @@ class _Boxing(Rewriter):
         return here
 
     def bring(self, value: Value, target: Layout | Local, node: Node) -> Value:
-        """`value` as `node` reads it."""
+        """Return `value` in the layout in which `node` reads it."""
         here = self.layouts[value]
         if here == target:
             return value
-        asked = f'{node.op.word()} at {node.where} (layer "{node.name}"): {value.name} {value.tensor_type} lies {here} but is read {target}'
+        problem = (
+            f'{node.op.word()} at {node.where} (layer "{node.name}"): {value.name} {value.tensor_type} has layout {here} but is read as {target}'
+        )
         if isinstance(here, Local) or isinstance(target, Local):
-            raise SbpError(f"{asked}; convert between the views with to_local or to_global")
+            raise SbpError(f"{problem}; convert between the views with to_local or to_global")
         try:
             hops = path(here, target, value.tensor_type)
         except SbpError as error:
-            raise SbpError(f"{asked}: {error}") from None
+            raise SbpError(f"{problem}: {error}") from None
         for hop in hops:
             value = self._reroute(value, hop, node)
         return value
@@ -136,10 +138,10 @@ class _Boxing(Rewriter):
 
 
 def _repetition(hop: Hop, node: Node) -> object:
-    """Nodes with the same share what they are brought.
+    """Return a key that is equal for nodes that share a redistributed value.
 
-    What a region reads is brought once for each microbatch, and once more for the nodes that make its values again: it is not kept between them.
-    But what other ranks hand over, as from one stage of a pipeline to the next, is kept where it arrives.
+    A region's inputs are redistributed once per microbatch, and once more for rematerialization, because the value is not kept in between.
+    A value moved from other ranks, as between pipeline stages, is kept on its new ranks.
     """
     region, microbatch = node.origin.region, node.origin.microbatch
     if region is None or hop.name == "move":

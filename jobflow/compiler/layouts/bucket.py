@@ -1,13 +1,14 @@
 """Physical graph -> the same graph with gradients reduced in buckets.
 
-All all_reduces that only the update step waits for go behind the last gradient, and those among the same ranks travel together as
-one flat array of at most `LIMIT` bytes, however the tensors lie along the other mesh dimensions: small messages cost their
-latency, not their bytes, and buckets of a few MB stay in cache while they are summed.  The order is that of the variables, so a
-bucket's gradients lie like the variables they update and one update op serves them all.  All_reduces of what was made of these sums
-come in turns of their own: the squares of all gradients for a norm over them, of which each is a number, travel together too.  This
-happens before `lower`, on the global program, so all ranks agree.
+All_reduces that only the update phase reads move behind the last gradient.  Those among the same ranks are sent together as one
+flat array of at most `LIMIT` bytes, whatever the layout along other mesh dimensions.  Small messages cost latency rather than
+bandwidth, and buckets of a few MB stay in cache during the sum.  Buckets follow the order of the variables, so a bucket's
+gradients have the offsets of the variables and one update op serves all of them.
 
-All_reduces of several outputs of one node travel together too, where the first of them is: the sums for the gradient of a batch norm.
+All_reduces that depend on these sums are merged in further rounds, for example the sums of squares for a norm over all
+gradients.  The pass precedes `lower` and works on the global program, so all ranks get the same buckets.
+
+All_reduces of several outputs of one node are also merged, at the first of them, for example the gradient sums of a batch norm.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ LIMIT = 4 << 20
 
 
 def bucket(physical: Physical) -> Physical:
-    """Order the update step last; merge its all_reduces and those of outputs of one node."""
+    """Order the update phase last; merge its all_reduces and those of outputs of one node."""
     return _Bucketing(physical).bucketed()
 
 
@@ -58,12 +59,12 @@ class _Bucketing(Rewriter):
         inputs = tuple(self.now[value] for node in group for value in node.inputs)
         name = f"{first.inputs[0].name}..{last.inputs[0].name}"
         makes = [output for node in group for output in made_by(node)]
-        made = self.add(Node(_joined(group), inputs, makes, name, first.placement, origin))
-        self.now.update(zip((node.outputs[0] for node in group), made, strict=True))
+        outputs = self.add(Node(_joined(group), inputs, makes, name, first.placement, origin))
+        self.now.update(zip((node.outputs[0] for node in group), outputs, strict=True))
 
 
 def _groups(nodes: Iterable[Node], key: Callable[[Node], tuple[Any, ...]]) -> list[list[Node]]:
-    """The all_reduces among the nodes; those of equal keys in one group, up to the limit."""
+    """Group the all_reduces among the nodes by key, up to the size limit."""
     groups: list[list[Node]] = []
     last: dict[tuple[Any, ...], list[Node]] = {}
     for node in filter(_is_all_reduce, nodes):
@@ -77,7 +78,7 @@ def _groups(nodes: Iterable[Node], key: Callable[[Node], tuple[Any, ...]]) -> li
 
 
 def _turns(late: Iterable[Node]) -> list[list[Node]]:
-    """The nodes by how many all_reduces in a row they wait for, those that reduce included."""
+    """Group the nodes by the number of all_reduces on the path to them, including the node itself."""
     turn: dict[Node, int] = {}
     for node in late:
         waits = max((turn[value.node] for value in node.inputs if value.node in turn), default=-1)
@@ -86,7 +87,7 @@ def _turns(late: Iterable[Node]) -> list[list[Node]]:
 
 
 def _late_nodes(physical: Physical) -> dict[Node, None]:
-    """All_reduces whose result only the update step reads, and everything that depends on them; in the order of the program."""
+    """Return, in program order, the all_reduces that only the update phase reads, and all their dependents."""
     readers = consumers(physical.graph)
     outputs = set(physical.graph.outputs)
     late: dict[Node, None] = {}
@@ -102,21 +103,21 @@ def _is_all_reduce(node: Node) -> bool:
 
 
 def _among(node: Node) -> tuple[Any, ...]:
-    """What is the same for tensors that can be reduced as one: the groups of ranks, the reduction, the element type."""
+    """Return the key of tensors that can be reduced together: groups of ranks, reduction, element type."""
     assert isinstance(node.op, Reroute)
     dimensions = changed(node.op.source, node.op.target)
     return node.op.source.placement, dimensions, node.op.source.sbp[dimensions[0]], node.inputs[0].dtype
 
 
 def _nbytes(node: Node) -> int:
-    """Bytes that the first rank holds of what is reduced."""
+    """Return the size in bytes of the first rank's addend."""
     assert isinstance(node.op, Reroute)
     source = node.op.source
     return source.local_type(node.inputs[0].tensor_type, source.placement.ranks[0]).nbytes
 
 
 def _joined(group: Sequence[Node]) -> Reroute:
-    """The reduction of all tensors of a group at once."""
+    """Return one reduction of all tensors of a group."""
     ops = [node.op for node in group if isinstance(node.op, Reroute)]
     if all(op == ops[0] for op in ops):
         return ops[0]

@@ -1,26 +1,27 @@
 """The choice of a signature for a node: the policy of layout inference.
 
-It is the legacy system's greedy one: it never looks ahead, so a layout is explained by what comes before it.  Per mesh dimension
+The policy is greedy, as in the legacy system: it never looks ahead, so earlier nodes explain each layout.  Per mesh dimension
 
-1. A signature is left out if it is not legal for so many ranks.  An op that writes over a variable takes it as it is stored, or
-   whole if it has no such signature: nothing is communicated once variables are written.
-2. What the user asked of an input (`Operand.wish`) leaves only the signatures that read it so.  Of wishes that need not be met
-   (variables stored split, layouts that strategies ask for) as many as possible are.
-3. The gradient of what the forward op read in pieces is made in these pieces, or partial, if a signature gives the pieces.
-   Nothing else is made in pieces of what is whole.
-4. Signatures that cut an axis into fewer elements than there are ranks are left out, unless only they meet a wish.
+1. Signatures that are illegal for the number of ranks are excluded.  An op that updates a variable in place reads it as stored,
+   or whole if no signature allows that, because variables are written after all communication.
+2. The layout that the user requests for an input (`Operand.requested`) excludes signatures with another layout.  Optional requests
+   (variables stored split, layouts of strategies) are satisfied as often as possible.
+3. The gradient of an input that the forward op read in pieces is computed in these pieces, or partial, if a signature allows it.
+   No other op splits whole inputs.
+4. Signatures that cut an axis into fewer elements than ranks are excluded, unless only they satisfy a request.
 
-Then, on a mesh of one dimension, the signature with the most inputs that already lie so wins.  Among equals, the one that moves
-fewer bytes: nothing for an input that already lies so, its size otherwise; making P out of something, and cutting up a B, come
-last.  Among equals still, the order in which the rule lists them.
+On a mesh of one dimension, the signature with the most inputs in their present layout wins.  Among equals, the one that moves
+fewer bytes: zero for an input in its present layout, otherwise the input's size.  Building P and splitting B come last.  The order
+of the rule breaks remaining ties.
 
-On a mesh of several dimensions the candidates are all combinations, the outermost dimension slowest.  One that finds every input
-as it lies is taken at once.  Else the lowest price wins (`price`), in which cutting up a B is almost free; among equals the last.
+On a mesh of several dimensions the candidates are all combinations, the outermost dimension slowest.  A candidate that reads
+every input in its present layout wins at once.  Otherwise the lowest `price` wins, in which splitting a B is almost free; among
+equals, the last candidate.
 
-Example, two ranks: x S(0), w B.  MatMul "mk,kn->mn" takes (S(0) B -> S(0)): both inputs lie so already.  Its gradient for w
-is x' dy with both S(0): "km,kn->mn" split along k gives P, and the update, which only takes B B B, has it all_reduced.
+Example, two ranks: x S(0), w B.  MatMul "mk,kn->mn" takes (S(0) B -> S(0)), the present layout of both inputs.  Its gradient for w
+is x' dy with both S(0): "km,kn->mn" split along k gives P.  The update accepts only B B B, so the gradient is all_reduced.
 
-Both orders are what the legacy system was measured to do; docs/internals/decisions lists where the results differ on purpose.
+Both orders were measured on the legacy system; docs/internals/decisions lists the intended differences.
 """
 
 from __future__ import annotations
@@ -39,38 +40,38 @@ from jobflow.ops.op import Op
 _LAST = 1 << 62
 _LATE = 1 << 31
 
-#: S/B/P per mesh dimension; None where there is none to speak of
+#: S/B/P per mesh dimension; None for any layout
 Marks = tuple[Sbp | None, ...]
 
 
 @dataclass(frozen=True)
 class Operand:
-    """One input of a node, as the policy sees it."""
+    """One input of a node, as the policy reads it."""
 
     type: TensorType
-    #: how it lies on the mesh of the node, or would if it came there as it is
+    #: its layout on the mesh of the node, at present or after a move there
     now: Marks
-    #: it lies on a mesh of this shape already
+    #: True if it has a mesh of this shape already
     here: bool = True
-    #: how it is to be read, and whether it must be
-    wish: Marks = ()
-    firm: bool = False
+    #: the layout in which it should be read, and True if no other is allowed
+    requested: Marks = ()
+    required: bool = False
 
-    def wished(self, dimension: int) -> Sbp | None:
-        return self.wish[dimension] if self.wish else None
+    def requested_along(self, dimension: int) -> Sbp | None:
+        return self.requested[dimension] if self.requested else None
 
 
 @dataclass(frozen=True)
 class Case:
-    """All that a choice depends on."""
+    """The complete input of a choice."""
 
     op: Op
     operands: tuple[Operand, ...]
     mesh: tuple[int, ...]
-    #: per output how the forward pass held what it is the gradient of; () if it is none
+    #: per output that is a gradient, the layout of the forward value; () for other outputs
     pieces: tuple[Marks, ...] = ()
-    #: of tensors that are computed at once: inputs that all lie cut into fewer elements than there are ranks may stay so, and on a rank
-    #: alone layouts follow from layouts as they do among several, though nothing moves
+    #: True for eager operations: inputs that are split into fewer elements than ranks may stay split, and a single rank
+    #: propagates layouts as several ranks do, although no data moves
     at_once: bool = False
 
     def __str__(self) -> str:
@@ -82,9 +83,9 @@ class Choice:
     """One signature per mesh dimension."""
 
     signatures: tuple[Signature, ...]
-    #: the first mesh dimension along which no signature reads the inputs as they must be read
+    #: the first mesh dimension along which no signature satisfies the required layouts
     unmet: int | None = None
-    #: large inputs that lie split along an axis that no signature keeps, and would be gathered, or were asked to lie so
+    #: large inputs whose split axis no signature keeps, and that would be gathered or whose split was requested
     stuck: tuple[int, ...] = ()
 
     def input(self, index: int) -> tuple[Sbp, ...]:
@@ -95,7 +96,7 @@ class Choice:
 
 
 def choose(case: Case) -> Choice:
-    """The signatures that the policy takes."""
+    """Return the signatures that the policy selects."""
     if case.at_once and math.prod(case.mesh) == 1:
         return replace(choose(replace(case, mesh=(2,) * len(case.mesh))), stuck=())
     listed = case.op.rule(*(operand.type for operand in case.operands)).signatures()
@@ -108,19 +109,19 @@ def choose(case: Case) -> Choice:
             options.append([_all_whole(case, legal)])
             wider.append(options[-1])
             continue
-        asked = [s for s in legal if _meets(case, s, dimension)]
-        if not asked and unmet is None:
+        requested = [s for s in legal if _meets(case, s, dimension)]
+        if not requested and unmet is None:
             unmet = dimension
-        options.append(_narrowed(case, asked or legal, dimension))
+        options.append(_narrowed(case, requested or legal, dimension))
         wider.append(legal)
     if not any(_divides(case, signatures) for signatures in product(*options)):
-        options = wider  # each may be met alone, but pieces of pieces are not what the op takes
+        options = wider  # each request is possible alone, but the op does not accept nested pieces
     chosen = _nested(case, options) if sum(n > 1 for n in case.mesh) > 1 else _flat(case, options)
     return Choice(chosen, unmet, tuple(i for i in range(len(case.operands)) if _is_stuck(case, listed, chosen, i)))
 
 
 def _all_whole(case: Case, legal: Sequence[Signature]) -> Signature:
-    """Every rank holds everything; an op that cannot be run so has one signature only, which says how."""
+    """Return the signature with only B; an op without one has a single signature, which is returned instead."""
     return next((s for s in legal if all(sbp == B for sbp in (*s.inputs, *s.outputs))), legal[-1])
 
 
@@ -128,36 +129,36 @@ def _all_whole(case: Case, legal: Sequence[Signature]) -> Signature:
 
 
 def _meets(case: Case, signature: Signature, dimension: int) -> bool:
-    """Whether inputs that must be read in some way are."""
+    """Return True if the signature reads all inputs with required layouts in those layouts."""
     for operand, sbp in zip(case.operands, signature.inputs, strict=True):
-        wish = operand.wished(dimension)
-        if operand.firm and wish is not None and wish != sbp:
+        requested = operand.requested_along(dimension)
+        if operand.required and requested is not None and requested != sbp:
             return False
     return True
 
 
 def _narrowed(case: Case, legal: list[Signature], dimension: int) -> list[Signature]:
-    """What steps 1 to 3 leave; never nothing."""
+    """Return the signatures that remain after steps 1 to 3; at least one."""
     now = [operand.now[dimension] for operand in case.operands]
     written = sorted(set(case.op.alias.values()))
     if written:
         stored = [s for s in legal if all(s.inputs[i] == now[i] for i in written)]
         whole = [s for s in legal if all(s.inputs[i] == B for i in written) and all(sbp == B for sbp in s.outputs)]
         legal = stored or whole
-    wishes = [(i, wish) for i, operand in enumerate(case.operands) if (wish := operand.wished(dimension)) is not None]
-    if wishes:
-        legal = _most(legal, lambda s: sum(s.inputs[i] == wish for i, wish in wishes))
-    in_pieces = False
+    requests = [(i, requested) for i, operand in enumerate(case.operands) if (requested := operand.requested_along(dimension)) is not None]
+    if requests:
+        legal = _most(legal, lambda s: sum(s.inputs[i] == requested for i, requested in requests))
+    split = False
     for i, marks in enumerate(case.pieces):
         piece = marks[dimension] if marks else None
         if isinstance(piece, Split) and any(s.outputs[i] == piece for s in legal):
-            in_pieces = True
+            split = True
             legal = [s for s in legal if s.outputs[i] == piece or isinstance(s.outputs[i], Partial)]
-    return legal if in_pieces else [s for s in legal if not _makes_pieces(s)] or legal
+    return legal if split else [s for s in legal if not _makes_pieces(s)] or legal
 
 
 def _makes_pieces(signature: Signature) -> bool:
-    """Of whole inputs each rank makes a piece of an output, though it could make all of it as well."""
+    """Return True if each rank computes a piece of an output from whole inputs, although it could compute all of it."""
     return all(sbp == B for sbp in signature.inputs) and any(isinstance(sbp, Split) for sbp in signature.outputs)
 
 
@@ -167,7 +168,7 @@ def _most(signatures: list[Signature], count: Callable[[Signature], int]) -> lis
 
 
 def _has_room(case: Case, signatures: Sequence[Signature]) -> bool:
-    """No axis of an input is cut into pieces of fewer elements than the next mesh dimension has ranks."""
+    """Return True if no axis of an input is cut into pieces with fewer elements than the next mesh dimension has ranks."""
     if case.at_once and all(operand.here and operand.now == tuple(s.inputs[i] for s in signatures) for i, operand in enumerate(case.operands)):
         return True
     for i, operand in enumerate(case.operands):
@@ -182,7 +183,7 @@ def _has_room(case: Case, signatures: Sequence[Signature]) -> bool:
 
 
 def _divides(case: Case, signatures: Sequence[Signature]) -> bool:
-    """Where a signature needs a number of ranks that divides something, all mesh dimensions that cut this way count."""
+    """Return True if the signatures are legal for the number of ranks of all mesh dimensions that share a signature."""
     for signature in signatures:
         ranks = math.prod(n for other, n in zip(signatures, case.mesh, strict=True) if other.inputs == signature.inputs)
         if not signature.legal(ranks):
@@ -192,13 +193,13 @@ def _divides(case: Case, signatures: Sequence[Signature]) -> bool:
 
 def _is_stuck(case: Case, listed: Sequence[Signature], chosen: Sequence[Signature], index: int) -> bool:
     operand = case.operands[index]
-    if not operand.here or not (operand.firm or operand.type.size == max(o.type.size for o in case.operands)):
-        return False  # what is small beside the others may move
+    if not operand.here or not (operand.required or operand.type.size == max(o.type.size for o in case.operands)):
+        return False  # small inputs may move
     for dimension, signature in enumerate(chosen):
         now, read = operand.now[dimension], signature.inputs[index]
         if not isinstance(now, Split) or case.mesh[dimension] == 1 or any(s.inputs[index] == now for s in listed):
             continue
-        if case.op.smaller_first or read == B or operand.wished(dimension) == now:
+        if case.op.smaller_first or read == B or operand.requested_along(dimension) == now:
             return True
     return False
 
@@ -250,11 +251,11 @@ def _nested(case: Case, options: Sequence[list[Signature]]) -> tuple[Signature, 
 
 @lru_cache(maxsize=1 << 14)
 def price(have: Marks, want: tuple[Sbp, ...], shape: tuple[int, ...], size: int, mesh: tuple[int, ...]) -> float:
-    """The legacy price of a change of layout on a mesh of several dimensions; `size` is that of the logical tensor in bytes.
+    """Return the legacy price of a change of layout on a mesh of several dimensions; `size` is the size of the logical tensor in bytes.
 
-    Neighbouring dimensions along which the same happens count as one.  If one is left, B -> S costs 1, S -> S size (n-1)/n,
-    S -> B and P -> S size (n-1), P -> B twice that.  If more are left, it is 1 + the sum of these with n = all ranks, and
-    size once more for each dimension that keeps its S(k) while one further out changes from or to the same S(k).
+    Neighbouring dimensions with the same change count as one.  If one change is left, B -> S costs 1, S -> S size (n-1)/n,
+    S -> B and P -> S size (n-1), P -> B twice as much.  If several are left, the price is 1 + the sum of these with n = all ranks.
+    Each dimension that keeps its S(k) adds `size` if an outer dimension changes from or to the same S(k).
     """
     groups = _merged(have, want, shape, mesh)
     if all(a == b for a, b, _ in groups):
@@ -262,8 +263,8 @@ def price(have: Marks, want: tuple[Sbp, ...], shape: tuple[int, ...], size: int,
     if len(groups) == 1:
         return _step(*groups[0], size)
     total = 1 + sum(_step(a, b, math.prod(mesh), size) for a, b, _ in groups)
-    for i, (kept, same, _) in enumerate(groups):
-        if kept == same and isinstance(kept, Split) and any(a != b and kept in (a, b) for a, b, _ in groups[:i]):
+    for i, (target, source, _) in enumerate(groups):
+        if target == source and isinstance(target, Split) and any(a != b and target in (a, b) for a, b, _ in groups[:i]):
             total += size
     return total
 
@@ -281,7 +282,7 @@ def _merged(have: Marks, want: Marks, shape: tuple[int, ...], mesh: tuple[int, .
 
 
 def _cuts_alike(sbp: Sbp | None, shape: tuple[int, ...], n: int) -> bool:
-    """Whether pieces of pieces are the pieces among all n ranks."""
+    """Return True if nested cuts give the same pieces as one cut among all n ranks."""
     return not isinstance(sbp, Split) or shape[sbp.axis] % n in (0, 1, n - 1)
 
 

@@ -1,16 +1,16 @@
 """The route table: one row for each change of layout, with its collective, the bytes it sends, and its steps.
 
-One table serves cost, explanation and execution.  Pairs that are not in it are the cheapest path through those that are
-(`paths`).  A row changes one mesh dimension, or several that change alike, in groups: the ranks that differ only in those
-dimensions do it among themselves, on the part of the tensor that they have in common.  With b bytes on n ranks a rank hands on
+One table serves cost, explanation and execution.  Other changes are the cheapest path through rows of the table (`paths`).
+A row changes one mesh dimension, or several in the same way.  It runs in groups of ranks that differ only in those dimensions,
+on the part of the tensor that the group holds.  With b bytes on n ranks, a rank sends
 
     S -> B  all_gather      b (n-1)/n        P -> S  reduce_scatter  b (n-1)/n       B -> P  keep_first  0
     S -> S  all_to_all      b (n-1)/n^2      B -> S  slice           0               S -> P  pad         0
     P -> B  all_reduce      2 b (n-1)/n
 
-and exactly what `plan.traffic` says where pieces are uneven.  Collectives move flat arrays whose pieces lie one after another in
-rank order; putting pieces along an axis in that order, and back, is a local step (`PackPieces`, `UnpackPieces`), free where
-memory already has it.
+For uneven pieces, `plan.traffic` defines the exact number.  Collectives transfer flat arrays whose pieces are contiguous, in
+rank order.  A local step converts pieces along an axis to that order and back (`PackPieces`, `UnpackPieces`).  It is free if
+memory has that order already.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from jobflow.plan.traffic import handed
 
 @dataclass(frozen=True)
 class Change:
-    """One change of layout, as the rank at `index` of a group of `ranks` sees it.
+    """One change of layout, for the rank at `index` of a group of `ranks`.
 
-    The group is a mesh of its own; `type` is that of what its ranks have in common.
+    The group has its own mesh; `type` is the type of the part that its ranks hold together.
     """
 
     source: Sbp
@@ -45,12 +45,12 @@ class Change:
     order: int = -1
 
     def pieces(self, sbp: Sbp) -> tuple[Span, ...]:
-        """What each rank of the group holds along the split axis."""
+        """Return the range of each rank of the group along the split axis."""
         assert isinstance(sbp, Split)
         return nested_cut(self.type.shape[sbp.axis], self.mesh)
 
     def counts(self, sbp: Sbp) -> tuple[int, ...]:
-        """How many elements along the split axis each rank of the group holds."""
+        """Return the number of elements of each rank of the group along the split axis."""
         return tuple(stop - start for start, stop in self.pieces(sbp))
 
     def local_shape(self, sbp: Sbp) -> tuple[int, ...]:
@@ -75,14 +75,14 @@ class Route:
     """A row of the table."""
 
     name: str
-    #: the collective operation; None if nothing leaves a rank
+    #: the collective operation; None without communication
     kind: Kind | None
-    #: elements a rank gives to the collective, piece by piece
+    #: elements per piece that a rank passes to the collective
     counts: Callable[[Change], tuple[int, ...]]
     steps: Steps
 
     def sent(self, change: Change) -> int:
-        """Bytes that the rank hands to the others of its group."""
+        """Return the bytes that the rank sends to the others of its group."""
         if self.kind is None:
             return 0
         return handed(self.kind, self.counts(change), change.index, len(change.ranks)) * change.type.dtype.itemsize

@@ -1,29 +1,29 @@
-"""Physical graph -> the same with the updates of shared variables divided among the ranks that share them.
+"""Physical graph -> the same graph with the updates of shared variables divided among the ranks that share them.
 
-What all ranks of a node hold whole, they store once (`plan.storage`).  For readers it is B, and nothing moves.  To be updated it is
-cut: each rank writes a piece, which all ranks then look at as B, because it is the same memory.  In the graph:
+Variables that all ranks of a node hold whole are stored once (`plan.storage`).  Readers have them as B without a transfer.  For an update
+they are split: each rank writes a piece, and all ranks read the result as B, because it is the same memory.  In the graph:
 
-    part              B -> a piece   of a variable: where it lies; of another tensor: a view
-    reduce_scatter    P -> a piece   of the gradient, in place of an all_reduce that only updates read: half the bytes
-    look              a piece -> B   nothing
+    part              B -> a piece   of a variable: in place; of another tensor: a view
+    reduce_scatter    P -> a piece   of the gradient, instead of an all_reduce that only updates read: half the bytes
+    broadcast_view    a piece -> B   no data moves
 
-An elementwise update runs on pieces: stretches of the variables of a bucket, one after another, that begin on cache lines.  Any other write
-is done by one rank, each by the one that has least to do so far.  Where something reads what a write of this run has made (an average
-of new values, say), the first rank does all of the writing.
+An elementwise update runs on pieces: consecutive ranges of the variables of a bucket, beginning on cache lines.  Every other write is
+assigned to one rank, the one with the least work so far.  If a node reads a value written in the same run (an average
+of new values, say), the first rank writes all variables.
 
-The gradient of a weight is a product summed over the batch, of which each rank has a part.  The same product can be formed in rows instead
-of addends, if the ranks exchange its factors: as for any node, it is a question of its signatures and of what they cost.
+The gradient of a weight is a product summed over the batch, and each rank has a part of the batch.  The same product can be computed by
+rows instead of addends, if the ranks exchange its factors.  The choice depends on the node's signatures and their cost, as for any node.
 
-Example, two ranks, x float32[50,784] and dy float32[50,512] on each: in place of `reduce_scatter dy^T x`, 0.8 MB, `all_to_all dy` (0.05 MB) and
-the x of both ranks (nothing, in the shared I/O buffers, see `look_at_arguments`).
+Example, two ranks, x float32[50,784] and dy float32[50,512] on each.  `reduce_scatter dy^T x` sends 0.8 MB.  Instead, `all_to_all dy`
+sends 0.05 MB.  The x of both ranks costs nothing in the shared I/O buffers (`view_shared_arguments`).
 
-A weight that is updated in rows can be multiplied in rows as well: each rank all samples with its own rows, which are in its core's cache, in
-place of its own samples with all rows, of which it has to fetch what others have written.  That, too, is a signature and what it costs: in the
-example `all_to_all x w^T`, 0.05 MB, in place of a look at 0.8 MB.
+A weight that is updated by rows can also be multiplied by rows.  Each rank then multiplies all samples with its own rows, which are in
+its core's cache.  Otherwise, it multiplies its own samples with all rows and fetches those that other ranks wrote.  This is also a
+signature with a cost: in the example, `all_to_all x w^T`, 0.05 MB, instead of reading 0.8 MB written by others.
 
-All of this is decided here, on the graph that all ranks have, before communication is numbered.  The executor lets no rank write before
-all have finished their bodies, and none begin the next run before all have written; so in its epilogue a rank may read nothing that
-another one writes, and what it would read there is copied in the body.  `plan_checks` verifies both.
+The decisions are made on the graph that all ranks have, before communication is numbered.  The executor lets ranks write only after
+all have finished their bodies, and begins the next run only after all have written.  In its epilogue, a rank must not read memory that
+another rank writes, so such inputs are copied in the body.  `plan_checks` verifies both.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from jobflow.compiler.layouts.argument_views import is_contiguous
 from jobflow.compiler.layouts.box import Reroute, rerouted
-from jobflow.compiler.layouts.look import lies_together
 from jobflow.compiler.layouts.paths import changed, path, price
 from jobflow.core.errors import PlanError
 from jobflow.core.layout import B, FlatPieces, Layout, Local, P, Placement, S, Sbp, Signature, Span
@@ -46,20 +46,20 @@ from jobflow.ops.source import ReadVariable
 from jobflow.ops.update import Updated
 from jobflow.plan.plan import consecutive_offsets, line_cut
 
-#: how many times cheaper it must be to exchange the factors of a product than to sum it
+#: factor by which exchanging the factors of a product must be cheaper than summing it
 CHEAPER = 2
-#: and how many times cheaper than to look at what others write: that costs no waiting, and once it is read, it is near for all who read it
+#: the same, compared to reading pieces that other ranks write: a read needs no synchronization and fills the cache for all readers
 FAR_CHEAPER = 4
 
 
 def divide_updates(physical: Physical, shared: Collection[str], io_buffers: bool) -> Physical:
-    """Share out the updates of the variables called in `shared`; with `io_buffers` arguments come through the shared I/O buffers."""
-    dividing = _Dividing(physical, shared, io_buffers)
+    """Divide the updates of the variables named in `shared`; with `io_buffers`, arguments are in the shared I/O buffers."""
+    dividing = _UpdateDivision(physical, shared, io_buffers)
     return dividing.divided() if dividing.writers or dividing.assigned else physical
 
 
 class _Sum(NamedTuple):
-    """A tensor that is summed over ranks: what stands for it in the graph that is walked, its addends, and how these and it lie."""
+    """A sum over ranks: its value in the original graph, its addends in the new graph, and the layouts of addends and sum."""
 
     value: Value
     x: Value
@@ -68,7 +68,7 @@ class _Sum(NamedTuple):
 
 
 def _is_sum(node: Node) -> bool:
-    """True for an all_reduce of addends among all ranks of a placement."""
+    """Return True for an all_reduce of addends among all ranks of a placement."""
     op = node.op
     if not isinstance(op, Reroute) or op.name != "all_reduce" or len(_groups(op)) > 1:
         return False
@@ -79,27 +79,27 @@ def _groups(op: Reroute) -> tuple[tuple[int, ...], ...]:
     return op.source.placement.along(changed(op.source, op.target))
 
 
-class _Dividing(Rewriter):
-    """Finds out who writes what, then walks the graph."""
+class _UpdateDivision(Rewriter):
+    """Choose the rank of each write, then rewrite the graph."""
 
     def __init__(self, physical: Physical, shared: Collection[str], io_buffers: bool) -> None:
         super().__init__(physical.graph)
         self.physical, self.shared, self.io_buffers = physical, shared, io_buffers
         self.layouts: dict[Value, Layout | Local] = {}
-        self.brought: dict[tuple[Value, Layout], Value] = {}
+        self.redistributed: dict[tuple[Value, Layout], Value] = {}
         self.readers = consumers(self.graph)
         self.writers = [node for node in self.graph.nodes if any(self._is_stored(node.inputs[i]) for i in node.op.alias.values())]
         self.assigned = [name for name, value in self.graph.updates.items() if name in shared and not self._writes_itself(name, value)]
-        #: what runs when variables are written, and after that
+        #: the nodes of the epilogue, in which variables are written
         self.late = self._dependents(node for node in self.graph.nodes if node.op.alias)
-        #: by update, how its variables are cut; by other writer, and by what depends on it, the rank that does it
+        #: update -> layout of its pieces; any other writer, or a node that depends on it -> the rank that runs it
         self.pieces: dict[Node, Layout] = {}
         self.owners: dict[Node, int] = {}
-        #: by sum, how its maker forms it in rows instead, and those makers; and the pieces of other sums that only updates read
+        #: sum -> the signature that computes its rows instead; other sums that only updates read -> their pieces; producers of the rows
         self.rows: dict[Value, Signature] = {}
         self.scattered: dict[Value, FlatPieces] = {}
         self.products: set[Node] = set()
-        #: by reader of a weight that is updated in rows, how it does with its rank's own rows
+        #: reader of a weight that is updated by rows -> its signature with only the rank's own rows
         self.own_rows: dict[Node, Signature] = {}
 
     # ---------------------------------------------------------------- who writes what
@@ -108,7 +108,7 @@ class _Dividing(Rewriter):
         names = [*(self._variable(node, i) for node in self.writers for i in node.op.alias.values()), *self.assigned]
         self.placement = self.graph.variables[names[0]].placement
         self.ranks = self.placement.ranks
-        if self._is_read_again():
+        if self._new_values_are_read():
             self.owners = dict.fromkeys(self._dependents(self.writers), self.ranks[0])
         else:
             self._cut()
@@ -118,22 +118,22 @@ class _Dividing(Rewriter):
         self.walk(self.graph.nodes)
         graph = self.rebuilt()
         for name, rank in self.assigners.items():
-            graph.updates[name] = self._on_one(graph.updates[name], rank, graph.updates[name].node)
+            graph.updates[name] = self._held_by(graph.updates[name], rank, graph.updates[name].node)
         return Physical(replace(graph, nodes=tuple(self.nodes)), self.layouts)
 
     def _is_stored(self, value: Value) -> bool:
-        """True if a value lies in the memory of a shared variable."""
+        """Return True if a value is a view of a shared variable."""
         while isinstance(value.node.op, ViewOp | Reroute):
             value = value.node.inputs[0]
         return isinstance(value.node.op, ReadVariable) and value.node.op.key in self.shared
 
     def _variable(self, node: Node, i: int) -> str:
-        """The shared variable that a node writes over its input i."""
+        """Return the shared variable that a node updates through its input i."""
         op = node.inputs[i].node.op
         if not isinstance(op, ReadVariable) or op.key not in self.shared:
             raise PlanError(
-                f"{node.op} at {node.where} writes over variables that ranks share, and over {node.inputs[i].name}, which they do not share; set "
-                f"config.share_variables(False)"
+                f"{node.op} at {node.where}: it updates variables that ranks share together with {node.inputs[i].name}, which they do not share; "
+                f"set config.share_variables(False)"
             )
         return op.key
 
@@ -142,31 +142,31 @@ class _Dividing(Rewriter):
         return over is not None and value.node.inputs[over] is self.graph.reads[name]
 
     def _dependents(self, nodes: Iterable[Node]) -> dict[Node, None]:
-        """These nodes and what depends on them, in order."""
-        found = dict.fromkeys(nodes)
-        return {node: None for node in self.graph.nodes if node in found or self._joins(found, node)}
+        """Return these nodes and their dependents in order."""
+        dependents = dict.fromkeys(nodes)
+        return {node: None for node in self.graph.nodes if node in dependents or self._joins(dependents, node)}
 
     @staticmethod
-    def _joins(found: dict[Node, None], node: Node) -> bool:
-        depends = any(value.node in found for value in node.inputs)
+    def _joins(dependents: dict[Node, None], node: Node) -> bool:
+        depends = any(value.node in dependents for value in node.inputs)
         if depends:
-            found[node] = None
+            dependents[node] = None
         return depends
 
-    def _is_read_again(self) -> bool:
-        """True if something reads what a write of this run has made."""
-        made = {value for node in self.writers for value in node.outputs}
-        given = (value for name, value in self.graph.updates.items() if not self._writes_itself(name, value))
-        return any(self.readers[value] for value in made) or not made.isdisjoint(self.graph.outputs) or not made.isdisjoint(given)
+    def _new_values_are_read(self) -> bool:
+        """Return True if a node reads a value written by this run."""
+        written = {value for node in self.writers for value in node.outputs}
+        assigned = (value for name, value in self.graph.updates.items() if not self._writes_itself(name, value))
+        return any(self.readers[value] for value in written) or not written.isdisjoint(self.graph.outputs) or not written.isdisjoint(assigned)
 
     def _check_others(self) -> None:
-        """PlanError if a variable that is each rank's own takes what one rank alone makes."""
+        """Raise PlanError if a variable of each rank is assigned a value that only one rank computes."""
         for name, value in self.graph.updates.items():
             if name not in self.shared and value.node in self.owners:
                 raise self._needed_by_all(name, value.node)
 
     def _choose_owners(self) -> None:
-        """The rank of every write that is not divided: each time the one that has least to do so far."""
+        """Assign every write that is not divided to the rank with the least work so far."""
         load = dict.fromkeys(self.ranks, 0)
 
         def least(types: Iterable[TensorType]) -> int:
@@ -184,7 +184,7 @@ class _Dividing(Rewriter):
     # ---------------------------------------------------------------- how updates are cut
 
     def _cut(self) -> None:
-        """The pieces of all elementwise updates."""
+        """Choose the pieces of all elementwise updates."""
         flat = dict.fromkeys(node for node in self.writers if self._is_elementwise(node))
         for node in self.graph.nodes:
             if _is_sum(node):
@@ -194,12 +194,15 @@ class _Dividing(Rewriter):
         self.pieces.update(zip(others, flat_pieces([node.outputs[0].tensor_type for node in others], placement), strict=True))
 
     def _cut_like(self, sums: Node, flat: Collection[Node]) -> None:
-        """The pieces of the updates that alone read these sums: rows where the gradient is formed in rows, else pieces of all of them as one."""
+        """Choose the pieces of the updates that are the only readers of these sums.
+
+        The pieces are rows if the gradient is computed by rows, otherwise ranges of all of them as one array.
+        """
         assert isinstance(sums.op, Reroute)
         cut: dict[Value, list[Node]] = {}
         for value, source in zip(sums.outputs, sums.inputs, strict=True):
             updates = self._updates_of(value, flat)
-            signature = self._rows_of(source, updates)
+            signature = self._row_signature(source, updates)
             if signature is not None:
                 self.rows[value] = signature
                 self.products.add(source.node)
@@ -213,7 +216,7 @@ class _Dividing(Rewriter):
             self.pieces.update(dict.fromkeys(updates, layout))
 
     def _is_elementwise(self, node: Node) -> bool:
-        """True if each rank can update a stretch of the variables with the same stretch of whole tensors."""
+        """Return True if each rank can update a range of the variables from the same range of whole tensors."""
         op = node.op
         if not isinstance(op, Updated) or not op.flat or dict(op.alias) != {i: i for i in range(op.count)}:
             return False
@@ -221,57 +224,60 @@ class _Dividing(Rewriter):
         return len(shapes) == 1 and all(self._is_whole(value) for value in (*node.inputs, *node.outputs))
 
     def _is_whole(self, value: Value) -> bool:
-        """True if all ranks that share variables hold a value whole."""
+        """Return True if all ranks that share variables hold a value whole."""
         layout = self.physical.layouts[value]
         return isinstance(layout, Layout) and layout.is_whole and set(layout.placement.ranks) == set(self.ranks)
 
-    def _laid(self, value: Value, layouts: Mapping[Value, Layout | Local]) -> Layout:
-        """How a value of the consistent view lies."""
+    def _layout(self, value: Value, layouts: Mapping[Value, Layout | Local]) -> Layout:
+        """Return the layout of a value of the consistent view."""
         layout = layouts[value]
         assert isinstance(layout, Layout)
         return layout
 
     def _updates_of(self, value: Value, flat: Collection[Node]) -> list[Node]:
-        """The updates that read a sum, each as its only tensor; none if anything else reads it."""
-        found = self.readers[value]
-        alone = value not in self.graph.outputs and value not in self.graph.updates.values() and all(node in flat for node in found)
-        return found if alone and all(_only_tensor(node) is value for node in found) else []
+        """Return the updates that read a sum as their only tensor; none if there are other readers."""
+        readers = self.readers[value]
+        alone = value not in self.graph.outputs and value not in self.graph.updates.values() and all(node in flat for node in readers)
+        return readers if alone and all(_only_tensor(node) is value for node in readers) else []
 
     # ---------------------------------------------------------------- products in rows
 
     def _choose_readers(self) -> None:
-        """What reads weights that are updated in rows reads only its rank's own, where that is cheaper than a look at those of others."""
+        """Let readers of weights that are updated by rows read only their rank's rows, if that is cheaper than reading those of others."""
         for update, layout in self.pieces.items():
             if isinstance(layout, FlatPieces):
                 continue
             for weight in (update.inputs[i] for i in update.op.alias.values()):
-                found = [self._with_rows(node, weight, layout) for node in self.readers[weight] if node is not update]
-                known = [each for each in found if each is not None]
+                candidates = [self._own_row_signature(node, weight, layout) for node in self.readers[weight] if node is not update]
+                known = [each for each in candidates if each is not None]
                 ranks = layout.placement.size
-                looked_at = weight.tensor_type.nbytes * (ranks - 1) // ranks
-                if known and len(known) == len(found) and FAR_CHEAPER * sum(paid for paid, _, _ in known) <= looked_at:
+                read_from_others = weight.tensor_type.nbytes * (ranks - 1) // ranks
+                if known and len(known) == len(candidates) and FAR_CHEAPER * sum(paid for paid, _, _ in known) <= read_from_others:
                     self.own_rows.update((node, signature) for _, node, signature in known)
 
-    def _with_rows(self, node: Node, weight: Value, layout: Layout) -> tuple[int, Node, Signature] | None:
-        """How a node does with a rank's own rows of a weight, and what it costs to bring the rest there and the outputs back."""
-        beside = [value for value in (*node.inputs, *node.outputs) if value is not weight]
-        lain = all(isinstance(here := self.physical.layouts[value], Layout) and here.placement == layout.placement for value in beside)
-        if not lain or isinstance(node.op, Reroute | ViewOp) or node in self.own_rows or node in self.late:
+    def _own_row_signature(self, node: Node, weight: Value, layout: Layout) -> tuple[int, Node, Signature] | None:
+        """Return the cost and signature of a node that reads only the rank's rows of a weight; None if there is no such signature.
+
+        The cost is that of redistributing the other inputs and the outputs.
+        """
+        others = [value for value in (*node.inputs, *node.outputs) if value is not weight]
+        same_placement = all(isinstance(here := self.physical.layouts[value], Layout) and here.placement == layout.placement for value in others)
+        if not same_placement or isinstance(node.op, Reroute | ViewOp) or node in self.own_rows or node in self.late:
             return None
-        found: list[tuple[int, Signature]] = []
+        prices: list[tuple[int, Signature]] = []
         for signature in node.op.rule(*(value.tensor_type for value in node.inputs)).signatures():
-            wanted = [sbp for value, sbp in zip(node.inputs, signature.inputs, strict=True) if value is weight]
-            if set(wanted) == set(layout.sbp) and signature.legal(layout.placement.size):
+            weight_layouts = [sbp for value, sbp in zip(node.inputs, signature.inputs, strict=True) if value is weight]
+            if set(weight_layouts) == set(layout.sbp) and signature.legal(layout.placement.size):
                 rest = [(value, sbp) for value, sbp in zip(node.inputs, signature.inputs, strict=True) if value is not weight]
                 paid = sum(self._price(value, layout.placement, sbp) for value, sbp in rest)
                 for value, sbp in zip(node.outputs, signature.outputs, strict=True):
-                    paid += price(Layout(layout.placement, (sbp,)), self._laid(value, self.physical.layouts), value.tensor_type)
-                found.append((paid, signature))
-        best = min(found, key=lambda pair: pair[0], default=None)
+                    paid += price(Layout(layout.placement, (sbp,)), self._layout(value, self.physical.layouts), value.tensor_type)
+                prices.append((paid, signature))
+        best = min(prices, key=lambda pair: pair[0], default=None)
         return best and (best[0], node, best[1])
 
-    def _rows_of(self, source: Value, updates: Sequence[Node]) -> Signature | None:
-        """How the maker of a gradient forms its rows instead of addends; None if that is not cheaper."""
+    def _row_signature(self, source: Value, updates: Sequence[Node]) -> Signature | None:
+        """Return the signature with which the producer of a gradient computes its rows instead of addends; None if that is not cheaper."""
         node, here = source.node, self.physical.layouts[source]
         if (
             source in self.graph.outputs
@@ -293,74 +299,75 @@ class _Dividing(Rewriter):
         return best[1] if best is not None and CHEAPER * best[0] <= alone else None
 
     def _price(self, value: Value, placement: Placement, sbp: Sbp) -> int:
-        """What it costs to bring a factor into a layout."""
-        return 0 if self._lies_together(value) else price(self._laid(value, self.physical.layouts), Layout(placement, (sbp,)), value.tensor_type)
+        """Return the cost of redistributing a factor."""
+        return 0 if self._is_contiguous(value) else price(self._layout(value, self.physical.layouts), Layout(placement, (sbp,)), value.tensor_type)
 
-    def _lies_together(self, value: Value) -> bool:
-        return self.io_buffers and lies_together(value, self.physical.layouts, self.readers)
+    def _is_contiguous(self, value: Value) -> bool:
+        return self.io_buffers and is_contiguous(value, self.physical.layouts, self.readers)
 
     # ---------------------------------------------------------------- the walk
 
     def take(self, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value]:
         if node in self.products:
-            return node.outputs  # it is made where it is read
+            return node.outputs  # each reader computes it
         if not self.rows.keys().isdisjoint(node.outputs) or not self.scattered.keys().isdisjoint(node.outputs):
-            return self._summed(node, inputs)
+            return self._gradient_sums(node, inputs)
         if node in self.late:
-            inputs = tuple(value if i in node.op.alias.values() else self._before(value, node) for i, value in enumerate(inputs))
+            inputs = tuple(value if i in node.op.alias.values() else self._epilogue_input(value, node) for i, value in enumerate(inputs))
         if node in self.owners:
-            return self._by_one(node, inputs, self.owners[node])
+            return self._on_owner(node, inputs, self.owners[node])
         if node in self.pieces:
-            return self._by_all(node, inputs, self.pieces[node])
+            return self._updated_pieces(node, inputs, self.pieces[node])
         if node in self.own_rows:
-            return self._by_rows(node, self.own_rows[node])
-        made = self.keep(node, inputs)
-        self.layouts.update(zip(made, [self.physical.layouts[value] for value in node.outputs], strict=True))
-        return made
+            return self._with_own_rows(node, self.own_rows[node])
+        outputs = self.keep(node, inputs)
+        self.layouts.update(zip(outputs, [self.physical.layouts[value] for value in node.outputs], strict=True))
+        return outputs
 
-    def _before(self, value: Value, node: Node) -> Value:
-        """What a node reads while variables are written: of a shared one a copy."""
+    def _epilogue_input(self, value: Value, node: Node) -> Value:
+        """Return the input of a node in the epilogue; a copy if it is a shared variable."""
         if not self._is_stored(value):
             return value
         copy = Node(
             Copy(), (value,), ((value.tensor_type, f"{value.name}:before", False),), f"{value.name}:before", value.node.placement, node.origin
         )
-        return self._made(copy, self.layouts[value])
+        return self._added(copy, self.layouts[value])
 
-    def _made(self, node: Node, layout: Layout | Local) -> Value:
+    def _added(self, node: Node, layout: Layout | Local) -> Value:
         (value,) = self.add(node)
         self.layouts[value] = layout
         return value
 
     def _rerouted(self, value: Value, target: Layout, name: str, node: Node) -> Value:
-        """A value that lies otherwise, for a node; the same for all nodes."""
+        """Redistribute a value for a node; later nodes share the result."""
         key = value, target
-        if key not in self.brought:
-            here = self._laid(value, self.layouts)
-            self.brought[key] = value if here == target else self._made(rerouted(value, Reroute(here, target, name), node.origin), target)
-        return self.brought[key]
+        if key not in self.redistributed:
+            here = self._layout(value, self.layouts)
+            self.redistributed[key] = value if here == target else self._added(rerouted(value, Reroute(here, target, name), node.origin), target)
+        return self.redistributed[key]
 
-    def _by_all(self, node: Node, inputs: tuple[Value, ...], layout: Layout) -> list[Value]:
-        """An update of pieces, at which all ranks look."""
+    def _updated_pieces(self, node: Node, inputs: tuple[Value, ...], layout: Layout) -> list[Value]:
+        """Update pieces; return views of the whole results."""
         assert isinstance(node.op, Updated)
         tensors = node.op.count + node.op.like
         parts = [self._rerouted(value, layout, "part", node) for value in inputs[:tensors]]
-        made = self.keep(node, (*parts, *inputs[tensors:]))
-        self.layouts.update(dict.fromkeys(made, layout))
+        outputs = self.keep(node, (*parts, *inputs[tensors:]))
+        self.layouts.update(dict.fromkeys(outputs, layout))
         return [
-            self._rerouted(value, self._laid(before, self.physical.layouts), "look", node) for value, before in zip(made, node.outputs, strict=True)
+            self._rerouted(value, self._layout(before, self.physical.layouts), "broadcast_view", node)
+            for value, before in zip(outputs, node.outputs, strict=True)
         ]
 
-    def _by_one(self, node: Node, inputs: tuple[Value, ...], rank: int) -> tuple[Value, ...]:
-        """A node that one rank runs."""
+    def _on_owner(self, node: Node, inputs: tuple[Value, ...], rank: int) -> tuple[Value, ...]:
+        """Run a node on one rank."""
         if isinstance(node.op, Reroute) or node.outputs[0].local or (node.op.alias and node not in self.writers):
             raise self._needed_by_all(str(node.op), node)
-        made = self.keep(node, tuple(self._on_one(value, rank, node) for value in inputs), placement=Placement(self.placement.tag, (rank,)))
-        self.layouts.update(dict.fromkeys(made, Layout(made[0].node.placement, (B,))))
-        return made
+        outputs = self.keep(node, tuple(self._held_by(value, rank, node) for value in inputs), placement=Placement(self.placement.tag, (rank,)))
+        self.layouts.update(dict.fromkeys(outputs, Layout(outputs[0].node.placement, (B,))))
+        return outputs
 
-    def _on_one(self, value: Value, rank: int, node: Node) -> Value:
-        """A value that is whole on all ranks, or on this one, for a node that this one runs."""
+    def _held_by(self, value: Value, rank: int, node: Node) -> Value:
+        """Return a value on the one rank that runs the node; the rank must hold it whole."""
         layout = self.layouts[value]
         if not isinstance(layout, Layout) or not layout.is_whole or rank not in layout.placement.ranks:
             raise self._needed_by_all(value.name, node)
@@ -369,89 +376,91 @@ class _Dividing(Rewriter):
     @staticmethod
     def _needed_by_all(what: str, node: Node) -> PlanError:
         return PlanError(
-            f"{what} at {node.where} reads what an update of this run has made of a variable that the ranks share, and another "
-            f"variable or rank depends on it; set config.share_variables(False)"
+            f"{what} at {node.where}: it reads the new value of a variable that the ranks share, and another "
+            f"variable or rank depends on the result; set config.share_variables(False)"
         )
 
     # ---------------------------------------------------------------- gradients
 
-    def _summed(self, node: Node, inputs: tuple[Value, ...]) -> list[Value]:
-        """Sums of gradients: in rows, in pieces, and those that are read whole."""
+    def _gradient_sums(self, node: Node, inputs: tuple[Value, ...]) -> list[Value]:
+        """Return sums of gradients: by rows, in pieces, or whole."""
         assert isinstance(node.op, Reroute)
         ends = node.op.each or ((node.op.source, node.op.target),) * len(inputs)
-        found: dict[Value, Value] = {}
+        result: dict[Value, Value] = {}
         scattered: list[_Sum] = []
         whole: list[_Sum] = []
         for value, product, x, (source, target) in zip(node.outputs, node.inputs, inputs, ends, strict=True):
             if value in self.rows:
-                found[value] = self._formed(product.node, self.rows[value])
+                result[value] = self._product_rows(product.node, self.rows[value])
             elif value in self.scattered:
                 scattered.append(_Sum(value, x, source, self.scattered[value]))
             else:
                 whole.append(_Sum(value, x, source, target))
         for name, sums in (("reduce_scatter", scattered), ("all_reduce", whole)):
             if sums:
-                found.update(self._together(node, name, sums))
-        return [found[value] for value in node.outputs]
+                result.update(self._merged_sums(node, name, sums))
+        return [result[value] for value in node.outputs]
 
-    def _together(self, node: Node, route: str, sums: Sequence[_Sum]) -> dict[Value, Value]:
-        """Sums that travel as one, in place of some of those of a node."""
+    def _merged_sums(self, node: Node, route: str, sums: Sequence[_Sum]) -> dict[Value, Value]:
+        """Merge some of the sums of a node into one collective."""
         ends = tuple((one.source, one.target) for one in sums)
         op = Reroute(*ends[0], route, ends if len(set(ends)) > 1 else ())
         makes = [(one.value.tensor_type, one.value.name, False) for one in sums]
         name = sums[0].x.name if len(sums) == 1 else f"{sums[0].x.name}..{sums[-1].x.name}"
-        made = self.add(Node(op, tuple(one.x for one in sums), makes, name, node.placement, node.origin))
-        self.layouts.update(zip(made, (one.target for one in sums), strict=True))
-        return dict(zip((one.value for one in sums), made, strict=True))
+        outputs = self.add(Node(op, tuple(one.x for one in sums), makes, name, node.placement, node.origin))
+        self.layouts.update(zip(outputs, (one.target for one in sums), strict=True))
+        return dict(zip((one.value for one in sums), outputs, strict=True))
 
-    def _formed(self, node: Node, signature: Signature) -> Value:
-        """The rows of a product of each rank, from factors that the ranks exchange."""
-        (rows,) = self._by_signature(node, signature)
+    def _product_rows(self, node: Node, signature: Signature) -> Value:
+        """Return each rank's rows of a product, computed from factors that the ranks exchange."""
+        (rows,) = self._with_signature(node, signature)
         return rows
 
-    def _by_rows(self, node: Node, signature: Signature) -> list[Value]:
-        """What a node makes of a rank's own rows, brought to where it is read."""
-        made = self._by_signature(node, signature)
-        return [self._brought(value, self._laid(before, self.physical.layouts), node) for value, before in zip(made, node.outputs, strict=True)]
+    def _with_own_rows(self, node: Node, signature: Signature) -> list[Value]:
+        """Run a node on the rank's own rows and redistribute its outputs to the layouts that readers expect."""
+        outputs = self._with_signature(node, signature)
+        return [
+            self._redistributed(value, self._layout(before, self.physical.layouts), node) for value, before in zip(outputs, node.outputs, strict=True)
+        ]
 
-    def _by_signature(self, node: Node, signature: Signature) -> tuple[Value, ...]:
-        """A node with its inputs brought to where a signature has them."""
+    def _with_signature(self, node: Node, signature: Signature) -> tuple[Value, ...]:
+        """Run a node with its inputs in the layouts of a signature."""
         factors: list[Value] = []
         for value, sbp in zip(node.inputs, signature.inputs, strict=True):
             x, target = self.now[value], Layout(node.placement, (sbp,))
-            if self._is_stored(value) and self._laid(x, self.layouts).is_whole and sbp != B:
+            if self._is_stored(value) and self._layout(x, self.layouts).is_whole and sbp != B:
                 factors.append(self._rerouted(x, target, "part", node))
                 continue
-            x = self._brought(x, Layout(node.placement, (B,)), node) if self._lies_together(value) else x
-            factors.append(self._brought(x, target, node))
-        made = tuple(self.keep(node, tuple(factors)))
-        self.layouts.update(zip(made, (Layout(node.placement, (sbp,)) for sbp in signature.outputs), strict=True))
-        return made
+            x = self._redistributed(x, Layout(node.placement, (B,)), node) if self._is_contiguous(value) else x
+            factors.append(self._redistributed(x, target, node))
+        outputs = tuple(self.keep(node, tuple(factors)))
+        self.layouts.update(zip(outputs, (Layout(node.placement, (sbp,)) for sbp in signature.outputs), strict=True))
+        return outputs
 
-    def _brought(self, x: Value, target: Layout, node: Node) -> Value:
-        """A value that lies otherwise, the cheapest way."""
-        for hop in path(self._laid(x, self.layouts), target, x.tensor_type):
+    def _redistributed(self, x: Value, target: Layout, node: Node) -> Value:
+        """Redistribute a value along the cheapest path."""
+        for hop in path(self._layout(x, self.layouts), target, x.tensor_type):
             x = self._rerouted(x, hop.target, hop.name, node)
         return x
 
 
 def _only_tensor(node: Node) -> Value | None:
-    """The only tensor with which a node updates variables; None if it reads another one besides, or the same one twice."""
+    """Return the only tensor with which a node updates variables; None if it reads several, or the same one twice."""
     op = node.op
     alone = isinstance(op, Updated) and op.like == 1 and node.inputs.count(node.inputs[op.count]) == 1
     return node.inputs[op.count] if alone and isinstance(op, Updated) else None
 
 
 def flat_pieces(types: Sequence[TensorType], placement: Placement) -> list[FlatPieces]:
-    """Tensors that lie end to end, cut among ranks as if they were one, in pieces that begin on cache lines."""
+    """Divide contiguous tensors among ranks as one array, in pieces that begin on cache lines."""
     offsets, nbytes = consecutive_offsets(types)
     return [
-        FlatPieces(placement, (S(0),), tuple(_inside(type, start - offset, stop - offset) for start, stop in line_cut(nbytes, placement.size)))
+        FlatPieces(placement, (S(0),), tuple(_clipped(type, start - offset, stop - offset) for start, stop in line_cut(nbytes, placement.size)))
         for type, offset in zip(types, offsets, strict=True)
     ]
 
 
-def _inside(type: TensorType, start: int, stop: int) -> Span:
-    """The elements of a tensor between two bytes, which may be outside of it."""
+def _clipped(type: TensorType, start: int, stop: int) -> Span:
+    """Return the elements of a tensor between two byte offsets, clipped to the tensor."""
     begin, end = (min(max(byte, 0), type.nbytes) // type.dtype.itemsize for byte in (start, stop))
     return begin, end

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import field, replace
 
+from jobflow.compiler.layouts.argument_views import argument_of
 from jobflow.compiler.layouts.box import Reroute
-from jobflow.compiler.layouts.look import argument_of
-from jobflow.compiler.layouts.moves import exchange_steps, exchanges, moves, put_together, row_exchanges, shifted, take
 from jobflow.compiler.layouts.paths import changed, changes, row
+from jobflow.compiler.layouts.transfers import exchange_steps, exchanges, put_together, row_exchanges, shifted, take, transfers
 from jobflow.compiler.rank.local import Argument, Builder, Collect, Item, Join, Program, Receive, Send, on_rank
 from jobflow.core.dataclass import dataclass
 from jobflow.core.layout import Box, FlatPieces, Layout, Local, Partial, Reduction, whole_box
@@ -46,7 +46,9 @@ class _Lowering:
     def run(self) -> Program:
         graph, self.rank = self.physical.graph, self.memory.rank
         self.build = Builder(self.rank)
-        self.looked = {argument_of(node.inputs[0]) for node in graph.nodes if isinstance(node.op, Reroute) and node.op.name == "look"}
+        self.viewed_arguments = {
+            argument_of(node.inputs[0]) for node in graph.nodes if isinstance(node.op, Reroute) and node.op.name == "broadcast_view"
+        }
         for node in graph.nodes:
             self.build.name, self.build.where, self.build.phase = node.outputs[0].name, node.where, node.phase
             self.build.microbatch = node.origin.microbatch
@@ -99,7 +101,7 @@ class _Lowering:
             return
         if isinstance(op, Input):
             (value,) = node.outputs
-            item = Item(self.local_type(value), value.name, slot=self.memory.places[op.key] if value in self.looked else None)
+            item = Item(self.local_type(value), value.name, slot=self.memory.places[op.key] if value in self.viewed_arguments else None)
             self.items[value] = item
             box = whole_box(value.shape) if value.local else self.box(value)
             self.arguments.append(Argument(op.key, item, box))
@@ -131,9 +133,9 @@ class _Lowering:
             self._move(value, output, op)
         elif op.name == "exchange":
             self._exchange(value, output, op)
-        elif op.name in ("part", "look"):
+        elif op.name in ("part", "broadcast_view"):
             if self.rank in op.target.placement.ranks:
-                (self._part if op.name == "part" else self._look)(value, output, op.target)
+                (self._part if op.name == "part" else self._broadcast_view)(value, output, op.target)
         elif op.name == "relabel":
             if value in self.items:
                 self.items[output] = self.items[value]
@@ -157,7 +159,7 @@ class _Lowering:
 
     def _exchange(self, value: Value, output: Value, op: Reroute) -> None:
         for exchange in exchanges(op.source, op.target, value.shape):
-            sizes = sum(move.size for move in exchange.moves)
+            sizes = sum(move.size for move in exchange.transfers)
             order = self._announce(op.name, output.name, exchange.ranks, sizes * value.dtype.itemsize) if len(exchange.ranks) > 1 else -1
             if self.rank in exchange.ranks:
                 held, needed = op.source.box(value.shape, self.rank), op.target.box(value.shape, self.rank)
@@ -169,7 +171,7 @@ class _Lowering:
         layout = self.physical.layouts[value]
         assert isinstance(layout, Layout), "in the mirrored view every rank has rows of its own"
         for exchange in row_exchanges(layout, value.shape, op.start, op.stop):
-            sizes = sum(move.size for move in exchange.moves)
+            sizes = sum(move.size for move in exchange.transfers)
             order = self._announce("exchange", output.name, exchange.ranks, sizes * value.dtype.itemsize) if len(exchange.ranks) > 1 else -1
             if self.rank in exchange.ranks:
                 needed = shifted(layout.box(output.shape, self.rank), op.start, value.shape)
@@ -214,7 +216,7 @@ class _Lowering:
             type, before = x.type.with_shape(box.shape), sum(start * stride for start, stride in zip(box.start, x.slot.strides, strict=True))
             self.items[output] = Item(type, f"{x.name}:part", slot=replace(x.slot, offset=x.slot.offset + before, type=type))
 
-    def _look(self, value: Value, output: Value, layout: Layout) -> None:
+    def _broadcast_view(self, value: Value, output: Value, layout: Layout) -> None:
         """What ranks have in pieces, whole, where it lies: an argument; a new value of a variable is read by no step."""
         op = argument_of(value).node.op
         if isinstance(op, Input):
@@ -224,7 +226,7 @@ class _Lowering:
     def _move(self, value: Value, output: Value, op: Reroute) -> None:
         received: list[tuple[Box, Item]] = []
         held = op.source.box(value.shape, self.rank) if self.rank in op.source.placement.ranks else None
-        for move in moves(op.source, op.target, value.shape):
+        for move in transfers(op.source, op.target, value.shape):
             if move.source == move.target:
                 if self.rank == move.source and held is not None:
                     received.append((move.box, take(self.build, self.items[value], held, move.box)))

@@ -1,7 +1,7 @@
 """Transfers of boxes of a tensor between ranks: between placements, and where the route table has no row.
 
-Nothing here is partial: a box means the same numbers on every rank that holds it.  Along mesh dimensions on which both layouts
-are partial alike, the ranks that share a place hand their addends on among themselves.
+A box has the same values on every rank that holds it, so no partial dimension is involved.  Along mesh dimensions on which both
+layouts are partial alike, the ranks with one coordinate exchange their addends among themselves.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from jobflow.ops.layout_ops import Assemble, FillIdentity, SliceBox
 
 
 @dataclass(frozen=True)
-class Move:
-    """`box` of a tensor goes from one rank to another (or stays, if they are the same)."""
+class BoxTransfer:
+    """The transfer of a box of a tensor from one rank to another; a local copy if both are the same rank."""
 
     source: int
     target: int
@@ -27,64 +27,66 @@ class Move:
 
     @property
     def size(self) -> int:
-        """Elements that leave the source."""
+        """Number of elements sent by the source rank."""
         return 0 if self.source == self.target else math.prod(self.box.shape)
 
 
 @lru_cache(maxsize=4096)
-def moves(source: Layout, target: Layout, shape: tuple[int, ...], among: frozenset[int] | None = None) -> tuple[Move, ...]:
-    """What goes where when a tensor without partial dimensions changes its placement; `among` leaves the other ranks out."""
+def transfers(source: Layout, target: Layout, shape: tuple[int, ...], among: frozenset[int] | None = None) -> tuple[BoxTransfer, ...]:
+    """Return the transfers that change the placement of a tensor without partial dimensions; `among` excludes all other ranks."""
     return _between(source.boxes(shape), target.boxes(shape), shape, among)
 
 
 @lru_cache(maxsize=4096)
 def row_exchanges(layout: Layout, shape: tuple[int, ...], start: int, stop: int) -> tuple[Exchange, ...]:
-    """How the ranks of a layout come to their parts of rows `start` to `stop` of a tensor, nothing of which is partial."""
+    """Return the exchanges by which ranks receive their parts of rows `start` to `stop` of a tensor without partial dimensions."""
     needed = {rank: shifted(box, start, shape) for rank, box in layout.boxes((stop - start, *shape[1:])).items()}
     return tuple(_connected(layout.placement.ranks, _between(layout.boxes(shape), needed, shape)))
 
 
 def shifted(box: Box, start: int, shape: tuple[int, ...]) -> Box:
-    """A box of the rows that begin at `start`, as a box of the whole tensor."""
+    """Convert a box of the rows that begin at `start` to a box of the whole tensor."""
     (low, high), *rest = box.spans
     return Box(((low + start, high + start), *rest), shape)
 
 
-def _between(source: Mapping[int, Box], target: Mapping[int, Box], shape: tuple[int, ...], among: frozenset[int] | None = None) -> tuple[Move, ...]:
-    """What goes where, by what every rank has and needs.
+def _between(
+    source: Mapping[int, Box], target: Mapping[int, Box], shape: tuple[int, ...], among: frozenset[int] | None = None
+) -> tuple[BoxTransfer, ...]:
+    """Return the transfers between the boxes that ranks hold and those that they need.
 
-    Every target rank takes what it needs from itself first, then from the holders in placement order; several holders of the
-    same part take turns, so that no one serves all.
+    Every target rank uses its own data first, then receives from the holders in placement order.  Several holders of the same part
+    take turns, to balance the load.
     """
     held: dict[tuple[Span, ...], list[int]] = {}
     for rank, box in source.items():
         if among is None or rank in among:
             held.setdefault(box.spans, []).append(rank)
-    found: list[Move] = []
+    result: list[BoxTransfer] = []
     for turn, (rank, need) in enumerate(target.items()):
         if among is not None and rank not in among:
             continue
         for spans, holders in held.items():
             box = need.meet(Box(spans, shape))
             if not box.is_empty:
-                found.append(Move(rank if rank in holders else holders[turn % len(holders)], rank, box))
-    return tuple(found)
+                result.append(BoxTransfer(rank if rank in holders else holders[turn % len(holders)], rank, box))
+    return tuple(result)
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """One all_to_all: `moves` among `ranks`, those that stay included."""
+    """One all_to_all among `ranks`; the transfers include those within one rank."""
 
     ranks: tuple[int, ...]
-    moves: tuple[Move, ...]
+    transfers: tuple[BoxTransfer, ...]
 
     def counts(self, rank: int) -> tuple[int, ...]:
-        """Elements that `rank` gives to each."""
-        return self._sizes({move.target: move.size for move in self.moves if move.source == rank})
+        """Return the number of elements that `rank` sends to each rank."""
+        return self._sizes({move.target: move.size for move in self.transfers if move.source == rank})
 
     def receives(self, rank: int) -> tuple[int, ...]:
-        """Elements that `rank` gets from each."""
-        return self._sizes({move.source: move.size for move in self.moves if move.target == rank})
+        """Return the number of elements that `rank` receives from each rank."""
+        return self._sizes({move.source: move.size for move in self.transfers if move.target == rank})
 
     def _sizes(self, sizes: dict[int, int]) -> tuple[int, ...]:
         return tuple(sizes.get(other, 0) for other in self.ranks)
@@ -92,17 +94,17 @@ class Exchange:
 
 @lru_cache(maxsize=4096)
 def exchanges(source: Layout, target: Layout, shape: tuple[int, ...]) -> tuple[Exchange, ...]:
-    """How the ranks of one placement come from one layout to another: in the smallest groups that need nothing from outside."""
+    """Return the exchanges between two layouts on one placement, in the smallest independent groups of ranks."""
     partial = [d for d, sbp in enumerate(source.sbp) if isinstance(sbp, Partial)]
     if partial:
         inside = source.placement.along([d for d in range(len(source.sbp)) if d not in partial])
-        found = [exchange for ranks in inside for exchange in _connected(ranks, moves(source, target, shape, frozenset(ranks)))]
+        result = [exchange for ranks in inside for exchange in _connected(ranks, transfers(source, target, shape, frozenset(ranks)))]
     else:
-        found = _connected(source.placement.ranks, moves(source, target, shape))
-    return tuple(found)
+        result = _connected(source.placement.ranks, transfers(source, target, shape))
+    return tuple(result)
 
 
-def _connected(ranks: Sequence[int], all_moves: tuple[Move, ...]) -> list[Exchange]:
+def _connected(ranks: Sequence[int], all_transfers: tuple[BoxTransfer, ...]) -> list[Exchange]:
     group = {rank: rank for rank in ranks}
 
     def root(rank: int) -> int:
@@ -110,18 +112,18 @@ def _connected(ranks: Sequence[int], all_moves: tuple[Move, ...]) -> list[Exchan
             rank = group[rank]
         return rank
 
-    for move in all_moves:
+    for move in all_transfers:
         group[root(move.source)] = root(move.target)
-    found: dict[int, list[int]] = {}
+    groups: dict[int, list[int]] = {}
     for rank in ranks:
-        found.setdefault(root(rank), []).append(rank)
-    return [Exchange(tuple(members), tuple(move for move in all_moves if move.target in members)) for members in found.values()]
+        groups.setdefault(root(rank), []).append(rank)
+    return [Exchange(tuple(members), tuple(move for move in all_transfers if move.target in members)) for members in groups.values()]
 
 
 def exchange_steps(build: Builder, x: Item, source: Box, target: Box, exchange: Exchange, order: int) -> Item:
-    """This rank's `target` box, from `x`, which holds its `source` box, and from what the others hold."""
-    gives = sorted((move for move in exchange.moves if move.source == build.rank), key=lambda move: exchange.ranks.index(move.target))
-    takes = sorted((move for move in exchange.moves if move.target == build.rank), key=lambda move: exchange.ranks.index(move.source))
+    """Return the `target` box of this rank, built from `x`, which holds its `source` box, and from the data of other ranks."""
+    gives = sorted((move for move in exchange.transfers if move.source == build.rank), key=lambda move: exchange.ranks.index(move.target))
+    takes = sorted((move for move in exchange.transfers if move.target == build.rank), key=lambda move: exchange.ranks.index(move.source))
     received = [(move.box, take(build, x, source, move.box)) for move in takes if move.source == build.rank]
     if len(exchange.ranks) > 1:
         flat = _all_to_all(build, x, source, [move.box for move in gives if move.size], exchange, order)
@@ -135,7 +137,7 @@ def exchange_steps(build: Builder, x: Item, source: Box, target: Box, exchange: 
 
 
 def _all_to_all(build: Builder, x: Item, held: Box, boxes: Sequence[Box], exchange: Exchange, order: int) -> Item:
-    """What the others give this rank, flat; `boxes` is what it gives them."""
+    """Send `boxes` to the other ranks; return the received data as a flat array."""
     counts, receives = exchange.counts(build.rank), exchange.receives(build.rank)
     packed = Item(x.type.with_shape((sum(counts),)), f"{x.name}.packed")
     parts, offsets, offset = [], [], 0
@@ -151,7 +153,7 @@ def _all_to_all(build: Builder, x: Item, held: Box, boxes: Sequence[Box], exchan
 
 
 def take(build: Builder, x: Item, held: Box, box: Box) -> Item:
-    """`box` of a tensor, from `x`, which is its box `held`."""
+    """Return `box` of a tensor, read from `x`, which is the box `held` of the tensor."""
     if held.spans == box.spans:
         return x
     at = box.within(held)
@@ -159,7 +161,7 @@ def take(build: Builder, x: Item, held: Box, box: Box) -> Item:
 
 
 def put_together(build: Builder, box: Box, parts: Sequence[tuple[Box, Item]], type: TensorType) -> Item:
-    """`box` of a tensor from parts that fill it."""
+    """Return `box` of a tensor, assembled from parts that fill it."""
     if len(parts) == 1 and parts[0][0].spans == box.spans:
         return parts[0][1]
     if not parts:
