@@ -10,9 +10,9 @@ from typing import Any
 
 from profiled import by_kernel, profiled
 
-from jobflow.engine.commands import executors_of
 from jobflow.engine.job import job_of
 from jobflow.engine.session import current_session
+from jobflow.program.commands import executors_of
 from jobflow.runtime.world.world import Rank
 
 LOOPED = 20_000
@@ -62,7 +62,7 @@ def anatomy(declared: Callable[..., Any], arguments: tuple[Any, ...], steps: int
     assert session.world is not None
     bound = job.signature.bind(arguments, session.world.size)
     compiled = session.compiled(job, tuple(value.shape for _, _, value in bound))
-    found = session.world.call(Profile(compiled.number, steps), compiled.feeds(bound, session.runs.get(job.name, 0)))[0]
+    found = session.world.call(Profile(compiled.number, steps), compiled.feeds(compiled.arguments(bound, session.runs.get(job.name, 0))))[0]
     seconds = []
     for _ in range(steps):
         start = time.perf_counter()

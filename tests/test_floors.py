@@ -23,6 +23,7 @@ graph
 plan
 kernels
 compiler runtime
+program
 engine
 storage eager
 functional

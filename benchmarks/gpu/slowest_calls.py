@@ -20,9 +20,9 @@ import run_jobflow
 import step_timing
 import workloads
 
-from jobflow.engine.commands import executors_of
 from jobflow.engine.session import current_session
 from jobflow.plan.plan import Compute, Instruction
+from jobflow.program.commands import executors_of
 from jobflow.runtime.executor import Executor
 from jobflow.runtime.timing import described
 

@@ -14,10 +14,10 @@
     bucket         join messages of gradients       -> Physical
     divide_updates divide updates of shared variables among ranks -> Physical
     look           read whole arguments without a copy -> Physical
-    lower          take the part of one rank        -> Program
-    write          turn writes of variables into steps -> Program
-    zero_copy      read arguments in place          -> Program
-    fuse           join small steps                 -> Program
+    lower          take the part of one rank        -> RankProgram
+    write          turn writes of variables into steps -> RankProgram
+    zero_copy      read arguments in place          -> RankProgram
+    fuse           join small steps                 -> RankProgram
     order          separate body and epilogue       -> Ordered
     overlap        transfer while computing         -> Ordered
     form_regions   join steps that share data       -> Ordered
@@ -48,7 +48,7 @@ from jobflow.compiler.layouts.bucket import bucket
 from jobflow.compiler.layouts.shard import shard
 from jobflow.compiler.layouts.shared_variables import divide_updates
 from jobflow.compiler.rank.fuse import fuse
-from jobflow.compiler.rank.local import Program
+from jobflow.compiler.rank.local import RankProgram
 from jobflow.compiler.rank.lower import lower
 from jobflow.compiler.rank.memory import plan_memory
 from jobflow.compiler.rank.order import Ordered, order
@@ -90,7 +90,7 @@ def distribute(graph: Graph) -> Physical:
     return bucket(break_hazards(box(shard(graph))))
 
 
-def rank_program(physical: Physical, memory: RankMemory, target: Target) -> Program:
+def rank_program(physical: Physical, memory: RankMemory, target: Target) -> RankProgram:
     """Return the program of the rank with this memory, for a device of this kind."""
     shared = frozenset(name for name, slot in memory.slots.items() if is_common(slot.buffer))
     physical = divide_updates(physical, shared, memory.io_buffers)

@@ -23,11 +23,11 @@ from jobflow.core.layout import B, Layout, Local, Placement
 from jobflow.core.types import Array, TensorType
 from jobflow.eager.state import EagerState, mixed
 from jobflow.eager.tensor import TensorBase, check_current
-from jobflow.engine.binding import Loaded, StorageChoice
 from jobflow.graph.ir import Graph, Node, Physical, Value
 from jobflow.kernels.target import CPU
 from jobflow.ops.source import Input
 from jobflow.plan.plan import Plan, Slot
+from jobflow.program.program import Program, StorageChoice
 from jobflow.runtime.comm.communicator import Communicator
 from jobflow.runtime.executor import Executor
 from jobflow.runtime.variable_buffers import window
@@ -166,7 +166,7 @@ def bound(here: EagerState, comm: Communicator, ranks: tuple[int, ...], type: Te
     """The plan of a change, bound to memory; collective over the group."""
     index = ranks.index(here.rank.index)
     at = [Layout(_numbered(layout.placement, ranks), layout.sbp) for layout in (source, target)]
-    ready = Loaded(physical(type, *at), StorageChoice(copies=True), CPU).bind(Rank(index, len(ranks), here.device, comm))
+    ready = Program(physical(type, *at), StorageChoice(copies=True), CPU).bind(Rank(index, len(ranks), here.device, comm))
     gives, takes = (index in layout.placement.ranks for layout in at)
     # what some ranks do in steps is nothing, or a part, for others: without a schedule nobody waits for anybody
     return Conversion(_part(ready.plan) or Planned(ready.executor, gives), bool(ready.plan.schedule), takes)

@@ -21,11 +21,11 @@ from jobflow.core.types import Array, TensorType
 from jobflow.eager.convert import convert_array
 from jobflow.eager.state import EagerState, state
 from jobflow.eager.tensor import FarHome, Home, TensorBase, has_array, lives, moves
-from jobflow.engine.binding import state_of
-from jobflow.engine.commands import Meet, Tell
 from jobflow.engine.session import Session
 from jobflow.graph.ir import Variable
 from jobflow.plan.storage import is_common
+from jobflow.program.commands import Barrier, ExchangeItems
+from jobflow.program.program import state_of
 from jobflow.runtime.variable_buffers import State
 from jobflow.runtime.world.world import World
 
@@ -225,11 +225,11 @@ class SessionTensors:
         return state_of(next(each for each in self._world.ranks if each.index == rank))
 
     def _exchanged(self, item: Any, about: str) -> list[Any]:
-        return self._world.call(Tell(item, about))
+        return self._world.call(ExchangeItems(item, about))
 
     def _meet(self, needed: bool) -> None:
         if needed:
-            self._world.call(Meet())
+            self._world.call(Barrier())
 
 
 def _digests(arrays: Mapping[str, Array]) -> tuple[tuple[str, int], ...]:

@@ -19,8 +19,8 @@ from jobflow.typing.lazy import Lazy
 from jobflow.typing.signature import Bound
 
 if TYPE_CHECKING:
-    from jobflow.engine.compiled import ArgumentPart
     from jobflow.graph.ir import Value
+    from jobflow.program.arguments import ArgumentPart
 
 #: rows of an array: the first, and behind the last
 Span = tuple[int, int]

@@ -188,6 +188,6 @@ class EagerJob(Job):
         trace = program, Results("value", (body.handle(value),), ("numpy",), 0)
         with scope.using(interpreter=None):
             compiled = session.compiled(self, RecordedCall((trace,) * session.device_count(), looks=True))
-            compiled.check_limits(bound)
+            compiled.check(bound)
             further, beside = read_for(session, compiled, bound)
             return session.look(compiled, [*bound, *further], beside)[0]

@@ -25,7 +25,7 @@ from jobflow.core.layout import Placement
 from jobflow.core.notices import notice
 from jobflow.core.types import TensorType, float32
 from jobflow.engine.body import JobBody, Replacing
-from jobflow.engine.compiled import Compiled, argument_parts
+from jobflow.engine.compiled import Compiled
 from jobflow.engine.data_feed import Fed, Ragged
 from jobflow.engine.device_programs import compare_devices
 from jobflow.engine.job_config import FunctionConfig
@@ -39,6 +39,7 @@ from jobflow.graph.training import Microbatches, Optimizer, Training, ValidRange
 from jobflow.ops.arithmetic import Where
 from jobflow.ops.random_tensors import RandomSource
 from jobflow.ops.row_update import RowUpdate
+from jobflow.program.arguments import argument_parts
 from jobflow.runtime.collection import collection_paused
 from jobflow.typing.annotations import Declared
 from jobflow.typing.lazy import is_lazy, whole
@@ -188,14 +189,16 @@ class Job:
         programs = [each[id(trace)].physical for trace in traces]
         compare_devices(f"{self.name} at {self.where}", programs)
         first = each[id(traces[0])]
-        parts = tuple(argument_parts(program, rank) for rank, program in enumerate(programs))
+        parts = argument_parts(programs)
         program = first.program
         cut = program.microbatches
         passes = 1 if cut is None else cut.count
         fed = None if program.feed is None else Fed.of(program.feed, self.where, passes, parts, session.here, bool(program.sized))
-        told = first.results, first.watches, first.limits, parts, first.pieces, program.tensors, program.modes, fed
         refused = next((version.program.refused for version in each.values() if version.program.refused), "")
-        return Compiled(self.name, self.where, number, tuple(programs), *told, refused, program.sized)
+        return Compiled(
+            *(self.name, self.where, number, tuple(programs), parts, first.limits, first.pieces),
+            *(first.results, first.watches, program.tensors, program.modes, fed, refused, program.sized),
+        )
 
     @property
     def microbatch_count(self) -> int:
@@ -354,14 +357,14 @@ class Job:
         if not session.multi and any(is_lazy(value) for _, _, value in bound):
             bound = [(name, declared, whole(value)) for name, declared, value in bound]
         compiled = self.compiled(session, bound)
-        compiled.check_limits(bound)
+        compiled.check(bound)
         session.compare_arguments(self, {name: _arrays(declared, value) for name, declared, value in bound})
         further, beside = read_for(session, compiled, bound)
         compiled = self.fitting(session, compiled, bound, further)
         while ahead := [name for name in compiled.sized if name not in {name for name, _, _ in further}]:
             further.append(self._before(session, compiled, bound, further, ahead[0]))
             compiled = self.fitting(session, compiled, bound, further)
-            compiled.check_limits(further)
+            compiled.check(further)
             made, results = read_for(session, compiled, [*bound, *further], ahead[0])
             further, beside = further + made, beside | results
             compiled = self.fitting(session, compiled, bound, further)

@@ -19,20 +19,19 @@ from typing import Any
 import numpy as np
 
 import jobflow.core.scope as scope
-from jobflow.compiler.front.trace import RUN_COUNTER
 from jobflow.core.errors import ArgumentError, CheckpointError, JobError, PlacementError, user_line
 from jobflow.core.layout import Placement, first_ranks
 from jobflow.core.notices import notice
 from jobflow.core.types import Array
-from jobflow.engine.binding import StorageChoice
-from jobflow.engine.commands import Bind, Meet, ReadVariables, Run, Tell, Unbind, WriteVariables, openings_of, performed
 from jobflow.engine.compiled import Compiled
 from jobflow.engine.expected import Declared, ProgramTensors, Unfinished
 from jobflow.engine.options import ConfigOptions, EnvOptions, EnvSettings, Settings
 from jobflow.graph.graph_text import first_difference, physical_text
 from jobflow.graph.ir import Variable
-from jobflow.graph.wire import physical_to_wire
 from jobflow.kernels.target import Target, target_of
+from jobflow.program.client import assembled
+from jobflow.program.commands import Barrier, ExchangeItems, ReadVariables, WriteVariables
+from jobflow.program.program import StorageChoice
 from jobflow.runtime.device import cupy_device as cuda
 from jobflow.runtime.interrupts import held
 from jobflow.runtime.world.launched import launched
@@ -231,24 +230,22 @@ class Session:
         except BaseException:
             self.variables = {name: variable for name, variable in self.variables.items() if name not in new}
             if world.ranks:  # under MPI, the job has ended
-                world.call(Unbind(compiled.number, tuple(new)))
+                compiled.release(world, tuple(new))
             raise
         return compiled
 
     def _bind(self, world: World, compiled: Compiled) -> None:
-        tables = {id(program): physical_to_wire(program) for program in compiled.programs}
-        io_buffers = world.size > 1 and not world.multi and len(tables) == 1
+        io_buffers = world.size > 1 and not world.multi and len(set(map(id, compiled.programs))) == 1
         storage = StorageChoice(share=self.settings.share_variables, io_buffers=io_buffers)
-        command = Bind(compiled.number, storage, self.target(), self.settings.cache_folder)
-        world.call(command, [tables[id(program)] for program in compiled.programs])
+        compiled.bind(world, storage, self.target(), self.settings.cache_folder)
 
     def _compare_programs(self, world: World, job: Declared, compiled: Compiled) -> None:
         """JobError unless every client has traced the same program."""
         text, me = "\n".join([f"kernels: {self.target()}", *map(physical_text, compiled.programs)]), world.ranks[0].index
-        others = world.call(Tell(digest(text), f"the programs of job {job.name}"))
+        others = world.call(ExchangeItems(digest(text), f"the programs of job {job.name}"))
         rank = next((rank for rank, other in enumerate(others) if other != digest(text)), None)
         if rank is not None:
-            theirs: str = world.call(Tell(text, f"the texts of job {job.name}"))[rank]
+            theirs: str = world.call(ExchangeItems(text, f"the texts of job {job.name}"))[rank]
             here, there = first_difference(text.splitlines(), theirs.splitlines())
             raise JobError(
                 f"job {job.name} ({job.where}): rank {rank} has traced another program than rank {me}; with multi client, every rank must run "
@@ -262,7 +259,7 @@ class Session:
             return
         self._compared[job.name] += 1
         mine = {name: digest(*map(_print, values)) for name, values in arrays.items()}
-        for rank, others in enumerate(world.call(Tell(mine, f"the arguments of job {job.name}"))):
+        for rank, others in enumerate(world.call(ExchangeItems(mine, f"the arguments of job {job.name}"))):
             different = [name for name in mine if others.get(name) != mine[name]]
             if different:
                 raise ArgumentError(
@@ -280,7 +277,7 @@ class Session:
         for key in [*self._replaced, *mine[:-most]]:
             dropped = self._compiled.pop(key)
             dropped.close()
-            self.world.call(Unbind(dropped.number))
+            dropped.release(self.world)
         self._replaced.clear()
 
     def call(self, job: Declared, args: tuple[Any, ...]) -> Any:
@@ -305,15 +302,8 @@ class Session:
     def look(self, compiled: Compiled, bound: Sequence[Bound], beside: Mapping[str, Any]) -> list[Any]:
         """The same of a program that writes no variables, in the middle of a step."""
         assert self.world is not None
-        run = self.runs.get(compiled.name, 0)
-        opening = openings_of(self.world.ranks[0]).get(compiled.number)
-        if opening is None:
-            values = compiled.values(performed(self.world, Run(compiled.number, compiled.name), compiled.feeds(bound, run, self.here)))
-        else:
-            opening.put({name: value for name, _, value in bound} | {RUN_COUNTER: run})
-            performed(self.world, Run(compiled.number, compiled.name))
-            values = compiled.joined(opening.take())
-        return compiled.with_beside(values, beside)
+        arguments = compiled.arguments(bound, self.runs.get(compiled.name, 0))
+        return compiled.with_beside(compiled.run(self.world, arguments, self.here), beside)
 
     # ---------------------------------------------------------------- variables
 
@@ -326,8 +316,7 @@ class Session:
         values: dict[str, Array] = {}
         for name in names:
             variable = self.variables[name]
-            shards = [parts[rank][name] for rank in variable.placement.ranks if name in parts[rank]]
-            values[name] = variable.layout.assemble(shards, variable.type)
+            values[name] = assembled(variable.layout, variable.type, {rank: own[name] for rank, own in enumerate(parts) if name in own})
         return values
 
     def write(self, values: Mapping[str, Array]) -> None:
@@ -372,7 +361,7 @@ class Session:
         """Wait until every rank is here."""
         with scope.lock():
             assert self.world is not None
-            self.world.call(Meet())
+            self.world.call(Barrier())
 
     def finish(self) -> None:
         """Wait for what is unfinished, and raise what went wrong with it; collective."""

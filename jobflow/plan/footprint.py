@@ -4,7 +4,7 @@ A byte of the arena is in use from the instruction that writes it to the last in
 the forward pass (activations), the backward pass (gradients), the update (temporaries), or a communication (received data).  Variables are
 always in use.
 
-`footprint` covers the plan alone.  `engine.allocation` adds memory that is allocated when the plan is bound: staging buffers of collectives and
+`footprint` covers the plan alone.  `program.allocation` adds memory that is allocated when the plan is bound: staging buffers of collectives and
 scratch of kernels.
 """
 

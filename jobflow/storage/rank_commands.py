@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import CheckpointError, JobError, ReplacedError
 from jobflow.core.types import Array, TensorType
-from jobflow.engine.binding import state_of
 from jobflow.plan.storage import is_common
+from jobflow.program.program import state_of
 from jobflow.runtime.thread_start import start_thread
 from jobflow.runtime.variable_buffers import State
 from jobflow.runtime.world.world import Rank

@@ -11,8 +11,8 @@ import numpy as np
 import jobflow.core.scope as scope
 from jobflow.core.errors import CheckpointError, did_you_mean, user_line
 from jobflow.core.types import Array, type_of
-from jobflow.engine.commands import Initialize
 from jobflow.engine.session import Session, current_session, started_session
+from jobflow.program.commands import Initialize
 from jobflow.storage import sessions, store
 from jobflow.storage.checkpoint_reader import Stored
 from jobflow.storage.export import save_legacy

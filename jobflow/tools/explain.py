@@ -16,14 +16,12 @@ from jobflow.compiler.front.pipeline_order import USUAL, pipeline_of
 from jobflow.compiler.layouts.box import Reroute, box
 from jobflow.compiler.layouts.bucket import bucket
 from jobflow.compiler.layouts.shard import shard
-from jobflow.compiler.rank.local import Program
+from jobflow.compiler.rank.local import RankProgram
 from jobflow.compiler.rank.order import Ordered
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, JobError, SourceLine, counted, did_you_mean_or
 from jobflow.core.imports import ImportFailedError, module_named
 from jobflow.core.tables import TextTable
-from jobflow.engine.allocation import memory_of
-from jobflow.engine.binding import Loaded, StorageChoice
 from jobflow.engine.job import Job, job_of, returned_values
 from jobflow.engine.session import current_session
 from jobflow.graph.graph_text import graph_text, physical_text, sharded_text
@@ -35,6 +33,8 @@ from jobflow.plan.footprint import footprint_text
 from jobflow.plan.plan import Compute, Plan
 from jobflow.plan.plan_text import plan_text
 from jobflow.plan.traffic import planned
+from jobflow.program.allocation import memory_of
+from jobflow.program.program import Program, StorageChoice
 from jobflow.strategies import named
 from jobflow.tools import STAGES
 from jobflow.tools.picture import graph_page
@@ -85,28 +85,28 @@ class Explained:
     devices: int
     schedule: str | None = None
 
-    def program(self, rank: int) -> Program:
+    def program(self, rank: int) -> RankProgram:
         """Return a rank's program without addresses."""
-        return self._loaded(True).program(rank, self.devices)
+        return self._program(True).rank_program(rank, self.devices)
 
     def plan(self, rank: int, share: bool = True) -> Plan:
         """Return a rank's program with addresses; ranks share memory if `share` is True."""
-        return self._loaded(share).plan(rank, self.devices)
+        return self._program(share).plan(rank, self.devices)
 
-    def _loaded(self, share: bool) -> Loaded:
-        return Loaded(
+    def _program(self, share: bool) -> Program:
+        return Program(
             self.physical, StorageChoice(share=share and current_session().settings.share_variables, io_buffers=share), current_session().target()
         )
 
     def memory(self) -> str:
         """Return the memory of every rank by use."""
-        return footprint_text({rank: memory_of(self._loaded(True), rank, self.devices) for rank in range(self.devices)})
+        return footprint_text({rank: memory_of(self._program(True), rank, self.devices) for rank in range(self.devices)})
 
     def kernels(self, rank: int) -> str:
         """Return the implementation of each instruction of a rank, the reasons against faster ones, and fusion refusals."""
-        loaded = self._loaded(True)
+        program = self._program(True)
         return kernel_tables(
-            loaded.plan(rank, self.devices), loaded.target, loaded.ordered(rank, self.devices), fallback(current_session().settings.kernels)
+            program.plan(rank, self.devices), program.target, program.ordered(rank, self.devices), fallback(current_session().settings.kernels)
         )
 
     def boxing(self, rank: int) -> str:

@@ -30,13 +30,12 @@ from jobflow.core.layout import Local, Placement, cut
 from jobflow.core.types import Array
 from jobflow.data.batch import per_device
 from jobflow.distributed import mpiexec
-from jobflow.engine.binding import StorageChoice, state_of
-from jobflow.engine.commands import Bind, Run, performed
 from jobflow.engine.compiled import Compiled
 from jobflow.engine.job import Job
 from jobflow.engine.session import Session, environment
 from jobflow.graph.ir import Graph
-from jobflow.graph.wire import physical_to_wire
+from jobflow.program.client import ClientProgram, assembled
+from jobflow.program.program import StorageChoice, state_of
 from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.world.launched import launched
 from jobflow.runtime.world.solo import SoloWorld
@@ -82,15 +81,14 @@ class Runner:
     #: True if a mirrored job declares the rows of all its devices together
     divides: bool = False
     compiled: Compiled = field(init=False)
-    fetched: Compiled = field(init=False)
+    fetched: ClientProgram = field(init=False)
 
     def __post_init__(self) -> None:
         with self._inside():
             self.shapes = self._shapes()
             self.compiled = self.session.compiled(self.job, self.shapes)
-        self.fetched = replace(self.compiled, programs=tuple(_all_given(program) for program in self.compiled.programs))
-        world = self.session.start()
-        world.call(Bind(WATCHED, StorageChoice(copies=True), self.session.target()), [physical_to_wire(program) for program in self.fetched.programs])
+        self.fetched = replace(self.compiled, number=WATCHED, programs=tuple(map(_with_all_outputs, self.compiled.programs)))
+        self.fetched.bind(self.session.start(), StorageChoice(copies=True), self.session.target())
 
     def _shapes(self) -> Any:
         """Return the shapes of the arguments."""
@@ -113,30 +111,27 @@ class Runner:
     def ranks(self) -> int:
         return self.job.placement(self.session).size
 
-    def bound(self, arguments: Mapping[str, Any], step: int) -> list[Bound]:
-        """Return the arguments in the job's form: per-device ones cut evenly, and the data of its readers."""
+    def arguments(self, arguments: Mapping[str, Any], step: int) -> dict[str, Any]:
+        """Return the arguments of a step in the job's form: per-device ones cut evenly, and the data of its readers."""
         bound: list[Bound] = []
         for name, declared in self.job.signature.placeholders():
             array = arguments[name]
             bound.append((name, declared, per_device(array, self.ranks) if declared.per_device else array))
-        return [*bound, *self.compiled.read(step, bound)[0]]
+        return self.compiled.arguments([*bound, *self.compiled.read(step, bound)[0]], step)
 
     def watched(self, arguments: Mapping[str, Any], step: int) -> dict[str, Seen]:
         """Run one step and return every tensor by name."""
-        world = self.session.start()
-        parts = performed(world, Run(WATCHED), self.fetched.feeds(self.bound(arguments, step), step, self.session.here))
+        feeds = self.fetched.feeds(self.arguments(arguments, step), self.session.here)
+        shards_of = self.fetched.shards(self.fetched.run_on_ranks(self.session.start(), feeds))
         tensors: dict[str, Seen] = {}
-        for position, value in enumerate(self.fetched.graph.outputs):
-            shards = {rank: dict(fetched)[position] for rank, fetched in enumerate(parts) if position in dict(fetched)}
+        for value, shards in zip(self.fetched.graph.outputs, shards_of, strict=True):
             layout = self.fetched.programs[0].layouts[value]
             tensors.setdefault(value.name, Seen(value, layout, shards, whole_of(value, layout, shards)))
         return tensors
 
     def plain(self, arguments: Arrays, step: int) -> Arrays:
         """Run one step without fetching tensors; return the results by number."""
-        world = self.session.start()
-        parts = performed(world, Run(self.compiled.number), self.compiled.feeds(self.bound(arguments, step), step))
-        values = self.compiled.values(parts)
+        values = self.compiled.run(self.session.start(), self.arguments(arguments, step), self.session.here)
         return {f"result {i}": np.concatenate(v) if isinstance(v, list) and v[0].ndim else np.asarray(v) for i, v in enumerate(values)}
 
     def read(self) -> Arrays:
@@ -149,15 +144,14 @@ class Runner:
         tensors: dict[str, Seen] = {}
         for name, variable in self.graph.variables.items():
             shards = {rank: held[name] for rank, held in enumerate(parts) if name in held}
-            whole = variable.layout.assemble([shards[rank] for rank in variable.placement.ranks], variable.type)
-            tensors[name] = Seen(None, variable.layout, shards, whole)
+            tensors[name] = Seen(None, variable.layout, shards, assembled(variable.layout, variable.type, shards))
         return tensors
 
     def write(self, values: Mapping[str, Array]) -> None:
         self.session.write({name: value for name, value in values.items() if name in self.graph.variables})
 
 
-def _all_given(physical: Any) -> Any:
+def _with_all_outputs(physical: Any) -> Any:
     """Return the program with every logical tensor as an output; updates are compared through the variables."""
     values = [v for node in physical.graph.nodes if not isinstance(node.op, Reroute) and node.phase != "update" for v in node.outputs]
     return replace(physical, graph=replace(physical.graph, outputs=tuple(dict.fromkeys(values))))
@@ -278,7 +272,7 @@ def nudged(array: Array, random: np.random.Generator) -> Array:
 def made_arguments(one: Runner, arrays: Mapping[str, Array], random: np.random.Generator, step: int) -> Arrays:
     """Return the arguments of a step: those passed, otherwise random ones, with integers valid for their readers."""
     ranges: dict[str, tuple[int, int]] = {}
-    for limit in one.compiled.limits:
+    for limit in one.compiled.bounds:
         low, high = ranges.get(limit.argument, (0, 1 << 30))
         bounds = limit.check.low, limit.check.high
         ranges[limit.argument] = low if bounds[0] is None else max(low, int(bounds[0])), high if bounds[1] is None else min(high, int(bounds[1]) + 1)

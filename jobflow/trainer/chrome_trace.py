@@ -20,8 +20,8 @@ import numpy as np
 
 from jobflow.core.dataclass import dataclass
 from jobflow.core.tables import TextTable
-from jobflow.engine.commands import executors_of
 from jobflow.engine.session import Session, current_session
+from jobflow.program.commands import executors_of
 from jobflow.runtime.timing import Ran, Recorded, Recording, Timed
 from jobflow.runtime.world.world import Rank
 from jobflow.trainer.units import duration_text, percent

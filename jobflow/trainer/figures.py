@@ -15,8 +15,6 @@ from jobflow.compiler.layouts.box import Reroute
 from jobflow.core.dataclass import dataclass
 from jobflow.core.layout import Local
 from jobflow.core.version import __version__
-from jobflow.engine.allocation import memory_of
-from jobflow.engine.binding import Loaded, StorageChoice
 from jobflow.engine.session import Session
 from jobflow.graph.ir import Physical
 from jobflow.kernels import blas_threads
@@ -25,6 +23,8 @@ from jobflow.plan.footprint import Footprint
 from jobflow.plan.plan import Collective, Compute, Transfer
 from jobflow.plan.storage import is_common
 from jobflow.plan.traffic import Traffic, planned
+from jobflow.program.allocation import memory_of
+from jobflow.program.program import Program, StorageChoice
 from jobflow.runtime.world.environment import usable_cores
 from jobflow.runtime.world.launched import launched
 from jobflow.strategies.pipeline import flops
@@ -102,7 +102,7 @@ def figures_of(
     """
     graph = programs[0].graph
     storage = StorageChoice(share=share, io_buffers=io_buffers)
-    ranks = [rank_figures(Loaded(program, storage, target), rank, len(programs), processes) for rank, program in enumerate(programs[:most])]
+    ranks = [rank_figures(Program(program, storage, target), rank, len(programs), processes) for rank, program in enumerate(programs[:most])]
     trained = sum(v.type.size for v in graph.variables.values() if v.trainable)
     nbytes = sum(v.type.nbytes for v in graph.variables.values())
     changes = tuple(row for row in boxing_rows(programs[0]) if row.nbytes > QUIET)
@@ -110,12 +110,12 @@ def figures_of(
     return Figures(tuple(ranks), trained, len(graph.variables), nbytes, operations, changes)
 
 
-def rank_figures(loaded: Loaded, rank: int, ranks: int, processes: bool = False) -> RankFigures:
-    plan = loaded.plan(rank, ranks)
+def rank_figures(program: Program, rank: int, ranks: int, processes: bool = False) -> RankFigures:
+    plan = program.plan(rank, ranks)
     common = sum(slot.type.nbytes for slot in plan.variables.values() if is_common(slot.buffer))
     computing = sum(isinstance(instruction, Compute) for instruction in plan.instructions)
     communicating = sum(isinstance(instruction, Collective | Transfer) for instruction in plan.instructions)
-    memory, shared = memory_of(loaded, rank, ranks, processes), plan.buffers.get("shared", 0)
+    memory, shared = memory_of(program, rank, ranks, processes), plan.buffers.get("shared", 0)
     return RankFigures(plan.rank, memory, common, planned(plan), computing, communicating, shared)
 
 

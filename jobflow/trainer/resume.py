@@ -16,8 +16,8 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import CheckpointError, ConfigError, JobflowError, ReplacedError
 from jobflow.core.notices import notice
 from jobflow.data.samples import Samples, Stream
-from jobflow.engine.commands import Tell
 from jobflow.engine.session import Session
+from jobflow.program.commands import ExchangeItems
 from jobflow.storage import drafts, sessions, store
 from jobflow.storage.remote import AnyPath, path_of
 from jobflow.storage.series import TRIES, Series
@@ -105,7 +105,7 @@ def together(session: Session, ask: Callable[[], T]) -> T:
         except JobflowError as raised:
             answer = (None, raised)
     found: T
-    found, error = world.call(Tell(answer))[0]
+    found, error = world.call(ExchangeItems(answer))[0]
     if error is not None:
         raise error
     return found
@@ -116,7 +116,7 @@ def check_alike(session: Session, mine: Mapping[str, Any]) -> None:
     world = session.start()
     if not world.multi:
         return
-    first, *others = world.call(Tell(dict(mine)))
+    first, *others = world.call(ExchangeItems(dict(mine)))
     for rank, other in enumerate(others, 1):
         different = [name for name in first if other.get(name) != first[name]]
         if different:
@@ -129,7 +129,7 @@ def check_configurations(session: Session, loaded: Loaded) -> None:
     if not world.multi:
         return
     plain = plainly(loaded.plain)
-    first, *others = world.call(Tell((plain, {key: str(origin) for key, origin in loaded.origins.items()})))
+    first, *others = world.call(ExchangeItems((plain, {key: str(origin) for key, origin in loaded.origins.items()})))
     for rank, (other, origins) in enumerate(others, 1):
         lines = [
             f"  {key}: rank 0 has {json.dumps(value)} ({first[1].get(key, 'default')}), "

@@ -21,8 +21,8 @@ from typing import Any, Self
 import psutil
 
 from jobflow.core.dataclass import dataclass
-from jobflow.engine.commands import Tell
 from jobflow.engine.session import Session
+from jobflow.program.commands import ExchangeItems
 from jobflow.runtime.world.launched import launched
 from jobflow.trainer.watching import INTERRUPTED
 
@@ -227,7 +227,7 @@ class Agreement:
             stop, why = "terminated", "the time is nearly up"
         mine = Said(stop, why, done, again)
         world = self.session.start()
-        said: list[Said] = world.call(Tell(mine)) if world.multi else [mine]
+        said: list[Said] = world.call(ExchangeItems(mine)) if world.multi else [mine]
         self._next = step + said[0].again
         asked = sorted((one for one in said if one.stop), key=lambda one: one.stop)  # "interrupt" comes before "terminated"
         first = asked[0] if asked else Said()

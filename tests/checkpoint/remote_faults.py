@@ -29,8 +29,8 @@ from s3_server import DEATHS, FAILURES, Store
 
 from jobflow.core.errors import CheckpointError
 from jobflow.data import open_reader
-from jobflow.engine.commands import Tell
 from jobflow.engine.session import Session
+from jobflow.program.commands import ExchangeItems
 from jobflow.storage import drafts, sessions, store
 from jobflow.storage.remote import AnyPath, path_of
 from jobflow.storage.series import Series
@@ -100,7 +100,7 @@ def attempt(session: Session, server: Store, strike: Strike) -> list[str]:
     told = save(session, last + (not strike.replaces), values, strike.asynchronous)
     sessions.on_first(session, server.disarm)
     problems = sessions.on_first(session, lambda: list(verdict(before, values, told)))
-    alike = session.world.call(Tell(told)) if session.world.multi else [told]
+    alike = session.world.call(ExchangeItems(told)) if session.world.multi else [told]
     if len(set(alike)) > 1:
         problems.append(f"other: ranks do not say the same: {alike}")
     return [f"{strike} {problem}" for problem in (*problems, *goes_on(session, last + 2))]

@@ -12,10 +12,10 @@ from jobflow.compiler.layouts.box import Reroute, box
 from jobflow.core.errors import NOWHERE, SourceLine
 from jobflow.core.layout import MAX, MIN, Layout, Partial, Sbp
 from jobflow.core.types import TensorType
-from jobflow.engine.commands import Sent
 from jobflow.graph.ir import Graph, Node, Origin, Physical, Sharded, Value
 from jobflow.ops.layout_ops import Copy
 from jobflow.ops.source import Input
+from jobflow.program.commands import Sent
 
 Array = Any
 Pair = tuple[Layout, Layout]

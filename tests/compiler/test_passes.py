@@ -13,7 +13,7 @@ import pytest
 
 import jobflow as flow
 from jobflow.compiler import compile as stages
-from jobflow.compiler.rank.local import Item, Program, Step
+from jobflow.compiler.rank.local import Item, RankProgram, Step
 from jobflow.compiler.rank.order import Ordered
 from jobflow.engine.job import Job, job_of
 from jobflow.graph.graph_text import graph_text, physical_text, sharded_text
@@ -37,7 +37,7 @@ def seen(whole: Any) -> Any:
         return sharded_text(whole), dict(whole.layouts), dict(whole.read_layouts), seen(whole.graph)
     if isinstance(whole, Graph):
         return graph_text(whole), whole.nodes, dict(whole.variables), dict(whole.reads), dict(whole.updates)
-    if isinstance(whole, Program):
+    if isinstance(whole, RankProgram):
         return whole.steps, [repr(item) for step in whole.steps for item in (*step.inputs, *step.outputs)], dict(whole.reads), dict(whole.updates)
     if isinstance(whole, Ordered):
         return whole.body, whole.epilogue, seen(whole.program)
@@ -92,7 +92,7 @@ def halves(gpt: dict[str, Any], size: Any) -> Any:
     return job
 
 
-@pytest.mark.parametrize("kind", [Traced, Value, Node, Graph, Sharded, Physical, Item, Step, Program, Ordered], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [Traced, Value, Node, Graph, Sharded, Physical, Item, Step, RankProgram, Ordered], ids=lambda kind: kind.__name__)
 def test_what_passes_take_and_give_is_frozen(kind: Any) -> None:
     some = object.__new__(kind)
     with pytest.raises(FrozenInstanceError):

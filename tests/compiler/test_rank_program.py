@@ -15,7 +15,7 @@ from jobflow.compiler.front.trace import Tracer
 from jobflow.compiler.layouts.box import box
 from jobflow.compiler.layouts.shard import shard
 from jobflow.compiler.rank.fuse import fuse
-from jobflow.compiler.rank.local import Collect, Item, Program, Step
+from jobflow.compiler.rank.local import Collect, Item, RankProgram, Step
 from jobflow.compiler.rank.lower import lower
 from jobflow.compiler.rank.order import order
 from jobflow.compiler.rank.variable_writes import write
@@ -40,7 +40,7 @@ from jobflow.plan.plan_text import plan_text
 from jobflow.plan.storage import RankMemory, place_variables
 
 
-def lowered(graph: Graph, rank: int = 0) -> Program:
+def lowered(graph: Graph, rank: int = 0) -> RankProgram:
     physical = distribute(graph)
     slots, _ = place_variables(physical.graph.variables.values(), rank)
     return lower(physical, RankMemory(rank, slots))
@@ -191,7 +191,7 @@ def test_what_is_assigned_from_a_trained_variable_is_its_old_value() -> None:
 # -------------------------------------------------------------------- joined updates
 
 
-def updates(program: Program) -> list[str]:
+def updates(program: RankProgram) -> list[str]:
     return [str(step.inputs[0].type) for step in program.steps if str(step.action) == "SgdUpdate()"]
 
 
@@ -267,8 +267,8 @@ def steps_on(*shapes: tuple[int, ...]) -> list[Item]:
     return items
 
 
-def program_of(*steps: Step) -> Program:
-    return Program("job", 0, steps, (), (), {}, {})
+def program_of(*steps: Step) -> RankProgram:
+    return RankProgram("job", 0, steps, (), (), {}, {})
 
 
 def test_a_reader_of_part_of_what_is_written_comes_first() -> None:

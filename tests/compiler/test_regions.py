@@ -14,11 +14,9 @@ from growing import grown
 from programs import STEPS, check, first_values, graph_of, read
 from traced import Bound, Sgd, distribute, text, trace, type_, variable, world_of
 
-from jobflow.compiler.compile import ordered_program
 from jobflow.compiler.front.trace import Tracer
 from jobflow.compiler.rank.order import Ordered
 from jobflow.core.types import DType, TensorType, dtype_of, float16, float32, float64, int64
-from jobflow.engine.binding import ALONE, Loaded
 from jobflow.expressions import on_arrays
 from jobflow.graph.ir import Graph
 from jobflow.kernels import compiled_loops, half, in_turn, registry
@@ -37,6 +35,7 @@ from jobflow.ops.scalar import Negate, Scale, fill_like, scale
 from jobflow.ops.transcendental import Absolute, Exp, Square, exp, square
 from jobflow.ops.update import Assign
 from jobflow.plan.plan import Compute
+from jobflow.program.program import ALONE, Program
 from jobflow.runtime.device.numpy_device import CpuDevice
 
 REFERENCE = target_of("cpu", "reference")
@@ -115,8 +114,7 @@ def test_what_is_written_over_is_read_as_it_was() -> None:
 
 
 def ordered(graph: Graph, target: Any = FUSED) -> Ordered:
-    loaded = Loaded(distribute(graph), ALONE, target)
-    return ordered_program(loaded.physical, loaded._imagined(0, 1), target)
+    return Program(distribute(graph), ALONE, target).ordered(0, 1)
 
 
 def regions(found: Ordered) -> list[list[str]]:
@@ -270,8 +268,8 @@ def test_more_memory_is_refused() -> None:
     graph = trace(body)
     for target in (REFERENCE, FUSED):
         assert (
-            Loaded(distribute(graph), ALONE, target).plan(0, 1).needed["arena"]
-            <= Loaded(distribute(graph), ALONE, REFERENCE).plan(0, 1).needed["arena"]
+            Program(distribute(graph), ALONE, target).plan(0, 1).needed["arena"]
+            <= Program(distribute(graph), ALONE, REFERENCE).plan(0, 1).needed["arena"]
         )
 
 
@@ -305,7 +303,7 @@ def test_what_is_cheaper_than_memory_is_computed_again() -> None:
     with world_of(1) as world:
         for target in (REFERENCE, FUSED, target_of("cpu", "llvm")):
             bound = Bound(world, distribute(graph), target=target)
-            needs.append(sum(Loaded(distribute(graph), ALONE, target).plan(0, 1).needed.values()))
+            needs.append(sum(Program(distribute(graph), ALONE, target).plan(0, 1).needed.values()))
             bound.write({"b": b})
             seen.append(bound.run(x=x)[0])
             bound.close()
@@ -372,7 +370,7 @@ def test_random_programs_give_the_same_bits_with_regions(mesh: tuple[int, ...]) 
             physical, seen, needs = distribute(graph), [], []
             for target in (REFERENCE, FUSED):
                 bound = Bound(world, physical, target=target)
-                plan = Loaded(physical, ALONE, target).plan(0, world.size)
+                plan = Program(physical, ALONE, target).plan(0, world.size)
                 needs.append(sum(plan.needed.values()))
                 formed += sum(isinstance(i, Compute) and isinstance(i.op, Region) for i in plan.instructions)
                 try:

@@ -14,7 +14,6 @@ from jobflow.compiler.compile import distribute, plan_rank
 from jobflow.compiler.front.trace import Tracer
 from jobflow.compiler.layouts.shared_variables import flat_pieces
 from jobflow.core.types import TensorType, float32, float64
-from jobflow.engine.commands import executors_of
 from jobflow.engine.session import current_session
 from jobflow.kernels.target import CPU
 from jobflow.ops.arithmetic import add, multiply
@@ -27,6 +26,7 @@ from jobflow.ops.update import Assign, MovingAverage
 from jobflow.plan.plan import Collective, Compute, Plan
 from jobflow.plan.plan_checks import compare_plans, summary
 from jobflow.plan.storage import RankMemory, is_common, place_variables
+from jobflow.program.commands import executors_of
 
 
 def plans(body: Any, n: int, train: bool = True) -> list[Plan]:

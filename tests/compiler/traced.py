@@ -12,18 +12,20 @@ import numpy as np
 from jobflow import scope
 from jobflow.compiler.compile import distribute, logical
 from jobflow.compiler.front.trace import Tracer
+from jobflow.core.errors import NOWHERE
 from jobflow.core.layout import B, Layout, Local, Placement, Sbp
 from jobflow.core.types import DType, TensorType, float32
-from jobflow.engine.binding import StorageChoice
-from jobflow.engine.commands import Bind, Run, Unbind, WriteVariables, openings_of
 from jobflow.graph.graph_text import graph_text
 from jobflow.graph.ir import Graph, Physical, Value, Variable
 from jobflow.graph.training import Parameter
-from jobflow.graph.wire import physical_to_wire
 from jobflow.kernels.target import CPU, Target
 from jobflow.ops.op import apply
 from jobflow.ops.optimizer_updates import SgdUpdate
 from jobflow.ops.source import Constant, External, Input
+from jobflow.program.arguments import argument_parts
+from jobflow.program.client import ClientProgram
+from jobflow.program.commands import WriteVariables
+from jobflow.program.program import StorageChoice
 from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.world.solo import SoloWorld
 from jobflow.runtime.world.threads import ThreadsWorld
@@ -107,9 +109,6 @@ def world_of(n: int) -> Iterator[World]:
         world.close()
 
 
-Parts = list[list[tuple[int, Array]]]
-
-
 @dataclass
 class Bound:
     """A compiled graph on the ranks of a world."""
@@ -122,8 +121,9 @@ class Bound:
     target: Target = CPU
 
     def __post_init__(self) -> None:
-        table = physical_to_wire(self.physical)
-        self.world.call(Bind(self.number, StorageChoice(share=self.common, io_buffers=self.common), self.target), [table] * self.world.size)
+        programs = (self.physical,) * self.world.size
+        self.program = ClientProgram(self.physical.graph.name, NOWHERE, self.number, programs, argument_parts(programs), (), ())
+        self.program.bind(self.world, StorageChoice(share=self.common, io_buffers=self.common), self.target)
 
     def write(self, values: dict[str, Array]) -> None:
         """Set variables, from whole arrays."""
@@ -140,35 +140,12 @@ class Bound:
         shards = [self.world.ranks[rank].memory["state"].read(name) for rank in variable.placement.ranks]
         return variable.layout.assemble(shards, variable.type)
 
-    def feeds(self, arguments: dict[str, Array]) -> list[dict[str, Array]]:
-        """Each rank's parts of whole arrays; a list is one array per rank."""
-        each: list[dict[str, Array]] = [{} for _ in range(self.world.size)]
-        for value in self.physical.graph.inputs:
-            layout, argument = self.physical.layouts[value], arguments[value.name]
-            parts = argument if isinstance(argument, list) else layout.shards(argument)  # type: ignore[union-attr]
-            for rank, part in zip(layout.placement.ranks, parts, strict=True):
-                each[rank][value.name] = part
-        return each
-
     def run(self, **arguments: Array) -> list[Array]:
-        """One step: the outputs, whole (mirrored ones as a list)."""
-        opening = openings_of(self.world.ranks[0]).get(self.number)
-        if opening is not None:
-            opening.put(arguments)
-            self.world.call(Run(self.number), None)
-            return opening.take()
-        parts: Parts = self.world.call(Run(self.number), self.feeds(arguments))
-        return [self.whole(position, value, parts) for position, value in enumerate(self.physical.graph.outputs)]
-
-    def whole(self, position: int, value: Value, parts: Parts) -> Array:
-        layout = self.physical.layouts[value]
-        if isinstance(layout, Layout) and layout.is_whole:  # one of those that hold all of it gives it
-            return next(dict(fetched)[position] for fetched in parts if position in dict(fetched))
-        shards = [dict(parts[rank])[position] for rank in layout.placement.ranks]
-        return shards if isinstance(layout, Local) else layout.assemble(shards, value.tensor_type)
+        """Run once; return whole outputs (mirrored ones as a list)."""
+        return self.program.run(self.world, arguments)
 
     def close(self) -> None:
-        self.world.call(Unbind(self.number))
+        self.program.release(self.world)
         for rank in self.world.ranks:
             rank.memory.pop("state", None)
 

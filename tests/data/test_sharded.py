@@ -20,9 +20,9 @@ from jobflow import scope
 from jobflow.core.errors import ArgumentError
 from jobflow.core.layout import Box
 from jobflow.data import Batches, Order, Position, per_device
-from jobflow.engine.compiled import ArgumentPart
 from jobflow.engine.job import job_of
 from jobflow.engine.session import Session, current_session
+from jobflow.program.arguments import ArgumentPart
 from jobflow.typing.lazy import Lazy
 
 HERE = Path(__file__).parent
@@ -53,7 +53,7 @@ def fed(session: Session, job: Any, batch: Any, rank: int) -> dict[str, Any]:
     arguments = tuple(batch.arguments.values())
     bound = declared.signature.bind(arguments, 4)
     compiled = session.compiled(declared, declared.declared_shapes(session))
-    feeds = compiled.feeds(bound, 0, (rank,))
+    feeds = compiled.feeds(compiled.arguments(bound, 0), (rank,))
     assert [bool(feed) for feed in feeds] == [i == rank for i in range(4)]
     return {part.argument: feeds[rank][part.key] for part in compiled.parts[rank]}
 

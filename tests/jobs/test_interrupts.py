@@ -15,8 +15,8 @@ from parts import Rows, X, declare, normal, sgd, values
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow import nn
-from jobflow.engine.commands import executors_of
 from jobflow.engine.session import current_session
+from jobflow.program.commands import executors_of
 from jobflow.runtime.interrupts import held
 
 STEPS = 3

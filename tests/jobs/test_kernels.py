@@ -15,12 +15,12 @@ import jobflow as flow
 import jobflow.typing as tp
 from jobflow.core.cache_folder import cache_folder
 from jobflow.core.errors import ConfigError
-from jobflow.engine.commands import executors_of
 from jobflow.engine.job import job_of
 from jobflow.engine.options import Settings
 from jobflow.engine.session import current_session
 from jobflow.kernels import target
 from jobflow.kernels.region import Region
+from jobflow.program.commands import executors_of
 from jobflow.tools.explain import explain
 
 X = np.linspace(-2, 2, 64 * 8, dtype=np.float32).reshape(64, 8)

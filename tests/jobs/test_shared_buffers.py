@@ -9,10 +9,10 @@ from parts import Begin, Rows, X, declare
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow.engine.commands import Run, openings_of
 from jobflow.engine.compiled import Compiled
 from jobflow.engine.job import job_of
 from jobflow.engine.session import current_session
+from jobflow.program.commands import client_buffers_of
 
 
 def compiled(declared: Any, *args: Any) -> Compiled:
@@ -23,7 +23,7 @@ def compiled(declared: Any, *args: Any) -> Compiled:
 def has_io_buffers(number: int) -> bool:
     world = current_session().world
     assert world is not None
-    return number in openings_of(world.ranks[0])
+    return number in client_buffers_of(world.ranks[0])
 
 
 def test_split_whole_and_counted(on: Begin) -> None:
@@ -68,7 +68,7 @@ def test_arguments_may_be_handed_to_each_rank(on: Begin) -> None:
     session, found = current_session(), compiled(job, X)
     assert session.world is not None
     bound = job_of(job).signature.bind((X - 1,), 2)
-    (value,) = found.values(session.world.call(Run(found.number), found.feeds(bound, 5)))
+    (value,) = found.outputs(found.run_on_ranks(session.world, found.feeds(found.arguments(bound, 5))))
     np.testing.assert_array_equal(value, (X - 1) * 3)
 
 

@@ -9,11 +9,11 @@ import pytest
 from ranks import on_ranks
 
 import jobflow as flow
-from jobflow.engine.binding import LARGE
 from jobflow.engine.placements import placement, sbp
 from jobflow.nn.graph import Graph
 from jobflow.nn.modules.module import Module
 from jobflow.optim.optimizers import SGD
+from jobflow.program.program import LARGE
 
 WIDTH = 256
 ROWS = 2 * LARGE // (4 * WIDTH)

@@ -14,9 +14,9 @@ from memory_cases import MODELS, CountedZeros
 from processes import STRICT, run
 
 import jobflow as flow
-from jobflow.engine.allocation import allocation
-from jobflow.engine.binding import Loaded, StorageChoice
 from jobflow.engine.session import current_session
+from jobflow.program.allocation import allocation
+from jobflow.program.program import Program, StorageChoice
 from jobflow.runtime.device import numpy_device
 from jobflow.runtime.world import threads
 
@@ -49,7 +49,7 @@ def planned_bytes(ranks: int) -> int:
     session = current_session()
     (compiled,) = session._compiled.values()
     storage = StorageChoice(share=True, io_buffers=True)
-    figures = [allocation(Loaded(program, storage, session.target()), rank, ranks) for rank, program in enumerate(compiled.programs)]
+    figures = [allocation(Program(program, storage, session.target()), rank, ranks) for rank, program in enumerate(compiled.programs)]
     assert all(figure is not None for figure in figures)
     return sum(figure.total for figure in figures if figure) - (ranks - 1) * figures[0].common  # type: ignore[union-attr]
 

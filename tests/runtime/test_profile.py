@@ -12,8 +12,8 @@ from profiled import Row, profiled
 
 import jobflow as flow
 import jobflow.typing as tp
-from jobflow.engine.commands import executors_of
 from jobflow.engine.session import current_session
+from jobflow.program.commands import executors_of
 from jobflow.runtime.world.world import Rank
 
 STEPS = 30
@@ -46,7 +46,7 @@ def test_variables_are_those_of_as_many_steps(fresh: None, ranks: int, share: bo
     compiled = session.compiled(train.job, ((6, 3),))
     bound = train.job.signature.bind((ones,), ranks)
     assert session.world is not None
-    found = session.world.call(Profile(compiled.number), compiled.feeds(bound, 1))
+    found = session.world.call(Profile(compiled.number), compiled.feeds(compiled.arguments(bound, 1)))
     assert train(ones) == -1.5 * (1 + 1 + STEPS)
     for rows in found:
         assert any(row.kernel == "matmul" and row.where.startswith("test_profile.py:") for row in rows)

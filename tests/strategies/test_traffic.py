@@ -10,10 +10,10 @@ import trained
 
 import jobflow as flow
 from jobflow import strategies as st
-from jobflow.engine.commands import Sent, executors_of
 from jobflow.engine.session import current_session
 from jobflow.plan.plan import ALIGNMENT
 from jobflow.plan.traffic import Traffic, planned, total
+from jobflow.program.commands import Sent, executors_of
 from jobflow.runtime.world.world import Rank
 
 N, STEPS = 4, 3

@@ -1,6 +1,6 @@
 """Physical graph -> the same graph, reading whole arguments from shared memory instead of gathering them.
 
-Arguments in the shared I/O buffers (`engine.shared_buffers`) are stored whole, for all ranks.  A rank reads its part in place.
+Arguments in the shared I/O buffers (`program.shared_buffers`) are stored whole, for all ranks.  A rank reads its part in place.
 It can also read the whole array: "broadcast_view" is S -> B in memory that ranks share, without a transfer.  The same holds for reshaped arguments.
 """
 

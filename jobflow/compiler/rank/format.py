@@ -18,19 +18,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from jobflow.compiler.front.recompute import AGAIN
-from jobflow.compiler.rank.local import Item, Program, Step
+from jobflow.compiler.rank.local import Item, RankProgram, Step
 from jobflow.kernels.patterns import Formats
 from jobflow.ops.op import Op, ViewOp
 
 
-def format_items(program: Program) -> dict[Item, tuple[int, ...]]:
+def format_items(program: RankProgram) -> dict[Item, tuple[int, ...]]:
     """The memory order of every item that is not C-ordered, as the target prefers it."""
     formats = program.target.patterns.formats
     images = _batch_innermost(program, formats) if formats.images else {}
     return images | (dict.fromkeys(_columns_first(program, formats), (1, 0)) if formats.columns else {})
 
 
-def _batch_innermost(program: Program, formats: Formats) -> dict[Item, tuple[int, ...]]:
+def _batch_innermost(program: RankProgram, formats: Formats) -> dict[Item, tuple[int, ...]]:
     """The images that are stored with the batch innermost."""
     smallest = formats.fewest_samples
     joined = _Groups(_repeated(program))
@@ -47,7 +47,7 @@ def _batch_innermost(program: Program, formats: Formats) -> dict[Item, tuple[int
     return {item: (*range(1, item.type.ndim), 0) for item in images}
 
 
-def _columns_first(program: Program, formats: Formats) -> Iterable[Item]:
+def _columns_first(program: RankProgram, formats: Formats) -> Iterable[Item]:
     """The matrices that are stored column by column."""
     joined = _Groups(_repeated(program))
     wants: list[Item] = []
@@ -65,7 +65,7 @@ def _columns_first(program: Program, formats: Formats) -> Iterable[Item]:
     return [item for step in program.steps for item in step.outputs if item.type.ndim == 2 and joined.find(item) in chosen]
 
 
-def _repeated(program: Program) -> Iterable[list[Item]]:
+def _repeated(program: RankProgram) -> Iterable[list[Item]]:
     """Items with what they repeat."""
     made = {item.name: item for step in program.steps for item in step.outputs}
     for name, item in made.items():
@@ -104,7 +104,7 @@ def _is_image(item: Item, smallest: int) -> bool:
     return item.type.ndim >= 3 and item.type.shape[0] >= smallest
 
 
-def _own_items(program: Program) -> Iterable[Item]:
+def _own_items(program: RankProgram) -> Iterable[Item]:
     """Every item whose memory the plan gives out."""
     for argument in program.arguments:
         yield argument.item

@@ -1,4 +1,4 @@
-"""Program -> fewer, larger steps.
+"""RankProgram -> fewer, larger steps.
 
 `use_triangles`: what reads values that are known to be zero above a diagonal is replaced by what skips these.
 
@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
-from jobflow.compiler.rank.local import Builder, Item, Join, Program, Step
+from jobflow.compiler.rank.local import Builder, Item, Join, RankProgram, Step
 from jobflow.compiler.rank.views import StridedWindow, is_dense, views_of, windows, written_over
 from jobflow.core.types import TensorType, contiguous_strides
 from jobflow.kernels.patterns import Fold
@@ -32,12 +32,12 @@ from jobflow.ops.update import Updated
 from jobflow.plan.plan import Slot, aligned
 
 
-def fuse(program: Program) -> Program:
+def fuse(program: RankProgram) -> RankProgram:
     """Join what can be joined."""
     return join_updates(absorb_makers(use_triangles(program)))
 
 
-def use_triangles(program: Program) -> Program:
+def use_triangles(program: RankProgram) -> RankProgram:
     """Have every op that can skip the zeros above the diagonal of an input do so."""
     patterns = program.target.patterns
     if not patterns.triangles:
@@ -59,7 +59,7 @@ def use_triangles(program: Program) -> Program:
     return replace(program, steps=tuple(steps), hits=tuple(hits))
 
 
-def absorb_makers(program: Program) -> Program:
+def absorb_makers(program: RankProgram) -> RankProgram:
     """Let ops make the inputs that only they read; updates, and what runs among them, only from values that no update overwrites."""
     folds, hits = program.target.patterns.folds, list(program.hits)
     if not folds:
@@ -116,7 +116,7 @@ def _absorbed(folds: Iterable[Fold], step: Step, index: int, maker: Step) -> tup
     return None, ""
 
 
-def join_updates(program: Program) -> Program:
+def join_updates(program: RankProgram) -> RankProgram:
     """One update op per run of variables that lie end to end and are updated alike."""
     arguments = [argument.item for argument in program.arguments]
     found = windows(program.steps, [*program.reads.values(), *arguments], {})
@@ -130,7 +130,7 @@ def join_updates(program: Program) -> Program:
     return replace(program, steps=tuple(steps))
 
 
-def _runs(program: Program, found: dict[Item, StridedWindow]) -> Iterator[list[Step]]:
+def _runs(program: RankProgram, found: dict[Item, StridedWindow]) -> Iterator[list[Step]]:
     """Groups of at least two updates with one op and the same scalars, whose variables and gradients follow each other in memory."""
     groups: dict[object, list[Step]] = {}
     read = {item for step in program.steps for item in step.inputs} | {item for _, item in program.fetches}

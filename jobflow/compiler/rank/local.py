@@ -114,7 +114,7 @@ class Argument:
 
 
 @dataclass(frozen=True)
-class Program:
+class RankProgram:
     """All that one rank does in a run, in order."""
 
     job: str

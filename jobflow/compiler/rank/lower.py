@@ -13,7 +13,7 @@ from jobflow.compiler.layouts.argument_views import argument_of
 from jobflow.compiler.layouts.box import Reroute
 from jobflow.compiler.layouts.paths import changed, changes, row
 from jobflow.compiler.layouts.transfers import exchange_steps, exchanges, put_together, row_exchanges, shifted, take, transfers
-from jobflow.compiler.rank.local import Argument, Builder, Collect, Item, Join, Program, Receive, Send, on_rank
+from jobflow.compiler.rank.local import Argument, Builder, Collect, Item, Join, RankProgram, Receive, Send, on_rank
 from jobflow.core.dataclass import dataclass
 from jobflow.core.layout import Box, FlatPieces, Layout, Local, Partial, Reduction, whole_box
 from jobflow.core.types import TensorType, contiguous_strides
@@ -28,7 +28,7 @@ from jobflow.plan.plan import Announced, Kind, Slot, consecutive_offsets, line_c
 from jobflow.plan.storage import RankMemory
 
 
-def lower(physical: Physical, memory: RankMemory, target: Target = CPU) -> Program:
+def lower(physical: Physical, memory: RankMemory, target: Target = CPU) -> RankProgram:
     """What the rank does that has this memory."""
     return _Lowering(physical, memory, target).run()
 
@@ -43,7 +43,7 @@ class _Lowering:
     reads: dict[str, Item] = field(default_factory=dict)
     schedule: list[Announced] = field(default_factory=list)
 
-    def run(self) -> Program:
+    def run(self) -> RankProgram:
         graph, self.rank = self.physical.graph, self.memory.rank
         self.build = Builder(self.rank)
         self.viewed_arguments = {
@@ -61,7 +61,7 @@ class _Lowering:
         fetches = tuple((i, self.items[value]) for i, value in enumerate(graph.outputs) if self._gives(value))
         updates = {name: self.items[value] for name, value in graph.updates.items() if value in self.items}
         results = tuple(self.items[value] for value in graph.outputs if value in self.items)
-        return Program(
+        return RankProgram(
             graph.name,
             self.rank,
             tuple(self.build.steps),

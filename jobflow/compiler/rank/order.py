@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 
-from jobflow.compiler.rank.local import Collect, Item, Program, Receive, Send, Step
+from jobflow.compiler.rank.local import Collect, Item, RankProgram, Receive, Send, Step
 from jobflow.compiler.rank.views import views_of, written_over
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import PlanError
@@ -44,7 +44,7 @@ class Again:
 class Ordered:
     """A program whose steps have their final order."""
 
-    program: Program
+    program: RankProgram
     body: tuple[Step, ...]
     epilogue: tuple[Step, ...]
     #: what has not become part of a region
@@ -52,7 +52,7 @@ class Ordered:
     again: tuple[Again, ...] = ()
 
 
-def order(program: Program) -> Ordered:
+def order(program: RankProgram) -> Ordered:
     """Split the program into body and epilogue."""
     late: set[Item] = set()
     body: list[Step] = []
@@ -69,7 +69,7 @@ def order(program: Program) -> Ordered:
     return Ordered(program, tuple(body), _readers_first(tuple(epilogue), program))
 
 
-def _readers_first(steps: tuple[Step, ...], program: Program) -> tuple[Step, ...]:
+def _readers_first(steps: tuple[Step, ...], program: RankProgram) -> tuple[Step, ...]:
     before = dependencies(steps, program)
     waiting = {i: len(before[i]) for i in range(len(steps))}
     after: dict[int, list[int]] = {i: [] for i in range(len(steps))}
@@ -92,7 +92,7 @@ def _readers_first(steps: tuple[Step, ...], program: Program) -> tuple[Step, ...
     return tuple(result)
 
 
-def dependencies(steps: tuple[Step, ...], program: Program) -> dict[int, set[int]]:
+def dependencies(steps: tuple[Step, ...], program: RankProgram) -> dict[int, set[int]]:
     """For each step, the steps that must come before it."""
     roots = {item for step in program.steps for item in step.inputs if item.slot is not None}
     roots.update(written_over(steps).values())  # a variable that is stored split is gathered before it is updated whole

@@ -1,4 +1,4 @@
-"""Program -> the same with every write of a variable as a step, and with outputs that no write can change.
+"""RankProgram -> the same with every write of a variable as a step, and with outputs that no write can change.
 
 A new value that an update op has put over the old one is there already; any other is assigned.  What is, or is a view of, a
 variable as it was before the run is copied first where it is returned or assigned: the caller gets the value from before the
@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jobflow.compiler.rank.local import Item, Program, Step
+from jobflow.compiler.rank.local import Item, RankProgram, Step
 from jobflow.compiler.rank.views import views_of, written_over
 from jobflow.ops.layout_ops import Copy
 from jobflow.ops.update import Assign
 
 
-def write(program: Program) -> Program:
+def write(program: RankProgram) -> RankProgram:
     """Make writes explicit; `updates` is empty afterwards."""
     over = written_over(program.steps)
     stored = views_of(program.steps, set(program.reads.values()))

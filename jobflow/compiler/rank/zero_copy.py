@@ -1,4 +1,4 @@
-"""Program -> the same with arguments that are read where the client puts them.
+"""RankProgram -> the same with arguments that are read where the client puts them.
 
 A rank's part of an argument may come in memory that the plan is given, as variables are, so that nothing need be copied.  It stays
 a copy where the argument is wanted in another memory order than the client's.
@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jobflow.compiler.rank.format import format_items
-from jobflow.compiler.rank.local import Item, Program
+from jobflow.compiler.rank.local import Item, RankProgram
 from jobflow.plan.storage import RankMemory
 
 
-def zero_copy_feeds(program: Program, memory: RankMemory) -> Program:
+def zero_copy_feeds(program: RankProgram, memory: RankMemory) -> RankProgram:
     """Give every argument that is read as it comes its place."""
     given = {**memory.places, **memory.own}
     orders = format_items(program) if given else {}

@@ -11,9 +11,9 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, TensorType
 from jobflow.eager.state import EagerState
 from jobflow.eager.tensor import Home, lives
-from jobflow.engine.binding import state_of
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.graph.running import Bound, Built, Memory
+from jobflow.program.program import state_of
 from jobflow.runtime.interrupts import held
 
 

@@ -25,7 +25,6 @@ from jobflow.eager.session_tensors import Tie, relay
 from jobflow.eager.state import EagerState, mixed
 from jobflow.eager.structures import filled, form, leaves
 from jobflow.eager.tensor import Home, Storage, moves
-from jobflow.engine.binding import Loaded, StorageChoice, state_of
 from jobflow.engine.session import current_session
 from jobflow.functional.tensor_class import Tensor
 from jobflow.graph.graph_text import bare, first_difference, physical_text
@@ -35,6 +34,7 @@ from jobflow.kernels.target import target_of
 from jobflow.nn.graph.building import Draw
 from jobflow.nn.parameter import Parameter
 from jobflow.plan.storage import is_common
+from jobflow.program.program import Program, StorageChoice, state_of
 from jobflow.runtime.comm.communicator import Communicator
 from jobflow.runtime.executor import Executor
 from jobflow.runtime.interrupts import held
@@ -204,7 +204,7 @@ class Bound:
         fresh = self._adopt(state_of(rank), comm)
         storage = StorageChoice(share=current_session().settings.share_variables, copies=True, in_place=True)
         choose_cache_folder(current_session().settings.cache_folder)
-        ready = Loaded(self.physical, storage, target_of(rank.device.tag, self.key[0])).bind(rank)
+        ready = Program(self.physical, storage, target_of(rank.device.tag, self.key[0])).bind(rank)
         self._fill(state_of(rank), fresh, loaded)
         self.executor = ready.executor
         self.comm = comm if ready.plan.schedule or ready.executor.depart is not None else None

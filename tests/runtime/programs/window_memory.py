@@ -12,9 +12,9 @@ sys.path[:0] = [str(ROOT / "tests" / "runtime"), str(ROOT / "examples")]
 import memory_cases  # noqa: E402
 
 import jobflow as flow  # noqa: E402
-from jobflow.engine.allocation import allocation  # noqa: E402
-from jobflow.engine.binding import Loaded, StorageChoice  # noqa: E402
 from jobflow.engine.session import current_session  # noqa: E402
+from jobflow.program.allocation import allocation  # noqa: E402
+from jobflow.program.program import Program, StorageChoice  # noqa: E402
 from jobflow.runtime.device import numpy_device  # noqa: E402
 
 
@@ -32,7 +32,7 @@ def main(out: str, model: str, strategy: str, precision: str) -> None:
     storage = StorageChoice(share=True, io_buffers=True)
     planned = []
     for rank, program in enumerate(compiled.programs):
-        figures = allocation(Loaded(program, storage, session.target()), rank, ranks, processes=True)
+        figures = allocation(Program(program, storage, session.target()), rank, ranks, processes=True)
         assert figures is not None
         planned.append(figures.total - (figures.common if rank else 0))
     Path(out).write_text(json.dumps([allocated, planned]))

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobflow.engine.commands import executors_of
 from jobflow.engine.session import Session
 from jobflow.plan.footprint import footprint
 from jobflow.plan.traffic import planned
+from jobflow.program.commands import executors_of
 from jobflow.trainer import preview
 from jobflow.trainer.config import load
 from jobflow.trainer.figures import environment

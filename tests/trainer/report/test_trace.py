@@ -17,8 +17,8 @@ from trace_format import checked
 import jobflow as flow
 import jobflow.typing as tp
 from jobflow.distributed import mpiexec
-from jobflow.engine.commands import executors_of
 from jobflow.engine.session import current_session
+from jobflow.program.commands import executors_of
 from jobflow.runtime import timing
 from jobflow.runtime.timing import offset
 from jobflow.runtime.world.world import Rank

@@ -1,6 +1,6 @@
 """The memory that a rank allocates for a program, before anything is allocated.
 
-    memory_of(Loaded(physical, storage, target), rank, ranks).total
+    memory_of(Program(physical, storage, target), rank, ranks).total
 
 The rank's executor is bound as usual, with a device and a communicator that reserve addresses instead of memory and count what is
 requested.  So the figures come from the code that allocates: variables, buffers of the plan, staging buffers of collectives, and scratch of
@@ -18,11 +18,11 @@ import numpy as np
 
 from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array
-from jobflow.engine.binding import Loaded
-from jobflow.engine.shared_buffers import IO_BUFFERS, io_buffers_of
 from jobflow.plan.footprint import Footprint, footprint
 from jobflow.plan.plan import Plan, aligned
 from jobflow.plan.storage import is_common
+from jobflow.program.program import Program
+from jobflow.program.shared_buffers import IO_BUFFERS, io_buffers_of
 from jobflow.runtime.comm.communicator import Communicator, Waited
 from jobflow.runtime.comm.record import Letter, MemoryRange, Record, Recorder, Regions
 from jobflow.runtime.comm.shared import Channel, Meet, SharedOperations
@@ -61,37 +61,37 @@ class Allocation:
         return self.variables + self.common + self.buffers + self.staging + self.scratch + self.windows
 
 
-def allocation(loaded: Loaded, rank: int, ranks: int, processes: bool = False) -> Allocation | None:
+def allocation(program: Program, rank: int, ranks: int, processes: bool = False) -> Allocation | None:
     """Return what rank `rank` of `ranks` on one machine would allocate, or None for a GPU, whose kernels cannot be bound without it.
 
     With `processes`, ranks share memory in windows; these figures include what the world itself keeps there.
     """
-    if loaded.target.kind != "cpu":
+    if program.target.kind != "cpu":
         return None
-    plan = loaded.plan(rank, ranks)
+    plan = program.plan(rank, ranks)
     variables = _buffer_sizes(plan)
-    io_buffers = io_buffers_of(loaded.physical) if loaded.storage.io_buffers else None
+    io_buffers = io_buffers_of(program.physical) if program.storage.io_buffers else None
     exchanged = io_buffers.nbytes if io_buffers is not None and ranks > 1 else 0
     device = ReservingDevice()
     comm = ReservingCommunicator(rank, ranks)
     state = State(rank, device, comm)
     state.buffers = {name: _reserved(nbytes) for name, nbytes in {**variables, IO_BUFFERS: exchanged}.items()}
-    Executor(plan, device, comm, state, None, loaded.target)
+    Executor(plan, device, comm, state, None, program.target)
     own, common = (sum(_padded(n) for name, n in variables.items() if is_common(name) is shared) for shared in (False, True))
     spare = _room(variables, comm.requests, rank, ranks) if processes and ranks > 1 else 0
-    return Allocation(own, common + _padded(exchanged), device.taken - device.scratched + comm.taken, comm.staged, device.scratched, spare)
+    return Allocation(own, common + _padded(exchanged), device.allocated - device.scratched + comm.allocated, comm.staged, device.scratched, spare)
 
 
 def _room(variables: dict[str, int], requests: Sequence[int], rank: int, ranks: int) -> int:
-    """The bytes of windows that no request of this rank has taken."""
+    """The bytes of windows that no request of this rank has allocated."""
     shared = [nbytes for name, nbytes in variables.items() if is_common(name) and rank == 0]
     return bytes_of_windows([mailbox_bytes(rank, ranks), *shared, *requests]) - sum(shared) - sum(requests)
 
 
-def memory_of(loaded: Loaded, rank: int, ranks: int, processes: bool = False) -> Footprint:
+def memory_of(program: Program, rank: int, ranks: int, processes: bool = False) -> Footprint:
     """Return the memory of rank `rank` of `ranks` on one machine: by use at its fullest moment, and all that it allocates."""
-    plan = footprint(loaded.plan(rank, ranks))
-    allocated = allocation(loaded, rank, ranks, processes)
+    plan = footprint(program.plan(rank, ranks))
+    allocated = allocation(program, rank, ranks, processes)
     if allocated is None:
         return plan
     at_peak = {**plan.at_peak, "staging": allocated.staging, "scratch": allocated.scratch}
@@ -120,17 +120,17 @@ class ReservingDevice(CpuDevice):
     """A host that counts the bytes that are requested."""
 
     def __init__(self) -> None:
-        self.taken = self.scratched = 0
+        self.allocated = self.scratched = 0
         super().__init__()
 
     def allocate(self, nbytes: int) -> Array:
-        self.taken += _padded(nbytes)
+        self.allocated += _padded(nbytes)
         return _reserved(nbytes)
 
     def scratch(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        before = self.taken
+        before = self.allocated
         array = super().scratch(shape, dtype)
-        self.scratched += self.taken - before
+        self.scratched += self.allocated - before
         return array
 
 
@@ -140,11 +140,11 @@ class ReservingCommunicator(Recorder):
     def __init__(self, rank: int, ranks: int) -> None:
         super().__init__(tuple(range(ranks)), rank, _reserved)
         self._regions = Regions()
-        self.taken = self.staged = 0
+        self.allocated = self.staged = 0
         self.requests: list[int] = []
 
     def allocate(self, nbytes: int) -> Array:
-        self.taken += _padded(nbytes)
+        self.allocated += _padded(nbytes)
         self.requests.append(nbytes)
         array = _reserved(nbytes)
         if nbytes:
@@ -159,10 +159,10 @@ class ReservingCommunicator(Recorder):
         return [item] * self.size
 
     def seal(self) -> None:
-        before = self.taken
+        before = self.allocated
         SharedOperations(self, self.rank).write(self._records)
-        self.staged = self.taken - before
-        self.taken = before
+        self.staged = self.allocated - before
+        self.allocated = before
 
     def barrier(self) -> None:
         """Return at once: there are no other ranks."""

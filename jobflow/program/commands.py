@@ -1,8 +1,8 @@
-"""Commands that the client sends to the ranks; picklable."""
+"""Commands from the client to the ranks; picklable."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -11,62 +11,63 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobflowError
 from jobflow.core.layout import Layout
 from jobflow.core.types import Array
-from jobflow.engine.binding import ALONE, Loaded, StorageChoice, state_of
-from jobflow.engine.shared_buffers import Opening
 from jobflow.graph.wire import Wire, physical_from_wire
 from jobflow.kernels.target import CPU, Target
 from jobflow.plan.traffic import Traffic
+from jobflow.program.program import ALONE, Program, StorageChoice, state_of
+from jobflow.program.shared_buffers import ClientBuffers
 from jobflow.runtime.executor import Executor
-from jobflow.runtime.world.world import Rank, World
+from jobflow.runtime.world.world import Rank
 
 
 def executors_of(rank: Rank) -> dict[int, Executor]:
+    """Return the executors of the rank's programs by number."""
     return rank.memory.setdefault("executors", {})
 
 
-def openings_of(rank: Rank) -> dict[int, Opening]:
-    """The shared I/O buffers of jobs that have them."""
-    return rank.memory.setdefault("openings", {})
+def client_buffers_of(rank: Rank) -> dict[int, ClientBuffers]:
+    """Return the shared I/O buffers of the programs that have them, by number."""
+    return rank.memory.setdefault("client_buffers", {})
 
 
 @dataclass(frozen=True)
 class Bind:
-    """Bring a job's program onto its ranks; `number` is what later commands call it.  PlanError if the ranks' plans do not fit together."""
+    """Bind a program on its ranks; later commands refer to it by `number`.  Raise PlanError if the ranks' plans do not match."""
 
     number: int
     storage: StorageChoice = ALONE
     target: Target = CPU
-    #: where the rank keeps compiled loops, if the program said
+    #: the folder in which the rank keeps compiled loops, if the user has chosen one
     cache_folder: str | None = None
 
     def __call__(self, rank: Rank, table: Wire) -> None:
         choose_cache_folder(self.cache_folder)
-        ready = Loaded(physical_from_wire(table), self.storage, self.target).bind(rank)
-        executors_of(rank)[self.number] = ready.executor
-        if ready.opening is not None:
-            openings_of(rank)[self.number] = ready.opening
+        bound = Program(physical_from_wire(table), self.storage, self.target).bind(rank)
+        executors_of(rank)[self.number] = bound.executor
+        if bound.buffers is not None:
+            client_buffers_of(rank)[self.number] = bound.buffers
         elif rank.compare is not None:
-            ready.executor.begin = partial(rank.compare, Run(self.number, ready.plan.job))
+            bound.executor.begin = partial(rank.compare, Run(self.number, bound.plan.job))
 
 
 @dataclass(frozen=True)
 class Unbind:
-    """Forget a job's plan and its memory, as far as there are any, and these variables."""
+    """Release a program and its memory, if it is bound, and these variables."""
 
     number: int
     variables: tuple[str, ...] = ()
 
     def __call__(self, rank: Rank, _: Any) -> None:
         executors_of(rank).pop(self.number, None)
-        openings_of(rank).pop(self.number, None)
+        client_buffers_of(rank).pop(self.number, None)
         state_of(rank).forget(self.variables)
 
 
 @dataclass(frozen=True)
 class Run:
-    """One step: the rank's parts of the arguments in, of the outputs out; through the shared I/O buffers if no arguments are given.
+    """Run a program once: the rank's parts of the arguments in, of the outputs out; without arguments through the shared I/O buffers.
 
-    What the ranks refuse together is an answer too, see `performed`.
+    An error that all ranks raise together is returned, see `ClientProgram.run_on_ranks`.
     """
 
     number: int
@@ -86,23 +87,15 @@ class Run:
             return error
 
 
-def performed(world: World, run: Run, feeds: Sequence[Mapping[str, Array]] | None = None) -> list[list[tuple[int, Array]]]:
-    """The ranks' parts of the outputs of one step.  What they refused is raised; nothing has changed then."""
-    answers = world.call(run, feeds)
-    if isinstance(answers[0], JobflowError):
-        raise answers[0]
-    return answers
-
-
 @dataclass(frozen=True)
 class ReadVariables:
-    """The rank's parts of variables, by name; of what every rank holds whole, only the first sends it."""
+    """Return the rank's parts of variables, by name; only the first rank sends variables that every rank holds whole."""
 
     names: tuple[str, ...]
 
     def __call__(self, rank: Rank, _: Any) -> dict[str, Array]:
         state = state_of(rank)
-        return {name: state.read(name) for name in self.names if name in state.slots and _gives(state.variables[name].layout, rank)}
+        return {name: state.read(name) for name in self.names if name in state.slots and _sends(state.variables[name].layout, rank)}
 
 
 @dataclass(frozen=True)
@@ -117,7 +110,7 @@ class WriteVariables:
 
 @dataclass(frozen=True)
 class Initialize:
-    """Give variables their first values again."""
+    """Give variables their initial values again."""
 
     names: tuple[str, ...]
 
@@ -126,13 +119,13 @@ class Initialize:
         state.initialize([name for name in self.names if name in state.slots])
 
 
-def _gives(layout: Layout, rank: Rank) -> bool:
+def _sends(layout: Layout, rank: Rank) -> bool:
     return not layout.is_whole or layout.placement.ranks[0] == rank.index
 
 
 @dataclass(frozen=True)
-class Tell:
-    """Every rank's own item, so that clients can compare."""
+class ExchangeItems:
+    """Return the item of every rank, so that clients can compare."""
 
     item: Any
     about: str = "what the clients have"
@@ -146,15 +139,15 @@ class Tell:
 
 @dataclass(frozen=True)
 class Sent:
-    """What the rank has handed to others since its world began, by kind of communication."""
+    """Return the traffic that the rank has sent since its world began, by kind of communication."""
 
     def __call__(self, rank: Rank, _: Any) -> dict[str, Traffic]:
         return rank.comm.sent()
 
 
 @dataclass(frozen=True)
-class Meet:
-    """Do nothing, together."""
+class Barrier:
+    """Wait until every rank is here."""
 
     def __call__(self, rank: Rank, _: Any) -> None:
         return None
