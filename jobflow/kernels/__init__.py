@@ -1,1 +1,1 @@
-"""How a target runs what operations say: which implementation there is, and the loops that are made of expressions."""
+"""Kernels of operations: implementations for each target, and loops compiled from expressions."""

@@ -1,4 +1,4 @@
-"""Argument blocks of compiled functions: words in memory, some of which are addresses of arrays."""
+"""Argument blocks of compiled functions: words in memory, some of them addresses of arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COMPILED = ctypes.CFUNCTYPE(None)
 
 
 class ArgumentBlock(ctypes.c_void_p):
-    """The address of a block of words.  The words and the arrays that they point into live as long as this does."""
+    """The address of a block of words.  The object keeps the words and their arrays alive."""
 
     block: Array
     arrays: tuple[Array, ...]
@@ -23,7 +23,7 @@ class ArgumentBlock(ctypes.c_void_p):
 
 
 def argument_block(words: Sequence[int], arrays: Sequence[Array], indices: Sequence[int] | None = None) -> ArgumentBlock:
-    """The argument of a compiled function.  Without `indices` the first words point into the arrays."""
+    """Build the argument of a compiled function.  Without `indices`, the first words are the addresses of the arrays."""
     block = np.array(words, np.int64)
     argument = ArgumentBlock(address(block))
     argument.block, argument.arrays = block, tuple(arrays)
@@ -37,7 +37,7 @@ def _reported_address(array: Array) -> int:
 
 
 def _read_address(array: Array) -> int:
-    """The field of NumPy's array object that holds the address, which its binary interface fixes right behind the object's head."""
+    """Read the address from the array object; NumPy's ABI puts this field directly after the object header."""
     return _pointer(id(array) + _HEAD).value or 0
 
 
@@ -45,7 +45,7 @@ _pointer, _HEAD = ctypes.c_void_p.from_address, object.__basicsize__
 
 
 def _choose() -> Callable[[Array], int]:
-    """Read the field where an example comes out right: that takes a tenth of the time."""
+    """Choose the direct read if it returns the right address of an example; it takes a tenth of the time."""
     example = np.arange(4.0)[1:]
     return _read_address if _read_address(example) == _reported_address(example) else _reported_address
 

@@ -1,4 +1,4 @@
-"""Operations that have an expression, and regions of them, as loops that are compiled for this machine: the tier "llvm" of CPUs."""
+"""The tier "llvm" of CPUs: operations that have an expression, and regions of them, as compiled loops."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, DType, TensorType, contiguous_strides, type_of
 from jobflow.expressions.index_space import LOOKED_UP
 from jobflow.kernels import llvm
-from jobflow.kernels.loop_operands import expression_of, seen_in_space
+from jobflow.kernels.loop_operands import expression_of, views_in_space
 from jobflow.kernels.operand_copies import operand_copies
 from jobflow.kernels.registry import at, register
 from jobflow.ops.op import Binder, Call, Op
 
-#: elements; compiling a loop for fewer takes longer than many runs of it save
+#: fewest elements; compiling a loop for fewer costs more than its runs save
 FEWEST = 64
 
 
 @dataclass(frozen=True)
 class CompiledLoop:
-    """One loop over the index space."""
+    """An implementation by one loop over the index space."""
 
     name: str = "llvm"
     #: smallest size of the largest operand for which a loop is compiled; None means FEWEST
@@ -30,49 +30,49 @@ class CompiledLoop:
         most = max((a.size for a in (*inputs, *outputs)), default=0)
         fewest = FEWEST if self.fewest is None else self.fewest
         if most < fewest:
-            return f"{most} elements; a loop is compiled for {fewest} and more"
-        found = expression_of(op, inputs)
-        if found is None:
+            return f"{most} elements; loops are compiled for at least {fewest}"
+        expressions = expression_of(op, inputs)
+        if expressions is None:
             return "it has no expression"
-        seen = seen_in_space(op, inputs, outputs)
-        return "a row of several axes does not lie in memory as one" if seen is None else llvm.refuses(found, *seen)
+        views = views_in_space(op, inputs, outputs)
+        return "a row of several axes is not contiguous in memory" if views is None else llvm.refuses(expressions, *views)
 
     def bind(self, op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        found, seen = expression_of(op, inputs), seen_in_space(op, inputs, outputs)
-        assert found is not None and seen is not None
-        return llvm.bind(found, *seen, device.scratch)
+        expressions, views = expression_of(op, inputs), views_in_space(op, inputs, outputs)
+        assert expressions is not None and views is not None
+        return llvm.bind(expressions, *views, device.scratch)
 
 
 @dataclass(frozen=True)
 class CompiledLoopOnCopies:
-    """The same where rows do not lie in memory as rows, after copying what does not."""
+    """An implementation by one loop over dense copies, for operands whose rows are not contiguous in memory."""
 
     name: str = "llvm, of copies"
 
     def refuses(self, op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
-        found, space = expression_of(op, inputs), op.index_space(*map(type_of, inputs))
-        if found is None or space is None:
+        expressions, space = expression_of(op, inputs), op.index_space(*map(type_of, inputs))
+        if expressions is None or space is None:
             return "it has no expression over rows"
         if any(LOOKED_UP in places for places in space.operands):
             return "tables are not copied"
-        if llvm.cheap(found):
-            return "it computes less than copies cost"
+        if llvm.cheap(expressions):
+            return "copying costs more than the computation"
         places = count(1)
-        copies = operand_copies(space, inputs, outputs, _dense, lambda shape, dtype: _imagined(shape, dtype, next(places)))
-        return llvm.refuses(found, copies.seen[: len(inputs)], copies.seen[len(inputs) :])
+        copies = operand_copies(space, inputs, outputs, _dense, lambda shape, dtype: _placeholder(shape, dtype, next(places)))
+        return llvm.refuses(expressions, copies.views[: len(inputs)], copies.views[len(inputs) :])
 
     def bind(self, op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        found, space = expression_of(op, inputs), op.index_space(*map(type_of, inputs))
-        assert found is not None and space is not None
+        expressions, space = expression_of(op, inputs), op.index_space(*map(type_of, inputs))
+        assert expressions is not None and space is not None
         copies = operand_copies(space, inputs, outputs, _dense, device.scratch)
-        return [*copies.before, *llvm.bind(found, copies.seen[: len(inputs)], copies.seen[len(inputs) :], device.scratch), *copies.after]
+        return [*copies.before, *llvm.bind(expressions, copies.views[: len(inputs)], copies.views[len(inputs) :], device.scratch), *copies.after]
 
 
 def _dense(view: Array) -> bool:
     return bool(view.shape[-1:] == (1,) or view.strides[-1:] == (view.itemsize,))
 
 
-def _imagined(shape: tuple[int, ...], dtype: DType, number: int) -> Array:
+def _placeholder(shape: tuple[int, ...], dtype: DType, number: int) -> Array:
     return at(TensorType(shape, dtype), contiguous_strides(shape, dtype.itemsize), number << 40)
 
 

@@ -1,6 +1,6 @@
-"""Functions that machines do not have, made of those that they have.
+"""Decompositions of mathematical functions into operations that the machine has.
 
-`MAXIMAL_ERROR` says how far results may be from the true value, in units of the last place, over all arguments; the tests look at arguments
+`MAXIMAL_ERROR` bounds the distance of a result from the true value, in units of the last place, over all arguments.  The tests use arguments
 of every exponent.
 """
 
@@ -25,7 +25,7 @@ DECOMPOSITIONS: dict[str, Formula] = {formula.__name__: formula for formula in _
     "remainder": whole_numbers.remainder,
     "philox": whole_numbers.random_word,
 }
-#: in units of the last place of float32 and of float64; ldexp has none
+#: in units of the last place of float32 and of float64; without ldexp
 MAXIMAL_ERROR: dict[str, tuple[float, float]] = {
     "exp": (0.9, 0.9),
     "exp2": (1.0, 1.0),
@@ -56,12 +56,12 @@ MAXIMAL_ERROR: dict[str, tuple[float, float]] = {
 }
 
 
-#: what is done with numbers of two bytes as they are; all else is done in float32 and rounded
+#: primitives that accept half-precision values; all others compute in float32 and round the result
 KEEPS_HALF = {"element", "looked_up", "number", "constant", "cast", "where", "reinterpret"}
 
 
 def lowered(outputs: Sequence[Expression], machine: Collection[str] = ()) -> tuple[list[Expression], set[Expression]]:
-    """The outputs with all functions taken apart that the machine has not, and which expressions are results of one: dear to compute again."""
+    """Replace functions that the machine lacks by their decompositions; return the outputs and the expressions that are expensive to recompute."""
     known: dict[Expression, Expression] = {}
     dear: set[Expression] = set()
     for x in in_order(outputs):
@@ -71,12 +71,12 @@ def lowered(outputs: Sequence[Expression], machine: Collection[str] = ()) -> tup
         formula = None if x.primitive in machine else DECOMPOSITIONS.get(x.primitive)
         if formula is not None:
             more = x.attribute if isinstance(x.attribute, tuple) else ()
-            made = lowered([formula(*arguments, *more)], machine)[0][0]
+            result = lowered([formula(*arguments, *more)], machine)[0][0]
         elif x.primitive in KEEPS_HALF:
-            made = make(x.primitive, arguments, x.dtype, x.attribute)
+            result = make(x.primitive, arguments, x.dtype, x.attribute)
         else:
-            made = make(x.primitive, arguments, x.dtype.arithmetic, x.attribute)
-        known[x] = f.cast(made, x.dtype)
+            result = make(x.primitive, arguments, x.dtype.arithmetic, x.attribute)
+        known[x] = f.cast(result, x.dtype)
         if formula is not None:
             dear.add(known[x])
     return [known[x] for x in outputs], dear

@@ -1,8 +1,8 @@
-"""Calls of operations that run eagerly: bound to array functions first, and to compiled loops once that pays.
+"""Calls of operations that run eagerly: bound to array functions first, and to compiled loops once compilation pays.
 
 The first run of an operation on some types binds it, because it may never run again.  The second run of a small operation prepares its calls
-(`prepared_calls`).  A later run prepares those of a large one, or compiles it if its operands are large enough for a compiled loop to be faster.
-The number of runs alone decides, so ranks that run the same program compile at the same run.
+(`prepared_calls`).  A later run prepares the calls of a large operation, or compiles it if its operands are large enough for a compiled loop to be
+faster.  Only the number of runs decides, so ranks that run the same program compile at the same run.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from jobflow.ops.matmul import AxisSum
 from jobflow.ops.op import Binder, Binding, Call, Op
 from jobflow.ops.update import Updated
 
-#: the run for which the calls of a small operation are prepared, and the run for which those of a large one are, or an operation is compiled
+#: the run that prepares the calls of a small operation, and the run that prepares those of a large one or compiles the operation
 PREPARED, COMPILED = 2, 32
-#: elements of all operands of a small operation, which takes less time to compute than to bind
+#: most elements of all operands of a small operation, for which binding takes longer than computing
 SMALL = 64 * 1024
-#: elements of the largest operand; for fewer, calls of array functions are as fast as a compiled loop
+#: fewest elements of the largest operand; below, array functions are as fast as a compiled loop
 FEWEST = 2048
 #: operations that array functions compute as fast as a compiled loop, or faster, at every size: 1.2 to 3 times on AVX-512
 ARRAY_FUNCTIONS = (AxisSum, BatchNormalizeSums)
-#: layouts of operands in memory for which an operation keeps calls; for others it is bound anew
+#: layouts of operands for which an operation caches calls; for further layouts it is bound at each run
 MOST_LAYOUTS = 8
 
 
 def eager_calls(op: Op, target: Target, inputs: Sequence[TensorType], outputs: Sequence[TensorType]) -> EagerCalls:
-    """The calls of an operation on arrays of these types, faster after some runs; `target` is a CPU."""
+    """Return the calls of an operation on arrays of these types; later runs are faster.  `target` is a CPU."""
     direct = registry.direct_binding(op, [type.dtype for type in inputs], [type.dtype for type in outputs])
     sizes = [type.size for type in (*inputs, *outputs)]
     compiles = target.tier == "llvm" and _is_faster_compiled(op, max(sizes, default=0))
@@ -47,14 +47,14 @@ def eager_calls(op: Op, target: Target, inputs: Sequence[TensorType], outputs: S
 
 
 def _is_faster_compiled(op: Op, largest: int) -> bool:
-    """True if a compiled loop is faster than array functions for operands of which the largest has so many elements."""
-    if isinstance(op, Updated):  # several array functions, and one loop for all sizes
+    """True if a compiled loop is faster than array functions when the largest operand has this many elements."""
+    if isinstance(op, Updated):  # one loop replaces several array functions, at every size
         return True
     return largest >= FEWEST and not isinstance(op, ARRAY_FUNCTIONS)
 
 
 def bind(op: Op, target: Target, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    """The calls of the best implementation; a plan leaves small updates to array functions."""
+    """Prepare the calls of the best implementation; in contrast to plans, small updates run as compiled loops."""
     if target is not CPU and isinstance(op, Updated):
         loop: Implementation = import_module("jobflow.kernels.compiled_loops").CompiledLoop(fewest=1)
         if loop.refuses(op, inputs, outputs) is None:
@@ -81,23 +81,23 @@ class EagerCalls:
 
 
 class _Layouts(threading.local):
-    """What one Python thread knows of an operation: prepared calls may write into arrays that were made for them."""
+    """Prepared calls of an operation in one Python thread; each thread has its own, because calls may write into arrays allocated for them."""
 
     def __init__(self) -> None:
         self.runs = 0
-        #: by the strides of the operands; None for calls that cannot be prepared
+        #: calls by the strides of the operands; None if they cannot be prepared
         self.calls: dict[tuple[tuple[int, ...], ...], PreparedCalls | None] = {}
-        #: the calls for operands that are aligned, writeable and without gaps
+        #: the calls for operands that are aligned, writeable and contiguous
         self.dense: PreparedCalls | None = None
 
 
 class PreparedLater(EagerCalls):
-    """The calls of an operation, prepared for the layouts in which its operands come again."""
+    """The calls of an operation, prepared for recurring layouts of its operands."""
 
     def __init__(self, op: Op, bind: Binding, target: Target, small: bool) -> None:
         super().__init__(op, bind)
         self.target = target
-        #: the first run of prepared calls, and the run from which on calls stay as they are
+        #: the first run with prepared calls, and the run after which calls do not change
         self._first = PREPARED if small else COMPILED
         self._last = PREPARED if small and target is CPU else COMPILED
         self._written = sorted(set(op.alias.values()))
@@ -116,7 +116,7 @@ class PreparedLater(EagerCalls):
             calls.run(device, inputs, outputs)
 
     def _calls(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> PreparedCalls | None:
-        """The prepared calls for operands that lie in memory as these do; None if they are bound anew."""
+        """Return the prepared calls for operands of these layouts, or None if the operation must be bound again."""
         known = self._layouts
         known.runs += 1
         if known.runs == self._last:
@@ -133,7 +133,7 @@ class PreparedLater(EagerCalls):
         return calls
 
     def _shares_memory(self, inputs: Sequence[Array]) -> bool:
-        """True if an input that is written over may share memory with another one."""
+        """True if an input that is updated in place may share memory with another input."""
         ranges = [byte_range(a) for a in inputs]
         for i in self._written:
             low, high = ranges[i]

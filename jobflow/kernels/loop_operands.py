@@ -1,4 +1,4 @@
-"""Whether operands fit a loop over their elements, and how they lie along its axes: the same for machine code of CPUs and GPUs."""
+"""Checks of the operands of an elementwise loop, and their access along its axes, for machine code of CPUs and GPUs."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _MOST_AXES = 6
 
 @dataclass(frozen=True)
 class Facts:
-    """What of outputs does not depend on arrays."""
+    """Properties of output expressions that do not depend on arrays."""
 
     order: tuple[Expression, ...]
-    #: positions of inputs that are read at an index, of those that are looked up in, and the types of all that are read
+    #: indices of inputs that are read at the loop's index, indices of inputs that are tables, and the types of all inputs that are read
     elements: tuple[int, ...]
     tables: tuple[int, ...]
     types: dict[int, DType]
-    #: does the last axis have a meaning?
+    #: True if expressions refer to rows along the last axis
     rows: bool
-    #: sums of columns, and what is made of them
+    #: sums of columns, and expressions computed from them
     per_column: tuple[Expression, ...]
 
 
@@ -46,15 +46,18 @@ def facts(outputs: tuple[Expression, ...]) -> Facts:
 
 
 def refused_columns(order: Sequence[Expression]) -> str:
-    """Sums of columns are known after the last row: what is made of them has nothing of a row in it."""
+    """Return the expression that mixes sums of columns with elements of rows, or "".
+
+    Sums of columns are complete only after the last row, so an expression on them cannot read a row.
+    """
     per_column = of_columns(order)
     allowed = {*per_column, *(x for x in order if x.primitive in ("number", "constant"))}
-    beside = [y for x in per_column if x.primitive != COLUMNS for y in x.arguments if y not in allowed]
-    return f"{beside[0].primitive} beside sums of columns" if beside else ""
+    per_row = [y for x in per_column if x.primitive != COLUMNS for y in x.arguments if y not in allowed]
+    return f"{per_row[0].primitive} is combined with a sum of columns, which is complete only after the last row" if per_row else ""
 
 
 def refused_operands(known: Facts, outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> str:
-    """Why these arrays cannot be operands of one loop; "" if they can."""
+    """Return the reason these arrays cannot be operands of one loop, or "" if they can."""
     return _refused_arrays(known, outputs, inputs, targets) or _refused_space(known, outputs, inputs, targets)
 
 
@@ -64,9 +67,9 @@ def _refused_arrays(known: Facts, outputs: Sequence[Expression], inputs: Sequenc
         if array.dtype != dtype.numpy:
             return f"{what} is {array.dtype}, not {dtype.name}"
         if not array.flags.aligned:
-            return f"{what} does not lie at a multiple of its element size"
+            return f"the address of {what} is not a multiple of its element size"
     if set(known.elements) & set(known.tables):
-        return "an input is looked up in and read at its index"
+        return "an input is both a table and read at the loop's index"
     several = [k for k in known.types if k not in (*known.elements, *known.tables) and inputs[k].size != 1]
     return f"input {several[0]} has {inputs[several[0]].size} elements, not one" if several else ""
 
@@ -74,45 +77,45 @@ def _refused_arrays(known: Facts, outputs: Sequence[Expression], inputs: Sequenc
 def _refused_space(known: Facts, outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> str:
     if not known.rows and any(target.size == 0 for target in targets):
         return ""
-    given = [inputs[k] for k in known.elements]
+    operands = [inputs[k] for k in known.elements]
     try:
         shape = loop_shape(known, inputs, targets)
     except ValueError:
-        return f"shapes {', '.join(str(a.shape) for a in (*given, *targets))} do not broadcast"
+        return f"shapes {', '.join(str(a.shape) for a in (*operands, *targets))} do not broadcast"
     if (known.rows and shape and shape[-1] == 0) or (known.per_column and 0 in shape):
-        return "rows without elements"
+        return "rows have no elements"
     for k, target in enumerate(targets):
         if not _covers(outputs[k], known, target, shape, inputs):
             return f"output {k} of shape {target.shape} does not cover {shape}"
         if any(stride == 0 and size > 1 for stride, size in zip(target.strides, target.shape, strict=True)):
-            return f"output {k} has several elements in one place"
+            return f"output {k} has several elements at one address"
         if any(np.may_share_memory(target, inputs[i]) for i in known.tables):
-            return f"output {k} may lie where others are looked up"
-        if any(overlaps(target, other) for other in (*given, *targets[:k], *targets[k + 1 :])):
-            return f"output {k} shares memory with another operand, and not element by element"
+            return f"output {k} may share memory with a table"
+        if any(overlaps(target, other) for other in (*operands, *targets[:k], *targets[k + 1 :])):
+            return f"output {k} shares memory with another operand other than element by element"
         if any(target.size and address(target) == address(other) for other in targets[:k]):
-            return f"output {k} lies where another output does"
+            return f"output {k} has the address of another output"
     axes = len(loop_space(known, inputs, targets, shape).sizes)
-    return f"{axes} axes" if axes > _MOST_AXES else ""
+    return f"{axes} axes, more than {_MOST_AXES}" if axes > _MOST_AXES else ""
 
 
 def loop_shape(known: Facts, inputs: Sequence[Array], targets: Sequence[Array]) -> tuple[int, ...]:
-    """What the operands broadcast to; a table, and an input that is not read, say how long a row is, too."""
-    given = (
+    """Return the shape to which the operands broadcast; tables and unread inputs also determine the length of a row."""
+    shapes = (
         a.shape[:-1] if k in known.tables else a.shape for k, a in enumerate(inputs) if k in {*known.elements, *known.tables} or k not in known.types
     )
-    return np.broadcast_shapes(*given, *(target.shape for target in targets))
+    return np.broadcast_shapes(*shapes, *(target.shape for target in targets))
 
 
 def _covers(y: Expression, known: Facts, target: Array, shape: tuple[int, ...], inputs: Sequence[Array]) -> bool:
-    """Has an output a place for each of its values?"""
+    """True if the output array has an element for each value of the expression."""
     if y in known.per_column:
         return bool(shape) and target.shape[-1:] == shape[-1:] and target.size == shape[-1]
     return target.shape == shape or bool(shape and target.shape == (*shape[:-1], 1) and _one_per_row(y, inputs))
 
 
 def _one_per_row(x: Expression, inputs: Sequence[Array]) -> bool:
-    """Has it one value for all elements of a row?"""
+    """True if the expression has one value for all elements of a row."""
     constant: dict[Expression, bool] = {}
     for y in in_order([x]):
         if y.primitive == "element":
@@ -128,7 +131,7 @@ def _one_per_row(x: Expression, inputs: Sequence[Array]) -> bool:
 
 
 def loop_space(known: Facts, inputs: Sequence[Array], targets: Sequence[Array], shape: tuple[int, ...]) -> Space:
-    """A number, and what is not read, takes part as one element."""
+    """Return the space of the loop; scalars and unread inputs have stride 0 along every axis."""
     read = [_along(known, k, inputs[k], shape) for k in range(len(inputs))]
     rows = known.rows or any(target.shape != shape for target in targets)
     return space_of(shape, [*read, *(steps(target, shape) for target in targets)], rows, ordered=bool(known.per_column))
@@ -141,7 +144,7 @@ def _along(known: Facts, k: int, array: Array, shape: tuple[int, ...]) -> tuple[
 
 
 def loop_form(known: Facts, space: Space, inputs: Sequence[Array], outputs: Sequence[Expression], counted: int = 0) -> LoopForm:
-    """counted: how many of the inputs, the last ones, are positions"""
+    """Return the form of the loop; the last `counted` inputs are index operands."""
     types, real = known.types, len(inputs) - counted
     read = [OperandAccess(types.get(k, float32), "number") for k in range(len(inputs))]
     for k in (*known.elements, *known.tables):
@@ -154,16 +157,16 @@ def _types(arrays: Sequence[Array]) -> list[TensorType]:
     return [TensorType(tuple(a.shape), dtype_of(a.dtype)) for a in arrays]
 
 
-def seen_in_space(op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> tuple[list[Array], list[Array]] | None:
-    """The arrays as the index space sees them; None where it cannot."""
+def views_in_space(op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> tuple[list[Array], list[Array]] | None:
+    """Return views of the arrays in the operation's index space, or None if one has no such view."""
     space = space_on(op, *_types(inputs))
     if space is None:
         return list(inputs), list(outputs)
     views = [space.view(k, a) for k, a in enumerate((*inputs, *outputs))]
-    found = [v for v in views if v is not None]
-    return (found[: len(inputs)], found[len(inputs) :]) if len(found) == len(views) else None
+    available = [v for v in views if v is not None]
+    return (available[: len(inputs)], available[len(inputs) :]) if len(available) == len(views) else None
 
 
 def expression_of(op: Op, inputs: Sequence[Array]) -> tuple[Expression, ...] | None:
-    """What an operation computes for inputs of these types."""
+    """Return the expression of an operation for inputs of these types."""
     return expression_on(op, *_types(inputs))

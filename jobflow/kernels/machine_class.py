@@ -1,6 +1,6 @@
-"""Classes of CPUs for which costs are measured apart, and the one that this job chooses for.
+"""Classes of CPUs with separately measured costs, and the class that this job uses.
 
-What all ranks compute they must compute in the same way, so where their CPUs differ they choose for the least (`agree`).
+Ranks must compute the same values in the same way.  If their CPUs differ, all ranks use the lowest class (`agree`).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any, Literal, TypeAlias
 
 from jobflow.core.errors import ConfigError
 
-#: by their vector registers; whatever has none of 64 bytes counts as "avx2", on processors of other kinds too.  "amx" has matrix registers as well
+#: by vector registers: without registers of 64 bytes, a CPU of any architecture counts as "avx2".  "amx" also has matrix registers
 MachineClass: TypeAlias = Literal["avx2", "avx512", "amx"]
-#: the least first
+#: the lowest first
 CLASSES: tuple[MachineClass, ...] = ("avx2", "avx512", "amx")
-#: the environment variable that names a lesser class than the CPU's own
+#: the environment variable that names a lower class than the CPU's own
 SETTING = "JOBFLOW_CPU"
-#: of Linux on x86-64: the call of the system that asks for a part of a processor's state, and the part that matrix registers are
+#: Linux on x86-64: the number of the system call arch_prctl, its request ARCH_REQ_XCOMP_PERM, and the state component of matrix registers
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 CPUINFO = Path("/proc/cpuinfo")
 _agreed: list[MachineClass] = []
@@ -29,32 +29,37 @@ _agreed: list[MachineClass] = []
 
 @cache
 def own_class() -> MachineClass:
-    """That of this CPU, or the lesser one that is set; ConfigError if what is set is no class, or a better one."""
-    found: Mapping[str, Any] = import_module("numpy").show_config(mode="dicts")["SIMD Extensions"]  # commands are listed without it
-    names = {*found.get("baseline", ()), *found.get("found", ())}
+    """Return the class of this CPU, or the lower class that JOBFLOW_CPU names; raise ConfigError for an unknown or higher class."""
+    extensions: Mapping[str, Any] = import_module("numpy").show_config(mode="dicts")[
+        "SIMD Extensions"
+    ]  # imported here, so that commands can be listed without NumPy
+    names = {*extensions.get("baseline", ()), *extensions.get("found", ())}
     here: MachineClass = "avx2" if not names & {"AVX512_SKX", "X86_V4"} else "amx" if _has_amx() else "avx512"
-    said = os.environ.get(SETTING, "").strip() or here
+    setting = os.environ.get(SETTING, "").strip() or here
     for name in CLASSES[: CLASSES.index(here) + 1]:
-        if name == said:
+        if name == setting:
             return name
-    raise ConfigError(f"{SETTING}={said}: this CPU can be used as one of {', '.join(CLASSES[: CLASSES.index(here) + 1])}")
+    raise ConfigError(f"{SETTING}={setting}: not a class of this CPU; set it to one of {', '.join(CLASSES[: CLASSES.index(here) + 1])}")
 
 
 def _has_amx() -> bool:
-    """Whether this process may use AMX: Linux lets those that ask (its Documentation/arch/x86/xstate.rst), whose signals take 8 KB more of stack."""
+    """True if this process may use AMX.
+
+    Linux grants AMX on request (Documentation/arch/x86/xstate.rst of its source); signal handlers then need 8 KB more of stack.
+    """
     try:
         with CPUINFO.open() as file:
-            known = "amx_bf16" in file.read(1 << 13)  # what the first core has
+            known = "amx_bf16" in file.read(1 << 13)  # lists the first core
     except OSError:
         return False
     return known and ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
 
 
 def machine_class() -> MachineClass:
-    """The class that choices are made for: the same on all ranks."""
+    """Return the class that determines the choice of kernels; it is the same on all ranks."""
     return _agreed[0] if _agreed else own_class()
 
 
 def agree(classes: Iterable[MachineClass]) -> None:
-    """Choose from now on for the least of these, which are those of all ranks."""
+    """Use the lowest of the ranks' classes from now on."""
     _agreed[:] = [min(classes, key=CLASSES.index)]

@@ -1,6 +1,6 @@
-"""Operands that do not lie in memory as an index space goes over them, by way of copies that do.
+"""Dense copies of operands whose memory does not fit an index space.
 
-layer norm of x.transpose(1, 2)      rows [n, c] of x are no matrix in memory: x is copied into one, which is normalised
+layer norm of x.transpose(1, 2)      rows [n, c] of x are no matrix in memory, so x is copied into one before the normalization
 """
 
 from __future__ import annotations
@@ -17,21 +17,24 @@ from jobflow.ops.op import Call
 
 
 def _complete(space: IndexSpace, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """With all of the axes of a row, or all others, where it has some: numbers for each group of rows become numbers for each row."""
-    lead, made = len(space.sizes) - space.row, list(shape)
+    """Extend a shape that has some row axes, or some other axes, to all of them.
+
+    A value per group of rows becomes a value per row.
+    """
+    lead, result = len(space.sizes) - space.row, list(shape)
     for axes in (range(lead), range(lead, len(space.sizes))):
         if any(shape[i] != 1 for i in axes):
             for i in axes:
-                made[i] = space.sizes[i]
-    return tuple(made)
+                result[i] = space.sizes[i]
+    return tuple(result)
 
 
 @dataclass
 class OperandCopies:
-    """The operands as the space sees them, and the calls that copy before and after."""
+    """The operands as arrays of the index space, and the calls that copy before and after the loop."""
 
-    #: as many axes as the space has
-    seen: list[Array] = field(default_factory=list)
+    #: arrays with as many axes as the space
+    views: list[Array] = field(default_factory=list)
     before: list[Call] = field(default_factory=list)
     after: list[Call] = field(default_factory=list)
 
@@ -43,8 +46,8 @@ def operand_copies(
     fits: Callable[[Array], bool],
     scratch: Callable[[tuple[int, ...], DType], Array],
 ) -> OperandCopies:
-    """Copies, in scratch memory, of the operands that the space cannot see as they lie or that do not fit."""
-    made = OperandCopies()
+    """Copy the operands that have no view in the space, or whose view does not fit, to scratch memory."""
+    result = OperandCopies()
     for k, operand in enumerate((*inputs, *outputs)):
         view = space.view(k, operand)
         if view is None or not fits(view):
@@ -54,8 +57,8 @@ def operand_copies(
             here = scratch(there.shape, dtype_of(operand.dtype))
             view = here.reshape(space.collapsed(here.shape))
             if k < len(inputs):
-                made.before.append((np.copyto, (here, there)))
+                result.before.append((np.copyto, (here, there)))
             else:
-                made.after.append((np.copyto, (there, here)))
-        made.seen.append(view)
-    return made
+                result.after.append((np.copyto, (there, here)))
+        result.views.append(view)
+    return result

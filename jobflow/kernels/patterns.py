@@ -1,10 +1,11 @@
-"""What a target makes of operations side by side, and how it likes their operands stored: rows of tables that the compiler reads.
+"""Tables of graph patterns per target, read by the compiler: operations to merge, and storage formats of their operands.
 
-    Fold      a reader takes in the maker of one of its inputs, and both become one operation:  bias_add(matmul(a, b), c) -> product sum
-    SkipZeros an operation that reads zeros above a diagonal becomes one that skips them:       batch matmul of causal weights
-    Formats   which operations take or make values in which order of memory
+    Fold      merges a reader with the producer of one of its inputs:           bias_add(matmul(a, b), c) -> product sum
+    SkipZeros replaces an operation that reads zeros above a diagonal:          batch matmul of causal weights
+    Formats   lists the memory orders that operations accept or produce
 
-Each fold and triangle has samples, which are its test: they hit this row and no other, and give what the operations give that it replaces.
+Each fold and triangle has samples, which are its test.  A sample matches this row and no other, and its result equals that of the replaced
+operations.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from jobflow.ops.pointwise import Elementwise, ElementwiseGrad
 
 @dataclass(frozen=True)
 class FoldSample:
-    """A reader, which of its inputs the maker makes, of how many, and the inputs of both as they are after the fold."""
+    """A reader, the index of the input that the producer computes, the producer with its number of inputs, and arrays for the folded operation."""
 
     reader: Op
     index: int
@@ -35,8 +36,11 @@ class FoldSample:
 
 @dataclass(frozen=True)
 class Fold:
-    """`replacement(reader, index, maker, *types)`: the op that takes the maker's inputs in place of the reader's input `index`, or None; types are
-    those of the reader's inputs."""
+    """A pattern that merges a reader with the producer of its input `index`.
+
+    `replacement(reader, index, maker, *types)` returns the merged operation, or None if the pattern does not apply.  The merged operation reads the
+    producer's inputs in place of the reader's input `index`.  `types` are the types of the reader's inputs.
+    """
 
     name: str
     reader: type[Op]
@@ -52,7 +56,10 @@ class Fold:
 
 @dataclass(frozen=True)
 class SkipZeros:
-    """`replacement(op)`: what runs where input `index` of an op of this very class is known to be zero above the diagonal of its last two axes."""
+    """A pattern for operations of exactly this class whose input `index` is zero above the diagonal of its last two axes.
+
+    `replacement(op)` returns the operation that runs instead.
+    """
 
     name: str
     reader: type[Op]
@@ -63,13 +70,13 @@ class SkipZeros:
 
 @dataclass(frozen=True)
 class Formats:
-    """Orders of memory that operations of these classes take.
+    """Memory orders that operations of these classes accept.
 
-    strided         write into memory of other strides as fast as into dense memory, or nearly
-    any_order       take matrices stored column by column as well as row by row
-    columns         whether the output, a matrix, is made faster column by column: columns[class](op, *types)
+    strided         write into strided memory about as fast as into dense memory
+    any_order       accept matrices in column-major order as well as in row-major order
+    columns         predicates: columns[class](op, *types) is True if a matrix output is computed faster in column-major order
     images          are fastest on values [n,c,*spatial] stored with n innermost
-    fewest_samples  fewer are not stored so: vectors would be too short to pay
+    fewest_samples  smallest n to store with n innermost; fewer fill no vector
     """
 
     strided: tuple[type[Op], ...] = (Elementwise, ElementwiseGrad, Gelu, Product, BiasAdd)
@@ -85,13 +92,16 @@ class Formats:
         return _all_are(op, self.any_order)
 
     def wants_columns(self, op: Op, types: Sequence[TensorType]) -> bool:
-        found = self.columns.get(type(op))
-        return found is not None and found(op, *types)
+        predicate = self.columns.get(type(op))
+        return predicate is not None and predicate(op, *types)
 
 
 @dataclass(frozen=True)
 class Patterns:
-    """The tables of a target.  `lower[class](op, *known)`: whether the output is zero above its diagonal; `known` says which inputs are."""
+    """The tables of a target.
+
+    `lower[class](op, *known)` is True if the output is zero above its diagonal; `known` holds the same fact for each input.
+    """
 
     folds: tuple[Fold, ...] = ()
     triangles: tuple[SkipZeros, ...] = ()
@@ -100,9 +110,9 @@ class Patterns:
 
 
 def _all_are(op: Op, classes: tuple[type[Op], ...]) -> bool:
-    """Whether the op, or each member of a region, is of these classes."""
+    """True if the operation, or each member of a region, is of these classes."""
     return all(_all_are(member.op, classes) for member in op.members) if isinstance(op, Region) else isinstance(op, classes)
 
 
-#: of a target that has no tables of its own
+#: tables of targets without patterns
 PATTERNS = Patterns()

@@ -1,8 +1,8 @@
-"""Calls that are prepared once for arrays of some types and strides, and then only given the memory of their arrays.
+"""Calls that are prepared once for arrays of some types and strides, and later run on the memory of other arrays.
 
 An operation that runs eagerly is bound each time it runs.  Its calls differ from those of the last run only in the addresses of the arrays.
-Binding takes longer than small arrays take to compute.  So operations are bound once to stand-ins of the same types and strides.  An argument
-that is a part of a stand-in, or points into one, is recorded as an operand and an offset.  Calls that hold arrays in another way are bound each
+For small arrays, binding takes longer than computing.  So operations are bound once to stand-ins of the same types and strides.  An argument
+that is a view of a stand-in, or points into one, is recorded as an operand and an offset.  Calls that hold arrays in another way are bound each
 time.
 """
 
@@ -23,31 +23,31 @@ from jobflow.kernels.argument_block import COMPILED, ArgumentBlock, address
 from jobflow.kernels.blas import AddingProduct
 from jobflow.ops.op import Binder, Binding, Call, Op
 
-#: bytes of all operands, above which no stand-ins are allocated
+#: most bytes of all operands for which stand-ins are allocated
 MOST_BYTES = 1 << 30
-#: calls of one operation, above which to keep them takes more memory than to bind them again is worth
+#: most calls of one operation to cache; more take too much memory compared with the time of binding
 MOST_CALLS = 2048
-#: bytes; smaller scratch arrays come from malloc, which takes less time than the device
+#: bytes; smaller scratch arrays come from malloc, which is faster than the device's allocator
 SMALL = 1 << 16
-#: bytes; where stand-ins begin
+#: alignment of stand-ins in bytes
 _ALIGNMENT = 64
 #: types whose instances hold no arrays
 _PLAIN = (int, float, str, np.generic, np.dtype, type, slice, ModuleType, Op, np.ufunc, type(np.copyto), MethodDescriptorType, type(None))
-#: the type of functions of libraries, of which compiled functions are one kind
+#: the type of ctypes functions, which includes compiled functions
 _FOREIGN: Any = COMPILED.__base__
 
 
 class OneOperationDevice(Binder, Protocol):
-    """A device whose scratch arrays are those of one operation at a time."""
+    """A device whose scratch arrays belong to one operation at a time."""
 
     def begin_instruction(self) -> None: ...
 
 
 def prepare(bind: Binding, inputs: Sequence[Array], outputs: Sequence[Array]) -> PreparedCalls | None:
-    """The calls for arrays of the same types and strides as these; None if they must be bound each time.
+    """Prepare the calls for arrays of the same types and strides as these; return None if they must be bound each time.
 
-    An output that is one of the inputs must be that input in every run.  Only one Python thread may run the calls, for these may write into arrays
-    that were made for them.
+    An output that is one of the inputs must be that input in every run.  Only one Python thread may run the calls, because they may write into
+    arrays allocated for them.
     """
     sizes = [a.nbytes for a in (*inputs, *outputs)]
     if 0 in sizes or sum(sizes) > MOST_BYTES:
@@ -66,7 +66,7 @@ def prepare(bind: Binding, inputs: Sequence[Array], outputs: Sequence[Array]) ->
 
 
 def byte_range(array: Array) -> tuple[int, int]:
-    """The addresses of the first byte of an array and behind its last one."""
+    """Return the addresses of the first byte of an array and of the byte after its last."""
     if array.flags.c_contiguous:
         start = address(array)
         return start, start + array.nbytes
@@ -75,7 +75,7 @@ def byte_range(array: Array) -> tuple[int, int]:
 
 
 def _stand_in(array: Array) -> Array:
-    """An array of the same type and strides, in memory of its own."""
+    """Allocate an array of the same type and strides."""
     low, high = byte_range(array)
     memory = np.empty(high - low + 2 * _ALIGNMENT, np.uint8)
     start = -address(memory) % _ALIGNMENT + address(array) - low
@@ -83,7 +83,7 @@ def _stand_in(array: Array) -> Array:
 
 
 class _UnknownArgument(Exception):
-    """An argument of a call may hold arrays."""
+    """Raised for an argument of a call that may hold arrays."""
 
 
 class _NoDevice:
@@ -100,14 +100,14 @@ class _NoDevice:
 
 
 class PreparedCalls:
-    """Calls whose arguments are indices in one list: operands, scratch, parts of these, argument blocks, and values that stay the same."""
+    """Calls whose arguments are indices in one list: operands, scratch, views of these, argument blocks, and constants."""
 
     def __init__(self, calls: Sequence[Call], operands: Sequence[Array], scratch: Sequence[Array]) -> None:
         self._operands = [*operands, *sorted(scratch, key=lambda a: a.nbytes >= SMALL)]
         self._ranges = [byte_range(a) for a in self._operands]
         self._small = [(a.shape, a.dtype) for a in scratch if a.nbytes < SMALL]
         self._large = [(a.shape, dtype_of(a.dtype)) for a in scratch if a.nbytes >= SMALL]
-        #: the arguments behind the operands, in the order of the list
+        #: the arguments after the operands, in the order of the list
         self._parts: list[tuple[int, Callable[[Array], Any]]] = []
         self._blocks: list[_OpenBlock] = []
         self._values: list[Any] = []
@@ -116,11 +116,11 @@ class PreparedCalls:
         sizes = (len(self._operands), len(self._parts), len(self._blocks), len(self._values))
         starts = [sum(sizes[:kind]) for kind in range(len(sizes))]
         self._calls = [(function, _getter([starts[kind] + n for kind, n in arguments])) for function, arguments in steps]
-        #: True if nothing but compiled functions run, which report no floating point errors
+        #: True if only compiled functions run, which report no floating point errors
         self._compiled = all(isinstance(function, COMPILED) for function, _ in steps)
-        #: the only function and its block, if there is nothing else
+        #: the function and its block, if the calls are a single compiled function without scratch
         self._alone = (steps[0][0], self._blocks[0].at) if self._compiled and len(steps) == 1 and not scratch else None
-        self._operands, self._known = [], {}  # the memory of the stand-ins is not needed any more
+        self._operands, self._known = [], {}  # frees the memory of the stand-ins
 
     def run(self, device: OneOperationDevice, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute the outputs."""
@@ -153,7 +153,7 @@ class PreparedCalls:
         return function, [self._argument(x) for x in arguments]
 
     def _argument(self, x: Any) -> tuple[int, int]:
-        """The kind of an argument, and its number among those of its kind."""
+        """Return the kind of an argument and its index within this kind."""
         if isinstance(x, ArgumentBlock):
             self._blocks.append(_OpenBlock(x, self._locate))
             return _BLOCK, len(self._blocks) - 1
@@ -168,14 +168,14 @@ class PreparedCalls:
         return _VALUE, len(self._values) - 1
 
     def _locate(self, start: int) -> tuple[int, int] | None:
-        """The operand that has this address, and how many bytes after its first element the address is."""
+        """Return the operand that contains this address and the offset in bytes from its first element."""
         for k, (low, high) in enumerate(self._ranges):
             if low <= start < high:
                 return k, start - address(self._operands[k])
         return None
 
     def _foreign_part(self, x: Any, k: int, offset: int) -> tuple[int, int]:
-        """A number or vector of ctypes that shares the memory of an operand."""
+        """Record a ctypes number or vector that shares the memory of an operand."""
         kind: Any = type(x)
         self._parts.append((k, lambda whole: kind.from_address(address(whole) + offset)))
         return _PART, len(self._parts) - 1
@@ -196,18 +196,18 @@ def _run(calls: Sequence[tuple[Callable[..., Any], Callable[[list[Any]], Any]]],
         function(*chosen(arguments))
 
 
-#: without warnings of NumPy; as a decorator, `errstate` takes half the time of a `with` block
+#: suppresses warnings of NumPy; as a decorator, `errstate` takes half the time of a `with` block
 _run_quietly = np.errstate(all="ignore")(_run)
 
 
 class _OpenBlock:
-    """An argument block as bytes, whose addresses are those of the operands of a run."""
+    """An argument block as bytes, filled with the addresses of the operands of a run."""
 
     def __init__(self, argument: ArgumentBlock, locate: Callable[[int], tuple[int, int] | None]) -> None:
         self._words: list[int] = argument.block.tolist()
-        #: arrays that were made for the call, such as tables of distances
+        #: arrays allocated for the call, such as tables of distances
         self._own: list[Array] = []
-        #: index of a word, the operand that it points into, and how far behind the operand's first element
+        #: index of a word, the operand that it points into, and the offset in bytes from the operand's first element
         self._open: list[tuple[int, int, int]] = []
         for index, array in zip(argument.indices, argument.arrays, strict=True):
             operand = locate(address(array))
@@ -216,7 +216,7 @@ class _OpenBlock:
             else:
                 self._open.append((index, operand[0], operand[1] + self._words[index] - address(array)))
         count = len(self._open)
-        if self._open == [(k, k, 0) for k in range(count)]:  # they are the first words, in the order of the operands
+        if self._open == [(k, k, 0) for k in range(count)]:  # the first words are the operands in order
             self._count, self._head = count, struct.Struct(f"{count}q").pack
             self._tail = struct.pack(f"{len(self._words) - count}q", *self._words[count:])
             self.at = self._at_operands
@@ -235,19 +235,19 @@ class _OpenBlock:
 
 
 def _getter(indices: Sequence[int]) -> Callable[[list[Any]], Any]:
-    """The function that takes the arguments of a call out of the list."""
+    """Return a function that selects the arguments of a call from the list."""
     if len(indices) > 1:
         return itemgetter(*indices)
     return itemgetter(slice(indices[0], indices[0] + 1) if indices else slice(0))
 
 
 def _part(operand: int, offset: int, x: Array) -> object:
-    """The same for equal parts of an operand, and different for others."""
+    """Return a key that is equal for identical views of an operand."""
     return operand, offset, x.shape, x.strides, x.dtype
 
 
 def _view_of(x: Array, whole: Array, offset: int) -> Callable[[Array], Array]:
-    """The function that returns the part x of an operand, whose stand-in is `whole`."""
+    """Return a function that takes the view x of an operand, whose stand-in is `whole`."""
     part: Any = np.ndarray if whole.flags.c_contiguous else _part_with_gaps
     if whole.flags.c_contiguous and x.dtype == whole.dtype and x.size == whole.size and x.flags.c_contiguous:
         return methodcaller("reshape", x.shape)
@@ -255,13 +255,13 @@ def _view_of(x: Array, whole: Array, offset: int) -> Callable[[Array], Array]:
 
 
 def _part_with_gaps(shape: tuple[int, ...], dtype: Any, whole: Array, *, offset: int, strides: tuple[int, ...]) -> Array:
-    """A part of an array that NumPy does not take as a buffer; the array must live as long as the part."""
+    """Return a view of an array that NumPy does not accept as a buffer; the array must outlive the view."""
     interface = {"version": 3, "shape": shape, "typestr": f"|V{dtype.itemsize}", "strides": strides, "data": (address(whole) + offset, False)}
-    return np.asarray(_Interface(interface)).view(dtype)
+    return np.asarray(_ArrayInterface(interface)).view(dtype)
 
 
-class _Interface:
-    """An object that NumPy takes for an array."""
+class _ArrayInterface:
+    """An object with NumPy's array interface."""
 
     def __init__(self, interface: dict[str, object]) -> None:
         self.__array_interface__ = interface

@@ -1,4 +1,4 @@
-"""Operations that are computed together: one operation made of several, whose intermediate values have no memory."""
+"""Regions: several operations computed as one, without memory for intermediate values."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from jobflow.kernels import half
 from jobflow.ops.op import Op, types_tuple
 
 #: output j of member i
-Made: TypeAlias = tuple[int, int]
+MemberOutput: TypeAlias = tuple[int, int]
 
 
 @lru_cache(4096)
 def expression_on(op: Op, *types: TensorType) -> tuple[Expression, ...] | None:
-    """What an operation computes of inputs of these types, written down once."""
+    """Return the cached expression of an operation for inputs of these types."""
     return op.expression(*types)
 
 
 @lru_cache(4096)
 def space_on(op: Op, *types: TensorType) -> IndexSpace | None:
-    """On which index space; None where inputs and outputs broadcast."""
+    """Return the cached index space of an operation, or None if inputs and outputs broadcast."""
     return op.index_space(*types)
 
 
 @dataclass(frozen=True)
 class RegionMember:
-    """One of the operations of a region, and what it reads: input k of the region as k, what another member makes as (i, j)."""
+    """An operation of a region and its operands: k for input k of the region, (i, j) for output j of member i."""
 
     op: Op
-    reads: tuple[int | Made, ...]
+    reads: tuple[int | MemberOutput, ...]
 
 
 class Region(Op):
-    """Operations on one index space, elementwise ones and sums of its rows and columns, each after those that it reads; `outputs` go out."""
+    """Elementwise operations, and sums of rows and columns, on one index space in topological order; `outputs` leave the region."""
 
     members: tuple[RegionMember, ...]
-    outputs: tuple[Made, ...]
-    #: output -> inputs of its type that it may be written over, as pairs
+    outputs: tuple[MemberOutput, ...]
+    #: pairs of an output and the inputs of its type whose memory it may reuse
     over: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    #: None where all broadcast
+    #: None if all operands broadcast
     space: IndexSpace | None = None
 
     def __str__(self) -> str:
@@ -53,79 +53,79 @@ class Region(Op):
 
     @property
     def inputs(self) -> int:
-        """How many inputs it has."""
+        """The number of inputs."""
         return 1 + max((read for member in self.members for read in member.reads if isinstance(read, int)), default=-1)
 
     @property
     def alias(self) -> Mapping[int, int]:  # type: ignore[override]
-        """The variables that members update."""
-        found: dict[int, int] = {}
+        """The variables that members update, as output -> input."""
+        updates: dict[int, int] = {}
         for k, (i, j) in enumerate(self.outputs):
             source = self.members[i].op.alias.get(j)
             read = None if source is None else self.members[i].reads[source]
             if isinstance(read, int):
-                found[k] = read
-        return found
+                updates[k] = read
+        return updates
 
     @property
     def in_place(self) -> Mapping[int, tuple[int, ...]]:  # type: ignore[override]
         return dict(self.over)
 
     def types(self, *types: TensorType) -> list[tuple[TensorType, ...]]:
-        """What each member makes of inputs of these types."""
-        made: list[tuple[TensorType, ...]] = []
+        """Return the output types of each member for inputs of these types."""
+        results: list[tuple[TensorType, ...]] = []
         for member in self.members:
-            made.append(types_tuple(member.op.infer(*_operands(member, types, made))))
-        return made
+            results.append(types_tuple(member.op.infer(*_operands(member, types, results))))
+        return results
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
-        made = self.types(*types)
-        return tuple(made[i][j] for i, j in self.outputs)
+        results = self.types(*types)
+        return tuple(results[i][j] for i, j in self.outputs)
 
     def kernel(self, xp: Xp, *arrays: Array) -> None:
         inputs, outputs = arrays[: self.inputs], arrays[self.inputs :]
         types = self.types(*(TensorType(a.shape, dtype_of(a.dtype)) for a in inputs))
-        made: list[tuple[Array, ...]] = []
-        for member, given in zip(self.members, types, strict=True):
-            made.append(tuple(xp.empty(t.shape, t.dtype.numpy) for t in given))
-            half.run(member.op, _operands(member, inputs, made), made[-1], xp)
+        results: list[tuple[Array, ...]] = []
+        for member, result_types in zip(self.members, types, strict=True):
+            results.append(tuple(xp.empty(t.shape, t.dtype.numpy) for t in result_types))
+            half.run(member.op, _operands(member, inputs, results), results[-1], xp)
         for (i, j), output in zip(self.outputs, outputs, strict=True):
-            output[...] = made[i][j]
+            output[...] = results[i][j]
 
     def index_space(self, *types: TensorType) -> IndexSpace | None:
         return self.space
 
     def expression(self, *types: TensorType) -> tuple[Expression, ...] | None:
-        """The members' expressions put into each other; what is rounded between members stays rounded."""
-        made: list[tuple[TensorType, ...]] = []
+        """Substitute the members' expressions into each other.  Casts between members remain, so rounding is unchanged."""
+        results: list[tuple[TensorType, ...]] = []
         known: list[tuple[Expression, ...]] = []
         for member in self.members:
-            given = _operands(member, types, made)
-            found = expression_on(member.op, *given)
-            if found is None:
+            operand_types = _operands(member, types, results)
+            member_outputs = expression_on(member.op, *operand_types)
+            if member_outputs is None:
                 return None
-            made.append(types_tuple(member.op.infer(*given)))
-            known.append(_with_operands(found, [read if isinstance(read, int) else known[read[0]][read[1]] for read in member.reads]))
+            results.append(types_tuple(member.op.infer(*operand_types)))
+            known.append(_with_operands(member_outputs, [read if isinstance(read, int) else known[read[0]][read[1]] for read in member.reads]))
         return tuple(known[i][j] for i, j in self.outputs)
 
 
-def _operands(member: RegionMember, inputs: Sequence[Any], made: Sequence[Sequence[Any]]) -> list[Any]:
-    return [inputs[read] if isinstance(read, int) else made[read[0]][read[1]] for read in member.reads]
+def _operands(member: RegionMember, inputs: Sequence[Any], results: Sequence[Sequence[Any]]) -> list[Any]:
+    return [inputs[read] if isinstance(read, int) else results[read[0]][read[1]] for read in member.reads]
 
 
 def _with_operands(outputs: Sequence[Expression], operands: Sequence[int | Expression]) -> tuple[Expression, ...]:
-    """The expressions with other inputs: numbered otherwise, or made by another expression."""
+    """Replace the inputs of the expressions by inputs of other numbers or by other expressions."""
     new: dict[Expression, Expression] = {}
     for x in in_order(outputs):
         if x.primitive in ("element", "looked_up", "number"):
             assert isinstance(x.attribute, int)
             operand = operands[x.attribute]
-            given = tuple(new[y] for y in x.arguments)
-            new[x] = make(x.primitive, given, x.dtype, operand) if isinstance(operand, int) else operand
+            arguments = tuple(new[y] for y in x.arguments)
+            new[x] = make(x.primitive, arguments, x.dtype, operand) if isinstance(operand, int) else operand
         else:
             new[x] = make(x.primitive, tuple(new[y] for y in x.arguments), x.dtype, x.attribute)
     return tuple(new[x] for x in outputs)
 
 
-def _read(read: int | Made) -> str:
+def _read(read: int | MemberOutput) -> str:
     return f"${read}" if isinstance(read, int) else f"%{read[0]}.{read[1]}"

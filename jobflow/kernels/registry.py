@@ -1,13 +1,13 @@
-"""Who computes an operation on a target: implementations by type of operation, kind of device and tier, and why others do not.
+"""Registry of kernel implementations, by operation type, kind of device and tier, with the reason for each unsupported_reason.
 
     @implements(MatMul)
     def blas_product(op, device, inputs, outputs): ...
 
     choose(op, target, inputs, outputs).implementation.bind(op, device, inputs, outputs)
 
-An implementation says in one sentence with values why it does not take an operation and its arrays, or prepares the calls that compute
-it.  The tiers of the target are asked one after another, the highest rank first, and of equal ranks what is registered for the nearest
-class.  In the last tier every operation has its kernel.
+An implementation prepares the calls that compute an operation, or returns the reason why it cannot handle the operation and its arrays.  `choose`
+tries the tiers of the target in order.  Within a tier, higher ranks come first.  Among equal ranks, implementations registered for the most derived
+class come first.  The last tier has a kernel for every operation.
 """
 
 from __future__ import annotations
@@ -27,87 +27,90 @@ from jobflow.kernels.target import CPU, Kind, Target, Tier
 from jobflow.ops.op import Binder, Binding, Call, Op
 
 KINDS: tuple[Kind, ...] = ("cpu", "cuda")
-#: the modules that register the implementations of a tier whatever the operation; imported when one of that tier is bound
+#: modules that register a tier's implementations for any operation; imported when an operation of the tier is bound
 MODULES: dict[Tier, tuple[str, ...]] = {
-    "reference": ("jobflow.kernels.in_turn",),
-    "numpy": ("jobflow.kernels.in_turn",),
+    "reference": ("jobflow.kernels.sequential",),
+    "numpy": ("jobflow.kernels.sequential",),
     "llvm": ("jobflow.kernels.compiled_loops",),
     "nvrtc": ("jobflow.kernels.cuda.fused_kernels",),
 }
-#: the packages whose MODULES say which of their modules have implementations of the operations of a module; these are imported when one is bound
+#: packages whose MODULES map a module of operations to its modules of implementations, which are imported when such an operation is bound
 PACKAGES: dict[tuple[Kind, Tier], str] = {
     ("cpu", "numpy"): "jobflow.kernels.cpu",
     ("cpu", "llvm"): "jobflow.kernels.llvm",
     ("cuda", "nvrtc"): "jobflow.kernels.cuda",
 }
 
-#: the modules that have `in_loops`, which goes through the calls of other tiers
+#: modules with a function `in_loops`, which rewrites the calls of other tiers
 REFINED: dict[Tier, str] = {"llvm": "jobflow.kernels.llvm.calls_in_loops"}
 
 #: prepares the calls that compute an operation: prepare(op, device, inputs, outputs)
 Prepare = Callable[[Any, Binder, Sequence[Array], Sequence[Array]], list[Call]]
-#: says why not, or None: refuses(op, inputs, outputs)
+#: returns the reason an operation cannot be computed, or None: refuses(op, inputs, outputs)
 Refuses = Callable[[Any, Sequence[Array], Sequence[Array]], str | None]
 P = TypeVar("P", bound=Prepare)
 
 
 class Implementation(Protocol):
-    """A way to compute operations of one type."""
+    """A kernel implementation for operations of one type."""
 
-    #: as it is called in listings
+    #: name in listings
     @property
     def name(self) -> str: ...
 
     def refuses(self, op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
-        """Why it does not compute this; None if it does.  Types, shapes and strides are looked at, never elements."""
+        """Return the reason this implementation cannot handle the operation, or None if it can.
+
+        Implementations read types, shapes and strides, never elements.
+        """
         ...
 
     def bind(self, op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        """The calls that compute it."""
+        """Prepare the calls that compute the operation."""
         ...
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Who computes an operation, and why each better implementation does not: its name and a sentence."""
+    """The implementation chosen for an operation, and the name and reason of each better implementation that refused it."""
 
     implementation: Implementation
     refused: tuple[tuple[str, str], ...] = ()
 
 
 _rows: dict[tuple[type[Op], Kind, Tier], dict[int, Implementation]] = {}
-_found: dict[tuple[type[Op], Target], tuple[Implementation, ...]] = {}
+_candidates_cache: dict[tuple[type[Op], Target], tuple[Implementation, ...]] = {}
 
 
 def register(op: type[Op], kind: Kind, tier: Tier, implementation: Implementation, rank: int = 0) -> None:
-    """Have `implementation` compute operations of this type, and of those derived from it, on this kind of device; higher ranks are asked first."""
+    """Register an implementation for operations of this type and its subclasses on this kind of device; higher ranks are tried first."""
     ranked = _rows.setdefault((op, kind, tier), {})
     if rank in ranked and ranked[rank] is not implementation:
         raise PlanError(f"{implementation.name} and {ranked[rank].name} are both registered for {op.__name__} on {kind}, {tier}, with rank {rank}")
     ranked[rank] = implementation
-    _found.clear()
-    _refusal.cache_clear()
+    _candidates_cache.clear()
+    _unsupported_reason.cache_clear()
 
 
 @dataclass(frozen=True)
 class ArrayCalls:
-    """An implementation by array functions.  It sees no float16 and bfloat16, but float32 arrays in their place (`kernels/half.py`)."""
+    """An implementation by array functions.  It receives float32 arrays in place of float16 and bfloat16 arrays (`kernels/half.py`)."""
 
     name: str
     prepare: Prepare
-    refusal: Refuses | None = None
-    #: what `prepare` is for arrays of these types, for operations that run at once: at_once(op, inputs, outputs)
+    unsupported_reason: Refuses | None = None
+    #: returns `prepare` specialized to these types, for operations that run eagerly: at_once(op, inputs, outputs)
     at_once: Callable[[Any, Sequence[DType], Sequence[DType]], Binding] | None = None
 
     def refuses(self, op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
-        return None if self.refusal is None else self.refusal(op, [_wide(a) for a in inputs], [_wide(a) for a in outputs])
+        return None if self.unsupported_reason is None else self.unsupported_reason(op, [_wide(a) for a in inputs], [_wide(a) for a in outputs])
 
     def bind(self, op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         return half.bind(op, device, inputs, outputs, partial(self.prepare, op))
 
 
 def _wide(array: Array) -> Array:
-    """An array that stands for the float32 copy of one of two-byte floats."""
+    """Return a placeholder for the float32 copy of a half-precision array; other arrays are returned unchanged."""
     if not half.is_half(array):
         return array
     return at(TensorType(array.shape, float32), contiguous_strides(array.shape, 4), array.__array_interface__["data"][0])
@@ -121,48 +124,48 @@ def implements(
     refuses: Refuses | None = None,
     at_once: Callable[[Any, Sequence[DType], Sequence[DType]], Binding] | None = None,
 ) -> Callable[[P], P]:
-    """Register a function that prepares calls for operations of these types; its name is that of the implementation in listings."""
+    """Register a function that prepares calls for operations of these types; listings show its name."""
 
     def enter(prepare: P) -> P:
-        made = ArrayCalls(prepare.__name__.strip("_").replace("_", " "), prepare, refuses, at_once)
+        implementation = ArrayCalls(prepare.__name__.strip("_").replace("_", " "), prepare, refuses, at_once)
         for op in ops:
-            register(op, kind, tier, made, rank)
+            register(op, kind, tier, implementation, rank)
         return prepare
 
     return enter
 
 
 def candidates(op: type[Op], target: Target) -> tuple[Implementation, ...]:
-    """Who may compute operations of this type, the best first."""
-    found = _found.get((op, target))
-    if found is None:
-        found = _found[op, target] = tuple(_candidates(op, target))
-    return found
+    """Return the implementations registered for operations of this type, the best first."""
+    implementations = _candidates_cache.get((op, target))
+    if implementations is None:
+        implementations = _candidates_cache[op, target] = tuple(_candidates(op, target))
+    return implementations
 
 
 def _candidates(op: type[Op], target: Target) -> Iterator[Implementation]:
     for tier in target.tiers:
         for module in (*MODULES[tier], *_modules_for(op, target.kind, tier)):
             import_module(module)
-        found = [
+        ranked = [
             (rank, -nearness, implementation)
             for nearness, base in enumerate(op.__mro__)
             for rank, implementation in _rows.get((cast(type[Op], base), target.kind, tier), {}).items()
         ]
-        yield from (implementation for *_, implementation in sorted(found, key=lambda row: row[:2], reverse=True))
+        yield from (implementation for *_, implementation in sorted(ranked, key=lambda row: row[:2], reverse=True))
 
 
 def _modules_for(op: type[Op], kind: Kind, tier: Tier) -> Iterator[str]:
-    """The modules that have implementations of this type of operation or of one that it is derived from."""
+    """Yield the modules with implementations for this type of operation or one of its base classes."""
     package = PACKAGES.get((kind, tier))
     if package is not None:
         table: dict[str, tuple[str, ...]] = import_module(package).MODULES
-        for home in dict.fromkeys(base.__module__.removeprefix("jobflow.") for base in op.__mro__):
-            yield from (f"{package}.{name}" for name in table.get(home, ()))
+        for module in dict.fromkeys(base.__module__.removeprefix("jobflow.") for base in op.__mro__):
+            yield from (f"{package}.{name}" for name in table.get(module, ()))
 
 
 def choose(op: Op, target: Target, inputs: Sequence[Array], outputs: Sequence[Array]) -> Chosen:
-    """The best implementation that takes the operation with these arrays."""
+    """Return the best implementation that accepts the operation with these arrays."""
     refused: list[tuple[str, str]] = []
     for implementation in candidates(type(op), target):
         why = implementation.refuses(op, inputs, outputs)
@@ -173,52 +176,60 @@ def choose(op: Op, target: Target, inputs: Sequence[Array], outputs: Sequence[Ar
 
 
 def bind(op: Op, target: Target, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    """The calls of the best implementation."""
+    """Prepare the calls of the best implementation."""
     return refined(target, choose(op, target, inputs, outputs).implementation.bind(op, device, inputs, outputs))
 
 
 def refined(target: Target, calls: list[Call]) -> list[Call]:
-    """The calls, where what stands in calls of every kind is done as the tier does it (`REFINED`)."""
+    """Replace calls that the tier can run faster, whichever implementation prepared them (`REFINED`)."""
     module = REFINED.get(target.tier)
     return calls if module is None else import_module(module).in_loops(calls)
 
 
 def direct_binding(op: Op, inputs: Sequence[DType], outputs: Sequence[DType]) -> Binding | None:
-    """The binding of array functions that is the same for all arrays of these types; None if there is none."""
+    """Return the binding of array functions that is valid for all arrays of these types, or None if there is none."""
     first = candidates(type(op), CPU)[0]
-    if not isinstance(first, ArrayCalls) or first.refusal is not None or first.at_once is None or any(dtype.is_half for dtype in (*inputs, *outputs)):
+    if (
+        not isinstance(first, ArrayCalls)
+        or first.unsupported_reason is not None
+        or first.at_once is None
+        or any(dtype.is_half for dtype in (*inputs, *outputs))
+    ):
         return None
     return first.at_once(op, inputs, outputs)
 
 
-def refusal(op: Op, target: Target, inputs: Sequence[TensorType], outputs: Sequence[TensorType]) -> str | None:
-    """Why the target's best implementation does not take the operation, whatever memory its dense arrays have."""
-    return _refusal(op, target, tuple(inputs), tuple(outputs))
+def unsupported_reason(op: Op, target: Target, inputs: Sequence[TensorType], outputs: Sequence[TensorType]) -> str | None:
+    """Return the reason the target's best implementation cannot handle the operation on dense arrays, or None if it can."""
+    return _unsupported_reason(op, target, tuple(inputs), tuple(outputs))
 
 
 @lru_cache(4096)
-def _refusal(op: Op, target: Target, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> str | None:
+def _unsupported_reason(op: Op, target: Target, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> str | None:
     arrays = [at(type, contiguous_strides(type.shape, type.dtype.itemsize), (n + 1) << 40) for n, type in enumerate((*inputs, *outputs))]
     return candidates(type(op), target)[0].refuses(op, arrays[: len(inputs)], arrays[len(inputs) :])
 
 
 def at(type: TensorType, strides: tuple[int, ...], address: int) -> Array:
-    """An array at an address where there is none: implementations are asked about it before there is memory, and must not touch its elements."""
-    made = np.asarray(
-        _Imagined({"version": 3, "shape": type.shape, "typestr": f"|V{type.dtype.itemsize}", "strides": strides, "data": (address, True)})
+    """Return an array at an address without memory.
+
+    Implementations are checked against such arrays before memory is allocated, and must not access their elements.
+    """
+    placeholder = np.asarray(
+        _PlaceholderInterface({"version": 3, "shape": type.shape, "typestr": f"|V{type.dtype.itemsize}", "strides": strides, "data": (address, True)})
     )
-    return made.view(type.dtype.numpy)
+    return placeholder.view(type.dtype.numpy)
 
 
 @dataclass(frozen=True)
-class _Imagined:
-    """What NumPy takes for an array."""
+class _PlaceholderInterface:
+    """An object with NumPy's array interface."""
 
     __array_interface__: dict[str, object]
 
 
 def kernel_call(op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    """The operation's own kernel, as it stands."""
+    """Return the call of the operation's own kernel."""
     return [(op.kernel, (device.xp, *inputs, *outputs))]
 
 

@@ -1,7 +1,7 @@
-"""When what is computed: once for the loop, once for a row, or at each element in one of the passes over a row.
+"""Phases of a row loop: expressions computed once per loop, once per row, or per element in one of the passes over a row.
 
-A row is gone over once for each level of `row_sum`, `row_product` and `row_max`, and once more for the outputs.  Elements are computed anew in every
-pass; where that is dear, the first pass leaves them in a scratch row.
+A row is read once per level of `row_sum`, `row_product` and `row_max`, and once more for the outputs.  Every pass recomputes elements; the first
+pass stores expensive ones in a scratch row.
 """
 
 from __future__ import annotations
@@ -22,33 +22,36 @@ COLUMNS = "column_sum"
 class Phase:
     """A pass over a row."""
 
-    #: computed once before it, from rows and what passes before it gave
+    #: computed once before the pass, from values per row and results of earlier passes
     row: tuple[Expression, ...]
-    #: computed for sixteen elements at a time, arguments first
+    #: computed per element, arguments first
     elements: tuple[Expression, ...]
-    #: read from a scratch row where they are needed, and written there
+    #: read from a scratch row, and written to one
     read: tuple[Expression, ...]
     written: tuple[Expression, ...]
-    #: summed up over the row
+    #: reduced over the row
     reductions: tuple[Expression, ...]
-    #: added to what the columns have so far
+    #: added to the running sums of columns
     columns: tuple[Expression, ...]
 
 
 @dataclass(frozen=True)
 class Phases:
-    #: computed once: numbers and what is made of them
+    #: computed once: scalars and expressions of scalars
     once: tuple[Expression, ...]
     passes: tuple[Phase, ...]
-    #: what has a row of scratch memory, by position
+    #: expressions with a row of scratch memory, in the order of the rows
     scratch: tuple[Expression, ...]
-    #: sums over all rows, one for each column, and what is made of them after the last row
+    #: sums over all rows, one for each column, and expressions computed from them after the last row
     columns: tuple[Expression, ...]
     per_column: tuple[Expression, ...]
 
 
 def phases(outputs: Sequence[Expression], stored: Sequence[Expression], splat: Callable[[Expression], bool], dear: Collection[Expression]) -> Phases:
-    """The phases of a loop; `stored` are the outputs that have a value at each element, `splat` elements that have one for a row."""
+    """Return the phases of a loop.
+
+    `stored` are the outputs with one value per element.  `splat` is True for an element that has one value per row.
+    """
     order = in_order(outputs)
     once: set[Expression] = set()
     row: set[Expression] = set()
@@ -72,34 +75,35 @@ def phases(outputs: Sequence[Expression], stored: Sequence[Expression], splat: C
     for number in range(last + 1):
         reductions = [x for x in level if x.primitive in REDUCTIONS and level[x] == number + 1]
         added = [x for x in columns if level[x.arguments[0]] == number]
-        wanted = [x.arguments[0] for x in (*reductions, *added)] + (list(stored) if number == last else [])
-        read = {x for x in _needed(order, wanted, once | row | (earlier & set(dear))) if x in earlier and x in dear}
+        targets = [x.arguments[0] for x in (*reductions, *added)] + (list(stored) if number == last else [])
+        read = {x for x in _needed(order, targets, once | row | (earlier & set(dear))) if x in earlier and x in dear}
         known = once | row | read
-        needed = _needed(order, wanted, known) - known
+        needed = _needed(order, targets, known) - known
         elements = [x for x in order if x in needed]
         scratch.update(dict.fromkeys(x for x in order if x in read))
         earlier |= set(elements)
         at_row = tuple(x for x in order if x in row and level[x] == number and x.primitive not in REDUCTIONS)
         passes.append(Phase(at_row, tuple(elements), tuple(x for x in order if x in read), (), tuple(reductions), tuple(added)))
-    return Phases(tuple(x for x in order if x in once), tuple(_writing(passes, scratch)), tuple(scratch), columns, per_column)
+    return Phases(tuple(x for x in order if x in once), tuple(_with_scratch_writes(passes, scratch)), tuple(scratch), columns, per_column)
 
 
 def start(x: Expression) -> float:
-    """What a reduction has before its first element; zeros without a sign are added to -0 only where they are in the reference."""
+    """Return the initial value of a reduction; -0.0 for sums, so that a sum of negative zeros keeps its sign as in the reference."""
     started: dict[str, float] = {"row_sum": -0.0, "row_product": 1.0}
     return started[x.primitive] if x.primitive in started else float(MAX.identity(x.dtype.arithmetic.numpy))
 
 
-def together(x: Expression) -> Expression:
-    """Two partial results of a reduction as one: of elements 0 and 1."""
+def combined(x: Expression) -> Expression:
+    """Return the expression that combines two partial results of a reduction, elements 0 and 1."""
     joins = {"row_product": f.multiply, "row_max": f.maximum}
     return joins.get(x.primitive, f.add)(element(0, x.dtype), element(1, x.dtype))
 
 
 def compensated(x: Expression) -> tuple[Expression, Expression]:
-    """A sum of columns (element 0) with those of another block (1), and what is lost, of which what was lost before (2) is made up for.
+    """Return a compensated addition: the new total, and its rounding error.
 
-    As `on_arrays.compensated` does; infinities lose nothing.
+    Element 0 is the sum of a column, element 1 the sum of the next block, and element 2 the previous rounding error.  The formula is the same as in
+    `on_arrays.compensated`; infinities have no rounding error.
     """
     total, block, before = (element(n, x.dtype) for n in range(3))
     term = block - before
@@ -109,31 +113,31 @@ def compensated(x: Expression) -> tuple[Expression, Expression]:
 
 
 def position(x: Expression) -> int:
-    """Which input an element or a number is of."""
+    """Return the index of the input that an element or scalar refers to."""
     assert isinstance(x.attribute, int)
     return x.attribute
 
 
 def of_columns(order: Sequence[Expression]) -> tuple[Expression, ...]:
-    """Sums of columns, and what is made of them."""
-    found: dict[Expression, None] = {}
+    """Return the sums of columns and the expressions computed from them."""
+    result: dict[Expression, None] = {}
     for x in order:
-        if x.primitive == COLUMNS or any(y in found for y in x.arguments):
-            found[x] = None
-    return tuple(found)
+        if x.primitive == COLUMNS or any(y in result for y in x.arguments):
+            result[x] = None
+    return tuple(result)
 
 
-def _needed(order: Sequence[Expression], wanted: Iterable[Expression], known: Collection[Expression]) -> set[Expression]:
-    """What is needed for what is wanted, not looking behind what is known."""
-    needed = set(wanted)
+def _needed(order: Sequence[Expression], targets: Iterable[Expression], known: Collection[Expression]) -> set[Expression]:
+    """Return the expressions required to compute the targets; the search stops at known expressions."""
+    needed = set(targets)
     for x in reversed(order):
         if x in needed and x not in known:
             needed.update(x.arguments)
     return needed
 
 
-def _writing(passes: Sequence[Phase], scratch: Collection[Expression]) -> Iterable[Phase]:
-    """Each scratch row is written by the first pass that computes what is in it."""
+def _with_scratch_writes(passes: Sequence[Phase], scratch: Collection[Expression]) -> Iterable[Phase]:
+    """Yield the phases, where the first pass that computes a scratch row writes it."""
     left = set(scratch)
     for phase in passes:
         written = tuple(x for x in phase.elements if x in left)

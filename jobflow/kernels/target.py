@@ -1,4 +1,4 @@
-"""What the rank half of the compiler must know of the device that a plan is for, and how its operations are to be computed there."""
+"""The target of a plan: a kind of device, and the tier of kernels that compute its operations."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ if TYPE_CHECKING:
     from jobflow.kernels.patterns import Patterns
 
 Kind: TypeAlias = Literal["cpu", "cuda"]
-#: who computes: each operation's plain kernel; array operations and BLAS, prepared once; loops that are compiled for regions, by LLVM for
-#: CPUs and by NVRTC for GPUs
+#: the operation's plain kernel; array functions and BLAS, prepared once; loops compiled for regions, by LLVM for CPUs and by NVRTC for GPUs
 Tier: TypeAlias = Literal["reference", "numpy", "llvm", "nvrtc"]
-#: what `flow.config.kernels` takes; "auto" is the fastest that is installed, see `cpu_tier`
+#: values of `flow.config.kernels`; "auto" is the fastest installed tier, see `cpu_tier`
 SETTINGS: dict[str, Tier] = {"auto": "llvm", "reference": "reference", "numpy": "numpy", "llvm": "llvm"}
-#: the same for GPUs, where CuPy does nothing without NVRTC: a compiler for CPUs says nothing about them
+#: the same for GPUs, where "llvm" selects NVRTC, which CuPy requires anyway
 GPU_SETTINGS: dict[str, Tier] = {"auto": "nvrtc", "reference": "reference", "numpy": "numpy", "llvm": "nvrtc"}
 #: the tiers that may compute an operation in a plan of each tier, the best first
 TIERS: dict[Tier, tuple[Tier, ...]] = {
@@ -31,7 +30,7 @@ TIERS: dict[Tier, tuple[Tier, ...]] = {
 
 @dataclass(frozen=True)
 class FusionLimits:
-    """How much one region may hold: more members, inputs or outputs than this spill registers or streams of memory."""
+    """Bounds on the size of one region.  More members, inputs or outputs spill registers or exceed the number of memory streams."""
 
     members: int = 64
     inputs: int = 16
@@ -40,11 +39,11 @@ class FusionLimits:
 
 @dataclass(frozen=True)
 class Target:
-    """A kind of device and the tier of kernels on it.  Plans for different targets differ, so what is compiled is kept by target.
+    """A kind of device and the tier of its kernels.  Plans for different targets differ, so compiled programs are cached by target.
 
-    alignment        bytes; where every tensor in the arena begins
-    tables           the module with the target's PATTERNS: what becomes of operations side by side, and how values are stored
-    fusion           what a region of operations may hold; None where operations stay apart
+    alignment        alignment of every tensor in the arena, in bytes
+    tables           the module with the target's PATTERNS: folds of adjacent operations, and storage formats of values
+    fusion           bounds of a region of operations; None if operations are not fused
     """
 
     kind: Kind = "cpu"
@@ -58,22 +57,25 @@ class Target:
 
     @property
     def patterns(self) -> Patterns:
-        found: Patterns = import_module(self.tables).PATTERNS
-        return found
+        patterns: Patterns = import_module(self.tables).PATTERNS
+        return patterns
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
-        """The tiers that may compute an operation here, the best first."""
+        """The tiers that may compute an operation on this target, the best first."""
         return TIERS[self.tier]
 
 
 def cpu_tier(setting: str) -> Tier:
-    """The tier of a setting on CPUs."""
+    """Return the tier that a setting selects on CPUs."""
     return SETTINGS[setting] if fallback(setting) is None else "numpy"
 
 
 def fallback(setting: str) -> str | None:
-    """Why CPUs do without the tier that a setting stands for; None if they do not, as where a tier is asked for by name."""
+    """Return the reason CPUs use "numpy" for this setting instead of a faster tier, or None if the setting applies.
+
+    A tier requested by name always applies.
+    """
     if setting != "auto" or SETTINGS[setting] != "llvm" or find_spec("llvmlite") is not None:
         return None
     return '"auto" is "numpy", because llvmlite is not installed'
@@ -81,7 +83,7 @@ def fallback(setting: str) -> str | None:
 
 @lru_cache
 def target_of(tag: str, setting: str = "auto") -> Target:
-    """The target of a device "cpu" or "gpu" under a setting of `flow.config.kernels`."""
+    """Return the target of a device "cpu" or "gpu" under a setting of `flow.config.kernels`."""
     if tag == "gpu":
         tier = GPU_SETTINGS[setting]
         return Target("cuda", tier, alignment=256, fusion=FusionLimits() if tier == "nvrtc" else None)
@@ -93,5 +95,5 @@ def target_of(tag: str, setting: str = "auto") -> Target:
     return Target("cpu", tier, tables="jobflow.kernels.cpu.cpu_patterns")
 
 
-#: the target where nothing else is said
+#: the default target
 CPU = target_of("cpu", "numpy")

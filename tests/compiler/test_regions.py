@@ -19,7 +19,7 @@ from jobflow.compiler.rank.order import Ordered
 from jobflow.core.types import DType, TensorType, dtype_of, float16, float32, float64, int64
 from jobflow.expressions import on_arrays
 from jobflow.graph.ir import Graph
-from jobflow.kernels import compiled_loops, half, in_turn, registry
+from jobflow.kernels import compiled_loops, half, registry, sequential
 from jobflow.kernels.region import Region, RegionMember
 from jobflow.kernels.target import CPU, FusionLimits, target_of
 from jobflow.ops.activation import Tanh, relu, tanh
@@ -104,7 +104,7 @@ def test_what_is_written_over_is_read_as_it_was() -> None:
     op = Region((RegionMember(Assign(), (0, 1)), RegionMember(Scale(2.0), (0,))), ((0, 0), (1, 0)))
     assert op.alias == {0: 0}
     w, x, y = np.ones(3), np.full(3, 5.0), np.empty(3)
-    for function, arguments in in_turn.InTurn(registry.PLAIN_KERNEL).bind(op, CpuDevice(), [w, x], [w, y]):
+    for function, arguments in sequential.SequentialMembers(registry.PLAIN_KERNEL).bind(op, CpuDevice(), [w, x], [w, y]):
         function(*arguments)
     np.testing.assert_array_equal(w, x)
     np.testing.assert_array_equal(y, np.full(3, 2.0))
@@ -354,7 +354,7 @@ def test_random_programs_in_compiled_loops() -> None:
     """Forward, backward and updates; what is compiled is what the kernels give, to rounding."""
     with pytest.MonkeyPatch.context() as patch, world_of(2) as world:
         patch.setattr(compiled_loops, "FEWEST", 1)
-        patch.setattr(registry, "_refusal", lru_cache(registry._refusal.__wrapped__))
+        patch.setattr(registry, "_unsupported_reason", lru_cache(registry._unsupported_reason.__wrapped__))
         for program in (grown(9001, ((2,),)), read(COLUMNS_OF_A_TABLE)):
             check(world, program, target=target_of("cpu", "llvm"))
 

@@ -17,7 +17,7 @@ from jobflow.core.types import DType, bfloat16, float16, float32, float64, type_
 from jobflow.expressions import language as f
 from jobflow.expressions.on_arrays import evaluate
 from jobflow.kernels.cuda.fused import refuses
-from jobflow.kernels.loop_operands import expression_of, seen_in_space
+from jobflow.kernels.loop_operands import expression_of, views_in_space
 from jobflow.ops.op import types_tuple
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler (g++)")
@@ -114,7 +114,7 @@ def test_refusals_say_why() -> None:
     assert refuses([x, next_step], [np.zeros(999, np.float32), one], [np.zeros(999, np.float32), one.copy()]) == (
         "1 rows of 999 elements would leave most of a GPU idle"
     )
-    assert refuses([x], [a[:4]], [a[1:5]]) == "output 0 shares memory with another operand, and not element by element"
+    assert refuses([x], [a[:4]], [a[1:5]]) == "output 0 shares memory with another operand other than element by element"
 
 
 @pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.full)])
@@ -125,7 +125,7 @@ def test_every_op_gives_what_its_expression_gives(every: int, tmp_path: Path) ->
         op, types = case.op, [type_of(a) for a in arrays]
         made = expression_of(op, arrays)
         outputs = laws.empties(types_tuple(op.infer(*types)), fill=0)
-        seen = None if made is None else seen_in_space(op, arrays, outputs)
+        seen = None if made is None else views_in_space(op, arrays, outputs)
         if made is None or seen is None or any(target.size == 0 for target in outputs):
             continue
         why = refuses(made, *seen)

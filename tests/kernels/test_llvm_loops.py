@@ -17,7 +17,7 @@ from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import evaluate
 from jobflow.kernels import loop_space
 from jobflow.kernels.llvm import bind, loops, machine_code, refuses
-from jobflow.kernels.registry import refusal
+from jobflow.kernels.registry import unsupported_reason
 from jobflow.kernels.target import target_of
 from jobflow.ops.random_tensors import DropoutMask
 
@@ -242,13 +242,16 @@ def test_refusals_say_why() -> None:
     assert refuses([f.power(k, k)], [a, a.view(np.int32)], [a.view(np.int32)]) == "power of integers whose exponent is not a constant from 0 on"
     assert refuses([x], [a], [np.zeros(8)]) == "output 0 is float64, not float32"
     assert refuses([x], [a.astype(">f4")], [a]) == "input 0 is >f4, not float32"
-    assert refuses([x], [a[:4]], [a[1:5]]) == "output 0 shares memory with another operand, and not element by element"
+    assert refuses([x], [a[:4]], [a[1:5]]) == "output 0 shares memory with another operand other than element by element"
     assert refuses([x], [a], [np.zeros(1, np.float32)]) == "output 0 of shape (1,) does not cover (8,)"
     assert refuses([x + f.number(1, float32)], [a, a], [a]) == "input 1 has 8 elements, not one"
-    assert refuses([f.row_max(x)], [a[:0]], [np.zeros(1, np.float32)]) == "rows without elements"
-    assert refuses([f.column_sum(x)], [np.zeros((0, 3), np.float32)], [np.zeros(3, np.float32)]) == "rows without elements"
-    assert refuses([f.column_sum(x) * x], [np.zeros((2, 3), np.float32)], [np.zeros(3, np.float32)]) == "element beside sums of columns"
-    assert refuses([x], [np.zeros((2,) * 7, np.float32)[..., ::-1].T[::-1]], [np.zeros((2,) * 7, np.float32)]) == "7 axes"
+    assert refuses([f.row_max(x)], [a[:0]], [np.zeros(1, np.float32)]) == "rows have no elements"
+    assert refuses([f.column_sum(x)], [np.zeros((0, 3), np.float32)], [np.zeros(3, np.float32)]) == "rows have no elements"
+    assert (
+        refuses([f.column_sum(x) * x], [np.zeros((2, 3), np.float32)], [np.zeros(3, np.float32)])
+        == "element is combined with a sum of columns, which is complete only after the last row"
+    )
+    assert refuses([x], [np.zeros((2,) * 7, np.float32)[..., ::-1].T[::-1]], [np.zeros((2,) * 7, np.float32)]) == "7 axes, more than 6"
 
 
 @pytest.mark.parametrize("dtype", [int8, uint8, int32, int64], ids=str)
@@ -312,7 +315,7 @@ def test_an_operand_is_looked_at_before_it_has_memory() -> None:
     """The place of the run counter of a dropout is viewed, not read: it is at an address where there is nothing yet."""
     op = DropoutMask(0.5, "mask")
     types = TensorType((8, 32), float32), TensorType((1,), int64)
-    assert refusal(op, target_of("cpu", "llvm"), types, [types[0]]) is None
+    assert unsupported_reason(op, target_of("cpu", "llvm"), types, [types[0]]) is None
 
 
 def test_a_number_is_read_when_the_loop_runs() -> None:

@@ -38,7 +38,7 @@ def test_a_lesser_class_is_computed_for_as_well_as_chosen_for(monkeypatch: pytes
 
 def test_a_class_that_there_is_not_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOBFLOW_CPU", "avx")
-    with pytest.raises(ConfigError, match="JOBFLOW_CPU=avx: this CPU can be used as one of avx2"):
+    with pytest.raises(ConfigError, match="JOBFLOW_CPU=avx: not a class of this CPU; set it to one of avx2"):
         Settings()
 
 
@@ -47,7 +47,7 @@ def test_a_better_class_than_the_own_is_an_error(monkeypatch: pytest.MonkeyPatch
     assert own_class() == "avx2"
     own_class.cache_clear()
     monkeypatch.setenv("JOBFLOW_CPU", "avx512")
-    with pytest.raises(ConfigError, match=r"JOBFLOW_CPU=avx512: this CPU can be used as one of avx2$"):
+    with pytest.raises(ConfigError, match=r"JOBFLOW_CPU=avx512: not a class of this CPU; set it to one of avx2$"):
         own_class()
 
 

@@ -31,7 +31,7 @@ from jobflow.compiler.rank.views import written_over
 from jobflow.core.dataclass import dataclass
 from jobflow.expressions.index_space import LOOKED_UP, IndexSpace, broadcasting
 from jobflow.kernels import registry
-from jobflow.kernels.region import Made, Region, RegionMember
+from jobflow.kernels.region import MemberOutput, Region, RegionMember
 from jobflow.kernels.target import FusionLimits
 from jobflow.ops.op import Op, ViewOp
 from jobflow.ops.runtime_assertions import RuntimeAssertion
@@ -257,7 +257,7 @@ class _Growing:
 
     def _region(self, group: RegionGroup, space: JoinedSpace) -> Step:
         steps = [self.steps[i] for i in group.numbers()]
-        made: dict[Item, Made] = {item: (i, j) for i, step in enumerate(steps) for j, item in enumerate(step.outputs)}
+        made: dict[Item, MemberOutput] = {item: (i, j) for i, step in enumerate(steps) for j, item in enumerate(step.outputs)}
         inputs = {item: k for k, item in enumerate(dict.fromkeys(x for step in steps for x in step.inputs if x not in made))}
         outputs = [item for item in made if item in group.made and self._goes_out(item, set(group.steps))]
         members: list[RegionMember] = []
@@ -282,9 +282,9 @@ class _Growing:
         )
 
 
-def _over(members: Sequence[RegionMember], outputs: Sequence[Made]) -> Iterator[tuple[int, tuple[int, ...]]]:
+def _over(members: Sequence[RegionMember], outputs: Sequence[MemberOutput]) -> Iterator[tuple[int, tuple[int, ...]]]:
     """The inputs that an output may be written over: those that its member may write over, or the makers of what that may write over."""
-    sources: dict[Made, tuple[int, ...]] = {}
+    sources: dict[MemberOutput, tuple[int, ...]] = {}
     for i, member in enumerate(members):
         for j, reads in member.op.in_place.items():
             found = [(r,) if isinstance(r, int) else sources.get(r, ()) for r in (member.reads[k] for k in reads)]
@@ -306,7 +306,7 @@ def _unfit(step: Step, facts: StepFacts, growing: _Growing) -> str | None:
             return f"{item} of shape {list(item.type.shape)} is not on its index space {list(space.sizes)}"
     if op.alias and not space.free:
         return "it writes over what sums of rows read"
-    return registry.refusal(op, growing.ordered.program.target, [x.type for x in step.inputs], [y.type for y in step.outputs])
+    return registry.unsupported_reason(op, growing.ordered.program.target, [x.type for x in step.inputs], [y.type for y in step.outputs])
 
 
 def _shared(group: RegionGroup, new: RegionGroup) -> int:

@@ -48,7 +48,7 @@ def row_calls(
 ) -> list[Call] | None:
     """The calls for NumPy arrays, with copies of those that are no matrices, rows or columns in this space; None where there are no such calls."""
     copies = operand_copies(space, inputs, outputs, lambda view: _matrix(view, space) is not None, device.scratch)
-    found = _program(made, space, over, copies.seen, len(inputs))
+    found = _program(made, space, over, copies.views, len(inputs))
     if found is None:
         return None
     program, read, written = found

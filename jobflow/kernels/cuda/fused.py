@@ -17,9 +17,9 @@ from jobflow.kernels.cuda.compiled_text import Launcher, compiler, whole_number
 from jobflow.kernels.cuda.kernel_text import NAME, THREADS, KernelForm, lanes_of, print_kernel
 from jobflow.kernels.cuda.primitives import NATIVE, refused_primitive
 from jobflow.kernels.decompositions import lowered
+from jobflow.kernels.index_operands import with_index_operands
 from jobflow.kernels.loop_operands import facts, loop_form, loop_shape, loop_space, refused_columns, refused_operands
-from jobflow.kernels.loop_space import APART, OperandAccess, Space, stride_of_table
-from jobflow.kernels.positions import with_positions
+from jobflow.kernels.loop_space import NON_CONTIGUOUS, OperandAccess, Space, stride_of_table
 from jobflow.kernels.registry import at
 from jobflow.ops.op import Binder, Call
 
@@ -85,7 +85,7 @@ class KernelLaunch:
 
 @dataclass(frozen=True)
 class PreparedKernel:
-    """Outputs, with positions in place of indices, and how a kernel goes over the operands."""
+    """Outputs, with index_operands in place of indices, and how a kernel goes over the operands."""
 
     outputs: Sequence[Expression]
     form: KernelForm
@@ -96,14 +96,14 @@ class PreparedKernel:
 def prepared(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> PreparedKernel:
     """The kernel's form for these arrays."""
     shape = loop_shape(facts(tuple(outputs)), inputs, targets)
-    outputs, positions = with_positions(outputs, len(inputs), shape)
-    known, read = facts(tuple(outputs)), [*inputs, *positions]
+    outputs, index_operands = with_index_operands(outputs, len(inputs), shape)
+    known, read = facts(tuple(outputs)), [*inputs, *index_operands]
     space = loop_space(known, read, targets, shape)
     rows = known.rows or any(target.shape != shape for target in targets)
     lanes = lanes_of(space.sizes[-1], bool(known.per_column)) if rows else 0
     furthest = max((sum(abs(s) * (n - 1) for s, n in zip(a.strides, a.shape, strict=True)) for a in (*inputs, *targets)), default=0)
     wide = max(int(np.prod(space.sizes)), furthest) >= 1 << 30
-    form = KernelForm(loop_form(known, space, read, outputs, len(positions)), lanes, wide)
+    form = KernelForm(loop_form(known, space, read, outputs, len(index_operands)), lanes, wide)
     return PreparedKernel(outputs, form, space, [*read, *targets])
 
 
@@ -143,7 +143,7 @@ def _apart(access: OperandAccess, strides: Sequence[int]) -> list[int]:
     if access.inner == "number":
         return []
     size = 1 if access.counted else access.dtype.itemsize
-    return [s // size for s in strides[:-1]] + ([strides[-1] // size] if access.inner in APART else [])
+    return [s // size for s in strides[:-1]] + ([strides[-1] // size] if access.inner in NON_CONTIGUOUS else [])
 
 
 def lying(arrays: Sequence[Array]) -> list[Array]:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array
 from jobflow.kernels.cuda import fused
-from jobflow.kernels.in_turn import InTurn
-from jobflow.kernels.loop_operands import expression_of, seen_in_space
+from jobflow.kernels.loop_operands import expression_of, views_in_space
 from jobflow.kernels.region import Region
 from jobflow.kernels.registry import bind, register
+from jobflow.kernels.sequential import SequentialMembers
 from jobflow.kernels.target import target_of
 from jobflow.ops.op import Binder, Call, Op
 
@@ -25,11 +25,11 @@ class FusedKernel:
         found = expression_of(op, inputs)
         if found is None:
             return "it has no expression"
-        seen = seen_in_space(op, fused.lying(inputs), fused.lying(outputs))
+        seen = views_in_space(op, fused.lying(inputs), fused.lying(outputs))
         return "a row of several axes does not lie in memory as one" if seen is None else fused.refuses(found, *seen)
 
     def bind(self, op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        found, seen = expression_of(op, inputs), seen_in_space(op, fused.lying(inputs), fused.lying(outputs))
+        found, seen = expression_of(op, inputs), views_in_space(op, fused.lying(inputs), fused.lying(outputs))
         assert found is not None and seen is not None
         index = int(outputs[0].device.id)
         return fused.bind(device, index, found, *seen, kept=(*inputs, *outputs))
@@ -49,4 +49,4 @@ class EachAlone:
 
 
 register(Op, "cuda", "nvrtc", FusedKernel())
-register(Region, "cuda", "nvrtc", InTurn(EachAlone()), rank=-1)
+register(Region, "cuda", "nvrtc", SequentialMembers(EachAlone()), rank=-1)

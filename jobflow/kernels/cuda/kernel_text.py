@@ -22,8 +22,8 @@ from jobflow.core.dataclass import dataclass
 from jobflow.expressions.language import Expression, in_order
 from jobflow.expressions.on_arrays import BLOCK, LANES
 from jobflow.kernels.cuda.primitives import FUNCTIONS, PRINTED, from_memory, literal, stored_type, to_memory, value_type
-from jobflow.kernels.loop_space import APART, LoopForm, OperandAccess
-from jobflow.kernels.row_phases import Phase, of_columns, phases, position, start, together
+from jobflow.kernels.loop_space import NON_CONTIGUOUS, LoopForm, OperandAccess
+from jobflow.kernels.row_phases import Phase, combined, of_columns, phases, position, start
 
 #: threads of a block
 THREADS = 256
@@ -169,7 +169,7 @@ class _Kernel:
         """The axes along which a kernel must be told how far elements are apart."""
         if access.inner == "number":
             return []
-        return [*map(str, range(self.form.loop.outer)), *(["k"] if access.inner in APART else []), *(["t"] if access.table else [])]
+        return [*map(str, range(self.form.loop.outer)), *(["k"] if access.inner in NON_CONTIGUOUS else []), *(["t"] if access.table else [])]
 
     def _line(self, text: str) -> None:
         self.lines.append("  " * self.depth + text)
@@ -258,7 +258,7 @@ class _Kernel:
         outside = dict(self.names)
         self._pass(phase, stores)
         for x, name in results.items():
-            both = together(x)
+            both = combined(x)
             self._line(f"{name} = {PRINTED[both.primitive](both, [name, self._text(x.arguments[0])])};")
         self._close()
         self.names = outside
@@ -321,7 +321,7 @@ class _Kernel:
         letter, access = self.letters[operand], self.operands[operand]
         terms = [f"i{axis} * {letter}_{axis}" for axis in outer]
         if along and access.inner != "splat":
-            terms.append(f"{along} * {letter}_k" if access.inner in APART else along)
+            terms.append(f"{along} * {letter}_k" if access.inner in NON_CONTIGUOUS else along)
         return " + ".join(terms) or "0"
 
     def _read(self, x: Expression, along: str) -> str:

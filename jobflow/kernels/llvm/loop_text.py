@@ -20,7 +20,7 @@ from jobflow.expressions.on_arrays import BLOCK
 from jobflow.kernels.llvm.instructions import INSTRUCTIONS, WIDTH, Lines, from_memory, literal, register, several, stored, suffix, to_memory
 from jobflow.kernels.llvm.machine_code import NAME, Printed
 from jobflow.kernels.loop_space import LoopForm, OperandAccess
-from jobflow.kernels.row_phases import Phase, Phases, compensated, of_columns, phases, position, start, together
+from jobflow.kernels.row_phases import Phase, Phases, combined, compensated, of_columns, phases, position, start
 
 _TRUTHS = several("i1", WIDTH)
 _IOTA = ", ".join(f"i64 {k}" for k in range(WIDTH))
@@ -221,7 +221,7 @@ class _Loop:
         return self._together(x, so_far, self._wide(x.arguments[0], known))
 
     def _together(self, x: Expression, a: str, b: str, lanes: int = WIDTH) -> str:
-        both = together(x)
+        both = combined(x)
         return INSTRUCTIONS[both.primitive](self.at, both, (a, b), lanes)
 
     def _by_halves(self, x: Expression, lanes: str) -> str:

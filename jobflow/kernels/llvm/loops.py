@@ -14,15 +14,15 @@ from jobflow.core.types import Array, DType, dtype_named
 from jobflow.expressions.cost import flops_per_element
 from jobflow.expressions.language import Expression, in_order
 from jobflow.kernels.argument_block import address, argument_block
-from jobflow.kernels.columns_as_rows import Turned, columns_apart, columns_as_rows
 from jobflow.kernels.decompositions import DECOMPOSITIONS, lowered
+from jobflow.kernels.index_operands import with_index_operands
 from jobflow.kernels.llvm.instructions import INSTRUCTIONS
 from jobflow.kernels.llvm.loop_text import print_loop
 from jobflow.kernels.llvm.machine_code import Function, Printed, compiler
 from jobflow.kernels.loop_operands import Facts, facts, loop_form, loop_shape, loop_space, refused_columns, refused_operands
 from jobflow.kernels.loop_space import LoopForm, Space, stride_of_table
-from jobflow.kernels.positions import with_positions
 from jobflow.kernels.row_phases import COLUMNS, REDUCTIONS
+from jobflow.kernels.transposed_reduction import TransposedLoop, has_strided_columns, transposed_reduction
 from jobflow.ops.op import Call
 
 #: primitives that are read or counted, not computed
@@ -106,12 +106,12 @@ def refuses(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Seq
     """Why there is no loop of these outputs for these arrays; None if there is one."""
     known = facts(tuple(outputs))
     problem = _problem(tuple(outputs)) or refused_operands(known, outputs, inputs, targets) or _gathered_rows(known, outputs, inputs)
-    if problem or not columns_apart(outputs, inputs, targets):
+    if problem or not has_strided_columns(outputs, inputs, targets):
         return problem or None
-    turned = columns_as_rows(outputs, inputs, targets)
-    if turned is None:
+    transposed = transposed_reduction(outputs, inputs, targets)
+    if transposed is None:
         return "it sums columns that are far apart in memory"
-    return refused_operands(facts(turned.outputs), turned.outputs, turned.inputs, turned.targets) or None
+    return refused_operands(facts(transposed.outputs), transposed.outputs, transposed.inputs, transposed.targets) or None
 
 
 def cheap(outputs: Sequence[Expression]) -> bool:
@@ -142,8 +142,8 @@ def bind(
     """
     if any(target.size == 0 for target in targets):
         return []
-    turned = columns_as_rows(outputs, inputs, targets) or Turned(tuple(outputs), tuple(inputs), tuple(targets))
-    return _calls(turned.outputs, turned.inputs, turned.targets, scratch)
+    transposed = transposed_reduction(outputs, inputs, targets) or TransposedLoop(tuple(outputs), tuple(inputs), tuple(targets))
+    return _calls(transposed.outputs, transposed.inputs, transposed.targets, scratch)
 
 
 def _calls(
@@ -151,10 +151,10 @@ def _calls(
 ) -> list[Call]:
     known = facts(tuple(outputs))
     shape = loop_shape(known, inputs, targets)
-    outputs, positions = with_positions(outputs, len(inputs), shape)
-    known, inputs = facts(tuple(outputs)), [*inputs, *positions]
+    outputs, index_operands = with_index_operands(outputs, len(inputs), shape)
+    known, inputs = facts(tuple(outputs)), [*inputs, *index_operands]
     space = loop_space(known, inputs, targets, shape)
-    loop = compile_loop(outputs, loop_form(known, space, inputs, outputs, len(positions)), space.sizes[-1] <= LONGEST)
+    loop = compile_loop(outputs, loop_form(known, space, inputs, outputs, len(index_operands)), space.sizes[-1] <= LONGEST)
     rows = [scratch((space.sizes[-1],), dtype) for dtype in loop.scratch]
     tiles = [(0, space)] if known.rows or any(target.shape != shape for target in targets) else space.tiles()
     return [(loop.function, (_arguments(loop.form, tile, [*inputs, *targets], rows, first),)) for first, tile in tiles]

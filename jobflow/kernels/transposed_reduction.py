@@ -1,8 +1,8 @@
-"""Sums of columns as sums of rows, where the elements of a column lie side by side in memory.
+"""Transposed reductions: sums of columns as sums of rows, if the elements of a column are contiguous in memory.
 
     images stored [c, h, w, n], and the gradient of a bias: space [n, h, w, c], column_sum  ->  [c, (h w n)], row_sum
 
-A loop whose innermost axis is c would gather each element from another line of memory.  The order of the sum is that of a row then.
+A loop with c innermost would gather each element from another cache line.  The transposed sum adds in the order of a row sum.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from jobflow.kernels.row_phases import COLUMNS, REDUCTIONS
 
 
 @dataclass(frozen=True)
-class Turned:
+class TransposedLoop:
     outputs: tuple[Expression, ...]
     inputs: tuple[Array, ...]
     targets: tuple[Array, ...]
 
 
-def columns_apart(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> bool:
-    """Are there sums of columns that do not lie next to each other?"""
+def has_strided_columns(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> bool:
+    """True if there are sums of columns over an operand whose innermost axis is not contiguous."""
     known = facts(tuple(outputs))
     try:
         shape = loop_shape(known, inputs, targets)
@@ -35,25 +35,31 @@ def columns_apart(outputs: Sequence[Expression], inputs: Sequence[Array], target
     return has_sums and len(shape) > 1 and any(a.shape == shape and a.strides[-1] != a.itemsize for a in (*read, *targets) if shape[-1] > 1)
 
 
-def columns_as_rows(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> Turned | None:
-    """The loop over rows; None where columns do not lie in memory as rows, or rows mean something to the expressions."""
+def transposed_reduction(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> TransposedLoop | None:
+    """Return the loop over rows.
+
+    The result is None if columns are not contiguous in memory, or if the expressions use rows.
+    """
     known = facts(tuple(outputs))
     has_rows = bool(known.tables) or any(x.primitive in (*REDUCTIONS, "columns", "index") for x in known.order)
-    if has_rows or not columns_apart(outputs, inputs, targets):
+    if has_rows or not has_strided_columns(outputs, inputs, targets):
         return None
     shape = loop_shape(known, inputs, targets)
     largest = next(a for a in (*(inputs[k] for k in known.elements), *targets) if a.shape == shape and a.strides[-1] != a.itemsize)
     axes = (len(shape) - 1, *sorted(range(len(shape) - 1), key=lambda axis: -abs(largest.strides[axis])))
-    seen = [_seen(a, axes, math.prod(shape[:-1])) if k in known.elements or k not in known.types else a for k, a in enumerate((*inputs, *targets))]
-    if any(a is None for a in seen):
+    per_operand = [
+        _transposed_view(a, axes, math.prod(shape[:-1])) if k in known.elements or k not in known.types else a
+        for k, a in enumerate((*inputs, *targets))
+    ]
+    if any(a is None for a in per_operand):
         return None
     sums = {x: row_sum(x.arguments[0]) for x in known.order if x.primitive == COLUMNS}
-    views = tuple(a for a in seen if a is not None)
-    return Turned(tuple(replaced(y, sums) for y in outputs), views[: len(inputs)], views[len(inputs) :])
+    views = tuple(a for a in per_operand if a is not None)
+    return TransposedLoop(tuple(replaced(y, sums) for y in outputs), views[: len(inputs)], views[len(inputs) :])
 
 
-def _seen(a: Array, axes: tuple[int, ...], length: int) -> Array | None:
-    """As [columns, elements of a column], in the same memory."""
+def _transposed_view(a: Array, axes: tuple[int, ...], length: int) -> Array | None:
+    """Return a view as [columns, elements of a column], or None if there is none."""
     wide = a.reshape((1,) * (len(axes) - a.ndim) + a.shape).transpose(axes)
     width = math.prod(wide.shape[1:])
     if width not in (1, length):

@@ -1,9 +1,8 @@
-"""Indices in expressions as operands of a loop: numbers that lie nowhere, and are what addresses of elements would be.
+"""Index operands: indices in expressions as operands of a loop.  The address of an element is the value of the index.
 
-    index(-2) * 100 + index(-1) + 7        an array that begins 7 beyond an address where there is none, with strides 100 and 1
+    index(-2) * 100 + index(-1) + 7        an array at offset 7 from an unused address, with strides 100 and 1
 
-So axes become one where they can, whatever is counted along them: a loop over a dense tensor that asks for the number of each element
-has one axis.
+Such axes can be merged like those of other operands.  A loop over a dense tensor that uses the flat index of each element has one axis.
 """
 
 from __future__ import annotations
@@ -15,14 +14,17 @@ from jobflow.core.types import Array, TensorType, int64
 from jobflow.expressions.language import Expression, element, in_order, replaced
 from jobflow.kernels.registry import at
 
-#: a number for index 0 of all axes, and for each axis by how much it grows
+#: the value at index 0 of all axes, and the increment along each axis
 Count: TypeAlias = tuple[int, Mapping[int, int]]
-#: where index 0 would lie: nothing does, and it is not the address 0
+#: the address that stands for index 0: unused, and not the null pointer
 _FIRST = 1 << 60
 
 
-def with_positions(outputs: Sequence[Expression], inputs: int, shape: tuple[int, ...]) -> tuple[list[Expression], list[Array]]:
-    """The outputs with elements of further inputs instead of counts of indices, and those inputs, for an index space of this shape."""
+def with_index_operands(outputs: Sequence[Expression], inputs: int, shape: tuple[int, ...]) -> tuple[list[Expression], list[Array]]:
+    """Replace index arithmetic in the outputs by elements of additional inputs.
+
+    Returns the outputs and the additional inputs, for an index space of this shape.
+    """
     counts: dict[Expression, Count] = {}
     outermost: dict[Expression, None] = {}
     order = in_order(outputs)
@@ -35,8 +37,8 @@ def with_positions(outputs: Sequence[Expression], inputs: int, shape: tuple[int,
     for x in (*outputs, *(y for z in order if z not in counts for y in z.arguments)):
         if x in counts and counts[x][1]:
             outermost[x] = None
-    given = {x: element(inputs + k, int64) - _FIRST for k, x in enumerate(outermost)}
-    return [replaced(y, given) for y in outputs], [_array(counts[x], shape) for x in outermost]
+    replacements = {x: element(inputs + k, int64) - _FIRST for k, x in enumerate(outermost)}
+    return [replaced(y, replacements) for y in outputs], [_array(counts[x], shape) for x in outermost]
 
 
 def _count(x: Expression, known: Mapping[Expression, Count]) -> Count | None:

@@ -1,4 +1,4 @@
-"""A region computed member by member: what is right on every target, and fastest on none."""
+"""Sequential execution of a region, member by member: correct on every target, and the fallback of faster implementations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, TensorType, dtype_of
 from jobflow.kernels import registry
-from jobflow.kernels.region import Made, Region
+from jobflow.kernels.region import MemberOutput, Region
 from jobflow.kernels.registry import KINDS, PLAIN_KERNEL, Implementation, register
 from jobflow.kernels.target import Target
 from jobflow.ops.op import Binder, Call, Op
@@ -15,7 +15,7 @@ from jobflow.ops.op import Binder, Call, Op
 
 @dataclass(frozen=True)
 class BestOf:
-    """What computes an operation best on a target."""
+    """The best implementation of each operation on a target."""
 
     target: Target
 
@@ -31,14 +31,14 @@ class BestOf:
 
 
 @dataclass(frozen=True)
-class InTurn:
-    """Each member as `each` computes it; what no one reads outside lies in scratch memory."""
+class SequentialMembers:
+    """An implementation that computes each member by `each`.  Intermediate values are in scratch memory."""
 
     each: Implementation
 
     @property
     def name(self) -> str:
-        return f"{self.each.name}, members in turn"
+        return f"{self.each.name}, members sequentially"
 
     def refuses(self, op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
         return None
@@ -46,22 +46,22 @@ class InTurn:
     def bind(self, op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         assert isinstance(op, Region)
         before, after = list[Call](), list[Call]()
-        made: dict[Made, Array] = {}
+        results: dict[MemberOutput, Array] = {}
         for k, (out, target) in enumerate(zip(op.outputs, outputs, strict=True)):
             if k in op.alias or not any(device.xp.may_share_memory(target, a) for a in inputs):
-                made[out] = target
-            else:  # later members may read what lies there now
-                made[out] = device.scratch(tuple(target.shape), dtype_of(target.dtype))
-                after.append((device.xp.copyto, (target, made[out])))
+                results[out] = target
+            else:  # later members may still read this input
+                results[out] = device.scratch(tuple(target.shape), dtype_of(target.dtype))
+                after.append((device.xp.copyto, (target, results[out])))
         old: dict[int, Array] = {}
         calls: list[Call] = []
         types = op.types(*(TensorType(a.shape, dtype_of(a.dtype)) for a in inputs))
-        for i, (member, given) in enumerate(zip(op.members, types, strict=True)):
-            for j, type in enumerate(given):
-                if (i, j) not in made:
-                    made[i, j] = device.scratch(type.shape, type.dtype)
-            read = [made[r] if isinstance(r, tuple) else old.get(r, inputs[r]) for r in member.reads]
-            calls += self.each.bind(member.op, device, read, [made[i, j] for j in range(len(given))])
+        for i, (member, result_types) in enumerate(zip(op.members, types, strict=True)):
+            for j, type in enumerate(result_types):
+                if (i, j) not in results:
+                    results[i, j] = device.scratch(type.shape, type.dtype)
+            read = [results[r] if isinstance(r, tuple) else old.get(r, inputs[r]) for r in member.reads]
+            calls += self.each.bind(member.op, device, read, [results[i, j] for j in range(len(result_types))])
             for k in {op.alias[k] for k, out in enumerate(op.outputs) if out[0] == i and k in op.alias}:
                 if any(k in later.reads for later in op.members[i + 1 :]):
                     old[k] = device.scratch(tuple(inputs[k].shape), dtype_of(inputs[k].dtype))
@@ -70,5 +70,5 @@ class InTurn:
 
 
 for _kind in KINDS:
-    register(Region, _kind, "numpy", InTurn(BestOf(Target(_kind, "numpy"))))
-    register(Region, _kind, "reference", InTurn(PLAIN_KERNEL))
+    register(Region, _kind, "numpy", SequentialMembers(BestOf(Target(_kind, "numpy"))))
+    register(Region, _kind, "reference", SequentialMembers(PLAIN_KERNEL))
