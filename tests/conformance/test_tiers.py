@@ -28,7 +28,7 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "CPU", target_of("cpu", request.getfixturevalue("tier")))
         patch.setattr(compiled_loops, "FEWEST", 1)
-        patch.setattr(registry, "_refusal", lru_cache(registry._refusal.__wrapped__))
+        patch.setattr(registry, "_unsupported_reason", lru_cache(registry._unsupported_reason.__wrapped__))
         known.clear()
         yield
     known.clear()
