@@ -128,14 +128,14 @@ def with_distribute(value: Tensor, distribute: Distribute) -> Tensor:
     if distribute is auto() or is_local(value):
         return value
     return to_layout(
-        value, *mesh_sbp("with_distribute", distribute, value.tensor_type, current_placement("with_distribute")), asked="with_distribute"
+        value, *mesh_sbp("with_distribute", distribute, value.tensor_type, current_placement("with_distribute")), requested_by="with_distribute"
     )
 
 
 def _before_hints(value: Tensor) -> Tensor:
     """The handle on the same tensor of which nothing was asked by `with_distribute`."""
     body = scope.current().interpreter
-    while isinstance(op := getattr(getattr(value, "node", None), "op", None), ToLayout) and op.asked == "with_distribute":
+    while isinstance(op := getattr(getattr(value, "node", None), "op", None), ToLayout) and op.requested_by == "with_distribute":
         value = body.handle(value.node.inputs[0])  # type: ignore[union-attr, attr-defined]
     return value
 
@@ -202,7 +202,7 @@ def _cast(
     placement = current_placement(what)
     grad = None if gradient is None or free else mesh_sbp(f"{what} (gradient)", gradient, x.tensor_type, placement)
     if wish is not auto():
-        return to_layout(x, *mesh_sbp(what, wish, x.tensor_type, placement), grad=grad, asked=what, name=name)
+        return to_layout(x, *mesh_sbp(what, wish, x.tensor_type, placement), grad=grad, requested_by=what, name=name)
     assert grad is not None
     return _apply(GradientLayout(grad), x, name)
 

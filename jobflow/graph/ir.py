@@ -14,7 +14,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import NOWHERE, SourceLine
 from jobflow.core.layout import B, Layout, Local, Placement, S, Sbp, Split
 from jobflow.core.types import TensorType, Typed
-from jobflow.ops.layout_ops import Crossing, Identity, StaticShape
+from jobflow.ops.layout_ops import Identity, StaticShape, ViewConversion
 from jobflow.ops.op import Op
 from jobflow.ops.source import Input
 
@@ -74,7 +74,7 @@ def batch_axis(value: Value) -> int | None:
 def _batch_axes(node: Node, inputs: Sequence[int | None]) -> Sequence[int | None]:
     if isinstance(node.op, Input):
         return [0 if node.op.split and node.outputs[0].shape else None]
-    if isinstance(node.op, Crossing | Identity):
+    if isinstance(node.op, ViewConversion | Identity):
         return inputs
     asked = tuple(B if axis is None else S(axis) for axis in inputs)
     signatures = node.op.rule(*(x.tensor_type for x in node.inputs)).signatures() if node.inputs else ()

@@ -14,7 +14,7 @@ from jobflow.core.layout import Rule
 from jobflow.core.types import Tensor, TensorType
 from jobflow.ops.arithmetic import add, divide, multiply
 from jobflow.ops.op import LETTERS, OVER_FIRST, Grads, Sample, apply, sample
-from jobflow.ops.pointwise import FLOATS, Binary, Pointwise, Unary, binary_function, call, check_dtypes, numbers
+from jobflow.ops.pointwise import FLOATS, Binary, Pointwise, Unary, binary_function, call, check_dtypes, sample_data
 from jobflow.ops.scalar import Inside, bounds, negate, scale, shift
 from jobflow.ops.transcendental import absolute, exp
 
@@ -119,8 +119,8 @@ class Gelu(Pointwise):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(), numbers(1, 5, 3))
-        yield sample(cls(), numbers(2))
+        yield sample(cls(), sample_data(1, 5, 3))
+        yield sample(cls(), sample_data(2))
 
 
 class GeluTanh(Unary):
@@ -151,8 +151,8 @@ class Elu(Unary):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(), numbers(1, 5, 3))
-        yield sample(cls(1.7), numbers(2, 4))
+        yield sample(cls(), sample_data(1, 5, 3))
+        yield sample(cls(1.7), sample_data(2, 4))
 
 
 class Softplus(Unary):
@@ -175,8 +175,8 @@ class HardSwish(Unary):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(), 4.0 * numbers(1, 5, 3))
-        yield sample(cls(), numbers(2, 7))
+        yield sample(cls(), 4.0 * sample_data(1, 5, 3))
+        yield sample(cls(), sample_data(2, 7))
 
 
 def relu(x: Tensor, *, name: str | None = None) -> Tensor:

@@ -12,7 +12,7 @@ from jobflow.core.errors import ShapeError
 from jobflow.core.layout import Rule
 from jobflow.core.types import Array, Tensor, TensorType, Xp
 from jobflow.ops.op import Grads, Op, Sample, sample
-from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
+from jobflow.ops.pointwise import FLOATS, call, check_dtypes, sample_data
 from jobflow.ops.pool import avg_pool, max_pool
 
 _AXES = "XYZ"
@@ -59,9 +59,9 @@ class AdaptiveAvgPool(_Adaptive):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls((3,)), numbers(1, 3, 2, 5))
-        yield sample(cls((2, 3)), numbers(2, 2, 3, 5, 7))
-        yield sample(cls((1, 4)), numbers(3, 5, 2, 3, 2))
+        yield sample(cls((3,)), sample_data(1, 3, 2, 5))
+        yield sample(cls((2, 3)), sample_data(2, 2, 3, 5, 7))
+        yield sample(cls((1, 4)), sample_data(3, 5, 2, 3, 2))
 
 
 class AdaptiveAvgPoolGrad(_Adaptive):
@@ -86,8 +86,8 @@ class AdaptiveAvgPoolGrad(_Adaptive):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls((5,)), numbers(1, 3, 2, 3))
-        yield sample(cls((5, 7)), numbers(2, 2, 3, 2, 3))
+        yield sample(cls((5,)), sample_data(1, 3, 2, 3))
+        yield sample(cls((5, 7)), sample_data(2, 2, 3, 2, 3))
 
 
 def _divides(x: Tensor, sizes: Sequence[int]) -> tuple[int, ...] | None:

@@ -16,7 +16,7 @@ from jobflow.core.types import Tensor, TensorType, bool_
 from jobflow.ops import remainders
 from jobflow.ops.broadcast import sum_to
 from jobflow.ops.op import OVER_EITHER, Grads, Sample, broadcast_rule, broadcast_shapes, sample
-from jobflow.ops.pointwise import ANY, FLOATS, Binary, Pointwise, binary_function, call, check_dtypes, numbers
+from jobflow.ops.pointwise import ANY, FLOATS, Binary, Pointwise, binary_function, call, check_dtypes, sample_data
 from jobflow.ops.runtime_assertions import check, divisor_assertion
 from jobflow.ops.scalar import fill_like, negate, round_half_even
 
@@ -80,7 +80,7 @@ class _Whole(Binary):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield from super().samples()
-        yield sample(cls(), 3 * numbers(1, 5, 3), numbers(2, 5, 3, low=0.6))
+        yield sample(cls(), 3 * sample_data(1, 5, 3), sample_data(2, 5, 3, low=0.6))
         yield sample(cls(), np.arange(-7, 8).reshape(5, 3), np.array([3, -2, 4]))
 
 
@@ -188,8 +188,8 @@ class Where(Pointwise):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(), numbers(0, 5, 3) > 0, numbers(1, 5, 3), numbers(2, 5, 3))
-        yield sample(cls(), numbers(0, 3, 1) > 0, numbers(1, 2, 3, 5), numbers(2))
+        yield sample(cls(), sample_data(0, 5, 3) > 0, sample_data(1, 5, 3), sample_data(2, 5, 3))
+        yield sample(cls(), sample_data(0, 3, 1) > 0, sample_data(1, 2, 3, 5), sample_data(2))
 
 
 add = binary_function(Add)

@@ -13,7 +13,7 @@ from jobflow.core.layout import Box, Rule, S, Signature
 from jobflow.core.types import Array, Tensor, TensorType
 from jobflow.ops.broadcast import broadcast_to
 from jobflow.ops.op import LETTERS, Grads, Op, Sample, ViewOp, normal_axis, sample
-from jobflow.ops.pointwise import call, numbers
+from jobflow.ops.pointwise import call, sample_data
 
 
 class Reshape(ViewOp):
@@ -59,13 +59,13 @@ class Reshape(ViewOp):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls((5, 6)), numbers(1, 5, 2, 3))
-        yield sample(cls((12, 3)), numbers(2, 6, 2, 3))
-        yield sample(cls((3, 1, 4, 2)), numbers(3, 12, 2))
-        yield sample(cls((1, 5, 1)), numbers(4, 5))
-        yield sample(cls((4, 6)), numbers(5, 6, 4))
-        yield sample(cls((1,)), numbers(6))
-        yield sample(cls((0, 6)), numbers(7, 0, 2, 3))
+        yield sample(cls((5, 6)), sample_data(1, 5, 2, 3))
+        yield sample(cls((12, 3)), sample_data(2, 6, 2, 3))
+        yield sample(cls((3, 1, 4, 2)), sample_data(3, 12, 2))
+        yield sample(cls((1, 5, 1)), sample_data(4, 5))
+        yield sample(cls((4, 6)), sample_data(5, 6, 4))
+        yield sample(cls((1,)), sample_data(6))
+        yield sample(cls((0, 6)), sample_data(7, 0, 2, 3))
 
 
 def _runs(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
@@ -110,8 +110,8 @@ class Transpose(ViewOp):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls((2, 0, 1)), numbers(1, 5, 2, 3))
-        yield sample(cls((1, 0)), numbers(2, 4, 3))
+        yield sample(cls((2, 0, 1)), sample_data(1, 5, 2, 3))
+        yield sample(cls((1, 0)), sample_data(2, 4, 3))
 
 
 class ExpandDims(ViewOp):
@@ -139,9 +139,9 @@ class ExpandDims(ViewOp):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1), numbers(1, 5, 3))
-        yield sample(cls(2), numbers(1, 5, 3))
-        yield sample(cls(0), numbers(1))
+        yield sample(cls(1), sample_data(1, 5, 3))
+        yield sample(cls(2), sample_data(1, 5, 3))
+        yield sample(cls(0), sample_data(1))
 
 
 class Squeeze(ViewOp):
@@ -170,8 +170,8 @@ class Squeeze(ViewOp):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls((1,)), numbers(1, 5, 1, 3))
-        yield sample(cls((0, 2)), numbers(1, 1, 4, 1))
+        yield sample(cls((1,)), sample_data(1, 5, 1, 3))
+        yield sample(cls((0, 2)), sample_data(1, 1, 4, 1))
 
 
 def reshape(x: Tensor, shape: Sequence[int], *, name: str | None = None) -> Tensor:

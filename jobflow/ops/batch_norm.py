@@ -26,7 +26,7 @@ from jobflow.ops.derivative import through
 from jobflow.ops.indexed import Indexed
 from jobflow.ops.matmul import axis_sum
 from jobflow.ops.op import LETTERS, Grads, Sample, apply, normal_axis, sample
-from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
+from jobflow.ops.pointwise import FLOATS, call, check_dtypes, sample_data
 from jobflow.ops.scalar import scale, shift
 from jobflow.ops.transcendental import rsqrt
 
@@ -79,8 +79,8 @@ class CenteredSquares(ChannelOp):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1), numbers(1, 3, 4, 2), numbers(2, 4))
-        yield sample(cls(1), numbers(1, 5, 3), numbers(2, 3))
+        yield sample(cls(1), sample_data(1, 3, 4, 2), sample_data(2, 4))
+        yield sample(cls(1), sample_data(1, 5, 3), sample_data(2, 3))
 
 
 class CenteredSquaresGrad(ChannelOp):
@@ -103,7 +103,7 @@ class CenteredSquaresGrad(ChannelOp):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1), numbers(1, 3, 4, 2), numbers(2, 4), numbers(3, 4))
+        yield sample(cls(1), sample_data(1, 3, 4, 2), sample_data(2, 4), sample_data(3, 4))
 
 
 class Normalize(ChannelOp):
@@ -131,10 +131,10 @@ class Normalize(ChannelOp):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        vectors = numbers(2, 4), numbers(3, 4, low=0.5), numbers(4, 4), numbers(5, 4)
+        vectors = sample_data(2, 4), sample_data(3, 4, low=0.5), sample_data(4, 4), sample_data(5, 4)
         different = () if cls is BatchNormalize else None
-        yield sample(cls(1, 1e-3), numbers(1, 3, 4, 2), *vectors, differentiable=different)
-        yield sample(cls(1, 1e-3), numbers(1, 5, 4), *vectors, differentiable=different)
+        yield sample(cls(1, 1e-3), sample_data(1, 3, 4, 2), *vectors, differentiable=different)
+        yield sample(cls(1, 1e-3), sample_data(1, 5, 4), *vectors, differentiable=different)
 
 
 class NormalizeGrad(ChannelOp):
@@ -159,7 +159,7 @@ class NormalizeGrad(ChannelOp):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1, 1e-3), numbers(1, 3, 4, 2), numbers(2, 4, low=0.5), numbers(3, 4))
+        yield sample(cls(1, 1e-3), sample_data(1, 3, 4, 2), sample_data(2, 4, low=0.5), sample_data(3, 4))
 
 
 class NormalizeSums(ChannelOp):
@@ -189,7 +189,7 @@ class NormalizeSums(ChannelOp):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1, 1e-3), numbers(1, 3, 4, 2), numbers(2, 3, 4, 2), numbers(3, 4), numbers(4, 4, low=0.5))
+        yield sample(cls(1, 1e-3), sample_data(1, 3, 4, 2), sample_data(2, 3, 4, 2), sample_data(3, 4), sample_data(4, 4, low=0.5))
 
 
 class BatchNormalizeSums(NormalizeSums):
@@ -257,8 +257,8 @@ class BatchNormalizeGrad(ChannelOp):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        vectors = numbers(3, 4), numbers(4, 4, low=0.5), *(numbers(i, 4) for i in (5, 6, 7, 8))
-        yield sample(cls(1, 1e-3, 6), numbers(1, 3, 4, 2), numbers(2, 3, 4, 2), *vectors)
+        vectors = sample_data(3, 4), sample_data(4, 4, low=0.5), *(sample_data(i, 4) for i in (5, 6, 7, 8))
+        yield sample(cls(1, 1e-3, 6), sample_data(1, 3, 4, 2), sample_data(2, 3, 4, 2), *vectors)
 
 
 def batch_norm_train(

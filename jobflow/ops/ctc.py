@@ -21,7 +21,7 @@ from jobflow.core.types import Array, Tensor, TensorType, Xp, int64
 from jobflow.ops import elementwise as ew
 from jobflow.ops import index as ix
 from jobflow.ops.op import Grads, Op, Sample, apply, sample
-from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
+from jobflow.ops.pointwise import FLOATS, call, check_dtypes, sample_data
 from jobflow.ops.reduce import argmax
 from jobflow.ops.shape import expand_dims
 from jobflow.ops.source import arange
@@ -109,7 +109,7 @@ class CtcLossGrad(CtcLoss):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for each in _cases(cls):
-            yield Sample(each.op, (*each.arrays, numbers(5, each.arrays[0].shape[1])), differentiable=())
+            yield Sample(each.op, (*each.arrays, sample_data(5, each.arrays[0].shape[1])), differentiable=())
 
 
 class CtcGreedyDecoder(Op):
@@ -239,7 +239,7 @@ class _Paths:
 
 
 def _cases(kind: type[CtcLoss]) -> Iterator[Sample]:
-    x = numbers(1, 7, 5, 4)
+    x = sample_data(1, 7, 5, 4)
     x = x - np.log(np.exp(x).sum(2, keepdims=True))
     targets = np.array([[1, 2, 3], [2, 2, 0], [3, 9, 9], [1, 1, 1], [7, 7, 7]])
     frames, labels = np.array([7, 6, 4, 4, 5]), np.array([3, 2, 1, 3, 0])

@@ -12,7 +12,7 @@ from jobflow.core.layout import Rule
 from jobflow.core.types import Tensor, TensorType
 from jobflow.ops.arithmetic import divide, multiply, subtract
 from jobflow.ops.op import LETTERS, Grads, Sample, sample
-from jobflow.ops.pointwise import FLOATS, Pointwise, call, check_dtypes, numbers
+from jobflow.ops.pointwise import FLOATS, Pointwise, call, check_dtypes, sample_data
 from jobflow.ops.runtime_assertions import assert_bounds
 from jobflow.ops.scalar import cast, clip, negate, shift
 from jobflow.ops.transcendental import log
@@ -38,8 +38,8 @@ class SigmoidCrossEntropy(Pointwise):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(), 3 * numbers(1, 4, 3), numbers(2, 4, 3, low=0.0, high=1.0))
-        yield sample(cls(), numbers(3, 5), np.array([0, 1, 1, 0, 1], np.int32))
+        yield sample(cls(), 3 * sample_data(1, 4, 3), sample_data(2, 4, 3, low=0.0, high=1.0))
+        yield sample(cls(), sample_data(3, 5), np.array([0, 1, 1, 0, 1], np.int32))
 
 
 class BinaryCrossEntropy(Pointwise):
@@ -69,7 +69,7 @@ class BinaryCrossEntropy(Pointwise):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(), numbers(1, 4, 3, low=0.1, high=0.9), numbers(2, 4, 3, low=0.1, high=0.9))
+        yield sample(cls(), sample_data(1, 4, 3, low=0.1, high=0.9), sample_data(2, 4, 3, low=0.1, high=0.9))
 
 
 class SmoothL1(Pointwise):
@@ -98,7 +98,7 @@ class SmoothL1(Pointwise):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(0.7), numbers(1, 4, 5), numbers(2, 4, 5))
+        yield sample(cls(0.7), sample_data(1, 4, 5), sample_data(2, 4, 5))
 
 
 def sigmoid_cross_entropy(logits: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:

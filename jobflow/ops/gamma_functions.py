@@ -15,7 +15,7 @@ import numpy as np
 from jobflow.core.types import float64
 from jobflow.ops.arithmetic import multiply
 from jobflow.ops.op import Grads, Sample, sample
-from jobflow.ops.pointwise import Unary, numbers, unary_function
+from jobflow.ops.pointwise import Unary, sample_data, unary_function
 
 #: Bernoulli numbers B_2, B_4, ...
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
@@ -100,7 +100,7 @@ class Digamma(Unary):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(), numbers(1, 5, 3, low=cls.low, high=cls.high))
+        yield sample(cls(), sample_data(1, 5, 3, low=cls.low, high=cls.high))
         yield sample(cls(), np.array([0.25, -0.5, -1.3, -7.7, 30.0]), note=" reflected")
         yield sample(cls(), np.array([0.0, np.inf]), differentiable=(), note=" infinite")
 

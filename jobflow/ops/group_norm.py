@@ -24,7 +24,7 @@ from jobflow.ops.derivative import through
 from jobflow.ops.indexed import Indexed
 from jobflow.ops.norm import RowStatistics
 from jobflow.ops.op import OVER_FIRST, Grads, Sample, apply, sample
-from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
+from jobflow.ops.pointwise import FLOATS, call, check_dtypes, sample_data
 from jobflow.ops.reduce import reduce_sum
 from jobflow.ops.scalar import scale
 from jobflow.ops.source import constant
@@ -63,8 +63,8 @@ class GroupNormalize(Indexed):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        given = numbers(2, 2, 3), numbers(3, 2, 3, low=0.5), numbers(4, 3, 2), numbers(5, 3, 2)
-        yield sample(cls(), numbers(1, 2, 3, 2, 5), *given, differentiable=())
+        given = sample_data(2, 2, 3), sample_data(3, 2, 3, low=0.5), sample_data(4, 3, 2), sample_data(5, 3, 2)
+        yield sample(cls(), sample_data(1, 2, 3, 2, 5), *given, differentiable=())
 
 
 class GroupSums(Indexed):
@@ -95,7 +95,7 @@ class GroupSums(Indexed):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(), numbers(1, 2, 3, 2, 5), numbers(2, 2, 3, 2, 5), numbers(3, 2, 3), numbers(4, 2, 3, low=0.5))
+        yield sample(cls(), sample_data(1, 2, 3, 2, 5), sample_data(2, 2, 3, 2, 5), sample_data(3, 2, 3), sample_data(4, 2, 3, low=0.5))
 
 
 class GroupNormalizeGrad(Indexed):
@@ -131,8 +131,8 @@ class GroupNormalizeGrad(Indexed):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        given = numbers(3, 2, 3), numbers(4, 2, 3, low=0.5), numbers(5, 3, 2), *(numbers(i, 2, 3) for i in (6, 7, 8))
-        yield sample(cls(10), numbers(1, 2, 3, 2, 5), numbers(2, 2, 3, 2, 5), *given)
+        given = sample_data(3, 2, 3), sample_data(4, 2, 3, low=0.5), sample_data(5, 3, 2), *(sample_data(i, 2, 3) for i in (6, 7, 8))
+        yield sample(cls(10), sample_data(1, 2, 3, 2, 5), sample_data(2, 2, 3, 2, 5), *given)
 
 
 def group_norm(

@@ -16,7 +16,7 @@ from jobflow.expressions.language import Expression
 from jobflow.ops.indexed import AxisReduction, Indexed
 from jobflow.ops.op import LETTERS, Grads, Op, Sample, apply, sample
 from jobflow.ops.optimizer_updates import AdamUpdate, LambUpdate, SgdUpdate
-from jobflow.ops.pointwise import FLOATS, Pointwise, check_dtypes, numbers
+from jobflow.ops.pointwise import FLOATS, Pointwise, check_dtypes, sample_data
 from jobflow.ops.update import Assign, Updated
 
 #: The type of a count: what `GuardedUpdate` asks.
@@ -43,7 +43,7 @@ class CountNotFinite(AxisReduction):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        x = numbers(1, 5, 3)
+        x = sample_data(1, 5, 3)
         yield sample(cls(), x, differentiable=())
         x[1, 2], x[3, 0], x[4, 1] = np.inf, -np.inf, np.nan
         yield sample(cls(), x, differentiable=())
@@ -100,13 +100,13 @@ class GuardedUpdate(Updated, Indexed):
         assert isinstance(op, Updated)
         return self if op is self.op else replace(self, op=op)
 
-    def made(self, *read: Expression) -> tuple[Expression, ...]:
+    def output_expressions(self, *read: Expression) -> tuple[Expression, ...]:
         *own, bad = read
         assert isinstance(self.op, Pointwise), f"{self.op} has no formula"
-        return tuple(language.where(language.not_equal(bad, 0), own[self.alias[i]], y) for i, y in enumerate(self.op.made(*own)))
+        return tuple(language.where(language.not_equal(bad, 0), own[self.alias[i]], y) for i, y in enumerate(self.op.output_expressions(*own)))
 
     def formula(self, f: Any, *elements: Any) -> Any:
-        return self.made(*elements)
+        return self.output_expressions(*elements)
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:

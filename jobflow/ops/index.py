@@ -21,7 +21,7 @@ from jobflow.expressions import language
 from jobflow.expressions.language import Expression
 from jobflow.ops.indexed import Indexed
 from jobflow.ops.op import LETTERS, Grads, Op, Sample, adds, normal_axis, sample
-from jobflow.ops.pointwise import call, numbers
+from jobflow.ops.pointwise import call, sample_data
 from jobflow.ops.triangle import tril as tril
 
 _INTEGERS = "iu"
@@ -110,9 +110,9 @@ class Gather(LookUp):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(0), numbers(1, 7, 3), np.array([0, 6, 3, 3, 5]))
-        yield sample(cls(1), numbers(2, 3, 5, 2), np.array([[0, 4, 9], [-1, 2, 2]]))
-        yield sample(cls(0), numbers(3, 4), np.array(2))
+        yield sample(cls(0), sample_data(1, 7, 3), np.array([0, 6, 3, 3, 5]))
+        yield sample(cls(1), sample_data(2, 3, 5, 2), np.array([[0, 4, 9], [-1, 2, 2]]))
+        yield sample(cls(0), sample_data(3, 4), np.array(2))
 
 
 class UnsortedSegmentSum(Op):
@@ -159,9 +159,9 @@ class UnsortedSegmentSum(Op):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(0, 7), numbers(1, 5, 9), np.array([0, 6, 3, 3, 5]))
-        yield sample(cls(1, 5), numbers(2, 3, 2, 3, 2), np.array([[0, 4, 9], [-1, 2, 2]]))
-        yield sample(cls(0, 3), numbers(3, 4), np.array([2, 0, 2, 2]))
+        yield sample(cls(0, 7), sample_data(1, 5, 9), np.array([0, 6, 3, 3, 5]))
+        yield sample(cls(1, 5), sample_data(2, 3, 2, 3, 2), np.array([[0, 4, 9], [-1, 2, 2]]))
+        yield sample(cls(0, 3), sample_data(3, 4), np.array([2, 0, 2, 2]))
 
 
 class DimGather(LookUp):
@@ -190,8 +190,8 @@ class DimGather(LookUp):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1), numbers(1, 5, 4), np.array([[0, 3], [1, 1], [7, 2], [-1, 0], [2, 2]]))
-        yield sample(cls(0), numbers(2, 3, 2, 2), np.arange(8).reshape(2, 2, 2) % 3)
+        yield sample(cls(1), sample_data(1, 5, 4), np.array([[0, 3], [1, 1], [7, 2], [-1, 0], [2, 2]]))
+        yield sample(cls(0), sample_data(2, 3, 2, 2), np.arange(8).reshape(2, 2, 2) % 3)
 
 
 class DimScatterAdd(Op):
@@ -232,8 +232,8 @@ class DimScatterAdd(Op):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1, 4), numbers(1, 5, 2), np.array([[0, 3], [1, 1], [7, 2], [-1, 0], [2, 2]]))
-        yield sample(cls(0, 3), numbers(2, 2, 2, 2), np.arange(8).reshape(2, 2, 2) % 3)
+        yield sample(cls(1, 4), sample_data(1, 5, 2), np.array([[0, 3], [1, 1], [7, 2], [-1, 0], [2, 2]]))
+        yield sample(cls(0, 3), sample_data(2, 2, 2, 2), np.arange(8).reshape(2, 2, 2) % 3)
 
 
 class OneHot(Indexed):
@@ -307,8 +307,8 @@ class BatchGather(LookUp):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1), numbers(1, 5, 4, 2), np.arange(15).reshape(5, 3) % 6 - 1)
-        yield sample(cls(2), numbers(2, 3, 2, 4), np.arange(12).reshape(3, 2, 2) % 4)
+        yield sample(cls(1), sample_data(1, 5, 4, 2), np.arange(15).reshape(5, 3) % 6 - 1)
+        yield sample(cls(2), sample_data(2, 3, 2, 4), np.arange(12).reshape(3, 2, 2) % 4)
 
 
 class BatchSegmentSum(Op):
@@ -341,7 +341,7 @@ class BatchSegmentSum(Op):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1, 4), numbers(1, 5, 3, 2), np.arange(15).reshape(5, 3) % 6 - 1)
+        yield sample(cls(1, 4), sample_data(1, 5, 3, 2), np.arange(15).reshape(5, 3) % 6 - 1)
 
 
 def gather(params: Tensor, ids: Tensor, axis: int = 0, *, name: str | None = None) -> Tensor:

@@ -50,20 +50,20 @@ class StaticShape(Identity):
 
 
 class ToLayout(Identity):
-    """y = x, read in `sbp`, one per mesh dimension; its gradient is asked for in `grad_sbp`, or left free if that is None.
+    """y = x, read in `sbp`, one per mesh dimension; its gradient is requested in `grad_sbp`, or left free if that is None.
 
     None for a mesh dimension is: as it lies.
     """
 
     sbp: tuple[Sbp | None, ...]
     grad_sbp: tuple[Sbp | None, ...] | None = None
-    #: the function by which the program asked, whose readers must read it so; "" for those who may
-    asked: str = ""
+    #: the function by which the program requested the layout, whose readers must read it so; "" for those who may
+    requested_by: str = ""
 
     def infer(self, x: TensorType) -> TensorType:
         for sbp in (*self.sbp, *(self.grad_sbp or ())):
             if isinstance(sbp, Split) and not 0 <= sbp.axis < x.ndim:
-                raise SbpError(f"{self.asked or 'to_layout'}: x {x} has {_axes_of(x)}, so it cannot be {sbp}")
+                raise SbpError(f"{self.requested_by or 'to_layout'}: x {x} has {_axes_of(x)}, so it cannot be {sbp}")
         return x
 
     def __str__(self) -> str:
@@ -80,7 +80,7 @@ class ToLayout(Identity):
 
 
 class GradientLayout(Identity):
-    """y = x, in whatever layout; its gradient is asked for in `sbp`, one per mesh dimension, None: as it lies."""
+    """y = x, in whatever layout; its gradient is requested in `sbp`, one per mesh dimension, None: as it lies."""
 
     sbp: tuple[Sbp | None, ...]
 
@@ -116,7 +116,7 @@ def dual(sbp: Sbp) -> Sbp:
     return sbp
 
 
-class Crossing(Identity):
+class ViewConversion(Identity):
     """Between a logical tensor in `sbp` and its parts, one on each of `ranks` ranks; split parts all have one shape."""
 
     abstract: ClassVar[bool] = True
@@ -136,7 +136,7 @@ class Crossing(Identity):
         return replace(self, ranks=1)
 
 
-class ToLocal(Crossing):
+class ToLocal(ViewConversion):
     """Each rank's part of a logical tensor that is read in `sbp`, as a tensor of its own in the mirrored view."""
 
     def infer(self, x: TensorType) -> TensorType:
@@ -157,7 +157,7 @@ class ToLocal(Crossing):
         yield sample(cls(), np.arange(12.0).reshape(3, 4))
 
 
-class ToGlobal(Crossing):
+class ToGlobal(ViewConversion):
     """The logical tensor whose parts, in `sbp`, are the ranks' tensors of the mirrored view."""
 
     def infer(self, x: TensorType) -> TensorType:
@@ -176,9 +176,9 @@ class ToGlobal(Crossing):
         yield sample(cls((P,)), np.arange(12.0).reshape(3, 4))
 
 
-def to_layout(x: Tensor, *sbp: Sbp, grad: tuple[Sbp, ...] | None = None, asked: str = "", name: str | None = None) -> Tensor:
-    """x, read in `sbp`, one per mesh dimension; `asked` as in ToLayout."""
-    result: Tensor = apply(ToLayout(sbp, grad, asked), x, name=name)
+def to_layout(x: Tensor, *sbp: Sbp, grad: tuple[Sbp, ...] | None = None, requested_by: str = "", name: str | None = None) -> Tensor:
+    """x, read in `sbp`, one per mesh dimension; `requested_by` as in ToLayout."""
+    result: Tensor = apply(ToLayout(sbp, grad, requested_by), x, name=name)
     return result
 
 

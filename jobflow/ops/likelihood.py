@@ -19,7 +19,7 @@ from jobflow.core.layout import B, Box, Rule, S, Signature
 from jobflow.core.types import Tensor, TensorType, int64
 from jobflow.ops.indexed import Indexed
 from jobflow.ops.op import LETTERS, Grads, Op, Sample, normal_axis, sample
-from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
+from jobflow.ops.pointwise import FLOATS, call, check_dtypes, sample_data
 from jobflow.ops.runtime_assertions import check, class_assertion
 
 WHAT = "negative_log_likelihood"
@@ -73,11 +73,11 @@ class NegativeLogLikelihood(Indexed):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1), numbers(1, 5, 4), np.array([0, 3, 1, 1, 2], np.int32))
-        yield sample(cls(1, -100), numbers(2, 2, 5, 3), np.array([[0, -100, 4], [2, 3, -100]]))
-        yield sample(cls(1, -100), numbers(5, 3, 4), np.array([2, 0, 3]))
-        yield sample(cls(0, 1), numbers(3, 4), np.array(1))
-        yield sample(cls(0), numbers(4, 4), np.array(2))
+        yield sample(cls(1), sample_data(1, 5, 4), np.array([0, 3, 1, 1, 2], np.int32))
+        yield sample(cls(1, -100), sample_data(2, 2, 5, 3), np.array([[0, -100, 4], [2, 3, -100]]))
+        yield sample(cls(1, -100), sample_data(5, 3, 4), np.array([2, 0, 3]))
+        yield sample(cls(0, 1), sample_data(3, 4), np.array(1))
+        yield sample(cls(0), sample_data(4, 4), np.array(2))
 
 
 class NegativeLogLikelihoodGrad(Indexed):
@@ -114,9 +114,9 @@ class NegativeLogLikelihoodGrad(Indexed):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1, 4), np.array([0, 3, 1, 1, 2]), numbers(1, 5))
-        yield sample(cls(1, 5, 3), np.array([[0, 3, 4], [2, 3, 1]]), numbers(2, 2, 3))
-        yield sample(cls(0, 4), np.array(2), numbers(3))
+        yield sample(cls(1, 4), np.array([0, 3, 1, 1, 2]), sample_data(1, 5))
+        yield sample(cls(1, 5, 3), np.array([[0, 3, 4], [2, 3, 1]]), sample_data(2, 2, 3))
+        yield sample(cls(0, 4), np.array(2), sample_data(3))
 
 
 def negative_log_likelihood(

@@ -25,7 +25,7 @@ from jobflow.ops.elementwise_loss import smooth_l1 as smooth_l1
 from jobflow.ops.index import one_hot
 from jobflow.ops.indexed import Indexed
 from jobflow.ops.op import LETTERS, OVER_FIRST, Grads, Op, Sample, apply, sample
-from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
+from jobflow.ops.pointwise import FLOATS, call, check_dtypes, sample_data
 from jobflow.ops.reduce import reduce_max, reduce_sum
 from jobflow.ops.runtime_assertions import check, class_assertion
 from jobflow.ops.scalar import clip, negate, scale, shift
@@ -92,7 +92,7 @@ class SparseSoftmaxCrossEntropy(Indexed):
 
     results = 2
     in_place = MappingProxyType({1: (0,)})
-    smaller_first = True
+    decompose_first = True
 
     def infer(self, logits: TensorType, labels: TensorType) -> tuple[TensorType, TensorType]:
         _check_labels(WHAT, "logits", logits, labels)
@@ -115,8 +115,8 @@ class SparseSoftmaxCrossEntropy(Indexed):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(), numbers(1, 5, 4), np.array([0, 3, 1, 1, 2], np.int32))
-        yield sample(cls(), numbers(2, 2, 3, 4), np.array([[0, 3, 1], [1, 2, 0]], np.int8))
+        yield sample(cls(), sample_data(1, 5, 4), np.array([0, 3, 1, 1, 2], np.int32))
+        yield sample(cls(), sample_data(2, 2, 3, 4), np.array([[0, 3, 1], [1, 2, 0]], np.int8))
 
 
 class SparseSoftmaxCrossEntropyGrad(Indexed):
@@ -153,7 +153,7 @@ class SparseSoftmaxCrossEntropyGrad(Indexed):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         labels = np.array([[0, 3, 1], [1, 2, 0]])
-        yield sample(cls(), numbers(1, 2, 3, 4, low=0.0), labels, numbers(2, 2, 3))
+        yield sample(cls(), sample_data(1, 2, 3, 4, low=0.0), labels, sample_data(2, 2, 3))
 
 
 Split = TypeVar("Split", "SparseSoftmaxCrossEntropyGrad", "SplitCrossEntropy", "SparseCrossEntropy", "CombinedMargin")
@@ -187,7 +187,7 @@ class SumExp(Indexed):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(), numbers(1, 2, 3, 5), numbers(2, 2, 3))
+        yield sample(cls(), sample_data(1, 2, 3, 5), sample_data(2, 2, 3))
 
 
 class SplitCrossEntropy(Indexed):
@@ -228,8 +228,8 @@ class SplitCrossEntropy(Indexed):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         labels = np.array([[0, 4, 1], [1, 3, 0]], np.int32)
-        rows = numbers(2, 2, 3, low=1.0), numbers(3, 2, 3, low=1.0)
-        yield sample(cls(), numbers(1, 2, 3, 5), labels, *rows, differentiable=())
+        rows = sample_data(2, 2, 3, low=1.0), sample_data(3, 2, 3, low=1.0)
+        yield sample(cls(), sample_data(1, 2, 3, 5), labels, *rows, differentiable=())
 
 
 class SoftmaxCrossEntropy(Indexed):
@@ -267,7 +267,7 @@ class SoftmaxCrossEntropy(Indexed):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(), numbers(1, 3, 4), numbers(2, 3, 4, low=0.0))
+        yield sample(cls(), sample_data(1, 3, 4), sample_data(2, 3, 4, low=0.0))
 
 
 class SoftmaxCrossEntropyGrad(Indexed):
@@ -296,7 +296,7 @@ class SoftmaxCrossEntropyGrad(Indexed):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for sums_to_one in (False, True):
-            yield sample(cls(sums_to_one), numbers(1, 3, 4, low=0.0), numbers(2, 3, 4, low=0.0), numbers(3, 3))
+            yield sample(cls(sums_to_one), sample_data(1, 3, 4, low=0.0), sample_data(2, 3, 4, low=0.0), sample_data(3, 3))
 
 
 class SparseCrossEntropy(Indexed):
@@ -327,7 +327,7 @@ class SparseCrossEntropy(Indexed):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(), numbers(1, 5, 4, low=0.1, high=1.0), np.array([0, 3, 1, 1, 2], np.int32))
+        yield sample(cls(), sample_data(1, 5, 4, low=0.1, high=1.0), np.array([0, 3, 1, 1, 2], np.int32))
 
 
 class SparseCrossEntropyGrad(Indexed):
@@ -359,7 +359,7 @@ class SparseCrossEntropyGrad(Indexed):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(), numbers(1, 3, 4, low=0.1, high=1.0), np.array([0, 3, 1]), numbers(2, 3))
+        yield sample(cls(), sample_data(1, 3, 4, low=0.1, high=1.0), np.array([0, 3, 1]), sample_data(2, 3))
 
 
 class CombinedMargin(Indexed):
@@ -408,8 +408,8 @@ class CombinedMargin(Indexed):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(0.9, 0.4, 0.15), numbers(1, 5, 4, low=-0.9, high=0.9), np.array([0, 3, 1, 1, 2], np.int32))
-        yield sample(cls(1.0, 0.0, 0.35), numbers(1, 5, 4, low=-0.9, high=0.9), np.array([0, 3, 1, 1, 2], np.int32))
+        yield sample(cls(0.9, 0.4, 0.15), sample_data(1, 5, 4, low=-0.9, high=0.9), np.array([0, 3, 1, 1, 2], np.int32))
+        yield sample(cls(1.0, 0.0, 0.35), sample_data(1, 5, 4, low=-0.9, high=0.9), np.array([0, 3, 1, 1, 2], np.int32))
 
 
 class CombinedMarginGrad(Indexed):
@@ -447,7 +447,7 @@ class CombinedMarginGrad(Indexed):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(0.9, 0.4), numbers(1, 3, low=0.5, high=2.5), np.array([0, 3, 1]), numbers(2, 3, 4))
+        yield sample(cls(0.9, 0.4), sample_data(1, 3, low=0.5, high=2.5), np.array([0, 3, 1]), sample_data(2, 3, 4))
 
 
 def combined_margin_grad(theta: Tensor, labels: Tensor, dy: Tensor, m1: float, m2: float) -> Tensor:

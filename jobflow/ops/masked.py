@@ -13,7 +13,7 @@ from jobflow.core.layout import Rule
 from jobflow.core.types import Tensor, TensorType, bool_
 from jobflow.ops.broadcast import sum_to
 from jobflow.ops.op import OVER_FIRST, Grads, Sample, adds, broadcast_rule, broadcast_shapes, sample
-from jobflow.ops.pointwise import Pointwise, call, numbers
+from jobflow.ops.pointwise import Pointwise, call, sample_data
 
 
 class MaskedFill(Pointwise):
@@ -39,10 +39,10 @@ class MaskedFill(Pointwise):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(-3.0), numbers(1, 5, 3), numbers(2, 5, 3) > 0)
-        yield sample(cls(), numbers(3, 2, 3, 5), numbers(4, 3, 1) > 0)
-        yield sample(cls(float("-inf")), numbers(5, 3, 1), numbers(6, 2, 1, 4) > 1, differentiable=(), note=" infinite")
-        yield sample(cls(1), numbers(7, 5, 3) > 0, numbers(8, 5, 3) > 0)
+        yield sample(cls(-3.0), sample_data(1, 5, 3), sample_data(2, 5, 3) > 0)
+        yield sample(cls(), sample_data(3, 2, 3, 5), sample_data(4, 3, 1) > 0)
+        yield sample(cls(float("-inf")), sample_data(5, 3, 1), sample_data(6, 2, 1, 4) > 1, differentiable=(), note=" infinite")
+        yield sample(cls(1), sample_data(7, 5, 3) > 0, sample_data(8, 5, 3) > 0)
         yield sample(cls(7), np.arange(6).reshape(2, 3), np.array(True))
 
 

@@ -11,7 +11,7 @@ from jobflow.core.errors import ShapeError
 from jobflow.core.layout import Rule
 from jobflow.core.types import Array, Tensor, TensorType, Xp
 from jobflow.ops.op import LETTERS, Grads, Op, Sample, adds, normal_axis, sample
-from jobflow.ops.pointwise import call, numbers
+from jobflow.ops.pointwise import call, sample_data
 
 #: What lies beyond an edge: reflect: a b c | b a;  edge: a b c | c c;  wrap: a b c | a b.
 Mode = Literal["reflect", "edge", "wrap"]
@@ -45,10 +45,10 @@ class Roll(Op):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls((2, 0)), numbers(1, 5, 4))
-        yield sample(cls((0, -1, 7)), numbers(2, 4, 3, 5))
-        yield sample(cls((1,)), numbers(3, 4) > 0)
-        yield sample(cls((1, 0)), numbers(4, 0, 3))
+        yield sample(cls((2, 0)), sample_data(1, 5, 4))
+        yield sample(cls((0, -1, 7)), sample_data(2, 4, 3, 5))
+        yield sample(cls((1,)), sample_data(3, 4) > 0)
+        yield sample(cls((1, 0)), sample_data(4, 0, 3))
 
 
 class _Edges(Op):
@@ -97,10 +97,10 @@ class PadEdges(_Edges):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for mode in ("reflect", "edge", "wrap"):
-            yield sample(cls(((0, 0), (2, 1)), mode), numbers(1, 5, 4))
-            yield sample(cls(((1, 0), (0, 0), (2, 3)), mode), numbers(2, 3, 2, 5))
-        yield sample(cls(((2, 0),), "edge"), numbers(3, 4) > 0)
-        yield sample(cls(((0, 0), (1, 1)), "wrap"), numbers(4, 0, 3))
+            yield sample(cls(((0, 0), (2, 1)), mode), sample_data(1, 5, 4))
+            yield sample(cls(((1, 0), (0, 0), (2, 3)), mode), sample_data(2, 3, 2, 5))
+        yield sample(cls(((2, 0),), "edge"), sample_data(3, 4) > 0)
+        yield sample(cls(((0, 0), (1, 1)), "wrap"), sample_data(4, 0, 3))
 
 
 class PadEdgesGrad(_Edges):
@@ -135,8 +135,8 @@ class PadEdgesGrad(_Edges):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for mode in ("reflect", "edge", "wrap"):
-            yield sample(cls(((0, 0), (2, 1)), mode), numbers(1, 5, 6))
-            yield sample(cls(((1, 0), (0, 0), (2, 2)), mode), numbers(2, 3, 3, 7))
+            yield sample(cls(((0, 0), (2, 1)), mode), sample_data(1, 5, 6))
+            yield sample(cls(((1, 0), (0, 0), (2, 2)), mode), sample_data(2, 3, 3, 7))
 
 
 def roll(x: Tensor, shifts: Sequence[int], axes: Sequence[int], *, name: str | None = None) -> Tensor:

@@ -15,7 +15,7 @@ from jobflow.ops.batch_norm import batch_norm_train as batch_norm_train
 from jobflow.ops.derivative import through
 from jobflow.ops.indexed import Indexed
 from jobflow.ops.op import LETTERS, OVER_FIRST, Grads, Sample, apply, normal_axis, sample
-from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
+from jobflow.ops.pointwise import FLOATS, call, check_dtypes, sample_data
 from jobflow.ops.scalar import fill_like
 from jobflow.ops.softmax import whole_axis
 from jobflow.ops.source import constant
@@ -95,9 +95,9 @@ class LayerNorm(RowNorm):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1), numbers(1, 5, 4), numbers(2, 4), numbers(3, 4))
-        yield sample(cls(2, 1e-3), numbers(1, 2, 3, 4), numbers(2, 4), numbers(3, 4))
-        yield sample(cls(1), numbers(1, 3, 2, 3), numbers(2, 2, 3), numbers(3, 2, 3))
+        yield sample(cls(1), sample_data(1, 5, 4), sample_data(2, 4), sample_data(3, 4))
+        yield sample(cls(2, 1e-3), sample_data(1, 2, 3, 4), sample_data(2, 4), sample_data(3, 4))
+        yield sample(cls(1), sample_data(1, 3, 2, 3), sample_data(2, 2, 3), sample_data(3, 2, 3))
 
 
 class LayerNormGrad(RowNorm):
@@ -129,8 +129,8 @@ class LayerNormGrad(RowNorm):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1), numbers(1, 5, 4), numbers(2, 5, 4), numbers(3, 4), numbers(4, 5), numbers(5, 5, low=0.5))
-        yield sample(cls(2), numbers(1, 2, 3, 4), numbers(2, 2, 3, 4), numbers(3, 4), numbers(4, 2, 3), numbers(5, 2, 3, low=0.5))
+        yield sample(cls(1), sample_data(1, 5, 4), sample_data(2, 5, 4), sample_data(3, 4), sample_data(4, 5), sample_data(5, 5, low=0.5))
+        yield sample(cls(2), sample_data(1, 2, 3, 4), sample_data(2, 2, 3, 4), sample_data(3, 4), sample_data(4, 2, 3), sample_data(5, 2, 3, low=0.5))
 
 
 class RowStatistics(RowNorm):
@@ -161,8 +161,8 @@ class RowStatistics(RowNorm):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1), numbers(1, 5, 4))
-        yield sample(cls(2, 1e-3), numbers(1, 2, 3, 4, 5))
+        yield sample(cls(1), sample_data(1, 5, 4))
+        yield sample(cls(2, 1e-3), sample_data(1, 2, 3, 4, 5))
 
 
 class RowStatisticsGrad(RowNorm):
@@ -187,7 +187,7 @@ class RowStatisticsGrad(RowNorm):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1), numbers(1, 5, 4), *(numbers(i, 5) for i in (2, 3, 4, 5)))
+        yield sample(cls(1), sample_data(1, 5, 4), *(sample_data(i, 5) for i in (2, 3, 4, 5)))
 
 
 def layer_norm(
@@ -246,9 +246,9 @@ class RmsNorm(RowNorm):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1), numbers(1, 5, 4), numbers(2, 4))
-        yield sample(cls(2, 1e-3), numbers(1, 2, 3, 4), numbers(2, 4))
-        yield sample(cls(1), numbers(1, 3, 2, 3), numbers(2, 2, 3))
+        yield sample(cls(1), sample_data(1, 5, 4), sample_data(2, 4))
+        yield sample(cls(2, 1e-3), sample_data(1, 2, 3, 4), sample_data(2, 4))
+        yield sample(cls(1), sample_data(1, 3, 2, 3), sample_data(2, 2, 3))
 
 
 class RmsNormGrad(RowNorm):
@@ -277,8 +277,8 @@ class RmsNormGrad(RowNorm):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1), numbers(1, 5, 4), numbers(2, 5, 4), numbers(3, 4), numbers(5, 5, low=0.5))
-        yield sample(cls(2), numbers(1, 2, 3, 4), numbers(2, 2, 3, 4), numbers(3, 4), numbers(5, 2, 3, low=0.5))
+        yield sample(cls(1), sample_data(1, 5, 4), sample_data(2, 5, 4), sample_data(3, 4), sample_data(5, 5, low=0.5))
+        yield sample(cls(2), sample_data(1, 2, 3, 4), sample_data(2, 2, 3, 4), sample_data(3, 4), sample_data(5, 2, 3, low=0.5))
 
 
 def rms_norm(x: Tensor, gamma: Tensor | None = None, begin_axis: int = 1, epsilon: float = 1e-5, *, name: str | None = None) -> Tensor:
@@ -314,8 +314,8 @@ class L2Normalize(Indexed):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1), numbers(1, 4, 5))
-        yield sample(cls(0, 5.0), numbers(2, 3, 4), note=" some below epsilon")
+        yield sample(cls(1), sample_data(1, 4, 5))
+        yield sample(cls(0, 5.0), sample_data(2, 3, 4), note=" some below epsilon")
 
 
 class L2NormalizeGrad(Indexed):
@@ -345,8 +345,8 @@ class L2NormalizeGrad(Indexed):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1), numbers(1, 4, 5), numbers(2, 4, 5))
-        yield sample(cls(0, 5.0), numbers(3, 3, 4), numbers(4, 3, 4), note=" some below epsilon")
+        yield sample(cls(1), sample_data(1, 4, 5), sample_data(2, 4, 5))
+        yield sample(cls(0, 5.0), sample_data(3, 3, 4), sample_data(4, 3, 4), note=" some below epsilon")
 
 
 def l2_normalize(x: Tensor, axis: int, epsilon: float = 1e-12, *, name: str | None = None) -> Tensor:

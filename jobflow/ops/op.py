@@ -108,7 +108,7 @@ class Op(Frozen):
     by_position: ClassVar[bool] = False
     #: when `smaller` is taken for an input that lies split along an axis which no signature keeps: always, or only where that
     #: input would be gathered or was asked to lie so (it is cut along another axis otherwise)
-    smaller_first: ClassVar[bool] = False
+    decompose_first: ClassVar[bool] = False
 
     #: output index -> inputs of its type that it may be written over: the calls read an element of these no later than they write it
     in_place: ClassVar[Mapping[int, tuple[int, ...]]] = {}

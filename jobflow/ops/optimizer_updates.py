@@ -20,7 +20,7 @@ from jobflow.expressions.on_arrays import functions
 from jobflow.ops.indexed import Indexed
 from jobflow.ops.op import Sample, sample
 from jobflow.ops.pointwise import Pointwise
-from jobflow.ops.pointwise import numbers as some
+from jobflow.ops.pointwise import sample_data as some
 from jobflow.ops.update import Updated
 
 #: an expression, or an array
@@ -41,7 +41,7 @@ class OptimizerUpdate(Updated, Pointwise):
     """One formula of an optimizer: the new values of a variable and of its slots.
 
     Inputs: w, the slots, g, the learning rate (one element), and for some the number of steps before (int64[1]).  `formula` is arithmetic
-    on the elements of the first ones and on a few numbers, which `numbers` makes of rate and step once per run.
+    on the elements of the first ones and on a few scalars, which `scalars` makes of rate and step once per run.
     """
 
     abstract: ClassVar[bool] = True
@@ -49,7 +49,7 @@ class OptimizerUpdate(Updated, Pointwise):
     kept: ClassVar[tuple[str, ...]] = ()
     #: True if the number of steps before is an input
     reads_step: ClassVar[bool] = False
-    #: False if the formula itself takes norms; where only its numbers do, it is elementwise once they are known
+    #: False if the formula itself takes norms; where only its scalars do, it is elementwise once they are known
     elementwise: ClassVar[bool] = True
     #: attributes of the samples
     cases: ClassVar[tuple[dict[str, Any], ...]] = ({},)
@@ -74,33 +74,33 @@ class OptimizerUpdate(Updated, Pointwise):
     def alias(self) -> Mapping[int, int]:  # type: ignore[override]
         return {i: i for i in range(self.count)}
 
-    def numbers(self, f: Any, rate: Any, step: Any, *rows: Element) -> tuple[Any, ...]:
+    def scalars(self, f: Any, rate: Any, step: Any, *rows: Element) -> tuple[Any, ...]:
         """What the formula takes after w, the slots and g, in float64; these are given as rows, for who takes norms of them."""
         return (rate,)
 
     @property
     def derives(self) -> bool:
         """True if these are others than the rate."""
-        return type(self).numbers is not OptimizerUpdate.numbers
+        return type(self).scalars is not OptimizerUpdate.scalars
 
-    #: formula(f, w, *slots, g, *numbers) -> the new values of w and of the slots
+    #: formula(f, w, *slots, g, *scalars) -> the new values of w and of the slots
     formula: ClassVar[Callable[..., Elements]]
 
-    def made(self, *read: Expression) -> tuple[Expression, ...]:
+    def output_expressions(self, *read: Expression) -> tuple[Expression, ...]:
         n = self.count + 1
-        numbers, dtype = read[n : n + 1], read[0].dtype
+        scalars, dtype = read[n : n + 1], read[0].dtype
         if self.derives:
             rate, step = (*(language.cast(x, float64) for x in read[n:]), 0)[:2]
-            numbers = self.numbers(language, rate, step, *read[:n])
-        return self.formula(language, *read[:n], *(language.cast(x, dtype) if isinstance(x, Expression) else x for x in numbers))
+            scalars = self.scalars(language, rate, step, *read[:n])
+        return self.formula(language, *read[:n], *(language.cast(x, dtype) if isinstance(x, Expression) else x for x in scalars))
 
     def kernel(self, xp: Xp, *arrays: Array) -> None:
         n = self.count + 1
-        numbers = [a.reshape(()) for a in arrays[n : 1 - n]]
+        scalars = [a.reshape(()) for a in arrays[n : 1 - n]]
         if self.derives:
-            rate, step = (*(a.astype("float64") for a in numbers), 0)[:2]
-            numbers = [x if type(x) is float else x.astype(arrays[0].dtype) for x in self.numbers(functions(xp), rate, step)]
-        for new, value in zip(arrays[1 - n :], self.formula(functions(xp), *arrays[:n], *numbers[: None if self.derives else 1]), strict=True):
+            rate, step = (*(a.astype("float64") for a in scalars), 0)[:2]
+            scalars = [x if type(x) is float else x.astype(arrays[0].dtype) for x in self.scalars(functions(xp), rate, step)]
+        for new, value in zip(arrays[1 - n :], self.formula(functions(xp), *arrays[:n], *scalars[: None if self.derives else 1]), strict=True):
             new[...] = value
 
     @classmethod
@@ -186,7 +186,7 @@ class MomentumUpdate(OptimizerUpdate):
     def reads_step(self) -> bool:  # type: ignore[override]
         return self.dampening != 0
 
-    def numbers(self, f: Any, rate: Any, step: Any, *rows: Element) -> tuple[Any, ...]:
+    def scalars(self, f: Any, rate: Any, step: Any, *rows: Element) -> tuple[Any, ...]:
         """The rate, and how much is taken of w, or of d, if that is not all."""
         if not self.derives:
             return (rate,)
@@ -240,7 +240,7 @@ class AdamUpdate(OptimizerUpdate):
     def kept(self) -> tuple[str, ...]:  # type: ignore[override]
         return ("m", "v", "max_v") if self.amsgrad else ("m", "v")
 
-    def numbers(self, f: Any, rate: Any, step: Any, *rows: Element) -> tuple[Any, ...]:
+    def scalars(self, f: Any, rate: Any, step: Any, *rows: Element) -> tuple[Any, ...]:
         """Factors of the move, of the root, and of w."""
         first, root = 1.0, 1.0
         if self.bias_correction:
@@ -312,7 +312,7 @@ class AdagradUpdate(OptimizerUpdate):
     def slot(self, name: str) -> OptimizerSlot:
         return OptimizerSlot(name, self.initial)
 
-    def numbers(self, f: Any, rate: Any, step: Any, *rows: Element) -> tuple[Any, ...]:
+    def scalars(self, f: Any, rate: Any, step: Any, *rows: Element) -> tuple[Any, ...]:
         return (rate / (1 + step * self.lr_decay),)
 
     def formula(self, f: Any, w: Element, s: Element, g: Element, rate: Element) -> Elements:
@@ -354,7 +354,7 @@ class LarsUpdate(NormUpdate):
     kept = ("momentum",)
     cases = ({"coefficient": 0.1, "weight_decay": 0.2},)
 
-    def numbers(self, f: Any, rate: Any, step: Any, *rows: Element) -> tuple[Any, ...]:
+    def scalars(self, f: Any, rate: Any, step: Any, *rows: Element) -> tuple[Any, ...]:
         """The local rate, and what decay takes of w."""
         w, g = _norm(f, rows[0]), _norm(f, rows[-1])
         some = f.logical_and(w > 0, g > 0)
@@ -397,7 +397,7 @@ class LambUpdate(NormUpdate):
     def reads_step(self) -> bool:  # type: ignore[override]
         return self.published
 
-    def numbers(self, f: Any, rate: Any, step: Any, *rows: Element) -> tuple[Any, ...]:
+    def scalars(self, f: Any, rate: Any, step: Any, *rows: Element) -> tuple[Any, ...]:
         return rate, *(_corrections(self.beta1, self.beta2, step) if self.published and self.bias_correction else (1.0, 1.0))
 
     def formula(self, f: Any, w: Element, m: Element, v: Element, *others: Element) -> Elements:

@@ -36,14 +36,14 @@ class Pointwise(Op):
     def expression(self, *types: TensorType) -> tuple[Expression, ...] | None:
         if self.formula is None:
             return None
-        made = self.made(*(language.cast(x, x.dtype.arithmetic) for x in self.read(*types)))
+        made = self.output_expressions(*(language.cast(x, x.dtype.arithmetic) for x in self.read(*types)))
         return tuple(language.cast(y, t.dtype) for y, t in zip(made, types_tuple(self.infer(*types)), strict=True))
 
     def read(self, *types: TensorType) -> Sequence[Expression]:
         """What is read of the inputs."""
         return [language.element(i, t.dtype) for i, t in enumerate(types)]
 
-    def made(self, *read: Expression) -> tuple[Expression, ...]:
+    def output_expressions(self, *read: Expression) -> tuple[Expression, ...]:
         """The outputs, in the types that they are computed in."""
         assert self.formula is not None, f"{self} has no formula"
         made = self.formula(language, *read)
@@ -145,7 +145,7 @@ def binary_function(op: type[Op]) -> BinaryFunction:
     return function
 
 
-def numbers(seed: int, *shape: int, low: float = -2.0, high: float = 2.0) -> Array:
+def sample_data(seed: int, *shape: int, low: float = -2.0, high: float = 2.0) -> Array:
     """Sample data: uniform, the same every time."""
     return np.random.default_rng(seed).uniform(low, high, shape)
 
@@ -161,7 +161,7 @@ class Binary(Elementwise):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for i, (a, b) in enumerate((((5, 3), (5, 3)), ((2, 3, 5), (3, 1)), ((4,), ()), ((1, 4), (3, 1)))):
-            yield sample(cls(), numbers(2 * i, *a, low=cls.low, high=cls.high), numbers(2 * i + 1, *b, low=cls.low, high=cls.high))
+            yield sample(cls(), sample_data(2 * i, *a, low=cls.low, high=cls.high), sample_data(2 * i + 1, *b, low=cls.low, high=cls.high))
 
 
 class Unary(Elementwise):
@@ -173,8 +173,8 @@ class Unary(Elementwise):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(), numbers(1, 5, 3, low=cls.low, high=cls.high))
-        yield sample(cls(), numbers(2, low=cls.low, high=cls.high))
+        yield sample(cls(), sample_data(1, 5, 3, low=cls.low, high=cls.high))
+        yield sample(cls(), sample_data(2, low=cls.low, high=cls.high))
 
 
 class Negate(Unary):
@@ -215,7 +215,7 @@ class ElementwiseGrad(Pointwise):
     def rule(self, *types: TensorType) -> Rule:
         return broadcast_rule(types, linear=((len(types) - 1,),))
 
-    def made(self, *read: Expression) -> tuple[Expression, ...]:
+    def output_expressions(self, *read: Expression) -> tuple[Expression, ...]:
         known, dy = dict(zip(self.reads, read[:-1], strict=True)), read[-1]
         dtypes = tuple(known.get(i, dy).dtype for i in range(self.inputs))
         dx = _derivative(self.op, self.wrt, dtypes)
@@ -225,10 +225,10 @@ class ElementwiseGrad(Pointwise):
 
     def kernel(self, xp: Xp, *arrays: Array) -> None:
         *inputs, dx = arrays
-        dx[...] = evaluate(self.made(*(language.element(i, dtype_of(a.dtype)) for i, a in enumerate(inputs))), inputs, xp)[0]
+        dx[...] = evaluate(self.output_expressions(*(language.element(i, dtype_of(a.dtype)) for i, a in enumerate(inputs))), inputs, xp)[0]
 
     def formula(self, f: Any, *elements: Any) -> Any:
-        return self.made(*elements)
+        return self.output_expressions(*elements)
 
     def grad(self, *tensors: Any) -> Grads:
         *inputs, dy, dx, ddx = tensors
@@ -248,7 +248,7 @@ class ElementwiseGrad(Pointwise):
     def samples(cls) -> Iterator[Sample]:
         for op in (_Cube(), _Cubes()):
             for given in op.samples():
-                *inputs, g = (*given.arrays, numbers(9, *np.broadcast_shapes(*(a.shape for a in given.arrays))))
+                *inputs, g = (*given.arrays, sample_data(9, *np.broadcast_shapes(*(a.shape for a in given.arrays))))
                 for wrt in range(len(inputs)):
                     yield sample(cls(op, wrt, len(inputs), tuple(range(len(inputs)))), *inputs, g)
 
@@ -257,7 +257,7 @@ class ElementwiseGrad(Pointwise):
 def _derivative(op: Pointwise, wrt: int, dtypes: tuple[DType, ...]) -> Expression | None:
     """The gradient of an input, of the elements of inputs, output and gradient of the output, in this order; None if there is none."""
     inputs = [language.element(i, dtype) for i, dtype in enumerate(dtypes)]
-    (made,) = op.made(*inputs)
+    (made,) = op.output_expressions(*inputs)
     y, dy = (language.element(i, made.dtype) for i in (len(dtypes), len(dtypes) + 1))
     if not made.dtype.is_float or not inputs[wrt].dtype.is_float:
         return None

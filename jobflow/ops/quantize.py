@@ -10,7 +10,7 @@ import numpy as np
 from jobflow.core.types import Tensor
 from jobflow.ops.broadcast import sum_to
 from jobflow.ops.op import Grads, Sample, sample
-from jobflow.ops.pointwise import Elementwise, call, numbers
+from jobflow.ops.pointwise import Elementwise, call, sample_data
 
 
 class FakeQuantize(Elementwise):
@@ -32,9 +32,9 @@ class FakeQuantize(Elementwise):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(-128, 127), numbers(1, 5, 3), np.array([0.01]), np.array([0.0]), differentiable=())
-        yield sample(cls(-8, 7), numbers(3, 2, 3), np.array([[0.0], [0.1]]), np.array([[0.0], [2.0]]), differentiable=())
-        yield sample(cls(0, 255), numbers(2, 5, 3), np.array([[0.02]] * 5), np.array([[9.0]] * 5), differentiable=())
+        yield sample(cls(-128, 127), sample_data(1, 5, 3), np.array([0.01]), np.array([0.0]), differentiable=())
+        yield sample(cls(-8, 7), sample_data(3, 2, 3), np.array([[0.0], [0.1]]), np.array([[0.0], [2.0]]), differentiable=())
+        yield sample(cls(0, 255), sample_data(2, 5, 3), np.array([[0.02]] * 5), np.array([[9.0]] * 5), differentiable=())
 
 
 def fake_quantize(x: Tensor, scale: Tensor, zero: Tensor, low: int, high: int, *, name: str | None = None) -> Tensor:

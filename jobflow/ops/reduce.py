@@ -21,7 +21,7 @@ from jobflow.ops.compare import equal
 from jobflow.ops.floating import isinf
 from jobflow.ops.indexed import AxisReduction, Indexed, wide_sum
 from jobflow.ops.op import LETTERS, Grads, Sample, normal_axis, sample
-from jobflow.ops.pointwise import FLOATS, NUMBERS, call, check_dtypes, numbers
+from jobflow.ops.pointwise import FLOATS, NUMBERS, call, check_dtypes, sample_data
 from jobflow.ops.rounding import rounded_once
 from jobflow.ops.scalar import cast, detach, fill_like, scale
 from jobflow.ops.scan import CumProd
@@ -80,10 +80,10 @@ class Reduce(AxisReduction):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls((0,)), numbers(1, 5, 3))
-        yield sample(cls((1, 2)), numbers(2, 3, 5, 2))
-        yield sample(cls((0, 2), True), numbers(3, 5, 3, 2))
-        yield sample(cls((0,)), numbers(4, 4))
+        yield sample(cls((0,)), sample_data(1, 5, 3))
+        yield sample(cls((1, 2)), sample_data(2, 3, 5, 2))
+        yield sample(cls((0, 2), True), sample_data(3, 5, 3, 2))
+        yield sample(cls((0,)), sample_data(4, 4))
 
 
 class ReduceSum(Reduce):
@@ -120,7 +120,7 @@ class _ReduceExtreme(Reduce):
     def samples(cls) -> Iterator[Sample]:
         yield from super().samples()
         for low in (-3.0, 1.0):  # of one sign: the identity must not be among them
-            yield sample(cls((1,)), numbers(5, 3, 2, low=low, high=low + 2.0))
+            yield sample(cls((1,)), sample_data(5, 3, 2, low=low, high=low + 2.0))
         yield sample(cls((1,)), np.array([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]]), differentiable=(), note=" ties")
 
 
@@ -171,8 +171,8 @@ class _ReduceTruth(Reduce):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls((1,)), numbers(1, 5, 3) > 0)
-        yield sample(cls((0, 1), True), numbers(2, 4, 3) > -1.5)
+        yield sample(cls((1,)), sample_data(1, 5, 3) > 0)
+        yield sample(cls((0, 1), True), sample_data(2, 4, 3) > -1.5)
 
 
 class ReduceAny(_ReduceTruth):
@@ -216,8 +216,8 @@ class ArgExtreme(Indexed):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1), numbers(1, 5, 3))
-        yield sample(cls(0, False), numbers(2, 4, 3))
+        yield sample(cls(1), sample_data(1, 5, 3))
+        yield sample(cls(0, False), sample_data(2, 4, 3))
 
 
 class SquareSum(AxisReduction):
@@ -240,9 +240,9 @@ class SquareSum(AxisReduction):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(), numbers(1, 5, 3))
-        yield sample(cls(), numbers(2, 4))
-        yield sample(cls(), numbers(3, 3 * 4096 + 5), differentiable=(), note=" long")
+        yield sample(cls(), sample_data(1, 5, 3))
+        yield sample(cls(), sample_data(2, 4))
+        yield sample(cls(), sample_data(3, 3 * 4096 + 5), differentiable=(), note=" long")
 
 
 # What users call ----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from jobflow.core.types import Array, TensorType, Xp
 from jobflow.ops.index import UnsortedSegmentSum
 from jobflow.ops.op import LETTERS, Op, Sample, sample
 from jobflow.ops.optimizer_updates import AdagradUpdate, AdamUpdate, MomentumUpdate, OptimizerUpdate, SgdUpdate
-from jobflow.ops.pointwise import numbers
+from jobflow.ops.pointwise import sample_data
 from jobflow.ops.update import Updated
 
 T = TypeVar("T")
@@ -83,8 +83,8 @@ class RowUpdate(Updated):
     def samples(cls) -> Iterator[Sample]:
         ops = (SgdUpdate(), SgdUpdate(0.1), MomentumUpdate(0.9), AdagradUpdate(), AdamUpdate(weight_decay=0.1, bias_correction=True))
         for op in ops:
-            variables = [abs(numbers(i, 7, 3)) for i in range(op.count)]
+            variables = [abs(sample_data(i, 7, 3)) for i in range(op.count)]
             scalars = [[0.1], *([np.array([2])] if op.reads_step else [])]
             for ids in (np.array([0, 6, 3, 3, 5]), np.array([[1, 9], [-1, 1]])):
                 for lazy in (False, True):
-                    yield sample(cls(op, lazy=lazy), *variables, numbers(9, *ids.shape, 3), ids, *scalars, differentiable=())
+                    yield sample(cls(op, lazy=lazy), *variables, sample_data(9, *ids.shape, 3), ids, *scalars, differentiable=())

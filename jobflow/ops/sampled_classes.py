@@ -17,7 +17,7 @@ from jobflow.core.types import Array, Tensor, TensorType, Xp
 from jobflow.expressions import philox
 from jobflow.ops.index import Gather
 from jobflow.ops.op import Grads, Op, Sample, apply, sample
-from jobflow.ops.pointwise import call, numbers
+from jobflow.ops.pointwise import call, sample_data
 
 _DRAWS = np.dtype(np.float64)
 
@@ -100,7 +100,7 @@ class GatherWhereTheyAre(Gather):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(), numbers(1, 8, 3), np.arange(8))
+        yield sample(cls(), sample_data(1, 8, 3), np.arange(8))
 
 
 class AddWhereTheyAre(Op):
@@ -131,7 +131,7 @@ class AddWhereTheyAre(Op):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(8), numbers(1, 8, 3), np.arange(8))
+        yield sample(cls(8), sample_data(1, 8, 3), np.arange(8))
 
 
 def sample_classes(

@@ -13,7 +13,7 @@ from jobflow.core.layout import B, P, Rule, Signature
 from jobflow.core.types import DType, Tensor, TensorType, bool_, dtype_of, float32, float64, int32
 from jobflow.ops.layout_ops import Identity
 from jobflow.ops.op import OVER_FIRST, Grads, Sample, broadcast_rule, sample
-from jobflow.ops.pointwise import ANY, FLOATS, NUMBERS, Elementwise, Negate, Unary, call, numbers, unary_function
+from jobflow.ops.pointwise import ANY, FLOATS, NUMBERS, Elementwise, Negate, Unary, call, sample_data, unary_function
 
 
 class WithNumber(Elementwise):
@@ -30,8 +30,8 @@ class WithNumber(Elementwise):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(-1.5), numbers(1, 5, 3))
-        yield sample(cls(3.0), numbers(2))
+        yield sample(cls(-1.5), sample_data(1, 5, 3))
+        yield sample(cls(3.0), sample_data(2))
         if "u" in cls.kinds:
             yield sample(cls(-3), np.arange(15, dtype=np.uint8).reshape(5, 3))
 
@@ -85,9 +85,9 @@ class Clip(Elementwise):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(-1.0, 0.5), numbers(1, 5, 3))
-        yield sample(cls(None, 0.5), numbers(2, 7))
-        yield sample(cls(0.1, None), numbers(3, 7))
+        yield sample(cls(-1.0, 0.5), sample_data(1, 5, 3))
+        yield sample(cls(None, 0.5), sample_data(2, 7))
+        yield sample(cls(0.1, None), sample_data(3, 7))
         yield sample(cls(-3, 900), np.arange(250, 256, dtype=np.uint8))
 
 
@@ -99,7 +99,7 @@ class Inside(Clip):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(-1.0, 0.5), numbers(1, 5, 3))
+        yield sample(cls(-1.0, 0.5), sample_data(1, 5, 3))
         yield sample(cls(-3, 200), np.arange(195, 205, dtype=np.uint8))
 
 
@@ -139,8 +139,8 @@ class Cast(Elementwise):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(float64), numbers(1, 5, 3))
-        yield sample(cls(float32), numbers(1, 5, 3), step=1e-2, tolerance=1e-4)
+        yield sample(cls(float64), sample_data(1, 5, 3))
+        yield sample(cls(float32), sample_data(1, 5, 3), step=1e-2, tolerance=1e-4)
         yield sample(cls(float64), np.arange(-7, 8).reshape(5, 3))
         yield sample(cls(int32), np.arange(15.0).reshape(5, 3), differentiable=())
         yield sample(cls(int32, through=True), np.arange(15.0).reshape(5, 3), differentiable=())
@@ -166,8 +166,8 @@ class FillLike(Elementwise):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(2.5), numbers(1, 5, 3))
-        yield sample(cls(1, bool_), numbers(1, 4))
+        yield sample(cls(2.5), sample_data(1, 5, 3))
+        yield sample(cls(1, bool_), sample_data(1, 4))
 
 
 class Detach(Identity):
@@ -178,7 +178,7 @@ class Detach(Identity):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(), numbers(1, 5, 3), differentiable=())
+        yield sample(cls(), sample_data(1, 5, 3), differentiable=())
 
 
 class InHalf(Identity):
@@ -188,7 +188,7 @@ class InHalf(Identity):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(), numbers(1, 5, 3))
+        yield sample(cls(), sample_data(1, 5, 3))
 
 
 class _Steps(Unary):

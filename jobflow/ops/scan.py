@@ -15,7 +15,7 @@ from jobflow.core.layout import Rule
 from jobflow.core.types import Array, Tensor, TensorType, Xp
 from jobflow.ops.arithmetic import multiply
 from jobflow.ops.op import LETTERS, Grads, Op, Sample, normal_axis, sample
-from jobflow.ops.pointwise import FLOATS, NUMBERS, call, check_dtypes, numbers
+from jobflow.ops.pointwise import FLOATS, NUMBERS, call, check_dtypes, sample_data
 from jobflow.ops.slices import pad, slice_
 
 
@@ -64,12 +64,12 @@ class Scan(Op):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1), numbers(1, 5, 4))
-        yield sample(cls(0, True), numbers(2, 3, 4, 2))
-        yield sample(cls(1, False, True), numbers(3, 5, 4, 3))
-        yield sample(cls(0, True, True), numbers(4, 6))
+        yield sample(cls(1), sample_data(1, 5, 4))
+        yield sample(cls(0, True), sample_data(2, 3, 4, 2))
+        yield sample(cls(1, False, True), sample_data(3, 5, 4, 3))
+        yield sample(cls(0, True, True), sample_data(4, 6))
         yield sample(cls(1), np.arange(12, dtype=np.int32).reshape(3, 4) - 4)
-        yield sample(cls(1, False, True), numbers(5, 5, 0))
+        yield sample(cls(1, False, True), sample_data(5, 5, 0))
 
 
 class CumSum(Scan):
@@ -142,8 +142,8 @@ class CumProdTail(Op):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for reverse, exclusive in ((False, False), (True, True), (False, True), (True, False)):
-            yield sample(cls(int(not reverse), reverse, exclusive), numbers(1, 5, 4), numbers(2, 5, 4))
-        yield sample(cls(0), numbers(3, 1), numbers(4, 1))
+            yield sample(cls(int(not reverse), reverse, exclusive), sample_data(1, 5, 4), sample_data(2, 5, 4))
+        yield sample(cls(0), sample_data(3, 1), sample_data(4, 1))
 
 
 def _along(axis: int, ndim: int) -> str:

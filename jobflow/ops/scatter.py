@@ -16,7 +16,7 @@ from jobflow.core.types import Array, Tensor, TensorType, Xp
 from jobflow.ops.arithmetic import add
 from jobflow.ops.index import DimScatterAdd, dim_gather, unsorted_segment_sum
 from jobflow.ops.op import LETTERS, OVER_FIRST, Grads, Op, Sample, adds, normal_axis, sample
-from jobflow.ops.pointwise import call, numbers
+from jobflow.ops.pointwise import call, sample_data
 from jobflow.ops.scalar import fill_like
 
 
@@ -66,9 +66,9 @@ class Scatter(Op):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1), numbers(1, 5, 4), np.array([[0, 3], [1, 2], [7, 2], [-1, 0], [2, 3]]), numbers(2, 5, 2))
-        yield sample(cls(0), numbers(3, 5, 2, 3), np.arange(12).reshape(2, 2, 3) % 5, numbers(4, 2, 2, 3))
-        yield sample(cls(0), numbers(5, 6) > 0, np.array([4, 0, 5]), np.array([True, False, True]))
+        yield sample(cls(1), sample_data(1, 5, 4), np.array([[0, 3], [1, 2], [7, 2], [-1, 0], [2, 3]]), sample_data(2, 5, 2))
+        yield sample(cls(0), sample_data(3, 5, 2, 3), np.arange(12).reshape(2, 2, 3) % 5, sample_data(4, 2, 2, 3))
+        yield sample(cls(0), sample_data(5, 6) > 0, np.array([4, 0, 5]), np.array([True, False, True]))
         yield sample(cls(0), np.arange(4), np.array([2, 2, 2]), np.array([7, 8, 9]), note=" the last is written")
 
 

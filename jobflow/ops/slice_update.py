@@ -11,7 +11,7 @@ from jobflow.core.errors import DtypeError, ShapeError
 from jobflow.core.layout import B, Box, P, Rule, S, Signature
 from jobflow.core.types import Array, Tensor, TensorType, Xp
 from jobflow.ops.op import LETTERS, OVER_FIRST, Grads, Op, Sample, adds, sample
-from jobflow.ops.pointwise import call, numbers
+from jobflow.ops.pointwise import call, sample_data
 from jobflow.ops.scalar import fill_like
 from jobflow.ops.slices import CopyInto, Edges, Slice, flip, window_of
 
@@ -32,9 +32,9 @@ class Subscript(Slice):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield from super().samples()
-        yield sample(cls((1, 0), (6, 7), (2, 3)), numbers(3, 6, 7))
-        yield sample(cls((5,), (6,), (1,)), numbers(4, 7))
-        yield sample(cls((1, 0), (3, 3), (1, 1)), numbers(5, 4, 3) > 0)
+        yield sample(cls((1, 0), (6, 7), (2, 3)), sample_data(3, 6, 7))
+        yield sample(cls((5,), (6,), (1,)), sample_data(4, 7))
+        yield sample(cls((1, 0), (3, 3), (1, 1)), sample_data(5, 4, 3) > 0)
 
 
 class SliceUpdate(Op):
@@ -82,12 +82,12 @@ class SliceUpdate(Op):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(Slice((0, 1), (5, 3), (1, 1))), numbers(1, 5, 4), numbers(2, 5, 2))
-        yield sample(cls(Slice((1, 0, 0), (6, 3, 2), (2, 1, 1))), numbers(3, 7, 3, 2), numbers(4, 3, 3, 2))
-        yield sample(cls(Slice((5,), (6,), (1,))), numbers(5, 7), numbers(6, 1))
-        yield sample(cls(Slice((2, 0), (2, 3), (1, 1))), numbers(7, 7, 3), numbers(8, 0, 3))
-        yield sample(cls(Slice((1, 0), (3, 3), (1, 1))), numbers(9, 4, 3) > 0, numbers(10, 2, 3) > 0)
-        yield sample(cls(Slice((), (), ())), numbers(11), numbers(12))
+        yield sample(cls(Slice((0, 1), (5, 3), (1, 1))), sample_data(1, 5, 4), sample_data(2, 5, 2))
+        yield sample(cls(Slice((1, 0, 0), (6, 3, 2), (2, 1, 1))), sample_data(3, 7, 3, 2), sample_data(4, 3, 3, 2))
+        yield sample(cls(Slice((5,), (6,), (1,))), sample_data(5, 7), sample_data(6, 1))
+        yield sample(cls(Slice((2, 0), (2, 3), (1, 1))), sample_data(7, 7, 3), sample_data(8, 0, 3))
+        yield sample(cls(Slice((1, 0), (3, 3), (1, 1))), sample_data(9, 4, 3) > 0, sample_data(10, 2, 3) > 0)
+        yield sample(cls(Slice((), (), ())), sample_data(11), sample_data(12))
 
 
 class SliceWrite(SliceUpdate):

@@ -13,7 +13,7 @@ from jobflow.core.layout import B, Box, Rule, S, Signature
 from jobflow.core.types import Array, Tensor, TensorType, Xp, type_of
 from jobflow.ops.axes import expand_dims, squeeze
 from jobflow.ops.op import LETTERS, Grads, Op, Sample, ViewOp, adds, normal_axis, sample
-from jobflow.ops.pointwise import call, numbers
+from jobflow.ops.pointwise import call, sample_data
 
 
 def _marks(free: Sequence[bool]) -> str:
@@ -76,9 +76,9 @@ class Slice(ViewOp):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls((0, 1), (5, 3), (1, 1)), numbers(1, 5, 4))
-        yield sample(cls((1, 0, 0), (6, 3, 2), (2, 1, 1)), numbers(2, 7, 3, 2))
-        yield sample(cls((2, 0), (2, 3), (1, 1)), numbers(2, 7, 3))
+        yield sample(cls((0, 1), (5, 3), (1, 1)), sample_data(1, 5, 4))
+        yield sample(cls((1, 0, 0), (6, 3, 2), (2, 1, 1)), sample_data(2, 7, 3, 2))
+        yield sample(cls((2, 0), (2, 3), (1, 1)), sample_data(2, 7, 3))
 
 
 class CopyInto(Op):
@@ -103,7 +103,7 @@ class CopyInto(Op):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls((4, 3), Slice((1, 0), (4, 3), (2, 1)), Slice((2, 0), (4, 3), (1, 1))), numbers(1, 5, 3), differentiable=())
+        yield sample(cls((4, 3), Slice((1, 0), (4, 3), (2, 1)), Slice((2, 0), (4, 3), (1, 1))), sample_data(1, 5, 3), differentiable=())
 
 
 class SliceGrad(Op):
@@ -144,8 +144,8 @@ class SliceGrad(Op):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls((5, 4), Slice((0, 1), (5, 3), (1, 1))), numbers(1, 5, 2))
-        yield sample(cls((7, 3), Slice((1, 0), (6, 3), (2, 1))), numbers(2, 3, 3))
+        yield sample(cls((5, 4), Slice((0, 1), (5, 3), (1, 1))), sample_data(1, 5, 2))
+        yield sample(cls((7, 3), Slice((1, 0), (6, 3), (2, 1))), sample_data(2, 3, 3))
 
 
 class Pad(Op):
@@ -177,8 +177,8 @@ class Pad(Op):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(((0, 0), (1, 2))), numbers(1, 5, 3))
-        yield sample(cls(((2, 0), (0, 0)), 1.5), numbers(1, 3, 4))
+        yield sample(cls(((0, 0), (1, 2))), sample_data(1, 5, 3))
+        yield sample(cls(((2, 0), (0, 0)), 1.5), sample_data(1, 3, 4))
 
 
 class Flip(Op):
@@ -204,9 +204,9 @@ class Flip(Op):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls((0,)), numbers(1, 5, 3))
-        yield sample(cls((0, 2)), numbers(1, 2, 5, 3))
-        yield sample(cls((1,)), numbers(2, 2, 35))
+        yield sample(cls((0,)), sample_data(1, 5, 3))
+        yield sample(cls((0, 2)), sample_data(1, 2, 5, 3))
+        yield sample(cls((1,)), sample_data(2, 2, 35))
 
 
 class Concat(Op):
@@ -246,8 +246,8 @@ class Concat(Op):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1), numbers(1, 5, 2), numbers(2, 5, 3), numbers(3, 5, 1))
-        yield sample(cls(0), numbers(1, 2, 3), numbers(2, 4, 3))
+        yield sample(cls(1), sample_data(1, 5, 2), sample_data(2, 5, 3), sample_data(3, 5, 1))
+        yield sample(cls(0), sample_data(1, 2, 3), sample_data(2, 4, 3))
 
 
 def same_memory(a: Array, b: Array) -> bool:

@@ -16,7 +16,7 @@ from jobflow.ops import decomposition
 from jobflow.ops.derivative import through
 from jobflow.ops.indexed import Indexed
 from jobflow.ops.op import LETTERS, OVER_FIRST, Grads, Op, Sample, normal_axis, sample
-from jobflow.ops.pointwise import FLOATS, call, check_dtypes, numbers
+from jobflow.ops.pointwise import FLOATS, call, check_dtypes, sample_data
 
 
 def whole_axis(ndim: int, axis: int) -> str:
@@ -64,14 +64,14 @@ class Softmax(AxisOp):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1), numbers(1, 4, 5))
-        yield sample(cls(2), numbers(2, 2, 3, 5))
-        yield sample(cls(0), numbers(3, 3, 4))
-        yield sample(cls(1), 400 * numbers(4, 3, 4), differentiable=(), note=" large")
-        some = np.where(numbers(5, 3, 4) > 0.5, -math.inf, numbers(6, 3, 4))
+        yield sample(cls(1), sample_data(1, 4, 5))
+        yield sample(cls(2), sample_data(2, 2, 3, 5))
+        yield sample(cls(0), sample_data(3, 3, 4))
+        yield sample(cls(1), 400 * sample_data(4, 3, 4), differentiable=(), note=" large")
+        some = np.where(sample_data(5, 3, 4) > 0.5, -math.inf, sample_data(6, 3, 4))
         some[1] = -math.inf
         yield sample(cls(1, True), some, differentiable=(), note=" a row sees nothing")
-        yield sample(cls(0, True), numbers(7, 5, 4))
+        yield sample(cls(0, True), sample_data(7, 5, 4))
 
 
 class SoftmaxGrad(AxisOp):
@@ -94,7 +94,7 @@ class SoftmaxGrad(AxisOp):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for axis, factor in ((1, 1.0), (0, 0.5)):
-            yield sample(cls(axis, factor), numbers(1, 4, 3), numbers(2, 4, 3))
+            yield sample(cls(axis, factor), sample_data(1, 4, 3), sample_data(2, 4, 3))
 
 
 class LogSoftmax(AxisOp):
@@ -112,8 +112,8 @@ class LogSoftmax(AxisOp):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1), numbers(1, 4, 5))
-        yield sample(cls(0), numbers(2, 3, 4))
+        yield sample(cls(1), sample_data(1, 4, 5))
+        yield sample(cls(0), sample_data(2, 3, 4))
 
 
 class LogSoftmaxGrad(AxisOp):
@@ -130,7 +130,7 @@ class LogSoftmaxGrad(AxisOp):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1), numbers(1, 4, 3), numbers(2, 4, 3))
+        yield sample(cls(1), sample_data(1, 4, 3), sample_data(2, 4, 3))
 
 
 class CausalSoftmax(Indexed):
@@ -170,10 +170,10 @@ class CausalSoftmax(Indexed):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(0.5), numbers(1, 2, 5, 5))
-        yield sample(cls(2.0, 1), numbers(2, 3, 7, 5))
-        yield sample(cls(1.0), numbers(4, 2, 40, 40), differentiable=(), note=" in blocks of rows")
-        yield sample(cls(1.0, -1), numbers(3, 4, 4), note=" a row sees nothing")
+        yield sample(cls(0.5), sample_data(1, 2, 5, 5))
+        yield sample(cls(2.0, 1), sample_data(2, 3, 7, 5))
+        yield sample(cls(1.0), sample_data(4, 2, 40, 40), differentiable=(), note=" in blocks of rows")
+        yield sample(cls(1.0, -1), sample_data(3, 4, 4), note=" a row sees nothing")
 
 
 def softmax(x: Tensor, axis: int = -1, masked: bool = False, *, name: str | None = None) -> Tensor:

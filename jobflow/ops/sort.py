@@ -11,7 +11,7 @@ from jobflow.core.layout import Rule
 from jobflow.core.types import Array, Tensor, TensorType, Xp, int64
 from jobflow.ops.index import DimScatterAdd
 from jobflow.ops.op import LETTERS, Grads, Op, Sample, apply, normal_axis, sample
-from jobflow.ops.pointwise import call, numbers
+from jobflow.ops.pointwise import call, sample_data
 
 
 class Ordering(Op):
@@ -44,12 +44,12 @@ class Sort(Ordering):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1), numbers(1, 5, 4))
-        yield sample(cls(0, True), numbers(2, 4, 3, 2))
+        yield sample(cls(1), sample_data(1, 5, 4))
+        yield sample(cls(0, True), sample_data(2, 4, 3, 2))
         yield sample(cls(0, True), np.array([[3, 1], [1, 1], [3, 2], [1, 5]]), note=" ties")
-        yield sample(cls(1), numbers(3, 5, 3) > 0)
+        yield sample(cls(1), sample_data(3, 5, 3) > 0)
         yield sample(cls(1, True), np.array([[1.0, 0.0, 2.0], [np.inf, 1.0, -np.inf]]), differentiable=(), note=" infinite")
-        yield sample(cls(0), numbers(4, 0, 3))
+        yield sample(cls(0), sample_data(4, 0, 3))
 
 
 class TopK(Ordering):
@@ -72,11 +72,11 @@ class TopK(Ordering):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(1, 2), numbers(1, 5, 4))
-        yield sample(cls(0, 3, False), numbers(2, 4, 3, 2))
+        yield sample(cls(1, 2), sample_data(1, 5, 4))
+        yield sample(cls(0, 3, False), sample_data(2, 4, 3, 2))
         yield sample(cls(1, 2), np.array([[3, 1, 3, 3], [1, 1, 1, 0]]), note=" ties")
-        yield sample(cls(1, 3), numbers(4, 3, 20), note=" few of many")
-        yield sample(cls(0, 0), numbers(3, 4))
+        yield sample(cls(1, 3), sample_data(4, 3, 20), note=" few of many")
+        yield sample(cls(0, 0), sample_data(3, 4))
 
 
 def order(xp: Xp, x: Array, axis: int, descending: bool) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 from jobflow.core.errors import DtypeError
 from jobflow.core.types import Tensor, TensorType
 from jobflow.ops.op import Sample, sample
-from jobflow.ops.pointwise import FLOATS, NUMBERS, Binary, Unary, binary_function, call, numbers, unary_function
+from jobflow.ops.pointwise import FLOATS, NUMBERS, Binary, Unary, binary_function, call, sample_data, unary_function
 from jobflow.ops.runtime_assertions import check, exponent_assertion
 from jobflow.ops.scalar import WithNumber, fitting
 
@@ -44,8 +44,8 @@ class ScalarPower(WithNumber):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(3.0), numbers(1, 5, 3))
-        yield sample(cls(-0.5), numbers(2, 4, low=0.5))
+        yield sample(cls(3.0), sample_data(1, 5, 3))
+        yield sample(cls(-0.5), sample_data(2, 4, low=0.5))
         yield sample(cls(0.0), np.array([0.0, 1.0, -2.0]))
 
 

@@ -11,7 +11,7 @@ from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.layout import Box, Rule
 from jobflow.core.types import Array, Tensor, TensorType, Xp
 from jobflow.ops.op import LETTERS, Grads, Op, Sample, adds, sample
-from jobflow.ops.pointwise import call, numbers
+from jobflow.ops.pointwise import call, sample_data
 
 
 class Triangle(Op):
@@ -45,9 +45,9 @@ class Triangle(Op):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(0), numbers(1, 2, 5, 4))
-        yield sample(cls(-1, 9.0), numbers(2, 4, 6))
-        yield sample(cls(2), numbers(3, 4, 3) > 0)
+        yield sample(cls(0), sample_data(1, 2, 5, 4))
+        yield sample(cls(-1, 9.0), sample_data(2, 4, 6))
+        yield sample(cls(2), sample_data(3, 4, 3) > 0)
 
 
 class Tril(Triangle):

@@ -17,7 +17,7 @@ from jobflow.expressions import language
 from jobflow.expressions.language import Expression, element, number
 from jobflow.ops.arithmetic import add
 from jobflow.ops.op import LETTERS, Grads, Op, Sample, apply, sample, types_tuple
-from jobflow.ops.pointwise import Pointwise, numbers
+from jobflow.ops.pointwise import Pointwise, sample_data
 from jobflow.ops.scalar import scale, shift
 
 
@@ -102,7 +102,7 @@ class MovingAverage(Updated, Pointwise):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(0.9), numbers(0, 5), numbers(1, 5), differentiable=())
+        yield sample(cls(0.9), sample_data(0, 5), sample_data(1, 5), differentiable=())
 
 
 class Assign(Updated, Pointwise):
@@ -115,7 +115,7 @@ class Assign(Updated, Pointwise):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(), numbers(0, 5, 3), numbers(1, 5, 3), differentiable=())
+        yield sample(cls(), sample_data(0, 5, 3), sample_data(1, 5, 3), differentiable=())
 
 
 class Increment(Updated, Pointwise):
@@ -156,7 +156,7 @@ class NewValues(Op):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(MovingAverage(0.9)), numbers(0, 5), numbers(1, 5), differentiable=())
+        yield sample(cls(MovingAverage(0.9)), sample_data(0, 5), sample_data(1, 5), differentiable=())
 
 
 class LearningRate(Op):

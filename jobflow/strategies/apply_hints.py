@@ -20,7 +20,7 @@ from jobflow.core.errors import PlacementError
 from jobflow.core.layout import B, Placement, S, Sbp, Split
 from jobflow.graph.ir import Node, Value, Variable
 from jobflow.graph.traced import Traced
-from jobflow.ops.layout_ops import Crossing, GradientLayout, Identity, ToLayout
+from jobflow.ops.layout_ops import GradientLayout, Identity, ToLayout, ViewConversion
 from jobflow.ops.source import Input, ReadVariable
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class _HintWriter:
             return self.tracer.again(node, inputs)
         elif isinstance(op, Input):
             op = replace(op, split=op.split and self.cut(place)[self.outermost] != B)
-        elif node.phase == "forward" and not op.alias and not isinstance(op, Crossing | ToLayout | GradientLayout):
+        elif node.phase == "forward" and not op.alias and not isinstance(op, ViewConversion | ToLayout | GradientLayout):
             inputs = tuple(map(self.read, inputs))
         inputs = tuple(self.received_by(value, place, origin.stage) for value in inputs)
         outputs = self.tracer.again(node, inputs, op=op, placement=place, origin=origin)

@@ -23,7 +23,7 @@ from jobflow.ops.source import ReadVariable
 from jobflow.storage.remote import AnyPath
 
 #: increased if equal programs get another fingerprint
-VERSION = 1
+VERSION = 2
 #: samples for which a program is traced
 ROWS = 4
 #: attributes that name random streams, which follow from the configuration's seed

@@ -23,7 +23,7 @@ from jobflow.core.errors import JobError
 from jobflow.core.layout import B, P, Placement, S, Sbp, Signature
 from jobflow.core.types import type_of
 from jobflow.graph.ir import Graph
-from jobflow.ops.layout_ops import Crossing, to_layout
+from jobflow.ops.layout_ops import ViewConversion, to_layout
 from jobflow.ops.op import Op, Sample, all_ops, apply
 from jobflow.ops.parts import Part
 
@@ -39,7 +39,7 @@ OPS = {
     and cls.grad is not Op.grad
     and not cls.external
     and not cls.alias
-    and not issubclass(cls, (Crossing, Part))
+    and not issubclass(cls, (ViewConversion, Part))
 }
 
 

@@ -50,7 +50,7 @@ class Program:
 
     def hint(self, x: Any, sbp: Sbp) -> Any:
         outer: tuple[Any, ...] = (None,) * (len(self.tracer.placement.mesh) - 1)
-        return to_layout(x, *outer, sbp, asked="with_distribute")
+        return to_layout(x, *outer, sbp, requested_by="with_distribute")
 
     def wide(self) -> Any:
         """[ROWS, WIDE], split along WIDE: a dense layer whose columns are split."""

@@ -82,7 +82,7 @@ def test_a_run_does_not_resume_with_another_program(
     assert resumed(stopped, tmp_path / "never", resume="never") == 0
 
 
-@pytest.mark.parametrize("saved", [None, {"version": 2, "program": "a"}])
+@pytest.mark.parametrize("saved", [None, {"version": 1, "program": "a"}])
 def test_a_checkpoint_without_a_comparable_fingerprint_is_resumed_with_a_notice(saved: Any) -> None:
     told = Fingerprint("b").check(Path("step-00000003"), saved, False)
     assert "does not show if the model's program changed" in told and "training resumes" in told
@@ -90,7 +90,7 @@ def test_a_checkpoint_without_a_comparable_fingerprint_is_resumed_with_a_notice(
 
 def test_checkpoints_hold_the_fingerprint(stopped: Path) -> None:
     manifest = json.loads((stopped / "out" / "checkpoints" / "step-00000003" / "manifest.json").read_text())
-    assert manifest["extra"]["fingerprint"]["version"] == 1
+    assert manifest["extra"]["fingerprint"]["version"] == 2
 
 
 def test_another_shape_names_the_ways_out(stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,13 +28,13 @@ class Constraint:
     def source(self) -> str:
         """The operation and line of the request."""
         op = self.node.op
-        name = op.asked if isinstance(op, ToLayout) and op.asked else self.node.op.word()
+        name = op.requested_by if isinstance(op, ToLayout) and op.requested_by else self.node.op.word()
         return f"by {name} at {self.node.where}"
 
 
 def known_as(value: Value) -> str:
     """Return the name of the value before hints were attached."""
-    while isinstance(value.node.op, ToLayout) and value.node.op.asked:
+    while isinstance(value.node.op, ToLayout) and value.node.op.requested_by:
         (value,) = value.node.inputs
     return value.name
 

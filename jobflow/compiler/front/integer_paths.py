@@ -7,7 +7,7 @@ from collections.abc import Container
 from jobflow.core.types import float64
 from jobflow.graph.ir import Node, Value
 from jobflow.ops import elementwise as ew
-from jobflow.ops.layout_ops import Crossing
+from jobflow.ops.layout_ops import ViewConversion
 from jobflow.ops.op import Op
 from jobflow.ops.pointwise import Pointwise
 from jobflow.ops.scalar import Cast
@@ -16,8 +16,8 @@ from jobflow.ops.scalar import Cast
 def lets_through(node: Node, reached: Container[Value]) -> bool:
     """Return True if the integer results of a node have a gradient: those of a cast with `through`, and functions of such integers."""
     op, whole = node.op, {i for i, value in enumerate(node.inputs) if value in reached}
-    if isinstance(op, Crossing | Cast):
-        return isinstance(op, Crossing) or op.through or not node.inputs[0].dtype.is_float
+    if isinstance(op, ViewConversion | Cast):
+        return isinstance(op, ViewConversion) or op.through or not node.inputs[0].dtype.is_float
     if any(node.inputs[i].dtype.is_float for i in whole):
         return False
     return _is_linear(node, whole) or _is_formula(node, whole)
@@ -37,7 +37,7 @@ def _is_formula(node: Node, whole: set[int]) -> bool:
 def operands(node: Node, reached: Container[Value]) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
     """Return the inputs and outputs for the gradient of a node: integers on the path of a gradient become float64."""
     path = [value for value in node.inputs if value in reached and value.dtype.is_integer]
-    if not path or isinstance(node.op, Crossing | Cast):
+    if not path or isinstance(node.op, ViewConversion | Cast):
         return node.inputs, node.outputs
     together = {i for group in node.op.rule(*(value.tensor_type for value in node.inputs)).linear for i in group}
     everything = isinstance(node.op, Pointwise) and not together

@@ -23,7 +23,7 @@ from jobflow.graph.ir import Graph, Node, Origin, Phase, Value, Variable
 from jobflow.graph.rewrite import Take, walk
 from jobflow.graph.traced import Traced
 from jobflow.graph.training import Optimizer, Training, ValidRange, Watch
-from jobflow.ops.layout_ops import Crossing, ToGlobal, ToLocal
+from jobflow.ops.layout_ops import ToGlobal, ToLocal, ViewConversion
 from jobflow.ops.op import Op, ViewOp, types_tuple
 from jobflow.ops.runtime_assertions import RuntimeAssertion
 from jobflow.ops.source import Constant, External, Input, ReadVariable
@@ -91,7 +91,7 @@ class Tracer:
         if self.looks and type(op) is RuntimeAssertion and (argument := _argument(values[0])) is not None:
             self.limits.append(ValidRange(argument, op, where))
             return values
-        if isinstance(op, Crossing):
+        if isinstance(op, ViewConversion):
             op = self._parts(op, placement, where)
         elif not isinstance(op, External):
             values = tuple(self._cross(value, local, where) for value in values)
@@ -146,13 +146,13 @@ class Tracer:
         if value.local == local:
             return value
         source = value.node.op
-        op: Crossing = ToGlobal((S(0),))
+        op: ViewConversion = ToGlobal((S(0),))
         if local:
             rows = isinstance(source, Input) and source.split and bool(value.shape) and value.shape[0] >= value.node.placement.size
             op = ToLocal(source.sbp if isinstance(source, ToGlobal) else (S(0) if rows else B,))
         return self._crossed(value, op, where)
 
-    def _crossed(self, value: Value, op: Crossing, where: SourceLine) -> Value:
+    def _crossed(self, value: Value, op: ViewConversion, where: SourceLine) -> Value:
         placement = value.node.placement
         placement = self._in_mirrored_view(placement) if isinstance(op, ToLocal) else placement
         op = self._parts(op, placement, where)
@@ -163,7 +163,7 @@ class Tracer:
         mine = self.placement
         return mine if (placement.ranks, placement.mesh) == (mine.ranks, mine.mesh) else placement
 
-    def _parts(self, op: Crossing, placement: Placement, where: SourceLine) -> Crossing:
+    def _parts(self, op: ViewConversion, placement: Placement, where: SourceLine) -> ViewConversion:
         """Return the op with the number of ranks that hold a part; the gradient of a cut logical tensor has it already."""
         if op.axes and self.rows and isinstance(op, ToGlobal) and op.ranks == 1:
             raise JobError(
@@ -418,7 +418,7 @@ def _argument(value: Value) -> str | None:
     """Return the name of the argument of which a value is a view of all elements; None for any other value."""
     while isinstance(value.node.op, ViewOp):
         whole = value.node.inputs[0]
-        if value.tensor_type.size != whole.tensor_type.size and not isinstance(value.node.op, Crossing):
+        if value.tensor_type.size != whole.tensor_type.size and not isinstance(value.node.op, ViewConversion):
             return None
         value = whole
     return value.node.op.argument if isinstance(value.node.op, Input) else None

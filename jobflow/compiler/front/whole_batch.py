@@ -36,7 +36,7 @@ from jobflow.graph.training import Microbatches
 from jobflow.ops.arithmetic import Add, Maximum, Minimum
 from jobflow.ops.batch_norm import BatchNormalize, CenteredSquares
 from jobflow.ops.broadcast import BroadcastTo
-from jobflow.ops.layout_ops import Crossing, Identity
+from jobflow.ops.layout_ops import Identity, ViewConversion
 from jobflow.ops.op import Op, ViewOp, apply, types_tuple
 from jobflow.ops.scalar import Shift, scale
 from jobflow.ops.slices import concat
@@ -196,7 +196,7 @@ class _Parting:
 
     def _ruled(self, node: Node, whole: Node, inputs: tuple[Value, ...], parts: Sequence[Part]) -> Sequence[Value]:
         """Return the outputs by the rule of the operation, which may need other inputs."""
-        if isinstance(node.op, Crossing):
+        if isinstance(node.op, ViewConversion):
             return self._keep(node, inputs, node.op, list(parts))
         if isinstance(whole.op, Shift) and parts[0] == P and whole.inputs[0].dtype.is_float:
             return self._keep(node, inputs, Shift(whole.op.number * self.share), [P])

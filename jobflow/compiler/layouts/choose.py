@@ -199,7 +199,7 @@ def _is_stuck(case: Case, listed: Sequence[Signature], chosen: Sequence[Signatur
         now, read = operand.now[dimension], signature.inputs[index]
         if not isinstance(now, Split) or case.mesh[dimension] == 1 or any(s.inputs[index] == now for s in listed):
             continue
-        if case.op.smaller_first or read == B or operand.requested_along(dimension) == now:
+        if case.op.decompose_first or read == B or operand.requested_along(dimension) == now:
             return True
     return False
 

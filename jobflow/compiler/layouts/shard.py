@@ -125,9 +125,9 @@ class Sharding(Rewriter):
         present_sbp = present(here, node.placement, value)[0] if isinstance(here, Layout) else marks
         target = tuple(mark or have or B for mark, have in zip(marks, present_sbp, strict=True))
         layout, before = Layout(node.placement, target), self.constraints.get(node.inputs[0])
-        if op.asked and before is not None and before.hint and before.marks != marks and node.phase == "forward":
+        if op.requested_by and before is not None and before.hint and before.marks != marks and node.phase == "forward":
             raise contradiction(node, before, target)
-        return Decision((layout,), (layout,), Constraint(marks, node, required=bool(op.asked), hint=op.asked == "with_distribute"))
+        return Decision((layout,), (layout,), Constraint(marks, node, required=bool(op.requested_by), hint=op.requested_by == "with_distribute"))
 
     def by_rule(self, node: Node) -> Decision | None:
         """Return the decision of the policy."""
@@ -177,9 +177,7 @@ class Sharding(Rewriter):
         recorder.forget()
         outputs = tuple(value for value in returned or () if isinstance(value, Value))
         if [value.tensor_type for value in outputs] != [value.tensor_type for value in node.outputs]:
-            raise PlanError(
-                f"{node.op} at {node.where}: its decomposition returns {list(map(repr, outputs))}, not {list(map(repr, node.outputs))}"
-            )
+            raise PlanError(f"{node.op} at {node.where}: its decomposition returns {list(map(repr, outputs))}, not {list(map(repr, node.outputs))}")
         names = {value: before.name for value, before in zip(outputs, node.outputs, strict=True) if value.node in recorder.added}
         now = self._renamed(start, names)
         return tuple(now.get(value, value) for value in outputs)

@@ -55,7 +55,7 @@ def _program(op: Pointwise, made: Any, *read: Any) -> CompiledFormula | None:
     """What NumPy runs for elements of these NumPy types; None if the op has no formula, or its outputs are not of type `made`."""
     if op.formula is None:
         return None
-    outputs = op.made(*(language.element(i, dtype_of(each)) for i, each in enumerate(read)))
+    outputs = op.output_expressions(*(language.element(i, dtype_of(each)) for i, each in enumerate(read)))
     if any(y.dtype is not dtype_of(made) for y in outputs):
         return None
     return compiled(outputs, len(read), 0, {**op.in_place, **{k: (i,) for k, i in op.alias.items()}})

@@ -13,7 +13,7 @@ from jobflow.core.layout import Rule
 from jobflow.core.types import Array, TensorType, Xp
 from jobflow.ops.matmul import BatchMatMul, MatMul, product_shape, turned
 from jobflow.ops.op import Op, Sample, sample
-from jobflow.ops.pointwise import numbers
+from jobflow.ops.pointwise import sample_data
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class ProductSum(Op):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        a, b, bias, rest = numbers(1, 5, 4), numbers(2, 4, 3), numbers(3, 3), numbers(4, 5, 3)
+        a, b, bias, rest = sample_data(1, 5, 4), sample_data(2, 4, 3), sample_data(3, 3), sample_data(4, 5, 3)
         yield sample(cls(), a, b, bias, differentiable=())
         yield sample(cls(True, at=1), rest, a.T, b, differentiable=())
         yield sample(cls(False, True, 1), rest, a, b.T, bias, differentiable=())
@@ -90,9 +90,9 @@ class SgdProduct(Op):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        yield sample(cls(), numbers(0, 5, 3), numbers(1, 5, 4), numbers(2, 4, 3), [0.1], differentiable=())
-        yield sample(cls(True, False), numbers(0, 5, 3), numbers(1, 4, 5), numbers(2, 4, 3), [0.1], differentiable=())
-        yield sample(cls(False, True), numbers(0, 5, 3), numbers(1, 5, 4), numbers(2, 3, 4), [0.1], differentiable=())
+        yield sample(cls(), sample_data(0, 5, 3), sample_data(1, 5, 4), sample_data(2, 4, 3), [0.1], differentiable=())
+        yield sample(cls(True, False), sample_data(0, 5, 3), sample_data(1, 4, 5), sample_data(2, 4, 3), [0.1], differentiable=())
+        yield sample(cls(False, True), sample_data(0, 5, 3), sample_data(1, 5, 4), sample_data(2, 3, 4), [0.1], differentiable=())
 
 
 class LowerMatMul(BatchMatMul):
@@ -104,7 +104,7 @@ class LowerMatMul(BatchMatMul):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for rows, depth in ((5, 5), (70, 70), (90, 40), (40, 90)):
-            a, b = np.tril(numbers(1, 2, rows, depth)), numbers(2, 2, depth, 3)
+            a, b = np.tril(sample_data(1, 2, rows, depth)), sample_data(2, 2, depth, 3)
             yield sample(cls(), a, b, differentiable=())
             yield sample(cls(False, True), a, b.swapaxes(1, 2), differentiable=())
-            yield sample(cls(True), a, numbers(3, 2, rows, 3), differentiable=())
+            yield sample(cls(True), a, sample_data(3, 2, rows, 3), differentiable=())

@@ -35,7 +35,7 @@ def without_gradient(op: OptimizerUpdate, dtype: DType) -> tuple[Expression, ...
     """The new values of elements whose gradient is zero; None if they are the old ones."""
     n = op.count
     given = [language.element(i, dtype) for i in range(n + 1)]
-    numbers = [language.number(n + i, dtype) for i in range(len(op.numbers(functions(np), 0.0, 0)))]
+    numbers = [language.number(n + i, dtype) for i in range(len(op.scalars(functions(np), 0.0, 0)))]
     found = where_zero(op.formula(language, *given, *numbers), n)
     return None if found == given[:n] else tuple(found)
 
@@ -43,7 +43,7 @@ def without_gradient(op: OptimizerUpdate, dtype: DType) -> tuple[Expression, ...
 @lru_cache(1024)
 def _pass_over_all(op: OptimizerUpdate, dtype: DType) -> CompiledFormula | None:
     found = without_gradient(op, dtype)
-    numbers = len(op.numbers(functions(np), 0.0, 0))
+    numbers = len(op.scalars(functions(np), 0.0, 0))
     return None if found is None else compiled(found, op.count, numbers, {k: (i,) for k, i in op.alias.items()})
 
 
@@ -69,8 +69,8 @@ def row_calls(
     numbers: Sequence[Array] = [rate]
     calls: list[Call] = [(np.copyto, (y, x)) for x, y in zip(variables, outputs, strict=True) if not same_memory(x, y)]
     if op.op.derives:
-        numbers = [device.scratch((), dtype) for _ in op.op.numbers(functions(np), 0.0, 0)]
-        calls.append((_set, (numbers, op.op.numbers, rate, *step)))
+        numbers = [device.scratch((), dtype) for _ in op.op.scalars(functions(np), 0.0, 0)]
+        calls.append((_set, (numbers, op.op.scalars, rate, *step)))
     tables = [y.reshape(len(y), -1) for y in outputs]
     formula = update_program(op.op, dtype)
     assert formula is not None

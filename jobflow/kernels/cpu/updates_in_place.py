@@ -25,7 +25,7 @@ def formula_in_blocks(op: OptimizerUpdate, device: Binder, inputs: Sequence[Arra
     numbers, first = scalars[:1], list[Call]()
     if op.derives:
         numbers = [device.scratch((), dtype_of(inputs[0].dtype)) for _ in range(program.numbers)]
-        first = [(_fill, (numbers, op.numbers, elements if isinstance(op, NormUpdate) else (), *scalars))]
+        first = [(_fill, (numbers, op.scalars, elements if isinstance(op, NormUpdate) else (), *scalars))]
     return [*first, *block_calls(program, device, elements, numbers, outputs, backwards=True)]
 
 
@@ -33,7 +33,7 @@ def formula_in_blocks(op: OptimizerUpdate, device: Binder, inputs: Sequence[Arra
 def update_program(op: OptimizerUpdate, dtype: DType) -> CompiledFormula | None:
     """The calls of an update whose numbers are there."""
     n = op.count + 1
-    numbers = [language.number(n + i, dtype) for i in range(len(op.numbers(functions(np), 0.0, 0, *[np.ones((1, 1))] * n)))]
+    numbers = [language.number(n + i, dtype) for i in range(len(op.scalars(functions(np), 0.0, 0, *[np.ones((1, 1))] * n)))]
     made = op.formula(language, *(language.element(i, dtype) for i in range(n)), *numbers)
     return compiled(made, n, len(numbers), {k: (i,) for k, i in op.alias.items()})
 

@@ -24,7 +24,7 @@ def _refuses(op: RowUpdate, inputs: Sequence[Array], outputs: Sequence[Array]) -
     found, why = _pass_over_all(op, inputs), refusal(op, inputs, outputs)
     if why is not None or found is None:
         return why or "rows without a gradient stay as they are"
-    numbers = [np.empty((), inputs[0].dtype) for _ in op.op.numbers(functions(np), 0.0, 0)]
+    numbers = [np.empty((), inputs[0].dtype) for _ in op.op.scalars(functions(np), 0.0, 0)]
     return llvm.refuses(found, [*outputs, *numbers], outputs)
 
 

@@ -18,7 +18,7 @@ from jobflow.graph.ir import Node, Value, Variable
 from jobflow.graph.rewrite import made_by
 from jobflow.graph.strategy import Strategy
 from jobflow.graph.traced import Traced
-from jobflow.ops.layout_ops import Crossing, GradientLayout, Identity, ToLayout
+from jobflow.ops.layout_ops import GradientLayout, Identity, ToLayout, ViewConversion
 from jobflow.ops.source import Input, ReadVariable
 
 
@@ -72,7 +72,7 @@ class _Arranging:
             self.come[node.op.key] = value
             entered = Node(Identity(), node.inputs, made_by(node), f"{node.name}.entered", self.grid, node.origin)
             return self.tracer.again(entered, (value,))
-        if isinstance(node.op, Crossing | ToLayout | GradientLayout) and self.grid.mesh != self.given.mesh:
+        if isinstance(node.op, ViewConversion | ToLayout | GradientLayout) and self.grid.mesh != self.given.mesh:
             return self.tracer.again(node, inputs)
         return self.tracer.again(node, inputs, placement=self.grid)
 
