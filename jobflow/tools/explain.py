@@ -217,12 +217,12 @@ def kernel_tables(plan: Plan, target: Target, ordered: Ordered, why: str | None 
     text += f"\n\nproducts of matrices in these calls: {import_module(refined).about()}" if refined else ""
     if ordered.program.hits:
         text += f"\n\npatterns\n{TextTable(['pattern', 'times'], sorted(Counter(ordered.program.hits).items()))}"
-    if ordered.again:
-        rows = [(one.value, one.region, one.why) for one in ordered.again]
-        text += f"\n\ncomputed again rather than read\n{TextTable(['value', 'in the region of', 'why'], rows)}"
-    if not ordered.apart:
+    if ordered.rematerialized:
+        rows = [(one.value, one.region, one.why) for one in ordered.rematerialized]
+        text += f"\n\nrecomputed instead of read\n{TextTable(['value', 'in the region of', 'why'], rows)}"
+    if not ordered.not_fused:
         return text
-    rows = list(dict.fromkeys((one.step, one.region or "any", one.why) for one in ordered.apart))
+    rows = list(dict.fromkeys((one.step, one.region or "any", one.why) for one in ordered.not_fused))
     return f"{text}\n\nnot in a region\n{TextTable(['instruction', 'region', 'why'], rows)}"
 
 

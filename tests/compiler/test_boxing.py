@@ -14,7 +14,7 @@ from traced import evaluate, first, on, run, trace
 
 from jobflow.compiler.compile import distribute
 from jobflow.compiler.front.trace import Tracer
-from jobflow.compiler.rank.format import format_items
+from jobflow.compiler.rank.format import memory_orders
 from jobflow.compiler.rank.lower import lower
 from jobflow.core.layout import MAX, MIN, B, Layout, P, Partial, Placement, S, Sbp
 from jobflow.core.types import DType, TensorType, float32, float64, int32
@@ -128,7 +128,7 @@ def test_images_stored_with_the_batch_innermost(n: int) -> None:
         return tuple(to_layout(to_layout(y, a), b) for a, b in product(kinds(4), repeat=2))
 
     graph = trace(body, first(n))
-    assert any(order == (1, 2, 3, 0) for order in format_items(lower(distribute(graph), RankMemory(0, {}))).values()), "nothing is stored so"
+    assert any(order == (1, 2, 3, 0) for order in memory_orders(lower(distribute(graph), RankMemory(0, {}))).values()), "nothing is stored so"
     (expected, *_), _ = evaluate(graph, {"x": x, "w": w}, {})
     for result in run(n, body, x=x, w=w):
         np.testing.assert_allclose(result, expected, rtol=1e-12, atol=1e-12)

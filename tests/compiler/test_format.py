@@ -8,7 +8,7 @@ import numpy as np
 from traced import distribute, evaluate, first, run, trace, type_
 
 from jobflow.compiler.front.trace import Tracer
-from jobflow.compiler.rank.format import format_items
+from jobflow.compiler.rank.format import memory_orders
 from jobflow.compiler.rank.lower import lower
 from jobflow.core.types import TensorType, float64
 from jobflow.kernels.target import CPU, Target, target_of
@@ -24,7 +24,7 @@ SMALLEST = CPU.patterns.formats.fewest_samples
 
 def innermost(body: Any, n: int = 1, target: Target = CPU) -> set[str]:
     """Names of what is stored with the batch innermost."""
-    orders = format_items(lower(distribute(trace(body, first(n))), RankMemory(0, {}), target))
+    orders = memory_orders(lower(distribute(trace(body, first(n))), RankMemory(0, {}), target))
     assert all(order == (*range(1, len(order)), 0) for order in orders.values())
     return {item.name for item in orders}
 

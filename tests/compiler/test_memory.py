@@ -14,7 +14,7 @@ from traced import Bound, distribute, evaluate, first, trace, type_, variable, w
 
 from jobflow.compiler.compile import plan_rank
 from jobflow.compiler.front.trace import Tracer
-from jobflow.compiler.rank import memory, place
+from jobflow.compiler.rank import buffer_reuse, memory
 from jobflow.core.errors import PlanError
 from jobflow.core.layout import S
 from jobflow.core.types import TensorType, float64, int64
@@ -204,23 +204,23 @@ def test_empty_pieces_take_no_memory_and_do_no_harm() -> None:
 
 
 def test_a_life_that_ends_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = memory._Planning._lives
+    right = memory._Planning._lifetimes
 
     def short(self: Any) -> Any:
         return {root: [begin, min(end, begin + 1)] for root, (begin, end) in right(self).items()}
 
-    monkeypatch.setattr(memory._Planning, "_lives", short)
+    monkeypatch.setattr(memory._Planning, "_lifetimes", short)
     with pytest.raises(PlanError, match=r"reads (arena|shared)@\d+:.*over which another value has been written"):
         plan_of(trace(deep, train=True))
 
 
 def test_a_place_on_top_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = memory._Planning._place
+    right = memory._Planning._assign
 
     def flat(self: Any, buffer: str, roots: Any, lives: Any) -> int:
         return max([right(self, buffer, [root], lives) for root in roots], default=0)
 
-    monkeypatch.setattr(memory._Planning, "_place", flat)
+    monkeypatch.setattr(memory._Planning, "_assign", flat)
     with pytest.raises(PlanError, match="over which another value has been written"):
         plan_of(trace(deep, train=True))
 
@@ -240,7 +240,7 @@ def test_a_step_before_its_input(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_value_written_over_before_its_last_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = place._uses
+    right = buffer_reuse._uses
 
     def forgetful(steps: Any, home: Any) -> Any:
         return {item: uses[:2] for item, uses in right(steps, home).items()}
@@ -250,7 +250,7 @@ def test_a_value_written_over_before_its_last_reader(monkeypatch: pytest.MonkeyP
         return add(relu(y), y)
 
     plan_of(trace(body))
-    monkeypatch.setattr(place, "_uses", forgetful)
+    monkeypatch.setattr(buffer_reuse, "_uses", forgetful)
     with pytest.raises(PlanError, match=r"add_0 \(Add\(\)\) reads arena@\d+:float32\[4\], over which another value has been written"):
         plan_of(trace(body))
 

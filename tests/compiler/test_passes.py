@@ -13,7 +13,7 @@ import pytest
 
 import jobflow as flow
 from jobflow.compiler import compile as stages
-from jobflow.compiler.rank.local import Item, RankProgram, Step
+from jobflow.compiler.rank.local import LocalInstruction, LocalValue, RankProgram
 from jobflow.compiler.rank.order import Ordered
 from jobflow.engine.job import Job, job_of
 from jobflow.graph.graph_text import graph_text, physical_text, sharded_text
@@ -92,7 +92,9 @@ def halves(gpt: dict[str, Any], size: Any) -> Any:
     return job
 
 
-@pytest.mark.parametrize("kind", [Traced, Value, Node, Graph, Sharded, Physical, Item, Step, RankProgram, Ordered], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", [Traced, Value, Node, Graph, Sharded, Physical, LocalValue, LocalInstruction, RankProgram, Ordered], ids=lambda kind: kind.__name__
+)
 def test_what_passes_take_and_give_is_frozen(kind: Any) -> None:
     some = object.__new__(kind)
     with pytest.raises(FrozenInstanceError):

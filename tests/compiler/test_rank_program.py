@@ -15,7 +15,7 @@ from jobflow.compiler.front.trace import Tracer
 from jobflow.compiler.layouts.box import box
 from jobflow.compiler.layouts.shard import shard
 from jobflow.compiler.rank.fuse import fuse
-from jobflow.compiler.rank.local import Collect, Item, RankProgram, Step
+from jobflow.compiler.rank.local import Collect, LocalInstruction, LocalValue, RankProgram
 from jobflow.compiler.rank.lower import lower
 from jobflow.compiler.rank.order import order
 from jobflow.compiler.rank.variable_writes import write
@@ -70,7 +70,7 @@ def test_a_rank_sees_its_own_pieces() -> None:
         "  %relu_0: float32[5,1] = Relu()(%biasadd_0)\n"
     )
     one = lowered(graph, 1)
-    assert str(one.arguments[0].item.type) == "float32[2,4]"
+    assert str(one.arguments[0].value.type) == "float32[2,4]"
     assert one.schedule == lowered(graph).schedule == (Announced("all_gather", "x:B", (0, 1), 80),)
 
 
@@ -257,35 +257,35 @@ def test_what_writes_comes_last_and_readers_before_writers() -> None:
     assert [step.name for step in ordered.epilogue] == ["increment_0", "sgdupdate_0..sgdupdate_1"]
 
 
-def steps_on(*shapes: tuple[int, ...]) -> list[Item]:
+def steps_on(*shapes: tuple[int, ...]) -> list[LocalValue]:
     """Items stored one after another."""
     items, offset = [], 0
     for i, shape in enumerate(shapes):
         type = TensorType(shape, float32)
-        items.append(Item(type, f"v{i}", slot=Slot("state", offset, type, contiguous_strides(shape, 4))))
+        items.append(LocalValue(type, f"v{i}", slot=Slot("state", offset, type, contiguous_strides(shape, 4))))
         offset += 64
     return items
 
 
-def program_of(*steps: Step) -> RankProgram:
+def program_of(*steps: LocalInstruction) -> RankProgram:
     return RankProgram("job", 0, steps, (), (), {}, {})
 
 
 def test_a_reader_of_part_of_what_is_written_comes_first() -> None:
     a, b = steps_on((4,), (4,))
-    both = Item(TensorType((20,), float32), "both", slot=Slot("state", 0, TensorType((20,), float32), (4,)))
-    late = Step(Assign(), (a, Item(a.type, "new")), (Item(a.type, "a:new"),), "late", phase="update")
-    joined = Step(Assign(), (both, Item(both.type, "gradient")), (Item(both.type, "both:new"),), "joined", phase="update")
-    other = Item(b.type, "other", slot=Slot("other", 0, b.type, (4,)))
-    reader = Step(Assign(), (other, b), (Item(b.type, "other:new"),), "reader", phase="update")
+    both = LocalValue(TensorType((20,), float32), "both", slot=Slot("state", 0, TensorType((20,), float32), (4,)))
+    late = LocalInstruction(Assign(), (a, LocalValue(a.type, "new")), (LocalValue(a.type, "a:new"),), "late", phase="update")
+    joined = LocalInstruction(Assign(), (both, LocalValue(both.type, "gradient")), (LocalValue(both.type, "both:new"),), "joined", phase="update")
+    other = LocalValue(b.type, "other", slot=Slot("other", 0, b.type, (4,)))
+    reader = LocalInstruction(Assign(), (other, b), (LocalValue(b.type, "other:new"),), "reader", phase="update")
     assert [s.name for s in order(program_of(joined, reader)).epilogue] == ["reader", "joined"]
     assert [s.name for s in order(program_of(late, reader)).epilogue] == ["late", "reader"], "they touch different memory"
 
 
 def test_updates_in_a_circle() -> None:
     a, b = steps_on((4,), (4,))
-    one = Step(Assign(), (a, b), (Item(a.type, "a:new"),), "one", phase="update")
-    two = Step(Assign(), (b, a), (Item(b.type, "b:new"),), "two", phase="update")
+    one = LocalInstruction(Assign(), (a, b), (LocalValue(a.type, "a:new"),), "one", phase="update")
+    two = LocalInstruction(Assign(), (b, a), (LocalValue(b.type, "b:new"),), "two", phase="update")
     with pytest.raises(PlanError, match=r"job job: variables are updated from each other in a cycle \(one, two\); update one of them from a copy"):
         order(program_of(one, two))
 
@@ -306,7 +306,7 @@ def test_a_new_value_that_travels_is_made_beside_its_variable() -> None:
 def test_nothing_is_communicated_once_variables_are_written() -> None:
     graph = box(shard(trace(written_and_gathered, first(2))))
     slots, _ = place_variables(graph.graph.variables.values(), 0)
-    with pytest.raises(PlanError, match="communication of a value that exists only after variables are written"):
+    with pytest.raises(PlanError, match="it communicates a value that depends on updated variables"):
         order(write(lower(graph, RankMemory(0, slots))))
 
 

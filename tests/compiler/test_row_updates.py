@@ -29,7 +29,7 @@ class Table(nn.Module):
         return flow.mean(flow.square(y * self.scale - 1.0))
 
 
-class Step(nn.Graph):
+class LocalInstruction(nn.Graph):
     def __init__(self, module: Any, optimizer: Any) -> None:
         super().__init__()
         self.module = module
@@ -79,7 +79,7 @@ def test_a_graph_does_what_the_dense_formula_does(name: str, looks: int) -> None
     """At once gradients are whole tensors."""
     dense, sparse = made(looks), made(looks)
     optimizer = OPTIMIZERS[name](dense.parameters())
-    graph = Step(sparse, OPTIMIZERS[name](sparse.parameters()))
+    graph = LocalInstruction(sparse, OPTIMIZERS[name](sparse.parameters()))
     for step in range(3):
         ids = flow.tensor((IDS + step) % (ROWS - 1))
         optimizer.zero_grad()
@@ -94,7 +94,7 @@ def test_a_graph_does_what_the_dense_formula_does(name: str, looks: int) -> None
 
 def test_numbers_out_of_range_are_errors() -> None:
     module = made()
-    graph = Step(module, OPTIMIZERS["adam"](module.parameters()))
+    graph = LocalInstruction(module, OPTIMIZERS["adam"](module.parameters()))
     before = module.table.weight.numpy().copy()
     with pytest.raises(flow.ArgumentError, match=rf"row {ROWS} at \[0, 3\]"):
         graph(flow.tensor(np.where(IDS == 0, ROWS, IDS)))
@@ -104,13 +104,13 @@ def test_numbers_out_of_range_are_errors() -> None:
 def test_gradients_that_others_read_are_whole() -> None:
     module = made()
     parameters = [{"params": list(module.parameters()), "clip_grad_max_norm": 0.1, "clip_grad_norm_type": 2.0}]
-    graph = Step(module, flow.optim.SGD(parameters, lr=0.5))
+    graph = LocalInstruction(module, flow.optim.SGD(parameters, lr=0.5))
     graph(flow.tensor(IDS))
     assert "RowUpdate" not in str(graph)
 
 
 def test_where_many_rows_are_read_gradients_are_whole() -> None:
     module = made()
-    graph = Step(module, OPTIMIZERS["sgd"](module.parameters()))
+    graph = LocalInstruction(module, OPTIMIZERS["sgd"](module.parameters()))
     graph(flow.tensor(np.arange(ROWS // 4 + 1)))
     assert "RowUpdate" not in str(graph)

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from jobflow.compiler.rank.local import Builder, Collect, Item
+from jobflow.compiler.rank.local import Builder, Collect, LocalValue
 from jobflow.core.dataclass import dataclass
 from jobflow.core.layout import SUM, Box, Broadcast, Partial, Sbp, Span, Split, nested_cut
 from jobflow.core.types import TensorType
@@ -67,7 +67,7 @@ class Change:
 
 
 class Steps(Protocol):
-    def __call__(self, build: Builder, x: Item, change: Change) -> Item: ...
+    def __call__(self, build: Builder, x: LocalValue, change: Change) -> LocalValue: ...
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,10 @@ class Route:
         return handed(self.kind, self.counts(change), change.index, len(change.ranks)) * change.type.dtype.itemsize
 
 
-def _collect(build: Builder, change: Change, kind: Kind, x: Item, size: int, counts: tuple[int, ...], receives: tuple[int, ...] = ()) -> Item:
-    out = Item(x.type.with_shape((size,)), f"{build.name}.{kind}")
+def _collect(
+    build: Builder, change: Change, kind: Kind, x: LocalValue, size: int, counts: tuple[int, ...], receives: tuple[int, ...] = ()
+) -> LocalValue:
+    out = LocalValue(x.type.with_shape((size,)), f"{build.name}.{kind}")
     build.append(Collect(kind, change.ranks, counts, receives, change.reduce.reduce, change.order), (x,), (out,))
     return out
 
@@ -121,14 +123,14 @@ def _nothing(change: Change) -> tuple[int, ...]:
     return ()
 
 
-def _all_gather(build: Builder, x: Item, change: Change) -> Item:
+def _all_gather(build: Builder, x: LocalValue, change: Change) -> LocalValue:
     assert isinstance(change.source, Split)
     counts = _gathered(change)
     flat = _collect(build, change, "all_gather", build.flatten(x), sum(counts), counts)
     return build.compute(UnpackPieces(change.source.axis, change.counts(change.source), change.type.shape), flat)
 
 
-def _reduce_scatter(build: Builder, x: Item, change: Change) -> Item:
+def _reduce_scatter(build: Builder, x: LocalValue, change: Change) -> LocalValue:
     assert isinstance(change.target, Split)
     counts = _scattered(change)
     packed = build.compute(PackPieces(change.target.axis, change.counts(change.target)), x, name=f"{x.name}.packed")
@@ -136,12 +138,12 @@ def _reduce_scatter(build: Builder, x: Item, change: Change) -> Item:
     return build.unflatten(flat, change.local_shape(change.target))
 
 
-def _all_reduce(build: Builder, x: Item, change: Change) -> Item:
+def _all_reduce(build: Builder, x: LocalValue, change: Change) -> LocalValue:
     flat = _collect(build, change, "all_reduce", build.flatten(x), change.type.size, (change.type.size,))
     return build.unflatten(flat, change.type.shape)
 
 
-def _all_to_all(build: Builder, x: Item, change: Change) -> Item:
+def _all_to_all(build: Builder, x: LocalValue, change: Change) -> LocalValue:
     assert isinstance(change.source, Split) and isinstance(change.target, Split)
     takes, shape = change.counts(change.source), change.local_shape(change.target)
     receives = _times(takes, _rest(shape, change.source.axis))
@@ -150,7 +152,7 @@ def _all_to_all(build: Builder, x: Item, change: Change) -> Item:
     return build.compute(UnpackPieces(change.source.axis, takes, shape), flat)
 
 
-def _slice(build: Builder, x: Item, change: Change) -> Item:
+def _slice(build: Builder, x: LocalValue, change: Change) -> LocalValue:
     assert isinstance(change.target, Split)
     axis, shape = change.target.axis, change.type.shape
     start, stop = change.pieces(change.target)[change.index]
@@ -159,13 +161,13 @@ def _slice(build: Builder, x: Item, change: Change) -> Item:
     return build.compute(SliceBox(starts, stops), x)
 
 
-def _keep_first(build: Builder, x: Item, change: Change) -> Item:
+def _keep_first(build: Builder, x: LocalValue, change: Change) -> LocalValue:
     if change.index == 0:
         return build.compute(Identity(), x)
     return build.compute(FillIdentity(change.type.shape, change.type.dtype, change.reduce.reduce))
 
 
-def _pad(build: Builder, x: Item, change: Change) -> Item:
+def _pad(build: Builder, x: LocalValue, change: Change) -> LocalValue:
     assert isinstance(change.source, Split)
     axis, shape = change.source.axis, change.type.shape
     start, stop = change.pieces(change.source)[change.index]

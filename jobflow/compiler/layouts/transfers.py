@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from jobflow.compiler.rank.local import Builder, Collect, Item, Join
+from jobflow.compiler.rank.local import Builder, Collect, Join, LocalValue
 from jobflow.core.dataclass import dataclass
 from jobflow.core.layout import SUM, Box, Layout, Partial, Span
 from jobflow.core.types import TensorType
@@ -120,7 +120,7 @@ def _connected(ranks: Sequence[int], all_transfers: tuple[BoxTransfer, ...]) -> 
     return [Exchange(tuple(members), tuple(move for move in all_transfers if move.target in members)) for members in groups.values()]
 
 
-def exchange_steps(build: Builder, x: Item, source: Box, target: Box, exchange: Exchange, order: int) -> Item:
+def exchange_steps(build: Builder, x: LocalValue, source: Box, target: Box, exchange: Exchange, order: int) -> LocalValue:
     """Return the `target` box of this rank, built from `x`, which holds its `source` box, and from the data of other ranks."""
     gives = sorted((move for move in exchange.transfers if move.source == build.rank), key=lambda move: exchange.ranks.index(move.target))
     takes = sorted((move for move in exchange.transfers if move.target == build.rank), key=lambda move: exchange.ranks.index(move.source))
@@ -136,10 +136,10 @@ def exchange_steps(build: Builder, x: Item, source: Box, target: Box, exchange: 
     return put_together(build, target, received, x.type)
 
 
-def _all_to_all(build: Builder, x: Item, held: Box, boxes: Sequence[Box], exchange: Exchange, order: int) -> Item:
+def _all_to_all(build: Builder, x: LocalValue, held: Box, boxes: Sequence[Box], exchange: Exchange, order: int) -> LocalValue:
     """Send `boxes` to the other ranks; return the received data as a flat array."""
     counts, receives = exchange.counts(build.rank), exchange.receives(build.rank)
-    packed = Item(x.type.with_shape((sum(counts),)), f"{x.name}.packed")
+    packed = LocalValue(x.type.with_shape((sum(counts),)), f"{x.name}.packed")
     parts, offsets, offset = [], [], 0
     for box in boxes:
         at = box.within(held)
@@ -147,12 +147,12 @@ def _all_to_all(build: Builder, x: Item, held: Box, boxes: Sequence[Box], exchan
         offsets.append(offset)
         offset += parts[-1].type.nbytes
     build.append(Join(tuple(offsets)), tuple(parts), (packed,))
-    flat = Item(x.type.with_shape((sum(receives),)), f"{build.name}.all_to_all")
+    flat = LocalValue(x.type.with_shape((sum(receives),)), f"{build.name}.all_to_all")
     build.append(Collect("all_to_all", exchange.ranks, counts, receives, SUM, order), (packed,), (flat,))
     return flat
 
 
-def take(build: Builder, x: Item, held: Box, box: Box) -> Item:
+def take(build: Builder, x: LocalValue, held: Box, box: Box) -> LocalValue:
     """Return `box` of a tensor, read from `x`, which is the box `held` of the tensor."""
     if held.spans == box.spans:
         return x
@@ -160,11 +160,11 @@ def take(build: Builder, x: Item, held: Box, box: Box) -> Item:
     return build.compute(SliceBox(tuple(s.start for s in at), tuple(s.stop for s in at)), x)
 
 
-def put_together(build: Builder, box: Box, parts: Sequence[tuple[Box, Item]], type: TensorType) -> Item:
+def put_together(build: Builder, box: Box, parts: Sequence[tuple[Box, LocalValue]], type: TensorType) -> LocalValue:
     """Return `box` of a tensor, assembled from parts that fill it."""
     if len(parts) == 1 and parts[0][0].spans == box.spans:
         return parts[0][1]
     if not parts:
         return build.compute(FillIdentity(box.shape, type.dtype))
     boxes = tuple(Box(tuple((s.start, s.stop) for s in part.within(box)), box.shape) for part, _ in parts)
-    return build.compute(Assemble(box.shape, boxes), *(item for _, item in parts))
+    return build.compute(Assemble(box.shape, boxes), *(value for _, value in parts))

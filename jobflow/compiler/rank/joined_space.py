@@ -1,13 +1,13 @@
-"""The index space of several operations together, by the axes of what they share.
+"""The index space of several operations together, derived from the axes of shared values.
 
-y[n, c] = x[n, c] - m[n]      space [n, c]       z[n] = m[n] * 2      space [n], which is axis 0 of the other, for m says so
+y[n, c] = x[n, c] - m[n]      space [n, c]       z[n] = m[n] * 2      space [n], which is axis 0 of the other, because both use m
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from jobflow.compiler.rank.local import Item, Step
+from jobflow.compiler.rank.local import LocalInstruction, LocalValue
 from jobflow.core.dataclass import dataclass
 from jobflow.expressions.index_space import LOOKED_UP, Places, broadcasting
 from jobflow.expressions.language import Expression, in_order
@@ -15,81 +15,81 @@ from jobflow.kernels.region import expression_on, space_on
 from jobflow.kernels.row_phases import COLUMNS, REDUCTIONS
 from jobflow.ops.op import Op
 
-#: what depends on where the axes of the index space are
+#: primitives that depend on the positions of the axes in the index space
 _OF_SPACE = {*REDUCTIONS, COLUMNS, "columns", "index"}
 
 
-def expressions_of(step: Step) -> tuple[Expression, ...]:
-    """What an operation computes, if it is written down."""
+def expressions_of(step: LocalInstruction) -> tuple[Expression, ...]:
+    """Return the expressions of an operation; () if it has none."""
     assert isinstance(step.action, Op)
-    return expression_on(step.action, *(item.type for item in step.inputs)) or ()
+    return expression_on(step.action, *(value.type for value in step.inputs)) or ()
 
 
 @dataclass(frozen=True)
 class JoinedSpace:
-    """Sizes of the axes, how many of the last are one row, and where the items lie.
+    """Sizes of the axes, the number of last axes that form one row, and the axes of each value.
 
-    free: no member asks where the axes are, so they may get other numbers
+    free: no member depends on axis numbers, so axes may be renumbered
     """
 
     sizes: tuple[int, ...]
     row: int
-    places: Mapping[Item, Places]
+    places: Mapping[LocalValue, Places]
     free: bool
-    one_place: bool = True
+    unique_axes: bool = True
 
-    def made_once(self, items: Sequence[Item]) -> bool:
-        """Is no result of an operation made in several rows?"""
+    def computed_once(self, values: Sequence[LocalValue]) -> bool:
+        """Return True if no result of an operation is computed in several rows."""
         lead = [i for i, n in enumerate(self.sizes[: len(self.sizes) - self.row]) if n != 1]
-        return all(set(lead) <= set(self.places[item]) for item in items)
+        return all(set(lead) <= set(self.places[value]) for value in values)
 
     def whole_rows(self) -> bool:
-        """Has each item, of the axes of a row of several, all or none?"""
+        """Return True if each value has either all axes of a row of several axes, or none of them."""
         row = {len(self.sizes) - i for i in range(1, self.row + 1) if self.row > 1 and self.sizes[-i] != 1}
         return all(row.isdisjoint(places) or row.issubset(places) for places in self.places.values())
 
-    def holds(self, item: Item) -> bool:
-        """Has an item one element for each index, or for each row?"""
-        have = {place for place in self.places[item] if place is not None}
+    def holds(self, value: LocalValue) -> bool:
+        """Return True if a value has one element for each index, or for each row."""
+        have = {axis for axis in self.places[value] if axis is not None}
         lead = len(self.sizes) - self.row
         lacks = [i for i, n in enumerate(self.sizes) if n != 1 and i not in have]
         return not lacks or (all(i >= lead for i in lacks) and all(i < lead for i in have))
 
 
-def space_of_step(step: Step) -> JoinedSpace:
-    """The index space of an operation."""
+def space_of_step(step: LocalInstruction) -> JoinedSpace:
+    """Return the index space of an operation."""
     assert isinstance(step.action, Op)
-    items = (*step.inputs, *step.outputs)
-    space = space_on(step.action, *(item.type for item in step.inputs)) or broadcasting(*(item.type for item in items))
-    places = dict(zip(items, space.operands, strict=True))
-    once = all(places[item] == place for item, place in zip(items, space.operands, strict=True))
+    values = (*step.inputs, *step.outputs)
+    space = space_on(step.action, *(value.type for value in step.inputs)) or broadcasting(*(value.type for value in values))
+    places = dict(zip(values, space.operands, strict=True))
+    once = all(places[value] == axis for value, axis in zip(values, space.operands, strict=True))
     return JoinedSpace(space.sizes, space.row, places, all(x.primitive not in _OF_SPACE for x in in_order(expressions_of(step))), once)
 
 
 def joined_space(a: JoinedSpace, b: JoinedSpace) -> JoinedSpace | None:
-    """The space of both: one of them, with the axes of the other renamed as what they share says."""
+    """Return the space of both: one of them, with the axes of the other renamed according to shared values."""
     for small, large in ((b, a), (a, b)):
         axes = _renamed(small, large)
         if axes is not None:
             axes[LOOKED_UP] = LOOKED_UP
-            lifted = {item: tuple(None if place is None else axes[place] for place in places) for item, places in small.places.items()}
-            if all(_alike(lifted[item], large.places[item], large.sizes) for item in lifted if item in large.places):
+            lifted = {value: tuple(None if axis is None else axes[axis] for axis in places) for value, places in small.places.items()}
+            if all(_alike(lifted[value], large.places[value], large.sizes) for value in lifted if value in large.places):
                 joined = JoinedSpace(large.sizes, large.row, {**lifted, **large.places}, small.free and large.free)
                 return joined if joined.whole_rows() else None
     return None
 
 
 def _renamed(small: JoinedSpace, large: JoinedSpace) -> dict[int, int | None] | None:
-    """Which axis of the large space each of the small one is; None where that cannot be told, or may not be."""
+    """Return the axis of the large space for each axis of the small one; None if it is ambiguous or not allowed."""
     if small.sizes == large.sizes and (small.row == large.row or small.free):
         same = {i: i for i in range(len(small.sizes))}
-        if all(_alike(small.places[item], large.places[item], large.sizes) for item in small.places if item in large.places):
+        if all(_alike(small.places[value], large.places[value], large.sizes) for value in small.places if value in large.places):
             return same  # type: ignore[return-value]
     if not small.free:
         return None
     axes: dict[int, int | None] = {i: None for i, n in enumerate(small.sizes) if n == 1}
-    for item, places in small.places.items():
-        for own, other in zip(places, large.places.get(item, ()), strict=False):
+    for value, places in small.places.items():
+        for own, other in zip(places, large.places.get(value, ()), strict=False):
             if own is None or (own != LOOKED_UP and small.sizes[own] == 1) or own == other == LOOKED_UP:
                 continue
             if other is None or LOOKED_UP in (own, other) or axes.setdefault(own, other) != other:
@@ -100,5 +100,5 @@ def _renamed(small: JoinedSpace, large: JoinedSpace) -> dict[int, int | None] | 
 
 
 def _alike(a: Places, b: Places, sizes: tuple[int, ...]) -> bool:
-    """The same places, but for axes of one element."""
+    """Return True if the axes are the same, except for axes of one element."""
     return len(a) == len(b) and all(x == y or all(z is None or (z >= 0 and sizes[z] == 1) for z in (x, y)) for x, y in zip(a, b, strict=True))

@@ -1,4 +1,4 @@
-"""The program of one rank before it has addresses: steps over items.  Made by `lower`, consumed by `memory`."""
+"""The program of one rank before it has addresses: instructions over values.  `lower` builds it, `memory` plans it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from jobflow.plan.plan import Announced, Kind, Slot
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Item:
-    """One tensor on this rank; compared by identity.  `slot` is set where the place is given: variables."""
+class LocalValue:
+    """One tensor on this rank, compared by identity.  `slot` is set if its memory is fixed, as for variables."""
 
     type: TensorType
     name: str
@@ -69,38 +69,38 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """The output is flat memory in which input i lies offsets[i] bytes from the start; free where inputs can be made there."""
+    """A concatenation into flat memory, input i at byte offsets[i]; free if the inputs are computed there."""
 
     offsets: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class WaitFor:
-    """Until the transfer of this order is complete; the input is what is sent or received."""
+    """The completion of a transfer; the input is the transferred value."""
 
-    post: Send | Receive
+    transfer: Send | Receive
 
     def __str__(self) -> str:
-        return f"wait for {self.post}"
+        return f"wait for {self.transfer}"
 
 
 Action: TypeAlias = Op | Collect | Send | Receive | WaitFor | Join
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Step:
-    """One thing this rank does."""
+class LocalInstruction:
+    """One instruction of this rank."""
 
     action: Action
-    inputs: tuple[Item, ...]
-    outputs: tuple[Item, ...]
+    inputs: tuple[LocalValue, ...]
+    outputs: tuple[LocalValue, ...]
     name: str
     where: SourceLine = NOWHERE
     phase: Phase = "forward"
     microbatch: int | None = None
 
     def __str__(self) -> str:
-        outputs = ", ".join(f"{item}: {item.type}" for item in self.outputs)
+        outputs = ", ".join(f"{value}: {value.type}" for value in self.outputs)
         return f"{outputs + ' = ' if outputs else ''}{self.action}({', '.join(map(str, self.inputs))})"
 
 
@@ -109,85 +109,89 @@ class Argument:
     """An argument of the job on this rank."""
 
     key: str
-    item: Item
+    value: LocalValue
     box: Box
 
 
 @dataclass(frozen=True)
 class RankProgram:
-    """All that one rank does in a run, in order."""
+    """All instructions of one rank in a run, in order."""
 
     job: str
     rank: int
-    steps: tuple[Step, ...]
+    steps: tuple[LocalInstruction, ...]
     arguments: tuple[Argument, ...]
-    #: (position among the outputs of the job, this rank's part)
-    fetches: tuple[tuple[int, Item], ...]
-    #: variables as they are before the run
-    reads: dict[str, Item]
-    #: what they become
-    updates: dict[str, Item]
+    #: (index of the job's output, this rank's part)
+    fetches: tuple[tuple[int, LocalValue], ...]
+    #: variables before the run
+    reads: dict[str, LocalValue]
+    #: their new values
+    updates: dict[str, LocalValue]
     schedule: tuple[Announced, ...] = ()
-    #: this rank's parts of all outputs, whichever rank hands them out
-    results: tuple[Item, ...] = ()
-    #: what it is for
+    #: this rank's parts of all outputs, including those that another rank returns
+    results: tuple[LocalValue, ...] = ()
+    #: the device and its tables
     target: Target = CPU
-    #: the rows of the target's patterns that were used, once for each time
+    #: the rows of the target's patterns that were applied, once per application
     hits: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return "\n".join([f"job {self.job}, rank {self.rank}", *(f"  {step}" for step in self.steps)])
 
 
-#: a tensor, and the part of it that a rank holds
+#: the type of a tensor and the box that a rank holds
 Piece: TypeAlias = tuple[TensorType, Box]
 
 
 def on_rank(
     op: Op, rank: int, inputs: Sequence[Piece], outputs: Sequence[Piece], *, cuts: bool = True, where: str = ""
 ) -> tuple[Op, tuple[TensorType, ...]]:
-    """The op that `rank` runs on its pieces of the inputs, and the types of its pieces of the outputs.
+    """Return the op that `rank` runs on its pieces of the inputs, and the types of its pieces of the outputs.
 
-    Without `cuts` it is the same op: every rank has tensors of its own.
+    Without `cuts` the op is unchanged, because every rank has separate tensors.
     """
     local = op.localize(tuple([box for _, box in inputs]), tuple([box for _, box in outputs])) if cuts else op
-    held, made = (tuple([type.with_shape(box.shape) for type, box in pieces]) for pieces in (inputs, outputs))
-    inferred = types_tuple(local.infer(*held))
-    if inferred != made:
-        raise PlanError(f"{op}{where}: rank {rank} would make {', '.join(map(str, inferred))} but holds {', '.join(map(str, made))}")
-    return local, made
+    local_inputs, required = (tuple([type.with_shape(box.shape) for type, box in pieces]) for pieces in (inputs, outputs))
+    inferred = types_tuple(local.infer(*local_inputs))
+    if inferred != required:
+        raise PlanError(
+            f"{op}{where}: rank {rank} would compute {', '.join(map(str, inferred))}, but its layout needs {', '.join(map(str, required))}"
+        )
+    return local, required
 
 
 @dataclass
 class Builder:
-    """Collects the steps of one rank while a node is lowered."""
+    """A list of the instructions of one rank while nodes are lowered."""
 
     rank: int
-    steps: list[Step] = field(default_factory=list)
+    steps: list[LocalInstruction] = field(default_factory=list)
     name: str = ""
     where: SourceLine = NOWHERE
     phase: Phase = "forward"
     microbatch: int | None = None
 
-    def compute(self, op: Op, *inputs: Item, name: str | None = None) -> Item:
-        """Append an op of one output; its output."""
+    def compute(self, op: Op, *inputs: LocalValue, name: str | None = None) -> LocalValue:
+        """Append an op with one output; return the output."""
         (output,) = self.computes(op, inputs, name)
         return output
 
-    def computes(self, op: Op, inputs: tuple[Item, ...], name: str | None = None, types: tuple[TensorType, ...] | None = None) -> tuple[Item, ...]:
-        types = types or types_tuple(op.infer(*(item.type for item in inputs)))
+    def computes(
+        self, op: Op, inputs: tuple[LocalValue, ...], name: str | None = None, types: tuple[TensorType, ...] | None = None
+    ) -> tuple[LocalValue, ...]:
+        types = types or types_tuple(op.infer(*(value.type for value in inputs)))
         label = name or self.name
-        outputs = tuple(Item(type, label if len(types) == 1 else f"{label}.{i}") for i, type in enumerate(types))
+        outputs = tuple(LocalValue(type, label if len(types) == 1 else f"{label}.{i}") for i, type in enumerate(types))
         self.append(op, inputs, outputs)
         return outputs
 
-    def flatten(self, x: Item) -> Item:
-        """An item as one axis."""
+    def flatten(self, x: LocalValue) -> LocalValue:
+        """Flatten a value to one axis."""
         return self.compute(PackPieces(0, (x.type.shape[0] if x.type.shape else 1,)), x, name=f"{x.name}.flat")
 
-    def unflatten(self, flat: Item, shape: tuple[int, ...]) -> Item:
-        """What was made one axis, in its shape again."""
+    def unflatten(self, flat: LocalValue, shape: tuple[int, ...]) -> LocalValue:
+        """Restore the shape of a flattened value."""
         return self.compute(UnpackPieces(0, (shape[0] if shape else 1,), shape), flat)
 
-    def append(self, action: Action, inputs: tuple[Item, ...], outputs: tuple[Item, ...]) -> None:
-        self.steps.append(Step(action, inputs, outputs, self.name, self.where, self.phase, self.microbatch))
+    def append(self, action: Action, inputs: tuple[LocalValue, ...], outputs: tuple[LocalValue, ...]) -> None:
+        self.steps.append(LocalInstruction(action, inputs, outputs, self.name, self.where, self.phase, self.microbatch))

@@ -1,7 +1,7 @@
-"""Physical graph -> the program of one rank: local types, localised ops, and the steps of every reroute.
+"""Physical graph -> the program of one rank: local types, localized ops, and the instructions of every reroute.
 
-Every rank walks the same global program in the same order and numbers each communication as it meets it, also those it takes no
-part in.  So the order of communication is one total order, fixed before any rank reorders its own compute, and blocking
+Every rank walks the same global program in the same order and numbers every communication, also those of other ranks.
+The order of communication is therefore total, and fixed before any rank reorders its own computation.  Blocking
 operations in that order cannot deadlock.
 """
 
@@ -13,7 +13,7 @@ from jobflow.compiler.layouts.argument_views import argument_of
 from jobflow.compiler.layouts.box import Reroute
 from jobflow.compiler.layouts.paths import changed, changes, row
 from jobflow.compiler.layouts.transfers import exchange_steps, exchanges, put_together, row_exchanges, shifted, take, transfers
-from jobflow.compiler.rank.local import Argument, Builder, Collect, Item, Join, RankProgram, Receive, Send, on_rank
+from jobflow.compiler.rank.local import Argument, Builder, Collect, Join, LocalValue, RankProgram, Receive, Send, on_rank
 from jobflow.core.dataclass import dataclass
 from jobflow.core.layout import Box, FlatPieces, Layout, Local, Partial, Reduction, whole_box
 from jobflow.core.types import TensorType, contiguous_strides
@@ -29,7 +29,7 @@ from jobflow.plan.storage import RankMemory
 
 
 def lower(physical: Physical, memory: RankMemory, target: Target = CPU) -> RankProgram:
-    """What the rank does that has this memory."""
+    """Return the program of the rank with this memory."""
     return _Lowering(physical, memory, target).run()
 
 
@@ -38,9 +38,9 @@ class _Lowering:
     physical: Physical
     memory: RankMemory
     target: Target
-    items: dict[Value, Item] = field(default_factory=dict)
+    local_values: dict[Value, LocalValue] = field(default_factory=dict)
     arguments: list[Argument] = field(default_factory=list)
-    reads: dict[str, Item] = field(default_factory=dict)
+    reads: dict[str, LocalValue] = field(default_factory=dict)
     schedule: list[Announced] = field(default_factory=list)
 
     def run(self) -> RankProgram:
@@ -58,9 +58,9 @@ class _Lowering:
                 self._rows(node, node.op)
             elif self.rank in node.placement.ranks:
                 self._node(node)
-        fetches = tuple((i, self.items[value]) for i, value in enumerate(graph.outputs) if self._gives(value))
-        updates = {name: self.items[value] for name, value in graph.updates.items() if value in self.items}
-        results = tuple(self.items[value] for value in graph.outputs if value in self.items)
+        fetches = tuple((i, self.local_values[value]) for i, value in enumerate(graph.outputs) if self._returns(value))
+        updates = {name: self.local_values[value] for name, value in graph.updates.items() if value in self.local_values}
+        results = tuple(self.local_values[value] for value in graph.outputs if value in self.local_values)
         return RankProgram(
             graph.name,
             self.rank,
@@ -74,16 +74,16 @@ class _Lowering:
             target=self.target,
         )
 
-    def _gives(self, value: Value) -> bool:
-        """Whether this rank hands out its part of an output; of what all hold whole, the first does."""
+    def _returns(self, value: Value) -> bool:
+        """Return True if this rank returns its part of an output; the first rank returns whole outputs."""
         layout = self.physical.layouts[value]
-        gives = self.memory.copies or isinstance(layout, Local) or not layout.is_whole or layout.placement.ranks[0] == self.rank
-        return gives and value in self.items
+        returns = self.memory.copies or isinstance(layout, Local) or not layout.is_whole or layout.placement.ranks[0] == self.rank
+        return returns and value in self.local_values
 
     # ---------------------------------------------------------------- ordinary nodes
 
     def box(self, value: Value) -> Box:
-        """The part of a value that this rank holds; a local tensor is the rank's piece of all ranks' tensors one after another."""
+        """Return the box of a value on this rank; a local tensor is a piece of the concatenation over all ranks."""
         layout = self.physical.layouts[value]
         if isinstance(layout, Layout):
             return layout.box(value.shape, self.rank)
@@ -96,29 +96,29 @@ class _Lowering:
         op = node.op
         if isinstance(op, ReadVariable):
             (value,) = node.outputs
-            item = Item(self.local_type(value), value.name, slot=self.memory.slots[op.key])
-            self.items[value] = self.reads[op.key] = item
+            local = LocalValue(self.local_type(value), value.name, slot=self.memory.slots[op.key])
+            self.local_values[value] = self.reads[op.key] = local
             return
         if isinstance(op, Input):
             (value,) = node.outputs
-            item = Item(self.local_type(value), value.name, slot=self.memory.places[op.key] if value in self.viewed_arguments else None)
-            self.items[value] = item
+            local = LocalValue(self.local_type(value), value.name, slot=self.memory.places[op.key] if value in self.viewed_arguments else None)
+            self.local_values[value] = local
             box = whole_box(value.shape) if value.local else self.box(value)
-            self.arguments.append(Argument(op.key, item, box))
+            self.arguments.append(Argument(op.key, local, box))
             return
         if isinstance(op, PutPart) and self.rank not in op.single.ranks:
             (value,) = node.outputs
-            self.items[value] = self.build.compute(op.elsewhere(self.box(value), value.tensor_type), name=value.name)
+            self.local_values[value] = self.build.compute(op.elsewhere(self.box(value), value.tensor_type), name=value.name)
             return
         if isinstance(op, Updated) and self.box(node.outputs[0]).is_empty:
             return
-        given, made = ([(value.tensor_type, self.box(value)) for value in values] for values in (node.inputs, node.outputs))
+        input_pieces, output_pieces = ([(value.tensor_type, self.box(value)) for value in values] for values in (node.inputs, node.outputs))
         cuts = not node.outputs[0].local or op.by_position or isinstance(op, ToLocal)
-        op, types = on_rank(op, self.rank, given, made, cuts=cuts, where=f" at {node.where}")
-        inputs = tuple(self.items[value] for value in node.inputs)
-        outputs = tuple([Item(type, value.name) for value, type in zip(node.outputs, types, strict=True)])
+        op, types = on_rank(op, self.rank, input_pieces, output_pieces, cuts=cuts, where=f" at {node.where}")
+        inputs = tuple(self.local_values[value] for value in node.inputs)
+        outputs = tuple([LocalValue(type, value.name) for value, type in zip(node.outputs, types, strict=True)])
         self.build.append(op, inputs, outputs)
-        self.items.update(zip(node.outputs, outputs, strict=True))
+        self.local_values.update(zip(node.outputs, outputs, strict=True))
 
     # ---------------------------------------------------------------- changes of layout
 
@@ -137,25 +137,25 @@ class _Lowering:
             if self.rank in op.target.placement.ranks:
                 (self._part if op.name == "part" else self._broadcast_view)(value, output, op.target)
         elif op.name == "relabel":
-            if value in self.items:
-                self.items[output] = self.items[value]
+            if value in self.local_values:
+                self.local_values[output] = self.local_values[value]
         else:
             self._along(value, output, op)
 
     def _announce(self, what: str, name: str, ranks: tuple[int, ...], nbytes: int) -> int:
-        """Enter a communication into the global schedule; its number."""
+        """Append a communication to the global schedule; return its number."""
         self.schedule.append(Announced(what, name, ranks, nbytes))
         return len(self.schedule) - 1
 
     def _along(self, value: Value, output: Value, op: Reroute) -> None:
-        """A row of the route table, in every group of ranks; this rank is in one of them."""
+        """Apply a row of the route table in every group of ranks; this rank is in one of them."""
         route = row(op.source, op.target)
         for group in changes(op.source, op.target, value.tensor_type):
             first = group[0]
             order = -1 if route.kind is None else self._announce(op.name, output.name, first.ranks, first.type.nbytes)
             if self.rank in first.ranks:
                 mine = replace(group[first.ranks.index(self.rank)], order=order)
-                self.items[output] = route.steps(self.build, self.items[value], mine)
+                self.local_values[output] = route.steps(self.build, self.local_values[value], mine)
 
     def _exchange(self, value: Value, output: Value, op: Reroute) -> None:
         for exchange in exchanges(op.source, op.target, value.shape):
@@ -163,10 +163,10 @@ class _Lowering:
             order = self._announce(op.name, output.name, exchange.ranks, sizes * value.dtype.itemsize) if len(exchange.ranks) > 1 else -1
             if self.rank in exchange.ranks:
                 held, needed = op.source.box(value.shape, self.rank), op.target.box(value.shape, self.rank)
-                self.items[output] = exchange_steps(self.build, self.items[value], held, needed, exchange, order)
+                self.local_values[output] = exchange_steps(self.build, self.local_values[value], held, needed, exchange, order)
 
     def _rows(self, node: Node, op: Rows) -> None:
-        """Some rows of a value, cut as it is: the ranks hand each other what is not there already."""
+        """Select rows of a value and keep its layout; the ranks exchange the rows that move."""
         (value,), (output,) = node.inputs, node.outputs
         layout = self.physical.layouts[value]
         assert isinstance(layout, Layout), "in the mirrored view every rank has rows of its own"
@@ -175,10 +175,12 @@ class _Lowering:
             order = self._announce("exchange", output.name, exchange.ranks, sizes * value.dtype.itemsize) if len(exchange.ranks) > 1 else -1
             if self.rank in exchange.ranks:
                 needed = shifted(layout.box(output.shape, self.rank), op.start, value.shape)
-                self.items[output] = exchange_steps(self.build, self.items[value], layout.box(value.shape, self.rank), needed, exchange, order)
+                self.local_values[output] = exchange_steps(
+                    self.build, self.local_values[value], layout.box(value.shape, self.rank), needed, exchange, order
+                )
 
     def _together(self, node: Node, op: Reroute) -> None:
-        """Sum several tensors as one flat array in which each begins at a multiple of the alignment; all of it, or a piece for each rank."""
+        """Sum several tensors as one flat array with aligned offsets; each rank receives all of it or one piece."""
         dtype, scatters = node.inputs[0].dtype, op.name == "reduce_scatter"
         for ranks in (op.target.placement.ranks,) if scatters else op.source.placement.along(changed(op.source, op.target)):
             offsets, total = consecutive_offsets(op.joined_types([value.tensor_type for value in node.inputs], ranks[0]))
@@ -188,82 +190,82 @@ class _Lowering:
             cuts = line_cut(total, len(ranks) if scatters else 1)
             first, last = cuts[ranks.index(self.rank) if scatters else 0]
             counts = tuple((stop - start) // dtype.itemsize for start, stop in cuts)
-            joined = Item(TensorType((total // dtype.itemsize,), dtype), f"{node.name}:parts")
-            summed = Item(TensorType(((last - first) // dtype.itemsize,), dtype), f"{node.name}:sum")
-            held = [self.items[value] for value in node.inputs]
-            self.build.append(Join(tuple(offsets)), tuple(self.build.flatten(item) for item in held), (joined,))
+            joined = LocalValue(TensorType((total // dtype.itemsize,), dtype), f"{node.name}:parts")
+            summed = LocalValue(TensorType(((last - first) // dtype.itemsize,), dtype), f"{node.name}:sum")
+            held = [self.local_values[value] for value in node.inputs]
+            self.build.append(Join(tuple(offsets)), tuple(self.build.flatten(local) for local in held), (joined,))
             kind: Kind = "reduce_scatter" if scatters else "all_reduce"
             self.build.append(Collect(kind, ranks, counts, (), _reduction(op), order), (joined,), (summed,))
-            for value, item, offset in zip(node.outputs, held, offsets, strict=True):
-                begin, stop = (min(max(byte, offset), offset + item.type.nbytes) - first for byte in (first, last))
+            for value, local, offset in zip(node.outputs, held, offsets, strict=True):
+                begin, stop = (min(max(byte, offset), offset + local.type.nbytes) - first for byte in (first, last))
                 if begin < stop or not scatters:
                     cut = SliceBox((begin // dtype.itemsize,), (stop // dtype.itemsize,))
                     piece = self.build.compute(cut, summed, name=f"{value.name}.flat")
                     self.build.name = value.name
-                    self.items[value] = piece if scatters else self.build.unflatten(piece, item.type.shape)
+                    self.local_values[value] = piece if scatters else self.build.unflatten(piece, local.type.shape)
 
     def _part(self, value: Value, output: Value, layout: Layout) -> None:
-        """This rank's part of what it holds whole; of a variable, where it lies."""
-        x, box = self.items[value], layout.box(value.shape, self.rank)
+        """Take this rank's part of a whole value; the part of a variable is in place."""
+        x, box = self.local_values[value], layout.box(value.shape, self.rank)
         if box == whole_box(value.shape):
-            self.items[output] = x
+            self.local_values[output] = x
         elif x.slot is None:
             flat = self.build.flatten(x) if isinstance(layout, FlatPieces) else x
-            self.items[output] = self.build.compute(SliceBox(box.start, tuple(stop for _, stop in box.spans)), flat)
+            self.local_values[output] = self.build.compute(SliceBox(box.start, tuple(stop for _, stop in box.spans)), flat)
         elif isinstance(layout, FlatPieces):
-            self.items[output] = _lying(x.slot, _elements_before(box), x.type.with_shape(box.shape), f"{x.name}:part")
+            self.local_values[output] = _dense_at(x.slot, _elements_before(box), x.type.with_shape(box.shape), f"{x.name}:part")
         else:
             type, before = x.type.with_shape(box.shape), sum(start * stride for start, stride in zip(box.start, x.slot.strides, strict=True))
-            self.items[output] = Item(type, f"{x.name}:part", slot=replace(x.slot, offset=x.slot.offset + before, type=type))
+            self.local_values[output] = LocalValue(type, f"{x.name}:part", slot=replace(x.slot, offset=x.slot.offset + before, type=type))
 
     def _broadcast_view(self, value: Value, output: Value, layout: Layout) -> None:
-        """What ranks have in pieces, whole, where it lies: an argument; a new value of a variable is read by no step."""
+        """View pieces in shared memory as a whole argument; new values of variables have no reader on the rank."""
         op = argument_of(value).node.op
         if isinstance(op, Input):
             before = _elements_before(self.box(argument_of(value)))
-            self.items[output] = _lying(self.memory.places[op.key], -before, output.tensor_type, output.name)
+            self.local_values[output] = _dense_at(self.memory.places[op.key], -before, output.tensor_type, output.name)
 
     def _move(self, value: Value, output: Value, op: Reroute) -> None:
-        received: list[tuple[Box, Item]] = []
+        received: list[tuple[Box, LocalValue]] = []
         held = op.source.box(value.shape, self.rank) if self.rank in op.source.placement.ranks else None
         for move in transfers(op.source, op.target, value.shape):
             if move.source == move.target:
                 if self.rank == move.source and held is not None:
-                    received.append((move.box, take(self.build, self.items[value], held, move.box)))
+                    received.append((move.box, take(self.build, self.local_values[value], held, move.box)))
                 continue
             order = self._announce("move", value.name, (move.source, move.target), move.size * value.dtype.itemsize)
             if self.rank == move.source and held is not None:
-                part = take(self.build, self.items[value], held, move.box)
+                part = take(self.build, self.local_values[value], held, move.box)
                 self.build.append(Send(move.target, order), (self.build.flatten(part),), ())
             elif self.rank == move.target:
-                flat = Item(value.tensor_type.with_shape((move.size,)), output.name)
+                flat = LocalValue(value.tensor_type.with_shape((move.size,)), output.name)
                 self.build.append(Receive(move.source, order), (), (flat,))
                 received.append((move.box, self.build.unflatten(flat, move.box.shape)))
         if self.rank in op.target.placement.ranks:
-            self.items[output] = put_together(self.build, op.target.box(value.shape, self.rank), received, output.tensor_type)
+            self.local_values[output] = put_together(self.build, op.target.box(value.shape, self.rank), received, output.tensor_type)
 
 
 def _elements_before(box: Box) -> int:
-    """Where a box begins in the tensor that it is a stretch of."""
+    """Return the offset, in elements, of a contiguous box in its tensor."""
     return sum(start * stride for start, stride in zip(box.start, contiguous_strides(box.whole, 1), strict=True))
 
 
-def _lying(slot: Slot, elements: int, type: TensorType, name: str) -> Item:
-    """What lies dense so many elements behind the beginning of a slot."""
+def _dense_at(slot: Slot, elements: int, type: TensorType, name: str) -> LocalValue:
+    """Return a dense value at an offset, in elements, from the start of a slot."""
     itemsize = type.dtype.itemsize
-    return Item(type, name, slot=Slot(slot.buffer, slot.offset + elements * itemsize, type, contiguous_strides(type.shape, itemsize)))
+    return LocalValue(type, name, slot=Slot(slot.buffer, slot.offset + elements * itemsize, type, contiguous_strides(type.shape, itemsize)))
 
 
 def _reduction(op: Reroute) -> Reduction:
-    """How addends combine."""
+    """Return the reduction of addends."""
     dimensions = range(len(op.source.sbp)) if isinstance(op.target, FlatPieces) else changed(op.source, op.target)
     return next(sbp.reduce for d in dimensions if isinstance(sbp := op.source.sbp[d], Partial))
 
 
 def local_box(shape: tuple[int, ...], layout: Local, rank: int, rows: tuple[int, ...] = ()) -> Box:
-    """Where a rank's own tensor stands if all ranks' tensors lie one after another along axis 0.
+    """Return the box of a rank's local tensor in the concatenation of all ranks' tensors along axis 0.
 
-    If the ranks' arguments have different `rows`, a tensor made of them has the same multiple of them on every rank.
+    If the ranks' arguments have different `rows`, a tensor computed from them has the same multiple of them on every rank.
     """
     if not shape:
         return whole_box(shape)

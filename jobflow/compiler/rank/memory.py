@@ -1,11 +1,11 @@
-"""Ordered program -> plan: every item gets an address.
+"""Ordered program -> plan: every value gets an address.
 
-Policy.  A view is a window on its root and costs no instruction.  What is joined is made in place where its memory is free to
-choose.  Roots live from the step that writes them to the last that reads them or a view of them; largest first, each takes the
-lowest offset at which no root with an overlapping life lies.  What a collective reads goes to the buffer ``shared``, which the
-other ranks of the node see, all else to ``arena``; variables have their place already.
+A view is a window on its root and costs no instruction.  Inputs of a join are computed in place if their memory is not fixed.
+A root lives from the instruction that writes it to the last one that reads it or a view of it.  In order of decreasing size, each
+root takes the lowest offset without a conflict with a root of overlapping lifetime.  Values that a collective reads go to the buffer
+``shared``, which other ranks of the node can read, all others to ``arena``.  Variables have fixed addresses.
 
-Example: y = relu(x w + b) with three steps: x w is dead after the addition, so relu writes over it.
+Example: y = relu(x w + b) with three instructions: x w is dead after the addition, so relu reuses its memory.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from threading import local
 
 import numpy as np
 
-from jobflow.compiler.rank.format import format_items
-from jobflow.compiler.rank.local import Collect, Item, Join, Receive, Send, Step, WaitFor
+from jobflow.compiler.rank.buffer_reuse import communicated, placements, reuse_buffers
+from jobflow.compiler.rank.format import memory_orders
+from jobflow.compiler.rank.local import Collect, Join, LocalInstruction, LocalValue, Receive, Send, WaitFor
 from jobflow.compiler.rank.order import Ordered
-from jobflow.compiler.rank.place import communicated, overwritten, placements
 from jobflow.compiler.rank.views import StridedWindow, is_dense, is_free, views_of, windows, written_over
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import PlanError
@@ -31,72 +31,72 @@ from jobflow.plan.plan_checks import Access, verify_memory, verify_order, verify
 
 
 def plan_memory(ordered: Ordered) -> Plan:
-    """The plan of one rank, verified."""
-    known, _asked.planning = _asked.planning, None
+    """Return the verified plan of one rank."""
+    known, _last.planning = _last.planning, None
     return (known if known is not None and known.ordered is ordered else _planning(ordered)).run()
 
 
-def homes_of(ordered: Ordered) -> tuple[dict[Item, Item], dict[Item, Item], frozenset[Step]]:
-    """For every item the one in whose memory it would lie, the part of a join that it would be there, and the steps that would have nothing to do."""
-    planning = _asked.planning = _planning(ordered)
-    homes, parts = ({item: way(item) for item in planning.windows} for way in (planning.home, planning.part))
-    return homes, parts, frozenset(planning.free)
+def allocations_of(ordered: Ordered) -> tuple[dict[LocalValue, LocalValue], dict[LocalValue, LocalValue], frozenset[LocalInstruction]]:
+    """Return the allocation of every value, the same with parts of joins kept separate, and the instructions that are free."""
+    planning = _last.planning = _planning(ordered)
+    allocations, parts = ({value: way(value) for value in planning.windows} for way in (planning.allocation, planning.part))
+    return allocations, parts, frozenset(planning.free)
 
 
 def _planning(ordered: Ordered) -> _Planning:
-    found = _Planning(ordered)
-    found.lay_out()
-    return found
+    planning = _Planning(ordered)
+    planning.lay_out()
+    return planning
 
 
-class _Asked(local):
-    """The program that this thread has asked `homes_of` about last, laid out: it is often planned next."""
+class _LastPlanning(local):
+    """The memory layout of the last program for which this thread called `allocations_of`: it is often planned next."""
 
     planning: _Planning | None = None
 
 
-_asked = _Asked()
+_last = _LastPlanning()
 
 
 @dataclass
 class _Planning:
     ordered: Ordered
-    #: root -> (the root it lies in, bytes into it)
-    inside: dict[Item, tuple[Item, int]] = field(default_factory=dict)
-    #: those of them that are parts of a join
-    parts: set[Item] = field(default_factory=set)
-    slots: dict[Item, Slot] = field(default_factory=dict)
+    #: root -> (the root that contains it, byte offset)
+    inside: dict[LocalValue, tuple[LocalValue, int]] = field(default_factory=dict)
+    #: roots that are parts of a join
+    parts: set[LocalValue] = field(default_factory=set)
+    slots: dict[LocalValue, Slot] = field(default_factory=dict)
     accesses: list[Access] = field(default_factory=list)
-    begun: set[Item] = field(default_factory=set)
+    begun: set[LocalValue] = field(default_factory=set)
 
     def lay_out(self) -> None:
-        """Which items lie in each other's memory."""
+        """Choose which values share memory."""
         program = self.ordered.program
         self.steps = (*self.ordered.body, *self.ordered.epilogue)
-        self.arguments = [argument.item for argument in program.arguments]
-        orders = format_items(program)
+        self.arguments = [argument.value for argument in program.arguments]
+        orders = memory_orders(program)
         roots = [*program.reads.values(), *_stored(self.steps), *self.arguments]
-        fetched, told = {item for _, item in program.fetches}, communicated(self.steps)
-        alone = windows(self.steps, roots, orders)
-        placed = placements(self.steps, alone, fetched | told | set(self.arguments), orders, program.target.patterns.formats)
-        self.windows: dict[Item, StridedWindow] = windows(self.steps, roots, orders, placed) if placed else alone
+        fetched, sent = {value for _, value in program.fetches}, communicated(self.steps)
+        default_windows = windows(self.steps, roots, orders)
+        placed = placements(self.steps, default_windows, fetched | sent | set(self.arguments), orders, program.target.patterns.formats)
+        self.windows: dict[LocalValue, StridedWindow] = windows(self.steps, roots, orders, placed) if placed else default_windows
         self.updated = views_of(self.steps, set(written_over(self.steps)))
         self._join()
-        kept = set(map(self.home, (*fetched, *told, *self.arguments)))
-        overwritten(self.steps, self.windows, self.home, kept, self.inside)
+        pinned = set(map(self.allocation, (*fetched, *sent, *self.arguments)))
+        reuse_buffers(self.steps, self.windows, self.allocation, pinned, self.inside)
         self.free = {step for step in self.steps if is_free(step, self.windows)}
 
     def run(self) -> Plan:
         program = self.ordered.program
         sizes, needed = self._allocate()
-        feeds = tuple(Feed(a.key, self.slot(a.item), a.box) for a in program.arguments)
-        stored = [item for item in self.windows if item.slot is not None]
+        feeds = tuple(Feed(a.key, self.slot(a.value), a.box) for a in program.arguments)
+        stored = [value for value in self.windows if value.slot is not None]
         self.accesses.append(Access("arguments", (), tuple((self.key(i), self.slot(i)) for i in (*self.arguments, *stored))))
         body = tuple(self._instructions(self.ordered.body))
         epilogue = tuple(self._instructions(self.ordered.epilogue))
-        fetches = tuple((position, self.slot(item)) for position, item in program.fetches)
-        self.accesses.append(Access("outputs", tuple((self.key(item), self.slot(item)) for _, item in program.fetches), ()))
-        variables = {name: self.slot(item) for name, item in program.reads.items()}
+        fetches = tuple((position, self.slot(value)) for position, value in program.fetches)
+        self.accesses.append(Access("outputs", tuple((self.key(value), self.slot(value)) for _, value in program.fetches), ()))
+        variables = {name: self.slot(value) for name, value in program.reads.items()}
         plan = Plan(program.job, program.rank, sizes, feeds, body, epilogue, fetches, variables, program.schedule, needed)
         verify_memory(self.accesses)
         verify_order(plan)
@@ -105,44 +105,44 @@ class _Planning:
 
     # ---------------------------------------------------------------- places
 
-    def home(self, item: Item) -> Item:
-        """The root whose memory an item lies in, joins included."""
-        root = self.windows[item].root
+    def allocation(self, value: LocalValue) -> LocalValue:
+        """Return the root whose memory contains the value, through joins."""
+        root = self.windows[value].root
         while root in self.inside:
             root = self.inside[root][0]
         return root
 
-    def part(self, item: Item) -> Item:
-        """The same, or the part of a join that it lies in: parts do not share memory."""
-        root = self.windows[item].root
+    def part(self, value: LocalValue) -> LocalValue:
+        """Return the same root, but stop at the part of a join: parts do not share memory."""
+        root = self.windows[value].root
         while root in self.inside and root not in self.parts:
             root = self.inside[root][0]
         return root
 
-    def key(self, item: Item) -> int:
-        """Names a value for the verifier: what is joined is one value, what is written over another is a new one.
+    def key(self, value: LocalValue) -> int:
+        """Return the value's key for the verifier: a join is one value, and an in-place update is a new one.
 
-        Variables as they are before the run lie end to end on purpose and count as one.
+        Variables before the run are contiguous on purpose and count as one value.
         """
-        if item in self.updated:
-            return id(self.updated[item])
-        root = self.windows[item].root
+        if value in self.updated:
+            return id(self.updated[value])
+        root = self.windows[value].root
         while root in self.parts:
             root = self.inside[root][0]
         return 0 if root.slot is not None else id(root)
 
-    def slot(self, item: Item) -> Slot:
-        window = self.windows[item]
+    def slot(self, value: LocalValue) -> Slot:
+        window = self.windows[value]
         offset, root = window.offset, window.root
         while root in self.inside:
             root, shift = self.inside[root]
             offset += shift
         base = root.slot or self.slots[root]
-        return Slot(base.buffer, base.offset + offset, item.type, window.strides)
+        return Slot(base.buffer, base.offset + offset, value.type, window.strides)
 
     def _join(self) -> None:
-        """Let what is joined be made where it will lie, if its memory is its own and in the right order."""
-        taken = set(self.arguments)
+        """Place the inputs of joins into the outputs, if their memory is free and dense."""
+        fixed = set(self.arguments)
         for step in self.steps:
             if not isinstance(step.action, Join):
                 continue
@@ -150,64 +150,64 @@ class _Planning:
                 window = self.windows[part]
                 root = window.root
                 whole = window.offset == 0 and root.type.nbytes == part.type.nbytes and is_dense(part.type, window)
-                if whole and root.slot is None and root not in taken:
+                if whole and root.slot is None and root not in fixed:
                     self.inside[root] = (step.outputs[0], offset)
                     self.parts.add(root)
-                    taken.add(root)
+                    fixed.add(root)
 
-    def _lives(self) -> dict[Item, list[int]]:
-        """First and last step of every root that needs memory."""
-        lives: dict[Item, list[int]] = {}
+    def _lifetimes(self) -> dict[LocalValue, list[int]]:
+        """Return the first and last position of every root that needs memory."""
+        lifetimes: dict[LocalValue, list[int]] = {}
 
-        def touch(item: Item, at: int) -> None:
-            home = self.home(item)
-            if home.slot is None:
-                life = lives.setdefault(home, [at, at])
+        def touch(value: LocalValue, at: int) -> None:
+            allocation = self.allocation(value)
+            if allocation.slot is None:
+                life = lifetimes.setdefault(allocation, [at, at])
                 life[0], life[1] = min(life[0], at), max(life[1], at)
 
-        for item in self.arguments:
-            touch(item, -1)
+        for value in self.arguments:
+            touch(value, -1)
         for at, step in enumerate(self.steps):
             if step not in self.free:
-                for item in (*step.inputs, *step.outputs):
-                    touch(item, at)
-        for _, item in self.ordered.program.fetches:
-            touch(item, len(self.steps))
-        return lives
+                for value in (*step.inputs, *step.outputs):
+                    touch(value, at)
+        for _, value in self.ordered.program.fetches:
+            touch(value, len(self.steps))
+        return lifetimes
 
     def _allocate(self) -> tuple[dict[str, int], dict[str, int]]:
-        """The bytes of each buffer, and what its values need at the fullest moment."""
-        lives = self._lives()
-        shared = {self.home(item) for step in self.steps if isinstance(step.action, Collect | Send) for item in step.inputs}
+        """Return the bytes of each buffer, and the peak of the bytes of its values."""
+        lifetimes = self._lifetimes()
+        shared = {self.allocation(value) for step in self.steps if isinstance(step.action, Collect | Send) for value in step.inputs}
         sizes: dict[str, int] = {}
         needed: dict[str, int] = {}
         for buffer in ("arena", "shared"):
-            roots = [root for root in lives if (root in shared) == (buffer == "shared")]
-            order = {root: i for i, root in enumerate(lives)}
+            roots = [root for root in lifetimes if (root in shared) == (buffer == "shared")]
+            order = {root: i for i, root in enumerate(lifetimes)}
             roots.sort(key=lambda root: (-root.type.nbytes, order[root]))
-            sizes[buffer] = self._place(buffer, roots, lives)
-            needed[buffer] = self._fullest(roots, lives)
+            sizes[buffer] = self._assign(buffer, roots, lifetimes)
+            needed[buffer] = self._peak(roots, lifetimes)
         return sizes, needed
 
-    def _fullest(self, roots: list[Item], lives: dict[Item, list[int]]) -> int:
-        """The most bytes of roots that live at once."""
-        change = np.zeros(len(self.steps) + 3, np.int64)  # from the arguments, at -1, to the results
+    def _peak(self, roots: list[LocalValue], lifetimes: dict[LocalValue, list[int]]) -> int:
+        """Return the peak of live bytes of the roots."""
+        change = np.zeros(len(self.steps) + 3, np.int64)  # positions from -1 (arguments) to the results
         for root in roots:
-            first, last = lives[root]
+            first, last = lifetimes[root]
             change[first + 1] += root.type.nbytes
             change[last + 2] -= root.type.nbytes
         return int(np.cumsum(change).max())
 
-    def _place(self, buffer: str, roots: list[Item], lives: dict[Item, list[int]]) -> int:
+    def _assign(self, buffer: str, roots: list[LocalValue], lifetimes: dict[LocalValue, list[int]]) -> int:
         placed = np.empty((4, len(roots)), np.int64)  # offset, stop, first, last
         size = 0
         for count, root in enumerate(roots):
-            first, last = lives[root]
+            first, last = lifetimes[root]
             need = aligned(max(root.type.nbytes, 1), self.ordered.program.target.alignment)
             starts, stops, begins, ends = placed[:, :count]
             at_once = np.flatnonzero((begins <= last) & (first <= ends))
             at_once = at_once[starts[at_once].argsort()]
-            behind = np.concatenate(([0], np.maximum.accumulate(stops[at_once])))  # where memory may be free: before each of them, and after all
+            behind = np.concatenate(([0], np.maximum.accumulate(stops[at_once])))  # candidates: the gap before each root, and after all
             gaps = np.flatnonzero(behind[:-1] + need <= starts[at_once])
             offset = int(behind[gaps[0] if gaps.size else -1])
             window = self.windows[root]
@@ -218,66 +218,66 @@ class _Planning:
 
     # ---------------------------------------------------------------- instructions
 
-    def _instructions(self, steps: tuple[Step, ...]) -> list[Instruction]:
-        found: list[Instruction] = []
+    def _instructions(self, steps: tuple[LocalInstruction, ...]) -> list[Instruction]:
+        result: list[Instruction] = []
         for step in steps:
             if step in self.free:
                 continue
             if isinstance(step.action, Join):
-                found.extend(self._copies(step))
+                result.extend(self._copies(step))
                 continue
             inputs, outputs = tuple(map(self.slot, step.inputs)), tuple(map(self.slot, step.outputs))
             self._note(step, step.inputs, step.outputs)
-            found.append(_instruction(step, inputs, outputs))
-        return found
+            result.append(_instruction(step, inputs, outputs))
+        return result
 
-    def _copies(self, step: Step) -> list[Instruction]:
-        """What a join must copy because it could not be made in place."""
+    def _copies(self, step: LocalInstruction) -> list[Instruction]:
+        """Return the copies of a join for inputs that could not be computed in place."""
         assert isinstance(step.action, Join)
-        found: list[Instruction] = []
+        result: list[Instruction] = []
         (joined,) = step.outputs
-        home = self.slot(joined)
+        allocation = self.slot(joined)
         for part, offset in zip(step.inputs, step.action.offsets, strict=True):
             strides = contiguous_strides(part.type.shape, part.type.dtype.itemsize)
-            target = Slot(home.buffer, home.offset + offset, part.type, strides)
+            target = Slot(allocation.buffer, allocation.offset + offset, part.type, strides)
             source = self.slot(part)
-            if (source.buffer, source.offset) == (target.buffer, target.offset):  # made in place
+            if (source.buffer, source.offset) == (target.buffer, target.offset):  # computed in place
                 continue
-            found.append(Compute(Copy(), (source,), (target,), part.name, step.where, step.phase))
-            new = tuple((self.key(item), self.slot(item)) for item in self._new_homes((joined,)))
+            result.append(Compute(Copy(), (source,), (target,), part.name, step.where, step.phase))
+            new = tuple((self.key(value), self.slot(value)) for value in self._new_allocations((joined,)))
             self.accesses.append(Access(part.name, ((self.key(part), source),), (*new, (self.key(joined), target))))
-        return found
+        return result
 
-    def _new_homes(self, items: tuple[Item, ...]) -> list[Item]:
-        """The homes whose life begins with these items: all their bytes are theirs from here on, gaps between joined parts too."""
-        homes = [home for home in dict.fromkeys(map(self.home, items)) if home not in self.begun]
-        self.begun.update(homes)
-        return homes
+    def _new_allocations(self, values: tuple[LocalValue, ...]) -> list[LocalValue]:
+        """Return the allocations that begin with these values; they own all their bytes from here on, including gaps between joined parts."""
+        allocations = [allocation for allocation in dict.fromkeys(map(self.allocation, values)) if allocation not in self.begun]
+        self.begun.update(allocations)
+        return allocations
 
-    def _note(self, step: Step, inputs: tuple[Item, ...], outputs: tuple[Item, ...]) -> None:
-        reads = tuple((self.key(item), self.slot(item)) for item in inputs)
-        if isinstance(step.action, WaitFor) and isinstance(step.action.post, Receive):  # until then nobody may read what is under way
-            self.accesses.append(Access(step.name, tuple((_under_way(step.action.post), slot) for _, slot in reads), reads))
+    def _note(self, step: LocalInstruction, inputs: tuple[LocalValue, ...], outputs: tuple[LocalValue, ...]) -> None:
+        reads = tuple((self.key(value), self.slot(value)) for value in inputs)
+        if isinstance(step.action, WaitFor) and isinstance(step.action.transfer, Receive):  # no read before the wait
+            self.accesses.append(Access(step.name, tuple((_receive_key(step.action.transfer), slot) for _, slot in reads), reads))
             return
         if isinstance(step.action, Receive):
-            homes = tuple((self.key(item), self.slot(item)) for item in self._new_homes(outputs))
-            self.accesses.append(Access(step.name, (), (*homes, *((_under_way(step.action), self.slot(item)) for item in outputs))))
+            allocations = tuple((self.key(value), self.slot(value)) for value in self._new_allocations(outputs))
+            self.accesses.append(Access(step.name, (), (*allocations, *((_receive_key(step.action), self.slot(value)) for value in outputs))))
             return
-        writes = tuple((self.key(item), self.slot(item)) for item in (*self._new_homes(outputs), *outputs))
+        writes = tuple((self.key(value), self.slot(value)) for value in (*self._new_allocations(outputs), *outputs))
         self.accesses.append(Access(f"{step.name} ({step.action})", reads, writes))
 
 
-def _under_way(receive: Receive) -> int:
-    """The key of what is being received."""
+def _receive_key(receive: Receive) -> int:
+    """Return the verifier's key of a value during its receive."""
     return -1 - receive.order
 
 
-def _stored(steps: tuple[Step, ...]) -> list[Item]:
-    """Items with a given place that no step makes."""
-    return list(dict.fromkeys(item for step in steps for item in step.inputs if item.slot is not None))
+def _stored(steps: tuple[LocalInstruction, ...]) -> list[LocalValue]:
+    """Return values with fixed memory that no instruction computes."""
+    return list(dict.fromkeys(value for step in steps for value in step.inputs if value.slot is not None))
 
 
-def _instruction(step: Step, inputs: tuple[Slot, ...], outputs: tuple[Slot, ...]) -> Instruction:
+def _instruction(step: LocalInstruction, inputs: tuple[Slot, ...], outputs: tuple[Slot, ...]) -> Instruction:
     match step.action:
         case Op() as op:
             return Compute(op, inputs, outputs, step.name, step.where, step.phase)
@@ -291,4 +291,4 @@ def _instruction(step: Step, inputs: tuple[Slot, ...], outputs: tuple[Slot, ...]
             return plans.Wait(peer, True, inputs[0], order, step.name, step.where)
         case WaitFor(Receive(peer, order)):
             return plans.Wait(peer, False, inputs[0], order, step.name, step.where)
-    raise PlanError(f"{step.name} at {step.where}: {step.action} is not an instruction")
+    raise PlanError(f"{step.name} at {step.where}: {step.action} has no instruction in the plan; report this as a bug of the compiler")

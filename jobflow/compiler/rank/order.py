@@ -1,12 +1,12 @@
-"""The order in which a rank works: a body that only computes, then an epilogue that writes variables.
+"""The order of a rank's instructions: a body that only computes, then an epilogue that writes variables.
 
-Policy: the order of the graph, which is that of the user's program followed by its gradients in reverse, except that
+The order is that of the graph, which is the user's program followed by its gradients in reverse, except that
 
-* everything that writes a variable, and what depends on it, goes to the epilogue, so a run that fails in its body leaves
-  every variable as it was;
-* in the epilogue, whoever reads the old value of a variable comes before whoever overwrites it.
+* every write of a variable, with its dependents, goes to the epilogue, so a run that fails in its body leaves
+  all variables unchanged;
+* in the epilogue, readers of the old value of a variable precede its writer.
 
-Communication keeps its global order: the epilogue has none, because the order of steps within the body is kept.
+Communication keeps its global order: the epilogue has none, and the body keeps the order of its instructions.
 
 Example: `Adam(w, m, v, g, lr, step)` reads the step counter that `Increment(step)` overwrites, so it comes first.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 
-from jobflow.compiler.rank.local import Collect, Item, RankProgram, Receive, Send, Step
+from jobflow.compiler.rank.local import Collect, LocalInstruction, LocalValue, RankProgram, Receive, Send
 from jobflow.compiler.rank.views import views_of, written_over
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import PlanError
@@ -23,8 +23,8 @@ from jobflow.ops.op import Op
 
 
 @dataclass(frozen=True)
-class Apart:
-    """Why a step was not taken into a region; `region` is the first step of that, "" if it was for none."""
+class NotFused:
+    """The reason why an instruction is not in a region; `region` names the region's first instruction, "" means any region."""
 
     step: str
     region: str
@@ -32,8 +32,8 @@ class Apart:
 
 
 @dataclass(frozen=True)
-class Again:
-    """A value that a region computes again rather than reads; both by the name of their first step."""
+class Rematerialized:
+    """A value that a region recomputes instead of reading it, with the names of their first instructions."""
 
     value: str
     region: str
@@ -42,26 +42,26 @@ class Again:
 
 @dataclass(frozen=True)
 class Ordered:
-    """A program whose steps have their final order."""
+    """A program whose instructions are in final order."""
 
     program: RankProgram
-    body: tuple[Step, ...]
-    epilogue: tuple[Step, ...]
-    #: what has not become part of a region
-    apart: tuple[Apart, ...] = ()
-    again: tuple[Again, ...] = ()
+    body: tuple[LocalInstruction, ...]
+    epilogue: tuple[LocalInstruction, ...]
+    #: instructions that are in no region
+    not_fused: tuple[NotFused, ...] = ()
+    rematerialized: tuple[Rematerialized, ...] = ()
 
 
 def order(program: RankProgram) -> Ordered:
     """Split the program into body and epilogue."""
-    late: set[Item] = set()
-    body: list[Step] = []
-    epilogue: list[Step] = []
+    late: set[LocalValue] = set()
+    body: list[LocalInstruction] = []
+    epilogue: list[LocalInstruction] = []
     for step in program.steps:
         writes = isinstance(step.action, Op) and bool(step.action.alias)
-        if writes or any(item in late for item in step.inputs):
+        if writes or any(value in late for value in step.inputs):
             if isinstance(step.action, Collect | Send | Receive):
-                raise PlanError(f"{step.name} at {step.where}: communication of a value that exists only after variables are written")
+                raise PlanError(f"{step.name} at {step.where}: it communicates a value that depends on updated variables; update them from a copy")
             late.update(step.outputs)
             epilogue.append(step)
         else:
@@ -69,7 +69,7 @@ def order(program: RankProgram) -> Ordered:
     return Ordered(program, tuple(body), _readers_first(tuple(epilogue), program))
 
 
-def _readers_first(steps: tuple[Step, ...], program: RankProgram) -> tuple[Step, ...]:
+def _readers_first(steps: tuple[LocalInstruction, ...], program: RankProgram) -> tuple[LocalInstruction, ...]:
     before = dependencies(steps, program)
     waiting = {i: len(before[i]) for i in range(len(steps))}
     after: dict[int, list[int]] = {i: [] for i in range(len(steps))}
@@ -78,7 +78,7 @@ def _readers_first(steps: tuple[Step, ...], program: RankProgram) -> tuple[Step,
             after[j].append(i)
     ready = [i for i, count in waiting.items() if count == 0]
     heapq.heapify(ready)
-    result: list[Step] = []
+    result: list[LocalInstruction] = []
     while ready:
         i = heapq.heappop(ready)
         result.append(steps[i])
@@ -92,16 +92,16 @@ def _readers_first(steps: tuple[Step, ...], program: RankProgram) -> tuple[Step,
     return tuple(result)
 
 
-def dependencies(steps: tuple[Step, ...], program: RankProgram) -> dict[int, set[int]]:
-    """For each step, the steps that must come before it."""
-    roots = {item for step in program.steps for item in step.inputs if item.slot is not None}
-    roots.update(written_over(steps).values())  # a variable that is stored split is gathered before it is updated whole
+def dependencies(steps: tuple[LocalInstruction, ...], program: RankProgram) -> dict[int, set[int]]:
+    """Return, for each instruction, the instructions that must precede it."""
+    roots = {value for step in program.steps for value in step.inputs if value.slot is not None}
+    roots.update(written_over(steps).values())  # a variable stored split is gathered before a whole update
     memory = views_of(program.steps, roots)
-    producer = {item: i for i, step in enumerate(steps) for item in step.outputs}
-    before: dict[int, set[int]] = {i: {producer[item] for item in step.inputs if item in producer} for i, step in enumerate(steps)}
-    readers: dict[object, list[tuple[int, Item]]] = {}
+    producer = {value: i for i, step in enumerate(steps) for value in step.outputs}
+    before: dict[int, set[int]] = {i: {producer[value] for value in step.inputs if value in producer} for i, step in enumerate(steps)}
+    readers: dict[object, list[tuple[int, LocalValue]]] = {}
     for i, step in enumerate(steps):
-        for root in (memory[item] for item in step.inputs if item in memory):
+        for root in (memory[value] for value in step.inputs if value in memory):
             readers.setdefault(_buffer(root), []).append((i, root))
     for output, root in written_over(steps).items():
         writer = producer[output]
@@ -109,12 +109,12 @@ def dependencies(steps: tuple[Step, ...], program: RankProgram) -> dict[int, set
     return before
 
 
-def _buffer(root: Item) -> object:
+def _buffer(root: LocalValue) -> object:
     return root if root.slot is None else root.slot.buffer
 
 
-def _overlap(a: Item, b: Item) -> bool:
-    """True if two roots share bytes: a joined update writes several variables at once."""
+def _overlap(a: LocalValue, b: LocalValue) -> bool:
+    """Return True if two roots share bytes: a joined update writes several variables at once."""
     if a.slot is None or b.slot is None:
         return a is b
     return a.slot.offset < b.slot.stop and b.slot.offset < a.slot.stop

@@ -1,19 +1,19 @@
-"""Ordered program -> the same with regions: operations that share data become one, whose intermediate values have no memory.
+"""Ordered program -> the same program with regions: fused operations whose intermediate values have no memory.
 
-Runs where the target fuses (`Target.fusion`).  Operations with expressions are grown together, in the order of the program: each goes to
-the region with which it shares most bytes, of those that may take it.  Their index spaces become one: what they share says which axes are
-the same (`joined_space`), so a vector of numbers per row joins what is done with the rows.  A region runs where its last member stood,
-or its first, so that all else keeps its place; if neither is possible, because somebody between them reads what the one makes or makes
-what the other reads, they stay apart.  They stay apart as well
+The pass runs if the target fuses (`Target.fusion`).  Operations with expressions are added to regions in program order.  Each joins
+the compatible region with which it shares most bytes.  The members get one index space.  Shared values determine which axes
+are the same (`joined_space`), so a vector with one number per row fuses with operations on the rows.  A region runs at the position
+of its last member, or of its first, so that other operations keep their positions.  Neither is possible if an operation in between
+reads the one and produces an input of the other.  Operations are not fused
 
-* across communication, between body and epilogue, across phases and microbatches: there nothing is delayed or brought forward;
-* where memory that is written over is also read by another window;
-* where more memory would be needed at the fullest moment than without regions;
-* where the target's limits are reached.
+* across communication, between body and epilogue, or across phases and microbatches, because this would delay or advance work;
+* if another window reads memory that is updated in place;
+* if peak memory would exceed the peak without regions;
+* beyond the bounds of the target.
 
-What is read outside is an output of the region and stored once.  Why an operation was not taken in is kept for `explain`.
+A value that is read outside is an output of the region and stored once.  `explain` shows why an operation was not fused.
 
-Example: relu(x + b) followed by a product is one region x, b -> relu(x + b); x + b is nowhere in memory.
+Example: relu(x + b) followed by a product is one region x, b -> relu(x + b); x + b is never stored.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 
-from jobflow.compiler.rank.computed_again import Recomputing
 from jobflow.compiler.rank.joined_space import JoinedSpace, expressions_of, joined_space
 from jobflow.compiler.rank.live_bytes import LiveBytes
-from jobflow.compiler.rank.local import Item, Join, Step
-from jobflow.compiler.rank.order import Apart, Ordered, dependencies
+from jobflow.compiler.rank.local import Join, LocalInstruction, LocalValue
+from jobflow.compiler.rank.order import NotFused, Ordered, dependencies
 from jobflow.compiler.rank.region_group import RegionGroup, StepFacts, facts_of
+from jobflow.compiler.rank.rematerialize import Rematerialization
 from jobflow.compiler.rank.views import written_over
 from jobflow.core.dataclass import dataclass
 from jobflow.expressions.index_space import LOOKED_UP, IndexSpace, broadcasting
@@ -36,60 +36,60 @@ from jobflow.kernels.target import FusionLimits
 from jobflow.ops.op import Op, ViewOp
 from jobflow.ops.runtime_assertions import RuntimeAssertion
 
-#: how often regions are formed anew, without the one that needs more memory than its parts
+#: maximum number of attempts, each without the regions that raised peak memory before
 ATTEMPTS = 8
 
 
 def form_regions(ordered: Ordered) -> Ordered:
-    """Join what shares data."""
-    limits = ordered.program.target.fusion
-    if limits is None:
+    """Fuse operations that share data."""
+    bounds = ordered.program.target.fusion
+    if bounds is None:
         return ordered
-    alone: dict[Step, str] = {}
+    alone: dict[LocalInstruction, str] = {}
     for _ in range(ATTEMPTS):
-        growing = _Growing(ordered, limits, alone)
-        found = growing.run()
-        worst = growing.too_large(found)
+        builder = _RegionBuilder(ordered, bounds, alone)
+        result = builder.run()
+        worst = builder.too_large(result)
         if worst is None:
-            return found
+            return result
         alone |= worst
-    return replace(ordered, apart=tuple(Apart(step.name, "", why) for step, why in alone.items()))
+    return replace(ordered, not_fused=tuple(NotFused(step.name, "", why) for step, why in alone.items()))
 
 
 @dataclass
-class _Growing:
+class _RegionBuilder:
     ordered: Ordered
-    limits: FusionLimits
-    #: steps that stay alone, and why
-    alone: Mapping[Step, str]
-    apart: list[Apart] = field(default_factory=list)
+    bounds: FusionLimits
+    #: instructions excluded from regions, with the reason
+    alone: Mapping[LocalInstruction, str]
+    not_fused: list[NotFused] = field(default_factory=list)
     facts: dict[int, StepFacts] = field(default_factory=dict)
 
     def run(self) -> Ordered:
         program, body = self.ordered.program, len(self.ordered.body)
-        self.steps: list[Step] = [*self.ordered.body, *self.ordered.epilogue]
+        self.steps: list[LocalInstruction] = [*self.ordered.body, *self.ordered.epilogue]
         self.before = dependencies(tuple(self.steps), program)
         self.after: dict[int, list[int]] = {i: [] for i in range(len(self.steps))}
         for i, needs in self.before.items():
             for j in needs:
                 self.after[j].append(i)
-        self.readers: dict[Item, list[int]] = {}
+        self.readers: dict[LocalValue, list[int]] = {}
         for i, step in enumerate(self.steps):
-            for item in dict.fromkeys(step.inputs):
-                self.readers.setdefault(item, []).append(i)
-        self.outside = {item for _, item in program.fetches} | set(program.results) | set(program.updates.values())
+            for value in dict.fromkeys(step.inputs):
+                self.readers.setdefault(value, []).append(i)
+        self.outside = {value for _, value in program.fetches} | set(program.results) | set(program.updates.values())
         self.over = written_over(tuple(self.steps))
         self.position = list(range(len(self.steps)))
         self.groups: dict[int, RegionGroup] = {}
         self.memory = LiveBytes(self.ordered, self.steps, self.position)
         for stretch in self._stretches(body):
             self._grow(stretch)
-        kept = {*self.outside, *self.over}
-        again = Recomputing(self.steps[:body], self.groups, self.facts, self.readers, kept, self.memory, self.limits).run()
-        return replace(self._written(body), again=again)
+        stored = {*self.outside, *self.over}
+        rematerialized = Rematerialization(self.steps[:body], self.groups, self.facts, self.readers, stored, self.memory, self.bounds).run()
+        return replace(self._fused(body), rematerialized=rematerialized)
 
     def _stretches(self, body: int) -> Iterator[list[int]]:
-        """Runs of steps without communication, on one side of the border of body and epilogue."""
+        """Yield runs of instructions without communication, within the body or within the epilogue."""
         run: list[int] = []
         for i, step in enumerate(self.steps):
             if i == body or not isinstance(step.action, Op | Join):
@@ -101,177 +101,177 @@ class _Growing:
     # ---------------------------------------------------------------- growing
 
     def _grow(self, stretch: Sequence[int]) -> None:
-        found: list[RegionGroup] = []
-        touching: dict[Item, set[int]] = {}  # by number in `found`
+        groups: list[RegionGroup] = []
+        touching: dict[LocalValue, set[int]] = {}  # indices in `groups`
         for i in stretch:
             step = self.steps[i]
             if not isinstance(step.action, Op) or isinstance(step.action, ViewOp) or not expressions_of(step):
                 continue
             facts = self.facts[i] = facts_of(step)
-            why = self.alone.get(step) or _unfit(step, facts, self)
+            why = self.alone.get(step) or _unsuited(step, facts, self)
             if why is not None:
                 self._note(i, None, why)
                 continue
             group = RegionGroup([i], i, facts.space, dict.fromkeys(step.inputs), set(step.outputs), set(facts.sums))
             best: tuple[int, int, int] | None = None
-            for number in sorted(set().union(*(touching.get(item, ()) for item in step.inputs))):
-                other = found[number]
+            for number in sorted(set().union(*(touching.get(value, ()) for value in step.inputs))):
+                other = groups[number]
                 shared = _shared(other, group)
                 if not shared:
                     continue
-                place = self._place(other, group)
-                if isinstance(place, str):
-                    self._note(i, other, place)
+                position = self._joint_position(other, group)
+                if isinstance(position, str):
+                    self._note(i, other, position)
                 elif best is None or shared > best[0]:
-                    best = shared, number, place
+                    best = shared, number, position
             if best is None:
-                found.append(group)
+                groups.append(group)
                 self.groups[i] = group
             else:
-                self._join(found[best[1]], group, best[2])
-            for item in (*step.inputs, *step.outputs):
-                touching.setdefault(item, set()).add(len(found) - 1 if best is None else best[1])
+                self._join(groups[best[1]], group, best[2])
+            for value in (*step.inputs, *step.outputs):
+                touching.setdefault(value, set()).add(len(groups) - 1 if best is None else best[1])
 
     def _note(self, i: int, group: RegionGroup | None, why: str) -> None:
-        self.apart.append(Apart(self.steps[i].name, "" if group is None else self.steps[group.steps[0]].name, why))
+        self.not_fused.append(NotFused(self.steps[i].name, "" if group is None else self.steps[group.steps[0]].name, why))
 
-    def _place(self, group: RegionGroup, new: RegionGroup) -> int | str:
-        """Where both can run as one, or why they cannot."""
+    def _joint_position(self, group: RegionGroup, new: RegionGroup) -> int | str:
+        """Return the position at which both groups can run as one, or the reason why they cannot."""
         (i,) = new.steps
         first = self.steps[group.steps[0]]
         space = joined_space(group.space, new.space)
         if space is None:
             rows = ", rows of several axes" if new.space.sizes == group.space.sizes else ""
-            return f"its index space is {list(new.space.sizes)}, that of the region {list(group.space.sizes)}{rows}"
-        again = self._again([*group.steps, *new.steps], space)
-        if again:
-            return f"{again} would be computed anew in every row"
+            return f"its index space is {list(new.space.sizes)}, but the region has {list(group.space.sizes)}{rows}"
+        repeated = self._repeated([*group.steps, *new.steps], space)
+        if repeated:
+            return f"every row would recompute {repeated}"
         if not group.sums.isdisjoint(new.inputs):
-            return "it reads sums of columns, which are known after the last row"
+            return "it reads sums of columns, which are complete only after the last row"
         if (first.phase, first.microbatch) != (self.steps[i].phase, self.steps[i].microbatch):
             return "it belongs to another phase or microbatch"
-        return self._limited(group, new, space) or self._overwritten(group, new) or self._position(group, i)
+        return self._out_of_bounds(group, new, space) or self._in_place_conflict(group, new) or self._position(group, i)
 
-    def _again(self, steps: Sequence[int], space: JoinedSpace) -> str:
-        """What has one result for several rows, and costs more than to read it in each of them; "" if nothing does."""
-        return next((self.steps[i].name for i in steps if self.facts[i].dear and not space.made_once(self.facts[i].others)), "")
+    def _repeated(self, steps: Sequence[int], space: JoinedSpace) -> str:
+        """Return the name of an expensive operation that several rows would recompute; "" if there is none."""
+        return next((self.steps[i].name for i in steps if self.facts[i].expensive and not space.computed_once(self.facts[i].others)), "")
 
-    def _limited(self, group: RegionGroup, new: RegionGroup, space: JoinedSpace) -> str | None:
-        made = group.made | new.made
-        inputs = {item for item in (*group.inputs, *new.inputs) if item not in made}
+    def _out_of_bounds(self, group: RegionGroup, new: RegionGroup, space: JoinedSpace) -> str | None:
+        produced = group.produced | new.produced
+        inputs = {value for value in (*group.inputs, *new.inputs) if value not in produced}
         steps = {*group.steps, *new.steps}
-        outgoing: dict[Item, Item] = {}
-        for item in made:
-            if self._goes_out(item, steps):
-                other = outgoing.setdefault(self.memory.part[item], item)
-                if other is not item:
-                    return f"{item} can take the memory of {other} only if it is made later"
-                if item not in group.sums | new.sums and not space.holds(item):
-                    return f"{item} has not one element for each row of the region"
+        outgoing: dict[LocalValue, LocalValue] = {}
+        for value in produced:
+            if self._is_output(value, steps):
+                other = outgoing.setdefault(self.memory.part[value], value)
+                if other is not value:
+                    return f"{value} can reuse the memory of {other} only if it is computed later"
+                if value not in group.sums | new.sums and not space.holds(value):
+                    return f"{value} does not have one element per row of the region"
         outputs = len(outgoing)
         for count, most, what in (
-            (len(steps), self.limits.members, "members"),
-            (len(inputs), self.limits.inputs, "inputs"),
-            (outputs, self.limits.outputs, "outputs"),
+            (len(steps), self.bounds.members, "members"),
+            (len(inputs), self.bounds.inputs, "inputs"),
+            (outputs, self.bounds.outputs, "outputs"),
         ):
             if count > most:
-                return f"{count} {what}, and a region has at most {most}"
+                return f"it would have {count} {what}, but a region has at most {most}"
         return None
 
-    def _goes_out(self, item: Item, steps: set[int]) -> bool:
-        return item in self.outside or item in self.over or not steps.issuperset(self.readers.get(item, ()))
+    def _is_output(self, value: LocalValue, steps: set[int]) -> bool:
+        return value in self.outside or value in self.over or not steps.issuperset(self.readers.get(value, ()))
 
-    def _overwritten(self, group: RegionGroup, new: RegionGroup) -> str | None:
-        """What is written over is read at the same places only, by the same window, and written once."""
-        written = [item for g in (group, new) for k in g.steps for item in self._writes(self.steps[k])]
+    def _in_place_conflict(self, group: RegionGroup, new: RegionGroup) -> str | None:
+        """Return the reason if a value updated in place is also read through another window or written twice."""
+        written = [value for g in (group, new) for k in g.steps for value in self._writes(self.steps[k])]
         reads = dict.fromkeys((*group.inputs, *new.inputs))
-        tables = [item for g in (group, new) for item in g.inputs if LOOKED_UP in g.space.places[item]]
+        tables = [value for g in (group, new) for value in g.inputs if LOOKED_UP in g.space.places[value]]
         for n, variable in enumerate(written):
-            if any(self.memory.touch(variable, item) for item in tables):
-                return f"{variable} is written over, and looked up in"
-            if any(self.memory.touch(variable, item) for item in written[n + 1 :]):
-                return f"both write over {variable}"
-            if any(item is not variable and item not in self.over and self.memory.touch(variable, item) for item in reads):
-                return f"{variable} is written over, and read there by another window"
+            if any(self.memory.touch(variable, value) for value in tables):
+                return f"{variable} is updated in place and read by index"
+            if any(self.memory.touch(variable, value) for value in written[n + 1 :]):
+                return f"both update {variable} in place"
+            if any(value is not variable and value not in self.over and self.memory.touch(variable, value) for value in reads):
+                return f"{variable} is updated in place and read through another window"
         return None
 
-    def _writes(self, step: Step) -> list[Item]:
+    def _writes(self, step: LocalInstruction) -> list[LocalValue]:
         return [step.inputs[source] for source in step.action.alias.values()] if isinstance(step.action, Op) else []
 
     def _position(self, group: RegionGroup, i: int) -> int | str:
         members = {*group.steps, i}
         later = [c for m in group.steps for c in self.after[m] if c not in members and self.position[c] < i]
         if not later:
-            place, why = i, self.memory.refuses([*group.steps, i], i)
+            position, why = i, self.memory.rejection([*group.steps, i], i)
             if why is None:
-                return place
+                return position
         needs = [d for d in self.before[i] if d not in members and self.position[d] > group.position]
         if not needs:
-            return self.memory.refuses([*group.steps, i], group.position) or group.position
+            return self.memory.rejection([*group.steps, i], group.position) or group.position
         if not later:
-            return why or "nothing"
-        return f"{self.steps[min(later)].name} runs between them after the one, {self.steps[max(needs)].name} before the other"
+            return why or "no position fits"
+        return f"in between, {self.steps[min(later)].name} must follow the region and {self.steps[max(needs)].name} must precede the operation"
 
-    def _join(self, group: RegionGroup, new: RegionGroup, place: int) -> None:
+    def _join(self, group: RegionGroup, new: RegionGroup, position: int) -> None:
         (i,) = new.steps
-        self.memory.move([*group.steps, i], place)
+        self.memory.move([*group.steps, i], position)
         group.steps.append(i)
-        group.position = place
+        group.position = position
         space = joined_space(group.space, new.space)
         assert space is not None
-        group.space, group.made, group.sums = space, group.made | new.made, group.sums | new.sums
-        group.inputs = {item: None for item in (*group.inputs, *new.inputs) if item not in group.made}
+        group.space, group.produced, group.sums = space, group.produced | new.produced, group.sums | new.sums
+        group.inputs = {value: None for value in (*group.inputs, *new.inputs) if value not in group.produced}
         self.groups[i] = group
 
-    def too_large(self, found: Ordered) -> dict[Step, str] | None:
-        """The members of the region nearest to where more memory is needed than without regions, if it is, and the reason to leave them alone."""
-        steps = [*found.body, *found.epilogue]
-        memory = LiveBytes(found, steps, list(range(len(steps))))
+    def too_large(self, result: Ordered) -> dict[LocalInstruction, str] | None:
+        """Return the members of the region nearest to the memory peak, if regions raise that peak, with the reason."""
+        steps = [*result.body, *result.epilogue]
+        memory = LiveBytes(result, steps, list(range(len(steps))))
         regions = {step.outputs[0]: i for i, step in enumerate(steps) if isinstance(step.action, Region)}
         why = self.memory.excess(memory.live)
         if why is None or not regions:
             return None
         peak = int((memory.live - self.memory.most).max(axis=0).argmax())
-        nearest = min(regions, key=lambda item: abs(regions[item] - peak))
-        group = next(group for group in self.groups.values() if nearest in group.made)
+        nearest = min(regions, key=lambda value: abs(regions[value] - peak))
+        group = next(group for group in self.groups.values() if nearest in group.produced)
         return dict.fromkeys((self.steps[i] for i in group.steps), why)
 
     # ---------------------------------------------------------------- the program
 
-    def _written(self, body: int) -> Ordered:
-        at = {group.position: group for group in self.groups.values() if len(group.numbers()) > 1 or not self._all_read(group)}
+    def _fused(self, body: int) -> Ordered:
+        at = {group.position: group for group in self.groups.values() if len(group.indices()) > 1 or not self._is_read(group)}
         gone = {i for group in at.values() for i in group.steps}
-        new: list[list[Step]] = [[], []]
+        new: list[list[LocalInstruction]] = [[], []]
         for i, step in enumerate(self.steps):
             if i in at:
                 region = self._region(at[i], at[i].space)
-                if region.outputs:  # nobody on this rank reads what the others make
+                if region.outputs:  # otherwise no output is read on this rank
                     new[i >= body].append(region)
             elif i not in gone:
                 new[i >= body].append(step)
-        return replace(self.ordered, body=tuple(new[0]), epilogue=tuple(new[1]), apart=tuple(self.apart))
+        return replace(self.ordered, body=tuple(new[0]), epilogue=tuple(new[1]), not_fused=tuple(self.not_fused))
 
-    def _all_read(self, group: RegionGroup) -> bool:
-        """A region leaves out what nobody reads."""
-        return all(self._goes_out(item, set(group.steps)) for item in group.made)
+    def _is_read(self, group: RegionGroup) -> bool:
+        """Return True if all values of the group are read elsewhere; a region omits the others."""
+        return all(self._is_output(value, set(group.steps)) for value in group.produced)
 
-    def _region(self, group: RegionGroup, space: JoinedSpace) -> Step:
-        steps = [self.steps[i] for i in group.numbers()]
-        made: dict[Item, MemberOutput] = {item: (i, j) for i, step in enumerate(steps) for j, item in enumerate(step.outputs)}
-        inputs = {item: k for k, item in enumerate(dict.fromkeys(x for step in steps for x in step.inputs if x not in made))}
-        outputs = [item for item in made if item in group.made and self._goes_out(item, set(group.steps))]
+    def _region(self, group: RegionGroup, space: JoinedSpace) -> LocalInstruction:
+        steps = [self.steps[i] for i in group.indices()]
+        produced: dict[LocalValue, MemberOutput] = {value: (i, j) for i, step in enumerate(steps) for j, value in enumerate(step.outputs)}
+        inputs = {value: k for k, value in enumerate(dict.fromkeys(x for step in steps for x in step.inputs if x not in produced))}
+        outputs = [value for value in produced if value in group.produced and self._is_output(value, set(group.steps))]
         members: list[RegionMember] = []
         for step in steps:
             assert isinstance(step.action, Op)
-            members.append(RegionMember(step.action, tuple(inputs[x] if x in inputs else made[x] for x in step.inputs)))
-        over = tuple(_over(members, [made[x] for x in outputs]))
+            members.append(RegionMember(step.action, tuple(inputs[x] if x in inputs else produced[x] for x in step.inputs)))
+        over = tuple(_over(members, [produced[x] for x in outputs]))
         places = IndexSpace(space.sizes, tuple(space.places[x] for x in (*inputs, *outputs)), space.row)
         operands = [x.type for x in (*inputs, *outputs)]
         as_in_numpy = bool(outputs) and operands[-1].shape == space.sizes and all(type.ndim <= len(space.sizes) for type in operands)
         broadcasts = as_in_numpy and places == broadcasting(*operands)
-        op = Region(tuple(members), tuple(made[x] for x in outputs), over, None if broadcasts else places)
+        op = Region(tuple(members), tuple(produced[x] for x in outputs), over, None if broadcasts else places)
         first, last = (self.steps[edge(group.steps)] for edge in (min, max))
-        return Step(
+        return LocalInstruction(
             op,
             tuple(inputs),
             tuple(outputs),
@@ -283,33 +283,33 @@ class _Growing:
 
 
 def _over(members: Sequence[RegionMember], outputs: Sequence[MemberOutput]) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """The inputs that an output may be written over: those that its member may write over, or the makers of what that may write over."""
+    """Yield, per output, the inputs whose memory it may take: inputs that its member may overwrite, directly or through other members."""
     sources: dict[MemberOutput, tuple[int, ...]] = {}
     for i, member in enumerate(members):
         for j, reads in member.op.in_place.items():
-            found = [(r,) if isinstance(r, int) else sources.get(r, ()) for r in (member.reads[k] for k in reads)]
-            sources[i, j] = tuple(dict.fromkeys(k for several in found for k in several))
+            inputs = [(r,) if isinstance(r, int) else sources.get(r, ()) for r in (member.reads[k] for k in reads)]
+            sources[i, j] = tuple(dict.fromkeys(k for several in inputs for k in several))
     yield from ((k, sources[out]) for k, out in enumerate(outputs) if sources.get(out))
 
 
-def _unfit(step: Step, facts: StepFacts, growing: _Growing) -> str | None:
-    """Why a step can be in no region."""
+def _unsuited(step: LocalInstruction, facts: StepFacts, builder: _RegionBuilder) -> str | None:
+    """Return the reason why an instruction can be in no region; None if it can."""
     op = step.action
     assert isinstance(op, Op)
     if isinstance(op, RuntimeAssertion):
-        return "it checks what it is given"
+        return "it is a runtime assertion"
     space = facts.space
-    if not space.one_place:
-        return "it reads one operand in two ways"
-    for item in facts.others:
-        if not space.holds(item):
-            return f"{item} of shape {list(item.type.shape)} is not on its index space {list(space.sizes)}"
+    if not space.unique_axes:
+        return "it reads one operand at two sets of positions"
+    for value in facts.others:
+        if not space.holds(value):
+            return f"{value} of shape {list(value.type.shape)} does not match its index space {list(space.sizes)}"
     if op.alias and not space.free:
-        return "it writes over what sums of rows read"
-    return registry.unsupported_reason(op, growing.ordered.program.target, [x.type for x in step.inputs], [y.type for y in step.outputs])
+        return "it updates in place a value that its row sums read"
+    return registry.unsupported_reason(op, builder.ordered.program.target, [x.type for x in step.inputs], [y.type for y in step.outputs])
 
 
 def _shared(group: RegionGroup, new: RegionGroup) -> int:
-    """Bytes that need not be written and read again, or be read once instead of twice."""
-    made = sum(2 * item.type.nbytes for item in new.inputs if item in group.made)
-    return made + sum(item.type.nbytes for item in new.inputs if item in group.inputs)
+    """Return the bytes saved: values no longer written and read, and inputs read once instead of twice."""
+    read_directly = sum(2 * value.type.nbytes for value in new.inputs if value in group.produced)
+    return read_directly + sum(value.type.nbytes for value in new.inputs if value in group.inputs)

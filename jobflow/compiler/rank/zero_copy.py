@@ -1,31 +1,31 @@
-"""RankProgram -> the same with arguments that are read where the client puts them.
+"""RankProgram -> the same program, reading arguments in place from the client's memory.
 
-A rank's part of an argument may come in memory that the plan is given, as variables are, so that nothing need be copied.  It stays
-a copy where the argument is wanted in another memory order than the client's.
+A rank's part of an argument may arrive in memory known to the plan, as variables do, which avoids a copy.  The argument is copied
+if it needs another memory order than the client's.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from jobflow.compiler.rank.format import format_items
-from jobflow.compiler.rank.local import Item, RankProgram
+from jobflow.compiler.rank.format import memory_orders
+from jobflow.compiler.rank.local import LocalValue, RankProgram
 from jobflow.plan.storage import RankMemory
 
 
 def zero_copy_feeds(program: RankProgram, memory: RankMemory) -> RankProgram:
-    """Give every argument that is read as it comes its place."""
-    given = {**memory.places, **memory.own}
-    orders = format_items(program) if given else {}
+    """Set the slot of every argument that is read in the client's memory order."""
+    slots = {**memory.places, **memory.own}
+    orders = memory_orders(program) if slots else {}
     now = {
-        argument.item: Item(argument.item.type, argument.item.name, slot=given[argument.key])
+        argument.value: LocalValue(argument.value.type, argument.value.name, slot=slots[argument.key])
         for argument in program.arguments
-        if argument.key in given and argument.item.slot is None and argument.item not in orders and argument.item.type.ndim
+        if argument.key in slots and argument.value.slot is None and argument.value not in orders and argument.value.type.ndim
     }
     if not now:
         return program
-    steps = tuple(replace(step, inputs=tuple(now.get(item, item) for item in step.inputs)) for step in program.steps)
-    arguments = tuple(replace(argument, item=now.get(argument.item, argument.item)) for argument in program.arguments)
-    fetches = tuple((position, now.get(item, item)) for position, item in program.fetches)
-    results = tuple(now.get(item, item) for item in program.results)
+    steps = tuple(replace(step, inputs=tuple(now.get(value, value) for value in step.inputs)) for step in program.steps)
+    arguments = tuple(replace(argument, value=now.get(argument.value, argument.value)) for argument in program.arguments)
+    fetches = tuple((position, now.get(value, value)) for position, value in program.fetches)
+    results = tuple(now.get(value, value) for value in program.results)
     return replace(program, steps=steps, arguments=arguments, fetches=fetches, results=results)
