@@ -1,4 +1,4 @@
-"""Files and checkpoints: local paths and object stores, limits of what is read, and `flow.checkpoint`.
+"""Files and checkpoints: local paths and object stores, size limits of reads, and `flow.checkpoint`.
 
 `__init__.pyi` lists the public names of `flow.checkpoint`, which are imported on first use.
 """

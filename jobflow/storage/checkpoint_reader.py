@@ -1,7 +1,6 @@
-"""Reading a checkpoint: tensors, or parts of them, by name; each is checked against its hash when it is read.
+"""Reading of checkpoints: tensors, or parts of them, by name; data is checked against its hash when it is read.
 
-Directories of the legacy system are recognised: one directory per variable with the raw numbers in `out` and, in later releases,
-their type in `meta`.
+Directories of the legacy system are recognised: one directory per variable with the raw data in `out` and, in later releases, its type in `meta`.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ LEGACY_TYPES = {
 
 
 def variable_type(what: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> TensorType:
-    """The type of a tensor or an array in a file; `what` begins the CheckpointError for one that no variable can have."""
+    """Return the type of a tensor or an array in a file; raise CheckpointError, beginning with `what`, for types that variables cannot have."""
     try:
         return TensorType(shape, dtype_of(dtype.newbyteorder("=")))
     except (KeyError, TypeError):
@@ -50,14 +49,14 @@ def variable_type(what: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Te
 
 
 class Stored(ABC):
-    """A tensor in files, of which `file` is the first."""
+    """A tensor in files, the first of which is `file`."""
 
     name: str
     file: AnyPath
 
     @property
     def file_path(self) -> str:
-        """The file, as text."""
+        """The path of the file as text."""
         return str(self.file)
 
     @property
@@ -74,21 +73,21 @@ class Stored(ABC):
 
     @property
     def says_type(self) -> bool:
-        """Whether its files say what its type is."""
+        """True if the files contain the type."""
         return True
 
     @abstractmethod
     def numpy(self) -> Array:
-        """Its numbers, read now; CheckpointError if they are damaged."""
+        """Read the tensor; raise CheckpointError if it is damaged."""
 
     def read(self, box: Box) -> Array:
-        """The numbers of a box, an array of its own; what was read for it has been checked (CheckpointError)."""
+        """Read a box as a new array; raise CheckpointError if the data read for it is damaged."""
         inside: Any = (*box.slices, ...)
         return np.array(self.numpy()[inside])
 
 
 class Opened:
-    """The files of a checkpoint; each one's header is read and checked when it is first needed."""
+    """The files of a checkpoint; a header is read and checked on first use."""
 
     def __init__(self, root: AnyPath, found: Manifest, mark: Mark | None) -> None:
         self.root = root
@@ -102,7 +101,7 @@ class Opened:
                 self._parts.setdefault(shard.file, {}).setdefault(name, []).append(shard.box)
 
     def header(self, file: str) -> safetensors.Header:
-        """CheckpointError if the file is missing, shorter or longer than it was, or begins in another way."""
+        """Return the header of a file; raise CheckpointError if the file is missing, or its length or header differs from the manifest."""
         if file not in self._headers:
             with self.reading():
                 self._headers[file] = self._header(file)
@@ -120,7 +119,7 @@ class Opened:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """The block reads a file: what is wrong with it is no damage if there is another checkpoint by now, or none.  ReplacedError then."""
+        """A context for reading a file; an error becomes ReplacedError if another checkpoint, or none, has taken its place."""
         try:
             yield
         except (ReplacedError, StoreError):
@@ -133,7 +132,7 @@ class Opened:
             raise ReplacedError(f"checkpoint {self.root} was {what} while it was being read; load it again, or load the newest one") from error
 
     def _check_tensors(self, file: str, found: safetensors.Header) -> None:
-        """The file must hold just the parts that the manifest says."""
+        """Raise CheckpointError unless the file contains exactly the parts listed in the manifest."""
         for name, boxes in self._parts[file].items():
             dtype = self.manifest.tensors[name].dtype
             shape = tuple(max(b for _, b in spans) - min(a for a, _ in spans) for spans in zip(*boxes, strict=True))
@@ -143,14 +142,14 @@ class Opened:
                 raise CheckpointError(f'{self.root / file}: tensor "{name}" should be {dtype}{list(shape)}, but the file has {has}')
 
     def check(self) -> None:
-        """All headers; the numbers are not read."""
+        """Check all headers without reading the data."""
         for file in sorted(self._parts):
             self.header(file)
 
 
 @dataclass(frozen=True)
 class StoredShard:
-    """A box of a tensor, in a safetensors file."""
+    """A box of a tensor in a safetensors file."""
 
     name: str
     box: Spans
@@ -161,7 +160,7 @@ class StoredShard:
 
     @property
     def place(self) -> safetensors.Place:
-        """Where in the file; reads the header if nobody has yet."""
+        """The position of the data in the file; reads the header on first use."""
         place = self.opened.header(self.file_path.name).places[self.name]
         own = replace(place, shape=tuple(stop - start for start, stop in self.box), start=place.start + self.at)
         if self.at + own.nbytes > place.nbytes:
@@ -169,7 +168,7 @@ class StoredShard:
         return own
 
     def numpy(self) -> Array:
-        """Its numbers; CheckpointError if they do not match their hash."""
+        """Read the data; raise CheckpointError if it does not match its hash."""
         with self.opened.reading():
             return self._numpy(self.place)
 
@@ -190,7 +189,7 @@ class StoredShard:
 
 @dataclass(frozen=True)
 class StoredTensor(Stored):
-    """A tensor of a checkpoint, in as many shards as ranks wrote of it; never more than one of them is in memory beside the result."""
+    """A tensor of a checkpoint, in one shard per rank that wrote it; at most one shard is in memory besides the result."""
 
     name: str
     file: AnyPath
@@ -220,7 +219,7 @@ class StoredTensor(Stored):
 
 @dataclass(frozen=True)
 class LegacyTensor(Stored):
-    """A file `out` of raw little-endian numbers; `given` is its type as the caller knows it, for files without `meta`."""
+    """A file `out` of raw little-endian data; `given` is its type from the caller, for files without `meta`."""
 
     name: str
     file: AnyPath
@@ -251,7 +250,7 @@ class LegacyTensor(Stored):
 
 @dataclass(frozen=True)
 class Checkpoint(Mapping[str, Array]):
-    """Arrays by name, read when asked for.  `extra` is what was saved beside them; `single` if the directory is that of one legacy variable."""
+    """Arrays by name, read on demand.  `extra` is the saved JSON tree; `single` is True for the directory of one legacy variable."""
 
     path: AnyPath
     stored: Mapping[str, Stored]
@@ -276,10 +275,10 @@ class Checkpoint(Mapping[str, Array]):
 
 
 def load(path: str | os.PathLike[str] | RemotePath, types: Mapping[str, TensorType] | None = None, *, check: bool = True) -> Checkpoint:
-    """The checkpoint in the directory `path`.
+    """Open the checkpoint in the directory `path`.
 
-    `types` says what the tensors of a legacy directory without `meta` files are.  CheckpointError if there is no checkpoint, or if
-    files are missing or do not agree; with check=False only once they are needed.  The numbers are checked when they are read.
+    `types` maps names to types for a legacy directory without `meta` files.  Data is checked when it is read.
+    Raises: CheckpointError if there is no checkpoint, or if files are missing or contradict each other; with check=False only on first use.
     """
     root = path_of(path)
     mark = _mark(root)  # before it is read: one that comes in between is another one
@@ -291,7 +290,7 @@ def load(path: str | os.PathLike[str] | RemotePath, types: Mapping[str, TensorTy
 
 
 def _mark(root: AnyPath) -> Mark | None:
-    """That of the checkpoint that is there now; None if there is none."""
+    """Return the identity of the checkpoint at this path now, or None."""
     if isinstance(root, RemotePath):
         try:
             return (root / manifest.NAME).stat().mark
@@ -316,9 +315,9 @@ def _load(root: AnyPath, check: bool, mark: Mark) -> Checkpoint:
 
 
 def unreadable(path: AnyPath) -> str | None:
-    """Return why the checkpoint in `path` cannot be opened; None if it can be, or if `path` has no manifest.
+    """Return the reason why the checkpoint in `path` cannot be opened; None if it can, or if `path` has no manifest.
 
-    Raises: ReplacedError and StoreError, which do not describe the checkpoint that is there now.
+    Raises: ReplacedError and StoreError, which do not describe the present checkpoint.
     """
     try:
         (path / manifest.NAME).lstat()
@@ -333,9 +332,9 @@ def unreadable(path: AnyPath) -> str | None:
 
 
 def problems(path: str | os.PathLike[str] | RemotePath) -> Iterator[str]:
-    """What is wrong with a checkpoint, tensor by tensor, after every byte of it has been read; nothing if it is whole.
+    """Read every byte of a checkpoint and return its problems, tensor by tensor; an empty list if it is intact.
 
-    Raises: ReplacedError and StoreError, which say nothing of what is there now.
+    Raises: ReplacedError and StoreError, which do not describe the present checkpoint.
     """
     try:
         found = load(path)

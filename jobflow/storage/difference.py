@@ -1,7 +1,7 @@
-"""Comparing two checkpoints tensor by tensor, with at most two tensors in memory.
+"""Comparison of two checkpoints tensor by tensor, with at most two tensors in memory.
 
-absolute = max |a - b|, relative = max |a - b| / max(|a|, |b|), both over the elements that are not the same; two NaN are the same,
-a NaN and a number differ by infinity.
+absolute = max |a - b|, relative = max |a - b| / max(|a|, |b|), both over unequal elements.  Two NaN are equal; a NaN and a number differ by
+infinity.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BLOCK = 2**20
 
 @dataclass(frozen=True)
 class Difference:
-    """How tensor `name` differs: a type is None where it is missing, `unequal` elements differ if both types are the same."""
+    """A difference of tensor `name`: a type is None where the tensor is missing; `unequal` counts differing elements of equal types."""
 
     name: str
     first: str | None
@@ -34,12 +34,12 @@ class Difference:
 
     @property
     def of_type(self) -> bool:
-        """A name, a shape or an element type differs, so that the numbers were not compared."""
+        """True if the name, shape or element type differs, so that the data was not compared."""
         return self.first != self.second
 
 
 def selected(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
-    """The names that a pattern such as `encoder*` or `*-m` matches; CheckpointError for a pattern that matches none."""
+    """Return the names that match a pattern such as `encoder*` or `*-m`; raise CheckpointError if none matches."""
     names = list(names)
     for pattern in patterns:
         if pattern != "*" and not any(fnmatchcase(name, pattern) for name in names):
@@ -48,7 +48,7 @@ def selected(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
 
 
 def type_text(stored: Stored) -> str:
-    """`float32[2,3]`; the legacy type char is the same as int8."""
+    """Return the type as text, such as `float32[2,3]`; the legacy type char equals int8."""
     type = stored.type
     return f"{type.dtype.numpy.name}[{','.join(map(str, type.shape))}]"
 
@@ -56,9 +56,10 @@ def type_text(stored: Stored) -> str:
 def differences(
     first: Checkpoint, second: Checkpoint, patterns: Sequence[str] = ("*",), *, rtol: float = 0.0, atol: float = 0.0
 ) -> Iterator[Difference]:
-    """Every tensor that is not the same in both, in the order of `first`; without tolerances the same means bit by bit.
+    """Yield every tensor that differs, in the order of `first`; without tolerances the comparison is bitwise.
 
-    With tolerances |a - b| <= atol + rtol max(|a|, |b|) is the same.  CheckpointError if a tensor is damaged.
+    With tolerances, |a - b| <= atol + rtol max(|a|, |b|) counts as equal.
+    Raises: CheckpointError if a tensor is damaged.
     """
     for name in selected(patterns, [*first, *(name for name in second if name not in first)]):
         a, b = (type_text(side.stored[name]) if name in side else None for side in (first, second))
@@ -77,7 +78,7 @@ def _between(name: str, type: str | None, a: Array, b: Array, rtol: float, atol:
 
 
 def _block(x: Array, y: Array, rtol: float, atol: float) -> tuple[int, float, float]:
-    """(elements that differ, largest absolute, largest relative difference)."""
+    """Return the number of differing elements, the largest absolute and the largest relative difference."""
     differ = np.flatnonzero((_bits(x) != _bits(y)).any(axis=1))
     if not differ.size:
         return 0, 0.0, 0.0
@@ -97,7 +98,7 @@ def _bits(x: Array) -> Array:
 
 
 def _distance(x: Array, y: Array) -> tuple[Array, Array]:
-    """|x - y| and max(|x|, |y|) as float64; whole numbers are subtracted as such, for the last digits of large ones count."""
+    """Return |x - y| and max(|x|, |y|) as float64; integers are subtracted as integers, so that large ones lose no digits."""
     if x.dtype.kind in "iu":
         wide = np.uint64 if x.dtype.kind == "u" else np.int64
         high, low = np.maximum(x, y).astype(wide), np.minimum(x, y).astype(wide)
@@ -110,7 +111,7 @@ def _distance(x: Array, y: Array) -> tuple[Array, Array]:
 
 
 def extra_differences(first: Mapping[str, Any], second: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(key with dots, value, other value) for every leaf of two trees that differs; None where a side has none."""
+    """Yield (dotted key, value, other value) for every differing leaf of two trees; None where a side lacks the leaf."""
     for key in [*first, *(key for key in second if key not in first)]:
         a, b = first.get(key), second.get(key)
         if isinstance(a, Mapping) and isinstance(b, Mapping):

@@ -1,6 +1,6 @@
-"""Checkpoints that are being written: in a directory beside their own, or in a store of objects.
+"""Checkpoints being written: in a temporary directory, or in an object store.
 
-A draft says where its files are written and what they are called there.  `publish` makes a checkpoint of it: before that nobody takes it for one.
+A draft maps file names to their temporary location.  `publish` turns it into a checkpoint; before that, readers do not see it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ Draft = Folder | Objects
 
 
 def begin(target: AnyPath, replace: bool, files: Files) -> Draft:
-    """A new one for the checkpoint `target`.  CheckpointError if there is something already that it may not replace; OSError."""
+    """Return a new draft of the checkpoint `target`.
+
+    Raises: CheckpointError if `target` exists and must not be replaced; OSError.
+    """
     if replace and (reason := reading.unreadable(target)):
         raise CheckpointError(f"checkpoint {target} is not replaced, because this process cannot read it: {reason}; rename it, or give another path")
     return Objects.begin(target, replace, files) if isinstance(target, RemotePath) else Folder.begin(target, replace, files)
 
 
 def free_path(target: AnyPath) -> AnyPath:
-    """`target`, or if it exists the first of target-2, target-3, ... that does not."""
+    """Return `target`, or if it exists the first of target-2, target-3, ... that does not."""
     number, found = 1, target
     while remote_drafts.is_taken(found) if isinstance(found, RemotePath) else local_drafts.is_taken(found):
         number += 1
@@ -35,14 +38,14 @@ def free_path(target: AnyPath) -> AnyPath:
 
 
 def check_writable(directory: RemotePath) -> None:
-    """OSError if nothing can be written to a store, or removed from it."""
+    """Raise OSError if a store cannot be written to, or objects cannot be removed from it."""
     path, files = directory / f".writable.{uuid4().hex}", files_of()
     files.put(path, b"")
     files.remove_file(path)
 
 
 def clean(directory: AnyPath) -> None:
-    """Remove what savings have left in a directory of checkpoints that will not go on."""
+    """Remove abandoned drafts from a directory of checkpoints."""
     if isinstance(directory, RemotePath):
         remote_drafts.clean(directory)
     elif directory.is_dir():
@@ -50,7 +53,7 @@ def clean(directory: AnyPath) -> None:
 
 
 def put_away(path: AnyPath) -> None:
-    """Remove a checkpoint; it is gone for who looks before its first file is."""
+    """Remove a checkpoint; readers stop seeing it before its first file is removed."""
     if isinstance(path, RemotePath):
         remote_drafts.put_away(path, files_of())
     else:
@@ -58,7 +61,7 @@ def put_away(path: AnyPath) -> None:
 
 
 def move(old: AnyPath, new: AnyPath) -> None:
-    """Give a checkpoint, or a directory of them, another place in the same file system or store."""
+    """Move a checkpoint, or a directory of checkpoints, within one file system or store."""
     if isinstance(old, RemotePath) and isinstance(new, RemotePath):
         remote_drafts.move(old, new, files_of())
     elif isinstance(old, RemotePath) or isinstance(new, RemotePath):
@@ -69,7 +72,7 @@ def move(old: AnyPath, new: AnyPath) -> None:
 
 
 def unfinished_in(directory: AnyPath) -> list[str]:
-    """What is there of savings that have not ended, or never will."""
+    """Return the running and abandoned drafts in a directory."""
     if isinstance(directory, RemotePath):
         return remote_drafts.unfinished_in(directory)
     return [entry.name for entry in directory.iterdir() if entry.name.startswith(".") and ".saving." in entry.name]

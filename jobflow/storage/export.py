@@ -1,7 +1,7 @@
 """Conversion between checkpoints, .npz files, .safetensors files and directories of OneFlow; one tensor in memory at a time.
 
-A .npz is a zip file with one .npy file per tensor.  A legacy directory has one directory per variable with its raw little-endian
-numbers in `out` and, as text, its type in `meta`.  Both hold tensors only: what was saved beside them (step, position, ...) is not in them.
+A .npz is a zip file with one .npy file per tensor.  A legacy directory has one directory per variable with its raw little-endian data in `out`
+and, as text, its type in `meta`.  Both contain tensors only, without the saved JSON tree (step, position, ...).
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ _NPY = ".npy"
 
 
 def to_npz(source: Checkpoint, path: str | os.PathLike[str], patterns: Sequence[str] = ("*",), *, replace: bool = False) -> list[str]:
-    """Write tensors to one .npz file, whole or not at all; the names of those that became float32 because NumPy has no bfloat16."""
+    """Write tensors to one .npz file atomically; return the names of bfloat16 tensors, which become float32 because NumPy lacks the type."""
     names = selected(patterns, source)
     _to_file(path, replace, lambda file: _write_npz(file, source, names))
     return [name for name in names if source.stored[name].type.dtype is bfloat16]
 
 
 def to_safetensors(source: Checkpoint, path: str | os.PathLike[str], patterns: Sequence[str] = ("*",), *, replace: bool = False) -> list[str]:
-    """Write tensors to one .safetensors file, whole or not at all; every type is kept."""
+    """Write tensors to one .safetensors file atomically; types are preserved."""
     names = selected(patterns, source)
     _to_file(path, replace, lambda file: _write_safetensors(file, source, names))
     return []
 
 
 def _write_safetensors(path: Path, source: Checkpoint, names: Sequence[str]) -> None:
-    """One tensor in memory at a time: the header needs types only."""
+    """Write one tensor at a time; the header needs types only."""
     types = {name: source.stored[name].type for name in names}
     empty = {name: np.broadcast_to(np.zeros((), type.dtype.numpy), type.shape) for name, type in types.items()}
     header, order = header_of(empty)
@@ -59,7 +59,7 @@ def _write_safetensors(path: Path, source: Checkpoint, names: Sequence[str]) -> 
 
 
 def _to_file(path: str | os.PathLike[str], replace: bool, write: Callable[[Path], None]) -> None:
-    """A file that is written beside its place and takes it in one step."""
+    """A temporary file that replaces its target in one step."""
     target = _local(path, "export")
     if target.is_dir() or (target.exists() and not replace):
         raise CheckpointError(f"export to {target}: this path already exists; give another name, or --force to replace a file")
@@ -87,12 +87,12 @@ def _write_npz(path: Path, source: Checkpoint, names: Sequence[str]) -> None:
 
 
 def to_legacy(source: Checkpoint, path: str | os.PathLike[str], patterns: Sequence[str] = ("*",)) -> None:
-    """Write tensors to a legacy directory that is new, whole or not at all; CheckpointError for names and types that it cannot have."""
+    """Write tensors to a new legacy directory atomically; raise CheckpointError for names and types that it cannot represent."""
     save_legacy(source, {name: source.stored[name].type for name in selected(patterns, source)}, path)
 
 
 def save_legacy(arrays: Mapping[str, Array], types: Mapping[str, TensorType], path: str | os.PathLike[str]) -> None:
-    """The same of arrays: those of which types are given."""
+    """Write arrays to a new legacy directory atomically; `types` are the types of some of them."""
     target = _local(path, "conversion")
     if is_taken(target):
         raise CheckpointError(f"conversion to {target}: this path already exists; give a path that does not exist, or an empty directory")
@@ -122,9 +122,9 @@ def _write_legacy(place: Path, source: Mapping[str, Array], kinds: Mapping[str, 
 
 
 def _beside(target: Path, write: Callable[[Path], None], publish: Callable[[Path], None]) -> None:
-    """`write` into a new directory beside the target, then `publish` it in one step; a failure leaves nothing.
+    """Call `write` with a temporary directory, then `publish` it in one step; remove it after a failure.
 
-    The directory is one of an unfinished saving, so that what a process leaves that died is removed by the next saving there.
+    The directory has the name of a draft, so the next save removes it if this process dies.
     """
     files = files_of()
     place = new_place(target)
@@ -155,17 +155,17 @@ class NpzTensor(Stored):
         return variable_type(f'{self.file}: array "{self.name}"', self.array.shape, self.array.dtype)
 
     def numpy(self) -> Array:
-        """The zip file's checksum is checked."""
+        """Read the array and check the zip file's checksum."""
         found: Array = self.array.read()
         return found.astype(found.dtype.newbyteorder("="), copy=False)
 
     def mapped(self) -> Array:
-        """The same without memory of its own, where it is not compressed; not checked."""
+        """Return a memory map of an uncompressed array, without a check."""
         return self.array.mapped()
 
 
 def open_any(path: str | os.PathLike[str] | RemotePath, types: Mapping[str, TensorType] | None = None) -> Checkpoint:
-    """A checkpoint, a legacy directory, a .npz or a .safetensors file; `types` are those of legacy variables without `meta`."""
+    """Open a checkpoint, a legacy directory, a .npz or a .safetensors file; `types` are those of legacy variables without `meta`."""
     source = path_of(path)
     if not source.is_file():
         return load(source, types)
@@ -191,7 +191,7 @@ class SafeTensor(Stored):
 
 
 def to_checkpoint(source: Checkpoint, path: str | os.PathLike[str], patterns: Sequence[str] = ("*",)) -> None:
-    """Write tensors of any source, and what was saved beside them, as a checkpoint of one shard each; whole or not at all."""
+    """Write tensors of any source, and a JSON tree, as a checkpoint with one shard per tensor, atomically."""
     names = selected(patterns, source)
     for name in names:  # all hashes before the first byte is written; what is not in memory afterwards is mapped
         source.stored[name].numpy()

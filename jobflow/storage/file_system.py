@@ -1,7 +1,7 @@
-"""All changes that checkpoints make to the file system, or to a store of objects, go through this module; tests make them fail here.
+"""All changes of checkpoints to the file system or an object store; tests inject failures here.
 
-Every change is one call of `Files.do`, in whatever process and thread it is made.  A test that wants to see or to break changes gives
-`use` a maker of its own Files; in a program of several processes each of them calls `use`.
+Every change is one call of `Files.do`, in any process and thread.  A test that observes or breaks changes passes its own factory of Files to `use`;
+in a program of several processes, every process calls `use`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PIECE = 2**24
 
 
 class Files:
-    """What the writer of rank `rank` changes; each thread that writes has one of its own."""
+    """The changes of one writer on rank `rank`; each writing thread has its own instance."""
 
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank
@@ -32,7 +32,7 @@ class Files:
     def do(self, what: str, path: AnyPath, change: Callable[[], T]) -> T:
         """Make one change, which is one system call; `what` is mkdir, create, write, sync, rename, exchange, unlink or rmdir.
 
-        In a store it is one request, or a few that the store makes one of: create, write, put, copy or unlink.
+        In a store it is one request, or several that the store combines: create, write, put, copy or unlink.
         """
         return change()
 
@@ -40,7 +40,7 @@ class Files:
         self.do("mkdir", path, lambda: path.mkdir(parents=True, exist_ok=True))
 
     def write(self, path: AnyPath, parts: Iterable[bytes | memoryview]) -> int:
-        """A new file with these parts, on the disk when this returns; how many bytes it has."""
+        """Write a new file from these parts and sync it; return its number of bytes."""
         if isinstance(path, RemotePath):
             return self._upload(path, parts)
         total = 0
@@ -57,7 +57,7 @@ class Files:
         return total
 
     def _upload(self, path: RemotePath, parts: Iterable[bytes | memoryview]) -> int:
-        """The same in a store, which has all of it or nothing; never more than some pieces of it are copied."""
+        """Write a new object, which a store creates as a whole or not at all; copy only a few pieces at a time."""
         total = 0
         file = self.do("create", path, lambda: path.ask(lambda system, name: system.open(name, "wb")))
         try:
@@ -74,7 +74,7 @@ class Files:
         return total
 
     def put(self, path: AnyPath, content: bytes) -> None:
-        """A small file that is there as a whole or not at all, whoever looks."""
+        """Write a small file atomically."""
         if isinstance(path, RemotePath):
             self.do("put", path, lambda: path.ask(lambda system, name: system.pipe_file(name, content)))
             return
@@ -83,11 +83,11 @@ class Files:
         self.rename(new, path)
 
     def copy(self, old: RemotePath, new: RemotePath) -> None:
-        """An object once more, in the same store."""
+        """Copy an object within a store."""
         self.do("copy", new, lambda: old.ask(lambda system, name: system.cp_file(name, new.ask(lambda _, other: other))))
 
     def sync_directory(self, path: Path) -> None:
-        """The names in a directory are on the disk when this returns."""
+        """Sync the names in a directory to the disk."""
         handle = os.open(path, os.O_RDONLY)
         try:
             self.do("sync", path, lambda: os.fsync(handle))
@@ -95,13 +95,13 @@ class Files:
             os.close(handle)
 
     def rename(self, old: Path, new: Path) -> None:
-        """`old` takes the place of `new`, which does not exist, is an empty directory, or is a file if `old` is, in one step."""
+        """Rename `old` to `new` in one step; `new` must not exist, be an empty directory, or be a file if `old` is one."""
         self.do("rename", new, lambda: os.replace(old, new))
 
     def exchange(self, a: Path, b: Path, between: Path) -> Path:
-        """Directory `a` takes the name of `b`; where `b` is then.
+        """Rename directory `a` to `b`; return the new path of the former `b`.
 
-        In one step where the file system can (Linux), and `b` is called `a`; else in two, and it is called `between`.
+        On Linux, file systems exchange the names in one step, and the former `b` is then `a`; otherwise two steps rename it to `between`.
         """
         if self.do("exchange", b, lambda: _exchanged(a, b)):
             return a
@@ -120,7 +120,7 @@ class Files:
             self.do("unlink", path, lambda: os.unlink(path))
 
     def remove(self, path: Path) -> None:
-        """A directory with all that is in it."""
+        """Remove a directory with its contents."""
         for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
             below = Path(entry.path)
             if entry.is_dir(follow_symlinks=False):
@@ -142,17 +142,17 @@ _maker: list[Callable[[int], Files]] = [Files]
 
 
 def use(make: Callable[[int], Files]) -> None:
-    """From now on `make(rank)` gives what changes files, in this process; `use(Files)` is as it was."""
+    """Use `make(rank)` for all later changes in this process; `use(Files)` restores the default."""
     _maker[0] = make
 
 
 def files_of(rank: int = 0) -> Files:
-    """What changes files for a rank of this process."""
+    """Return the writer of a rank of this process."""
     return _maker[0](rank)
 
 
 def _exchanged(a: Path, b: Path) -> bool:
-    """Swap two names in one step; False if the file system cannot."""
+    """Exchange two names in one step; return False if the file system cannot."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "renameat2"):
         return False

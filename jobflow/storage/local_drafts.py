@@ -1,10 +1,10 @@
-"""The temporary directory of a checkpoint, the rename that completes it, and the removal of unfinished ones.
+"""The temporary directory of a checkpoint, the rename that completes it, and the removal of abandoned ones.
 
-    .<target>.saving.<host>.<pid>-<start>.<random>      a checkpoint that is being written, or an old one that is being removed
-    .<target>.replaced.<host>.<pid>-<start>.<random>    an old one that is being replaced, where names cannot be exchanged
+    .<target>.saving.<host>.<pid>-<start>.<random>      a checkpoint being written, or an old one being removed
+    .<target>.replaced.<host>.<pid>-<start>.<random>    an old one being replaced, where names cannot be exchanged
 
-The process is that of rank 0, which publishes; `start` is when it began, for numbers of processes are used again.  What a process
-that has ended has left is removed by the next that saves or looks in the same directory.
+The process is that of rank 0, which publishes; `start` is its start time, because process numbers are reused.  The next process that saves or
+lists checkpoints in the directory removes what a dead process left.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _abandoned: set[Path] = set()
 
 
 def new_place(target: Path) -> Path:
-    """A path beside `target` that nobody else uses."""
+    """Return an unused path next to `target`."""
     pid = os.getpid()
     return target.parent / f".{target.name}.saving.{host()}.{pid}-{start_of(pid)}.{uuid4().hex[:12]}"
 
 
 @dataclass(frozen=True)
 class Folder:
-    """The directory beside `target` in which a checkpoint is written."""
+    """The temporary directory next to `target` in which a checkpoint is written."""
 
     target: Path
     folder: Path
@@ -51,7 +51,7 @@ class Folder:
 
     @classmethod
     def begin(cls, target: Path, replace: bool, files: Files) -> Folder:
-        """A new empty directory, after leftovers have been removed.  CheckpointError if there is anything at `target` that it may not replace."""
+        """Remove leftovers and create an empty directory; raise CheckpointError if `target` exists and must not be replaced."""
         older = _is_older(target, replace)
         made = [folder for folder in (target.parent, *target.parent.parents) if not folder.exists()]
         files.make_directory(target.parent)
@@ -63,15 +63,15 @@ class Folder:
         return cls(target, place, older)
 
     def name_of(self, name: str) -> str:
-        """What a file is called."""
+        """Return the temporary path of a file."""
         return name
 
     def names(self) -> list[str]:
-        """What has been written."""
+        """Return the names of the written files."""
         return os.listdir(self.folder)
 
     def publish(self, text: str, files: Files) -> None:
-        """Complete the directory and give it the name of the target, in one step."""
+        """Complete the directory and rename it to the target in one step."""
         for name in sorted(self.names()):
             if name.startswith(PART):  # nobody needs it any more
                 files.remove_file(self.folder / name)
@@ -85,11 +85,11 @@ class Folder:
 
     @property
     def _between(self) -> Path:
-        """Where an old checkpoint goes if names cannot be exchanged."""
+        """The path of an old checkpoint where names cannot be exchanged."""
         return self.folder.with_name(".replaced.".join(self.folder.name.rsplit(".saving.", 1)))
 
     def settle(self, files: Files) -> None:
-        """After `publish`: the new name is on the disk, and what it replaced is gone.  CheckpointError if not."""
+        """Sync the new name and remove the replaced checkpoint, after `publish`; raise CheckpointError on failure."""
         old = self._between if self._between.exists() else self.folder
         try:
             files.sync_directory(self.target.parent)
@@ -106,7 +106,7 @@ class Folder:
             ) from error
 
     def discard(self, files: Files) -> None:
-        """Remove what will not be completed; what cannot be removed is left to `clean`."""
+        """Remove a draft that will not be completed; `clean` removes the rest later."""
         _abandoned.add(self.folder)
         with suppress(OSError):
             if self.folder.exists():
@@ -115,7 +115,7 @@ class Folder:
 
 
 def _is_older(target: Path, replace: bool) -> bool:
-    """Whether a checkpoint, or what is left of one, is to be replaced; CheckpointError if there is anything else but an empty directory."""
+    """Return True if a checkpoint, or the rest of one, is to be replaced; raise CheckpointError for anything else but an empty directory."""
     if replace and ((target / manifest.NAME).is_file() or any(target.glob("tensors-*.safetensors"))):
         return True
     if is_taken(target):
@@ -124,12 +124,12 @@ def _is_older(target: Path, replace: bool) -> bool:
 
 
 def is_taken(target: Path) -> bool:
-    """True for a path that exists, unless it is an empty directory."""
+    """Return True for a path that exists, unless it is an empty directory."""
     return (target.exists() or target.is_symlink()) and not (target.is_dir() and not any(target.iterdir()))
 
 
 def put_away(path: Path, files: Files) -> None:
-    """Remove a checkpoint; it is gone for who looks before its first file is."""
+    """Remove a checkpoint; readers stop seeing it before its first file is removed."""
     place = new_place(path)
     files.rename(path, place)
     _abandoned.add(place)
@@ -138,9 +138,9 @@ def put_away(path: Path, files: Files) -> None:
 
 
 def clean(parent: Path, files: Files | None = None) -> None:
-    """Remove what processes that have died left unfinished in `parent`, and give a checkpoint its name back that they took away.
+    """Remove drafts of dead processes from `parent`, and restore the name of a checkpoint that they had moved.
 
-    A notice names what cannot be removed.
+    A notice lists files that cannot be removed.
     """
     for entry in sorted(parent.iterdir()):
         left = _UNFINISHED.fullmatch(entry.name)

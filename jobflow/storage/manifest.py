@@ -1,4 +1,4 @@
-"""manifest.json: which tensors a checkpoint has, where they are stored, and the hashes that show that it is complete.
+"""manifest.json: the tensors of a checkpoint, their files, and the hashes that prove it complete.
 
 {
  "format": "jobflow checkpoint", "version": 2,
@@ -12,8 +12,8 @@
  "sha256": "of all of this without this line"
 }
 
-The boxes of a tensor's shards are its parts: they meet nowhere and leave nothing out.  A file holds its part of a tensor under the
-tensor's name; a large part is hashed in blocks, which are shards of their own whose numbers begin `at` so many bytes of the part.
+The boxes of a tensor's shards are disjoint and cover the tensor.  A file stores its part of a tensor under the tensor's name.  A large part is hashed
+in blocks: each is a shard whose data begins `at` a byte offset of the part.
 Version 1 has one file per tensor and no shards: "tensors": {"w": {"shape", "dtype", "file", "sha256"}}.
 """
 
@@ -42,7 +42,7 @@ Spans = tuple[Span, ...]
 
 @dataclass(frozen=True)
 class Shard:
-    """A box of a tensor: the file that holds it, the hash of its little-endian bytes, and where they begin in the file's tensor."""
+    """A box of a tensor: its file, the hash of its little-endian bytes, and their offset in the file's tensor."""
 
     box: Spans
     file: str
@@ -74,7 +74,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file: its length and the hash of what precedes the numbers."""
+    """A file: its length and the hash of the bytes before the data."""
 
     bytes: int
     header: str
@@ -82,14 +82,14 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint holds; `extra` is a JSON tree of the caller's.  `files` is empty in version 1."""
+    """The contents of a checkpoint; `extra` is a JSON tree of the caller.  `files` is empty in version 1."""
 
     tensors: Mapping[str, Entry]
     extra: Mapping[str, Any]
     files: Mapping[str, FileEntry] = field(default_factory=dict)
 
     def text(self) -> str:
-        """The file's content; CheckpointError if `extra` is no JSON tree."""
+        """Return the file's content; raise CheckpointError if `extra` is not a JSON tree."""
         check_extra(self.extra)
         body = self._body()
         tensors = (f"  {_json(name)}: {_tensor_text(tree)}" for name, tree in body["tensors"].items())
@@ -111,7 +111,7 @@ class Manifest:
 
     @classmethod
     def read(cls, path: AnyPath) -> Manifest:
-        """The manifest in the file `path`; CheckpointError if it is damaged or of a later version."""
+        """Read the manifest in the file `path`; raise CheckpointError if it is damaged or of a later version."""
         try:
             text = content(path, HEADER, CheckpointError)
             body = json_tree(text)
@@ -155,21 +155,21 @@ def _entry(tree: Mapping[str, Any], version: int) -> Entry:
 
 
 def text_of(value: Any) -> str:
-    """A text.  ValueError for all else that may stand in its place."""
+    """Return the value if it is a text; raise ValueError otherwise."""
     if not isinstance(value, str):
         raise ValueError(f"{value!r:.40} is not a text")
     return value
 
 
 def check_shards(tensors: Mapping[str, Entry], where: str = "") -> None:
-    """CheckpointError for the first tensor whose shards are not its parts."""
+    """Raise CheckpointError for the first tensor whose shards do not partition it."""
     for name, entry in tensors.items():
         if problem := gap(entry):
             raise CheckpointError(f'{where}tensor "{name}" {problem}')
 
 
 def gap(entry: Entry) -> str | None:
-    """What is wrong with a tensor's boxes, or None: they must be its parts, each element in one of them."""
+    """Return the problem of a tensor's boxes, or None if each element is in exactly one box."""
     for shard in entry.shards:
         if len(shard.box) != len(entry.shape) or any(not 0 <= a <= b <= n for (a, b), n in zip(shard.box, entry.shape, strict=True)):
             return f"has a shard {box_text(shard.box)}, which is no part of its shape {list(entry.shape)}"
@@ -185,7 +185,7 @@ def gap(entry: Entry) -> str | None:
 
 
 def _meeting(boxes: Iterable[Spans]) -> tuple[Spans, Spans] | None:
-    """Two of the boxes that have elements in common.  ValueError if there are too many side by side to look at each pair."""
+    """Return two overlapping boxes; raise ValueError if too many boxes are adjacent to compare each pair."""
     active: list[Spans] = []
     pairs = 0
     for box in sorted(box for box in boxes if volume(box)):
@@ -201,17 +201,17 @@ def _meeting(boxes: Iterable[Spans]) -> tuple[Spans, Spans] | None:
 
 
 def volume(box: Spans) -> int:
-    """How many elements a box has."""
+    """Return the number of elements of a box."""
     return math.prod(stop - start for start, stop in box)
 
 
 def box_text(box: Spans) -> str:
-    """[0:4, 2:8]"""
+    """Return a box as text, such as [0:4, 2:8]."""
     return f"[{', '.join(f'{start}:{stop}' for start, stop in box)}]"
 
 
 def check_extra(extra: Mapping[str, Any]) -> None:
-    """CheckpointError unless `extra` is a JSON tree that comes back from a file as it is."""
+    """Raise CheckpointError unless `extra` is a JSON tree that is unchanged by writing and reading."""
     try:
         text = json.dumps(extra)
         same = _same(json_tree(text.encode(), DEPTH - 1), extra)  # in the manifest it lies one deeper
@@ -224,7 +224,7 @@ def check_extra(extra: Mapping[str, Any]) -> None:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Equality for which NaN, which a loss may be, is NaN."""
+    """Return True for equal values; NaN equals NaN, because a loss may be NaN."""
     if isinstance(a, dict) and isinstance(b, Mapping):
         return list(a) == list(b) and all(_same(a[key], b[key]) for key in a)
     if isinstance(a, list) and isinstance(b, list):
@@ -233,7 +233,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def digest(body: Mapping[str, Any]) -> str:
-    """A hash of a JSON tree, however it is written."""
+    """Return a hash of a JSON tree that does not depend on its formatting."""
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -242,7 +242,7 @@ def _json(tree: Any) -> str:
 
 
 def _tensor_text(tree: Mapping[str, Any]) -> str:
-    """One line, and one more for each shard if there are several."""
+    """Return one line, and one more per shard if there are several."""
     if len(tree["shards"]) == 1:
         return _json(tree)
     shards = ",\n".join(f"   {_json(shard)}" for shard in tree["shards"])

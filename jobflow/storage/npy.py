@@ -1,6 +1,6 @@
-"""Arrays in NumPy's own format: a .npy file, or the members of a .npz file, which is a zip file of those.
+"""Arrays in NumPy's own format: a .npy file, or the members of a .npz file, which is a zip file of .npy files.
 
-Only headers are read here; the numbers are mapped, or read with the zip file's checksum, when they are asked for.
+Only headers are read here; data is mapped, or read with the zip file's checksum, on demand.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ZIP_HEADER, _ZIP_LENGTHS = 30, 26
 
 @dataclass(frozen=True)
 class FileArray:
-    """An array in a file: `start` is where its numbers begin in the .npy file, which is the whole file or the `member` of a zip file."""
+    """An array in a file: `start` is the offset of its data in the .npy file, which is the whole file or the `member` of a zip file."""
 
     path: AnyPath
     name: str
@@ -49,11 +49,11 @@ class FileArray:
 
     @property
     def is_packed(self) -> bool:
-        """Whether it must be unpacked into memory."""
+        """True if the array is compressed."""
         return self.member is not None and self.member.compress_type != zipfile.ZIP_STORED
 
     def read(self) -> Array:
-        """The array in memory; the fault if the zip file's checksum does not match, or it is more than what is read into memory."""
+        """Read the array; raise the fault if the zip file's checksum does not match, or the array exceeds the size limit."""
         if self.member is None:
             return np.array(self.mapped(), order="K")
         MEMORY.check(self.member.file_size, f'{self.path}: array "{self.name}"', self.fault)
@@ -66,14 +66,14 @@ class FileArray:
                 raise self.fault(f'{self.path}: array "{self.name}" is damaged: {error}') from error
 
     def mapped(self) -> Array:
-        """A view of the file, where it is not packed; not checked."""
+        """Return a memory map of an uncompressed array, without a check."""
         if self.is_packed or not self.nbytes:
             return self.read() if self.is_packed else np.empty(self.shape, self.dtype)
         with self._opened() as file:
             return np.asarray(np.memmap(file, self.dtype, "r", self._offset(file) + self.start, self.shape, self.order))
 
     def _opened(self) -> BinaryIO:
-        """The file once more; the fault if it is another one by now."""
+        """Open the file again; raise the fault if it has been replaced."""
         file = open_regular(self.path, self.fault)
         if mark_of(os.fstat(file.fileno())) != self.mark:
             file.close()
@@ -81,7 +81,7 @@ class FileArray:
         return file
 
     def _offset(self, file: BinaryIO) -> int:
-        """Where the .npy file begins in the file."""
+        """Return the offset of the .npy file in the file."""
         if self.member is None:
             return 0
         file.seek(self.member.header_offset + _ZIP_LENGTHS)
@@ -90,7 +90,7 @@ class FileArray:
 
 
 def in_file(path: AnyPath, fault: Fault) -> FileArray:
-    """The array in a .npy file."""
+    """Return the array in a .npy file."""
     with open_regular(path, fault) as file:
         status = os.fstat(file.fileno())
         found = _described(file, path, path.stem, None, fault, mark_of(status))
@@ -99,7 +99,7 @@ def in_file(path: AnyPath, fault: Fault) -> FileArray:
 
 
 def in_archive(path: AnyPath, fault: Fault) -> list[FileArray]:
-    """The arrays in a .npz file."""
+    """Return the arrays in a .npz file."""
     with open_regular(path, fault) as file:
         status = os.fstat(file.fileno())
         try:
@@ -138,7 +138,7 @@ def _described(file: Any, path: AnyPath, name: str, member: zipfile.ZipInfo | No
 
 
 def _check_size(found: FileArray, size: int, what: str) -> None:
-    """The fault unless the numbers fill a .npy file of so many bytes."""
+    """Raise the fault unless the data fills a .npy file of this length."""
     if size - found.start != found.nbytes:
         where = f"{found.dtype}{list(found.shape)} at byte {found.start}"
         raise found.fault(f"{what} is damaged: {where} needs {found.nbytes} bytes, but there are {size - found.start}")

@@ -1,4 +1,4 @@
-"""The process that owns a lock or an unfinished checkpoint, as files name it; and whether it is still running."""
+"""The process that owns a lock or an unfinished checkpoint, as recorded in files, and a test whether it is running."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from jobflow.storage.untrusted import whole
 
 @dataclass(frozen=True)
 class Owner:
-    """A process: numbers of processes are used again, so `start` says when it began, in ticks since the machine did ("0": not known).
+    """A process.  Process numbers are reused, so `start` is its start time in clock ticks since boot ("0": unknown).
 
-    `space` is where its number counts: the start of the machine, and the container.
+    `space` is the namespace of its number: the boot of the machine, and the container.
     """
 
     host: str
@@ -27,24 +27,24 @@ class Owner:
 
     @classmethod
     def here(cls) -> Owner:
-        """This process."""
+        """Return this process."""
         return cls(host(), os.getpid(), start_of(os.getpid()), node_name())
 
     @classmethod
     def of(cls, tree: Any) -> Owner:
-        """What a file of JSON says.  ValueError, KeyError or TypeError if it does not say it."""
+        """Read an owner from a JSON tree; raise ValueError, KeyError or TypeError if the tree describes none."""
         return cls(str(tree["host"]), whole(tree["pid"]), str(tree["start"]), str(tree["space"]))
 
     @property
     def is_alive(self) -> bool | None:
-        """Whether it still runs; None if that cannot be seen from here."""
+        """Return True if the process runs; None if this cannot be determined from here."""
         if self.space != node_name() or self.host != host():
             return None
         return is_alive(self.pid, self.start)
 
 
 def is_alive(pid: int, start: str | None) -> bool:
-    """Whether a process of this machine runs that began then; `start` None: whenever it began."""
+    """Return True if a process of this machine with this start time runs; `start=None` accepts any start time."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -56,12 +56,12 @@ def is_alive(pid: int, start: str | None) -> bool:
 
 
 def start_of(pid: int) -> str:
-    """When a process began, in ticks since the machine did; "0" where that is not known."""
+    """Return the start time of a process in clock ticks since boot; "0" if unknown."""
     return _status(pid)[-1]
 
 
 def _status(pid: int) -> list[str]:
-    """State, then what Linux tells of a process, up to when it began."""
+    """Return the state of a process and the fields after it in /proc/PID/stat, up to the start time."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[:20]
     except OSError:
@@ -70,5 +70,5 @@ def _status(pid: int) -> list[str]:
 
 @cache
 def host() -> str:
-    """What this machine is called, as part of the name of a file."""
+    """Return the name of this machine, as used in file names."""
     return socket.gethostname().replace("/", "-") or "localhost"
