@@ -379,7 +379,7 @@ class Session:
                 if self.world is None or not self.world.parting:
                     self.finish()
                 elif self.unfinished is not None:
-                    self.unfinished.part()
+                    self.unfinished.detach()
             finally:
                 if self.world is not None:
                     if self.tensors is not None:

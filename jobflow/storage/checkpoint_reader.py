@@ -27,7 +27,7 @@ from jobflow.storage.remote import AnyPath, RemotePath, StoreError, path_of
 from jobflow.storage.untrusted import HEADER, Mark, content, mark_of, open_regular, shape_of
 
 Array = np.ndarray[Any, Any]
-#: what `meta` files call element types; NumPy has no other name for the first, which is therefore only read
+#: element types of `meta` files; the first has no NumPy type of the same name and is therefore only read
 LEGACY_TYPES = {
     "kChar": "char",
     "kFloat": "float32",
@@ -45,7 +45,7 @@ def variable_type(what: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Te
     try:
         return TensorType(shape, dtype_of(dtype.newbyteorder("=")))
     except (KeyError, TypeError):
-        raise CheckpointError(f"{what} is of type {dtype}, which no variable can have") from None
+        raise CheckpointError(f"{what} has type {dtype}, which variables do not support") from None
 
 
 class Stored(ABC):
@@ -72,7 +72,7 @@ class Stored(ABC):
         return self.type.dtype
 
     @property
-    def says_type(self) -> bool:
+    def has_type(self) -> bool:
         """True if the files contain the type."""
         return True
 
@@ -89,14 +89,14 @@ class Stored(ABC):
 class Opened:
     """The files of a checkpoint; a header is read and checked on first use."""
 
-    def __init__(self, root: AnyPath, found: Manifest, mark: Mark | None) -> None:
+    def __init__(self, root: AnyPath, contents: Manifest, mark: Mark | None) -> None:
         self.root = root
-        self.manifest = found
+        self.manifest = contents
         self._mark = mark
         self._headers: dict[str, safetensors.Header] = {}
-        #: what each file should hold: name -> boxes
-        self._parts: dict[str, dict[str, list[Spans]]] = {file: {} for file in found.files}
-        for name, entry in found.tensors.items():
+        #: the contents of each file by the manifest: name -> boxes
+        self._parts: dict[str, dict[str, list[Spans]]] = {file: {} for file in contents.files}
+        for name, entry in contents.tensors.items():
             for shard in entry.shards:
                 self._parts.setdefault(shard.file, {}).setdefault(name, []).append(shard.box)
 
@@ -108,14 +108,14 @@ class Opened:
         return self._headers[file]
 
     def _header(self, file: str) -> safetensors.Header:
-        found = safetensors.opened(self.root / file)
-        self._check_tensors(file, found)
+        header = safetensors.opened(self.root / file)
+        self._check_tensors(file, header)
         entry = self.manifest.files.get(file)
-        if entry is not None and found.size != entry.bytes:
-            raise CheckpointError(f"{self.root / file} is damaged: it has {found.size} bytes, but had {entry.bytes}")
-        if entry is not None and found.sha256 != entry.header:
-            raise CheckpointError(f"{self.root / file} is damaged: its header, from byte 0 on, does not match its hash")
-        return found
+        if entry is not None and header.size != entry.bytes:
+            raise CheckpointError(f"{self.root / file} is damaged: it has {header.size} bytes instead of {entry.bytes}")
+        if entry is not None and header.sha256 != entry.header:
+            raise CheckpointError(f"{self.root / file} is damaged: its header, at byte 0, does not match its hash")
+        return header
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -131,14 +131,14 @@ class Opened:
             what = "removed" if now is None else "replaced by another one"
             raise ReplacedError(f"checkpoint {self.root} was {what} while it was being read; load it again, or load the newest one") from error
 
-    def _check_tensors(self, file: str, found: safetensors.Header) -> None:
+    def _check_tensors(self, file: str, header: safetensors.Header) -> None:
         """Raise CheckpointError unless the file contains exactly the parts listed in the manifest."""
         for name, boxes in self._parts[file].items():
             dtype = self.manifest.tensors[name].dtype
             shape = tuple(max(b for _, b in spans) - min(a for a, _ in spans) for spans in zip(*boxes, strict=True))
-            place = found.places.get(name)
-            if place is None or (place.shape, place.dtype.name) != (shape, dtype):
-                has = f"{place.dtype.name}{list(place.shape)}" if place else "nothing of that name"
+            info = header.infos.get(name)
+            if info is None or (info.shape, info.dtype.name) != (shape, dtype):
+                has = f"{info.dtype.name}{list(info.shape)}" if info else "no tensor of this name"
                 raise CheckpointError(f'{self.root / file}: tensor "{name}" should be {dtype}{list(shape)}, but the file has {has}')
 
     def check(self) -> None:
@@ -159,32 +159,32 @@ class StoredShard:
     opened: Opened = field(repr=False, compare=False)
 
     @property
-    def place(self) -> safetensors.Place:
+    def info(self) -> safetensors.TensorInfo:
         """The position of the data in the file; reads the header on first use."""
-        place = self.opened.header(self.file_path.name).places[self.name]
-        own = replace(place, shape=tuple(stop - start for start, stop in self.box), start=place.start + self.at)
-        if self.at + own.nbytes > place.nbytes:
-            raise CheckpointError(f'{self.file_path}: tensor "{self.name}" is damaged: its box {box_text(self.box)} lies outside of it')
+        info = self.opened.header(self.file_path.name).infos[self.name]
+        own = replace(info, shape=tuple(stop - start for start, stop in self.box), start=info.start + self.at)
+        if self.at + own.nbytes > info.nbytes:
+            raise CheckpointError(f'{self.file_path}: tensor "{self.name}" is damaged: its box {box_text(self.box)} exceeds its bounds')
         return own
 
     def numpy(self) -> Array:
         """Read the data; raise CheckpointError if it does not match its hash."""
         with self.opened.reading():
-            return self._numpy(self.place)
+            return self._numpy(self.info)
 
-    def _numpy(self, place: safetensors.Place) -> Array:
+    def _numpy(self, info: safetensors.TensorInfo) -> Array:
         try:
-            found = safetensors.read_tensor(self.file_path, place)
+            array = safetensors.read_tensor(self.file_path, info)
         except StoreError:
             raise
         except OSError as error:
-            raise CheckpointError(f'{self.file_path}: tensor "{self.name}", {self._where(place)}, cannot be read: {error}') from error
-        if hashlib.sha256(safetensors.bytes_of(safetensors.storable(self.name, found))).hexdigest() != self.sha256:
-            raise CheckpointError(f'{self.file_path}: tensor "{self.name}" is damaged: its content, {self._where(place)}, does not match its hash')
-        return found
+            raise CheckpointError(f'{self.file_path}: tensor "{self.name}", {self._where(info)}, cannot be read: {error}') from error
+        if hashlib.sha256(safetensors.bytes_of(safetensors.storable(self.name, array))).hexdigest() != self.sha256:
+            raise CheckpointError(f'{self.file_path}: tensor "{self.name}" is damaged: its content, {self._where(info)}, does not match its hash')
+        return array
 
-    def _where(self, place: safetensors.Place) -> str:
-        return f"box {box_text(self.box)} at bytes {place.start} to {place.start + place.nbytes} of the file"
+    def _where(self, info: safetensors.TensorInfo) -> str:
+        return f"box {box_text(self.box)} at bytes {info.start} to {info.start + info.nbytes} of the file"
 
 
 @dataclass(frozen=True)
@@ -219,24 +219,24 @@ class StoredTensor(Stored):
 
 @dataclass(frozen=True)
 class LegacyTensor(Stored):
-    """A file `out` of raw little-endian data; `given` is its type from the caller, for files without `meta`."""
+    """A file `out` of raw little-endian data; `declared` is its type from the caller, for files without `meta`."""
 
     name: str
     file: AnyPath
-    given: TensorType | None = None
+    declared: TensorType | None = None
 
     @property
-    def says_type(self) -> bool:
+    def has_type(self) -> bool:
         return (self.file.parent / "meta").exists()
 
     @property
     def type(self) -> TensorType:
         meta = self.file.parent / "meta"
-        if self.says_type:
+        if self.has_type:
             return _legacy_type(meta)
-        if self.given is None:
-            raise CheckpointError(f'{self.file}: the type of tensor "{self.name}" is not known: there is no file {meta}; pass types={{name: type}}')
-        return self.given
+        if self.declared is None:
+            raise CheckpointError(f'{self.file}: the type of tensor "{self.name}" is unknown, because {meta} is missing; pass types={{name: type}}')
+        return self.declared
 
     def numpy(self) -> Array:
         type = self.type
@@ -256,7 +256,7 @@ class Checkpoint(Mapping[str, Array]):
     stored: Mapping[str, Stored]
     extra: Mapping[str, Any]
     single: bool = False
-    #: differs if anything in it does; "" of what has no manifest
+    #: the hash of the manifest; "" without a manifest
     digest: str = ""
 
     def __getitem__(self, name: str) -> Array:
@@ -281,7 +281,7 @@ def load(path: str | os.PathLike[str] | RemotePath, types: Mapping[str, TensorTy
     Raises: CheckpointError if there is no checkpoint, or if files are missing or contradict each other; with check=False only on first use.
     """
     root = path_of(path)
-    mark = _mark(root)  # before it is read: one that comes in between is another one
+    mark = _mark(root)  # before reading, so that a replacement in between is detected
     if mark is not None:
         return _load(root, check, mark)
     if not root.is_dir():
@@ -303,15 +303,15 @@ def _mark(root: AnyPath) -> Mark | None:
 
 
 def _load(root: AnyPath, check: bool, mark: Mark) -> Checkpoint:
-    found = Manifest.read(root / manifest.NAME)
-    opened = Opened(root, found, mark)
+    contents = Manifest.read(root / manifest.NAME)
+    opened = Opened(root, contents, mark)
     if check:
         opened.check()
     stored: dict[str, Stored] = {}
-    for name, entry in found.tensors.items():
+    for name, entry in contents.tensors.items():
         shards = tuple(StoredShard(name, shard.box, shard.at, shard.sha256, root / shard.file, opened) for shard in entry.shards)
         stored[name] = StoredTensor(name, shards[0].file_path if shards else root, entry, shards)
-    return Checkpoint(root, stored, found.extra, digest=hashlib.sha256(found.text().encode()).hexdigest())
+    return Checkpoint(root, stored, contents.extra, digest=hashlib.sha256(contents.text().encode()).hexdigest())
 
 
 def unreadable(path: AnyPath) -> str | None:
@@ -332,18 +332,18 @@ def unreadable(path: AnyPath) -> str | None:
 
 
 def problems(path: str | os.PathLike[str] | RemotePath) -> Iterator[str]:
-    """Read every byte of a checkpoint and return its problems, tensor by tensor; an empty list if it is intact.
+    """Read every byte of a checkpoint and yield its problems, tensor by tensor; yield nothing if it is intact.
 
     Raises: ReplacedError and StoreError, which do not describe the present checkpoint.
     """
     try:
-        found = load(path)
+        checkpoint = load(path)
     except (ReplacedError, StoreError):
         raise
     except (CheckpointError, OSError) as error:
         yield str(error)
         return
-    for stored in found.stored.values():
+    for stored in checkpoint.stored.values():
         for part in stored.shards if isinstance(stored, StoredTensor) else (stored,):
             try:
                 part.numpy()
@@ -360,10 +360,10 @@ def _load_legacy(root: AnyPath, types: Mapping[str, TensorType]) -> Checkpoint:
         return Checkpoint(root, {root.name: LegacyTensor(root.name, root / "out", types.get(root.name))}, {}, single=True)
     try:
         names = sorted(entry.name for entry in root.iterdir() if (entry / "out").is_file())
-    except FileNotFoundError:  # it has gone since
+    except FileNotFoundError:  # removed since
         raise CheckpointError(f"checkpoint {root}: there is no such directory") from None
     if not names:
-        raise CheckpointError(f"checkpoint {root}: there is neither a {manifest.NAME} nor a directory per variable in it")
+        raise CheckpointError(f"checkpoint {root}: the directory contains neither a {manifest.NAME} nor a directory per variable")
     return Checkpoint(root, {name: LegacyTensor(name, root / name / "out", types.get(name)) for name in names}, {})
 
 

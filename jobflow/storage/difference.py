@@ -17,7 +17,7 @@ from jobflow.core.errors import CheckpointError, did_you_mean
 from jobflow.storage.checkpoint_reader import Checkpoint, Stored
 
 Array = np.ndarray[Any, Any]
-#: elements that are converted to float64 at a time
+#: elements converted to float64 at a time
 BLOCK = 2**20
 
 
@@ -43,7 +43,7 @@ def selected(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
     names = list(names)
     for pattern in patterns:
         if pattern != "*" and not any(fnmatchcase(name, pattern) for name in names):
-            raise CheckpointError(f'no tensor is called "{pattern}"{did_you_mean(pattern, names)}')
+            raise CheckpointError(f'no tensor matches "{pattern}"{did_you_mean(pattern, names)}')
     return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
@@ -63,9 +63,9 @@ def differences(
     """
     for name in selected(patterns, [*first, *(name for name in second if name not in first)]):
         a, b = (type_text(side.stored[name]) if name in side else None for side in (first, second))
-        found = Difference(name, a, b) if a != b else _between(name, a, first[name], second[name], rtol, atol)
-        if found is not None:
-            yield found
+        difference = Difference(name, a, b) if a != b else _between(name, a, first[name], second[name], rtol, atol)
+        if difference is not None:
+            yield difference
 
 
 def _between(name: str, type: str | None, a: Array, b: Array, rtol: float, atol: float) -> Difference | None:

@@ -24,17 +24,17 @@ def begin(target: AnyPath, replace: bool, files: Files) -> Draft:
     Raises: CheckpointError if `target` exists and must not be replaced; OSError.
     """
     if replace and (reason := reading.unreadable(target)):
-        raise CheckpointError(f"checkpoint {target} is not replaced, because this process cannot read it: {reason}; rename it, or give another path")
+        raise CheckpointError(f"checkpoint {target} is not replaced, because this process cannot read it: {reason}; rename it, or pass another path")
     return Objects.begin(target, replace, files) if isinstance(target, RemotePath) else Folder.begin(target, replace, files)
 
 
 def free_path(target: AnyPath) -> AnyPath:
     """Return `target`, or if it exists the first of target-2, target-3, ... that does not."""
-    number, found = 1, target
-    while remote_drafts.is_taken(found) if isinstance(found, RemotePath) else local_drafts.is_taken(found):
+    number, path = 1, target
+    while remote_drafts.is_occupied(path) if isinstance(path, RemotePath) else local_drafts.is_occupied(path):
         number += 1
-        found = target.with_name(f"{target.name}-{number}")
-    return found
+        path = target.with_name(f"{target.name}-{number}")
+    return path
 
 
 def check_writable(directory: RemotePath) -> None:

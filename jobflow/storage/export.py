@@ -21,10 +21,10 @@ from jobflow.core.types import TensorType, bfloat16
 from jobflow.storage.checkpoint_reader import LEGACY_TYPES, Checkpoint, LegacyTensor, Stored, load, variable_type
 from jobflow.storage.difference import selected
 from jobflow.storage.file_system import files_of
-from jobflow.storage.local_drafts import DONE, Folder, is_taken, new_place
+from jobflow.storage.local_drafts import DONE, Folder, is_occupied, temporary_path
 from jobflow.storage.npy import FileArray, in_archive
 from jobflow.storage.remote import AnyPath, RemotePath, path_of
-from jobflow.storage.safetensors import Place, bytes_of, header_of, read_header, read_tensor, storable
+from jobflow.storage.safetensors import TensorInfo, bytes_of, header_of, read_header, read_tensor, storable
 from jobflow.storage.store import save
 from jobflow.storage.untrusted import mapped
 
@@ -59,17 +59,17 @@ def _write_safetensors(path: Path, source: Checkpoint, names: Sequence[str]) -> 
 
 
 def _to_file(path: str | os.PathLike[str], replace: bool, write: Callable[[Path], None]) -> None:
-    """A temporary file that replaces its target in one step."""
+    """Write a temporary file that replaces its target in one step."""
     target = _local(path, "export")
     if target.is_dir() or (target.exists() and not replace):
-        raise CheckpointError(f"export to {target}: this path already exists; give another name, or --force to replace a file")
-    _beside(target, lambda place: write(place / target.name), lambda place: os.replace(place / target.name, target))
+        raise CheckpointError(f"export to {target}: this path already exists; pass another name, or --force to replace a file")
+    _atomically(target, lambda folder: write(folder / target.name), lambda folder: os.replace(folder / target.name, target))
 
 
 def _local(path: str | os.PathLike[str], what: str) -> Path:
     target = path_of(path, absolute=True)
     if isinstance(target, RemotePath):
-        raise CheckpointError(f"{what} to {target}: only checkpoints are written to a store; write to this machine and copy what was written")
+        raise CheckpointError(f"{what} to {target}: only checkpoints can be written to a store; write to a local path and copy the result")
     return target
 
 
@@ -77,11 +77,11 @@ def _write_npz(path: Path, source: Checkpoint, names: Sequence[str]) -> None:
     with open(path, "xb") as file:
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
             for name in names:
-                found = source[name]
-                if found.dtype.name == bfloat16.name:
-                    found = found.astype(np.float32)
+                array = source[name]
+                if array.dtype.name == bfloat16.name:
+                    array = array.astype(np.float32)
                 with archive.open(name + _NPY, "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, found, allow_pickle=False)
+                    np.lib.format.write_array(member, array, allow_pickle=False)
         file.flush()
         os.fsync(file.fileno())
 
@@ -94,49 +94,49 @@ def to_legacy(source: Checkpoint, path: str | os.PathLike[str], patterns: Sequen
 def save_legacy(arrays: Mapping[str, Array], types: Mapping[str, TensorType], path: str | os.PathLike[str]) -> None:
     """Write arrays to a new legacy directory atomically; `types` are the types of some of them."""
     target = _local(path, "conversion")
-    if is_taken(target):
-        raise CheckpointError(f"conversion to {target}: this path already exists; give a path that does not exist, or an empty directory")
+    if is_occupied(target):
+        raise CheckpointError(f"conversion to {target}: this path already exists; pass a path that does not exist, or an empty directory")
     kinds = {name: _legacy_kind(name, type) for name, type in types.items()}
-    _beside(target, lambda place: _write_legacy(place, arrays, kinds), lambda place: os.replace(place, target))
+    _atomically(target, lambda folder: _write_legacy(folder, arrays, kinds), lambda folder: os.replace(folder, target))
 
 
 def _legacy_kind(name: str, type: TensorType) -> str:
     if "/" in name or "\0" in name or name in (".", "..", DONE):
-        raise CheckpointError(f'tensor "{name}": a legacy directory has one directory per variable, and no directory can have this name')
+        raise CheckpointError(f'tensor "{name}": a legacy directory has one directory per variable, and this is not a valid name of a directory')
     if type.dtype.numpy.name not in _LEGACY_NAMES:
         raise CheckpointError(f'tensor "{name}" is {type}; the legacy system has only {", ".join(_LEGACY_NAMES)}; omit it with --names')
     return _LEGACY_NAMES[type.dtype.numpy.name]
 
 
-def _write_legacy(place: Path, source: Mapping[str, Array], kinds: Mapping[str, str]) -> None:
+def _write_legacy(folder: Path, source: Mapping[str, Array], kinds: Mapping[str, str]) -> None:
     files = files_of()
     for name, kind in kinds.items():
-        found = source[name]
-        meta = "shape {\n" + "".join(f"  dim: {n}\n" for n in found.shape) + f"}}\ndata_type: {kind}\n"
-        files.make_directory(place / name)
-        files.write(place / name / "out", [bytes_of(np.asarray(found, found.dtype.newbyteorder("<"), order="C"))])
-        files.write(place / name / "meta", [meta.encode()])
-        files.sync_directory(place / name)
-    files.write(place / DONE, [])
-    files.sync_directory(place)
+        array = source[name]
+        meta = "shape {\n" + "".join(f"  dim: {n}\n" for n in array.shape) + f"}}\ndata_type: {kind}\n"
+        files.make_directory(folder / name)
+        files.write(folder / name / "out", [bytes_of(np.asarray(array, array.dtype.newbyteorder("<"), order="C"))])
+        files.write(folder / name / "meta", [meta.encode()])
+        files.sync_directory(folder / name)
+    files.write(folder / DONE, [])
+    files.sync_directory(folder)
 
 
-def _beside(target: Path, write: Callable[[Path], None], publish: Callable[[Path], None]) -> None:
+def _atomically(target: Path, write: Callable[[Path], None], publish: Callable[[Path], None]) -> None:
     """Call `write` with a temporary directory, then `publish` it in one step; remove it after a failure.
 
     The directory has the name of a draft, so the next save removes it if this process dies.
     """
     files = files_of()
-    place = new_place(target)
+    folder = temporary_path(target)
     try:
-        files.make_directory(place)
-        write(place)
-        publish(place)
+        files.make_directory(folder)
+        write(folder)
+        publish(folder)
         files.sync_directory(target.parent)
     except OSError as error:
         raise CheckpointError(f"{target} could not be written: {error}") from error
     finally:
-        Folder(target, place).discard(files)  # nothing if it was published as a whole
+        Folder(target, folder).discard(files)  # no effect after publication
 
 
 # ---- in ------------------------------------------------------------------------------------------------------------------------------
@@ -156,8 +156,8 @@ class NpzTensor(Stored):
 
     def numpy(self) -> Array:
         """Read the array and check the zip file's checksum."""
-        found: Array = self.array.read()
-        return found.astype(found.dtype.newbyteorder("="), copy=False)
+        array: Array = self.array.read()
+        return array.astype(array.dtype.newbyteorder("="), copy=False)
 
     def mapped(self) -> Array:
         """Return a memory map of an uncompressed array, without a check."""
@@ -170,7 +170,7 @@ def open_any(path: str | os.PathLike[str] | RemotePath, types: Mapping[str, Tens
     if not source.is_file():
         return load(source, types)
     if source.suffix == ".safetensors":
-        return Checkpoint(source, {name: SafeTensor(name, source, place) for name, place in read_header(source).items()}, {})
+        return Checkpoint(source, {name: SafeTensor(name, source, info) for name, info in read_header(source).items()}, {})
     return Checkpoint(source, {array.name: NpzTensor(array.name, source, array) for array in in_archive(source, CheckpointError)}, {})
 
 
@@ -180,20 +180,20 @@ class SafeTensor(Stored):
 
     name: str
     file: AnyPath
-    place: Place
+    info: TensorInfo
 
     @property
     def type(self) -> TensorType:
-        return variable_type(f'{self.file}: tensor "{self.name}"', self.place.shape, self.place.dtype)
+        return variable_type(f'{self.file}: tensor "{self.name}"', self.info.shape, self.info.dtype)
 
     def numpy(self) -> Array:
-        return read_tensor(self.file, self.place)
+        return read_tensor(self.file, self.info)
 
 
 def to_checkpoint(source: Checkpoint, path: str | os.PathLike[str], patterns: Sequence[str] = ("*",)) -> None:
     """Write tensors of any source, and a JSON tree, as a checkpoint with one shard per tensor, atomically."""
     names = selected(patterns, source)
-    for name in names:  # all hashes before the first byte is written; what is not in memory afterwards is mapped
+    for name in names:  # check all hashes before the first byte is written
         source.stored[name].numpy()
     save(path, {name: _mapped(source.stored[name]) for name in names}, source.extra)
 

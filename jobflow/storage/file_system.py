@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 from jobflow.storage.remote import AnyPath, RemotePath
 
 T = TypeVar("T")
-#: of renameat2(2)
+#: constants of renameat2(2)
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-#: bytes that are given to a store at a time, which may copy them
+#: bytes written to a store at a time; the store may copy them
 _PIECE = 2**24
 
 
@@ -51,7 +51,7 @@ class Files:
                 while left:
                     count = self.do("write", path, lambda left=left: file.write(left))  # type: ignore[misc]
                     if not count:
-                        raise OSError(errno.EIO, "the file system takes no more bytes", str(path))
+                        raise OSError(errno.EIO, "the file system accepts no more bytes", str(path))
                     left = left[count:]
             self.do("sync", path, lambda: os.fsync(file.fileno()))
         return total
@@ -132,7 +132,7 @@ class Files:
 
 def _give_up(file: Any) -> None:
     """Close a file of fsspec without completing its object."""
-    with suppress(Exception):  # what went wrong before is the error to show
+    with suppress(Exception):  # the earlier error is raised
         file.discard()
     with suppress(AttributeError):
         file.closed = True
@@ -159,6 +159,6 @@ def _exchanged(a: Path, b: Path) -> bool:
     if libc.renameat2(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE) == 0:
         return True
     number = ctypes.get_errno()
-    if number in (errno.EINVAL, errno.ENOSYS):  # the file system cannot; anything else is an error
+    if number in (errno.EINVAL, errno.ENOSYS):  # not supported by the file system
         return False
     raise OSError(number, os.strerror(number), str(b))

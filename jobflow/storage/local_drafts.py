@@ -23,18 +23,18 @@ from jobflow.storage import manifest
 from jobflow.storage.file_system import Files, files_of
 from jobflow.storage.owner import host, is_alive, start_of
 
-#: An empty file that tells tools of the legacy system that a snapshot is complete.
+#: An empty file by which tools of the legacy system recognise a complete snapshot.
 DONE = "snapshot_done"
-#: What the names of the files begin with in which ranks say what they have written.
+#: Prefix of the files in which ranks list the shards that they have written.
 PART = "part-"
-#: Seconds without a change after which what another machine left is taken for abandoned.
+#: Seconds without a change after which a draft of another machine counts as abandoned.
 STALE = 24 * 3600.0
 _UNFINISHED = re.compile(r"\.(?P<target>.+)\.(?P<what>saving|replaced)\.(?P<host>[^/]+)\.(?P<pid>\d+)(-(?P<start>\d+))?\.[0-9a-f]+")
-#: what this process has given up and could not remove
+#: drafts that this process has abandoned and could not remove
 _abandoned: set[Path] = set()
 
 
-def new_place(target: Path) -> Path:
+def temporary_path(target: Path) -> Path:
     """Return an unused path next to `target`."""
     pid = os.getpid()
     return target.parent / f".{target.name}.saving.{host()}.{pid}-{start_of(pid)}.{uuid4().hex[:12]}"
@@ -46,21 +46,21 @@ class Folder:
 
     target: Path
     folder: Path
-    #: whether it replaces one, or what is left of one
+    #: True if it replaces a checkpoint, or the rest of one
     older: bool = False
 
     @classmethod
     def begin(cls, target: Path, replace: bool, files: Files) -> Folder:
         """Remove leftovers and create an empty directory; raise CheckpointError if `target` exists and must not be replaced."""
         older = _is_older(target, replace)
-        made = [folder for folder in (target.parent, *target.parent.parents) if not folder.exists()]
+        missing = [folder for folder in (target.parent, *target.parent.parents) if not folder.exists()]
         files.make_directory(target.parent)
-        for folder in reversed(made):
+        for folder in reversed(missing):
             files.sync_directory(folder.parent)
         clean(target.parent, files)
-        place = new_place(target)
-        files.make_directory(place)
-        return cls(target, place, older)
+        draft = temporary_path(target)
+        files.make_directory(draft)
+        return cls(target, draft, older)
 
     def name_of(self, name: str) -> str:
         """Return the temporary path of a file."""
@@ -73,7 +73,7 @@ class Folder:
     def publish(self, text: str, files: Files) -> None:
         """Complete the directory and rename it to the target in one step."""
         for name in sorted(self.names()):
-            if name.startswith(PART):  # nobody needs it any more
+            if name.startswith(PART):  # replaced by the manifest
                 files.remove_file(self.folder / name)
         files.write(self.folder / manifest.NAME, [text.encode()])
         files.write(self.folder / DONE, [])
@@ -102,7 +102,7 @@ class Folder:
         except OSError as error:
             _abandoned.add(old)
             raise CheckpointError(
-                f"checkpoint {self.target} is complete, but the one that it replaced could not be removed; the next save tries again: {error}"
+                f"checkpoint {self.target} is complete, but the replaced checkpoint could not be removed; the next save tries again: {error}"
             ) from error
 
     def discard(self, files: Files) -> None:
@@ -118,23 +118,23 @@ def _is_older(target: Path, replace: bool) -> bool:
     """Return True if a checkpoint, or the rest of one, is to be replaced; raise CheckpointError for anything else but an empty directory."""
     if replace and ((target / manifest.NAME).is_file() or any(target.glob("tensors-*.safetensors"))):
         return True
-    if is_taken(target):
-        raise CheckpointError(f"checkpoint {target}: this path already exists; give a path that does not exist, or an empty directory")
+    if is_occupied(target):
+        raise CheckpointError(f"checkpoint {target}: this path already exists; pass a path that does not exist, or an empty directory")
     return False
 
 
-def is_taken(target: Path) -> bool:
+def is_occupied(target: Path) -> bool:
     """Return True for a path that exists, unless it is an empty directory."""
     return (target.exists() or target.is_symlink()) and not (target.is_dir() and not any(target.iterdir()))
 
 
 def put_away(path: Path, files: Files) -> None:
     """Remove a checkpoint; readers stop seeing it before its first file is removed."""
-    place = new_place(path)
-    files.rename(path, place)
-    _abandoned.add(place)
-    files.remove(place)
-    _abandoned.discard(place)
+    hidden = temporary_path(path)
+    files.rename(path, hidden)
+    _abandoned.add(hidden)
+    files.remove(hidden)
+    _abandoned.discard(hidden)
 
 
 def clean(parent: Path, files: Files | None = None) -> None:
@@ -149,9 +149,9 @@ def clean(parent: Path, files: Files | None = None) -> None:
         try:
             _clear(entry, left, files or files_of())
         except FileNotFoundError:
-            pass  # another process cleans, too
+            pass  # another process has removed it
         except OSError as error:
-            notice(f"{entry} was left by a process that has ended, and cannot be removed: {error}")
+            notice(f"{entry} was left by a dead process and cannot be removed: {error}")
 
 
 def _clear(entry: Path, left: re.Match[str], files: Files) -> None:

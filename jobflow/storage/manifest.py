@@ -35,7 +35,7 @@ from jobflow.storage.untrusted import DEPTH, HEADER, content, json_tree, plain_n
 NAME = "manifest.json"
 FORMAT = "jobflow checkpoint"
 VERSION = 2
-#: pairs of shards of one tensor that are compared; those that ranks write are far below
+#: maximum number of pairs of shards that are compared; checkpoints written by ranks have far fewer
 MOST_PAIRS = 10**7
 Spans = tuple[Span, ...]
 
@@ -50,8 +50,8 @@ class Shard:
     at: int = 0
 
     def tree(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"box": [list(span) for span in self.box], "file": self.file, "sha256": self.sha256}
-        return found | {"at": self.at} if self.at else found
+        tree: dict[str, Any] = {"box": [list(span) for span in self.box], "file": self.file, "sha256": self.sha256}
+        return tree | {"at": self.at} if self.at else tree
 
     @classmethod
     def of(cls, tree: Mapping[str, Any]) -> Shard:
@@ -115,7 +115,7 @@ class Manifest:
         try:
             text = content(path, HEADER, CheckpointError)
             body = json_tree(text)
-            version, given = body["version"], body.pop("sha256")
+            version, recorded = body["version"], body.pop("sha256")
         except FileNotFoundError:
             raise CheckpointError(f"{path} is missing") from None
         except CheckpointError:
@@ -126,11 +126,11 @@ class Manifest:
             raise CheckpointError(
                 f"{path} is a {body.get('format')!r} of version {version!r}; this release reads {FORMAT!r} of versions 1 and {VERSION}"
             )
-        if digest(body) != given:
+        if digest(body) != recorded:
             raise CheckpointError(f"{path} is damaged: its content does not match its hash")
         read = cls._of(body, path)
-        if version == VERSION and read.text().encode() != text:  # the hash is of what is meant; this is of how it is written
-            raise CheckpointError(f"{path} is damaged: it is not in the form in which it was saved")
+        if version == VERSION and read.text().encode() != text:  # the hash covers the values only, not their formatting
+            raise CheckpointError(f"{path} is damaged: its formatting has changed since it was saved")
         return read
 
     @classmethod
@@ -140,7 +140,7 @@ class Manifest:
             files = {plain_name(name): FileEntry(whole(tree["bytes"]), text_of(tree["header"])) for name, tree in body.get("files", {}).items()}
             extra = body["extra"]
             if not isinstance(extra, dict):
-                raise TypeError(f"what was saved beside the tensors is a {type(extra).__name__}")
+                raise TypeError(f'"extra" is a {type(extra).__name__}, not a dict')
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from error
         check_shards(tensors, f"{path}: ")
@@ -155,9 +155,9 @@ def _entry(tree: Mapping[str, Any], version: int) -> Entry:
 
 
 def text_of(value: Any) -> str:
-    """Return the value if it is a text; raise ValueError otherwise."""
+    """Return the value if it is a string; raise ValueError otherwise."""
     if not isinstance(value, str):
-        raise ValueError(f"{value!r:.40} is not a text")
+        raise ValueError(f"{value!r:.40} is not a string")
     return value
 
 
@@ -172,19 +172,19 @@ def gap(entry: Entry) -> str | None:
     """Return the problem of a tensor's boxes, or None if each element is in exactly one box."""
     for shard in entry.shards:
         if len(shard.box) != len(entry.shape) or any(not 0 <= a <= b <= n for (a, b), n in zip(shard.box, entry.shape, strict=True)):
-            return f"has a shard {box_text(shard.box)}, which is no part of its shape {list(entry.shape)}"
+            return f"has a shard {box_text(shard.box)}, which exceeds its shape {list(entry.shape)}"
     boxes = [shard.box for shard in entry.shards]
     try:
-        both = _meeting(boxes)
+        both = _overlap(boxes)
     except ValueError as error:
-        return f"has shards that nobody can check: {error}"
+        return f"has too many shards to check: {error}"
     if both is not None:
         return f"has the shards {box_text(both[0])} and {box_text(both[1])}, which overlap"
     held, size = sum(map(volume, boxes)), math.prod(entry.shape)
     return None if held == size else f"has {size} elements, but its shards hold {held}: {', '.join(map(box_text, boxes)) or 'there are none'}"
 
 
-def _meeting(boxes: Iterable[Spans]) -> tuple[Spans, Spans] | None:
+def _overlap(boxes: Iterable[Spans]) -> tuple[Spans, Spans] | None:
     """Return two overlapping boxes; raise ValueError if too many boxes are adjacent to compare each pair."""
     active: list[Spans] = []
     pairs = 0
@@ -192,7 +192,7 @@ def _meeting(boxes: Iterable[Spans]) -> tuple[Spans, Spans] | None:
         active = [other for other in active if not box or other[0][1] > box[0][0]]
         pairs += len(active)
         if pairs > MOST_PAIRS:
-            raise ValueError(f"its {pairs:,} pairs of shards are more than can be compared")
+            raise ValueError(f"{pairs:,} pairs of shards, and at most {MOST_PAIRS:,} are compared")
         for other in active:
             if all(a < d and c < b for (a, b), (c, d) in zip(box, other, strict=True)):
                 return other, box
@@ -214,12 +214,12 @@ def check_extra(extra: Mapping[str, Any]) -> None:
     """Raise CheckpointError unless `extra` is a JSON tree that is unchanged by writing and reading."""
     try:
         text = json.dumps(extra)
-        same = _same(json_tree(text.encode(), DEPTH - 1), extra)  # in the manifest it lies one deeper
+        same = _same(json_tree(text.encode(), DEPTH - 1), extra)  # the manifest adds one level
     except (TypeError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"the extra values of a checkpoint must be text, numbers, lists and dicts: {error}") from error
+        raise CheckpointError(f"the extra values of a checkpoint must be strings, numbers, lists and dicts: {error}") from error
     if not same:
         raise CheckpointError(
-            f"the extra values of a checkpoint must survive JSON unchanged: use lists instead of tuples, and text as keys; got {extra!r}"
+            f"the extra values of a checkpoint must survive JSON unchanged: use lists instead of tuples, and strings as keys; got {extra!r}"
         )
 
 

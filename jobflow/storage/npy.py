@@ -20,23 +20,26 @@ from jobflow.core.types import Array
 from jobflow.storage.remote import AnyPath
 from jobflow.storage.untrusted import MEMORY, Fault, Mark, mark_of, open_regular, shape_of
 
-#: of a file's own header inside a zip file: its fixed part, and where in it the lengths of name and extra field stand
+#: the header of a member of a zip file: the size of its fixed part, and the offset of the lengths of name and extra field
 _ZIP_HEADER, _ZIP_LENGTHS = 30, 26
 
 
 @dataclass(frozen=True)
 class FileArray:
-    """An array in a file: `start` is the offset of its data in the .npy file, which is the whole file or the `member` of a zip file."""
+    """An array in a file.
+
+    The .npy file is the whole file or the `member` of a zip file; `start` is the offset of the data in the .npy file.
+    """
 
     path: AnyPath
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    in_columns: bool
+    fortran_order: bool
     start: int
     member: zipfile.ZipInfo | None
     fault: Fault
-    #: of the file in which it was found
+    #: the identity of the file when its header was read
     mark: Mark
 
     @property
@@ -45,7 +48,7 @@ class FileArray:
 
     @property
     def order(self) -> Any:
-        return "F" if self.in_columns else "C"
+        return "F" if self.fortran_order else "C"
 
     @property
     def is_packed(self) -> bool:
@@ -62,7 +65,7 @@ class FileArray:
                 with zipfile.ZipFile(file) as archive, archive.open(self.member) as packed:
                     content = bytearray(packed.read())
                 return np.frombuffer(content, self.dtype, math.prod(self.shape), self.start).reshape(self.shape, order=self.order)
-            except Exception as error:  # whatever a broken stream does to the library that unpacks it
+            except Exception as error:  # decompressors raise many types for a broken stream
                 raise self.fault(f'{self.path}: array "{self.name}" is damaged: {error}') from error
 
     def mapped(self) -> Array:
@@ -93,9 +96,9 @@ def in_file(path: AnyPath, fault: Fault) -> FileArray:
     """Return the array in a .npy file."""
     with open_regular(path, fault) as file:
         status = os.fstat(file.fileno())
-        found = _described(file, path, path.stem, None, fault, mark_of(status))
-    _check_size(found, status.st_size, f"{path}")
-    return found
+        array = _described(file, path, path.stem, None, fault, mark_of(status))
+    _check_size(array, status.st_size, f"{path}")
+    return array
 
 
 def in_archive(path: AnyPath, fault: Fault) -> list[FileArray]:
@@ -116,29 +119,29 @@ def _members(archive: zipfile.ZipFile, path: AnyPath, status: os.stat_result, fa
     for member in archive.infolist():
         name = member.filename.removesuffix(".npy")
         with archive.open(member) as file:
-            found = _described(file, path, name, member, fault, mark_of(status))
+            array = _described(file, path, name, member, fault, mark_of(status))
         stored = member.compress_type == zipfile.ZIP_STORED
         if stored and (member.compress_size != member.file_size or member.header_offset + member.file_size > size):
             raise fault(f'{path}: array "{name}" is damaged: it has {member.file_size:,} bytes, and the file has {size:,}')
-        _check_size(found, member.file_size, f'{path}: array "{name}"')
-        yield found
+        _check_size(array, member.file_size, f'{path}: array "{name}"')
+        yield array
 
 
 def _described(file: Any, path: AnyPath, name: str, member: zipfile.ZipInfo | None, fault: Fault, mark: Mark) -> FileArray:
     what = f"{path}" if member is None else f'{path}: array "{name}"'
     try:
         version = npy.read_magic(file)
-        shape, in_columns, dtype = npy.read_array_header_1_0(file) if version == (1, 0) else npy.read_array_header_2_0(file)
+        shape, fortran_order, dtype = npy.read_array_header_1_0(file) if version == (1, 0) else npy.read_array_header_2_0(file)
         shape = shape_of(shape)
-    except Exception as error:  # NumPy has Python's own parser read the header, which raises what it likes
+    except Exception as error:  # NumPy parses the header as Python, which may raise any type
         raise fault(f"{what} is not an array in NumPy's format: {error}") from error
     if dtype.hasobject:
-        raise fault(f"{what} holds Python objects; only numbers are read")
-    return FileArray(path, name, shape, dtype, in_columns, file.tell(), member, fault, mark)
+        raise fault(f"{what} contains Python objects; only arrays of numbers are read")
+    return FileArray(path, name, shape, dtype, fortran_order, file.tell(), member, fault, mark)
 
 
-def _check_size(found: FileArray, size: int, what: str) -> None:
+def _check_size(array: FileArray, size: int, what: str) -> None:
     """Raise the fault unless the data fills a .npy file of this length."""
-    if size - found.start != found.nbytes:
-        where = f"{found.dtype}{list(found.shape)} at byte {found.start}"
-        raise found.fault(f"{what} is damaged: {where} needs {found.nbytes} bytes, but there are {size - found.start}")
+    if size - array.start != array.nbytes:
+        where = f"{array.dtype}{list(array.shape)} at byte {array.start}"
+        raise array.fault(f"{what} is damaged: {where} needs {array.nbytes} bytes, but there are {size - array.start}")

@@ -1,4 +1,4 @@
-"""The process that owns a lock or an unfinished checkpoint, as recorded in files, and a test whether it is running."""
+"""The process that owns a lock or an unfinished checkpoint, as recorded in files, and a test for whether it is running."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Owner:
 
     @property
     def is_alive(self) -> bool | None:
-        """Return True if the process runs; None if this cannot be determined from here."""
+        """True if the process runs; None if this cannot be determined from this machine or container."""
         if self.space != node_name() or self.host != host():
             return None
         return is_alive(self.pid, self.start)

@@ -1,7 +1,7 @@
-"""What each rank does for a checkpoint of a session, as commands that the session sends to the ranks.
+"""The work of each rank for a checkpoint of a session, as commands that the session sends to the ranks.
 
-Commands answer with what went wrong instead of raising it, so that all clients raise the same and the ranks can go on.  The threads
-that write touch files and memory of their own only: nothing is sent between ranks there.
+Commands return errors instead of raising them, so that all clients raise the same error and the ranks can continue.  The writing threads
+use files and private memory only; they do not communicate with other ranks.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from jobflow.storage.remote import AnyPath
 from jobflow.storage.remote_drafts import UnsureError
 
 T = TypeVar("T")
-#: what a rank keeps in its memory: the task in flight, and tensors that were read but not yet taken
+#: keys of a rank's memory: the running task, and tensors that are read but not yet assigned
 TASK, _STAGED = "saving", "loading"
-#: seconds between two looks whether rank 0 has given up
-_LOOK = 1.0
+#: seconds between polls for a failure of rank 0
+_POLL = 1.0
 
 
 def attempted(what: Callable[[], T], why: str = "") -> T | CheckpointError:
-    """What `what` gives, or what goes wrong with its files; `why` begins the text of what is no CheckpointError yet."""
+    """Return the result of `what`, or the error of its files; `why` is the prefix for errors that are not CheckpointError."""
     try:
         return what()
     except CheckpointError as error:
@@ -51,7 +51,7 @@ def attempted(what: Callable[[], T], why: str = "") -> T | CheckpointError:
 
 @dataclass(frozen=True)
 class Prepare:
-    """Rank 0 looks whether the target is free, removes leftovers, and makes the draft that all write into; answers with that or what went wrong."""
+    """Create the draft for all ranks on rank 0, after checking the target and removing leftovers; return the draft or the error."""
 
     target: AnyPath
     replace: bool
@@ -63,21 +63,21 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Publication:
-    """What rank 0 makes of the ranks' parts."""
+    """The arguments by which rank 0 publishes the parts of all ranks."""
 
     #: shape and element type by name
     tensors: Mapping[str, tuple[tuple[int, ...], str]]
     extra: Mapping[str, Any]
-    #: those that write, in order
+    #: the ranks that write, in order
     ranks: Sequence[int]
     limit: float
-    #: called once the checkpoint has its name
+    #: called after publication
     then: Callable[[], Any] | None = None
 
 
 @dataclass(frozen=True)
 class Order:
-    """What one rank writes: a box per name; rank 0 publishes, too."""
+    """The boxes that one rank writes, by name; rank 0 also publishes."""
 
     boxes: Mapping[str, Spans]
     publication: Publication | None = None
@@ -93,8 +93,8 @@ class Write:
     def __call__(self, rank: Rank, order: Order) -> None:
         pieces: dict[str, Piece] | Exception
         try:
-            pieces = {name: Piece(box, _numbers(state_of(rank), name, copied=self.asynchronous)) for name, box in order.boxes.items()}
-        except Exception as error:  # noqa: BLE001 - such as too little memory: raised where the others hear of it
+            pieces = {name: Piece(box, _array(state_of(rank), name, copied=self.asynchronous)) for name, box in order.boxes.items()}
+        except Exception as error:  # noqa: BLE001 - such as MemoryError: raised by the task, which reports it to the other ranks
             pieces = error
         task = self._task(rank, pieces, order)
         if not self.asynchronous:
@@ -111,20 +111,20 @@ class Write:
         return task
 
 
-def _numbers(state: State, name: str, copied: bool) -> Array:
-    found = state.read(name) if copied or state.device.tag != "cpu" else state.array(name)
-    return safetensors.storable(name, found)
+def _array(state: State, name: str, copied: bool) -> Array:
+    array = state.read(name) if copied or state.device.tag != "cpu" else state.array(name)
+    return safetensors.storable(name, array)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a rank's writing ended: what went wrong before the checkpoint had its name, and after."""
+    """The result of a rank's writing: an error before publication (failure) or after it (warning)."""
 
     failure: str | None = None
     warning: str | None = None
-    #: the failure is that of another rank
-    of_another: bool = False
-    #: it may be no failure at all
+    #: True if another rank failed first
+    by_other_rank: bool = False
+    #: True if the checkpoint may be complete in spite of the failure
     unsure: bool = False
 
     @property
@@ -134,7 +134,7 @@ class Outcome:
 
 @dataclass(eq=False)
 class Task:
-    """One rank's writing: in the thread that calls `run`, or in one of its own, which a program does not end before."""
+    """The writing of one rank, in the thread that calls `run` or in a new non-daemon thread, for which the program waits."""
 
     work: Callable[[], str | None]
     outcome: Outcome | None = None
@@ -144,19 +144,19 @@ class Task:
         self.thread = start_thread(self.run, name, daemon=False)
 
     def run(self) -> None:
-        outcome = Outcome("its writing was interrupted")
+        outcome = Outcome("the write was interrupted")
         try:
             outcome = Outcome(warning=self.work())
-        except Exception as error:  # noqa: BLE001 - kept, and raised by who waits for the task
+        except Exception as error:  # noqa: BLE001 - stored, and raised by the caller of `join`
             known = isinstance(error, CheckpointError | JobError | OSError)
             text = str(error) if known else f"{type(error).__name__}: {error}"
-            outcome = Outcome(text, of_another=isinstance(error, parts.OfAnother), unsure=isinstance(error, UnsureError))
+            outcome = Outcome(text, by_other_rank=isinstance(error, parts.OtherRankError), unsure=isinstance(error, UnsureError))
         finally:
-            del self.work  # and with it the copies
+            del self.work  # releases the copies
             self.outcome = outcome
 
     def join(self, limit: float | None) -> Outcome | None:
-        """How it ended, if it has; waits at most `limit` seconds."""
+        """Wait at most `limit` seconds; return the outcome, or None if the task is still running."""
         if self.thread is not None:
             self.thread.join(limit)
         return self.outcome
@@ -167,7 +167,7 @@ def _write_part(draft: drafts.Draft, rank: int, pieces: Mapping[str, Piece] | Ex
         if isinstance(pieces, Exception):
             raise pieces
         if order.publication is None and not pieces:
-            return None  # rank 0, which does not wait for this one, may be giving the directory its name
+            return None  # rank 0 does not wait for this rank and may already publish the directory
         part = parts.write(draft, parts.prefix(rank), pieces, files)
         if order.publication is None:
             parts.deliver(draft, rank, part, files)
@@ -182,7 +182,7 @@ def _write_part(draft: drafts.Draft, rank: int, pieces: Mapping[str, Piece] | Ex
 
 
 def _settle(draft: drafts.Draft, what: Publication, files: Files) -> str | None:
-    """After that: what went wrong then, which is no failure to save."""
+    """Finish the checkpoint after publication; return the error of this step, which does not fail the save."""
     try:
         draft.settle(files)
     except CheckpointError as error:
@@ -191,27 +191,27 @@ def _settle(draft: drafts.Draft, what: Publication, files: Files) -> str | None:
         if what.then is not None:
             what.then()
     except (CheckpointError, OSError) as error:
-        return f"checkpoint {draft.target} is complete, but not what should come after it: {error}"
+        return f"checkpoint {draft.target} is complete, but a later step failed: {error}"
     return None
 
 
 @dataclass(frozen=True)
 class Collect:
-    """Wait for the rank's writing; not for what hangs, once rank 0, which has a time limit, has given up."""
+    """Wait for the rank's writing, but not for a hanging write after rank 0 has reached its time limit."""
 
     draft: drafts.Draft
 
     def __call__(self, rank: Rank, _: Any) -> Outcome:
         task: Task = rank.memory[TASK]
-        while (outcome := task.join(None if rank.index == 0 else _LOOK)) is None:
-            if parts.has_failed(self.draft, 0) and task.join(_LOOK) is None:
-                return Outcome("it is still writing")
+        while (outcome := task.join(None if rank.index == 0 else _POLL)) is None:
+            if parts.has_failed(self.draft, 0) and task.join(_POLL) is None:
+                return Outcome("the rank is still writing")
         return outcome
 
 
 @dataclass(frozen=True)
 class Discard:
-    """Rank 0 removes what will not be completed."""
+    """Remove a draft that will not be completed, on rank 0."""
 
     draft: drafts.Draft
 
@@ -225,35 +225,35 @@ class Discard:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a checkpoint has, as rank 0 sees it."""
+    """The contents of a checkpoint as rank 0 reads them."""
 
-    #: None of a legacy tensor that does not say its type, and that nobody asked for
+    #: None for a legacy tensor without a recorded type that matches no variable
     types: Mapping[str, TensorType | None]
     extra: Mapping[str, Any]
     digest: str
 
 
 @dataclass(frozen=True)
-class Look:
-    """Rank 0 reads what is in a checkpoint; `types` are those of legacy tensors that do not say theirs."""
+class Inspect:
+    """Read the contents of a checkpoint on rank 0; `types` are those of legacy tensors without a `meta` file."""
 
     path: AnyPath
     types: Mapping[str, TensorType]
 
     def __call__(self, rank: Rank, _: Any) -> Contents | CheckpointError | None:
-        return attempted(self._look) if rank.index == 0 else None
+        return attempted(self._contents) if rank.index == 0 else None
 
-    def _look(self) -> Contents:
-        found = reading.load(self.path, self.types, check=False)
-        types = {name: stored.type if name in self.types or stored.says_type else None for name, stored in found.stored.items()}
-        return Contents(types, found.extra, found.digest)
+    def _contents(self) -> Contents:
+        checkpoint = reading.load(self.path, self.types, check=False)
+        types = {name: stored.type if name in self.types or stored.has_type else None for name, stored in checkpoint.stored.items()}
+        return Contents(types, checkpoint.extra, checkpoint.digest)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Read the rank's boxes of tensors, by name with their types, and keep them beside the variables; answers with what went wrong.
+    """Read the rank's boxes of the tensors in `types` into a staging area; return the error, if any.
 
-    What ranks have in common memory, one of them reads.
+    Variables in memory shared by ranks are read by one rank.
     """
 
     path: AnyPath
@@ -265,24 +265,24 @@ class Stage:
 
     def _stage(self, rank: Rank) -> None:
         state, staged = state_of(rank), dict[str, Array]()
-        found = reading.load(self.path, self.types, check=False)
-        if found.digest != self.digest:
+        checkpoint = reading.load(self.path, self.types, check=False)
+        if checkpoint.digest != self.digest:
             raise ReplacedError(f"checkpoint {self.path} was replaced by another one while it was being read; load it again")
         for i, (name, type) in enumerate(self.types.items()):
             if name in state.slots and (i % rank.size == rank.index or not is_common(state.slots[name].buffer)):
-                staged[name] = found.stored[name].read(state.variables[name].layout.box(type.shape, rank.index))
+                staged[name] = checkpoint.stored[name].read(state.variables[name].layout.box(type.shape, rank.index))
         rank.memory[_STAGED] = staged
 
 
 @dataclass(frozen=True)
-class Take:
-    """Give variables the values that were staged, or forget these."""
+class Apply:
+    """Assign the staged values to the variables, or drop them."""
 
-    really: bool
+    assign: bool
 
     def __call__(self, rank: Rank, _: Any) -> None:
         staged: dict[str, Array] = rank.memory.pop(_STAGED, {})
-        if self.really:
+        if self.assign:
             state = state_of(rank)
             for name in list(staged):
                 state.write(name, staged.pop(name))
@@ -290,7 +290,7 @@ class Take:
 
 @dataclass(frozen=True)
 class OnFirst:
-    """Rank 0 calls what it is given, which knows only files; answers with its result, or with what went wrong."""
+    """Call a function that uses only files on rank 0; return its result or its error."""
 
     def __call__(self, rank: Rank, what: Callable[[], Any] | None) -> Any:
         return None if what is None or rank.index != 0 else attempted(what)

@@ -1,10 +1,10 @@
-"""The files that each rank writes for a checkpoint; rank 0 finds them in the directory, without a message.
+"""The files that each rank writes for a checkpoint; rank 0 waits for them in the directory, without messages.
 
-    tensors-00002-00001.safetensors     numbers of rank 2
-    part-00002.json                     its part manifest; it takes this name when all of its files are on the disk
-    failed-00002                        instead: what went wrong
+    tensors-00002-00001.safetensors     data of rank 2
+    part-00002.json                     the manifest of its part; written after all of its files are on the disk
+    failed-00002                        instead of a part: the reason of a failure
 
-Rank 0 waits in the directory for the part of every rank that writes.
+Rank 0 polls the directory for the part of every rank that writes.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from jobflow.storage.manifest import Entry, FileEntry, Manifest, Shard, Spans, c
 from jobflow.storage.remote import AnyPath, RemotePath, StoreError
 from jobflow.storage.untrusted import HEADER, content, json_tree, whole
 
-#: Bytes of tensors in one file, unless a single tensor has more.
+#: Maximum bytes of tensors in one file, unless a single tensor is larger.
 SHARD = 2**31
-#: Bytes that are hashed together, and read together by who needs some of them.
+#: Bytes per hash, which are read together.
 BLOCK = 2**26
 #: Seconds without a new file after which rank 0 gives up waiting for a rank.
 LIMIT = 600.0
-#: Seconds between two looks into the directory, at first and at most; and into a store.
+#: Seconds between polls of a directory, and of a store: the first and the longest pause.
 _PAUSES, _REMOTE_PAUSES = (0.002, 0.1), (0.02, 1.0)
 
 
-class OfAnother(CheckpointError):
-    """A rank gives up because of another one, which knows more; the message names that one."""
+class OtherRankError(CheckpointError):
+    """A failure caused by another rank; the message names that rank."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A box of a tensor as one rank holds it."""
+    """A box of a tensor and its data on one rank."""
 
     box: Spans
     array: Array
@@ -54,7 +54,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank has written."""
+    """The shards and files written by one rank."""
 
     shards: Mapping[str, Sequence[Shard]]
     files: Mapping[str, FileEntry]
@@ -68,15 +68,15 @@ class Part:
 
     @classmethod
     def read(cls, path: AnyPath) -> Part:
-        """CheckpointError if it is damaged."""
+        """Read the manifest of a part; raise CheckpointError if it is damaged."""
         try:
             body = json_tree(content(path, HEADER, CheckpointError))
-            given = body.pop("sha256")
+            recorded = body.pop("sha256")
             shards = {name: [Shard.of(tree) for tree in trees] for name, trees in body["shards"].items()}
             files = {name: FileEntry(whole(tree["bytes"]), tree["header"]) for name, tree in body["files"].items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path} is damaged: {error}") from error
-        if digest(body) != given:
+        if digest(body) != recorded:
             raise CheckpointError(f"{path} is damaged: its content does not match its hash")
         return cls(shards, files)
 
@@ -90,19 +90,19 @@ def failed_name(rank: int) -> str:
 
 
 def prefix(rank: int) -> str:
-    """What the names of a rank's files begin with."""
+    """Return the prefix of the names of a rank's files."""
     return f"tensors-{rank:05d}-"
 
 
 def write(draft: Draft, start: str, pieces: Mapping[str, Piece], files: Files) -> Part:
-    """Write pieces into files whose names begin with `start`; they are on the disk when this returns."""
+    """Write pieces into files with the prefix `start`, and sync them to the disk."""
     shards: dict[str, list[Shard]] = {}
     written: dict[str, FileEntry] = {}
     for number, group in enumerate(_groups(pieces), 1):
         file = draft.name_of(f"{start}{number:05d}.safetensors")
         arrays = {name: pieces[name].array for name in group}
         header, _ = safetensors.header_of(arrays)
-        _heed(draft)
+        _raise_failure(draft)
         size = files.write(draft.folder / file, safetensors.encoded(arrays))
         written[file] = FileEntry(size, hashlib.sha256(header).hexdigest())
         for name in group:
@@ -110,14 +110,14 @@ def write(draft: Draft, start: str, pieces: Mapping[str, Piece], files: Files) -
     return Part(shards, written)
 
 
-def _heed(draft: Draft) -> None:
-    """OfAnother if another rank has failed already, so that there is no use in going on."""
+def _raise_failure(draft: Draft) -> None:
+    """Raise OtherRankError if another rank has failed, because the checkpoint cannot be completed."""
     for rank, text in failures(draft).items():
-        raise OfAnother(f"rank {rank}: {text}")
+        raise OtherRankError(f"rank {rank}: {text}")
 
 
 def _groups(pieces: Mapping[str, Piece]) -> Iterator[list[str]]:
-    """Names by file, in the order given, each file of at most SHARD bytes where tensors allow it."""
+    """Yield the names for each file in order; files have at most SHARD bytes unless a single tensor is larger."""
     group: list[str] = []
     held = 0
     for name, piece in pieces.items():
@@ -131,7 +131,7 @@ def _groups(pieces: Mapping[str, Piece]) -> Iterator[list[str]]:
 
 
 def _hashed(piece: Piece, file: str) -> Iterator[Shard]:
-    """The shards of a piece: blocks of rows, for who needs some of them need not read all."""
+    """Yield the shards of a piece: blocks of rows, so that a reader of some rows need not read all."""
     at = 0
     for box in blocks(piece.box, piece.array.dtype.itemsize):
         inside = tuple(slice(a - start, b - start) for (a, b), (start, _) in zip(box, piece.box, strict=True))
@@ -141,7 +141,7 @@ def _hashed(piece: Piece, file: str) -> Iterator[Shard]:
 
 
 def blocks(box: Spans, itemsize: int) -> Iterator[Spans]:
-    """Parts of a box that follow one another in C order, of at most BLOCK bytes where single rows allow it."""
+    """Yield consecutive parts of a box in C order, of at most BLOCK bytes unless a single row is larger."""
     nbytes = math.prod(b - a for a, b in box) * itemsize
     axis = next((axis for axis, (a, b) in enumerate(box) if b - a > 1), None)
     if nbytes <= BLOCK or axis is None:
@@ -154,12 +154,12 @@ def blocks(box: Spans, itemsize: int) -> Iterator[Spans]:
 
 
 def deliver(draft: Draft, rank: int, part: Part, files: Files) -> None:
-    """Let rank 0 know that this rank's files are on the disk."""
+    """Signal to rank 0 that this rank's files are on the disk."""
     files.put(_at(draft, part_name(rank)), part.text().encode())
 
 
 def mark_failure(draft: Draft, rank: int, error: BaseException, files: Files) -> None:
-    """Let the other ranks know that this one has failed; as well as the disk allows."""
+    """Signal to the other ranks that this rank has failed, as far as the disk allows."""
     path = _at(draft, failed_name(rank))
     with suppress(OSError):
         files.put(path, (str(error) or type(error).__name__).encode())
@@ -169,55 +169,55 @@ def mark_failure(draft: Draft, rank: int, error: BaseException, files: Files) ->
 
 
 def has_failed(draft: Draft, rank: int) -> bool:
-    """Whether a rank says that it has failed; False where a store cannot be asked, which the writing finds out itself."""
+    """Return True if a rank has signalled a failure; False if a store cannot be reached, because the writer meets the same error."""
     with suppress(StoreError):
         return _at(draft, failed_name(rank)).exists()
     return False
 
 
 def failures(draft: Draft) -> dict[int, str]:
-    """What ranks say went wrong, by rank."""
+    """Return the failures that ranks have signalled, by rank."""
     names = sorted(name for name in draft.names() if name.startswith("failed-") and not name.endswith(".new"))
-    return {int(name.removeprefix("failed-")): _at(draft, name).read_bytes().decode() or "no reason could be written" for name in names}
+    return {int(name.removeprefix("failed-")): _at(draft, name).read_bytes().decode() or "the reason could not be written" for name in names}
 
 
 def gather(draft: Draft, ranks: Sequence[int], limit: float = LIMIT) -> list[Part]:
-    """The parts of these ranks, once all are there; OfAnother if a rank says that it failed, or does nothing for `limit` seconds."""
-    wanted, seen = {part_name(rank): rank for rank in ranks}, -1
+    """Wait for the parts of these ranks; raise OtherRankError if a rank has failed, or after `limit` seconds without a new file."""
+    expected, count = {part_name(rank): rank for rank in ranks}, -1
     pause, longest = _REMOTE_PAUSES if isinstance(draft.folder, RemotePath) else _PAUSES
     deadline = time.monotonic() + limit
     while True:
         names = draft.names() if ranks else []
-        missing = sorted(rank for name, rank in wanted.items() if name not in names)
+        missing = sorted(rank for name, rank in expected.items() if name not in names)
         if not missing:
             return [_delivered(draft, rank) for rank in ranks]
-        _heed(draft)
-        if len(names) != seen:
-            seen, deadline = len(names), time.monotonic() + limit
+        _raise_failure(draft)
+        if len(names) != count:
+            count, deadline = len(names), time.monotonic() + limit
         if time.monotonic() > deadline:
-            raise OfAnother(f"{listed(missing)} {'has' if len(missing) == 1 else 'have'} not delivered: no new file for {limit:g} s")
+            raise OtherRankError(f"{listed(missing)} {'has' if len(missing) == 1 else 'have'} not finished writing: no new file for {limit:g} s")
         time.sleep(pause)
         pause = min(pause * 1.5, longest)
 
 
 def _delivered(draft: Draft, rank: int) -> Part:
-    """A rank's part, whose files this process sees as long as they should be."""
+    """Return a rank's part; raise CheckpointError unless its files are visible here with the recorded lengths."""
     part = Part.read(_at(draft, part_name(rank)))
     for file, entry in part.files.items():
         path, size = draft.folder / file, None
         with suppress(FileNotFoundError):
             size = path.stat().st_size
         if size != entry.bytes:
-            raise CheckpointError(f"rank {rank} has written {entry.bytes} bytes to {path}, but there are {'none' if size is None else size}")
+            raise CheckpointError(f"rank {rank} has written {entry.bytes} bytes to {path}, but the file has {'none' if size is None else size}")
     return part
 
 
 def publish(draft: Draft, tensors: Mapping[str, tuple[tuple[int, ...], str]], parts: Sequence[Part], extra: Mapping[str, Any], files: Files) -> None:
-    """Make a checkpoint of what ranks have written of `tensors`, whose shapes and element types are given."""
+    """Make a checkpoint from the parts of all ranks; `tensors` maps names to shapes and element types."""
     shards: dict[str, list[Shard]] = {name: [] for name in tensors}
     for part in parts:
-        for name, found in part.shards.items():
-            shards[name].extend(found)
+        for name, added in part.shards.items():
+            shards[name].extend(added)
     entries = {name: Entry(shape, dtype, tuple(sorted(shards[name], key=lambda s: s.box))) for name, (shape, dtype) in tensors.items()}
     check_shards(entries)
     draft.publish(Manifest(entries, extra, {file: entry for part in parts for file, entry in part.files.items()}).text(), files)

@@ -1,10 +1,10 @@
-"""Paths in stores of objects, such as `s3://bucket/run`, and `memory://run` for one process, by fsspec; and local paths beside them.
+"""Paths in object stores, such as `s3://bucket/run`, and `memory://run` for one process, by fsspec; and local paths.
 
-Addresses and credentials are given in the ways of fsspec and of the library behind it: variables of the environment (AWS_ACCESS_KEY_ID,
+Addresses and credentials are configured as in fsspec and the library behind it.  They come from environment variables (AWS_ACCESS_KEY_ID,
 AWS_ENDPOINT_URL, FSSPEC_S3_KEY, ...), files (~/.aws, ~/.config/fsspec), or `fsspec.config.conf["s3"] = {...}` in the program.
 
-fsspec's own questions answer "no" where nobody could be asked, and its listings may be those of a minute ago.  Here each question is put to the
-store, and whatever goes wrong is an error that names the URL.  A local path, `file://` included, is a `Path` and never goes by way of fsspec.
+fsspec returns False for queries that fail, and its listings may come from a cache.  Here each query is a request to the store, and each
+failure is an error that names the URL.  A local path, including `file://`, is a `Path` and never uses fsspec.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ _URL = re.compile(r"(?P<protocol>[A-Za-z][A-Za-z0-9+.-]+)://(?P<rest>.*)", re.DO
 
 
 class StoreError(FileError):
-    """A store could not be asked, or refused: nothing is known of what is in it."""
+    """A request that a store did not answer or refused; the contents of the store are unknown."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """What a store says about an object, or about a folder, which has neither size nor time; the names are those of `os.stat`."""
+    """The status of an object, or of a folder, which has neither size nor time; attribute names are those of `os.stat`."""
 
     st_size: int
     st_mtime: float
     is_folder: bool
-    #: differs from that of another object in the same place
+    #: the identity of the object; a new object at the same path has another one
     mark: str
 
 
 @dataclass(frozen=True, order=True)
 class RemotePath:
-    """An object in a store, or a folder: what the names of objects begin with.  It has those methods of a `Path` that are needed here."""
+    """An object in a store, or a folder, which is a common prefix of object names.  Supports the methods of `Path` that are used here."""
 
     url: str
 
@@ -62,7 +62,7 @@ class RemotePath:
 
     @property
     def is_of_one_process(self) -> bool:
-        """Whether other processes see other objects there."""
+        """True if the objects are visible to this process only."""
         return self.protocol == "memory"
 
     @property
@@ -97,12 +97,12 @@ class RemotePath:
     def absolute(self) -> RemotePath:
         return self
 
-    # ---------------------------------------------------------------- questions
+    # ---------------------------------------------------------------- requests
 
     def ask(self, question: Callable[[Any, str], T]) -> T:
-        """The answer of the store; the question is given fsspec's file system and what this path is called there.
+        """Return the result of a request, which is called with fsspec's file system and the name of this path there.
 
-        Raises: FileNotFoundError; StoreError for all else that goes wrong.
+        Raises: FileNotFoundError; StoreError for all other failures.
         """
         try:
             system, path = optional("fsspec.core", self.url).url_to_fs(self.url)
@@ -111,12 +111,12 @@ class RemotePath:
         except FileNotFoundError as error:
             raise FileNotFoundError(errno.ENOENT, "there is no such object", self.url) from error
         except PermissionError as error:
-            raise StoreError(f"{self.url}: the store does not permit it ({_text(error)})") from error
+            raise StoreError(f"{self.url}: the store refuses access ({_text(error)})") from error
         except Exception as error:  # whatever the library behind fsspec raises
-            raise StoreError(f"{self.url}: the store gives no answer that can be used ({_text(error)})") from error
+            raise StoreError(f"{self.url}: the store returns no valid answer ({_text(error)})") from error
 
     def stat(self) -> Status:
-        """FileNotFoundError if there is neither an object nor a folder of that name."""
+        """Return the status; raise FileNotFoundError if neither an object nor a folder has this name."""
         return _status(self.ask(lambda system, path: system.info(path)))
 
     lstat = stat
@@ -131,26 +131,26 @@ class RemotePath:
         return self._status() is not None
 
     def is_file(self) -> bool:
-        found = self._status()
-        return found is not None and not found.is_folder
+        status = self._status()
+        return status is not None and not status.is_folder
 
     def is_dir(self) -> bool:
-        found = self._status()
-        return found is not None and found.is_folder
+        status = self._status()
+        return status is not None and status.is_folder
 
     def is_symlink(self) -> bool:
         return False
 
     def iterdir(self) -> Iterator[RemotePath]:
-        """What lies directly in a folder."""
+        """Yield the objects and folders directly in a folder."""
         entries, root = self.ask(lambda system, path: (system.ls(path, detail=False), path.strip("/")))
         return (self / name for name in sorted({entry.strip("/").rpartition("/")[2] for entry in entries if entry.strip("/") != root}))
 
     def objects(self) -> dict[str, Status]:
-        """All objects below a folder, by their names in it; asked for at once."""
-        found: dict[str, Any]
-        found, root = self.ask(lambda system, path: (system.find(path, detail=True), path.strip("/")))
-        inside = {name.strip("/").removeprefix(root).lstrip("/"): _status(info) for name, info in found.items() if not name.endswith("/")}
+        """Return all objects below a folder by relative name, from one request."""
+        entries: dict[str, Any]
+        entries, root = self.ask(lambda system, path: (system.find(path, detail=True), path.strip("/")))
+        inside = {name.strip("/").removeprefix(root).lstrip("/"): _status(info) for name, info in entries.items() if not name.endswith("/")}
         return {name: inside[name] for name in sorted(inside) if name}
 
     def rglob(self, pattern: str) -> Iterator[RemotePath]:
@@ -160,11 +160,11 @@ class RemotePath:
         return (path for path in self.iterdir() if PurePosixPath(path.name).match(pattern)) if self.is_dir() else iter(())
 
     def read_bytes(self) -> bytes:
-        """The object as a whole."""
+        """Return the content of the object."""
         return bytes(self.ask(lambda system, path: system.cat_file(path)))
 
     def span(self, start: int, stop: int) -> bytes:
-        """Some of its bytes."""
+        """Return the bytes from `start` to `stop`."""
         return bytes(self.ask(lambda system, path: system.cat_file(path, start=start, end=stop))) if stop > start else b""
 
 
@@ -172,14 +172,14 @@ AnyPath = Path | RemotePath
 
 
 def path_of(text: str | os.PathLike[str] | RemotePath, absolute: bool = False) -> AnyPath:
-    """The path that somebody gives, in a store if it is a URL.
+    """Return the path for a user's text, in a store if the text is a URL.
 
-    Raises: ModuleNotFoundError that says how to install what the store needs; ArgumentError for a URL of which nobody knows what it is.
+    Raises: ModuleNotFoundError with the installation command if the store needs a package; ArgumentError for an unknown protocol.
     """
     if isinstance(text, RemotePath):
         return text
     if not isinstance(text, str | os.PathLike):
-        raise ArgumentError(f"a path is a text, not {text!r} (at {user_line()})")
+        raise ArgumentError(f"a path must be a string, not {text!r} (at {user_line()})")
     plain = os.fspath(text)
     url = _URL.fullmatch(plain)
     if url is None:
@@ -191,14 +191,16 @@ def path_of(text: str | os.PathLike[str] | RemotePath, absolute: bool = False) -
 
 
 def is_remote(text: str) -> bool:
-    """Whether a text is the URL of something in a store."""
+    """Return True if a text is the URL of an object in a store."""
     return _URL.fullmatch(text) is not None and not text.lower().startswith(("file://", "local://"))
 
 
 def _check_known(protocol: str, url: str) -> None:
     registry = optional("fsspec.registry", url)
     if protocol not in {*registry.known_implementations, *registry.registry}:
-        raise ArgumentError(f'{url} at {user_line()}: no store is known as "{protocol}://"{did_you_mean(protocol, registry.known_implementations)}')
+        raise ArgumentError(
+            f'{url} at {user_line()}: the protocol "{protocol}://" is unknown{did_you_mean(protocol, registry.known_implementations)}'
+        )
     if protocol in ("s3", "s3a"):
         optional("s3fs", url)
     try:
@@ -210,7 +212,7 @@ def _check_known(protocol: str, url: str) -> None:
 def _status(info: dict[str, Any]) -> Status:
     folder = info.get("type") == "directory"
     times = (info.get(key) for key in ("LastModified", "mtime", "modified", "last_modified", "updated", "created"))
-    time = next((found for found in times if isinstance(found, datetime | int | float)), 0.0)
+    time = next((moment for moment in times if isinstance(moment, datetime | int | float)), 0.0)
     seconds = time.timestamp() if isinstance(time, datetime) else float(time)
     mark = hashlib.sha256(repr(sorted((key, str(value)) for key, value in info.items())).encode()).hexdigest()
     return Status(int(info.get("size") or 0), 0.0 if folder else seconds, folder, mark)
@@ -224,13 +226,13 @@ def _text(error: BaseException) -> str:
 
 
 def local_copy(path: RemotePath) -> Path:
-    """A file with the content of an object: fetched once for all processes of this machine, kept for later programs while the object stays as it is.
+    """Return a local file with the content of an object.
 
-    It lies in `cache_folder`.
+    It is fetched once for all processes of this machine into `cache_folder`, and reused by later programs until the object changes.
     """
     status = path.stat()
     if status.is_folder:
-        raise FileError(f"{path}: it is a folder, not a file")
+        raise FileError(f"{path} is a folder, not a file")
     folder = cache_folder("objects") / hashlib.sha256(f"{path.url} {status.mark}".encode()).hexdigest()[:32]
     target = folder / path.name
     if not target.exists():
@@ -243,13 +245,13 @@ def local_copy(path: RemotePath) -> Path:
 
 
 def _fetch(path: RemotePath, target: Path, status: Status) -> None:
-    """The object as a file, whole or not at all."""
+    """Download the object to a file atomically."""
     part = target.with_name(f".{uuid4().hex}")
     try:
         path.ask(lambda system, source: system.get_file(source, os.fspath(part)))
         if part.stat().st_size != status.st_size or path.stat().mark != status.mark:
             raise StoreError(
-                f"{path}: it was replaced while it was being read, or broke off: {part.stat().st_size} of {status.st_size} bytes have come"
+                f"{path} was replaced or truncated while it was being read: {part.stat().st_size} of {status.st_size} bytes were received"
             )
         os.replace(part, target)
     finally:

@@ -1,12 +1,12 @@
-"""A checkpoint that is being written to a store of objects, where nothing has a second name and each object is there as a whole or not at all.
+"""A checkpoint being written to an object store, where objects cannot be renamed and each object is written atomically.
 
     step-00000004/
-      .saving.0a1b2c3d4e5f                             who writes, as JSON: the first object of a saving, and the last that is removed
-      tensors-00000-00001.0a1b2c3d4e5f.safetensors     all other objects bear the stamp of their saving
+      .saving.0a1b2c3d4e5f                             the writing process, as JSON: the first object of a save, and the last one removed
+      tensors-00000-00001.0a1b2c3d4e5f.safetensors     all other objects carry the stamp of their save
       part-00001.0a1b2c3d4e5f.json
-      manifest.json                                    the checkpoint is complete when this is there; it is written last
+      manifest.json                                    written last; its presence makes the checkpoint complete
 
-The manifest says which objects are of the checkpoint.  What bears another stamp is of a saving that has not ended, or is left over.
+The manifest lists the objects of the checkpoint.  Objects with another stamp belong to a running or an abandoned save.
 """
 
 from __future__ import annotations
@@ -29,105 +29,103 @@ from jobflow.storage.owner import Owner
 from jobflow.storage.remote import RemotePath, Status, StoreError
 from jobflow.storage.untrusted import HEADER, content, json_tree
 
-#: Seconds without a new object after which a saving of another machine is taken for abandoned, unless it is the newest.
+#: Seconds without a new object after which a save of another machine counts as abandoned, unless it is the newest.
 STALE = 3600.0
 _MARKER = re.compile(r"\.saving\.(?P<stamp>[0-9a-f]{12})")
 _STAMPED = re.compile(r"(?P<stem>(tensors|part|failed)-[0-9-]+)\.(?P<stamp>[0-9a-f]{12})(?P<ending>|\.json|\.safetensors)")
-#: stamps of what this process has given up and could not remove
+#: stamps of saves that this process has abandoned and could not remove
 _abandoned: set[str] = set()
 
 
 class UnsureError(CheckpointError):
-    """Nobody knows whether a checkpoint is complete."""
+    """A lost answer of a store: the checkpoint may or may not be complete."""
 
 
 @dataclass(frozen=True)
 class Objects:
-    """The objects of one saving, in the folder of the checkpoint itself."""
+    """The objects of one save, in the folder of the checkpoint."""
 
     target: RemotePath
-    #: those that the checkpoint has which is replaced
+    #: the objects of the replaced checkpoint
     older: tuple[str, ...] = ()
     stamp: str = field(default_factory=lambda: uuid4().hex[:12])
 
     @classmethod
     def begin(cls, target: RemotePath, replace: bool, files: Files) -> Objects:
-        """Show that somebody saves there.  CheckpointError if there is something else already."""
-        found = target.objects()
+        """Mark the folder as being written; raise CheckpointError if it contains other objects."""
+        present = target.objects()
         is_older = _has_manifest(target)
-        others = [name for name in found if stamp_of(name) is None] or [manifest.NAME] * is_older
+        others = [name for name in present if stamp_of(name) is None] or [manifest.NAME] * is_older
         if others and not (replace and is_older):
-            raise CheckpointError(f"checkpoint {target}: there is something already ({others[0]}); give a path where there is nothing")
-        made = cls(target, tuple({*(_listed(target) or ()), *others} - {manifest.NAME}) if others else ())
-        _clear(target, found, found, files)
+            raise CheckpointError(f"checkpoint {target}: this path already exists (it contains {others[0]}); pass a path that does not exist")
+        draft = cls(target, tuple({*(_listed(target) or ()), *others} - {manifest.NAME}) if others else ())
+        _clear(target, present, present, files)
         try:
-            _mark(target, made.stamp, files)
+            _mark(target, draft.stamp, files)
         except OSError:
-            made.discard(files)  # perhaps only the answer was lost
+            draft.discard(files)  # the store may have written it and lost the answer
             raise
-        return made
+        return draft
 
     @property
     def folder(self) -> RemotePath:
         return self.target
 
     def name_of(self, name: str) -> str:
-        """What a file is called that is called so in a local checkpoint."""
+        """Return the name of an object, from the name of the file in a local checkpoint."""
         stem, dot, ending = name.partition(".")
         return f"{stem}.{self.stamp}{dot}{ending}"
 
     def names(self) -> list[str]:
-        """What this saving has written, as it is called in a local checkpoint."""
-        found = (_STAMPED.fullmatch(path.name) for path in self.target.iterdir())
-        return [match["stem"] + match["ending"] for match in found if match and match["stamp"] == self.stamp]
+        """Return the objects that this save has written, by their names in a local checkpoint."""
+        matches = (_STAMPED.fullmatch(path.name) for path in self.target.iterdir())
+        return [match["stem"] + match["ending"] for match in matches if match and match["stamp"] == self.stamp]
 
     def publish(self, text: str, files: Files) -> None:
-        """Complete the checkpoint."""
+        """Complete the checkpoint by writing its manifest."""
         path = self.target / manifest.NAME
         try:
             files.put(path, text.encode())
         except StoreError as error:
-            if not self._is_there(path, text.encode(), error):
+            if not self._is_written(path, text.encode(), error):
                 raise
 
-    def _is_there(self, path: RemotePath, wanted: bytes, error: StoreError) -> bool:
-        """Whether a manifest was written although the store did not say so.  UnsureError if nobody can say."""
+    def _is_written(self, path: RemotePath, expected: bytes, error: StoreError) -> bool:
+        """Return True if the manifest was written although its request failed; raise UnsureError if this cannot be determined."""
         try:
-            return path.read_bytes() == wanted
+            return path.read_bytes() == expected
         except FileNotFoundError:
             return False
         except StoreError:
-            raise UnsureError(
-                f"nobody knows whether checkpoint {self.target} is complete, for the answer was lost when its manifest was written: {error}"
-            ) from error
+            raise UnsureError(f"checkpoint {self.target} may or may not be complete: the store did not confirm its manifest: {error}") from error
 
     def settle(self, files: Files) -> None:
-        """After `publish`: what is not of the checkpoint is gone.  CheckpointError if not."""
+        """Remove all objects outside the checkpoint, after `publish`; raise CheckpointError on failure."""
         try:
-            found = self.target.objects()
-            others = {stamp_of(name) for name in found if is_marker(name)} - {self.stamp}
-            going = [name for name in found if name in self.older or stamp_of(name) not in (*others, None)]
+            present = self.target.objects()
+            others = {stamp_of(name) for name in present if is_marker(name)} - {self.stamp}
+            going = [name for name in present if name in self.older or stamp_of(name) not in (*others, None)]
             _remove(self.target, [name for name in going if not name.startswith("tensors-") or stamp_of(name) != self.stamp], files)
         except OSError as error:
             _abandoned.add(self.stamp)
             raise CheckpointError(
-                f"checkpoint {self.target} is complete, but not all that it replaced could be removed; the next save tries again: {error}"
+                f"checkpoint {self.target} is complete, but objects that it replaced could not be removed; the next save tries again: {error}"
             ) from error
 
     def discard(self, files: Files) -> None:
-        """Remove what will not be completed, unless it was; what cannot be removed is left to `clean`."""
+        """Remove a draft that will not be completed, unless it was completed; `clean` removes the rest later."""
         _abandoned.add(self.stamp)
         with suppress(OSError):
-            found, kept = self.target.objects(), _listed(self.target)
-            if kept is not None:
-                _remove(self.target, [name for name in found if stamp_of(name) == self.stamp and name not in kept], files)
+            present, listed = self.target.objects(), _listed(self.target)
+            if listed is not None:
+                _remove(self.target, [name for name in present if stamp_of(name) == self.stamp and name not in listed], files)
             _abandoned.discard(self.stamp)
 
 
 def stamp_of(name: str) -> str | None:
-    """That of the saving to which an object belongs; None if it bears none."""
-    found = _MARKER.fullmatch(name) or _STAMPED.fullmatch(name)
-    return found["stamp"] if found else None
+    """Return the stamp of an object's save, or None for an object without a stamp."""
+    match = _MARKER.fullmatch(name) or _STAMPED.fullmatch(name)
+    return match["stamp"] if match else None
 
 
 def _marker(stamp: str) -> str:
@@ -135,28 +133,28 @@ def _marker(stamp: str) -> str:
 
 
 def _mark(folder: RemotePath, stamp: str, files: Files) -> None:
-    """Say in the store who writes, or removes, what bears a stamp."""
+    """Record in the store which process writes or removes the objects of a stamp."""
     files.put(folder / _marker(stamp), json.dumps(asdict(Owner.here())).encode())
 
 
 def is_marker(name: str) -> bool:
-    """Whether an object says that somebody saves."""
+    """Return True if an object is the marker of a save."""
     return _MARKER.fullmatch(name) is not None
 
 
 def put_away(path: RemotePath, files: Files) -> None:
-    """Remove a checkpoint; it is none any more before its second object is removed."""
+    """Remove a checkpoint; it stops being one before its second object is removed."""
     names = path.objects()
     stamps = {stamp for name in names if (stamp := stamp_of(name)) is not None}
     _abandoned.update(stamps)
-    for stamp in stamps:  # should this process die, the next one knows by it what is left over
+    for stamp in stamps:  # if this process dies, the next one cleans by this mark
         _mark(path, stamp, files)
     _remove(path, {*names, *map(_marker, stamps)}, files)
     _abandoned.difference_update(stamps)
 
 
 def move(old: RemotePath, new: RemotePath, files: Files) -> None:
-    """Give checkpoints another place: they are complete there before they are incomplete here."""
+    """Move checkpoints: they are complete at the new path before they become incomplete at the old one."""
     names = sorted(old.objects(), key=lambda name: name.rpartition("/")[2] == manifest.NAME)
     for name in names:
         files.copy(old / name, new / name)
@@ -164,57 +162,57 @@ def move(old: RemotePath, new: RemotePath, files: Files) -> None:
 
 
 def unfinished_in(directory: RemotePath) -> list[str]:
-    """The folders in which savings have not ended, and who saves there."""
-    found: dict[str, str] = {}
+    """Return the folders with unfinished saves, and the process that writes each."""
+    writers: dict[str, str] = {}
     for name in directory.objects():
         folder, _, own = name.rpartition("/")
         if is_marker(own):
             owner = owner_of(directory / name)
-            found[folder or directory.name] = f" (by process {owner.pid} on {owner.host})" if owner else ""
+            writers[folder or directory.name] = f" (by process {owner.pid} on {owner.host})" if owner else ""
         elif folder and stamp_of(own) is not None and not (directory / folder / manifest.NAME).exists():
-            found.setdefault(folder, "")
-    return [f"{folder}{who}" for folder, who in found.items()]
+            writers.setdefault(folder, "")
+    return [f"{folder}{who}" for folder, who in writers.items()]
 
 
-def is_taken(target: RemotePath) -> bool:
-    """True if there are objects that are not marks of a saving."""
+def is_occupied(target: RemotePath) -> bool:
+    """Return True if the folder contains objects that carry no stamp of a save."""
     return any(stamp_of(name) is None for name in target.objects())
 
 
 def clean(directory: RemotePath, files: Files | None = None) -> None:
-    """Remove what savings have left unfinished below a directory of checkpoints; a notice names what cannot be removed."""
-    found = directory.objects()
+    """Remove abandoned saves below a directory of checkpoints; a notice lists objects that cannot be removed."""
+    present = directory.objects()
     by_folder: dict[str, dict[str, Status]] = {}
-    for name, status in found.items():
+    for name, status in present.items():
         folder, _, own = name.rpartition("/")
         by_folder.setdefault(folder, {})[own] = status
     for folder, inside in by_folder.items():
-        _clear(directory / folder, inside, found, files or files_of())
+        _clear(directory / folder, inside, present, files or files_of())
 
 
 def _clear(folder: RemotePath, inside: Mapping[str, Status], around: Mapping[str, Status], files: Files) -> None:
-    """Remove what is left over in the folder of one checkpoint; `around` are the objects of all."""
+    """Remove abandoned objects from the folder of one checkpoint; `around` contains the objects of all checkpoints."""
     by_stamp: dict[str, list[str]] = {}
     for name in inside:
         if (stamp := stamp_of(name)) is not None:
             by_stamp.setdefault(stamp, []).append(name)
     if not by_stamp or (not any(map(is_marker, inside)) and len(by_stamp) < 2 and manifest.NAME in inside):
-        return  # as a checkpoint is
+        return  # a complete checkpoint without leftovers
     try:
-        kept = _listed(folder)
-        if kept is None:
+        listed = _listed(folder)
+        if listed is None:
             return  # any object may belong to the checkpoint
         for stamp, names in by_stamp.items():
-            going = [name for name in names if name not in kept]
+            going = [name for name in names if name not in listed]
             if going and not _in_use(folder, stamp, max(inside[name].st_mtime for name in names), around):
                 _remove(folder, going, files)
                 _abandoned.discard(stamp)
     except OSError as error:
-        notice(f"{folder} has objects of savings that have not ended, which cannot be removed: {error}")
+        notice(f"{folder} contains objects of abandoned saves, which cannot be removed: {error}")
 
 
 def _in_use(folder: RemotePath, stamp: str, last: float, around: Mapping[str, Status]) -> bool:
-    """Whether a saving, whose last object is of the time `last`, may go on."""
+    """Return True if a save may still be running; `last` is the time of its newest object."""
     if stamp in _abandoned:
         return False
     owner = owner_of(folder / _marker(stamp))
@@ -227,7 +225,7 @@ def _in_use(folder: RemotePath, stamp: str, last: float, around: Mapping[str, St
 
 
 def owner_of(marker: RemotePath) -> Owner | None:
-    """Who saves, as the marker says; None if there is none, or none that can be read."""
+    """Return the process recorded in a marker; None without a readable marker."""
     try:
         return Owner.of(json_tree(content(marker, HEADER, CheckpointError)))
     except StoreError:
@@ -237,7 +235,7 @@ def owner_of(marker: RemotePath) -> Owner | None:
 
 
 def _has_manifest(folder: RemotePath) -> bool:
-    """True if the manifest can be fetched, even if a listing lacks it."""
+    """Return True if the manifest can be fetched, even if a listing lacks it."""
     try:
         (folder / manifest.NAME).span(0, 1)
     except FileNotFoundError:
@@ -248,7 +246,8 @@ def _has_manifest(folder: RemotePath) -> bool:
 def _listed(folder: RemotePath) -> Collection[str] | None:
     """Return the files that the manifest lists; none without a manifest, and None if the manifest cannot be read.
 
-    A listing may lack the manifest of a complete checkpoint, so the manifest is requested by its name.  StoreError if the store fails.
+    A listing may lack the manifest of a complete checkpoint, so the manifest is requested by its name.
+    Raises: StoreError if the store fails.
     """
     if not _has_manifest(folder):
         return ()
@@ -261,7 +260,7 @@ def _listed(folder: RemotePath) -> Collection[str] | None:
 
 
 def _remove(folder: RemotePath, names: Iterable[str], files: Files) -> None:
-    """The manifest first, so that nobody takes the rest for a checkpoint, and markers last, so that nobody forgets it."""
+    """Remove objects: the manifest first, so that the rest is no checkpoint, and markers last, so that the rest can be cleaned later."""
     for name in sorted(names, key=lambda name: (is_marker(name.rpartition("/")[2]), name.rpartition("/")[2] != manifest.NAME, name)):
-        with suppress(FileNotFoundError):  # another process removes it, too
+        with suppress(FileNotFoundError):  # another process has removed it
             files.remove_file(folder / name)

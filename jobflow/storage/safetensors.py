@@ -1,7 +1,7 @@
 """The safetensors format: 8 bytes little-endian length n, n bytes of JSON header, then the tensors' bytes.
 
-The header says for each tensor {"dtype": "F32", "shape": [2, 3], "data_offsets": [start, stop]}, counted from the header's end.
-Numbers are little-endian and in C order.  Any reader of the format can read these files.
+For each tensor, the header contains {"dtype": "F32", "shape": [2, 3], "data_offsets": [start, stop]}, counted from the header's end.
+Elements are little-endian and in C order.  Any reader of the format can read these files.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ Array = np.ndarray[Any, Any]
 _NUMPY = {"BOOL": "bool", "I8": "int8", "U8": "uint8", "I16": "int16", "U16": "uint16", "I32": "int32", "U32": "uint32", "I64": "int64"}
 _NUMPY |= {"U64": "uint64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 _NAMES = {numpy: name for name, numpy in _NUMPY.items()}
-#: Bytes that a store is asked for first: a header and what follows it, mostly.
+#: Bytes of the first request to a store, which usually cover the header.
 _FIRST = 2**16
 #: Tensors begin at multiples of this, so that a file can be mapped into memory.
 ALIGNMENT = 8
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a tensor lies: its type and its first byte in the file."""
+class TensorInfo:
+    """The type of a tensor in a file, and the offset of its first byte."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -47,34 +47,36 @@ class Place:
 
 
 def storable(name: str, array: Any) -> Array:
-    """`array` as it is written: little-endian, C order; CheckpointError if the format has no such numbers."""
-    given = np.asarray(array)
-    if given.dtype.name not in _NAMES:
-        raise CheckpointError(f'tensor "{name}": a checkpoint cannot hold elements of type {given.dtype}; convert them to one of {", ".join(_NAMES)}')
-    return np.asarray(given, dtype=given.dtype.newbyteorder("<"), order="C")
+    """Return `array` in the stored form: little-endian, C order; raise CheckpointError if the format lacks its element type."""
+    values = np.asarray(array)
+    if values.dtype.name not in _NAMES:
+        raise CheckpointError(
+            f'tensor "{name}": a checkpoint cannot store elements of type {values.dtype}; convert them to one of {", ".join(_NAMES)}'
+        )
+    return np.asarray(values, dtype=values.dtype.newbyteorder("<"), order="C")
 
 
 def _numpy(name: str) -> np.dtype[Any]:
-    """The element type as a file holds it; DtypeError if it needs a package that is not there."""
-    found = bfloat16.numpy if name == bfloat16.name else np.dtype(name)
-    return found.newbyteorder("<")
+    """Return the element type in the byte order of files; raise DtypeError if it needs a package that is not installed."""
+    dtype = bfloat16.numpy if name == bfloat16.name else np.dtype(name)
+    return dtype.newbyteorder("<")
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """The element type called `name`, in the machine's byte order; CheckpointError if the format has none."""
+    """Return the element type `name` in the machine's byte order; raise CheckpointError if the format lacks it."""
     if name not in _NAMES:
         raise CheckpointError(f"elements of type {name!r}: the format has {', '.join(_NAMES)}")
     return _numpy(name).newbyteorder("=")
 
 
 def bytes_of(array: Array) -> memoryview:
-    """The bytes of a contiguous array without copying them."""
+    """Return the bytes of a contiguous array as a view."""
     return array.reshape(-1).view(np.uint8).data
 
 
 def header_of(tensors: Mapping[str, Array]) -> tuple[bytes, list[str]]:
-    """What precedes the numbers in a file that holds these storable arrays, and the order in which they follow."""
-    order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))  # wide elements first: all stay aligned
+    """Return the bytes before the data in a file of these storable arrays, and the order of the arrays."""
+    order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))  # wide elements first, so that all are aligned
     header: dict[str, Any] = {}
     stop = 0
     for name in order:
@@ -87,7 +89,7 @@ def header_of(tensors: Mapping[str, Array]) -> tuple[bytes, list[str]]:
 
 
 def encoded(tensors: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
-    """The parts of a file that holds these storable arrays."""
+    """Yield the parts of a file of these storable arrays."""
     header, order = header_of(tensors)
     yield header
     for name in order:
@@ -96,36 +98,36 @@ def encoded(tensors: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
 
 @dataclass(frozen=True)
 class Header:
-    """What lies where in a file, how long it is, and the hash of what precedes the numbers."""
+    """The tensors of a file with their offsets, the file's length, and the hash of the bytes before the data."""
 
-    places: Mapping[str, Place]
+    infos: Mapping[str, TensorInfo]
     size: int
     sha256: str
 
 
-def read_header(path: AnyPath) -> dict[str, Place]:
-    """What lies where in a file; CheckpointError if the file is damaged or shorter than its header says."""
-    return dict(opened(path).places)
+def read_header(path: AnyPath) -> dict[str, TensorInfo]:
+    """Return the tensors of a file with their offsets; raise CheckpointError if the file is damaged or shorter than its header requires."""
+    return dict(opened(path).infos)
 
 
 def opened(path: AnyPath) -> Header:
-    """A file's header; CheckpointError if the file is damaged, or if its tensors are not all that is in it."""
+    """Read a file's header; raise CheckpointError if the file is damaged or contains more than its tensors."""
     try:
         size, start, text = _beginning(path)
         header = json_tree(text)
-        places = {name: _place(entry, 8 + len(text)) for name, entry in header.items() if name != "__metadata__"}
+        infos = {name: _info(entry, 8 + len(text)) for name, entry in header.items() if name != "__metadata__"}
         if not all(isinstance(value, str) for value in header.get("__metadata__", {}).values()):
-            raise ValueError("its metadata is not all text")
+            raise ValueError("its metadata contains values that are not strings")
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing") from None
     except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise CheckpointError(f"{path} is damaged: it is not a safetensors file ({error})") from error
-    _check_places(path, places, 8 + len(text), size)
-    return Header(places, size, hashlib.sha256(start + text).hexdigest())
+    _check_offsets(path, infos, 8 + len(text), size)
+    return Header(infos, size, hashlib.sha256(start + text).hexdigest())
 
 
 def _beginning(path: AnyPath) -> tuple[int, bytes, bytes]:
-    """How long a file is, its first 8 bytes, and the text of its header."""
+    """Return the length of a file, its first 8 bytes, and the text of its header."""
     if isinstance(path, RemotePath):
         size = path.stat().st_size
         first = path.span(0, min(size, _FIRST))
@@ -145,39 +147,39 @@ def _length(path: AnyPath, start: bytes, size: int) -> int:
     return int(length)
 
 
-def _check_places(path: AnyPath, places: Mapping[str, Place], start: int, size: int) -> None:
-    """CheckpointError unless tensors follow one another without gaps, up to the end of the file."""
+def _check_offsets(path: AnyPath, infos: Mapping[str, TensorInfo], start: int, size: int) -> None:
+    """Raise CheckpointError unless the tensors fill the file without gaps."""
     at = start
-    for name, place in sorted(places.items(), key=lambda item: (item[1].start, item[1].nbytes)):
-        stop = place.start + place.nbytes
+    for name, info in sorted(infos.items(), key=lambda item: (item[1].start, item[1].nbytes)):
+        stop = info.start + info.nbytes
         if stop > size:
-            raise CheckpointError(f'{path} is damaged: it ends at byte {size}, before tensor "{name}", bytes {place.start} to {stop}')
-        if place.start != at:
-            raise CheckpointError(f'{path} is damaged: tensor "{name}" begins at byte {place.start}, and what precedes it ends at byte {at}')
+            raise CheckpointError(f'{path} is damaged: it ends at byte {size}, before tensor "{name}", bytes {info.start} to {stop}')
+        if info.start != at:
+            raise CheckpointError(f'{path} is damaged: tensor "{name}" begins at byte {info.start}, but the data before it ends at byte {at}')
         at = stop
     if at != size:
-        raise CheckpointError(f"{path} is damaged: its tensors end at byte {at}, and the file at byte {size}")
+        raise CheckpointError(f"{path} is damaged: its tensors end at byte {at}, but the file ends at byte {size}")
 
 
-def _place(entry: Mapping[str, Any], origin: int) -> Place:
+def _info(entry: Mapping[str, Any], data_start: int) -> TensorInfo:
     if entry["dtype"] not in _NUMPY:
         raise ValueError(f"unknown element type {entry['dtype']!r}")
     start, stop = (whole(at, "an offset") for at in entry["data_offsets"])
-    place = Place(shape_of(entry["shape"]), _numpy(_NUMPY[entry["dtype"]]), origin + start)
-    if place.nbytes != stop - start:
+    info = TensorInfo(shape_of(entry["shape"]), _numpy(_NUMPY[entry["dtype"]]), data_start + start)
+    if info.nbytes != stop - start:
         raise ValueError(f"offsets {entry['data_offsets']} for {entry['dtype']}{entry['shape']}")
-    return place
+    return info
 
 
-def read_tensor(path: AnyPath, place: Place) -> Array:
-    """The array at `place`, in the machine's byte order and writable."""
+def read_tensor(path: AnyPath, info: TensorInfo) -> Array:
+    """Read a tensor as a writable array in the machine's byte order."""
     if isinstance(path, RemotePath):
-        content = path.span(place.start, place.start + place.nbytes)
-        found = np.frombuffer(content[: len(content) // place.dtype.itemsize * place.dtype.itemsize], place.dtype)
+        content = path.span(info.start, info.start + info.nbytes)
+        array = np.frombuffer(content[: len(content) // info.dtype.itemsize * info.dtype.itemsize], info.dtype)
     else:
         with open_regular(path, CheckpointError) as file:
-            file.seek(place.start)
-            found = np.fromfile(file, place.dtype, math.prod(place.shape))
-    if found.nbytes != place.nbytes:
-        raise CheckpointError(f"{path} is damaged: it ends {place.nbytes - found.nbytes} bytes too early, at byte {place.start + found.nbytes}")
-    return found.reshape(place.shape).astype(place.dtype.newbyteorder("="), copy=not found.flags.writeable)
+            file.seek(info.start)
+            array = np.fromfile(file, info.dtype, math.prod(info.shape))
+    if array.nbytes != info.nbytes:
+        raise CheckpointError(f"{path} is damaged: it ends {info.nbytes - array.nbytes} bytes too early, at byte {info.start + array.nbytes}")
+    return array.reshape(info.shape).astype(info.dtype.newbyteorder("="), copy=not array.flags.writeable)

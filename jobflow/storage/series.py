@@ -2,8 +2,8 @@
 
     checkpoints/step-00000100/  step-00000200/  step-00000300/
 
-Kept are the last `keep_last`, the `keep_best` best by the metric that was saved with them, and in any case the newest that is whole.
-All of this knows only files; `sessions.on_first` has rank 0 do it for all.
+The last `keep_last` checkpoints, the `keep_best` best by a metric saved with them, and the newest intact one are kept.
+This module uses files only; `sessions.on_first` calls it on rank 0 for all ranks.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from jobflow.storage import drafts, manifest, remote_drafts, sessions
 from jobflow.storage.manifest import Manifest
 from jobflow.storage.remote import AnyPath, RemotePath, StoreError, path_of
 
-#: how often the newest is looked for, where another process saves and removes at the same time
+#: attempts to find the newest checkpoint while another process saves and removes
 TRIES = 10
 _STEP = re.compile(r"step-(\d+)")
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """A checkpoint that cannot be used, and why."""
+    """A checkpoint that cannot be used, and the reason."""
 
     step: int
     path: AnyPath
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.path} is passed over: {self.reason}"
+        return f"{self.path} is skipped: {self.reason}"
 
 
 @dataclass(frozen=True)
 class Newest:
-    """The newest checkpoint that is whole (None if none is), and the newer ones that were passed over."""
+    """The newest intact checkpoint (None without one), and the newer ones that were skipped."""
 
     step: int | None
     path: AnyPath | None
@@ -54,8 +54,7 @@ class Newest:
 class Series:
     """The checkpoints in `directory`.
 
-    `keep_last` 0 keeps all.  `best_metric` is a key of the "metrics" saved beside the tensors; `best_mode` says whether less or
-    more is better.
+    `keep_last` 0 keeps all.  `best_metric` is a key of the saved dict "metrics"; `best_mode` is "min" if lower values are better, otherwise "max".
     """
 
     directory: AnyPath
@@ -69,38 +68,39 @@ class Series:
         if self.keep_last < 0 or self.keep_best < 0:
             raise ArgumentError(f"keep_last (0 keeps all) and keep_best must be at least 0; got {self.keep_last} and {self.keep_best}")
         if self.keep_best and self.best_metric is None:
-            raise ArgumentError(f"a series that keeps the {self.keep_best} best needs best_metric, the name of a metric")
+            raise ArgumentError(f"keep_best={self.keep_best} needs best_metric; pass the name of a saved metric")
         if self.best_mode not in ("min", "max"):
-            raise ArgumentError(f'best_mode is "min" or "max", not {self.best_mode!r}')
+            raise ArgumentError(f'best_mode must be "min" or "max"; got {self.best_mode!r}')
 
     def path_of(self, step: int) -> AnyPath:
         return self.directory / f"step-{step:08d}"
 
     def steps(self) -> list[int]:
-        """Those that have a manifest, ascending; whether they are whole is not looked at."""
+        """Return the steps with a manifest, ascending; their data is not checked."""
         if isinstance(self.directory, RemotePath):
-            return _numbers(name.removesuffix(f"/{manifest.NAME}") for name in self.directory.objects())
+            return _steps(name.removesuffix(f"/{manifest.NAME}") for name in self.directory.objects())
         return [step for step in self.present() if _has_manifest(self.path_of(step))]
 
     def present(self) -> list[int]:
-        """Return the steps of all checkpoints, ascending, those that are incomplete or cannot be read included.
+        """Return the steps of all checkpoints, ascending, including incomplete and unreadable ones.
 
-        Empty directories and saves to a store that have not ended are no checkpoints.  CheckpointError if the directory cannot be listed.
+        Empty directories and unfinished saves to a store are excluded.
+        Raises: CheckpointError if the directory cannot be listed.
         """
         if isinstance(self.directory, RemotePath):
-            return _numbers(_published(self.directory.objects()))
+            return _steps(_published(self.directory.objects()))
         try:
             entries = os.listdir(self.directory)
-            return [step for step in _numbers(entries) if not _is_empty(self.path_of(step))]
+            return [step for step in _steps(entries) if not _is_empty(self.path_of(step))]
         except FileNotFoundError:
             return []
         except OSError as error:
             raise CheckpointError(f"{self.directory}: the checkpoints cannot be listed: {error.strerror or error}; change its permissions") from None
 
     def newest_good(self) -> Newest:
-        """Every byte of the newest is read; if one is damaged, the next older follows.
+        """Read every byte of the newest checkpoint, and of the next older one after a damaged one, until one is intact.
 
-        If one goes meanwhile, since another process saves here, all is looked at anew.  ReplacedError if that does not end.
+        Start again if a checkpoint disappears because another process saves here; raise ReplacedError after `TRIES` attempts.
         """
         for _ in range(TRIES - 1):
             with suppress(ReplacedError):
@@ -112,16 +112,16 @@ class Series:
         steps = self.present()
         for step in reversed(steps):
             path = self.path_of(step)
-            reason = _wrong(path)
+            reason = _problem(path)
             if reason is None:
                 return Newest(step, path, tuple(skipped))
             skipped.append(Skipped(step, path, reason))
-        if self.present() != steps:  # a directory that is written while it is listed may show neither the old step nor the new one
+        if self.present() != steps:  # a listing during a write may lack both the old and the new step
             raise ReplacedError(f"{self.directory}: its checkpoints were replaced while they were listed")
         return Newest(None, None, tuple(skipped))
 
     def misnamed(self) -> tuple[Skipped, ...]:
-        """Return the checkpoints whose names have no number of a step, which `newest_good` does not consider."""
+        """Return the checkpoints whose names contain no step number; `newest_good` ignores them."""
         if isinstance(self.directory, RemotePath):
             names = {name.partition("/")[0] for name in self.directory.objects() if name.endswith(f"/{manifest.NAME}")}
         else:
@@ -130,16 +130,16 @@ class Series:
         return tuple(Skipped(-1, path, "its name is not step-NUMBER") for path in others)
 
     def clean(self) -> None:
-        """Remove what processes that are no more have left unfinished."""
+        """Remove unfinished checkpoints of dead processes."""
         drafts.clean(self.directory)
 
     def best(self) -> list[int]:
-        """The steps that have the metric, best first; equal ones newest first."""
+        """Return the steps with the metric, best first; equal ones newest first."""
         scores = {step: self._score(step) for step in self.steps()}
         return sorted((step for step in scores if not math.isnan(scores[step])), key=lambda step: (scores[step], -step))
 
     def _score(self, step: int) -> float:
-        """Less is better; NaN if it has none."""
+        """Return the metric so that lower is better; NaN without a metric."""
         try:
             metrics = Manifest.read(self.path_of(step) / manifest.NAME).extra.get("metrics")
         except StoreError:
@@ -152,36 +152,39 @@ class Series:
         return -float(value) if self.best_mode == "max" else float(value)
 
     def prune(self, keep: Sequence[int] = ()) -> list[int]:
-        """Remove those that need not be kept, nor are in `keep`; which these were.  Each is gone for who looks before its first file is."""
+        """Remove the checkpoints that need not be kept and are not in `keep`; return their steps.
+
+        Readers stop seeing a checkpoint before its first file is removed.
+        """
         steps = self.steps()
-        kept = {*keep, *(steps[-self.keep_last :] if self.keep_last else steps), *(self.best()[: self.keep_best] if self.keep_best else ())}
-        going = [step for step in steps if step not in kept]
+        needed = {*keep, *(steps[-self.keep_last :] if self.keep_last else steps), *(self.best()[: self.keep_best] if self.keep_best else ())}
+        going = [step for step in steps if step not in needed]
         going = [step for step in going if reading.unreadable(self.path_of(step)) is None]
         if going:
             good = next((step for step in reversed(steps) if _is_good(self.path_of(step))), None)
             going = [step for step in going if step != good]
         for step in going:
             drafts.put_away(self.path_of(step))
-        if isinstance(self.directory, RemotePath):  # a local save has cleaned before it began
+        if isinstance(self.directory, RemotePath):  # a local save cleans before it begins
             drafts.clean(self.directory)
         return going
 
     def save(self, session: Session, step: int, extra: Mapping[str, Any] | None = None, *, asynchronous: bool = False) -> sessions.Saving:
-        """A checkpoint of the session as that of `step`, in place of one that is there; afterwards `prune`.  Collective.
+        """Save the session as the checkpoint of `step`, replacing an existing one, and prune afterwards; collective.
 
-        It is kept though others may be of later steps, as they are after a program went back to an earlier one.
+        The new checkpoint is kept even if others have later steps, as after a program resumed from an earlier step.
         """
         whole = {"step": step, **(extra or {})}
         return sessions.save(session, self.path_of(step), whole, asynchronous=asynchronous, replace=True, then=partial(self.prune, (step,)))
 
 
-def _numbers(names: Iterable[str]) -> list[int]:
-    """The steps of directories with such names, ascending."""
+def _steps(names: Iterable[str]) -> list[int]:
+    """Return the steps of directories with these names, ascending."""
     return sorted(int(match[1]) for match in map(_STEP.fullmatch, names) if match)
 
 
 def _published(names: Iterable[str]) -> Iterator[str]:
-    """Yield the folders in a store that hold a checkpoint: those without the marker of a save, and those with a manifest."""
+    """Yield the folders of a store that contain a checkpoint: folders without the marker of a save, and folders with a manifest."""
     folders: dict[str, list[str]] = {}
     for folder, _, name in (name.partition("/") for name in names):
         folders.setdefault(folder, []).append(name)
@@ -210,34 +213,34 @@ def _is_gone(path: AnyPath) -> bool:
 
 
 def _has_manifest(path: AnyPath) -> bool:
-    """True if a manifest is there, or if this process may not look."""
+    """Return True if a manifest exists, or if this process lacks the permission to check."""
     try:
         return (path / manifest.NAME).is_file()
     except PermissionError:
         return True
 
 
-def _wrong(path: AnyPath) -> str | None:
-    """The first thing that is wrong with a checkpoint.  ReplacedError if it is another one by now, or has gone."""
-    found = _first_wrong(path)
-    if found is not None and _is_gone(path):
+def _problem(path: AnyPath) -> str | None:
+    """Return the first problem of a checkpoint; raise ReplacedError if it was replaced or removed meanwhile."""
+    problem = _first_problem(path)
+    if problem is not None and _is_gone(path):
         raise ReplacedError(f"checkpoint {path} was removed while it was being read")
-    return found
+    return problem
 
 
-def _first_wrong(path: AnyPath) -> str | None:
+def _first_problem(path: AnyPath) -> str | None:
     if not _has_manifest(path):
         return f"{path / manifest.NAME} is missing"
     return next(reading.problems(path), None)
 
 
 def _is_good(path: AnyPath) -> bool:
-    """Whether a checkpoint is whole; of one in a store, whether all of its objects are there and as long as they were."""
+    """Return True if a checkpoint is intact; in a store, if all of its objects exist with the recorded lengths."""
     try:
         if isinstance(path, RemotePath):
             reading.load(path)
             return True
-        return _wrong(path) is None
+        return _problem(path) is None
     except StoreError:
         raise
     except CheckpointError:

@@ -19,7 +19,7 @@ from jobflow.storage.export import save_legacy
 
 
 class StoredVariable:
-    """A variable as a program sees it from outside its jobs; `numpy()` gives its current value."""
+    """A variable outside of jobs; `numpy()` returns its current value."""
 
     def __init__(self, session: Session, name: str) -> None:
         self._session = session
@@ -31,34 +31,34 @@ class StoredVariable:
         return f"<variable {self.name} {self._session.variables[self.name].type}>"
 
     def numpy(self) -> Array:
-        """The whole value now."""
+        """Return the current logical value."""
         return self._session.read([self.name])[self.name]
 
 
 @scope.alone
 def get_all_variables() -> dict[str, StoredVariable]:
-    """Every variable of the session by name: parameters, optimizer slots, train steps."""
+    """Return every variable of the session by name: parameters, optimizer slots, train steps."""
     session = started_session()
     return {name: StoredVariable(session, name) for name in session.variables}
 
 
 @scope.alone
 def load_variables(value_dict: Mapping[str, Any], ignore_mismatch: bool = True) -> None:
-    """Set variables from arrays, or from what `checkpoint.get` or `get_all_variables` gave.
+    """Set variables from arrays, or from the result of `checkpoint.get` or `get_all_variables`.
 
-    Names that no variable has are skipped, with one notice, or raise CheckpointError (also RuntimeError) with ignore_mismatch=False.
-    Shape and element type must be the variable's (CheckpointError, also AssertionError).  Nothing has been changed then.
+    Names without a variable are skipped with one notice; with ignore_mismatch=False they raise CheckpointError (also RuntimeError).
+    Shape and element type must match the variable's (CheckpointError, also AssertionError).  After an error no variable has changed.
     """
     session = started_session()
     here = f"load_variables at {user_line()}"
     if not isinstance(value_dict, Mapping):
-        raise CheckpointError(f"{here}: value_dict is {type(value_dict).__name__}, not values by name, as checkpoint.get(path) gives them")
+        raise CheckpointError(f"{here}: value_dict is a {type(value_dict).__name__}, not a dict of values by name; pass checkpoint.get(path)")
     unknown = [name for name in value_dict if name not in session.variables]
     if unknown and not ignore_mismatch:
         raise CheckpointError(f'{here}: there is no variable "{unknown[0]}"{did_you_mean(unknown[0], session.variables)}')
     known = [name for name in value_dict if name in session.variables]
     session.write({name: _array(value_dict[name]) for name in known})
-    sessions.tell_the_rest(session, here, known, known, value_dict)
+    sessions.report_unmatched(session, here, known, known, value_dict)
 
 
 def _array(value: Any) -> Array:
@@ -67,7 +67,7 @@ def _array(value: Any) -> Array:
 
 @scope.alone
 def initialize() -> None:
-    """Give every variable its first value; those of modules keep theirs."""
+    """Set every variable to its initial value, except the variables of modules."""
     session = started_session()
     own = session.tensors
     names = tuple(name for name in session.variables if own is None or name not in own)
@@ -77,10 +77,11 @@ def initialize() -> None:
 
 @scope.alone
 def save(path: str, var_dict: Mapping[str, Any] | None = None) -> None:
-    """Write variables (all of the session unless `var_dict` names some) to the directory `path`, whole or not at all.
+    """Write variables (all of the session, or those in `var_dict`) to the directory `path` atomically.
 
-    If `path` exists and is not an empty directory, the first free one of path-2, path-3, ... takes its place, and a notice names it.
-    `config.checkpoint_format("oneflow")`: a folder `<variable>` for each, with its bytes in `out` and its type in `meta`, and the file snapshot_done.
+    If `path` exists and is not an empty directory, the first free path of path-2, path-3, ... replaces it, and a notice names it.
+    With `config.checkpoint_format("oneflow")`, write one folder `<variable>` per variable, with its bytes in `out` and its type in `meta`, and the
+    file snapshot_done.
     """
     session = started_session()
     with store.located("save"):
@@ -99,19 +100,20 @@ def save(path: str, var_dict: Mapping[str, Any] | None = None) -> None:
 
 
 def get(path: str) -> dict[str, Stored] | Stored:
-    """The tensors of a checkpoint by name, read when needed; that of a legacy variable's own folder alone.
+    """Return the tensors of a checkpoint by name, read on demand; for the folder of one legacy variable, return that tensor.
 
-    Without `meta` files they have the types of the session's variables.
+    Tensors without `meta` files have the types of the session's variables.
     """
     types = {name: variable.type for name, variable in current_session().variables.items()}
     with store.located("get"):
-        found = store.load(path, types)
-    return next(iter(found.stored.values())) if found.single else dict(found.stored)
+        checkpoint = store.load(path, types)
+    return next(iter(checkpoint.stored.values())) if checkpoint.single else dict(checkpoint.stored)
 
 
 def restore(path: str) -> None:
-    """Set the variables that a checkpoint has, and go on with its counts of runs, so that dropout goes on too.
+    """Set the variables that a checkpoint contains, and continue with its run counts, so that dropout continues too.
 
-    A notice names what only one of both has.  Raises: CheckpointError if `path` is not a checkpoint, or has no variable of the session.
+    A notice lists names that only one side has.
+    Raises: CheckpointError if `path` is not a checkpoint, or contains no variable of the session.
     """
     sessions.load(started_session(), path, strict="some")

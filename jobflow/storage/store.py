@@ -1,7 +1,7 @@
 """Checkpoints of arrays in one process, as files: a directory with a manifest and safetensors files, read lazily, with hashes.
 
-A checkpoint is written as a draft, file by file and onto the disk, and then takes the target's name in one step.  Whoever looks sees nothing or all
-of it.  `sessions` does the same with many ranks.
+A checkpoint is written as a draft, file by file, and synced to the disk.  The draft then takes the target's name in one step, so readers see
+nothing or a complete checkpoint.  `sessions` does the same with many ranks.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def save(
     replace: bool = False,
     files: Files | None = None,
 ) -> None:
-    """Write arrays by name, and a JSON tree beside them, to the directory `path`, which is new.
+    """Write arrays by name, and a JSON tree, to the new directory `path`.
 
-    With `replace`, an older checkpoint may be there, which is gone once the new one is complete.
-    CheckpointError if there is something else at `path` that is not an empty directory, or if writing fails; then nothing has changed.
+    With `replace`, an older checkpoint may exist there; it is removed once the new one is complete.
+    Raises: CheckpointError if `path` is anything else but an empty directory, or if writing fails; nothing has changed then.
     """
     target, files = path_of(path, absolute=True), files or files_of()
     pieces = {name_of(name): _piece(name, array) for name, array in tensors.items()}
@@ -50,7 +50,7 @@ def save(
 
 @contextmanager
 def located(what: str) -> Iterator[None]:
-    """Errors of the block about a checkpoint end with the line of the user's program that called `what`."""
+    """Append the user's line that called `what` to checkpoint errors of the block."""
     try:
         yield
     except (CheckpointError, FileError) as error:
@@ -63,17 +63,17 @@ def _write(draft: drafts.Draft, pieces: Mapping[str, Piece], extra: Mapping[str,
         types = {name: (piece.array.shape, piece.array.dtype.name) for name, piece in pieces.items()}
         parts.publish(draft, types, [part], extra, files)
     except BaseException:
-        draft.discard(files)  # the first failure is the one to show
+        draft.discard(files)  # the first failure is raised
         raise
 
 
 def _piece(name: str, array: Any) -> Piece:
-    found = safetensors.storable(name, array)
-    return Piece(tuple((0, n) for n in found.shape), found)
+    stored = safetensors.storable(name, array)
+    return Piece(tuple((0, n) for n in stored.shape), stored)
 
 
 def name_of(name: Any) -> str:
-    """CheckpointError unless a tensor can be called so."""
+    """Return the name; raise CheckpointError unless a tensor can have it."""
     if not isinstance(name, str) or not name or name == "__metadata__":
         raise CheckpointError(f"{name!r} cannot be the name of a tensor in a checkpoint")
     return name

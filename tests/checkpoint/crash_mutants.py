@@ -61,7 +61,7 @@ def _remove_first(self: Folder, text: str, files: Files) -> None:
 
 def _not_copied(self: Write, rank: Any, order: Any) -> None:
     """What is written is the variables themselves, and a little later."""
-    uncopied = mock.patch("jobflow.storage.rank_commands._numbers", lambda state, name, copied: safetensors.storable(name, state.array(name)))
+    uncopied = mock.patch("jobflow.storage.rank_commands._array", lambda state, name, copied: safetensors.storable(name, state.array(name)))
     with uncopied, mock.patch.object(Task, "start", _later):
         _write(self, rank, order)
 

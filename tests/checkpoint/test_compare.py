@@ -88,7 +88,7 @@ def test_patterns(tmp_path: Path) -> None:
     first, second = pair(tmp_path, {"a/w": np.zeros(1), "b/w": np.zeros(1)}, {"a/w": np.ones(1), "b/w": np.ones(1)})
     assert [found.name for found in differences(first, second, ["b*"])] == ["b/w"]
     assert selected(["*w", "a*"], ["a/w", "b/w", "c"]) == ["a/w", "b/w"]
-    with pytest.raises(CheckpointError, match=r'no tensor is called "a/v"; did you mean "a/w"\?'):
+    with pytest.raises(CheckpointError, match=r'no tensor matches "a/v"; did you mean "a/w"\?'):
         list(differences(first, second, ["a/v"]))
 
 

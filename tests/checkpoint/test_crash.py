@@ -119,7 +119,7 @@ def test_what_a_dead_process_left_is_removed_by_the_next_saving(tmp_path: Path) 
 
 def test_what_a_living_process_writes_is_left_alone(tmp_path: Path) -> None:
     """Until it has given it up."""
-    writing = local_drafts.new_place(tmp_path / "c")
+    writing = local_drafts.temporary_path(tmp_path / "c")
     writing.mkdir()
     with pytest.raises(CheckpointError):
         save(tmp_path / "c", TENSORS, files=Faulty(CHANGES.index("rename"), True))

@@ -24,7 +24,7 @@ def test_processes(tmp_path: Path, ranks: int, client: str, layout: str) -> None
     sessions.save(session, tmp_path / "damaged")
     shard = store.load(tmp_path / "damaged").stored["up-weight"].shards[-1]  # type: ignore[attr-defined]
     content = bytearray(shard.file_path.read_bytes())
-    content[shard.place.start] ^= 1
+    content[shard.info.start] ^= 1
     shard.file_path.write_bytes(content)
     ended = run(HERE / "saving_ranks.py", tmp_path, client, layout, ranks=ranks)
     assert (ended.code, ended.out) == (0, f"{layout} done\n" * (ranks if client == "multi" else 1)), ended.err

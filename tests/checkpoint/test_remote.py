@@ -72,7 +72,7 @@ def test_who_cannot_be_asked_says_so(monkeypatch: pytest.MonkeyPatch, memory: An
     """fsspec itself takes a broken connection for "there is none"; what is missing is told apart from that."""
     monkeypatch.setattr(type(memory), "info", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("the line is dead")))
     assert memory.exists("/runs") is False
-    with pytest.raises(StoreError, match=r"memory://runs: the store gives no answer that can be used \(RuntimeError: the line is dead\)"):
+    with pytest.raises(StoreError, match=r"memory://runs: the store returns no valid answer \(RuntimeError: the line is dead\)"):
         ROOT.exists()
     save(ROOT / "step-00000001")
     with pytest.raises(StoreError, match="the line is dead"):  # not "there is no checkpoint": a run would begin anew
@@ -80,7 +80,7 @@ def test_who_cannot_be_asked_says_so(monkeypatch: pytest.MonkeyPatch, memory: An
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ArgumentError, match=r'foo://x at test_remote.py:\d+: no store is known as "foo://"'):
+    with pytest.raises(ArgumentError, match=r'foo://x at test_remote.py:\d+: the protocol "foo://" is unknown'):
         path_of("foo://x")
     for module in ("fsspec", "s3fs"):
         monkeypatch.setitem(sys.modules, module, None)
@@ -101,7 +101,7 @@ def test_a_checkpoint() -> None:
     assert names(path) == ["manifest.json", "tensors-00001.safetensors"]
     same(dict(store.load("memory://runs/c")), TENSORS)
     assert list(store.problems(path)) == []
-    with pytest.raises(CheckpointError, match=r"checkpoint memory://runs/c: there is something already \(manifest.json\)"):
+    with pytest.raises(CheckpointError, match=r"checkpoint memory://runs/c: this path already exists \(it contains manifest.json\)"):
         save(path)
     save(path, 5, replace=True)
     assert (names(path), store.load(path).extra) == (["manifest.json", "tensors-00001.safetensors"], {"step": 5})
@@ -178,7 +178,7 @@ def test_a_store_that_lists_only_some_objects_loses_no_checkpoint(memory: Any, m
     assert series.newest_good().step == 1
     drafts.clean(ROOT)
     assert series.prune() == [] and set(memory.store) == before
-    with pytest.raises(CheckpointError, match="there is something already"):
+    with pytest.raises(CheckpointError, match="this path already exists"):
         save(ROOT / "step-00000001", 2)
     monkeypatch.setattr(type(memory), "cat_file", lambda *_, **__: b'{"version": 3, "sha256": ""}')
     with pytest.raises(CheckpointError, match="is not replaced, because this process cannot read it"):
@@ -250,7 +250,7 @@ def test_structures_and_conversion(tmp_path: Path, capsys: pytest.CaptureFixture
     assert cli.main(["ckpt", "convert", str(tmp_path / "w.safetensors"), "memory://runs/back"]) == 0
     assert cli.main(["ckpt", "diff", "memory://runs/state", "memory://runs/back"]) == 0
     assert cli.main(["ckpt", "export", "memory://runs/back", "memory://runs/w.npz"]) == 1
-    assert "only checkpoints are written to a store" in capsys.readouterr().err
+    assert "only checkpoints can be written to a store" in capsys.readouterr().err
 
 
 # ---- a server ------------------------------------------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ def test_processes(server: Store, tmp_path: Path) -> None:
     assert first == second
     step, refusal, read, *problems = first
     assert (step, read, problems) == (6, [2.0, 0.0], [])
-    assert "memory://steps/1 is of one process, and this program has 2" in refusal
+    assert "memory://steps/1 is visible to one process only, and this program has 2" in refusal
     assert len(list((tmp_path / "cache").rglob("x.npy"))) == 1
 
 

@@ -170,7 +170,7 @@ def test_leftovers_of_the_dead_are_removed(tmp_path: Path) -> None:
     add(series, 1)
     left_over(tmp_path)
     left_over(tmp_path, pid=2**22 + 5)
-    alive = local_drafts.new_place(series.path_of(3))
+    alive = local_drafts.temporary_path(series.path_of(3))
     alive.mkdir()
     elsewhere = left_over(tmp_path, host="elsewhere")
     series.clean()
@@ -215,7 +215,7 @@ def test_where_names_cannot_be_exchanged(tmp_path: Path, monkeypatch: pytest.Mon
     [
         ("rename", 0, "nothing was changed"),
         ("rename", 1, "nothing was changed"),
-        ("rmdir", 0, "is complete, but the one that it replaced could not be"),
+        ("rmdir", 0, "is complete, but the replaced checkpoint could not be"),
     ],
 )
 def test_a_failing_exchange_by_three_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, number: int, text: str) -> None:
@@ -251,6 +251,6 @@ def test_what_cannot_be_removed_is_told_and_does_not_stop_a_save(tmp_path: Path,
 
     store.save(tmp_path / "c", {"w": np.zeros(4)}, files=Stuck())
     assert list(store.problems(tmp_path / "c")) == []
-    assert f"{left} was left by a process that has ended, and cannot be removed: [Errno 13]" in capsys.readouterr().err
+    assert f"{left} was left by a dead process and cannot be removed: [Errno 13]" in capsys.readouterr().err
     store.save(tmp_path / "d", {"w": np.zeros(4)})
     assert not left.exists()

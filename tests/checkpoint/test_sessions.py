@@ -83,7 +83,7 @@ def test_what_a_checkpoint_holds_is_the_logical_state(saved: tuple[Path, dict[st
 
 def test_ranks_write_about_as_many_bytes() -> None:
     session = session_under("DP4")
-    boxes = sessions.shared_out(session.variables, 4)
+    boxes = sessions.assign_boxes(session.variables, 4)
     assert sorted(name for own in boxes for name in own) == sorted(session.variables)
     loads = [sum(manifest.volume(box) * session.variables[name].type.dtype.itemsize for name, box in own.items()) for own in boxes]
     largest = max(variable.type.nbytes for variable in session.variables.values())
@@ -117,12 +117,12 @@ def test_large_boxes_are_read_in_blocks(tmp_path: Path, monkeypatch: pytest.Monk
     for name, stored in found.stored.items():
         assert isinstance(stored, reading.StoredTensor)
         for shard in stored.shards:
-            assert shard.place.nbytes <= 48
+            assert shard.info.nbytes <= 48
             box = reading.Box(shard.box, stored.entry.shape)
             assert stored.read(box).tobytes() == expected[name][box.slices].tobytes()
     last = store.load(tmp_path / "c").stored["table"]
     assert isinstance(last, reading.StoredTensor) and len(last.shards) > 3
-    at = last.shards[-1].place.start
+    at = last.shards[-1].info.start
     content = bytearray(last.shards[-1].file_path.read_bytes())
     content[at] ^= 1
     last.shards[-1].file_path.write_bytes(content)
@@ -170,7 +170,7 @@ def test_by_patterns(tmp_path: Path) -> None:
     assert {"up-weight-m", "up-bias"} <= chosen
     same(values(session), {name: (first if name in chosen else trained)[name] for name in trained})
     assert session.runs == {"train_job": 2}, "a part of a checkpoint is another model's"
-    with pytest.raises(CheckpointError, match=r'no variable is called "up-wieght"; did you mean "up-weight"\?'):
+    with pytest.raises(CheckpointError, match=r'no variable matches "up-wieght"; did you mean "up-weight"\?'):
         sessions.load(session, tmp_path / "c", ["table", "up-wieght"], strict=False)
 
 
@@ -187,7 +187,9 @@ def test_strictly(tmp_path: Path) -> None:
         sessions.load(session, tmp_path / "less")
     with pytest.raises(CheckpointError, match="the checkpoint has no"):
         sessions.load(session, tmp_path / "less", strict="variables")
-    with pytest.raises(CheckpointError, match='the program has no variable "other"; with strict="variables" load what the program has'):
+    with pytest.raises(
+        CheckpointError, match='the program has no variable "other"; pass strict="variables" to load the variables of the program only'
+    ):
         sessions.load(session, tmp_path / "more")
     sessions.load(session, tmp_path / "less", strict=False)
     sessions.load(session, tmp_path / "less", ["table", "*-weight", "*-bias"])
@@ -224,7 +226,7 @@ def damage(path: Path, how: str) -> tuple[str, int]:
     stored = store.load(path).stored["up-weight"]
     assert isinstance(stored, reading.StoredTensor)
     shard = stored.shards[-1]
-    file, at = shard.file_path, shard.place.start
+    file, at = shard.file_path, shard.info.start
     content = bytearray(file.read_bytes())
     if how == "bit":
         content[at + 5] ^= 4
@@ -246,7 +248,7 @@ def damage(path: Path, how: str) -> tuple[str, int]:
         ("cut", r"no variable was changed: rank \d: .*/{file} is damaged: it ends at byte \d+, before tensor"),
         ("missing", r"no variable was changed: rank \d: .*/{file} is missing"),
         ("header", r"no variable was changed: rank \d: .*/{file} is damaged: it is not a safetensors|.*/{file}: tensor"),
-        ("longer", r"no variable was changed: rank \d: .*/{file} is damaged: its tensors end at byte \d+, and the file at byte \d+"),
+        ("longer", r"no variable was changed: rank \d: .*/{file} is damaged: its tensors end at byte \d+, but the file ends at byte \d+"),
     ],
 )
 def test_damage_changes_nothing_and_is_told(tmp_path: Path, how: str, text: str) -> None:
@@ -275,7 +277,7 @@ def test_a_tensor_with_a_gap_is_refused(tmp_path: Path) -> None:
         (entry.shards[:1], r'tensor "up-weight" has 42 elements, but its shards hold 24: \[0:4, 0:6\]'),
         ((*entry.shards, entry.shards[0]), r'tensor "up-weight" has the shards \[0:4, 0:6\] and \[0:4, 0:6\], which overlap'),
         ((), r'tensor "up-weight" has 42 elements, but its shards hold 0: there are none'),
-        ((manifest.Shard(((0, 7), (0, 9)), "x", ""),), r"has a shard \[0:7, 0:9\], which is no part of its shape \[7, 6\]"),
+        ((manifest.Shard(((0, 7), (0, 9)), "x", ""),), r"has a shard \[0:7, 0:9\], which exceeds its shape \[7, 6\]"),
     ):
         path.write_text(manifest.Manifest({**found.tensors, "up-weight": manifest.Entry(entry.shape, entry.dtype, shards)}, {}, found.files).text())
         with pytest.raises(CheckpointError, match=text):
@@ -419,7 +421,7 @@ def test_ranks_that_have_nothing_to_write_change_nothing(tmp_path: Path) -> None
 
 def test_a_rank_that_hangs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for it, what it has written is removed as soon as it goes on, and the next save works."""
-    monkeypatch.setattr(sessions.ranks, "_LOOK", 0.02)
+    monkeypatch.setattr(sessions.ranks, "_POLL", 0.02)
     awake = threading.Event()
 
     class Hanging(Files):
@@ -431,7 +433,7 @@ def test_a_rank_that_hangs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     files.use(Hanging)
     _, session = training(3)
     saving = sessions.save(session, tmp_path / "c", asynchronous=True, limit=0.05)
-    with pytest.raises(CheckpointError, match=r"nothing was changed: rank 2: it is still writing"):
+    with pytest.raises(CheckpointError, match=r"nothing was changed: rank 2: the rank is still writing"):
         saving.wait()
     awake.set()
     files.use(Files)
@@ -441,7 +443,7 @@ def test_a_rank_that_hangs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_rank_0_names_who_did_not_deliver(tmp_path: Path) -> None:
     draft = Folder(tmp_path / "c", tmp_path)
-    with pytest.raises(CheckpointError, match=r"ranks 1, 2 have not delivered: no new file for 0.05 s"):
+    with pytest.raises(CheckpointError, match=r"ranks 1, 2 have not finished writing: no new file for 0.05 s"):
         parts.gather(draft, [1, 2], 0.05)
     (tmp_path / parts.failed_name(2)).write_text("its reason")
     with pytest.raises(CheckpointError, match="rank 2: its reason"):

@@ -123,7 +123,7 @@ def test_files_of_other_writers_are_read(tmp_path: Path) -> None:
 def test_the_target_must_be_free(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     save(tmp_path / "empty", some())
-    with pytest.raises(AssertionError, match="this path already exists; give a path that does not exist, or an empty directory"):
+    with pytest.raises(AssertionError, match="this path already exists; pass a path that does not exist, or an empty directory"):
         save(tmp_path / "empty", {})
     same(load(tmp_path / "empty"), some())
     (tmp_path / "file").write_text("x")
@@ -137,13 +137,13 @@ def test_the_target_must_be_free(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tensors", "extra", "text"),
     [
-        ({"x": np.array(["a"])}, {}, 'tensor "x": a checkpoint cannot hold elements of type <U1'),
-        ({"x": np.zeros(2, complex)}, {}, "cannot hold elements of type complex128"),
-        ({"x": [object()]}, {}, "cannot hold elements of type object"),
+        ({"x": np.array(["a"])}, {}, 'tensor "x": a checkpoint cannot store elements of type <U1'),
+        ({"x": np.zeros(2, complex)}, {}, "cannot store elements of type complex128"),
+        ({"x": [object()]}, {}, "cannot store elements of type object"),
         ({"": np.zeros(2)}, {}, "'' cannot be the name of a tensor"),
         ({3: np.zeros(2)}, {}, "3 cannot be the name of a tensor"),
         ({"__metadata__": np.zeros(2)}, {}, "cannot be the name of a tensor"),
-        ({}, {"x": np.zeros(2)}, "extra values of a checkpoint must be text, numbers, lists and dicts"),
+        ({}, {"x": np.zeros(2)}, "extra values of a checkpoint must be strings, numbers, lists and dicts"),
         ({}, {"x": (1, 2)}, "extra values of a checkpoint must survive JSON unchanged"),
         ({}, {"x": {1: 2}}, "extra values of a checkpoint must survive JSON unchanged"),
     ],
@@ -225,7 +225,7 @@ def test_files_that_do_not_belong_together(tmp_path: Path) -> None:
     save(tmp_path / "b", {"w": np.zeros(4, np.float32)})
     save(tmp_path / "c", {"v": np.zeros(3, np.float32)})
     file = "tensors-00001.safetensors"
-    for other, has in (("b", r"float32\[4\]"), ("c", "nothing of that name")):
+    for other, has in (("b", r"float32\[4\]"), ("c", "no tensor of this name")):
         (tmp_path / "a" / file).write_bytes((tmp_path / other / file).read_bytes())
         with pytest.raises(CheckpointError, match=rf'tensor "w" should be float32\[3\], but the file has {has}'):
             load(tmp_path / "a")
@@ -275,7 +275,7 @@ def test_legacy_directories(tmp_path: Path) -> None:
 
 def test_legacy_files_without_meta_need_types(tmp_path: Path) -> None:
     legacy(tmp_path / "old", "w", np.ones((2, 2), np.float32), None)
-    with pytest.raises(CheckpointError, match=r'out: the type of tensor "w" is not known: .*; pass types=\{name: type\}'):
+    with pytest.raises(CheckpointError, match=r'out: the type of tensor "w" is unknown, because .* is missing; pass types=\{name: type\}'):
         _ = load(tmp_path / "old")["w"]
     same(load(tmp_path / "old", {"w": TensorType((2, 2), float32)}), {"w": np.ones((2, 2), np.float32)})
     with pytest.raises(CheckpointError, match=r'tensor "w" is int64\[2,2\], which is 32 bytes, but the file has 16'):

@@ -86,7 +86,7 @@ def test_diff(series: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ckpt", "diff", str(series / "step-3"), str(series / "step-20"), "--names", "bias"]) == 0
     assert main(["ckpt", "diff", str(series / "step-3"), str(series / "step-20"), "--atol", "20"]) == 0
     assert main(["ckpt", "diff", str(series / "step-3"), str(series / "step-20"), "--names", "weight"]) == 1
-    assert 'no tensor is called "weight"' in capsys.readouterr().err
+    assert 'no tensor matches "weight"' in capsys.readouterr().err
 
 
 def test_export_and_convert_and_back(series: Path, capsys: pytest.CaptureFixture[str]) -> None:

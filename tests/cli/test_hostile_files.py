@@ -221,7 +221,7 @@ def test_what_lies_beside_the_tensors_may_be_anything(tmp_path: Path) -> None:
     for (key, value), done in zip(changed, ended, strict=True):
         if (key, value) == ("runs", None):  # legacy directories do not say
             continue
-        assert ("run counts of jobs" if key == "runs" else "saved by the trainer") in done.err, (key, value, done)
+        assert ("invalid run counts" if key == "runs" else "saved by the trainer") in done.err, (key, value, done)
         assert done.code in (1, 2), (key, value, done)
 
 

@@ -92,6 +92,6 @@ def test_what_is_in_a_store_is_read_as_files_are(tmp_path: Path, monkeypatch: py
     with pytest.raises(DataError, match=r"there is no file memory://csv/u\.csv"):
         open_reader("csv", path="memory://csv/u.csv", fields={"a": "a"})
     monkeypatch.setattr(type(memory), "info", lambda *_, **__: (_ for _ in ()).throw(PermissionError("no")))
-    with pytest.raises(StoreError, match=r"memory://csv/t\.csv: the store does not permit it \(no\)"):
+    with pytest.raises(StoreError, match=r"memory://csv/t\.csv: the store refuses access \(no\)"):
         open_reader("csv", path="memory://csv/t.csv", fields={"a": "a"})
     memory.store.clear()

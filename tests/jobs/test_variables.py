@@ -154,7 +154,7 @@ class TestVariables:
         declare(lambda x: flow.layers.dense(x, 3, kernel_initializer=flow.ones_initializer(), name="fc"), Rows)
         flow.load_variables({"of another model": np.zeros(3)})
         assert (values()["fc-weight"] == 1).all()
-        assert '0 of 1 values loaded; no variable called "of another model"' in capsys.readouterr().err
+        assert '0 of 1 values loaded; no variable "of another model"' in capsys.readouterr().err
 
     def test_load_variables(self, devices: int) -> None:
         job = declare(lambda x: flow.layers.dense(x, 3, kernel_initializer=normal(), model_distribute=flow.distribute.split(0), name="fc"), Rows)

@@ -280,7 +280,7 @@ def test_a_run_whose_checkpoints_are_in_a_store(
     check_locks(memory, lambda: run(loaded(file, tmp_path, *settings)), capsys)
     monkeypatch.setattr(type(memory), "pipe_file", lambda *_, **__: (_ for _ in ()).throw(PermissionError("read only")))
     with pytest.raises(
-        ConfigError, match=r"checkpoint\.directory: nothing can be written to memory://run/checkpoints: .*does not permit it \(read only\)"
+        ConfigError, match=r"checkpoint\.directory: nothing can be written to memory://run/checkpoints: .*refuses access \(read only\)"
     ):
         run(loaded(file, tmp_path, *settings))
     with pytest.raises(ConfigError, match=r"output: it is memory://run; a run's own files are written on this machine"):
