@@ -85,7 +85,7 @@ def test_legacy_directories_out_and_in(tmp_path: Path) -> None:
 def test_legacy_variables_without_meta_have_the_types_given(tmp_path: Path) -> None:
     to_legacy(saved(tmp_path, {"w": np.ones((2, 3), np.float32)}), tmp_path / "old")
     (tmp_path / "old" / "w" / "meta").unlink()
-    with pytest.raises(CheckpointError, match=r'the type of tensor "w" is not known'):
+    with pytest.raises(CheckpointError, match=r'the type of tensor "w" is unknown'):
         to_checkpoint(open_any(tmp_path / "old"), tmp_path / "new")
     to_checkpoint(open_any(tmp_path / "old", {"w": TensorType((2, 3), float32)}), tmp_path / "new")
     same(load(tmp_path / "new"), {"w": np.ones((2, 3), np.float32)})

@@ -53,7 +53,7 @@ def test_the_newest_that_is_whole(tmp_path: Path) -> None:
     assert (found.step, found.path) == (2, series.path_of(2))
     assert [skipped.step for skipped in found.skipped] == [5, 4, 3]
     texts = [str(skipped) for skipped in found.skipped]
-    assert 'tensor "w" is damaged: its content, box [0:4]' in texts[0] and "is passed over" in texts[0]
+    assert 'tensor "w" is damaged: its content, box [0:4]' in texts[0] and "is skipped" in texts[0]
     assert "manifest.json is missing" in texts[1]
     assert "tensors-00001.safetensors is missing" in texts[2]
     for step in (1, 2):

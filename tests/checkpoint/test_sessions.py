@@ -458,7 +458,7 @@ def test_too_little_memory_for_the_copies(tmp_path: Path, monkeypatch: pytest.Mo
             raise MemoryError("cannot allocate 9 GiB")
         return state.read(name)
 
-    monkeypatch.setattr(sessions.ranks, "_numbers", numbers_of)
+    monkeypatch.setattr(sessions.ranks, "_array", numbers_of)
     saving = sessions.save(session, tmp_path / "c", asynchronous=True)
     with pytest.raises(CheckpointError, match="rank 1: MemoryError: cannot allocate 9 GiB"):
         saving.wait()

@@ -204,7 +204,7 @@ def test_resume_passes_over_what_is_hostile(tmp_path: Path) -> None:
         shutil.copytree(newest, saved / f"step-{step:08d}")
         damage(saved / f"step-{step:08d}")
     done = jobflow(*words, "--set", "training.steps=3")
-    told(done, 0, "step-00000005", "step-00000008", "passed over")
+    told(done, 0, "step-00000005", "step-00000008", "is skipped")
     assert "step 3" in done.out
 
 

@@ -146,9 +146,9 @@ def test_what_cannot_be_is_told_with_the_line(what: str) -> None:
 
 #: outside of jobs: what is called, and how the error ends
 ELSEWHERE: dict[str, tuple[Callable[[], Any], str]] = {
-    "a path that is none": (lambda: flow.train.CheckPoint().load(None), "a path must be a string,  not None"),
-    "a folder that is none": (lambda: flow.checkpoint.save(3), "a path must be a string,  not 3"),
-    "a checkpoint that is none": (lambda: flow.checkpoint.get(None), "a path must be a string,  not None"),
+    "a path that is none": (lambda: flow.train.CheckPoint().load(None), "a path must be a string, not None"),
+    "a folder that is none": (lambda: flow.checkpoint.save(3), "a path must be a string, not 3"),
+    "a checkpoint that is none": (lambda: flow.checkpoint.get(None), "a path must be a string, not None"),
     "values that are none": (lambda: flow.load_variables([1]), "load_variables at {here}: value_dict is a list, not a dict of values by name"),
     "a variable that is none": (
         lambda: flow.experimental.get_interface_blob_value("W"),

@@ -111,7 +111,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_set_aside(
     assert rest.info is not None and rest.info.first_step == 6
     check_same(rest, seen, [7, 8, 9])
     said = capfd.readouterr().err
-    assert "step-00000007 is passed over" in said and broken.name in said
+    assert "step-00000007 is skipped" in said and broken.name in said
     assert "training goes on from step 6; checkpoints of later steps are now in" in said
     assert [path.name for path in (tmp_path / "checkpoints-1").iterdir()] == ["step-00000007"]
 
