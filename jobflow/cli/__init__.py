@@ -1,7 +1,7 @@
-"""The command line: `jobflow COMMAND ...`; command_table.py names the commands.
+"""The command line: `jobflow COMMAND ...`; command_table.py lists the commands.
 
-A command's module is imported when it is chosen, so `jobflow --help` and `jobflow COMMAND --help` are quick.  Exit codes are those of
-`CODES`; `main` gives them for whatever a command raises.
+The module of a command is imported on use, so `jobflow --help` and `jobflow COMMAND --help` are fast. `main` maps exceptions to the exit codes
+in `CODES`.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ examples:
 
 
 class Top(argparse.ArgumentParser):
-    """The parser of `jobflow` itself, whose help has the commands by groups."""
+    """The parser of `jobflow` itself, with a help text that groups the commands."""
 
     def format_help(self) -> str:
-        """Usage, commands by what they are for, options, examples, exit codes."""
+        """Return usage, commands by group, options, examples and exit codes."""
         width = max(map(len, COMMANDS))
         groups = [f"{title}:\n" + "".join(f"  {c.name:<{width}}  {c.help}\n" for c in group) for title, group in GROUPS.items()]
         options = "options:\n  -h, --help     show this; `jobflow COMMAND --help` shows the options of a command\n"
@@ -54,7 +54,7 @@ class Top(argparse.ArgumentParser):
 
 
 def parser(filled: Iterable[Command]) -> argparse.ArgumentParser:
-    """The parser of all commands; those of `filled` have their options."""
+    """Return the parser of all commands; only the commands in `filled` have their options."""
     top = Top(prog="jobflow", usage="jobflow COMMAND ...", description=DESCRIPTION)
     top.add_argument("--version", action="version", version=f"jobflow {__version__}")
     _add_traceback(top)
@@ -75,12 +75,12 @@ def _add_traceback(into: argparse.ArgumentParser) -> None:
 
 
 def chosen(words: Sequence[str]) -> str | None:
-    """The command: the first word that is no option."""
+    """Return the command: the first word that is not an option."""
     return next((word for word in words if not word.startswith("-")), None)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; its exit code, one of `CODES`.  argparse's SystemExit passes."""
+    """Run one command and return its exit code, one of `CODES`; argparse's SystemExit passes through."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     shown = "--traceback" in words or shows_traceback()
     try:
@@ -115,7 +115,7 @@ def _interrupted(error: BaseException, shown: bool) -> int:
 
 
 def _others(error: Exception, shown: bool) -> int:
-    """Print an error of somebody else's code; raise it if it is jobflow's own."""
+    """Print an error raised by user code; raise an error of jobflow itself again."""
     if is_interrupt(error):
         return _interrupted(error, shown)
     text = _of_users(error)
@@ -133,17 +133,17 @@ def _run(words: Sequence[str]) -> int:
         return 2
     if name not in COMMANDS:
         raise ConfigError(f'there is no command "{name}"{did_you_mean_or(name, COMMANDS, "`jobflow --help` lists all")}')
-    given, unknown = parser([COMMANDS[name]]).parse_known_args(words)
+    options, unknown = parser([COMMANDS[name]]).parse_known_args(words)
     if unknown:
-        legal = [option for below in parsers(given.parser) for action in below._actions for option in action.option_strings]
+        legal = [option for below in parsers(options.parser) for action in below._actions for option in action.option_strings]
         exact, close = (setting_for(unknown, exactly) if "--set" in legal else "" for exactly in (True, False))
         near = exact or did_you_mean(unknown[0].partition("=")[0], legal) or close or " here"
-        given.parser.error(f"there is no {unknown[0]}{near}")
-    return int(given.run(given))
+        options.parser.error(f"there is no {unknown[0]}{near}")
+    return int(options.run(options))
 
 
 def setting_for(words: Sequence[str], exactly: bool) -> str:
-    """`; did you mean --set optimizer.lr=3?` for `--lr 3` and for `optimizer.lr=3`; "" if there is no such key, or none that is close."""
+    """Suggest `; did you mean --set optimizer.lr=3?` for `--lr 3` and for `optimizer.lr=3`; "" without a matching key."""
     from jobflow.trainer.config.keys import place_of, setting_meant
 
     if not words[0].startswith("--"):
@@ -156,7 +156,7 @@ def setting_for(words: Sequence[str], exactly: bool) -> str:
 
 
 def parsers(top: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """A parser and those below it."""
+    """Yield a parser and its subparsers."""
     yield top
     for action in top._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -165,9 +165,9 @@ def parsers(top: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
 
 
 def _failed(error: BaseException, message: str, code: int, shown: bool) -> int:
-    """Print an error, with its traceback if that is asked for; the exit code.
+    """Print an error, with its traceback if requested, and return the exit code.
 
-    Of several ranks the first prints.  What stops only one of them ends all; what is asked wrongly stops each.
+    Of several ranks only the first prints. An error on one rank ends all ranks; a wrong command line ends each rank separately.
     """
     text = "".join(traceback.format_exception(error)).rstrip() if shown else message
     started = guarded()
@@ -186,7 +186,7 @@ _HEAD = "Traceback of your code (--traceback shows jobflow's lines, too):\n"
 
 
 def _of_users(error: BaseException) -> str | None:
-    """An error that somebody else's code has raised, with the lines of that code alone; None if there are none, so that it is jobflow's own."""
+    """Return an error of user code with the traceback lines of that code only; None for an error of jobflow itself."""
     frames = _lines(error.__traceback__)
     if not frames:
         return None
@@ -194,13 +194,13 @@ def _of_users(error: BaseException) -> str | None:
 
 
 def _of_cause(error: BaseException) -> str:
-    """The lines of somebody else's code in which the cause of an error was raised, to stand before it; "" if there are none."""
+    """Return the lines of user code that raised the cause of an error, as a prefix of the message; "" without such lines."""
     cause = error.__cause__
     frames = _lines(cause.__traceback__) if cause is not None else []
     return f"{_HEAD}{''.join(frames)}" if frames else ""
 
 
 def _lines(trace: TracebackType | None) -> list[str]:
-    """The frames from the first of the user's on, without jobflow's."""
+    """Return the frames from the user's first one on, without those of jobflow."""
     theirs = [(frame, line) for frame, line in traceback.walk_tb(trace) if not is_ours(frame)]
     return traceback.StackSummary.extract(dropwhile(lambda one: not is_users(one[0]), theirs)).format()

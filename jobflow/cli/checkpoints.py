@@ -26,19 +26,19 @@ from jobflow.trainer.units import metric_text, number_text, size_text
 
 T = TypeVar("T")
 
-#: shards of one tensor that `show` prints before it says how many more there are
+#: shards of one tensor that `show` prints; it counts the rest
 MOST_SHARDS = 8
 
 
 # ---- ls ------------------------------------------------------------------------------------------------------------------------------
 
 
-def ls(given: argparse.Namespace) -> int:
-    """A table of the checkpoints in a directory, by step."""
-    directory = path_of(given.directory)
-    looked = (_calmly(path, partial(_row, path, given.quick)) for path in checkpoints_in(directory))
+def ls(options: argparse.Namespace) -> int:
+    """Print a table of the checkpoints in a directory, sorted by step."""
+    directory = path_of(options.directory)
+    looked = (_calmly(path, partial(_row, path, options.quick)) for path in checkpoints_in(directory))
     rows = sorted((row for row in looked if row is not None), key=lambda row: row[:2])
-    heads = ["name", "step", "time", "size", "tensors", "metrics", "quick look" if given.quick else "state"]
+    heads = ["name", "step", "time", "size", "tensors", "metrics", "quick look" if options.quick else "state"]
     TextTable(heads, [[name, *rest] for _, name, *rest in rows], right={1, 3, 4}).print()
     if unfinished := _unfinished(directory):
         print(unfinished)
@@ -49,31 +49,31 @@ def ls(given: argparse.Namespace) -> int:
 
 
 def _calmly(path: AnyPath, look: Callable[[], T]) -> T | None:
-    """What `look` finds at `path`, where a training may save and tidy up at the same time; None if that has removed it."""
+    """Return the result of `look` at `path`, repeated if a running training replaces files there; None if the path was removed."""
     there = path.exists()
     for left in reversed(range(TRIES)):
         try:
-            found = look()
+            result = look()
         except (ReplacedError, FileNotFoundError):
             if not left:
                 raise
         else:
-            return None if there and not path.exists() else found
+            return None if there and not path.exists() else result
         if not path.exists():
             break
     return None
 
 
 def checkpoints_in(directory: AnyPath) -> list[AnyPath]:
-    """The checkpoints in a directory, or the directory itself if it is one; CheckpointError if there are none."""
+    """Return the checkpoints in a directory, or the directory itself if it is one; raise CheckpointError without any."""
     if not directory.is_dir():
         raise CheckpointError(f"{directory}: there is no such directory")
     if _is_checkpoint(directory):
         return [directory]
-    found = [entry for entry in directory.iterdir() if entry.is_dir() and not entry.name.startswith(".") and _is_checkpoint(entry)]
-    if not found:
+    checkpoints = [entry for entry in directory.iterdir() if entry.is_dir() and not entry.name.startswith(".") and _is_checkpoint(entry)]
+    if not checkpoints:
         raise CheckpointError(f"{directory}: there is no checkpoint in it: no directory with a {manifest.NAME}")
-    return sorted(found)
+    return sorted(checkpoints)
 
 
 def _is_checkpoint(path: AnyPath) -> bool:
@@ -81,12 +81,12 @@ def _is_checkpoint(path: AnyPath) -> bool:
 
 
 def _has_manifest(path: AnyPath) -> bool:
-    found = path / manifest.NAME
-    return found.exists() or found.is_symlink()
+    file = path / manifest.NAME
+    return file.exists() or file.is_symlink()
 
 
 def _row(path: AnyPath, quick: bool) -> list[Any]:
-    """(order, name, step, time, size, tensors, metrics, state) of one checkpoint, whatever state it is in."""
+    """Return (order, name, step, time, size, tensors, metrics, state) of one checkpoint in any state."""
     size = size_text(sum(_sizes(path)))
     newest = (path / manifest.NAME) if _has_manifest(path) else path
     time = datetime.fromtimestamp(newest.lstat().st_mtime).isoformat(" ", "seconds")
@@ -106,17 +106,17 @@ def _row(path: AnyPath, quick: bool) -> list[Any]:
 
 
 def _sizes(path: AnyPath) -> list[int]:
-    """Those of all files below a directory."""
+    """Return the total size of the files below a directory."""
     if isinstance(path, RemotePath):
         return [status.st_size for status in path.objects().values()]
     return [file.stat().st_size for file in path.rglob("*") if file.is_file()]
 
 
 def _unfinished(directory: AnyPath) -> str:
-    """That a training has not come to its end, by the newest of its checkpoints; "" if it has, or if that is not known."""
+    """Return a sentence if the newest checkpoint shows that the training has not finished; "" otherwise."""
     newest: dict[str, Any] = {}
     for path in checkpoints_in(directory):
-        with suppress(CheckpointError):  # its row says that it is damaged
+        with suppress(CheckpointError):  # its row is marked as damaged
             extra = dict(open_any(path).extra)
             if isinstance(extra.get("step"), int) and extra["step"] >= newest.get("step", 0):
                 newest = extra
@@ -127,18 +127,18 @@ def _unfinished(directory: AnyPath) -> str:
 
 
 def _below(tree: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """A tree in a tree that anybody may have written; empty if there is none."""
-    found = tree.get(key)
-    return found if isinstance(found, Mapping) else {}
+    """Return a subtree of an untrusted tree; empty if there is none."""
+    subtree = tree.get(key)
+    return subtree if isinstance(subtree, Mapping) else {}
 
 
 # ---- show ----------------------------------------------------------------------------------------------------------------------------
 
 
-def show(given: argparse.Namespace) -> int:
-    """A table of tensors, then what was saved beside them as a tree."""
-    checkpoint = open_any(given.checkpoint)
-    names = selected(given.names, checkpoint)
+def show(options: argparse.Namespace) -> int:
+    """Print a table of tensors, then the other saved entries as a tree."""
+    checkpoint = open_any(options.checkpoint)
+    names = selected(options.names, checkpoint)
     print(f"{checkpoint.path}: {len(names)} of {len(checkpoint)} tensors, {size_text(sum(checkpoint.stored[name].type.nbytes for name in names))}")
     layouts = _below(_below(checkpoint.extra, "layout"), "variables")
     rows = [line for name in names for line in _tensor_lines(checkpoint.stored[name], layouts.get(name, ""))]
@@ -149,7 +149,7 @@ def show(given: argparse.Namespace) -> int:
 
 
 def _tensor_lines(stored: Stored, layout: str) -> Iterator[list[str]]:
-    """A line per tensor, with the layout that it had; if it lies in several shards, one per shard follows."""
+    """Yield a line per tensor with its saved layout, and a line per shard if there are several."""
     shards: Sequence[StoredShard] = getattr(stored, "shards", ())
     first = [stored.name, type_text(stored), str(stored.type.nbytes), layout]
     if len(shards) < 2:
@@ -165,21 +165,21 @@ def _tensor_lines(stored: Stored, layout: str) -> Iterator[list[str]]:
 # ---- verify and diff -----------------------------------------------------------------------------------------------------------------
 
 
-def verify(given: argparse.Namespace) -> int:
-    """Every hash of every checkpoint; 1 if one does not match."""
+def verify(options: argparse.Namespace) -> int:
+    """Verify every hash of every checkpoint; return 1 if one does not match."""
     bad = 0
-    for path in (path for start in given.checkpoints for path in (checkpoints_in(path_of(start)) if path_of(start).is_dir() else [path_of(start)])):
-        found = _calmly(path, partial(_damages, path))
-        if found is None:
+    for path in (path for start in options.checkpoints for path in (checkpoints_in(path_of(start)) if path_of(start).is_dir() else [path_of(start)])):
+        damages = _calmly(path, partial(_damages, path))
+        if damages is None:
             print(f"{path}: removed while it was being read")
             continue
-        bad += bool(found)
-        print(f"{path}: " + ("whole" if not found else "DAMAGED" + "".join(f"\n  {line}" for line in found)))
+        bad += bool(damages)
+        print(f"{path}: " + ("whole" if not damages else "DAMAGED" + "".join(f"\n  {line}" for line in damages)))
     return int(bool(bad))
 
 
 def _damages(path: AnyPath) -> list[str]:
-    """What is wrong with a checkpoint, or with a .npz file."""
+    """Return the defects of a checkpoint or of a .npz file."""
     if not path.is_file():
         return list(problems(path))
     try:
@@ -190,39 +190,39 @@ def _damages(path: AnyPath) -> list[str]:
     return []
 
 
-def diff(given: argparse.Namespace) -> int:
-    """A table of the tensors that differ; 1 if there are any."""
-    first, second = open_any(given.first), open_any(given.second)
+def diff(options: argparse.Namespace) -> int:
+    """Print a table of the tensors that differ; return 1 if there are any."""
+    first, second = open_any(options.first), open_any(options.second)
     names = [*first, *(name for name in second if name not in first)]
-    found = list(differences(first, second, given.names, rtol=given.rtol, atol=given.atol))
-    if found:
+    different = list(differences(first, second, options.names, rtol=options.rtol, atol=options.atol))
+    if different:
         heads = ["tensor", "first", "second", "elements that differ", "max |a-b|", "max |a-b|/max(|a|,|b|)"]
-        TextTable(heads, [*map(_difference, found)], right={3, 4, 5}).print()
+        TextTable(heads, [*map(_difference, different)], right={3, 4, 5}).print()
     extras = [
         [key, *("" if value is None else value if isinstance(value, str) else json.dumps(value) for value in (a, b))]
         for key, a, b in extra_differences(first.extra, second.extra)
     ]
     if extras:
-        print(end="\n" if found else "")
+        print(end="\n" if different else "")
         TextTable(["beside the tensors", "first", "second"], extras).print()
-    print(f"{len(found)} of {len(selected(given.names, names))} tensors differ")
-    return int(bool(found))
+    print(f"{len(different)} of {len(selected(options.names, names))} tensors differ")
+    return int(bool(different))
 
 
-def _difference(found: Difference) -> list[str]:
-    if found.of_type:
-        return [found.name, found.first or "missing", found.second or "missing", "", "", ""]
-    return [found.name, found.first or "", "same type", str(found.unequal), f"{found.absolute:.3g}", f"{found.relative:.3g}"]
+def _difference(difference: Difference) -> list[str]:
+    if difference.of_type:
+        return [difference.name, difference.first or "missing", difference.second or "missing", "", "", ""]
+    return [difference.name, difference.first or "", "same type", str(difference.unequal), f"{difference.absolute:.3g}", f"{difference.relative:.3g}"]
 
 
 # ---- export and convert --------------------------------------------------------------------------------------------------------------
 
 
-def export(given: argparse.Namespace) -> int:
-    """Tensors to a .npz or a .safetensors file."""
-    if Path(given.file).suffix not in FILES:
-        raise CheckpointError(f"export to {given.file}: give a name that ends in {' or '.join(FILES)}; no other files are written")
-    return _export(_open(given.checkpoint, given.types_from), given.file, given.names, given.force)
+def export(options: argparse.Namespace) -> int:
+    """Write tensors to a .npz or a .safetensors file."""
+    if Path(options.file).suffix not in FILES:
+        raise CheckpointError(f"export to {options.file}: give a name that ends in {' or '.join(FILES)}; no other files are written")
+    return _export(_open(options.checkpoint, options.types_from), options.file, options.names, options.force)
 
 
 def _export(source: Checkpoint, target: str, names: Sequence[str], replace: bool) -> int:
@@ -233,28 +233,27 @@ def _export(source: Checkpoint, target: str, names: Sequence[str], replace: bool
     return 0
 
 
-def convert(given: argparse.Namespace) -> int:
-    """From any format to any."""
-    source = _open(given.source, given.types_from)
+def convert(options: argparse.Namespace) -> int:
+    """Convert a checkpoint from any format to any format."""
+    source = _open(options.source, options.types_from)
     is_ours = (source.path / manifest.NAME).is_file()
-    suffix = Path(given.target).suffix
-    if given.to in ("npz", "safetensors") and suffix != f".{given.to}":
-        raise CheckpointError(f"convert to {given.target}: give a name that ends in .{given.to}")
-    if given.to is None and suffix not in FILES and any(map(str.isalpha, suffix)):
+    suffix = Path(options.target).suffix
+    if options.to in ("npz", "safetensors") and suffix != f".{options.to}":
+        raise CheckpointError(f"convert to {options.target}: give a name that ends in .{options.to}")
+    if options.to is None and suffix not in FILES and any(map(str.isalpha, suffix)):
         raise CheckpointError(
-            f"convert to {given.target}: there is no way to write a {suffix} file; a name that ends in {' or '.join(FILES)} is a file, "
+            f"convert to {options.target}: there is no way to write a {suffix} file; a name that ends in {' or '.join(FILES)} is a file, "
             f"one without an ending a directory (with --to jobflow or --to legacy, any name is a directory)"
         )
-    to = given.to or (suffix[1:] if suffix in FILES else "legacy" if is_ours else "jobflow")
+    to = options.to or (suffix[1:] if suffix in FILES else "legacy" if is_ours else "jobflow")
     if f".{to}" in FILES:
-        return _export(source, given.target, given.names, False)
+        return _export(source, options.target, options.names, False)
     if to == "legacy":
-        to_legacy(source, given.target, given.names)
+        to_legacy(source, options.target, options.names)
     else:
-        to_checkpoint(source, given.target, given.names)
-    print(
-        f"wrote {given.target}: {counted(len(selected(given.names, source)), 'tensor')}, {'a legacy directory' if to == 'legacy' else 'a checkpoint'}"
-    )
+        to_checkpoint(source, options.target, options.names)
+    kind = "a legacy directory" if to == "legacy" else "a checkpoint"
+    print(f"wrote {options.target}: {counted(len(selected(options.names, source)), 'tensor')}, {kind}")
     return 0
 
 
@@ -263,7 +262,7 @@ def _open(path: str, types_from: str | None) -> Checkpoint:
     return open_any(path, types)
 
 
-#: the files that are written, by the end of their names
+#: writer by file name suffix
 FILES: dict[str, Callable[..., list[str]]] = {".npz": to_npz, ".safetensors": to_safetensors}
 
 # ---- words ---------------------------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ examples:
 exit codes: 0 done; 1 an error, a damaged checkpoint (verify), or checkpoints that differ (diff); 2 a wrong command line"""
 
 ANY = "a checkpoint, a legacy directory, a .npz or a .safetensors file"
-#: an argument: its name, and what `add_argument` takes besides
+#: an argument: its name and the keywords of `add_argument`
 Argument = tuple[str, dict[str, Any]]
 NAMES: Argument = (
     "--names",
@@ -39,7 +39,7 @@ TYPES: Argument = (
 )
 QUICK = "only look whether all files are there; do not read the tensors to check their hashes"
 RELATIVE = "|a-b| <= A + R max(|a|,|b|) is the same (default 0: all bits)"
-#: action -> what `jobflow ckpt --help` says of it, its description, its arguments
+#: action -> help line, description, arguments
 ACTIONS: dict[str, tuple[str, str, tuple[Argument, ...]]] = {
     "ls": (
         "list the checkpoints in a directory",
@@ -99,18 +99,18 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     commands = parser.add_subparsers(dest="action", required=True, metavar="|".join(ACTIONS))
     for name, (line, description, arguments) in ACTIONS.items():
-        made = commands.add_parser(name, help=line, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+        command = commands.add_parser(name, help=line, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
         for flag, options in arguments:
-            made.add_argument(flag, **options)
+            command.add_argument(flag, **options)
 
 
-def run(given: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     from jobflow.cli import checkpoints
     from jobflow.core.errors import CheckpointError
 
     try:
-        return int(getattr(checkpoints, given.action)(given))
+        return int(getattr(checkpoints, options.action)(options))
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise CheckpointError(f"jobflow ckpt {given.action}: {error}") from error
+        raise CheckpointError(f"jobflow ckpt {options.action}: {error}") from error

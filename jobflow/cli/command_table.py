@@ -1,7 +1,7 @@
 """The table of all commands of `jobflow`; the module of a command is imported when the command is used.
 
-A module has `fill(parser)`, which gives the command its options, examples and description and imports nothing that takes long,
-and `run(given) -> exit code`, which imports what it needs.
+A module has `fill(parser)`, which adds options, examples and description without slow imports, and `run(options) -> exit code`, which imports
+its dependencies.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from jobflow.core.dataclass import dataclass
 
 @dataclass(frozen=True)
 class Command:
-    """A command: what `jobflow --help` says of it, and where it is."""
+    """A command: its line in `jobflow --help` and its module."""
 
     name: str
     help: str
     module: str
 
     def load(self) -> ModuleType:
-        """Its module."""
+        """Import the module of the command."""
         return importlib.import_module(self.module)
 
 
-#: commands that can be started without `jobflow` too
+#: commands that are also separate programs
 ELSEWHERE = {"launch": "jobflow.distributed.launch"}
 
 
@@ -33,7 +33,7 @@ def _commands(**lines: str) -> tuple[Command, ...]:
     return tuple(Command(name, line, ELSEWHERE.get(name, f"jobflow.cli.{name}_command")) for name, line in lines.items())
 
 
-#: by what they are for
+#: commands by purpose
 GROUPS: dict[str, tuple[Command, ...]] = {
     "train and predict": _commands(
         train="train what a YAML file describes, or go on with it",

@@ -14,7 +14,7 @@ examples:
   jobflow completion zsh > ~/.zfunc/_jobflow                                      # with fpath+=~/.zfunc before compinit
   jobflow completion tcsh > ~/.jobflow.tcsh                                       # with `source ~/.jobflow.tcsh` in ~/.tcshrc"""
 
-#: what is a file by the name of its place in the help, or by its own
+#: arguments that are files, by metavar or name
 FILES, FOLDERS = {"FILE", "PATH", "script", "job", "config", "checkpoint", "first", "second", "source", "target"}, {"DIR", "directory"}
 
 
@@ -23,7 +23,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=SHELLS, help="which shell")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     from jobflow.cli import parser, parsers
     from jobflow.cli.command_table import COMMANDS
 
@@ -33,5 +33,5 @@ def run(given: argparse.Namespace) -> int:
         word = str(action.metavar or action.dest)
         if action.choices is None and (word in FILES | FOLDERS or action.dest in FILES):
             action.complete = shtab.DIRECTORY if word in FOLDERS else shtab.FILE  # type: ignore[attr-defined]
-    print(shtab.complete(top, given.shell))
+    print(shtab.complete(top, options.shell))
     return 0

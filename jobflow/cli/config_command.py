@@ -28,13 +28,13 @@ def fill(parser: argparse.ArgumentParser) -> None:
     what.add_parser("schema", help="print the JSON Schema of configurations, with which editors complete them")
 
 
-def run(given: argparse.Namespace) -> int:
-    if given.what == "schema":
+def run(options: argparse.Namespace) -> int:
+    if options.what == "schema":
         from jobflow.trainer.config.showing import schema
 
         print(json.dumps(schema(), indent=2))
         return 0
-    return _check(given.files, given.settings) if given.what == "check" else _show(given.file, given.settings, given.json)
+    return _check(options.files, options.settings) if options.what == "check" else _show(options.file, options.settings, options.json)
 
 
 def _show(file: str, settings: list[str], as_json: bool) -> int:
@@ -47,7 +47,7 @@ def _show(file: str, settings: list[str], as_json: bool) -> int:
 
 
 def _check(files: list[str], settings: list[str]) -> int:
-    """All files, also after one that is wrong."""
+    """Check all files, also after an error in one."""
     from jobflow.trainer.config import ConfigErrors, Problem, load
 
     problems: list[Problem] = []

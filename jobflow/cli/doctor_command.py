@@ -1,4 +1,4 @@
-"""`jobflow doctor`: check the machine and the installation, and say how to fix problems."""
+"""`jobflow doctor`: check the machine and the installation, and suggest repairs."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help='print {"healthy", "findings": [{"name", "status", "text", "fix", "command"}]}')
 
 
-def run(given: argparse.Namespace) -> int:
-    """Print what is found as it is found; 1 if there is a problem."""
+def run(options: argparse.Namespace) -> int:
+    """Print findings as they occur; return 1 if there is a problem."""
     if (started := launched()) is not None:
         raise ConfigError(f"jobflow doctor starts ranks of its own; run it without {started.launcher}")
-    if given.clear_cache:
+    if options.clear_cache:
         cache = ObjectCache()
         print(f"{_count(cache.clear(), 'file')} removed from {cache.folder}")
         return 0
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for check in checks():
         for finding in check():
-            found.append(finding)
-            if not given.json:
+            findings.append(finding)
+            if not options.json:
                 print(finding, flush=True)
-    problems, notes = (sum(finding.status == status for finding in found) for status in (PROBLEM, NOTE))
-    if given.json:
-        print(json.dumps({"healthy": not problems, "findings": [asdict(finding) for finding in found]}, indent=2))
+    problems, notes = (sum(finding.status == status for finding in findings) for status in (PROBLEM, NOTE))
+    if options.json:
+        print(json.dumps({"healthy": not problems, "findings": [asdict(finding) for finding in findings]}, indent=2))
     else:
         print(f"\n{_count(problems, 'problem')}, {_count(notes, 'note')}")
     return 1 if problems else 0
 
 
 def checks() -> tuple[Callable[[], Iterator[Finding]], ...]:
-    """All of them, in their order."""
+    """Return all checks in their order."""
     from jobflow.cli.health import gpu, libraries, machine, ranks
 
     first = (machine.python, libraries.numpy, machine.job, machine.cores, machine.memory, ranks.mpi, machine.shared_memory)

@@ -22,19 +22,19 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
 
-def run(given: argparse.Namespace) -> int:
-    """Measure, and print the metrics on rank 0."""
+def run(options: argparse.Namespace) -> int:
+    """Evaluate, and print the metrics on rank 0."""
     from jobflow.core.errors import counted
     from jobflow.core.tables import TextTable
     from jobflow.runtime.world.launched import launched
     from jobflow.trainer.evaluate import evaluate
     from jobflow.trainer.units import metric_text
 
-    report = evaluate(loaded_from(given), given.checkpoint, given.on)
+    report = evaluate(loaded_from(options), options.checkpoint, options.on)
     started = launched()
     if started is not None and started.rank > 0:
         return 0
-    if given.json:
+    if options.json:
         print(json.dumps({"step": report.step, "epoch": report.epoch, "samples": report.samples, "seconds": report.seconds, **report.metrics}))
         return 0
     TextTable([], [(name, metric_text(name, value)) for name, value in report.metrics.items()]).print()

@@ -29,21 +29,21 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", metavar="FILE", help="write a page with a picture of the graph and the tables instead; it opens offline")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Print the stages, or write the page."""
     from jobflow.engine.options import check_kernels
     from jobflow.engine.session import current_session
     from jobflow.tools.explain import explain, explain_page, load_job
 
-    if given.rank not in range(given.devices):
-        raise ConfigError(f"--rank {given.rank} is not one of the ranks 0 to {given.devices - 1}")
-    job = load_job(given.job)
-    if given.kernels is not None:
-        check_kernels(given.kernels, f"--kernels {given.kernels}")
-        current_session().settings.kernels = given.kernels
-    if given.html is None:
-        print(explain(job, devices=given.devices, rank=given.rank, stages=given.stage or STAGES, strategy=given.strategy))
+    if options.rank not in range(options.devices):
+        raise ConfigError(f"--rank {options.rank} is not one of the ranks 0 to {options.devices - 1}")
+    job = load_job(options.job)
+    if options.kernels is not None:
+        check_kernels(options.kernels, f"--kernels {options.kernels}")
+        current_session().settings.kernels = options.kernels
+    if options.html is None:
+        print(explain(job, devices=options.devices, rank=options.rank, stages=options.stage or STAGES, strategy=options.strategy))
         return 0
-    Path(given.html).write_text(explain_page(job, devices=given.devices, rank=given.rank, strategy=given.strategy), encoding="utf-8")
-    print(f"wrote {given.html}")
+    Path(options.html).write_text(explain_page(job, devices=options.devices, rank=options.rank, strategy=options.strategy), encoding="utf-8")
+    print(f"wrote {options.html}")
     return 0

@@ -1,4 +1,4 @@
-"""`jobflow predict FILE`: run a checkpoint's predict job on files, or let a model of text write."""
+"""`jobflow predict FILE`: run a checkpoint's predict job on files, or continue a text with a language model."""
 
 from __future__ import annotations
 
@@ -36,52 +36,52 @@ def fill(parser: argparse.ArgumentParser) -> None:
     text.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws (default 0)")
 
 
-def run(given: argparse.Namespace) -> int:
-    """Predict, and say on rank 0 what was written."""
+def run(options: argparse.Namespace) -> int:
+    """Predict, and print a summary on rank 0."""
     from jobflow.core.errors import ConfigError, counted
     from jobflow.runtime.world.launched import launched
     from jobflow.trainer.predict import is_of_text, predict
 
-    loaded, started = loaded_from(given), launched()
+    loaded, started = loaded_from(options), launched()
     first = started is None or started.rank == 0
     if is_of_text(loaded.config):
-        return write_text(given, loaded, first)
-    if given.input is None or given.output is None:
+        return write_text(options, loaded, first)
+    if options.input is None or options.output is None:
         raise ConfigError("jobflow predict needs --input FILE and --output FILE; only models of text take a prompt")
-    found = predict(loaded, given.input, given.output, given.checkpoint, probabilities=given.probabilities)
+    prediction = predict(loaded, options.input, options.output, options.checkpoint, probabilities=options.probabilities)
     if first:
-        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in found.outputs.items())
-        print(f"{counted(found.samples, 'sample')}: {shapes} in {found.path}")
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in prediction.outputs.items())
+        print(f"{counted(prediction.samples, 'sample')}: {shapes} in {prediction.path}")
     return 0
 
 
-def write_text(given: argparse.Namespace, loaded: Loaded, first: bool) -> int:
-    """Continue the prompt: on the screen as it comes, or into a file."""
+def write_text(options: argparse.Namespace, loaded: Loaded, first: bool) -> int:
+    """Continue the prompt, on the terminal as tokens arrive or in a file."""
     from jobflow.core.errors import ConfigError
     from jobflow.trainer.predict import generate
 
-    if (given.prompt is None) == (given.input is None):
+    if (options.prompt is None) == (options.input is None):
         raise ConfigError('this model writes text: give its beginning with --prompt "TEXT", or with --input FILE')
-    prompt = given.prompt if given.prompt is not None else written(given.input)
-    shown = first and given.output is None
+    prompt = options.prompt if options.prompt is not None else written(options.input)
+    shown = first and options.output is None
 
     def say(text: str) -> None:
         if shown:
             print(text, end="", flush=True)
 
     say(prompt)
-    options = {"temperature": given.temperature, "top_k": given.top_k or 0, "seed": given.seed}
-    text = generate(loaded, prompt, given.length, checkpoint=given.checkpoint, say=say, **options)
+    sampling = {"temperature": options.temperature, "top_k": options.top_k or 0, "seed": options.seed}
+    text = generate(loaded, prompt, options.length, checkpoint=options.checkpoint, say=say, **sampling)
     if shown:
         print()
     elif first:
-        Path(given.output).write_text(prompt + text, encoding="utf-8")
-        print(f"wrote {given.output}")
+        Path(options.output).write_text(prompt + text, encoding="utf-8")
+        print(f"wrote {options.output}")
     return 0
 
 
 def written(file: str) -> str:
-    """The text in a file."""
+    """Return the text in a file."""
     from jobflow.core.errors import FileError
     from jobflow.storage.untrusted import CONFIGURATION, content
 

@@ -1,6 +1,6 @@
 """`jobflow run`: run an unchanged script on N devices of one process, or as N ranks.
 
-This process becomes what it starts, so signals, the exit code and the terminal are those of the script or of mpiexec.
+The command replaces its process by the script or mpiexec, so signals, exit code and terminal are theirs.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ def fill(parser: argparse.ArgumentParser) -> None:
     launch.add_program(parser)
 
 
-def run(given: argparse.Namespace) -> int:
-    """Become the program, or what starts it."""
-    launch.check_script(given)
-    if given.ranks is None:
-        more = {} if given.devices is None else {DEVICES: str(given.devices)}
-        _become(python(given), {**os.environ, **more})
+def run(options: argparse.Namespace) -> int:
+    """Replace this process by the program or its launcher."""
+    launch.check_script(options)
+    if options.ranks is None:
+        more = {} if options.devices is None else {DEVICES: str(options.devices)}
+        _become(python(options), {**os.environ, **more})
     if (started := launched()) is not None:
-        raise ConfigError(f"--ranks {given.ranks} but this is rank {started.rank} of {started.size} already, started by {started.launcher}")
+        raise ConfigError(f"--ranks {options.ranks} but this is rank {started.rank} of {started.size} already, started by {started.launcher}")
     launcher = mpiexec.find()
     if launcher is not None:
-        _become(mpiexec.ranks(launcher, given.ranks, python(given)), inherited(os.environ))
+        _become(mpiexec.ranks(launcher, options.ranks, python(options)), inherited(os.environ))
     say("there is no mpiexec, so the ranks are started without it and each of them runs the program")
-    words = ["--nproc_per_node", str(given.ranks), *(["-m"] if given.module else []), given.script, *given.arguments]
+    words = ["--nproc_per_node", str(options.ranks), *(["-m"] if options.module else []), options.script, *options.arguments]
     return launch.run(launch.fill(argparse.ArgumentParser()).parse_args(words))
 
 
-def python(given: argparse.Namespace) -> list[str]:
-    """The program by this Python."""
-    return [sys.executable, *(["-m"] if given.module else []), given.script, *given.arguments]
+def python(options: argparse.Namespace) -> list[str]:
+    """Return the command that runs the program with this Python."""
+    return [sys.executable, *(["-m"] if options.module else []), options.script, *options.arguments]
 
 
 def _become(words: list[str], environment: Mapping[str, str]) -> NoReturn:

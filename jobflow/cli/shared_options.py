@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ at_least_one = whole(1)
 
 
 def add_job(parser: argparse.ArgumentParser, devices: int | None, for_what: str, *, configurations: bool = False) -> None:
-    """A job, and how it is parallel; or a configuration, if the command takes `configurations`."""
+    """Add a job and its parallelism; or a configuration, if the command accepts `configurations`."""
     job = 'path/to/file.py:job or module:job; in place of the job a call that makes one: "gpt.py:make_train_job(Size())"'
     parser.add_argument("job", help=f"{job}{'; or the YAML file of a configuration' if configurations else ''}")
     default = "" if devices is None else f" (default {devices})"
@@ -19,14 +19,14 @@ def add_job(parser: argparse.ArgumentParser, devices: int | None, for_what: str,
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """Values in place of those of a configuration."""
+    """Add overrides of configuration values."""
     parser.add_argument(
         "--set", dest="settings", action="append", default=[], metavar="KEY=VALUE", help="set a value, such as optimizer.lr=0.1; VALUE is YAML"
     )
 
 
 def add_configuration(parser: argparse.ArgumentParser, *, trained: bool = False) -> None:
-    """A configuration and, if it is one that was `trained`, its checkpoint."""
+    """Add a configuration and, if `trained`, its checkpoint."""
     parser.add_argument("config", metavar="FILE", help="the YAML file")
     add_settings(parser)
     parser.add_argument("--devices", type=at_least_one, metavar="N", help="run on N devices of this process (strategy.devices)")

@@ -1,4 +1,4 @@
-"""`jobflow train FILE`: train what a YAML file describes, or continue an earlier run."""
+"""`jobflow train FILE`: train the model of a YAML file, or resume an earlier run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
 
 def seconds(text: str) -> float:
-    """A time: 90, 90s, 15m, 3h, or hours:minutes:seconds."""
+    """Return a duration in seconds: 90, 90s, 15m, 3h, or hours:minutes:seconds."""
     units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
     try:
         if ":" in text:
@@ -59,33 +59,33 @@ def seconds(text: str) -> float:
     return total
 
 
-def loaded_from(given: argparse.Namespace, output: str | None = None) -> Loaded:
-    """The configuration, with what the command line sets."""
+def loaded_from(options: argparse.Namespace, output: str | None = None) -> Loaded:
+    """Return the configuration with the overrides of the command line."""
     from jobflow.trainer.config import load
 
-    settings = list(given.settings)
-    if given.devices is not None:
-        settings.append(f"strategy.devices={given.devices}")
+    settings = list(options.settings)
+    if options.devices is not None:
+        settings.append(f"strategy.devices={options.devices}")
     if output is not None:
         settings.append(f"output={output}")
-    return load(given.config, settings)
+    return load(options.config, settings)
 
 
-def run(given: argparse.Namespace) -> int:
-    """Train; the exit code says how it ended."""
+def run(options: argparse.Namespace) -> int:
+    """Train, and return an exit code for the kind of end."""
     from jobflow.runtime.world.launched import launched
     from jobflow.trainer.chrome_trace import Tracing
     from jobflow.trainer.loop import train
     from jobflow.trainer.preview import preview
 
-    loaded, started = loaded_from(given, given.output), launched()
+    loaded, started = loaded_from(options, options.output), launched()
     first = started is None or started.rank == 0
-    if given.dry_run:
+    if options.dry_run:
         if first:
             print(preview(loaded).text())
         return 0
-    tracing = Tracing(Path(loaded.config.output) / "trace.json", FIRST_PROFILED) if given.profile else None
-    outcome = train(loaded, resume=given.resume, callbacks=watchers(loaded, tracing), time_limit=given.time_limit, tracing=tracing)
+    tracing = Tracing(Path(loaded.config.output) / "trace.json", FIRST_PROFILED) if options.profile else None
+    outcome = train(loaded, resume=options.resume, callbacks=watchers(loaded, tracing), time_limit=options.time_limit, tracing=tracing)
     if outcome.message and first:
         print(f"jobflow: {outcome.message}", file=sys.stderr)
     if tracing is not None and tracing.traced is not None:  # on rank 0
@@ -94,14 +94,14 @@ def run(given: argparse.Namespace) -> int:
 
 
 def watchers(loaded: Loaded, tracing: Tracing | None) -> list[Watcher]:
-    """Who looks on, as the configuration's `logging` says."""
+    """Return the callbacks selected by the configuration's `logging`."""
     from jobflow.trainer.metrics import metric_files
     from jobflow.trainer.progress import Progress
     from jobflow.trainer.report import Report
 
-    wish = loaded.config.logging
-    found: list[Watcher] = [Progress(wish.progress, wish.every_steps), *metric_files(loaded.config, Path(loaded.config.output))]
-    if wish.report:
-        quiet = wish.progress == "none"
-        found.append(Report(traced=lambda: None if tracing is None else tracing.traced, announce=(lambda _: None) if quiet else print))
-    return found
+    logging = loaded.config.logging
+    callbacks: list[Watcher] = [Progress(logging.progress, logging.every_steps), *metric_files(loaded.config, Path(loaded.config.output))]
+    if logging.report:
+        quiet = logging.progress == "none"
+        callbacks.append(Report(traced=lambda: None if tracing is None else tracing.traced, announce=(lambda _: None) if quiet else print))
+    return callbacks

@@ -31,29 +31,29 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", choices=("threads", "mpi"), default="threads", help="the N devices are threads, or processes that mpiexec starts")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Compare, and print the report."""
     import numpy as np
 
     from jobflow.runtime.world.launched import launched
     from jobflow.tools.verify import by_mpiexec, command, named_job
 
-    of_configuration = Path(given.job).suffix in (".yaml", ".yml")
+    of_configuration = Path(options.job).suffix in (".yaml", ".yml")
     if of_configuration:
-        _refuse(given.inputs is not None, "--inputs", "a configuration is compared on the first batch of data.train")
+        _refuse(options.inputs is not None, "--inputs", "a configuration is compared on the first batch of data.train")
     else:
-        _refuse(bool(given.settings), "--set", "only configurations have settings")
-    loaded = _loaded(given) if of_configuration else None
-    devices = given.devices or (2 if loaded is None else max(2, _devices_of(loaded)))
-    if given.ranks == "mpi" and launched() is None:
+        _refuse(bool(options.settings), "--set", "only configurations have settings")
+    loaded = _loaded(options) if of_configuration else None
+    devices = options.devices or (2 if loaded is None else max(2, _devices_of(loaded)))
+    if options.ranks == "mpi" and launched() is None:
         return by_mpiexec(devices)
-    options = devices, given.strategy, given.steps, given.seed
+    run_options = devices, options.strategy, options.steps, options.seed
     if loaded is None:
-        return command(named_job(given.job), *options, None if given.inputs is None else dict(np.load(given.inputs)))
+        return command(named_job(options.job), *run_options, None if options.inputs is None else dict(np.load(options.inputs)))
     from jobflow.trainer.training_batches import first_batch
 
     with first_batch(loaded) as (job, batch):
-        return command(job, *options, batch)
+        return command(job, *run_options, batch)
 
 
 def _refuse(condition: bool, option: str, why: str) -> None:
@@ -63,10 +63,10 @@ def _refuse(condition: bool, option: str, why: str) -> None:
         raise ConfigError(f"jobflow verify {option}: {why}; omit {option}")
 
 
-def _loaded(given: argparse.Namespace) -> Loaded:
+def _loaded(options: argparse.Namespace) -> Loaded:
     from jobflow.trainer.config import load
 
-    return load(given.job, given.settings)
+    return load(options.job, options.settings)
 
 
 def _devices_of(loaded: Loaded) -> int:

@@ -1,4 +1,4 @@
-"""`jobflow version`: the versions of jobflow and of what it runs on."""
+"""`jobflow version`: the versions of jobflow and its dependencies."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print them as JSON; what is not installed is null")
 
 
-def run(given: argparse.Namespace) -> int:
-    found = versions()
-    if given.json:
-        print(json.dumps(found, indent=2))
+def run(options: argparse.Namespace) -> int:
+    components = versions()
+    if options.json:
+        print(json.dumps(components, indent=2))
         return 0
-    TextTable([], [(name, version or "not installed") for name, version in found.items()]).print()
+    TextTable([], [(name, version or "not installed") for name, version in components.items()]).print()
     return 0
 
 
 def versions() -> dict[str, str | None]:
-    """What -> its version, or None if it is not installed."""
+    """Return the version of each component, or None if it is not installed."""
     import numpy as np
 
     from jobflow.kernels import blas_threads
@@ -57,14 +57,14 @@ def _of(package: str) -> str | None:
 
 
 def mpi() -> str | None:
-    """What the MPI library that mpi4py finds says of itself, in its first line; MPI is not started."""
+    """Return the first line of the MPI library's description, without starting MPI."""
     if importlib.util.find_spec("mpi4py") is None:
         return None
     settings = importlib.import_module("mpi4py").rc
     settings.initialize = settings.finalize = False
     try:
-        said = str(importlib.import_module("mpi4py.MPI").Get_library_version())
-    except (ImportError, RuntimeError):  # no library is found, or it is none
+        description = str(importlib.import_module("mpi4py.MPI").Get_library_version())
+    except (ImportError, RuntimeError):  # no MPI library, or an unusable one
         return None
-    lines = [line.split(":", 1) for line in said.replace("\0", "").splitlines()]
+    lines = [line.split(":", 1) for line in description.replace("\0", "").splitlines()]
     return " ".join(" ".join(part.strip() for part in lines[0]).split())

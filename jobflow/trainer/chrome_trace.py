@@ -104,9 +104,9 @@ class Traced:
 
     def parts(self) -> dict[int, dict[str, float]]:
         """Return the seconds of each rank's recorded steps in each of `PARTS`; communication excludes waiting."""
-        found = {rank: dict.fromkeys(PARTS, 0.0) for rank in range(self.ranks)}
+        by_rank = {rank: dict.fromkeys(PARTS, 0.0) for rank in range(self.ranks)}
         for item in self.counted:
-            own = found[item.rank]
+            own = by_rank[item.rank]
             if item.category == STEP:
                 own[HOST] += item.seconds
             elif item.category == WAITING:
@@ -115,7 +115,7 @@ class Traced:
             elif item.timed is not None:
                 own[item.category] += item.seconds
                 own[HOST] -= item.seconds
-        return {rank: {part: max(0.0, seconds) for part, seconds in own.items()} for rank, own in found.items()}
+        return {rank: {part: max(0.0, seconds) for part, seconds in own.items()} for rank, own in by_rank.items()}
 
     def slowest(self, top: int | None = 20) -> list[Slow]:
         """Return the slowest ops, each summed over all ranks and steps."""
@@ -224,12 +224,12 @@ def run_slices(recorded: Recorded, title: str, run: Ran, calls: Sequence[Timed],
 
 def joined(waits: Sequence[Sequence[float]], stop: float, gap: float = 2e-6) -> list[tuple[float, float]]:
     """Merge consecutive waits, because a long wait is recorded in pieces."""
-    found: list[tuple[float, float]] = []
+    merged: list[tuple[float, float]] = []
     for begin, end in waits:
-        if found and begin - found[-1][1] < gap:
-            begin, _ = found.pop()
-        found.append((begin, min(end, stop)))
-    return found
+        if merged and begin - merged[-1][1] < gap:
+            begin, _ = merged.pop()
+        merged.append((begin, min(end, stop)))
+    return merged
 
 
 def events(traced: Traced) -> dict[str, Any]:
@@ -244,14 +244,14 @@ def events(traced: Traced) -> dict[str, Any]:
 def event(item: Slice) -> dict[str, Any]:
     begin = round(item.begin * MICRO, 3)
     took = round(max(0.0, round(item.end * MICRO, 3) - begin), 3)
-    found: dict[str, Any] = {"name": item.name, "cat": item.category, "ph": "X", "ts": begin, "dur": took, "pid": 0, "tid": item.rank}
+    fields: dict[str, Any] = {"name": item.name, "cat": item.category, "ph": "X", "ts": begin, "dur": took, "pid": 0, "tid": item.rank}
     if item.timed is not None and item.category != WAITING:
-        found["args"] = {"kernel": item.timed.kernel, "where": item.timed.where, "what": item.timed.what, "calls": item.calls}
-    return found
+        fields["args"] = {"kernel": item.timed.kernel, "where": item.timed.where, "what": item.timed.what, "calls": item.calls}
+    return fields
 
 
 def parts_table(traced: Traced) -> TextTable:
-    """Return a table of time per part of a step and rank, with shares; `host` is the loop around the ops, with arguments in and results out."""
+    """Return a table of time per part of a step and rank, with shares; `host` is the loop around the ops."""
     rows = []
     for rank, parts in traced.parts().items():
         whole = sum(parts.values())

@@ -40,14 +40,14 @@ def evaluate(loaded: Loaded, checkpoint: str | Path | None = None, place: str | 
 
     Raises: CheckpointError without a checkpoint; ConfigError if the configuration has no such data.
     """
-    wanted = place or next((p for p in ("test", "validation") if getattr(loaded.config.data, p) is not None), "test")
-    if getattr(loaded.config.data, wanted) is None:
-        raise ConfigError(f"data.{wanted}: the configuration has no such samples")
+    reader = place or next((p for p in ("test", "validation") if getattr(loaded.config.data, p) is not None), "test")
+    if getattr(loaded.config.data, reader) is None:
+        raise ConfigError(f"data.{reader}: the configuration has no such samples")
     with trained(loaded, checkpoint) as (jobs, path, extra):
-        samples = open_place(jobs.config, wanted, extra.get("facts", {}))
+        samples = open_place(jobs.config, reader, extra.get("facts", {}))
         jobs.take(samples)
         restore(jobs, path, jobs.evaluation(rows_of(samples, jobs.config.data.evaluation_batch_size)))
-        return measure(jobs, batches_of(jobs, samples), wanted, int(extra.get("step", 0)), int(extra.get("position", {}).get("epoch", 0)))
+        return measure(jobs, batches_of(jobs, samples), reader, int(extra.get("step", 0)), int(extra.get("position", {}).get("epoch", 0)))
 
 
 def rows_of(samples: Samples | Stream, batch_size: int) -> int:
@@ -67,10 +67,10 @@ def trained(loaded: Loaded, checkpoint: str | Path | None) -> Iterator[tuple[Job
         return None if path is None else (path, dict(store.load(path).extra))
 
     with at_line(line_of(loaded, "")), prepared(loaded, only=()) as jobs:
-        found = together(jobs.session, look)
-        if found is None:
+        located = together(jobs.session, look)
+        if located is None:
             raise CheckpointError(f"there is no checkpoint in {loaded.config.checkpoint.directory}; train first, or name one with --checkpoint")
-        yield jobs, *found
+        yield jobs, *located
 
 
 def restore(jobs: Jobs, path: AnyPath, job: Job) -> None:

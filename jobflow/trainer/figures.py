@@ -134,7 +134,7 @@ def operations_of(program: Physical) -> float:
 
 def environment(ranks: int | None = None) -> dict[str, str]:
     """Return versions and hardware that can influence a result."""
-    found = {
+    facts = {
         "jobflow": __version__,
         "Python": f"{platform.python_version()} ({platform.python_implementation()})",
         "NumPy": np.__version__,
@@ -146,11 +146,11 @@ def environment(ranks: int | None = None) -> dict[str, str]:
     }
     if ranks is not None:
         started = launched()
-        found["ranks"] = f"{ranks} ({f'processes, by {started.launcher}' if started is not None else 'threads' if ranks > 1 else 'this process'})"
+        facts["ranks"] = f"{ranks} ({f'processes, by {started.launcher}' if started is not None else 'threads' if ranks > 1 else 'this process'})"
         if started is not None:
-            found["MPI"] = f"mpi4py {metadata.version('mpi4py')}"
-    found["command"] = " ".join(sys.argv) or "?"
-    return found
+            facts["MPI"] = f"mpi4py {metadata.version('mpi4py')}"
+    facts["command"] = " ".join(sys.argv) or "?"
+    return facts
 
 
 def blas_text() -> str:

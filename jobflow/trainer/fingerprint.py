@@ -1,7 +1,7 @@
-"""The fingerprint of a model's program, which a checkpoint holds: a run does not continue with other formulas than it began with.
+"""The fingerprint of a model's program, which a checkpoint holds: a run does not resume with other formulas.
 
-The program is the forward pass of the train job as its body records it, before differentiation: the operations that the loss and the updates of
-variables depend on, their attributes, the types of their results, and the names and types of parameters.  It is traced for a fixed number of
+The program is the traced forward pass of the train job, before differentiation. The fingerprint covers the operations that the loss and the
+updates of variables depend on, their attributes and result types, and the parameters' names and types. The trace uses a fixed number of
 samples in the consistent view, so layouts, batch size, precision, ranks and line numbers do not change it.
 """
 
@@ -22,9 +22,9 @@ from jobflow.ops.op import Op
 from jobflow.ops.source import ReadVariable
 from jobflow.storage.remote import AnyPath
 
-#: increased if equal programs get another fingerprint
+#: increased when the fingerprint of an unchanged program changes
 VERSION = 2
-#: samples for which a program is traced
+#: number of samples in a trace
 ROWS = 4
 #: attributes that name random streams, which follow from the configuration's seed
 UNNAMED = ("seed", "name")
@@ -93,14 +93,14 @@ def lines(program: Traced) -> Iterator[str]:
 
 
 def _needed(ends: Iterable[Value]) -> set[Node]:
-    seen: set[Node] = set()
+    needed: set[Node] = set()
     waiting = [value.node for value in ends]
     while waiting:
         node = waiting.pop()
-        if node not in seen:
-            seen.add(node)
+        if node not in needed:
+            needed.add(node)
             waiting.extend(x.node for x in node.inputs)
-    return seen
+    return needed
 
 
 def _text(op: Op) -> str:

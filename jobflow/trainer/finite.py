@@ -28,12 +28,12 @@ def first_not_finite(session: Session, job: Job, batch: Batch, run: int) -> str:
     The variables must have their values from before that run.
     """
     runner = Runner(session, job)
-    seen = runner.watched(batch.arguments, run)
-    found = next((one for one in ordered(seen.values()) if not_finite(one)), None)
-    if found is None:
+    values = runner.watched(batch.arguments, run)
+    tensor = next((one for one in ordered(values.values()) if not_finite(one)), None)
+    if tensor is None:
         return "run again, the step has finite numbers only, so they depend on something beside variables, batch and seed"
-    node = _node(found)
-    return _in_batch(found, node.op, runner, batch) if isinstance(node.op, Input) else described(found)
+    node = _node(tensor)
+    return _in_batch(tensor, node.op, runner, batch) if isinstance(node.op, Input) else described(tensor)
 
 
 def _in_batch(one: Seen, op: Input, runner: Runner, batch: Batch) -> str:
@@ -52,9 +52,9 @@ def _in_batch(one: Seen, op: Input, runner: Runner, batch: Batch) -> str:
     raise AssertionError(f"no rank holds a number of {op.argument} that is not finite")
 
 
-def ordered(seen: Iterable[Seen]) -> list[Seen]:
+def ordered(values: Iterable[Seen]) -> list[Seen]:
     """Sort tensors in program order: arguments and variables, then the forward pass, then gradients."""
-    return sorted((one for one in seen if one.value is not None), key=lambda one: 0 if isinstance(_node(one).op, Input | ReadVariable) else 1)
+    return sorted((one for one in values if one.value is not None), key=lambda one: 0 if isinstance(_node(one).op, Input | ReadVariable) else 1)
 
 
 def not_finite(one: Seen) -> int:

@@ -130,10 +130,10 @@ class History(Watcher):
 
         Skip lines truncated by a kill.
         """
-        found = [record for record in recorded(path) if 0 < record.get("step", 0) <= before]
-        for record in found:
+        records = [record for record in recorded(path) if 0 < record.get("step", 0) <= before]
+        for record in records:
             self._add(record["step"], {_WRITTEN.get(key, key.removeprefix(f"{TRAIN}/")): record[key] for key in record if key not in _OTHER})
-        return bool(found)
+        return bool(records)
 
     def pictures(self) -> Iterator[tuple[str, list[Curve]]]:
         """Yield the charts: each metric of training with the same metric of validation, first the loss, last learning rate and speed."""

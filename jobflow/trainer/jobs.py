@@ -51,11 +51,11 @@ from jobflow.typing.annotations import Bundle, ListNumpy, Numpy
 
 #: the names of all jobs for training, evaluation and prediction
 TRAIN, EVALUATION, PREDICTION = "train", "evaluation", "prediction"
-#: a result of the train job, beside the metrics
+#: an additional result of the train job
 HALTED = "#halted"
-#: the variable that it is
+#: the variable of that result
 COUNTER = f"{NOT_FINITE}-{TRAIN}"
-#: the types of one sample, by field
+#: types of a sample by field
 Fields = Mapping[str, TensorType]
 
 
@@ -66,14 +66,13 @@ class Jobs:
     loaded: Loaded
     session: Session
     network: Network
-    #: the opened readers by their place in the configuration: train, validation, test
+    #: open readers by name in the configuration: train, validation, test
     samples: dict[str, Samples | Stream]
-    #: those of the whole training, which schedules of the learning rate may refer to; of streams nobody knows how many there are in an epoch,
-    #: which is 0 then
+    #: steps of the whole training, for learning rate schedules, and per epoch; the latter is 0 for streams
     steps: int
     steps_per_epoch: int
     fields: Fields = field(default_factory=dict)
-    #: names of what the model measures, once a job has been traced
+    #: names of the model's metrics, after a job has been traced
     metrics: tuple[str, ...] = ()
     _made: dict[tuple[str, int, tuple[str, ...]], Job] = field(default_factory=dict)
 
@@ -134,11 +133,11 @@ class Jobs:
 
     def microbatches(self, rows: int) -> int:
         """Return the number of parts of a training batch; fewer than configured if the batch is too short."""
-        wish = self.config.strategy
-        count = wish.microbatches or wish.accumulation
+        strategy = self.config.strategy
+        count = strategy.microbatches or strategy.accumulation
         least = self.pieces(rows)[-1]
         if self.mirrored(rows) and rows % self.ranks and count >= least:
-            count = least - 1  # parts of one row each cannot be told from a mean where ranks differ in length
+            count = least - 1  # with one row per rank, a mean cannot be distinguished from per-row values
         return max(1, min(count, least))
 
     def check_lengths(self) -> None:
@@ -178,12 +177,12 @@ class Jobs:
         """
         for rows in (ROWS, self.config.data.batch_size):
             job = self._declared(TRAIN, rows, self.network.taken(self.fields), plain=True)
-            with suppress(Exception):  # a model may accept the lengths of its run alone, which `check_lengths` has checked
+            with suppress(Exception):  # a model may accept only the lengths of its run; `check_lengths` has checked those
                 program, _ = job.trace(self.session, job.placement(self.session), job.declared_shapes(self.session))
                 return Fingerprint.of_program(program)
         return None
 
-    # ---------------------------------------------------------------- making
+    # ---------------------------------------------------------------- declaration
 
     def _job(self, kind: str, rows: int, types: Fields) -> Job:
         key = (kind, rows, tuple(types))
@@ -210,14 +209,14 @@ class Jobs:
             ],
             return_annotation=Bundle[Numpy],
         )
-        wish, config = self.config.strategy, FunctionConfig()
+        strategy, config = self.config.strategy, FunctionConfig()
         if plain:
             return Job(function, name == TRAIN, config, self.network.where, optimizer_of)
-        config.strategy(mirrored() if own else mesh(data=wish.data, tensor=wish.tensor, pipeline=wish.pipeline, zero=wish.zero))
+        config.strategy(mirrored() if own else mesh(data=strategy.data, tensor=strategy.tensor, pipeline=strategy.pipeline, zero=strategy.zero))
         if name == TRAIN and self.microbatches(rows) > 1:
-            config.divide(self.microbatches(rows), key_line(self.loaded, f"strategy.{'microbatches' if wish.microbatches else 'accumulation'}"))
-        if wish.precision != "float32":
-            config.mixed_precision({"float16": float16, "bfloat16": bfloat16}[wish.precision])
+            config.divide(self.microbatches(rows), key_line(self.loaded, f"strategy.{'microbatches' if strategy.microbatches else 'accumulation'}"))
+        if strategy.precision != "float32":
+            config.mixed_precision({"float16": float16, "bfloat16": bfloat16}[strategy.precision])
         return Job(function, name == TRAIN, config, self.network.where, optimizer_of)
 
     def _train(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -292,7 +291,7 @@ def summed(array: Array, rows: int, pieces: Sequence[int]) -> float:
     return float(wide @ np.asarray(pieces, np.float64)) if wide.size == len(pieces) else float(wide.mean() * rows)
 
 
-# -------------------------------------------------------------------- where jobs live
+# -------------------------------------------------------------------- sessions
 
 
 @contextmanager
@@ -361,11 +360,12 @@ def open_place(config: TrainConfig, place: str, facts: Mapping[str, Any]) -> Sam
 
 def devices_of(config: TrainConfig) -> int:
     """Return the number of devices of a run: the number of ranks started by mpiexec, else from the configuration."""
-    started, wish = launched(), config.strategy
+    started, strategy = launched(), config.strategy
     if started is None:
-        return int((wish.data or 1) * wish.tensor * wish.pipeline if wish.devices == "all" else wish.devices)
-    if wish.devices not in ("all", started.size):
+        return int((strategy.data or 1) * strategy.tensor * strategy.pipeline if strategy.devices == "all" else strategy.devices)
+    if strategy.devices not in ("all", started.size):
         raise ConfigError(
-            f"strategy.devices is {wish.devices}, but {started.launcher} started {started.size} ranks; start {wish.devices}, or set devices: all"
+            f"strategy.devices is {strategy.devices}, but {started.launcher} started {started.size} ranks; "
+            f"start {strategy.devices}, or set devices: all"
         )
     return started.size

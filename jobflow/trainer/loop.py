@@ -1,7 +1,7 @@
 """The training loop: steps, evaluations and checkpoints until the last step or a request to stop.
 
-After each step, in this order: callbacks are called; all ranks exchange requests to stop; a due evaluation runs, and early stopping reads it; a due
-or final checkpoint is saved.  So a checkpoint contains the complete state after its step.  A resumed run continues with the same samples, random
+After each step the loop calls the callbacks, and all ranks exchange requests to stop. A due evaluation follows, and early stopping reads it. At
+last a due or final checkpoint is saved, so it contains the complete state after its step.  A resumed run continues with the same samples, random
 numbers, learning rates and decisions as an uninterrupted one.  The schedule depends on steps and epochs alone.
 """
 
@@ -96,7 +96,7 @@ class Before(NamedTuple):
     """The state before a step, and its batch."""
 
     progress: Progress
-    #: how often the train job had run
+    #: number of runs of the train job
     run: int
     batch: Batch
 
@@ -111,7 +111,7 @@ class Loop:
     signals: Signals
     tracing: Tracing | None = None
     progress: Progress = field(default_factory=Progress)
-    #: "" while training goes on
+    #: "" during training
     stopped: Stopped | None = None
     message: str = ""
 
@@ -119,10 +119,10 @@ class Loop:
         self.loaded, self.config, self.session = self.jobs.loaded, self.jobs.config, self.jobs.session
         self.series = series_of(self.config)
         self.watchers: Sequence[Watcher] = ()
-        wish = self.config.evaluation.early_stopping
-        self.early = None if wish is None else Early(wish.metric, wish.mode, wish.patience, wish.min_delta)
+        stopping = self.config.evaluation.early_stopping
+        self.early = None if stopping is None else Early(stopping.metric, stopping.mode, stopping.patience, stopping.min_delta)
         self.rates = schedule_from(self.config.optimizer, self.jobs.steps)
-        self.agreement = Agreement(self.session, self.clock, lambda: (self.signals.wish, self.signals.announced))
+        self.agreement = Agreement(self.session, self.clock, lambda: (self.signals.request, self.signals.announced))
         validation = self.jobs.samples.get("validation")
         self._validation = None if validation is None else batches_of(self.jobs, validation)
         self._saving: tuple[int, sessions.Saving, float] | None = None
@@ -147,10 +147,10 @@ class Loop:
         for warning in slow_start(self.loaded, self.jobs.steps):
             self._notice(warning)
         with self._only_one():
-            found = self._resume(resume)
+            checkpoint = self._resume(resume)
             if self._is_complete:
-                return self._complete(found)
-            return self._watched(self._info(found), first)
+                return self._complete(checkpoint)
+            return self._watched(self._info(checkpoint), first)
 
     def _watched(self, info: RunInfo, first: bool) -> Outcome:
         """Run the remaining steps with the callbacks, which only the `first` rank calls."""
@@ -178,18 +178,18 @@ class Loop:
             together(self.session, partial(make_directory, key, self.loaded.origin(key), path))
         output, *saved = (path.resolve() for path in places.values() if isinstance(path, Path))
         own: list[AnyPath] = [*distinct([output, *saved]), *(path for path in places.values() if isinstance(path, RemotePath))]
-        taken: list[Lock] = []
+        held: list[Lock] = []
         try:
             for lock in map(lock_of, own):
                 together(self.session, partial(without_failure, lock.take, lock.path))
-                taken.append(lock)
-            # a run that saves in a directory of another one's output, or the other way round
+                held.append(lock)
+            # a run may save in the output directory of another one, or vice versa
             for folder in {output, *saved, *(path.parent for path in saved)} - set(own):
                 other = lock_of(folder)
                 together(self.session, partial(without_failure, partial(other.check, time.time()), other.path))
             yield
         finally:
-            for lock in taken if self._writes else ():
+            for lock in held if self._writes else ():
                 lock.release()
 
     @property
@@ -198,7 +198,7 @@ class Loop:
         over = self._over or (self.early is not None and self.early.is_over)
         return over and self.progress.step > 0 and (self._validation is None or self.progress.evaluated == self.progress.step)
 
-    def _complete(self, found: AnyPath | None) -> Outcome:
+    def _complete(self, checkpoint: AnyPath | None) -> Outcome:
         """Return the outcome of a run that was complete before; its files stay unchanged."""
         step, steps = self.progress.step, self.jobs.steps
         self.stopped = "end" if self._over else "early"
@@ -208,12 +208,12 @@ class Loop:
             f"{self.config.output} is complete ({'stopped early at ' if not self._over else ''}{done}; {metrics_text(self.progress.metrics)}) and "
             f"stays as it is; raise {longer} to go on, or begin anew with --resume never"
         )
-        self._saved = found
+        self._saved = checkpoint
         return self._outcome()
 
     def _train(self) -> None:
         if (self._due(self.config.evaluation) or (self._over and self.progress.step)) and self._evaluate():
-            self._saved_step = -1  # what a run that was told to stop has left out is saved with its checkpoint
+            self._saved_step = -1  # an interrupted run saves the omitted evaluation with its checkpoint
         if self.early is not None and self.early.is_over:
             self.stopped = "early"
         if self._over:
@@ -298,11 +298,11 @@ class Loop:
     def _writes(self) -> bool:
         return self.session.writes_files
 
-    def _due(self, wish: Evaluation | Checkpoint) -> bool:
+    def _due(self, interval: Evaluation | Checkpoint) -> bool:
         """Return True if the intervals every_steps or every_epochs of a section are due after the current step."""
         progress = self.progress
-        by_steps = wish.every_steps is not None and progress.step % wish.every_steps == 0
-        by_epochs = wish.every_epochs is not None and progress.sample == 0 and progress.epoch % wish.every_epochs == 0
+        by_steps = interval.every_steps is not None and progress.step % interval.every_steps == 0
+        by_epochs = interval.every_epochs is not None and progress.sample == 0 and progress.epoch % interval.every_epochs == 0
         return progress.step > 0 and (by_steps or by_epochs)
 
     def _tell(self, what: Callable[[Watcher], None]) -> None:
@@ -320,21 +320,21 @@ class Loop:
         prints = {f"data.{place}": samples.fingerprint for place, samples in self.jobs.samples.items() if isinstance(samples, Samples)}
         check_alike(self.session, prints)
 
-    def _resume(self, wish: str) -> AnyPath | None:
+    def _resume(self, resume: str) -> AnyPath | None:
         with at_line(line_of(self.loaded, "checkpoint")):
-            found = follow(self.session, lambda: chosen(self.series, wish), self._read)
-        if found is None:
+            checkpoint = follow(self.session, lambda: chosen(self.series, resume), self._read)
+        if checkpoint is None:
             return None
         together(self.session, lambda: set_aside_behind(self.series, self.progress.step))
-        self._saved, self._saved_step = found, self.progress.step
+        self._saved, self._saved_step = checkpoint, self.progress.step
         if self.early is not None and self.progress.early is not None:
             self.early.restore(self.progress.early)
-        return found
+        return checkpoint
 
     def _read(self, path: AnyPath) -> None:
         self.progress = read(self.session, path, self.loaded, self._program)
 
-    def _info(self, found: AnyPath | None) -> RunInfo:
+    def _info(self, checkpoint: AnyPath | None) -> RunInfo:
         run, config = self.jobs, self.config
         samples = run.samples["train"]
         count = len(samples) if isinstance(samples, Samples) else 0
@@ -342,7 +342,7 @@ class Loop:
             count = run.steps_per_epoch * config.data.batch_size
         return RunInfo(
             config.name, self.loaded, Path(config.output), run.ranks, run.steps, self.progress.step, run.steps_per_epoch, count,
-            rows_of(samples, config.data.batch_size), found, lambda: self._compiled, self.progress.seconds,
+            rows_of(samples, config.data.batch_size), checkpoint, lambda: self._compiled, self.progress.seconds,
         )  # fmt: skip
 
     # ---------------------------------------------------------------- evaluation
@@ -430,11 +430,11 @@ class Loop:
         """Stop after a step with a non-finite loss or gradient: name the first op with such a value, and restore the state before the step."""
         session, bad = self.session, before.progress.step + 1
         what = "the gradients" if loss is None else f"the loss {loss}"
-        kept = self._halted()
-        found = first_not_finite(session, self.jobs.train(before.batch.size), before.batch, before.run)
-        self.stopped, self.message = "nan", f"step {bad}: {what}; {found}"
+        batch = self._halted()
+        cause = first_not_finite(session, self.jobs.train(before.batch.size), before.batch, before.run)
+        self.stopped, self.message = "nan", f"step {bad}: {what}; {cause}"
         self.progress = before.progress
-        if kept:
+        if batch:
             session.runs[TRAIN] = before.run
             session.write({COUNTER: np.zeros(1, np.int64)})
             self._save()

@@ -74,10 +74,10 @@ def _unshaped(value: Value) -> Value:
 
 def _ancestors(value: Value) -> Iterator[Any]:
     """Yield the node of `value`, and all nodes that it depends on."""
-    seen, waiting = set(), [value.node]
+    ancestors, waiting = set(), [value.node]
     while waiting:
         node = waiting.pop()
-        if node not in seen:
-            seen.add(node)
+        if node not in ancestors:
+            ancestors.add(node)
             yield node
             waiting.extend(x.node for x in node.inputs)

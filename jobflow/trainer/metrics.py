@@ -27,7 +27,7 @@ from jobflow.trainer.config import TrainConfig
 from jobflow.trainer.watching import EvaluationReport, RunInfo, StepReport, Watcher
 
 Record = dict[str, Any]
-#: columns that every table begins with
+#: the first columns of every table
 FIRST = ("step", "epoch", "train/loss", "rate")
 
 
@@ -80,7 +80,7 @@ class Lines:
         if self._file is None:
             self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         data = f"{line}\n".encode()
-        while data:  # a full disk may take a part of it, and the next write says why
+        while data:  # a full disk may accept a part; the next write reports the reason
             data = data[os.write(self._file, data) :]
 
     def flush(self) -> None:
@@ -178,9 +178,9 @@ class Table(LineRecords):
 
     def started(self, run: RunInfo) -> None:
         rows = list(csv.reader(self._file.read()))
-        kept = [row for row in rows[1:] if row and row[0].isdigit() and int(row[0]) <= run.first_step]
-        self._columns = rows[0] if kept else list(FIRST)
-        self._file.replace(map(_joined, [self._columns, *kept]))
+        lines = [row for row in rows[1:] if row and row[0].isdigit() and int(row[0]) <= run.first_step]
+        self._columns = rows[0] if lines else list(FIRST)
+        self._file.replace(map(_joined, [self._columns, *lines]))
 
     def create(self) -> None:
         self._columns = list(FIRST)
@@ -204,7 +204,7 @@ class TensorBoard(Records):
         self._make = partial(_summary_writer(), logdir=str(directory))
 
     def started(self, run: RunInfo) -> None:
-        # TensorBoard itself drops what an interrupted run wrote behind the step from which the next one goes on
+        # TensorBoard itself drops events of an interrupted run after the step at which it resumes
         self._file = self._make(purge_step=run.first_step + 1 if run.first_step else None)
 
     @property
@@ -239,9 +239,9 @@ def _summary_writer() -> Any:
 
 def metric_files(config: TrainConfig, output: Path) -> list[Watcher]:
     """Return the callbacks that write the files of the configuration's `logging` to the output directory."""
-    wish = config.logging
-    kinds = [(wish.jsonl, JsonLines, "metrics.jsonl"), (wish.csv, Table, "metrics.csv"), (wish.tensorboard, TensorBoard, "tensorboard")]
-    return [kind(output / name, wish.every_steps) for wanted, kind, name in kinds if wanted]
+    options = config.logging
+    kinds = [(options.jsonl, JsonLines, "metrics.jsonl"), (options.csv, Table, "metrics.csv"), (options.tensorboard, TensorBoard, "tensorboard")]
+    return [kind(output / name, options.every_steps) for formats, kind, name in kinds if formats]
 
 
 def recorded(path: Path) -> Iterable[Record]:
@@ -253,20 +253,20 @@ def recorded(path: Path) -> Iterable[Record]:
 def _record(text: str) -> Record:
     """Return the numbers of a JSON line with an integer step, else {}."""
     try:
-        found = json.loads(text)
+        record = json.loads(text)
     except (ValueError, RecursionError):
         return {}
-    kept = {key: value for key, value in found.items() if isinstance(value, int | float)} if isinstance(found, dict) else {}
-    return kept if isinstance(kept.get("step"), int) else {}
+    values = {key: value for key, value in record.items() if isinstance(value, int | float)} if isinstance(record, dict) else {}
+    return values if isinstance(values.get("step"), int) else {}
 
 
 def _row(texts: Mapping[str, str]) -> Record:
     """Return the numbers of a table row."""
-    found: Record = {}
+    row: Record = {}
     for name, text in texts.items():
         with suppress(ValueError, TypeError):
-            found[name] = int(text) if name == "step" else float(text)
-    return found
+            row[name] = int(text) if name == "step" else float(text)
+    return row
 
 
 def _finite(value: Any) -> Any:

@@ -51,10 +51,10 @@ class NumpyDataModule(DataModule):
 
     def batch(self, step: int, optimizer: int) -> tuple[Any, ...]:
         """Return the batch of a step; raise ArgumentError if it is not a tuple of arrays."""
-        found = self.forward(step, optimizer)
-        if not isinstance(found, tuple) or not found or not all(isinstance(array, np.ndarray) for array in found):
-            raise ArgumentError(f"{type(self).__name__}.forward at {user_line()} gave {type(found).__name__}; give a tuple of NumPy arrays")
-        return found
+        arrays = self.forward(step, optimizer)
+        if not isinstance(arrays, tuple) or not arrays or not all(isinstance(array, np.ndarray) for array in arrays):
+            raise ArgumentError(f"{type(self).__name__}.forward at {user_line()} gave {type(arrays).__name__}; give a tuple of NumPy arrays")
+        return arrays
 
 
 class TrainingConfig:
@@ -145,7 +145,7 @@ class Model(Module):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if any(True for _ in self.children()) or any(True for _ in self.parameters()):
             return super().__call__(*args, **kwargs)
-        return self.forward(*args, **kwargs)  # which calls functions of jobs
+        return self.forward(*args, **kwargs)  # calls job functions
 
     def fit(
         self,
@@ -156,7 +156,7 @@ class Model(Module):
         max_steps: int = 100,
     ) -> None:
         """Train for `max_steps` steps with the configured validation and checkpoints.  Without `training_config`, validate only."""
-        told = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or ())
+        described = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or ())
         train = () if training_config is None else _steps(self, training_config, self._optimizers())
         validate = () if validation_config is None else _steps(self, validation_config, [None])
         if not train and not validate:
@@ -167,18 +167,18 @@ class Model(Module):
         for step in range(max_steps):
             for optimizer, run in enumerate(train):
                 outputs = run(step)
-                for each in told:
+                for each in described:
                     each.on_training_step_end(outputs, step, optimizer)
             if validation_config is not None and (step + 1) % validation_config.step_interval == 0:
                 outputs = validate[0](step)
-                for each in told:
+                for each in described:
                     each.on_validation_step_end(outputs, step)
             if saves.save_dirpath is not None and (step + 1) % saves.save_interval == 0:
                 self.save_checkpoint(f"{saves.save_dirpath}-{step}")
 
     def _optimizers(self) -> list[Any]:
-        found = self.configure_optimizers()
-        optimizers = list(found) if isinstance(found, list | tuple) else [found]
+        selected = self.configure_optimizers()
+        optimizers = list(selected) if isinstance(selected, list | tuple) else [selected]
         for optimizer in optimizers:
             if not hasattr(optimizer, "minimize"):
                 raise ArgumentError(f"{type(self).__name__}.configure_optimizers gave {optimizer!r}; give an optimizer of flow.optimizer, or a list")
@@ -209,10 +209,10 @@ def _step(model: Model, data: DataModule, config: ExecutionConfig, optimizer: An
     numbered = (number,) if count > 1 or takes_number else ()
 
     def body(*batch: Any) -> Any:
-        given = batch if arrays else data.forward(0, number)
+        arguments = batch if arrays else data.forward(0, number)
         if optimizer is None:
-            return model.validation_step(given)
-        results = model.training_step(given, *numbered)
+            return model.validation_step(arguments)
+        results = model.training_step(arguments, *numbered)
         optimizer.minimize(results[0] if isinstance(results, tuple | list) else results)
         return results
 

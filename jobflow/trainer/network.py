@@ -32,9 +32,9 @@ from jobflow.ops.softmax import log_softmax
 from jobflow.trainer.config import Loaded
 from jobflow.trainer.config.functions import makes_module
 
-#: the field that holds what is to be learned, for lists of layers
+#: the target field for lists of layers
 LABELS = "labels"
-#: what it is called in messages
+#: its name in messages
 LISTED = "the list of layers"
 
 
@@ -43,15 +43,15 @@ class Network:
     """A function from fields to outputs, both by name; `where` is the source line of the function."""
 
     function: Callable[..., Mapping[str, Any]]
-    #: fields that it can take, those it cannot do without, and whether it takes any other
+    #: accepted fields, required fields, and whether it accepts any other field
     known: tuple[str, ...]
     needed: tuple[str, ...]
     others: bool
     where: SourceLine
     what: str
-    #: the key of the configuration that names it, and its line
+    #: its key in the configuration, and its source line
     key: str
-    #: what it calls, if that is a module
+    #: the module, if it is one
     module: Module | None = None
 
     def __call__(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -74,11 +74,11 @@ class Network:
         if missing:
             near = did_you_mean_or(missing[0], fields, f"the samples have {', '.join(fields) or 'none'}{self._advice()}")
             raise ConfigError(f'{self.named} takes a field "{missing[0]}"{near}')
-        taken = {name: type for name, type in fields.items() if self.others or name in self.known}
-        if fields and not taken:
-            told = f"{self.named} takes none of the fields {', '.join(fields)}"
-            raise ConfigError(f"{told}{self._advice()}")
-        return taken
+        arguments = {name: type for name, type in fields.items() if self.others or name in self.known}
+        if fields and not arguments:
+            message = f"{self.named} takes none of the fields {', '.join(fields)}"
+            raise ConfigError(f"{message}{self._advice()}")
+        return arguments
 
     def inputs(self, fields: Mapping[str, TensorType]) -> dict[str, TensorType]:
         """Return the fields without the labels, which a prediction lacks."""
@@ -92,7 +92,7 @@ class Network:
 
     def without_loss(self, outputs: Mapping[str, Any], batch: Mapping[str, Any], fields: Mapping[str, TensorType]) -> ConfigError:
         """Return the error for outputs of a training batch without a loss; `fields` are the fields of the samples."""
-        told = f"{self.named} returned {', '.join(outputs) or 'an empty dict'}, for {', '.join(batch)}"
+        message = f"{self.named} returned {', '.join(outputs) or 'an empty dict'}, for {', '.join(batch)}"
         if LABELS not in fields:
             others = {LABELS: next((name for name in fields if name not in batch), "TARGETS")}
             renamed = ", ".join(f"{field}: {name}" for field, name in ({name: name for name in batch} | others).items())
@@ -104,7 +104,7 @@ class Network:
             advice = 'forward takes labels, so it returns {"loss": loss}, or a dict with more; or omit its parameter "labels" and return the scores'
         else:
             advice = "add it to the dict" + (", or return the tensor of scores" if self.module is not None else "")
-        return ConfigError(f'{told}; training needs a "loss". {advice[0].upper()}{advice[1:]}')
+        return ConfigError(f'{message}; training needs a "loss". {advice[0].upper()}{advice[1:]}')
 
     @property
     def named(self) -> str:
@@ -180,7 +180,7 @@ def _built(function: Callable[..., Any], target: str, arguments: dict[str, Any],
     if recompute:
         arguments = {**arguments, "recompute": True}
     named = {n: p for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and n not in arguments}
-    # what stands behind * is an argument of the configuration, not a field
+    # keyword-only parameters are arguments of the configuration, not fields
     fields = {n: p for n, p in named.items() if p.kind is p.POSITIONAL_OR_KEYWORD}
     code = getattr(inspect.unwrap(function), "__code__", None)
     where = SourceLine(target, 0) if code is None else _line_of(code)
@@ -204,7 +204,7 @@ def _of_module(loaded: Loaded, builder: Callable[..., Any], target: str, key: st
     if not isinstance(module, Module):
         raise ConfigError(f"{key}: {target} says that it returns an nn.Module, and returned {module!r}")
     session = current_session()
-    if session.multi and session.device_tag == "cpu":  # a global module lies as the strategy asks; a local one is whole on every rank
+    if session.multi and session.device_tag == "cpu":  # the strategy lays out a global module; a local one is replicated
         module.to_global(placement("cpu", range(session.device_count())), sbp.broadcast)
     code = type(module).forward.__code__ if inspect.isclass(builder) else inspect.unwrap(builder).__code__
     measured = partial(_measured, module, config.model.loss or "softmax_cross_entropy")
@@ -224,11 +224,11 @@ def _measured(module: Module, loss: str, **batch: Any) -> Mapping[str, Any]:
     modes = [(each, each.training) for each in module.modules()]
     module.train(job.trainable)
     try:
-        made = module(*fields.values()) if named is None else module(**fields)
+        results = module(*fields.values()) if named is None else module(**fields)
     finally:
         for each, mode in modes:
             each.training = mode
-    return _LOSSES[loss](made, labels) if _is_tensor(made) else made
+    return _LOSSES[loss](results, labels) if _is_tensor(results) else results
 
 
 def _scaled(x: Any) -> Any:
@@ -268,10 +268,10 @@ def _check_takes_one(module: Module, network: Network, fields: Mapping[str, Tens
         needed = [name for name, is_needed in _parameters(module).items() if is_needed]
         wrong = _not_a_field(module, fields)
         advice = f"the samples have {', '.join(fields)}. Name the parameters after these fields, or take one tensor"
-        told = f"{network.key}: forward of {network.what} at {_forward_line(module)} takes {', '.join(needed) or 'no fields'}"
+        message = f"{network.key}: forward of {network.what} at {_forward_line(module)} takes {', '.join(needed) or 'no fields'}"
         if not wrong:
-            raise ConfigError(f"{told}; {advice}") from None
-        raise ConfigError(f'{told}, and "{wrong}" is not a field{did_you_mean_or(wrong, fields, advice)}') from None
+            raise ConfigError(f"{message}; {advice}") from None
+        raise ConfigError(f'{message}, and "{wrong}" is not a field{did_you_mean_or(wrong, fields, advice)}') from None
 
 
 # -------------------------------------------------------------------- layers
@@ -287,7 +287,7 @@ def _listed(loaded: Loaded) -> Network:
         labels = own.pop(LABELS, None)
         x = next(iter(own.values()))
         if not x.tensor_type.dtype.is_float and listed[0].kind != "embedding":
-            # numbers of pixels; a table is looked up with them as they are
+            # pixel values are converted; embedding indices stay integers
             x = math.multiply(arrays.cast(x, float32), 1 / 255 if x.tensor_type.dtype.name == "uint8" else 1.0)
         for index, layer in enumerate(listed, 1):
             apply = checkpointed(_LAYERS[layer.kind]) if config.strategy.recompute else _LAYERS[layer.kind]
@@ -335,22 +335,22 @@ def _pair(size: Any) -> Any:
     return size if isinstance(size, int) else list(size)
 
 
-def _dense(x: Any, wish: Any, name: str) -> Any:
-    return layers.dense(x, wish.units, _function(wish.activation), wish.use_bias, he(), name=name)
+def _dense(x: Any, layer: Any, name: str) -> Any:
+    return layers.dense(x, layer.units, _function(layer.activation), layer.use_bias, he(), name=name)
 
 
-def _conv2d(x: Any, wish: Any, name: str) -> Any:
-    size, strides, padding = _pair(wish.kernel_size), _pair(wish.strides), wish.padding.upper()
-    options = {"groups": wish.groups, "activation": _function(wish.activation), "use_bias": wish.use_bias, "kernel_initializer": he()}
-    return layers.conv2d(x, wish.filters, size, strides, padding, name=name, **options)
+def _conv2d(x: Any, layer: Any, name: str) -> Any:
+    size, strides, padding = _pair(layer.kernel_size), _pair(layer.strides), layer.padding.upper()
+    options = {"groups": layer.groups, "activation": _function(layer.activation), "use_bias": layer.use_bias, "kernel_initializer": he()}
+    return layers.conv2d(x, layer.filters, size, strides, padding, name=name, **options)
 
 
-def _pool(function: Callable[..., Any], x: Any, wish: Any, name: str) -> Any:
-    return function(x, ksize=_pair(wish.size), strides=_pair(wish.strides or wish.size), padding=wish.padding.upper(), name=name)
+def _pool(function: Callable[..., Any], x: Any, layer: Any, name: str) -> Any:
+    return function(x, ksize=_pair(layer.size), strides=_pair(layer.strides or layer.size), padding=layer.padding.upper(), name=name)
 
 
-def _embedding(x: Any, wish: Any, name: str) -> Any:
-    table = get_variable(name, (wish.rows, wish.units), initializer=random_normal_initializer(stddev=0.05))
+def _embedding(x: Any, layer: Any, name: str) -> Any:
+    table = get_variable(name, (layer.rows, layer.units), initializer=random_normal_initializer(stddev=0.05))
     return arrays.gather(table, arrays.cast(x, int32))
 
 
@@ -359,14 +359,14 @@ _LAYERS: dict[str, Callable[[Any, Any, str], Any]] = {
     "conv2d": _conv2d,
     "max_pool2d": partial(_pool, nn.max_pool2d),
     "avg_pool2d": partial(_pool, nn.avg_pool2d),
-    "global_avg_pool2d": lambda x, wish, name: math.reduce_mean(x, axis=[2, 3]),
-    "flatten": lambda x, wish, name: _rows(x),
-    "dropout": lambda x, wish, name: nn.dropout(x, rate=wish.rate, name=name),
-    "batch_norm": lambda x, wish, name: layers.batch_normalization(x, wish.axis, wish.momentum, wish.epsilon, name=name),
-    "layer_norm": lambda x, wish, name: layers.layer_norm(x, begin_norm_axis=x.tensor_type.ndim - 1, epsilon=wish.epsilon, name=name),
-    "activation": lambda x, wish, name: _function(wish.function)(x),
+    "global_avg_pool2d": lambda x, layer, name: math.reduce_mean(x, axis=[2, 3]),
+    "flatten": lambda x, layer, name: _rows(x),
+    "dropout": lambda x, layer, name: nn.dropout(x, rate=layer.rate, name=name),
+    "batch_norm": lambda x, layer, name: layers.batch_normalization(x, layer.axis, layer.momentum, layer.epsilon, name=name),
+    "layer_norm": lambda x, layer, name: layers.layer_norm(x, begin_norm_axis=x.tensor_type.ndim - 1, epsilon=layer.epsilon, name=name),
+    "activation": lambda x, layer, name: _function(layer.function)(x),
     "embedding": _embedding,
-    "reshape": lambda x, wish, name: arrays.reshape(x, [x.tensor_type.shape[0], *wish.shape]),
+    "reshape": lambda x, layer, name: arrays.reshape(x, [x.tensor_type.shape[0], *layer.shape]),
 }
 
 
@@ -383,22 +383,22 @@ def _softmax_cross_entropy(x: Any, labels: Any) -> dict[str, Any]:
     if labels is None:
         return {"scores": x}
     what = "softmax_cross_entropy"
-    wanted = class_labels(what, arrays.cast(_class_numbers(x, labels), int32), x.tensor_type)
+    targets = class_labels(what, arrays.cast(_class_numbers(x, labels), int32), x.tensor_type)
     # not the legacy loss, which is at most -log(1e-20)
-    loss = negative_log_likelihood(log_softmax(x), wanted, x.tensor_type.ndim - 1, what=what, name="loss")
-    return {"loss": loss, "accuracy": arrays.cast(math.equal(math.argmax(x), wanted), float32)}
+    loss = negative_log_likelihood(log_softmax(x), targets, x.tensor_type.ndim - 1, what=what, name="loss")
+    return {"loss": loss, "accuracy": arrays.cast(math.equal(math.argmax(x), targets), float32)}
 
 
 def _mean_squared_error(x: Any, labels: Any) -> dict[str, Any]:
     if labels is None:
         return {"scores": x}
-    wanted = arrays.cast(labels, float32)
-    if wanted.tensor_type.shape != x.tensor_type.shape:
-        if wanted.tensor_type.size != x.tensor_type.size:
+    targets = arrays.cast(labels, float32)
+    if targets.tensor_type.shape != x.tensor_type.shape:
+        if targets.tensor_type.size != x.tensor_type.size:
             kinds = f"labels {labels.tensor_type} must have as many elements as scores {x.tensor_type}"
             raise ShapeError(f"mean_squared_error at {user_line()}: {kinds}; give the last layer as many units as a sample has labels")
-        wanted = arrays.reshape(wanted, list(x.tensor_type.shape))
-    return {"loss": math.reduce_mean(_rows(math.square(math.subtract(x, wanted))), axis=1)}
+        targets = arrays.reshape(targets, list(x.tensor_type.shape))
+    return {"loss": math.reduce_mean(_rows(math.square(math.subtract(x, targets))), axis=1)}
 
 
 _LOSSES: dict[str, Callable[[Any, Any], dict[str, Any]]] = {

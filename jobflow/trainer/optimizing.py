@@ -15,10 +15,10 @@ from jobflow.trainer.config import Loaded, schema
 FIRST_SCALE = 2.0**15
 
 
-def schedule_from(wish: schema.Optimizer, steps: int) -> of.Schedule:
+def schedule_from(options: schema.Optimizer, steps: int) -> of.Schedule:
     """Return the learning rate by step; `steps` is the length of the training, for schedules without a length."""
-    lr, plan = wish.lr, wish.schedule
-    rising = warmup.linear(wish.warmup_steps, 1 / wish.warmup_steps) if wish.warmup_steps else None
+    lr, plan = options.lr, options.schedule
+    rising = warmup.linear(options.warmup_steps, 1 / options.warmup_steps) if options.warmup_steps else None
     match plan:
         case schema.Constant():
             return of.PiecewiseConstantScheduler([], [lr], warmup=rising)
@@ -36,21 +36,22 @@ def schedule_from(wish: schema.Optimizer, steps: int) -> of.Schedule:
 
 def slow_start(loaded: Loaded, steps: int) -> Iterator[str]:
     """Yield a warning if the learning rate of a run never reaches its configured value."""
-    wish = loaded.config.optimizer
-    if wish.warmup_steps >= steps > 0:
+    options = loaded.config.optimizer
+    if options.warmup_steps >= steps > 0:
         key = "optimizer.warmup_steps"
-        yield f"{loaded.origin(key)}: {key} is {wish.warmup_steps:,}, and the run has {counted(steps, 'step')}: the rate does not come to {wish.lr:g}"
+        length = counted(steps, "step")
+        yield f"{loaded.origin(key)}: {key} is {options.warmup_steps:,}, and the run has {length}: the rate stays below {options.lr:g}"
 
 
 def optimizer_from(config: schema.TrainConfig, steps: int) -> Minimizer:
     """Return the optimizer; with float16 it has a dynamic loss scale, else it may halt at non-finite gradients."""
-    wish = config.optimizer
-    shared: dict[str, Any] = {"lr_scheduler": schedule_from(wish, steps)}
-    if wish.clip_norm is not None:
-        shared["grad_clipping"] = clipping.by_global_norm(wish.clip_norm)
+    options = config.optimizer
+    shared: dict[str, Any] = {"lr_scheduler": schedule_from(options, steps)}
+    if options.clip_norm is not None:
+        shared["grad_clipping"] = clipping.by_global_norm(options.clip_norm)
     if config.strategy.precision == "float16":
         shared["loss_scale_policy"] = loss_scale.dynamic_loss_scale(FIRST_SCALE)
     elif config.training.halt_where_not_finite:
         shared["loss_scale_policy"] = loss_scale.halt_where_not_finite()
-    make, fields = OF_YAML[wish.name]
-    return make(**shared, **{field: getattr(wish, option) for option, field in fields.items()})
+    make, fields = OF_YAML[options.name]
+    return make(**shared, **{field: getattr(options, option) for option, field in fields.items()})

@@ -24,17 +24,17 @@ from jobflow.trainer.evaluate import batches_of, restore, rows_of, trained
 from jobflow.trainer.jobs import Jobs, open_place
 from jobflow.trainer.network import LABELS, Network, layered
 
-#: the places of a configuration's samples, which may stand for a file of input
+#: names of samples in a configuration, accepted in place of an input file
 PLACES = ("train", "validation", "test")
-#: the reader of a file, by the end of its name
+#: reader by file name suffix
 _BY_SUFFIX = {suffix: name for name, made in READERS.items() for suffix in getattr(made, "suffixes", ())}
-#: what files of predictions there are
+#: formats of prediction files
 OUTPUTS = (".npz", ".csv")
-#: bytes of a character, at most
+#: the largest number of bytes of a character
 LONGEST = 4
-#: the field that models of text take
+#: the input field of language models
 TOKENS = "tokens"
-#: the field that they are trained on besides, and that a prompt lacks
+#: their target field, which a prompt lacks
 TARGETS = "targets"
 
 
@@ -72,9 +72,9 @@ def predict(
 def run_over(jobs: Jobs, samples: Samples | Stream, path: AnyPath) -> dict[str, Array]:
     """Return the outputs for all samples."""
     restore(jobs, path, jobs.prediction(rows_of(samples, jobs.config.data.evaluation_batch_size)))
-    found: list[dict[str, Array]] = []
-    jobs.over(batches_of(jobs, samples, jobs.network.inputs(jobs.fields)), jobs.prediction, lambda _, outputs: found.append(outputs))
-    return {name: np.concatenate([outputs[name] for outputs in found]) for name in found[0]}
+    batches: list[dict[str, Array]] = []
+    jobs.over(batches_of(jobs, samples, jobs.network.inputs(jobs.fields)), jobs.prediction, lambda _, outputs: batches.append(outputs))
+    return {name: np.concatenate([outputs[name] for outputs in batches]) for name in batches[0]}
 
 
 # -------------------------------------------------------------------- input
@@ -85,15 +85,15 @@ def opened(jobs: Jobs, source: str | Path, facts: Mapping[str, Any]) -> Samples 
     if str(source) in PLACES and not Path(source).exists():
         return open_place(jobs.config, str(source), facts)
     name = reader_for(jobs.config, path_of(source))
-    given = jobs.config.data.train.arguments if jobs.config.data.train.reader == name else {}
-    kept = arguments_for(name, path_of(source), given, jobs.network.needed)
+    training = jobs.config.data.train.arguments if jobs.config.data.train.reader == name else {}
+    arguments = arguments_for(name, path_of(source), training, jobs.network.needed)
     known = dict(facts)
-    if isinstance(kept.get("fields"), Mapping):  # those of columns that are read
-        columns = {column for named in kept["fields"].values() for column in ([named] if isinstance(named, str) else named)}
-        for key, given in (("categories", known), ("missing", kept)):
-            if isinstance(given.get(key), Mapping):
-                given[key] = {column: value for column, value in given[key].items() if column in columns}
-    return open_reader(name, known or None, **kept)
+    if isinstance(arguments.get("fields"), Mapping):  # only entries of columns that are read
+        columns = {column for named in arguments["fields"].values() for column in ([named] if isinstance(named, str) else named)}
+        for key, entries in (("categories", known), ("missing", arguments)):
+            if isinstance(entries.get(key), Mapping):
+                entries[key] = {column: value for column, value in entries[key].items() if column in columns}
+    return open_reader(name, known or None, **arguments)
 
 
 def check_fields(jobs: Jobs, samples: Samples | Stream, trained: Any, source: str | Path) -> None:
@@ -131,8 +131,8 @@ def with_probabilities(jobs: Jobs, outputs: Mapping[str, Array]) -> dict[str, Ar
     """Replace the scores by their softmax; raise ConfigError if the outputs have no class scores."""
     scores = outputs.get("scores")
     if scores is None or scores.ndim != 2 or scores.shape[1] < 2 or jobs.config.model.loss == "mean_squared_error":
-        found = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
-        raise ConfigError(f"--probabilities: the model gives no scores of classes, float[samples, classes] from a cross entropy, but {found}")
+        outputs_text = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
+        raise ConfigError(f"--probabilities: the model gives no scores of classes, float[samples, classes] from a cross entropy, but {outputs_text}")
     wide = np.exp(scores.astype(np.float64) - scores.max(axis=1, keepdims=True))
     return {**outputs, "scores": (wide / wide.sum(axis=1, keepdims=True)).astype(np.float32)}
 
@@ -152,18 +152,20 @@ def reader_for(config: TrainConfig, source: AnyPath) -> str:
     return known
 
 
-def arguments_for(name: str, source: AnyPath, given: Mapping[str, Any], needed: tuple[str, ...]) -> dict[str, Any]:
+def arguments_for(name: str, source: AnyPath, training: Mapping[str, Any], needed: tuple[str, ...]) -> dict[str, Any]:
     """Return a reader's arguments for an input file: the training arguments without those for labels and for parts of the data."""
     legal = inspect.signature(READERS[name]).parameters
-    kept = {key: value for key, value in given.items() if key in legal and key not in ("split", "validation_every", "classes", "labels", "flip")}
+    arguments = {
+        key: value for key, value in training.items() if key in legal and key not in ("split", "validation_every", "classes", "labels", "flip")
+    }
     for key in ("fields", "dtypes", "scale", "columns", "features"):
-        if isinstance(kept.get(key), Mapping):
-            kept[key] = {field: value for field, value in kept[key].items() if (field in needed if needed else field != LABELS)}
-    kept.pop("categories", None)  # what was learned of them is among the facts
-    kept["path"] = str(source)
+        if isinstance(arguments.get(key), Mapping):
+            arguments[key] = {field: value for field, value in arguments[key].items() if (field in needed if needed else field != LABELS)}
+    arguments.pop("categories", None)  # the categories of training are among the facts
+    arguments["path"] = str(source)
     if name == "images":
-        kept |= {"labels": False, "crop": "center"} if "crop" in legal else {"labels": False}
-    return kept
+        arguments |= {"labels": False, "crop": "center"} if "crop" in legal else {"labels": False}
+    return arguments
 
 
 # -------------------------------------------------------------------- output
@@ -234,12 +236,12 @@ def generate(
         restore(jobs, path, job)
 
         def scores_of(tokens: Array) -> Array:
-            # a model may know more words than its text has: of these it has learned only that they do not come
+            # the model may have more tokens than its text, which never occur in training
             return jobs.call(job, {TOKENS: tokens})["scores"][..., : words.size]
 
-        given = [int(token) for token in words.encode(prompt, "the prompt")]
-        made = tokens_after(scores_of, given, count, length=length, temperature=temperature, top_k=top_k, seed=seed)
-        pieces = list(texts(words, made, say))
+        prompt_tokens = [int(token) for token in words.encode(prompt, "the prompt")]
+        continuation = tokens_after(scores_of, prompt_tokens, count, length=length, temperature=temperature, top_k=top_k, seed=seed)
+        pieces = list(texts(words, continuation, say))
     return "".join(pieces)
 
 

@@ -67,15 +67,15 @@ class Preview:
 def preview(loaded: Any) -> Preview:
     """Return the preview of a configuration, with the number of ranks of a run on this machine."""
     with prepared(loaded, only=("train", "validation")) as jobs:
-        found = preview_of(jobs)
+        result = preview_of(jobs)
         jobs.check_metrics()
-        return replace(found, warnings=(*found.warnings, *slow_start(loaded, jobs.steps)))
+        return replace(result, warnings=(*result.warnings, *slow_start(loaded, jobs.steps)))
 
 
 def preview_of(jobs: Jobs) -> Preview:
     """Return the preview of prepared jobs."""
-    config, given, size = jobs.config, jobs.samples["train"], jobs.config.data.batch_size
-    samples = len(given) if isinstance(given, Samples) else None
+    config, training, size = jobs.config, jobs.samples["train"], jobs.config.data.batch_size
+    samples = len(training) if isinstance(training, Samples) else None
     last = None if config.data.drop_last or samples is None or samples % size == 0 else samples % size
     schedule = Schedule(samples, size, jobs.steps_per_epoch, jobs.steps, last)
     job = jobs.train(size if samples is None else min(size, samples))
@@ -114,9 +114,9 @@ def dimensions(strategy: Any, ranks: int) -> Iterator[str]:
 
 def extras(strategy: Any) -> Iterator[str]:
     """Yield descriptions of the strategy's other options."""
-    kept = {1: "optimizer state is", 2: "gradients and optimizer state are", 3: "parameters, gradients and optimizer state are"}
+    sharded = {1: "optimizer state is", 2: "gradients and optimizer state are", 3: "parameters, gradients and optimizer state are"}
     if strategy.zero:
-        yield f"{kept[strategy.zero]} kept in parts (ZeRO {strategy.zero})"
+        yield f"{sharded[strategy.zero]} kept in parts (ZeRO {strategy.zero})"
     if (strategy.accumulation or 1) > 1:
         yield f"gradients are accumulated over {strategy.accumulation} parts of a batch"
     if strategy.microbatches and (strategy.pipeline or 1) > 1:

@@ -43,7 +43,7 @@ class Progress(Watcher):
 
     def started(self, run: RunInfo) -> None:
         self._begun = perf_counter()
-        self._drawn, self._said = 0.0, ""
+        self._drawn, self._printed = 0.0, ""
         self._first: tuple[float, int] | None = None
         self._recent: deque[StepReport] = deque(maxlen=WINDOW)
         stream = self._stream or sys.stdout
@@ -65,7 +65,7 @@ class Progress(Watcher):
             self._recent.clear()
         self._recent.append(report)
         if self._bar is not None and now - self._drawn >= REDRAW:
-            texts = [*self._texts(run, report), *filter(None, [self._said])]
+            texts = [*self._texts(run, report), *filter(None, [self._printed])]
             self._bar.update(self._bar.task_ids[0], completed=report.step, description=epoch_text(run, report), texts=texts, refresh=True)
             self._drawn = perf_counter()
         elif self._bar is None and (report.step % self._every == 0 or report.step in (run.first_step + 1, run.steps)):
@@ -84,8 +84,8 @@ class Progress(Watcher):
         yield f"lr {number_text(report.rate)}"
 
     def evaluated(self, run: RunInfo, report: EvaluationReport) -> None:
-        self._said = metrics_text(report.metrics)
-        self._say(f"step {report.step}: {self._said}")
+        self._printed = metrics_text(report.metrics)
+        self._say(f"step {report.step}: {self._printed}")
 
     def finished(self, run: RunInfo, outcome: Outcome) -> None:
         self.closed(run)

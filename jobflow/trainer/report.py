@@ -30,9 +30,9 @@ from jobflow.trainer.preview import alike, common_memory, memory_table, strategy
 from jobflow.trainer.units import count_text, duration_text, metric_text, percent, rate_text, size_text
 from jobflow.trainer.watching import ENDS, RunInfo, leave
 
-#: ranks whose memory and communication are worked out; those behind are hardly different
+#: ranks with figures of memory and communication; the others hardly differ
 MOST_RANKS = 16
-#: seconds after which the page of a run that goes on is written anew, when a checkpoint is, and of the run's time the most that it takes
+#: seconds between updates of the page of a running training, at checkpoints, and their largest share of the run's time
 REFRESH, MOST_TIME = 30.0, 0.01
 UNFINISHED = "The run has not come to its end: it goes on, or was ended without a word. `jobflow train` with the same file goes on with it."
 
@@ -56,7 +56,7 @@ class Report(History):
         self._when = datetime.now().astimezone()
 
     def started(self, run: RunInfo) -> None:
-        optional("matplotlib", "a report (logging.report)")  # better missed now than when all is done
+        optional("matplotlib", "a report (logging.report)")  # a missing library is reported before the run
         super().started(run)
         self._unfinished(run)
 
@@ -67,7 +67,7 @@ class Report(History):
 
     def _unfinished(self, run: RunInfo) -> None:
         begun = time.monotonic()
-        self._leave(run, report_page(run, self, self._when, unfinished=True))
+        self._write_unfinished(run, report_page(run, self, self._when, unfinished=True))
         now = time.monotonic()
         self._due = now + max(REFRESH, (now - begun) / MOST_TIME)
 
@@ -77,10 +77,10 @@ class Report(History):
         self._written = True
         if self.step_number > run.first_step:
             curves_png(self, run.output / "curves.png", run.name, run.steps_per_epoch)
-        if path := self._leave(run, report_page(run, self, self._when, self._traced(), sys.exception())):
+        if path := self._write_unfinished(run, report_page(run, self, self._when, self._traced(), sys.exception())):
             self._announce(f"report: {path}")
 
-    def _leave(self, run: RunInfo, page: str) -> Path | None:
+    def _write_unfinished(self, run: RunInfo, page: str) -> Path | None:
         path = self._path or run.output / "report.html"
         return path if leave(path, page.encode()) else None
 
@@ -129,7 +129,7 @@ def result(run: RunInfo, history: History, laid_out: Figures | None, message: st
     for name, line in history.lines.items():
         if name not in (RATE, SPEED) and len(line):
             last, *best = _last_and_best(name, line)
-            rows.append([name.replace("/", " "), last, *(best if "/" in name else ["-", "-"])])  # the best of single steps is chance
+            rows.append([name.replace("/", " "), last, *(best if "/" in name else ["-", "-"])])  # the best of single steps is noise
     metrics = TextTable(["metric", "last", "best", "at step"], rows, right=(1, 2, 3))
     return {"message": message, "cards": [*_cards(run, history, laid_out)], "metrics": metrics, "missing": run.first_step if history.missing else 0}
 
@@ -207,8 +207,8 @@ def where_time_went(history: History) -> Iterator[tuple[str, float]]:
 
 def spread(seconds: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float]:
     """Return quantiles of step times."""
-    found = {"median": 0.5, "9 of 10 within": 0.9, "99 of 100 within": 0.99}
-    return {name: float(np.quantile(seconds, q)) for name, q in found.items()} | {"slowest": float(seconds.max()), "mean": float(seconds.mean())}
+    quantiles = {"median": 0.5, "9 of 10 within": 0.9, "99 of 100 within": 0.99}
+    return {name: float(np.quantile(seconds, q)) for name, q in quantiles.items()} | {"slowest": float(seconds.max()), "mean": float(seconds.mean())}
 
 
 def profile(traced: Traced) -> dict[str, Any]:
@@ -275,7 +275,7 @@ def configuration(loaded: Any) -> list[tuple[str, TextTable, TextTable]]:
         rows = sections.setdefault(key.partition(".")[0] if "." in key else "run", ([], []))[origin is None]
         rows.append((key, value if isinstance(value, str) else json.dumps(value), where))
     head = ["key", "value", "from"]
-    return [(name, TextTable(head, said, code=(0, 1)), TextTable(head, silent, code=(0, 1))) for name, (said, silent) in sections.items()]
+    return [(name, TextTable(head, written, code=(0, 1)), TextTable(head, defaults, code=(0, 1))) for name, (written, defaults) in sections.items()]
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

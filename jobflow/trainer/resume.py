@@ -27,10 +27,10 @@ from jobflow.trainer.fingerprint import Fingerprint
 
 T = TypeVar("T")
 
-#: the advice to a training that finds no checkpoint it can read
+#: advice for a training without a readable checkpoint
 NEVER = "use the jobflow version that saved them, or correct permissions and limits; --resume never starts a new run and renames the checkpoints"
 PRECISION = "strategy.precision"
-#: what may not change, as keys of the configuration
+#: keys of the configuration that must not change
 FIXED = ("seed", "model", "data.train", "data.batch_size", "data.shuffle", "data.drop_last", "optimizer.name")
 
 
@@ -40,13 +40,13 @@ class Progress:
 
     step: int = 0
     epoch: int = 0
-    #: the sample in the epoch's order that comes next
+    #: the next sample in the epoch's order
     sample: int = 0
-    #: the last known metrics
+    #: the latest metrics
     metrics: dict[str, float] = field(default_factory=dict)
-    #: the step after which the model was evaluated last
+    #: the step of the latest evaluation
     evaluated: int = 0
-    #: of early stopping
+    #: state of early stopping
     early: dict[str, Any] | None = None
     #: seconds of training, over all runs
     seconds: float = 0.0
@@ -94,7 +94,7 @@ def plainly(tree: Any) -> Any:
 
 
 def together(session: Session, ask: Callable[[], T]) -> T:
-    """What rank 0 finds, on all ranks; or the error that it meets.  Other ranks do not ask."""
+    """Call `ask` on rank 0 only, and return its result, or raise its error, on all ranks."""
     world = session.start()
     if not world.multi:
         return ask()
@@ -104,15 +104,15 @@ def together(session: Session, ask: Callable[[], T]) -> T:
             answer = (ask(), None)
         except JobflowError as raised:
             answer = (None, raised)
-    found: T
-    found, error = world.call(ExchangeItems(answer))[0]
+    result: T
+    result, error = world.call(ExchangeItems(answer))[0]
     if error is not None:
         raise error
-    return found
+    return result
 
 
 def check_alike(session: Session, mine: Mapping[str, Any]) -> None:
-    """ConfigError, on all ranks alike, unless all of them have read the same; `mine` is what it is of, and what tells it from another."""
+    """Raise ConfigError on all ranks unless the ranks have read the same data; `mine` holds a description and a hash of it."""
     world = session.start()
     if not world.multi:
         return
@@ -124,7 +124,7 @@ def check_alike(session: Session, mine: Mapping[str, Any]) -> None:
 
 
 def check_configurations(session: Session, loaded: Loaded) -> None:
-    """ConfigError, on all ranks, that lists keys, values and origins unless all ranks have one configuration."""
+    """Raise ConfigError on all ranks unless they have the same configuration; the message lists keys, values and source positions."""
     world = session.start()
     if not world.multi:
         return
@@ -150,56 +150,56 @@ def _unequal(key: str, one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
         yield key, one, other
 
 
-def chosen(series: Series, wish: str, advice: str = NEVER) -> AnyPath | None:
-    """The checkpoint to go on from; None to begin anew.  For rank 0.
+def chosen(series: Series, option: str, advice: str = NEVER) -> AnyPath | None:
+    """Return the checkpoint to resume from; None for a new run. Only rank 0 calls it.
 
-    "auto" is the newest that is good: worse ones are told.  "never" sets aside what there is.  Else it is the path of one, or of a
-    directory of which the newest is taken; CheckpointError if that is missing or damaged.
+    "auto" selects the newest valid checkpoint and prints a notice about damaged ones. "never" renames the existing checkpoints. Another value is
+    the path of a checkpoint, or of a directory whose newest valid checkpoint is selected.
 
-    Raises: CheckpointError if there are checkpoints, but none that this process can read; `advice` ends the message.
+    Raises: CheckpointError for a missing or damaged path, or if none of the existing checkpoints can be read; `advice` ends the message.
     """
     directory = series.directory
-    if wish == "never":
+    if option == "never":
         set_aside(directory)
         return None
-    if wish == "auto":
+    if option == "auto":
         return _newest(series, advice) if directory.is_dir() else None
-    path = path_of(wish)
+    path = path_of(option)
     if not path.is_dir():
-        raise CheckpointError(f"--resume {wish}: there is no such directory; give a checkpoint, auto or never")
+        raise CheckpointError(f"--resume {option}: there is no such directory; give a checkpoint, auto or never")
     if not (path / "manifest.json").is_file():
-        found = _newest(Series(path), "repair one, or give another path")
-        if found is None:
-            raise CheckpointError(f"--resume {wish}: it has no complete checkpoint")
-        return found
+        newest = _newest(Series(path), "repair one, or give another path")
+        if newest is None:
+            raise CheckpointError(f"--resume {option}: it has no complete checkpoint")
+        return newest
     return path
 
 
 def _newest(series: Series, advice: str) -> AnyPath | None:
     series.clean()
-    found = series.newest_good()
-    if found.path is None and (unusable := (*found.skipped, *series.misnamed())):
+    newest = series.newest_good()
+    if newest.path is None and (unusable := (*newest.skipped, *series.misnamed())):
         listed = "\n".join(f"  {skipped.path}: {skipped.reason}" for skipped in unusable)
         raise CheckpointError(f"none of the checkpoints in {series.directory} can be read:\n{listed}\n{advice}")
-    for skipped in found.skipped:
+    for skipped in newest.skipped:
         notice(str(skipped))
-    return found.path
+    return newest.path
 
 
 def follow(session: Session, choose: Callable[[], AnyPath | None], use: Callable[[AnyPath], None]) -> AnyPath | None:
-    """The checkpoint that rank 0 chooses, used by all ranks; None if it chooses none.
+    """Use the checkpoint that rank 0 chooses on all ranks and return it; None if there is none.
 
-    Another one is chosen if somebody replaces or removes it before all of it has been read, as a training does that saves and tidies up there.
+    If another process replaces or removes it during the read, as a running training may do, rank 0 chooses again.
     """
     for left in reversed(range(TRIES)):
-        found = together(session, choose)
-        if found is None:
+        checkpoint = together(session, choose)
+        if checkpoint is None:
             return None
         try:
-            use(found)
-            return found
+            use(checkpoint)
+            return checkpoint
         except CheckpointError as error:
-            if not left or not (isinstance(error, ReplacedError) or not together(session, found.is_dir)):
+            if not left or not (isinstance(error, ReplacedError) or not together(session, checkpoint.is_dir)):
                 raise
             if session.writes_files:
                 notice(f"{error}; looking for the newest one again")
@@ -207,7 +207,7 @@ def follow(session: Session, choose: Callable[[], AnyPath | None], use: Callable
 
 
 def set_aside(directory: AnyPath) -> None:
-    """Give what is in a directory of checkpoints another place, so that those of the run that begins are not mixed with them."""
+    """Rename a directory of checkpoints, so that they are not mixed with those of the new run."""
     earlier = [path for path in directory.iterdir() if path.is_dir() or path.is_symlink()] if directory.is_dir() else []
     if not earlier:
         return
@@ -217,7 +217,7 @@ def set_aside(directory: AnyPath) -> None:
 
 
 def set_aside_behind(series: Series, step: int) -> None:
-    """Give checkpoints of later steps another place: the run that goes on from `step` will make its own."""
+    """Rename checkpoints of later steps, because the run resumed from `step` writes its own."""
     later = [other for other in series.present() if other > step]
     if not later:
         return
@@ -228,7 +228,7 @@ def set_aside_behind(series: Series, step: int) -> None:
 
 
 def _rename(paths: Iterable[AnyPath], folder: AnyPath) -> None:
-    """Move checkpoints to another folder; CheckpointError if the file system refuses."""
+    """Move checkpoints to another folder; raise CheckpointError if the file system refuses."""
     for path in paths:
         try:
             drafts.move(path, folder / path.name)
@@ -238,13 +238,13 @@ def _rename(paths: Iterable[AnyPath], folder: AnyPath) -> None:
 
 def _free(directory: AnyPath) -> AnyPath:
     number = 1
-    while (found := directory.with_name(f"{directory.name}-{number}")).exists():
+    while (candidate := directory.with_name(f"{directory.name}-{number}")).exists():
         number += 1
-    return found
+    return candidate
 
 
 def check_same(path: AnyPath, then: Mapping[str, Any], loaded: Loaded) -> None:
-    """ConfigError, with every difference, if a checkpoint was made by a configuration whose run this one cannot go on with."""
+    """Raise ConfigError with every difference if the checkpoint's configuration determines other losses than the current one."""
     now, before = plainly(loaded.plain), plainly(then)
     wrong = [line for key in FIXED for line in differences(key, _at(before, key), _at(now, key), loaded.origins)]
     if wrong:
@@ -256,7 +256,7 @@ def check_same(path: AnyPath, then: Mapping[str, Any], loaded: Loaded) -> None:
 
 
 def differences(key: str, before: Any, now: Any, origins: Mapping[str, Any]) -> list[str]:
-    """One line for every value below `key` that changed."""
+    """Yield one line for every changed value below `key`."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         return [line for name in {**before, **now} for line in differences(f"{key}.{name}", before.get(name), now.get(name), origins)]
     if before == now:
@@ -273,27 +273,27 @@ def _at(tree: Any, key: str) -> Any:
 
 
 def read(session: Session, path: AnyPath, loaded: Loaded, program: Fingerprint | None = None) -> Progress:
-    """Give the session's variables the values of a checkpoint, and say where its run was.  On all ranks.
+    """Set the session's variables from a checkpoint and return the state of its run. Collective.
 
     `program` is the fingerprint of the model.
-    Raises: CheckpointError if the model's program changed.
-    ReplacedError if the variables are not of the checkpoint that says so, since there is another one by now.
+
+    Raises: CheckpointError if the model's program changed; ReplacedError if another process replaced the checkpoint during the read.
     """
-    found = together(session, lambda: dict(store.load(path).extra))
-    progress = Progress.of(found, path)
-    check_same(path, found["config"], loaded)
+    entries = together(session, lambda: dict(store.load(path).extra))
+    progress = Progress.of(entries, path)
+    check_same(path, entries["config"], loaded)
     if program is not None:
-        told = program.check(path, found.get("fingerprint"), loaded.config.checkpoint.accept_changed_model)
-        if told and session.writes_files:
-            notice(told)
-    taken = _load(session, path, same=_at(found["config"], PRECISION) == loaded.config.strategy.precision)
-    if json.dumps(taken, sort_keys=True) != json.dumps(found, sort_keys=True):
+        text = program.check(path, entries.get("fingerprint"), loaded.config.checkpoint.accept_changed_model)
+        if text and session.writes_files:
+            notice(text)
+    loaded_entries = _load(session, path, same=_at(entries["config"], PRECISION) == loaded.config.strategy.precision)
+    if json.dumps(loaded_entries, sort_keys=True) != json.dumps(entries, sort_keys=True):
         raise ReplacedError(f"checkpoint {path} was replaced by another one while it was being read")
     return progress
 
 
 def _load(session: Session, path: AnyPath, same: bool) -> dict[str, Any]:
-    """Variables as the checkpoint has them; in another precision, those of the loss scale begin anew."""
+    """Load variables from the checkpoint; with another precision the loss scale starts anew."""
     try:
         return _loaded(session, path, same)
     except ReplacedError:
@@ -313,6 +313,12 @@ def _loaded(session: Session, path: AnyPath, same: bool) -> dict[str, Any]:
 
 
 def series_of(config: TrainConfig) -> Series:
-    """The checkpoints of a run."""
-    wish = config.checkpoint
-    return Series(path_of(wish.directory), keep_last=wish.keep_last, keep_best=wish.keep_best, best_metric=wish.best_metric, best_mode=wish.best_mode)
+    """Return the series of checkpoints of a run."""
+    options = config.checkpoint
+    return Series(
+        path_of(options.directory),
+        keep_last=options.keep_last,
+        keep_best=options.keep_best,
+        best_metric=options.best_metric,
+        best_mode=options.best_mode,
+    )

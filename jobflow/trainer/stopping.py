@@ -1,8 +1,8 @@
-"""When training stops: early stopping, signals, time limits, and the agreement of ranks.
+"""The end of training: early stopping, signals, time limits, and the agreement of ranks about them.
 
-Numbers that all ranks have alike (steps, metrics) need no agreement.  Clocks, signals and files do: every rank says which signal it was sent,
-whether its time is up, and whether its part of a checkpoint is written, and all heed the same answers.  That costs a message, so ranks ask each
-other about every PERIOD seconds: with every answer rank 0 says after how many steps the next question comes.
+Steps and metrics are equal on all ranks. Clocks, signals and files are not, so ranks exchange a message about them every PERIOD seconds. It holds
+the received signal, the time limit, and the state of the checkpoint. All ranks act on the same messages. Rank 0 also sends the number of steps
+until the next exchange.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from jobflow.trainer.watching import INTERRUPTED
 
 #: seconds between two agreements
 PERIOD = 0.2
-#: seconds that a save takes before the first was measured, and what is kept in reserve beside it
+#: assumed seconds of the first save, and additional reserve
 FIRST_SAVE = 10.0
 RESERVE = 10.0
-#: how much longer than the longest so far a save may take
+#: factor on the longest save so far
 CAUTION = 1.5
 
 
@@ -40,7 +40,7 @@ CAUTION = 1.5
 
 @dataclass
 class Early:
-    """Stops when a metric has not got better by more than `min_delta` in `patience` evaluations one after another."""
+    """Early stopping after `patience` consecutive evaluations without an improvement of a metric by more than `min_delta`."""
 
     metric: str
     mode: str
@@ -51,7 +51,7 @@ class Early:
     waited: int = 0
 
     def heed(self, value: float) -> bool:
-        """Take note of an evaluation; True if training should stop.  A value that is not a number is not better than any."""
+        """Record an evaluation and return True if training should stop; NaN is never an improvement."""
         if self.best is None and not math.isnan(value):
             self.best = value
             return False
@@ -63,41 +63,40 @@ class Early:
 
     @property
     def is_over(self) -> bool:
-        """True if it has waited as long as it may."""
+        """True if `patience` evaluations passed without an improvement."""
         return self.waited >= self.patience
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Return the state for a checkpoint."""
         return {"best": self.best, "waited": self.waited}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """As `state` has it."""
+        """Restore the state from a checkpoint."""
         self.best, self.waited = state["best"], int(state["waited"])
 
 
 # -------------------------------------------------------------------- Ctrl-C and SIGTERM
 
-# A handler only takes note: the step is finished and saved first.  Ranks learn of each other's notes in the next agreement, so that all stop after
-# the same step, whichever of them a launcher has told.  Who presses Ctrl-C a second time does not want to wait: then the process ends as it would
-# have at once.
+# A handler only records the signal; the step is finished and saved first. Ranks exchange signals in the next agreement, so all stop after the
+# same step, whichever rank received the signal. A second Ctrl-C ends the process at once.
 
 
 class Signals:
-    """Takes note of signals inside a `with` block; outside the main thread, where Python hands none out, it notes nothing."""
+    """Handlers for SIGINT and SIGTERM inside a `with` block; without effect outside of the main thread, where Python allows no handlers."""
 
     def __init__(self) -> None:
-        #: the signal that asks for the end, the first one of them
+        #: the first signal that requested the end
         self.noted: int | None = None
         self._before: dict[int, Any] = {}
 
     @property
-    def wish(self) -> str:
-        """ "" or how the run should stop: "interrupt" or "terminated"."""
+    def request(self) -> str:
+        """The requested end of the run: "interrupt", "terminated", or "" without a request."""
         return "" if self.noted is None else "interrupt" if self.noted == signal.SIGINT else "terminated"
 
     @property
     def announced(self) -> str:
-        """What this process was sent, for people; "" if nothing."""
+        """A description of the received signal for messages; "" without one."""
         started = launched()
         rank = "" if started is None else f" to rank {started.rank}"
         return "" if self.noted is None else f"{signal.Signals(self.noted).name} was sent{rank}"
@@ -115,21 +114,21 @@ class Signals:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.noted == signal.SIGINT == number:
-            self._leave()
+            self._exit_now()
         if self.noted is None:
             self.noted = number
             if number == signal.SIGINT:
                 _say("jobflow: finishing the step and saving; press Ctrl-C again to leave at once without saving")
 
     @staticmethod
-    def _leave() -> None:
+    def _exit_now() -> None:
         if launched() is None:
             raise KeyboardInterrupt
         os._exit(INTERRUPTED)  # other ranks may wait for this one; the launcher ends them
 
 
 def _say(text: str) -> None:
-    """Print from a handler, on rank 0; a stream that the interrupted code is writing to would not take it."""
+    """Print from a signal handler on rank 0, directly to the file descriptor: the stream may be in use by the interrupted code."""
     started = launched()
     if started is None or started.rank == 0:
         os.write(sys.__stderr__.fileno() if sys.__stderr__ is not None else 2, f"\n{text}\n".encode())
@@ -139,9 +138,9 @@ def _say(text: str) -> None:
 
 
 def end_of_allocation(environ: Mapping[str, str] = os.environ, started: float | None = None) -> float | None:
-    """When a batch system will end this process, in seconds since 1970; None if it does not say.
+    """Return the time at which a batch system ends this process, in seconds since 1970; None without a batch system.
 
-    Slurm says when the job ends, PBS how long it may take: from its start, which is taken for that of this process.
+    Slurm states the end of the job. PBS states its duration, counted here from the start of this process.
     """
     if environ.get("SLURM_JOB_END_TIME", "").isdigit():
         return float(environ["SLURM_JOB_END_TIME"])
@@ -152,12 +151,12 @@ def end_of_allocation(environ: Mapping[str, str] = os.environ, started: float | 
 
 @dataclass
 class Clock:
-    """Knows when there is just enough time left to save."""
+    """The remaining time of a run, and the time that a final save needs."""
 
-    #: on the monotonic clock, which does not follow changes of the system time; None for ever
+    #: by the monotonic clock, which ignores changes of the system time; None without a limit
     deadline: float | None = None
     reserve: float = RESERVE
-    #: seconds that the longest save and the longest evaluation took, and steps lately
+    #: seconds of the longest save, the longest evaluation, and recent steps
     save: float | None = None
     evaluation: float = 0.0
     step: float = 0.0
@@ -165,7 +164,7 @@ class Clock:
 
     @classmethod
     def of(cls, limit: float | None, environ: Mapping[str, str] = os.environ) -> Clock:
-        """With the end of the allocation, or `limit` seconds from the start of this process, whichever comes first."""
+        """Return a clock that ends with the allocation, or `limit` seconds after the start of this process, whichever is first."""
         now, end = time.time(), end_of_allocation(environ)
         left = [] if end is None else [end - now]
         if limit is not None:
@@ -174,19 +173,19 @@ class Clock:
         return cls(time.monotonic() + min(left) if left else None, reserve)
 
     def saved(self, seconds: float) -> None:
-        """A save took so long."""
+        """Record the duration of a save."""
         self.save = max(self.save or 0.0, seconds)
 
     def evaluated(self, seconds: float) -> None:
-        """An evaluation took so long."""
+        """Record the duration of an evaluation."""
         self.evaluation = max(self.evaluation, seconds)
 
     def stepped(self, seconds: float) -> None:
-        """A step took so long; what was long once, such as compiling, is forgotten slowly."""
+        """Record the duration of a step; earlier long steps, such as compilation, decay slowly."""
         self.step = max(seconds, 0.9 * self.step)
 
     def is_up(self, steps: int = 1) -> bool:
-        """True if after `steps` more steps it might be too late to save."""
+        """Return True if a save may be too late after `steps` more steps."""
         if self.deadline is None:
             return False
         save = min(FIRST_SAVE, self.reserve) if self.save is None else CAUTION * self.save
@@ -197,8 +196,8 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a rank says, and what then holds for all: how to stop and why, whether parts of the checkpoint are written, when to ask again."""
+class Request:
+    """The message of a rank, and the combined result: the requested end, its reason, the state of the checkpoint, and the next exchange."""
 
     stop: str = ""
     why: str = ""
@@ -208,35 +207,35 @@ class Said:
 
 @dataclass
 class Agreement:
-    """Asks all ranks, now and then, whether to stop."""
+    """A periodic exchange between all ranks about the end of the run."""
 
     session: Session
     clock: Clock
-    #: how this process was asked to stop, and by what; "" if it was not
-    wish: Callable[[], tuple[str, str]]
+    #: the requested end of this process and its reason; "" without a request
+    request: Callable[[], tuple[str, str]]
     _next: int = 0
-    _asked: tuple[int, float] | None = field(default=None)
+    _last: tuple[int, float] | None = field(default=None)
 
-    def ask(self, step: int, done: bool = True) -> Said | None:
-        """After so many steps; None, on all ranks alike, if it is not time to ask."""
+    def ask(self, step: int, done: bool = True) -> Request | None:
+        """Return the combined request after `step` steps; None, on all ranks alike, between exchanges."""
         if step < self._next:
             return None
         again = self._period(step)
-        stop, why = self.wish()
+        stop, why = self.request()
         if not stop and self.clock.is_up(again):
             stop, why = "terminated", "the time is nearly up"
-        mine = Said(stop, why, done, again)
+        mine = Request(stop, why, done, again)
         world = self.session.start()
-        said: list[Said] = world.call(ExchangeItems(mine)) if world.multi else [mine]
-        self._next = step + said[0].again
-        asked = sorted((one for one in said if one.stop), key=lambda one: one.stop)  # "interrupt" comes before "terminated"
-        first = asked[0] if asked else Said()
-        return Said(first.stop, first.why, all(one.done for one in said), said[0].again)
+        answers: list[Request] = world.call(ExchangeItems(mine)) if world.multi else [mine]
+        self._next = step + answers[0].again
+        requests = sorted((one for one in answers if one.stop), key=lambda one: one.stop)  # "interrupt" comes before "terminated"
+        first = requests[0] if requests else Request()
+        return Request(first.stop, first.why, all(one.done for one in answers), answers[0].again)
 
     def _period(self, step: int) -> int:
-        """How many steps PERIOD seconds are, by what passed since the last question."""
+        """Return the number of steps in PERIOD seconds, estimated from the time since the last exchange."""
         now = time.monotonic()
-        before, self._asked = self._asked, (step, now)
+        before, self._last = self._last, (step, now)
         if before is None or step <= before[0]:
             return 1
         each = (now - before[1]) / (step - before[0])

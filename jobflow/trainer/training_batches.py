@@ -1,4 +1,4 @@
-"""The batches of training, and the train job of a configuration with its first batch, which `jobflow verify` compares."""
+"""The batches of training, and the train job with its first batch for `jobflow verify`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jobflow.trainer.jobs import Jobs, prepared
 
 @contextmanager
 def first_batch(loaded: Loaded) -> Iterator[tuple[Job, dict[str, Array]]]:
-    """The train job, as one device runs it, and its arguments; valid inside the block."""
+    """Yield the train job for one device and its arguments; they are valid inside the block."""
     with prepared(loaded, only=("train",)) as jobs:
         jobs.session.settings.cpu_device_num = 1  # a mirrored job then takes the whole batch, which its caller divides
         with batches_of_training(jobs).start(epochs=1) as reading:
@@ -27,7 +27,7 @@ def first_batch(loaded: Loaded) -> Iterator[tuple[Job, dict[str, Array]]]:
 
 
 def batches_of_training(jobs: Jobs) -> Batches:
-    """The batches of the training samples, in the order in which training reads them."""
+    """Return the batches of the training samples in the order of training."""
     data, samples = jobs.config.data, jobs.samples["train"]
     order = Order(jobs.config.seed, len(samples), data.shuffle) if isinstance(samples, Samples) else None
     fields = list(jobs.network.taken(jobs.fields))

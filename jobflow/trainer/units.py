@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 
 def size_text(nbytes: float) -> str:
-    """512 B, 1.5 KiB, 20.0 MiB, 3.25 GiB."""
+    """Return bytes as text: 512 B, 1.5 KiB, 20.0 MiB, 3.25 GiB."""
     for unit, digits in (("B", 0), ("KiB", 1), ("MiB", 1), ("GiB", 2)):
         if abs(nbytes) < 1024:
             return f"{nbytes:.{digits}f} {unit}"
@@ -16,7 +16,7 @@ def size_text(nbytes: float) -> str:
 
 
 def count_text(number: float) -> str:
-    """950, 61,706, 1.24 million, 3.10 billion, 2.00 trillion."""
+    """Return a count as text: 950, 61,706, 1.24 million, 3.10 billion, 2.00 trillion."""
     for limit, word in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
         if abs(number) >= limit:
             return f"{number / limit:.2f} {word}"
@@ -24,7 +24,7 @@ def count_text(number: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """850 µs, 12.5 ms, 3.2 s, 1:05 min, 2:03:10 h, 1 d 02:03 h."""
+    """Return seconds as text: 850 µs, 12.5 ms, 3.2 s, 1:05 min, 2:03:10 h, 1 d 02:03 h."""
     if not math.isfinite(seconds):
         return "?"
     if seconds < 1:
@@ -35,7 +35,7 @@ def duration_text(seconds: float) -> str:
 
 
 def clock_text(seconds: float) -> str:
-    """0:05, 1:05, 2:03:10, 1 d 02:03."""
+    """Return seconds as a clock: 0:05, 1:05, 2:03:10, 1 d 02:03."""
     if not math.isfinite(seconds):
         return "?"
     minutes, second = divmod(round(seconds), 60)
@@ -47,27 +47,27 @@ def clock_text(seconds: float) -> str:
 
 
 def percent(share: float, digits: int = 1) -> str:
-    """12.5 %."""
+    """Return a fraction as text: 12.5 %."""
     return f"{share * 100:.{digits}f} %"
 
 
 def number_text(value: float) -> str:
-    """Four digits that count: 0.1235, 12.35, 12,350, 1.235e-05."""
+    """Return a number with four significant digits: 0.1235, 12.35, 12,350, 1.235e-05."""
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:.4g}"
 
 
 def metric_text(name: str, value: float) -> str:
-    """A metric as its kind is read: accuracies in percent."""
+    """Return a metric as text; accuracies are in percent."""
     return percent(value, 2 if 0.99 < value < 1 else 1) if is_share(name) and 0 <= value <= 1 else number_text(value)
 
 
 def is_share(name: str) -> bool:
-    """Whether a metric is a share of one, by its name."""
+    """Return True if the name of a metric denotes a fraction of one."""
     return any(word in name for word in ("accuracy", "top", "precision", "recall", "error_rate"))
 
 
 def metrics_text(metrics: Mapping[str, float]) -> str:
-    """validation loss 0.07123, accuracy 97.2 %: what comes before the slash is said once."""
+    """Return metrics as text, with the part before the slash once: "validation loss 0.07123, accuracy 97.2 %"."""
     parts, before = [], ""
     for name, value in metrics.items():
         of, _, base = name.rpartition("/")
@@ -77,5 +77,5 @@ def metrics_text(metrics: Mapping[str, float]) -> str:
 
 
 def rate_text(rate: float) -> str:
-    """Samples per second: 5,600/s, 12.5/s, 0.25/s."""
+    """Return samples per second as text: 5,600/s, 12.5/s, 0.25/s."""
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"

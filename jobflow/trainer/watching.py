@@ -1,8 +1,8 @@
-"""Watchers: the interface of progress bars, metrics files, charts and reports; and what they are told, up to how a run ended.
+"""Callbacks of a run: the interface of progress bars, metrics files, charts and reports, and the data that they receive.
 
     started (saved | step | evaluated)* finished? closed
 
-Watchers live on rank 0 alone.  They see what has happened and decide nothing; a run with other watchers is the same run.
+Callbacks run on rank 0 only. They receive events and do not influence the run.
 """
 
 from __future__ import annotations
@@ -24,56 +24,56 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What is known of a run before its first step."""
+    """Facts about a run before its first step."""
 
     name: str
     loaded: Loaded
-    #: where the run writes
+    #: folder of the run's files
     output: Path
-    #: devices that take part, threads or processes
+    #: number of devices, as threads or processes
     ranks: int
-    #: steps done when training ends by itself, and when this run took over: 0, or what the checkpoint had
+    #: steps at the regular end, and at the start of this run: 0, or the step of the checkpoint
     steps: int
     first_step: int
     steps_per_epoch: int
-    #: training samples in an epoch, and in a whole batch over all ranks
+    #: training samples per epoch, and per full batch over all ranks
     samples: int
     batch_size: int
     resumed_from: AnyPath | None = None
-    #: the train job as it is laid out for whole batches, once it is; None before
+    #: the compiled train job for full batches; None before compilation
     compiled: Callable[[], Compiled | None] = field(default=lambda: None, repr=False)
-    #: of training, in earlier parts of the run
+    #: seconds of training in earlier parts of the run
     seconds_before: float = 0.0
 
     @property
     def epochs(self) -> float:
-        """How often all samples are seen by the end; 0 if nobody knows how many there are."""
+        """The number of passes over the samples at the end; 0 if the number of samples is unknown."""
         return self.steps / self.steps_per_epoch if self.steps_per_epoch else 0.0
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """One step of training, after it."""
+    """The result of one step of training."""
 
-    #: steps done, this one too, counted over all runs; the epoch it belongs to, from 0
+    #: number of this step over all runs, from 1; its epoch, from 0
     step: int
     epoch: int
-    #: mean over the samples of the step, like all metrics
+    #: mean over the samples of the step, as for all metrics
     loss: float
     metrics: Mapping[str, float]
-    #: from the end of the step before to the end of this one, without evaluation and what was waited for while saving
+    #: seconds from the end of the previous step to the end of this one, without evaluations and saves
     seconds: float
-    #: in this step, over all ranks
+    #: samples of this step over all ranks
     samples: int
     #: learning rate
     rate: float
-    #: of `seconds`, how long the step waited for its data
+    #: the part of `seconds` spent waiting for data
     waited: float = 0.0
 
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """One pass over the validation samples, or over others: metrics are named "validation/loss" and so on."""
+    """The result of one pass over validation or other samples; metrics have names such as "validation/loss"."""
 
     step: int
     epoch: int
@@ -82,15 +82,15 @@ class EvaluationReport:
     samples: int = 0
 
 
-#: end: all steps are done.  early: nothing got better.  interrupt: Ctrl-C.  terminated: SIGTERM, or the time is up.  nan: not finite.
+#: end: all steps are done. early: no improvement. interrupt: Ctrl-C. terminated: SIGTERM or the time limit. nan: a non-finite loss.
 Stopped = Literal["end", "early", "interrupt", "terminated", "nan"]
 
 DONE = 0
 NOT_FINITE = 3
-#: saved; the same command goes on
+#: saved; the same command resumes the run
 AGAIN = 75
 
-#: by the way to end: the exit code, what it is called, and whether it is good news
+#: kind of end -> exit code, label, rating
 ENDS: dict[str, tuple[int, str, str]] = {
     "end": (DONE, "done", "good"),
     "early": (DONE, "stopped early", "good"),
@@ -102,50 +102,50 @@ ENDS: dict[str, tuple[int, str, str]] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a run; `step` and `epoch` are those done, over all runs that were resumed."""
+    """The end of a run; `step` and `epoch` count over all resumed runs."""
 
     step: int
     epoch: int
-    #: the last known: "train/loss", "validation/loss", "test/accuracy" ...
+    #: the latest values: "train/loss", "validation/loss", "test/accuracy" ...
     metrics: Mapping[str, float]
     stopped: Stopped
     #: the checkpoint of this step, if one was saved
     saved: AnyPath | None = None
-    #: why it stopped, for people
+    #: the reason of the end, for messages
     message: str = ""
-    #: sums over this process' run: seconds of training, and of it waiting for data
+    #: seconds of training in this process, and the part spent waiting for data
     seconds: float = field(default=0.0, compare=False)
 
     @property
     def exit_code(self) -> int:
-        """What `jobflow train` ends with."""
+        """The exit code of `jobflow train`."""
         return ENDS[self.stopped][0]
 
 
 class Watcher:
-    """Sees a run; does nothing.  `closed` is called at the very end in every case, after errors too, and may be called twice."""
+    """Base class of callbacks, without effect. `closed` is called at the very end, also after errors, and may be called twice."""
 
     def started(self, run: RunInfo) -> None:
-        """Before the first step."""
+        """Handle the start, before the first step."""
 
     def step(self, run: RunInfo, report: StepReport) -> None:
-        """After every step."""
+        """Handle a finished step."""
 
     def evaluated(self, run: RunInfo, report: EvaluationReport) -> None:
-        """After every evaluation."""
+        """Handle a finished evaluation."""
 
     def saved(self, run: RunInfo, path: AnyPath) -> None:
-        """A checkpoint is published at `path`."""
+        """Handle a checkpoint published at `path`."""
 
     def finished(self, run: RunInfo, outcome: Outcome) -> None:
-        """The run has come to an end that is no error."""
+        """Handle the end of a run without an error."""
 
     def closed(self, run: RunInfo) -> None:
-        """Give back what is held: terminals, files."""
+        """Release resources such as terminals and files."""
 
 
 def leave(path: Path, content: bytes) -> bool:
-    """Write a file that a run leaves for people, and can do without; if that fails, a notice says why, and the run goes on.  True if it is there."""
+    """Write an optional output file; return False after a notice if that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)

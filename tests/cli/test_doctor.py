@@ -183,7 +183,7 @@ WELL = {"cupy": "14.2.0", "gpus": [["H100", 80 << 30]], "runtime": "13.0", "driv
 
 class TestGpu:
     def test_well(self) -> None:
-        gpus, nccl = gpu.found(WELL, 1)
+        gpus, nccl = gpu.cupy_findings(WELL, 1)
         assert gpus.status == nccl.status == OK and "H100 (80 GiB); CuPy 14.2.0, CUDA 13.0" in gpus.text and nccl.text == "2.27.7"
 
     @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ class TestGpu:
         ],
     )
     def test_not_well(self, change: dict[str, object], devices: int, statuses: list[str]) -> None:
-        findings = list(gpu.found({**WELL, **change}, devices))
+        findings = list(gpu.cupy_findings({**WELL, **change}, devices))
         assert [finding.status for finding in findings] == statuses and (findings[-1].fix or findings[-1].command)
 
     @pytest.mark.parametrize(("devices", "status"), [([], OK), (["/dev/nvidia0"], NOTE)])

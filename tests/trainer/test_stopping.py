@@ -13,7 +13,7 @@ import pytest
 from short_runs import CONFIG, check_same, loaded, run, write_config
 
 from jobflow.trainer import stopping
-from jobflow.trainer.stopping import Agreement, Clock, Early, Said, Signals, end_of_allocation
+from jobflow.trainer.stopping import Agreement, Clock, Early, Request, Signals, end_of_allocation
 from jobflow.trainer.watching import AGAIN, INTERRUPTED, Outcome, RunInfo, StepReport, Watcher
 
 # -------------------------------------------------------------------- early stopping
@@ -91,14 +91,14 @@ class Together:
 
     multi = True
 
-    def __init__(self, *others: Said) -> None:
+    def __init__(self, *others: Request) -> None:
         self.others = others
         self.asked = 0
 
     def start(self) -> Together:
         return self
 
-    def call(self, command: Any) -> list[Said]:
+    def call(self, command: Any) -> list[Request]:
         self.asked += 1
         return [command.item, *self.others]
 
@@ -106,22 +106,22 @@ class Together:
 @pytest.mark.parametrize(
     "mine, others, stop, why",
     [
-        ("", [Said()], "", ""),
-        ("terminated", [Said()], "terminated", "I"),
-        ("", [Said("terminated", "rank 1")], "terminated", "rank 1"),
-        ("terminated", [Said("interrupt", "rank 1")], "interrupt", "rank 1"),
-        ("interrupt", [Said("terminated", "rank 1"), Said()], "interrupt", "I"),
+        ("", [Request()], "", ""),
+        ("terminated", [Request()], "terminated", "I"),
+        ("", [Request("terminated", "rank 1")], "terminated", "rank 1"),
+        ("terminated", [Request("interrupt", "rank 1")], "interrupt", "rank 1"),
+        ("interrupt", [Request("terminated", "rank 1"), Request()], "interrupt", "I"),
     ],
 )
-def test_what_one_rank_was_told_holds_for_all(mine: str, others: list[Said], stop: str, why: str) -> None:
+def test_what_one_rank_was_told_holds_for_all(mine: str, others: list[Request], stop: str, why: str) -> None:
     world: Any = Together(*others)
-    assert Agreement(world, Clock(), lambda: (mine, "I" if mine else "")).ask(1) == Said(stop, why, True)
+    assert Agreement(world, Clock(), lambda: (mine, "I" if mine else "")).ask(1) == Request(stop, why, True)
 
 
 def test_a_checkpoint_is_written_when_all_ranks_have() -> None:
     for one in (True, False):
         for other in (True, False):
-            world: Any = Together(Said(done=other))
+            world: Any = Together(Request(done=other))
             found = Agreement(world, Clock(), lambda: ("", "")).ask(1, done=one)
             assert found is not None and found.done is (one and other)
 
@@ -149,7 +149,7 @@ def test_ranks_are_asked_about_every_fifth_of_a_second(monkeypatch: pytest.Monke
 def test_the_end_of_the_time_is_a_reason_to_stop() -> None:
     world: Any = Together()
     agreement = Agreement(world, Clock(deadline=0.0), lambda: ("", ""))
-    assert agreement.ask(1) == Said("terminated", "the time is nearly up", True)
+    assert agreement.ask(1) == Request("terminated", "the time is nearly up", True)
 
 
 # -------------------------------------------------------------------- signals
@@ -212,7 +212,7 @@ def test_other_threads_get_no_handlers() -> None:
 
     def enter() -> None:
         with Signals() as signals:
-            found.append(signals.wish == "" and signals.announced == "")
+            found.append(signals.request == "" and signals.announced == "")
 
     thread = threading.Thread(target=enter)
     thread.start()

@@ -18,27 +18,27 @@ from jobflow.runtime.world.environment import inherited
 #: seconds for a probe
 LIMIT = 60.0
 PROBES = Path(__file__).parent / "probes"
-#: where `import jobflow` finds the package that is running
+#: the folder of this package, for `import jobflow` in the child
 ROOT = Path(__file__).parents[3]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a probe found, or why it found nothing."""
+    """The result of a probe, or the reason of its failure."""
 
     data: dict[str, Any]
     failure: str = ""
-    #: all that it printed, if it failed
-    said: str = ""
+    #: the whole output after a failure
+    output: str = ""
 
 
 def probe(name: str, *words: str) -> list[str]:
-    """The command that runs a probe; nothing of the working directory is imported."""
+    """Return the command that runs a probe, isolated from the modules of the working directory."""
     return [sys.executable, "-P", str(PROBES / f"{name}_probe.py"), *words]
 
 
 def ask(command: Sequence[str], *, limit: float = LIMIT, more: Mapping[str, str] | None = None) -> Answer:
-    """Run a command and read its last line of JSON; after `limit` seconds it is ended."""
+    """Run a command and parse its last line as JSON; end it after `limit` seconds."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH", "")])])
     environment = {**inherited(os.environ), "PYTHONPATH": path, **(more or {})}
     try:
@@ -54,7 +54,7 @@ def _read(out: str, err: str, code: int) -> Answer:
     answers = [line for line in re.sub(r"(?m)^\[rank \d+\] ", "", out).splitlines() if line.startswith("{")]
     if code == 0 and answers:
         return Answer(json.loads(answers[-1]))
-    said = [line.strip() for line in (err or out).splitlines() if line.strip()]
-    # the line that says most: the last one that names an error, else the last one
-    telling = ([line for line in said if "error" in line.lower()] or said)[-1:]
+    lines = [line.strip() for line in (err or out).splitlines() if line.strip()]
+    # the most informative line: the last one with the word error, else the last one
+    telling = ([line for line in lines if "error" in line.lower()] or lines)[-1:]
     return Answer({}, ": ".join([f"it {ending(code)}", *(line[:300] for line in telling)]), f"{err}\n{out}")

@@ -1,4 +1,4 @@
-"""One line of `jobflow doctor`."""
+"""A line of `jobflow doctor`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Finding:
-    """What was looked at, how it is, and what would make it better: in words, and as a command."""
+    """The subject of a check, its state, and a repair in words and as a command."""
 
     name: str
     status: str
@@ -28,6 +28,6 @@ class Finding:
 
 
 def judged(name: str, text: str, *cases: tuple[object, str, str, str, str]) -> Finding:
-    """The first case that holds, as (whether it does, status, what follows the text, fix, command); if none does, all is well."""
-    found = next((case for case in cases if case[0]), None)
-    return Finding(name, OK, text) if found is None else Finding(name, found[1], text + found[2], *found[3:])
+    """Return the finding of the first case (condition, status, suffix of the text, fix, command) that holds; OK without one."""
+    match = next((case for case in cases if case[0]), None)
+    return Finding(name, OK, text) if match is None else Finding(name, match[1], text + match[2], *match[3:])

@@ -1,4 +1,4 @@
-"""GPUs: the driver, CuPy, a kernel, NCCL."""
+"""Checks of GPUs: the driver, CuPy, a kernel, NCCL."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ LIMIT = 120.0
 
 
 def gpu() -> Iterator[Finding]:
-    """Nothing to say where there is neither a GPU nor CuPy."""
+    """Check the GPUs; without a GPU and CuPy there is no finding beyond that."""
     devices, cupy = glob.glob("/dev/nvidia[0-9]*"), importlib.util.find_spec("cupy") is not None
     if not devices and not cupy:
         yield Finding("GPU", OK, "there is no NVIDIA GPU here: jobs run on the CPU")
     elif not cupy:
-        yield Finding("GPU", NOTE, f"{len(devices)} found, but CuPy is not installed: jobs run on the CPU", "", INSTALL)
+        yield Finding("GPU", NOTE, f"{len(devices)} cupy_findings, but CuPy is not installed: jobs run on the CPU", "", INSTALL)
     else:
         answer = ask(probe("gpu"), limit=LIMIT)
         if answer.failure:
             yield Finding("GPU", PROBLEM, f"CuPy does not work: {answer.failure}", "install the CuPy of your CUDA version", INSTALL)
         else:
-            yield from found(answer.data, len(devices))
+            yield from cupy_findings(answer.data, len(devices))
 
 
-def found(data: dict[str, Any], devices: int) -> Iterator[Finding]:
-    """What CuPy sees and can do."""
+def cupy_findings(data: dict[str, Any], devices: int) -> Iterator[Finding]:
+    """Check the devices and abilities of CuPy."""
     version = f"CuPy {data['cupy']}"
     if not data["gpus"]:
         if devices:

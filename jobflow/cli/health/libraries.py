@@ -16,14 +16,14 @@ from jobflow.kernels.object_cache import LIMIT, ObjectCache
 from jobflow.kernels.target import cpu_tier
 from jobflow.runtime.world.environment import KERNELS, usable_cores
 
-#: variables that say how many threads a matrix library has
+#: variables for the number of threads of a matrix library
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-#: what NumPy calls its own plain loops
+#: NumPy's name for its own loops without a BLAS library
 NONE = ("", "none", "unknown", "lapack_lite")
 
 
 def numpy() -> Iterator[Finding]:
-    """Its version, and what its matrix library computes on one thread and on all."""
+    """Check NumPy's version, and the speed of its matrix library on one thread and on all."""
     answer = ask(probe("blas"))
     if answer.failure:
         yield Finding("NumPy", PROBLEM, f"it does not work: {answer.failure}", "install it again", 'pip install --force-reinstall "numpy>=2.1"')
@@ -43,8 +43,8 @@ def _blas(name: str, threads: int | None, one: float, most: float) -> Finding:
         return Finding("BLAS", NOTE, text, "", "pip install threadpoolctl")
     speed = f"{one / 1e9:.0f} GFLOP/s (float32) on 1 thread" + (f", {most / 1e9:.0f} on {threads}" if threads > 1 else "")
     usable = len(usable_cores())
-    said = " ".join(f"{key}={os.environ[key]}" for key in THREADS if key in os.environ)
-    idle = f"; a single process leaves {usable - threads} of {usable} cores idle" + (f" ({said})" if said else "")
+    threads_set = " ".join(f"{key}={os.environ[key]}" for key in THREADS if key in os.environ)
+    idle = f"; a single process leaves {usable - threads} of {usable} cores idle" + (f" ({threads_set})" if threads_set else "")
     return judged(
         "BLAS",
         f"{name}: {speed}",
@@ -55,9 +55,9 @@ def _blas(name: str, threads: int | None, one: float, most: float) -> Finding:
 
 
 def kernels() -> Iterator[Finding]:
-    """Which kernels there are, which run where `flow.config.kernels` was not called, what LLVM costs, and where compiled loops are kept."""
-    said = os.environ.get(KERNELS, "").strip()
-    where = f"{KERNELS}={said}" if said else f"without flow.config.kernels: {cpu_tier('auto')}"
+    """List the kernels and the default ones, the cost of LLVM, and the cache of compiled loops."""
+    setting = os.environ.get(KERNELS, "").strip()
+    where = f"{KERNELS}={setting}" if setting else f"without flow.config.kernels: {cpu_tier('auto')}"
     try:
         where += f"; class of CPU: {own_class()}"
     except ConfigError as error:
@@ -70,9 +70,9 @@ def kernels() -> Iterator[Finding]:
         return
     yield _llvm(f"reference, numpy, llvm (llvmlite {version}); {where}")
     state = ObjectCache().state()
-    kept = f"{state.entries} compiled loops, {state.nbytes / 2**20:.1f} of at most {LIMIT >> 20} MiB in {state.folder}"
+    cached = f"{state.entries} compiled loops, {state.nbytes / 2**20:.1f} of at most {LIMIT >> 20} MiB in {state.folder}"
     bad = (bool(state.problem), NOTE, f"; it is not used, and loops are compiled by each process: {state.problem}", "", f"ls -ld {state.folder}")
-    yield judged("cache", kept, bad, (True, OK, "; jobflow doctor --clear-cache removes them", "", ""))
+    yield judged("cache", cached, bad, (True, OK, "; jobflow doctor --clear-cache removes them", "", ""))
 
 
 def _llvm(there: str) -> Finding:
@@ -85,20 +85,20 @@ def _llvm(there: str) -> Finding:
 
 
 def packages() -> Iterator[Finding]:
-    """Those that are there in one line, and those that are not in one for each extra that brings them."""
+    """List the installed packages in one line, and the missing ones in a line per extra."""
     there: list[str] = []
     missing: dict[str, list[str]] = {}
-    for wanted in PACKAGES:
+    for requirement in PACKAGES:
         try:
-            version = importlib.metadata.version(wanted.name)
+            version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
-            missing.setdefault(wanted.command, []).append(f"{wanted.name} ({wanted.purpose})")
+            missing.setdefault(requirement.command, []).append(f"{requirement.name} ({requirement.purpose})")
             continue
-        if _numbers(version) < _numbers(wanted.least):
-            text = f"{wanted.name} {version} is too old for {wanted.purpose}: that needs {wanted.least}"
-            yield Finding("packages", PROBLEM, text, "", f'pip install -U "{wanted.name}>={wanted.least}"')
+        if _numbers(version) < _numbers(requirement.least):
+            text = f"{requirement.name} {version} is too old for {requirement.purpose}: that needs {requirement.least}"
+            yield Finding("packages", PROBLEM, text, "", f'pip install -U "{requirement.name}>={requirement.least}"')
         else:
-            there.append(f"{wanted.name} {version}")
+            there.append(f"{requirement.name} {version}")
     if there:
         yield Finding("packages", OK, ", ".join(there))
     for command, names in missing.items():

@@ -17,22 +17,22 @@ from jobflow.core.version import __version__
 from jobflow.runtime.comm import shared_memory as shm
 from jobflow.runtime.world.environment import usable_cores
 
-#: bytes: below the first, MPI itself may crash; below the second, ranks may have to exchange tensors by messages
+#: bytes of shared memory: below the first MPI may crash, below the second ranks may exchange tensors by messages
 SHARED_LEAST, SHARED_ENOUGH = 32 << 20, 1 * GIB
 DISK_LEAST, DISK_ENOUGH = 1 * GIB, 10 * GIB
 MEMORY_ENOUGH = 1 * GIB
-#: seconds that writing a small file for good may take before it is worth a word
+#: seconds for a durable write of a small file above which a note is printed
 SLOW_SYNC = 0.05
 CONTROL_GROUPS, SYSTEM = Path("/sys/fs/cgroup"), Path("/sys/devices/system/cpu")
 
 
 def python() -> Iterator[Finding]:
-    """The interpreter, which pip has found new enough."""
+    """Report the interpreter, whose version pip has checked."""
     yield Finding("Python", OK, f"{platform.python_version()} ({sys.executable})")
 
 
 def job() -> Iterator[Finding]:
-    """A small training job on two threads against the same by hand."""
+    """Compare a small training job on two threads with the same computation in NumPy."""
     answer, again = ask(probe("job")), "pip install --force-reinstall jobflow-sbp"
     if answer.failure:
         yield Finding("jobflow", PROBLEM, f"{__version__}: a small job failed: {answer.failure}", "install it again", again)
@@ -41,26 +41,26 @@ def job() -> Iterator[Finding]:
 
 
 def cores() -> Iterator[Finding]:
-    """How many ranks have a core each."""
+    """Report the number of ranks that can have a core each."""
     there = os.cpu_count() or 1
     mine = usable_cores()
     real = whole(mine)
-    seen = f"{len(mine)} usable" + (f" of {there}" if there != len(mine) else "") + (f", threads of {real}" if real != len(mine) else "")
-    seen += f": up to {real} ranks have one each"
+    total = f"{len(mine)} usable" + (f" of {there}" if there != len(mine) else "") + (f", threads of {real}" if real != len(mine) else "")
+    total += f": up to {real} ranks have one each"
     allowed, busy = quota(), os.getloadavg()[0]
     limited = allowed is not None and allowed < real
     fix = f"run at most {max(1, int(allowed or 0))} ranks, or start the container with so many cores"
     keeps = f"; other programs keep them busy (load {busy:.1f}), so what is timed now is slow"
     yield judged(
         "cores",
-        seen,
+        total,
         (limited, NOTE, f", but this container gets the time of only {allowed or 0:g}", fix, ""),
         (busy > len(mine), NOTE, keeps, "", "uptime; top"),
     )
 
 
 def whole(processors: set[int]) -> int:
-    """How many cores the processors are that the system counts: several may be threads of one."""
+    """Return the number of physical cores among the logical processors."""
     try:
         return len({(SYSTEM / f"cpu{number}" / "topology" / "thread_siblings_list").read_text() for number in processors})
     except OSError:
@@ -68,7 +68,7 @@ def whole(processors: set[int]) -> int:
 
 
 def quota() -> float | None:
-    """The cores' time that a container may use; None if it is not limited."""
+    """Return the processor time of a container in cores; None without a limit."""
     with suppress(OSError, ValueError):
         most, period = (CONTROL_GROUPS / "cpu.max").read_text().split()
         return None if most == "max" else int(most) / int(period)
@@ -79,13 +79,13 @@ def quota() -> float | None:
 
 
 def memory() -> Iterator[Finding]:
-    """What programs can still get."""
+    """Report the memory that is available to programs."""
     free = available()
     yield judged("memory", f"{free / GIB:.1f} GiB free", (free < MEMORY_ENOUGH, NOTE, "", "end other programs, or ask for more", ""))
 
 
 def available() -> int:
-    """Bytes that the machine and the container have left."""
+    """Return the available bytes of the machine and the container."""
     free = int(psutil.virtual_memory().available)
     with suppress(OSError, ValueError):  # no limit, or "max"
         limit = int((CONTROL_GROUPS / "memory.max").read_text())
@@ -94,9 +94,9 @@ def available() -> int:
 
 
 def shared_memory() -> Iterator[Finding]:
-    """Where the ranks of a node exchange tensors."""
+    """Check the shared memory in which ranks of a node exchange tensors."""
     if not os.path.isdir(shm.FOLDER):
-        yield Finding("/dev/shm", NOTE, "there is none; what ranks share is put elsewhere")
+        yield Finding("/dev/shm", NOTE, "there is none; shared memory of ranks is a file in another folder")
         return
     size, free = shm.size(), shm.available()
     usable = min(free, shm.limit())
@@ -115,7 +115,7 @@ def shared_memory() -> Iterator[Finding]:
 
 
 def disk() -> Iterator[Finding]:
-    """Where checkpoints and reports of a training started here go."""
+    """Check the disk for checkpoints and reports of a training started here."""
     here = Path.cwd()
     answer = ask(probe("disk"))
     if answer.failure:

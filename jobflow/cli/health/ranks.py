@@ -1,4 +1,4 @@
-"""MPI: the library, its launcher, and two ranks started by it and by `jobflow launch`."""
+"""Checks of MPI: the library, its launcher, and two ranks started by it and by `jobflow launch`."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from jobflow.cli.health.finding import NOTE, OK, PROBLEM, Finding, judged
 from jobflow.distributed import mpiexec
 
 INSTALL = 'pip install "jobflow-sbp[mpi]"'
-#: seconds for two ranks, and within which they end themselves
+#: time limits in seconds: for the command, and for the ranks themselves
 LIMIT, ALARM = 40.0, "30"
-#: bytes in a second below which ranks wait for their tensors rather than compute
+#: bytes per second below which communication dominates
 SLOW = 0.5e9
-#: what Open MPI's mpirun says to root, and what has it start programs all the same
+#: Open MPI's message to root, and the variables that permit it
 NOT_AS_ROOT, ALLOW_ROOT = "allow-run-as-root", "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
-#: so that two ranks do not fight for the cores
+#: one thread per rank, so that two ranks do not compete for the cores
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def mpi() -> Iterator[Finding]:
-    """Library and launcher, and whether they belong together; then the ranks."""
+    """Check that library and launcher belong together; then check the ranks."""
     library = ask(probe("library"))
     if library.failure:
         text = f"mpi4py finds no MPI library ({library.failure}): programs run as one process or on threads only"
@@ -43,13 +43,13 @@ def mpi() -> Iterator[Finding]:
 
 
 def started(path: str, vendor: str) -> Finding:
-    """What two ranks find that mpiexec starts."""
+    """Check two ranks started by mpiexec."""
     kind = mpiexec.flavour(path)
     if kind and kind != vendor and not {kind, vendor} <= {"MPICH", "Intel MPI"}:
         text = f"{path} is of {kind}, but mpi4py uses {vendor}: ranks would not find each other"
         return Finding("mpiexec", PROBLEM, text, f"put the mpiexec of {vendor} first in PATH, or install one that belongs to this Python", INSTALL)
     answer = ask(mpiexec.ranks(path, 2, probe("ranks", ALARM)), limit=LIMIT, more=THREADS)
-    if NOT_AS_ROOT in answer.said:
+    if NOT_AS_ROOT in answer.output:
         text = f"{path} refuses to run as root, as Open MPI does unless it is told otherwise (--allow-run-as-root)"
         return Finding("mpiexec", PROBLEM, text, "be another user, or allow it, which is usual in containers", ALLOW_ROOT)
     if answer.failure:
@@ -59,15 +59,15 @@ def started(path: str, vendor: str) -> Finding:
     if answer.data["ranks"] != 2:
         text = f"{path} started two processes that do not know each other: it is not of mpi4py's MPI, {vendor}"
         return Finding("mpiexec", PROBLEM, text, "use the mpiexec of that MPI, or install one that belongs to this Python", INSTALL)
-    found = _speeds("mpiexec", f"two ranks by {path}", answer)
-    if found.status == OK and shutil.which("mpiexec") != path:
+    path_finding = _speeds("mpiexec", f"two ranks by {path}", answer)
+    if path_finding.status == OK and shutil.which("mpiexec") != path:
         fix = "`jobflow run --ranks N` finds it; for mpiexec as a command of its own, activate the environment, or"
-        return Finding("mpiexec", NOTE, f"{found.text}; it is not the one in PATH", fix, f'export PATH="{os.path.dirname(path)}:$PATH"')
-    return found
+        return Finding("mpiexec", NOTE, f"{path_finding.text}; it is not the one in PATH", fix, f'export PATH="{os.path.dirname(path)}:$PATH"')
+    return path_finding
 
 
 def launched(vendor: str, works: bool) -> Finding:
-    """What two ranks found that `jobflow launch` started; it need not work where mpiexec does."""
+    """Check two ranks started by `jobflow launch`, which need not work where mpiexec does."""
     words = [sys.executable, "-P", "-m", "jobflow.distributed.launch", "--nproc_per_node", "2", "--no_python", *probe("ranks", ALARM, "launched")]
     answer = ask(words, limit=LIMIT, more=THREADS)
     if not answer.failure:

@@ -1,4 +1,4 @@
-"""What NumPy's matrix products do: {"version", "name", "threads": how many, or null if they cannot be counted, "one", "all": FLOP/s}."""
+"""Measure NumPy's matrix products: {"version", "name", "threads": number or null, "one", "all": FLOP/s}."""
 
 import json
 import time
@@ -11,7 +11,7 @@ SIZE, TIMES = 768, 15
 
 
 def speed() -> float:
-    """Floating point operations in a second, of float32 matrices."""
+    """Return floating point operations per second of float32 products."""
     a = np.ones((SIZE, SIZE), np.float32)
     out = np.empty_like(a)
     best = float("inf")

@@ -1,4 +1,4 @@
-"""Write into the working directory: {"free": bytes, "kind": of the file system, "sync": seconds for a small file, "rate": bytes in a second}."""
+"""Write into the working directory: {"free": bytes, "kind": file system, "sync": seconds for a small file, "rate": bytes per second}."""
 
 import json
 import os
@@ -14,7 +14,7 @@ SMALL, LARGE, TIMES = b"x" * 4096, b"x" * (8 << 20), 5
 
 
 def seconds(folder: str, name: str, content: bytes) -> float:
-    """For a file to be there for good: written, synchronised, renamed, and its directory synchronised."""
+    """Return the seconds to write a file durably: write, synchronise, rename, and synchronise the directory."""
     begun = time.perf_counter()
     with open(os.path.join(folder, "new"), "wb") as file:
         file.write(content)
@@ -28,7 +28,7 @@ def seconds(folder: str, name: str, content: bytes) -> float:
 
 
 def kind(path: Path) -> str:
-    """The type of the file system."""
+    """Return the type of the file system."""
     mounted = [(len(disk.mountpoint), disk.fstype) for disk in psutil.disk_partitions(all=True) if path.is_relative_to(disk.mountpoint)]
     return max(mounted, default=(0, "unknown file system"))[1]
 

@@ -1,4 +1,4 @@
-"""What CuPy can do: {"cupy", "gpus": [[name, bytes]], "runtime", "driver", "trouble", "nccl": version or null, "nccl_trouble"}."""
+"""Test CuPy: {"cupy", "gpus": [[name, bytes]], "runtime", "driver", "trouble", "nccl": version or null, "nccl_trouble"}."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from jobflow.runtime.device.cupy_device import nccl
 
 
 def number(version: int) -> str:
-    """12040 -> "12.4"."""
+    """Return a CUDA version as text: 12040 becomes "12.4"."""
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
 def compute() -> None:
-    """A kernel that is compiled, and a matrix product."""
+    """Compile and run a kernel and a matrix product."""
     x = cupy.arange(1024, dtype=cupy.float32)
     twice = cupy.ElementwiseKernel("float32 a", "float32 b", "b = 2 * a + 1", "jobflow_doctor")(x)
     if not np.array_equal(twice.get(), 2 * np.arange(1024, dtype=np.float32) + 1):
@@ -28,7 +28,7 @@ def compute() -> None:
 
 
 def communicate(module: Any) -> str:
-    """NCCL's version, after a sum over one GPU."""
+    """Return NCCL's version after a sum over one GPU."""
     comm = module.NcclCommunicator(1, module.get_unique_id(), 0)
     x = cupy.ones(1024, cupy.float32)
     comm.allReduce(x.data.ptr, x.data.ptr, x.size, module.NCCL_FLOAT32, module.NCCL_SUM, cupy.cuda.Stream.null.ptr)
@@ -39,22 +39,22 @@ def communicate(module: Any) -> str:
 
 
 runtime = cupy.cuda.runtime
-found: dict[str, Any] = {"cupy": cupy.__version__, "gpus": [], "runtime": "", "driver": "", "trouble": "", "nccl": None, "nccl_trouble": ""}
+report: dict[str, Any] = {"cupy": cupy.__version__, "gpus": [], "runtime": "", "driver": "", "trouble": "", "nccl": None, "nccl_trouble": ""}
 try:
     for index in range(runtime.getDeviceCount()):
         properties = runtime.getDeviceProperties(index)
-        found["gpus"].append([properties["name"].decode(), properties["totalGlobalMem"]])
-    found["runtime"], found["driver"] = number(runtime.runtimeGetVersion()), number(runtime.driverGetVersion())
+        report["gpus"].append([properties["name"].decode(), properties["totalGlobalMem"]])
+    report["runtime"], report["driver"] = number(runtime.runtimeGetVersion()), number(runtime.driverGetVersion())
     compute()
 except Exception as error:  # noqa: BLE001 - whatever CuPy raises is the answer
-    found["trouble"] = f"{type(error).__name__}: {error}".splitlines()[0]
-if found["gpus"] and not found["trouble"]:
+    report["trouble"] = f"{type(error).__name__}: {error}".splitlines()[0]
+if report["gpus"] and not report["trouble"]:
     module = nccl()
     if not module.available:
-        found["nccl_trouble"] = "there is no such library"
+        report["nccl_trouble"] = "there is no such library"
     else:
         try:
-            found["nccl"] = communicate(module)
+            report["nccl"] = communicate(module)
         except Exception as error:  # noqa: BLE001 - whatever CuPy raises is the answer
-            found["nccl_trouble"] = f"{type(error).__name__}: {error}".splitlines()[0]
-print(json.dumps(found))
+            report["nccl_trouble"] = f"{type(error).__name__}: {error}".splitlines()[0]
+print(json.dumps(report))

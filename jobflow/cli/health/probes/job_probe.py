@@ -1,4 +1,4 @@
-"""Train a layer for two steps on two threads, and by hand: {"seconds"}."""
+"""Train a layer for two steps on two threads and in NumPy: {"seconds"}."""
 
 import json
 import time
@@ -22,7 +22,7 @@ config.cpu_device_num(2)
 
 @global_function(type="train")
 def train_job(x: tp.Numpy.Placeholder((ROWS, 4)), y: tp.Numpy.Placeholder((ROWS, 3))) -> tp.Numpy:  # type: ignore[valid-type]
-    """mean (x w - y)^2, one step of w -= rate dw."""
+    """Compute mean((x w - y)^2) and one step of w -= rate dw."""
     w = get_variable("w", shape=(4, 3), initializer=ones_initializer())
     error = matmul(x, w) - y
     loss = math.reduce_mean(math.square(error))

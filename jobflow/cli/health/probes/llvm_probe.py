@@ -1,4 +1,4 @@
-"""What LLVM costs a process: {"nbytes": of its memory, "seconds": until its first function is compiled}."""
+"""Measure the cost of LLVM for a process: {"nbytes": its memory, "seconds": time to the first compiled function}."""
 
 import json
 import time

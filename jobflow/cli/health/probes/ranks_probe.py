@@ -1,6 +1,6 @@
-"""Two ranks: do they hear each other, and how fast?  Started with a time limit in seconds, and with "launched" by `jobflow launch`.
+"""Measure the communication of two ranks, with a time limit in seconds; "launched" if `jobflow launch` started them.
 
-{"ranks", "latency": seconds, "messages": bytes in a second, "shared": the same of a shared window, or 0, "trouble": why there is none}
+{"ranks", "latency": seconds, "messages": bytes per second, "shared": bytes per second of a shared window or 0, "trouble": reason without one}
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SIZE, TIMES = 8 << 20, 10
 
 
 def find_mpi() -> Any:
-    """mpi4py.MPI, started."""
+    """Return mpi4py.MPI, started."""
     if sys.argv[2:] != ["launched"]:
         return importlib.import_module("mpi4py.MPI")
     world = importlib.import_module("jobflow.runtime.world.mpi")
@@ -26,18 +26,18 @@ def find_mpi() -> Any:
 
 
 def best(what: Any, comm: Any) -> float:
-    """The shortest of some times, in seconds."""
-    found = float("inf")
+    """Return the shortest of several measurements, in seconds."""
+    times = float("inf")
     for _ in range(TIMES):
         comm.Barrier()
         begun = time.perf_counter()
         what()
-        found = min(found, time.perf_counter() - begun)
-    return found
+        times = min(times, time.perf_counter() - begun)
+    return times
 
 
 def messages(comm: Any) -> tuple[float, float]:
-    """Seconds for an empty exchange, and bytes in a second that each rank sends in a large one."""
+    """Return the seconds of an empty exchange, and the bytes per second that each rank sends in a large one."""
     other = 1 - comm.Get_rank()
     small, large = np.zeros(1, np.uint8), np.full(SIZE, comm.Get_rank(), np.uint8)
     got_small, got_large = small.copy(), large.copy()
@@ -48,10 +48,10 @@ def messages(comm: Any) -> tuple[float, float]:
 
 
 def window(mpi: Any, comm: Any) -> float:
-    """Bytes in a second that a rank reads of the other's shared memory."""
+    """Return the bytes per second that a rank reads from the other's shared memory."""
     node = comm.Split_type(mpi.COMM_TYPE_SHARED)
     if node.Get_size() < 2:
-        raise RuntimeError("the ranks do not find that they are on one machine")
+        raise RuntimeError("the ranks are not on one machine")
     shared = mpi.Win.Allocate_shared(SIZE, 1, comm=node)
     shared.Lock_all(mpi.MODE_NOCHECK)
     seconds = look(shared, node)
@@ -61,7 +61,7 @@ def window(mpi: Any, comm: Any) -> float:
 
 
 def look(shared: Any, node: Any) -> float:
-    """Seconds for reading what the other rank has written."""
+    """Return the seconds to read the data written by the other rank."""
     me = node.Get_rank()
     mine, theirs = (np.frombuffer(shared.Shared_query(rank)[0], np.uint8) for rank in (me, 1 - me))
     mine[:] = 10 + me
@@ -77,18 +77,18 @@ def look(shared: Any, node: Any) -> float:
 
 def main() -> None:
     """Measure, and print on rank 0."""
-    signal.alarm(int(sys.argv[1]))  # if whoever started this is killed, nothing stays
+    signal.alarm(int(sys.argv[1]))  # end even if the parent process was killed
     mpi = find_mpi()
     comm = mpi.COMM_WORLD
-    found: dict[str, Any] = {"ranks": comm.Get_size()}
+    report: dict[str, Any] = {"ranks": comm.Get_size()}
     if comm.Get_size() == 2:
-        found["latency"], found["messages"] = messages(comm)
+        report["latency"], report["messages"] = messages(comm)
         try:
-            found["shared"], found["trouble"] = window(mpi, comm), ""
+            report["shared"], report["trouble"] = window(mpi, comm), ""
         except (mpi.Exception, RuntimeError) as error:
-            found["shared"], found["trouble"] = 0.0, " ".join(str(error).split())[:200]
+            report["shared"], report["trouble"] = 0.0, " ".join(str(error).split())[:200]
     if comm.Get_rank() == 0:
-        print(json.dumps(found), flush=True)
+        print(json.dumps(report), flush=True)
 
 
 main()
