@@ -1,7 +1,7 @@
-"""Operations expressed by smaller ones, for layouts in which the axis they work along is split (`Op.decompose`).
+"""Decompositions of ops for layouts that split the axis of their rows (`Op.decompose`).
 
-Each rank works on its piece.  What the pieces have to tell each other are numbers per row: extremes and sums, which come out
-partial and are brought together where they are read.
+Each rank computes on its shard.  The ranks exchange one value per row: maxima and sums, which are partial and are reduced where they are
+read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jobflow.ops.triangle import tril
 
 
 def softmax(x: Tensor, axis: int, masked: bool = False) -> Tensor:
-    """With `masked`, a row of -inf has no finite maximum, and its sum is 0 where others reach 1: both are lifted, so that it is all zero."""
+    """Return softmax(x).  `masked`: a row of -inf becomes zero, because its maximum and its sum are raised to finite values."""
     top = reduce_max(x, axis, keepdims=True)
     e = exp(subtract(x, clip(top, -x.tensor_type.dtype.largest) if masked else top))
     total = reduce_sum(e, axis, keepdims=True)
@@ -71,9 +71,9 @@ def _rows(x: Tensor, begin: int) -> tuple[int, ...]:
     return tuple(range(begin, x.tensor_type.ndim))
 
 
-def _lead(numbers: Tensor, x: Tensor) -> Tensor:
-    """Numbers per row, shaped to broadcast along the rows of x."""
-    return reshape(numbers, (*numbers.tensor_type.shape, *[1] * (x.tensor_type.ndim - numbers.tensor_type.ndim)))
+def _lead(per_row: Tensor, x: Tensor) -> Tensor:
+    """Reshape `per_row`, one value per row, to broadcast along the rows of x."""
+    return reshape(per_row, (*per_row.tensor_type.shape, *[1] * (x.tensor_type.ndim - per_row.tensor_type.ndim)))
 
 
 def _mean(x: Tensor, axes: Sequence[int]) -> Tensor:
@@ -81,7 +81,7 @@ def _mean(x: Tensor, axes: Sequence[int]) -> Tensor:
 
 
 def row_statistics(x: Tensor, begin: int, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, what is away from it, and 1 / sqrt(variance + epsilon) of rows."""
+    """Return the mean of each row, x minus the mean, and 1 / sqrt(variance + epsilon)."""
     axes = _rows(x, begin)
     mean = _mean(x, axes)
     centred = subtract(x, _lead(mean, x))

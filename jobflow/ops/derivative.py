@@ -1,7 +1,7 @@
-"""Gradients as small programs: what `op.grad` calls, recorded once, without what nobody asks for.
+"""Gradients as small programs: the calls of `op.grad`, recorded once and reduced to the requested gradients.
 
-Of x @ w with data x, which requires no gradient, only the product for w is left; and a node of the tape keeps only those tensors
-that the program reads.  What is made of several ops gets its gradient from theirs, last op first (`through`).
+If x of x @ w requires no gradient, only the product for w remains.  A node of the tape saves only the tensors that its program reads.
+`through` differentiates a composition of ops, last op first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jobflow.ops.op import Grads, Op, apply, types_tuple
 
 @dataclass(frozen=True, slots=True)
 class DerivativeStep:
-    """An op on numbered values."""
+    """An op applied to numbered values."""
 
     op: Op
     inputs: tuple[int, ...]
@@ -28,101 +28,104 @@ class DerivativeStep:
 
 @dataclass(frozen=True, slots=True)
 class Derivative:
-    """Steps from (*inputs, *outputs, *their gradients), which are values 0, 1, ..., to the gradients of the inputs."""
+    """The steps from inputs, outputs and output gradients, which are values 0, 1, ..., to the gradients of the inputs."""
 
     steps: tuple[DerivativeStep, ...]
     results: tuple[int | None, ...]
-    #: which of these values it reads
+    #: numbers of the values that the program reads
     reads: frozenset[int]
-    #: which results are made by steps, and are the result of no other input
+    #: True for results that a step computes and that belong to one input only
     own: tuple[bool, ...]
 
     def __call__(self, interpreter: scope.Interpreter, values: Sequence[Any]) -> tuple[Any, ...]:
-        """The gradients of the inputs; None where there is none."""
+        """Return the gradients of the inputs, None for inputs without one."""
         known: dict[int | None, Any] = dict(enumerate(values))
         for step in self.steps:
-            made = interpreter.apply(step.op, [known[i] for i in step.inputs], None)
-            known.update(zip(step.outputs, made, strict=True))
+            outputs = interpreter.apply(step.op, [known[i] for i in step.inputs], None)
+            known.update(zip(step.outputs, outputs, strict=True))
         known[None] = None
         return tuple(known[i] for i in self.results)
 
 
 @lru_cache(maxsize=1 << 13)
-def derivative(op: Op, types: tuple[TensorType, ...], given: tuple[bool, ...], wanted: tuple[bool, ...]) -> Derivative:
-    """The gradients of the inputs that are `wanted`, where those of the outputs are `given`; `types` are those of inputs and outputs."""
+def derivative(op: Op, types: tuple[TensorType, ...], existing: tuple[bool, ...], targets: tuple[bool, ...]) -> Derivative:
+    """Return the program for the input gradients that `targets` selects, from the output gradients that exist.
+
+    `types` are the types of inputs and outputs.
+    """
     values = [_Value(type, number) for number, type in enumerate(types)]
-    outputs = types[len(wanted) :]
-    gradients = [_Value(type, len(types) + i) if there else None for i, (type, there) in enumerate(zip(outputs, given, strict=True))]
+    outputs = types[len(targets) :]
+    gradients = [_Value(type, len(types) + i) if there else None for i, (type, there) in enumerate(zip(outputs, existing, strict=True))]
     first = len(types) + len(outputs)
-    recording = _Recording(first)
-    with scope.using(interpreter=recording):
-        made: Sequence[Any] = op.grad(*values, *gradients)
-    return _program(recording, [value if asked else None for value, asked in zip(made, wanted, strict=True)], first)
+    recorder = _OpRecorder(first)
+    with scope.using(interpreter=recorder):
+        results: Sequence[Any] = op.grad(*values, *gradients)
+    return _program(recorder, [value if target else None for value, target in zip(results, targets, strict=True)], first)
 
 
 def through(parts: Callable[..., Sequence[Tensor] | None], inputs: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Grads:
-    """The gradients of the inputs of `parts`, which makes its outputs by ordinary ops, from the gradients of these outputs."""
+    """Differentiate `parts`, which computes its outputs by ordinary ops: return the gradients of `inputs` from those of the outputs."""
     values = [_Value(x.tensor_type, i) for i, x in enumerate(inputs)]
     seeds = [None if dy is None else _Value(dy.tensor_type, len(values) + i) for i, dy in enumerate(gradients)]
-    recording = _Recording(len(values) + len(seeds))
-    with scope.using(interpreter=recording):
+    recorder = _OpRecorder(len(values) + len(seeds))
+    with scope.using(interpreter=recorder):
         outputs: Any = parts(*values)
-        found: dict[int, _Value] = {}
+        accumulated: dict[int, _Value] = {}
         for y, dy in zip(outputs, seeds, strict=True):
-            _add(found, y.number, dy)
-        for step in reversed(tuple(recording.steps)):
-            _step_back(step, recording.values, found)
-    program = _program(recording, [found.get(x.number) for x in values], len(values) + len(seeds))
+            _add(accumulated, y.number, dy)
+        for step in reversed(tuple(recorder.steps)):
+            _step_back(step, recorder.values, accumulated)
+    program = _program(recorder, [accumulated.get(x.number) for x in values], len(values) + len(seeds))
     interpreter = scope.current().interpreter
-    assert interpreter is not None, "gradients are taken where ops can be applied"
+    assert interpreter is not None, "gradients need an interpreter that applies ops"
     return program(interpreter, (*inputs, *gradients))
 
 
-def _step_back(step: DerivativeStep, values: dict[int, _Value], found: dict[int, _Value]) -> None:
-    """From the gradients of a step's outputs, if any are found, to those of its inputs."""
-    given = [found.get(i) for i in step.outputs]
-    if any(gradient is not None for gradient in given):
-        made: Sequence[Any] = step.op.grad(*(values[i] for i in (*step.inputs, *step.outputs)), *given)
-        for i, gradient in zip(step.inputs, made, strict=True):
-            _add(found, i, gradient)
+def _step_back(step: DerivativeStep, values: dict[int, _Value], accumulated: dict[int, _Value]) -> None:
+    """Add the gradients of a step's inputs, if one of its outputs has a gradient."""
+    output_gradients = [accumulated.get(i) for i in step.outputs]
+    if any(gradient is not None for gradient in output_gradients):
+        input_gradients: Sequence[Any] = step.op.grad(*(values[i] for i in (*step.inputs, *step.outputs)), *output_gradients)
+        for i, gradient in zip(step.inputs, input_gradients, strict=True):
+            _add(accumulated, i, gradient)
 
 
-def _add(found: dict[int, _Value], number: int, gradient: Any) -> None:
+def _add(accumulated: dict[int, _Value], number: int, gradient: Any) -> None:
     if gradient is not None:
-        found[number] = apply(Add(), found[number], gradient) if number in found else gradient
+        accumulated[number] = apply(Add(), accumulated[number], gradient) if number in accumulated else gradient
 
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """Stands for a tensor."""
+    """A placeholder for a tensor."""
 
     tensor_type: TensorType
     number: int
 
 
-class _Recording:
-    """The interpreter that records what is called, on values of which the first `given` come from outside."""
+class _OpRecorder:
+    """An interpreter that records the calls of ops; values below `first` are inputs."""
 
-    def __init__(self, given: int) -> None:
+    def __init__(self, first: int) -> None:
         self.steps: list[DerivativeStep] = []
-        self.next = given
+        self.next = first
         self.values: dict[int, _Value] = {}
 
     def apply(self, op: Op, inputs: Sequence[Any], name: str | None) -> tuple[_Value, ...]:
         types = types_tuple(op.infer(*(x.tensor_type for x in inputs)))
-        made = tuple(_Value(type, self.next + i) for i, type in enumerate(types))
-        self.next += len(made)
-        self.values.update({x.number: x for x in (*inputs, *made)})
-        self.steps.append(DerivativeStep(op, tuple(x.number for x in inputs), tuple(value.number for value in made)))
-        return made
+        outputs = tuple(_Value(type, self.next + i) for i, type in enumerate(types))
+        self.next += len(outputs)
+        self.values.update({x.number: x for x in (*inputs, *outputs)})
+        self.steps.append(DerivativeStep(op, tuple(x.number for x in inputs), tuple(value.number for value in outputs)))
+        return outputs
 
 
-def _program(recording: _Recording, made: Sequence[_Value | None], first: int) -> Derivative:
-    """What was recorded, without the steps that none of the results needs; values below `first` come from outside."""
-    results = tuple(None if value is None else value.number for value in made)
+def _program(recorder: _OpRecorder, gradients: Sequence[_Value | None], first: int) -> Derivative:
+    """Return the recorded program without the steps that no result needs; values below `first` are inputs."""
+    results = tuple(None if value is None else value.number for value in gradients)
     needed = {number for number in results if number is not None}
     steps: list[DerivativeStep] = []
-    for step in reversed(recording.steps):
+    for step in reversed(recorder.steps):
         if needed.intersection(step.outputs):
             steps.append(step)
             needed.update(step.inputs)

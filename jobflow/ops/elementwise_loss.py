@@ -1,4 +1,4 @@
-"""Losses with one number per element, not averaged."""
+"""Losses per element, without a reduction."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BINARY = "binary_cross_entropy"
 
 
 class SigmoidCrossEntropy(Pointwise):
-    """loss = max(x, 0) - x z + log(1 + exp(-|x|)); the labels z are of the same shape and of any type."""
+    """loss = max(x, 0) - x z + log(1 + exp(-|x|)); the labels z have the shape of x and any element type."""
 
     def infer(self, x: TensorType, labels: TensorType) -> TensorType:
         check_dtypes("sigmoid_cross_entropy", FLOATS, x)
@@ -43,7 +43,10 @@ class SigmoidCrossEntropy(Pointwise):
 
 
 class BinaryCrossEntropy(Pointwise):
-    """loss = -(t log x + (1 - t) log(1 - x)) of probabilities; logarithms are at least -100, and x (1 - x) in the gradient at least 1e-12"""
+    """loss = -(t log x + (1 - t) log(1 - x)) of probabilities x.
+
+    Logarithms are limited to at least -100, and x (1 - x) in the gradient to at least 1e-12.
+    """
 
     def infer(self, x: TensorType, target: TensorType) -> TensorType:
         check_dtypes(_BINARY, FLOATS, x, target)
@@ -102,16 +105,16 @@ class SmoothL1(Pointwise):
 
 
 def sigmoid_cross_entropy(logits: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:
-    """Loss per element; labels are of any type."""
+    """Return the loss per element; labels have any element type."""
     return call(SigmoidCrossEntropy(), logits, labels, name=name)
 
 
 def binary_cross_entropy(x: Tensor, target: Tensor, *, name: str | None = None) -> Tensor:
-    """Loss per element, of probabilities."""
-    given = [assert_bounds(each, _BINARY, low=0.0, high=1.0, nan=True, noun=noun) for noun, each in (("input", x), ("target", target))]
-    return call(BinaryCrossEntropy(), *given, name=name)
+    """Return the loss per element of probabilities."""
+    probabilities = [assert_bounds(each, _BINARY, low=0.0, high=1.0, nan=True, noun=noun) for noun, each in (("input", x), ("target", target))]
+    return call(BinaryCrossEntropy(), *probabilities, name=name)
 
 
 def smooth_l1(prediction: Tensor, label: Tensor, beta: float = 1.0, *, name: str | None = None) -> Tensor:
-    """Loss per element: quadratic near zero, linear beyond beta."""
+    """Return the loss per element: quadratic below beta, linear above it."""
     return call(SmoothL1(beta), prediction, label, name=name)

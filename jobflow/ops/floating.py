@@ -1,4 +1,4 @@
-"""What floating point numbers are, and powers and logarithms to other bases; elementwise."""
+"""Elementwise tests of floating point values, and powers and logarithms to other bases."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jobflow.ops.pointwise import Elementwise, Unary, unary_function
 
 
 class _Question(Elementwise):
-    """A bool for each number; no gradient."""
+    """A test of each element, with a bool result and no gradient."""
 
     precision = "any"
     abstract = True
@@ -25,7 +25,7 @@ class _Question(Elementwise):
 
 
 class IsNan(_Question):
-    """z = x is not a number"""
+    """z = x is NaN"""
 
     ufunc = "isnan"
 
@@ -37,7 +37,7 @@ class IsInf(_Question):
 
 
 class IsFinite(_Question):
-    """z = x is a number, and finite"""
+    """z = x is neither NaN nor infinite"""
 
     ufunc = "isfinite"
 

@@ -1,7 +1,7 @@
-"""The logarithm of the gamma function, and its derivative.
+"""The logarithm of the gamma function and its derivative, computed in float64.
 
-Both move their argument up by ten, where the asymptotic series (Abramowitz and Stegun 6.1.41 and 6.3.18) are exact to 1e-16, and reflect
-arguments below 1/2 (6.1.17, 6.3.7).  They are computed in float64.
+Arguments below ten are shifted by ten, where the asymptotic series (Abramowitz and Stegun 6.1.41 and 6.3.18) are exact to 1e-16.  Arguments
+below 1/2 are reflected (6.1.17, 6.3.7).
 """
 
 from __future__ import annotations
@@ -19,12 +19,16 @@ from jobflow.ops.pointwise import Unary, sample_data, unary_function
 
 #: Bernoulli numbers B_2, B_4, ...
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
-#: by how much arguments below `_HIGH` are moved up
+#: the shift of arguments below `_HIGH`
 _STEPS, _HIGH = 10, 10.0
 
 
 def _moved(f: Any, x: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
-    """x in float64, whether it is reflected, its distance from the nearest whole number, whether it moves, from where, and where to."""
+    """Prepare x for the asymptotic series.
+
+    Returns x in float64, the mask of reflected elements, and the distance from the nearest integer.  Then follow the mask of shifted elements,
+    the start of their shift, and the argument of the series.
+    """
     wide = f.cast(x, float64)
     finite = f.where(f.isfinite(wide), wide, 0.0)
     reflected = f.less(wide, 0.5)
@@ -35,7 +39,7 @@ def _moved(f: Any, x: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
 
 
 def _series(f: Any, coefficients: list[float], square: Any) -> Any:
-    """By Horner's scheme in 1 / w^2."""
+    """Evaluate the polynomial in 1 / w^2 by Horner's scheme."""
     total = f.where(f.less(square, 0.0), square, coefficients[-1])
     for each in reversed(coefficients[:-1]):
         total = total * square + each
@@ -49,7 +53,7 @@ class Lgamma(Unary):
     high = 12.0
 
     def formula(self, f: Any, x: Any) -> Any:
-        wide, reflected, apart, low, start, w = _moved(f, x)
+        wide, reflected, distance, low, start, w = _moved(f, x)
         finite = f.isfinite(w)
         w = f.where(finite, w, 1.0)
         product = start
@@ -58,8 +62,8 @@ class Lgamma(Unary):
         one = 1.0 / w
         series = one * _series(f, [b / (2 * k * (2 * k - 1)) for k, b in enumerate(_BERNOULLI, 1)], one * one)
         y = (w - 0.5) * f.log(w) - w + (0.5 * math.log(2 * math.pi) + series) - f.where(low, f.log(product), 0.0)
-        pole = f.logical_and(reflected, f.equal(apart, 0.0))
-        sine = f.where(f.logical_and(reflected, f.not_equal(apart, 0.0)), f.absolute(f.sin(math.pi * apart)), 1.0)
+        pole = f.logical_and(reflected, f.equal(distance, 0.0))
+        sine = f.where(f.logical_and(reflected, f.not_equal(distance, 0.0)), f.absolute(f.sin(math.pi * distance)), 1.0)
         y = f.where(reflected, math.log(math.pi) - f.log(sine) - y, y)
         y = f.where(f.logical_or(pole, f.isinf(wide)), math.inf, f.where(f.isnan(wide), wide, y))
         return f.cast(y, x.dtype)
@@ -76,13 +80,13 @@ class Lgamma(Unary):
 
 
 class Digamma(Unary):
-    """y = the derivative of ln gamma(x): -inf at 0, not a number at -1, -2 ..."""
+    """y = the derivative of ln gamma(x): -inf at 0, NaN at -1, -2 ..."""
 
     low = 0.3
     high = 12.0
 
     def formula(self, f: Any, x: Any) -> Any:
-        wide, reflected, apart, low, start, w = _moved(f, x)
+        wide, reflected, distance, low, start, w = _moved(f, x)
         finite = f.isfinite(w)
         w = f.where(finite, w, 1.0)
         before = 1.0 / start
@@ -91,8 +95,8 @@ class Digamma(Unary):
         one = 1.0 / w
         square = one * one
         y = f.log(w) - 0.5 * one - square * _series(f, [b / (2 * k) for k, b in enumerate(_BERNOULLI, 1)], square) - f.where(low, before, 0.0)
-        pole = f.logical_and(reflected, f.equal(apart, 0.0))
-        angle = f.where(f.logical_and(reflected, f.not_equal(apart, 0.0)), math.pi * apart, 1.0)
+        pole = f.logical_and(reflected, f.equal(distance, 0.0))
+        angle = f.where(f.logical_and(reflected, f.not_equal(distance, 0.0)), math.pi * distance, 1.0)
         y = f.where(reflected, y - math.pi * f.cos(angle) / f.sin(angle), y)
         y = f.where(pole, f.where(f.equal(wide, 0.0), f.copysign(math.inf, -wide), math.nan), y)
         y = f.where(f.isinf(wide), f.where(wide > 0.0, wide, math.nan), f.where(f.isnan(wide), wide, y))

@@ -1,13 +1,14 @@
-"""Group normalisation: statistics of groups of channels, a factor and an offset for each channel.
+"""Group normalization: statistics of groups of channels, with a factor and an offset per channel.
 
-    x [n, c, ...]  is seen as  [n, g, k, s]     g groups of k channels, s places in each
+    x [n, c, ...]  is reshaped to  [n, g, k, s]     g groups of k channels with s elements each
 
     RowStatistics       mean, inv_std [n, g]    a row is [k, s]
-    GroupNormalize      y [n, g, k, s]          of gamma, beta [g, k]; elementwise, so it is joined with what follows
-    GroupSums           [n, g, k]               for its gradient: a row is [s]
+    GroupNormalize      y [n, g, k, s]          with gamma, beta [g, k]; elementwise, so it is fused with its readers
+    GroupSums           [n, g, k]               for the gradient: a row is [s]
     GroupNormalizeGrad  dx [n, g, k, s]
 
-Instance normalisation has one channel in a group.  As in batch_norm, the gradient goes through the statistics, which get none.
+Instance normalization has one channel per group.  As in batch_norm, the gradient includes the statistics' dependence on x; the statistics
+themselves get no gradient.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from jobflow.ops.scalar import scale
 from jobflow.ops.source import constant
 
 
-def _groups(numbers: Tensor) -> Tensor:
-    """[n, g] or [n, g, k] shaped to broadcast along [n, g, k, s]."""
-    return reshape(numbers, (*numbers.tensor_type.shape, *[1] * (4 - numbers.tensor_type.ndim)))
+def _groups(values: Tensor) -> Tensor:
+    """Reshape `values` [n, g] or [n, g, k] to broadcast along [n, g, k, s]."""
+    return reshape(values, (*values.tensor_type.shape, *[1] * (4 - values.tensor_type.ndim)))
 
 
-def _channels(numbers: Tensor) -> Tensor:
-    """[g, k] likewise."""
-    return reshape(numbers, (*numbers.tensor_type.shape, 1))
+def _channels(values: Tensor) -> Tensor:
+    """Reshape `values` [g, k] to broadcast along [n, g, k, s]."""
+    return reshape(values, (*values.tensor_type.shape, 1))
 
 
 class GroupNormalize(Indexed):
@@ -63,14 +64,14 @@ class GroupNormalize(Indexed):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        given = sample_data(2, 2, 3), sample_data(3, 2, 3, low=0.5), sample_data(4, 3, 2), sample_data(5, 3, 2)
-        yield sample(cls(), sample_data(1, 2, 3, 2, 5), *given, differentiable=())
+        statistics = sample_data(2, 2, 3), sample_data(3, 2, 3, low=0.5), sample_data(4, 3, 2), sample_data(5, 3, 2)
+        yield sample(cls(), sample_data(1, 2, 3, 2, 5), *statistics, differentiable=())
 
 
 class GroupSums(Indexed):
-    """Sums over the places of a channel: of dy, of dy n, and of n = (x - mean) inv_std.
+    """Sums over the elements of a channel: of dy, of dy n, and of n = (x - mean) inv_std.
 
-    Without rounding of the mean, the last would add up to 0 in a group.  The gradient uses it to correct that rounding.
+    With an exact mean, the third sum would be 0 over a group.  The gradient uses it to correct the rounding of the mean.
     """
 
     results = 3
@@ -108,7 +109,7 @@ class GroupNormalizeGrad(Indexed):
     in_place = OVER_FIRST
     count: int
 
-    def infer(self, dy: TensorType, x: TensorType, *numbers: TensorType) -> TensorType:
+    def infer(self, dy: TensorType, x: TensorType, *sums: TensorType) -> TensorType:
         return x
 
     def rule(self, *types: TensorType) -> Rule:
@@ -131,17 +132,17 @@ class GroupNormalizeGrad(Indexed):
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        given = sample_data(3, 2, 3), sample_data(4, 2, 3, low=0.5), sample_data(5, 3, 2), *(sample_data(i, 2, 3) for i in (6, 7, 8))
-        yield sample(cls(10), sample_data(1, 2, 3, 2, 5), sample_data(2, 2, 3, 2, 5), *given)
+        statistics = sample_data(3, 2, 3), sample_data(4, 2, 3, low=0.5), sample_data(5, 3, 2), *(sample_data(i, 2, 3) for i in (6, 7, 8))
+        yield sample(cls(10), sample_data(1, 2, 3, 2, 5), sample_data(2, 2, 3, 2, 5), *statistics)
 
 
 def group_norm(
     x: Tensor, groups: int, gamma: Tensor | None = None, beta: Tensor | None = None, epsilon: float = 1e-5, *, name: str | None = None
 ) -> Tensor:
-    """x [n, c, ...] with mean 0 and variance 1 in each group of channels, times gamma plus beta, which have a number for each channel."""
+    """Normalize x [n, c, ...] to mean 0 and variance 1 in each group of channels; multiply by gamma and add beta, one value per channel."""
     batch, channels, *places = x.tensor_type.shape
     shape = groups, channels // max(groups, 1)
     wide = reshape(x, (batch, *shape, math.prod(places)))
-    numbers = [constant(value, shape, x.tensor_type.dtype) if p is None else reshape(p, shape) for p, value in ((gamma, 1.0), (beta, 0.0))]
-    y = call(GroupNormalize(), wide, *apply(RowStatistics(2, epsilon), wide), *numbers)
+    parameters = [constant(value, shape, x.tensor_type.dtype) if p is None else reshape(p, shape) for p, value in ((gamma, 1.0), (beta, 0.0))]
+    y = call(GroupNormalize(), wide, *apply(RowStatistics(2, epsilon), wide), *parameters)
     return reshape(y, x.tensor_type.shape, name=name)

@@ -1,4 +1,4 @@
-"""Skipping a step: counting numbers that are not finite, conditional updates, and the dynamic loss scale."""
+"""Guarded updates: the count of non-finite elements, updates on a condition, and the dynamic loss scale."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from jobflow.ops.optimizer_updates import AdamUpdate, LambUpdate, SgdUpdate
 from jobflow.ops.pointwise import FLOATS, Pointwise, check_dtypes, sample_data
 from jobflow.ops.update import Assign, Updated
 
-#: The type of a count: what `GuardedUpdate` asks.
+#: the type of the count that `GuardedUpdate` reads
 COUNT = TensorType((1,), int64)
 
 
 class CountNotFinite(AxisReduction):
-    """n = how many elements of x are infinite or not a number; int64 of shape (1,)."""
+    """n = the number of infinite or NaN elements of x; int64 of shape (1,)."""
 
     sums = True
 
@@ -51,13 +51,13 @@ class CountNotFinite(AxisReduction):
 
 
 def count_not_finite(x: Tensor, *, name: str | None = None) -> Tensor:
-    """How many elements of x are infinite or not a number, as int64 of shape (1,)."""
+    """Return the number of infinite or NaN elements of x, as int64 of shape (1,)."""
     n: Tensor = apply(CountNotFinite(), x, name=name)
     return n
 
 
 class GuardedUpdate(Updated, Indexed):
-    """What the update `op` gives, unless the last input, a count, is not zero: then the variables stay as they are."""
+    """The update `op` if the last input, a count, is zero; otherwise the variables keep their values."""
 
     op: Updated
 
@@ -111,18 +111,17 @@ class GuardedUpdate(Updated, Indexed):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for op in (AdamUpdate(weight_decay=0.1), SgdUpdate(), LambUpdate(weight_decay=0.1), Assign()):
-            for given in op.samples():
+            for case in op.samples():
                 for bad in (0, 3):
-                    if given.op == op:
-                        yield sample(cls(op), *given.arrays, np.array([bad]), differentiable=())
+                    if case.op == op:
+                        yield sample(cls(op), *case.arrays, np.array([bad]), differentiable=())
 
 
 class LossScaleUpdate(Updated, Pointwise):
-    """scale', good' after a step: larger by `multiplier` (at most the largest float32) once `period` steps in a row were finite, smaller
-    (at least 1) after one that was not.
+    """scale', good' after a step: larger after `period` finite steps, smaller after a step that was not finite.
 
-    Inputs: scale; good, the number of finite steps since the scale last changed; and how many numbers of this step's gradients are
-    not finite.
+    The factor is `multiplier`; the scale stays between 1 and the largest float32.
+    Inputs: scale; good, the number of finite steps since the scale changed; and the number of non-finite elements in the gradients of this step.
     """
 
     period: int = 2000
@@ -147,7 +146,7 @@ class LossScaleUpdate(Updated, Pointwise):
         return Rule("1,1,1->1,1")
 
     def formula(self, f: Any, scale: Any, good: Any, bad: Any) -> Any:
-        skipped, wide = f.not_equal(bad, 0), f.cast(scale, float64)  # the largest float32 times the multiplier is none
+        skipped, wide = f.not_equal(bad, 0), f.cast(scale, float64)  # the largest float32 times the multiplier overflows float32
         finite = f.where(skipped, f.constant(0, int64), good + f.constant(1, int64))
         grows = f.greater_equal(finite, self.period)
         larger = f.where(grows, f.minimum(wide * self.multiplier, float32.largest), wide)
@@ -163,7 +162,7 @@ class LossScaleUpdate(Updated, Pointwise):
 
 
 class Halt(Assign):
-    """n' = bad: how many numbers were not finite, in the first step in which any was not.
+    """n' = bad: the number of non-finite elements in the first step that has any.
 
     Inputs: n; and bad, the count of this step's gradients plus n, so that all later steps are skipped as well.
     """

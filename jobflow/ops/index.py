@@ -1,8 +1,7 @@
-"""Look-up of rows by index, its gradient, and one-hot rows.
+"""Lookup of rows by index, its gradient, and one-hot rows.
 
-A number outside the range finds zeros, and is not counted when rows are summed.  That is what lets a table be split along
-the axis that is looked up: every rank answers for the rows it has, and the answers add up.  `offset` is the logical position of
-the first entry a rank has.
+An index out of range reads zeros, and sums of rows ignore it.  Therefore a table may be split along the indexed axis: every rank reads its own
+rows, and the results add up.  `offset` is the logical index of a rank's first row.
 """
 
 from __future__ import annotations
@@ -32,36 +31,42 @@ def _check_ids(what: str, ids: TensorType) -> None:
         raise DtypeError(f"{what}: the indices {ids} are not integers")
 
 
-def _positions(xp: Xp, ids: Array, offset: int, size: int) -> tuple[Array, Array]:
-    """Local positions forced into range, and which of them were in range."""
+def _clipped_indices(xp: Xp, ids: Array, offset: int, size: int) -> tuple[Array, Array]:
+    """Return the local indices clipped to the range, and the mask of those that were in range."""
     local = ids.astype(xp.int64) - offset
     return xp.clip(local, 0, max(size - 1, 0)), (local >= 0) & (local < size)
 
 
 def _sums_in(xp: Xp, dtype: Any) -> Any:
-    """The type to sum rows of `dtype` in: a GPU adds numbers at their places in half, single and double precision and in whole words only."""
+    """Return the type for sums of rows of `dtype`.
+
+    On a GPU, scattered addition exists only in half, single and double precision and in whole words.
+    """
     if dtype.kind == "f":
         return dtype
-    return xp.dtype(xp.float32 if dtype.kind == "V" else xp.uint64)  # whole numbers are the same modulo 2^64, of either sign
+    return xp.dtype(xp.float32 if dtype.kind == "V" else xp.uint64)  # integers of either sign are equal modulo 2^64
 
 
-def _add_at(xp: Xp, total: Array, at: Any, found: Array, values: Array) -> None:
-    """total[at] += values where found, once for each time that a place is named.  Choosing rows by a mask would make a GPU wait for their number."""
-    xp.add.at(total, at, xp.where(found, values, values.dtype.type(0)).astype(total.dtype, copy=False))
+def _add_at(xp: Xp, total: Array, at: Any, valid: Array, values: Array) -> None:
+    """Add `values` to total[at] where `valid`, once per occurrence of an index.
+
+    The values are masked rather than selected, because a GPU would have to wait for the number of selected rows.
+    """
+    xp.add.at(total, at, xp.where(valid, values, values.dtype.type(0)).astype(total.dtype, copy=False))
 
 
-def _parts(axis: int) -> tuple[Signature, ...]:
-    """Of rows that every rank has, each may add up those that belong to its part of the result; all of them, unless a part is asked for."""
+def _row_signatures(axis: int) -> tuple[Signature, ...]:
+    """Return the signatures in which every rank has all rows and sums those of its part of the result, or all of them."""
     return Signature((B, B), (B,)), Signature((B, B), (S(axis),))
 
 
-def _answers(axis: int, table: TensorType) -> tuple[Signature, ...]:
-    """Every rank may answer for the entries it has; the answers add up."""
+def _partial_signatures(axis: int, table: TensorType) -> tuple[Signature, ...]:
+    """Return the signature in which every rank reads its part of the table, and the results add up."""
     return (Signature((S(axis), B), (P,)),) if adds(table) else ()
 
 
 class LookUp(Indexed):
-    """An op that reads a table, its first input, at the places that its second one says: 0 for those that the table has not."""
+    """An op that reads a table, its first input, at the indices in its second; 0 for indices outside the table."""
 
     abstract = True
     table = "n"
@@ -70,7 +75,7 @@ class LookUp(Indexed):
         return ""
 
     def last(self, letters: str) -> str:
-        """The axes of the output, in its order."""
+        """Return the axes of the output, in its order."""
         return letters.partition("->")[2].lower()
 
     def expression(self, table: TensorType, ids: TensorType) -> tuple[Expression, ...]:  # type: ignore[override]
@@ -78,14 +83,14 @@ class LookUp(Indexed):
         zero, at = language.constant(0, table.dtype), language.cast(language.element(1, ids.dtype), int64)
         if not size:
             return (zero,)
-        offset: int = vars(self).get("offset", 0)  # of ops of which ranks may have a part of the table
+        offset: int = vars(self).get("offset", 0)  # only ops with a split table have an offset
         at = at - offset if offset else at
-        found = language.logical_and(language.less_equal(0, at), at < size)
-        return (language.where(found, language.looked_up(0, table.dtype, language.where(found, at, 0)), zero),)
+        inside = language.logical_and(language.less_equal(0, at), at < size)
+        return (language.where(inside, language.looked_up(0, table.dtype, language.where(inside, at, 0)), zero),)
 
 
 class Gather(LookUp):
-    """y[a..., i..., b...] = params[a..., ids[i...], b...], where `axis` counts the a's; 0 where ids is out of range"""
+    """y[a..., i..., b...] = params[a..., ids[i...], b...], where `axis` is the number of a's; 0 where ids is out of range"""
 
     precision = "any"
     axis: int
@@ -100,7 +105,7 @@ class Gather(LookUp):
     def rule(self, params: TensorType, ids: TensorType) -> Rule:
         before, rest = LETTERS[: self.axis], LETTERS[self.axis : params.ndim - 1]
         inner = LETTERS[params.ndim - 1 :][: ids.ndim]
-        return Rule(f"{before}N{rest},{inner}->{before}{inner}{rest}", linear=((0,),), also=_answers(self.axis, params))
+        return Rule(f"{before}N{rest},{inner}->{before}{inner}{rest}", linear=((0,),), also=_partial_signatures(self.axis, params))
 
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         return replace(self, offset=self.offset + inputs[0].start[self.axis])
@@ -121,23 +126,23 @@ class UnsortedSegmentSum(Op):
     axis: int
     size: int
     offset: int = 0
-    #: entries that this rank holds; None: all
+    #: number of entries on this rank; None for all
     local: int | None = None
 
     def infer(self, data: TensorType, ids: TensorType) -> TensorType:
         _check_ids("unsorted_segment_sum", ids)
         if data.shape[self.axis : self.axis + ids.ndim] != ids.shape:
-            raise ShapeError(f"unsorted_segment_sum: axes of {data} from {self.axis} on are not those of the ids {ids}")
+            raise ShapeError(f"unsorted_segment_sum: the axes of {data} from axis {self.axis} on must equal those of the ids {ids}")
         count = self.size if self.local is None else self.local
         return data.with_shape((*data.shape[: self.axis], count, *data.shape[self.axis + ids.ndim :]))
 
     def rule(self, data: TensorType, ids: TensorType) -> Rule:
         letters = LETTERS[: data.ndim]
         before, inner, rest = letters[: self.axis], letters[self.axis : self.axis + ids.ndim], letters[self.axis + ids.ndim :]
-        return Rule(f"{letters},{inner}->{before}N{rest}", linear=((0,),), also=_parts(self.axis))
+        return Rule(f"{letters},{inner}->{before}N{rest}", linear=((0,),), also=_row_signatures(self.axis))
 
     def _flat(self, data: Array, ids: Array) -> tuple[Array, Array]:
-        """The data with the segments' axes merged and in front, and the ids as a vector."""
+        """Return the data with the segments' axes merged and moved to the front, and the ids as a vector."""
         first = math.prod(data.shape[: self.axis])
         merged = data.reshape(first, ids.size, math.prod(data.shape[self.axis + ids.ndim :]))
         return merged.swapaxes(0, 1), ids.reshape(-1)
@@ -146,8 +151,8 @@ class UnsortedSegmentSum(Op):
         total = xp.zeros(y.shape, _sums_in(xp, y.dtype))
         if y.shape[self.axis] and data.size:
             rows, flat = self._flat(data, ids)
-            at, found = _positions(xp, flat, self.offset, y.shape[self.axis])
-            _add_at(xp, total.reshape(-1, total.shape[self.axis], rows.shape[2]).swapaxes(0, 1), at, found[:, None, None], rows)
+            at, valid = _clipped_indices(xp, flat, self.offset, y.shape[self.axis])
+            _add_at(xp, total.reshape(-1, total.shape[self.axis], rows.shape[2]).swapaxes(0, 1), at, valid[:, None, None], rows)
         y[...] = total
 
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
@@ -165,7 +170,7 @@ class UnsortedSegmentSum(Op):
 
 
 class DimGather(LookUp):
-    """y[..., j, ...] = x[..., ids[..., j, ...], ...] along `axis`; the other axes of x and ids agree; 0 where out of range"""
+    """y[..., j, ...] = x[..., ids[..., j, ...], ...] along `axis`; the other axes of x and ids are equal; 0 where ids is out of range"""
 
     precision = "any"
     axis: int
@@ -174,13 +179,13 @@ class DimGather(LookUp):
     def infer(self, x: TensorType, ids: TensorType) -> TensorType:
         _check_ids("dim_gather", ids)
         if x.ndim != ids.ndim or any(m != n for i, (m, n) in enumerate(zip(x.shape, ids.shape, strict=True)) if i != self.axis):
-            raise ShapeError(f"dim_gather: {x} and the indices {ids} differ in another axis than {self.axis}")
+            raise ShapeError(f"dim_gather: {x} and the indices {ids} may differ in size along axis {self.axis} only")
         return x.with_shape(ids.shape)
 
     def rule(self, x: TensorType, ids: TensorType) -> Rule:
         letters = LETTERS[: x.ndim]
         table = letters[: self.axis] + "N" + letters[self.axis + 1 :]
-        return Rule(f"{table},{letters}->{letters}", linear=((0,),), also=_answers(self.axis, x))
+        return Rule(f"{table},{letters}->{letters}", linear=((0,),), also=_partial_signatures(self.axis, x))
 
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         return replace(self, offset=self.offset + inputs[0].start[self.axis])
@@ -212,15 +217,15 @@ class DimScatterAdd(Op):
     def rule(self, data: TensorType, ids: TensorType) -> Rule:
         letters = LETTERS[: data.ndim]
         out = letters[: self.axis] + "N" + letters[self.axis + 1 :]
-        return Rule(f"{letters},{letters}->{out}", linear=((0,),), also=_parts(self.axis))
+        return Rule(f"{letters},{letters}->{out}", linear=((0,),), also=_row_signatures(self.axis))
 
     def kernel(self, xp: Xp, data: Array, ids: Array, y: Array) -> None:
         total = xp.zeros(y.shape, _sums_in(xp, y.dtype))
         if y.shape[self.axis] and data.size:
-            at, found = _positions(xp, ids, self.offset, y.shape[self.axis])
+            at, valid = _clipped_indices(xp, ids, self.offset, y.shape[self.axis])
             places = list(xp.indices(ids.shape))
             places[self.axis] = at
-            _add_at(xp, total, tuple(places), found, data)
+            _add_at(xp, total, tuple(places), valid, data)
         y[...] = total
 
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
@@ -237,7 +242,7 @@ class DimScatterAdd(Op):
 
 
 class OneHot(Indexed):
-    """y[..., k, ...] = on where ids[...] == k, else off; the new axis is `axis` of y, and `depth` long"""
+    """y[..., k, ...] = on where ids[...] == k, else off; the new axis is `axis` of y, of size `depth`"""
 
     depth: int
     axis: int
@@ -262,7 +267,7 @@ class OneHot(Indexed):
         return ""
 
     def last(self, letters: str) -> str:
-        """The axes of the output, in its order."""
+        """Return the axes of the output, in its order."""
         return letters.partition("->")[2].lower()
 
     def expression(self, ids: TensorType) -> tuple[Expression, ...]:  # type: ignore[override]
@@ -285,7 +290,7 @@ class OneHot(Indexed):
 
 
 class BatchGather(LookUp):
-    """y[a..., j, b...] = params[a..., ids[a..., j], b...], where `batch` counts the a's; 0 where out of range"""
+    """y[a..., j, b...] = params[a..., ids[a..., j], b...], where `batch` is the number of a's; 0 where ids is out of range"""
 
     precision = "any"
     batch: int
@@ -293,9 +298,7 @@ class BatchGather(LookUp):
     def infer(self, params: TensorType, ids: TensorType) -> TensorType:
         _check_ids("batch_gather", ids)
         if ids.ndim != self.batch + 1 or params.ndim <= self.batch or params.shape[: self.batch] != ids.shape[: self.batch]:
-            raise ShapeError(
-                f"batch_gather: {params} and the indices {ids} do not have {self.batch} leading axes in common (and the indices one more)"
-            )
+            raise ShapeError(f"batch_gather: {params} and the indices {ids} must share {self.batch} leading axes, and the indices have one more axis")
         return params.with_shape((*ids.shape, *params.shape[self.batch + 1 :]))
 
     def rule(self, params: TensorType, ids: TensorType) -> Rule:
@@ -320,7 +323,7 @@ class BatchSegmentSum(Op):
     def infer(self, data: TensorType, ids: TensorType) -> TensorType:
         _check_ids("batch_segment_sum", ids)
         if ids.ndim != self.batch + 1 or data.shape[: self.batch + 1] != ids.shape:
-            raise ShapeError(f"batch_segment_sum: {data} does not begin with the axes of the ids {ids}")
+            raise ShapeError(f"batch_segment_sum: {data} must begin with the axes of the ids {ids}")
         return data.with_shape((*data.shape[: self.batch], self.size, *data.shape[self.batch + 1 :]))
 
     def rule(self, data: TensorType, ids: TensorType) -> Rule:
@@ -330,10 +333,10 @@ class BatchSegmentSum(Op):
     def kernel(self, xp: Xp, data: Array, ids: Array, y: Array) -> None:
         total = xp.zeros(y.shape, _sums_in(xp, y.dtype))
         if y.size and data.size:
-            at, found = _positions(xp, ids, 0, self.size)
+            at, valid = _clipped_indices(xp, ids, 0, self.size)
             places = list(xp.indices(ids.shape))
             places[self.batch] = at
-            _add_at(xp, total, tuple(places), found.reshape(ids.shape + (1,) * (data.ndim - ids.ndim)), data)
+            _add_at(xp, total, tuple(places), valid.reshape(ids.shape + (1,) * (data.ndim - ids.ndim)), data)
         y[...] = total
 
     def grad(self, data: Tensor, ids: Tensor, y: Tensor, dy: Tensor) -> Grads:
@@ -345,33 +348,33 @@ class BatchSegmentSum(Op):
 
 
 def gather(params: Tensor, ids: Tensor, axis: int = 0, *, name: str | None = None) -> Tensor:
-    """The entries of `params` along `axis` with the numbers `ids`; zeros for numbers out of range."""
+    """Return the entries of `params` along `axis` at the indices `ids`; zeros for indices out of range."""
     at = normal_axis("gather", axis, params.tensor_type.ndim)
     return call(Gather(at), params, ids, name=name)
 
 
 def unsorted_segment_sum(data: Tensor, ids: Tensor, size: int, axis: int = 0, *, name: str | None = None) -> Tensor:
-    """The entries of `data` along `axis` (as many axes as `ids` has) summed into `size` segments; ids out of range are dropped."""
+    """Sum the entries of `data` along `axis` (as many axes as `ids` has) into `size` segments; ids out of range are ignored."""
     at = normal_axis("unsorted_segment_sum", axis, data.tensor_type.ndim - ids.tensor_type.ndim + 1)
     return call(UnsortedSegmentSum(at, size), data, ids, name=name)
 
 
 def dim_gather(x: Tensor, ids: Tensor, axis: int, *, name: str | None = None) -> Tensor:
-    """The elements of x along `axis` at the positions `ids`."""
+    """Return the elements of x along `axis` at the indices `ids`."""
     at = normal_axis("dim_gather", axis, x.tensor_type.ndim)
     return call(DimGather(at), x, ids, name=name)
 
 
 def batch_gather(params: Tensor, ids: Tensor, batch: int = 1, *, name: str | None = None) -> Tensor:
-    """The entries of `params` along axis `batch`, for each batch its own."""
+    """Return the entries of `params` along axis `batch`, with separate indices per batch."""
     return call(BatchGather(batch), params, ids, name=name)
 
 
 def batch_segment_sum(data: Tensor, ids: Tensor, size: int, *, name: str | None = None) -> Tensor:
-    """The entries of `data` along the last axis of `ids` summed into `size` segments, for each batch its own."""
+    """Sum the entries of `data` along the last axis of `ids` into `size` segments, separately per batch."""
     return call(BatchSegmentSum(ids.tensor_type.ndim - 1, size), data, ids, name=name)
 
 
 def one_hot(ids: Tensor, depth: int, *, dtype: DType, axis: int = -1, on: float = 1.0, off: float = 0.0, name: str | None = None) -> Tensor:
-    """Rows of `off` with one `on` at the position `ids`; all `off` if it is out of range."""
+    """Return rows of `off` with one `on` at the index `ids`; all `off` if the index is out of range."""
     return call(OneHot(depth, normal_axis("one_hot", axis, ids.tensor_type.ndim + 1), on, off, dtype), ids, name=name)

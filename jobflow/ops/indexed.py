@@ -1,4 +1,4 @@
-"""Ops with a formula that are not elementwise: rows of a tensor, sums of columns, numbers per channel."""
+"""Ops with a formula over rows of a tensor, sums of columns, or values per channel."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Indexed(Pointwise):
     """An op whose formula runs over the index space of its rule's letters."""
 
     abstract = True
-    #: the letter of the rule for the axis along which elements are looked up
+    #: the letter of the rule for the axis of a lookup
     table: ClassVar[str] = ""
 
     def row(self, letters: str) -> str:
-        """Which of the letters of the rule are the row: those of the axes that stay whole."""
-        return "".join(dict.fromkeys(letter for letter in letters if letter.isupper())).lower()
+        """Return the letters of the rule that form the row: those of the axes that stay whole."""
+        return "".join(dict.fromkeys(axis for axis in letters if axis.isupper())).lower()
 
     def last(self, letters: str) -> str:
-        """Where there is no row of several axes, the letters that come last in the space."""
+        """Return the letters that come last in the index space, if there is no row of several axes."""
         return ""
 
     def index_space(self, *types: TensorType) -> IndexSpace:
@@ -36,58 +36,58 @@ class Indexed(Pointwise):
 
     def kernel(self, xp: Xp, *arrays: Array) -> None:
         inputs, outputs = arrays[: len(arrays) - self.results], arrays[len(arrays) - self.results :]
-        made, space = facts_of(self, *map(type_of, inputs))
-        values = evaluate(made, [space.read(k, a) for k, a in enumerate(inputs)], xp, space.shape)
+        formulas, space = facts_of(self, *map(type_of, inputs))
+        values = evaluate(formulas, [space.read(k, a) for k, a in enumerate(inputs)], xp, space.shape)
         for k, (value, array) in enumerate(zip(values, outputs, strict=True), len(inputs)):
             space.write(k, value, array, xp)
 
 
 class AxisReduction(Indexed):
-    """An op of one input that has one value for all elements along the axes that its output has not; the formula says it of a row.
+    """A reduction of one input along the axes that its output lacks; the formula applies to one row.
 
-    A row is what these axes hold, where they are the last ones.  Sums over others are of columns: memory is read as it lies.
+    A row consists of the reduced axes if they are the last ones.  Sums along other axes are column sums, which read memory in order.
     """
 
     abstract = True
-    #: True if the formula is made of a sum
+    #: True if the formula contains a sum
     sums: ClassVar[bool] = False
 
     def _by_columns(self, spec: str) -> bool:
-        word, gone, _ = _gone(spec)
-        return self.sums and gone != "" and not word.endswith(gone)
+        word, reduced, _ = _split_letters(spec)
+        return self.sums and reduced != "" and not word.endswith(reduced)
 
     def row(self, letters: str) -> str:
-        _, gone, kept = _gone(letters)
-        return kept if self._by_columns(letters) else gone
+        _, reduced, remaining = _split_letters(letters)
+        return remaining if self._by_columns(letters) else reduced
 
     def expression(self, *types: TensorType) -> tuple[Expression, ...] | None:
-        made, spec = super().expression(*types), self.rule(*types).spec
-        assert made is not None, f"{self} has no formula"
+        formulas, spec = super().expression(*types), self.rule(*types).spec
+        assert formulas is not None, f"{self} has no formula"
         if self._by_columns(spec):
-            return tuple(_of_others(y, lambda x: language.column_sum(*x.arguments)) for y in made)
-        return made if _gone(spec)[1] or not types[0].ndim else tuple(_of_others(y, lambda x: x.arguments[0]) for y in made)
+            return tuple(_replace_reductions(y, lambda x: language.column_sum(*x.arguments)) for y in formulas)
+        return formulas if _split_letters(spec)[1] or not types[0].ndim else tuple(_replace_reductions(y, lambda x: x.arguments[0]) for y in formulas)
 
 
 def wide_sum(f: Any, x: Any) -> Any:
-    """The sum of a row that may be long: of float32 in float64, for rounding would add up along it."""
+    """Sum a possibly long row; float32 is summed in float64, because rounding errors accumulate."""
     return f.cast(f.row_sum(f.cast(x, float64)), x.dtype) if dtype_of(x.dtype) is float32 else f.row_sum(x)
 
 
-def _gone(spec: str) -> tuple[str, str, str]:
-    """The letters of the input of a rule, those that the output has not, and those that it has."""
-    word, _, kept = spec.lower().partition("->")
+def _split_letters(spec: str) -> tuple[str, str, str]:
+    """Return the letters of a rule's input, those that the output lacks, and those that it has."""
+    word, _, output = spec.lower().partition("->")
     word = word.replace("1", "")
-    return word, "".join(a for a in word if a not in kept), "".join(a for a in word if a in kept)
+    return word, "".join(a for a in word if a not in output), "".join(a for a in word if a in output)
 
 
-def _of_others(y: Expression, other: Callable[[Expression], Expression]) -> Expression:
-    """The expression with others in place of its reductions."""
+def _replace_reductions(y: Expression, other: Callable[[Expression], Expression]) -> Expression:
+    """Replace each reduction in the expression by `other` of it."""
     return language.replaced(y, {x: other(x) for x in language.in_order([y]) if x.primitive in ROWS})
 
 
 @lru_cache(4096)
 def facts_of(op: Indexed, *types: TensorType) -> tuple[tuple[Expression, ...], IndexSpace]:
-    """What an op computes, and where."""
-    made = op.expression(*types)
-    assert made is not None, f"{op} has no formula"
-    return made, op.index_space(*types)
+    """Return the formulas of an op and their index space."""
+    formulas = op.expression(*types)
+    assert formulas is not None, f"{op} has no formula"
+    return formulas, op.index_space(*types)

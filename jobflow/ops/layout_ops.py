@@ -1,8 +1,7 @@
-"""Operations on layouts: requests, conversions between the views, and the local steps of boxing.
+"""Operations on layouts: requests, conversions between the views, and the local steps of redistribution.
 
-The kernels here only copy.  What `ToLayout`, `ToLocal` and `ToGlobal` mean is decided when layouts are: a reader of
-`to_layout(x)` gets x in that layout; `to_local(x)` is each rank's part of x; `to_global(x)` is the logical tensor whose
-parts the ranks hold.
+The kernels here only copy.  Layout inference gives `ToLayout`, `ToLocal` and `ToGlobal` their meaning.  Readers of `to_layout(x)` receive x in
+that layout.  `to_local(x)` is each rank's shard of x.  `to_global(x)` is the logical tensor with the ranks' tensors as shards.
 """
 
 from __future__ import annotations
@@ -46,18 +45,18 @@ class Identity(ViewOp):
 
 
 class StaticShape(Identity):
-    """y = x, of which the program says that all ranks have the same shape."""
+    """y = x, which has the same shape on all ranks according to the program."""
 
 
 class ToLayout(Identity):
-    """y = x, read in `sbp`, one per mesh dimension; its gradient is requested in `grad_sbp`, or left free if that is None.
+    """y = x, read in `sbp`, one per mesh dimension; its gradient is requested in `grad_sbp`, or in any layout if that is None.
 
-    None for a mesh dimension is: as it lies.
+    None for a mesh dimension requests nothing.
     """
 
     sbp: tuple[Sbp | None, ...]
     grad_sbp: tuple[Sbp | None, ...] | None = None
-    #: the function by which the program requested the layout, whose readers must read it so; "" for those who may
+    #: the function by which the program required this layout of its readers; "" if the layout is a preference
     requested_by: str = ""
 
     def infer(self, x: TensorType) -> TensorType:
@@ -80,7 +79,7 @@ class ToLayout(Identity):
 
 
 class GradientLayout(Identity):
-    """y = x, in whatever layout; its gradient is requested in `sbp`, one per mesh dimension, None: as it lies."""
+    """y = x in any layout; its gradient is requested in `sbp`, one per mesh dimension, where None requests nothing."""
 
     sbp: tuple[Sbp | None, ...]
 
@@ -106,22 +105,25 @@ def _listed(sbp: tuple[Sbp | None, ...]) -> str:
 
 
 def dual(sbp: Sbp) -> Sbp:
-    """How the gradient of a tensor that crosses as `sbp` crosses back: copies add up, addends each get a copy."""
+    """Return the layout of the gradient of a tensor that is converted between the views in `sbp`.
+
+    Gradients of copies add up; each summand gets a copy of the gradient.
+    """
     if isinstance(sbp, Broadcast):
         return P
     if isinstance(sbp, Partial):
         if sbp.reduce is not SUM:
-            raise SbpError(f"a tensor that crosses between the views as {sbp} has no gradient; only P, B and S have")
+            raise SbpError(f"a tensor that is converted between the views in {sbp} has no gradient; use P, B or S")
         return B
     return sbp
 
 
 class ViewConversion(Identity):
-    """Between a logical tensor in `sbp` and its parts, one on each of `ranks` ranks; split parts all have one shape."""
+    """A conversion between a logical tensor in `sbp` and its shards on `ranks` ranks; the shards of a split axis have equal sizes."""
 
     abstract: ClassVar[bool] = True
     sbp: tuple[Sbp, ...] = (B,)
-    #: how many parts a split axis has; the tracer says it
+    #: number of shards of a split axis, set by the tracer
     ranks: int = 1
 
     def __str__(self) -> str:
@@ -129,7 +131,7 @@ class ViewConversion(Identity):
 
     @property
     def axes(self) -> list[int]:
-        """The axes that are split."""
+        """The split axes."""
         return [sbp.axis for sbp in self.sbp if isinstance(sbp, Split)]
 
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
@@ -137,7 +139,7 @@ class ViewConversion(Identity):
 
 
 class ToLocal(ViewConversion):
-    """Each rank's part of a logical tensor that is read in `sbp`, as a tensor of its own in the mirrored view."""
+    """The shards of a logical tensor, read in `sbp`, as separate tensors in the mirrored view."""
 
     def infer(self, x: TensorType) -> TensorType:
         shape = list(x.shape)
@@ -158,13 +160,13 @@ class ToLocal(ViewConversion):
 
 
 class ToGlobal(ViewConversion):
-    """The logical tensor whose parts, in `sbp`, are the ranks' tensors of the mirrored view."""
+    """The logical tensor whose shards, in `sbp`, are the ranks' tensors of the mirrored view."""
 
     def infer(self, x: TensorType) -> TensorType:
         shape = list(x.shape)
         for axis in self.axes:
             if axis >= x.ndim:
-                raise ShapeError(f"toglobal: x {x} has no axis {axis} along which the ranks' tensors could follow each other")
+                raise ShapeError(f"toglobal: x {x} has no axis {axis} along which to concatenate the ranks' tensors")
             shape[axis] *= self.ranks
         return x.with_shape(tuple(shape))
 
@@ -177,25 +179,25 @@ class ToGlobal(ViewConversion):
 
 
 def to_layout(x: Tensor, *sbp: Sbp, grad: tuple[Sbp, ...] | None = None, requested_by: str = "", name: str | None = None) -> Tensor:
-    """x, read in `sbp`, one per mesh dimension; `requested_by` as in ToLayout."""
+    """Request `sbp`, one per mesh dimension, for the readers of x; `requested_by` as in ToLayout."""
     result: Tensor = apply(ToLayout(sbp, grad, requested_by), x, name=name)
     return result
 
 
 def to_local(x: Tensor, *sbp: Sbp, name: str | None = None) -> Tensor:
-    """Each rank's part of the logical tensor x, read in `sbp`."""
+    """Return each rank's shard of the logical tensor x, read in `sbp`."""
     result: Tensor = apply(ToLocal(sbp or (B,)), x, name=name)
     return result
 
 
 def to_global(x: Tensor, *sbp: Sbp, name: str | None = None) -> Tensor:
-    """The logical tensor whose parts the ranks' x are."""
+    """Return the logical tensor whose shards are the ranks' tensors x."""
     result: Tensor = apply(ToGlobal(sbp), x, name=name)
     return result
 
 
 class SliceBox(ViewOp):
-    """y = x[starts:stops], on every axis: a part of what this rank holds."""
+    """y = x[starts:stops], on every axis: a part of the rank's shard."""
 
     starts: tuple[int, ...]
     stops: tuple[int, ...]
@@ -216,7 +218,7 @@ class SliceBox(ViewOp):
 
 
 class FillIdentity(Op):
-    """y[...] = the value that changes nothing under `reduce`: the part of a rank that adds nothing to a partial tensor."""
+    """y[...] = the identity of `reduce`: the shard of a rank without a contribution to a partial tensor."""
 
     shape: tuple[int, ...]
     dtype: DType
@@ -239,15 +241,15 @@ class FillIdentity(Op):
 
 
 def pieces(axis: int, counts: tuple[int, ...], shape: tuple[int, ...]) -> Iterator[tuple[slice, tuple[slice, ...]]]:
-    """Per piece along `axis` of a tensor of `shape`: where it lies in the flat array of all pieces, and in the tensor."""
+    """Yield (slice of the flat array of all pieces, index in the tensor) of each piece along `axis`."""
     rest = math.prod(shape[:axis] + shape[axis + 1 :])
     stops = list(accumulate(counts))
     for count, stop in zip(counts, stops, strict=True):
         yield slice((stop - count) * rest, stop * rest), (slice(None),) * axis + (slice(stop - count, stop),)
 
 
-def one_after_another(axis: int, counts: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """True if the pieces along `axis` already lie one after another in a C-ordered array."""
+def contiguous_pieces(axis: int, counts: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Return True if the pieces along `axis` are contiguous in a C-ordered array."""
     return math.prod(shape[:axis]) <= 1 or sum(count > 0 for count in counts) <= 1
 
 
@@ -257,7 +259,7 @@ def _copied(op: PackPieces | UnpackPieces | Assemble, xp: Xp, *arrays: Array) ->
 
 
 class PackPieces(ViewOp):
-    """y = the pieces of x along `axis`, of counts[i] elements there, each C-ordered, one after another."""
+    """y = the flattened pieces of x along `axis`, with counts[i] elements along it, one after another."""
 
     axis: int
     counts: tuple[int, ...]
@@ -269,7 +271,7 @@ class PackPieces(ViewOp):
         return Rule(f"{WHOLE[: x.ndim]}->{WHOLE[0]}")
 
     def view(self, x: Array) -> Array:
-        if not one_after_another(self.axis, self.counts, x.shape):
+        if not contiguous_pieces(self.axis, self.counts, x.shape):
             raise ValueError("the pieces do not lie one after another")
         flat = x.reshape((x.size,), copy=False)
         if x.size > 1 and flat.strides[0] != x.itemsize:
@@ -277,7 +279,7 @@ class PackPieces(ViewOp):
         return flat
 
     def copies(self, x: Array, y: Array) -> Iterator[tuple[Array, Array]]:
-        """Parts of y, and what is copied there."""
+        """Yield (part of y, its source in x)."""
         for flat, box in pieces(self.axis, self.counts, x.shape):
             part = x[box]
             yield y[flat].reshape(part.shape), part
@@ -293,7 +295,7 @@ class PackPieces(ViewOp):
 
 
 class PackColumns(ViewOp):
-    """y = the columns of the matrix x, one after another; nothing to do where memory has x column by column."""
+    """y = the columns of the matrix x, one after another; a view if x is in Fortran order."""
 
     def infer(self, x: TensorType) -> TensorType:
         return x.with_shape((x.size,))
@@ -326,12 +328,12 @@ class UnpackPieces(ViewOp):
         return Rule(f"{WHOLE[0]}->{WHOLE[: len(self.shape)]}")
 
     def view(self, x: Array) -> Array:
-        if not one_after_another(self.axis, self.counts, self.shape):
+        if not contiguous_pieces(self.axis, self.counts, self.shape):
             raise ValueError("the pieces do not lie one after another")
         return x.reshape(self.shape, copy=False)
 
     def copies(self, x: Array, y: Array) -> Iterator[tuple[Array, Array]]:
-        """Parts of y, and what is copied there."""
+        """Yield (part of y, its source in x)."""
         for flat, box in pieces(self.axis, self.counts, self.shape):
             to = y[box]
             yield to, x[flat].reshape(to.shape)
@@ -347,7 +349,7 @@ class UnpackPieces(ViewOp):
 
 
 class Assemble(Op):
-    """y[boxes[i]] = x_i, for all i, in order: an output of `shape` put together from boxes of it."""
+    """y[boxes[i]] = x_i, for all i in order: an output of `shape` assembled from boxes."""
 
     shape: tuple[int, ...]
     boxes: tuple[Box, ...]
@@ -372,7 +374,7 @@ class Assemble(Op):
 
 
 class Copy(Op):
-    """y = x, in memory of its own."""
+    """y = x, in separate memory."""
 
     def infer(self, x: TensorType) -> TensorType:
         return x

@@ -1,6 +1,6 @@
-"""Learning rates as formulas of the number of steps made, in float64, from which jobs and optimizers over tensors make their schedules.
+"""Learning rates as formulas of the number of completed steps, in float64; the basis of the schedules of jobs and optimizers.
 
-The number of steps is a number, or an expression of float64, and so is the rate: a GPU computes it where the step is stored.
+The number of steps is a float or an expression of float64, and so is the rate.  A GPU evaluates the expression where the step is stored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _float(x: Any) -> float:
 
 
 def chosen(condition: Any, first: Callable[[], Any], second: Callable[[], Any]) -> Any:
-    """first() where the condition holds, else second()"""
+    """Return first() if the condition holds, else second()."""
     if isinstance(condition, Expression):
         yes, no = first(), second()
         return language.where(condition, yes if isinstance(yes, Expression) else language.constant(yes, float64), no)
@@ -37,14 +37,14 @@ def chosen(condition: Any, first: Callable[[], Any], second: Callable[[], Any]) 
 
 
 def piece(boundaries: Sequence[float], values: Sequence[float], step: Any) -> Any:
-    """values[i] for the first i with step <= boundaries[i], else the last value"""
+    """Return values[i] for the first i with step <= boundaries[i], else the last value."""
     if not boundaries:
         return values[0]
     return chosen(step <= boundaries[0], lambda: values[0], lambda: piece(boundaries[1:], values[1:], step))
 
 
 def rising(base_lr: float, step: float, steps: float, start: float, end: float = 1.0) -> float:
-    """base_lr times what goes evenly from start to end within `steps` steps"""
+    """Return base_lr times a factor that changes linearly from start to end within `steps` steps."""
     return base_lr * (start + (end - start) * step / steps)
 
 
@@ -53,37 +53,37 @@ def _periods(step: int, steps: float, staircase: bool) -> float:
 
 
 def exponential(base_lr: float, step: int, steps: float, decay_rate: float, staircase: bool = False) -> float:
-    """base_lr decay_rate^p, p = step / steps, rounded down when `staircase`"""
+    """Return base_lr decay_rate^p, where p = step / steps, rounded down if `staircase`."""
     return _float(base_lr * decay_rate ** _periods(step, steps, staircase))
 
 
 def inverse_time(base_lr: float, step: int, steps: float, decay_rate: float, staircase: bool) -> float:
-    """base_lr / (1 + decay_rate p), p as above"""
+    """Return base_lr / (1 + decay_rate p), with p as in `exponential`."""
     return base_lr / (1 + decay_rate * _periods(step, steps, staircase))
 
 
 def natural_exponential(base_lr: float, step: int, steps: float, decay_rate: float, staircase: bool) -> float:
-    """base_lr exp(-decay_rate p), p as above"""
+    """Return base_lr exp(-decay_rate p), with p as in `exponential`."""
     return base_lr * _exp(-decay_rate * _periods(step, steps, staircase))
 
 
 def cosine(base_lr: float, step: int, steps: float, alpha: float) -> float:
-    """base_lr ((1 - alpha) (1 + cos(pi s / steps)) / 2 + alpha), s = min(step, steps)"""
+    """Return base_lr ((1 - alpha) (1 + cos(pi s / steps)) / 2 + alpha), where s = min(step, steps)."""
     return base_lr * ((1 - alpha) * 0.5 * (1 + _cos(math.pi * _least(step, steps) / steps)) + alpha)
 
 
 def annealing(base_lr: float, step: int, steps: float, end: float) -> float:
-    """end + (base_lr - end) (1 + cos(pi step / steps)) / 2, which rises again after `steps`"""
+    """Return end + (base_lr - end) (1 + cos(pi step / steps)) / 2, which rises again after `steps`."""
     return end + (base_lr - end) * (1 + _cos(math.pi * step / steps)) / 2
 
 
 def linear_cosine(base_lr: float, step: int, steps: float, num_periods: float, alpha: float, beta: float) -> float:
-    """base_lr ((alpha + (steps - s) / steps) (1 + cos(2 pi num_periods s / steps)) / 2 + beta), s = min(step, steps)"""
+    """Return base_lr ((alpha + (steps - s) / steps) (1 + cos(2 pi num_periods s / steps)) / 2 + beta), where s = min(step, steps)."""
     s = _least(step, steps)
     return base_lr * ((alpha + (steps - s) / steps) * (0.5 * (1 + _cos(2 * math.pi * num_periods * s / steps))) + beta)
 
 
 def polynomial(base_lr: float, step: int, steps: float, end_learning_rate: float, power: float, cycle: bool) -> float:
-    """(base_lr - end) (1 - min(step, d) / d)^power + end, d = steps, or with `cycle` the next multiple of it"""
+    """Return (base_lr - end) (1 - min(step, d) / d)^power + end, where d is `steps`, or with `cycle` the next multiple of it."""
     d = steps * _most(1, _ceil(step / steps)) if cycle else steps
     return _float((base_lr - end_learning_rate) * (1 - _least(step, d) / d) ** power + end_learning_rate)

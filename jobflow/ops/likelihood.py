@@ -2,8 +2,8 @@
 
     loss[n...] = -x[n, label[n...], ...]        0 where the label is `ignored`
 
-The function refuses a label that is neither a class nor `ignored` (`ops.runtime_assertions`).  Classes may be split: a rank then answers for
-those it has.
+The function rejects a label that is neither a class nor `ignored` (`ops.runtime_assertions`).  If the classes are split, each rank computes the
+losses of its own classes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WHAT = "negative_log_likelihood"
 
 
 def _marks(ndim: int, axis: int) -> tuple[str, str]:
-    """Letters of the labels' axes, and of the log-probabilities'."""
+    """Return the letters of the labels' axes, and those of the log-probabilities' axes."""
     whole = LETTERS[:ndim]
     return whole[:axis] + whole[axis + 1 :], whole
 
@@ -81,13 +81,13 @@ class NegativeLogLikelihood(Indexed):
 
 
 class NegativeLogLikelihoodGrad(Indexed):
-    """dx[n, c] = -dloss[n] where c is label[n], else 0; of `size` classes on `axis`"""
+    """dx[n, c] = -dloss[n] where c is label[n], else 0; `axis` has `size` classes"""
 
     axis: int
     size: int
     ignored: int | None = None
     offset: int = 0
-    #: of all ranks, where this one holds a part of them
+    #: number of classes of all ranks, if this rank holds some of them
     classes: int | None = None
 
     def infer(self, labels: TensorType, dloss: TensorType) -> TensorType:
@@ -122,7 +122,10 @@ class NegativeLogLikelihoodGrad(Indexed):
 def negative_log_likelihood(
     x: Tensor, labels: Tensor, axis: int = 1, ignored: int | None = None, *, what: str = WHAT, name: str | None = None
 ) -> Tensor:
-    """Loss per label from log-probabilities x with the classes on `axis`; 0 where the label is `ignored`.  Other labels are refused for `what`."""
+    """Return the loss per label from log-probabilities x with the classes on `axis`; 0 where the label is `ignored`.
+
+    Errors for other labels name the function `what`.
+    """
     at = normal_axis(WHAT, axis, x.tensor_type.ndim)
     if labels.tensor_type.dtype.is_integer:
         labels = check(class_assertion(what, x.tensor_type.shape[at], ignored), labels)

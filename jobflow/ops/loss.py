@@ -1,7 +1,7 @@
-"""Losses with one number per sample, not averaged.  Losses per element are in elementwise_loss.
+"""Losses per sample, without a reduction over samples.  Losses per element are in elementwise_loss.
 
-p = softmax(logits) along the last axis.  Probabilities enter logarithms as max(p, 1e-20).  The sparse losses take labels of any
-integer type, one per sample; their functions have labels checked (`ops.runtime_assertions`), and the ops take labels to be classes.
+p = softmax(logits) along the last axis.  Logarithms are taken of max(p, 1e-20).  The sparse losses take integer labels, one per sample.  Their
+functions check labels at run time (`ops.runtime_assertions`); the ops assume that labels are classes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from jobflow.ops.shape import expand_dims
 from jobflow.ops.softmax import SoftmaxGrad
 from jobflow.ops.transcendental import exp, log, sin
 
-#: the smallest probability that a logarithm sees
+#: the lower bound of probabilities in logarithms
 TINY = 1e-20
 WHAT = "sparse_softmax_cross_entropy"
 
@@ -52,12 +52,12 @@ def _softmax(f: Any, logits: Any) -> Any:
 
 
 def _loss(f: Any, prob: Any, at: Any) -> Any:
-    """-log of the probability of a class; 0 where the row has no such class."""
+    """Return -log of the probability of a class; 0 if the row has no such class."""
     return f.row_sum(f.where(_hit(f, at), -f.log(f.maximum(prob, TINY)), 0.0))
 
 
 def _from(f: Any, labels: Any, offset: int) -> Any:
-    """Which of the classes from `offset` on the labels are."""
+    """Return the labels relative to the class `offset`."""
     return f.cast(labels, int64) - offset if offset else labels
 
 
@@ -66,7 +66,7 @@ def _hit(f: Any, at: Any) -> Any:
 
 
 def _classes(x: TensorType) -> tuple[str, str]:
-    """Letters of the samples' axes, and of the whole tensor, of which the classes stay whole."""
+    """Return the letters of the samples' axes, and those of the whole tensor, in which the axis of the classes stays whole."""
     return LETTERS[: x.ndim - 1], LETTERS[: x.ndim - 1] + "Z"
 
 
@@ -75,12 +75,12 @@ def _column(x: Tensor) -> Tensor:
 
 
 def _hits(labels: Tensor, x: Tensor) -> Tensor:
-    """1 at the labels' places in x, else 0."""
+    """Return the one-hot labels in the shape of x."""
     return one_hot(labels, x.tensor_type.shape[-1], dtype=x.tensor_type.dtype)
 
 
 def _from_prob(logits: Tensor, prob: Tensor, dprob: Tensor | None, rest: Tensor | None) -> Tensor | None:
-    """The gradient of logits through prob, added to the rest."""
+    """Add the gradient of logits through prob to `rest`."""
     if dprob is None:
         return rest
     through = call(SoftmaxGrad(logits.tensor_type.ndim - 1), prob, dprob)
@@ -122,7 +122,7 @@ class SparseSoftmaxCrossEntropy(Indexed):
 class SparseSoftmaxCrossEntropyGrad(Indexed):
     """dlogits[n, c] = (prob[n, c] - [offset + c = label[n]]) dloss[n].
 
-    The classes may be split: a rank then holds those from `offset` on, of `classes` in all (None: it holds all).
+    If the classes are split, a rank has those from `offset` on, of `classes` in total; None if a rank has all classes.
     """
 
     offset: int = 0
@@ -160,7 +160,7 @@ Split = TypeVar("Split", "SparseSoftmaxCrossEntropyGrad", "SplitCrossEntropy", "
 
 
 def _own_classes(op: Split, box: Box) -> Split:
-    """The op for a rank that holds the classes of this box."""
+    """Return the op for a rank with the classes of this box."""
     (start, stop), classes = box.spans[-1], box.whole[-1]
     return op if stop - start == classes else replace(op, offset=start, classes=classes)
 
@@ -193,8 +193,8 @@ class SumExp(Indexed):
 class SplitCrossEntropy(Indexed):
     """prob[n, c] = exp(logits[n, c] - top[n]) / total[n], loss[n] = -log max(prob[n, label[n] - offset], 1e-20), or 0 for a label of another rank.
 
-    The same as SparseSoftmaxCrossEntropy where top and total are those of the logits, but the classes may be split.  The
-    gradient of the logits goes through top and total, and these get none.
+    Equals SparseSoftmaxCrossEntropy if top and total are those of the logits, but the classes may be split.  The gradient of the logits includes
+    their effect on top and total, which get no gradient.
     """
 
     offset: int = 0
@@ -235,7 +235,7 @@ class SplitCrossEntropy(Indexed):
 class SoftmaxCrossEntropy(Indexed):
     """prob = softmax(logits), loss[n] = -sum_c labels[n, c] log max(prob[n, c], 1e-20).
 
-    `sums_to_one`: the gradient takes the labels of a row to sum to 1, whether they do or not.
+    `sums_to_one`: the gradient assumes that the labels of each row sum to 1.
     """
 
     sums_to_one: bool = False
@@ -300,7 +300,7 @@ class SoftmaxCrossEntropyGrad(Indexed):
 
 
 class SparseCrossEntropy(Indexed):
-    """loss[n] = -log max(prob[n, label[n] - offset], 1e-20), of probabilities; 0 for a label of another rank where the classes are split."""
+    """loss[n] = -log max(prob[n, label[n] - offset], 1e-20); 0 for a label of another rank if the classes are split."""
 
     offset: int = 0
     classes: int | None = None
@@ -363,10 +363,10 @@ class SparseCrossEntropyGrad(Indexed):
 
 
 class CombinedMargin(Indexed):
-    """theta[n] = acos x[n, label[n]], y[n, label[n]] = cos(m1 theta[n] + m2) - m3, and y = x elsewhere: x has a cosine for each class.
+    """theta[n] = acos x[n, label[n]], y[n, label[n]] = cos(m1 theta[n] + m2) - m3, and y = x elsewhere; x contains a cosine per class.
 
-    The classes may be split: for a label of another rank theta is 0 there, and the row is as it was.  A cosine that rounding made
-    larger than 1 has the angle 0; a margin of the cosine alone, m1 = 1 and m2 = 0, asks for no angle.
+    If the classes are split, a label of another rank has theta 0 and leaves the row unchanged.  A cosine above 1 due to rounding has the angle 0.
+    A margin of the cosine alone, with m1 = 1 and m2 = 0, needs no angle.
     """
 
     m1: float = 1.0
@@ -451,7 +451,7 @@ class CombinedMarginGrad(Indexed):
 
 
 def combined_margin_grad(theta: Tensor, labels: Tensor, dy: Tensor, m1: float, m2: float) -> Tensor:
-    """The gradient of x, of what `CombinedMargin` makes of it."""
+    """Return the gradient of x of `CombinedMargin` from the gradient of y."""
     return dy if (m1, m2) == (1, 0) else call(CombinedMarginGrad(m1, m2), theta, labels, dy)
 
 
@@ -463,37 +463,37 @@ def _class_labels(what: str, labels: Tensor, scores: Tensor) -> Tensor:
 
 
 def sparse_softmax_cross_entropy(logits: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:
-    """Loss per label; labels are integers, one per row of logits."""
+    """Return the loss per label; labels are integers, one per row of logits."""
     loss: Tensor = apply(SparseSoftmaxCrossEntropy(), logits, _class_labels(WHAT, labels, logits), name=name)[0]
     return loss
 
 
 def split_sparse_softmax_cross_entropy(logits: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:
-    """The same loss by ops that let the classes be split: the ranks exchange a maximum and a sum per row instead of the logits."""
+    """Return the loss per label by ops that accept split classes: ranks exchange a maximum and a sum per row instead of the logits."""
     return by_classes(logits, _class_labels(WHAT, labels, logits), name=name)[0]
 
 
 def by_classes(logits: Tensor, labels: Tensor, *, name: str | None = None) -> tuple[Tensor, Tensor]:
-    """(loss, prob) of a sparse softmax cross entropy by such ops."""
+    """Return (loss, prob) of a sparse softmax cross entropy by ops that accept split classes."""
     top = reduce_max(logits, (logits.tensor_type.ndim - 1,))
     loss, prob = apply(SplitCrossEntropy(), logits, labels, top, call(SumExp(), logits, top), name=name)
     return loss, prob
 
 
 def softmax_cross_entropy(logits: Tensor, labels: Tensor, *, sums_to_one: bool = False, name: str | None = None) -> Tensor:
-    """Loss per row of logits; labels are a distribution over the classes, as which the gradient takes them with `sums_to_one`."""
+    """Return the loss per row of logits; labels are a distribution over the classes, which the gradient assumes with `sums_to_one`."""
     loss: Tensor = apply(SoftmaxCrossEntropy(sums_to_one), logits, labels, name=name)[0]
     return loss
 
 
 def sparse_cross_entropy(prob: Tensor, labels: Tensor, *, name: str | None = None) -> Tensor:
-    """Loss per label, of probabilities; labels are integers."""
+    """Return the loss per label from probabilities; labels are integers."""
     return call(SparseCrossEntropy(), prob, _class_labels("sparse_cross_entropy", labels, prob), name=name)
 
 
 def combined_margin(
     x: Tensor, labels: Tensor, m1: float = 1.0, m2: float = 0.0, m3: float = 0.0, *, name: str | None = None
 ) -> tuple[Tensor, Tensor]:
-    """x with a margin at the labels, one per row of x, and the labels' angles."""
+    """Return x with a margin at the labels, one label per row of x, and the labels' angles."""
     y, theta = apply(CombinedMargin(m1, m2, m3), x, _class_labels("combined_margin_loss", labels, x), name=name)
     return y, theta

@@ -1,4 +1,4 @@
-"""Replacing the elements that a mask selects."""
+"""Replacement of the elements that a mask selects."""
 
 from __future__ import annotations
 
@@ -47,5 +47,5 @@ class MaskedFill(Pointwise):
 
 
 def masked_fill(x: Tensor, mask: Tensor, value: float, *, name: str | None = None) -> Tensor:
-    """x with `value` where the mask holds."""
+    """Return x with `value` where the mask holds."""
     return call(MaskedFill(value), x, mask, name=name)

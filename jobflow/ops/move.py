@@ -1,4 +1,4 @@
-"""Elements moved along axes: rolled around, or repeated beyond the edges."""
+"""Ops that roll elements along axes, or repeat them beyond the edges."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from jobflow.core.types import Array, Tensor, TensorType, Xp
 from jobflow.ops.op import LETTERS, Grads, Op, Sample, adds, normal_axis, sample
 from jobflow.ops.pointwise import call, sample_data
 
-#: What lies beyond an edge: reflect: a b c | b a;  edge: a b c | c c;  wrap: a b c | a b.
+#: the elements beyond an edge: reflect: a b c | b a;  edge: a b c | c c;  wrap: a b c | a b
 Mode = Literal["reflect", "edge", "wrap"]
 
 
 def _rule(moved: Sequence[bool], x: TensorType) -> Rule:
-    """Axes that are left alone may be split."""
+    """Return a rule in which only the axes without a change may be split."""
     word = "".join(LETTERS[i].upper() if yes else LETTERS[i] for i, yes in enumerate(moved))
     return Rule(f"{word or '1'}->{word}", linear=((0,),) if adds(x) else ())
 
@@ -52,7 +52,7 @@ class Roll(Op):
 
 
 class _Edges(Op):
-    """pairs[i] = elements before and after along axis i"""
+    """A padding with elements of x; pairs[i] is the number of elements before and after axis i."""
 
     abstract = True
     precision = "any"
@@ -66,18 +66,18 @@ class _Edges(Op):
         for axis, (n, pair) in enumerate(zip(x.shape, self.pairs, strict=True)):
             there = {"reflect": max(n - 1, 0), "wrap": n, "edge": max(pair) if n else 0}[self.mode]
             if max(pair) > there:
-                raise ShapeError(f"{what}: {pair} elements beyond axis {axis} of {x} are more than the {there} that there are")
+                raise ShapeError(f"{what}: {pair} elements beyond axis {axis} of {x} exceed the {there} available ones")
         return x.with_shape(tuple(a + n + b for n, (a, b) in zip(x.shape, self.pairs, strict=True)))
 
     def sources(self, shape: Sequence[int]) -> Iterator[tuple[int, Array]]:
-        """Each axis that grows, with the position in x of every element of y."""
+        """Yield the axes that grow, each with the index in x of every element of y."""
         for axis, (n, pair) in enumerate(zip(shape, self.pairs, strict=True)):
             if pair != (0, 0):
                 yield axis, np.pad(np.arange(n), pair, self.mode)
 
 
 class PadEdges(_Edges):
-    """y = x surrounded by elements of x: mirrored without the outermost, the outermost repeated, or those of the other end"""
+    """y = x surrounded by elements of x: mirrored without the edge, the edge repeated, or elements of the opposite end"""
 
     def infer(self, x: TensorType) -> TensorType:
         return self._larger(x)
@@ -104,7 +104,7 @@ class PadEdges(_Edges):
 
 
 class PadEdgesGrad(_Edges):
-    """dx = dy with what lies beyond the edges added where it came from; the adjoint of PadEdges"""
+    """dx = dy with the elements beyond the edges added to their sources; the adjoint of PadEdges"""
 
     def infer(self, dy: TensorType) -> TensorType:
         inner = tuple(n - a - b for n, (a, b) in zip(dy.shape, self.pairs, strict=False))
@@ -140,7 +140,7 @@ class PadEdgesGrad(_Edges):
 
 
 def roll(x: Tensor, shifts: Sequence[int], axes: Sequence[int], *, name: str | None = None) -> Tensor:
-    """x with the elements along axes[i] moved on by shifts[i], those that leave at the end coming in at the beginning."""
+    """Shift the elements of x along axes[i] by shifts[i], cyclically."""
     each = [0] * x.tensor_type.ndim
     for shift, axis in zip(shifts, axes, strict=True):
         each[normal_axis("roll", axis, len(each))] += shift
@@ -148,5 +148,5 @@ def roll(x: Tensor, shifts: Sequence[int], axes: Sequence[int], *, name: str | N
 
 
 def pad_edges(x: Tensor, pairs: Sequence[tuple[int, int]], mode: Mode, *, name: str | None = None) -> Tensor:
-    """x with pairs[i] = (before, after) elements of its own along axis i: "reflect", "edge" or "wrap"."""
+    """Pad x with pairs[i] = (before, after) of its own elements along axis i; the mode is "reflect", "edge" or "wrap"."""
     return call(PadEdges(tuple((int(a), int(b)) for a, b in pairs), mode), x, name=name)

@@ -1,4 +1,4 @@
-"""Layer normalisation and l2 normalisation: statistics over the last axes of each sample.  Batch normalisation is in batch_norm."""
+"""Layer, RMS and L2 normalization: statistics over the last axes, or one axis, of each sample.  Batch normalization is in batch_norm."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ def _count(f: Any, x: Any) -> Any:
 
 
 def _mean(f: Any, x: Any) -> Any:
-    """Of every row; 0 of rows of nothing."""
+    """Return the mean of every row; 0 for empty rows."""
     return f.row_sum(x) / _count(f, x)
 
 
 def _statistics(f: Any, x: Any, epsilon: float) -> tuple[Any, Any, Any]:
-    """Mean of a row, what its elements are away from it, and 1 / sqrt(variance + epsilon)."""
+    """Return the mean of a row, its elements minus the mean, and 1 / sqrt(variance + epsilon)."""
     mean = _mean(f, x)
     centred = x - mean
     return mean, centred, f.rsqrt(_mean(f, centred * centred) + epsilon)
 
 
 def _through_statistics(begin: int, x: Tensor, mean: Tensor, inv_std: Tensor, dmean: Tensor | None, dinv: Tensor | None) -> Tensor:
-    """What the gradients of the statistics of rows of x are as one of x."""
+    """Return the gradient of x from the gradients of the statistics of its rows."""
     return call(RowStatisticsGrad(begin), x, mean, inv_std, *(fill_like(mean, 0.0) if part is None else part for part in (dmean, dinv)))
 
 
 class RowNorm(Indexed):
-    """What the layer-norm ops share: the axes from `begin` on are one row, whose statistics are taken."""
+    """Base class of the layer-norm ops, in which the axes from `begin` on form a row."""
 
     abstract = True
     begin: int
 
     def _words(self, x: TensorType) -> tuple[str, str, str]:
-        """Letters of a tensor like x, of one number per row, and of parameters per element of a row."""
+        """Return the letters of a tensor like x, of one value per row, and of parameters per element of a row."""
         rows, whole = LETTERS[: self.begin], LETTERS[self.begin : x.ndim].upper()
         return rows + whole, rows, whole
 
@@ -57,7 +57,7 @@ class RowNorm(Indexed):
 class LayerNorm(RowNorm):
     """y = (x - mean) inv_std gamma + beta, mean and inv_std = 1 / sqrt(variance + epsilon) of every row.
 
-    Outputs: y, mean, inv_std.  A row is what the axes from `begin` on hold; gamma and beta are of its shape.
+    Outputs: y, mean, inv_std.  A row consists of the axes from `begin` on; gamma and beta have its shape.
     """
 
     precision = "follows"
@@ -68,7 +68,7 @@ class LayerNorm(RowNorm):
         check_dtypes("layer_norm", FLOATS, x, gamma, beta)
         for what, parameter in (("gamma", gamma), ("beta", beta)):
             if parameter.shape != x.shape[self.begin :]:
-                raise ShapeError(f"layer_norm: {what} {parameter} is not of the shape {list(x.shape[self.begin :])} that a row of x {x} has")
+                raise ShapeError(f"layer_norm: {what} {parameter} must have the shape {list(x.shape[self.begin :])} of a row of x {x}")
         row = x.with_shape(x.shape[: self.begin])
         return x, row, row
 
@@ -114,10 +114,10 @@ class LayerNormGrad(RowNorm):
         return Rule(f"{full},{full},{whole},{rows},{rows}->{full},{whole},{whole}", linear=((0,),))
 
     def formula(self, f: Any, dy: Any, x: Any, gamma: Any, mean: Any, inv_std: Any) -> Any:
-        centred = x - mean  # first of all: sums of products with x cancel where the mean is far from 0
+        centred = x - mean  # first, because sums of products with x cancel if the mean is far from 0
         weighed = dy * centred
         average = _mean(f, dy * gamma)
-        # the mean is rounded: its error, which inv_std^3 would magnify in rows of nearly equal elements, is taken off the product
+        # inv_std^3 would magnify the rounding error of the mean in rows of nearly equal elements, so the product is corrected by it
         share, slope = average * inv_std, (_mean(f, weighed * gamma) - average * _mean(f, centred)) * (inv_std * inv_std * inv_std)
         return dy * inv_std * gamma - centred * slope - share, f.column_sum(weighed * inv_std), f.column_sum(dy)
 
@@ -134,7 +134,7 @@ class LayerNormGrad(RowNorm):
 
 
 class RowStatistics(RowNorm):
-    """mean and inv_std = 1 / sqrt(variance + epsilon) of every row, which is what the axes from `begin` on hold."""
+    """mean and inv_std = 1 / sqrt(variance + epsilon) of every row, which consists of the axes from `begin` on."""
 
     epsilon: float = 1e-5
     results = 2
@@ -193,11 +193,14 @@ class RowStatisticsGrad(RowNorm):
 def layer_norm(
     x: Tensor, gamma: Tensor | None = None, beta: Tensor | None = None, begin_axis: int = 1, epsilon: float = 1e-5, *, name: str | None = None
 ) -> Tensor:
-    """x normalised over its axes from `begin_axis` on, times gamma, plus beta; these may also be of fewer last axes, or None."""
+    """Normalize x over its axes from `begin_axis` on, multiply by gamma and add beta.
+
+    gamma and beta may have fewer axes, aligned at the last one, or be None.
+    """
     begin = normal_axis("layer_norm", begin_axis, x.tensor_type.ndim)
     row = x.tensor_type.shape[begin:]
     inside = [p if p is not None and p.tensor_type.shape == row else None for p in (gamma, beta)]
-    if gamma is not None and inside[0] is None:  # gamma comes after the op, so beta must too
+    if gamma is not None and inside[0] is None:  # gamma is applied after the op, so beta must be as well
         inside[1] = None
     scale = constant(1.0, row, x.tensor_type.dtype) if inside[0] is None else inside[0]
     offset = constant(0.0, row, x.tensor_type.dtype) if inside[1] is None else inside[1]
@@ -219,7 +222,7 @@ class RmsNorm(RowNorm):
     def infer(self, x: TensorType, gamma: TensorType) -> tuple[TensorType, TensorType]:
         check_dtypes("rms_norm", FLOATS, x, gamma)
         if gamma.shape != x.shape[self.begin :]:
-            raise ShapeError(f"rms_norm: gamma {gamma} is not of the shape {list(x.shape[self.begin :])} that a row of x {x} has")
+            raise ShapeError(f"rms_norm: gamma {gamma} must have the shape {list(x.shape[self.begin :])} of a row of x {x}")
         return x, x.with_shape(x.shape[: self.begin])
 
     def rule(self, x: TensorType, gamma: TensorType) -> Rule:
@@ -235,7 +238,7 @@ class RmsNorm(RowNorm):
         dx = dgamma = None
         if dy is not None:
             dx, dgamma = apply(RmsNormGrad(self.begin), dy, x, gamma, inv_rms)
-        if dinv is not None:  # as of a row whose mean is 0
+        if dinv is not None:  # the case of a row with mean 0
             zeros = fill_like(inv_rms, 0.0)
             through = _through_statistics(self.begin, x, zeros, inv_rms, None, dinv)
             dx = through if dx is None else add(dx, through)
@@ -282,7 +285,7 @@ class RmsNormGrad(RowNorm):
 
 
 def rms_norm(x: Tensor, gamma: Tensor | None = None, begin_axis: int = 1, epsilon: float = 1e-5, *, name: str | None = None) -> Tensor:
-    """x over the root of the mean of its squares over the axes from `begin_axis` on, times gamma."""
+    """Divide x by the root of its mean square over the axes from `begin_axis` on, and multiply by gamma."""
     begin = normal_axis("rms_norm", begin_axis, x.tensor_type.ndim)
     factor = constant(1.0, x.tensor_type.shape[begin:], x.tensor_type.dtype) if gamma is None else gamma
     y: Tensor = apply(RmsNorm(begin, epsilon), x, factor, name=name)[0]
@@ -350,5 +353,5 @@ class L2NormalizeGrad(Indexed):
 
 
 def l2_normalize(x: Tensor, axis: int, epsilon: float = 1e-12, *, name: str | None = None) -> Tensor:
-    """x divided by its Euclidean norm along `axis`, which counts as at least sqrt(epsilon)."""
+    """Divide x by its Euclidean norm along `axis`, limited to at least sqrt(epsilon)."""
     return call(L2Normalize(normal_axis("l2_normalize", axis, x.tensor_type.ndim), epsilon), x, name=name)

@@ -1,24 +1,24 @@
-"""The base class of operations: one class says everything about one operation.
+"""The base class of operations, `Op`; each subclass contains everything about one operation.
 
-A concrete op is a frozen dataclass of its attributes (without a decorator: `Op` sees to it), so it hashes, compares, pickles and prints.  It has
+A concrete op is a frozen dataclass of its attributes, without a decorator.  It hashes, compares, pickles and prints.  It defines
 
     infer(*types)                       the output type(s), or a ShapeError / DtypeError that names the operands
     rule(*types)                        the legal S/B/P combinations (`jobflow.layout.Rule`)
-    kernel(xp, *inputs, *outputs)       compute with NumPy or CuPy, writing into the outputs
-    grad(*inputs, *outputs, *output_grads)   gradients of the inputs (None where there is none), by calling ordinary ops
-    samples()                           what the laws run on
+    kernel(xp, *inputs, *outputs)       the computation with NumPy or CuPy, written into the outputs
+    grad(*inputs, *outputs, *output_grads)   gradients of the inputs (None for none), computed by ordinary ops
+    samples()                           cases for the laws
 
-and, where it pays,
+and optionally
 
-    expression(*types)                  what the outputs are, element by element (`jobflow.expressions.language`)
-    view(*inputs)                       for ops that only look at their input differently (`ViewOp`)
-    localize(inputs, outputs)           the op a rank runs on its boxes of the logical tensors
-    alias                               outputs that are written over an input (updates)
-    decompose(*inputs)                  the same by ops that may be split along axes which this one keeps whole
+    expression(*types)                  formulas of the outputs' elements (`jobflow.expressions.language`)
+    view(*inputs)                       the output as a view of its input (`ViewOp`)
+    localize(inputs, outputs)           the op that a rank runs on its boxes of the logical tensors
+    alias                               outputs that overwrite an input (updates)
+    decompose(*inputs)                  the same outputs by ops that accept a split axis
 
-`infer`, `rule` and `localize` see logical types; `kernel` sees what one rank holds.  Arrays may have any strides.  Faster ways to compute an
-operation are registered for a kind of device (`jobflow/kernels/registry.py`).
-The functions users call (`relu(x)`) are thin: they build the op and `apply` it.
+`infer`, `rule` and `localize` receive logical types; `kernel` receives the shards of one rank.  Arrays may have any strides.  Faster
+implementations are registered per kind of device (`jobflow/kernels/registry.py`).
+The functions for users, such as `relu(x)`, create the op and `apply` it.
 """
 
 from __future__ import annotations
@@ -42,24 +42,23 @@ from jobflow.expressions.language import Expression
 
 #: One prepared call of an executing plan: `function(*args)`.
 Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
-#: `Op.in_place` of ops whose output may be written over the first input, or over either of two
+#: `Op.in_place` of ops whose output may overwrite the first input, or either of two inputs
 OVER_FIRST: Mapping[int, tuple[int, ...]] = MappingProxyType({0: (0,)})
 OVER_EITHER: Mapping[int, tuple[int, ...]] = MappingProxyType({0: (0, 1)})
-#: What mixed precision does with an op: computes it in half precision; in half precision if what is around it is; in float32; or in
-#: whatever its inputs are.
+#: the precision of an op in mixed precision: half precision; half precision if its neighbours use it; float32; or that of its inputs
 Precision = Literal["half", "follows", "single", "any"]
 Types: TypeAlias = TensorType | tuple[TensorType, ...]
 Grads: TypeAlias = Sequence[Tensor | None]
 
 
 class Binder(Protocol):
-    """What a device gives to those who prepare calls."""
+    """The resources of a device for preparing calls."""
 
     @property
     def xp(self) -> Xp: ...
 
     def scratch(self, shape: tuple[int, ...], dtype: DType) -> Array:
-        """Memory that the calls of this one instruction may use; its content does not outlive them."""
+        """Return temporary memory for the calls of one instruction; its content is undefined afterwards."""
         ...
 
 
@@ -69,11 +68,11 @@ Binding: TypeAlias = Callable[[Binder, Sequence[Array], Sequence[Array]], list[C
 
 @dataclass(frozen=True)
 class Sample:
-    """One case for the laws: an op and NumPy inputs for it."""
+    """A case for the laws: an op and NumPy inputs."""
 
     op: Op
     arrays: tuple[np.ndarray[Any, Any], ...]
-    #: which inputs the gradient law perturbs; None means all floating ones
+    #: inputs that the gradient law perturbs; None means all floating point inputs
     differentiable: tuple[int, ...] | None = None
     #: distance of the central difference, and tolerance of the comparison, in float64
     step: float = 1e-6
@@ -92,27 +91,27 @@ def sample(op: Op, *arrays: Any, **options: Any) -> Sample:
 @dataclass_transform(eq_default=False, frozen_default=True, field_specifiers=(field,))
 @dataclass(frozen=True, eq=False)
 class Op(Frozen):
-    """An operation; see the module's docstring for what a subclass provides.  Classes derived from it are frozen dataclasses."""
+    """An operation; the module's docstring lists what a subclass defines.  Subclasses are frozen dataclasses."""
 
-    #: output index -> index of the input whose memory it overwrites
+    #: output index -> index of the input that the output overwrites
     alias: ClassVar[Mapping[int, int]] = {}
-    #: set to True in the body of a class that only serves others as a base; not inherited
+    #: set to True in the body of a base class; not inherited
     abstract: ClassVar[bool] = False
-    #: False for ops whose result is not a function of attributes and inputs alone, and for updates: never merged
+    #: False for updates, and for ops whose result depends on more than attributes and inputs; such nodes are never merged
     pure: ClassVar[bool] = True
-    #: True for values that come from outside the graph (arguments, variables): their kernel never runs
+    #: True for sources outside the graph (arguments, variables), whose kernel never runs
     external: ClassVar[bool] = False
-    #: attributes that the text of a node shows anyway
+    #: attributes that the text of an op omits, because the text of its node shows them
     unshown: ClassVar[frozenset[str]] = frozenset()
-    #: True for ops whose result depends on the logical position of the elements (random ones)
+    #: True for ops whose result depends on the logical index of the elements, such as random ops
     by_position: ClassVar[bool] = False
-    #: when `smaller` is taken for an input that lies split along an axis which no signature keeps: always, or only where that
-    #: input would be gathered or was asked to lie so (it is cut along another axis otherwise)
+    #: for an input that is split along an axis for which no signature exists: True to decompose the op always, False to decompose it only
+    #: if the input would be gathered or its layout is required, and to split the input along another axis otherwise
     decompose_first: ClassVar[bool] = False
 
-    #: output index -> inputs of its type that it may be written over: the calls read an element of these no later than they write it
+    #: output index -> inputs of the same type that the output may overwrite: no element is read after it was written
     in_place: ClassVar[Mapping[int, tuple[int, ...]]] = {}
-    #: in which precision it runs in a job of mixed precision
+    #: the precision of the op in a job with mixed precision
     precision: ClassVar[Precision] = "single"
 
     infer: ClassVar[Callable[..., Types]]
@@ -121,13 +120,13 @@ class Op(Frozen):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        for name in ("__eq__", "__hash__", "__repr__"):  # should a class have the decorator, it keeps what its class defines
+        for name in ("__eq__", "__hash__", "__repr__"):  # a class with the decorator keeps these methods
             setattr(cls, name, getattr(cls, name))
-        if len(cls.__bases__) > 1 or not vars(cls).keys().isdisjoint(("__annotations__", "__post_init__")):  # others are made as their base is
+        if len(cls.__bases__) > 1 or not vars(cls).keys().isdisjoint(("__annotations__", "__post_init__")):  # other classes inherit the constructor
             dataclass(frozen=True, eq=False, repr=False)(cls)
 
     def __eq__(self, other: object) -> bool:
-        """Equal ops do the same to the last bit, for caches are keyed by ops: 0.0 is not -0.0, and 1 is neither 1.0 nor True."""
+        """Return True if both ops compute the same bits, because ops are cache keys: 0.0 differs from -0.0, and 1 from 1.0 and True."""
         return self is other or (type(self) is type(other) and all(map(_exactly, vars(self).values(), vars(other).values())))
 
     def __hash__(self) -> int:
@@ -140,50 +139,50 @@ class Op(Frozen):
         raise JobError(f"{type(self).__name__} has no gradient")
 
     def expression(self, *types: TensorType) -> tuple[Expression, ...] | None:
-        """What the outputs are at one index, made of the inputs' elements there.  None if it cannot be said so."""
+        """Return the formula of each output's element at one index, in elements of the inputs; None without such formulas."""
         return None
 
     def index_space(self, *types: TensorType) -> IndexSpace | None:
-        """Where inputs and outputs have these elements; None where all broadcast to the shape of the outputs, as in NumPy."""
+        """Return the indices of inputs and outputs for `expression`; None if all inputs broadcast to the output shape as in NumPy."""
         return None
 
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
-        """This op for a rank that holds these boxes; the same op unless attributes name logical sizes or positions."""
+        """Return this op for a rank that holds these boxes; the same op unless attributes contain logical sizes or indices."""
         return self
 
     def decompose(self, *inputs: Any) -> Sequence[Tensor] | None:
-        """The outputs, by ops that may be split along axes which this one must keep whole; None where there are no such ops."""
+        """Return the outputs by ops that accept a split of an axis that must be whole for this op; None without such ops."""
         return None
 
     def places(self, y: Array, *types: TensorType) -> Sequence[Array | None]:
-        """For ops that only bring their inputs together, or into another order: the view of the output y that each input becomes.
+        """Return for each input the view of the output y that contains its elements, for ops that only concatenate or reorder.
 
-        None where there is no such view.  An input that is made there need not be moved.
+        None stands for an input without such a view.  An input that is computed directly in its view needs no copy.
         """
         return (None,) * len(types)
 
     def unwritten(self, *inputs: Tensor) -> Tensor:
-        """For updates that the body of a job holds: the new value, by ops that write over nothing."""
+        """Return the new value of a variable by ops that overwrite nothing, for updates in the body of a job."""
         raise JobError(f"{self.word()} cannot run once per microbatch; leave train.num_gradient_accumulation_steps at 1")
 
     def __str__(self) -> str:
-        """The op with the attributes that differ from their defaults: MatMul(transpose_b=True)."""
+        """Format the op with the attributes that differ from their defaults: MatMul(transpose_b=True)."""
         shown = (f for f in fields(self) if f.name not in self.unshown and not (f.default is not MISSING and getattr(self, f.name) == f.default))
         return f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)}' for f in shown)})"
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
-        """Cases for the laws; a concrete op yields at least one."""
+        """Yield cases for the laws; a concrete op yields at least one."""
         return iter(())
 
     @classmethod
     def word(cls) -> str:
-        """The op's name as printed in graphs and default node names: MatMul -> matmul."""
+        """Return the op's name in graphs and in default node names: MatMul -> matmul."""
         return cls.__name__.lower()
 
 
 def _exactly(a: Any, b: Any) -> bool:
-    """Equality that tells types and zeros apart."""
+    """Return True for equal values of equal types; 0.0 and -0.0 differ."""
     if a is b:
         return True
     if type(a) is not type(b):
@@ -194,16 +193,16 @@ def _exactly(a: Any, b: Any) -> bool:
 
 
 class ViewOp(Op):
-    """An op whose output is its (first) input looked at differently: no arithmetic, and no copy where strides allow."""
+    """An op whose output is a view of its first input where strides allow, and otherwise a copy; no arithmetic."""
 
     precision: ClassVar[Precision] = "any"
-    view: ClassVar[Callable[..., Array]]  # view(*inputs) -> a view of inputs[0]; ValueError where only a copy would do
+    view: ClassVar[Callable[..., Array]]  # view(*inputs) -> a view of inputs[0]; ValueError if only a copy is possible
 
     def kernel(self, xp: Xp, *arrays: Array) -> None:
         *inputs, output = arrays
         try:
             output[...] = self.view(*inputs)
-        except ValueError:  # the strides of this input do not allow a view: look at a contiguous copy of it
+        except ValueError:  # the strides of this input allow no view: use a contiguous copy
             output[...] = self.view(xp.ascontiguousarray(inputs[0]), *inputs[1:])
 
 
@@ -212,7 +211,7 @@ def types_tuple(types: Types) -> tuple[TensorType, ...]:
 
 
 def apply(op: Op, *inputs: Tensor, name: str | None = None) -> Any:
-    """Hand `op` to the interpreter in force; its single output, or the tuple of them."""
+    """Apply `op` with the current interpreter; return its single output, or the tuple of outputs."""
     interpreter = scope.current().interpreter
     if interpreter is None:
         raise JobError(f"{op.word()} at {user_line()} was called outside a job; call it in the body of a function decorated with global_function")
@@ -221,23 +220,23 @@ def apply(op: Op, *inputs: Tensor, name: str | None = None) -> Any:
 
 
 def all_ops() -> list[type[Op]]:
-    """Every concrete op class that has been imported, by name."""
-    found: dict[str, type[Op]] = {}
+    """Return all imported concrete op classes, sorted by qualified name."""
+    classes: dict[str, type[Op]] = {}
     stack: list[type[Op]] = [Op]
     while stack:
         for sub in stack.pop().__subclasses__():
             stack.append(sub)
             concrete = not sub.__dict__.get("abstract") and all(part in dir(sub) for part in ("infer", "rule", "kernel"))
             if concrete and sub.__module__.startswith("jobflow."):
-                found[f"{sub.__module__}.{sub.__qualname__}"] = sub
-    return [found[key] for key in sorted(found)]
+                classes[f"{sub.__module__}.{sub.__qualname__}"] = sub
+    return [classes[key] for key in sorted(classes)]
 
 
 def placed(window: Box | None, box: Box) -> Box:
-    """Where `box` of a tensor lies if the tensor is `window` of a longer one: a microbatch of the batch.
+    """Return the box in a whole tensor, given a box in `window`, a part of that tensor such as a microbatch of a batch.
 
-    In the mirrored view several such tensors follow each other, one per rank: each is that window of its rank's batch, or, where the window is as
-    long as the whole, they make up a microbatch of the batch that begins there.
+    In the mirrored view the tensors of several ranks are concatenated.  Each one is that window of its rank's batch.  If the window is as long as
+    the whole, they are together the microbatch that begins at the window's start.
     """
     if window is None:
         return box
@@ -256,7 +255,7 @@ def placed(window: Box | None, box: Box) -> Box:
 
 
 def broadcast_shapes(what: str, *types: TensorType) -> tuple[int, ...]:
-    """The NumPy broadcast of the operands' shapes; ShapeError naming them if there is none."""
+    """Return the NumPy broadcast of the operands' shapes; raise a ShapeError that names them if there is none."""
     try:
         return tuple(np.broadcast_shapes(*(t.shape for t in types)))
     except ValueError:
@@ -267,24 +266,24 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def broadcast_rule(types: Sequence[TensorType], linear: tuple[tuple[int, ...], ...] = ()) -> Rule:
-    """The rule of an elementwise op: right-aligned axes move together, axes of size 1 that are stretched stay whole."""
+    """Return the rule of an elementwise op: right-aligned axes are split together; axes of size 1 that broadcast stay whole."""
     ndim = max((t.ndim for t in types), default=0)
     full = np.broadcast_shapes(*(t.shape for t in types))
     words = []
     for t in types:
         offset = ndim - t.ndim
         words.append("".join(LETTERS[offset + i] if n == full[offset + i] else "1" for i, n in enumerate(t.shape)))
-    words = words if len(words) > 1 else [words[0] or "1"]  # one operand without axes must not look like none
+    words = words if len(words) > 1 else [words[0] or "1"]  # one operand without axes must differ from no operand
     return Rule(f"{','.join(words)}->{LETTERS[:ndim]}", linear=linear)
 
 
 def adds(*types: TensorType) -> bool:
-    """Whether tensors of these types may be partial; there is no sum of truth values."""
+    """Return True if tensors of these types may be partial, which excludes bool."""
     return all(t.dtype is not bool_ for t in types)
 
 
 def normal_axis(what: str, axis: int, ndim: int) -> int:
-    """A negative axis counted from the end; ShapeError if it is out of range, ArgumentError if it is no int."""
+    """Count a negative axis from the end; raise ShapeError if it is out of range, ArgumentError if it is no int."""
     if not isinstance(axis, Integral):
         raise ArgumentError(f"{what}: axis is an int; got {axis!r}")
     if not -ndim <= axis < ndim:

@@ -1,6 +1,6 @@
-"""The formulas of the optimizers, each written once for jobs, graphs and tensors.
+"""The formulas of the optimizers, shared by jobs, graphs and tensors.
 
-w is the variable, g its gradient, d the direction along which it goes down, lr the learning rate, t = step + 1 the number of the step.
+w is the variable, g its gradient, d the descent direction, lr the learning rate and t = step + 1 the number of the step.
 A prime marks a new value.
 """
 
@@ -30,7 +30,7 @@ Elements = tuple[Element, ...]
 
 @dataclass(frozen=True)
 class OptimizerSlot:
-    """What an optimizer keeps for a variable: of its shape, or one number."""
+    """A state of an optimizer per variable: a tensor of the variable's shape, or a scalar."""
 
     name: str
     initial: float = 0.0
@@ -40,31 +40,31 @@ class OptimizerSlot:
 class OptimizerUpdate(Updated, Pointwise):
     """One formula of an optimizer: the new values of a variable and of its slots.
 
-    Inputs: w, the slots, g, the learning rate (one element), and for some the number of steps before (int64[1]).  `formula` is arithmetic
-    on the elements of the first ones and on a few scalars, which `scalars` makes of rate and step once per run.
+    Inputs: w, the slots, g, the learning rate (one element), and for some optimizers the number of completed steps (int64[1]).  `formula` is
+    arithmetic on the elements of w, slots and g, and on a few scalars.  `scalars` computes these from rate and step once per run.
     """
 
     abstract: ClassVar[bool] = True
     #: names of the slots
-    kept: ClassVar[tuple[str, ...]] = ()
-    #: True if the number of steps before is an input
+    slot_names: ClassVar[tuple[str, ...]] = ()
+    #: True if the number of completed steps is an input
     reads_step: ClassVar[bool] = False
-    #: False if the formula itself takes norms; where only its scalars do, it is elementwise once they are known
+    #: False if the formula itself contains norms; with norms in the scalars only, it is elementwise for known scalars
     elementwise: ClassVar[bool] = True
     #: attributes of the samples
     cases: ClassVar[tuple[dict[str, Any], ...]] = ({},)
 
     @property
     def slots(self) -> tuple[OptimizerSlot, ...]:
-        return tuple(map(self.slot, self.kept))
+        return tuple(map(self.slot, self.slot_names))
 
     def slot(self, name: str) -> OptimizerSlot:
-        """The slot of this name: of the variable's shape, and 0 at first, unless said otherwise."""
+        """Return the slot of this name; by default it has the variable's shape and starts at 0."""
         return OptimizerSlot(name)
 
     @property
     def count(self) -> int:
-        return 1 + len(self.kept)
+        return 1 + len(self.slot_names)
 
     @property
     def single(self) -> frozenset[int]:  # type: ignore[override]
@@ -75,12 +75,12 @@ class OptimizerUpdate(Updated, Pointwise):
         return {i: i for i in range(self.count)}
 
     def scalars(self, f: Any, rate: Any, step: Any, *rows: Element) -> tuple[Any, ...]:
-        """What the formula takes after w, the slots and g, in float64; these are given as rows, for who takes norms of them."""
+        """Return the arguments of the formula after w, the slots and g, in float64; `rows` are w, slots and g for norms of them."""
         return (rate,)
 
     @property
     def derives(self) -> bool:
-        """True if these are others than the rate."""
+        """True if the scalars differ from the rate alone."""
         return type(self).scalars is not OptimizerUpdate.scalars
 
     #: formula(f, w, *slots, g, *scalars) -> the new values of w and of the slots
@@ -106,7 +106,7 @@ class OptimizerUpdate(Updated, Pointwise):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for op in (cls(**options) for options in cls.cases):
-            # a mean square is no less than the square of a mean
+            # a mean square is at least the square of the mean
             slots = [[slot.initial] if slot.scalar else abs(some(i, 5, 3)) + 4 * (i == 1) for i, slot in enumerate(op.slots, 1)]
             for w in (some(0, 5, 3),) if op.flat else (some(0, 5, 3), np.zeros((5, 3))):
                 yield sample(op, w, *slots, some(9, 5, 3), [0.1], *([np.array([2])] if op.reads_step else []), differentiable=())
@@ -114,33 +114,33 @@ class OptimizerUpdate(Updated, Pointwise):
 
 @lru_cache(1024)
 def unified(op: OptimizerUpdate) -> OptimizerUpdate:
-    """One of all that are equal, which caches find without comparing their attributes."""
+    """Return one object for all equal ops, so that caches find it without a comparison of attributes."""
     return op
 
 
 def _downwards(w: Element, g: Element, weight_decay: float, maximize: bool = False) -> Element:
-    """The direction, with decay as a part of it."""
+    """Return the descent direction, including weight decay."""
     g = -g if maximize else g
     return g + weight_decay * w if weight_decay else g
 
 
 def _mean_square(decay: float, s: Element, d: Element, square_first: bool) -> Element:
-    """decay s + (1 - decay) d^2, rounded as whoever uses it always has: some square before they multiply."""
+    """Return decay s + (1 - decay) d^2, with the rounding order of each optimizer: some square before they multiply."""
     return decay * s + ((1 - decay) * (d * d) if square_first else (1 - decay) * d * d)
 
 
 def _separate_sum(alpha: Element, x: Element, beta: Element, y: Element) -> Element:
-    """`weighted_sum` with both products rounded."""
+    """Return `weighted_sum` with both products rounded."""
     return beta * y + alpha * x
 
 
 def _norm(f: Any, x: Element) -> Element:
-    """Euclidean norm of a row, summed in float64."""
+    """Return the Euclidean norm of a row, summed in float64."""
     return f.sqrt(f.row_sum(f.square(f.cast(x, float64))))
 
 
 class NormUpdate(OptimizerUpdate, Indexed):
-    """An update that takes norms of the whole variable, which is one row and stays whole."""
+    """An update with norms of the whole variable, which is one row and is never split."""
 
     abstract: ClassVar[bool] = True
     flat = False
@@ -165,7 +165,7 @@ class SgdUpdate(OptimizerUpdate):
 class MomentumUpdate(OptimizerUpdate):
     """v' = beta v - lr g;  w' = w (1 - lr weight_decay) + v'.
 
-    Unless `rate_inside`, the velocity does without the rate: d = g + weight_decay w;  v' = beta v + (1 - dampening) d, or d in the first
+    Without `rate_inside`, the velocity excludes the rate: d = g + weight_decay w;  v' = beta v + (1 - dampening) d, or d in the first
     step;  w' = w - lr v', or w - lr (d + beta v') if `nesterov`.
     """
 
@@ -175,7 +175,7 @@ class MomentumUpdate(OptimizerUpdate):
     maximize: bool = False
     dampening: float = 0.0
     nesterov: bool = False
-    kept = ("momentum",)
+    slot_names = ("momentum",)
     cases = (
         *({"beta": 0.9, "weight_decay": decay, "rate_inside": inside} for decay in (0.0, 0.2) for inside in (True, False)),
         {"beta": 0.9, "rate_inside": False, "dampening": 0.1},
@@ -187,7 +187,7 @@ class MomentumUpdate(OptimizerUpdate):
         return self.dampening != 0
 
     def scalars(self, f: Any, rate: Any, step: Any, *rows: Element) -> tuple[Any, ...]:
-        """The rate, and how much is taken of w, or of d, if that is not all."""
+        """Return the rate and, if it is not 1, the factor of w or of d."""
         if not self.derives:
             return (rate,)
         return rate, 1.0 - rate * self.weight_decay if self.rate_inside else f.where(step > 0, f.constant(1.0 - self.dampening, float64), 1.0)
@@ -206,7 +206,7 @@ class MomentumUpdate(OptimizerUpdate):
 
 
 def _corrections(beta1: float, beta2: float, step: Any) -> tuple[Any, Any]:
-    """What the moments of a step are divided by, since they began at 0."""
+    """Return the divisors of the moments of a step, because the moments start at 0."""
     return 1 - beta1 ** (step + 1), 1 - beta2 ** (step + 1)
 
 
@@ -215,9 +215,9 @@ class AdamUpdate(OptimizerUpdate):
 
     d = g, and lr' is lr, or with bias correction lr sqrt(1 - beta2^t) / (1 - beta1^t).
 
-    If it `corrects_moments`, bias correction is that of Kingma and Ba instead: the move is along m' / (1 - beta1^t) and v' / (1 - beta2^t),
-    and lr' = lr.  Unless `decoupled`, d = g + weight_decay w, and there is no other decay.  With `amsgrad` the move is over the root of the
-    largest v' that there was (Reddi et al. 2018).
+    `corrects_moments` selects the bias correction of Kingma and Ba: the step uses m' / (1 - beta1^t) and v' / (1 - beta2^t), and lr' = lr.
+    Without `decoupled`, d = g + weight_decay w, and there is no other decay.  `amsgrad` divides by the root of the largest v' of all steps
+    (Reddi et al. 2018).
     """
 
     beta1: float = 0.9
@@ -237,11 +237,11 @@ class AdamUpdate(OptimizerUpdate):
     )
 
     @property
-    def kept(self) -> tuple[str, ...]:  # type: ignore[override]
+    def slot_names(self) -> tuple[str, ...]:  # type: ignore[override]
         return ("m", "v", "max_v") if self.amsgrad else ("m", "v")
 
     def scalars(self, f: Any, rate: Any, step: Any, *rows: Element) -> tuple[Any, ...]:
-        """Factors of the move, of the root, and of w."""
+        """Return the factors of the step, of the root, and of w."""
         first, root = 1.0, 1.0
         if self.bias_correction:
             first, second = _corrections(self.beta1, self.beta2, step)
@@ -255,7 +255,7 @@ class AdamUpdate(OptimizerUpdate):
     def formula(self, f: Any, w: Element, m: Element, v: Element, *others: Element) -> Elements:
         *largest, g, back, wider, keep = others
         d = _downwards(w, g, 0.0 if self.decoupled else self.weight_decay, self.maximize)
-        mixed = _separate_sum if self.amsgrad or self.maximize else f.weighted_sum  # these two have always rounded so
+        mixed = _separate_sum if self.amsgrad or self.maximize else f.weighted_sum  # these two cases round both products
         m = mixed(1 - self.beta1, d, self.beta1, m)
         v = mixed(1 - self.beta2, d * d, self.beta2, v)
         largest = [f.maximum(x, v) for x in largest]
@@ -267,7 +267,7 @@ class AdamUpdate(OptimizerUpdate):
 class RmsPropUpdate(OptimizerUpdate):
     """s' = decay s + (1 - decay) d^2;  centered: a' = decay a + (1 - decay) d, r = s' - a'^2, else r = s';  w' = w - lr d / sqrt(r + epsilon).
 
-    d = g + weight_decay w.  Unless `epsilon_inside`, u = d / (sqrt(r) + epsilon);  v' = momentum v + u, without momentum u;  w' = w - lr v'.
+    d = g + weight_decay w.  Without `epsilon_inside`, u = d / (sqrt(r) + epsilon);  v' = momentum v + u, without momentum u;  w' = w - lr v'.
     """
 
     decay: float = 0.99
@@ -279,34 +279,34 @@ class RmsPropUpdate(OptimizerUpdate):
     cases = ({}, {"centered": True}, *({"epsilon_inside": False, "weight_decay": 0.1, "momentum": 0.5, "centered": each} for each in (False, True)))
 
     @property
-    def kept(self) -> tuple[str, ...]:  # type: ignore[override]
+    def slot_names(self) -> tuple[str, ...]:  # type: ignore[override]
         return "mean_square", *(["mean_gradient"] if self.centered else []), *(["momentum"] if self.momentum > 0 else [])
 
     def formula(self, f: Any, w: Element, s: Element, *others: Element) -> Elements:
-        *kept, g, rate = others
+        *averages, g, rate = others
         d = _downwards(w, g, self.weight_decay)
         s = _mean_square(self.decay, s, d, self.epsilon_inside)
         spread = s
         if self.centered:
-            kept[0] = self.decay * kept[0] + (1 - self.decay) * d
-            spread = s - kept[0] * kept[0]
+            averages[0] = self.decay * averages[0] + (1 - self.decay) * d
+            spread = s - averages[0] * averages[0]
         if self.epsilon_inside:
-            return w - rate * d / f.sqrt(spread + self.epsilon), s, *kept
+            return w - rate * d / f.sqrt(spread + self.epsilon), s, *averages
         move = d / (f.sqrt(spread) + self.epsilon)
         if self.momentum > 0:
-            kept[-1] = move = self.momentum * kept[-1] + move
-        return w - rate * move, s, *kept
+            averages[-1] = move = self.momentum * averages[-1] + move
+        return w - rate * move, s, *averages
 
 
 class AdagradUpdate(OptimizerUpdate):
-    """s' = s + d^2;  w' = w - lr / (1 + step lr_decay) d / (sqrt(s') + epsilon);  d = g + weight_decay w.  s begins at `initial`."""
+    """s' = s + d^2;  w' = w - lr / (1 + step lr_decay) d / (sqrt(s') + epsilon);  d = g + weight_decay w.  s starts at `initial`."""
 
     lr_decay: float = 0.0
     weight_decay: float = 0.0
     epsilon: float = 1e-10
     initial: float = 0.0
     reads_step = True
-    kept = ("sum",)
+    slot_names = ("sum",)
     cases = ({}, {"lr_decay": 0.1, "weight_decay": 0.1})
 
     def slot(self, name: str) -> OptimizerSlot:
@@ -331,7 +331,7 @@ class AdadeltaUpdate(OptimizerUpdate):
     epsilon: float = 1e-6
     weight_decay: float = 0.0
     maximize: bool = False
-    kept = ("square_avg", "acc_delta")
+    slot_names = ("square_avg", "acc_delta")
     cases = ({"weight_decay": 0.1},)
 
     def formula(self, f: Any, w: Element, s: Element, x: Element, g: Element, rate: Element) -> Elements:
@@ -351,11 +351,11 @@ class LarsUpdate(NormUpdate):
     epsilon: float = 1e-9
     coefficient: float = 1e-4
     weight_decay: float = 0.0
-    kept = ("momentum",)
+    slot_names = ("momentum",)
     cases = ({"coefficient": 0.1, "weight_decay": 0.2},)
 
     def scalars(self, f: Any, rate: Any, step: Any, *rows: Element) -> tuple[Any, ...]:
-        """The local rate, and what decay takes of w."""
+        """Return the local rate, and the share of w that decay subtracts."""
         w, g = _norm(f, rows[0]), _norm(f, rows[-1])
         some = f.logical_and(w > 0, g > 0)
         rate = rate * f.where(some, self.coefficient * w / f.where(some, self.epsilon + g + self.weight_decay * w, 1.0), 1.0)
@@ -367,12 +367,12 @@ class LarsUpdate(NormUpdate):
 
 
 class LambUpdate(NormUpdate):
-    """u = (m' / c1) / (sqrt(v' / c2) + epsilon);  w' = w - lr r (u + weight_decay w), r = |w| / |u|, or 1 where a norm is zero.
+    """u = (m' / c1) / (sqrt(v' / c2) + epsilon);  w' = w - lr r (u + weight_decay w), r = |w| / |u|, or 1 if a norm is zero.
 
-    m', v' as in Adam; c1 = 1 - p1', c2 = 1 - p2'.  p1 and p2 are variables of one element that begin at beta1 and beta2 and are multiplied
-    by them before use, so the first step corrects with the square: a peculiarity that is kept.
+    m', v' as in Adam; c1 = 1 - p1', c2 = 1 - p2'.  p1 and p2 are variables of one element that start at beta1 and beta2.  They are multiplied by
+    beta1 and beta2 before use, so the first step corrects with the square, as OneFlow does.
 
-    If it is as `published` (You et al. 2020), r = |w| / |u + weight_decay w|, and c1 = 1 - beta1^t, c2 = 1 - beta2^t, or 1 without bias
+    `published` selects the paper (You et al. 2020): r = |w| / |u + weight_decay w|, and c1 = 1 - beta1^t, c2 = 1 - beta2^t, or 1 without bias
     correction.
     """
 
@@ -386,7 +386,7 @@ class LambUpdate(NormUpdate):
     cases = ({"weight_decay": 0.1}, {"weight_decay": 0.1, "published": True})
 
     @property
-    def kept(self) -> tuple[str, ...]:  # type: ignore[override]
+    def slot_names(self) -> tuple[str, ...]:  # type: ignore[override]
         return ("m", "v") if self.published else ("m", "v", "beta1_t", "beta2_t")
 
     def slot(self, name: str) -> OptimizerSlot:

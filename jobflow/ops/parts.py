@@ -1,8 +1,8 @@
-"""One rank's part of a logical tensor as a tensor on that rank alone, and back, without communication.
+"""The shard of one rank as a tensor on this rank alone, and the conversion back, without communication.
 
-`TakePart` reads x in `sbp` over all the ranks of a placement of one mesh dimension; its output is what the rank at `index` holds.
-`PutPart` is the logical tensor of which that rank holds x and every other rank nothing: zeros around a split part, or a
-summand.  Each is the other's gradient.
+`TakePart` reads x in `sbp` over all ranks of a placement with one mesh dimension; its output is the shard of the rank at `index`.
+`PutPart` is the logical tensor with the shard x at that rank and nothing at every other rank.  Split tensors are zero outside the shard; of
+partial tensors, x is the only summand.  The two ops are each other's gradients.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TWO = Placement("cpu", (0, 1))
 
 
 class Part(Identity):
-    """Between a logical tensor in `sbp` over `whole`, and the part of its rank at `index`."""
+    """A conversion between a logical tensor in `sbp` over `whole` and the shard of the rank at `index`."""
 
     abstract: ClassVar[bool] = True
     sbp: Sbp = B
@@ -33,12 +33,12 @@ class Part(Identity):
 
     @property
     def single(self) -> Placement:
-        """The one rank that has the part."""
+        """The placement of the one rank with the shard."""
         return Placement(self.whole.tag, (self.whole.ranks[self.index],))
 
     @property
     def layouts(self) -> tuple[Layout, Layout]:
-        """Of the logical tensor, and of the part."""
+        """The layouts of the logical tensor and of the shard."""
         return Layout(self.whole, (self.sbp if self.whole.size > 1 else B,)), Layout(self.single, (B,))
 
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
@@ -46,7 +46,7 @@ class Part(Identity):
 
 
 class TakePart(Part):
-    """y = what the rank at `index` holds of x, read in `sbp` (S or B)."""
+    """y = the shard of x, read in `sbp` (S or B), on the rank at `index`."""
 
     def infer(self, x: TensorType) -> TensorType:
         if not isinstance(self.sbp, Split):
@@ -66,14 +66,14 @@ class TakePart(Part):
 
 
 class PutPart(Part):
-    """The tensor of `shape` of which the rank at `index` holds x and the others nothing: S: zeros elsewhere; P: x is a summand."""
+    """The tensor of `shape` with x on the rank at `index` and nothing on the others: zeros for S, no summand for P."""
 
     shape: tuple[int, ...] = ()
 
     def infer(self, x: TensorType) -> TensorType:
         held = TakePart(B if self.sbp == P else self.sbp, self.index, self.whole).infer(x.with_shape(self.shape))
         if held != x:
-            raise ShapeError(f"putpart: x {x} is not what rank {self.single.ranks[0]} holds of {x.with_shape(self.shape)}, which is {held}")
+            raise ShapeError(f"putpart: x {x} is not the shard of {x.with_shape(self.shape)} on rank {self.single.ranks[0]}, which is {held}")
         return x.with_shape(self.shape)
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
@@ -82,7 +82,7 @@ class PutPart(Part):
             return (apply(TakePart(back, self.index, self.whole), dy),)
 
     def elsewhere(self, box: Box, type: TensorType) -> Op:
-        """What a rank without the part does: it holds `box` of the result."""
+        """Return the op of a rank without the shard, which holds `box` of the result."""
         return FillIdentity(box.shape, type.dtype)
 
     @classmethod
@@ -91,17 +91,17 @@ class PutPart(Part):
 
 
 def take_parts(x: Tensor, sbp: Sbp, whole: Placement, name: str | None = None) -> tuple[Tensor, ...]:
-    """What each rank holds of x in `sbp` (S: its piece, B: all of it), on that rank."""
-    found = []
+    """Return the shard of x in `sbp` (S: its slice, B: all of x) of each rank, as a tensor on that rank."""
+    shards = []
     for index in range(whole.size):
         op = TakePart(sbp, index, whole)
         with scope.using(placement=op.single):
-            found.append(apply(op, x, name=None if name is None else f"{name}.{index}"))
-    return tuple(found)
+            shards.append(apply(op, x, name=None if name is None else f"{name}.{index}"))
+    return tuple(shards)
 
 
 def put_part(x: Tensor, sbp: Sbp, index: int, whole: Placement, shape: tuple[int, ...]) -> Tensor:
-    """See `PutPart`."""
+    """Return the logical tensor with the shard x on the rank at `index`, as in `PutPart`."""
     op = replace(PutPart(sbp, index, whole), shape=shape)
     with scope.using(placement=whole):
         result: Tensor = apply(op, x)

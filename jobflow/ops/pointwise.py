@@ -1,4 +1,4 @@
-"""What elementwise ops have in common: NumPy broadcasting, one element type, one NumPy function."""
+"""Base classes of elementwise ops: NumPy broadcasting, one element type, one formula or NumPy function."""
 
 from __future__ import annotations
 
@@ -17,39 +17,38 @@ from jobflow.expressions.on_arrays import evaluate, functions
 from jobflow.expressions.scalar_derivative import derivative
 from jobflow.ops.op import OVER_FIRST, Grads, Op, Sample, apply, broadcast_rule, broadcast_shapes, sample, types_tuple
 
-#: which NumPy kinds of element types an op takes ("V" are the narrow floats that NumPy does not know by itself)
+#: NumPy kinds of element types that an op accepts; "V" are narrow floats without a NumPy type
 FLOATS, NUMBERS, ANY = "fV", "fViu", "fViub"
 
 
 class Pointwise(Op):
-    """An op that says by one formula what its outputs are, element by element."""
+    """An op defined by one formula for the elements of its outputs."""
 
     abstract = True
-    #: how many outputs it has
+    #: number of outputs
     results: ClassVar[int] = 1
 
-    #: formula(f, *elements) -> the output, or the tuple of them, by operators and the functions of `f`.  The elements are expressions, and f is
-    #: `jobflow.expressions.language`, where it is written down; they are arrays, and f is `on_arrays.functions(xp)`, where it runs.  None
-    #: where there is a kernel instead
+    #: formula(f, *elements) -> the output, or the tuple of outputs, by operators and the functions of `f`.  A compiled formula receives
+    #: expressions and `jobflow.expressions.language`; a computed one receives arrays and `on_arrays.functions(xp)`.  None for ops with a kernel
     formula: ClassVar[Callable[..., Any] | None] = None
 
     def expression(self, *types: TensorType) -> tuple[Expression, ...] | None:
         if self.formula is None:
             return None
-        made = self.output_expressions(*(language.cast(x, x.dtype.arithmetic) for x in self.read(*types)))
-        return tuple(language.cast(y, t.dtype) for y, t in zip(made, types_tuple(self.infer(*types)), strict=True))
+        outputs = self.output_expressions(*(language.cast(x, x.dtype.arithmetic) for x in self.read(*types)))
+        return tuple(language.cast(y, t.dtype) for y, t in zip(outputs, types_tuple(self.infer(*types)), strict=True))
 
     def read(self, *types: TensorType) -> Sequence[Expression]:
-        """What is read of the inputs."""
+        """Return the elements of the inputs that the formula reads."""
         return [language.element(i, t.dtype) for i, t in enumerate(types)]
 
     def output_expressions(self, *read: Expression) -> tuple[Expression, ...]:
-        """The outputs, in the types that they are computed in."""
+        """Return the expressions of the outputs, in the types of the computation."""
         assert self.formula is not None, f"{self} has no formula"
-        made = self.formula(language, *read)
-        return made if isinstance(made, tuple) else (made,)
+        outputs = self.formula(language, *read)
+        return outputs if isinstance(outputs, tuple) else (outputs,)
 
-    #: gradient(f, *inputs, output, gradient of it) -> that of the input, or the tuple of all, where that is shorter than the derivative
+    #: gradient(f, *inputs, output, output gradient) -> the input's gradient, or the tuple of all, if shorter than the derivative
     gradient: ClassVar[Callable[..., Any] | None] = None
 
     def grad(self, *tensors: Any) -> Grads:
@@ -61,20 +60,20 @@ class Pointwise(Op):
     def kernel(self, xp: Xp, *arrays: Array) -> None:
         read = len(arrays) - self.results
         assert self.formula is not None, f"{self} has no formula"
-        made = self.formula(functions(xp), *arrays[:read])
-        for array, value in zip(arrays[read:], made if isinstance(made, tuple) else (made,), strict=True):
+        outputs = self.formula(functions(xp), *arrays[:read])
+        for array, value in zip(arrays[read:], outputs if isinstance(outputs, tuple) else (outputs,), strict=True):
             array[...] = value
 
 
 class Elementwise(Pointwise):
-    """z[i] = f(x[i], y[i], ...) with NumPy broadcasting; operands of one element type."""
+    """z[i] = f(x[i], y[i], ...) with NumPy broadcasting; all operands have one element type."""
 
     abstract = True
-    #: the function's name in the array module, if one function does it
+    #: name of the function in the array module, for ops that are a single function
     ufunc: ClassVar[str] = ""
     linear: ClassVar[tuple[tuple[int, ...], ...]] = ()
     kinds: ClassVar[str] = FLOATS
-    #: element type of the result; None: that of the operands
+    #: element type of the result; None for the type of the operands
     gives: ClassVar[DType | None] = None
 
     def infer(self, *types: TensorType) -> TensorType:
@@ -102,17 +101,17 @@ def _one_function(op: Elementwise, f: Any, *elements: Any) -> Any:
 
 
 def check_dtypes(what: str, kinds: str, *types: TensorType) -> None:
-    """DtypeError unless all operands have one element type, and of one of these kinds."""
+    """Raise DtypeError unless all operands have the same element type, of one of these kinds."""
     listed = " and ".join(map(str, types))
     if any(t.dtype is not types[0].dtype for t in types):
         raise DtypeError(f"{what}: {listed} differ in element type; cast one of them with cast(x, dtype)")
     if types[0].dtype.numpy.kind not in kinds:
-        wanted = {FLOATS: "floating point numbers", NUMBERS: "numbers", ANY: "numbers or bool"}.get(kinds, "bool or integers")
-        raise DtypeError(f"{what}: {listed} is not of {wanted}; cast it with cast(x, dtype)")
+        expected = {FLOATS: "floating point numbers", NUMBERS: "numbers", ANY: "numbers or bool"}.get(kinds, "bool or integers")
+        raise DtypeError(f"{what}: {listed} is not of {expected}; cast it with cast(x, dtype)")
 
 
 def call(op: Op, *inputs: Tensor, name: str | None = None) -> Tensor:
-    """`apply` for an op of one output."""
+    """Apply an op with a single output."""
     z: Tensor = apply(op, *inputs, name=name)
     return z
 
@@ -126,7 +125,7 @@ class BinaryFunction(Protocol):
 
 
 def unary_function(op: type[Op]) -> UnaryFunction:
-    """The function of one tensor that applies an op without attributes."""
+    """Return the function of one tensor that applies an op without attributes."""
 
     def function(x: Tensor, *, name: str | None = None) -> Tensor:
         return call(op(), x, name=name)
@@ -136,7 +135,7 @@ def unary_function(op: type[Op]) -> UnaryFunction:
 
 
 def binary_function(op: type[Op]) -> BinaryFunction:
-    """The function of two tensors that applies an op without attributes."""
+    """Return the function of two tensors that applies an op without attributes."""
 
     def function(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:
         return call(op(), x, y, name=name)
@@ -146,7 +145,7 @@ def binary_function(op: type[Op]) -> BinaryFunction:
 
 
 def sample_data(seed: int, *shape: int, low: float = -2.0, high: float = 2.0) -> Array:
-    """Sample data: uniform, the same every time."""
+    """Return uniform samples from a fixed seed."""
     return np.random.default_rng(seed).uniform(low, high, shape)
 
 
@@ -194,10 +193,10 @@ class Negate(Unary):
 
 
 class ElementwiseGrad(Pointwise):
-    """The gradient of input `wrt` of an elementwise op, in the shape of its output: what the derivative of its formula says.
+    """The gradient of input `wrt` of an elementwise op, in the shape of the op's output: the derivative of its formula.
 
-    Inputs: those of the op's inputs and then its output (number `inputs`) that the derivative reads, and the gradient of the output, in
-    which it is linear.
+    The inputs are those inputs of the op, and its output (number `inputs`), that the derivative reads.  The last input is the output gradient, in
+    which the result is linear.
     """
 
     op: Pointwise
@@ -220,8 +219,8 @@ class ElementwiseGrad(Pointwise):
         dtypes = tuple(known.get(i, dy).dtype for i in range(self.inputs))
         dx = _derivative(self.op, self.wrt, dtypes)
         assert dx is not None, f"{self} has no derivative"
-        given = {language.element(i, x.dtype): x for i, x in {**known, self.inputs + 1: dy}.items()}
-        return (language.replaced(dx, given),)
+        elements = {language.element(i, x.dtype): x for i, x in {**known, self.inputs + 1: dy}.items()}
+        return (language.replaced(dx, elements),)
 
     def kernel(self, xp: Xp, *arrays: Array) -> None:
         *inputs, dx = arrays
@@ -247,33 +246,36 @@ class ElementwiseGrad(Pointwise):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         for op in (_Cube(), _Cubes()):
-            for given in op.samples():
-                *inputs, g = (*given.arrays, sample_data(9, *np.broadcast_shapes(*(a.shape for a in given.arrays))))
+            for case in op.samples():
+                *inputs, g = (*case.arrays, sample_data(9, *np.broadcast_shapes(*(a.shape for a in case.arrays))))
                 for wrt in range(len(inputs)):
                     yield sample(cls(op, wrt, len(inputs), tuple(range(len(inputs)))), *inputs, g)
 
 
 @lru_cache(4096)
 def _derivative(op: Pointwise, wrt: int, dtypes: tuple[DType, ...]) -> Expression | None:
-    """The gradient of an input, of the elements of inputs, output and gradient of the output, in this order; None if there is none."""
+    """Return the gradient of input `wrt` as an expression, or None without a gradient.
+
+    Its elements are those of the inputs, the output and the output gradient, in this order.
+    """
     inputs = [language.element(i, dtype) for i, dtype in enumerate(dtypes)]
-    (made,) = op.output_expressions(*inputs)
-    y, dy = (language.element(i, made.dtype) for i in (len(dtypes), len(dtypes) + 1))
-    if not made.dtype.is_float or not inputs[wrt].dtype.is_float:
+    (output,) = op.output_expressions(*inputs)
+    y, dy = (language.element(i, output.dtype) for i in (len(dtypes), len(dtypes) + 1))
+    if not output.dtype.is_float or not inputs[wrt].dtype.is_float:
         return None
     if op.gradient is not None:
-        given = op.gradient(language, *inputs, y, dy)
-        dx: Expression = given[wrt] if isinstance(given, tuple) else given
+        gradients = op.gradient(language, *inputs, y, dy)
+        dx: Expression = gradients[wrt] if isinstance(gradients, tuple) else gradients
         return dx
-    found = derivative(made, [inputs[wrt]], dy)[0]
-    return None if found is None else language.replaced(found, {made: y})
+    dx_of_formula = derivative(output, [inputs[wrt]], dy)[0]
+    return None if dx_of_formula is None else language.replaced(dx_of_formula, {output: y})
 
 
 def _gradients(op: Pointwise, inputs: Sequence[Tensor], y: Tensor, dy: Tensor, count: int | None = None) -> list[Tensor | None]:
-    """The gradients of the first `count` inputs, or of all."""
+    """Return the gradients of the first `count` inputs, or of all inputs."""
     n = len(inputs)
     dtypes = tuple(x.tensor_type.dtype.arithmetic for x in inputs)
-    given = language.element(n + 1, dy.tensor_type.dtype.arithmetic)
+    dy_element = language.element(n + 1, dy.tensor_type.dtype.arithmetic)
     gradients: list[Tensor | None] = []
     formulas: list[Expression | None] = []
     for wrt, x in enumerate(inputs[:count]):
@@ -281,9 +283,9 @@ def _gradients(op: Pointwise, inputs: Sequence[Tensor], y: Tensor, dy: Tensor, c
         formulas.append(dx)
         if dx is None:
             gradients.append(None)
-        elif dx is given:
+        elif dx is dy_element:
             gradients.append(_sum_to(dy, x.tensor_type.shape))
-        elif dx.primitive == "negative" and dx.arguments[0] is given:
+        elif dx.primitive == "negative" and dx.arguments[0] is dy_element:
             gradients.append(call(Negate(), _sum_to(dy, x.tensor_type.shape)))
         elif (
             dx.primitive == "negative"
@@ -302,23 +304,23 @@ def _gradients(op: Pointwise, inputs: Sequence[Tensor], y: Tensor, dy: Tensor, c
 
 
 def _of_type(dx: Tensor, dtype: DType) -> Tensor:
-    """A gradient in the type of its input, where that is not the output's."""
+    """Cast a gradient to the type of its input, if that differs from the type of the output."""
     if dx.tensor_type.dtype.arithmetic is dtype.arithmetic:
         return dx
-    from jobflow.ops.scalar import cast  # has formulas, too
+    from jobflow.ops.scalar import cast  # late: `scalar` imports this module
 
     return cast(dx, dtype.of_gradient)
 
 
 def _sum_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Its op is one with a formula, too."""
+    """Sum x to `shape`; imported late because the op derives from Pointwise."""
     from jobflow.ops.broadcast import sum_to
 
     return sum_to(x, shape)
 
 
 class _Cube(Unary):
-    """y = x^3: a sample for gradients"""
+    """y = x^3: a sample op for gradients"""
 
     abstract = True
 
@@ -327,7 +329,7 @@ class _Cube(Unary):
 
 
 class _Cubes(Binary):
-    """z = x^3 y^2: likewise"""
+    """z = x^3 y^2: a sample op for gradients of two operands"""
 
     abstract = True
     kinds = FLOATS

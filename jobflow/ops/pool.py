@@ -1,7 +1,7 @@
-"""Pooling over 1 to 3 spatial axes, channels first.  A window never counts positions outside the image.
+"""Pooling over 1 to 3 spatial axes, channels first.  Windows ignore padding.
 
-max   y[n,c,i] = max over the taps k that meet the image of  x[n,c, i*stride + k - before]
-avg   the same with the mean of them
+max   y[n,c,i] = max over the taps k inside the image of  x[n,c, i*stride + k - before]
+avg   the mean instead of the maximum
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _AXES = "XYZ"
 
 
 class _PoolOp(Op):
-    """Attributes and checks that pooling ops share; `padding` is (before, after) per spatial axis.
+    """The base class of pooling ops with their attributes and checks; `padding` is (before, after) per spatial axis.
 
-    `ceil_mode` keeps a last window that begins inside the image, or in the padding before it, and ends outside.
+    `ceil_mode` includes a last window that begins inside the image, or in the padding before it, and ends outside.
     """
 
     ksize: tuple[int, ...]
@@ -41,14 +41,14 @@ class _PoolOp(Op):
         if x.ndim != len(self.ksize) + 2:
             raise ShapeError(f"{what} must have {len(self.ksize) + 2} axes: 2 and one for each entry of ksize {self.ksize}")
         if any(max(pair) >= k for pair, k in zip(self.padding, self.ksize, strict=True)):
-            raise ShapeError(f"{what}: padding {self.padding} must be smaller than ksize {self.ksize}, else a window may meet no element")
+            raise ShapeError(f"{what}: padding {self.padding} must be smaller than ksize {self.ksize}, so that no window is outside the image")
         return x.with_shape((*x.shape[:2], *self.window.out_sizes(what, x.shape[2:])))
 
     def _check_output(self, name: str, t: TensorType, expected: TensorType) -> None:
         if t.dtype is not expected.dtype:
             raise DtypeError(f"{self.word()}: {name} {t} must have the element type of {expected}; cast it")
         if t.shape != expected.shape:
-            raise ShapeError(f"{self.word()}: {name} {t} is not what pooling gives, {expected}")
+            raise ShapeError(f"{self.word()}: {name} {t} must be the result of pooling, {expected}")
 
     def _rule(self, tensors: int, linear: tuple[tuple[int, ...], ...]) -> Rule:
         word = "nc" + _AXES[: len(self.ksize)]
@@ -61,7 +61,7 @@ def _float_only(op: Op, name: str, t: TensorType) -> None:
 
 
 class MaxPool(_PoolOp):
-    """y[n,c,i] = max_k x[n,c,i*stride+k-before] over the positions inside the image."""
+    """y[n,c,i] = max_k x[n,c,i*stride+k-before] over the elements inside the image."""
 
     precision = "any"
 
@@ -143,7 +143,7 @@ class MaxPoolPick(_PoolOp):
 
 
 def _first_maxima(xp: Xp, window: Window, x: Array, y: Array) -> Iterator[tuple[Any, Array]]:
-    """Each tap with the mask, over the outputs it serves, of the windows whose first maximum it is."""
+    """Yield each tap with the mask of the windows, among its outputs, whose first maximum it is."""
     open_ = xp.ones(y.shape, dtype=bool)
     for tap in window.taps(x.shape[2:], y.shape[2:]):
         still = open_[:, :, *tap.target]
@@ -153,7 +153,7 @@ def _first_maxima(xp: Xp, window: Window, x: Array, y: Array) -> Iterator[tuple[
 
 
 class AvgPool(_PoolOp):
-    """y[n,c,i] = mean_k x[n,c,i*stride+k-before] over the positions inside the image."""
+    """y[n,c,i] = mean_k x[n,c,i*stride+k-before] over the elements inside the image."""
 
     precision = "follows"
 
@@ -180,7 +180,7 @@ class AvgPool(_PoolOp):
 
 
 class AvgPoolGrad(_PoolOp):
-    """dx[n,c,j] = sum of dy[n,c,i] / count[i] over the windows i that contain j; dx has the sizes `spatial`."""
+    """dx[n,c,j] = sum of dy[n,c,i] / count[i] over the windows i that contain j; dx has the spatial sizes `spatial`."""
 
     spatial: tuple[int, ...] = ()
 
@@ -210,7 +210,7 @@ class AvgPoolGrad(_PoolOp):
 
 
 def counts(xp: Xp, window: Window, spatial: Sequence[int], out: Sequence[int], dtype: Any) -> Array:
-    """How many positions of each window lie inside the image, shaped like the output's spatial axes."""
+    """Return the number of elements of each window inside the image, in the shape of the output's spatial axes."""
     count = xp.ones((1,) * len(out), dtype)
     for a, k in enumerate(window.kernel):
         along = np.zeros(out[a])
@@ -222,7 +222,7 @@ def counts(xp: Xp, window: Window, spatial: Sequence[int], out: Sequence[int], d
 
 
 def _summing_dtype(xp: Xp, x: Array) -> Any:
-    """Half precision is summed in float32 and rounded once."""
+    """Return the type of sums: half precision is summed in float32 and rounded once."""
     return xp.promote_types(x.dtype, xp.float32) if x.dtype.itemsize < 4 else x.dtype
 
 
@@ -236,7 +236,7 @@ def _max_pooled(attributes: _Attributes, x: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _cases() -> Iterator[tuple[_Attributes, Any, Any]]:
-    """Attributes with float64 x and dy; all elements of x differ by 0.1 or more, so a small step never changes a maximum."""
+    """Yield attributes with float64 x and dy; elements of x differ by at least 0.1, so a small step never changes a maximum."""
     shapes: tuple[tuple[_Attributes, tuple[int, ...]], ...] = (
         (((2,), (2,), ((0, 0),), False), (3, 2, 5)),
         (((2, 2), (2, 2), ((0, 0), (0, 0)), False), (3, 2, 4, 6)),
@@ -281,7 +281,10 @@ def max_pool(
     ceil_mode: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Largest element of each window of x [n,c,*spatial]; strides default to ksize; `ceil_mode` matters for explicit padding only."""
+    """Return the largest element of each window of x [n,c,*spatial]; strides default to ksize.
+
+    `ceil_mode` affects explicit padding only.
+    """
     return apply(_pool_op(MaxPool, "max_pool", x.tensor_type, ksize, strides, padding, ceil_mode), x, name=name)
 
 
@@ -294,5 +297,5 @@ def avg_pool(
     ceil_mode: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Mean of each window's elements inside the image; arguments as for `max_pool`."""
+    """Return the mean of each window's elements inside the image; the arguments are those of `max_pool`."""
     return apply(_pool_op(AvgPool, "avg_pool", x.tensor_type, ksize, strides, padding, ceil_mode), x, name=name)

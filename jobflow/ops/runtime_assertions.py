@@ -3,8 +3,8 @@
     y = assert_bounds(x, "multinomial", low=0.0, noun="weight")       y = x
 
 The op that relies on the values reads y instead of x.
-The error names the rejected element: its value and its index in the logical tensor.  Every rank raises the same error before any update:
-in jobs and graphs, no rank starts to update variables while an assertion of any rank has failed.
+The error names the rejected element: its value and its index in the logical tensor.  Every rank raises the same error before any update.
+No rank of a job or graph starts to update variables while an assertion of any rank has failed.
 Rejected elements are replaced by legal ones, so that the ops before the synchronization of the ranks are safe.
 """
 
@@ -102,7 +102,7 @@ class RuntimeAssertion(Op):
         return next((bound for bound in (self.low, self.high) if bound is not None and (bound or not self.nonzero)), 1)
 
     def converted(self, xp: Xp, x: Array) -> Array:
-        """Convert elements that pass to the result."""
+        """Convert accepted elements to the result."""
         return x
 
     def kernel(self, xp: Xp, x: Array, y: Array) -> None:
@@ -183,7 +183,7 @@ class IndexAssertion(RuntimeAssertion):
 
 
 class WeightAssertion(RuntimeAssertion):
-    """y = x, where all elements are finite and not negative, and every row (the last axis) has at least `count` positive ones"""
+    """y = x, where all elements are finite and not negative, and every row (the last axis) has at least `count` positive ones."""
 
     count: int = 1
 
@@ -240,7 +240,7 @@ def class_assertion(what: str, count: int, ignored: int | None = None) -> Runtim
 
 def row_assertion(what: str, count: int) -> RuntimeAssertion:
     """Return the op that checks row indices of a table."""
-    return RuntimeAssertion(what, "row", 0, count - 1, problem=f"is outside [0, {count}), the rows there are")
+    return RuntimeAssertion(what, "row", 0, count - 1, problem=f"is outside [0, {count}), the rows of the table")
 
 
 def check(op: RuntimeAssertion, x: Tensor) -> Tensor:

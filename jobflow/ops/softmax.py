@@ -20,12 +20,12 @@ from jobflow.ops.pointwise import FLOATS, call, check_dtypes, sample_data
 
 
 def whole_axis(ndim: int, axis: int) -> str:
-    """Letters of which all but `axis` may be split."""
+    """Return letters for axes of which `axis` is whole and all others may be split."""
     return "".join(c.upper() if i == axis else c for i, c in enumerate(LETTERS[:ndim]))
 
 
 class AxisOp(Indexed):
-    """What the ops along one axis share: same shapes everywhere, and that axis stays whole."""
+    """An op along one axis, which stays whole; all operands have the same shape."""
 
     abstract = True
     axis: int
@@ -42,8 +42,8 @@ class AxisOp(Indexed):
 class Softmax(AxisOp):
     """y = exp(x - max x) / sum exp(x - max x), along `axis`.
 
-    Of x = -inf only, y is NaN; with `masked` it is 0, for -inf then means what is not to be seen.  Such a row has no finite maximum,
-    and its sum is 0 where that of others is at least 1: both are lifted.
+    If all of x is -inf, y is NaN, or 0 with `masked`, where -inf marks hidden elements.  Such a row has no finite maximum and the sum 0, where
+    others have at least 1; both are raised to these bounds.
     """
 
     precision = "follows"
@@ -136,7 +136,7 @@ class LogSoftmaxGrad(AxisOp):
 class CausalSoftmax(Indexed):
     """y = softmax(scale x) along the last axis, over the columns with column - row <= diagonal; zero in the others.
 
-    A row that sees no column is all zero.
+    A row without such a column is zero.
     """
 
     precision = "follows"
@@ -177,16 +177,16 @@ class CausalSoftmax(Indexed):
 
 
 def softmax(x: Tensor, axis: int = -1, masked: bool = False, *, name: str | None = None) -> Tensor:
-    """Softmax of x along `axis`; with `masked`, where all of x is -inf it is 0, not NaN."""
+    """Return the softmax of x along `axis`; with `masked`, a slice of -inf gives 0 instead of NaN."""
     return call(Softmax(normal_axis("softmax", axis, x.tensor_type.ndim), masked), x, name=name)
 
 
 def log_softmax(x: Tensor, axis: int = -1, *, name: str | None = None) -> Tensor:
-    """Logarithm of the softmax of x along `axis`."""
+    """Return the logarithm of the softmax of x along `axis`."""
     return call(LogSoftmax(normal_axis("log_softmax", axis, x.tensor_type.ndim)), x, name=name)
 
 
 def causal_softmax(x: Tensor, scale: float = 1.0, diagonal: int = 0, *, name: str | None = None) -> Tensor:
-    """Softmax of scale x along the last axis, where row i sees the columns up to i + diagonal."""
+    """Return the softmax of scale x along the last axis, over columns 0 to i + diagonal of row i."""
     normal_axis("causal_softmax", -2, x.tensor_type.ndim)
     return call(CausalSoftmax(scale, diagonal), x, name=name)

@@ -46,7 +46,7 @@ def test_layer_norm_with_and_without_parameters() -> None:
 
 
 def test_layer_norm_parameter_of_the_wrong_shape() -> None:
-    with pytest.raises(ShapeError, match=r"gamma float64\[4\] is not of the shape \[5\] that a row of x float64\[2,5\] has"):
+    with pytest.raises(ShapeError, match=r"gamma float64\[4\] must have the shape \[5\] of a row of x float64\[2,5\]"):
         laws.run(norm.LayerNorm(1), [random(2, 5), random(4), random(5)])
 
 
