@@ -28,6 +28,7 @@ from jobflow.kernels.target import CPU
 from jobflow.ops.source import Input
 from jobflow.plan.plan import Plan, Slot
 from jobflow.program.program import Program, StorageChoice
+from jobflow.program.rank_group import RankGroup
 from jobflow.runtime.comm.communicator import Communicator
 from jobflow.runtime.executor import Executor
 from jobflow.runtime.variable_buffers import window
@@ -164,8 +165,8 @@ def done(here: EagerState, placement: Placement) -> str:
 
 def bound(here: EagerState, comm: Communicator, ranks: tuple[int, ...], type: TensorType, source: Layout, target: Layout) -> Conversion:
     """The plan of a change, bound to memory; collective over the group."""
-    index = ranks.index(here.rank.index)
-    at = [Layout(_numbered(layout.placement, ranks), layout.sbp) for layout in (source, target)]
+    index, group = ranks.index(here.rank.index), RankGroup((source.placement, target.placement))
+    at = [group.layout(source), group.layout(target)]
     ready = Program(physical(type, *at), StorageChoice(copies=True), CPU).bind(Rank(index, len(ranks), here.device, comm))
     gives, takes = (index in layout.placement.ranks for layout in at)
     # what some ranks do in steps is nothing, or a part, for others: without a schedule nobody waits for anybody
@@ -178,11 +179,6 @@ def _part(plan: Plan) -> Part | None:
         return None
     (feed,), ((_, slot),) = plan.feeds, plan.fetches
     return Part(replace(slot, offset=slot.offset - feed.slot.offset))
-
-
-def _numbered(placement: Placement, ranks: tuple[int, ...]) -> Placement:
-    """The same with the numbers that its ranks have in a group."""
-    return Placement("cpu", tuple(ranks.index(rank) for rank in placement.ranks), placement.mesh)
 
 
 def physical(type: TensorType, source: Layout, target: Layout) -> Physical:

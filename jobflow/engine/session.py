@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,12 +27,13 @@ from jobflow.core.types import Array
 from jobflow.engine.compiled import Compiled
 from jobflow.engine.expected import Declared, ProgramTensors, Unfinished
 from jobflow.engine.options import ConfigOptions, EnvOptions, EnvSettings, Settings
-from jobflow.graph.graph_text import first_difference, physical_text
+from jobflow.graph.graph_text import physical_text
 from jobflow.graph.ir import Variable
 from jobflow.kernels.target import Target, target_of
 from jobflow.program.client import assembled
 from jobflow.program.commands import Barrier, ExchangeItems, ReadVariables, WriteVariables
 from jobflow.program.program import StorageChoice
+from jobflow.program.rank_group import compare_programs
 from jobflow.runtime.device import cupy_device as cuda
 from jobflow.runtime.interrupts import held
 from jobflow.runtime.world.launched import launched
@@ -240,16 +242,14 @@ class Session:
         compiled.bind(world, storage, self.target(), self.settings.cache_folder)
 
     def _compare_programs(self, world: World, job: Declared, compiled: Compiled) -> None:
-        """JobError unless every client has traced the same program."""
-        text, me = "\n".join([f"kernels: {self.target()}", *map(physical_text, compiled.programs)]), world.ranks[0].index
-        others = world.call(ExchangeItems(digest(text), f"the programs of job {job.name}"))
-        rank = next((rank for rank, other in enumerate(others) if other != digest(text)), None)
-        if rank is not None:
-            theirs: str = world.call(ExchangeItems(text, f"the texts of job {job.name}"))[rank]
-            here, there = first_difference(text.splitlines(), theirs.splitlines())
+        """Raise JobError unless every client has traced the same program."""
+        lines = [f"kernels: {self.target()}", *"\n".join(map(physical_text, compiled.programs)).splitlines()]
+        exchange = partial(ExchangeItems, about=f"the programs of job {job.name}")
+        if difference := compare_programs(lines, range(world.size), lambda item: world.call(exchange(item))):
+            first, other = difference.ranks
             raise JobError(
-                f"job {job.name} ({job.where}): rank {rank} has traced another program than rank {me}; with multi client, every rank must run "
-                f"the same script with the same settings. The first difference:\n  rank {me}: {here}\n  rank {rank}: {there}"
+                f"job {job.name} ({job.where}): rank {other} has traced another program than rank {first}; with multi client, every rank must run "
+                f"the same script with the same settings. {difference}"
             )
 
     def compare_arguments(self, job: Declared, arrays: Mapping[str, Sequence[Array | Lazy]]) -> None:

@@ -27,14 +27,14 @@ from jobflow.eager.structures import filled, form, leaves
 from jobflow.eager.tensor import Home, Storage, moves
 from jobflow.engine.session import current_session
 from jobflow.functional.tensor_class import Tensor
-from jobflow.graph.graph_text import bare, first_difference, physical_text
-from jobflow.graph.ir import Graph, Node, Value, Variable
-from jobflow.graph.rewrite import Rewriter
+from jobflow.graph.graph_text import physical_text
+from jobflow.graph.ir import Graph, Value, Variable
 from jobflow.kernels.target import target_of
 from jobflow.nn.graph.building import Draw
 from jobflow.nn.parameter import Parameter
 from jobflow.plan.storage import is_common
 from jobflow.program.program import Program, StorageChoice, state_of
+from jobflow.program.rank_group import RankGroup, compare_programs, program_digest
 from jobflow.runtime.comm.communicator import Communicator
 from jobflow.runtime.executor import Executor
 from jobflow.runtime.interrupts import held
@@ -87,43 +87,6 @@ class Built:
     local: bool
 
 
-class Numbering:
-    """The ranks of a graph, numbered from 0."""
-
-    def __init__(self, graph: Graph) -> None:
-        used = [graph.placement, *(node.placement for node in graph.nodes), *(variable.placement for variable in graph.variables.values())]
-        self.ranks = tuple(sorted({rank for placement in used for rank in placement.ranks}))
-        self.within = {placement: self._numbered(placement) for placement in dict.fromkeys(used)}
-        self.outside = {within: placement for placement, within in self.within.items()}
-
-    def _numbered(self, placement: Placement) -> Placement:
-        return Placement(placement.tag, tuple(map(self.ranks.index, placement.ranks)), placement.mesh)
-
-    def graph(self, graph: Graph) -> Graph:
-        """The graph with the ranks' numbers."""
-        variables = {name: self.variable(variable) for name, variable in graph.variables.items()}
-        return replace(_Placing(graph, self.within).run(), placement=self.within[graph.placement], variables=variables)
-
-    def variable(self, variable: Variable) -> Variable:
-        return replace(variable, placement=self.within[variable.placement])
-
-    def layout(self, layout: Any) -> Layout:
-        """A layout with numbers of the world."""
-        assert isinstance(layout, Layout)
-        return Layout(self.outside[layout.placement], layout.sbp)
-
-
-class _Placing(Rewriter):
-    """Has every node run elsewhere."""
-
-    def __init__(self, graph: Graph, places: Mapping[Placement, Placement]) -> None:
-        super().__init__(graph)
-        self.places = places
-
-    def take(self, node: Node, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
-        return self.keep(node, inputs, placement=self.places[node.placement])
-
-
 @dataclass
 class Memory:
     """What the programs of one graph, one for each shape of its inputs, have in common."""
@@ -147,32 +110,32 @@ class Bound:
         self.memory = memory
         #: by which its graph keeps it
         self.key = current_session().settings.kernels, tuple(meta.type.shape for meta in built.inputs)
-        self.numbering = Numbering(built.graph)
+        self.group = RankGroup.of(built.graph)
         self._check_memory()
-        self.physical = distribute(self.numbering.graph(built.graph))
-        self.lines = physical_text(self.physical).splitlines()
-        self.digest = crc32("\n".join([self.key[0], *map(bare, self.lines)]).encode())
+        self.physical = distribute(self.group.graph(built.graph))
+        self.lines = [f"kernels: {self.key[0]}", *physical_text(self.physical).splitlines()]
+        self.digest = program_digest(self.lines)
         given = [x for _, x in leaves(built.given, "an output")]
         self.outputs = [self._given(value, x) for value, x in zip(self.physical.graph.outputs, given, strict=True)]
         self.executor: Executor | None = None
         #: tensors that are variables, and where the program has them
         self.ties: list[tuple[Tie, Home]] = []
         self.storages: list[Storage] = []
-        self.together = Placement("cpu", self.numbering.ranks)
+        self.together = Placement("cpu", self.group.ranks)
         self.trail = here.trail(self.together)
         #: tensors of the program that a run writes over
         self.changing = [name for name in built.tensors if name in built.graph.updates]
         #: this rank's peers, if it exchanges anything with them in a run
         self.comm: Communicator | None = None
         self.rank = here.rank
-        if here.rank.index in self.numbering.ranks:
+        if here.rank.index in self.group.ranks:
             self._bind(loaded)
         else:
             self._follow(loaded)
         self.constant = {draw.key: draw.array for draw in built.draws} | {rate.key: rate.array for rate in built.rates}
 
     def _meta(self, value: Value) -> Meta:
-        return Meta(value.name, value.tensor_type, None if self.built.local else self.numbering.layout(self.physical.layouts[value]))
+        return Meta(value.name, value.tensor_type, None if self.built.local else self.group.world_layout(self.physical.layouts[value]))
 
     def _given(self, value: Value, x: Tensor) -> Meta:
         """An output; along mesh dimensions of one rank, where all layouts are one, it lies as build saw it."""
@@ -188,14 +151,14 @@ class Bound:
     def _check_memory(self) -> None:
         """JobError unless the program can work on the memory of those for other shapes."""
         memory, tensors = self.memory, self.built.tensors
-        memory.ranks = memory.ranks or self.numbering.ranks
+        memory.ranks = memory.ranks or self.group.ranks
         other = next((name for name, x in tensors.items() if memory.tensors.setdefault(name, x) is not x), None)
-        if other is not None or memory.ranks != self.numbering.ranks:
-            what = f"runs on other ranks, {list(self.numbering.ranks)}," if other is None else f"has another tensor as {other}"
+        if other is not None or memory.ranks != self.group.ranks:
+            what = f"runs on other ranks, {list(self.group.ranks)}," if other is None else f"has another tensor as {other}"
             raise JobError(f"{self.built.name} at {user_line()}: the graph {what} than for the shapes of its earlier calls; make another graph")
 
     def _bind(self, loaded: Mapping[str, Tensor]) -> None:
-        here, ranks = self.here, self.numbering.ranks
+        here, ranks = self.here, self.group.ranks
         comm, index = here.rank.comm.group(ranks), ranks.index(here.rank.index)
         what = self._described()
         agree(here, comm, crc32(what.encode()), lambda: what)
@@ -221,22 +184,16 @@ class Bound:
         return f"the first call of {self.built.name}({', '.join(f'{meta.name} {meta}' for meta in self.built.inputs)}) at {user_line()}"
 
     def _compare(self, comm: Communicator) -> None:
-        """DivergedError, with the first step in which they differ, unless all ranks have built the same."""
-        if len(set(comm.exchange(self.digest))) == 1:
-            return
-        programs = comm.exchange([f"kernels: {self.key[0]}", *self.lines])
-        first = programs[0]
-        rank, other = next((i, lines) for i, lines in enumerate(programs) if list(map(bare, lines)) != list(map(bare, first)))
-        a, b = first_difference(first, other)
-        names = self.numbering.ranks[0], self.numbering.ranks[rank]
-        raise DivergedError(
-            f"{self._described()}: ranks {names[0]} and {names[1]} have built different graphs; every rank builds the same one. "
-            f"The first difference:\n  rank {names[0]}: {a}\n  rank {names[1]}: {b}"
-        )
+        """Raise DivergedError unless all ranks have built the same graph."""
+        if difference := compare_programs(self.lines, self.group.ranks, comm.exchange):
+            first, other = difference.ranks
+            raise DivergedError(
+                f"{self._described()}: ranks {first} and {other} have built different graphs; every rank builds the same one. {difference}"
+            )
 
     def _adopt(self, state: State, comm: Communicator) -> list[Variable]:
         """Let variables lie where their tensors do, as far as all ranks can use that as it is; the others, which are new here."""
-        index = self.numbering.ranks.index(self.here.rank.index)
+        index = self.group.ranks.index(self.here.rank.index)
         fresh: list[Variable] = []
         usable: dict[str, Home] = {}
         for variable in self.physical.graph.variables.values():
@@ -265,10 +222,10 @@ class Bound:
         home = None if x.storage is None else x.storage.home
         writes = variable.name in self.built.graph.updates
         if home is not None and x.array is home.array:
-            return home if home.ranks in ((), self.numbering.ranks) and not home.copies else None
+            return home if home.ranks in ((), self.group.ranks) and not home.copies else None
         if variable.trainable or not x.array.flags.c_contiguous or (writes and not x.array.flags.writeable):
             return None
-        if isinstance(x, Parameter) and variable.layout.is_whole and variable.placement.size == len(self.numbering.ranks) > 1:
+        if isinstance(x, Parameter) and variable.layout.is_whole and variable.placement.size == len(self.group.ranks) > 1:
             return None
         return Home(x.array, x.array.reshape(-1).view(np.uint8), 0)
 
@@ -293,7 +250,7 @@ class Bound:
 
     def _relaid(self, x: Tensor, variable: Variable) -> bool:
         """Whether the graph stores a tensor otherwise than it lies; it lies so from now on."""
-        lies = self.numbering.layout(Layout(variable.placement, variable.sbp))
+        lies = self.group.world_layout(Layout(variable.placement, variable.sbp))
         return relay(self.here, x, lies, f"{self.built.name}: {variable.name}")
 
     def _pieces(self, loaded: Mapping[str, Tensor]) -> dict[str, Array]:
@@ -317,7 +274,7 @@ class Bound:
 
     def world(self, variable: Variable) -> Layout:
         """How a variable lies, with numbers of the world."""
-        return self.numbering.layout(variable.layout)
+        return self.group.world_layout(variable.layout)
 
     def _share(self, state: State, name: str, x: Tensor) -> None:
         home = self.memory.homes.get(name)
@@ -326,7 +283,7 @@ class Bound:
             if known is not None and x.array is known.array and state.buffers[slot.buffer] is known.buffer:
                 home = known
             else:
-                ranks = self.numbering.ranks if is_common(slot.buffer) else ()
+                ranks = self.group.ranks if is_common(slot.buffer) else ()
                 home = Home(state.array(name), state.buffers[slot.buffer], slot.offset, ranks)
                 moves(x, home)
             self.memory.homes[name] = home
@@ -393,7 +350,7 @@ class Bound:
             written = f" after {', '.join(theirs[:3])}{', ...' if len(theirs) > 3 else ''} had been written to outside of it" if theirs else ""
             agree(
                 self.here,
-                self.group,
+                self.peers,
                 mixed(self.trail.number, origin, crc32(" ".join(theirs).encode())),
                 lambda: f"a call of {self.built.name} at {user_line()}{written}{done(self.here, self.together)}",
             )
@@ -404,7 +361,7 @@ class Bound:
 
         Of what the ranks have in common these are the first rank's; all ranks have agreed to be here.
         """
-        first = self.here.rank.index == self.numbering.ranks[0]
+        first = self.here.rank.index == self.group.ranks[0]
         for tie, home in moved:
             if changed := tie.changed("when the graph was compiled"):
                 raise JobError(f"{self.built.name} at {user_line()}: {changed}; make another graph")
@@ -416,11 +373,11 @@ class Bound:
                 target[...] = tie.tensor.array
             tie.bring_home()
         if any(home.ranks for _, home in moved):
-            self.group.barrier()
+            self.peers.barrier()
 
     @property
-    def group(self) -> Communicator:
-        """This rank's way to its peers."""
+    def peers(self) -> Communicator:
+        """The communicator of the graph's ranks."""
         assert self.memory.rank is not None
         return self.memory.rank.comm
 
@@ -462,7 +419,7 @@ class Bound:
 
     def text(self) -> str:
         """The program with layouts and the lines that asked for it."""
-        return "\n".join(self.lines)
+        return "\n".join(self.lines[1:])
 
     def variable(self, name: str) -> Tensor:
         """A copy of one of the graph's own variables."""

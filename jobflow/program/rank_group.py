@@ -1,0 +1,79 @@
+"""The ranks of a program, numbered from 0, and the comparison of what they have traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from jobflow.core.layout import Layout, Placement
+from jobflow.graph.graph_text import bare, first_difference
+from jobflow.graph.ir import Graph, Node, Value
+from jobflow.graph.rewrite import Rewriter
+
+
+class RankGroup:
+    """The ranks of some placements, numbered from 0."""
+
+    def __init__(self, placements: Iterable[Placement]) -> None:
+        used = dict.fromkeys(placements)
+        self.ranks = tuple(sorted({rank for placement in used for rank in placement.ranks}))
+        self.within = {each: Placement(each.tag, tuple(map(self.ranks.index, each.ranks)), each.mesh) for each in used}
+        self.outside = {within: placement for placement, within in self.within.items()}
+
+    @classmethod
+    def of(cls, graph: Graph) -> RankGroup:
+        """Return the ranks of a graph."""
+        nodes, variables = (node.placement for node in graph.nodes), (variable.placement for variable in graph.variables.values())
+        return cls((graph.placement, *nodes, *variables))
+
+    def graph(self, graph: Graph) -> Graph:
+        """Return the graph with ranks of the group."""
+        variables = {name: replace(variable, placement=self.within[variable.placement]) for name, variable in graph.variables.items()}
+        return replace(_Replacing(graph, self.within).run(), placement=self.within[graph.placement], variables=variables)
+
+    def layout(self, layout: Layout) -> Layout:
+        """Return the layout with ranks of the group."""
+        return Layout(self.within[layout.placement], layout.sbp)
+
+    def world_layout(self, layout: Any) -> Layout:
+        """Return the layout with ranks of the world."""
+        assert isinstance(layout, Layout)
+        return Layout(self.outside[layout.placement], layout.sbp)
+
+
+class _Replacing(Rewriter):
+    """Replace the placement of every node."""
+
+    def __init__(self, graph: Graph, placements: Mapping[Placement, Placement]) -> None:
+        super().__init__(graph)
+        self.placements = placements
+
+    def take(self, node: Node, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
+        return self.keep(node, inputs, placement=self.placements[node.placement])
+
+
+class ProgramDifference(NamedTuple):
+    """Two ranks that have traced different programs, and the first difference."""
+
+    ranks: tuple[int, int]
+    lines: tuple[str, str]
+
+    def __str__(self) -> str:
+        return "The first difference:" + "".join(f"\n  rank {rank}: {line}" for rank, line in zip(self.ranks, self.lines, strict=True))
+
+
+def program_digest(lines: Sequence[str]) -> int:
+    """Return a number for a program's text without the user's lines."""
+    return crc32("\n".join(map(bare, lines)).encode())
+
+
+def compare_programs(lines: Sequence[str], ranks: Sequence[int], exchange: Callable[[Any], list[Any]]) -> ProgramDifference | None:
+    """Compare the texts of the programs that these ranks have traced; return None if they are equal.  Collective."""
+    if len(set(exchange(program_digest(lines)))) == 1:
+        return None
+    programs = exchange(list(lines))
+    first = list(map(bare, programs[0]))
+    other = next(i for i, program in enumerate(programs) if list(map(bare, program)) != first)
+    return ProgramDifference((ranks[0], ranks[other]), first_difference(programs[0], programs[other]))
