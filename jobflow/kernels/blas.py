@@ -1,7 +1,7 @@
-"""BLAS calls that NumPy does not have: y += alpha a b for matrices, y = alpha x + beta y for vectors.
+"""BLAS calls that NumPy lacks: y += alpha a b for matrices, y = alpha x + beta y for vectors.
 
-The functions are those of the OpenBLAS library that NumPy's wheels bring and have loaded already.  It is asked through ctypes, and
-believed only after it has computed an example right; where there is none (another BLAS, another platform) callers do without.
+The functions come from the OpenBLAS library of NumPy's wheels, which NumPy has already loaded.  They are called through ctypes, after a check that
+they compute an example correctly.  With another BLAS or on another platform there are none, and callers use NumPy.
 """
 
 from __future__ import annotations
@@ -21,47 +21,50 @@ from jobflow.kernels.argument_block import address
 from jobflow.ops.op import Call
 
 ROW_MAJOR, COLUMN_MAJOR, AS_IT_IS, TRANSPOSED = 101, 102, 111, 112
-#: what a matrix by rows is to one who reads by columns
+#: the form of the same matrix for a column-major call
 OTHER = {AS_IT_IS: TRANSPOSED, TRANSPOSED: AS_IT_IS}
 #: the element types of these functions, by NumPy's letters
 REALS = {"f": ctypes.c_float, "d": ctypes.c_double}
-#: how builds of OpenBLAS name their functions (before, after), and what integers they take
+#: prefix, suffix and integer type of function names in builds of OpenBLAS
 NAMES = (("scipy_", "64_", ctypes.c_int64), ("", "64_", ctypes.c_int64), ("", "", ctypes.c_int))
 
 
 def openblas_files() -> list[str]:
-    """The OpenBLAS libraries that a wheel of NumPy has brought."""
+    """Return the paths of the OpenBLAS libraries in NumPy's wheel."""
     package = os.path.dirname(os.path.abspath(np.__file__))
-    places = [os.path.join(os.path.dirname(package), "numpy.libs"), os.path.join(package, ".dylibs")]
-    return [path for place in places for path in sorted(glob.glob(os.path.join(place, "*openblas*")))]
+    folders = [os.path.join(os.path.dirname(package), "numpy.libs"), os.path.join(package, ".dylibs")]
+    return [path for folder in folders for path in sorted(glob.glob(os.path.join(folder, "*openblas*")))]
 
 
 def adding_product(a: Array, b: Array, y: Array, share: float = 1.0) -> Callable[[float], None] | None:
-    """What does y = alpha a b + share y on NumPy matrices when it is called with alpha; None where BLAS cannot do it."""
+    """Prepare y = alpha a b + share y on NumPy matrices, called with alpha; return None if BLAS cannot compute it."""
     gemm = _gemm(y.dtype.char)
     return None if gemm is None or refuses_product(a, b, y) else gemm(a, b, y, share)
 
 
 def refuses_product(a: Array, b: Array, y: Array) -> str | None:
-    """Why BLAS does not add a b to y; None if it does."""
+    """Return the reason BLAS cannot add a b to y, or None if it can."""
     if {a.dtype, b.dtype, y.dtype} != {y.dtype}:
-        return f"elements of {a.dtype}, {b.dtype} and {y.dtype}"
+        return f"the element types {a.dtype}, {b.dtype} and {y.dtype} differ"
     if not (y.size and a.size):
-        return "nothing to add"
+        return "a factor or the result has no elements"
     strides = next((x.strides for x in (a, b, y) if _form(x) is None), None)
     if strides is not None:
-        return f"a matrix with strides {strides}"
-    return f"no OpenBLAS beside NumPy that passes its test, or not for {y.dtype}" if _gemm(y.dtype.char) is None else None
+        return f"BLAS cannot read a matrix with strides {strides}"
+    return f"NumPy has no OpenBLAS that passes its test for {y.dtype}" if _gemm(y.dtype.char) is None else None
 
 
 def subtracting_product(a: Array, b: Array, y: Array, rate: Array) -> Call | None:
-    """The call for y -= rate a b on NumPy matrices, with `rate` of one element read when it runs; None where BLAS cannot do it."""
+    """Return the call for y -= rate a b on NumPy matrices, or None if BLAS cannot compute it.
+
+    `rate` has one element, which is read when the call runs.
+    """
     add = adding_product(a, b, y)
     return None if add is None else (_subtract, (add, rate.reshape(())))
 
 
 class AddingProduct:
-    """A prepared call of BLAS: y = alpha a b + share y for the alpha that it is called with."""
+    """A prepared BLAS call: y = alpha a b + share y, called with alpha."""
 
     __slots__ = ("_alpha", "_arguments", "_data", "_function", "arrays", "share")
 
@@ -76,14 +79,14 @@ class AddingProduct:
         self._function(*self._arguments)
 
     def on(self, factor: float, *arrays: Array) -> None:
-        """The same product of other matrices with the types, shapes and strides of a, b and y."""
+        """Compute the same product on other matrices with the types, shapes and strides of a, b and y."""
         for pointer, array in zip(self._data, arrays, strict=True):
             pointer.value = address(array)
         self(factor)
 
 
 class AddedProduct(NamedTuple):
-    """y = alpha a b + share y; alpha is a number, or minus that in an array of one element when it runs."""
+    """y = alpha a b + share y.  `alpha` is a number, or an array of one element whose negated value is read when the call runs."""
 
     a: Array
     b: Array
@@ -93,7 +96,7 @@ class AddedProduct(NamedTuple):
 
 
 def added_product(call: Call) -> AddedProduct | None:
-    """What a call that was made here does, if it adds a product."""
+    """Describe the product that a call prepared here adds, or return None for other calls."""
     function: Any
     function, arguments = call
     alpha: Any = arguments[0] if arguments else None
@@ -106,19 +109,25 @@ def added_product(call: Call) -> AddedProduct | None:
 
 
 def outer_product(a: Array, b: Array, y: Array) -> Call:
-    """The call for y[i,j] = a[i] b[j] on NumPy vectors: BLAS takes a third of the time of NumPy's broadcasting."""
+    """Return the call for y[i,j] = a[i] b[j] on NumPy vectors; BLAS takes a third of the time of NumPy's broadcasting."""
     write = adding_product(a.reshape(-1, 1), b.reshape(1, -1), y, 0.0)
     return (np.multiply, (a[:, None], b, y)) if write is None else (write, (1.0,))
 
 
 def add_to_rows(y: Array, column: Array, factor: float = 1.0) -> Call:
-    """The call for y[i,j] += factor column[i], with factor 1 or -1: as a product with ones, BLAS takes half the time of NumPy's broadcasting."""
+    """Return the call for y[i,j] += factor column[i], with factor 1 or -1.
+
+    BLAS computes it as a product with ones, in half the time of NumPy's broadcasting.
+    """
     add = adding_product(column.reshape(-1, 1), np.ones((1, y.shape[1]), y.dtype), y)
     return (np.add if factor > 0 else np.subtract, (y, column.reshape(-1, 1), y)) if add is None else (add, (factor,))
 
 
 def weighted_sum(alpha: Array, x: Array, beta: Array, y: Array) -> Call | None:
-    """The call for y = alpha x + beta y on NumPy vectors, with alpha and beta of one element read when it runs; None where BLAS cannot do it."""
+    """Return the call for y = alpha x + beta y on NumPy vectors, or None if BLAS cannot compute it.
+
+    `alpha` and `beta` have one element each, which is read when the call runs.
+    """
     arrays = (alpha, x, beta, y)
     if len({a.dtype for a in arrays}) > 1 or x.shape != y.shape or not all(a.flags.c_contiguous and a.flags.writeable and a.size for a in arrays):
         return None
@@ -127,10 +136,10 @@ def weighted_sum(alpha: Array, x: Array, beta: Array, y: Array) -> Call | None:
 
 
 def mixed(alpha: Array, x: Array, beta: Array, y: Array, new_y: Array, scratch: Array) -> list[Call]:
-    """Calls for new_y = alpha x + beta y on vectors, in one pass where BLAS can and new_y is y; x may be the scratch."""
-    together = weighted_sum(alpha, x, beta, y) if y.ctypes.data == new_y.ctypes.data else None
-    if together is not None:
-        return [together]
+    """Return calls for new_y = alpha x + beta y on vectors: one pass if BLAS can compute it and new_y is y.  x may be the scratch."""
+    fused = weighted_sum(alpha, x, beta, y) if y.ctypes.data == new_y.ctypes.data else None
+    if fused is not None:
+        return [fused]
     return [(np.multiply, (x, alpha, scratch)), (np.multiply, (y, beta, new_y)), (np.add, (new_y, scratch, new_y))]
 
 
@@ -139,7 +148,7 @@ def _subtract(product: Callable[[float], None], rate: Array) -> None:
 
 
 def _form(x: Array) -> tuple[int, int] | None:
-    """How BLAS reads a matrix by rows: as it is or transposed, and the elements from one line to the next; None if it cannot."""
+    """Return the form of a row-major matrix for BLAS, AS_IT_IS or TRANSPOSED, and its leading dimension; None if BLAS cannot read it."""
     (rows, columns), (down, right), size = x.shape, x.strides, x.itemsize
     if right == size and down >= size * columns and down % size == 0:
         return AS_IT_IS, down // size
@@ -150,11 +159,11 @@ def _form(x: Array) -> tuple[int, int] | None:
 
 @cache
 def _gemm(kind: str) -> Callable[..., Callable[[float], None]] | None:
-    """Prepares products of a NumPy element type; None if there is no library, or its answer is wrong."""
-    found = _function("gemm", kind)
-    if found is None:
+    """Return the function that prepares products of a NumPy element type; None without a library, or if its result is wrong."""
+    library_function = _function("gemm", kind)
+    if library_function is None:
         return None
-    function, integer = found
+    function, integer = library_function
     real = REALS[kind]
 
     def prepare(a: Array, b: Array, y: Array, share: float = 1.0) -> Callable[[float], None]:
@@ -163,8 +172,8 @@ def _gemm(kind: str) -> Callable[..., Callable[[float], None]] | None:
         major = ROW_MAJOR if turn_y == AS_IT_IS else COLUMN_MAJOR
         sizes = [integer(n) for n in (*y.shape, a.shape[1])]
         data = [ctypes.c_void_p(x.ctypes.data) for x in (a, b, y)]
-        ways = [ctypes.c_int(word) for word in (major, *(turn if major == ROW_MAJOR else OTHER[turn] for turn in (turn_a, turn_b)))]
-        arguments = (*ways, *sizes, alpha, data[0], integer(line_a), data[1], integer(line_b), real(share), data[2], integer(line_y))
+        flags = [ctypes.c_int(word) for word in (major, *(turn if major == ROW_MAJOR else OTHER[turn] for turn in (turn_a, turn_b)))]
+        arguments = (*flags, *sizes, alpha, data[0], integer(line_a), data[1], integer(line_b), real(share), data[2], integer(line_y))
 
         return AddingProduct(function, arguments, alpha, data, (a, b, y), share)
 
@@ -173,15 +182,15 @@ def _gemm(kind: str) -> Callable[..., Callable[[float], None]] | None:
 
 @cache
 def _axpby(kind: str) -> Callable[[Array, Array, Array, Array], Call] | None:
-    """Prepares weighted sums of a NumPy element type; None if there is no library, or its answer is wrong."""
-    found = _function("axpby", kind)
-    if found is None:
+    """Return the function that prepares weighted sums of a NumPy element type; None without a library, or if its result is wrong."""
+    library_function = _function("axpby", kind)
+    if library_function is None:
         return None
-    function, integer = found
+    function, integer = library_function
     real = REALS[kind]
 
     def prepare(alpha: Array, x: Array, beta: Array, y: Array) -> Call:
-        # objects that share the arrays' memory: factors are passed by value as they then are, vectors by address, and all stay alive
+        # objects that share the arrays' memory and keep it alive: a call passes the current values of factors, and addresses of vectors
         factors, vectors = [real.from_buffer(a) for a in (alpha, beta)], [(real * x.size).from_buffer(a) for a in (x, y)]
         one = integer(1)
         return function, (integer(x.size), factors[0], vectors[0], one, factors[1], vectors[1], one)
@@ -207,7 +216,7 @@ def _function(name: str, kind: str) -> tuple[Any, Any] | None:
 
 
 def _is_right(prepare: Callable[..., Callable[[float], None]], kind: str) -> bool:
-    """True if a product of small whole numbers, exact in any order of summation, comes out right for both forms of all three matrices."""
+    """Check a product of small integers, exact in any order of summation, for both forms of all three matrices."""
     a, b, y = (np.arange(m * n).reshape(m, n).astype(kind) - 4 for m, n in ((2, 3), (3, 4), (2, 4)))
     for by_columns in product((False, True), repeat=3):
         first, second, total = (m.T.copy().T if turn else m.copy() for turn, m in zip(by_columns, (a, b, y), strict=True))

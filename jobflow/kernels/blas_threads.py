@@ -1,7 +1,7 @@
 """The number of threads of NumPy's BLAS library.
 
-Each rank should compute on its own cores, so ranks that share a process or a node divide the cores among them.  threadpoolctl
-knows every library if it is installed; otherwise the OpenBLAS that NumPy's wheels bring is asked through ctypes.
+Each rank should compute on its own cores, so ranks that share a process or a node divide the cores among them.  threadpoolctl supports every
+library, if it is installed.  Otherwise the OpenBLAS of NumPy's wheels is called through ctypes.
 """
 
 from __future__ import annotations
@@ -20,21 +20,24 @@ from jobflow.kernels.blas import openblas_files
 
 
 class Knob(NamedTuple):
-    """The two functions of a matrix library."""
+    """The two functions that read and set the number of threads of a matrix library."""
 
     get: Callable[[], int]
     set: Callable[[int], None]
 
 
 def library() -> str:
-    """The matrix library that NumPy was built with, and its version."""
+    """Return the name and version of NumPy's matrix library."""
     built: Mapping[str, Any] = np.show_config(mode="dicts") or {}
     about = built.get("Build Dependencies", {}).get("blas", {})
     return f"{about.get('name', 'unknown')} {about.get('version', '')}".strip()
 
 
 def limit(threads: int) -> int | None:
-    """Use `threads` threads from now on; the number before, or None (and a notice) if it cannot be changed here."""
+    """Use `threads` threads from now on; return the previous number.
+
+    If the number cannot be changed, a notice is printed and the result is None.
+    """
     knob = _knob()
     if knob is None:
         notice("cannot set the number of threads of NumPy's matrix library; set OMP_NUM_THREADS or OPENBLAS_NUM_THREADS to 1 if ranks are slow")
@@ -45,20 +48,20 @@ def limit(threads: int) -> int | None:
 
 
 def threads() -> int | None:
-    """How many threads it uses now; None if that cannot be found out here."""
+    """Return the current number of threads, or None if it cannot be read."""
     knob = _own()
     return None if knob is None else knob.get()
 
 
 @cache
 def _own() -> Knob | None:
-    """That of NumPy's own library, which is found sooner than all are."""
+    """Return the knob of NumPy's own library, which takes less time than a search of all libraries."""
     return _from_openblas() or _knob()
 
 
 @cache
 def _knob() -> Knob | None:
-    """The first knob that turns."""
+    """Return the first knob whose setting has an effect."""
     return next((knob for knob in (_from_threadpoolctl(), _from_openblas()) if knob is not None and _turns(knob)), None)
 
 
@@ -89,7 +92,7 @@ def _from_threadpoolctl() -> Knob | None:
 
 def _from_openblas() -> Knob | None:
     for path in openblas_files():
-        library = ctypes.CDLL(path)  # NumPy has loaded it: this is another reference to the same copy
+        library = ctypes.CDLL(path)  # another reference to the copy that NumPy has loaded
         for before, after in (("scipy_", "64_"), ("", "64_"), ("", "")):
             get = getattr(library, f"{before}openblas_get_num_threads{after}", None)
             set = getattr(library, f"{before}openblas_set_num_threads{after}", None)

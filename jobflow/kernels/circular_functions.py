@@ -1,4 +1,4 @@
-"""Sines, tangents and their inverses, made of what machines have."""
+"""Sines, tangents and their inverses, from operations that machines have."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from jobflow.kernels.elementary_functions import nearest, polynomial
 
 # ----------------------------------------------------------------------------------------------- sines and tangents
 
-#: pi / 2 in three parts, each of which has the digits of its type
+#: pi / 2 in three parts, each rounded to the type
 _HALF_PI_SINGLE = (float.fromhex("0x1.921fb6p+0"), float.fromhex("-0x1.777a5cp-25"), float.fromhex("-0x1.ee59dap-50"))
 _HALF_PI_DOUBLE = (float.fromhex("0x1.921fb54442d18p+0"), float.fromhex("0x1.1a62633145c07p-54"), float.fromhex("-0x1.f1976b7ed8fbcp-110"))
-# of S. L. Moshier's Cephes library, for |r| <= pi / 4: (sin(r) - r) / r^3 and (cos(r) - 1 + r^2 / 2) / r^4 in r^2
+# coefficients of S. L. Moshier's Cephes library, for |r| <= pi / 4: (sin(r) - r) / r^3 and (cos(r) - 1 + r^2 / 2) / r^4 in r^2
 _SIN_SINGLE = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1)
 _COS_SINGLE = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
 _SIN_DOUBLE = (
@@ -25,12 +25,12 @@ _COS_DOUBLE = (
     *(-1.13585365213876817300e-11, 2.08757008419747316778e-9, -2.75573141792967388112e-7),
     *(2.48015872888517045348e-5, -1.38888888888730564116e-3, 4.16666666666665929218e-2),
 )
-#: up to here three parts of pi / 2 are enough
+#: largest |x| for which three parts of pi / 2 suffice
 _FURTHEST_SINGLE, _FURTHEST_DOUBLE = 2.0**16, 2.0**29
 
 
 def _quarters(x: Expression) -> tuple[Expression, Expression, Expression]:
-    """sin(r), cos(r) and n with x = n pi / 2 + r, |r| <= pi / 4; for numbers that are not further from 0 than said above."""
+    """Return sin(r), cos(r) and n with x = n pi / 2 + r, |r| <= pi / 4, for |x| up to `_FURTHEST_SINGLE` or `_FURTHEST_DOUBLE`."""
     single = x.dtype is float32
     n, whole = nearest(x, 2 / math.pi)
     r = x
@@ -43,7 +43,7 @@ def _quarters(x: Expression) -> tuple[Expression, Expression, Expression]:
 
 
 def _far(name: str, x: Expression, near: Expression) -> Expression:
-    """What the C library gives where x is further from 0, and `near` elsewhere."""
+    """Return the C library's result for large |x|, and `near` elsewhere."""
     furthest = _FURTHEST_SINGLE if x.dtype is float32 else _FURTHEST_DOUBLE
     return f.rare_where(f.absolute(x) > furthest, f.cast(f.library(name, f.cast(x, float64)), x.dtype), near)
 
@@ -72,7 +72,7 @@ def tan(x: Expression) -> Expression:
 
 # ----------------------------------------------------------------------------------------------- inverses
 
-#: pi / 2 as a number of either type and what it lacks
+#: pi / 2 rounded to either type, and its rounding error
 _HALF_PI = {
     float32: (float.fromhex("0x1.921fb6p+0"), float.fromhex("-0x1.777a5cp-25")),
     float64: (math.pi / 2, float.fromhex("0x1.1a62633145c07p-54")),
@@ -93,7 +93,7 @@ _ARCTAN_DOUBLE = (
 
 
 def _arcsin_of_half(x: Expression, square: Expression) -> Expression:
-    """arcsin(x) for 0 <= x <= 1/2, given its square."""
+    """Return arcsin(x) for 0 <= x <= 1/2, with `square` = x^2."""
     if x.dtype is float32:
         ratio = polynomial(square, *_ARCSIN_SINGLE)
     else:
@@ -102,7 +102,7 @@ def _arcsin_of_half(x: Expression, square: Expression) -> Expression:
 
 
 def _half_of_arc(x: Expression) -> tuple[Expression, Expression]:
-    """Whether |x| > 1/2, and the arcsine of |x|, or else of sqrt((1 - |x|) / 2), which is half of what |x| lacks."""
+    """Return the condition |x| > 1/2 and an arcsine: of sqrt((1 - |x|) / 2) under this condition, of |x| otherwise."""
     size = f.absolute(x)
     large = size > 0.5
     square = f.where(large, f.fma(size, -0.5, 0.5), x * x)
@@ -124,7 +124,7 @@ def arccos(x: Expression) -> Expression:
 
 
 def _arctan_of_ratio(y: Expression, x: Expression) -> Expression:
-    """arctan(y / x) for y >= 0 and x >= 0, with one division: of y / x, (y - x) / (y + x) or -x / y."""
+    """Return arctan(y / x) for y >= 0 and x >= 0, with one division: of y / x, (y - x) / (y + x) or -x / y."""
     high, low = _HALF_PI[x.dtype]
     steep, middle = y > x * 2.414213562373095, y > x * 0.4142135623730950
     above = f.where(steep, -x, f.where(middle, y - x, y))
@@ -144,9 +144,9 @@ def arctan(x: Expression) -> Expression:
 
 
 def arctan2(y: Expression, x: Expression) -> Expression:
-    """The angle of (x, y): that of its sizes, of half a turn for negative x, with y's sign."""
+    """Return the angle of (x, y): the angle of (|x|, |y|), mirrored for negative x, with the sign of y."""
     a, b = f.absolute(y), f.absolute(x)
-    scale = f.where(f.maximum(a, b) > 1.0, f.constant(0.25, x.dtype), 1.0)  # their sum is finite
+    scale = f.where(f.maximum(a, b) > 1.0, f.constant(0.25, x.dtype), 1.0)  # so that their sum is finite
     infinite = f.logical_and(f.isinf(a), f.isinf(b))
     nothing = f.logical_and(f.equal(a, 0.0), f.equal(b, 0.0))
     angle = _arctan_of_ratio(f.where(infinite, 1.0, a * scale), f.where(f.logical_or(infinite, nothing), 1.0, b * scale))

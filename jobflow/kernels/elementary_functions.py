@@ -1,8 +1,7 @@
-"""Exponentials, logarithms, hyperbolic and error functions, and powers, made of what machines have.
+"""Exponentials, logarithms, hyperbolic and error functions, and powers, from operations that machines have.
 
-Each is an expression of additions, products, comparisons, fused multiply-adds and whole numbers that are a float's bits, so every printer
-prints the same, and the results are the same bits on all machines.  `decompositions.MAXIMAL_ERROR` says how far they may be from the true
-value.
+Each function is an expression of additions, products, comparisons, fused multiply-adds and integers with a float's bits.  Every printer prints
+the same operations, so the results are bit-equal on all machines.  `decompositions.MAXIMAL_ERROR` bounds their distance from the true value.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from jobflow.kernels.whole_numbers import whole_power
 
 
 def polynomial(x: Expression, *coefficients: float) -> Expression:
-    """Horner's rule with fused multiply-adds, the highest power first."""
+    """Evaluate a polynomial by Horner's rule with fused multiply-adds, the highest power first."""
     value: Expression | float = coefficients[0]
     for c in coefficients[1:]:
         value = f.fma(value, x, c)
@@ -30,18 +29,18 @@ def polynomial(x: Expression, *coefficients: float) -> Expression:
 
 @dataclass(frozen=True)
 class _Format:
-    """What the functions below need to know of a float type."""
+    """Constants of a float type."""
 
     bits: DType
-    #: digits after the point, and what is added to the exponent where it is stored
+    #: bits of the fraction, and the bias of the stored exponent
     digits: int
     bias: int
-    #: its exponent, and the bits of the number below which the logarithm takes a number as the next power of two's
+    #: mask of the exponent, and the bits of the smallest m in x = m 2^k that the logarithm uses
     exponent: int
     lowest: int
-    #: log(2) in two parts, of which products of the first with small whole numbers are exact
+    #: log(2) in two parts; products of the first with small integers are exact
     log2: tuple[float, float]
-    #: where e^x is 0 below and infinite above, and 2^x
+    #: the ends of e^x, 0 below and infinite above, and those of 2^x
     ends: tuple[float, float]
     ends2: tuple[float, float]
     #: coefficients of e^x, and of (e^x - 1 - x) / x^2, for |x| <= log(2) / 2
@@ -50,7 +49,7 @@ class _Format:
 
     @property
     def magic(self) -> float:
-        """Added to a number, its last bits are the nearest whole number."""
+        """A number that, added to x, leaves the integer nearest to x in the last bits of the sum."""
         return 1.5 * 2.0**self.digits
 
     @property
@@ -83,7 +82,10 @@ def format_of(x: Expression) -> _Format:
 
 
 def ldexp(x: Expression, n: Expression) -> Expression:
-    """x 2^n in two steps, so that neither overflows nor loses digits before the result does: for n of twice a normal exponent."""
+    """Return x 2^n, for n up to twice the range of normal exponents.
+
+    The product has two steps, so that neither overflows nor loses digits before the result does.
+    """
     form = format_of(x)
     n = f.cast(n, form.bits)
     half = f.right_shift(n, 1)
@@ -92,7 +94,7 @@ def ldexp(x: Expression, n: Expression) -> Expression:
 
 
 def nearest(x: Expression, factor: float) -> tuple[Expression, Expression]:
-    """The whole number next to x * factor, as a float and as an integer; anything where x is NaN."""
+    """Return the integer nearest to x * factor, as a float and as an integer; the result is arbitrary if x is NaN."""
     form = format_of(x)
     shifted = f.fma(x, factor, form.magic)
     return shifted - form.magic, f.cast(f.reinterpret(shifted, form.bits) - form.magic_bits, int32)
@@ -103,14 +105,14 @@ def _limited(x: Expression, low: float, high: float) -> Expression:
 
 
 def _reduced(x: Expression) -> tuple[Expression, Expression, Expression]:
-    """n, n as an integer, and r with x = n log(2) + r, |r| <= log(2) / 2."""
+    """Return n, n as an integer, and r with x = n log(2) + r, |r| <= log(2) / 2."""
     high, low = format_of(x).log2
     n, whole = nearest(x, math.log2(math.e))
     return n, whole, f.fma(n, -low, f.fma(n, -high, x))
 
 
 def exp(x: Expression) -> Expression:
-    """What is 0 is not computed: products so small take the processor a hundred times as long, and masks are full of them."""
+    """Return e^x.  Results of 0 are not computed, because subnormal products take a hundred times as long, and masks have many of them."""
     form = format_of(x)
     low, high = form.ends
     none = f.less(x, low)
@@ -126,7 +128,7 @@ def exp2(x: Expression) -> Expression:
 
 
 def expm1(x: Expression) -> Expression:
-    """2 (2^n / 2 (e^r - 1) + 2^n / 2 - 1/2), with what 2^n / 2 - 1/2 loses."""
+    """Return 2 (2^n / 2 (e^r - 1) + 2^n / 2 - 1/2), including the rounding error of 2^n / 2 - 1/2."""
     form = format_of(x)
     n, whole, r = _reduced(_limited(x, -64.0, form.ends[1]))
     one = f.equal(n, 1.0)
@@ -141,9 +143,9 @@ def expm1(x: Expression) -> Expression:
 # ----------------------------------------------------------------------------------------------- logarithms
 
 _LOG_SINGLE = (*(-0.130310059, 0.140869141, -0.121483512, 0.139814854, -0.166846126, 0.200120345, -0.249996200, 0.333331972, -0.5),)
-#: of log(1 + x) on [-0.25, 0.5]
+#: coefficients of log(1 + x) on [-0.25, 0.5]
 _LOG1P_SINGLE = (-4.54559326e-2, 1.05529785e-1, -1.32279143e-1, 1.44911006e-1, -1.66416913e-1, 1.99886635e-1, -2.50001878e-1, 3.33335280e-1, -0.5)
-#: of fdlibm: log(1 + x) = x - (x^2 / 2 - s (x^2 / 2 + R)), s = x / (2 + x), R a polynomial in s^2
+#: coefficients of fdlibm: log(1 + x) = x - (x^2 / 2 - s (x^2 / 2 + R)), s = x / (2 + x), R a polynomial in s^2
 _LOG_DOUBLE = (
     *(1.479819860511658591e-01, 1.531383769920937332e-01, 1.818357216161805012e-01, 2.222219843214978396e-01),
     *(2.857142874366239149e-01, 3.999999999940941908e-01, 6.666666666666735130e-01, 0.0),
@@ -151,15 +153,15 @@ _LOG_DOUBLE = (
 
 
 def _split(x: Expression, lowest: int) -> tuple[Expression, Expression]:
-    """The power of two 2^k in a positive number, as the bits of k in their place, and k."""
+    """Return the bits of the exponent k of a positive number, in their position in the number, and k."""
     form = format_of(x)
-    place = f.bitwise_and(f.reinterpret(x, form.bits) - lowest, form.exponent)
-    k = f.right_shift(place, form.digits)
-    return place, f.reinterpret(k + form.magic_bits, x.dtype) - form.magic
+    exponent_bits = f.bitwise_and(f.reinterpret(x, form.bits) - lowest, form.exponent)
+    k = f.right_shift(exponent_bits, form.digits)
+    return exponent_bits, f.reinterpret(k + form.magic_bits, x.dtype) - form.magic
 
 
 def _log_of_sum(x: Expression, k: Expression, coefficients: tuple[float, ...] = _LOG_SINGLE) -> Expression:
-    """log(1 + x) + k log(2)."""
+    """Return log(1 + x) + k log(2)."""
     if x.dtype is float32:
         return f.fma(k, math.log(2), f.fma(polynomial(x, *coefficients), x * x, x))
     high, low = 6.93147180369123816490e-01, 1.90821492927058770002e-10
@@ -170,18 +172,18 @@ def _log_of_sum(x: Expression, k: Expression, coefficients: tuple[float, ...] = 
 
 
 def _normal(x: Expression) -> tuple[Expression, Expression]:
-    """x times a power of two that makes it a normal number, and that power."""
+    """Scale x by a power of two so that it is a normal number; return the product and the exponent to add to the result's."""
     tiny, digits = (2.0**-126, 23.0) if x.dtype is float32 else (2.0**-1022, 52.0)
     small = x < tiny
     return f.where(small, x * 2.0**digits, x), f.where(small, f.constant(-digits, x.dtype), 0.0)
 
 
 def _logarithm(x: Expression, combined: Callable[[Expression, Expression], Expression]) -> Expression:
-    """What `combined` makes of m and k, x = (1 + m) 2^k, and the ends."""
+    """Return combined(m, k) for x = (1 + m) 2^k, and the values for zero, negative numbers, infinity and NaN."""
     form = format_of(x)
     normal, below = _normal(x)
-    place, k = _split(normal, form.lowest)
-    m = f.reinterpret(f.reinterpret(normal, form.bits) - place, x.dtype) - 1.0
+    exponent_bits, k = _split(normal, form.lowest)
+    m = f.reinterpret(f.reinterpret(normal, form.bits) - exponent_bits, x.dtype) - 1.0
     result = combined(m, k + below)
     result = f.where(x < math.inf, result, x)  # infinity and NaN
     return f.where(x > 0.0, result, f.where(f.equal(x, 0.0), f.constant(-math.inf, x.dtype), math.nan))
@@ -206,12 +208,12 @@ def log10(x: Expression) -> Expression:
 
 
 def log1p(x: Expression) -> Expression:
-    """(1 + x) 2^-k - 1 is x 2^-k + (2^-k - 1): nothing of x is lost."""
+    """Return log(1 + x), as the logarithm of 1 + m with m = x 2^-k + (2^-k - 1), so that x loses no digits."""
     form = format_of(x)
-    place, k = _split(x + 1.0, 0x3F400000 if x.dtype is float32 else form.lowest)
-    scaled = f.reinterpret(f.reinterpret(x, form.bits) - place, x.dtype)
+    exponent_bits, k = _split(x + 1.0, 0x3F400000 if x.dtype is float32 else form.lowest)
+    scaled = f.reinterpret(f.reinterpret(x, form.bits) - exponent_bits, x.dtype)
     four = (form.bias + 2) << form.digits
-    m = scaled + f.fma(f.reinterpret(four - place, x.dtype), 0.25, -1.0)
+    m = scaled + f.fma(f.reinterpret(four - exponent_bits, x.dtype), 0.25, -1.0)
     result = _log_of_sum(m, k, _LOG1P_SINGLE)
     result = f.where(x < math.inf, result, x)
     result = f.where(x > -1.0, result, f.where(f.equal(x, -1.0), f.constant(-math.inf, x.dtype), math.nan))
@@ -234,7 +236,7 @@ def tanh(x: Expression) -> Expression:
 
 
 def sigmoid(x: Expression) -> Expression:
-    """Never 0, like `on_arrays.sigmoid`: what is multiplied by it is infinite, or not, in both."""
+    """Return 1 / (1 + e^-x), never 0, like `on_arrays.sigmoid`, so that products with infinite factors are equal in both."""
     e = f.exp(-f.minimum(f.absolute(x), exponent_limit(x.dtype.numpy)))
     return f.where(x < 0.0, e, 1.0) / (e + 1.0)
 
@@ -257,7 +259,7 @@ def cosh(x: Expression) -> Expression:
 
 
 def arcsinh(x: Expression) -> Expression:
-    """log(|x| + sqrt(x^2 + 1)), as 1 and what is more than 1."""
+    """Return log(|x| + sqrt(x^2 + 1)) with the sign of x, by log1p of the argument minus 1."""
     size = f.absolute(x)
     far = size > _far(x)
     inside = f.where(far, 1.0, size)
@@ -279,7 +281,7 @@ def arctanh(x: Expression) -> Expression:
 
 
 def _far(x: Expression) -> float:
-    """Where x^2 + 1 is x^2, and x^2 not yet infinite."""
+    """Return a bound above which x^2 + 1 rounds to x^2; x^2 is still finite there."""
     return 2.0**30 if x.dtype is float32 else 2.0**300
 
 
@@ -295,13 +297,13 @@ def _ratio(coefficients: tuple[tuple[float, ...], tuple[float, ...]], x: Express
 
 
 def _erf_centre(x: Expression) -> Expression:
-    """erf of float64 for |x| <= 0.46875; see `jobflow.expressions.error_function`."""
+    """Return erf of float64 for |x| <= 0.46875; see `jobflow.expressions.error_function`."""
     inside = _limited(x, -0.46875, 0.46875)
     return inside * _ratio(SMALL, inside * inside)
 
 
 def _erfc_far(size: Expression) -> Expression:
-    """erfc of float64 for size >= 0.46875."""
+    """Return erfc of float64 for size >= 0.46875."""
     a, b, limited = f.minimum(size, 4.0), f.maximum(size, 4.0), f.minimum(size, 30.0)
     inverse = 1.0 / (b * b)
     scaled = f.where(f.less_equal(size, 4.0), _ratio(MIDDLE, a), (ONE_OVER_ROOT_PI - inverse * _ratio(LARGE, inverse)) / b)
@@ -310,7 +312,7 @@ def _erfc_far(size: Expression) -> Expression:
 
 
 def _erfc_single(x: Expression) -> Expression:
-    """exp(-x^2) times a polynomial over 1 + 2 x; what quotient and square lose to rounding is made up for."""
+    """Return exp(-x^2) times a polynomial over 1 + 2 x, corrected for the rounding errors of quotient and square."""
     size = f.minimum(f.absolute(x), ERFC_END)
     above = polynomial((size - 2.0) / (size + 2.0), *ERFC_SINGLE)
     twice = size + size
@@ -348,7 +350,10 @@ def erf(x: Expression) -> Expression:
 
 
 def fmod(x: Expression, y: Expression) -> Expression:
-    """x - y trunc(x / y), exact: the rounded quotient is wrong by one at most, and is put right, unless it has too many digits."""
+    """Return x - y trunc(x / y), exactly.
+
+    The rounded quotient is wrong by at most one, which is corrected.  The C library computes quotients with too many digits.
+    """
     many = 2.0 ** (22 if x.dtype is float32 else 51)
     times = f.trunc(x / y)
     left, step = f.fma(-times, y, x), f.copysign(f.absolute(y), x)
@@ -359,9 +364,10 @@ def fmod(x: Expression, y: Expression) -> Expression:
 
 
 def power(x: Expression, y: Expression) -> Expression:
-    """e^(y log|x|) in float64, and the ends as C has them; of float64, which has no digits to spare, the C library's.
+    """Return x^y, with C's values at the ends of the range.
 
-    Squares and cubes are products.
+    Squares and cubes are products.  For float32, the result is e^(y log|x|) in float64.  For float64, the C library computes it, because the formula
+    needs more digits than float64 has.
     """
     if not x.dtype.is_float:
         return whole_power(x, int(str(y.attribute)))

@@ -1,8 +1,8 @@
-"""Machine code that was compiled before, in files that many processes share.
+"""A cache of compiled machine code, in files shared by all processes of the user.
 
-A file is a line that says what it is, its key, a digest of its content, and the content; it is written under another name and moved into
-place when it is whole, so there are no locks.  Whatever does not fit is not used and compiled again.  Only a folder is read that belongs
-to the user and that nobody else can write to: what is in it runs.
+A file holds a mark, its key, a digest of its content, and the content.  It is written under a temporary name and renamed when complete, so
+no locks are needed.  Files that do not match are ignored, and their code is compiled again.  Because the content is executed, the folder must
+belong to the user and be writable by no other user.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from jobflow.core.notices import notice
 
 _MARK = b"jobflow machine code 2\n"
 _ENDING = ".code"
-#: how large the folder may become; what was not used for longest goes
+#: maximal size of the folder in bytes; the least recently used files are removed first
 LIMIT = 256 << 20
-#: writes between two looks at how large it is, and seconds after which a use is noted or what a dead process left goes
-_LOOKS, _HOUR = 64, 3600.0
+#: writes between two checks of the size, and seconds after which a use is recorded or an incomplete file is removed
+_WRITES_PER_CHECK, _HOUR = 64, 3600.0
 
 
 @dataclass(frozen=True)
 class CacheState:
-    """What `jobflow doctor` shows."""
+    """The state of the cache in the output of `jobflow doctor`."""
 
     folder: str
     entries: int
     nbytes: int
-    #: why it is not used; "" if it is
+    #: the reason the cache is not used, or ""
     problem: str = ""
 
 
 class ObjectCache:
-    """The files of one folder."""
+    """The cache files of one folder."""
 
     def __init__(self, folder: str | None = None, limit: int = LIMIT) -> None:
         self.folder = folder or str(cache_folder("loops"))
@@ -46,10 +46,10 @@ class ObjectCache:
         self._writes = 0
 
     def read(self, key: str) -> bytes | None:
-        """What was kept under this key, or None."""
+        """Return the code stored under this key, or None."""
         try:
             with self._opened() as at, _file(key + _ENDING, os.O_RDONLY | os.O_NOFOLLOW, at) as file:
-                _trusted(file.fileno(), f"{self.folder}/{key}{_ENDING}")
+                _check_trusted(file.fileno(), f"{self.folder}/{key}{_ENDING}")
                 content: bytes = file.read()
                 if time.time() - os.fstat(file.fileno()).st_mtime > _HOUR:
                     with contextlib.suppress(OSError):
@@ -57,69 +57,69 @@ class ObjectCache:
         except FileNotFoundError:
             return None
         except OSError as error:
-            notice(f"compiled loops are not read from {self.folder}: {error}")
+            notice(f"cannot read compiled loops from {self.folder}: {error}")
             return None
         head = _head(key, code := content[len(_head(key, b"")) :])
         return code if content.startswith(head) else None
 
     def write(self, key: str, code: bytes) -> None:
-        """Keep it; where that is not possible it is compiled again the next time."""
+        """Store the code; if that fails, a notice is printed and the code is compiled again next time."""
         try:
             os.makedirs(self.folder, mode=0o700, exist_ok=True)
             with self._opened() as at:
                 _replace(key + _ENDING, _head(key, code) + code, at)
-                if self._writes % _LOOKS == 0:
-                    self._bounded(at)
+                if self._writes % _WRITES_PER_CHECK == 0:
+                    self._limit_size(at)
                 self._writes += 1
         except OSError as error:
-            notice(f"compiled loops are not kept in {self.folder}: {error}")
+            notice(f"cannot store compiled loops in {self.folder}: {error}")
 
     def state(self) -> CacheState:
         try:
             with self._opened() as at:
-                kept = list(_kept(at))
+                files = list(_files(at))
         except FileNotFoundError:
-            kept = []
+            files = []
         except OSError as error:
             return CacheState(self.folder, 0, 0, str(error))
-        return CacheState(self.folder, len(kept), sum(size for _, size, _ in kept))
+        return CacheState(self.folder, len(files), sum(size for _, size, _ in files))
 
     def clear(self) -> int:
-        """Remove all that is kept; the number of files."""
+        """Remove all files; return their number."""
         with contextlib.suppress(FileNotFoundError), self._opened() as at:
-            return sum(_removed(name, at) for _, _, name in _kept(at, ""))
+            return sum(_remove(name, at) for _, _, name in _files(at, ""))
         return 0
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:
-        """The folder, which cannot become another one while it is used."""
+        """Open the folder, so that it cannot be replaced by another one while it is used."""
         at = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            _trusted(at, self.folder)
+            _check_trusted(at, self.folder)
             yield at
         finally:
             os.close(at)
 
-    def _bounded(self, at: int) -> None:
-        """Remove what processes left that ended while they wrote, and of the rest what was not used for longest."""
+    def _limit_size(self, at: int) -> None:
+        """Remove incomplete files of ended processes, then the least recently used files above the size limit."""
         left, now = 0, time.time()
-        for used, size, name in sorted(_kept(at, ""), reverse=True):
+        for used, size, name in sorted(_files(at, ""), reverse=True):
             left += size
             if left > self.limit or (not name.endswith(_ENDING) and now - used > _HOUR):
-                _removed(name, at)
+                _remove(name, at)
 
 
 def _head(key: str, code: bytes) -> bytes:
     return _MARK + key.encode() + b"\n" + hashlib.sha256(code).digest()
 
 
-def _trusted(descriptor: int, name: str) -> None:
-    """PermissionError where somebody else could have written it."""
+def _check_trusted(descriptor: int, name: str) -> None:
+    """Raise PermissionError if another user could have written the file or folder."""
     status = os.fstat(descriptor)
     if status.st_uid != os.geteuid():
         raise PermissionError(f"{name} belongs to user {status.st_uid}, not to {os.geteuid()}")
     if status.st_mode & 0o022:
-        raise PermissionError(f"{name} can be written by others (mode {status.st_mode & 0o777:o}): chmod go-w {name}")
+        raise PermissionError(f"{name} is writable by other users (mode {status.st_mode & 0o777:o}); run chmod go-w {name}")
 
 
 @contextlib.contextmanager
@@ -129,7 +129,7 @@ def _file(name: str, flags: int, at: int) -> Iterator[Any]:
 
 
 def _replace(name: str, content: bytes, at: int) -> None:
-    """The file, whole or not at all."""
+    """Write the file atomically."""
     part = f".{os.urandom(16).hex()}"
     try:
         with _file(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, at) as file:
@@ -138,19 +138,19 @@ def _replace(name: str, content: bytes, at: int) -> None:
             os.fsync(file.fileno())
         os.replace(part, name, src_dir_fd=at, dst_dir_fd=at)
     except OSError:
-        _removed(part, at)
+        _remove(part, at)
         raise
 
 
-def _removed(name: str, at: int) -> bool:
+def _remove(name: str, at: int) -> bool:
     with contextlib.suppress(OSError):
         os.unlink(name, dir_fd=at)
         return True
     return False
 
 
-def _kept(at: int, ending: str = _ENDING) -> Iterator[tuple[float, int, str]]:
-    """(last use, size, name) of the files."""
+def _files(at: int, ending: str = _ENDING) -> Iterator[tuple[float, int, str]]:
+    """Yield (last use, size, name) of the files."""
     for name in os.listdir(at):
         with contextlib.suppress(OSError):
             status = os.stat(name, dir_fd=at, follow_symlinks=False)

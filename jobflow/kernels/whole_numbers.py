@@ -1,4 +1,4 @@
-"""Quotients and powers of integers, and random ones."""
+"""Division, remainder and powers of integers, and random integers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from jobflow.expressions.language import Expression
 
 
 def floor_divide(x: Expression, y: Expression) -> Expression:
-    """floor(x / y), 0 where y is 0.
+    """Return floor(x / y), or 0 if y is 0.
 
-    In float64 the quotient of integers of four bytes is never rounded to another whole number: it is further from the next one than that.
+    For integers of up to four bytes, the float64 quotient cannot round up to the next integer.  The distance to it exceeds the rounding error.
     """
     if x.dtype.itemsize < 8:
         wide = f.cast(f.floor(f.cast(x, float64) / f.cast(f.where(f.equal(y, 0), 1, y), float64)), int64)
         return f.where(f.equal(y, 0), 0, f.cast(wide, x.dtype))
-    # what a machine does not divide: by 0, and the least number by -1
+    # divisions that trap on a machine: by 0, and of the smallest integer by -1
     unfit = f.logical_or(f.equal(y, 0), f.equal(y, -1))
     safe = f.where(unfit, 1, y)
     quotient = f.quotient(x, safe)
@@ -29,12 +29,12 @@ def floor_divide(x: Expression, y: Expression) -> Expression:
 
 
 def remainder(x: Expression, y: Expression) -> Expression:
-    """x - y floor(x / y), with the sign of y; 0 where y is 0."""
+    """Return x - y floor(x / y), with the sign of y, or 0 if y is 0."""
     return f.where(f.equal(y, 0), 0, x - floor_divide(x, y) * y)
 
 
 def whole_power(x: Expression, exponent: int) -> Expression:
-    """x^exponent, which is at least 0, by squares."""
+    """Return x^exponent for exponent >= 0, by repeated squaring."""
     result, square = f.constant(1, x.dtype), x
     while exponent:
         if exponent & 1:
@@ -45,7 +45,7 @@ def whole_power(x: Expression, exponent: int) -> Expression:
 
 
 def random_word(number: Expression, stream: Expression, first: int, second: int, plane: int) -> Expression:
-    """The random word of an element: see `expressions.philox`."""
+    """Return the random word of an element: see `expressions.philox`."""
     low = f.bitwise_and(number, philox.LANES - 1)
     lane = f.left_shift(f.right_shift(number, 6), 4) + low
     words = random_words(lane, stream, (first, second), plane)
@@ -56,7 +56,7 @@ def random_word(number: Expression, stream: Expression, first: int, second: int,
 
 
 def random_words(lane: Expression, stream: Expression, keys: Sequence[Expression | int], plane: Expression | int) -> list[Expression]:
-    """The four words of a lane index.  Halves of 64 bits are kept apart, so that products of two of them fit."""
+    """Return the four words of a lane index.  Words of 64 bits are split into halves, so that products of two halves fit."""
     even = [_low(lane), _low(stream)]
     odd = [_low(f.right_shift(lane, 32)), _low(f.bitwise_or(f.left_shift(f.right_shift(stream, 32), 8), plane))]
     for _ in range(philox.ROUNDS):
@@ -69,5 +69,5 @@ def random_words(lane: Expression, stream: Expression, keys: Sequence[Expression
 
 
 def _low(x: Expression) -> Expression:
-    """The lower 32 bits."""
+    """Return the lower 32 bits."""
     return f.bitwise_and(x, philox.MASK)

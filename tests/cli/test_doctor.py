@@ -60,7 +60,7 @@ class TestCommand:
         assert second.text.startswith(f"2 compiled loops, 2.0 of at most 256 MiB in {tmp_path}/loops; ")
         (tmp_path / "loops").chmod(0o777)
         _, second = libraries.kernels()
-        assert second.status == NOTE and "can be written by others" in second.text
+        assert second.status == NOTE and "is writable by other users" in second.text
         (tmp_path / "loops").chmod(0o700)
         for said in ("2 files", "no files"):
             assert main(["doctor", "--clear-cache"]) == 0

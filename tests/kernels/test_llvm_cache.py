@@ -57,11 +57,11 @@ def test_a_folder_that_others_can_write_to_is_not_used(cache: ObjectCache, capfd
     assert cache.read(KEY) is None
     assert cache.read(KEY) is None
     folder = cache.folder
-    said = f"compiled loops are not read from {folder}: {folder} can be written by others (mode 770): chmod go-w {folder}"
+    said = f"cannot read compiled loops from {folder}: {folder} is writable by other users (mode 770); run chmod go-w {folder}"
     assert capfd.readouterr().err == f"jobflow: {said}\n"
     cache.write(KEY, b"other")
-    assert "are not kept in" in capfd.readouterr().err
-    assert "can be written by others" in cache.state().problem
+    assert "cannot store compiled loops in" in capfd.readouterr().err
+    assert "is writable by other users" in cache.state().problem
     os.chmod(cache.folder, 0o700)
     assert cache.read(KEY) == b"machine code"
     file_of(cache).chmod(0o606)
@@ -83,7 +83,7 @@ def test_where_nothing_can_be_written_it_costs_speed_only(place: str, tmp_path: 
     for _ in range(2):
         assert cache.read(KEY) is None
         cache.write(KEY, b"machine code")
-    assert capfd.readouterr().err.count("are not kept in") == 1
+    assert capfd.readouterr().err.count("cannot store compiled loops in") == 1
 
 
 def test_a_full_disk_leaves_nothing_behind(cache: ObjectCache, monkeypatch: pytest.MonkeyPatch) -> None:

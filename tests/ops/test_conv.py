@@ -209,17 +209,17 @@ def test_a_compiled_loop_takes_what_gathering_would_cost_more() -> None:
 
 def test_the_way_is_chosen_by_cost_and_error_from_logical_sizes() -> None:
     image, wide = (32, 32, 14, 14), (64, 32, 5, 5)
-    assert chosen("auto", image, wide) == ("Winograd, 3 outputs", "it errs 14 times as much as PyTorch; the setting winograd allows it")
+    assert chosen("auto", image, wide) == ("Winograd, 3 outputs", 'its error is 14 times that of PyTorch; the setting "winograd" allows it')
     assert chosen("winograd", image, wide) == ("Winograd, 4 outputs", "")
     assert chosen("auto", image, wide, batch=1) == chosen("auto", image, wide), "on many ranks as on one"
     assert chosen("auto", (8, 64, 28, 28), (64, 64, 3, 3))[0] == "Winograd, 4 outputs"
-    assert chosen("direct", image, wide) == ("im2col", "the setting is direct")
+    assert chosen("direct", image, wide) == ("im2col", 'the setting "direct" excludes it')
     assert chosen("auto", (1, 32, 32, 32), (32, 32, 3, 3))[0] == "im2col", "rows of one image are too narrow"
     assert chosen("winograd", (8, 3, 14, 14), (4, 3, 3, 3))[1].startswith("estimated at 0.")
-    assert chosen("auto", image, wide, float64) == ("im2col", "float64 is asked for where exactness matters; the setting winograd allows it")
+    assert chosen("auto", image, wide, float64) == ("im2col", 'float64 requires small errors; the setting "winograd" allows it')
     assert chosen("winograd", image, wide, float64)[0] == "Winograd, 4 outputs"
     assert chosen("auto", image, (64, 32, 7, 7)) == ("im2col", "there are no tiles of 4 outputs for a window of (7, 7)")
-    assert chosen("auto", image, wide, strides=2)[1] == "groups 1, strides (2, 2), dilations (1, 1); it takes 1 only"
+    assert chosen("auto", image, wide, strides=2)[1] == "groups 1, strides (2, 2) and dilations (1, 1) must all be 1"
     assert chosen("auto", image, wide, dilations=2)[0] == chosen("auto", image, (64, 16, 3, 3), groups=2)[0] == "im2col"
     with pytest.raises(ShapeError, match='"fft"'):
         chosen("fft", image, wide)

@@ -1,11 +1,11 @@
-"""Ways to compute operations on CPUs with NumPy and BLAS: the tier "numpy".
+"""The tier "numpy" of CPUs: implementations of operations with NumPy and BLAS.
 
-A module says what it has by decorating the functions that prepare calls:
+A module registers its implementations by decorating the functions that prepare calls:
 
     @implements(AxisSum, refuses=_not_contiguous)
     def sums_of_lines(op: AxisSum, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
 
-and `MODULES` says for the operations of which module of `jobflow` it is imported.
+`MODULES` maps each module of operations to the modules here that are imported for it.
 """
 
 #: module of operations -> the modules of this package that register implementations of them

@@ -1,4 +1,4 @@
-"""Batch normalisation on CPUs: blocks of images that stay in the cache, whatever the order of their axes in memory."""
+"""Batch normalization on CPUs, in blocks of images that stay in the cache, for any order of the axes in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jobflow.ops.op import Binder, Call, Op
 
 
 def _refused(op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
-    return None if inputs[0].size else "there is nothing to normalize"
+    return None if inputs[0].size else "the input has no elements"
 
 
 def _others(op: ChannelOp, x: Array) -> tuple[int, ...]:
@@ -25,42 +25,45 @@ def _others(op: ChannelOp, x: Array) -> tuple[int, ...]:
 
 
 def _wide(op: ChannelOp, x: Array, *vectors: Array) -> list[Array]:
-    """Vectors per channel, as views that broadcast along x."""
+    """Return vectors per channel as views that broadcast along x."""
     return [along(vector, op.axis, x.ndim) for vector in vectors]
 
 
 def _cuts(x: Array, elements: int = BLOCK) -> list[tuple[slice, ...]]:
-    """Where to cut x into blocks of about `elements` elements, along the outermost axes in memory."""
-    found: list[tuple[slice, ...]] = [tuple(slice(0, n) for n in x.shape)]
+    """Return slices that cut x into blocks of about `elements` elements, along the outermost axes in memory."""
+    slices: list[tuple[slice, ...]] = [tuple(slice(0, n) for n in x.shape)]
     size = x.size
     for axis in memory_order(x):
         if size <= elements:
             break
         n = x.shape[axis]
         step = max(1, n * elements // size)
-        found = [(*at[:axis], slice(i, min(i + step, n)), *at[axis + 1 :]) for at in found for i in range(0, n, step)]
+        slices = [(*at[:axis], slice(i, min(i + step, n)), *at[axis + 1 :]) for at in slices for i in range(0, n, step)]
         size = size // n * step
-    return found
+    return slices
 
 
 def _like(device: Binder, x: Array) -> Array:
-    """Scratch of the shape of x, dense, with its axes in the same order in memory."""
+    """Allocate dense scratch of the shape of x, with its axes in the same order in memory."""
     order = memory_order(x)
     memory = device.scratch(tuple(x.shape[i] for i in order), dtype_of(x.dtype))
     return memory.transpose([order.index(i) for i in range(x.ndim)])
 
 
 def _block_sums(device: Binder, axis: int, x: Array, count: int) -> tuple[list[tuple[tuple[slice, ...], Array, list[Array]]], list[Array]]:
-    """For sums over blocks: per block where it is, scratch for it, and where its `count` sums go; and all these sums, [blocks, channels]."""
+    """Prepare sums over blocks of x.
+
+    Returns a list with the slices, the scratch and the `count` partial sums of each block, and all partial sums as arrays [blocks, channels].
+    """
     cuts = _cuts(x)
-    sums = [np.zeros((len(cuts), x.shape[axis]), x.dtype) for _ in range(count)]  # a block leaves the channels it has not at zero
+    sums = [np.zeros((len(cuts), x.shape[axis]), x.dtype) for _ in range(count)]  # a block does not write channels outside it
     scratch: dict[tuple[int, ...], Array] = {}
-    found = []
+    parts = []
     for k, at in enumerate(cuts):
         part = x[at]
         work = scratch.setdefault(part.shape, part) if part.shape in scratch else scratch.setdefault(part.shape, _like(device, part))
-        found.append((at, work, [each[k, at[axis]] for each in sums]))
-    return found, sums
+        parts.append((at, work, [each[k, at[axis]] for each in sums]))
+    return parts, sums
 
 
 @implements(CenteredSquares, refuses=_refused)
@@ -87,7 +90,7 @@ def normalize_in_blocks(op: Normalize, device: Binder, inputs: Sequence[Array], 
 
 
 def _factor(variance: Array, epsilon: float, gamma: Array, factor: Array) -> None:
-    """factor = gamma / sqrt(variance + epsilon)"""
+    """Compute factor = gamma / sqrt(variance + epsilon)."""
     np.add(variance, variance.dtype.type(epsilon), factor)
     np.sqrt(factor, factor)
     np.divide(gamma, factor, factor)
@@ -129,7 +132,7 @@ def gradient_in_blocks(op: BatchNormalizeGrad, device: Binder, inputs: Sequence[
 
 
 def _vectors(op: BatchNormalizeGrad, variance: Array, gamma: Array, dgamma: Array, dbeta: Array, excess: Array, a: Array, p: Array, q: Array) -> None:
-    """a = gamma inv_std, p = share - rest slope, q = slope inv_std; the last three as in the description of the operation."""
+    """Compute a = gamma inv_std, p = share - rest slope, q = slope inv_std; share, rest and slope are defined at the operation."""
     inv_std = 1 / np.sqrt(variance + variance.dtype.type(op.epsilon))
     share, rest = dbeta / op.count, excess / op.count
     slope = dgamma / op.count - share * rest

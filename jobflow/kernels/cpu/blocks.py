@@ -1,4 +1,4 @@
-"""Running long elementwise chains in blocks that stay in the L2 cache, and adding up what blocks give."""
+"""Blocks of long elementwise chains that stay in the L2 cache, and the addition of partial results of blocks."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from jobflow.ops.op import Binder, Call
 
 #: elements per block: 256 KiB of float32, so that an operand, a result and a temporary fit 1 MiB of L2
 BLOCK = 64 * 1024
-#: so many numbers are added one after another where there are more than SHORT; else 30,000 times 0.1 would be 3000.1 in float32
+#: elements that are added sequentially in sums of more than SHORT; without partial sums, 30,000 times 0.1 would be 3000.1 in float32
 RUN = 128
 SHORT = 2048
 
 
 def memory_order(x: Array) -> list[int]:
-    """The axes of x from the one with the longest stride to the one with the shortest."""
+    """Return the axes of x, from the longest stride to the shortest."""
     return sorted(range(x.ndim), key=lambda i: -abs(x.strides[i]))
 
 
 def blocks(arrays: Sequence[Array], elements: int = BLOCK) -> Iterator[tuple[Array, ...]]:
-    """Views of arrays of one shape that together cover them, in memory order, each at most about `elements` long.
+    """Yield views of arrays of one shape that together cover them, in memory order, each of at most about `elements` elements.
 
-    Arrays that are dense in the same order of axes are cut as vectors.  Others are cut along the outermost axis in
-    memory, and if one step of that axis is still too long, along the next.
+    Arrays that are dense in the same order of axes are cut as vectors.  Others are cut along the outermost axis in memory.  If one step of that axis
+    is still too long, they are also cut along the next.
     """
     turned: Sequence[Array] = arrays
     if not arrays[0].flags.c_contiguous:
@@ -50,7 +50,7 @@ def _cut(arrays: Sequence[Array], elements: int) -> Iterator[tuple[Array, ...]]:
 
 
 def lead_sum_calls(device: Binder, x: Array, y: Array) -> list[Call]:
-    """y[k] = sum_i x[i,k] for a dense matrix x."""
+    """Return the calls for y[k] = sum_i x[i,k] on a dense matrix x."""
     n, m = x.shape
     if n <= SHORT:
         return [(np.dot if y.flags.c_contiguous else np.matmul, (np.ones(n, x.dtype), x, y))]

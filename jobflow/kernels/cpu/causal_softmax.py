@@ -1,4 +1,4 @@
-"""The softmax of causal attention on CPUs: blocks of rows, each over the columns that its last row sees, so half of the work is left out."""
+"""Causal softmax on CPUs: each block of rows covers only the columns visible to its last row, which halves the work."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from jobflow.kernels.registry import implements
 from jobflow.ops.op import Binder, Call, Op
 from jobflow.ops.softmax import CausalSoftmax
 
-#: the rows are cut into so many blocks, of no less than so many rows
+#: number of blocks of rows, and fewest rows of a block
 _BLOCKS, _ROWS = 8, 16
 
 
 def _matrices(*arrays: Array) -> list[Array] | None:
-    """Views as [batch, rows, columns]; None where there are none."""
+    """Return views as [batch, rows, columns], or None if an array has no such view."""
     try:
         return [a.reshape((math.prod(a.shape[:-2]), *a.shape[-2:]), copy=False) for a in arrays]
     except ValueError:
@@ -30,15 +30,15 @@ def _matrices(*arrays: Array) -> list[Array] | None:
 def _refused(op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
     assert isinstance(op, CausalSoftmax)
     if op.diagonal < 0:
-        return "some rows see no column"
-    return "the batch does not lie in memory as one axis" if _matrices(*inputs, *outputs) is None else None
+        return "some rows have no visible column"
+    return "the batch axes are not contiguous in memory" if _matrices(*inputs, *outputs) is None else None
 
 
 @implements(CausalSoftmax, refuses=_refused)
-def seen_blocks(op: CausalSoftmax, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    found = _matrices(*inputs, *outputs)
-    assert found is not None
-    return _calls(op, device, *found) if outputs[0].size else []
+def visible_blocks(op: CausalSoftmax, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+    matrices = _matrices(*inputs, *outputs)
+    assert matrices is not None
+    return _calls(op, device, *matrices) if outputs[0].size else []
 
 
 def _calls(op: CausalSoftmax, device: Binder, x: Array, y: Array) -> list[Call]:
@@ -64,7 +64,7 @@ def _calls(op: CausalSoftmax, device: Binder, x: Array, y: Array) -> list[Call]:
 
 
 def _block(scale: float, x: Array, y: Array, work: Array, column: Array, ones: Array, hidden: Array) -> list[Call]:
-    """The calls of a block whose last columns, as many as `hidden` has, are partly hidden."""
+    """Return the calls of a block whose last columns, as many as `hidden` has, are partly masked."""
     exponential, unit = fastest_exponential()
     calls: list[Call] = [(np.multiply, (x, np.asarray(scale * unit, x.dtype), work))]
     if hidden.size:

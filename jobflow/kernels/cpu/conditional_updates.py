@@ -1,4 +1,4 @@
-"""What may skip a step on CPUs: numbers that are not finite are counted, and updates run unless there are any."""
+"""Guarded updates on CPUs: non-finite gradient elements are counted, and updates are skipped if there are any."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What the ways to compute a convolution cost on a CPU, and how much they err: the two tables that choices are made from.
+"""Costs and errors of convolution algorithms on a CPU, which determine the choice among them.
 
-Costs are sums of calls, copies and multiply-adds.  What one of these costs is a table by class of machine and tier, with which the sums
-come nearest to what all ways take (`benchmarks/conv_kernels.py --constants`).  They are estimates for logical shapes, whatever a rank
-holds of them, so that all ranks choose alike, and nothing is timed while a program is compiled.
+The cost of an algorithm is a sum of calls, copies and multiply-adds.  A table has the cost of each of these by class of machine and tier.  Its
+values are fitted to the measured times of all algorithms (`benchmarks/conv_kernels.py --constants`).  Costs are estimated for logical shapes, not
+for a rank's shard, so that all ranks choose the same algorithm.  Nothing is timed while a program is compiled.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from jobflow.kernels.target import Tier
 from jobflow.ops.conv import Conv, ConvGradInput, ConvGradWeight, ConvOp, Shapes
 from jobflow.ops.windows import Window
 
-#: elements that stay in a core's own cache, and taps of which several filters stay in its first one
+#: elements that fit a core's own cache, and taps of several filters that fit its first-level cache
 _NEAR, _ROW = 1 << 18, 2048
-#: samples of which transforms compute some at once
+#: samples in one vector of the transforms
 _LANES = 16
-#: axes, outputs per tile, size of filter -> the largest error of y and dx in float32, as a multiple of that of PyTorch's convolution, where
-#: 32, 64, 128 and 256 channels are summed, in both tiers (`benchmarks/conv_kernels.py --errors`; dw errs less than PyTorch's, or hardly more)
+#: axes, outputs per tile, size of filter -> the largest error of y and dx in float32, as a multiple of PyTorch's error, for sums over 32, 64, 128
+#: and 256 channels, in both tiers (`benchmarks/conv_kernels.py --errors`).  Errors of dw are at most slightly above PyTorch's
 ERRORS = {
     (1, 2, 3): (0.9, 1.6, 3.0, 3.4),
     (1, 4, 3): (2.2, 4.2, 5.5, 8.4),
@@ -37,19 +37,19 @@ ERRORS = {
     (2, 3, 5): (4.1, 5.9, 8.8, 14.2),
     (2, 4, 5): (9.5, 14.3, 26.2, 33.5),
 }
-#: how many times as much as PyTorch's convolutions those may err that nobody asked for
+#: largest error of the setting "auto", as a multiple of PyTorch's error
 ALLOWED = 10.0
 
 #: outputs per tile and axis
 Tiles = Literal[2, 3, 4]
 TILES: tuple[Tiles, ...] = (2, 3, 4)
-#: Winograd's on such tiles, products with what windows see, dx as sums of what each tap adds, or compiled loops over the taps
+#: Winograd's on such tiles, products with gathered windows, dx as a sum over taps, or compiled loops over the taps
 Way: TypeAlias = Tiles | Literal["im2col", "taps", "direct"]
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """A convolution of n samples with windows that step along `out` positions of the image."""
+    """A convolution of n samples whose windows visit `out` positions of the image."""
 
     n: int
     c: int
@@ -64,21 +64,23 @@ class Sizes:
         return math.prod(self.window.kernel)
 
     def turned(self, window: Window) -> Sizes:
-        """The convolution that gives dx."""
+        """Return the sizes of the convolution that computes dx."""
         return Sizes(self.n, self.o, self.c, self.groups, self.out, self.spatial, window)
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Nanoseconds on one core, in float32.
+    """Costs of calls and elements in nanoseconds on one core.
 
-    call                            of a function on arrays
-    product, multiply, pack, write  of a matrix product: once, per multiply-add, per element of its factors, per element of the result
-    run, copy, add                  of a run of memory that is copied, an element copied, and an element added to another
-    gather                          of an element that is copied by itself
-    far                             of an element from beyond the core's own cache
-    transform                       of an element in one of Winograd's transforms
-    sums, products, lone            of a multiply-add in compiled loops over taps: of y and dx, of dw, and of either with few filters
+    All are for float32:
+
+        call                            a call of a function on arrays
+        product, multiply, pack, write  a matrix product: once, per multiply-add, per element of its factors, per element of the result
+        run, copy, add                  copying a contiguous run, copying an element, adding an element to another
+        gather                          copying a single element
+        far                             reading an element from beyond the core's own cache
+        transform                       an element in one of Winograd's transforms
+        sums, products, lone            a multiply-add in compiled loops over taps: of y and dx, of dw, and of either with few filters
     """
 
     call: float
@@ -97,11 +99,11 @@ class Costs:
     lone: float = math.inf
 
     def _of_product(self, m: float, k: float, n: float, times: float = 1) -> float:
-        """[m,k] @ [k,n]"""
+        """Estimate the cost of [m,k] @ [k,n]."""
         return times * (self.product + m * k * n * self.multiply + (m * k + k * n) * self.pack + m * n * self.write)
 
     def _of_stage(self, channels: int, spatial: tuple[int, ...], n: int, window: Window) -> float:
-        """Padding an image, and cutting it into the phases of the strides."""
+        """Estimate the cost of padding an image and splitting it into the phases of the strides."""
         strided = set(window.strides) != {1}
         if not strided and not any(map(any, window.padding)):
             return 0.0
@@ -109,7 +111,7 @@ class Costs:
         return (1 + math.prod(window.strides)) * self.call + elements * (self.copy + self.run / run)
 
     def _of_columns(self, s: Sizes) -> float:
-        """Gathering what windows see."""
+        """Estimate the cost of gathering the elements of windows."""
         elements = 0 if s.taps == 1 else s.c * s.taps * math.prod(s.out) * s.n
         return self._of_stage(s.c, s.spatial, s.n, s.window) + elements * (self.copy + self.run / (s.out[-1] * s.n))
 
@@ -117,7 +119,7 @@ class Costs:
         return self._of_columns(s) + self._of_product(s.o / s.groups, s.c / s.groups * s.taps, math.prod(s.out) * s.n, s.groups)
 
     def im2col(self, kind: type[ConvOp], s: Sizes) -> float:
-        """Products with what windows see; dx is the convolution of dy with the filters turned round."""
+        """Estimate the cost of products with gathered windows; dx is the convolution of dy with flipped filters."""
         if kind is ConvGradInput:
             window = mirror(s.window)
             assert window is not None
@@ -127,13 +129,13 @@ class Costs:
         return self._of_sums(s)
 
     def taps(self, s: Sizes) -> float:
-        """dx as sums of what each tap adds."""
+        """Estimate the cost of dx as the sum of each tap's contribution."""
         elements = s.c * s.taps * math.prod(s.out) * s.n if s.taps > 1 else 0
         added = elements * (self.add + self.run / (s.out[-1] * s.n)) + s.taps * self.call + self._of_stage(s.c, s.spatial, s.n, s.window)
         return added + self._of_product(s.c / s.groups * s.taps, s.o / s.groups, math.prod(s.out) * s.n, s.groups)
 
     def winograd(self, kind: type[ConvOp], s: Sizes, m: Tiles) -> float:
-        """By F(m,r); what fits it is asked before."""
+        """Estimate the cost of Winograd's F(m,r); the caller has checked that it applies."""
         if kind is ConvGradInput:
             window = mirror(s.window)
             assert window is not None
@@ -149,18 +151,18 @@ class Costs:
         return weights + blocks * each + values * -(-s.n // _LANES) * _LANES * self.transform
 
     def direct(self, kind: type[ConvOp], s: Sizes) -> float:
-        """By a compiled loop over the taps."""
-        made, summed, copies = s.o, s.c, self._of_stage(s.c, s.spatial, s.n, s.window)
+        """Estimate the cost of a compiled loop over the taps."""
+        results, summed, copies = s.o, s.c, self._of_stage(s.c, s.spatial, s.n, s.window)
         if kind is ConvGradInput:
-            made, summed = s.c, s.o
+            results, summed = s.c, s.o
             reach = Window(s.window.kernel, (1,) * len(s.out), tuple((k - 1, k - 1) for k in s.window.kernel), (1,) * len(s.out))
             copies = self._of_stage(s.o, s.out, s.n, reach) + (0.0 if set(s.window.strides) == {1} else copies)
-        each = self.lone if made // s.groups < 4 else self.products if kind is ConvGradWeight else self.sums
+        each = self.lone if results // s.groups < 4 else self.products if kind is ConvGradWeight else self.sums
         distant = 1.25 if summed // s.groups * s.taps > _ROW else 1.0
         return 2 * self.call + copies + distant * each * s.n * math.prod(s.out) * s.o * s.c / s.groups * s.taps
 
 
-#: by class of machine and tier
+#: costs by class of machine and tier
 COSTS: dict[tuple[MachineClass, Tier], Costs] = {
     ("avx2", "numpy"): Costs(
         call=891,
@@ -241,65 +243,65 @@ COSTS["amx", "numpy"] = COSTS["avx512", "numpy"]  # NumPy does not use the matri
 
 
 def sizes(op: ConvOp, shapes: Shapes) -> Sizes:
-    """Of an op whose whole x and w have these shapes."""
+    """Return the sizes of a convolution whose whole x and w have these shapes."""
     (n, c, *spatial), (o, _, *kernel) = shapes
     window = op.window(tuple(kernel))
     return Sizes(n, c, o, op.groups, tuple(spatial), window.out_sizes("conv", tuple(spatial)), window)
 
 
 def error(along: tuple[int, ...], m: Tiles, channels: int) -> float:
-    """That of tiles of m outputs along axes with filters of these sizes, as a multiple of PyTorch's."""
+    """Return the error of tiles of m outputs for filters of these sizes, as a multiple of PyTorch's."""
     table = ERRORS[len(along), m, along[0]]
-    return next((found for found, most in zip(table, (32, 64, 128, 256), strict=True) if channels <= most), table[-1] * math.sqrt(channels / 256))
+    return next((factor for factor, most in zip(table, (32, 64, 128, 256), strict=True) if channels <= most), table[-1] * math.sqrt(channels / 256))
 
 
 def unfit(op: ConvOp, s: Sizes, single: bool, way: Way) -> str | None:
-    """Why a way is not to be thought of."""
+    """Return the reason an algorithm cannot compute the operation, or None if it can."""
     window = s.window
     if isinstance(way, str):
         none = way == "im2col" and isinstance(op, ConvGradInput) and mirror(window) is None
-        return f"dx is no convolution of dy: strides {window.strides}, padding {window.padding}" if none else None
-    return _unfit_tiles(op, s, single, way)
+        return f"dx is not a convolution of dy with strides {window.strides} and padding {window.padding}" if none else None
+    return _unfit_for_tiles(op, s, single, way)
 
 
-def _unfit_tiles(op: ConvOp, s: Sizes, single: bool, m: Tiles) -> str | None:
-    """Why Winograd convolutions on tiles of m outputs are not to be thought of."""
+def _unfit_for_tiles(op: ConvOp, s: Sizes, single: bool, m: Tiles) -> str | None:
+    """Return the reason Winograd convolutions with tiles of m outputs cannot compute the operation, or None if they can."""
     window = s.window
     along = tuple(k for k in window.kernel if k > 1)
     if op.algorithm == "direct":
-        return "the setting is direct"
+        return 'the setting "direct" excludes it'
     if len(window.kernel) > 2 or len(set(along)) != 1 or (len(along), m, along[0]) not in ERRORS:
         return f"there are no tiles of {m} outputs for a window of {window.kernel}"
     if op.groups > 1 or set(window.strides) != {1} or set(window.dilations) != {1}:
-        return f"groups {op.groups}, strides {window.strides}, dilations {window.dilations}; it takes 1 only"
+        return f"groups {op.groups}, strides {window.strides} and dilations {window.dilations} must all be 1"
     if mirror(window) is None:
-        return f"padding {window.padding} is wider than the window reaches"
+        return f"padding {window.padding} is larger than the window"
     if op.algorithm == "auto" and not single:
-        return "float64 is asked for where exactness matters; the setting winograd allows it"
+        return 'float64 requires small errors; the setting "winograd" allows it'
     if op.algorithm == "auto" and error(along, m, max(s.c, s.o)) > ALLOWED:
-        return f"it errs {error(along, m, max(s.c, s.o)):.0f} times as much as PyTorch; the setting winograd allows it"
+        return f'its error is {error(along, m, max(s.c, s.o)):.0f} times that of PyTorch; the setting "winograd" allows it'
     return None
 
 
 @lru_cache(4096)
 def estimates(op: ConvOp, shapes: Shapes, single: bool, costs: Costs) -> dict[Way, float]:
-    """What the ways cost that may be taken for an op whose whole x and w have these shapes, in nanoseconds."""
+    """Estimate the cost in nanoseconds of each algorithm that applies to an operation whose whole x and w have these shapes."""
     s, kind = sizes(op, shapes), type(op)
-    found: dict[Way, float] = {m: costs.winograd(kind, s, m) for m in TILES if unfit(op, s, single, m) is None}
+    costs_by_way: dict[Way, float] = {m: costs.winograd(kind, s, m) for m in TILES if unfit(op, s, single, m) is None}
     if unfit(op, s, single, "im2col") is None:
-        found["im2col"] = costs.im2col(kind, s)
+        costs_by_way["im2col"] = costs.im2col(kind, s)
     if kind is ConvGradInput:
-        found["taps"] = costs.taps(s)
-    return found | {"direct": costs.direct(kind, s)}
+        costs_by_way["taps"] = costs.taps(s)
+    return costs_by_way | {"direct": costs.direct(kind, s)}
 
 
 def why_not(op: ConvOp, shapes: Shapes, single: bool, way: Way, tier: Tier) -> str | None:
-    """Why not to compute an op whose whole x and w have these shapes in this way; None if that costs least."""
-    found = estimates(op, shapes, single, COSTS[machine_class(), tier])
-    if way not in found:
+    """Return the reason not to use an algorithm for whole x and w of these shapes, or None if it costs least."""
+    costs = estimates(op, shapes, single, COSTS[machine_class(), tier])
+    if way not in costs:
         return unfit(op, sizes(op, shapes), single, way)
-    best = min(found, key=found.__getitem__)
-    return None if best == way else f"estimated at {found[way] / 1e6:.3g} ms, and {_named(best)} at {found[best] / 1e6:.3g} ms"
+    best = min(costs, key=costs.__getitem__)
+    return None if best == way else f"estimated at {costs[way] / 1e6:.3g} ms, and {_named(best)} at {costs[best] / 1e6:.3g} ms"
 
 
 def _named(way: Way) -> str:

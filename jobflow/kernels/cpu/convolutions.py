@@ -1,8 +1,10 @@
-"""Convolutions on CPUs as products with what windows see (im2col), some rows of the output at a time, or Winograd's where these cost less.
+"""Convolutions on CPUs: products with gathered windows (im2col), a few output rows at a time, or Winograd's algorithm if it costs less.
 
-y  [g, o, (rows m)]     = w [g, o, (c k)]  @  columns [g, (c k), (rows m)]
-dw [g, o, (c k)]        = dy [g, o, (rows m)]  @  columns'
-dx                      = the convolution of dy with w turned round, or what w' @ dy adds where each tap reads
+The products of im2col, where ' transposes:
+
+    y  [g, o, (rows m)]     = w [g, o, (c k)]  @  columns [g, (c k), (rows m)]
+    dw [g, o, (c k)]        = dy [g, o, (rows m)]  @  columns'
+    dx                      = the convolution of dy with flipped filters, or w' @ dy added to the elements that each tap reads
 """
 
 from __future__ import annotations
@@ -17,41 +19,41 @@ import numpy as np
 from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, dtype_of
 from jobflow.kernels.cpu import convolution_costs, winograd
-from jobflow.kernels.cpu.images import PaddedPhases, has_runs, is_innermost, load, mirror, refused, seen, stage, store
+from jobflow.kernels.cpu.images import PaddedPhases, has_runs, image_view, is_innermost, load, mirror, refused, stage, store
 from jobflow.kernels.registry import ArrayCalls, register
 from jobflow.kernels.target import Tier
 from jobflow.ops.conv import Conv, ConvGradInput, ConvGradWeight, ConvOp
 from jobflow.ops.op import Binder, Call
 from jobflow.ops.windows import Window
 
-#: bytes of columns at a time, so that they stay in the cache, and how many columns make a product fast
+#: bytes of columns in one block, so that they stay in the cache, and columns that make a product fast
 _BUFFER, _COLUMNS = 1 << 18, 512
 
 
 def _grouped(image: Array, groups: int) -> Array:
-    """[b, g*c, ...] as [b, g, c, ...]: a view."""
+    """View [b, g*c, ...] as [b, g, c, ...]."""
     return image.reshape(image.shape[0], groups, image.shape[1] // groups, *image.shape[2:], copy=False)
 
 
 def _flat(image: Array, axis: int) -> Array:
-    """All axes from this one on as one: a view."""
+    """View all axes from this one on as one axis."""
     return image.reshape(*image.shape[:axis], math.prod(image.shape[axis:]), copy=False)
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Some samples and output rows."""
+    """A slice of the samples and a slice of the output rows."""
 
     samples: slice
     rows: slice
 
     def of(self, image: Array) -> Array:
-        """This block of [b, c, *out, m]."""
+        """Return this block of [b, c, *out, m]."""
         return image[self.samples, :, self.rows]
 
 
 def _blocks(b: int, out: tuple[int, ...], m: int, column_bytes: int) -> Iterator[_Block]:
-    """Blocks of output rows, of m times out[1:] columns each: as many rows as the buffer holds, or several samples whole."""
+    """Yield blocks of output rows with m times out[1:] columns each: as many rows as the buffer holds, or several whole samples."""
     row = math.prod(out[1:]) * m
     most = max(_BUFFER // column_bytes, _COLUMNS) // row
     rows = -(-out[0] // -(-out[0] // max(1, min(out[0], most))))
@@ -62,7 +64,10 @@ def _blocks(b: int, out: tuple[int, ...], m: int, column_bytes: int) -> Iterator
 
 
 def _columns(device: Binder, window: Window, groups: int, image: Array, out: tuple[int, ...]) -> Iterator[tuple[_Block, list[Call], Array]]:
-    """Block by block of the output, what its windows see of an image [b, c, *spatial, m], as [b, g, (c k), (rows m)]."""
+    """Yield each block of the output with its calls and its windows.
+
+    The windows of an image [b, c, *spatial, m] are gathered as [b, g, (c k), (rows m)].
+    """
     phases = PaddedPhases(window, image.shape[2:-1], out)
     staged, before = stage(device, phases, image)
     views = list(phases.views(staged))
@@ -79,7 +84,7 @@ def _columns(device: Binder, window: Window, groups: int, image: Array, out: tup
 
 
 def _buffers(device: Binder, taps: tuple[int, ...], out: tuple[int, ...], m: int, dtype: Any) -> Iterator[tuple[_Block, Array]]:
-    """Blocks of the output, and memory [b, c, *kernel, rows, *out[1:], m] for what all taps (b, c, *kernel) read or add there."""
+    """Return blocks of the output and memory [b, c, *kernel, rows, *out[1:], m] for the elements that all taps (b, c, *kernel) read or add."""
     b, *rest = taps
     blocks = list(_blocks(b, out, m, math.prod(rest) * dtype.itemsize))
     shapes = [(x.samples.stop - x.samples.start, *rest, x.rows.stop - x.rows.start, *out[1:], m) for x in blocks]
@@ -88,12 +93,12 @@ def _buffers(device: Binder, taps: tuple[int, ...], out: tuple[int, ...], m: int
 
 
 def _product(a: Array, b: Array, y: Array) -> Call:
-    """y = a @ b; of a column and a row NumPy makes a product faster by broadcasting."""
+    """Return the call for y = a @ b; for a column and a row, NumPy's broadcasting is faster than its product."""
     return (np.multiply if a.shape[-1] == 1 else np.matmul), (a, b, y)
 
 
 def _matrix(device: Binder, w: Array, groups: int) -> tuple[Array, list[Call]]:
-    """Filters [g*o, c, *kernel] as [g, o, (c k)], and the copy that makes them so if need be."""
+    """Return filters [g*o, c, *kernel] as [g, o, (c k)], and the copy that this needs."""
     shape = (groups, w.shape[0] // groups, math.prod(w.shape[1:]))
     if w.flags.c_contiguous:
         return w.reshape(shape), []
@@ -101,8 +106,8 @@ def _matrix(device: Binder, w: Array, groups: int) -> tuple[Array, list[Call]]:
     return staged.reshape(shape), [(np.copyto, (staged, w))]
 
 
-def _turned(device: Binder, w: Array, groups: int) -> tuple[Array, list[Call]]:
-    """Filters whose convolution with dy is dx where the stride is 1: [g, c, (o k)], reversed in space."""
+def _flipped(device: Binder, w: Array, groups: int) -> tuple[Array, list[Call]]:
+    """Return the filters whose convolution with dy is dx for stride 1: [g, c, (o k)], flipped along the spatial axes."""
     o, c, *kernel = w.shape
     source = w.reshape(groups, o // groups, c, *kernel)[(..., *(slice(None, None, -1) for _ in kernel))].swapaxes(1, 2)
     staged = device.scratch(source.shape, dtype_of(w.dtype))
@@ -110,7 +115,7 @@ def _turned(device: Binder, w: Array, groups: int) -> tuple[Array, list[Call]]:
 
 
 def _sums(device: Binder, window: Window, groups: int, x: Array, weights: Array, y: Array) -> list[Call]:
-    """y = weights times what windows see of x; both [b, c, *spatial, m]."""
+    """Return the calls for y = weights times the windows of x; x and y are [b, c, *spatial, m]."""
     calls: list[Call] = []
     for block, gathered, columns in _columns(device, window, groups, x, y.shape[2:-1]):
         calls += [*gathered, _product(weights, columns, _flat(_grouped(block.of(y), groups), 3))]
@@ -122,16 +127,16 @@ def _im2col(op: Conv, device: Binder, inputs: Sequence[Array], outputs: Sequence
     innermost = is_innermost(x)
     weights, before = _matrix(device, w, op.groups)
     target, after = store(device, y, innermost)
-    return [*before, *_sums(device, op.window(w.shape[2:]), op.groups, seen(x, innermost), weights, target), *after]
+    return [*before, *_sums(device, op.window(w.shape[2:]), op.groups, image_view(x, innermost), weights, target), *after]
 
 
 def _im2col_of_gradient(op: ConvGradInput, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     (dy, w), (dx,) = inputs, outputs
     innermost, turned = is_innermost(dy), mirror(op.window(w.shape[2:]))
     assert turned is not None
-    weights, before = _turned(device, w, op.groups)
+    weights, before = _flipped(device, w, op.groups)
     target, after = store(device, dx, innermost)
-    return [*before, *_sums(device, turned, op.groups, seen(dy, innermost), weights, target), *after]
+    return [*before, *_sums(device, turned, op.groups, image_view(dy, innermost), weights, target), *after]
 
 
 def _taps_of_gradient(op: ConvGradInput, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
@@ -139,11 +144,14 @@ def _taps_of_gradient(op: ConvGradInput, device: Binder, inputs: Sequence[Array]
     innermost = is_innermost(dy)
     weights, before = _matrix(device, w, op.groups)
     source, loaded = load(device, dy, innermost)
-    return [*before, *loaded, *_scatter(device, op.window(w.shape[2:]), op.groups, source, weights.swapaxes(1, 2), seen(dx, innermost))]
+    return [*before, *loaded, *_scatter(device, op.window(w.shape[2:]), op.groups, source, weights.swapaxes(1, 2), image_view(dx, innermost))]
 
 
 def _scatter(device: Binder, window: Window, groups: int, dy: Array, weights: Array, dx: Array) -> list[Call]:
-    """dx = 0; for some rows of dy at a time, one product gives what each tap adds, and it is added where the tap reads."""
+    """Return the calls for dx as a sum over taps.
+
+    One product computes the contributions of all taps to a few rows of dy.  They are then added to the elements that each tap reads.
+    """
     out, m, c, kernel = dy.shape[2:-1], dy.shape[-1], dx.shape[1], window.kernel
     phases = PaddedPhases(window, dx.shape[2:-1], out)
     direct = phases.is_image and dx.shape[2:-1] == phases.sizes and has_runs(dx)
@@ -168,22 +176,22 @@ def _scatter(device: Binder, window: Window, groups: int, dy: Array, weights: Ar
 def _unstage(phases: PaddedPhases, dx: Array, total: Array) -> list[Call]:
     parts = list(phases.pairs(dx, total))
     whole = sum(part.size for part, _ in parts) == dx.size
-    return [*([] if whole else [(dx.fill, (0,))]), *((np.copyto, (part, place)) for part, place in parts)]
+    return [*([] if whole else [(dx.fill, (0,))]), *((np.copyto, (part, phase)) for part, phase in parts)]
 
 
 def _im2col_of_filters(op: ConvGradWeight, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     (x, dy), (dw,) = inputs, outputs
     innermost, groups = is_innermost(x), op.groups
-    given, calls = load(device, dy, innermost)
+    gradient, calls = load(device, dy, innermost)
     total = dw if dw.flags.c_contiguous else device.scratch(dw.shape, dtype_of(dw.dtype))
     flat = total.reshape(groups, dw.shape[0] // groups, -1)
-    pieces = list(_columns(device, op.window(op.kernel_sizes), groups, seen(x, innermost), dy.shape[2:]))
+    pieces = list(_columns(device, op.window(op.kernel_sizes), groups, image_view(x, innermost), dy.shape[2:]))
     several = len(pieces) > 1 or pieces[0][2].shape[0] > 1
     product = device.scratch((pieces[0][2].shape[0], *flat.shape), dtype_of(dw.dtype)) if several else flat[None]
     calls += [(flat.fill, (0,))] if several else []
     for block, gathered, columns in pieces:
         part = product[: columns.shape[0]]
-        calls += [*gathered, _product(_flat(_grouped(block.of(given), groups), 3), columns.swapaxes(2, 3), part)]
+        calls += [*gathered, _product(_flat(_grouped(block.of(gradient), groups), 3), columns.swapaxes(2, 3), part)]
         calls += [(np.add, (flat, one, flat)) for one in part] if several else []
     return calls if total is dw else [*calls, (np.copyto, (dw, total))]
 
@@ -196,7 +204,7 @@ def _winograd(
 
 
 def why_not(way: convolution_costs.Way, tier: Tier, op: ConvOp, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
-    """Why not to compute an op in this way; None if it can be, and costs least."""
+    """Return the reason not to use this algorithm, or None if it applies and costs least."""
     shapes = op.logical or op.shapes([a.shape for a in inputs], [a.shape for a in outputs])
     return refused((*inputs, *outputs)) or convolution_costs.why_not(op, shapes, inputs[0].dtype == np.float32, way, tier)
 
@@ -205,9 +213,10 @@ _WINOGRAD: dict[type[ConvOp], Any] = {Conv: winograd.forward, ConvGradInput: win
 
 
 def register_ways(tier: Tier, way: winograd.WinogradWay, refuses: Callable[[], str | None] = lambda: None) -> None:
-    """All ways by array functions, with Winograd's transforms as they are given; `refuses` says why not on this machine.
+    """Register all algorithms by array functions, with these Winograd transforms.
 
-    What costs least is asked first, and what remains is taken by products with what windows see, or for dx by what each tap adds.
+    `refuses` returns the reason they cannot run on this machine.  The algorithm of least cost is preferred.  If no other applies, im2col computes y
+    and dw, and a sum over taps computes dx.
     """
 
     def not_this(way: convolution_costs.Way, op: ConvOp, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:

@@ -1,4 +1,4 @@
-"""Windows, borders, joins, repetitions, triangles and casts in NumPy: each part is copied to where it belongs, by calls that are prepared once."""
+"""Windows, padding, concatenation, repetition, triangles and casts in NumPy, as prepared copies of each part to its position."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ from jobflow.ops.slice_update import SliceUpdate
 from jobflow.ops.slices import Concat, CopyInto, Flip, Pad, SliceGrad, same_memory
 from jobflow.ops.triangle import Triangle
 
-#: bytes of a run beyond which NumPy takes no longer for it than for one item of that size
+#: longest run in bytes for which one item of this size is faster than NumPy's loop
 _LONG = 128
 
 
 def _copied(y: Array, x: Array) -> Call:
-    """y = x, of one type and shape.  A short run along the last axis, as of the colours of a pixel, is one item, which takes a fifth of the time."""
+    """Return the call for y = x, of one type and shape.
+
+    A short contiguous run along the last axis, such as the colors of a pixel, is copied as one item.  This takes a fifth of the time.
+    """
     run = y.shape[-1] * y.itemsize if y.ndim > 1 and y.size else 0
     if y.itemsize < run <= _LONG and x.strides[-1] == y.strides[-1] == y.itemsize and (x.strides[-2], y.strides[-2]) != (run, run):
         return np.copyto, (y.view(f"V{run}"), x.view(f"V{run}"))
@@ -62,11 +65,11 @@ def copies_one_after_another(op: Scatter, device: Binder, inputs: Sequence[Array
 
 
 def _write(axis: int, offset: int, ids: Array, v: Array, y: Array) -> None:
-    """y along `axis` at the ids = v, in the order of v; NumPy writes the last of several elements last."""
-    places = list(np.indices(ids.shape, sparse=True))
-    places[axis] = at = ids.astype(np.int64) - offset
+    """Write v to y at the ids along `axis`, in the order of v; of several writes to an element, NumPy's last one wins."""
+    index = list(np.indices(ids.shape, sparse=True))
+    index[axis] = at = ids.astype(np.int64) - offset
     inside = (at >= 0) & (at < y.shape[axis])
-    y[tuple(np.broadcast_to(p, ids.shape)[inside] for p in places)] = v[inside]
+    y[tuple(np.broadcast_to(p, ids.shape)[inside] for p in index)] = v[inside]
 
 
 @implements(Flip)
@@ -76,7 +79,10 @@ def copy_backwards(op: Flip, device: Binder, inputs: Sequence[Array], outputs: S
 
 @implements(Roll)
 def copies_of_parts_that_move(op: Roll, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    """Along one axis of dense memory: all elements moved by as far, and then those that come around."""
+    """Copy the parts of a roll.
+
+    A roll along one axis of dense memory copies all elements by one offset, then the elements that wrap around.
+    """
     (x,), (y,) = inputs, outputs
     axes = [(axis, shift % n) for axis, (shift, n) in enumerate(zip(op.shifts, x.shape, strict=True)) if n and shift % n]
     if len(axes) == 1 and x.size and x.flags.c_contiguous and y.flags.c_contiguous:
@@ -103,8 +109,8 @@ def copies_of_parts(op: Concat, device: Binder, inputs: Sequence[Array], outputs
 @implements(SliceUpdate)
 def copy_over_a_window(op: SliceUpdate, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     (x, v), (y,) = inputs, outputs
-    kept: list[Call] = [] if same_memory(x, y) else [(np.copyto, (y, x))]
-    return [*kept, (np.copyto, (y[(*op.window.at, ...)], op.given(v)))]
+    old: list[Call] = [] if same_memory(x, y) else [(np.copyto, (y, x))]
+    return [*old, (np.copyto, (y[(*op.window.at, ...)], op.given(v)))]
 
 
 @implements(BroadcastTo)
@@ -123,7 +129,7 @@ def copies_of_edges(op: PadEdges, device: Binder, inputs: Sequence[Array], outpu
     (x,), (y,) = inputs, outputs
     inside = tuple(slice(a, a + n) for n, (a, _) in zip(x.shape, op.pairs, strict=True))
     calls: list[Call] = [(np.copyto, (y[(*inside, ...)], x))]
-    for axis, at in op.sources(x.shape):  # earlier axes are filled to their edges by now, later ones inside only
+    for axis, at in op.sources(x.shape):  # earlier axes are already filled to their edges, later ones only inside
         lead, rest, before = (slice(None),) * axis, inside[axis + 1 :], inside[axis].start
         beyond = [(i, before + int(k)) for i, k in enumerate(at) if not before <= i < inside[axis].stop]
         calls += [(np.copyto, (y[(*lead, i, *rest, ...)], y[(*lead, k, *rest, ...)])) for i, k in beyond]

@@ -1,4 +1,4 @@
-"""Patterns and formats of CPUs: what BLAS does in one call, and the orders of memory in which it and vector loops are fastest."""
+"""Patterns and formats of CPUs: operations that BLAS merges into one call, and the memory orders that are fastest."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from jobflow.ops.pointwise import Elementwise, ElementwiseGrad
 from jobflow.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, MaxPoolPick
 from jobflow.ops.softmax import CausalSoftmax, SoftmaxGrad
 
-#: fewest rows and elements of a product that is added to something; fewer rows are made column by column, fewer elements stay in the cache anyway
+#: fewest rows and elements of a product with addends; fewer rows are computed in column-major order, fewer elements stay in the cache anyway
 ROWS, ELEMENTS = 256, 1 << 16
-#: fewest elements of a variable from which a product is subtracted while it is made
+#: fewest elements of a variable for a merged product and descent
 UPDATED = 64 * 1024
-#: products of fewer rows than this, and than columns, are made column by column: OpenBLAS takes 5 % (128 rows) to 40 % (8 rows) less time
+#: products with fewer rows than this and than columns are computed in column-major order, in 5 % (128 rows) to 40 % (8 rows) less time
 FEW_ROWS = 256
 
 
 def _sum(reader: Op, index: int, maker: Op, *types: TensorType) -> Op | None:
-    """The maker, adding to the reader's other inputs, if these are such as ProductSum adds, and large."""
+    """Return the producer with the reader's other inputs as addends, or None if they do not fit ProductSum or are small."""
     y = types[index]
     large = y.ndim == 2 and y.shape[0] >= ROWS and y.size >= ELEMENTS and y.dtype in (float32, float64)
     if not large or any(t.shape not in (y.shape, y.shape[1:]) for t in types):

@@ -1,4 +1,4 @@
-"""GELU of float32 and its slope on CPUs, block by block: an error function and an exponential made of what NumPy has vectorised."""
+"""GELU of float32 and its derivative on CPUs, block by block, from functions that NumPy has vectorized."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _number(value: float, x: Array) -> Array:
 
 
 def _block(x: Array, y: Array, slope: Array, share: Array, square: Array) -> list[Call]:
-    """share = Phi(x) = (1 + erf(x / sqrt 2)) / 2, y = x share, slope = share + x exp(-x^2 / 2) / sqrt(2 pi)."""
+    """Return the calls for share = Phi(x) = (1 + erf(x / sqrt 2)) / 2, y = x share, slope = share + x exp(-x^2 / 2) / sqrt(2 pi)."""
     one, half, bell = (_number(c, x) for c in (1, 0.5, BELL))
     exponential, unit = fastest_exponential()
     calls: list[Call] = [(np.square, (x, square))]
@@ -43,7 +43,7 @@ def _block(x: Array, y: Array, slope: Array, share: Array, square: Array) -> lis
 
 
 def _erf(x: Array, square: Array, y: Array, powers: Sequence[float]) -> list[Call]:
-    """Calls for y = tanh(x p(square)); `powers` are p's coefficients, those of FAST_ERF in the scales of x and square."""
+    """Return the calls for y = tanh(x p(square)); `powers` are p's coefficients, those of FAST_ERF scaled to x and square."""
     p = [np.asarray(c, x.dtype) for c in powers]
     calls: list[Call] = [(np.multiply, (square, p[-1], y))]
     for c in p[-2:0:-1]:
@@ -52,7 +52,7 @@ def _erf(x: Array, square: Array, y: Array, powers: Sequence[float]) -> list[Cal
 
 
 def _with_scratch(device: Binder, arrays: Sequence[Array], count: int, elements: int = BLOCK) -> list[tuple[tuple[Array, ...], tuple[Array, ...]]]:
-    """The blocks of arrays of one shape, each with `count` scratch arrays of its shape (all blocks share their memory)."""
+    """Return the blocks of arrays of one shape, each with `count` scratch arrays of its shape; all blocks share this memory."""
     parts = list(blocks(arrays, elements))
     most = max(part[0].size for part in parts)
     memory = [device.scratch((most,), dtype_of(arrays[0].dtype)) for _ in range(count)]

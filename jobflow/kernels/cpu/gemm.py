@@ -1,13 +1,13 @@
-"""The one door to matrix products on CPUs:  y = alpha a b + addends.
+"""Matrix products on CPUs:  y = alpha a b + addends.
 
-    gemm(device, a, b, y)                                 np.matmul, with operands brought into a form that BLAS takes
-    gemm(device, a, b, y, addends=[x, bias])              lays down x + bias in y, and OpenBLAS adds the product to that
+    gemm(device, a, b, y)                                 np.matmul, with operands copied if BLAS cannot read them
+    gemm(device, a, b, y, addends=[x, bias])              writes x + bias to y, and OpenBLAS adds the product
     gemm(device, a, b, w, addends=[w], alpha=-1, by=lr)   w - lr a b, lr read when it runs
 
-There are two providers: NumPy, and the OpenBLAS that its wheels bring, through ctypes (`kernels/blas.py`), which can add to what is there.
-`RANKS` says who is asked first for what, whatever the sizes, so that all ranks compute alike however a batch is cut among them;
-`benchmarks/gemm.py` measures it.  Neither has epilogues: a bias is laid down before the product, an activation is a call of its own.
-In plans of the tier `llvm` compiled loops take their place, whoever was chosen here (`kernels/llvm/product_loops.py`).
+There are two providers: NumPy, and the OpenBLAS of its wheels, called through ctypes (`kernels/blas.py`), which can add to existing values.
+`RANKS` orders the providers for each kind of product, independent of sizes, so that all ranks compute alike however a batch is split.
+`benchmarks/gemm.py` measures both.  Neither has epilogues: a bias is written before the product, and an activation is a separate call.
+In plans of the tier `llvm`, compiled loops replace the calls of either provider (`kernels/llvm/product_loops.py`).
 """
 
 from __future__ import annotations
@@ -21,24 +21,27 @@ from jobflow.kernels import blas
 from jobflow.ops.op import Binder, Call
 from jobflow.ops.slices import same_memory
 
-#: what is asked for and of whom: the rank with which that is registered, higher ones first
+#: kind of product and provider -> the rank of the implementation; higher ranks are tried first
 RANKS = {("product", "numpy"): 0, ("sum", "openblas"): 1, ("sum", "numpy"): 0}
-#: multiply-adds below which the shorter call of np.dot matters more than what np.matmul does for strided operands
+#: multiply-adds below which the short call of np.dot saves more than np.matmul's handling of strided operands
 SMALL_PRODUCT = 1 << 15
 
 
 def gemm(
     device: Binder, a: Array, b: Array, y: Array, addends: Sequence[Array] = (), alpha: float = 1.0, by: Array | None = None, provider: str = "numpy"
 ) -> list[Call]:
-    """The calls for y = alpha by a b + addends, matrices or rows, on the last two axes; `by` has one element, and is 1 where it is not given."""
+    """Return the calls for y = alpha by a b + addends, matrices or rows, on the last two axes.
+
+    `by` has one element; without it, the factor is 1.
+    """
     if not addends:
-        assert alpha == 1.0 and by is None and provider == "numpy", "products are scaled where they are added to something"
+        assert alpha == 1.0 and by is None and provider == "numpy", "a product without addends cannot be scaled"
         return _product(device, a, b, y)
     first, *others = addends
     there = same_memory(first, y)
     if provider == "openblas":
-        laid: list[Call] = [] if there else [(np.add, (first, others.pop(0), y)) if others else (np.copyto, (y, first))]
-        return [*laid, *((np.add, (y, addend, y)) for addend in others), _added(a, b, y, alpha, by)]
+        first_sum: list[Call] = [] if there else [(np.add, (first, others.pop(0), y)) if others else (np.copyto, (y, first))]
+        return [*first_sum, *((np.add, (y, addend, y)) for addend in others), _added(a, b, y, alpha, by)]
     product = device.scratch(y.shape, dtype_of(y.dtype)) if there else y
     scaled: list[Call] = [] if by is None else [(np.multiply, (product, by.reshape(()), product))]
     sums: list[Call] = [(np.add, (product, first, y)) if alpha > 0 else (np.subtract, (first, product, y))]
@@ -46,7 +49,7 @@ def gemm(
 
 
 def refuses_to_add(a: Array, b: Array, y: Array) -> str | None:
-    """Why OpenBLAS does not add a product to y."""
+    """Return the reason OpenBLAS cannot add a product to y, or None if it can."""
     return blas.refuses_product(a, b, y)
 
 
@@ -64,7 +67,7 @@ def _added(a: Array, b: Array, y: Array, alpha: float, by: Array | None) -> Call
 def _product(device: Binder, a: Array, b: Array, y: Array) -> list[Call]:
     if y.ndim == 2 and y.flags.c_contiguous and y.size * a.shape[1] < SMALL_PRODUCT:
         return [(a.dot, (b, y))]
-    if a.shape[-1] == 1:  # nothing is summed: a quarter of the time of BLAS, which copies blocks of its factors first
+    if a.shape[-1] == 1:  # without a sum, broadcasting takes a quarter of the time of BLAS, which packs its factors
         return [(np.multiply, (a, b, y))]
     calls: list[Call] = []
     operands = []
@@ -81,7 +84,7 @@ def _product(device: Binder, a: Array, b: Array, y: Array) -> list[Call]:
 
 
 def _blas_ready(x: Array) -> bool:
-    """True if BLAS takes the last two axes as they are: one of them has unit stride and the other does not overlap it."""
+    """True if BLAS can read the last two axes without a copy: one has unit stride, and the other does not overlap it."""
     rows, columns = x.strides[-2:]
     size = x.itemsize
     return bool((columns == size and rows >= size * x.shape[-1]) or (rows == size and columns >= size * x.shape[-2]))

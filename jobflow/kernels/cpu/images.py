@@ -1,9 +1,9 @@
-"""How the CPU looks at images [n, c, *spatial]: as [b, c, *spatial, m], where the samples are b times m.
+"""Layouts of images [n, c, *spatial] on CPUs, as views [b, c, *spatial, m] with b times m samples.
 
-    batch innermost   b = 1, m = n      a shift by one column is a shift by m elements: every loop runs over long stretches of memory
-    plain             b = n, m = 1      each image by itself
+    batch innermost   b = 1, m = n      a shift by one column is a shift by m elements, so every loop has long contiguous runs
+    plain             b = n, m = 1      one image after another
 
-An image has *runs* if the spatial axes and m are one stretch of memory per channel; then any number of them is a matrix's row.
+An image has *runs* if the spatial axes and m are contiguous per channel; then any number of them is a row of a matrix.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from jobflow.core.types import Array, dtype_of
 from jobflow.ops.op import Binder, Call
 from jobflow.ops.windows import Window, spread
 
-#: elements of a padded image up to which one call that lays zeros everywhere is faster than several for its borders
+#: elements of a padded image up to which one call that zeroes all of it is faster than several for its borders
 SMALL = 1 << 14
 
 
 def is_innermost(array: Array) -> bool:
-    """Whether an image is stored batch innermost."""
+    """True if an image is stored with the batch innermost."""
     return bool(array.shape[0] > 1 and array.strides[0] == array.itemsize)
 
 
-def seen(array: Array, innermost: bool) -> Array:
-    """[n, c, *spatial] as [b, c, *spatial, m]."""
+def image_view(array: Array, innermost: bool) -> Array:
+    """View [n, c, *spatial] as [b, c, *spatial, m]."""
     return np.moveaxis(array, 0, -1)[None] if innermost else array[..., None]
 
 
 def has_runs(image: Array) -> bool:
-    """Whether the spatial axes and m of [b, c, *spatial, m] are one run of memory per channel."""
+    """True if the spatial axes and m of [b, c, *spatial, m] are contiguous per channel."""
     expected = image.itemsize
     for size, stride in zip(image.shape[:1:-1], image.strides[:1:-1], strict=True):
         if size > 1 and stride != expected:
@@ -49,17 +49,17 @@ _COMPUTED = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 def refused(arrays: Sequence[Array]) -> str | None:
-    """Why array functions do not compute with these images and filters."""
+    """Return the reason array functions cannot compute with these images and filters, or None if they can."""
     first = arrays[0].dtype
     if first not in _COMPUTED or any(a.dtype is not first and a.dtype != first for a in arrays):
-        return f"element types {', '.join(sorted({str(a.dtype) for a in arrays}))}; it computes in float32 or float64"
+        return f"element types {', '.join(sorted({str(a.dtype) for a in arrays}))} are not float32 or float64"
     empty = [a.shape for a in arrays if not a.size]
-    return f"no elements in {list(empty[0])}" if empty else None
+    return f"an image or filter of shape {list(empty[0])} has no elements" if empty else None
 
 
 def load(device: Binder, array: Array, innermost: bool = True, dense: bool = False) -> tuple[Array, list[Call]]:
-    """An input as [b, c, *spatial, m] with runs, or dense, and the copy that brings it there if need be."""
-    image = seen(array, innermost)
+    """Return an input as [b, c, *spatial, m], with runs or dense, and the copy that this needs."""
+    image = image_view(array, innermost)
     if image.flags.c_contiguous if dense else has_runs(image):
         return image, []
     staged = device.scratch(image.shape, dtype_of(image.dtype))
@@ -67,25 +67,25 @@ def load(device: Binder, array: Array, innermost: bool = True, dense: bool = Fal
 
 
 def store(device: Binder, array: Array, innermost: bool = True, dense: bool = False) -> tuple[Array, list[Call]]:
-    """Where to compute an output likewise, and the copy that takes it to its place if need be."""
+    """Return memory [b, c, *spatial, m] for an output, with runs or dense, and the copy to the output that this needs."""
     staged, copies = load(device, array, innermost, dense)
-    return staged, [(function, (image, made)) for function, (made, image) in copies]
+    return staged, [(function, (image, source)) for function, (source, image) in copies]
 
 
 def lifted_image(image: Array) -> Array:
-    """[1, c, *spatial, n], one or two spatial axes, as [c, h, w, n]."""
+    """View [1, c, *spatial, n], with one or two spatial axes, as [c, h, w, n]."""
     return image[0] if image.ndim == 5 else image[0][:, None]
 
 
 def lifted_window(window: Window) -> Window:
-    """A window of one dimension as one of two, of height 1."""
+    """Extend a window of one dimension to two, with height 1."""
     if len(window.kernel) == 2:
         return window
     return Window((1, *window.kernel), (1, *window.strides), ((0, 0), *window.padding), (1, *window.dilations), window.ceil)
 
 
 def mirror(window: Window) -> Window | None:
-    """The window through which dy is seen from dx, if the stride is 1 and its padding is not negative."""
+    """Return the window of the convolution of dy that computes dx; None unless strides are 1 and its padding is not negative."""
     pads = tuple(
         (spread(k, d) - 1 - before, spread(k, d) - 1 - after)
         for k, d, (before, after) in zip(window.kernel, window.dilations, window.padding, strict=True)
@@ -96,9 +96,9 @@ def mirror(window: Window) -> Window | None:
 
 @dataclass(frozen=True)
 class PaddedPhases:
-    """An image padded, and cut into `strides` phases per axis: every tap of a window reads a stretch of one phase.
+    """A padded image, split into `strides` phases per axis: every tap of a window reads a contiguous part of one phase.
 
-    Along one axis with stride 2 and padding 1, position p of the image lies in phase (p + 1) % 2 at (p + 1) // 2:
+    Along one axis with stride 2 and padding 1, position p of the image is element (p + 1) // 2 of phase (p + 1) % 2:
 
         image     a b c d e        phase 0   0 b d 0        tap 0 reads phase 0 from 0, tap 1 phase 1 from 0,
         padded  0 a b c d e 0      phase 1   a c e          tap 2 phase 0 from 1, ...
@@ -110,55 +110,55 @@ class PaddedPhases:
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Length of the phases along each axis."""
+        """The length of the phases along each axis."""
         w = self.window
         return tuple((k - 1) * d // s + n for k, d, s, n in zip(w.kernel, w.dilations, w.strides, self.out, strict=True))
 
     @cached_property
     def is_image(self) -> bool:
-        """Whether the image is its only phase already."""
+        """True if the only phase is the image itself."""
         return set(self.window.strides) == {1} and not any(map(any, self.window.padding))
 
     def shape(self, image: Array) -> tuple[int, ...]:
-        """[b, c, *strides, *sizes, m]"""
+        """Return the shape [b, c, *strides, *sizes, m] of the phases."""
         return (*image.shape[:2], *self.window.strides, *self.sizes, image.shape[-1])
 
     def pairs(self, image: Array, phases: Array) -> Iterator[tuple[Array, Array]]:
-        """What each phase holds of the image: views of the same shape."""
-        return ((image[:, :, *taken], phases[:, :, *numbers, *places]) for numbers, taken, places in self.parts())
+        """Yield corresponding parts of the image and of each phase, as views of the same shape."""
+        return ((image[:, :, *inside], phases[:, :, *phase, *elements]) for phase, inside, elements in self.parts())
 
     def borders(self, phases: Array) -> Iterator[Array]:
-        """What the image does not reach of the phases, each element once."""
-        held = {numbers: places for numbers, _, places in self.parts()}
-        for numbers in product(*map(range, self.window.strides)):
-            phase = phases[:, :, *numbers]
-            if numbers not in held:
+        """Yield the padding of the phases, each element once."""
+        filled = {phase: elements for phase, _, elements in self.parts()}
+        for indices in product(*map(range, self.window.strides)):
+            phase = phases[:, :, *indices]
+            if indices not in filled:
                 yield phase
                 continue
-            for axis, place in enumerate(held[numbers]):
-                inside = (slice(None), slice(None), *held[numbers][:axis])
-                yield from (phase[*inside, : place.start], phase[*inside, place.stop :])
+            for axis, elements in enumerate(filled[indices]):
+                inside = (slice(None), slice(None), *filled[indices][:axis])
+                yield from (phase[*inside, : elements.start], phase[*inside, elements.stop :])
 
     def parts(self) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...], tuple[slice, ...]]]:
-        """Phases that hold any of the image: their numbers, which positions of it, and where."""
+        """Yield the phases that hold elements of the image: their numbers, the positions in the image, and those in the phase."""
         axes = zip(self.window.strides, self.window.padding, self.spatial, self.sizes, strict=True)
         for parts in product(*(list(_phases(*axis)) for axis in axes)):
-            numbers, taken, places = zip(*parts, strict=True)
-            yield numbers, taken, places
+            phase, inside, elements = zip(*parts, strict=True)
+            yield phase, inside, elements
 
     def groups(self) -> Iterator[tuple[tuple[slice, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
-        """Taps of one phase at equal distances: which they are, their phase, where in it the first begins, and their distance."""
+        """Yield groups of equidistant taps in one phase: the taps, their phase, the offset of the first one in it, and their distance."""
         axes = zip(self.window.kernel, self.window.strides, self.window.dilations, strict=True)
         for parts in product(*(list(_groups(*axis)) for axis in axes)):
-            taps, numbers, starts, steps = zip(*parts, strict=True)
-            yield taps, numbers, starts, steps
+            taps, phase, starts, steps = zip(*parts, strict=True)
+            yield taps, phase, starts, steps
 
     def views(self, phases: Array) -> Iterator[tuple[tuple[slice, ...], Array]]:
-        """Groups of taps, and what they read as [b, c, *taps, *out, m]."""
+        """Yield groups of taps and the elements that they read, as [b, c, *taps, *out, m]."""
         dims = len(self.out)
         along = phases.strides[2 + dims : -1]
-        for taps, numbers, starts, steps in self.groups():
-            first = phases[:, :, *numbers, *(slice(start, None) for start in starts)]
+        for taps, phase, starts, steps in self.groups():
+            first = phases[:, :, *phase, *(slice(start, None) for start in starts)]
             counts = tuple(len(range(*t.indices(k))) for t, k in zip(taps, self.window.kernel, strict=True))
             shape = (*first.shape[:2], *counts, *self.out, first.shape[-1])
             hops = tuple(step * stride for step, stride in zip(steps, along, strict=True))
@@ -166,14 +166,14 @@ class PaddedPhases:
 
 
 def _phases(stride: int, padding: tuple[int, int], size: int, length: int) -> Iterator[tuple[int, slice, slice]]:
-    """Along one axis: the number of each phase that holds any of the image, which positions, and where."""
+    """Yield, along one axis, the phases that hold elements of the image, the positions in the image, and those in the phase."""
     before = padding[0]
     for phase in range(stride):
         first = (phase - before) % stride
-        place = (first + before) // stride
-        count = min(len(range(first, size, stride)), length - place)
+        start = (first + before) // stride
+        count = min(len(range(first, size, stride)), length - start)
         if count > 0:
-            yield phase, slice(first, first + (count - 1) * stride + 1, stride), slice(place, place + count)
+            yield phase, slice(first, first + (count - 1) * stride + 1, stride), slice(start, start + count)
 
 
 def _groups(kernel: int, stride: int, dilation: int) -> Iterator[tuple[slice, int, int, int]]:
@@ -184,10 +184,10 @@ def _groups(kernel: int, stride: int, dilation: int) -> Iterator[tuple[slice, in
 
 
 def stage(device: Binder, phases: PaddedPhases, image: Array) -> tuple[Array, list[Call]]:
-    """The phases of an image [b, c, *spatial, m], and the calls that bring it there if need be."""
+    """Return the phases of an image [b, c, *spatial, m], and the calls that write them."""
     if phases.is_image and has_runs(image):
         return image.reshape(*image.shape[:2], *phases.window.strides, *image.shape[2:], copy=False), []
     staged = device.scratch(phases.shape(image), dtype_of(image.dtype))
     around = [border for border in phases.borders(staged) if border.size]
     zeros: list[Call] = [(border.fill, (0,)) for border in (around if staged.size > SMALL else [staged] if around else [])]
-    return staged, [*zeros, *((np.copyto, (place, part)) for part, place in phases.pairs(image, staged))]
+    return staged, [*zeros, *((np.copyto, (target, part)) for part, target in phases.pairs(image, staged))]

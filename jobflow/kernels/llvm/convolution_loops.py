@@ -17,7 +17,7 @@ import numpy as np
 from jobflow.core.types import Array, DType, dtype_of
 from jobflow.kernels.argument_block import address, argument_block
 from jobflow.kernels.cpu.convolutions import why_not
-from jobflow.kernels.cpu.images import PaddedPhases, is_innermost, load, seen, stage, store
+from jobflow.kernels.cpu.images import PaddedPhases, image_view, is_innermost, load, stage, store
 from jobflow.kernels.llvm.convolution_text import Tile, products, sums
 from jobflow.kernels.llvm.machine_code import Function, compiler
 from jobflow.kernels.registry import implements
@@ -142,7 +142,7 @@ def direct_sums(op: Conv, device: Binder, inputs: Sequence[Array], outputs: Sequ
     (x, w), (y,) = inputs, outputs
     innermost, window = is_innermost(x), op.window(w.shape[2:])
     target, after = store(device, y, innermost)
-    staged, calls = stage(device, PaddedPhases(window, x.shape[2:], y.shape[2:]), seen(x, innermost))
+    staged, calls = stage(device, PaddedPhases(window, x.shape[2:], y.shape[2:]), image_view(x, innermost))
     return [*calls, _call(sums, op.groups, staged, w, 0, target, _taps(window, staged, w, w.shape[1])), *after]
 
 
@@ -152,7 +152,7 @@ def direct_products(op: ConvGradWeight, device: Binder, inputs: Sequence[Array],
     (x, dy), (dw,) = inputs, outputs
     innermost, window = is_innermost(x), op.window(op.kernel_sizes)
     given, before = load(device, dy, innermost)
-    staged, calls = stage(device, PaddedPhases(window, x.shape[2:], dy.shape[2:]), seen(x, innermost))
+    staged, calls = stage(device, PaddedPhases(window, x.shape[2:], dy.shape[2:]), image_view(x, innermost))
     return [*before, *calls, _call(products, op.groups, staged, dw, 0, given, _taps(window, staged, dw, dw.shape[1]))]
 
 
@@ -162,7 +162,7 @@ def direct_sums_of_gradient(op: ConvGradInput, device: Binder, inputs: Sequence[
     """Position i * stride + k * dilation of padded dx gets from dy[i] by tap k: phase by phase of dx, sums over the taps that reach it."""
     (dy, w), (dx,) = inputs, outputs
     innermost, window = is_innermost(dy), op.window(w.shape[2:])
-    dims, image = len(window.kernel), seen(dx, innermost)
+    dims, image = len(window.kernel), image_view(dx, innermost)
     before: list[Call] = []
     if w.size > _FAR and op.groups == 1:  # the taps of a channel of dx lie apart in w
         near = device.scratch((w.shape[1], w.shape[0], *w.shape[2:]), dtype_of(w.dtype)).swapaxes(0, 1)
@@ -170,7 +170,7 @@ def direct_sums_of_gradient(op: ConvGradInput, device: Binder, inputs: Sequence[
     phases = PaddedPhases(window, dx.shape[2:], dy.shape[2:])
     reach = tuple(size - n for size, n in zip(phases.sizes, dy.shape[2:], strict=True))
     around = Window(tuple(n + 1 for n in reach), (1,) * dims, tuple((n, n) for n in reach), (1,) * dims)
-    staged, calls = stage(device, PaddedPhases(around, dy.shape[2:], phases.sizes), seen(dy, innermost))
+    staged, calls = stage(device, PaddedPhases(around, dy.shape[2:], phases.sizes), image_view(dy, innermost))
     calls = [*before, *calls]
     parts = list(phases.parts())
     if sum(image[:, :, *taken].size for _, taken, _ in parts) < dx.size:
