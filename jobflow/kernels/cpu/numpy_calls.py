@@ -1,10 +1,10 @@
-"""Expressions as NumPy calls in place, block by block, so that blocks stay in the cache from one call to the next.
+"""Expressions as in-place NumPy calls, block by block, so that blocks stay in the cache from one call to the next.
 
-`compiled` brings expressions into steps that are one call each, and gives each value a place: where it ends up, as far as nothing there is
-still read, and else scratch.  `block_calls` makes of that the calls for one block after another.
+`compiled` lowers expressions to steps of one call each, and assigns each value a slot.  The slot is an output's, if nothing there is still read, or
+scratch.  `block_calls` turns the steps into calls for one block after another.
 
-Truth values are whole numbers of the width of the others, 0 or 1, and a choice is arithmetic on bit patterns: y ^ (x ^ y) c is x where c is
-1 and y where it is 0, four times as fast as a masked copy under a random mask.
+Boolean values are integers 0 or 1 of the width of the other values.  A choice is arithmetic on bit patterns: y ^ (x ^ y) c, with c = 1 for x.
+It is four times as fast as a masked copy with a random mask.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ BLOCK = 32 * 1024
 #: the same for formulas of few arrays, where fewer, longer calls pay more
 LONG_BLOCK, FEW = 64 * 1024, 4
 
-#: a function, and what takes its arguments, with what it writes, out of all places
-Placed = tuple[Callable[..., Any], Callable[[Sequence[Array]], Any]]
+#: a function, and a selector of its arguments, including its output, from the list of slots
+SlotCall = tuple[Callable[..., Any], Callable[[Sequence[Array]], Any]]
 
 
 # Expressions of primitives that are one call each -------------------------------------------------------------------
 
 
 def _simple(outputs: Sequence[Expression]) -> list[Expression]:
-    """The same, of primitives that are one call each; every output is a step of its own."""
+    """Lower expressions to primitives of one call each; every output is a separate step."""
     results: list[Expression] = []
     for y in _of_single_calls(outputs):
         results.append(y if y.arguments and y not in results else make("positive", (y,), y.dtype))
@@ -49,28 +49,28 @@ def _simple(outputs: Sequence[Expression]) -> list[Expression]:
 
 
 def _of_single_calls(outputs: Sequence[Expression], simple: Collection[Expression] = ()) -> list[Expression]:
-    """`simple` are so already, and left as they are."""
+    """Lower expressions to primitives of one call each; the expressions in `simple` are already lowered."""
     readers = Counter(y for x in in_order(outputs) for y in x.arguments)
-    found = {x: x for x in simple}
+    lowered = {x: x for x in simple}
     for x in in_order(outputs):
-        if x in found:
+        if x in lowered:
             continue
-        arguments = [found[y] for y in x.arguments]
+        arguments = [lowered[y] for y in x.arguments]
         formula = formula_of(x.primitive, x.dtype)
         if x.primitive == "cast":
-            found[x] = cast(arguments[0], x.dtype)
+            lowered[x] = cast(arguments[0], x.dtype)
         elif formula is not None:
-            made = formula(*arguments)
-            (found[x],) = [made] if made.primitive == x.primitive else _of_single_calls([made], {*in_order(arguments)})
+            expanded = formula(*arguments)
+            (lowered[x],) = [expanded] if expanded.primitive == x.primitive else _of_single_calls([expanded], {*in_order(arguments)})
         elif x.primitive == "multiply" and arguments[1].primitive == "reciprocal" and readers[x.arguments[1]] == 1 and x.arguments[1] not in simple:
-            found[x] = f.divide(arguments[0], *arguments[1].arguments)
+            lowered[x] = f.divide(arguments[0], *arguments[1].arguments)
         else:
-            found[x] = make(x.primitive, tuple(arguments), x.dtype, x.attribute)
-    return [found[x] for x in outputs]
+            lowered[x] = make(x.primitive, tuple(arguments), x.dtype, x.attribute)
+    return [lowered[x] for x in outputs]
 
 
 def _written(function: Callable[..., Array]) -> Callable[..., None]:
-    """A function with a positional output for one that makes an array."""
+    """Wrap a function that returns an array in one that writes to a positional output."""
 
     def write(x: Array, z: Array) -> None:
         z[...] = function(np, x)
@@ -90,9 +90,9 @@ def _convert(x: Array, z: Array) -> None:
     np.copyto(z, x, casting="unsafe")
 
 
-#: instead of functions of NumPy of which a positional output is deprecated
+#: replacements of NumPy functions whose positional output is deprecated
 POSITIONAL: dict[str, Callable[..., Any]] = {"maximum": _maximum, "minimum": _minimum}
-#: primitives that are another function than NumPy's of their name; truth values are whole numbers here
+#: primitives whose function is not NumPy's function of the same name; booleans are integers here
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     **POSITIONAL,
     "cast": _convert,
@@ -103,30 +103,30 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-# Places -------------------------------------------------------------------------------------------------------------
+# Slots -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class CompiledFormula:
     """The calls of a block.
 
-    They find their arrays by place: the elements, the numbers, the new values, rows of scratch, the constants, and then views of the bits
-    of those at `viewed`.
+    Arguments are slots of a list of arrays.  The list holds the elements, the scalars, the outputs, rows of scratch, and the constants.  Views of the
+    bits of the slots in `viewed` follow.
     """
 
     elements: int
-    numbers: int
+    scalars: int
     rows: int
     constants: tuple[Array, ...]
     viewed: tuple[int, ...]
     bits: Any
-    steps: tuple[Placed, ...]
-    #: whether some calls take vectors only
+    steps: tuple[SlotCall, ...]
+    #: True if some calls require vectors
     of_vectors: bool
 
     @cached_property
-    def alone(self) -> Placed | None:
-        """The step, if there is one only and it needs nothing besides."""
+    def alone(self) -> SlotCall | None:
+        """The only step, if it needs no scratch and no views of bits."""
         return self.steps[0] if len(self.steps) == 1 and not (self.rows or self.viewed or self.of_vectors) else None
 
     @property
@@ -135,60 +135,63 @@ class CompiledFormula:
         return LONG_BLOCK if self.elements + self.rows <= FEW else BLOCK
 
 
-def compiled(outputs: Sequence[Expression], elements: int, numbers: int, over: Mapping[int, Sequence[int]]) -> CompiledFormula | None:
-    """Expressions of so many elements and then numbers as calls; output k may lie over the elements over[k], and over no others.
+def compiled(outputs: Sequence[Expression], elements: int, scalars: int, over: Mapping[int, Sequence[int]]) -> CompiledFormula | None:
+    """Compile expressions of this many elements, followed by scalars, into calls.
 
-    None where they are not all of one element type, but for truth values and what is cast.
+    Output k may share memory with the elements over[k] and with no others.  The result is None if the element types differ, apart from booleans and
+    casts.
     """
     results, dtype = _simple(outputs), outputs[0].dtype
     steps = [x for x in in_order(results) if x.arguments]
     if any(x.dtype is not dtype and x.dtype is not bool_ for x in steps) or any(x.dtype is not dtype for x in results):
         return None
-    given = elements + numbers
+    first_output = elements + scalars
     last = {y: i for i, x in enumerate(steps) for y in x.arguments} | dict.fromkeys(results, len(steps))
     leaves = [x for x in in_order(results) if not x.arguments]
-    places = {x: int(str(x.attribute)) for x in leaves if x.primitive in ("element", "number")}
-    read = {place: last[x] for x, place in places.items()}
+    slots = {x: int(str(x.attribute)) for x in leaves if x.primitive in ("element", "number")}
+    read = {slot: last[x] for x, slot in slots.items()}
     for k, value in enumerate(results):
-        _lead_to(given + k, value, max((read.get(i, -1) for i in over.get(k, ())), default=-1), steps, last, places)
-    scratch = _Scratch(given + len(results))
-    spare = _place(steps, last, places, scratch)
-    behind = [x for x in leaves if x not in places]
-    places |= {x: scratch.first + scratch.rows + i for i, x in enumerate(behind)}
-    seen = _Bits(dtype, scratch.first + scratch.rows + len(behind))
-    calls = [_placed(x, [seen.place(x, y, places[y]) for y in (*x.arguments, x)], spare.get(i)) for i, x in enumerate(steps)]
-    calls += [(_convert, itemgetter(places[x], given + k)) for k, x in enumerate(results) if places[x] != given + k]
-    constants = tuple(_constant(x, dtype, seen.dtype) for x in behind)
-    return CompiledFormula(elements, numbers, scratch.rows, constants, tuple(seen.viewed), seen.dtype, tuple(calls), bool(spare))
+        _compute_in_output(first_output + k, value, max((read.get(i, -1) for i in over.get(k, ())), default=-1), steps, last, slots)
+    scratch = _Scratch(first_output + len(results))
+    spare = _assign_scratch(steps, last, slots, scratch)
+    others = [x for x in leaves if x not in slots]
+    slots |= {x: scratch.first + scratch.rows + i for i, x in enumerate(others)}
+    bits = _Bits(dtype, scratch.first + scratch.rows + len(others))
+    calls = [_slot_call(x, [bits.slot(x, y, slots[y]) for y in (*x.arguments, x)], spare.get(i)) for i, x in enumerate(steps)]
+    calls += [(_convert, itemgetter(slots[x], first_output + k)) for k, x in enumerate(results) if slots[x] != first_output + k]
+    constants = tuple(_constant(x, dtype, bits.dtype) for x in others)
+    return CompiledFormula(elements, scalars, scratch.rows, constants, tuple(bits.viewed), bits.dtype, tuple(calls), bool(spare))
 
 
-def _lead_to(output: int, value: Expression, free: int, steps: list[Expression], last: dict[Expression, int], places: dict[Expression, int]) -> None:
-    """Have a result made in its memory, and so what it is made of, from step `free` on, when nothing there is read any more."""
-    while value not in places and free <= (at := steps.index(value)):
-        places[value] = output
-        ending = [x for x in value.arguments if x.arguments and last[x] == at and x not in places]
+def _compute_in_output(
+    output: int, value: Expression, free: int, steps: list[Expression], last: dict[Expression, int], slots: dict[Expression, int]
+) -> None:
+    """Compute a result in its output's slot, and its operands too, from step `free` on, where the slot is not read any more."""
+    while value not in slots and free <= (at := steps.index(value)):
+        slots[value] = output
+        ending = [x for x in value.arguments if x.arguments and last[x] == at and x not in slots]
         if not ending:
             return
         value = ending[0]
 
 
-def _place(steps: list[Expression], last: dict[Expression, int], places: dict[Expression, int], scratch: _Scratch) -> dict[int, int]:
-    """Give the other steps rows of scratch; the rows that weighted sums need besides, by step."""
+def _assign_scratch(steps: list[Expression], last: dict[Expression, int], slots: dict[Expression, int], scratch: _Scratch) -> dict[int, int]:
+    """Assign scratch rows to the other steps; return the additional row of each weighted sum, by step."""
     spare: dict[int, int] = {}
     for i, step in enumerate(steps):
-        dying = {places[x] for x in step.arguments if x in places and last[x] == i and places[x] >= scratch.first}
-        if step.primitive == "weighted_sum":  # its result must not lie over what it needs besides
+        dying = {slots[x] for x in step.arguments if x in slots and last[x] == i and slots[x] >= scratch.first}
+        if step.primitive == "weighted_sum":  # its result must not share memory with its additional row
             _, x, _, y = step.arguments
-            spare[i] = places[x] if x is not y and places.get(x) in dying else scratch.take()
-        scratch.free += [place for place in sorted(dying) if place != spare.get(i)]
-        if step not in places:
-            places[step] = scratch.take()
+            spare[i] = slots[x] if x is not y and slots.get(x) in dying else scratch.take()
+        scratch.free += [slot for slot in sorted(dying) if slot != spare.get(i)]
+        if step not in slots:
+            slots[step] = scratch.take()
         scratch.free += [spare[i]] if i in spare else []
     return spare
 
 
 class _Scratch:
-    """Rows of scratch, as places from `first` on."""
+    """Rows of scratch, with slots from `first` on."""
 
     def __init__(self, first: int) -> None:
         self.first, self.rows = first, 0
@@ -200,24 +203,24 @@ class _Scratch:
 
 
 class _Bits:
-    """Which places are read or written as whole numbers of the same width, by way of views behind all places."""
+    """Views of slots as integers of the same width, in additional slots after all others."""
 
     def __init__(self, dtype: DType, total: int) -> None:
         self.of, self.dtype, self.total = dtype, np.dtype(f"i{dtype.itemsize}"), total
         self.viewed: dict[int, int] = {}
 
-    def place(self, step: Expression, x: Expression, place: int) -> int:
-        """Where a step finds what it reads or writes, if its place is this one."""
+    def slot(self, step: Expression, x: Expression, slot: int) -> int:
+        """Return the slot through which a step accesses a value in this slot: a view of its bits for booleans and bit patterns."""
         truth = x.dtype is bool_ and x.primitive != "element"
         pattern = step.primitive.startswith("bits ") and x.dtype is self.of
-        return self.viewed.setdefault(place, self.total + len(self.viewed)) if truth or pattern else place
+        return self.viewed.setdefault(slot, self.total + len(self.viewed)) if truth or pattern else slot
 
 
-def _placed(step: Expression, places: Sequence[int], spare: int | None) -> Placed:
+def _slot_call(step: Expression, slots: Sequence[int], spare: int | None) -> SlotCall:
     if spare is not None:
-        return blas.mixed, itemgetter(*places, spare)
+        return blas.mixed, itemgetter(*slots, spare)
     name = step.primitive.removeprefix("bits ")
-    return FUNCTIONS.get(name) or getattr(np, name), itemgetter(*places)
+    return FUNCTIONS.get(name) or getattr(np, name), itemgetter(*slots)
 
 
 def _constant(x: Expression, dtype: DType, whole: Any) -> Array:
@@ -230,16 +233,16 @@ def _constant(x: Expression, dtype: DType, whole: Any) -> Array:
 
 
 def block_calls(
-    program: CompiledFormula, device: Binder, elements: Sequence[Array], numbers: Sequence[Array], outputs: Sequence[Array], backwards: bool = False
+    program: CompiledFormula, device: Binder, elements: Sequence[Array], scalars: Sequence[Array], outputs: Sequence[Array], backwards: bool = False
 ) -> list[Call]:
-    """The calls for NumPy arrays that broadcast to the shape of the outputs, and numbers without axes.
+    """Return the calls for NumPy arrays that broadcast to the shape of the outputs, and scalars without axes.
 
-    With `backwards` the last block comes first: after a backward pass the end of what it has written is still in the cache.
+    With `backwards` the last block comes first, because after a backward pass the end of the gradients is still in the cache.
     """
     shape, length = outputs[0].shape, program.length
     if not program.of_vectors and (len(program.steps) == 1 or outputs[0].size <= length):
         rows = _rows(program, device, outputs[0].size, outputs[0].dtype)
-        return _block(program, [*elements, *numbers, *outputs, *(row.reshape(shape) for row in rows), *program.constants])
+        return _block(program, [*elements, *scalars, *outputs, *(row.reshape(shape) for row in rows), *program.constants])
     arrays = [*outputs, *(a if a.shape == shape else np.broadcast_to(a, shape) for a in elements)]
     parts = list(_parts(arrays, length))
     if backwards:
@@ -249,17 +252,17 @@ def block_calls(
     calls: list[Call] = []
     for part in parts:
         new, old = part[: len(outputs)], part[len(outputs) :]
-        calls += _block(program, [*old, *numbers, *new, *(row[: new[0].size].reshape(new[0].shape) for row in rows), *program.constants])
+        calls += _block(program, [*old, *scalars, *new, *(row[: new[0].size].reshape(new[0].shape) for row in rows), *program.constants])
     return calls
 
 
 def _rows(program: CompiledFormula, device: Binder, length: int, dtype: Any) -> Sequence[Array]:
-    """Scratch for a block of this length."""
+    """Allocate the scratch rows of a block of this length."""
     return list(device.scratch((program.rows, length), dtype_of(dtype))) if program.rows else ()
 
 
 def _parts(arrays: Sequence[Array], length: int) -> Iterator[Sequence[Array]]:
-    """Arrays of one shape block by block, as vectors where they all lie in memory without gaps."""
+    """Yield arrays of one shape block by block, as vectors if all are contiguous."""
     if not all(a.flags.c_contiguous for a in arrays):
         yield from blocks(arrays, length)
         return
@@ -269,14 +272,14 @@ def _parts(arrays: Sequence[Array], length: int) -> Iterator[Sequence[Array]]:
         yield [a[start:stop] for a in vectors]
 
 
-def _block(program: CompiledFormula, places: list[Array]) -> list[Call]:
-    places += [places[i].view(program.bits) for i in program.viewed]
+def _block(program: CompiledFormula, arrays: list[Array]) -> list[Call]:
+    arrays += [arrays[i].view(program.bits) for i in program.viewed]
     if not program.of_vectors:
-        return [(function, arguments(places)) for function, arguments in program.steps]
+        return [(function, arguments(arrays)) for function, arguments in program.steps]
     calls: list[Call] = []
     for function, arguments in program.steps:
         if function is blas.mixed:
-            calls += blas.mixed(*arguments(places))
+            calls += blas.mixed(*arguments(arrays))
         else:
-            calls.append((function, arguments(places)))
+            calls.append((function, arguments(arrays)))
     return calls

@@ -1,8 +1,7 @@
-"""Functions as formulas of those that NumPy has: of primitives that are one call each, and vectorised where they can be.
+"""Formulas of functions from primitives that are one NumPy call each, vectorized where possible.
 
-A function that NumPy computes number by number on this CPU takes some 20 ns an element.  One that is made of exponentials, logarithms, sines
-and cosines, which it has vectorised on more CPUs, takes a quarter of that, errs by at most 6 units of the last place, and warns of what NumPy's
-warns of.
+A function that NumPy does not vectorize on this CPU takes about 20 ns per element.  NumPy vectorizes exponentials, logarithms, sines and cosines on
+more CPUs.  A formula of these takes a quarter of the time, with an error of at most 6 units of the last place and the same warnings.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def _erf(x: Expression) -> Expression:
 
 
 def _erfc(x: Expression) -> Expression:
-    """exp(-x^2) times a polynomial over 1 + 2 x; x^2 in two parts, so that exp loses no digits."""
+    """Return exp(-x^2) times a polynomial over 1 + 2 x; x^2 is split into two parts, so that exp loses no digits."""
     if x.dtype is not float32:
         return make("erfc", (x,), x.dtype)
     size = f.minimum(f.absolute(x), ERFC_END)
@@ -70,14 +69,14 @@ def _erfc(x: Expression) -> Expression:
 
 
 def _power(x: Expression, y: Expression) -> Expression:
-    """Cubes are products: NumPy's power takes a logarithm and an exponential."""
+    """Return x^y; cubes are products, because NumPy's power computes a logarithm and an exponential."""
     if x.dtype.is_float and y.primitive == "constant" and y.attribute == 3.0:
         return x * x * x
     return make("power", (x, y), x.dtype)
 
 
 def cast(x: Expression, dtype: DType) -> Expression:
-    """Truth values are whole numbers here."""
+    """Convert to another type; booleans other than inputs are integers here."""
     if x.dtype is bool_ and x.primitive != "element":
         return _where(x, f.constant(1, dtype), f.constant(0, dtype))
     return make("cast", (x,), dtype)
@@ -107,16 +106,16 @@ def _where(condition: Expression, x: Expression, y: Expression) -> Expression:
 
 
 def _bits(name: str, x: Expression, y: Expression) -> Expression:
-    """A function of NumPy of bit patterns; of `multiply`, the second is a truth value."""
+    """Apply a NumPy function to bit patterns; for `multiply`, the second operand is a boolean."""
     return make(f"bits {name}", (x, y), x.dtype)
 
 
 def _pattern(x: Expression) -> int | None:
-    """The bits of a constant."""
+    """Return the bits of a constant, or None for other expressions."""
     return int(np.asarray(x.attribute, x.dtype.numpy).view(f"i{x.dtype.itemsize}")) if x.primitive == "constant" else None
 
 
-#: what is done so on all CPUs
+#: formulas used on all CPUs
 SIMPLER: dict[str, Callable[..., Expression]] = {
     "sigmoid": _sigmoid,
     "softplus": _softplus,
@@ -131,7 +130,7 @@ SIMPLER: dict[str, Callable[..., Expression]] = {
 }
 
 
-# Functions that NumPy computes number by number -----------------------------------------------------------------------
+# Functions that NumPy computes element by element ---------------------------------------------------------------------
 
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -139,17 +138,20 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @cache
 def vectorised(name: str) -> bool:
-    """Whether NumPy computes this function of float32 several numbers at a time on this CPU."""
-    found = np.lib.introspect.opt_func_info(func_name=f"^{name}$", signature="float32")
-    return any(not way["current"].startswith("baseline") for ways in found.values() for way in ways.values())
+    """True if NumPy has a vectorized loop of this function for float32 on this CPU."""
+    info = np.lib.introspect.opt_func_info(func_name=f"^{name}$", signature="float32")
+    return any(not loop["current"].startswith("baseline") for loops in info.values() for loop in loops.values())
 
 
-#: makes a quotient of zeros 1, and changes no other
+#: makes a quotient of zeros 1, and is lost to rounding in any other quotient
 _TINY = 1e-30
 
 
 def _expm1(x: Expression) -> Expression:
-    """What exp(x) lost to rounding, its logarithm lacks as well: W. Kahan, in N. Higham, "Accuracy and Stability of Numerical Algorithms", 1.14.1."""
+    """Return e^x - 1; dividing by log(e^x) cancels the rounding error of e^x.
+
+    Source: W. Kahan, in N. Higham, "Accuracy and Stability of Numerical Algorithms", 1.14.1.
+    """
     power = f.exp(x)
     less = power - 1.0
     near = x * ((less + _TINY) / (f.log(f.minimum(f.maximum(power, 0.25), 4.0)) + _TINY))
@@ -157,7 +159,7 @@ def _expm1(x: Expression) -> Expression:
 
 
 def _log1p(x: Expression) -> Expression:
-    """The same the other way round."""
+    """Return log(1 + x), corrected by x over the rounded sum minus 1, as in `_expm1`."""
     more = x + 1.0
     share = x / ((f.minimum(more, _LARGEST) - 1.0) + _TINY)
     return _where(f.equal(more, 1.0), x, f.log(more) * share)
@@ -167,7 +169,7 @@ def _tan(x: Expression) -> Expression:
     return f.sin(x) / f.cos(x)
 
 
-#: what formulas need, of which none is of use where NumPy has not that either
+#: functions that the formulas need; without vectorized loops of these, formulas save nothing
 _NEEDED = ("exp", "log", "sin", "cos")
 _SCALAR: dict[str, Callable[..., Expression]] = {
     "expm1": _expm1,
@@ -178,10 +180,10 @@ _SCALAR: dict[str, Callable[..., Expression]] = {
 
 
 def computed_singly(name: str, dtype: DType) -> bool:
-    """Whether NumPy computes a function number by number that has a formula of functions which it computes several at a time."""
+    """True if NumPy computes a function element by element, and has vectorized loops for the functions of its formula."""
     return dtype is float32 and name in _SCALAR and not vectorised(name) and all(map(vectorised, _NEEDED))
 
 
 def formula_of(primitive: str, dtype: DType) -> Callable[..., Expression] | None:
-    """What a function is made of that is not one call of NumPy, or a slow one; its primitives may have formulas in their turn."""
+    """Return the formula of a function that is slow or missing in NumPy, or None; its primitives may themselves have formulas."""
     return _SCALAR[primitive] if computed_singly(primitive, dtype) else SIMPLER.get(primitive)

@@ -1,8 +1,8 @@
-"""Pooling on CPUs, some channels at a time.
+"""Pooling on CPUs, a few channels at a time.
 
-Maxima and sums are taken along one axis of the window after the other, kh + kw passes instead of kh * kw.  The gradient of the maximum
-makes, per tap, a mask of the windows that found their first maximum there, and ANDs it with the bits of dy: exact, infinities included,
-and much faster than `where`.
+Maxima and sums are computed along one axis of the window after the other, in kh + kw passes instead of kh * kw.  For the gradient of the maximum,
+each tap has a mask of the windows whose first maximum is there.  It is ANDed with the bits of dy, which is exact, including infinities, and much
+faster than `where`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from jobflow.ops.op import Binder, Call, Op
 from jobflow.ops.pool import AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, counts
 from jobflow.ops.windows import Window
 
-#: elements of the pooled image to work on at a time, so that the images' parts and the masks stay in the cache
+#: elements of the pooled image per block, so that the images' parts and the masks stay in the cache
 _BLOCK = 1 << 15
-#: samples from which on images that are stored plainly are brought into the other order: runs of so many elements are worth two copies
+#: fewest samples for which plain images are copied to batch-innermost order: longer runs are worth two copies
 _RUN = 8
 
 
@@ -35,7 +35,7 @@ def _refused(op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str |
 
 
 def planes(device: Binder, inputs: Sequence[Array], output: Array) -> tuple[list[Array], list[Call], list[Call]]:
-    """Inputs and output as [planes, *spatial, m], the calls that load these, and those that store that."""
+    """Return inputs and output as [planes, *spatial, m], the calls that load the inputs, and the calls that store the output."""
     innermost = is_innermost(inputs[0]) or inputs[0].shape[0] >= _RUN
     loaded = [load(device, array, innermost, dense=True) for array in inputs]
     target, after = store(device, output, innermost, dense=True)
@@ -44,7 +44,7 @@ def planes(device: Binder, inputs: Sequence[Array], output: Array) -> tuple[list
 
 
 def _blocks(pooled: Array) -> Iterator[slice]:
-    """Some planes of [planes, *spatial, m] at a time."""
+    """Yield slices of a few planes of [planes, *spatial, m]."""
     each = max(1, _BLOCK // (pooled.size // pooled.shape[0]))
     return (slice(first, min(first + each, pooled.shape[0])) for first in range(0, pooled.shape[0], each))
 
@@ -54,27 +54,30 @@ def _at(image: Array, axis: int, where: slice) -> Array:
 
 
 def _reaches(window: Window, a: int, size: int, out: int) -> list[tuple[slice, slice]]:
-    """(input positions, output positions) of each tap along spatial axis a."""
-    found = (window.reach(a, k, size, out) for k in range(window.kernel[a]))
-    return [reach for reach in found if reach is not None]
+    """Return (input positions, output positions) of each tap along spatial axis a."""
+    reaches = (window.reach(a, k, size, out) for k in range(window.kernel[a]))
+    return [reach for reach in reaches if reach is not None]
 
 
 def _combine(window: Window, a: int, function: Callable[..., Any], identity: float, source: Array, target: Array) -> list[Call]:
-    """target = `function` over the window's taps along spatial axis a of source."""
+    """Return the calls for target = `function` over the window's taps along spatial axis a of source."""
     axis, out = a + 1, target.shape[a + 1]
     reaches = sorted(_reaches(window, a, source.shape[axis], out), key=lambda reach: reach[1] != slice(0, out))
     whole = [_at(source, axis, reach[0]) for reach in reaches if reach[1] == slice(0, out)][:2]
     calls: list[Call] = [
         (target.fill, (identity,)) if not whole else (np.copyto, (target, *whole)) if len(whole) == 1 else (function, (*whole, target))
     ]
-    for seen, served in reaches[len(whole) :]:
+    for inside, served in reaches[len(whole) :]:
         part = _at(target, axis, served)
-        calls.append((function, (part, _at(source, axis, seen), part)))
+        calls.append((function, (part, _at(source, axis, inside), part)))
     return calls
 
 
 def _steps(device: Binder, few: Array, many: Array) -> list[tuple[Array, Array]]:
-    """Between an image and the pooled one: (with one more axis unpooled, with it pooled), for each axis from the first on."""
+    """Return the pairs of images between which one axis after another is pooled.
+
+    The first image of a pair has one more unpooled axis than the second.  The first pair starts at `many`, the last ends at `few`.
+    """
     each = next(_blocks(few)).stop
     images = [many]
     for a in range(1, few.ndim - 2):
@@ -84,12 +87,12 @@ def _steps(device: Binder, few: Array, many: Array) -> list[tuple[Array, Array]]
 
 
 def _cut(image: Array, block: slice, *whole: Array) -> Array:
-    """The block's part of an image; scratch has room for one block."""
+    """Return the block's part of an image; scratch has room for one block."""
     return image[block] if any(image is each for each in whole) else image[: block.stop - block.start]
 
 
 def _pool(window: Window, function: Callable[..., Any], identity: float, device: Binder, x: Array, y: Array) -> list[Call]:
-    """y = `function` over the axes of windows."""
+    """Return the calls for y = `function` over the axes of windows."""
     steps = _steps(device, y, x)
     return [
         call
@@ -106,7 +109,7 @@ def maxima_by_axes(op: MaxPool, device: Binder, inputs: Sequence[Array], outputs
 
 
 def _shares(window: Window, x: Array, y: Array) -> Array:
-    """1 / count of each window of y as [*spatial, 1], or one number if all are equal."""
+    """Return 1 / count of each window of y as [*spatial, 1], or one value if all are equal."""
     count = counts(np, window, x.shape[1:-1], y.shape[1:-1], x.dtype)[..., None]
     return 1 / (count.ravel()[:1] if (count == count.ravel()[0]).all() else count)
 
@@ -119,23 +122,23 @@ def means_by_axes(op: AvgPool, device: Binder, inputs: Sequence[Array], outputs:
 
 
 def _spread(window: Window, a: int, source: Array, target: Array) -> list[Call]:
-    """The adjoint of a sum along spatial axis a: each element of source goes to the positions of its window in target."""
+    """Return the calls for the adjoint of a sum along spatial axis a: add each source element to its window in the target."""
     axis = a + 1
     reaches = _reaches(window, a, target.shape[axis], source.shape[axis])
     calls: list[Call] = [] if _covers(window, a, target.shape[axis], source.shape[axis]) else [(target.fill, (0,))]
-    for seen, served in reaches:
-        part, given = _at(target, axis, seen), _at(source, axis, served)
-        calls.append((np.copyto, (part, given)) if _apart(window, a) else (np.add, (part, given, part)))
+    for inside, served in reaches:
+        part, values = _at(target, axis, inside), _at(source, axis, served)
+        calls.append((np.copyto, (part, values)) if _are_disjoint(window, a) else (np.add, (part, values, part)))
     return calls
 
 
-def _apart(window: Window, a: int) -> bool:
-    """Whether no two windows share a position along spatial axis a."""
+def _are_disjoint(window: Window, a: int) -> bool:
+    """True if windows do not overlap along spatial axis a."""
     return window.strides[a] >= window.kernel[a]
 
 
 def _covers(window: Window, a: int, size: int, out: int) -> bool:
-    """Whether windows lie side by side and leave no position of spatial axis a out, so that writing needs no zeroing before."""
+    """True if adjacent windows cover every position of spatial axis a exactly once, so that the target needs no zeroing."""
     return window.strides[a] == window.kernel[a] and out * window.strides[a] - window.padding[a][0] >= size
 
 
@@ -154,34 +157,37 @@ def shares_by_axes(op: AvgPoolGrad, device: Binder, inputs: Sequence[Array], out
 
 @implements(MaxPoolGrad, refuses=_refused)
 def first_maxima_by_masks(op: MaxPoolGrad, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    """dx: per tap, mask = (x == y) and not taken before; dx gets dy under the mask."""
+    """Compute dx: per tap, mask = (x == y) without windows that an earlier tap matched; dx gets dy under the mask."""
     (x, y, dy, dx), before, after = planes(device, inputs, outputs[0])
     window, axes = op.window, range(x.ndim - 2)
     shape = (next(_blocks(y)).stop, *y.shape[1:])
-    hit, taken = device.scratch(shape, bool_), device.scratch(shape, bool_)
-    kept = device.scratch(shape, dtype_of(dy.dtype)).view(f"i{dy.itemsize}")
+    hit, matched = device.scratch(shape, bool_), device.scratch(shape, bool_)
+    mask = device.scratch(shape, dtype_of(dy.dtype)).view(f"i{dy.itemsize}")
     taps = window.taps(x.shape[1:-1], y.shape[1:-1])
-    apart = all(_apart(window, a) for a in axes)
+    disjoint = all(_are_disjoint(window, a) for a in axes)
     covers = all(_covers(window, a, x.shape[a + 1], y.shape[a + 1]) for a in axes)
     calls: list[Call] = [] if covers else [(dx.fill, (0,))]
     for block in _blocks(y):
-        calls.append((_cut(taken, block).fill, (False,)))
+        calls.append((_cut(matched, block).fill, (False,)))
         for tap in taps:
-            at, seen = (slice(None), *tap.target), (slice(None), *tap.source)
-            scratch = _cut(hit, block)[at], _cut(taken, block)[at], _cut(kept, block)[at]
-            calls += _one_tap(x[block][seen], y[block][at], dy[block][at], dx[block][seen], scratch, apart)
+            at, inside = (slice(None), *tap.target), (slice(None), *tap.source)
+            scratch = _cut(hit, block)[at], _cut(matched, block)[at], _cut(mask, block)[at]
+            calls += _one_tap(x[block][inside], y[block][at], dy[block][at], dx[block][inside], scratch, disjoint)
     return [*before, *calls, *after]
 
 
-def _one_tap(x: Array, y: Array, dy: Array, dx: Array, scratch: tuple[Array, Array, Array], apart: bool) -> list[Call]:
-    """dx gets dy where x == y and not taken; all arguments are this tap's views.  True as -1 is all bits set, False as 0 none."""
-    hit, taken, kept = scratch
+def _one_tap(x: Array, y: Array, dy: Array, dx: Array, scratch: tuple[Array, Array, Array], disjoint: bool) -> list[Call]:
+    """Return the calls that write dy to dx where x == y and no earlier tap matched.
+
+    All arguments are this tap's views.  As an integer, -1 (true) has all bits set and 0 (false) none.
+    """
+    hit, matched, mask = scratch
     calls: list[Call] = [
         (np.equal, (x, y, hit)),
-        (np.greater, (hit, taken, hit)),
-        (np.logical_or, (taken, hit, taken)),
-        (np.negative, (hit.view(np.int8), kept)),
+        (np.greater, (hit, matched, hit)),
+        (np.logical_or, (matched, hit, matched)),
+        (np.negative, (hit.view(np.int8), mask)),
     ]
-    if apart:
-        return [*calls, (np.bitwise_and, (dy.view(kept.dtype), kept, dx.view(kept.dtype)))]
-    return [*calls, (np.bitwise_and, (dy.view(kept.dtype), kept, kept)), (np.add, (dx, kept.view(dx.dtype), dx))]
+    if disjoint:
+        return [*calls, (np.bitwise_and, (dy.view(mask.dtype), mask, dx.view(mask.dtype)))]
+    return [*calls, (np.bitwise_and, (dy.view(mask.dtype), mask, mask)), (np.add, (dx, mask.view(dx.dtype), dx))]

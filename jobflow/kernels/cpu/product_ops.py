@@ -1,4 +1,4 @@
-"""Operations that patterns make of products and what is around them: BLAS does both in one call."""
+"""Operations that merge a product with adjacent operations: BLAS computes both in one call."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ T = TypeVar("T")
 class ProductSum(Op):
     """y[m,n] = sum_k a[m,k] b[k,n] + addends, matrices [m,n] or vectors [n].
 
-    The factors are inputs `at` and `at` + 1, transposed as in MatMul, the addends all others.  BLAS adds to what it finds in y
-    without a pass for zeroing it, so that adding costs no more than writing what is added, and nothing where that is in y already.
+    The factors are inputs `at` and `at` + 1, transposed as in MatMul; all other inputs are addends.  BLAS adds to the values in y without zeroing it.
+    Addition therefore costs no more than writing the addend to y, and nothing if it is already there.
     """
 
     transpose_a: bool = False
@@ -41,9 +41,9 @@ class ProductSum(Op):
         y = a.with_shape(product_shape(a, b, self.transpose_a, self.transpose_b))
         for addend in self.addends(types):
             if addend.dtype is not y.dtype:
-                raise DtypeError(f"{self.word()}: the product {y} and {addend} differ in element type; cast one of them")
+                raise DtypeError(f"{self.word()}: the element types of the product {y} and of {addend} differ; cast one of them")
             if addend.shape not in (y.shape, y.shape[1:]):
-                raise ShapeError(f"{self.word()}: {addend} is neither of the shape of the product {y} nor of that of its rows")
+                raise ShapeError(f"{self.word()}: {addend} has neither the shape of the product {y} nor the shape of its rows")
         return y
 
     def rule(self, *types: TensorType) -> Rule:
@@ -67,19 +67,19 @@ class ProductSum(Op):
 
 
 class SgdProduct(Op):
-    """w' = w - lr a b: plain gradient descent along a gradient that is a product; transposes as in MatMul."""
+    """w' = w - lr a b: plain gradient descent with a gradient that is a product; transposed as in MatMul."""
 
     transpose_a: bool = False
     transpose_b: bool = False
     alias: ClassVar[Mapping[int, int]] = MappingProxyType({0: 0})
     pure: ClassVar[bool] = False
-    #: which inputs the factors are
+    #: index of the first factor
     at: ClassVar[int] = 1
 
     def infer(self, w: TensorType, a: TensorType, b: TensorType, lr: TensorType) -> TensorType:
         g = MatMul(self.transpose_a, self.transpose_b).infer(a, b)
         if g != w or lr.shape != (1,):
-            raise ShapeError(f"{self.word()}: the product {g} of {a} and {b} is not of the type of the variable {w}, or {lr} is not of shape (1,)")
+            raise ShapeError(f"{self.word()}: the product {g} of {a} and {b} must have the type of the variable {w}, and {lr} the shape (1,)")
         return w
 
     def rule(self, w: TensorType, a: TensorType, b: TensorType, lr: TensorType) -> Rule:
@@ -96,7 +96,7 @@ class SgdProduct(Op):
 
 
 class LowerMatMul(BatchMatMul):
-    """y[...,m,n] = sum_k a[...,m,k] b[...,k,n] where a, before it is transposed, is zero above the diagonal, as weights of causal attention are."""
+    """y[...,m,n] = sum_k a[...,m,k] b[...,k,n], where a, before transposition, is zero above the diagonal, like causal attention weights."""
 
     def rule(self, a: TensorType, b: TensorType) -> Rule:
         return Rule(super().rule(a, b).spec.replace("x", "X").replace("y", "Y").replace("z", "Z"))

@@ -1,4 +1,4 @@
-"""Matrix products on CPUs, each through the one door (`gemm`)."""
+"""Matrix products on CPUs, all through `gemm`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jobflow.kernels.registry import implements
 from jobflow.ops.matmul import BroadcastMatMul, Product, RowsMatMul, turned
 from jobflow.ops.op import Binder, Call
 
-#: rows of a product with a triangle are made in so many blocks, of no fewer than so many rows: each reads only what is not zero
+#: number of blocks of a product with a triangle, and fewest rows of a block; a block does not read the zeros
 LOWER_BLOCKS, LOWER_ROWS = 4, 32
 
 
@@ -24,7 +24,7 @@ def product(op: Product, device: Binder, inputs: Sequence[Array], outputs: Seque
 
 @implements(BroadcastMatMul)
 def product_of_rows(op: BroadcastMatMul, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    """One product of all rows of the leading axes, where these are one matrix."""
+    """Compute one product of all rows of the leading axes, if these can be viewed as one matrix."""
     (a, b), (y,) = inputs, outputs
     rows, result = _as_rows(a), _as_rows(y)
     if rows is None or result is None:
@@ -34,7 +34,7 @@ def product_of_rows(op: BroadcastMatMul, device: Binder, inputs: Sequence[Array]
 
 def _not_rows(op: RowsMatMul, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
     strides = next((x.strides for x in inputs if _as_rows(x) is None), None)
-    return None if strides is None else f"an input of strides {strides} is no matrix of rows"
+    return None if strides is None else f"an input with strides {strides} has no view as a matrix of rows"
 
 
 @implements(RowsMatMul, refuses=_not_rows)
@@ -45,7 +45,7 @@ def product_over_rows(op: RowsMatMul, device: Binder, inputs: Sequence[Array], o
 
 
 def _as_rows(x: Array) -> Array | None:
-    """[..., k] as [rows, k], if that is a view."""
+    """View [..., k] as [rows, k], or return None if there is no such view."""
     try:
         return x.reshape((math.prod(x.shape[:-1]), x.shape[-1]), copy=False)
     except ValueError:
@@ -60,12 +60,12 @@ def product_with_triangle(op: LowerMatMul, device: Binder, inputs: Sequence[Arra
     height = max(LOWER_ROWS, -(-rows // LOWER_BLOCKS))
     calls: list[Call] = []
     for first in range(0, rows, height):
-        seen = slice(first, depth) if op.transpose_a else slice(0, min(first + height, depth))
+        nonzero = slice(first, depth) if op.transpose_a else slice(0, min(first + height, depth))
         block = y[..., first : first + height, :]
-        if seen.start >= seen.stop:
+        if nonzero.start >= nonzero.stop:
             calls.append((block.fill, (0,)))
         else:
-            calls += gemm(device, a[..., first : first + height, seen], b[..., seen, :], block)
+            calls += gemm(device, a[..., first : first + height, nonzero], b[..., nonzero, :], block)
     return calls
 
 

@@ -1,7 +1,6 @@
-"""Formulas over rows as NumPy calls in place, on blocks of rows that stay in the cache from one call to the next.
+"""Formulas over rows as in-slot NumPy calls, on blocks of rows that stay in the cache from one call to the next.
 
-`row_calls` makes of the steps of a `RowProgram` the calls for one block after another; what has one value per column is computed once, before
-them.
+`row_calls` turns the steps of a `RowProgram` into calls for one block after another.  Values per column are computed once, with the first block.
 """
 
 from __future__ import annotations
@@ -20,52 +19,55 @@ from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import evaluate
 from jobflow.kernels.cpu.blocks import BLOCK, lead_sum_calls
 from jobflow.kernels.cpu.numpy_calls import FUNCTIONS
-from jobflow.kernels.cpu.row_program import COLUMN, FULL, ROW, TO_COLUMN, Place, RowProgram, RowStep, compiled_rows
+from jobflow.kernels.cpu.row_program import COLUMN, FULL, ROW, TO_COLUMN, RowProgram, RowStep, Slot, compiled_rows
 from jobflow.kernels.operand_copies import operand_copies
 from jobflow.kernels.registry import implements, kernel_call
 from jobflow.ops.indexed import Indexed, facts_of
 from jobflow.ops.op import Binder, Call
 
-#: up to this length a row's maximum is found faster than it is reduced to
+#: longest row for which argmax is faster than maximum
 SHORT_ROW = 1024
 
 
 @implements(Indexed)
 def calls_over_rows(op: Indexed, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    """Calls over rows, or the kernel."""
-    made, space = facts_of(op, *map(type_of, inputs))
-    calls = row_calls(device, made, space, op.in_place, inputs, outputs)
+    """Prepare calls over rows, or the call of the kernel."""
+    formulas, space = facts_of(op, *map(type_of, inputs))
+    calls = row_calls(device, formulas, space, op.in_place, inputs, outputs)
     return kernel_call(op, device, inputs, outputs) if calls is None else calls
 
 
 def row_calls(
     device: Binder,
-    made: tuple[Expression, ...],
+    formulas: tuple[Expression, ...],
     space: IndexSpace,
     over: Mapping[int, Sequence[int]],
     inputs: Sequence[Array],
     outputs: Sequence[Array],
 ) -> list[Call] | None:
-    """The calls for NumPy arrays, with copies of those that are no matrices, rows or columns in this space; None where there are no such calls."""
+    """Return the calls for NumPy arrays, or None if the formula has none.
+
+    Arrays that have no view as matrix, row or column of this space are copied.
+    """
     copies = operand_copies(space, inputs, outputs, lambda view: _matrix(view, space) is not None, device.scratch)
-    found = _program(made, space, over, copies.views, len(inputs))
-    if found is None:
+    compiled = _program(formulas, space, over, copies.views, len(inputs))
+    if compiled is None:
         return None
-    program, read, written = found
+    program, read, written = compiled
     return [*copies.before, *_Blocks(device, program, space).calls(read, written), *copies.after]
 
 
 def _program(
-    made: tuple[Expression, ...], space: IndexSpace, over: Mapping[int, Sequence[int]], views: Sequence[Array | None], n: int
+    formulas: tuple[Expression, ...], space: IndexSpace, over: Mapping[int, Sequence[int]], views: Sequence[Array | None], n: int
 ) -> tuple[RowProgram, list[Array], list[Array]] | None:
-    """What to do, and the arrays as matrices; the first n of these views are inputs."""
-    seen = [_matrix(view, space) for view in views]
-    if not math.prod(space.sizes) or any(a is None for a in seen):
+    """Return the compiled program and the arrays as matrices; the first n of these views are inputs."""
+    matrices = [_matrix(view, space) for view in views]
+    if not math.prod(space.sizes) or any(a is None for a in matrices):
         return None
-    arrays = [a for a in seen if a is not None]
+    arrays = [a for a in matrices if a is not None]
     rows, columns = _rows_and_columns(space)
     levels = tuple([ROW * (a.shape[0] == rows) | COLUMN * (a.shape[1] == columns) for a in arrays])
-    program = compiled_rows(made, levels[:n], levels[n:], tuple([(k, tuple(v)) for k, v in over.items()]))
+    program = compiled_rows(formulas, levels[:n], levels[n:], tuple([(k, tuple(v)) for k, v in over.items()]))
     return None if program is None else (program, arrays[:n], arrays[n:])
 
 
@@ -74,7 +76,7 @@ def _rows_and_columns(space: IndexSpace) -> tuple[int, int]:
 
 
 def _matrix(x: Array | None, space: IndexSpace) -> Array | None:
-    """A view as [rows or 1, columns or 1]."""
+    """Return a view as [rows or 1, columns or 1], or None if there is none."""
     if x is None or not space.sizes:
         return None
     lead = math.prod(x.shape[:-1])
@@ -107,7 +109,7 @@ class _Blocks:
         sums = {k: self.device.scratch((len(starts), self.columns), dtype_of(outputs[k].dtype)) for k in self.program.sums}
         dense = (tuple([a.flags.c_contiguous for a in inputs]), tuple([a.flags.c_contiguous for a in outputs]))
         types = (tuple([a.dtype for a in inputs]), tuple([a.dtype for a in outputs]))
-        positions = self.device.scratch((self.step,), int64)
+        indices = self.device.scratch((self.step,), int64)
         calls: list[Call] = []
         for number, start in enumerate(starts):
             stop = min(start + self.step, self.rows)
@@ -117,7 +119,7 @@ class _Blocks:
                 for name in ("input", "output"):
                     arrays[name] = [a[start:stop] if len(a) == self.rows else a for a in arrays[name]]
                 arrays["scratch"] = [a[: stop - start] for a in self.scratch]
-            arrays["positions"] = [positions[: stop - start]]
+            arrays["indices"] = [indices[: stop - start]]
             if sums:
                 arrays["output"] = [sums[k][number] if k in sums else a for k, a in enumerate(arrays["output"])]
             calls += block.of(arrays)
@@ -126,17 +128,17 @@ class _Blocks:
         return calls
 
 
-#: how a call looks at the array of a place
-Look = Callable[[Array], Array]
-#: a function, and the numbers of what it takes: from 0 on those of views, from -1 down those of values
+#: a function that returns a view of the array of a slot
+ViewFunction = Callable[[Array], Array]
+#: a function and the numbers of its arguments: views from 0 up, values from -1 down
 _Numbered = tuple[Callable[..., Any], tuple[int, ...]]
-_FIRST_COLUMN: Look = itemgetter((slice(None), 0))
-_FIRST_ROW: Look = itemgetter(0)
-_FLAT: Look = methodcaller("reshape", -1)
+_FIRST_COLUMN: ViewFunction = itemgetter((slice(None), 0))
+_FIRST_ROW: ViewFunction = itemgetter(0)
+_FLAT: ViewFunction = methodcaller("reshape", -1)
 
 
 class _BlockCalls:
-    """The calls for one block of so many rows, whatever arrays there are; they are prepared once and then only given their arrays."""
+    """The calls for one block of this many rows, prepared once and then bound to arrays."""
 
     def __init__(
         self,
@@ -148,24 +150,24 @@ class _BlockCalls:
         first: bool,
     ) -> None:
         self.program, self.rows, self.columns, self.dense, self.types = program, rows, columns, dense, types
-        self._broadcast: Look = partial(np.broadcast_to, shape=(rows, columns))
-        #: what calls take: views of arrays, and values
-        self.views: list[tuple[Place, Look | None]] = []
+        self._broadcast: ViewFunction = partial(np.broadcast_to, shape=(rows, columns))
+        #: arguments of calls: views of arrays, and values
+        self.views: list[tuple[Slot, ViewFunction | None]] = []
         self._values: list[Any] = []
         steps = (step for step in program.steps if first or step.level & ROW or step.primitive in TO_COLUMN)
         calls = [call for step in steps for call in self._step(step)]
         self._calls = [(f, itemgetter(*(n if n >= 0 else len(self.views) - 1 - n for n in arguments))) for f, arguments in calls]
 
     def of(self, arrays: Mapping[str, Sequence[Array]]) -> list[Call]:
-        given = [arrays[where][k] if look is None else look(arrays[where][k]) for (where, k), look in self.views] + self._values
-        return [(function, arguments(given)) for function, arguments in self._calls]
+        values = [arrays[where][k] if view is None else view(arrays[where][k]) for (where, k), view in self.views] + self._values
+        return [(function, arguments(values)) for function, arguments in self._calls]
 
     def _step(self, step: RowStep) -> list[_Numbered]:
         x, *others = step.reads
         y, at, value = step.writes, self._at, self._value
         match step.primitive:
             case "row_sum":
-                if self._lies_in_order(x) and self.columns > 1:
+                if self._is_contiguous(x) and self.columns > 1:
                     return [self._product(at(x), value(_ones(self.columns, self._type(x))), at(y, _FIRST_COLUMN), self._dense(y))]
                 return [(np.add.reduce, (self._full(x), value(1), value(None), at(y, _FIRST_COLUMN)))]
             case "row_dot":
@@ -178,35 +180,38 @@ class _BlockCalls:
             case "row_pick":
                 return self._pick(x, others[0], y)
             case "column_sum":
-                return [self._product(value(_ones(self.rows, self._type(x))), self._full(x), at(y), self._lies_in_order(x))]
+                return [self._product(value(_ones(self.rows, self._type(x))), self._full(x), at(y), self._is_contiguous(x))]
             case "column_dot":
                 return [self._product(at(x, _FIRST_COLUMN), at(others[0]), at(y), self._dense(x) and self._dense(others[0]))]
             case "row_put":
                 put, column = others
-                places = (at(y), at(column, _FIRST_COLUMN), at(put, _FLAT), value(np.arange(self.rows)))
-                return [(np.copyto, (at(y), at(x))), (_put, places)]
+                operands = (at(y), at(column, _FIRST_COLUMN), at(put, _FLAT), value(np.arange(self.rows)))
+                return [(np.copyto, (at(y), at(x))), (_put, operands)]
             case "where":
                 return [(np.copyto, (at(y), at(others[1]))), (np.copyto, (at(y), at(others[0]), value("same_kind"), at(x)))]
             case name:
                 return [(FUNCTIONS.get(name) or getattr(np, name), tuple(map(at, (x, *others, y))))]
 
-    def _row_max(self, x: Place, y: Place) -> list[_Numbered]:
-        """y[i] = max_j x[i,j].  NumPy finds where a maximum is in less than half the time it takes to reduce many short rows to it."""
+    def _row_max(self, x: Slot, y: Slot) -> list[_Numbered]:
+        """Return the calls for y[i] = max_j x[i,j].
+
+        For many short rows, NumPy's argmax takes less than half the time of its maximum.
+        """
         at, value = self._at, self._value
-        if not self._lies_in_order(x) or self.columns > SHORT_ROW:
+        if not self._is_contiguous(x) or self.columns > SHORT_ROW:
             return [(np.maximum.reduce, (self._full(x), value(1), value(None), at(y, _FIRST_COLUMN)))]
-        index = at(("positions", 0))
+        index = at(("indices", 0))
         return [
             (np.ndarray.argmax, (at(x), value(1), index)),
             (np.add, (index, value(self._row_starts()), index)),
             (np.ndarray.take, (at(x, _FLAT), index, value(None), at(y, _FIRST_COLUMN), value("clip"))),
         ]
 
-    def _pick(self, x: Place, column: Place, y: Place) -> list[_Numbered]:
+    def _pick(self, x: Slot, column: Slot, y: Slot) -> list[_Numbered]:
         at, value = self._at, self._value
-        if not self._lies_in_order(x):
+        if not self._is_contiguous(x):
             return [(_pick_rows, (self._full(x), at(column, _FIRST_COLUMN), at(y, _FIRST_COLUMN)))]
-        starts, index = value(self._row_starts()), at(("positions", 0))
+        starts, index = value(self._row_starts()), at(("indices", 0))
         return [(_pick, (at(x, _FLAT), at(column, _FIRST_COLUMN), starts, value(self.columns), index, at(y, _FIRST_COLUMN)))]
 
     def _row_starts(self) -> Array:
@@ -215,35 +220,35 @@ class _BlockCalls:
     def _product(self, a: int, b: int, y: int, dense: bool) -> _Numbered:
         return (np.dot if dense else np.matmul), (a, b, y)
 
-    def _at(self, place: Place, look: Look | None = None) -> int:
-        """The number of a view."""
-        if (place, look) not in self.views:
-            self.views.append((place, look))
-        return self.views.index((place, look))
+    def _at(self, slot: Slot, view: ViewFunction | None = None) -> int:
+        """Return the number of a view."""
+        if (slot, view) not in self.views:
+            self.views.append((slot, view))
+        return self.views.index((slot, view))
 
     def _value(self, value: Any) -> int:
-        """The number of a value, counted down from -1."""
+        """Return the number of a value, counted down from -1."""
         self._values.append(value)
         return -len(self._values)
 
-    def _full(self, x: Place) -> int:
+    def _full(self, x: Slot) -> int:
         return self._at(x, None if self._is_full(x) else self._broadcast)
 
-    def _is_full(self, x: Place) -> bool:
+    def _is_full(self, x: Slot) -> bool:
         level = self.program.level(x)
         return level == FULL or (level == COLUMN and self.rows == 1) or (level == ROW and self.columns == 1)
 
-    def _lies_in_order(self, x: Place) -> bool:
-        """Is x a whole block, one row after another?"""
+    def _is_contiguous(self, x: Slot) -> bool:
+        """True if x is a whole block in row-major order."""
         return self._is_full(x) and self._dense(x)
 
-    def _dense(self, x: Place) -> bool:
+    def _dense(self, x: Slot) -> bool:
         where, k = x
         if where not in ("input", "output") or (where == "output" and k in self.program.sums):
             return True
         return self.dense[where == "output"][k]
 
-    def _type(self, x: Place) -> Any:
+    def _type(self, x: Slot) -> Any:
         where, k = x
         match where:
             case "input" | "output":
@@ -262,7 +267,10 @@ def _ones(count: int, dtype: Any) -> Array:
 
 
 def row_max_calls(x: Array, y: Array) -> list[Call]:
-    """y[i] = max_j x[i,j].  NumPy finds where a maximum is in less than half the time it takes to reduce many short rows to it."""
+    """Return the calls for y[i] = max_j x[i,j].
+
+    For many short rows, NumPy's argmax takes less than half the time of its maximum.
+    """
     if not x.flags.c_contiguous or x.shape[1] > SHORT_ROW:
         return [(np.maximum.reduce, (x, 1, None, y))]
     index, starts = np.zeros(len(x), np.intp), np.arange(0, x.size, x.shape[1])
@@ -270,7 +278,7 @@ def row_max_calls(x: Array, y: Array) -> list[Call]:
 
 
 def _pick(x: Array, at: Array, starts: Array, columns: int, index: Array, y: Array) -> None:
-    """y[i] = x[i, at[i]], 0 where there is no such column."""
+    """Compute y[i] = x[i, at[i]], or 0 if there is no such column."""
     np.add(starts, at, index)
     x.take(index, out=y, mode="clip")
     if at.size and (at.min() < 0 or at.max() >= columns):
@@ -278,7 +286,7 @@ def _pick(x: Array, at: Array, starts: Array, columns: int, index: Array, y: Arr
 
 
 def _put(y: Array, at: Array, value: Array, rows: Array) -> None:
-    """y[i, at[i]] = value[i], where there is such a column."""
+    """Write y[i, at[i]] = value[i], if there is such a column."""
     if at.size and (at.min() < 0 or at.max() >= y.shape[1]):
         inside = (at >= 0) & (at < y.shape[1])
         at, rows, value = at[inside], rows[inside], value[inside] if value.size > 1 else value

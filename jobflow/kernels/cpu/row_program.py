@@ -1,11 +1,11 @@
-"""Formulas over rows as steps, each of which is a call or two, with a place for what it makes.
+"""Formulas over rows as steps of one or two calls, with a slot for each value.
 
-Every value has a level, which says how large its array is:
+Every value has a level, which determines the shape of its array:
 
     FULL  [rows, columns]     ROW  [rows, 1]     COLUMN  [1, columns]
 
-`compiled_rows` brings expressions into steps of one level each and gives each value a place: that of an output, as far as nothing there is
-still read, or a scratch array.  Sums are products with ones, or of two vectors, where that is what they are: BLAS reads memory once.
+`compiled_rows` lowers expressions to steps of one level each.  It assigns each value a slot: that of an output, if nothing there is still read, or
+a scratch array.  Sums that are products with ones, or of two vectors, become BLAS calls, which read memory once.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from jobflow.expressions.language import Expression, constant, in_order, make
 from jobflow.kernels.cpu.numpy_formulas import SIMPLER
 
 FIXED, ROW, COLUMN, FULL = range(4)
-#: left to the kernels
+#: primitives left to the kernels
 _NOT_HERE = {"looked_up", "number", "philox", "weighted_sum", "row_product"}
 TO_ROW = {"row_sum", "row_max", "row_dot", "row_pick"}
 TO_COLUMN = {"column_sum", "column_dot"}
-_APART = {name: SIMPLER[name] for name in ("sigmoid", "softplus", "rsqrt", "erf")}
+_FORMULAS = {name: SIMPLER[name] for name in ("sigmoid", "softplus", "rsqrt", "erf")}
 
-#: a place: ("input", 0), ("output", 0), ("scratch", 0), ("known", 0)
-Place = tuple[str, int]
+#: a slot: ("input", 0), ("output", 0), ("scratch", 0), ("known", 0)
+Slot = tuple[str, int]
 
 
 @dataclass(frozen=True)
 class RowStep:
     primitive: str
     level: int
-    reads: tuple[Place, ...]
-    writes: Place
+    reads: tuple[Slot, ...]
+    writes: Slot
 
 
-@dataclass(frozen=True, eq=False)  # made once for each case, and a key: compared by identity
+@dataclass(frozen=True, eq=False)  # a key of caches, and one object per case, so compared by identity
 class RowProgram:
     steps: tuple[RowStep, ...]
     #: level and element type of each scratch array
     scratch: tuple[tuple[int, DType], ...]
-    #: what is known when arrays are
+    #: expressions that depend on the shape only
     known: tuple[Expression, ...]
     #: outputs that are sums of columns
     sums: tuple[int, ...]
@@ -51,8 +51,8 @@ class RowProgram:
     inputs: tuple[int, ...]
     targets: tuple[int, ...]
 
-    def level(self, place: Place) -> int:
-        where, k = place
+    def level(self, slot: Slot) -> int:
+        where, k = slot
         match where:
             case "input":
                 return self.inputs[k]
@@ -88,18 +88,18 @@ def _levels(order: Sequence[Expression], inputs: Sequence[int]) -> dict[Expressi
 
 
 def _lowered(outputs: Sequence[Expression], inputs: Sequence[int]) -> list[Expression]:
-    """The same, of primitives that are a call each; an output that is one before, or an input, is a copy."""
+    """Lower expressions to primitives of one call each; an output that is an input or an earlier output becomes a copy."""
     order = in_order(outputs)
     readers = Counter(y for x in order for y in x.arguments)
     levels = _levels(order, inputs)
     new: dict[Expression, Expression] = {}
     for x in order:
         arguments = tuple(new[y] for y in x.arguments)
-        made = _as_product(x, readers, levels)
-        if made is not None:
-            new[x] = make(made[0], tuple(new.get(y, y) for y in made[1]), x.dtype)
-        elif x.primitive in _APART:
-            new[x] = _APART[x.primitive](*arguments)
+        product = _as_product(x, readers, levels)
+        if product is not None:
+            new[x] = make(product[0], tuple(new.get(y, y) for y in product[1]), x.dtype)
+        elif x.primitive in _FORMULAS:
+            new[x] = _FORMULAS[x.primitive](*arguments)
         else:
             new[x] = make(x.primitive, arguments, x.dtype, x.attribute)
     results: list[Expression] = []
@@ -110,7 +110,7 @@ def _lowered(outputs: Sequence[Expression], inputs: Sequence[int]) -> list[Expre
 
 
 def _as_product(x: Expression, readers: Mapping[Expression, int], levels: Mapping[Expression, int]) -> tuple[str, Sequence[Expression]] | None:
-    """A sum of products, or what is something else in one column of a row, by the name of its function and what that takes."""
+    """Recognize a sum of products, or a value that differs in one column of each row; return its function and arguments, or None."""
     at = _column_of(x, readers, levels)
     if at is not None and x.primitive == "where" and levels[x.arguments[1]] in (FIXED, ROW) and levels[x.arguments[2]] in (FIXED, FULL):
         return "row_put", (x.arguments[2], x.arguments[1], at)
@@ -132,23 +132,26 @@ def _as_product(x: Expression, readers: Mapping[Expression, int], levels: Mappin
 
 
 def _column_of(x: Expression, readers: Mapping[Expression, int], levels: Mapping[Expression, int]) -> Expression | None:
-    """The column, one for a row, in which x is not what it is in the others."""
+    """Return the column, one per row, in which x differs from the other columns, or None."""
     hit = x.arguments[0] if x.primitive in ("where", "cast") else x
     if hit.primitive != "equal" or readers[hit] != 1 or hit.arguments[0].primitive != "index" or levels[hit.arguments[1]] != ROW:
         return None
     return hit.arguments[1] if hit.arguments[0].attribute == -1 else None
 
 
-# Places -------------------------------------------------------------------------------------------------------------
+# Slots -------------------------------------------------------------------------------------------------------------
 
 
 @lru_cache(1024)
 def compiled_rows(
     outputs: tuple[Expression, ...], inputs: tuple[int, ...], targets: tuple[int, ...], over: tuple[tuple[int, tuple[int, ...]], ...]
 ) -> RowProgram | None:
-    """Expressions of inputs of these levels for outputs of these; output k may lie over the inputs `over` says, and over no others."""
+    """Compile expressions for inputs and outputs of these levels, or return None if a primitive has no call.
+
+    Output k may share memory with its inputs in `over` and with no others.
+    """
     results = _lowered(outputs, inputs)
-    first = [k for k, x in enumerate(results) if x.primitive in TO_COLUMN]  # after them an output may lie over what they read
+    first = [k for k, x in enumerate(results) if x.primitive in TO_COLUMN]  # after them an output may share memory with their inputs
     order = in_order([results[k] for k in (*first, *(k for k in range(len(results)) if k not in first))])
     levels = _levels(order, inputs)
     if any(x.primitive in _NOT_HERE or (x.primitive == "index" and x.attribute != -1) for x in order):
@@ -158,10 +161,10 @@ def compiled_rows(
     sums = [x for x in order if x.primitive in TO_COLUMN]
     if any(x not in results or targets[results.index(x)] != COLUMN or any(x in y.arguments for y in order) for x in sums):
         return None
-    return _Places(results, order, levels, inputs, targets, dict(over)).program()
+    return _SlotAssignment(results, order, levels, inputs, targets, dict(over)).program()
 
 
-class _Places:
+class _SlotAssignment:
     def __init__(
         self,
         results: list[Expression],
@@ -179,30 +182,30 @@ class _Places:
         self.steps = [x for x in order if x.arguments and x not in fixed]
         self.known = [x for x in order if x in fixed and (x in results or any(x in y.arguments for y in self.steps))]
         self.last = {y: i for i, x in enumerate(self.steps) for y in x.arguments} | dict.fromkeys(results, len(self.steps))
-        # what is computed once stays
+        # values per column are computed once and read by all blocks
         self.last |= {x: len(self.steps) + 1 for x in self.steps if levels[x] == COLUMN}
-        self.places: dict[Expression, Place] = {x: ("known", i) for i, x in enumerate(self.known)}
-        self.places |= {x: ("input", int(str(x.attribute))) for x in order if x.primitive == "element"}
-        read = {place[1]: self.last[x] for x, place in self.places.items() if place[0] == "input" and x in self.last}
-        #: from which step on the memory of an output may be written, and when its value is made
+        self.slots: dict[Expression, Slot] = {x: ("known", i) for i, x in enumerate(self.known)}
+        self.slots |= {x: ("input", int(str(x.attribute))) for x in order if x.primitive == "element"}
+        read = {slot[1]: self.last[x] for x, slot in self.slots.items() if slot[0] == "input" and x in self.last}
+        #: the step from which the memory of an output may be written, and the step that computes it
         self.free = [max((read.get(i, -1) for i in over.get(k, ())), default=-1) for k in range(len(results))]
         self.due = [self.steps.index(x) for x in results]
-        self.holder: dict[Place, Expression] = {}
+        self.holder: dict[Slot, Expression] = {}
         self.scratch: list[tuple[int, DType]] = []
 
     def program(self) -> RowProgram:
         steps: list[RowStep] = []
         for i, x in enumerate(self.steps):
-            self.places[x] = place = self._place(i, x)
-            self.holder[place] = x
-            steps.append(RowStep(x.primitive, self.levels[x], tuple(self.places[y] for y in x.arguments), place))
+            self.slots[x] = slot = self._slot(i, x)
+            self.holder[slot] = x
+            steps.append(RowStep(x.primitive, self.levels[x], tuple(self.slots[y] for y in x.arguments), slot))
         for k, x in enumerate(self.results):
-            if self.places[x] != ("output", k):
-                steps.append(RowStep("positive", self.targets[k], (self.places[x],), ("output", k)))
+            if self.slots[x] != ("output", k):
+                steps.append(RowStep("positive", self.targets[k], (self.slots[x],), ("output", k)))
         sums = tuple(k for k, x in enumerate(self.results) if x.primitive in TO_COLUMN)
         return RowProgram(tuple(steps), tuple(self.scratch), tuple(self.known), sums, self.inputs, self.targets)
 
-    def _place(self, i: int, x: Expression) -> Place:
+    def _slot(self, i: int, x: Expression) -> Slot:
         kind = (self.levels[x], x.dtype)
         elementwise = x.primitive not in TO_ROW | TO_COLUMN | {"where", "row_put"}
         ready = i if elementwise else i - 1
@@ -211,30 +214,30 @@ class _Places:
             if self.targets[k] == kind[0] and self.free[k] <= ready and self._empty(("output", k), i, elementwise):
                 return "output", k
         for y in x.arguments if elementwise else ():
-            place = self.places[y]
-            if self.last[y] == i and place in self.holder and self._kind(place) == kind and self._lasts(place, x):
-                return place
-        for k, y in enumerate(self.results):  # an output's memory serves until its value is made
-            place = ("output", k)
-            spare = self._kind(place) == kind and y.primitive not in TO_COLUMN and self.free[k] <= ready
-            if spare and self._empty(place, i, False) and self._lasts(place, x):
-                return place
+            slot = self.slots[y]
+            if self.last[y] == i and slot in self.holder and self._kind(slot) == kind and self._ends_before_output(slot, x):
+                return slot
+        for k, y in enumerate(self.results):  # an output's memory is scratch until its value is computed
+            slot = ("output", k)
+            spare = self._kind(slot) == kind and y.primitive not in TO_COLUMN and self.free[k] <= ready
+            if spare and self._empty(slot, i, False) and self._ends_before_output(slot, x):
+                return slot
         for j in range(len(self.scratch)):
             if self.scratch[j] == kind and self._empty(("scratch", j), i, False):
                 return "scratch", j
         self.scratch.append(kind)
         return "scratch", len(self.scratch) - 1
 
-    def _kind(self, place: Place) -> tuple[int, DType]:
-        where, k = place
+    def _kind(self, slot: Slot) -> tuple[int, DType]:
+        where, k = slot
         return self.scratch[k] if where == "scratch" else (self.targets[k], self.results[k].dtype)
 
-    def _empty(self, place: Place, i: int, elementwise: bool) -> bool:
-        """Is what a place holds not read any more from step i on, or after it?"""
-        held = self.holder.get(place)
+    def _empty(self, slot: Slot, i: int, elementwise: bool) -> bool:
+        """True if the value in a slot is not read after step i, and, unless the step is elementwise, not by it either."""
+        held = self.holder.get(slot)
         return held is None or self.last[held] < i or (elementwise and self.last[held] == i)
 
-    def _lasts(self, place: Place, x: Expression) -> bool:
-        """Is x not read any more when an output's value is to be made in this place?"""
-        where, k = place
+    def _ends_before_output(self, slot: Slot, x: Expression) -> bool:
+        """True if x is not read any more when the output of this slot is computed."""
+        where, k = slot
         return where != "output" or self.last[x] <= self.due[k]

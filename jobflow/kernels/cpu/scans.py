@@ -1,4 +1,4 @@
-"""Running sums and products on CPUs, where NumPy accumulates in place."""
+"""Running sums and products on CPUs, accumulated in place by NumPy."""
 
 from __future__ import annotations
 

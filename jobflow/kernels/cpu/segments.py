@@ -1,8 +1,8 @@
-"""Sums of rows that have a number in common, in NumPy: gradients of tables, of chosen entries, of interpolation.
+"""Segment sums in NumPy: gradients of lookup tables, of selected elements, of interpolation.
 
-Rows are sorted by their numbers.  Of each number the first row is copied, then the second is added where there is one, and so on: a few calls
-for all numbers at once.  Numbers of very many rows are summed one by one.  Rows are added in the order in which they come, so the sums
-are those of a loop to the last bit.
+Rows are sorted by their ids.  For all segments at once, a few calls copy the first rows, add the second rows where they exist, and so on.
+Segments with very many rows are summed one by one.  Rows are added in their order of occurrence, so the sums are bit-equal to those of a
+loop.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from jobflow.kernels.registry import implements
 from jobflow.ops.index import BatchGather, BatchSegmentSum, DimGather, DimScatterAdd, Gather, UnsortedSegmentSum
 from jobflow.ops.op import Binder, Call
 
-#: elements of a row from which on a call for each row costs no more than its arithmetic
+#: fewest elements of a row for which one call per row costs no more than its arithmetic
 WIDE = 512
-#: elements in all up to which NumPy's own loop over places is as fast
+#: most elements for which NumPy's own loop over indices is as fast
 FEW = 4096
-#: elements that are gathered at once
+#: elements gathered per block
 BLOCK = 64 * 1024
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Entries grouped by their numbers, the largest groups first.
+    """Entries grouped by their ids, the largest groups first.
 
-    The numbers are `names`; the entries of group i are order[starts[i] : starts[i] + counts[i]], in the order in which they come.
+    `names` has the id of each group.  The entries of group i are order[starts[i] : starts[i] + counts[i]], in their order of occurrence.
     """
 
     names: Array
@@ -39,31 +39,31 @@ class Groups:
     counts: Array
 
     @classmethod
-    def of(cls, numbers: Array, size: int) -> Groups:
-        """Those with numbers from 0 to size - 1."""
-        inside = (numbers >= 0) & (numbers < size)
-        kept = None if inside.all() else np.flatnonzero(inside)
-        numbers = numbers if kept is None else numbers[kept]
-        order = np.argsort(numbers, kind="stable")
-        by_number = numbers[order]
-        starts = np.flatnonzero(np.concatenate((np.ones(min(1, len(order)), bool), by_number[1:] != by_number[:-1])))
+    def of(cls, ids: Array, size: int) -> Groups:
+        """Group the entries with ids from 0 to size - 1."""
+        inside = (ids >= 0) & (ids < size)
+        valid = None if inside.all() else np.flatnonzero(inside)
+        ids = ids if valid is None else ids[valid]
+        order = np.argsort(ids, kind="stable")
+        by_id = ids[order]
+        starts = np.flatnonzero(np.concatenate((np.ones(min(1, len(order)), bool), by_id[1:] != by_id[:-1])))
         counts = np.diff(np.append(starts, len(order)))
         large_first = np.argsort(-counts, kind="stable")
         starts, counts = starts[large_first], counts[large_first]
-        return cls(by_number[starts], order if kept is None else kept[order], starts, counts)
+        return cls(by_id[starts], order if valid is None else valid[order], starts, counts)
 
     def __len__(self) -> int:
         return len(self.names)
 
     def blocks(self, width: int) -> Iterator[slice]:
-        """Consecutive groups whose sums, of `width` elements each, stay in the cache."""
+        """Yield slices of consecutive groups whose sums, of `width` elements each, stay in the cache."""
         step = max(1, BLOCK // max(width, 1))
         return (slice(i, min(i + step, len(self))) for i in range(0, len(self), step))
 
     def sums(self, rows: Array, part: slice) -> Array:
-        """The sum of the rows of each group of a part."""
+        """Return the sum of the rows of each group in this slice."""
         starts, counts = self.starts[part], self.counts[part]
-        alone = _best_alone(counts)
+        alone = _summed_singly(counts)
         sums = rows[self.order[starts]]
         for total, start, count in zip(sums, starts[:alone].tolist(), counts[:alone].tolist(), strict=False):
             _add_up(rows, self.order[start + 1 : start + count], total)
@@ -75,33 +75,36 @@ class Groups:
 
 
 def _add_up(rows: Array, chosen: Array, total: Array) -> None:
-    """total += the chosen rows, one after another, a block of them at a time."""
+    """Add the chosen rows to `total` sequentially, block by block."""
     step = max(1, BLOCK // max(total.size, 1))
     for i in range(0, len(chosen), step):
         np.add.reduce(np.concatenate((total[None], rows[chosen[i : i + step]])), 0, None, total)
 
 
-def _best_alone(counts: Array) -> int:
-    """How many of the largest groups are better summed each by itself: it takes a call for each, and for the others one for each place in a group."""
+def _summed_singly(counts: Array) -> int:
+    """Return the number of largest groups to sum one by one.
+
+    Such a group takes one call.  The other groups together take one call per row of their largest group.
+    """
     calls = np.arange(len(counts) + 1) + np.append(counts, 0)
     return int(np.argmin(calls))
 
 
-def add_rows(rows: Array, numbers: Array, total: Array) -> None:
-    """total[k] = the sum of the rows whose number is k."""
+def add_rows(rows: Array, ids: Array, total: Array) -> None:
+    """Compute total[k] = the sum of the rows with id k."""
     total.fill(0)
     width, size = math.prod(rows.shape[1:]), len(total)
     if width >= WIDE:
-        for row, k in zip(rows, numbers.tolist(), strict=True):
+        for row, k in zip(rows, ids.tolist(), strict=True):
             if 0 <= k < size:
                 target = total[k]
                 np.add(target, row, target)
     elif width == 1 or rows.size <= FEW:
-        inside = (numbers >= 0) & (numbers < size)
-        kept = slice(None) if inside.all() else inside
-        np.add.at(total, numbers[kept], rows[kept])
+        inside = (ids >= 0) & (ids < size)
+        valid = slice(None) if inside.all() else inside
+        np.add.at(total, ids[valid], rows[valid])
     else:
-        groups = Groups.of(numbers, size)
+        groups = Groups.of(ids, size)
         for part in groups.blocks(width):
             total[groups.names[part]] = groups.sums(rows, part)
 
@@ -118,17 +121,20 @@ def _sum_segments(op: UnsortedSegmentSum, data: Array, ids: Array, y: Array) -> 
 
 
 def _sum_merged(data: Array, ids: Array, offset: int, y: Array, size: int) -> None:
-    """y[before, k, inner] = the sum of data[before, i, inner] whose id is k + offset; y may have other axes in their places."""
+    """Compute y[before, k, inner] = the sum of data[before, i, inner] with id k + offset.
+
+    y may have several axes in place of each of these.
+    """
     before, _, inner = data.shape
     total = (y if y.flags.c_contiguous else np.empty(y.shape, y.dtype)).reshape(before, size, inner)
-    rows, places = data.swapaxes(0, 1), total.swapaxes(0, 1)
-    add_rows(*((rows[:, 0], local_ids(ids, offset), places[:, 0]) if before == 1 else (rows, local_ids(ids, offset), places)))
+    rows, sums = data.swapaxes(0, 1), total.swapaxes(0, 1)
+    add_rows(*((rows[:, 0], local_ids(ids, offset), sums[:, 0]) if before == 1 else (rows, local_ids(ids, offset), sums)))
     if not y.flags.c_contiguous:
         y[...] = total.reshape(y.shape)
 
 
 def local_ids(ids: Array, offset: int) -> Array:
-    """As a vector, counted from what is here first."""
+    """Return the ids as a vector, relative to the first id of this shard."""
     flat = ids.reshape(-1).astype(np.int64, copy=False)
     return flat - offset if offset else flat
 
@@ -139,7 +145,7 @@ def copied_rows(op: Gather, device: Binder, inputs: Sequence[Array], outputs: Se
 
 
 def _take(op: Gather, params: Array, ids: Array, y: Array) -> None:
-    """Rows copied without a mask if all numbers are in range, as they are unless the table is split."""
+    """Copy rows, without a mask if all ids are in range, as is the case unless the table is split."""
     at = ids - op.offset if op.offset else ids
     if at.size and (at.min() < 0 or at.max() >= params.shape[op.axis]):
         op.kernel(np, params, ids, y)
@@ -158,7 +164,10 @@ def rows_by_place(op: BatchGather, device: Binder, inputs: Sequence[Array], outp
 
 
 def _take_elements(op: DimGather | BatchGather, axis: int, offset: int, x: Array, ids: Array, y: Array) -> None:
-    """y = x at the ids along `axis`, of x in one piece as rows of what ids has no axes for; without a mask if all are in range."""
+    """Compute y = x at the ids along `axis`.
+
+    The axes that ids lacks form contiguous rows.  If all ids are in range, no mask is needed.
+    """
     local = ids.astype(np.int64, copy=False) - offset
     if not x.flags.c_contiguous or not local.size or local.min() < 0 or local.max() >= x.shape[axis]:
         op.kernel(np, x, ids, y)
@@ -168,7 +177,7 @@ def _take_elements(op: DimGather | BatchGather, axis: int, offset: int, x: Array
 
 
 def _flat(local: Array, axis: int, size: int) -> Array:
-    """The places in a tensor as one axis, of places along one axis of which the others are where they are; -1 for those out of range."""
+    """Convert ids along one axis to indices into the flattened axes of `local`; -1 for ids out of range."""
     before, inner = local.shape[:axis], local.shape[axis + 1 :]
     inside = (local >= 0) & (local < size)
     lines = np.arange(math.prod(before)).reshape(*before, 1, *(1 for _ in inner)) * size
@@ -187,7 +196,7 @@ def sums_of_sorted_rows_by_batch(op: BatchSegmentSum, device: Binder, inputs: Se
 
 
 def _add_elements(axis: int, offset: int, data: Array, ids: Array, y: Array) -> None:
-    """y along `axis` at the ids = the sums of data, as segments of a tensor of one axis where ids has several."""
+    """Compute y = the sums of data at the ids along `axis`, as segment sums over the flattened axes of ids."""
     flat = _flat(ids.astype(np.int64, copy=False) - offset, axis, y.shape[axis])
     size = math.prod(y.shape[: ids.ndim])
     _sum_merged(data.reshape(1, ids.size, math.prod(data.shape[ids.ndim :])), flat, 0, y, size)

@@ -1,7 +1,7 @@
 """The largest elements of rows on CPUs.
 
-A few are taken one after the other, each as the largest of what is left: NumPy looks at a row faster than it could order any part of it.  For
-more of them `np.partition` finds the k-th of each row, and only what is not beyond it is sorted.
+For small k, the largest remaining element of each row is selected k times.  A pass over a row is faster than ordering part of it.  For larger k,
+`np.partition` computes the k-th element of each row, and only elements up to it are sorted.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from jobflow.kernels.registry import implements
 from jobflow.ops.op import Binder, Call
 from jobflow.ops.sort import TopK, order
 
-#: a row has so many times as many elements as are chosen, at least
+#: smallest ratio of the elements of a row to k
 TIMES = 4
 
-#: as many are taken one after the other: `np.partition` takes 8 to 50 times as long as `np.argmax`, for rows of 100 and of 1,000
-TAKEN = 8
+#: largest k for repeated selection: `np.partition` takes 8 (rows of 100) to 50 (rows of 1,000) times as long as `np.argmax`
+MOST_SELECTED = 8
 
 
 def _refused(op: TopK, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
     size = inputs[0].shape[op.axis]
-    return None if 0 < TIMES * op.k <= size else f"{op.k} of {size} elements are no small part"
+    return None if 0 < TIMES * op.k <= size else f"k = {op.k} is more than a quarter of the {size} elements of a row"
 
 
 @implements(TopK, refuses=_refused)
@@ -37,41 +37,44 @@ def _choose(op: TopK, x: Array, values: Array, indices: Array) -> None:
     if op.axis != x.ndim - 1:
         x, values, indices = (np.moveaxis(a, op.axis, -1) for a in (x, values, indices))
     rows = np.ascontiguousarray(x).reshape(-1, x.shape[-1])
-    if op.k <= TAKEN:
-        found, chosen = _taken(op, rows)
+    if op.k <= MOST_SELECTED:
+        positions_in_row, chosen = _selected(op, rows)
     else:
-        found = _parted(op, rows)
-        chosen = np.take_along_axis(rows, found, axis=1)
-    indices[...] = found.reshape(indices.shape)
+        positions_in_row = _partitioned(op, rows)
+        chosen = np.take_along_axis(rows, positions_in_row, axis=1)
+    indices[...] = positions_in_row.reshape(indices.shape)
     values[...] = chosen.reshape(values.shape)
 
 
-def _taken(op: TopK, rows: Array) -> tuple[Array, Array]:
-    """Where the k of each row are, in order, and they: what has been taken is replaced by the number that comes last."""
-    found, chosen = np.empty((len(rows), op.k), np.int64), np.empty((len(rows), op.k), rows.dtype)
+def _selected(op: TopK, rows: Array) -> tuple[Array, Array]:
+    """Return the indices and values of the first k of each row, in order.
+
+    Selected elements are overwritten with the value that sorts last.
+    """
+    columns, chosen = np.empty((len(rows), op.k), np.int64), np.empty((len(rows), op.k), rows.dtype)
     last = _last(rows.dtype, op.largest)
     size = max(1, BLOCK // rows.shape[1])
     for start in range(0, len(rows), size):
         left = rows[start : start + size].copy()
-        starts, numbers = np.arange(len(left)) * rows.shape[1], left.reshape(-1)
+        starts, values = np.arange(len(left)) * rows.shape[1], left.reshape(-1)
         for k in range(op.k):
-            places = left.argmax(1) if op.largest else left.argmin(1)
-            found[start : start + size, k] = places
-            places += starts
-            chosen[start : start + size, k] = numbers[places]
-            numbers[places] = last
-    unsure = chosen == last  # it may have been taken before
+            extremes = left.argmax(1) if op.largest else left.argmin(1)
+            columns[start : start + size, k] = extremes
+            extremes += starts
+            chosen[start : start + size, k] = values[extremes]
+            values[extremes] = last
+    unsure = chosen == last  # the element may have been selected before
     if not op.largest:
-        unsure |= chosen != chosen  # NumPy's least is NaN, which is larger than any number
+        unsure |= chosen != chosen  # argmin returns a NaN first, which sorts last
     if unsure.any():
         again = unsure.any(1)
-        found[again] = _parted(op, rows[again])
-        chosen[again] = np.take_along_axis(rows[again], found[again], axis=1)
-    return found, chosen
+        columns[again] = _partitioned(op, rows[again])
+        chosen[again] = np.take_along_axis(rows[again], columns[again], axis=1)
+    return columns, chosen
 
 
 def _last(dtype: np.dtype, largest: bool) -> np.generic:
-    """The number that comes after all others: the least where the largest come first."""
+    """Return the value of a type that sorts after all others."""
     if dtype.kind == "b":
         return np.bool_(not largest)
     if dtype.kind in "iu":
@@ -79,34 +82,34 @@ def _last(dtype: np.dtype, largest: bool) -> np.generic:
     return dtype.type(-np.inf if largest else np.inf)
 
 
-def _parted(op: TopK, rows: Array) -> Array:
-    """Where the k of each row are, in order."""
+def _partitioned(op: TopK, rows: Array) -> Array:
+    """Return the indices of the first k of each row, in order, by partition."""
     at = rows.shape[1] - op.k if op.largest else op.k - 1
     limit = np.partition(rows, at, axis=1)[:, at]
-    numbers = limit == limit  # else the k-th is NaN, which equals nothing
-    if numbers.all():
-        return _places(op, rows, limit)
-    found = np.empty((len(rows), op.k), np.int64)
-    found[numbers] = _places(op, rows[numbers], limit[numbers])
-    found[~numbers] = order(np, rows[~numbers], 1, op.largest)[:, : op.k]
-    return found
+    ordered = limit == limit  # False if the k-th is NaN, which equals nothing
+    if ordered.all():
+        return _first_columns(op, rows, limit)
+    columns = np.empty((len(rows), op.k), np.int64)
+    columns[ordered] = _first_columns(op, rows[ordered], limit[ordered])
+    columns[~ordered] = order(np, rows[~ordered], 1, op.largest)[:, : op.k]
+    return columns
 
 
-def _places(op: TopK, rows: Array, limit: Array) -> Array:
-    """Where the k of each row are, of which `limit` is the last, in order."""
+def _first_columns(op: TopK, rows: Array, limit: Array) -> Array:
+    """Return the indices of the first k of each row, in order; `limit` has the k-th value of each row."""
     among = np.less(rows, limit[:, None]) if op.largest else np.less_equal(rows, limit[:, None])
-    places = np.flatnonzero(np.logical_not(among, out=among) if op.largest else among)  # NaN is larger than any number
-    if places.size > len(rows) * op.k:
-        places = places[_first_equals(places // rows.shape[1], rows.reshape(-1)[places], limit, op.k)]
-    chosen = places.reshape(-1, op.k)
+    indices = np.flatnonzero(np.logical_not(among, out=among) if op.largest else among)  # NaN sorts as the largest value
+    if indices.size > len(rows) * op.k:
+        indices = indices[_first_equals(indices // rows.shape[1], rows.reshape(-1)[indices], limit, op.k)]
+    chosen = indices.reshape(-1, op.k)
     return np.take_along_axis(chosen % rows.shape[1], order(np, rows.reshape(-1)[chosen], 1, op.largest), axis=1)
 
 
 def _first_equals(row: Array, value: Array, limit: Array, k: int) -> Array:
-    """Which of these elements to keep, row by row: all but the last of those that equal the limit, so that k are left."""
+    """Return a mask that keeps k elements per row, by dropping the last of the elements that equal the limit."""
     equal = value == limit[row]
-    counts, equals = (np.bincount(numbers, minlength=len(limit)) for numbers in (row, row[equal]))
+    counts, equals = (np.bincount(row_indices, minlength=len(limit)) for row_indices in (row, row[equal]))
     keep = np.ones(len(row), np.bool_)
-    number = np.arange(equals.sum()) - np.repeat(np.cumsum(equals) - equals, equals)  # among the equal ones of its row
+    number = np.arange(equals.sum()) - np.repeat(np.cumsum(equals) - equals, equals)  # index among the equal elements of its row
     keep[equal] = number < np.repeat(k - (counts - equals), equals)
     return keep

@@ -1,4 +1,4 @@
-"""Sums over axes on CPUs, as products with vectors of ones where that is what they are."""
+"""Sums over axes on CPUs, as products with vectors of ones where possible."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jobflow.ops.matmul import AxisSum
 from jobflow.ops.op import Binder, Call
 from jobflow.ops.reduce import ArgExtreme, Reduce, ReduceAll, ReduceAny, ReduceMax, ReduceMin, ReduceProd, ReduceSum, SquareSum
 
-#: how many squares are added in one go
+#: squares added by one dot product
 SQUARES = 4096
 UFUNCS = {ReduceMax: np.maximum, ReduceMin: np.minimum, ReduceProd: np.multiply, ReduceAny: np.logical_or, ReduceAll: np.logical_and}
 
@@ -75,7 +75,7 @@ def sum_of_squares(op: SquareSum, device: Binder, inputs: Sequence[Array], outpu
     whole, rest = divmod(flat.size, SQUARES)
     if whole < 2:
         return [(np.dot, (flat, flat, y))]
-    part = device.scratch((whole + bool(rest),), dtype_of(x.dtype))  # added by pairs: one sum after another would lose what is small
+    part = device.scratch((whole + bool(rest),), dtype_of(x.dtype))  # added pairwise, because sequential addition would lose small sums
     rows, left = flat[: whole * SQUARES].reshape(whole, SQUARES), flat[whole * SQUARES :]
     calls: list[Call] = [(np.vecdot, (rows, rows, part[:whole]))]
     if rest:
@@ -84,12 +84,12 @@ def sum_of_squares(op: SquareSum, device: Binder, inputs: Sequence[Array], outpu
 
 
 def sum_calls(device: Binder, x: Array, axes: Sequence[int], y: Array) -> list[Call]:
-    """Calls for y = x summed over `axes` (y without them).
+    """Return the calls for y = x summed over `axes`; y lacks these axes.
 
-    Where x is dense in some order of its axes, and that order has the summed axes first, last, or both, the sum is a
-    product with a vector of ones: BLAS reads memory once, in order, where a strided ufunc reduction does not.
+    If the memory order of x has the summed axes first, last, or both, the sum is a product with a vector of ones.  BLAS reads memory once and in
+    order, in contrast to a strided ufunc reduction.
     """
-    long = x.dtype == np.float32 and math.prod(x.shape[i] for i in axes) > SHORT and y.ndim > 0  # which NumPy adds one after another
+    long = x.dtype == np.float32 and math.prod(x.shape[i] for i in axes) > SHORT and y.ndim > 0  # NumPy adds these sequentially
     plain: list[Call] = [(np.add.reduce, (x, tuple(axes), np.float64 if long else None, y))]
     if x.dtype.kind != "f" or x.dtype.itemsize < 4 or not x.size:
         return plain
@@ -98,26 +98,26 @@ def sum_calls(device: Binder, x: Array, axes: Sequence[int], y: Array) -> list[C
     x, y = x.squeeze(), y.squeeze()
     order = memory_order(x)
     lead = list(takewhile(lambda i: i in summed, order))
-    kept = list(takewhile(lambda i: i not in summed, order[len(lead) :]))
-    trail = order[len(lead) + len(kept) :]
-    if not kept or not summed or any(i not in summed for i in trail):
+    remaining = list(takewhile(lambda i: i not in summed, order[len(lead) :]))
+    last = order[len(lead) + len(remaining) :]
+    if not remaining or not summed or any(i not in summed for i in last):
         return plain
     try:
-        sizes = [math.prod(x.shape[i] for i in group) for group in (lead, kept, trail)]
+        sizes = [math.prod(x.shape[i] for i in group) for group in (lead, remaining, last)]
         flat = x.transpose(order).reshape(sizes, copy=False)
-        column = y.transpose([sorted(kept).index(i) for i in kept]).reshape(-1, copy=False)
+        column = y.transpose([sorted(remaining).index(i) for i in remaining]).reshape(-1, copy=False)
     except ValueError:
         return plain
     dense = flat.flags.c_contiguous and column.flags.c_contiguous
     return _gemv(device, flat, column) if dense else plain
 
 
-#: so many numbers of a row are added one after another, where BLAS adds in several lanes
+#: elements of a row in one product, where BLAS adds sequentially in several lanes
 ROW = 1024
 
 
 def _gemv(device: Binder, x: Array, y: Array) -> list[Call]:
-    """y[k] = sum_ij x[i,k,j] for dense x and y."""
+    """Return the calls for y[k] = sum_ij x[i,k,j] on dense x and y."""
     n, m, k = x.shape
     if k == 1:
         return lead_sum_calls(device, x.reshape(n, m), y)
@@ -127,7 +127,7 @@ def _gemv(device: Binder, x: Array, y: Array) -> list[Call]:
 
 
 def _row_sums(device: Binder, x: Array, y: Array) -> list[Call]:
-    """y[k] = sum_j x[k,j] likewise."""
+    """Return the calls for y[k] = sum_j x[k,j] on dense x and y."""
     m, k = x.shape
     whole, rest = divmod(k, ROW)
     ones = np.ones(min(k, ROW), x.dtype)

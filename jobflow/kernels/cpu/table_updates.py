@@ -1,8 +1,8 @@
-"""Updates of the rows that a step has read, in NumPy.
+"""Updates of the table rows that a step has read, in NumPy.
 
-1  the old values of these rows, of the table and its slots, are put by
-2  all rows are updated as those are that have no gradient, in one pass; nothing where that leaves them as they are (SGD, Adagrad, lazy updates)
-3  the rows that have a gradient are computed from their old values, and put in their places
+1. The old values of these rows, in the table and its slots, are saved.
+2. One pass updates all rows as rows without a gradient.  It is left out if such rows do not change (SGD, Adagrad, lazy updates).
+3. The rows with a gradient are computed from their old values and written to the table.
 """
 
 from __future__ import annotations
@@ -32,60 +32,63 @@ from jobflow.ops.slices import same_memory
 
 @lru_cache(1024)
 def without_gradient(op: OptimizerUpdate, dtype: DType) -> tuple[Expression, ...] | None:
-    """The new values of elements whose gradient is zero; None if they are the old ones."""
+    """Return the new values of elements whose gradient is zero, or None if they do not change."""
     n = op.count
-    given = [language.element(i, dtype) for i in range(n + 1)]
-    numbers = [language.number(n + i, dtype) for i in range(len(op.scalars(functions(np), 0.0, 0)))]
-    found = where_zero(op.formula(language, *given, *numbers), n)
-    return None if found == given[:n] else tuple(found)
+    inputs = [language.element(i, dtype) for i in range(n + 1)]
+    scalars = [language.number(n + i, dtype) for i in range(len(op.scalars(functions(np), 0.0, 0)))]
+    outputs = where_zero(op.formula(language, *inputs, *scalars), n)
+    return None if outputs == inputs[:n] else tuple(outputs)
 
 
 @lru_cache(1024)
 def _pass_over_all(op: OptimizerUpdate, dtype: DType) -> CompiledFormula | None:
-    found = without_gradient(op, dtype)
-    numbers = len(op.scalars(functions(np), 0.0, 0))
-    return None if found is None else compiled(found, op.count, numbers, {k: (i,) for k, i in op.alias.items()})
+    outputs = without_gradient(op, dtype)
+    scalars = len(op.scalars(functions(np), 0.0, 0))
+    return None if outputs is None else compiled(outputs, op.count, scalars, {k: (i,) for k, i in op.alias.items()})
 
 
-def refusal(op: RowUpdate, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
+def unsupported_reason(op: RowUpdate, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
     if not all(a.flags.c_contiguous for a in (*inputs[: op.count], *outputs)):
-        return "parts of the table are not rows in one piece"
-    return None if update_program(op.op, dtype_of(inputs[0].dtype)) else f"the formula of {op.op.word()} is no sequence of array operations"
+        return "the table's memory is not contiguous"
+    return None if update_program(op.op, dtype_of(inputs[0].dtype)) else f"the formula of {op.op.word()} cannot be compiled to NumPy calls"
 
 
-@implements(RowUpdate, refuses=refusal)
+@implements(RowUpdate, refuses=unsupported_reason)
 def rows_that_were_read(op: RowUpdate, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     over_all = None if op.lazy else _pass_over_all(op.op, dtype_of(inputs[0].dtype))
-    return row_calls(op, device, inputs, outputs, lambda numbers: block_calls(over_all, device, outputs, numbers, outputs) if over_all else [])
+    return row_calls(op, device, inputs, outputs, lambda scalars: block_calls(over_all, device, outputs, scalars, outputs) if over_all else [])
 
 
 def row_calls(
     op: RowUpdate, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array], over_all: Callable[[Sequence[Array]], list[Call]]
 ) -> list[Call]:
-    """The calls of an update; `over_all(numbers)` are those that update all rows, of the outputs and over them, as if they had no gradient."""
-    variables, rows, ids, scalars = op.split(tuple(inputs))
+    """Return the calls of an update.
+
+    `over_all(scalars)` returns calls that update all rows of the outputs in place, as rows without a gradient.
+    """
+    variables, rows, ids, inputs_of_step = op.split(tuple(inputs))
     dtype = dtype_of(variables[0].dtype)
-    rate, *step = [a.reshape(()) for a in scalars]
-    numbers: Sequence[Array] = [rate]
+    rate, *step = [a.reshape(()) for a in inputs_of_step]
+    scalars: Sequence[Array] = [rate]
     calls: list[Call] = [(np.copyto, (y, x)) for x, y in zip(variables, outputs, strict=True) if not same_memory(x, y)]
     if op.op.derives:
-        numbers = [device.scratch((), dtype) for _ in op.op.scalars(functions(np), 0.0, 0)]
-        calls.append((_set, (numbers, op.op.scalars, rate, *step)))
+        scalars = [device.scratch((), dtype) for _ in op.op.scalars(functions(np), 0.0, 0)]
+        calls.append((_set, (scalars, op.op.scalars, rate, *step)))
     tables = [y.reshape(len(y), -1) for y in outputs]
     formula = update_program(op.op, dtype)
     assert formula is not None
     old = device.scratch((len(tables), ids.size, tables[0].shape[1]), dtype)
-    read = _ReadRows(op.offset, tables, rows, ids, old, formula, numbers)
-    return [*calls, (read.put_by, ()), *over_all(numbers), (read.update, ())]
+    read = _ReadRows(op.offset, tables, rows, ids, old, formula, scalars)
+    return [*calls, (read.put_by, ()), *over_all(scalars), (read.update, ())]
 
 
-def _set(targets: Sequence[Array], numbers: Callable[..., tuple[float, ...]], rate: Array, step: Array | None = None) -> None:
-    for target, number in zip(targets, numbers(functions(np), rate.item(), 0 if step is None else step.item()), strict=True):
+def _set(targets: Sequence[Array], compute: Callable[..., tuple[float, ...]], rate: Array, step: Array | None = None) -> None:
+    for target, number in zip(targets, compute(functions(np), rate.item(), 0 if step is None else step.item()), strict=True):
         target[()] = number
 
 
 class _Temporary:
-    """Memory for calls that run at once."""
+    """A device that allocates memory for calls that run immediately."""
 
     xp: Any = np
 
@@ -95,7 +98,7 @@ class _Temporary:
 
 @dataclass
 class _ReadRows:
-    """The rows of tables that a step has read; `old` has room for as many as there are ids."""
+    """The rows of tables that a step has read; `old` has room for one row per id."""
 
     offset: int
     tables: Sequence[Array]
@@ -103,7 +106,7 @@ class _ReadRows:
     ids: Array
     old: Array
     formula: CompiledFormula
-    numbers: Sequence[Array]
+    scalars: Sequence[Array]
     groups: Groups = field(init=False)
 
     def put_by(self) -> None:
@@ -112,11 +115,11 @@ class _ReadRows:
             np.take(table, self.groups.names, 0, old[: len(self.groups)], "clip")
 
     def update(self) -> None:
-        rows = self.rows.reshape(self.old.shape[1:])  # a copy, made anew each time, of rows that do not lie in one piece
+        rows = self.rows.reshape(self.old.shape[1:])  # copies rows that are not contiguous
         for part in self.groups.blocks(rows.shape[1]):
             values = [old[part] for old in self.old]
             gradient = self.groups.sums(rows, part)
-            for function, arguments in block_calls(self.formula, _Temporary(), [*values, gradient], self.numbers, values):
+            for function, arguments in block_calls(self.formula, _Temporary(), [*values, gradient], self.scalars, values):
                 function(*arguments)
             for table, value in zip(self.tables, values, strict=True):
                 table[self.groups.names[part]] = value

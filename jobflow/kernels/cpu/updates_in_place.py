@@ -1,4 +1,4 @@
-"""The formulas of the optimizers on CPUs: their numbers first, then calls in place for one block of the arrays after another."""
+"""Optimizer formulas on CPUs: their scalars first, then calls in place, block by block."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ def formula_in_blocks(op: OptimizerUpdate, device: Binder, inputs: Sequence[Arra
     program = update_program(op, dtype_of(inputs[0].dtype)) if op.elementwise else None
     if program is None:
         return kernel_call(op, device, inputs, outputs)
-    elements, scalars = inputs[: program.elements], [a.reshape(()) for a in inputs[program.elements :]]
-    numbers, first = scalars[:1], list[Call]()
+    elements, operands = inputs[: program.elements], [a.reshape(()) for a in inputs[program.elements :]]
+    scalars, first = operands[:1], list[Call]()
     if op.derives:
-        numbers = [device.scratch((), dtype_of(inputs[0].dtype)) for _ in range(program.numbers)]
-        first = [(_fill, (numbers, op.scalars, elements if isinstance(op, NormUpdate) else (), *scalars))]
-    return [*first, *block_calls(program, device, elements, numbers, outputs, backwards=True)]
+        scalars = [device.scratch((), dtype_of(inputs[0].dtype)) for _ in range(program.scalars)]
+        first = [(_fill, (scalars, op.scalars, elements if isinstance(op, NormUpdate) else (), *operands))]
+    return [*first, *block_calls(program, device, elements, scalars, outputs, backwards=True)]
 
 
 @lru_cache(1024)
 def update_program(op: OptimizerUpdate, dtype: DType) -> CompiledFormula | None:
-    """The calls of an update whose numbers are there."""
+    """Return the compiled formula of an update, which reads its scalars as inputs."""
     n = op.count + 1
-    numbers = [language.number(n + i, dtype) for i in range(len(op.scalars(functions(np), 0.0, 0, *[np.ones((1, 1))] * n)))]
-    made = op.formula(language, *(language.element(i, dtype) for i in range(n)), *numbers)
-    return compiled(made, n, len(numbers), {k: (i,) for k, i in op.alias.items()})
+    scalars = [language.number(n + i, dtype) for i in range(len(op.scalars(functions(np), 0.0, 0, *[np.ones((1, 1))] * n)))]
+    outputs = op.formula(language, *(language.element(i, dtype) for i in range(n)), *scalars)
+    return compiled(outputs, n, len(scalars), {k: (i,) for k, i in op.alias.items()})
 
 
 def _fill(
-    targets: Sequence[Array], numbers: Callable[..., tuple[float, ...]], elements: Sequence[Array], rate: Array, step: Array | None = None
+    targets: Sequence[Array], compute: Callable[..., tuple[float, ...]], elements: Sequence[Array], rate: Array, step: Array | None = None
 ) -> None:
     rows = [a.reshape(1, -1) for a in elements]
-    for target, number in zip(targets, numbers(functions(np), rate.item(), 0 if step is None else step.item(), *rows), strict=True):
+    for target, number in zip(targets, compute(functions(np), rate.item(), 0 if step is None else step.item(), *rows), strict=True):
         target[()] = np.asarray(number).item()

@@ -1,14 +1,14 @@
 """Winograd convolution F(m,r) along one or two axes, as prepared products on images in the order c,h,w,n.
 
-    y = A' [ (G w G') . (B' d B) ] A          for each tile of m x m outputs, which sees t x t inputs d,  t = m + r - 1
+    y = A' [ (G w G') . (B' d B) ] A          for each tile of m x m outputs, which reads t x t inputs d,  t = m + r - 1
 
-(' transposes, . multiplies element by element).  Summed over input channels, each of the t*t products is a GEMM [o,c] @ [c, tiles n]:
-m*m*r*r / (t*t) times fewer multiplications than the direct sum (4 for F(4,3), 4.6 for F(3,5)).  Along an axis where the filter has one
+(' transposes, . multiplies element by element).  Summed over input channels, each of the t*t products is a GEMM [o,c] @ [c, tiles n].
+The direct sum has m*m*r*r / (t*t) times as many multiplications (4 for F(4,3), 4.6 for F(3,5)).  Along an axis where the filter has one
 element the matrices are [1], so a convolution in one dimension is one of images of height 1.
 
-A tile row of a few tile columns is worked on at a time, so that its intermediate values stay in the cache.  Within it the transforms
-along a row of tiles are one banded matrix, `band`, whose rows are ordered (j, tile): then the columns (tile, n) of each product are one run.
-Zero padding is left out of the matrices, so no padded copy exists.  The input gradient of such a convolution is such a convolution.
+A block is part of one row of tiles, so that its intermediate values stay in the cache.  The transforms along a row of tiles form one banded matrix,
+`band`.  Its rows are ordered (j, tile), which makes the columns (tile, n) of each product contiguous.  The matrices leave out zero padding, so no
+padded copy is needed.  The input gradient of such a convolution is such a convolution.
 
 Source of the matrices: Cook-Toom interpolation (A. Lavin, S. Gray, "Fast Algorithms for Convolutional Neural Networks", 2015).
 """
@@ -29,17 +29,17 @@ from jobflow.kernels.cpu.images import lifted_image, lifted_window, load, mirror
 from jobflow.ops.op import Binder, Call
 from jobflow.ops.windows import Window
 
-#: Where polynomials are evaluated, besides at infinity, for tiles of t inputs.  Since the transforms are GEMMs, the points need not give simple
-#: matrices; these were searched for least error in float32, which is a half (t = 6, 7) of that of the customary 0, 1, -1, 2, -2, 1/2 ...
+#: Finite evaluation points of the polynomials, for tiles of t inputs.  Since the transforms are GEMMs, the matrices need not be simple.  A search
+#: minimized the error in float32, which is half (t = 6, 7) the error of the customary points 0, 1, -1, 2, -2, 1/2 ...
 _POINTS: dict[int, tuple[float, ...]] = {
     4: (0.0, 1.0, -1.0),
     6: (0.0, 0.6875, -0.6875, 1.5, -1.5),
     7: (0.25, -0.25, 0.875, -0.875, 1.6875, -1.6875),
     8: (0.0, 0.5, -0.5, 1.0, -1.0, 1.9375, -1.9375),
 }
-#: bytes of a block's intermediate values to aim at
+#: target size of a block's intermediate values in bytes
 _BLOCK = 2 << 20
-#: widest piece of a row that one banded matrix takes in; wider ones multiply too many zeros
+#: most inputs of a row per banded matrix; wider matrices multiply too many zeros
 _WIDEST = 20
 
 Matrix = np.ndarray[Any, np.dtype[np.float64]]
@@ -47,7 +47,7 @@ Matrix = np.ndarray[Any, np.dtype[np.float64]]
 
 @cache
 def matrices(m: int, r: int) -> tuple[Matrix, Matrix, Matrix]:
-    """A' [m,t], G [t,r] and B' [t,t] of F(m,r)."""
+    """Return A' [m,t], G [t,r] and B' [t,t] of F(m,r)."""
     if r == 1:
         return np.eye(m), np.ones((1, 1)), np.eye(m)
     t = m + r - 1
@@ -68,7 +68,7 @@ def matrices(m: int, r: int) -> tuple[Matrix, Matrix, Matrix]:
 
 
 def band(matrix: Matrix, tiles: int, step: int, clip: slice) -> Matrix:
-    """[(i, tile), position]: `matrix` [i, k] at position tile*step + k for each tile; only the positions in `clip`."""
+    """Return [(i, tile), position]: `matrix` [i, k] at position tile*step + k for each tile, restricted to the positions in `clip`."""
     rows, width = matrix.shape
     wide = np.zeros((rows, tiles, (tiles - 1) * step + width))
     for tile in range(tiles):
@@ -78,13 +78,13 @@ def band(matrix: Matrix, tiles: int, step: int, clip: slice) -> Matrix:
 
 @dataclass(frozen=True)
 class _Span:
-    """Tiles `first` to `stop` of one axis: the outputs and inputs that exist of those they write and see."""
+    """A run of tiles along one axis, with the valid parts of the outputs and inputs that they cover."""
 
     tiles: int
     outputs: slice
     inputs: slice
-    kept_outputs: slice
-    kept_inputs: slice
+    valid_outputs: slice
+    valid_inputs: slice
 
 
 @dataclass(frozen=True)
@@ -98,40 +98,40 @@ class Axis:
     def t(self) -> int:
         return self.m + self.r - 1
 
-    def a(self, dtype: Any, kept: slice = slice(None)) -> Array:
-        return matrices(self.m, self.r)[0][kept].astype(dtype)
+    def a(self, dtype: Any, rows: slice = slice(None)) -> Array:
+        return matrices(self.m, self.r)[0][rows].astype(dtype)
 
-    def b(self, dtype: Any, kept: slice = slice(None)) -> Array:
-        return matrices(self.m, self.r)[2][:, kept].astype(dtype)
+    def b(self, dtype: Any, columns: slice = slice(None)) -> Array:
+        return matrices(self.m, self.r)[2][:, columns].astype(dtype)
 
     def spans(self, size: int, before: int, out: int, group: int) -> list[_Span]:
-        """The tiles of an axis, `group` at a time; `kept_*` say which positions of the group, counted from its own start, exist."""
+        """Return the spans of an axis, `group` tiles each; `valid_*` are slices relative to the start of the span."""
         spans = []
         for first in range(0, -(-out // self.m), group):
             tiles = min(group, -(-out // self.m) - first)
-            low, seen = first * self.m - before, tiles * self.m + self.r - 1
-            inputs = slice(max(0, low), max(0, low, min(size, low + seen)))
+            low, width = first * self.m - before, tiles * self.m + self.r - 1
+            inputs = slice(max(0, low), max(0, low, min(size, low + width)))
             outputs = slice(first * self.m, min(out, (first + tiles) * self.m))
-            kept_outputs, kept_inputs = slice(0, outputs.stop - outputs.start), slice(inputs.start - low, inputs.stop - low)
-            spans.append(_Span(tiles, outputs, inputs, kept_outputs, kept_inputs))
+            valid_outputs, valid_inputs = slice(0, outputs.stop - outputs.start), slice(inputs.start - low, inputs.stop - low)
+            spans.append(_Span(tiles, outputs, inputs, valid_outputs, valid_inputs))
         return spans
 
     def group(self, out: int, row_bytes: int) -> int:
-        """How many tiles to work on at a time, where one's values in a block take so many bytes."""
+        """Return the number of tiles per block, if the values of one tile take `row_bytes` bytes."""
         tiles = -(-out // self.m)
         most = max(1, min((_WIDEST - self.r + 1) // self.m, _BLOCK // row_bytes))
         return -(-tiles // -(-tiles // most))
 
 
 def axes(m: int, window: Window) -> tuple[Axis, Axis]:
-    """F(m,r) along the axes of a window of two dimensions."""
+    """Return F(m,r) along the axes of a two-dimensional window."""
     down, along = (Axis(m if r > 1 else 1, r) for r in window.kernel)
     return down, along
 
 
 @dataclass(frozen=True)
 class _Tiling:
-    """F(m,r) over an image, cut into blocks, with memory for one block's values."""
+    """F(m,r) over an image, split into blocks of tiles and samples."""
 
     down: Axis
     along: Axis
@@ -148,7 +148,7 @@ class _Tiling:
 
 
 def _tiling(way: WinogradWay, window: Window, m: int, image: tuple[int, ...], out: tuple[int, ...], channels: int, itemsize: int) -> _Tiling:
-    """`image` is h,w,n; `channels` counts those of input and output together."""
+    """Split an image into blocks; `image` is h,w,n, and `channels` counts input and output channels together."""
     (height, width, n), (down, along) = image, axes(m, window)
     values = down.t * along.t * channels * n * itemsize
     group = along.group(out[1], values)
@@ -158,7 +158,7 @@ def _tiling(way: WinogradWay, window: Window, m: int, image: tuple[int, ...], ou
 
 
 class ImageTile(NamedTuple):
-    """A tile of [channels, rows, columns, n]: its first row and column, which may lie outside, as may others."""
+    """A tile of [channels, rows, columns, n] by its first row and column; rows and columns may be outside the image."""
 
     image: Array
     top: int
@@ -167,7 +167,7 @@ class ImageTile(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TileTransform:
-    """y = down x along' for tiles x, y of all channels and samples, and how that is two products."""
+    """The transform y = down x along' of tiles x, for all channels and samples, also as two products."""
 
     down: Matrix
     along: Matrix
@@ -177,31 +177,31 @@ class TileTransform:
 
 @dataclass(frozen=True)
 class WinogradWay:
-    """Who computes transforms and y += a b, and the bytes of a block's values for which its samples are cut into parts; None if they are not."""
+    """Functions that compute transforms and y += a b, and the most bytes of values in a block; None for blocks of all samples."""
 
     calls: Callable[[TileTransform], list[Call]]
     added: Callable[[Array, Array, Array], list[Call]]
     near: int | None
 
     def samples(self, n: int, block: int) -> list[slice]:
-        """Parts of n samples, whose values in a block take so many bytes together; of sixteen samples and more."""
+        """Return slices of n samples, for a block whose values take this many bytes; each slice has at least sixteen samples."""
         parts = 1 if self.near is None else -(-block // self.near)
         each = max(1, -(-n // (16 * parts))) * 16 if parts > 1 else n
         return [slice(first, min(n, first + each)) for first in range(0, n, each)]
 
 
-#: transforms as products, of all samples at once: their matrices have one run of columns then
+#: transforms as products of all samples at once, so that the columns of their matrices are contiguous
 PRODUCTS = WinogradWay(lambda transform: transform.products(), lambda a, b, y: [], None)
 
 
 def _of_tiles(values: Array, tiles: int) -> list[ImageTile]:
-    """The tiles of [i,c,(j tile),n]."""
-    apart = values.reshape(*values.shape[:2], -1, tiles, values.shape[3])
-    return [ImageTile(apart[:, :, :, tile].swapaxes(0, 1), 0, 0) for tile in range(tiles)]
+    """Return the tiles of [i,c,(j tile),n]."""
+    per_tile = values.reshape(*values.shape[:2], -1, tiles, values.shape[3])
+    return [ImageTile(per_tile[:, :, :, tile].swapaxes(0, 1), 0, 0) for tile in range(tiles)]
 
 
 class _BlockScratch:
-    """Scratch for the values of one block, cut anew for each block's sizes."""
+    """Scratch for the values of one block, reshaped for each block's sizes."""
 
     def __init__(self, device: Binder, dtype: Any) -> None:
         self._device, self._dtype = device, dtype_of(dtype)
@@ -215,12 +215,12 @@ class _BlockScratch:
 
 
 def _columns(image: Array) -> Array:
-    """[..., w, n] as [..., (w n)]; a view, since w and n are one run."""
+    """View [..., w, n] as [..., (w n)]; w and n are contiguous."""
     return image.reshape(*image.shape[:-2], image.shape[-2] * image.shape[-1], copy=False)
 
 
-def _see(way: WinogradWay, tiling: _Tiling, row: _Span, column: _Span, memory: _BlockScratch, x: Array) -> tuple[Array, list[Call]]:
-    """V [i,c,j,tile,n] = B' d B of a block of x [c,h,w,n]."""
+def _input_transform(way: WinogradWay, tiling: _Tiling, row: _Span, column: _Span, memory: _BlockScratch, x: Array) -> tuple[Array, list[Call]]:
+    """Return V [i,c,j,tile,n] = B' d B of a block of x [c,h,w,n], and its calls."""
     t, u = tiling.t
     part = x[:, row.inputs, column.inputs]
     c, _, w, n = part.shape
@@ -228,33 +228,33 @@ def _see(way: WinogradWay, tiling: _Tiling, row: _Span, column: _Span, memory: _
 
     def products() -> list[Call]:
         half = memory("half", c, t, w, n)
-        down = tiling.down.b(x.dtype, row.kept_inputs)
-        along = band(tiling.along.b(np.float64), column.tiles, tiling.along.m, column.kept_inputs).astype(x.dtype)
+        down = tiling.down.b(x.dtype, row.valid_inputs)
+        along = band(tiling.along.b(np.float64), column.tiles, tiling.along.m, column.valid_inputs).astype(x.dtype)
         return [(np.matmul, (down, _columns(part), _columns(half))), (np.matmul, (along, half, v.transpose(1, 0, 2, 3)))]
 
-    top, left, step = -row.kept_inputs.start, -column.kept_inputs.start, tiling.along.m
-    seen = [ImageTile(part, top, left + tile * step) for tile in range(column.tiles)]
-    tiles = list(zip(seen, _of_tiles(v, column.tiles), strict=True))
+    top, left, step = -row.valid_inputs.start, -column.valid_inputs.start, tiling.along.m
+    inputs = [ImageTile(part, top, left + tile * step) for tile in range(column.tiles)]
+    tiles = list(zip(inputs, _of_tiles(v, column.tiles), strict=True))
     return v.reshape(t, c, u, column.tiles, n), way.calls(TileTransform(tiling.down.b(np.float64), tiling.along.b(np.float64), tiles, products))
 
 
-def _make(way: WinogradWay, tiling: _Tiling, row: _Span, column: _Span, memory: _BlockScratch, made: Array, y: Array) -> list[Call]:
-    """A block of y [o,h,w,n] = A' M A of M [i,o,(j tile),n]."""
+def _output_calls(way: WinogradWay, tiling: _Tiling, row: _Span, column: _Span, memory: _BlockScratch, summed: Array, y: Array) -> list[Call]:
+    """Return the calls for a block of y [o,h,w,n] = A' M A of M [i,o,(j tile),n]."""
     part = y[:, row.outputs, column.outputs]
 
     def products() -> list[Call]:
-        half = memory("half", *made.shape[:2], part.shape[2], part.shape[3])
-        along = band(tiling.along.a(np.float64).T, column.tiles, tiling.along.m, column.kept_outputs).T.astype(y.dtype)
-        down = tiling.down.a(y.dtype, row.kept_outputs)
-        return [(np.matmul, (along, made, half)), (np.matmul, (down, _columns(half).transpose(1, 0, 2), _columns(part)))]
+        half = memory("half", *summed.shape[:2], part.shape[2], part.shape[3])
+        along = band(tiling.along.a(np.float64).T, column.tiles, tiling.along.m, column.valid_outputs).T.astype(y.dtype)
+        down = tiling.down.a(y.dtype, row.valid_outputs)
+        return [(np.matmul, (along, summed, half)), (np.matmul, (down, _columns(half).transpose(1, 0, 2), _columns(part)))]
 
     written = [ImageTile(part, 0, tile * tiling.along.m) for tile in range(column.tiles)]
-    tiles = list(zip(_of_tiles(made, column.tiles), written, strict=True))
+    tiles = list(zip(_of_tiles(summed, column.tiles), written, strict=True))
     return way.calls(TileTransform(tiling.down.a(np.float64), tiling.along.a(np.float64), tiles, products))
 
 
-def _widen(way: WinogradWay, tiling: _Tiling, row: _Span, column: _Span, memory: _BlockScratch, dy: Array) -> tuple[Array, list[Call]]:
-    """[i,o,j,tile,n] = A dy A' of a block of dy [o,h,w,n]."""
+def _gradient_transform(way: WinogradWay, tiling: _Tiling, row: _Span, column: _Span, memory: _BlockScratch, dy: Array) -> tuple[Array, list[Call]]:
+    """Return [i,o,j,tile,n] = A dy A' of a block of dy [o,h,w,n], and its calls."""
     t, u = tiling.t
     part = dy[:, row.outputs, column.outputs]
     o, _, w, n = part.shape
@@ -262,8 +262,8 @@ def _widen(way: WinogradWay, tiling: _Tiling, row: _Span, column: _Span, memory:
 
     def products() -> list[Call]:
         half = memory("half", o, t, w, n)
-        along = band(tiling.along.a(np.float64).T, column.tiles, tiling.along.m, column.kept_outputs).astype(dy.dtype)
-        down = tiling.down.a(dy.dtype, row.kept_outputs).T
+        along = band(tiling.along.a(np.float64).T, column.tiles, tiling.along.m, column.valid_outputs).astype(dy.dtype)
+        down = tiling.down.a(dy.dtype, row.valid_outputs).T
         return [(np.matmul, (down, _columns(part), _columns(half))), (np.matmul, (along, half, spread.transpose(1, 0, 2, 3)))]
 
     read = [ImageTile(part, 0, tile * tiling.along.m) for tile in range(column.tiles)]
@@ -273,17 +273,17 @@ def _widen(way: WinogradWay, tiling: _Tiling, row: _Span, column: _Span, memory:
 
 
 def _products(v: Array) -> Array:
-    """[i,c,j,tile,n] as the GEMM operands [i,j] of [c, (tile n)]."""
+    """View [i,c,j,tile,n] as the GEMM operands [i,j] of [c, (tile n)]."""
     return _columns(v).transpose(0, 2, 1, 3)
 
 
 def _kron(down: Axis, along: Axis, dtype: Any) -> Array:
-    """G of both axes: [(i j), (r s)]."""
+    """Return G of both axes: [(i j), (r s)]."""
     return np.kron(matrices(down.m, down.r)[1], matrices(along.m, along.r)[1]).astype(dtype)
 
 
 def _transformed_weights(device: Binder, window: Window, m: int, w: Array) -> tuple[Array, list[Call]]:
-    """G w G' as [i,j,o,c]."""
+    """Return G w G' as [i,j,o,c], and its calls."""
     o, c, *kernel = w.shape
     down, along = axes(m, window)
     flat, calls = w, []
@@ -296,16 +296,16 @@ def _transformed_weights(device: Binder, window: Window, m: int, w: Array) -> tu
 
 
 def _sums(way: WinogradWay, window: Window, m: int, device: Binder, x: Array, u: Array, y: Array) -> list[Call]:
-    """y [o,h,w,n] from x [c,h,w,n] and transformed weights u [i,j,o,c]."""
+    """Return the calls for y [o,h,w,n] from x [c,h,w,n] and transformed weights u [i,j,o,c]."""
     c, o = x.shape[0], y.shape[0]
     tiling = _tiling(way, window, m, x.shape[1:], y.shape[1:3], c + o, x.itemsize)
     memory, (t, s) = _BlockScratch(device, x.dtype), tiling.t
     calls: list[Call] = []
     for row, column, samples in tiling.blocks():
-        v, seen = _see(way, tiling, row, column, memory, x[..., samples])
-        made = memory("product", t, o, s * column.tiles, v.shape[4])
-        summed: Call = (np.matmul, (u, _products(v), _products(made.reshape(t, o, s, column.tiles, v.shape[4]))))
-        calls += [*seen, summed, *_make(way, tiling, row, column, memory, made, y[..., samples])]
+        v, transforms = _input_transform(way, tiling, row, column, memory, x[..., samples])
+        tile_sums = memory("product", t, o, s * column.tiles, v.shape[4])
+        summed: Call = (np.matmul, (u, _products(v), _products(tile_sums.reshape(t, o, s, column.tiles, v.shape[4]))))
+        calls += [*transforms, summed, *_output_calls(way, tiling, row, column, memory, tile_sums, y[..., samples])]
     return calls
 
 
@@ -315,7 +315,7 @@ def _added(a: Array, b: Array, memory: _BlockScratch, y: Array) -> list[Call]:
 
 
 def forward(way: WinogradWay, window: Window, m: int, device: Binder, x: Array, w: Array, y: Array) -> list[Call]:
-    """The calls of y = conv(x, w) by F(m,r)."""
+    """Return the calls for y = conv(x, w) by F(m,r)."""
     window = lifted_window(window)
     source, before = load(device, x)
     target, after = store(device, y)
@@ -324,32 +324,32 @@ def forward(way: WinogradWay, window: Window, m: int, device: Binder, x: Array, 
 
 
 def grad_input(way: WinogradWay, window: Window, m: int, device: Binder, dy: Array, w: Array, dx: Array) -> list[Call]:
-    """The calls of dx: the convolution of dy with w reversed in space and transposed in channels."""
-    turned = mirror(lifted_window(window))
-    assert turned is not None
+    """Return the calls for dx: the convolution of dy with w flipped along the spatial axes and transposed in channels."""
+    mirrored = mirror(lifted_window(window))
+    assert mirrored is not None
     source, before = load(device, dy)
     target, after = store(device, dx)
-    u, prepared = _transformed_weights(device, turned, m, w[(..., *(slice(None, None, -1),) * (w.ndim - 2))])
-    sums = _sums(way, turned, m, device, lifted_image(source), u.transpose(0, 1, 3, 2), lifted_image(target))
+    u, prepared = _transformed_weights(device, mirrored, m, w[(..., *(slice(None, None, -1),) * (w.ndim - 2))])
+    sums = _sums(way, mirrored, m, device, lifted_image(source), u.transpose(0, 1, 3, 2), lifted_image(target))
     return [*before, *prepared, *sums, *after]
 
 
 def grad_weight(way: WinogradWay, window: Window, m: int, device: Binder, x: Array, dy: Array, dw: Array) -> list[Call]:
-    """The calls of dw [o,c,r,s] = G' [ sum over tiles of (A dy A') . V ] G."""
+    """Return the calls for dw [o,c,r,s] = G' [ sum over tiles of (A dy A') . V ] G."""
     window = lifted_window(window)
     source, first = load(device, x)
-    given, second = load(device, dy)
-    image, other = lifted_image(source), lifted_image(given)
+    gradient, second = load(device, dy)
+    image, other = lifted_image(source), lifted_image(gradient)
     c, o = image.shape[0], other.shape[0]
     tiling = _tiling(way, window, m, image.shape[1:], other.shape[1:3], c + o, x.itemsize)
     memory, (t, u) = _BlockScratch(device, x.dtype), tiling.t
     total = device.scratch((t, u, o, c), dtype_of(x.dtype))
     calls = [*first, *second]
     for i, (row, column, samples) in enumerate(tiling.blocks()):
-        v, seen = _see(way, tiling, row, column, memory, image[..., samples])
-        spread, widened = _widen(way, tiling, row, column, memory, other[..., samples])
+        v, transforms = _input_transform(way, tiling, row, column, memory, image[..., samples])
+        spread, widened = _gradient_transform(way, tiling, row, column, memory, other[..., samples])
         operands = _products(spread), _products(v).swapaxes(2, 3)
-        calls += [*seen, *widened]
+        calls += [*transforms, *widened]
         calls += (way.added(*operands, total) or _added(*operands, memory, total)) if i else [(np.matmul, (*operands, total))]
     flat = device.scratch((math.prod(window.kernel), o * c), dtype_of(x.dtype))
     gathered = np.moveaxis(flat.reshape(*dw.shape[2:], o, c), (-2, -1), (0, 1))

@@ -10,7 +10,7 @@ from jobflow.core.types import Array, dtype_of
 from jobflow.expressions.language import Expression
 from jobflow.expressions.on_arrays import functions
 from jobflow.kernels import llvm
-from jobflow.kernels.cpu.table_updates import refusal, row_calls, without_gradient
+from jobflow.kernels.cpu.table_updates import row_calls, unsupported_reason, without_gradient
 from jobflow.kernels.registry import implements
 from jobflow.ops.op import Binder, Call
 from jobflow.ops.row_update import RowUpdate
@@ -21,15 +21,15 @@ def _pass_over_all(op: RowUpdate, inputs: Sequence[Array]) -> tuple[Expression, 
 
 
 def _refuses(op: RowUpdate, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
-    found, why = _pass_over_all(op, inputs), refusal(op, inputs, outputs)
+    found, why = _pass_over_all(op, inputs), unsupported_reason(op, inputs, outputs)
     if why is not None or found is None:
         return why or "rows without a gradient stay as they are"
-    numbers = [np.empty((), inputs[0].dtype) for _ in op.op.scalars(functions(np), 0.0, 0)]
-    return llvm.refuses(found, [*outputs, *numbers], outputs)
+    scalars = [np.empty((), inputs[0].dtype) for _ in op.op.scalars(functions(np), 0.0, 0)]
+    return llvm.refuses(found, [*outputs, *scalars], outputs)
 
 
 @implements(RowUpdate, tier="llvm", refuses=_refuses)
 def rows_that_were_read_and_a_loop_over_all(op: RowUpdate, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     found = _pass_over_all(op, inputs)
     assert found is not None
-    return row_calls(op, device, inputs, outputs, lambda numbers: llvm.bind(found, [*outputs, *numbers], outputs, device.scratch))
+    return row_calls(op, device, inputs, outputs, lambda scalars: llvm.bind(found, [*outputs, *scalars], outputs, device.scratch))
