@@ -15,7 +15,7 @@ import numpy as np
 
 from jobflow.core.types import Array
 from jobflow.runtime.executor import Executor
-from jobflow.runtime.timing import Timed, TimedExecutor
+from jobflow.runtime.timing import TimedCall, TimedExecutor
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def profiled(executor: Executor, arguments: Mapping[str, Array], steps: int = 10
     for _ in range(steps):
         timed.run(arguments)
     least = np.min([ran.times[:, 1] - ran.times[:, 0] for ran in timed.ran], axis=0) - _clock_seconds()
-    found: dict[int, tuple[Timed, list[float]]] = {}
+    found: dict[int, tuple[TimedCall, list[float]]] = {}
     for call, seconds in zip(timed.calls, least.tolist(), strict=True):
         found.setdefault(id(call), (call, []))[1].append(max(0.0, seconds))
     return [Row(call.name, call.kernel, call.what, call.where, sum(times), len(times)) for call, times in found.values()]

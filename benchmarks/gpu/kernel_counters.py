@@ -61,7 +61,7 @@ def launch(small: bool) -> None:
 
     body = len(executor.body)
     for k in printed:
-        words = slowest_calls.described(executor.origin[k])
+        words = slowest_calls.described(executor.call_instructions[k])
         part, index = (executor.body, k) if k < body else (executor.epilogue, k - body)
         part[index] = profiled(part[index], f"{words.kernel} {words.name} {words.what}")
     step(batches[0])

@@ -85,7 +85,7 @@ def rows(executor: Executor, times: list[list[float]]) -> list[Row]:
     """Return one row per instruction, slowest first."""
     middle = [median(column) for column in zip(*times, strict=True)]
     spent: dict[int, tuple[Instruction, list[float]]] = {}
-    for instruction, ms in zip(executor.origin, middle, strict=True):
+    for instruction, ms in zip(executor.call_instructions, middle, strict=True):
         spent.setdefault(id(instruction), (instruction, []))[1].append(ms)
     return sorted((row(instruction, each) for instruction, each in spent.values()), key=lambda row: -row.ms)
 

@@ -1,1 +1,1 @@
-"""Running plans: devices, communicators, worlds, state and the executor."""
+"""Execution of plans: devices, communicators, worlds, variables and the executor."""

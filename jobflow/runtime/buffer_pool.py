@@ -1,11 +1,11 @@
-"""A pool of freed buffers: memory that the operating system need not map and clear again for every large tensor.
+"""A pool of freed buffers, so that the operating system need not map and clear new memory for every large tensor.
 
     take = allocator(type)      once per operation
     array = take()              an uninitialised NumPy array
 
-An array of the pool has a `Lease` as its base.  Views, memoryviews and DLPack capsules keep the array alive, and the array keeps the lease
-alive.  Only when the lease dies, its memory goes back to the list of its size class, whatever thread drops it.  Appending to a list and popping
-from it are atomic, so there is no lock that a finalizer could wait for.
+An array of the pool has a `Lease` as its base.  Views, memoryviews and DLPack capsules keep the array alive, and the array keeps the lease alive.
+When the lease is deleted, in any thread, its memory returns to the free list of its size class.  Appending to a list and popping from it are
+atomic, so finalizers need no lock.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from jobflow.core.types import Array, TensorType
 
 #: bytes; smaller arrays come from malloc, which reuses memory of this size by itself
 SMALLEST = 64 * 1024
-#: bytes; the first element lies at a multiple of this, a cache line
+#: alignment of the first element in bytes: a cache line
 ALIGNMENT = 64
 #: size classes per power of two, so that at most an eighth of a buffer is unused
 STEPS = 8
 
 
 class _PoolMemory(np.ndarray[Any, Any]):
-    """The bytes of one buffer.  A class of its own, because NumPy would make the owner of an ordinary array the base of its views."""
+    """The bytes of one buffer.  NumPy would replace an ordinary array as the base of a view by the array's owner, so this is a subclass."""
 
     __slots__ = ()
 
 
 class Lease(np.ndarray[Any, Any]):
-    """A buffer in use; when it dies, the buffer is free again."""
+    """A buffer in use; its deletion frees the buffer."""
 
     __slots__ = ("size_class",)
     size_class: SizeClass
@@ -56,7 +56,7 @@ class SizeClass:
         self.free: list[Any] = []
 
     def array(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """An uninitialised array in a buffer of this class."""
+        """Return an uninitialised array in a buffer of this class."""
         try:
             memory = self.free.pop()
             self.pool.held -= self.nbytes
@@ -67,23 +67,23 @@ class SizeClass:
         return np.ndarray(shape, dtype, lease)
 
     def give(self, memory: Any) -> None:
-        """Keep a buffer for the next array, unless the pool holds enough."""
+        """Add a buffer to the free list, unless the pool has reached its limit."""
         if self.pool.held < self.pool.limit:
             self.pool.held += self.nbytes
             self.free.append(memory)
 
 
 class BufferPool:
-    """Size classes, and a limit on the bytes that are free in all of them."""
+    """Size classes, with a limit on the free bytes of all classes."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.classes: dict[int, SizeClass] = {}
-        #: free bytes.  Threads may change it at once and lose a change, so `new` counts again
+        #: free bytes; concurrent updates may be lost, so `new` computes it again
         self.held = 0
 
     def allocator(self, type: TensorType) -> Callable[[], Array]:
-        """A function that returns uninitialised arrays of this type."""
+        """Return a function that returns uninitialised arrays of this type."""
         dtype: Any = type.dtype.numpy
         nbytes = type.size * type.dtype.itemsize
         if nbytes < SMALLEST:
@@ -91,18 +91,18 @@ class BufferPool:
         return partial(self.size_class(nbytes).array, type.shape, dtype)
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """An uninitialised array."""
+        """Return an uninitialised array."""
         nbytes = math.prod(shape) * dtype.itemsize
         return np.empty(shape, dtype) if nbytes < SMALLEST else self.size_class(nbytes).array(shape, dtype)
 
     def size_class(self, nbytes: int) -> SizeClass:
-        """The class of the smallest buffers that have room for so many bytes."""
+        """Return the class with the smallest buffers of at least `nbytes` bytes."""
         step = max(1, (1 << (nbytes - 1).bit_length()) // (2 * STEPS))
         size = -(-nbytes // step) * step
         return self.classes.get(size) or self.classes.setdefault(size, SizeClass(self, size))
 
     def new(self, nbytes: int) -> Any:
-        """A new buffer.  What the program needs has changed, so if the pool is nearly full, it lets go of all that is free."""
+        """Return a new buffer; release all free buffers first if the pool is nearly full, because the sizes in use have changed."""
         self.held = sum(each.nbytes * len(each.free) for each in list(self.classes.values()))
         if self.held + nbytes > self.limit:
             self.clear()
@@ -118,7 +118,7 @@ class BufferPool:
 
 
 def _limit() -> int:
-    """An eighth of the memory of this machine."""
+    """Return an eighth of the memory of this machine."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
     except (ValueError, OSError, AttributeError):  # not every platform reports it
@@ -130,5 +130,5 @@ POOL = BufferPool(_limit())
 
 
 def owns_memory(array: Array) -> bool:
-    """True if the array is no view of another array."""
+    """Return True if the array is not a view of another array."""
     return array.base is None or type(array.base) is Lease

@@ -1,11 +1,11 @@
 """Bind a plan to memory once, then run it: a step is `for f, a in calls: f(*a)`.
 
-Every instruction becomes one or a few prepared calls on views of the rank's buffers.  The body runs before the epilogue, and no
-rank begins its epilogue before all have met at the end of their bodies or at a collective with nothing behind it: if a body
-raises on any rank, no variable has changed anywhere.
+Every instruction becomes one or a few prepared calls on views of the rank's buffers.  The body runs before the epilogue.  All ranks
+synchronize between them, by a barrier or by a collective at the end of the body.  So if a body raises on any rank, no variable has changed on any
+rank.
 
-Where ops of a body check what they are given (`ops.runtime_assertions`), a rank that finds something wrong goes on to the end of its body, and
-the ranks tell each other there: all of them raise the first error, and can run on.
+If a runtime assertion (`ops.runtime_assertions`) fails, the rank continues to the end of its body.  The ranks exchange their failures there, all
+of them raise the first one, and all can run again.
 """
 
 from __future__ import annotations
@@ -32,24 +32,25 @@ from jobflow.runtime.variable_buffers import State, window
 
 @dataclass(frozen=True)
 class Through:
-    """Memory that the ranks have in common, through which a run can take its arguments and give its outputs."""
+    """Memory shared by the ranks, for the arguments and the outputs of a run."""
 
-    #: by the name that plans give it
+    #: by buffer name of the plan
     buffers: Mapping[str, Array]
-    #: this rank's parts of the arguments, by key, and of the outputs, by position
+    #: this rank's shards of the arguments, by key, and of the outputs, by position
     arguments: Mapping[str, Array]
     outputs: Mapping[int, Array]
 
 
-class Given:
-    """An argument that is read where it lies, and the calls that read it: in which list, from which one to which one, for which instruction."""
+class ReboundArgument:
+    """An argument that is read without a copy, and the calls that read it."""
 
     def __init__(self, slot: Slot, own: Array) -> None:
         self.slot = slot
-        #: memory for what must be copied
+        #: memory for a copied argument
         self.own = own
-        #: the address that the calls are prepared for
+        #: the address in the prepared calls
         self.start: int = own.__array_interface__["data"][0]
+        #: (list of calls, first, stop, instruction) of each reader
         self.readers: list[tuple[list[Call], int, int, Compute]] = []
 
 
@@ -60,10 +61,10 @@ class Executor:
         self, plan: Plan, device: Device, comm: Communicator, state: State, through: Through | None = None, target: Target | None = None
     ) -> None:
         self.plan = plan
-        #: by which its operations are computed
+        #: the target of its operations
         self.target = target or target_of(device.tag)
         self.device = device
-        #: called before anything else of a run
+        #: called at the start of each run
         self.begin: Callable[[], None] | None = None
         common = {} if through is None else through.buffers
         self.buffers = {**state.buffers, **common, "arena": device.allocate(plan.buffers["arena"]), "shared": comm.allocate(plan.buffers["shared"])}
@@ -74,33 +75,33 @@ class Executor:
         bound = [(i, self._bind(i, comm)) for i in plan.body]
         late = [(i, self._bind(i, comm)) for i in plan.epilogue]
         comm.seal()
-        self.origin = [i for i, calls in (*bound, *late) for _ in calls]
+        self.call_instructions = [i for i, calls in (*bound, *late) for _ in calls]
         self.body: list[Call] = [call for _, calls in bound for call in calls]
         self.epilogue: list[Call] = [call for _, calls in late for call in calls]
         self.fetches = [(position, self.view(slot)) for position, slot in plan.fetches]
-        #: positions of outputs that the caller reads in the memory of the program, instead of getting a copy
+        #: positions of outputs that the caller reads in the memory of the program, without a copy
         self.shown: frozenset[int] = frozenset()
-        self._given = self._found(bound, late)
+        self._rebound_arguments = self._movable_arguments(bound, late)
         in_place = {feed.name for feed in plan.feeds if feed.slot.buffer in common}
         self._takes = [] if through is None else [(self.feeds[key][0], a) for key, a in through.arguments.items() if key not in in_place]
         self._gives = [] if through is None else [(through.outputs[position], view) for position, view in self.fetches]
-        #: others may read what this rank puts in place
+        #: a barrier after feeding, because other ranks may read shared arguments
         self._fed = comm.barrier if any(comm.exchange(bool(in_place))) else None
         self.meet = comm.barrier if self._must_meet(comm) else None
-        #: gives all ranks what each has refused, if any of them checks anything
+        #: exchanges failed assertions, if any rank has assertions
         self._exchange = comm.exchange if any(comm.exchange(checks(plan.body))) else None
         self.meet = self.meet if self._exchange is None else None
         self._rank = comm.members[comm.rank]
-        #: nobody begins the next run before all have written what they have in common
+        #: a barrier after a run that writes shared memory, so that the next run reads complete data
         self.depart = comm.barrier if comm.size > 1 and any(comm.exchange(_writes_common(plan))) else None
 
     def _must_meet(self, comm: Communicator) -> bool:
-        """True if some rank may still fail in its body while another one writes variables; the same on all ranks."""
+        """Return True if a rank may still fail in its body while another one writes variables; the same on all ranks."""
         if comm.size == 1 or not any(comm.exchange(bool(self.plan.epilogue))):
             return False
-        everybody = tuple(range(comm.size))
-        met = [i for i, instruction in enumerate(self.plan.body) if isinstance(instruction, Collective) and instruction.ranks == everybody]
-        blind = self.device.tag == "gpu"  # a collective is only launched, and tells the host nothing
+        all_ranks = tuple(range(comm.size))
+        met = [i for i, instruction in enumerate(self.plan.body) if isinstance(instruction, Collective) and instruction.ranks == all_ranks]
+        blind = self.device.tag == "gpu"  # a collective is only launched, so the host does not wait for other ranks
         return any(comm.exchange(blind or len(self.plan.body) > met[-1] + 1 if met else True))
 
     def view(self, slot: Slot) -> Array:
@@ -133,9 +134,9 @@ class Executor:
         return registry.bind(instruction.op, self.target, self.device, [self.view(s) for s in inputs], [self.view(s) for s in outputs])
 
     def run(self, arguments: Mapping[str, Array] | None) -> list[tuple[int, Array]]:
-        """One step: this rank's parts of the arguments in, its parts of the outputs (position, NumPy copy) out.
+        """Run one step: take this rank's shards of the arguments, return its shards of the outputs as (position, NumPy copy).
 
-        Without arguments they lie in what the ranks have in common, where the outputs go too.
+        Without arguments, both are in memory shared by the ranks.
         """
         if self.begin is not None:
             self.begin()
@@ -145,9 +146,9 @@ class Executor:
         else:
             self.feed(arguments)
         with np.errstate(all="ignore"):
-            refused = self._perform(self.body, 0)
+            failure = self._perform(self.body, 0)
             if self._exchange is not None:
-                self._agree(refused)
+                self._raise_failure(failure)
             elif self.meet is not None:
                 self.device.synchronize()
                 self.meet()
@@ -166,9 +167,9 @@ class Executor:
         return []
 
     def show(self, outputs: Iterable[int]) -> dict[int, tuple[Array, Array, int]]:
-        """Do not copy these outputs from now on.
+        """Stop copying these outputs.
 
-        Returns, by position, the array of each, its buffer and the offset there.  Outputs in the memory of an argument are left out and copied.
+        Return, by position, the array of each, its buffer and its offset.  Outputs in the memory of an argument are omitted, and still copied.
         """
         requested = set(outputs) if self.device.tag == "cpu" else set()
         places = {position: slot for position, slot in self.plan.fetches if position in requested and slot.buffer == "arena"}
@@ -176,96 +177,99 @@ class Executor:
         return {position: (view, self.buffers["arena"], places[position].offset) for position, view in self.fetches if position in places}
 
     def feed(self, arguments: Mapping[str, Array]) -> None:
-        """Put this rank's parts of the arguments where the plan reads them; every rank does."""
+        """Make this rank's shards of the arguments available to the plan; every rank calls it."""
         for name, (target, _) in self.feeds.items():
-            given = self._given.get(name)
-            if given is None or not self._reads(given, arguments[name]):
+            argument = self._rebound_arguments.get(name)
+            if argument is None or not self._read_in_place(argument, arguments[name]):
                 self.device.upload(target, arguments[name])
         if self._fed is not None:
             self._fed()
 
-    # ---------------------------------------------------------------- arguments that are read where they lie
+    # ---------------------------------------------------------------- arguments read without a copy
 
-    def _found(self, *parts: list[tuple[Instruction, list[Call]]]) -> dict[str, Given]:
-        """The arguments that lie elsewhere in every run, but for those that others look at, whose ranks know one address."""
+    def _movable_arguments(self, *parts: list[tuple[Instruction, list[Call]]]) -> dict[str, ReboundArgument]:
+        """Return the arguments that may change their address, except arguments that peers read at a fixed address."""
         shared = {i.slot.buffer for i in self.plan.instructions if isinstance(i, Transfer | Wait)}
         shared |= {i.input.buffer for i in self.plan.instructions if isinstance(i, Collective)}
-        found: dict[str, Given] = {}
+        result: dict[str, ReboundArgument] = {}
         for feed in self.plan.feeds:
             if is_argument(feed.slot.buffer) and feed.slot.buffer not in shared:
-                found[feed.name] = given = Given(feed.slot, self.buffers[feed.slot.buffer])
+                result[feed.name] = argument = ReboundArgument(feed.slot, self.buffers[feed.slot.buffer])
                 for prepared, part in zip((self.body, self.epilogue), parts, strict=True):
                     at = 0
                     for instruction, calls in part:
                         if isinstance(instruction, Compute) and any(slot.buffer == feed.slot.buffer for slot in instruction.inputs):
-                            given.readers.append((prepared, at, at + len(calls), instruction))
+                            argument.readers.append((prepared, at, at + len(calls), instruction))
                         at += len(calls)
-        return found
+        return result
 
-    def _reads(self, given: Given, array: Array) -> bool:
-        """Have the calls read an argument where it lies; False if it must be copied, because it is not dense, or a run writes there."""
+    def _read_in_place(self, argument: ReboundArgument, array: Array) -> bool:
+        """Bind the calls to the memory of an argument.
+
+        Return False if the argument must be copied because it is not contiguous, or because a run writes to its memory.
+        """
         start = array.__array_interface__["data"][0]
-        plain = array.flags.c_contiguous and start % array.itemsize == 0 and array.dtype == given.slot.type.dtype.numpy
-        if plain and start == given.start:
+        plain = array.flags.c_contiguous and start % array.itemsize == 0 and array.dtype == argument.slot.type.dtype.numpy
+        if plain and start == argument.start:
             return True
         mine = (memory for name, memory in self.buffers.items() if not is_argument(name))
-        if not plain or any(np.may_share_memory(array, memory) for memory in mine) or not self._rebound(given, array.reshape(-1).view(np.uint8)):
-            self._rebound(given, given.own)
+        if not plain or any(np.may_share_memory(array, memory) for memory in mine) or not self._rebind(argument, array.reshape(-1).view(np.uint8)):
+            self._rebind(argument, argument.own)
             return False
         return True
 
-    def _rebound(self, given: Given, memory: Array) -> bool:
-        """Prepare the calls that read an argument for other memory; False if that takes more calls, or fewer, than before."""
+    def _rebind(self, argument: ReboundArgument, memory: Array) -> bool:
+        """Bind the calls that read an argument to other memory; return False if the number of calls changes."""
         start = memory.__array_interface__["data"][0]
-        if start == given.start:
+        if start == argument.start:
             return True
-        given.start = 0  # of nothing, should an interrupt leave some calls for other memory than the rest
-        self.buffers[given.slot.buffer] = memory
-        made = [self._calls(instruction) for *_, instruction in given.readers]
-        if any(stop - first != len(calls) for (_, first, stop, _), calls in zip(given.readers, made, strict=True)):
+        argument.start = 0  # no address, in case an interrupt leaves only some calls bound to the new memory
+        self.buffers[argument.slot.buffer] = memory
+        rebound = [self._calls(instruction) for *_, instruction in argument.readers]
+        if any(stop - first != len(calls) for (_, first, stop, _), calls in zip(argument.readers, rebound, strict=True)):
             return False
-        for (prepared, first, stop, _), calls in zip(given.readers, made, strict=True):
+        for (prepared, first, stop, _), calls in zip(argument.readers, rebound, strict=True):
             prepared[first:stop] = calls
         for i, (position, slot) in enumerate(self.plan.fetches):
-            if slot.buffer == given.slot.buffer:
+            if slot.buffer == argument.slot.buffer:
                 self.fetches[i] = position, self.view(slot)
-        given.start = start
+        argument.start = start
         return True
 
     def _perform(self, prepared: list[Call], first: int) -> FailedAssertion | None:
-        """Make the calls; what the first check that failed said."""
+        """Run the calls; return the first failed assertion."""
         f: Callable[..., Any]
         a: tuple[Any, ...]
-        refused: FailedAssertion | None = None
+        failure: FailedAssertion | None = None
         calls = iter(prepared)
         while True:
             try:
                 for f, a in calls:
                     f(*a)
-                return refused
+                return failure
             except AbortedError:
                 raise
             except Exception as error:
-                instruction = self.origin[first + next(i for i, call in enumerate(prepared) if call[1] is a and call[0] is f)]
+                instruction = self.call_instructions[first + next(i for i, call in enumerate(prepared) if call[1] is a and call[0] is f)]
                 if isinstance(instruction, Compute) and isinstance(instruction.op, RuntimeAssertion) and isinstance(error, instruction.op.error):
-                    refused = refused or failed_assertion(self.plan.body, instruction, self._rank, error)
+                    failure = failure or failed_assertion(self.plan.body, instruction, self._rank, error)
                     continue
-                if refused is not None:  # garbage in, garbage out
-                    raise refused.error(refused.text) from error
+                if failure is not None:  # a consequence of the failed assertion
+                    raise failure.error(failure.text) from error
                 where = f"{instruction.name} at {instruction.where}"
                 if isinstance(error, JobflowError):
                     error.args = (f"{where}: {error}",)
                     raise
                 raise JobflowError(f"{where}: {error} ({type(error).__name__})") from error
 
-    def _agree(self, refused: FailedAssertion | None) -> None:
-        """Raise the first refusal of any rank, on all of them."""
+    def _raise_failure(self, failure: FailedAssertion | None) -> None:
+        """Raise the first failed assertion of any rank, on all ranks."""
         assert self._exchange is not None
         if self._notes:
             self.device.synchronize()
-            found = [(note.instruction, error) for note in self._notes if (error := note.failure(self.device)) is not None]
-            refused = failed_assertion(self.plan.body, found[0][0], self._rank, found[0][1]) if found else None
-        raise_first(self._exchange(refused))
+            failures = [(note.instruction, error) for note in self._notes if (error := note.failure(self.device)) is not None]
+            failure = failed_assertion(self.plan.body, failures[0][0], self._rank, failures[0][1]) if failures else None
+        raise_first(self._exchange(failure))
 
 
 def _writes_common(plan: Plan) -> bool:

@@ -1,8 +1,8 @@
-"""Ctrl-C waits until a step is done: a program that catches KeyboardInterrupt finds all variables written, or none.
+"""Delay Ctrl-C until a step is complete: a program that catches KeyboardInterrupt sees all variables updated, or none.
 
 An uncaught KeyboardInterrupt prints one line and exits with code 130 (`install`).
 
-Only the main thread is interrupted by signals, so elsewhere nothing here does anything.
+Python runs signal handlers in the main thread only, so this module has no effect in other threads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-# those that `signal` calls, where they are known: its conversions to members of enumerations take ten times as long
+# the C module behind `signal`, whose conversions to enumerations take ten times as long
 _calls: Any = sys.modules.get("_signal", signal)
 _SIGINT = int(signal.SIGINT)
 #: exit code after Ctrl-C
@@ -28,8 +28,8 @@ TRACEBACK = "JOBFLOW_TRACEBACK"
 AGAIN = 0.01
 
 
-class _Instead:
-    """Inside, `_note` is called for SIGINT instead of the handler that there is."""
+class _ReplacedHandler:
+    """A context in which `_note` replaces the handler of SIGINT."""
 
     __slots__ = ("_previous",)
 
@@ -48,8 +48,8 @@ class _Instead:
             _calls.signal(_SIGINT, self._previous)
 
 
-class held(_Instead):
-    """Inside, the first SIGINT is only noted; its handler is called at the end, or when a second one comes."""
+class held(_ReplacedHandler):
+    """A context that delays the first SIGINT to its end, or to a second SIGINT."""
 
     __slots__ = ("_noted",)
 
@@ -70,8 +70,8 @@ class held(_Instead):
             self._previous(*self._noted)
 
 
-class caught(_Instead):
-    """Inside, what the handler of SIGINT raises is kept as `error`, `stop` is called, and the error is raised at the end."""
+class caught(_ReplacedHandler):
+    """A context that stores the exception of the SIGINT handler as `error`, calls `stop`, and raises the exception at its end."""
 
     __slots__ = ("_stop", "error")
 

@@ -16,7 +16,7 @@ STACK = 8 << 20
 
 
 def start_thread(work: Callable[[], object], name: str, *, daemon: bool = True) -> threading.Thread:
-    """Start a thread that calls `work`; JobError if the system has no thread or no memory for it."""
+    """Start a thread that calls `work`; raise JobError if the system has no thread or no memory for it."""
     check_space(f"start of thread {name!r}", _stack() + ROOM)
     try:
         thread = threading.Thread(target=work, name=name, daemon=daemon)

@@ -1,7 +1,7 @@
-"""Record when a rank does what: every prepared call of its plans, and its waits for others inside them.
+"""Timeline of a rank: the begin and end of every prepared call of its plans, and of its waits for other ranks.
 
-A recording replaces the calls of an executor by timed ones and gives them back afterwards, so an executor that is not recorded runs
-what it always runs.  Calls on a GPU are timed until the device has finished them.
+A recording replaces the calls of an executor by timed ones, and restores them afterwards.  Without a recording, timing costs nothing.  Calls
+on a GPU are timed until the device has finished them.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from jobflow.runtime.executor import Executor
 from jobflow.runtime.world.service.members import node_name
 
 Category: TypeAlias = Literal["compute", "communication"]
-#: how often ranks meet to compare their clocks
+#: barriers for the comparison of clocks
 MEETINGS = 9
 
 
 @dataclass(frozen=True)
-class Timed:
-    """A prepared call: the instruction it belongs to, and `kernel`, which does the work."""
+class TimedCall:
+    """A prepared call: its instruction, and the `kernel` that does the work."""
 
     name: str
     kernel: str
     category: Category
     where: str
-    #: element types and shapes, or what is sent
+    #: element types and shapes, or the transferred data
     what: str = ""
 
 
 @dataclass(frozen=True)
-class Ran:
+class TimedRun:
     """One run of a plan: `times[i]` are the begin and the end of call i, in seconds of the rank's clock."""
 
     begin: float
@@ -50,36 +50,36 @@ class Ran:
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """What one rank did: per job its calls and runs, and when it waited for others.  `offset` is added to its clock to get that of rank 0."""
+class Timeline:
+    """The timeline of one rank: calls and runs by job, and waits for other ranks.  Add `offset` to its times to get the clock of rank 0."""
 
     rank: int
     host: str
     offset: float
-    calls: dict[str, tuple[tuple[Timed, ...], ...]]
+    calls: dict[str, tuple[tuple[TimedCall, ...], ...]]
     #: per job, per plan of the job
-    runs: dict[str, tuple[tuple[Ran, ...], ...]]
+    runs: dict[str, tuple[tuple[TimedRun, ...], ...]]
     waits: np.ndarray[tuple[int, int], np.dtype[np.float64]]
 
 
 class TimedExecutor(Executor):
-    """An executor whose calls note when they begin and end; `plain` is the one whose memory it uses."""
+    """An executor that records the begin and end of its calls; it uses the memory of the executor `plain`."""
 
     def __init__(self, plain: Executor) -> None:
         vars(self).update(vars(plain))
         self.plain = plain
-        self.ran: list[Ran] = []
+        self.ran: list[TimedRun] = []
         self._times: list[float] = []
         sync = self.device.synchronize if self.device.tag == "gpu" else None
-        words = {id(instruction): described(instruction) for instruction in plain.origin}
-        names = [words[id(instruction)] for instruction in plain.origin]  # the calls of one instruction have one object
-        meeting = Timed("all ranks meet before variables change", "meet", "communication", "")
-        parting = Timed("all ranks meet after variables changed", "meet", "communication", "")
+        words = {id(instruction): described(instruction) for instruction in plain.call_instructions}
+        names = [words[id(instruction)] for instruction in plain.call_instructions]  # one object per instruction
+        meeting = TimedCall("all ranks meet before variables change", "meet", "communication", "")
+        departing = TimedCall("all ranks meet after variables changed", "meet", "communication", "")
         middle = [] if plain.meet is None else [meeting]
-        last = [] if plain.depart is None else [parting]
-        first = [] if plain.begin is None else [Timed("all ranks begin the same job", "meet", "communication", "")]
+        last = [] if plain.depart is None else [departing]
+        first = [] if plain.begin is None else [TimedCall("all ranks begin the same job", "meet", "communication", "")]
         cut = len(plain.body)
-        self.calls: tuple[Timed, ...] = (*first, *names[:cut], *middle, *names[cut:], *last)
+        self.calls: tuple[TimedCall, ...] = (*first, *names[:cut], *middle, *names[cut:], *last)
         self.body = [self._timed(call, sync) for call in plain.body]
         self.epilogue = [self._timed(call, sync) for call in plain.epilogue]
         self.begin = None if plain.begin is None else self._timed((plain.begin, ()), None)[0]
@@ -105,33 +105,37 @@ class TimedExecutor(Executor):
     def run(self, arguments: Mapping[str, Array] | None) -> list[tuple[int, Array]]:
         self._times.clear()
         begin = perf_counter()
-        given = super().run(arguments)
+        outputs = super().run(arguments)
         end = perf_counter()
-        self.ran.append(Ran(begin, end, np.array(self._times).reshape(-1, 2)))
-        return given
+        self.ran.append(TimedRun(begin, end, np.array(self._times).reshape(-1, 2)))
+        return outputs
 
 
-def described(instruction: Instruction) -> Timed:
-    """What a trace says about an instruction."""
+def described(instruction: Instruction) -> TimedCall:
+    """Return the description of an instruction in a trace."""
     match instruction:
         case Compute(op, inputs, outputs, name, where):
             shapes = [str(slot.type) for slot in (*inputs, *outputs)]
-            return Timed(name, op.word(), "compute", place(where), " ".join(shapes))
+            return TimedCall(name, op.word(), "compute", line_text(where), " ".join(shapes))
         case Collective(kind, ranks, source, _, _, _, _, _, name, where):
-            return Timed(name, kind, "communication", place(where), f"{source.type} among ranks {list(ranks)}")
+            return TimedCall(name, kind, "communication", line_text(where), f"{source.type} among ranks {list(ranks)}")
         case Transfer(peer, sends, slot, _, name, where):
-            return Timed(name, "send" if sends else "receive", "communication", place(where), f"{slot.type} {'to' if sends else 'from'} rank {peer}")
+            return TimedCall(
+                name, "send" if sends else "receive", "communication", line_text(where), f"{slot.type} {'to' if sends else 'from'} rank {peer}"
+            )
         case Wait(peer, sends, slot, _, name, where):
-            return Timed(name, "sent" if sends else "received", "communication", place(where), f"{slot.type} {'to' if sends else 'from'} rank {peer}")
+            return TimedCall(
+                name, "sent" if sends else "received", "communication", line_text(where), f"{slot.type} {'to' if sends else 'from'} rank {peer}"
+            )
 
 
-def place(where: SourceLine) -> str:
-    """A line of the user's program; nothing for what has none."""
+def line_text(where: SourceLine) -> str:
+    """Return the user's line as text; "" without one."""
     return "" if where == NOWHERE else str(where)
 
 
 class Recording:
-    """All executors of a rank under the clock, from its making until `end`.  Both are collective."""
+    """A recording of all executors of a rank, from the constructor to `end`; both are collective."""
 
     def __init__(self, rank: int, comm: Communicator, executors: dict[int, Executor], clock: Callable[[], float] = perf_counter) -> None:
         self._rank = rank
@@ -143,11 +147,11 @@ class Recording:
         executors.update({number: TimedExecutor(plain) for number, plain in executors.items()})
         comm.observe(lambda began, ended: self._waits.append((began, ended)))
 
-    def end(self) -> Recorded:
-        """Give the executors their own calls back; what was recorded."""
+    def end(self) -> Timeline:
+        """Restore the calls of the executors and return the recorded timeline."""
         self._comm.observe(None)
-        calls: dict[str, tuple[tuple[Timed, ...], ...]] = {}
-        runs: dict[str, tuple[tuple[Ran, ...], ...]] = {}
+        calls: dict[str, tuple[tuple[TimedCall, ...], ...]] = {}
+        runs: dict[str, tuple[tuple[TimedRun, ...], ...]] = {}
         for number, executor in list(self._executors.items()):
             if isinstance(executor, TimedExecutor):
                 self._executors[number] = executor.plain
@@ -155,16 +159,19 @@ class Recording:
                     job = executor.plan.job
                     calls[job] = (*calls.get(job, ()), executor.calls)
                     runs[job] = (*runs.get(job, ()), tuple(executor.ran))
-        return Recorded(self._rank, self._host, self._offset, calls, runs, np.array(self._waits).reshape(-1, 2))
+        return Timeline(self._rank, self._host, self._offset, calls, runs, np.array(self._waits).reshape(-1, 2))
 
 
 def host() -> str:
-    """The machine, which has one clock: its name, and what tells it from others of that name."""
+    """Return the identity of the machine: its name, and a unique identifier.  Processes of one machine share a clock."""
     return f"{platform.node()} {node_name()}"
 
 
 def offset(comm: Communicator, machine: str, clock: Callable[[], float] = perf_counter) -> float:
-    """What to add to this rank's clock to get that of rank 0: nothing on one machine, else the median difference when all leave a meeting."""
+    """Return the difference between the clock of rank 0 and this rank's clock.
+
+    Return 0 on one machine, otherwise the median difference at the ends of `MEETINGS` barriers.
+    """
     machines = comm.exchange(machine)
     if len(set(machines)) == 1:
         return 0.0

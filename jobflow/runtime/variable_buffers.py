@@ -1,4 +1,4 @@
-"""Variables of one rank, and arrays over slots of a plan: flat buffers that outlive the runs of jobs, laid out as `plan.storage` says."""
+"""The variables of one rank: flat buffers with the layout of `plan.storage`, which outlive the runs of jobs; and arrays over slots of a plan."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jobflow.runtime.device.numpy_device import CpuDevice
 
 
 def window(xp: Xp, buffer: Array, slot: Slot) -> Array:
-    """The strided view of a uint8 buffer that a slot describes."""
+    """Return the strided view of a uint8 buffer described by a slot."""
     shape, dtype = slot.type.shape, slot.type.dtype.numpy
     if 0 in shape:
         return xp.empty(shape, dtype)
@@ -36,7 +36,7 @@ def _is_zero(initializer: Op) -> bool:
 
 
 class State:
-    """The variables that `rank` holds a part of."""
+    """The variables with a shard on `rank`."""
 
     def __init__(self, rank: int, device: Device, comm: Communicator) -> None:
         self.rank = rank
@@ -45,30 +45,30 @@ class State:
         self.buffers: dict[str, Array] = {}
         self.slots: dict[str, Slot] = {}
         self.variables: dict[str, Variable] = {}
-        #: how many buffers there have been; no two have one name
-        self._made = 0
+        #: number of buffers created so far, for unique names
+        self._buffer_count = 0
 
     def declare(self, variables: Iterable[Variable], share: bool = False, own: Collection[str] = ()) -> list[str]:
-        """Give memory to every variable that is new; the names of those that `initialize` must give a first value, which others have.
+        """Allocate memory for new variables; return the names of those that `initialize` must initialize on this rank.
 
-        With `share`, what all ranks hold whole is stored once where they have memory in common, but for those called in `own`.
-        Collective then: all ranks declare the same variables.
+        With `share`, replicated variables are stored once in memory shared by all ranks, where it exists, except those named in `own`.
+        Collective with `share`: all ranks declare the same variables.
         """
         new = [v for v in variables if v.name not in self.variables and self.rank in v.placement.ranks]
         sharing = tuple(range(self.comm.size)) if share and self.on_hosts() else ()
-        slots, sizes = place_variables(new, self.rank, self._made, sharing, own)
-        found = self._common({name: nbytes for name, nbytes in sizes.items() if is_common(name)})
-        if found is None:
-            slots, sizes = place_variables(new, self.rank, self._made)
-        self._made += len(sizes)
+        slots, sizes = place_variables(new, self.rank, self._buffer_count, sharing, own)
+        common = self._common({name: nbytes for name, nbytes in sizes.items() if is_common(name)})
+        if common is None:
+            slots, sizes = place_variables(new, self.rank, self._buffer_count)
+        self._buffer_count += len(sizes)
         self.slots.update(slots)
-        self.buffers.update({name: self.device.allocate(nbytes) for name, nbytes in sizes.items() if not is_common(name)} | (found or {}))
+        self.buffers.update({name: self.device.allocate(nbytes) for name, nbytes in sizes.items() if not is_common(name)} | (common or {}))
         self.variables.update({variable.name: variable for variable in new})
         mine = [v for v in new if self.rank == 0 or not is_common(slots[v.name].buffer)]
         return [v.name for v in mine if is_common(slots[v.name].buffer) or not _is_zero(v.initializer)]
 
     def forget(self, names: Iterable[str]) -> None:
-        """As if these variables had not been declared; memory goes with the last variable in it."""
+        """Remove these variables; memory is freed with the last variable in it."""
         for name in names:
             self.variables.pop(name, None)
             self.slots.pop(name, None)
@@ -76,55 +76,55 @@ class State:
         self.buffers = {name: buffer for name, buffer in self.buffers.items() if name in used}
 
     def attach(self, variable: Variable, buffer: Array, offset: int = 0, common: bool = False) -> None:
-        """Have a variable lie in memory that exists: `offset` bytes into flat bytes, with the numbers that are there.
+        """Bind a variable to existing memory with its values: `offset` bytes into the flat bytes of `buffer`.
 
-        `common`: all ranks have the memory in common, and attach it to this variable.
+        `common` is True if all ranks share the memory and bind it to this variable.
         """
         kind = COMMON if common else OWN
-        name = next((name for name, known in self.buffers.items() if known is buffer), f"{kind}{self._made}:{variable.group}")
-        self._made += name not in self.buffers
+        name = next((name for name, known in self.buffers.items() if known is buffer), f"{kind}{self._buffer_count}:{variable.group}")
+        self._buffer_count += name not in self.buffers
         type = variable.layout.local_type(variable.type, self.rank)
         self.buffers[name] = buffer
         self.slots[variable.name] = Slot(name, offset, type, contiguous_strides(type.shape, type.dtype.itemsize))
         self.variables[variable.name] = variable
 
     def on_hosts(self) -> bool:
-        """True if all ranks compute where the others can reach; collective."""
+        """Return True if all ranks compute in host memory; collective."""
         return all(tag == "cpu" for tag in self.comm.exchange(self.device.tag))
 
     def _common(self, sizes: Mapping[str, int]) -> dict[str, Array] | None:
-        """Memory that all ranks have in common; None if there is too little, the same on all ranks."""
-        found = {name: self.comm.allocate_common(nbytes) for name, nbytes in sizes.items()}
-        return None if any(array is None for array in found.values()) else found
+        """Return memory shared by all ranks; None if there is too little, the same on all ranks."""
+        arrays = {name: self.comm.allocate_common(nbytes) for name, nbytes in sizes.items()}
+        return None if any(array is None for array in arrays.values()) else arrays
 
     def initialize(self, names: Iterable[str], target: Target = CPU) -> None:
-        """Run the initializers of variables on this rank's part of them: on the host, so that numbers do not depend on the device.
+        """Run the initializers of variables for this rank's shards, on the host, so that values do not depend on the device.
 
-        A target that computes on hosts computes this too.
+        A CPU target also computes the initializers; otherwise the default CPU target does.
         """
         for name in names:
-            variable, on_host = self.variables[name], self.device.tag == "cpu"
+            variable, is_host = self.variables[name], self.device.tag == "cpu"
             op = variable.initializer.localize((), (variable.layout.box(variable.type.shape, self.rank),))
             (type,) = types_tuple(op.infer())
-            value = self.array(name) if on_host else np.empty(type.shape, type.dtype.numpy)
+            value = self.array(name) if is_host else np.empty(type.shape, type.dtype.numpy)
             for call, arguments in registry.bind(op, target if target.kind == "cpu" else CPU, CpuDevice(), (), (value,)):
                 call(*arguments)
-            if not on_host:
+            if not is_host:
                 self.write(name, value)
 
     def array(self, name: str) -> Array:
-        """This rank's part of a variable, as a view of its memory."""
+        """Return this rank's shard of a variable as a view of its memory."""
         slot = self.slots[name]
         return window(self.device.xp, self.buffers[slot.buffer], slot)
 
     def read(self, name: str) -> Array:
-        """A NumPy copy of this rank's part."""
+        """Return this rank's shard as a NumPy copy."""
         return self.device.to_host(self.array(name))
 
     def write(self, name: str, value: Array) -> None:
-        """Overwrite this rank's part."""
+        """Assign this rank's shard."""
         self.device.upload(self.array(name), value)
 
     def types(self) -> dict[str, TensorType]:
-        """The logical types of all variables."""
+        """Return the logical types of all variables."""
         return {name: variable.type for name, variable in self.variables.items()}

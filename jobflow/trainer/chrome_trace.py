@@ -22,7 +22,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.tables import TextTable
 from jobflow.engine.session import Session, current_session
 from jobflow.program.commands import executors_of
-from jobflow.runtime.timing import Ran, Recorded, Recording, Timed
+from jobflow.runtime.timing import Recording, TimedCall, TimedRun, Timeline
 from jobflow.runtime.world.world import Rank
 from jobflow.trainer.units import duration_text, percent
 from jobflow.trainer.watching import leave
@@ -48,7 +48,7 @@ class Begin:
 class End:
     """A command for the ranks: stop recording and return the record."""
 
-    def __call__(self, rank: Rank, _: Any) -> Recorded:
+    def __call__(self, rank: Rank, _: Any) -> Timeline:
         recording: Recording = rank.memory.pop(RECORDING)
         return recording.end()
 
@@ -62,7 +62,7 @@ class Slice:
     category: str
     begin: float
     end: float
-    timed: Timed | None = None
+    timed: TimedCall | None = None
     #: how many prepared calls of an op it is
     calls: int = 1
     #: part of a step, not of another job that ran in between
@@ -77,7 +77,7 @@ class Slice:
 class Slow:
     """Totals of an op over all ranks, shapes and recorded steps; `waiting` is part of `seconds`, `share` is relative to the ranks' time in steps."""
 
-    timed: Timed
+    timed: TimedCall
     seconds: float = 0.0
     waiting: float = 0.0
     share: float = 0.0
@@ -120,7 +120,7 @@ class Traced:
     def slowest(self, top: int | None = 20) -> list[Slow]:
         """Return the slowest ops, each summed over all ranks and steps."""
         whole = sum(item.seconds for item in self.counted if item.category == STEP) or 1.0
-        rows: dict[Timed, Slow] = {}
+        rows: dict[TimedCall, Slow] = {}
         for item in self.counted:
             if item.timed is not None:
                 op = replace(item.timed, what="")
@@ -178,12 +178,12 @@ class Tracing:
             return
         first, self._begun = self._begun, 0
         self._first = self._done + 2**62  # once
-        everybody: list[Recorded] = world.call(End())
+        everybody: list[Timeline] = world.call(End())
         if self._session().writes_files:
             self.traced = write(self.path, everybody, first, self._done + 1 - first)
 
 
-def write(path: Path, everybody: Sequence[Recorded], first: int, steps: int) -> Traced:
+def write(path: Path, everybody: Sequence[Timeline], first: int, steps: int) -> Traced:
     """Write the records of all ranks to one file; the recorded steps are `first`, `first` + 1 ..."""
     slices = tuple(item for recorded in everybody for item in slices_of(recorded, first, steps))
     start = min((item.begin for item in slices), default=0.0)
@@ -193,7 +193,7 @@ def write(path: Path, everybody: Sequence[Recorded], first: int, steps: int) -> 
     return traced
 
 
-def slices_of(recorded: Recorded, first: int, steps: int) -> Iterator[Slice]:
+def slices_of(recorded: Timeline, first: int, steps: int) -> Iterator[Slice]:
     """Yield the slices of steps, of calls, and of waits, in the clock of rank 0."""
     waits = recorded.waits + recorded.offset
     for job, plans in recorded.runs.items():
@@ -207,7 +207,7 @@ def slices_of(recorded: Recorded, first: int, steps: int) -> Iterator[Slice]:
                 yield replace(item, counted=is_step)
 
 
-def run_slices(recorded: Recorded, title: str, run: Ran, calls: Sequence[Timed], waits: np.ndarray[Any, Any]) -> Iterator[Slice]:
+def run_slices(recorded: Timeline, title: str, run: TimedRun, calls: Sequence[TimedCall], waits: np.ndarray[Any, Any]) -> Iterator[Slice]:
     """Yield the slices of one run of a plan, its ops, and their waits.  Consecutive calls of an op are one slice."""
     shift, rank = recorded.offset, recorded.rank
     yield Slice(rank, title, STEP, run.begin + shift, run.end + shift)

@@ -172,8 +172,8 @@ def test_every_call_knows_its_instruction() -> None:
         Bound(world, distribute(trace(lambda t: relu(matmul(t.input("x", type_(4, 3)), variable(t, "w", 3, 2))), first(2), train=True)))
         for rank in world.ranks:
             executor: Executor = rank.memory["executors"][0]
-            assert len(executor.origin) == len(executor.body) + len(executor.epilogue)
-            assert set(map(id, executor.origin)) <= set(map(id, executor.plan.instructions))
+            assert len(executor.call_instructions) == len(executor.body) + len(executor.epilogue)
+            assert set(map(id, executor.call_instructions)) <= set(map(id, executor.plan.instructions))
 
 
 def test_results_are_copies() -> None:

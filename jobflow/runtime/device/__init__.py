@@ -1,1 +1,1 @@
-"""CPU and GPU memory and kernels."""
+"""CPU and GPU devices."""

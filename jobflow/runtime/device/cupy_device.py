@@ -1,4 +1,4 @@
-"""A GPU through CuPy, which is imported only when a device is made.
+"""A GPU through CuPy, which is imported when the first device is created.
 
 One allocation per buffer and one non-blocking stream per device.  CuPy keeps the current device and stream per thread, so
 `activate` must be called in the thread that runs the rank.
@@ -21,18 +21,18 @@ from jobflow.core.errors import PlacementError
 from jobflow.core.types import Array, DType, Xp
 from jobflow.runtime.device.device import Scratch
 
-#: bytes; what the widest vectorised loads and library kernels ask for
+#: alignment in bytes for the widest vectorised loads and library kernels
 ALIGNMENT = 256
-#: bytes of page-locked memory from which uploads may be under way; larger ones are waited for
+#: maximum bytes of page-locked memory for asynchronous uploads; larger uploads are synchronous
 STAGED = 64 << 20
-#: looks at the stream before a host that has to listen meanwhile gives its core away: about a millisecond
+#: polls of the stream before a listening host sleeps: about a millisecond
 SPINS = 1000
-#: seconds between looks after that
+#: seconds between later polls
 NAP = 50e-6
 
 
 def available() -> int:
-    """How many GPUs can be used here: 0 where CuPy is not installed, or finds no driver."""
+    """Return the number of usable GPUs: 0 if CuPy is not installed or finds no driver."""
     if importlib.util.find_spec("cupy") is None:
         return 0
     cupy = importlib.import_module("cupy")
@@ -42,9 +42,9 @@ def available() -> int:
 
 
 def nccl() -> Any:
-    """CuPy's module for NCCL; its `available` says whether there is such a library."""
+    """Return CuPy's module for NCCL; its attribute `available` is True if the library is installed."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # CuPy warns if there is none; what that means is said where ranks are connected
+        warnings.simplefilter("ignore")  # CuPy warns without NCCL; device_communicator prints a notice instead
         return importlib.import_module("cupy.cuda.nccl")  # no attribute of cupy.cuda before it is imported
 
 
@@ -52,7 +52,7 @@ class CudaDevice:
     """GPU number `index` of this node."""
 
     tag = "gpu"
-    #: raises if what is waited for will not come; called while the host waits for the stream, and after
+    #: raises if another rank has failed; called while the host waits for the stream, and afterwards
     listen: Callable[[], None] | None = None
 
     def __init__(self, index: int) -> None:
@@ -64,16 +64,16 @@ class CudaDevice:
         try:
             importlib.import_module("cupy_backends.cuda.libs.nvrtc").getVersion()
         except (ImportError, OSError, RuntimeError) as error:
-            what = "CuPy finds no NVRTC, which compiles kernels: pip install 'cupy-cuda13x[ctk]'"
+            what = "CuPy finds no NVRTC, which compiles kernels; pip install 'cupy-cuda13x[ctk]'"
             raise PlacementError(f"gpu {index} cannot be used: {what} ({error})") from error
-        # what CuPy imports when it is first asked for, which must not happen in two threads at once
+        # import the lazy modules of CuPy here, because two threads must not import them at once
         self._empty_pinned = importlib.import_module("cupyx").empty_pinned
         importlib.import_module("cupyx.scipy.special")
-        #: page-locked memory whose copies to the GPU may be under way, how many bytes of the last of it are in use, and of all
+        #: page-locked memory of asynchronous copies to the GPU, the bytes in use of its last array, and of all arrays
         self._staged: list[Array] = []
         self._used = self._under_way = 0
         with self._cupy.cuda.Device(index):
-            # the legacy stream would wait for every other stream, and cannot be captured
+            # not the legacy stream, which waits for every other stream and cannot be captured
             self.stream = self._cupy.cuda.Stream(non_blocking=True)
 
     @property
@@ -86,7 +86,7 @@ class CudaDevice:
 
     @cached_property
     def identity(self) -> str:
-        """Machine and PCI address: equal for two ranks only if they drive the same GPU."""
+        """The machine and PCI address: equal for two ranks only if they use the same GPU."""
         if not nccl().available:
             return ""
         return f"{platform.node()} {self._cupy.cuda.runtime.deviceGetPCIBusId(self.index)}"
@@ -96,7 +96,7 @@ class CudaDevice:
         self.stream.use()
 
     def allocate(self, nbytes: int) -> Array:
-        # the pool's free lists belong to the current stream: a block is only reused in the order of that stream
+        # the pool has one free list per stream: a block is reused in stream order only
         with self._cupy.cuda.Device(self.index), self.stream:
             array = self._cupy.zeros(max(nbytes, 1), "uint8")[:nbytes]
         self.stream.synchronize()
@@ -109,12 +109,12 @@ class CudaDevice:
         self._scratch.rewind()
 
     def new_stream(self) -> Any:
-        """For what goes on beside the kernels."""
+        """Return a stream for work concurrent with the kernels."""
         with self._cupy.cuda.Device(self.index):
             return self._cupy.cuda.Stream(non_blocking=True)
 
     def new_event(self) -> Any:
-        """A point on one stream that another waits for."""
+        """Return an event, by which one stream waits for another."""
         with self._cupy.cuda.Device(self.index):
             return self._cupy.cuda.Event(disable_timing=True)
 
@@ -124,16 +124,16 @@ class CudaDevice:
         large = target.nbytes > STAGED
         host = np.empty(target.shape, target.dtype) if large else self._staging(target.nbytes).view(target.dtype).reshape(target.shape)
         np.copyto(host, value, casting="unsafe")
-        # bytes can only be copied to where they lie together
-        made = target if target.flags.c_contiguous else self._cupy.empty(target.shape, target.dtype)
-        made.set(host, stream=self.stream)
-        if made is not target:
-            target[...] = made
+        # `set` needs a contiguous array
+        contiguous = target if target.flags.c_contiguous else self._cupy.empty(target.shape, target.dtype)
+        contiguous.set(host, stream=self.stream)
+        if contiguous is not target:
+            target[...] = contiguous
         if large:
             self.synchronize()
 
     def _staging(self, nbytes: int) -> Array:
-        """Page-locked memory, from which the GPU fetches when its turn comes; nobody waits for that, and `synchronize` makes it free again."""
+        """Return page-locked memory for an asynchronous copy to the GPU; `synchronize` frees it."""
         if self._under_way + nbytes > STAGED:
             self.synchronize()
         if not self._staged or self._used + nbytes > self._staged[-1].size:
@@ -156,23 +156,23 @@ class CudaDevice:
         return [np.array(host) for host in hosts]
 
     def host_array(self, count: int, dtype: Any) -> Array:
-        """Page-locked host memory, which the GPU copies to and from at full speed."""
+        """Return page-locked host memory, which the GPU copies to and from at full speed."""
         return self._empty_pinned(count, dtype)
 
     def fetch(self, source: Array, host: Array) -> None:
-        """host = source, complete on return."""
+        """Copy `source` to `host`; complete on return."""
         source.get(stream=self.stream, out=host)  # blocking
         self.stream.synchronize()
 
     def put(self, target: Array, host: Array) -> None:
-        """target = host, complete on return."""
-        # without a stream the copy would go by the legacy one, with which this device's stream is not ordered
+        """Copy `host` to `target`; complete on return."""
+        # the default is the legacy stream, which is not ordered with this device's stream
         target.set(host, stream=self.stream)
         self.stream.synchronize()
 
     def synchronize(self) -> None:
         self._wait()
-        del self._staged[:-1]  # the largest is kept
+        del self._staged[:-1]  # keeps the largest
         self._used = self._under_way = 0
 
     def _wait(self) -> None:
@@ -185,5 +185,5 @@ class CudaDevice:
             if looks > SPINS:
                 self.listen()
                 time.sleep(NAP)
-        self.stream.synchronize()  # raises what went wrong on the stream
+        self.stream.synchronize()  # raises errors of the stream
         self.listen()

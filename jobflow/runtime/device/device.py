@@ -16,42 +16,41 @@ class Device(Protocol):
 
     @property
     def identity(self) -> str:
-        """The machine and GPU that NCCL can reach, which differ for different GPUs; "" for the host, and for a GPU where there is no NCCL."""
+        """The machine and GPU, unique per GPU; "" for the host, and for a GPU without NCCL."""
 
     @property
     def xp(self) -> Xp:
         """`numpy` or `cupy`."""
 
     def allocate(self, nbytes: int) -> Array:
-        """A zeroed uint8 array, aligned to 64 bytes (256 on a GPU)."""
+        """Return a zeroed uint8 array, aligned to 64 bytes (256 on a GPU)."""
 
     def scratch(self, shape: tuple[int, ...], dtype: DType) -> Array:
-        """Memory that the calls of one instruction may use while they run."""
+        """Return temporary memory for the calls of one instruction."""
 
     def begin_instruction(self) -> None:
-        """All scratch handed out before may be handed out again."""
+        """Make all scratch memory available again."""
 
     def activate(self) -> None:
         """Make this device (and its stream) the current one of the calling thread; a world does it once per rank."""
 
     def upload(self, target: Array, value: Array) -> None:
-        """target = value, a NumPy array of its shape and of any element type; value may be overwritten on return."""
+        """Copy `value`, a NumPy array of the same shape and any element type, to `target`; `value` may be changed after return."""
 
     def to_host(self, array: Array) -> Array:
-        """A NumPy copy."""
+        """Return a NumPy copy."""
 
     def to_host_together(self, arrays: Sequence[Array]) -> list[Array]:
-        """NumPy copies; returns when everything launched has finished."""
+        """Return NumPy copies after all launched work has finished."""
 
     def synchronize(self) -> None:
-        """Wait until everything launched has finished."""
+        """Wait until all launched work has finished."""
 
 
 class Scratch:
-    """A grow-only buffer handed out from the front: `take` as often as an instruction needs, then `rewind`.
+    """A grow-only bump allocator: `take` as often as an instruction needs, then `rewind`.
 
-    Arrays handed out before a `rewind` stay valid memory, but share it with what is handed out after: right for
-    instructions that run one after another.
+    Arrays from before a `rewind` remain valid memory but overlap later ones, which is correct for instructions that run one after another.
     """
 
     def __init__(self, device: Device, alignment: int) -> None:

@@ -9,19 +9,19 @@ import numpy as np
 from jobflow.core.types import Array, DType, Xp
 from jobflow.runtime.device.device import Scratch
 
-#: bytes; a cache line, and the widest vector register
+#: alignment in bytes: a cache line, and the widest vector register
 ALIGNMENT = 64
 
 
 def aligned_zeros(nbytes: int, alignment: int = ALIGNMENT) -> Array:
-    """A zeroed uint8 array whose first byte lies on a multiple of `alignment`."""
+    """Return a zeroed uint8 array with an address that is a multiple of `alignment`."""
     raw = np.zeros(nbytes + alignment, np.uint8)
     start = -raw.ctypes.data % alignment
     return raw[start : start + nbytes]
 
 
 class CpuDevice:
-    """One rank's share of the host."""
+    """The CPU as the device of one rank."""
 
     tag = "cpu"
     identity = ""
@@ -43,7 +43,7 @@ class CpuDevice:
         self._scratch.rewind()
 
     def activate(self) -> None:
-        """Nothing: the host is always current."""
+        """Do nothing: the host is always current."""
 
     def upload(self, target: Array, value: Array) -> None:
         np.copyto(target, value, casting="unsafe")
@@ -55,4 +55,4 @@ class CpuDevice:
         return [np.array(array) for array in arrays]
 
     def synchronize(self) -> None:
-        """Nothing: NumPy calls have finished when they return."""
+        """Do nothing: NumPy calls have finished when they return."""
