@@ -1,6 +1,6 @@
-"""Functions over tensors, in PyTorch-style names; many are methods of `Tensor` too.  Thin over `jobflow.ops`.
+"""Functions of tensors with PyTorch's names; many are methods of `Tensor` too.  A thin layer over `jobflow.ops`.
 
-`__init__.pyi` is the table of contents of what `flow.<name>` means outside of jobs; `jobflow.nn.functional` has the functions of modules.
+`__init__.pyi` lists the public functions `flow.<name>`; `jobflow.nn.functional` has the functions of modules.
 """
 
 from jobflow.core.lazy_imports import attach as _attach

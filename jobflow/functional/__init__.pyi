@@ -6,7 +6,6 @@ from jobflow.functional.classes import *
 from jobflow.functional.comparing import *
 from jobflow.functional.creation import *
 from jobflow.functional.devices import device as device
-from jobflow.functional.drawing import *
 from jobflow.functional.global_tensors import *
 from jobflow.functional.gradients import *
 from jobflow.functional.joining import *
@@ -30,6 +29,7 @@ from jobflow.functional.nn_linear import dropout as dropout
 from jobflow.functional.nn_linear import one_hot as one_hot
 from jobflow.functional.promotion import result_type as result_type
 from jobflow.functional.reductions import *
+from jobflow.functional.sampling import *
 from jobflow.functional.selecting import *
 from jobflow.functional.shapes import *
 from jobflow.functional.sorting import *

@@ -1,6 +1,6 @@
 """Arithmetic of two tensors and matrix products, as functions, methods, operators and in-place forms.
 
-A number beside a tensor becomes part of the op where there is one for it, so that partial tensors stay partial.
+A Python number becomes an attribute of the operation where such an operation exists, so that partial tensors stay partial.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _ADD, _SUBTRACT, _MULTIPLY, _DIVIDE, _NEGATE, _MATMUL = Add(), Subtract(), Multi
 
 
 def both(what: str, op: Op, x: Any, y: Any) -> Tensor:
-    """An op of two operands, brought to one type."""
+    """Return op(x, y) with both operands as tensors of their common element type."""
     return run(op, *pair(what, x, y))
 
 
 def sides(what: str, x: Any, y: Any) -> tuple[Any, Any]:
-    """Tensors and Python numbers, at least one tensor among them."""
+    """Return the operands as tensors or Python numbers; raise DtypeError unless at least one is a tensor."""
     if isinstance(x, Tensor):
         return x, operand(what, x, y)
     if isinstance(y, Tensor):
@@ -65,7 +65,7 @@ def sides(what: str, x: Any, y: Any) -> tuple[Any, Any]:
 
 
 def add(x: Operand, other: Operand, *, alpha: Number = 1) -> Tensor:
-    """x + alpha other"""
+    """Return x + alpha * other, with broadcasting; of bool tensors, the logical or."""
     x, other = sides("add", x, other)
     if alpha != 1:
         return _plus_times(x, other, alpha)
@@ -95,19 +95,19 @@ def _shifted(x: Tensor, number: Number) -> Tensor:
 
 
 def _less(x: Tensor, number: Number) -> Tensor:
-    """x - number"""
+    """Return x - number."""
     x, number = with_number(x, number)
     return run(Shift(-number), x) if x.tensor_type.dtype is not bool_ else both("sub", _SUBTRACT, x, number)
 
 
 def _from(number: Number, x: Tensor) -> Tensor:
-    """number - x"""
+    """Return number - x."""
     x, number = with_number(x, number)
     return run(Shift(number), neg(x)) if x.tensor_type.dtype is not bool_ else both("sub", _SUBTRACT, number, x)
 
 
 def sub(x: Operand, other: Operand, *, alpha: Number = 1) -> Tensor:
-    """x - alpha other"""
+    """Return x - alpha * other, with broadcasting.  Raises: DtypeError for bool tensors."""
     x, other = sides("sub", x, other)
     if alpha != 1:
         return _minus_times(x, other, alpha)
@@ -120,12 +120,12 @@ subtract = sub
 
 
 def rsub(x: Tensor, other: Operand, *, alpha: Number = 1) -> Tensor:
-    """other - alpha x"""
+    """Return other - alpha * x."""
     return sub(other, x, alpha=alpha)
 
 
 def neg(x: Tensor) -> Tensor:
-    """-x"""
+    """Return -x.  Raises: DtypeError for a bool tensor."""
     return run(_NEGATE, x)
 
 
@@ -133,27 +133,27 @@ negative = neg
 
 
 def positive(x: Tensor) -> Tensor:
-    """x"""
+    """Return x itself."""
     return x
 
 
 @rounded_once
 def addcmul(x: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1) -> Tensor:
-    """x + value tensor1 tensor2"""
+    """Return x + value * tensor1 * tensor2, element by element."""
     x, tensor1, tensor2 = together("addcmul", x, tensor1, tensor2)
     return add(x, mul(tensor1, tensor2), alpha=value)
 
 
 @rounded_once
 def addcdiv(x: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Number = 1) -> Tensor:
-    """x + value tensor1 / tensor2"""
+    """Return x + value * tensor1 / tensor2, element by element."""
     x, tensor1, tensor2 = together("addcdiv", x, tensor1, tensor2)
     return add(x, div(tensor1, tensor2), alpha=value)
 
 
 @rounded_once
 def lerp(x: Tensor, end: Tensor, weight: Operand) -> Tensor:
-    """x + weight (end - x)"""
+    """Return the linear interpolation x + weight * (end - x)."""
     return add(x, mul(sub(end, x), weight))
 
 
@@ -161,7 +161,7 @@ def lerp(x: Tensor, end: Tensor, weight: Operand) -> Tensor:
 
 
 def mul(x: Operand, other: Operand) -> Tensor:
-    """x other"""
+    """Return x * other, with broadcasting; of bool tensors, the logical and."""
     x, other = sides("mul", x, other)
     if isinstance(x, Tensor) and isinstance(other, Tensor):
         x, other = pair("mul", x, other)
@@ -178,19 +178,23 @@ multiply = mul
 
 
 def div(x: Operand, other: Operand, *, rounding_mode: str | None = None) -> Tensor:
-    """x / other, of integers float32; with rounding_mode "floor" or "trunc" rounded to integers, and of the operands' type."""
+    """Return x / other; the quotient of integers is float32.
+
+    `rounding_mode` "floor" or "trunc" rounds the quotient down or towards 0 and keeps the element type of the operands.
+    Raises: ArgumentError for another mode, or for an integer divisor 0 with a rounding mode.
+    """
     x, other = sides("div", x, other)
     if rounding_mode is None:
         return _quotient(x, other)
     if rounding_mode == "floor":
         return floor_divide(x, other)
     if rounding_mode != "trunc":
-        raise ArgumentError(f'div at {user_line()}: rounding_mode is None, "floor" or "trunc"; got {rounding_mode!r}')
+        raise ArgumentError(f'div at {user_line()}: rounding_mode must be None, "floor" or "trunc"; got {rounding_mode!r}')
     return _whole("div", x, other, TruncateDivide(), divisor_assertion("div"))
 
 
 def _whole(what: str, x: Any, other: Any, op: Op, check: RuntimeAssertion) -> Tensor:
-    """An op of two operands of numbers; truth values are 0 and 1, and integers on the right side pass a check."""
+    """Return op(x, other); bool operands count as 0 and 1, and `check` validates an integer right operand."""
     a, b = pair(what, *sides(what, x, other))
     if a.tensor_type.dtype is bool_:
         a, b = cast(a, uint8), cast(b, uint8)
@@ -208,11 +212,11 @@ def _quotient(x: Any, other: Any) -> Tensor:
 true_divide = divide = div
 
 
-def _of_two(what: str, function: Callable[..., Tensor], doc: str, **given: Any) -> Callable[..., Tensor]:
-    """Return the function of two operands that calls function(what, x, other, **given)."""
+def _of_two(what: str, function: Callable[..., Tensor], doc: str, **options: Any) -> Callable[..., Tensor]:
+    """Return the function of two operands that calls function(what, x, other, **options)."""
 
     def call(x: Operand, other: Operand) -> Tensor:
-        return function(what, x, other, **given)
+        return function(what, x, other, **options)
 
     call.__name__ = call.__qualname__ = what
     call.__doc__ = doc
@@ -223,13 +227,16 @@ def _divided(what: str, op: Op, doc: str) -> Callable[..., Tensor]:
     return _of_two(what, _whole, doc, op=op, check=divisor_assertion(what))
 
 
-floor_divide = _divided("floor_divide", FloorDivide(), "The largest integer not above x / other, of the operands' type.")
-remainder = _divided("remainder", FloorMod(), "x - other floor(x / other), with the sign of `other`")
-fmod = _divided("fmod", Remainder(), "x - other trunc(x / other), with the sign of x")
+floor_divide = _divided("floor_divide", FloorDivide(), "Return x / other rounded down, in the operands' element type.")
+remainder = _divided("remainder", FloorMod(), "Return x - other * floor(x / other), with the sign of `other`.")
+fmod = _divided("fmod", Remainder(), "Return x - other * trunc(x / other), with the sign of x.")
 
 
 def pow(x: Operand, exponent: Operand) -> Tensor:
-    """x to the power of `exponent`, element by element"""
+    """Return x to the power of `exponent`, element by element.
+
+    Raises: DtypeError or ArgumentError for an integer x with a negative exponent.
+    """
     x, exponent = sides("pow", x, exponent)
     if isinstance(x, Tensor) and not isinstance(exponent, Tensor):
         return _to_the(x, exponent)  # type: ignore[arg-type]
@@ -239,7 +246,7 @@ def pow(x: Operand, exponent: Operand) -> Tensor:
 def _to_the(x: Tensor, exponent: Number) -> Tensor:
     x, number = with_number(x, exponent)
     if not x.tensor_type.dtype.is_float and number < 0:
-        raise DtypeError(f"pow at {user_line()}: {x.tensor_type} to the negative power {number} has no integers; use x.float()")
+        raise DtypeError(f"pow at {user_line()}: {x.tensor_type} to the negative power {number} is not an integer; use x.float()")
     special: dict[float, Op] = {2: Square(), 0: FillLike(1)}
     if x.tensor_type.dtype.is_float:
         special[0.5] = Sqrt()
@@ -247,19 +254,21 @@ def _to_the(x: Tensor, exponent: Number) -> Tensor:
 
 
 def float_power(x: Operand, exponent: Operand) -> Tensor:
-    """x to the power of `exponent`, in float64"""
+    """Return x to the power of `exponent`, computed in float64."""
     x, exponent = (cast(side, float64) if isinstance(side, Tensor) else float(side) for side in sides("float_power", x, exponent))
     return pow(x, exponent)
 
 
 def _extreme(what: str, x: Any, other: Any, op: Op, of_truth: Op) -> Tensor:
-    """An extreme of two operands; of truth values by logic."""
+    """Return the maximum or minimum of two operands; bool operands use the logical operation `of_truth`."""
     a, b = pair(what, *sides(what, x, other))
     return run(op if a.tensor_type.dtype is not bool_ else of_truth, a, b)
 
 
-maximum = _of_two("maximum", _extreme, "The larger of two, element by element.", op=Maximum(), of_truth=BitwiseOr())
-minimum = _of_two("minimum", _extreme, "The smaller of two, element by element.", op=Minimum(), of_truth=BitwiseAnd())
+maximum = _of_two("maximum", _extreme, "Return the larger of x and other, element by element; NaN if one is NaN.", op=Maximum(), of_truth=BitwiseOr())
+minimum = _of_two(
+    "minimum", _extreme, "Return the smaller of x and other, element by element; NaN if one is NaN.", op=Minimum(), of_truth=BitwiseAnd()
+)
 
 
 # -------------------------------------------------------------------- bits
@@ -268,19 +277,23 @@ minimum = _of_two("minimum", _extreme, "The smaller of two, element by element."
 def _bits(what: str, x: Any, other: Any, op: Op) -> Tensor:
     a, b = pair(what, *sides(what, x, other))
     if kind(a.tensor_type.dtype) == 2:
-        raise DtypeError(f"{what} at {user_line()}: {a.tensor_type} has no bits to combine; compare it first, or use logical_*")
+        raise DtypeError(
+            f"{what} at {user_line()}: bitwise operations need integers or bool; got {a.tensor_type}; compare it first, or use logical_*"
+        )
     return run(op, a, b)
 
 
-bitwise_and = _of_two("bitwise_and", _bits, "The bits that both have; of truth values, x and other.", op=BitwiseAnd())
-bitwise_or = _of_two("bitwise_or", _bits, "The bits that one of them has; of truth values, x or other.", op=BitwiseOr())
-bitwise_xor = _of_two("bitwise_xor", _bits, "The bits that just one of them has; of truth values, x or other but not both.", op=BitwiseXor())
+bitwise_and = _of_two("bitwise_and", _bits, "Return the bitwise and; of bool tensors, the logical and.", op=BitwiseAnd())
+bitwise_or = _of_two("bitwise_or", _bits, "Return the bitwise or; of bool tensors, the logical or.", op=BitwiseOr())
+bitwise_xor = _of_two("bitwise_xor", _bits, "Return the bitwise exclusive or; of bool tensors, the logical exclusive or.", op=BitwiseXor())
 
 
 def bitwise_not(x: Tensor) -> Tensor:
-    """The bits that x does not have; of truth values, not x."""
+    """Return the bitwise complement of x; of a bool tensor, the logical not.  Raises: DtypeError for floats."""
     if kind(x.tensor_type.dtype) == 2:
-        raise DtypeError(f"bitwise_not at {user_line()}: {x.tensor_type} has no bits; compare it first, or use logical_not")
+        raise DtypeError(
+            f"bitwise_not at {user_line()}: bitwise operations need integers or bool; got {x.tensor_type}; compare it first, or use logical_not"
+        )
     return run(BitwiseNot(), x)
 
 
@@ -288,12 +301,16 @@ def bitwise_not(x: Tensor) -> Tensor:
 
 
 def matmul(input: Operand, other: Operand) -> Tensor:
-    """The matrix product of the last two axes, the others broadcast; a vector is a row on the left, a column on the right."""
+    """Return the matrix product over the last two axes; leading axes broadcast.
+
+    A vector on the left is a row, a vector on the right is a column, and the result lacks that axis.
+    Raises: ShapeError for a tensor without axes, or if the summed axes have different sizes.
+    """
     x, y = pair("matmul", input, other)
     if x.tensor_type.ndim == 2 and y.tensor_type.ndim == 2:
         return run(_MATMUL, x, y)
     if not x.tensor_type.ndim or not y.tensor_type.ndim:
-        raise ShapeError(f"matmul at {user_line()}: input {x.tensor_type} and other {y.tensor_type}: both need one axis or more")
+        raise ShapeError(f"matmul at {user_line()}: input {x.tensor_type} and other {y.tensor_type} must both have at least one axis")
     row, column = x.tensor_type.ndim == 1, y.tensor_type.ndim == 1
     product = _product(run(ExpandDims(0), x) if row else x, run(ExpandDims(1), y) if column else y)
     last = product.tensor_type.ndim - 1
@@ -302,75 +319,75 @@ def matmul(input: Operand, other: Operand) -> Tensor:
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:
-    """Of tensors of two axes or more."""
-    made: Tensor
+    """Return the matrix product of two tensors with at least two axes each."""
+    product: Tensor
     if y.tensor_type.ndim == 2:
-        made = run(_MATMUL if x.tensor_type.ndim == 2 else BroadcastMatMul(), x, y)
-        return made
+        product = run(_MATMUL if x.tensor_type.ndim == 2 else BroadcastMatMul(), x, y)
+        return product
     if x.tensor_type.shape[:-2] != y.tensor_type.shape[:-2]:
         lead = broadcast_shapes("matmul", x.tensor_type.with_shape(x.tensor_type.shape[:-2]), y.tensor_type.with_shape(y.tensor_type.shape[:-2]))
         x, y = (each if each.tensor_type.shape[:-2] == lead else run(BroadcastTo((*lead, *each.tensor_type.shape[-2:])), each) for each in (x, y))
-    made = run(BatchMatMul(), x, y)
-    return made
+    product = run(BatchMatMul(), x, y)
+    return product
 
 
 def _of_axes(what: str, a: Tensor, b: Tensor, *axes: int) -> tuple[Tensor, Tensor]:
-    """Both, checked to have so many axes."""
+    """Return both tensors; raise ShapeError unless their numbers of axes are `axes`."""
     if (a.tensor_type.ndim, b.tensor_type.ndim) != axes:
-        raise ShapeError(f"{what} at {user_line()}: it takes tensors of {axes[0]} and {axes[1]} axes; got {a.tensor_type} and {b.tensor_type}")
+        raise ShapeError(f"{what} at {user_line()}: the operands must have {axes[0]} and {axes[1]} axes; got {a.tensor_type} and {b.tensor_type}")
     return a, b
 
 
 def mm(input: Tensor, mat2: Tensor) -> Tensor:
-    """The product of two matrices."""
+    """Return the product of two matrices.  Raises: ShapeError unless both have two axes."""
     return matmul(*_of_axes("mm", input, mat2, 2, 2))
 
 
 def bmm(input: Tensor, mat2: Tensor) -> Tensor:
-    """The products of two rows of equally many matrices."""
+    """Return the batched matrix product [b, n, k] x [b, k, m] -> [b, n, m].  Raises: ShapeError for other shapes."""
     if input.tensor_type.shape[:1] != mat2.tensor_type.shape[:1]:
-        raise ShapeError(f"bmm at {user_line()}: {input.tensor_type} and {mat2.tensor_type} are not equally many matrices")
+        raise ShapeError(f"bmm at {user_line()}: input {input.tensor_type} and mat2 {mat2.tensor_type} have different batch sizes")
     return matmul(*_of_axes("bmm", input, mat2, 3, 3))
 
 
 def mv(input: Tensor, vec: Tensor) -> Tensor:
-    """The product of a matrix and a vector."""
+    """Return the product of a matrix and a vector.  Raises: ShapeError for other numbers of axes."""
     return matmul(*_of_axes("mv", input, vec, 2, 1))
 
 
 def dot(input: Tensor, tensor: Tensor) -> Tensor:
-    """The inner product of two vectors."""
+    """Return the inner product of two vectors.  Raises: ShapeError unless both have one axis."""
     return matmul(*_of_axes("dot", input, tensor, 1, 1))
 
 
 def outer(input: Tensor, vec2: Tensor) -> Tensor:
-    """The product of a column and a row, of two vectors."""
+    """Return the outer product of two vectors, a matrix [n, m].  Raises: ShapeError unless both have one axis."""
     x, y = pair("outer", *_of_axes("outer", input, vec2, 1, 1))
     return mul(run(ExpandDims(1), x), y)
 
 
 def _plus(x: Tensor, beta: Number, product: Tensor, alpha: Number) -> Tensor:
-    """beta x + alpha product; what x holds does not matter where beta is 0, be it NaN."""
+    """Return beta * x + alpha * product; an exact 0 for `beta` ignores the values of x, even NaN."""
     scaled = x if beta == 1 else run(FillLike(0), x) if beta == 0 and (x.dtype.is_float or isinstance(beta, int)) else mul(x, beta)
     return add(scaled, product if alpha == 1 else mul(product, alpha))
 
 
 @rounded_once
 def addmm(x: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
-    """beta x + alpha mat1 mat2"""
+    """Return beta * x + alpha * (mat1 @ mat2); with beta = 0 the values of x are ignored."""
     product = mm(mat1, mat2)
     return _plus(x, beta, product, alpha)
 
 
 @rounded_once
 def baddbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
-    """beta x + alpha batch1 batch2, of rows of matrices"""
+    """Return beta * x + alpha * (batch1 @ batch2), for batches of matrices; with beta = 0 the values of x are ignored."""
     product = bmm(batch1, batch2)
     return _plus(x, beta, product, alpha)
 
 
 class ArithmeticMethods:
-    """Methods of tensors: arithmetic."""
+    """Arithmetic methods of tensors."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Element types of tensors: x.float(), x.long(), x.type_as(y)."""
+"""Conversion between element types: x.float(), x.long(), x.type_as(y)."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ CLASSES: dict[str, DType] = {
 
 
 def cast(x: Tensor, dtype: Any) -> Tensor:
-    """x as another element type; x itself if it has it."""
+    """Return x as element type `dtype`; x itself if it already has this type.  Raises: DtypeError for an unknown type."""
     return as_dtype(x, named("cast", dtype))
 
 
 def named(what: str, dtype: Any) -> DType:
-    """The element type that is meant; DtypeError if there is none."""
+    """Return the element type that `dtype` names; raise DtypeError if there is none."""
     try:
         return dtype_of(dtype if dtype is not None else "?none")  # np.dtype(None) would be float64
     except (KeyError, TypeError, ValueError):
@@ -54,17 +54,20 @@ def _to(name: str, dtype: DType) -> Callable[[Tensor], Tensor]:
         return as_dtype(x, dtype)
 
     conversion.__name__ = name
-    conversion.__doc__ = f"x as {dtype.name}"
+    conversion.__doc__ = f"Return x as {dtype.name}; x itself if it already has this type."
     return conversion
 
 
 def type_as(x: Tensor, other: Tensor) -> Tensor:
-    """x as the element type of another tensor."""
+    """Return x as the element type of `other`."""
     return as_dtype(x, other.tensor_type.dtype)
 
 
 def as_type(x: Tensor, dtype: Any = None, non_blocking: bool = False) -> Any:
-    """Return the name of the tensor's class, such as "jobflow.FloatTensor"; with `dtype`, an element type, a class or its name, convert to it."""
+    """Return the name of the tensor's class, such as "jobflow.FloatTensor"; with `dtype`, convert x.
+
+    `dtype` is an element type, a class of tensors or its name.
+    """
     if dtype is None:
         name = next(name for name, known in CLASSES.items() if known.numpy == x.tensor_type.dtype.numpy)
         return f"jobflow.{'cuda.' if x.is_cuda else ''}{name}"
@@ -75,56 +78,62 @@ def as_type(x: Tensor, dtype: Any = None, non_blocking: bool = False) -> Any:
 
 
 def is_tensor(x: Any) -> bool:
-    """Whether it is a tensor."""
+    """Return True if x is a tensor."""
     return isinstance(x, Tensor)
 
 
 def is_floating_point(x: Tensor) -> bool:
-    """Whether it is of floats."""
+    """Return True if the element type of x is a floating point type."""
     return x.tensor_type.dtype.is_float
 
 
 def promote_types(a: Any, b: Any) -> DType:
-    """The type that tensors of these two types have together."""
+    """Return the common element type of tensors of types a and b, by the rules of type promotion."""
     return wider(named("promote_types", a), named("promote_types", b))
 
 
 def can_cast(a: Any, b: Any) -> bool:
-    """Whether a value of the first type may be written into a tensor of the second: not from floats to integers, or integers to bool."""
+    """Return True if values of type a may be assigned to a tensor of type b.
+
+    False for floats to integers, floats to bool, and integers to bool.
+    """
     return kind(named("can_cast", a)) <= kind(named("can_cast", b))
 
 
 def finfo(dtype: Any = types.float32) -> Any:
-    """The limits of a type of floats, as NumPy tells them: min, max, eps, tiny, bits."""
+    """Return the limits of a floating point type, as `numpy.finfo`: min, max, eps, tiny, bits.
+
+    Raises: DtypeError for another type.
+    """
     chosen = named("finfo", dtype)
     if not chosen.is_float:
-        raise DtypeError(f"finfo at {user_line()}: {chosen.name} is not a type of floats; see iinfo")
+        raise DtypeError(f"finfo at {user_line()}: {chosen.name} is not a floating point type; use iinfo")
     return types.limits(chosen)
 
 
 def iinfo(dtype: Any) -> Any:
-    """The limits of a type of integers, as NumPy tells them: min, max, bits."""
+    """Return the limits of an integer type, as `numpy.iinfo`: min, max, bits.  Raises: DtypeError for another type."""
     chosen = named("iinfo", dtype)
     if not chosen.is_integer:
-        raise DtypeError(f"iinfo at {user_line()}: {chosen.name} is not a type of integers; see finfo")
+        raise DtypeError(f"iinfo at {user_line()}: {chosen.name} is not an integer type; use finfo")
     return np.iinfo(chosen.numpy)
 
 
 def get_default_dtype() -> DType:
-    """The element type of tensors made of Python's floats."""
+    """Return the element type of tensors created from Python floats."""
     return state().default_dtype
 
 
 def set_default_dtype(dtype: Any) -> None:
-    """Change it; it is a type of floats."""
+    """Set the element type of tensors created from Python floats.  Raises: DtypeError unless it is a floating point type."""
     chosen = named("set_default_dtype", dtype)
     if not chosen.is_float:
-        raise DtypeError(f"set_default_dtype at {user_line()}: {chosen.name} is not a type of floats")
+        raise DtypeError(f"set_default_dtype at {user_line()}: {chosen.name} is not a floating point type")
     state().default_dtype = chosen
 
 
 class CastingMethods:
-    """Methods of tensors: element types."""
+    """Methods of tensors that convert the element type."""
 
     __slots__ = ()
 

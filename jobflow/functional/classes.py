@@ -1,4 +1,4 @@
-"""`flow.Tensor`: a constructor, and the class of all tensors for isinstance."""
+"""`flow.Tensor` and `flow.FloatTensor` and so on: constructors, and classes for isinstance."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = [
 ]  # fmt: skip
 
 
-class _Face(type):
-    """Stands for the class of all tensors, or for those of one element type."""
+class _TensorMeta(type):
+    """Metaclass that represents the class of all tensors, or of the tensors of one element type."""
 
     dtype: DType | None
 
     def __call__(cls, *arguments: Any, **options: Any) -> AnyTensor:
-        """Of sizes: a tensor of that shape; of data: a tensor of them; float32 if the class does not say otherwise."""
+        """Return a tensor of a shape (integers or a Size) or of data; float32 unless the class or `dtype=` names another type."""
         options.setdefault("dtype", cls.dtype or types.float32)
         if len(arguments) == 1 and not isinstance(arguments[0], int) and not _is_shape(arguments[0]):
             return tensor(arguments[0], **options)
@@ -40,23 +40,23 @@ class _Face(type):
         return dir(AnyTensor)
 
 
-def _is_shape(given: Any) -> bool:
-    """A Size is a shape; other tuples and lists are data."""
-    return type(given).__name__ == "Size"
+def _is_shape(argument: Any) -> bool:
+    """Return True for a Size; other tuples and lists are data."""
+    return type(argument).__name__ == "Size"
 
 
 if TYPE_CHECKING:
-    Tensor = AnyTensor  # which makes tensors of sizes or data too, as its overloads say
+    Tensor = AnyTensor  # its overloads accept sizes or data, too
 else:
 
-    class Tensor(metaclass=_Face):
-        """Any tensor: isinstance(x, flow.Tensor).  Tensor(2, 3) makes one of this shape, Tensor([1, 2]) one of these data."""
+    class Tensor(metaclass=_TensorMeta):
+        """The class of all tensors: isinstance(x, flow.Tensor).  Tensor(2, 3) has this shape, Tensor([1, 2]) holds these data."""
 
         dtype = None
 
 
-def _of(name: str, dtype: DType) -> _Face:
-    return _Face(name, (), {"dtype": dtype, "__doc__": f"Tensors of {dtype.name}.", "__module__": __name__})
+def _of(name: str, dtype: DType) -> _TensorMeta:
+    return _TensorMeta(name, (), {"dtype": dtype, "__doc__": f"Tensors of element type {dtype.name}.", "__module__": __name__})
 
 
 FloatTensor, DoubleTensor, HalfTensor, BFloat16Tensor, IntTensor, LongTensor, CharTensor, ByteTensor, BoolTensor = (

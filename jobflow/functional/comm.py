@@ -1,6 +1,6 @@
 """flow.comm: collectives on local tensors; all ranks call the same functions in the same order.
 
-A function that changes a tensor in place says so.  None of them is differentiable: global tensors are.
+Most functions write their result into a tensor argument.  No function is differentiable; collectives of global tensors are.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from jobflow.functional.typed import Tensor
 def _here(what: str, *tensors: Tensor) -> EagerState:
     for x in tensors:
         if not isinstance(x, Tensor) or x.layout is not None or x.traced is not None:
-            raise JobError(f"comm.{what} at {user_line()}: local tensors are needed; use to_global for global ones")
+            raise JobError(f"comm.{what} at {user_line()}: the tensors must be local; redistribute global tensors with to_global")
     return state()
 
 
 def _rank(here: EagerState, what: str, rank: int) -> int:
     if not 0 <= rank < here.rank.size:
-        raise ArgumentError(f"comm.{what} at {user_line()}: there is no rank {rank}; there are the ranks 0 to {here.rank.size - 1}")
+        raise ArgumentError(f"comm.{what} at {user_line()}: rank {rank} does not exist; the ranks are 0 to {here.rank.size - 1}")
     return rank
 
 
 def _reduction(what: str, op: str) -> Reduction:
     if op not in REDUCTIONS:
-        raise ArgumentError(f"comm.{what} at {user_line()}: op is one of {', '.join(REDUCTIONS)}; got {op!r}")
+        raise ArgumentError(f"comm.{what} at {user_line()}: op must be one of {', '.join(REDUCTIONS)}; got {op!r}")
     return REDUCTIONS[op]
 
 
@@ -47,34 +47,43 @@ def _write(x: Tensor, value: Array, what: str) -> None:
 
 
 def barrier() -> None:
-    """Wait for all ranks."""
+    """Wait until all ranks have called `barrier`."""
     here = state()
     with meeting(here, here.rank.comm, 0, lambda: f"barrier at {user_line()}"):
         here.rank.comm.barrier()
 
 
 def all_reduce(tensor: Tensor, op: str = "sum") -> None:
-    """tensor = the sum (or max, min) of all ranks' tensors."""
+    """Replace `tensor`, in place, by the sum ("max", "min": the extreme) of the tensors of all ranks.
+
+    Raises: ArgumentError for an unknown `op`.
+    """
     here = _here("all_reduce", tensor)
     _write(tensor, reduced(here, tensor.array, _reduction("all_reduce", op), "all_reduce"), "all_reduce")
 
 
 def reduce(tensor: Tensor, dst: int, op: str = "sum") -> None:
-    """On rank `dst`: tensor = the sum (or max, min) of all ranks' tensors."""
+    """Replace `tensor` on rank `dst`, in place, by the sum ("max", "min": the extreme) of the tensors of all ranks.
+
+    Raises: ArgumentError for an unknown `op` or rank.
+    """
     here = _here("reduce", tensor)
-    made = reduced(here, tensor.array, _reduction("reduce", op), "reduce")
+    result = reduced(here, tensor.array, _reduction("reduce", op), "reduce")
     if here.rank.index == _rank(here, "reduce", dst):
-        _write(tensor, made, "reduce")
+        _write(tensor, result, "reduce")
 
 
 def broadcast(tensor: Tensor, src: int) -> None:
-    """tensor = that of rank `src`."""
+    """Replace `tensor`, in place, by the tensor of rank `src`.  Raises: ArgumentError for an unknown rank."""
     here = _here("broadcast", tensor)
     _write(tensor, spread(here, tensor.array, _rank(here, "broadcast", src), "broadcast"), "broadcast")
 
 
 def all_gather(tensor_list: Sequence[Tensor], tensor: Tensor) -> None:
-    """tensor_list[i] = the tensor of rank i; all are of one type."""
+    """Write the tensor of rank i into tensor_list[i]; all tensors have the same type.
+
+    Raises: ArgumentError unless the list has one tensor per rank.
+    """
     here = _here("all_gather", tensor, *tensor_list)
     _count("all_gather", tensor_list, here)
     parts = stacked(here, tensor.array[None], "all_gather")
@@ -83,7 +92,10 @@ def all_gather(tensor_list: Sequence[Tensor], tensor: Tensor) -> None:
 
 
 def gather(tensor: Tensor, gather_list: Sequence[Tensor] | None = None, dst: int = 0) -> None:
-    """On rank `dst`: gather_list[i] = the tensor of rank i."""
+    """Write the tensor of rank i into gather_list[i], on rank `dst` only.
+
+    Raises: ArgumentError for an unknown rank, or unless the list on rank `dst` has one tensor per rank.
+    """
     here = _here("gather", tensor)
     parts = stacked(here, tensor.array[None], "gather")
     if here.rank.index == _rank(here, "gather", dst):
@@ -93,7 +105,10 @@ def gather(tensor: Tensor, gather_list: Sequence[Tensor] | None = None, dst: int
 
 
 def scatter(tensor: Tensor, scatter_list: Sequence[Tensor] | None = None, src: int = 0) -> None:
-    """tensor = scatter_list[rank] of rank `src`."""
+    """Write scatter_list[i] of rank `src` into `tensor` of rank i.
+
+    Raises: ArgumentError for an unknown rank, or unless the list on rank `src` has one tensor per rank.
+    """
     here = _here("scatter", tensor)
     n, mine = here.rank.size, here.rank.index == _rank(here, "scatter", src)
     if mine:
@@ -103,15 +118,21 @@ def scatter(tensor: Tensor, scatter_list: Sequence[Tensor] | None = None, src: i
 
 
 def reduce_scatter(output: Tensor, input_list: Sequence[Tensor], op: str = "sum") -> None:
-    """output = the sum (or max, min) of all ranks' input_list[rank]."""
+    """Write the sum ("max", "min": the extreme) over all ranks of input_list[i] into `output` of rank i.
+
+    Raises: ArgumentError for an unknown `op`, or unless the list has one tensor per rank.
+    """
     here = _here("reduce_scatter", output, *input_list)
     _count("reduce_scatter", input_list, here)
-    made = scattered(here, np.stack([x.array for x in input_list]), _reduction("reduce_scatter", op), "reduce_scatter")
-    _write(output, made[0], "reduce_scatter")
+    result = scattered(here, np.stack([x.array for x in input_list]), _reduction("reduce_scatter", op), "reduce_scatter")
+    _write(output, result[0], "reduce_scatter")
 
 
 def all_to_all(output_tensor_list: Sequence[Tensor], input_tensor_list: Sequence[Tensor]) -> None:
-    """output_tensor_list[i] = input_tensor_list[rank] of rank i; all are of one type."""
+    """Write input_tensor_list[j] of rank i into output_tensor_list[i] of rank j; all tensors have the same type.
+
+    Raises: ArgumentError unless both lists have one tensor per rank.
+    """
     here = _here("all_to_all", *output_tensor_list, *input_tensor_list)
     _count("all_to_all", input_tensor_list, here)
     _count("all_to_all", output_tensor_list, here)
@@ -120,7 +141,7 @@ def all_to_all(output_tensor_list: Sequence[Tensor], input_tensor_list: Sequence
 
 
 def send(tensor: Tensor, dst: int) -> None:
-    """Hand the tensor to rank `dst`, which calls `recv`."""
+    """Send the tensor to rank `dst`, which calls `recv`.  Raises: ArgumentError for this rank or an unknown rank."""
     here = _here("send", tensor)
     _other(here, "send", dst)
     me = here.rank.index
@@ -129,7 +150,10 @@ def send(tensor: Tensor, dst: int) -> None:
 
 
 def recv(out: Tensor, src: int) -> Tensor:
-    """out = the tensor that rank `src` sends, which is of its type."""
+    """Receive a tensor of the same type from rank `src` into `out`, and return `out`.
+
+    Raises: ArgumentError for this rank or an unknown rank.
+    """
     here = _here("recv", out)
     _other(here, "recv", src)
     me = here.rank.index
@@ -139,7 +163,7 @@ def recv(out: Tensor, src: int) -> Tensor:
 
 
 def _agreed(here: EagerState, what: str, source: int, target: int, type: TensorType) -> AbstractContextManager[None]:
-    """The two ranks make sure that one sends what the other expects."""
+    """Check that sender and receiver pass the same shape and element size."""
     pair = here.rank.comm.group(tuple(sorted((source, target))))
     digest = zlib.crc32(f"{source} {target} {type.shape} {type.dtype.itemsize}".encode())
     return meeting(here, pair, digest, lambda: f"{what} of {type} from rank {source} to rank {target} at {user_line()}")
@@ -147,12 +171,12 @@ def _agreed(here: EagerState, what: str, source: int, target: int, type: TensorT
 
 def _other(here: EagerState, what: str, rank: int) -> None:
     if _rank(here, what, rank) == here.rank.index:
-        raise ArgumentError(f"comm.{what} at {user_line()}: rank {rank} is this rank itself")
+        raise ArgumentError(f"comm.{what} at {user_line()}: rank {rank} is this rank itself; pass another rank")
 
 
 def _count(what: str, tensors: Sequence[Tensor], here: EagerState) -> None:
     if len(tensors) != here.rank.size:
-        raise ArgumentError(f"comm.{what} at {user_line()}: a list of {here.rank.size} tensors is needed, one for each rank; got {len(tensors)}")
+        raise ArgumentError(f"comm.{what} at {user_line()}: the list must have {here.rank.size} tensors, one per rank; got {len(tensors)}")
 
 
 globals().update(all_of(__name__, globals(), __name__, of_tensors))

@@ -1,4 +1,4 @@
-"""Comparisons, logic and selection, element by element; the results of comparisons are bool."""
+"""Comparisons, logic and selection, element by element; comparisons return bool tensors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _comparison(name: str, op: compare.Comparison, sign: str) -> Comparison:
         return _with_number(op, x, other) if isinstance(x, Tensor) else _with_number(op.exchanged(), other, x)
 
     function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"x {sign} other"
+    function.__doc__ = f"Return a bool tensor of x {sign} other, with broadcasting."
     return function
 
 
@@ -58,13 +58,16 @@ ge = greater_equal = _comparison("ge", compare.GreaterEqual(), ">=")
 
 
 def equal(x: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have one shape and the same elements; of global tensors every rank calls it."""
+    """Return True if both tensors have the same shape and equal elements; for global tensors, all ranks must call this."""
     return x.shape == other.shape and bool(eq(x, other).all().item())
 
 
 @rounded_once
 def isclose(x: Tensor, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Tensor:
-    """|x - other| <= atol + rtol |other|, or both the same infinity; NaN is close to nothing unless `equal_nan`."""
+    """Return a bool tensor of |x - other| <= atol + rtol * |other|; equal infinities are close, NaN only with `equal_nan`.
+
+    Raises: ArgumentError for a negative tolerance.
+    """
     if not (rtol >= 0 and atol >= 0):
         raise ArgumentError(f"isclose at {user_line()}: tolerances must not be negative; got rtol={rtol} and atol={atol}")
     a, b = pair("isclose", x, other)
@@ -76,7 +79,7 @@ def isclose(x: Tensor, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equal
 
 
 def allclose(x: Tensor, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
-    """Whether all elements are close; of global tensors every rank calls it."""
+    """Return True if all elements are close in the sense of `isclose`; for global tensors, all ranks must call this."""
     return bool(isclose(x, other, rtol, atol, equal_nan).all().item())
 
 
@@ -84,7 +87,7 @@ def allclose(x: Tensor, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equa
 
 
 def truth(x: Any) -> Any:
-    """Which elements are not 0; numbers as they are."""
+    """Return a bool tensor of x != 0; return Python numbers unchanged."""
     if not isinstance(x, Tensor):
         return x
     return x if x.tensor_type.dtype is bool_ else run(NotEqual(), x, constant(x, 0, x.tensor_type.dtype))
@@ -99,22 +102,22 @@ def _logic(what: str, op: Op, x: Any, other: Any) -> Tensor:
 
 
 def logical_and(x: Any, other: Any) -> Tensor:
-    """Both are true, or not 0."""
+    """Return True where both operands are nonzero, else False."""
     return _logic("logical_and", compare.LogicalAnd(), x, other)
 
 
 def logical_or(x: Any, other: Any) -> Tensor:
-    """One of them is true, or not 0."""
+    """Return True where at least one operand is nonzero, else False."""
     return _logic("logical_or", compare.LogicalOr(), x, other)
 
 
 def logical_xor(x: Any, other: Any) -> Tensor:
-    """Just one of them is true, or not 0."""
+    """Return True where exactly one operand is nonzero, else False."""
     return _logic("logical_xor", compare.LogicalXor(), x, other)
 
 
 def logical_not(x: Tensor) -> Tensor:
-    """x is false, or 0."""
+    """Return True where x is zero, else False."""
     return run(compare.LogicalNot(), truth(x))
 
 
@@ -122,9 +125,12 @@ def logical_not(x: Tensor) -> Tensor:
 
 
 def where(condition: Tensor, x: Any, y: Any) -> Tensor:
-    """x where the condition is true, or not 0, else y; tensors or numbers."""
+    """Return x where the condition is nonzero, else y; x and y are tensors or numbers, and all three broadcast.
+
+    Raises: DtypeError unless the condition is a tensor.
+    """
     if not isinstance(condition, Tensor):
-        raise DtypeError(f"where at {user_line()}: the condition is a tensor; got {condition!r}")
+        raise DtypeError(f"where at {user_line()}: condition must be a tensor; got {condition!r}")
     if not isinstance(x, Tensor) and not isinstance(y, Tensor):
         x, y = operand("where", condition, x), operand("where", condition, y)
         if not isinstance(x, Tensor) and not isinstance(y, Tensor):
@@ -133,12 +139,12 @@ def where(condition: Tensor, x: Any, y: Any) -> Tensor:
 
 
 def _chosen(x: Tensor, condition: Tensor, other: Any) -> Tensor:
-    """x where the condition is true, else `other`."""
+    """Return x where the condition is nonzero, else `other`."""
     return where(condition, x, other)
 
 
 class ComparisonMethods:
-    """Methods of tensors: comparison and logic."""
+    """Methods of tensors for comparison and logic."""
 
     __slots__ = ()
 
@@ -166,7 +172,7 @@ class ComparisonMethods:
     less_equal = method(le, "less_equal")
     not_equal = method(ne, "not_equal")
 
-    if TYPE_CHECKING:  # comparisons of elements, which objects have not
+    if TYPE_CHECKING:  # the return type differs from that of object.__eq__
 
         def __eq__(self, other: Any) -> Tensor: ...  # type: ignore[override]
         def __ne__(self, other: Any) -> Tensor: ...  # type: ignore[override]

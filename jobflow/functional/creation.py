@@ -1,4 +1,4 @@
-"""Tensors from shapes and data: local ones, or global ones with `placement=` and `sbp=`."""
+"""Tensors from shapes and data: local tensors, or global tensors with `placement=` and `sbp=`."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ __all__ = [
 ]  # fmt: skip
 
 
-class Place:
-    """What the keywords of a factory say: where the tensor lies, its element type, whether it requires gradients."""
+class FactoryOptions:
+    """The keyword arguments of a factory function: element type, device, layout and `requires_grad`."""
 
     KEYWORDS = ("dtype", "device", "placement", "sbp", "requires_grad", "pin_memory")
 
     def __init__(self, what: str, options: dict[str, Any], dtype: DType | None = None, like: Tensor | None = None) -> None:
         unknown = sorted(set(options) - set(self.KEYWORDS))
         if unknown:
-            raise TypeError(f"{what} at {user_line()}: unknown keyword {unknown[0]!r}; it takes {', '.join(self.KEYWORDS[:5])}")
+            raise TypeError(f"{what} at {user_line()}: unknown keyword {unknown[0]!r}; the keywords are {', '.join(self.KEYWORDS[:5])}")
         self.what = what
         self.dtype: DType = _dtype(what, options.get("dtype") or dtype or state().default_dtype)
         self.device = checked_device(what, options.get("device"))
@@ -52,146 +52,153 @@ class Place:
         self.like = like
         if self.device is not None and (self.placement is not None or self.sbp is not None):
             raise ConfigError(
-                f"{what} at {user_line()}: device={self.device} is for a local tensor, placement={self.placement!r} with sbp={self.sbp!r} for a "
-                f"global one; give one or the other"
+                f"{what} at {user_line()}: device={self.device} is for local tensors, but placement={self.placement!r} and sbp={self.sbp!r} are "
+                f"for global ones; pass either device, or placement and sbp"
             )
         if self.requires_grad and not self.dtype.is_float:
-            raise DtypeError(f"{what} at {user_line()}: only floating point tensors have gradients; this one would be {self.dtype.name}")
+            raise DtypeError(f"{what} at {user_line()}: requires_grad=True needs a floating point type; got dtype={self.dtype.name}")
 
     def layout(self, ndim: int) -> Layout | None:
-        """Of a tensor of so many axes; None for a local one.  Split as another tensor is, where there is such an axis."""
+        """Return the layout of a tensor with `ndim` axes; None for a local tensor.
+
+        Without own keywords the layout of `like` applies; splits along missing axes become broadcast.
+        """
         if self.placement is None and self.sbp is None and self.like is not None and self.device is None:
-            given = self.like.layout
-            return given and Layout(given.placement, tuple(B if isinstance(sbp, Split) and sbp.axis >= ndim else sbp for sbp in given.sbp))
+            layout = self.like.layout
+            return layout and Layout(layout.placement, tuple(B if isinstance(sbp, Split) and sbp.axis >= ndim else sbp for sbp in layout.sbp))
         return layout_of(self.what, self.placement, self.sbp, ndim)
 
-    def drawn(self, ndim: int) -> Layout | None:
-        """The same of a tensor of random numbers, which cannot be partial."""
+    def random_layout(self, ndim: int) -> Layout | None:
+        """Return the layout of a tensor of random values; raise SbpError for an explicit partial layout."""
         layout = self.layout(ndim)
         if layout is not None and any(isinstance(sbp, Partial) for sbp in layout.sbp):
             if self.placement is None and self.like is not None:
                 return Layout(layout.placement, tuple(B if isinstance(sbp, Partial) else sbp for sbp in layout.sbp))
-            raise SbpError(f"{self.what} at {user_line()}: random numbers cannot be partial: they are not the sum of others; use split or broadcast")
+            raise SbpError(f"{self.what} at {user_line()}: random values cannot be partial; use split or broadcast")
         return layout
 
-    def finished(self, x: Tensor) -> Tensor:
-        """The tensor with what is left of the options."""
+    def finish(self, x: Tensor) -> Tensor:
+        """Return the tensor after setting its device and `requires_grad`."""
         marked(x, self.device)
         x._needs_gradient = self.requires_grad or x._needs_gradient
         return x
 
 
-def _dtype(what: str, given: Any) -> DType:
+def _dtype(what: str, dtype: Any) -> DType:
     try:
-        return dtype_of(given)
+        return dtype_of(dtype)
     except (KeyError, TypeError, ValueError):
-        raise DtypeError(f"{what} at {user_line()}: dtype={given!r} is not one of jobflow's element types") from None
+        raise DtypeError(f"{what} at {user_line()}: dtype={dtype!r} is not one of jobflow's element types") from None
 
 
 def shape_of(what: str, sizes: Sequence[Any], options: dict[str, Any]) -> tuple[int, ...]:
-    """The shape that f(2, 3), f((2, 3)) and f(size=(2, 3)) mean; "size" is taken out of the options."""
-    given = options.pop("size", options.pop("shape", None))
-    if given is not None:
+    """Return the shape requested by f(2, 3), f((2, 3)) or f(size=(2, 3)), and remove "size" from the options."""
+    size = options.pop("size", options.pop("shape", None))
+    if size is not None:
         if sizes:
-            raise ShapeError(f"{what} at {user_line()}: the shape is given twice, as {sizes} and as size={given}")
-        sizes = (given,)
+            raise ShapeError(f"{what} at {user_line()}: the shape is passed twice, as {sizes} and as size={size}; pass it once")
+        sizes = (size,)
     if len(sizes) == 1 and isinstance(sizes[0], Sequence | np.ndarray):
         sizes = tuple(sizes[0])
     if not all(isinstance(n, int | np.integer) and n >= 0 for n in sizes):
-        raise ShapeError(f"{what} at {user_line()}: a shape is made of integers, 0 or more; got {tuple(sizes)}")
+        raise ShapeError(f"{what} at {user_line()}: a shape must consist of integers >= 0; got {tuple(sizes)}")
     return tuple(int(n) for n in sizes)
 
 
 # -------------------------------------------------------------------- one value
 
 
-def _filled(what: str, shape: tuple[int, ...], value: Number, place: Place) -> Tensor:
-    return place.finished(source(Constant(shape, place.dtype, fitting(value, place.dtype)), place.layout(len(shape))))
+def _filled(what: str, shape: tuple[int, ...], value: Number, spec: FactoryOptions) -> Tensor:
+    return spec.finish(source(Constant(shape, spec.dtype, fitting(value, spec.dtype)), spec.layout(len(shape))))
 
 
 def zeros(*sizes: Any, **options: Any) -> Tensor:
-    """A tensor of zeros; its shape as numbers, a tuple or `size=`.
+    """Return a tensor of zeros; the shape is passed as integers, a tuple or `size=`.
 
-    Keywords here and of all factories: dtype, device, requires_grad; placement and sbp for a global tensor.
+    All factories accept the keywords dtype, device and requires_grad; placement and sbp create a global tensor.
+    Raises: ShapeError, DtypeError, ConfigError for invalid or contradictory arguments.
     """
-    return _filled("zeros", shape_of("zeros", sizes, options), 0, Place("zeros", options))
+    return _filled("zeros", shape_of("zeros", sizes, options), 0, FactoryOptions("zeros", options))
 
 
 def ones(*sizes: Any, **options: Any) -> Tensor:
-    """A tensor of ones; where it is partial, the first rank has them and the others zeros."""
-    return _filled("ones", shape_of("ones", sizes, options), 1, Place("ones", options))
+    """Return a tensor of ones; arguments as in `zeros`.  Of a partial tensor, the first rank stores ones and the others zeros."""
+    return _filled("ones", shape_of("ones", sizes, options), 1, FactoryOptions("ones", options))
 
 
 def empty(*sizes: Any, **options: Any) -> Tensor:
-    """A tensor to be written into; its values are zeros."""
-    return _filled("empty", shape_of("empty", sizes, options), 0, Place("empty", options))
+    """Return a tensor to be written into; its elements are zeros.  Arguments as in `zeros`."""
+    return _filled("empty", shape_of("empty", sizes, options), 0, FactoryOptions("empty", options))
 
 
 def full(size: Any, fill_value: Any, **options: Any) -> Tensor:
-    """A tensor all of whose elements are `fill_value`."""
+    """Return a tensor of shape `size` filled with `fill_value`; keywords as in `zeros`.
+
+    The element type is int64 or bool for an integer or bool value, otherwise the default type.
+    """
     value = number(fill_value, "full")
     shape = shape_of("full", (size,), {})
-    return _filled("full", shape, value, Place("full", options, None if number_kind(value) == 2 else number_dtype(value)))
+    return _filled("full", shape, value, FactoryOptions("full", options, None if number_kind(value) == 2 else number_dtype(value)))
 
 
 def number(value: Any, what: str) -> Number:
-    """A number of Python from whatever is one."""
+    """Return a Python number from a number, or from an array or tensor of one element; raise DtypeError for other values."""
     if isinstance(value, Tensor | np.ndarray | np.generic) and value.shape in ((), (1,)):
         value = value.item()
     if not isinstance(value, int | float):
-        raise DtypeError(f"{what} at {user_line()}: a number is needed; got {value!r}")
+        raise DtypeError(f"{what} at {user_line()}: the value must be a number; got {value!r}")
     return value
 
 
 def _like(what: str, x: Tensor, value: Number, options: dict[str, Any]) -> Tensor:
-    place = Place(what, options, x.dtype, x)
-    if x.traced is not None and place.placement is None and place.sbp is None and place.device is None:
-        return place.finished(run(FillLike(fitting(value, place.dtype), place.dtype), x.detach()))
-    return _filled(what, x.tensor_type.shape, value, place)
+    spec = FactoryOptions(what, options, x.dtype, x)
+    if x.traced is not None and spec.placement is None and spec.sbp is None and spec.device is None:
+        return spec.finish(run(FillLike(fitting(value, spec.dtype), spec.dtype), x.detach()))
+    return _filled(what, x.tensor_type.shape, value, spec)
 
 
 def zeros_like(x: Tensor, **options: Any) -> Tensor:
-    """Zeros in the shape, element type and layout of x, unless the keywords say otherwise."""
+    """Return zeros with the shape, element type and layout of x; keywords of `zeros` override them."""
     return _like("zeros_like", x, 0, options)
 
 
 def ones_like(x: Tensor, **options: Any) -> Tensor:
-    """Ones likewise."""
+    """Return ones with the shape, element type and layout of x; keywords of `zeros` override them."""
     return _like("ones_like", x, 1, options)
 
 
 def empty_like(x: Tensor, **options: Any) -> Tensor:
-    """A tensor to be written into, likewise."""
+    """Return a tensor to be written into, with the shape, element type and layout of x; keywords of `zeros` override them."""
     return _like("empty_like", x, 0, options)
 
 
 def full_like(x: Tensor, fill_value: Any, **options: Any) -> Tensor:
-    """A tensor all of whose elements are `fill_value`, likewise."""
+    """Return a tensor filled with `fill_value`, with the shape, element type and layout of x; keywords of `zeros` override them."""
     return _like("full_like", x, number(fill_value, "full_like"), options)
 
 
 def new_zeros(x: Tensor, *sizes: Any, **options: Any) -> Tensor:
-    """Zeros of another shape in the element type and layout of x, unless the keywords say otherwise."""
-    return _filled("new_zeros", shape_of("new_zeros", sizes, options), 0, Place("new_zeros", options, x.dtype, x))
+    """Return zeros of another shape with the element type and layout of x; keywords of `zeros` override them."""
+    return _filled("new_zeros", shape_of("new_zeros", sizes, options), 0, FactoryOptions("new_zeros", options, x.dtype, x))
 
 
 def new_ones(x: Tensor, *sizes: Any, **options: Any) -> Tensor:
-    """Ones likewise."""
-    return _filled("new_ones", shape_of("new_ones", sizes, options), 1, Place("new_ones", options, x.dtype, x))
+    """Return ones of another shape with the element type and layout of x; keywords of `zeros` override them."""
+    return _filled("new_ones", shape_of("new_ones", sizes, options), 1, FactoryOptions("new_ones", options, x.dtype, x))
 
 
 def new_empty(x: Tensor, *sizes: Any, **options: Any) -> Tensor:
-    """A tensor to be written into, likewise."""
-    return _filled("new_empty", shape_of("new_empty", sizes, options), 0, Place("new_empty", options, x.dtype, x))
+    """Return a tensor of another shape to be written into, with the element type and layout of x; keywords of `zeros` override them."""
+    return _filled("new_empty", shape_of("new_empty", sizes, options), 0, FactoryOptions("new_empty", options, x.dtype, x))
 
 
 def new_full(x: Tensor, size: Any, fill_value: Any, **options: Any) -> Tensor:
-    """A tensor all of whose elements are `fill_value`, likewise."""
-    return _filled("new_full", shape_of("new_full", (size,), {}), number(fill_value, "new_full"), Place("new_full", options, x.dtype, x))
+    """Return a tensor of shape `size` filled with `fill_value`, with the element type and layout of x; keywords of `zeros` override them."""
+    return _filled("new_full", shape_of("new_full", (size,), {}), number(fill_value, "new_full"), FactoryOptions("new_full", options, x.dtype, x))
 
 
 def new_tensor(x: Tensor, data: Any, **options: Any) -> Tensor:
-    """A tensor of these data in the element type and layout of x, unless the keywords say otherwise."""
+    """Return a tensor of these data with the element type and layout of x; keywords of `zeros` override them."""
     return _from_data("new_tensor", data, options, x.dtype, x)
 
 
@@ -199,101 +206,100 @@ def new_tensor(x: Tensor, data: Any, **options: Any) -> Tensor:
 
 
 def tensor(data: Any, **options: Any) -> Tensor:
-    """A tensor of these data: a number, nested lists, a NumPy array, another tensor; they are copied.
+    """Return a tensor with a copy of the data: a number, nested lists, a NumPy array or another tensor.
 
-    Floats of Python become float32, their integers int64; arrays keep their element type.  With placement= and sbp= the data are the
-    logical value, which every rank passes and of which it keeps its piece.  In the body of a job they are a constant of the job: they
-    are what they are when the body runs, once.
-    Raises: DivergedError on every rank if they pass different data.
+    Python floats become float32 and Python integers int64; arrays keep their element type.  With placement= and sbp=, every rank passes
+    the whole logical value and keeps its piece.  In the body of a job the data become a constant of the job, with their values at tracing.
+    Raises: DivergedError on every rank if ranks pass different data; ShapeError for nested lists of unequal lengths; DtypeError.
     """
     return _from_data("tensor", data, options)
 
 
 def _from_data(what: str, data: Any, options: dict[str, Any], dtype: DType | None = None, like: Tensor | None = None) -> Tensor:
     if isinstance(data, Tensor) and "placement" not in options and "sbp" not in options and like is None:
-        place = Place(what, options, data.dtype)
-        return place.finished(cast(data.detach(), place.dtype) if place.dtype is not data.dtype else data.detach().clone())
+        spec = FactoryOptions(what, options, data.dtype)
+        return spec.finish(cast(data.detach(), spec.dtype) if spec.dtype is not data.dtype else data.detach().clone())
     array = array_of(what, data)
-    numbers = not isinstance(data, np.ndarray | np.generic | Tensor)
-    place = Place(what, options, dtype or (state().default_dtype if numbers and array.dtype == np.float64 else dtype_of(array.dtype)))
-    place.like = like
-    layout = place.layout(array.ndim)
-    if array.dtype != place.dtype.numpy:
-        if numbers and place.dtype.is_integer:
-            _check_span(what, array, place.dtype)
+    from_python = not isinstance(data, np.ndarray | np.generic | Tensor)
+    spec = FactoryOptions(what, options, dtype or (state().default_dtype if from_python and array.dtype == np.float64 else dtype_of(array.dtype)))
+    spec.like = like
+    layout = spec.layout(array.ndim)
+    if array.dtype != spec.dtype.numpy:
+        if from_python and spec.dtype.is_integer:
+            _check_span(what, array, spec.dtype)
         with np.errstate(all="ignore"):
-            array = array.astype(place.dtype.numpy)
-    if layout is None or in_a_job():
-        return place.finished(_holding(array))
+            array = array.astype(spec.dtype.numpy)
+    if layout is None or traces_job():
+        return spec.finish(_holding(array))
     tracer, tensor = building_now(), cut(what, array, layout)
     if tracer is not None and tracer.differentiates:
         tracer.constant(tensor)
-    return place.finished(tensor)
+    return spec.finish(tensor)
 
 
 def _check_span(what: str, array: Array, dtype: DType) -> None:
-    """DtypeError for numbers of Python that a type of integers does not have; negative ones are counted from above where there are none."""
+    """Raise DtypeError for Python numbers outside the range of an integer type; unsigned types accept negative numbers, which wrap around."""
     low, high = dtype.span
     low = low or -high
     outside = array[~((np.trunc(array) >= low) & (array < high + 1))]
     if outside.size:
         raise DtypeError(
-            f"{what} at {user_line()}: {outside.item(0)} is beyond {dtype.name}, {int(dtype.span[0])} to {int(high)}; give a larger dtype"
+            f"{what} at {user_line()}: {outside.item(0)} is out of range for {dtype.name}, {int(dtype.span[0])} to {int(high)}; pass a larger dtype"
         )
 
 
-def in_a_job() -> bool:
-    """Whether the body of a job is recorded, where tensors have no numbers and no layouts yet."""
-    recording = building_now()
-    return recording is not None and not recording.lays
+def traces_job() -> bool:
+    """Return True while the body of a job is traced, where tensors have neither values nor layouts."""
+    tracer = building_now()
+    return tracer is not None and not tracer.lays
 
 
 def _holding(array: Array) -> Tensor:
-    """A local tensor in the memory of an array; in the body of a job or a compiled function, a constant of the program."""
+    """Return a local tensor that shares the array's memory; in the body of a job or a compiled function, a constant of the program."""
     tracer = building_now()
     traced = tracer is not None and (tracer.differentiates or not tracer.lays)
     return source(Literal.of(array), None) if traced else Tensor.new(type_of(array), None, array)
 
 
 def array_of(what: str, data: Any) -> Array:
-    """The data as an array of one of jobflow's element types, of its own; floats of Python are float64."""
+    """Return a copy of the data as an array of one of jobflow's element types; Python floats become float64."""
     check_numbers(what, data)
     try:
-        array = np.array(_numbers(what, data))
+        array = np.array(_tensors_as_arrays(what, data))
     except ValueError as error:
         if isinstance(error, JobflowError):
             raise
-        raise ShapeError(f"{what} at {user_line()}: lists beside each other have different lengths ({error}); make them equally long") from None
+        raise ShapeError(f"{what} at {user_line()}: nested lists have different lengths ({error}); pass lists of equal length") from None
     try:
         dtype_of(array.dtype)
     except (KeyError, TypeError):
         raise DtypeError(
-            f"{what} at {user_line()}: NumPy makes {array.dtype} of the data, which is not one of jobflow's element types; convert it first"
+            f"{what} at {user_line()}: NumPy converts the data to {array.dtype}, which is not one of jobflow's element types; cast them first"
         ) from None
     return array
 
 
-def _numbers(what: str, data: Any) -> Any:
-    """Tensors within nested lists as arrays."""
+def _tensors_as_arrays(what: str, data: Any) -> Any:
+    """Replace tensors within nested lists by arrays."""
     if isinstance(data, Tensor):
         if data.traced is not None:
             raise JobError(
-                f"{what} at {user_line()}: the data contain a tensor {data.tensor_type}, which has no numbers yet; join tensors with "
-                f"flow.stack or flow.cat"
+                f"{what} at {user_line()}: the data contain a tensor {data.tensor_type}, which has no values during tracing; join tensors "
+                f"with flow.stack or flow.cat"
             )
         return data.numpy()
     if isinstance(data, list | tuple) and any(isinstance(each, Tensor | list | tuple) for each in data):
-        return [_numbers(what, each) for each in data]
+        return [_tensors_as_arrays(what, each) for each in data]
     return data
 
 
 def whole(layout: Layout) -> Layout:
-    """The same ranks, each with the full value."""
+    """Return the broadcast layout on the same ranks."""
     return Layout(layout.placement, (B,) * len(layout.sbp))
 
 
 def cut(what: str, array: Array, layout: Layout) -> Tensor:
-    """The global tensor whose logical value every rank has as `array`."""
+    """Return a global tensor of this rank's piece of `array`, the logical value that every rank passes."""
     here = state()
     type = type_of(array)
     digest = zlib.crc32(np.ascontiguousarray(array).tobytes(), zlib.crc32(f"{type} {layout}".encode())) if here.rank.size > 1 else 0
@@ -305,9 +311,9 @@ def cut(what: str, array: Array, layout: Layout) -> Tensor:
                 digest,
                 lambda: f"{what} of {_shortened(array)}, {type} {layout}, at {user_line()}; every rank passes the same logical value",
             )
-    made = Tensor.new(type, layout, _piece_of(array, layout, here.rank.index))
-    made.origin = digest
-    return made
+    result = Tensor.new(type, layout, _piece_of(array, layout, here.rank.index))
+    result.origin = digest
+    return result
 
 
 def _piece_of(array: Array, layout: Layout, rank: int) -> Array:
@@ -321,21 +327,24 @@ def _shortened(array: Array) -> str:
 
 
 def as_tensor(data: Any, **options: Any) -> Tensor:
-    """The data as a tensor, which shares the memory of an array of the right type; a tensor of the right type is itself."""
+    """Return the data as a tensor without a copy where possible.
+
+    A NumPy array of the requested element type shares its memory; a tensor of that type is returned itself.
+    """
     if isinstance(data, Tensor) and not options.get("placement"):
-        place = Place("as_tensor", options, data.dtype)
-        return place.finished(cast(data, place.dtype))
+        spec = FactoryOptions("as_tensor", options, data.dtype)
+        return spec.finish(cast(data, spec.dtype))
     if isinstance(data, np.ndarray) and not options.get("placement"):
-        place = Place("as_tensor", options, _dtype("as_tensor", data.dtype))
-        if data.dtype == place.dtype.numpy and not hides_elements(data):
-            return place.finished(_holding(data))
+        spec = FactoryOptions("as_tensor", options, _dtype("as_tensor", data.dtype))
+        if data.dtype == spec.dtype.numpy and not hides_elements(data):
+            return spec.finish(_holding(data))
     return _from_data("as_tensor", data, options)
 
 
 def from_numpy(array: Array) -> Tensor:
-    """A local tensor in the memory of a NumPy array."""
+    """Return a local tensor that shares the memory of a NumPy array.  Raises: DtypeError for another object or element type."""
     if not isinstance(array, np.ndarray):
-        raise DtypeError(f"from_numpy at {user_line()}: it takes a NumPy array; got {array!r}")
+        raise DtypeError(f"from_numpy at {user_line()}: the argument must be a NumPy array; got {array!r}")
     _dtype("from_numpy", array.dtype)
     check_numbers("from_numpy", array)
     return Tensor.new(type_of(array), None, array)
@@ -345,74 +354,82 @@ def from_numpy(array: Array) -> Tensor:
 
 
 def arange(start: Number, end: Number | None = None, step: Number = 1, **options: Any) -> Tensor:
-    """The numbers start, start + step, ... before end; from 0 if only one is given."""
+    """Return the vector start, start + step, ... up to but excluding end; a single argument is the end, and start is 0.
+
+    The element type is int64, or the default type if an argument is a float.  Raises: ArgumentError if no steps lead from start to end.
+    """
     if end is None:
         start, end = 0, start
     start, end, step = (number(each, "arange") for each in (start, end, step))
     if not all(map(math.isfinite, (start, end, step))) or not step or (end - start) / step < 0:
-        raise ArgumentError(f"arange at {user_line()}: no steps of {step} lead from {start} to {end}")
+        raise ArgumentError(
+            f"arange at {user_line()}: steps of {step} do not lead from {start} to {end}; pass finite numbers and a step towards the end"
+        )
     default = None if any(number_kind(each) == 2 for each in (start, end, step)) else int64
-    place = Place("arange", options, default)
+    spec = FactoryOptions("arange", options, default)
     count = -int(-((end - start) / step) // 1) if default is None else max(0, -(-(end - start) // step))
-    return place.finished(source(Arange((int(count),), place.dtype, start, step), place.layout(1)))
+    return spec.finish(source(Arange((int(count),), spec.dtype, start, step), spec.layout(1)))
 
 
 def range(start: Number, end: Number, step: Number = 1, **options: Any) -> Tensor:
-    """The numbers start, start + step, ... up to end, which is included, in the default element type; as in PyTorch."""
-    place = Place("range", options)
+    """Return the vector start, start + step, ... up to and including end, in the default element type, as in PyTorch.
+
+    Raises: ArgumentError if no steps lead from start to end.
+    """
+    spec = FactoryOptions("range", options)
     first, last, delta = (number(each, "range") for each in (start, end, step))
     finite = all(map(math.isfinite, (first, last, delta)))
-    if finite and not place.dtype.is_float:  # PyTorch truncates the step too
+    if finite and not spec.dtype.is_float:  # PyTorch truncates the step too
         first, last, delta = (math.trunc(each) for each in (first, last, delta))
     if not finite or not delta or (last - first) / delta < 0:
         raise ArgumentError(
-            f"range at {user_line()}: start {start}, end {end} and step {step} give no {place.dtype.name} range; pass finite numbers and a step "
-            f"that leads from start to end"
+            f"range at {user_line()}: start {start}, end {end} and step {step} do not form a range of {spec.dtype.name}; pass finite "
+            f"numbers and a step that leads from start to end"
         )
-    count = int((last - first) / delta) + 1 if place.dtype.is_float else (last - first) // delta + 1
-    return place.finished(source(Arange((int(count),), place.dtype, first, delta), place.layout(1)))
+    count = int((last - first) / delta) + 1 if spec.dtype.is_float else (last - first) // delta + 1
+    return spec.finish(source(Arange((int(count),), spec.dtype, first, delta), spec.layout(1)))
 
 
 def linspace(start: Number, end: Number, steps: int, **options: Any) -> Tensor:
-    """`steps` numbers from start to end, both included, at equal distances."""
-    place, count = Place("linspace", options), _count("linspace", steps)
+    """Return a vector of `steps` evenly spaced numbers from start to end, both included.  Raises: ArgumentError if steps < 0."""
+    spec, count = FactoryOptions("linspace", options), _count("linspace", steps)
     first, last = (float(number(each, "linspace")) for each in (start, end))
-    return place.finished(source(Linspace((count,), place.dtype, first, last, count), place.layout(1)))
+    return spec.finish(source(Linspace((count,), spec.dtype, first, last, count), spec.layout(1)))
 
 
 def _count(what: str, steps: int) -> int:
     if not isinstance(steps, int | np.integer) or steps < 0:
-        raise ArgumentError(f"{what} at {user_line()}: steps is an integer, 0 or more; got {steps!r}")
+        raise ArgumentError(f"{what} at {user_line()}: steps must be an integer >= 0; got {steps!r}")
     return int(steps)
 
 
 def logspace(start: Number, end: Number, steps: int, base: Number = 10.0, **options: Any) -> Tensor:
-    """base to the powers linspace(start, end, steps)."""
-    place, count = Place("logspace", options), _count("logspace", steps)
-    target = place.layout(1)
-    where = {"placement": place.placement, "sbp": _whole(place), "dtype": float64}
+    """Return the vector base ** linspace(start, end, steps)."""
+    spec, count = FactoryOptions("logspace", options), _count("logspace", steps)
+    target = spec.layout(1)
+    where = {"placement": spec.placement, "sbp": _whole(spec), "dtype": float64}
     powers: Tensor = run(Power(), full((1,), float(base), **where), linspace(start, end, count, **where))
-    made = cast(powers, place.dtype)
-    return place.finished(made if target is None else crossing.change(state(), made, target))
+    values = cast(powers, spec.dtype)
+    return spec.finish(values if target is None else crossing.change(state(), values, target))
 
 
-def _whole(place: Place) -> Any:
-    """Broadcast, for each dimension of the mesh."""
-    return None if place.placement is None else [B] * len(place.placement.core.mesh)
+def _whole(spec: FactoryOptions) -> Any:
+    """Return one broadcast per dimension of the mesh; None for a local tensor."""
+    return None if spec.placement is None else [B] * len(spec.placement.core.mesh)
 
 
 def eye(n: int, m: int | None = None, **options: Any) -> Tensor:
-    """Ones on the diagonal of an n x m matrix of zeros; m is n if it is not given."""
-    place = Place("eye", options)
-    target = place.layout(2)
-    where = {"placement": place.placement, "sbp": _whole(place)}
+    """Return an n x m matrix with ones on the diagonal and zeros elsewhere; m defaults to n."""
+    spec = FactoryOptions("eye", options)
+    target = spec.layout(2)
+    where = {"placement": spec.placement, "sbp": _whole(spec)}
     rows = run(ExpandDims(1), arange(n, **where))
-    equal = cast(run(Equal(), rows, arange(n if m is None else m, **where)), place.dtype)
-    return place.finished(equal if target is None else crossing.change(state(), equal, target))
+    equal = cast(run(Equal(), rows, arange(n if m is None else m, **where)), spec.dtype)
+    return spec.finish(equal if target is None else crossing.change(state(), equal, target))
 
 
 class CreationMethods:
-    """Methods of tensors: creation."""
+    """Methods of tensors that create other tensors."""
 
     __slots__ = ()
 

@@ -1,13 +1,16 @@
-"""flow.cuda: whether there are GPUs.  Jobs run on them; tensors and graphs refuse the device "cuda" there, and without a GPU live on the host."""
+"""flow.cuda: queries of the GPUs of this process.
+
+Jobs run on GPUs.  With a GPU present, tensors and graphs refuse the device "cuda"; without one, they use the host's memory.
+"""
 
 from jobflow.runtime.device import cupy_device as cuda
 
 
 def device_count() -> int:
-    """How many GPUs this process sees."""
+    """Return the number of GPUs visible to this process."""
     return cuda.available()
 
 
 def is_available() -> bool:
-    """Whether there is one."""
+    """Return True if this process has at least one GPU."""
     return device_count() > 0

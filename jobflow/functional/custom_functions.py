@@ -1,4 +1,4 @@
-"""Functions with their own gradients: `flow.autograd.Function`."""
+"""Functions with user-defined gradients: `flow.autograd.Function`."""
 
 from __future__ import annotations
 
@@ -33,19 +33,23 @@ def backward(
     *,
     inputs: Tensor | Iterable[Tensor] | None = None,
 ) -> None:
-    """Add the gradients of the tensors' sum to the `grad` of the leaves, or of the `inputs` only."""
+    """Add the gradients of the sum of `tensors`, weighted by `grad_tensors`, to the `grad` of the leaves, or only of `inputs`.
+
+    The graph is released unless `retain_graph` or `create_graph`, which also records the gradients' computation.
+    Raises: ArgumentError for arguments that are not tensors, or for different numbers of `tensors` and `grad_tensors`.
+    """
     roots = tensors_of("backward", "tensors", tensors)
-    given = seeds_of("backward", "grad_tensors", grad_tensors, roots)
+    seeds = seeds_of("backward", "grad_tensors", grad_tensors, roots)
     into = None if inputs is None else tensors_of("backward", "inputs", inputs)
-    passes.backward(roots, given, keep=bool(retain_graph), create=create_graph, into=into)
+    passes.backward(roots, seeds, keep=bool(retain_graph), create=create_graph, into=into)
 
 
 class Saved:
-    """What `forward` leaves for `backward`: `save_for_backward(*tensors)`, and any attribute."""
+    """The `ctx` of a Function: tensors saved by `forward` for `backward`, and arbitrary attributes."""
 
     def __init__(self, name: str, needs: tuple[bool, ...]) -> None:
         self._name = name
-        #: per argument of forward, whether its gradient is asked for
+        #: per argument of forward: True if its gradient is needed
         self.needs_input_grad = needs
         self._saved: tuple[tuple[Tensor | None, int], ...] = ()
         self._without: tuple[Tensor, ...] = ()
@@ -53,12 +57,12 @@ class Saved:
         self._zeros = True
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
-        """Keep tensors; `saved_tensors` in backward."""
+        """Save tensors; `backward` reads them as `saved_tensors`."""
         self._saved = tuple((x, 0 if x is None else x.version) for x in tensors)
 
     @property
     def saved_tensors(self) -> tuple[Tensor | None, ...]:
-        """What was kept; JobError if some of it has been written over since."""
+        """The saved tensors.  Raises: JobError if one was overwritten after `forward`."""
         for x, version in self._saved:
             if x is not None and x.version != version:
                 raise JobError(
@@ -68,75 +72,83 @@ class Saved:
         return tuple(x for x, _ in self._saved)
 
     def mark_non_differentiable(self, *outputs: Tensor) -> None:
-        """These outputs have no gradient; backward is given zeros for them."""
+        """Mark outputs without a gradient; `backward` receives zeros for them."""
         self._without = outputs
 
     def mark_dirty(self, *inputs: Tensor) -> None:
-        """These inputs were written over by forward, which returns them."""
+        """Mark inputs that `forward` overwrites in place and returns."""
         self._dirty = inputs
 
     def set_materialize_grads(self, value: bool) -> None:
-        """Whether backward is given zeros, and not None, for outputs that nobody made use of."""
+        """Choose whether `backward` receives zeros (True, the default) or None for the gradients of unused outputs."""
         self._zeros = bool(value)
 
 
 class Function:
-    """A function with a gradient of its own; it is called by `apply`.
+    """A function with a user-defined gradient, called by `apply`.
 
-    class Double(flow.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 2
+        class Double(flow.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x * 2
 
-        @staticmethod
-        def backward(ctx, dy):
-            return dy * 2
+            @staticmethod
+            def backward(ctx, dy):
+                return dy * 2
 
-    `backward` is given one gradient for each output of forward (None for those that are no tensors), and gives one for each argument,
-    None for those that have none.  It is differentiated too where gradients of gradients are asked for.  `forward` may leave `ctx`
-    out, if there is a `setup_context(ctx, inputs, output)`.
+    `backward` receives one gradient per output of `forward`, None for outputs that are not tensors.  It returns one gradient per argument,
+    None for arguments without a gradient.  Gradients of gradients differentiate `backward` itself.  `forward` may omit `ctx` if the class
+    defines `setup_context(ctx, inputs, output)`.
     """
 
     setup_context: Any = None
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Any:
-        """What the function computes; nothing of it is recorded."""
+        """Compute the result of the function; its operations are not recorded for backward."""
         raise JobError(f"apply at {user_line()}: an autograd.Function needs a static method forward(ctx, ...)")
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        """The gradients of forward's arguments, from those of its outputs."""
+        """Return the gradients of the arguments of `forward`, computed from the gradients of its outputs."""
         raise JobError(f"backward at {user_line()}: an autograd.Function needs a static method backward(ctx, ...)")
 
     @classmethod
     def apply(cls, *arguments: Any) -> Any:
-        """The result of forward, with backward as its gradient."""
+        """Call `forward` and attach `backward` as the gradient of its result.
+
+        Raises: JobError while a job, a graph or a compiled function is traced; ArgumentError if a dirty input is not returned.
+        """
         here = state()
         if here.building is not None:
             raise JobError(f"{cls.__name__} at {user_line()}: an autograd.Function cannot be part of {running()}")
         edges = [edge_of(each) if isinstance(each, Tensor) else None for each in arguments]
         saved = Saved(cls.__name__, tuple(edge is not None for edge in edges))
         with no_grad():
-            made = cls.forward(saved, *arguments) if cls.setup_context is None else cls.forward(*arguments)
+            result = cls.forward(saved, *arguments) if cls.setup_context is None else cls.forward(*arguments)
             if cls.setup_context is not None:
-                cls.setup_context(saved, arguments, made)
-        outputs = list(made) if isinstance(made, tuple) else [made]
+                cls.setup_context(saved, arguments, result)
+        outputs = list(result) if isinstance(result, tuple) else [result]
         node = None
         if here.grad_enabled and any(saved.needs_input_grad):
             gradient = _Backward(cls, saved, [_kind(x) for x in arguments], [_kind(y) for y in outputs])
             node = TapeNode(cls.__name__, tuple(edges), len(outputs), gradient)
         results = _results(saved, arguments, outputs, node)
-        return tuple(results) if isinstance(made, tuple) else results[0]
+        return tuple(results) if isinstance(result, tuple) else results[0]
 
 
 def _results(saved: Saved, arguments: Sequence[Any], outputs: Sequence[Any], node: TapeNode | None) -> list[Any]:
-    """The outputs as `node` made them; an argument that is handed through is another tensor in the same memory, unless it is dirty."""
+    """Return the outputs, attached to `node`.
+
+    An argument that is returned becomes a new tensor in the same memory; a dirty argument stays the same object.
+    """
     dirty, without = ({id(x) for x in marked} for marked in (saved._dirty, saved._without))
     if lost := dirty - {id(y) for y in outputs}:
-        raise ArgumentError(f"{saved._name} at {user_line()}: forward returns {len(dirty) - len(lost)} of the {len(dirty)} tensors marked dirty")
-    given = {id(x) for x in arguments}
-    fresh = [y.detach() if isinstance(y, Tensor) and id(y) in given else y for y in outputs]
+        raise ArgumentError(
+            f"{saved._name} at {user_line()}: forward returns {len(dirty) - len(lost)} of the {len(dirty)} tensors marked dirty; return all"
+        )
+    argument_ids = {id(x) for x in arguments}
+    fresh = [y.detach() if isinstance(y, Tensor) and id(y) in argument_ids else y for y in outputs]
     if node is not None:
         note(node, [y if isinstance(y, Tensor) and id(old) not in without else None for y, old in zip(fresh, outputs, strict=True)])
     for i, old in enumerate(outputs):
@@ -150,7 +162,7 @@ def _results(saved: Saved, arguments: Sequence[Any], outputs: Sequence[Any], nod
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What a tensor is, and the shape of this rank's piece."""
+    """The type and layout of a tensor, and the shape of this rank's piece."""
 
     type: TensorType
     layout: Layout | None
@@ -160,13 +172,13 @@ class _Kind:
         return Tensor.new(self.type, self.layout, np.zeros(self.piece, self.type.dtype.numpy))
 
     def fitted(self, gradient: Tensor, what: str) -> Tensor:
-        """A gradient for a tensor of this kind: summed to its shape, if it was broadcast, in its element type."""
+        """Return a gradient for a tensor of this kind: summed over broadcast axes, and cast to its element type."""
         lead = gradient.tensor_type.ndim - self.type.ndim
         if lead < 0 or any(n not in (1, m) for n, m in zip(self.type.shape, gradient.tensor_type.shape[lead:], strict=True)):
-            raise ShapeError(f"{what} is {gradient.tensor_type}, the argument {self.type}")
-        place, own = (None if layout is None else layout.placement for layout in (gradient.layout, self.layout))
-        if place != own:
-            raise ShapeError(f"{what} is {gradient.layout or 'local'}, the argument {self.layout or 'local'}; use to_global or to_local")
+            raise ShapeError(f"{what} is {gradient.tensor_type}, but the argument is {self.type}; return a gradient of its shape")
+        placement, own = (None if layout is None else layout.placement for layout in (gradient.layout, self.layout))
+        if placement != own:
+            raise ShapeError(f"{what} is {gradient.layout or 'local'}, but the argument is {self.layout or 'local'}; use to_global or to_local")
         if gradient.tensor_type.shape != self.type.shape:
             gradient = apply(SumTo(self.type.shape), gradient)
         return cast(gradient, self.type.dtype)
@@ -178,31 +190,34 @@ def _kind(x: Any) -> _Kind | None:
 
 @dataclass(frozen=True, slots=True)
 class _Backward:
-    """The gradients of the arguments, by the function's own backward."""
+    """The gradient function on the tape: calls the user's `backward` and checks its results."""
 
     function: type[Function]
     saved: Saved
     arguments: Sequence[_Kind | None]
     outputs: Sequence[_Kind | None]
 
-    def __call__(self, kept: Sequence[Tensor], gradients: Gradients) -> Gradients:
-        given = [
+    def __call__(self, saved_values: Sequence[Tensor], gradients: Gradients) -> Gradients:
+        output_gradients = [
             kind.zeros() if gradient is None and kind is not None and self.saved._zeros else gradient
             for kind, gradient in zip(self.outputs, gradients, strict=True)
         ]
         with scope.using(interpreter=None):
-            found = self.function.backward(self.saved, *given)
-        listed = list(found) if isinstance(found, tuple | list) else [found]
+            returned = self.function.backward(self.saved, *output_gradients)
+        listed = list(returned) if isinstance(returned, tuple | list) else [returned]
         what, expected = f"{self.function.__name__}.backward at {user_line()}", len(self.arguments)
         if len(listed) < expected or any(gradient is not None for gradient in listed[expected:]):
-            raise ArgumentError(f"{what}: {len(listed)} gradients for {expected} arguments of forward")
-        return [self._checked(what, i, gradient) for i, gradient in enumerate(listed[:expected])]
+            raise ArgumentError(f"{what}: {len(listed)} gradients are returned for {expected} arguments of forward; return one per argument")
+        return [self._check_gradient(what, i, gradient) for i, gradient in enumerate(listed[:expected])]
 
-    def _checked(self, what: str, i: int, gradient: Any) -> Tensor | None:
-        kind, asked = self.arguments[i], self.saved.needs_input_grad[i]
+    def _check_gradient(self, what: str, i: int, gradient: Any) -> Tensor | None:
+        kind, needed = self.arguments[i], self.saved.needs_input_grad[i]
         if gradient is None:
             return None
         if kind is None or not isinstance(gradient, Tensor):
-            told = "no tensor" if kind is None else str(kind.type)
-            raise ArgumentError(f"{what}: gradient {i} is {type(gradient).__name__}, the argument {told}; a gradient is a tensor, or None")
-        return kind.fitted(gradient, f"{what}: gradient {i}") if asked else None
+            argument = "not a tensor" if kind is None else str(kind.type)
+            raise ArgumentError(
+                f"{what}: gradient {i} is of type {type(gradient).__name__}, the argument is {argument}; return "
+                f"{'None' if kind is None else 'a tensor or None'}"
+            )
+        return kind.fitted(gradient, f"{what}: gradient {i}") if needed else None

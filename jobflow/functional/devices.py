@@ -1,7 +1,7 @@
 """Devices of local tensors: device("cpu"), device("cuda:0").
 
-Tensors of programs written for GPUs keep their device's name where there is no GPU, and live on the host, with one notice.  Where there is
-one they are refused, because nothing would use it: `placements.on_host`.
+Without a GPU, tensors of programs for GPUs keep the name of their device, use the host's memory, and print one notice.  With a GPU, they
+are refused, because eager operations do not run on GPUs: `placements.on_host`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ TYPES = ("cpu", "cuda")
 
 
 class device:
-    """Where a local tensor lives: a type, "cpu" or "cuda", and a number among those of the machine; "cuda:1" says both."""
+    """The device of a local tensor: a type, "cpu" or "cuda", and an index on the machine; "cuda:1" names both.
+
+    Raises: PlacementError for another text or a negative index.
+    """
 
     __slots__ = ("index", "type")
     type: str
@@ -29,8 +32,8 @@ class device:
             type = type.type
         name, colon, number = str(type).partition(":")
         if name not in TYPES or (colon and (index is not None or not number.isdecimal())) or (index is not None and index < 0):
-            given = repr(type) if index is None else f"{type!r}, {index!r}"
-            raise PlacementError(f'device at {user_line()}: {given} is not a device; use "cpu", "cuda" or "cuda:0"')
+            description = repr(type) if index is None else f"{type!r}, {index!r}"
+            raise PlacementError(f'device at {user_line()}: {description} is not a device; use "cpu", "cuda" or "cuda:0"')
         self.type = name
         self.index = int(number) if colon else 0 if index is None else int(index)
 
@@ -50,32 +53,32 @@ class device:
         return device, (self.type, self.index)
 
 
-def checked_device(what: str, given: Any) -> device | None:
-    """The device that `device=` names; None for None.  PlacementError for what is none."""
-    if given is None:
+def checked_device(what: str, requested: Any) -> device | None:
+    """Return the device that `device=` names; None for None.  Raises: PlacementError for anything else."""
+    if requested is None:
         return None
-    found = _numbered(given)
-    if found is None:
-        raise PlacementError(f'{what} at {user_line()}: device={given!r} is not a device; use "cpu", "cuda" or "cuda:0"')
-    return found
+    named = _numbered(requested)
+    if named is None:
+        raise PlacementError(f'{what} at {user_line()}: device={requested!r} is not a device; use "cpu", "cuda" or "cuda:0"')
+    return named
 
 
-def _numbered(given: Any) -> device | None:
-    """A device without a number is that of this rank if it is a GPU."""
-    if isinstance(given, int) and not isinstance(given, bool):
-        return device("cuda", given)
-    if given == "cuda":
+def _numbered(requested: Any) -> device | None:
+    """Return the named device, or None; "cuda" without an index is the GPU with the index of this rank."""
+    if isinstance(requested, int) and not isinstance(requested, bool):
+        return device("cuda", requested)
+    if requested == "cuda":
         return device("cuda", state().rank.index)
-    return given if isinstance(given, device) else device(given) if isinstance(given, str) else None
+    return requested if isinstance(requested, device) else device(requested) if isinstance(requested, str) else None
 
 
-def is_device(given: Any) -> bool:
-    """Whether it names a device."""
-    return isinstance(given, device) or (isinstance(given, str) and given.partition(":")[0] in TYPES)
+def is_device(argument: Any) -> bool:
+    """Return True if the argument is a device or starts with the name of a device type."""
+    return isinstance(argument, device) or (isinstance(argument, str) and argument.partition(":")[0] in TYPES)
 
 
 def marked(x: Tensor, where: device | None) -> Tensor:
-    """x, said to live there."""
+    """Return x after setting its device; global tensors have none."""
     if where is not None and x.layout is None:
         if where.type == "cuda":
             on_host(f"device={str(where)!r} at {user_line()}")
@@ -84,5 +87,5 @@ def marked(x: Tensor, where: device | None) -> Tensor:
 
 
 def device_of(x: Tensor) -> device:
-    """Of a local tensor."""
+    """Return the device of a local tensor."""
     return device("cpu") if x._device is None else x._device

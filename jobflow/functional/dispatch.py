@@ -1,6 +1,6 @@
-"""Public functions of tensors: arguments are checked, and tensors of a job are recorded in its body.
+"""Dispatch of the public functions: argument checks, and tracing of calls with tensors of a job.
 
-sort = of_tensors(sort, "sort")     takes local and global tensors, at once or in nn.Graph.build, and tensors of the job whose body runs
+sort = of_tensors(sort, "sort")     accepts eager tensors, tensors of nn.Graph.build, and tensors of the job being traced
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from jobflow.eager.tensor import TensorBase
 Function = TypeVar("Function", bound=Callable[..., Any])
 Result = TypeVar("Result")
 
-#: where the functions of tensors are
+#: the package that defines the functions of tensors
 TENSORS = "jobflow.functional"
-#: classes of the other operand of an operator
+#: accepted classes of the other operand of an operator
 OPERANDS = (TensorBase, int, float, np.generic, np.ndarray)
-#: functions that make tensors of shapes and numbers: of the job in whose body they are called
-MADE = frozenset(
+#: factories: called in the body of a job, they return tensors of the job
+FACTORIES = frozenset(
     {
         "arange",
         "as_tensor",
@@ -65,72 +65,75 @@ def is_tensor(x: Any) -> bool:
 
 
 def of_tensors(function: Function, word: str) -> Function:
-    """Return the function with a check of its arguments; with tensors of a job it is recorded in the body that runs."""
-    if word in MADE:
-        return _made(function)
+    """Return the function with argument checks; a call with tensors of a job is recorded in the body being traced."""
+    if word in FACTORIES:
+        return _factory(function)
     roles = Roles(word, function)
 
     @wraps(function)
     def called(*arguments: Any, **named: Any) -> Any:
         by_place, new = roles.by_place, TensorBase.new
-        for given, needed in zip(arguments, by_place, strict=False):
-            if given.__class__ is not new and (isinstance(given, Typed) or (needed and not isinstance(given, TensorBase))):
+        for argument, needed in zip(arguments, by_place, strict=False):
+            if argument.__class__ is not new and (isinstance(argument, Typed) or (needed and not isinstance(argument, TensorBase))):
                 break
         else:
             if len(arguments) == len(by_place) and not named:
                 return function(*arguments)
             if named and not named.keys() <= roles.keywords:
                 arguments, named = roles.renamed(arguments, named)
-            if len(arguments) <= len(by_place) and not any(roles.must.get(name) or is_tensor(given) for name, given in named.items()):
+            if len(arguments) <= len(by_place) and not any(roles.must.get(name) or is_tensor(argument) for name, argument in named.items()):
                 return function(*arguments, **named)
         if named and not named.keys() <= roles.keywords:
             arguments, named = roles.renamed(arguments, named)
-        if _checked(roles, arguments, named):
+        if _has_job_tensors(roles, arguments, named):
             return _recorded(roles, arguments, named)
         return function(*arguments, **named)
 
     return called  # type: ignore[return-value]
 
 
-def _made(function: Function) -> Function:
-    """Return a function without tensors among its arguments; in the body of a job, its result is a tensor of the job."""
+def _factory(function: Function) -> Function:
+    """Return the factory; in the body of a job, its result is a tensor of the job."""
 
     @wraps(function)
     def called(*arguments: Any, **named: Any) -> Any:
         body = scope.current().interpreter
         if body is None or hasattr(body, "takes_tensors"):
             return function(*arguments, **named)
-        from jobflow.eager import in_jobs  # programs without jobs do not need it
+        from jobflow.eager import in_jobs  # not imported by programs without jobs
 
         return in_jobs.recorded(body, function, arguments, named) if in_jobs.is_body(body) else function(*arguments, **named)
 
     return called  # type: ignore[return-value]
 
 
-def _checked(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -> bool:
-    """Raise DtypeError for arguments that must be tensors; True if tensors of a job are among the arguments."""
+def _has_job_tensors(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    """Return True if tensors of a job are among the arguments; raise DtypeError for a non-tensor argument of a tensor parameter."""
     of_a_job = False
-    for name, given in roles.given(arguments, named):
-        if isinstance(given, Typed):
+    for name, argument in roles.given(arguments, named):
+        if isinstance(argument, Typed):
             of_a_job = True
-        elif not isinstance(given, TensorBase) and roles.wrong(name, given, numbers=False):
+        elif not isinstance(argument, TensorBase) and roles.wrong(name, argument, numbers=False):
             traces = building_now() is not None or in_job()
-            remedy = "; give the job, or build, the array as an argument" if traces else "; make a tensor of it: flow.tensor(x)"
-            instead = remedy if isinstance(given, np.ndarray) else ""
-            raise DtypeError(f"{roles.what} at {user_line()}: {name} is {described(given)}, not {roles.must_be(name)}{instead}")
+            remedy = "; pass the array to the job, or to build, as an argument" if traces else "; convert it: flow.tensor(x)"
+            advice = remedy if isinstance(argument, np.ndarray) else ""
+            raise DtypeError(f"{roles.what} at {user_line()}: {name} is {described(argument)}, not {roles.must_be(name)}{advice}")
     return of_a_job
 
 
 def _recorded(roles: Roles, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Record the function in the body of the job that runs; JobError if a tensor belongs to another job, or to none."""
-    from jobflow.eager import in_jobs  # programs without jobs do not need it
+    """Record the call in the body being traced; raise JobError for a tensor of another job, or of none."""
+    from jobflow.eager import in_jobs  # not imported by programs without jobs
 
     body = scope.current().interpreter
-    for name, given in roles.given(arguments, named):
-        if isinstance(given, Typed) and not in_jobs.is_body(body):
-            raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {given.tensor_type} of a job whose body has ended")
-        if is_tensor(given) and not isinstance(given, Typed) and given.traced is None:
-            raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {given.tensor_type} {in_jobs.NOT_OF_THE_JOB}")
+    for name, argument in roles.given(arguments, named):
+        if isinstance(argument, Typed) and not in_jobs.is_body(body):
+            raise JobError(
+                f"{roles.what} at {user_line()}: {name} is a tensor {argument.tensor_type} of a job whose tracing has ended; "
+                "return its value from the job"
+            )
+        if is_tensor(argument) and not isinstance(argument, Typed) and argument.traced is None:
+            raise JobError(f"{roles.what} at {user_line()}: {name} is a tensor {argument.tensor_type} {in_jobs.NOT_OF_THE_JOB}")
     return in_jobs.recorded(body, roles.function, arguments, named)
 
 
@@ -143,13 +146,13 @@ def as_public(word: str, value: Any) -> Any:
 
 
 def method(function: Function, word: str = "") -> Function:
-    """Return a function as a method, also called `word`: with further names of parameters, and argument checks if it takes several tensors."""
+    """Return a function as a method named `word`, with parameter aliases; check its arguments if it has several tensor parameters."""
     word = word or function.__name__
     return as_public(word, function) if tensors_of(function) > 1 else _by_any_name(function, word)
 
 
 def _by_any_name(function: Function, word: str) -> Function:
-    """Return the function; if it has a parameter that NumPy names otherwise, it accepts both names (`Roles.renamed`)."""
+    """Return the function; it also accepts NumPy's names of its parameters (`Roles.renamed`)."""
     code = getattr(function, "__code__", None)
     if code is None or not (code.co_flags & inspect.CO_VARARGS or "dim" in code.co_varnames[: code.co_argcount]):
         return function
@@ -165,7 +168,7 @@ def _by_any_name(function: Function, word: str) -> Function:
 
 
 def operator(function: Callable[..., Result]) -> Callable[[Any, Any], Result]:
-    """Return a function of two operands as an operator, which leaves other objects to Python."""
+    """Return a function of two operands as an operator; NotImplemented for operands that are neither tensors, numbers nor arrays."""
 
     @wraps(function)
     def call(x: Any, other: Any) -> Any:
@@ -200,17 +203,20 @@ else:
 # -------------------------------------------------------------------- all functions of a module
 
 
-def all_of(module: str, functions: Mapping[str, Any], home: str | tuple[str, ...], wrap: Callable[..., Any], *more: Any) -> dict[str, Any]:
-    """The public functions of a module, each wrapped under its name: those defined in `home`, or a module inside it."""
+def all_of(module: str, functions: Mapping[str, Any], package: str | tuple[str, ...], wrap: Callable[..., Any], *more: Any) -> dict[str, Any]:
+    """Return the public functions of a module by name, each wrapped by `wrap`.
+
+    Only functions defined in `home`, or in a module inside it, count.
+    """
     return {
         word: named_in(wrap(called_as(function, word), word, *more), word, module)
         for word, function in functions.items()
-        if not word.startswith("_") and isinstance(function, FunctionType) and function.__module__.startswith(home)
+        if not word.startswith("_") and isinstance(function, FunctionType) and function.__module__.startswith(package)
     }
 
 
 def called_as(function: FunctionType, word: str) -> FunctionType:
-    """The function as Python's own messages call it by this name."""
+    """Return the function with `word` as its name in Python's own error messages."""
     if function.__qualname__ == word:
         return function
     copy = FunctionType(function.__code__, function.__globals__, word, function.__defaults__, function.__closure__)
@@ -220,7 +226,7 @@ def called_as(function: FunctionType, word: str) -> FunctionType:
 
 
 def named_in(function: Any, word: str, module: str) -> Any:
-    """The function, which can be found (by pickle, and in the documents) under this name in a module."""
+    """Return the function under this name and module, for pickle and the documentation."""
     function.__name__ = function.__qualname__ = word
     function.__module__ = module
     return function

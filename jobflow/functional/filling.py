@@ -1,4 +1,4 @@
-"""Filling tensors in place: with a value, the elements of another tensor, or random numbers."""
+"""Functions that fill a tensor in place: with a value, the elements of another tensor, or random values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jobflow.eager.in_place_writes import passed_on
 from jobflow.eager.run import run
 from jobflow.eager.state import state
 from jobflow.eager.tape import record
-from jobflow.functional import creation, drawing
+from jobflow.functional import creation, sampling
 from jobflow.functional.dispatch import method
 from jobflow.functional.in_place import written
 from jobflow.functional.promotion import cast, fitting
@@ -23,68 +23,72 @@ from jobflow.ops.scalar import FillLike
 
 
 def fill_(x: Tensor, value: Any) -> Tensor:
-    """Every element is `value`."""
+    """Set every element of x to `value`, and return x."""
     number = creation.number(value, "fill_")
     return written(x, "fill_", run(FillLike(fitting(number, x.tensor_type.dtype)), x.detach()))
 
 
 def zero_(x: Tensor) -> Tensor:
-    """Every element is 0."""
+    """Set every element of x to 0, and return x."""
     return fill_(x, 0)
 
 
 def copy_(x: Tensor, other: Any) -> Tensor:
-    """The elements of another tensor, or array, broadcast to the shape of x and brought into its element type and layout."""
+    """Copy the elements of another tensor, array or number into x, and return x.
+
+    The value is broadcast to the shape of x, and converted to the element type and layout of x.
+    Raises: ShapeError unless it broadcasts, PlacementError for a local value and a global x or vice versa.
+    """
     if isinstance(other, np.ndarray):
         array = creation.array_of("copy_", other)
         value = Tensor.new(type_of(array), None, array) if x.layout is None else creation.cut("copy_", array, creation.whole(x.layout))
     else:
         value = other if isinstance(other, Tensor) else creation.full_like(x, other)
     if (value.layout is None) != (x.layout is None):
-        raise PlacementError(f"copy_ at {user_line()}: {_lies(value)} into {_lies(x)}; use to_global or to_local")
+        raise PlacementError(f"copy_ at {user_line()}: cannot copy {_described(value)} into {_described(x)}; use to_global or to_local")
     value = cast(value, x.tensor_type.dtype)
     if value.tensor_type.shape != x.tensor_type.shape:
         try:
             value = run(BroadcastTo(x.tensor_type.shape), value)
         except ShapeError:
-            raise ShapeError(f"copy_ at {user_line()}: {value.tensor_type} does not fill {x.tensor_type}") from None
+            raise ShapeError(f"copy_ at {user_line()}: {value.tensor_type} does not broadcast to {x.tensor_type}") from None
     if x.layout is not None and value.layout != x.layout:
         value = crossing.change(state(), value, x.layout)
-    if value is other and value.node is not None and state().grad_enabled:  # hooks of x and of the value must not be shared
+    if value is other and value.node is not None and state().grad_enabled:  # x and the value must not share hooks
         value = Tensor.new(value.tensor_type, value.layout, value.array)
         record("copy", (other,), (value,), passed_on)
     return written(x, "copy_", value)
 
 
-def _lies(x: Tensor) -> str:
+def _described(x: Tensor) -> str:
     return f"a {'local' if x.layout is None else 'global'} tensor {x.tensor_type}"
 
 
 def normal_(x: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Any = None) -> Tensor:
-    """Numbers of the normal distribution."""
-    drawn = drawing.normal_like(x, mean, std, generator)
+    """Fill x with samples of the normal distribution, and return x."""
+    drawn = sampling.normal_like(x, mean, std, generator)
     return written(x, "normal_", drawn)
 
 
 def uniform_(x: Tensor, a: float = 0.0, b: float = 1.0, *, generator: Any = None) -> Tensor:
-    """Numbers evenly from [a, b)."""
-    return written(x, "uniform_", drawing.uniform_like(x, a, b, generator))
+    """Fill x with samples of the uniform distribution on [a, b), and return x."""
+    return written(x, "uniform_", sampling.uniform_like(x, a, b, generator))
 
 
 def random_(x: Tensor, low: int = 0, high: int | None = None, *, generator: Any = None) -> Tensor:
-    """Integers evenly from [low, high); random_(high) begins at 0."""
+    """Fill x with uniform integers of [low, high), and return x; random_(high) starts at 0."""
     if high is None:
         low, high = 0, low or (1 << 24 if x.dtype.is_float else min(1 << 31, int(np.iinfo(x.dtype.numpy).max)))
-    return written(x, "random_", cast(drawing.randint_like(x.detach(), low, high, generator=generator), x.tensor_type.dtype))
+    return written(x, "random_", cast(sampling.randint_like(x.detach(), low, high, generator=generator), x.tensor_type.dtype))
 
 
 def bernoulli_(x: Tensor, p: float = 0.5, *, generator: Any = None) -> Tensor:
-    """1 with probability p, else 0."""
-    return written(x, "bernoulli_", cast(drawing.bernoulli(x.detach().float(), p, generator=generator), x.tensor_type.dtype))
+    """Set each element of x to 1 with probability p, else to 0, and return x."""
+    return written(x, "bernoulli_", cast(sampling.bernoulli(x.detach().float(), p, generator=generator), x.tensor_type.dtype))
 
 
 class FillingMethods:
-    """Methods of tensors: filling."""
+    """Methods of tensors that fill them in place."""
 
     __slots__ = ()
 

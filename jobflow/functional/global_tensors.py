@@ -1,4 +1,4 @@
-"""Placement and devices of tensors: to_global, to_local, to, cpu, cuda."""
+"""Redistribution and devices of tensors: to_global, to_local, to, cpu, cuda."""
 
 from __future__ import annotations
 
@@ -32,170 +32,180 @@ __all__ = [
 
 
 def layout_of(what: str, placement: public_placement | None, sbp: Any, ndim: int) -> Layout | None:
-    """The layout that `placement=` and `sbp=` of a function mean; None without them.  JobError for one without the other."""
+    """Return the layout that `placement=` and `sbp=` of a function describe; None without both.
+
+    Raises: JobError for one without the other.
+    """
     if placement is None and sbp is None:
         return None
     if placement is None or sbp is None:
         raise JobError(f"{what} at {user_line()}: a global tensor needs both placement= and sbp=; got placement={placement!r}, sbp={sbp!r}")
     if not isinstance(placement, public_placement):
-        raise JobError(f"{what} at {user_line()}: placement= takes a jobflow.placement; got {placement!r}")
+        raise JobError(f"{what} at {user_line()}: placement= must be a jobflow.placement; got {placement!r}")
     return Layout(placement.core, sbp_tuple(sbp, placement.core, f"{what} at {user_line()}", ndim))
 
 
 def to_global(
     x: Tensor, placement: public_placement | None = None, sbp: Any = None, *, grad_sbp: Any = None, check_meta: bool = True, copy: bool = False
 ) -> Tensor:
-    """x on other ranks or in another layout; of a local tensor, the global one that all ranks' tensors make together.
+    """Return x redistributed to another placement or layout; local tensors of all ranks become the pieces of a global tensor.
 
-    What is left out of `placement` and `sbp` stays as it is; a local tensor needs both.  The gradient comes back as x lies, through
-    `grad_sbp` if that is given.  Every rank calls it, also those outside the placements.  `check_meta=False` does not compare the
-    ranks' shapes: all must be equal then.
-    Raises: ShapeError if the ranks' tensors do not fit together, SbpError, PlacementError.
+    `placement` and `sbp` default to those of x; a local tensor needs both.  The gradient returns to the layout of x, through `grad_sbp` if
+    that is set.  All ranks must call this, including those outside the placements.  `check_meta=False` skips the comparison of the local
+    shapes, which must then be equal.
+    Raises: ShapeError if the local tensors do not form a global one, SbpError, PlacementError.
     """
     here = state()
     what = f"to_global at {user_line()}"
     if x.layout is None:
         target = layout_of("to_global of a local tensor", placement, sbp, x.ndim)
         if target is None:
-            raise JobError(f"{what}: placement= and sbp= are needed to make a local tensor global")
+            raise JobError(f"{what}: a local tensor needs placement= and sbp= to become global")
         if here.building is not None:
             return crossing.change(here, x, target)
         return crossing.enter(here, x, target, check=check_meta, copy=copy)
     assert x.layout is not None
-    place = x.layout.placement if placement is None else placement.core
-    kept = x.layout.sbp if sbp is None else sbp
-    target = Layout(place, sbp_tuple(kept, place, what, x.ndim))
-    back = None if grad_sbp is None else sbp_tuple(grad_sbp, place, f"{what}, grad_sbp", x.ndim)
-    made = crossing.change(here, x, target, back)
-    return clone(x) if copy and made is x else made
+    new_placement = x.layout.placement if placement is None else placement.core
+    new_sbp = x.layout.sbp if sbp is None else sbp
+    target = Layout(new_placement, sbp_tuple(new_sbp, new_placement, what, x.ndim))
+    back = None if grad_sbp is None else sbp_tuple(grad_sbp, new_placement, f"{what}, grad_sbp", x.ndim)
+    result = crossing.change(here, x, target, back)
+    return clone(x) if copy and result is x else result
 
 
 def local_to_global(x: Tensor, placement: public_placement, sbp: Any, *, check_meta: bool = True, copy: bool = False) -> Tensor:
-    """The global tensor that all ranks' local ones make together."""
+    """Return the global tensor whose pieces are the local tensors of all ranks; see `to_global`."""
     return to_global(x, placement, sbp, check_meta=check_meta, copy=copy)
 
 
 def global_to_global(x: Tensor, placement: public_placement | None = None, sbp: Any = None, *, grad_sbp: Any = None, copy: bool = False) -> Tensor:
-    """A global tensor on other ranks or in another layout."""
+    """Return a global tensor redistributed to another placement or layout; see `to_global`."""
     return to_global(x, placement, sbp, grad_sbp=grad_sbp, copy=copy)
 
 
 def to_local(x: Tensor, *, copy: bool = False) -> Tensor:
-    """This rank's piece of a global tensor: of a partial one its addend; outside the placement, an empty tensor.  It shares memory unless `copy`."""
+    """Return this rank's piece of a global tensor as a local tensor; it shares memory unless `copy`.
+
+    The piece of a partial tensor is this rank's addend.  Ranks outside the placement receive an empty tensor.
+    Raises: JobError for a local tensor.
+    """
     if x.traced is not None:
         return recorder(state(), "to_local").leave(x)
     if x.layout is None:
-        raise JobError(f"to_local at {user_line()}: the tensor is local already")
+        raise JobError(f"to_local at {user_line()}: the tensor is already local")
     here = state()
-    made = crossing.leave(here, x, copy=copy)
+    result = crossing.leave(here, x, copy=copy)
     if x.layout.placement.tag == "cuda":
-        made._device = where.device("cuda", here.rank.index)
-    return made
+        result._device = where.device("cuda", here.rank.index)
+    return result
 
 
 # -------------------------------------------------------------------- devices
 
 
 def device(x: Tensor) -> where.device:
-    """Where a local tensor lives; JobError for a global one."""
+    """The device of a local tensor.  Raises: JobError for a global tensor."""
     if x.layout is not None:
-        raise JobError(f"{user_line()}: only local tensors have 'device'; this one is global, see its 'placement'")
+        raise JobError(f"device at {user_line()}: a global tensor has no device; use its placement")
     return where.device_of(x)
 
 
 def nbytes(x: Tensor) -> int:
-    """Bytes of the logical value."""
+    """The size of the logical value in bytes."""
     return x.tensor_type.nbytes
 
 
 def itemsize(x: Tensor) -> int:
-    """Bytes of an element."""
+    """The size of an element in bytes."""
     return x.dtype.itemsize
 
 
 def is_cuda(x: Tensor) -> bool:
-    """Whether it is said to live on a GPU."""
+    """True if the tensor's device or placement is "cuda"."""
     return (where.device_of(x).type if x.layout is None else x.layout.placement.tag) == "cuda"
 
 
 def cpu(x: Tensor) -> Tensor:
-    """x on the host; of a global tensor on a placement of the same ranks' hosts."""
-    return _on(x, "cpu", "cpu()")
+    """Return x on the host; a global tensor moves to the hosts of the same ranks."""
+    return _on_device(x, "cpu", "cpu()")
 
 
 def cuda(x: Tensor, device: Any = None) -> Tensor:
-    """x on a GPU, where there is one; of a global tensor on a placement of the same ranks' GPUs."""
-    return _on(x, "cuda" if device is None else device, "cuda()")
+    """Return x on a GPU; a global tensor moves to the GPUs of the same ranks.  Without a GPU, x keeps its memory on the host."""
+    return _on_device(x, "cuda" if device is None else device, "cuda()")
 
 
-def _on(x: Tensor, given: Any, what: str) -> Tensor:
-    """x on a device, in memory of its own unless it is there."""
+def _on_device(x: Tensor, target_device: Any, what: str) -> Tensor:
+    """Return x on a device: x itself if it is there, else a copy."""
     if x.layout is not None:
-        return _of_type(x, given, what)
-    target = where.checked_device(what, given)
+        return _on_device_type(x, target_device, what)
+    target = where.checked_device(what, target_device)
     assert target is not None
     if x.traced is not None or target == where.device_of(x):
         return x
     return where.marked(run(Copy(), x), target)
 
 
-def _of_type(x: Tensor, given: Any, what: str) -> Tensor:
-    """A global tensor on the same ranks, of another type of device."""
+def _on_device_type(x: Tensor, target_device: Any, what: str) -> Tensor:
+    """Return a global tensor on the same ranks, with another device type."""
     assert x.layout is not None
-    tag = given.type if isinstance(given, where.device) and not given.index else given
+    tag = target_device.type if isinstance(target_device, where.device) and not target_device.index else target_device
     if tag not in where.TYPES:
         raise PlacementError(
-            f'{what} at {user_line()}: a global tensor is on a placement, not on {given!r}; use "cpu", "cuda" or to_global(placement=...)'
+            f'{what} at {user_line()}: a global tensor cannot move to {target_device!r}; use "cpu", "cuda" or to_global(placement=...)'
         )
-    place = x.layout.placement
+    source = x.layout.placement
     if tag == "cuda":
         on_host(f"{what} at {user_line()}")
-    return x if tag == place.tag else crossing.change(state(), x, replace(x.layout, placement=replace(place, tag=tag)))
+    return x if tag == source.tag else crossing.change(state(), x, replace(x.layout, placement=replace(source, tag=tag)))
 
 
 def to(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
-    """x as another element type, on another device, as another tensor is, or in another layout.
+    """Return x in another element type, on another device, like another tensor, or in another layout.
 
     x.to(flow.float16)   x.to("cuda")   x.to("cpu", flow.float64)   x.to(y)   x.to(placement=p, sbp=s)
+
+    Raises: ConfigError for a device together with placement or sbp; ArgumentError, DtypeError for other arguments.
     """
     copy = options.pop("copy", False)
-    found = asked_of_to(arguments, options)
-    if "device" in found and ("placement" in found or "sbp" in found):
+    request = conversion_request(arguments, options)
+    if "device" in request and ("placement" in request or "sbp" in request):
         raise ConfigError(
-            f"to at {user_line()}: device={found['device']!r} is for local tensors, placement and sbp for global ones; give one or the other"
+            f"to at {user_line()}: device={request['device']!r} is for local tensors, but placement and sbp are for global ones; pass one or the "
+            "other"
         )
-    made = cast(x, found["dtype"]) if "dtype" in found else x
-    if "device" in found:
-        made = _on(made, found["device"], "to")
-    if "placement" in found or "sbp" in found:
-        made = to_global(made, found.get("placement"), found.get("sbp"))
-    return clone(made) if copy and made is x else made
+    result = cast(x, request["dtype"]) if "dtype" in request else x
+    if "device" in request:
+        result = _on_device(result, request["device"], "to")
+    if "placement" in request or "sbp" in request:
+        result = to_global(result, request.get("placement"), request.get("sbp"))
+    return clone(result) if copy and result is x else result
 
 
-def asked_of_to(arguments: Sequence[Any], options: dict[str, Any]) -> dict[str, Any]:
-    """What the arguments of `to` ask for: a dtype, a device, a placement and an sbp, as far as they do."""
+def conversion_request(arguments: Sequence[Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `to` by name: dtype, device, placement and sbp, if present."""
     options.pop("non_blocking", None)
-    found: dict[str, Any] = {name: options.pop(name) for name in ("dtype", "device", "placement", "sbp") if options.get(name) is not None}
+    request: dict[str, Any] = {name: options.pop(name) for name in ("dtype", "device", "placement", "sbp") if options.get(name) is not None}
     if any(each is not None for each in options.values()):
-        raise ArgumentError(f"to at {user_line()}: it takes dtype, device, placement, sbp and copy; got {sorted(options)}")
-    for given in arguments:
-        if not isinstance(given, bool) and given is not None:
-            found |= _meant(given)
-    return found
+        raise ArgumentError(f"to at {user_line()}: the keywords are dtype, device, placement, sbp and copy; got {sorted(options)}")
+    for argument in arguments:
+        if not isinstance(argument, bool) and argument is not None:
+            request |= _named_argument(argument)
+    return request
 
 
-def _meant(given: Any) -> dict[str, Any]:
-    """What an argument of `to` without a name says."""
-    if isinstance(given, Tensor):
-        if given.layout is not None:
-            return {"dtype": given.dtype, "placement": given.placement, "sbp": given.sbp}
-        return {"dtype": given.dtype, "device": where.device_of(given)}
-    if isinstance(given, public_placement):
-        return {"placement": given}
-    if where.is_device(given) or isinstance(given, int):
-        return {"device": given}
+def _named_argument(argument: Any) -> dict[str, Any]:
+    """Return the name and value of a positional argument of `to`."""
+    if isinstance(argument, Tensor):
+        if argument.layout is not None:
+            return {"dtype": argument.dtype, "placement": argument.placement, "sbp": argument.sbp}
+        return {"dtype": argument.dtype, "device": where.device_of(argument)}
+    if isinstance(argument, public_placement):
+        return {"placement": argument}
+    if where.is_device(argument) or isinstance(argument, int):
+        return {"device": argument}
     try:
-        return {"dtype": named("to", given)}
+        return {"dtype": named("to", argument)}
     except DtypeError as error:
         raise DtypeError(f'{error}, nor a device ("cpu", "cuda" or "cuda:0")') from None
 
@@ -204,42 +214,45 @@ def _meant(given: Any) -> dict[str, Any]:
 
 
 def _data(x: Tensor) -> Tensor:
-    """x in the same memory, as a tensor that the graph of gradients does not know."""
+    """A tensor with the same memory as x, outside the graph of gradients."""
     return without_gradient(x, shows)
 
 
-def _set_data(x: Tensor, given: Tensor) -> None:
-    if not isinstance(given, Tensor):
-        raise DtypeError(f"data at {user_line()}: it takes a tensor; got {given!r}")
+def _set_data(x: Tensor, value: Tensor) -> None:
+    if not isinstance(value, Tensor):
+        raise DtypeError(f"data at {user_line()}: the value must be a tensor; got {value!r}")
     if building_now() is not None:
-        raise JobError(f"data at {user_line()}: no tensor gets other memory while {running()} runs; write over what it has: x.data.copy_(given)")
-    x.tensor_type, x.layout, x.array, x._device = given.tensor_type, given.layout, given.array, given._device
-    x.origin, x.strides = given.origin, given.strides
+        raise JobError(f"data at {user_line()}: the memory of a tensor cannot be replaced while {running()} runs; use x.data.copy_(value)")
+    x.tensor_type, x.layout, x.array, x._device = value.tensor_type, value.layout, value.array, value._device
+    x.origin, x.strides = value.origin, value.strides
     x.wrote()
 
 
 def contiguous(x: Tensor) -> Tensor:
-    """x with its elements in order of their indices in memory; x itself if they are."""
+    """Return x with its elements contiguous in memory, in row-major order; x itself if they already are."""
     return x if is_contiguous(x) else clone(x)
 
 
 def is_contiguous(x: Tensor) -> bool:
-    """Whether the elements lie in order of their indices."""
+    """Return True if the elements are contiguous in memory, in row-major order."""
     return bool(lying(x).flags.c_contiguous)
 
 
 def stride(x: Tensor, dim: int | None = None) -> Any:
-    """The distances in memory between elements, in elements; of a local tensor."""
+    """Return the strides of a local tensor in elements, or the stride of axis `dim`.  Raises: JobError for a global tensor."""
     if x.layout is not None or x.traced is not None:
-        raise JobError(f"stride at {user_line()}: a global tensor is not in one memory; see to_local().stride()")
+        raise JobError(f"stride at {user_line()}: a global tensor has no strides; use to_local().stride()")
     steps = tuple(step // x.array.itemsize for step in x.array.strides)
     return steps if dim is None else steps[dim]
 
 
 def storage_offset(x: Tensor) -> int:
-    """Where in the memory of the tensor that it is a view of a local tensor begins, in elements."""
+    """Return the offset, in elements, of a local tensor in the memory of the tensor that it is a view of.
+
+    Raises: JobError for a global tensor.
+    """
     if x.layout is not None or x.traced is not None:
-        raise JobError(f"storage_offset at {user_line()}: a global tensor is not in one memory; see to_local()")
+        raise JobError(f"storage_offset at {user_line()}: a global tensor has no storage offset; use to_local().storage_offset()")
     root = x
     while root.base is not None:
         root = root.base[0]
@@ -248,22 +261,22 @@ def storage_offset(x: Tensor) -> int:
 
 
 def pin_memory(x: Tensor) -> Tensor:
-    """x: the memory of the host is what it is."""
+    """Return x unchanged; host memory is not pinned."""
     return x
 
 
 def to_consistent(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
-    """The name that to_global had."""
-    raise JobError(f"to_consistent at {user_line()}: it is called to_global(placement=..., sbp=...) now")
+    """Raise JobError: the function is now called to_global."""
+    raise JobError(f"to_consistent at {user_line()}: to_consistent was renamed; use to_global(placement=..., sbp=...)")
 
 
 def element_size(x: Tensor) -> int:
-    """Bytes of an element."""
+    """Return the size of an element in bytes."""
     return x.dtype.itemsize
 
 
 def reduced(x: Tensor, protocol: int) -> tuple[Any, ...]:
-    """For pickle: of a global tensor each rank's piece, with placement and sbp."""
+    """Return the arguments for pickle: this rank's piece, with the layout of a global tensor."""
     _portable(x, "pickle")
     array = x.array.copy(order="C")
     return rebuilt, (type(x), x.tensor_type, x.layout, array, x._needs_gradient, x._device, x.__dict__)
@@ -272,33 +285,34 @@ def reduced(x: Tensor, protocol: int) -> tuple[Any, ...]:
 def _portable(x: Tensor, what: str) -> None:
     if x.traced is not None or x.node is not None:
         raise JobError(
-            f"{what} at {user_line()}: only leaf tensors can be; this {x.tensor_type} was made by {x.node or 'a graph'}: use detach() or clone()"
+            f"{what} at {user_line()}: only leaf tensors are supported; this {x.tensor_type} was computed by {x.node or 'a graph'}; use detach() "
+            "or clone()"
         )
 
 
 def rebuilt(kind: type[Tensor], *parts: Any) -> Tensor:
-    """The tensor of which `reduced` gave the parts."""
-    made = kind.__new__(kind)
-    Tensor.__init__(made, *parts[:3])
-    made._needs_gradient, made._device = parts[3:5]
-    made.__dict__.update(parts[5])
-    if is_cuda(made):
+    """Return the tensor that `reduced` describes."""
+    result = kind.__new__(kind)
+    Tensor.__init__(result, *parts[:3])
+    result._needs_gradient, result._device = parts[3:5]
+    result.__dict__.update(parts[5])
+    if is_cuda(result):
         on_host(f"a copy or a pickle of a tensor at {user_line()}")
-    return made
+    return result
 
 
 def copied(x: Tensor, memory: dict[int, Any]) -> Tensor:
-    """For copy.deepcopy: in memory of its own, with placement, sbp and gradient."""
+    """Return a copy for copy.deepcopy, with its own memory and gradient and the same layout."""
     _portable(x, "deepcopy")
     array = x.array.copy()
-    made = rebuilt(type(x), x.tensor_type, x.layout, array, x._needs_gradient, x._device, deepcopy(x.__dict__, memory))
-    memory[id(x)] = made
-    made._gradient = deepcopy(x._gradient, memory)
-    return made
+    result = rebuilt(type(x), x.tensor_type, x.layout, array, x._needs_gradient, x._device, deepcopy(x.__dict__, memory))
+    memory[id(x)] = result
+    result._gradient = deepcopy(x._gradient, memory)
+    return result
 
 
 class PlacementMethods:
-    """Methods of tensors: placement and memory."""
+    """Methods of tensors for placement, devices and memory."""
 
     __slots__ = ()
 

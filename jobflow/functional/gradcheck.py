@@ -1,4 +1,4 @@
-"""Gradients compared with central differences: of any function, of tensors in any layout."""
+"""Gradient checks by central differences, for any function of tensors in any layout."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from jobflow.functional.creation import cut, from_numpy
 from jobflow.functional.gradients import enable_grad, grad
 from jobflow.functional.typed import Tensor
 
-#: what seeds and directions are drawn with: every rank draws the same
+#: seed of the random directions, equal on all ranks
 SEED = 1
 
 
 class GradcheckError(JobError, RuntimeError):
-    """A gradient is not the central difference."""
+    """A gradient that differs from the central difference."""
 
 
 def gradcheck(
@@ -34,12 +34,13 @@ def gradcheck(
     nondet_tol: float = 0.0,
     fast_mode: bool = False,
 ) -> bool:
-    """Whether the gradients of `func(*inputs)` for the inputs that require them are (f(x + eps) - f(x - eps)) / (2 eps).
+    """Return True if the gradients of `func(*inputs)` match the central differences (f(x + eps) - f(x - eps)) / (2 eps).
 
-    All elements are compared, or with `fast_mode` one number per output and input, along directions that are drawn.  The gradients of
-    two runs may differ by `nondet_tol`.  Of global tensors all ranks call it.
-    Raises: GradcheckError, which names output, input, elements and both numbers, unless `raise_exception` is False; DtypeError for
-    inputs that are not float64, whose differences say little.
+    The check covers the inputs that require gradients: all elements, or with `fast_mode` one random direction per output and input.
+    A difference may be up to atol + rtol * |central difference|.  The gradients of two runs may differ by `nondet_tol`.  For global
+    tensors, all ranks must call this.
+    Raises: GradcheckError, which names output, input, elements and both values, unless `raise_exception` is False; DtypeError for inputs
+    other than float64, whose differences are too inexact.
     """
     check = Check("gradcheck", func, eps, atol, rtol, nondet_tol, fast_mode)
     return check.holds(_listed(inputs), raise_exception)
@@ -57,39 +58,42 @@ def gradgradcheck(
     nondet_tol: float = 0.0,
     fast_mode: bool = False,
 ) -> bool:
-    """The same for the gradients, as functions of the inputs and of the outputs' gradients, which are drawn if they are not given."""
-    given = _listed(inputs)
+    """Return True if the second gradients of `func(*inputs)` match central differences of its gradients; arguments as in `gradcheck`.
+
+    The gradients are a function of the inputs and of `grad_outputs`, which are random by default.
+    """
+    arguments_of_func = _listed(inputs)
     if grad_outputs is None:
         random = np.random.default_rng(SEED)
-        seeds = [_laid(y, random.standard_normal(y.tensor_type.shape)) for y in _outputs(func, given)]
+        seeds = [_with_layout(y, random.standard_normal(y.tensor_type.shape)) for y in _outputs(func, arguments_of_func)]
     else:
         seeds = [x.detach() for x in _listed(grad_outputs)]
 
     def first(*tensors: Any) -> tuple[Tensor, ...]:
-        arguments, gradients = tensors[: len(given)], tensors[len(given) :]
-        wanted = [x for x in arguments if isinstance(x, Tensor) and x._needs_gradient]
+        arguments, gradients = tensors[: len(arguments_of_func)], tensors[len(arguments_of_func) :]
+        targets = [x for x in arguments if isinstance(x, Tensor) and x._needs_gradient]
         outputs = [(y, dy) for y, dy in zip(_outputs(func, arguments), gradients, strict=True) if y._needs_gradient]
-        found = grad([y for y, _ in outputs], wanted, [dy for _, dy in outputs], create_graph=True, allow_unused=True)
-        return tuple(x for x in found if x is not None)
+        gradients_of_targets = grad([y for y, _ in outputs], targets, [dy for _, dy in outputs], create_graph=True, allow_unused=True)
+        return tuple(x for x in gradients_of_targets if x is not None)
 
     check = Check("gradgradcheck", first, eps, atol, rtol, nondet_tol, fast_mode)
-    return check.holds([*given, *(x.requires_grad_() for x in seeds)], raise_exception)
+    return check.holds([*arguments_of_func, *(x.requires_grad_() for x in seeds)], raise_exception)
 
 
-def _listed(given: Any) -> list[Any]:
-    return [given] if isinstance(given, Tensor) else list(given)
+def _listed(inputs: Any) -> list[Any]:
+    return [inputs] if isinstance(inputs, Tensor) else list(inputs)
 
 
 def _outputs(func: Callable[..., Any], inputs: Sequence[Any]) -> list[Tensor]:
-    """The tensors of floats that the function gives."""
+    """Return the floating point tensors among the outputs of the function."""
     with enable_grad():
-        made = func(*inputs)
-    listed = made if isinstance(made, tuple | list) else [made]
+        result = func(*inputs)
+    listed = result if isinstance(result, tuple | list) else [result]
     return [y for y in listed if isinstance(y, Tensor) and y.dtype.is_float]
 
 
-def _laid(x: Tensor, array: Array) -> Tensor:
-    """A tensor of these numbers where x lies; whole on all ranks where x is partial."""
+def _with_layout(x: Tensor, array: Array) -> Tensor:
+    """Return a tensor of these values with the layout of x; broadcast along the mesh dimensions where x is partial."""
     array = np.array(array, x.tensor_type.dtype.numpy)
     if x.layout is None:
         return from_numpy(array)
@@ -99,7 +103,7 @@ def _laid(x: Tensor, array: Array) -> Tensor:
 
 @dataclass(frozen=True)
 class Check:
-    """A comparison of gradients of `func` with differences."""
+    """A comparison of the gradients of `func` with central differences."""
 
     what: str
     func: Callable[..., Any]
@@ -110,30 +114,30 @@ class Check:
     fast: bool
 
     def holds(self, inputs: Sequence[Any], raises: bool) -> bool:
-        """Whether the gradients are right; GradcheckError if they are not and `raises`."""
-        wanted = {i: x for i, x in enumerate(inputs) if isinstance(x, Tensor) and x._needs_gradient}
-        if not wanted:
-            raise ArgumentError(f"{self.what} at {user_line()}: none of the {len(inputs)} inputs requires gradients")
-        for i, x in wanted.items():
+        """Return True if all gradients match; raise GradcheckError otherwise, if `raises`."""
+        targets = {i: x for i, x in enumerate(inputs) if isinstance(x, Tensor) and x._needs_gradient}
+        if not targets:
+            raise ArgumentError(f"{self.what} at {user_line()}: none of the {len(inputs)} inputs requires gradients; call requires_grad_()")
+        for i, x in targets.items():
             if x.dtype is not float64:
-                raise DtypeError(f"{self.what} at {user_line()}: input {i} is {x.tensor_type}; finite differences need float64")
-        problem = self.problem(inputs, wanted)
+                raise DtypeError(f"{self.what} at {user_line()}: input {i} is {x.tensor_type}; finite differences need float64, use x.double()")
+        problem = self.problem(inputs, targets)
         if problem is not None and raises:
             raise GradcheckError(f"{self.what} at {user_line()}: {problem}")
         return problem is None
 
-    def problem(self, inputs: Sequence[Any], wanted: dict[int, Tensor]) -> str | None:
-        """What is wrong, in words."""
+    def problem(self, inputs: Sequence[Any], targets: dict[int, Tensor]) -> str | None:
+        """Return a description of the first mismatch, or None."""
         random = np.random.default_rng(SEED)
         outputs = [y.tensor_type for y in _outputs(self.func, inputs)]
         seeds = [self.directions(y, random) for y in outputs]
-        gradients, again = (self.gradients(inputs, wanted, seeds) for _ in range(2))
-        for i, x in ((i, x) for i, x in wanted.items() if x.tensor_type.size):
-            ways = self.directions(x.tensor_type, random)
-            differences = self.differences(inputs, i, x, ways)
+        gradients, again = (self.gradients(inputs, targets, seeds) for _ in range(2))
+        for i, x in ((i, x) for i, x in targets.items() if x.tensor_type.size):
+            directions = self.directions(x.tensor_type, random)
+            differences = self.differences(inputs, i, x, directions)
             for k, y in enumerate(outputs):
                 at = f"output {k}, {y}, input {i}, {x.tensor_type}"
-                first, second = (found[k][i] @ ways.T for found in (gradients, again))
+                first, second = (each_run[k][i] @ directions.T for each_run in (gradients, again))
                 if np.abs(first - second).max(initial=0.0) > self.nondet_tol:
                     return f"{at}: the gradients of two runs differ by {np.abs(first - second).max():.3g}"
                 other = seeds[k] @ differences[k].T
@@ -143,42 +147,43 @@ class Check:
         return None
 
     def directions(self, type: TensorType, random: np.random.Generator) -> Array:
-        """Along what a tensor is weighed or moved: along each element, or one drawn direction."""
+        """Return the directions, as rows, along which a tensor is weighted or moved: one per element, or one random direction."""
         if not self.fast:
             return np.eye(type.size)
         drawn = random.standard_normal((1, type.size))
         return drawn / max(float(np.linalg.norm(drawn)), 1.0)
 
-    def gradients(self, inputs: Sequence[Any], wanted: dict[int, Tensor], seeds: Sequence[Array]) -> list[dict[int, Array]]:
-        """By output and input: the gradients for each seed, as rows."""
-        found: list[dict[int, Array]] = []
+    def gradients(self, inputs: Sequence[Any], targets: dict[int, Tensor], seeds: Sequence[Array]) -> list[dict[int, Array]]:
+        """Return the gradients by output and input, one row per seed."""
+        by_output: list[dict[int, Array]] = []
         outputs = _outputs(self.func, inputs)
         for y, rows in zip(outputs, seeds, strict=True):
-            found.append({i: np.zeros((len(rows), x.tensor_type.size)) for i, x in wanted.items()})
+            by_output.append({i: np.zeros((len(rows), x.tensor_type.size)) for i, x in targets.items()})
             for r, row in enumerate(rows if y._needs_gradient else []):
-                made = grad(y, list(wanted.values()), _laid(y, row.reshape(y.tensor_type.shape)), retain_graph=True, allow_unused=True)
-                for i, gradient in zip(wanted, made, strict=True):
+                seed = _with_layout(y, row.reshape(y.tensor_type.shape))
+                row_gradients = grad(y, list(targets.values()), seed, retain_graph=True, allow_unused=True)
+                for i, gradient in zip(targets, row_gradients, strict=True):
                     if gradient is not None:
-                        found[-1][i][r] = gradient.numpy().ravel()
-        return found
+                        by_output[-1][i][r] = gradient.numpy().ravel()
+        return by_output
 
-    def differences(self, inputs: Sequence[Any], i: int, x: Tensor, ways: Array) -> list[Array]:
-        """By output: its central differences where input i is moved each way, as rows."""
+    def differences(self, inputs: Sequence[Any], i: int, x: Tensor, directions: Array) -> list[Array]:
+        """Return the central differences by output, one row per direction in which input i is moved."""
         value = x.detach().numpy()
         rows: list[list[Array]] = []
-        for way in ways:
+        for direction in directions:
             ends = []
             for step in (self.eps, -self.eps):
-                moved = _laid(x, value + step * way.reshape(value.shape)).requires_grad_()
+                moved = _with_layout(x, value + step * direction.reshape(value.shape)).requires_grad_()
                 ends.append([y.detach().numpy().ravel() for y in _outputs(self.func, [*inputs[:i], moved, *inputs[i + 1 :]])])
             rows.append([(a - b) / (2 * self.eps) for a, b in zip(*ends, strict=True)])
         return [np.array(each) for each in zip(*rows, strict=True)]
 
-    def describe(self, at: str, ours: Array, theirs: Array, wrong: Array, y: TensorType, x: TensorType) -> str:
-        """The first wrong gradient, and how many there are."""
+    def describe(self, at: str, gradients: Array, differences: Array, wrong: Array, y: TensorType, x: TensorType) -> str:
+        """Describe the first wrong gradient, and count all of them."""
         r, c = (int(n) for n in np.argwhere(wrong)[0])
-        numbers = f"{ours[r, c]:.8g}, by differences {theirs[r, c]:.8g}"
+        values = f"{gradients[r, c]:.8g}, by differences {differences[r, c]:.8g}"
         if self.fast:
-            return f"{at}: the gradient along the drawn directions is {numbers}"
+            return f"{at}: the gradient along random directions is {values}"
         where, by = (list(map(int, np.unravel_index(n, type.shape))) for n, type in ((r, y), (c, x)))
-        return f"{at}: the gradient of element {where} by element {by} is {numbers}; {int(wrong.sum())} of {wrong.size} elements are wrong"
+        return f"{at}: the gradient of element {where} by element {by} is {values}; {int(wrong.sum())} of {wrong.size} elements are wrong"

@@ -1,4 +1,4 @@
-"""Gradient clipping: by the norm of all gradients together, or element by element."""
+"""Gradient clipping, by the norm of all gradients together or element by element."""
 
 from __future__ import annotations
 
@@ -25,27 +25,28 @@ from jobflow.ops.scalar import Clip
 
 
 def _with_gradients(what: str, parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
-    """The gradients there are."""
-    given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    """Return the gradients of the parameters that have one."""
+    tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     recorder = state().building
     if recorder is not None and recorder.differentiates:
-        return [gradient for p in given if (gradient := recorder.gradient_of(p)) is not None]
+        return [gradient for p in tensors if (gradient := recorder.gradient_of(p)) is not None]
     if recorder is not None:
         raise JobError(
-            f"{what} at {user_line()}: not in {running()}; clipping is the optimizer's there: clip_grad_max_norm of its group, or grad_clipping="
+            f"{what} at {user_line()}: gradients cannot be clipped in {running()}; set clip_grad_max_norm or grad_clipping= of the optimizer"
         )
-    return [p._gradient for p in given if p._gradient is not None]
+    return [p._gradient for p in tensors if p._gradient is not None]
 
 
-def _one_kind(here: EagerState, what: str, found: Sequence[Tensor]) -> None:
-    if here.rank.size > 1 and len({x.is_global for x in found}) > 1:
+def _one_kind(here: EagerState, what: str, tensors: Sequence[Tensor]) -> None:
+    if here.rank.size > 1 and len({x.is_global for x in tensors}) > 1:
         raise PlacementError(
-            f"{what} at {user_line()}: gradients of local and of global tensors together: ranks may have different local ones; clip them separately"
+            f"{what} at {user_line()}: gradients of local and global tensors cannot be combined, because local ones may differ between ranks; "
+            "clip them separately"
         )
 
 
 def _power_sum(x: Tensor, p: float) -> Value:
-    """sum |x|^p, or max |x|, as it lies."""
+    """Return sum |x|^p, or max |x| for infinite p, possibly partial."""
     with composing(x):
         if x.dtype.is_half:
             x = cast(x, float32)
@@ -62,7 +63,7 @@ def _number(here: EagerState, x: Value) -> float:
 
 
 def _together(here: EagerState, parts: Sequence[Value], p: float) -> float:
-    """What partial results come to: those on one placement are added up first, and brought together once."""
+    """Return the total of partial results; results on one placement are combined first, and gathered once."""
     places: dict[Placement | None, Value] = {}
     for part in parts:
         assert isinstance(part, Tensor)
@@ -74,46 +75,49 @@ def _together(here: EagerState, parts: Sequence[Value], p: float) -> float:
         with composing(wide):
             before = places[where]
             places[where] = ew.maximum(before, wide) if p == math.inf else ew.add(before, wide)
-    numbers = [_number(here, x) for x in places.values()]
-    return max(numbers) if p == math.inf else sum(numbers)
+    totals = [_number(here, x) for x in places.values()]
+    return max(totals) if p == math.inf else sum(totals)
 
 
-def total_norm(found: Sequence[Tensor], p: float) -> float:
-    """The p-norm of all tensors as one vector; every rank calls it and gets it."""
+def total_norm(tensors: Sequence[Tensor], p: float) -> float:
+    """Return the p-norm of all tensors as one vector, on every rank; all ranks must call this."""
     here = state()
-    if not found:
+    if not tensors:
         return 0.0
     with gradients(False):
-        total = _together(here, [_power_sum(x, p) for x in found], p)
+        total = _together(here, [_power_sum(x, p) for x in tensors], p)
     return total if p == math.inf else total ** (1.0 / p)
 
 
 def clip_grad_norm_(parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> Tensor:
-    """Scale gradients so that their norm, as one vector, is at most max_norm; that norm, where the first of them lies.
+    """Scale the gradients in place so that their common norm is at most max_norm; return the norm before clipping.
 
-    It is the norm of the logical gradients in whatever layouts and on whatever placements they lie.  Every rank calls it.
+    The norm is the `norm_type`-norm of all logical gradients as one vector, whatever their layouts and placements.  The result is a tensor
+    on the placement of the first gradient.  All ranks must call this.
+    Raises: PlacementError for local and global gradients together; ArgumentError for a norm that is NaN or infinite, if
+    `error_if_nonfinite`.
     """
     what = "clip_grad_norm_"
     here, p = state(), float(norm_type)
-    found = _with_gradients(what, parameters)
-    _one_kind(here, what, found)
-    if here.building is not None and found:
-        return _clipped_when_run(what, found, float(max_norm), p, error_if_nonfinite)
-    norm = total_norm(found, p)
+    grads = _with_gradients(what, parameters)
+    _one_kind(here, what, grads)
+    if here.building is not None and grads:
+        return _clipped_when_run(what, grads, float(max_norm), p, error_if_nonfinite)
+    norm = total_norm(grads, p)
     if error_if_nonfinite and not math.isfinite(norm):
-        raise ArgumentError(f"{what} at {user_line()}: the norm of the gradients is {norm}")
+        raise ArgumentError(f"{what} at {user_line()}: the norm of the gradients is {norm}, which error_if_nonfinite=True refuses")
     factor = min(float(max_norm) / (norm + EPSILON), 1.0)
     if factor < 1.0 or math.isnan(factor):
-        for x in found:
+        for x in grads:
             own(x, what)[...] = x.array * x.array.dtype.type(factor)
             x.wrote()
-    return _stated(here, norm, found)
+    return _stated(here, norm, grads)
 
 
 def _clipped_when_run(what: str, grads: Sequence[Tensor], max_norm: float, p: float, error_if_nonfinite: bool) -> Tensor:
-    """Record the clipping of gradients; their norm as a value of the program."""
+    """Record the clipping of gradients in the traced program, and return their norm as a value of the program."""
     if error_if_nonfinite:
-        raise JobError(f"{what} at {user_line()}: error_if_nonfinite=True depends on the norm, which has no value while {running()} runs")
+        raise JobError(f"{what} at {user_line()}: error_if_nonfinite=True needs the norm, which has no value while {running()} runs")
     here, first = state(), grads[0]
     with gradients(False):
         total = _added([_power_sum(x, p) for x in grads], p)
@@ -131,7 +135,7 @@ def _clipped_when_run(what: str, grads: Sequence[Tensor], max_norm: float, p: fl
 
 
 def _added(parts: Sequence[Value], p: float) -> Tensor:
-    """Partial results in float64, those on one placement first, where the first of them is."""
+    """Return the total of partial results in float64, on the placement of the first; results on one placement are combined first."""
     here, places = state(), dict[Placement | None, Tensor]()
     for part in map(_tensor, parts):
         wide = cast(part, float64)
@@ -149,12 +153,12 @@ def _both(a: Tensor, b: Tensor, p: float) -> Tensor:
 
 
 def rooted(total: Tensor, p: float) -> Value:
-    """The p-th root."""
+    """Return the p-th root."""
     return ew.sqrt(total) if p == 2.0 else ew.scalar_power(total, 1.0 / p)
 
 
 def _on_ranks_of(here: EagerState, number: Tensor, x: Tensor) -> Tensor:
-    """A number on the ranks of x, whole on each."""
+    """Return a scalar broadcast on the ranks of x."""
     if x.layout is None or number.layout is None:
         return number
     whole = Layout(x.layout.placement, (B,) * len(x.layout.sbp))
@@ -166,10 +170,10 @@ def _tensor(x: Value) -> Tensor:
     return x
 
 
-def _stated(here: EagerState, norm: float, found: Sequence[Tensor]) -> Tensor:
-    """A number as a tensor beside the first gradient."""
-    type = TensorType((), found[0].dtype if found else float32)
-    where = found[0].layout.placement if found and found[0].layout is not None else None
+def _stated(here: EagerState, norm: float, grads: Sequence[Tensor]) -> Tensor:
+    """Return the norm as a tensor on the placement of the first gradient."""
+    type = TensorType((), grads[0].dtype if grads else float32)
+    where = grads[0].layout.placement if grads and grads[0].layout is not None else None
     value = np.array(norm, type.dtype.numpy)
     if where is None:
         return Tensor.new(type, None, value)
@@ -177,19 +181,19 @@ def _stated(here: EagerState, norm: float, found: Sequence[Tensor]) -> Tensor:
 
 
 def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
-    """Limit every element of the gradients to [-clip_value, clip_value]; partial ones are summed first."""
+    """Clip every element of the gradients, in place, to [-clip_value, clip_value]; partial gradients are summed first."""
     here, bound = state(), float(clip_value)
     with gradients(False):
         for x in _with_gradients("clip_grad_value_", parameters):
-            made: Tensor = run(Clip(-bound, bound), x)
+            clipped: Tensor = run(Clip(-bound, bound), x)
             if here.building is not None:
-                here.building.write(x, made if made.layout == x.layout or x.layout is None else here.building.change(made, x.layout, None))
+                here.building.write(x, clipped if clipped.layout == x.layout or x.layout is None else here.building.change(clipped, x.layout, None))
                 continue
-            if x.layout is not None and made.layout is not None:
-                made = Tensor.new(
-                    x.tensor_type, x.layout, convert_array(here, made.array, x.tensor_type, made.layout, x.layout, "a clipped gradient")
+            if x.layout is not None and clipped.layout is not None:
+                clipped = Tensor.new(
+                    x.tensor_type, x.layout, convert_array(here, clipped.array, x.tensor_type, clipped.layout, x.layout, "a clipped gradient")
                 )
-            own(x, "clip_grad_value_")[...] = made.array
+            own(x, "clip_grad_value_")[...] = clipped.array
             x.wrote()
 
 

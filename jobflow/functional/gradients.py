@@ -1,4 +1,4 @@
-"""backward, requires_grad, detach, and hooks on gradients."""
+"""Control of gradients: backward, grad, requires_grad, detach, hooks and anomaly detection."""
 
 from __future__ import annotations
 
@@ -42,47 +42,47 @@ def backward(
     create_graph: bool = False,
     inputs: Tensor | Iterable[Tensor] | None = None,
 ) -> None:
-    """Add the gradient of x, times `gradient`, to the `grad` of every leaf that it was made of, or of the `inputs` only.
+    """Add the gradient of x, weighted by `gradient`, to the `grad` of every leaf that x depends on, or only of `inputs`.
 
-    A tensor of one element has 1.0 as gradient.  The graph is gone after that unless `retain_graph`, which is on with `create_graph`:
-    this records the gradients' own computation, for gradients of gradients.
+    `gradient` defaults to 1.0 for a tensor of one element.  The graph is released unless `retain_graph`, which `create_graph` implies.
+    `create_graph` also records the computation of the gradients, for gradients of gradients.
     """
     tracer = building_now()
     if x.traced is not None and (tracer is None or not tracer.differentiates):
         if create_graph or inputs is not None:
-            raise JobError(f"backward at {user_line()}: create_graph and inputs are for gradients that are taken at once; {NOT_IN_GRAPHS}")
+            raise JobError(f"backward at {user_line()}: create_graph and inputs need eager tensors; {NOT_IN_GRAPHS}")
         recorder(state(), "backward").backward(x, gradient)
         return
     into = None if inputs is None else tensors_of("backward", "inputs", inputs)
     passes.backward([x], [gradient], keep=bool(retain_graph), create=create_graph, into=into)
 
 
-#: why some of this is an error while a graph is built
-NOT_IN_GRAPHS = "in nn.Graph.build, loss.backward() and the graph's optimizers say what gradients are for, in a job an optimizer's minimize"
+#: advice of the errors for calls that are not supported during tracing
+NOT_IN_GRAPHS = "use loss.backward() and the graph's optimizers in nn.Graph.build, and an optimizer's minimize in a job"
 
 
-def tensors_of(what: str, name: str, given: Any) -> list[Tensor]:
-    """A tensor, or several, as a list; ArgumentError for anything else, JobError for those of a graph that is being built."""
-    several = isinstance(given, Iterable) and not isinstance(given, Tensor | Typed | np.ndarray)
-    found = list(given) if several else [given]
-    for x in found:
+def tensors_of(what: str, name: str, argument: Any) -> list[Tensor]:
+    """Return one tensor or several as a list; raise ArgumentError for other objects, JobError for tensors without values."""
+    several = isinstance(argument, Iterable) and not isinstance(argument, Tensor | Typed | np.ndarray)
+    tensors = list(argument) if several else [argument]
+    for x in tensors:
         if isinstance(x, Typed):
             raise JobError(f"{what} at {user_line()}: {x.tensor_type} is a tensor of a job; call an optimizer's minimize instead")
         if not isinstance(x, Tensor):
             raise ArgumentError(f"{what} at {user_line()}: {name} must be a tensor, or several; got {type(x).__name__}")
         if x.traced is not None and not building_now().differentiates:
-            raise JobError(f"{what} at {user_line()}: {x.tensor_type} has no numbers while {running()} runs; {NOT_IN_GRAPHS}")
-    return found
+            raise JobError(f"{what} at {user_line()}: {x.tensor_type} has no values while {running()} runs; {NOT_IN_GRAPHS}")
+    return tensors
 
 
-def seeds_of(what: str, name: str, given: Any, roots: Sequence[Tensor]) -> list[Tensor | None]:
-    """The gradients that are given for `roots`, None where 1.0 is meant."""
-    if given is None:
+def seeds_of(what: str, name: str, argument: Any, roots: Sequence[Tensor]) -> list[Tensor | None]:
+    """Return one output gradient per root; None stands for 1.0."""
+    if argument is None:
         return [None] * len(roots)
-    found = [given] if isinstance(given, Tensor) else list(given)
-    if len(found) != len(roots):
-        raise ArgumentError(f"{what} at {user_line()}: {len(found)} {name} for {len(roots)} tensors")
-    return found
+    seeds = [argument] if isinstance(argument, Tensor) else list(argument)
+    if len(seeds) != len(roots):
+        raise ArgumentError(f"{what} at {user_line()}: {len(seeds)} {name} are passed for {len(roots)} tensors; pass one per tensor")
+    return seeds
 
 
 def grad(
@@ -95,32 +95,32 @@ def grad(
     *,
     materialize_grads: bool = False,
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of the outputs' sum with respect to the inputs, lying as these; no `grad` changes.
+    """Return the gradients of the outputs' sum with respect to the inputs, in the layouts of the inputs; no `grad` changes.
 
-    Raises: JobError for an input that the outputs do not depend on, unless `allow_unused`, which gives None there, or
-    `materialize_grads`, which gives zeros.
+    Raises: JobError for an input that the outputs do not depend on, unless `allow_unused`, which returns None for it, or
+    `materialize_grads`, which returns zeros.
     """
-    roots, wanted = tensors_of("grad", "outputs", outputs), tensors_of("grad", "inputs", inputs)
-    given = seeds_of("grad", "grad_outputs", grad_outputs, roots)
-    for i, x in enumerate(wanted):
+    roots, targets = tensors_of("grad", "outputs", outputs), tensors_of("grad", "inputs", inputs)
+    seeds = seeds_of("grad", "grad_outputs", grad_outputs, roots)
+    for i, x in enumerate(targets):
         if not x._needs_gradient:
             raise JobError(f"grad at {user_line()}: input {i}, {x.tensor_type}, does not require gradients")
-    found = passes.backward(roots, given, keep=bool(retain_graph), create=create_graph, only=wanted)
-    for i, gradient in enumerate(found):
+    gradients = passes.backward(roots, seeds, keep=bool(retain_graph), create=create_graph, only=targets)
+    for i, gradient in enumerate(gradients):
         if gradient is None and materialize_grads:
-            found[i] = passes.zeros(wanted[i])
+            gradients[i] = passes.zeros(targets[i])
         elif gradient is None and not allow_unused:
             raise JobError(
-                f"grad at {user_line()}: the outputs do not depend on input {i}, {wanted[i].tensor_type}; allow_unused=True gives None for it"
+                f"grad at {user_line()}: the outputs do not depend on input {i}, {targets[i].tensor_type}; allow_unused=True returns None for it"
             )
-    return tuple(found)
+    return tuple(gradients)
 
 
-# -------------------------------------------------------------------- what is recorded
+# -------------------------------------------------------------------- recording
 
 
 class set_grad_enabled:
-    """Record for backward from now on, or do not; as a `with` block or a decorator, only inside."""
+    """A switch for the recording of operations for backward: permanent, or inside a `with` block or a decorated function."""
 
     def __init__(self, mode: bool) -> None:
         here = state()
@@ -140,7 +140,7 @@ class set_grad_enabled:
 
 
 class _Mode:
-    """Record for backward inside, or do not; a `with` block that may be entered again, or a decorator."""
+    """Base class of re-entrant `with` blocks and decorators that switch the recording of operations for backward."""
 
     mode: bool
 
@@ -162,7 +162,7 @@ class _Mode:
 
 
 class no_grad(_Mode):
-    """Nothing is recorded for backward inside; a `with` block, or a decorator."""
+    """A `with` block or decorator inside which operations are not recorded for backward."""
 
     mode = False
 
@@ -171,7 +171,7 @@ inference_mode = no_grad
 
 
 class enable_grad(_Mode):
-    """What is done inside is recorded for backward, also within no_grad; a `with` block, or a decorator."""
+    """A `with` block or decorator inside which operations are recorded for backward, even within no_grad."""
 
     mode = True
 
@@ -186,7 +186,7 @@ def _decorated(function: Callable[Parameters, Result], mode: bool) -> Callable[P
 
 
 def is_grad_enabled() -> bool:
-    """Whether what is done now is recorded for backward."""
+    """Return True if operations are currently recorded for backward."""
     return state().grad_enabled
 
 
@@ -194,10 +194,11 @@ def is_grad_enabled() -> bool:
 
 
 class set_detect_anomaly:
-    """Look for NaN in gradients from now on, or do not; as a `with` block only inside.
+    """A switch for the detection of NaN in gradients: permanent, or inside a `with` block.
 
-    What is recorded meanwhile remembers the user's line.  A gradient that has NaN, or that fails, is then an error that names the
-    operation and the line of its forward call, on every rank that has some of the gradient.  With `check_nan=False` only failing ones.
+    Operations recorded meanwhile store the user's line.  A gradient with NaN, or whose computation fails, then raises an error that names
+    the operation and the line of its forward call.  Every rank with a piece of the gradient raises it.  `check_nan=False` reports failures
+    only.
     """
 
     def __init__(self, mode: bool, check_nan: bool = True) -> None:
@@ -212,7 +213,7 @@ class set_detect_anomaly:
 
 
 class detect_anomaly:
-    """`with detect_anomaly():` is set_detect_anomaly(True) inside."""
+    """A `with` block inside which set_detect_anomaly(True) applies."""
 
     def __init__(self, check_nan: bool = True) -> None:
         self.check_nan = check_nan
@@ -227,7 +228,7 @@ class detect_anomaly:
 
 
 def is_anomaly_enabled() -> bool:
-    """Whether NaN in gradients is looked for."""
+    """Return True if gradients are checked for anomalies."""
     return anomalies.enabled
 
 
@@ -235,24 +236,27 @@ def is_anomaly_enabled() -> bool:
 
 
 def _requires_grad(x: Tensor) -> bool:
-    """Whether backward has a gradient for x, or for what it was made of."""
+    """True if backward computes a gradient for x, or for a tensor that x depends on."""
     return x._needs_gradient if x.base is None else follow(x)
 
 
-def _set_requires_grad(x: Tensor, given: bool) -> None:
+def _set_requires_grad(x: Tensor, value: bool) -> None:
     what = f"requires_grad at {user_line()}"
-    if not isinstance(given, bool | np.bool_):
-        raise DtypeError(f"{what}: it is True or False; got {given!r}")
+    if not isinstance(value, bool | np.bool_):
+        raise DtypeError(f"{what}: the value must be True or False; got {value!r}")
     if not x.is_leaf:
-        remedy = "detach() gives a tensor whose it can be" if given else "use detach()"
-        raise JobError(f"{what}: that of a computed tensor ({x.node!r}) follows from what it was made of, and cannot be set; {remedy}")
-    requires_grad_(x, bool(given))
+        remedy = "use detach().requires_grad_()" if value else "use detach()"
+        raise JobError(f"{what}: requires_grad of a computed tensor ({x.node!r}) follows from its inputs and cannot be set; {remedy}")
+    requires_grad_(x, bool(value))
 
 
 def requires_grad_(x: Tensor, requires_grad: bool = True) -> Tensor:
-    """x, which backward gives a gradient from now on, or does not."""
+    """Choose whether backward computes a gradient for x, and return x.
+
+    Raises: DtypeError unless x is a floating point tensor; JobError to switch it off for a computed tensor.
+    """
     if requires_grad and not x.dtype.is_float:
-        raise DtypeError(f"requires_grad_ at {user_line()}: only floating point tensors have gradients; this is {x.tensor_type}")
+        raise DtypeError(f"requires_grad_ at {user_line()}: only floating point tensors have gradients; got {x.tensor_type}; use x.float()")
     if not requires_grad and x.node is not None:
         raise JobError(f"requires_grad_ at {user_line()}: requires_grad of a computed tensor ({x.node!r}) cannot be switched off; use detach()")
     x._needs_gradient = bool(requires_grad)
@@ -260,72 +264,76 @@ def requires_grad_(x: Tensor, requires_grad: bool = True) -> Tensor:
 
 
 def _grad(x: Tensor) -> Tensor | None:
-    """What backward has added up for x; None before the first time."""
+    """The gradient accumulated by backward for x; None before the first backward."""
     tracer = building_now()
     return tracer.gradient_of(x) if tracer is not None and tracer.differentiates else x._gradient
 
 
-def _set_grad(x: Tensor, given: Tensor | None) -> None:
-    if given is not None:
-        _check_grad(x, given)
+def _set_grad(x: Tensor, gradient: Tensor | None) -> None:
+    if gradient is not None:
+        _check_grad(x, gradient)
     tracer = building_now()
     if tracer is not None and tracer.differentiates:
         tracer.hold_gradient(x)
-    x._gradient = given
+    x._gradient = gradient
 
 
-def _check_grad(x: Tensor, given: Tensor) -> None:
-    """An error for what no optimizer could step x by, at the line that assigns it."""
+def _check_grad(x: Tensor, gradient: Tensor) -> None:
+    """Raise an error, at the assignment, for a gradient that no optimizer could apply to x."""
     what = f"grad at {user_line()}"
-    if not isinstance(given, Tensor):
-        raise DtypeError(f"{what}: the gradient of {x.tensor_type} is a tensor, or None; got {described(given)}")
-    if given is x:
-        raise JobError(f"{what}: a tensor cannot be its own gradient; x.clone() can")
-    if given.traced is not None and not building_now().differentiates:
-        raise JobError(f"{what}: {given.tensor_type} has no numbers while {running()} runs; {NOT_IN_GRAPHS}")
-    if given.tensor_type.shape != x.tensor_type.shape:
-        raise ShapeError(f"{what}: {given.tensor_type} is not of the shape of the tensor {x.tensor_type} whose gradient it is to be")
-    if given.tensor_type.dtype is not x.tensor_type.dtype:
+    if not isinstance(gradient, Tensor):
+        raise DtypeError(f"{what}: the gradient of {x.tensor_type} must be a tensor or None; got {described(gradient)}")
+    if gradient is x:
+        raise JobError(f"{what}: a tensor cannot be its own gradient; use x.clone()")
+    if gradient.traced is not None and not building_now().differentiates:
+        raise JobError(f"{what}: {gradient.tensor_type} has no values while {running()} runs; {NOT_IN_GRAPHS}")
+    if gradient.tensor_type.shape != x.tensor_type.shape:
+        raise ShapeError(f"{what}: the gradient {gradient.tensor_type} does not have the shape of its tensor {x.tensor_type}")
+    if gradient.tensor_type.dtype is not x.tensor_type.dtype:
         raise DtypeError(
-            f"{what}: {given.tensor_type} is not of the element type of the tensor {x.tensor_type}; cast it: grad.to({x.tensor_type.dtype})"
+            f"{what}: the gradient {gradient.tensor_type} does not have the element type of its tensor {x.tensor_type}; cast it: "
+            f"grad.to({x.tensor_type.dtype})"
         )
-    if None in (given.layout, x.layout) and given.layout is not x.layout:
-        kinds = ["local" if each.layout is None else f"global, {each.layout}" for each in (given, x)]
+    if None in (gradient.layout, x.layout) and gradient.layout is not x.layout:
+        kinds = ["local" if each.layout is None else f"global, {each.layout}" for each in (gradient, x)]
         raise PlacementError(f"{what}: the gradient is {kinds[0]}, the tensor {x.tensor_type} is {kinds[1]}; use to_global or to_local")
-    if given.layout is not None and x.layout is not None and given.layout.placement != x.layout.placement:
+    if gradient.layout is not None and x.layout is not None and gradient.layout.placement != x.layout.placement:
         raise PlacementError(
-            f"{what}: the gradient is on {given.layout}, the tensor {x.tensor_type} on {x.layout}; use grad.to_global(placement=...)"
+            f"{what}: the gradient is on {gradient.layout}, the tensor {x.tensor_type} on {x.layout}; use grad.to_global(placement=...)"
         )
 
 
-def without_gradient(x: Tensor, tie: Callable[[Tensor, Tensor], None]) -> Tensor:
-    """x in the same memory, without what made it; `tie` notes that the second tensor looks at the memory of the first."""
+def without_gradient(x: Tensor, share: Callable[[Tensor, Tensor], None]) -> Tensor:
+    """Return a tensor with the memory of x, outside the graph of gradients; `tie(x, result)` registers the shared memory."""
     if building_now() is not None:
         return run(Detach(), x)
-    made = Tensor.new(x.tensor_type, x.layout, x.array)
-    made._device, made.origin = x._device, x.origin
-    tie(x, made)
-    return made
+    result = Tensor.new(x.tensor_type, x.layout, x.array)
+    result._device, result.origin = x._device, x.origin
+    share(x, result)
+    return result
 
 
 def detach(x: Tensor) -> Tensor:
-    """x, in the same memory, as a tensor that no gradient goes through."""
+    """Return a tensor with the memory of x, through which no gradient flows."""
     return without_gradient(x, Tensor.shares)
 
 
 def detach_(x: Tensor) -> Tensor:
-    """x, which forgets what made it."""
+    """Remove x from the graph of gradients, and return x."""
     x._needs_gradient, x.node, x.index = False, None, 0
     return x
 
 
 def clone(x: Tensor) -> Tensor:
-    """x in memory of its own; gradients go through."""
+    """Return a copy of x; gradients flow through the copy."""
     return run(Copy(), x)
 
 
 def retain_grad(x: Tensor) -> None:
-    """Keep the gradient that backward finds for x, though others made it."""
+    """Store the gradient of a computed tensor in its `grad` during backward.
+
+    Raises: JobError unless x requires gradients.
+    """
     tensors_of("retain_grad", "x", x)
     if not x._needs_gradient:
         raise JobError(f"retain_grad at {user_line()}: the tensor {x.tensor_type} does not require gradients")
@@ -334,22 +342,26 @@ def retain_grad(x: Tensor) -> None:
 
 
 class RemovableHandle:
-    """Takes a hook off again: `remove()`."""
+    """The handle of a registered hook; `remove()` removes the hook."""
 
     def __init__(self, hooks: dict[int, Any]) -> None:
         self.hooks = hooks
         self.id = next(_hooks)
 
     def remove(self) -> None:
-        """Take it off; no harm in doing so twice."""
+        """Remove the hook; later calls have no effect."""
         self.hooks.pop(self.id, None)
 
 
 def register_hook(x: Tensor, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
-    """Call `hook` with the gradient of x when backward gets there; what it returns, if not None, goes on instead."""
+    """Call `hook` with the gradient of x during backward; a returned tensor replaces the gradient.
+
+    Returns a handle that removes the hook.
+    Raises: ArgumentError unless `hook` is callable, JobError unless x requires gradients.
+    """
     tensors_of("register_hook", "x", x)
     if not callable(hook):
-        raise ArgumentError(f"register_hook at {user_line()}: a hook is a function of the gradient, not {type(hook).__name__}")
+        raise ArgumentError(f"register_hook at {user_line()}: hook must be a function of the gradient; got {type(hook).__name__}")
     if not x._needs_gradient:
         raise JobError(f"register_hook at {user_line()}: the tensor {x.tensor_type} does not require gradients")
     if x.node is not None:
@@ -362,7 +374,7 @@ def register_hook(x: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Removab
 
 
 class GradientMethods:
-    """Methods of tensors: gradients."""
+    """Methods of tensors for gradients."""
 
     __slots__ = ()
 

@@ -1,7 +1,7 @@
-"""In-place forms: `x.add_(y)`, `x += y`, `x[0] = y`.
+"""In-place forms of functions: `x.add_(y)`, `x += y`, `x[0] = y`.
 
-The value is computed as ever, brought into the element type and layout of x, and copied into its memory; x then stands where the
-value stands in the graph of gradients.  So x.mul_(y) needs no old values of its own.
+The result is computed out of place, converted to the element type and layout of x, and copied into the memory of x.  Afterwards x has
+the position of the result in the graph of gradients.  So x.mul_(y) does not need to save old values of x itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jobflow.functional.dispatch import called_as, method
 from jobflow.functional.promotion import cast, kind
 from jobflow.functional.typed import Tensor
 
-#: how programs write the methods that are operators
+#: method of an operator -> the operator as programs write it
 OPERATORS = {
     f"__i{word}__": f"x {sign}= y"
     for word, sign in {
@@ -29,20 +29,22 @@ OPERATORS = {
 
 
 def written(x: Tensor, what: str, value: Tensor) -> Tensor:
-    """x, after `value` has been written over it.
+    """Overwrite x with `value`, and return x.
 
-    Raises: JobError for a leaf that requires gradients while they are recorded, ShapeError, DtypeError.
+    Raises: JobError for a leaf that requires gradients while operations are recorded, ShapeError, DtypeError.
     """
     check_writable(x, what)
     if value.tensor_type.shape != x.tensor_type.shape:
-        raise ShapeError(f"{what} at {user_line()}: a value {value.tensor_type} does not fit into the tensor {x.tensor_type} that it would overwrite")
+        raise ShapeError(
+            f"{what} at {user_line()}: the value {value.tensor_type} does not have the shape of the tensor {x.tensor_type} that it overwrites"
+        )
     if kind(value.tensor_type.dtype) > kind(x.tensor_type.dtype):
         new = what.replace("=", "") if what in OPERATORS.values() else f"{what.rstrip('_')}(x, ...)"
         raise DtypeError(f"{what} at {user_line()}: the result is {value.tensor_type}, which a tensor {x.tensor_type} cannot hold; write x = {new}")
     value = cast(value, x.tensor_type.dtype)
     here = state()
     if x.layout != value.layout and (here.building is None or here.building.lays):
-        value = _laid(x, what, value)
+        value = _redistribute(x, what, value)
     if here.building is not None:
         here.building.write(x, value)
     else:
@@ -52,53 +54,53 @@ def written(x: Tensor, what: str, value: Tensor) -> Tensor:
 
 
 def check_writable(x: Tensor, what: str) -> None:
-    """JobError for a leaf, or a view of one, whose gradient would be lost, and for a view that has memory of its own."""
+    """Raise JobError for a leaf, or a view of a leaf, whose gradient would be lost, and for a view with separate memory."""
     if x.traced is None and x._apart is None:
         writing.may_write(state(), x, what)
     check_memory(x, what)
 
 
-def _laid(x: Tensor, what: str, value: Tensor) -> Tensor:
+def _redistribute(x: Tensor, what: str, value: Tensor) -> Tensor:
     if x.layout is None or value.layout is None or x.layout.placement != value.layout.placement:
         raise PlacementError(
             f"{what} at {user_line()}: the value is {value.layout or 'local'} but the tensor is {x.layout or 'local'}; use to_global"
         )
-    from jobflow.eager import crossing  # jobs, which load this module too, do not lay tensors
+    from jobflow.eager import crossing  # not needed by jobs, which load this module, too
 
     return crossing.change(state(), value, x.layout)
 
 
-def kept(x: Tensor, others: Sequence[Any] = ()) -> Tensor:
-    """x with memory of its own, if its old values may be read by a gradient; what is recorded is written over after the run."""
+def copy_for_gradient(x: Tensor, others: Sequence[Any] = ()) -> Tensor:
+    """Return a copy of x if a gradient may read its old values, else x; traced writes happen after the run."""
     here = state()
     recorded = x.traced is not None or here.building is not None
     if recorded or not here.grad_enabled or not any(isinstance(each, Tensor) and each._needs_gradient for each in (x, *others)):
         return x
     if x.base is not None:
         follow(x)
-    made = Tensor.new(x.tensor_type, x.layout, x.array.copy())
-    made.origin = x.origin
-    made._needs_gradient, made.node, made.index = x._needs_gradient, x.node, x.index
-    return made
+    result = Tensor.new(x.tensor_type, x.layout, x.array.copy())
+    result.origin = x.origin
+    result._needs_gradient, result.node, result.index = x._needs_gradient, x.node, x.index
+    return result
 
 
 def in_place(function: Callable[..., Tensor], word: str = "") -> Callable[..., Tensor]:
-    """Return the method, or the operator `word`, that writes the function's result over its first argument."""
+    """Return the method, or the operator `word`, that overwrites its first argument with the function's result."""
     name = f"{function.__name__}_"
     return method(form(function, OPERATORS.get(word) or word), word if word and word not in OPERATORS else name)
 
 
 def form(function: Callable[..., Tensor], what: str = "") -> Callable[..., Tensor]:
-    """Return the function that writes `function`'s result over its first argument; errors call it `what`."""
+    """Return the in-place form of a function, which overwrites its first argument with the result; errors name it `what`."""
     name = f"{function.__name__}_"
     what = what or name
     value: Callable[..., Tensor] = called_as(function, name) if isinstance(function, FunctionType) else function
 
     def call(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
         check_writable(x, what)
-        return written(x, what, value(kept(x, arguments), *arguments, **options))
+        return written(x, what, value(copy_for_gradient(x, arguments), *arguments, **options))
 
     call.__wrapped__ = function  # type: ignore[attr-defined]
     call.__name__ = call.__qualname__ = name
-    call.__doc__ = f"{function.__name__}, written over the tensor itself."
+    call.__doc__ = f"Overwrite the tensor with the result of `{function.__name__}`, and return it."
     return call

@@ -1,4 +1,4 @@
-"""Joining and splitting tensors."""
+"""Functions that join and split tensors."""
 
 from __future__ import annotations
 
@@ -21,22 +21,25 @@ __all__ = [
 
 
 def _all_tensors(what: str, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """As a list; ArgumentError unless they are tensors, at least one."""
+    """Return the tensors as a list; raise ArgumentError unless all are tensors, ShapeError for an empty list."""
     if isinstance(tensors, Tensor) or not isinstance(tensors, Iterable):
-        raise ArgumentError(f"{what} at {user_line()}: takes a list or tuple of tensors; got {type(tensors).__name__}")
-    given = list(tensors)
-    for i, x in enumerate(given):
+        raise ArgumentError(f"{what} at {user_line()}: tensors must be a list or tuple of tensors; got {type(tensors).__name__}")
+    listed = list(tensors)
+    for i, x in enumerate(listed):
         if not isinstance(x, Tensor):
-            raise ArgumentError(f"{what} at {user_line()}: element {i} of the list is not a tensor but {x!r}")
-    if not given:
-        raise ShapeError(f"{what} at {user_line()}: needs at least one tensor")
-    return given
+            raise ArgumentError(f"{what} at {user_line()}: element {i} of the list must be a tensor; got {x!r}")
+    if not listed:
+        raise ShapeError(f"{what} at {user_line()}: the list must have at least one tensor")
+    return listed
 
 
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """The tensors one after the other along axis `dim`, in the element type that they have together."""
-    given = together("cat", *_all_tensors("cat", tensors))
-    full = [x for x in given if x.shape != (0,)] or given[:1]  # an empty list of numbers goes with any shape
+    """Return the tensors concatenated along axis `dim`, in their common element type.
+
+    Raises: ArgumentError unless `tensors` is a list or tuple of tensors; ShapeError if another axis differs.
+    """
+    operands = together("cat", *_all_tensors("cat", tensors))
+    full = [x for x in operands if x.shape != (0,)] or operands[:1]  # empty vectors are skipped, as in PyTorch
     return run(Concat(axis_of("cat", dim, full[0].ndim)), *full)
 
 
@@ -44,21 +47,21 @@ concat = concatenate = cat
 
 
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """The tensors, of one shape, side by side along a new axis `dim`."""
-    given = _all_tensors("stack", tensors)
-    if any(x.shape != given[0].shape for x in given):
-        raise ShapeError(f"stack at {user_line()}: needs tensors of one shape; got {', '.join(str(x.tensor_type) for x in given)}")
-    return cat([unsqueeze(x, dim) for x in given], axis_of("stack", dim, given[0].ndim + 1))
+    """Return the tensors, all of the same shape, stacked along a new axis `dim`.  Raises: ShapeError for different shapes."""
+    operands = _all_tensors("stack", tensors)
+    if any(x.shape != operands[0].shape for x in operands):
+        raise ShapeError(f"stack at {user_line()}: all tensors must have the same shape; got {', '.join(str(x.tensor_type) for x in operands)}")
+    return cat([unsqueeze(x, dim) for x in operands], axis_of("stack", dim, operands[0].ndim + 1))
 
 
 def hstack(tensors: Sequence[Tensor]) -> Tensor:
-    """The tensors one after the other along their second axis; along the first if they have one only."""
-    given = [reshape(x, 1) if x.ndim == 0 else x for x in _all_tensors("hstack", tensors)]
-    return cat(given, 0 if given[0].ndim == 1 else 1)
+    """Return the tensors concatenated along their second axis; vectors and scalars along the first."""
+    operands = [reshape(x, 1) if x.ndim == 0 else x for x in _all_tensors("hstack", tensors)]
+    return cat(operands, 0 if operands[0].ndim == 1 else 1)
 
 
 def vstack(tensors: Sequence[Tensor]) -> Tensor:
-    """The tensors one below the other; those of one axis are rows."""
+    """Return the tensors concatenated along their first axis; vectors and scalars become rows first."""
     return cat([reshape(x, (1, x.tensor_type.size)) if x.ndim < 2 else x for x in _all_tensors("vstack", tensors)], 0)
 
 
@@ -69,14 +72,17 @@ def _window(x: Tensor, axis: int, start: int, stop: int) -> Slice:
 
 
 def _axis(what: str, x: Tensor, dim: int) -> int:
-    """The axis that is cut; AxisError for a tensor without axes."""
+    """Return the axis to split; raise AxisError for a tensor without axes."""
     if not x.ndim:
         raise AxisError(f"{what} at {user_line()}: {x.tensor_type} has no axes to split")
     return axis_of(what, dim, x.ndim)
 
 
 def narrow(x: Tensor, dim: int, start: int | Tensor, length: int) -> Tensor:
-    """The `length` elements of axis `dim` from `start` on; a view."""
+    """Return a view of the `length` elements of axis `dim` from `start` on.
+
+    Raises: ShapeError if they are not inside the axis.
+    """
     axis = _axis("narrow", x, dim)
     start, length = integer("narrow", start), integer("narrow", length)
     first = start + x.shape[axis] if start < 0 else start
@@ -86,15 +92,19 @@ def narrow(x: Tensor, dim: int, start: int | Tensor, length: int) -> Tensor:
 
 
 def split(tensor: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
-    """Consecutive pieces of axis `dim`: of one size, the last smaller where that is left over, or of the sizes of a list; views."""
+    """Return consecutive pieces of axis `dim` as views.
+
+    An integer is the size of each piece, the last of which may be smaller; a list gives the size of each piece.
+    Raises: ShapeError if the sizes do not add up to the axis.
+    """
     axis = _axis("split", tensor, dim)
-    n, given = tensor.shape[axis], split_size_or_sections
-    if isinstance(given, int):
-        if given < 1:
-            raise ShapeError(f"split at {user_line()}: pieces of {given} elements of {tensor.tensor_type}")
-        lengths = [min(given, n - start) for start in range(0, n, given)] or [0]
+    n, size_or_sizes = tensor.shape[axis], split_size_or_sections
+    if isinstance(size_or_sizes, int):
+        if size_or_sizes < 1:
+            raise ShapeError(f"split at {user_line()}: split_size_or_sections must be at least 1; got {size_or_sizes} for {tensor.tensor_type}")
+        lengths = [min(size_or_sizes, n - start) for start in range(0, n, size_or_sizes)] or [0]
     else:
-        lengths = [integer("split", length) for length in given]
+        lengths = [integer("split", length) for length in size_or_sizes]
     if sum(lengths) != n or any(length < 0 for length in lengths):
         raise ShapeError(f"split at {user_line()}: pieces of {lengths} elements do not add up to axis {axis} of {tensor.tensor_type}")
     if len(lengths) > 1:
@@ -103,35 +113,38 @@ def split(tensor: Tensor, split_size_or_sections: int | Sequence[int], dim: int 
 
 
 def chunk(x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
-    """At most `chunks` pieces of axis `dim`, equal but for the last."""
+    """Return at most `chunks` pieces of axis `dim`, of equal size except for the last, as views."""
     if chunks < 1:
-        raise ShapeError(f"chunk at {user_line()}: {x.tensor_type} into {chunks} pieces")
+        raise ShapeError(f"chunk at {user_line()}: chunks must be at least 1; got {chunks} for {x.tensor_type}")
     axis = _axis("chunk", x, dim)
     return split(x, max(-(-x.shape[axis] // chunks), 1), axis)
 
 
 def unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
-    """The slices along axis `dim`, without that axis; views."""
+    """Return the slices along axis `dim`, without that axis, as views."""
     axis = _axis("unbind", x, dim)
     return tuple(squeeze(part, axis) for part in split(x, 1, axis)) if x.shape[axis] else ()
 
 
 def meshgrid(*tensors: Tensor, indexing: str = "ij") -> tuple[Tensor, ...]:
-    """For vectors x, y, ...: X[i, j, ...] = x[i], Y[i, j, ...] = y[j]; with indexing="xy" the first two axes are exchanged."""
-    given = list(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], list | tuple) else list(tensors)
+    """Return coordinate grids X[i, j, ...] = x[i], Y[i, j, ...] = y[j], ... of vectors x, y, ...; "xy" swaps the first two axes.
+
+    Raises: ShapeError for a tensor of several axes, or another `indexing`.
+    """
+    vectors = list(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], list | tuple) else list(tensors)
     if indexing not in ("ij", "xy"):
-        raise ShapeError(f'meshgrid at {user_line()}: indexing is "ij" or "xy", not {indexing!r}')
-    for x in given:
+        raise ShapeError(f'meshgrid at {user_line()}: indexing must be "ij" or "xy"; got {indexing!r}')
+    for x in vectors:
         if x.ndim > 1:
-            raise ShapeError(f"meshgrid at {user_line()}: takes vectors and numbers, not {x.tensor_type}; x.flatten() makes one")
-    shape = tuple(x.tensor_type.size for x in given)
-    columns = [reshape(x, tuple(x.tensor_type.size if j == i else 1 for j in range(len(given)))) for i, x in enumerate(given)]
+            raise ShapeError(f"meshgrid at {user_line()}: the tensors must be vectors or scalars; got {x.tensor_type}; use x.flatten()")
+    shape = tuple(x.tensor_type.size for x in vectors)
+    columns = [reshape(x, tuple(x.tensor_type.size if j == i else 1 for j in range(len(vectors)))) for i, x in enumerate(vectors)]
     grids = tuple(column.expand(shape) for column in columns)
-    return tuple(grid.transpose(0, 1) for grid in grids) if indexing == "xy" and len(given) > 1 else grids
+    return tuple(grid.transpose(0, 1) for grid in grids) if indexing == "xy" and len(vectors) > 1 else grids
 
 
 class JoiningMethods:
-    """Methods of tensors: joining and splitting."""
+    """Methods of tensors that split them."""
 
     __slots__ = ()
 

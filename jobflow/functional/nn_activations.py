@@ -11,7 +11,7 @@ from jobflow.core.errors import ArgumentError, ShapeError, user_line
 from jobflow.core.types import Tensor as Value
 from jobflow.eager.run import run, run_several
 from jobflow.functional.dispatch import method
-from jobflow.functional.in_place import check_writable, form, in_place, kept, written
+from jobflow.functional.in_place import check_writable, copy_for_gradient, form, in_place, written
 from jobflow.functional.nn_base import formula, one_of, real
 from jobflow.functional.promotion import as_float
 from jobflow.functional.shapes import axis_of
@@ -48,7 +48,7 @@ def or_over(function: Callable[P, Value]) -> Callable[P, Tensor]:
         others = declared.bind(*args, **named).arguments | {"inplace": False}
         input, out_of_place = others.pop("input"), cast(Any, made)
         check_writable(input, word)
-        return written(input, word, out_of_place(kept(input), **others))
+        return written(input, word, out_of_place(copy_for_gradient(input), **others))
 
     return call
 

@@ -15,7 +15,7 @@ from jobflow.eager import crossing
 from jobflow.eager.run import run
 from jobflow.eager.state import state
 from jobflow.functional.global_tensors import value_of
-from jobflow.functional.in_place import check_writable, kept, written
+from jobflow.functional.in_place import check_writable, copy_for_gradient, written
 from jobflow.functional.nn_base import composed, draw_for, formula, one_type, real, whole
 from jobflow.functional.shapes import axis_of
 from jobflow.functional.typed import Tensor
@@ -162,7 +162,7 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
         return input
     if inplace:
         check_writable(input, "dropout_")
-        return written(input, "dropout_", _dropped(kept(input), float(p), None))
+        return written(input, "dropout_", _dropped(copy_for_gradient(input), float(p), None))
     return _dropped(input, float(p), None)
 
 

@@ -15,7 +15,7 @@ from jobflow.functional.dispatch import method
 from jobflow.functional.global_tensors import value_of
 from jobflow.functional.gradients import clone
 from jobflow.functional.in_place import form
-from jobflow.functional.indexing import check_mask, filled, found, listed, number_as, placed, selected, whole
+from jobflow.functional.indexing import check_mask, checked_indices, filled, listed, mask_indices, number_as, selected, whole
 from jobflow.functional.promotion import cast, result_type
 from jobflow.functional.shapes import axis_of, common_shape, expand, flatten, integer, permute, reshape
 from jobflow.functional.typed import Tensor
@@ -53,12 +53,12 @@ def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
         )
     if not x.ndim:
         return reshape(index_select(reshape(x, 1), 0, index), ())
-    return run(Gather(axis), x, placed(reshape(index, index.tensor_type.size), x.shape[axis], "index_select"))
+    return run(Gather(axis), x, checked_indices(reshape(index, index.tensor_type.size), x.shape[axis], "index_select"))
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
     """The elements of x, as one row, at these positions; in the shape of `index`."""
-    return run(Gather(0), flatten(x), placed(index, x.tensor_type.size, "take"))
+    return run(Gather(0), flatten(x), checked_indices(index, x.tensor_type.size, "take"))
 
 
 def _first(x: Tensor, shape: Sequence[int]) -> Tensor:
@@ -73,7 +73,7 @@ def _names_none(index: Tensor) -> bool:
     return bool(index.ndim) and not index.tensor_type.size
 
 
-def _checked(what: str, x: Tensor, dim: int, index: Tensor, src: Tensor | None = None) -> int:
+def _checked_axis(what: str, x: Tensor, dim: int, index: Tensor, src: Tensor | None = None) -> int:
     """The axis; ShapeError unless the positions have as many axes as x, and are nowhere longer than it along another axis."""
     axis = axis_of(what, dim, x.ndim)
     beside = [x.shape] if src is None else [x.shape, src.shape]
@@ -96,9 +96,9 @@ def gather(x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Ten
         return reshape(take(x, cast(flatten(index), int64)), index.shape)
     if not (x.ndim and index.ndim):
         return reshape(gather(_row(x), dim, _row(index)), index.shape)
-    axis = _checked("gather", x, dim, index)
+    axis = _checked_axis("gather", x, dim, index)
     table = _first(x, tuple(x.shape[i] if i == axis else n for i, n in enumerate(index.shape)))
-    return run(DimGather(axis), table, placed(index, x.shape[axis], "gather"))
+    return run(DimGather(axis), table, checked_indices(index, x.shape[axis], "gather"))
 
 
 def scatter(x: Tensor, dim: int, index: Tensor, src: Any = None, *, value: Any = None, reduce: str | None = None) -> Tensor:
@@ -130,11 +130,11 @@ def _scattered(what: str, x: Tensor, dim: int, index: Tensor, new: Any, add: boo
     given = given if given.ndim or not index.ndim else expand(given, index.shape)
     if not (x.ndim and index.ndim and given.ndim):
         return reshape(_scattered(what, _row(x), dim, _row(index), _row(given), add), x.shape)
-    axis = _checked(what, x, dim, index, given)
+    axis = _checked_axis(what, x, dim, index, given)
     if result_type(x, given) is not x.dtype:
         raise DtypeError(f"{what} at {user_line()}: {x.tensor_type} cannot hold the values of {given.tensor_type}; cast one of them")
     given = cast(_first(given, index.shape), x.dtype)
-    at = placed(index, x.shape[axis], what)
+    at = checked_indices(index, x.shape[axis], what)
     part = tuple(x.shape[i] if i == axis else n for i, n in enumerate(index.shape))
     table = _first(x, part)
     y: Tensor = run(Add(), table, run(DimScatterAdd(axis, part[axis]), given, at)) if add else run(Scatter(axis), table, at, given)
@@ -159,7 +159,7 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: floa
             f"index_add at {user_line()}: {source.tensor_type} must have one slice of {x.tensor_type} along axis {axis} for each of "
             f"{index.tensor_type}"
         )
-    at = placed(index, x.shape[axis], "index_add")
+    at = checked_indices(index, x.shape[axis], "index_add")
     if not x.dtype.is_float and isinstance(alpha, float) and alpha != int(alpha):
         raise DtypeError(
             f"index_add at {user_line()}: alpha {alpha} makes numbers that {x.tensor_type} cannot hold; cast x to a type of floats first"
@@ -200,12 +200,12 @@ def masked_select(x: Tensor, mask: Tensor) -> Tensor:
 
 def nonzero(x: Tensor, as_tuple: bool = False) -> Any:
     """The positions of elements that are not zero, one per row, or one vector per axis.  Every rank there is calls it; not in nn.Graph.build."""
-    return _positions(x, "nonzero", as_tuple)
+    return _nonzero_indices(x, "nonzero", as_tuple)
 
 
-def _positions(x: Tensor, what: str, as_tuple: bool = False) -> Any:
+def _nonzero_indices(x: Tensor, what: str, as_tuple: bool = False) -> Any:
     if x.traced is not None:
-        return found(x, x, what)
+        return mask_indices(x, x, what)
     values = value_of(x, what)
     places = np.nonzero(np.atleast_1d(values))
     if as_tuple:
@@ -215,7 +215,7 @@ def _positions(x: Tensor, what: str, as_tuple: bool = False) -> Any:
 
 def argwhere(x: Tensor) -> Tensor:
     """The positions of elements that are not zero, one per row."""
-    return _positions(x, "argwhere")
+    return _nonzero_indices(x, "argwhere")
 
 
 def where(condition: Tensor, input: Any = None, other: Any = None) -> Any:

@@ -12,7 +12,6 @@ from jobflow.functional.binary_functions import ArithmeticMethods
 from jobflow.functional.casting import CastingMethods
 from jobflow.functional.comparing import ComparisonMethods
 from jobflow.functional.creation import CreationMethods
-from jobflow.functional.drawing import RandomMethods
 from jobflow.functional.filling import FillingMethods
 from jobflow.functional.global_tensors import PlacementMethods
 from jobflow.functional.gradients import GradientMethods
@@ -20,6 +19,7 @@ from jobflow.functional.indexing import IndexingMethods
 from jobflow.functional.joining import JoiningMethods
 from jobflow.functional.nn_activations import ActivationMethods
 from jobflow.functional.reductions import ReductionMethods
+from jobflow.functional.sampling import RandomMethods
 from jobflow.functional.selecting import SelectionMethods
 from jobflow.functional.shapes import ShapeMethods
 from jobflow.functional.sorting import SortingMethods

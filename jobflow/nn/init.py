@@ -17,9 +17,9 @@ from jobflow.eager.tensor import own
 from jobflow.expressions.error_function import erf
 from jobflow.functional.creation import cut, number
 from jobflow.functional.dispatch import all_of, of_tensors
-from jobflow.functional.drawing import DRAW, generator_of
 from jobflow.functional.nn_base import assign
 from jobflow.functional.promotion import cast
+from jobflow.functional.sampling import DRAW, generator_of
 from jobflow.functional.tensor_class import Tensor
 from jobflow.legacy.initializers import NONLINEARITIES, gain_of
 from jobflow.legacy.initializers import fans as fans_of

@@ -20,7 +20,7 @@ from jobflow.core.scope import checkpointed
 from jobflow.core.types import TensorType, bool_, char, float32, int8, int32, uint8
 from jobflow.engine.placements import placement, sbp
 from jobflow.engine.session import current_session
-from jobflow.functional.drawing import manual_seed
+from jobflow.functional.sampling import manual_seed
 from jobflow.legacy.initializers import random_normal_initializer
 from jobflow.legacy.loss_functions import class_labels
 from jobflow.legacy.variables import get_variable

@@ -77,9 +77,9 @@ def test_from_rank_to_rank() -> None:
 def test_mistakes(rank: int) -> None:
     x = tensor([1.0])
     for reason, kind, call in (
-        ("there is no rank 7", ArgumentError, lambda: comm.broadcast(x, 7)),
-        ("op is one of", ArgumentError, lambda: comm.all_reduce(x, "mean")),
-        ("a list of 2 tensors", ArgumentError, lambda: comm.all_gather([x], x)),
+        ("rank 7 does not exist", ArgumentError, lambda: comm.broadcast(x, 7)),
+        ("op must be one of", ArgumentError, lambda: comm.all_reduce(x, "mean")),
+        ("the list must have 2 tensors", ArgumentError, lambda: comm.all_gather([x], x)),
         ("this rank itself", ArgumentError, lambda: comm.send(x, rank)),
         ("to_global", JobError, lambda: comm.all_reduce(Tensor(x.tensor_type, Layout(Placement("cpu", (0, 1)), (B,)), x.array))),
     ):

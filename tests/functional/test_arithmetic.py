@@ -180,10 +180,10 @@ def test_what_does_not_go_together(n: int) -> None:
             r"matmul at test_arithmetic.py:\d+: a float32\[4,6\] and b float32\[4,6\] disagree on the summed axis \(6 != 4\)",
         ),
         (lambda: fa.mm(x, ones(6)), ShapeError, "2 and 2 axes"),
-        (lambda: fa.matmul(x, ones((), placement=here, sbp=B)), ShapeError, "one axis or more"),
-        (lambda: x & 1, DtypeError, "no bits"),
-        (lambda: ~x, DtypeError, "no bits"),
-        (lambda: x.long() ** -1, DtypeError, "no integers"),
+        (lambda: fa.matmul(x, ones((), placement=here, sbp=B)), ShapeError, "at least one axis"),
+        (lambda: x & 1, DtypeError, "integers or bool"),
+        (lambda: ~x, DtypeError, "integers or bool"),
+        (lambda: x.long() ** -1, DtypeError, "is not an integer"),
         (lambda: ones(2, dtype=uint8) + 300, DtypeError, "300 is beyond uint8, 0 to 255"),
         (lambda: zeros(2, dtype=bool_) - ones(2, dtype=bool_), DtypeError, "bool"),
         (lambda: fa.div(x, 2, rounding_mode="up"), ArgumentError, "rounding_mode"),
@@ -230,7 +230,7 @@ def test_what_cannot_be_written_over() -> None:
         x.add_(0.5)
     with pytest.raises(DtypeError, match=r"x \*\*= y at .* cannot hold; write x = x \*\* y"):
         x **= 0.5
-    with pytest.raises(ShapeError, match="does not fit"):
+    with pytest.raises(ShapeError, match="does not have the shape"):
         ones(3).add_(ones(2, 3))
     with pytest.raises(PlacementError, match="local and global"):
         ones(3).add_(ones(3, placement=placement("cpu", [0]), sbp=B))

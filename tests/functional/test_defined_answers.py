@@ -271,7 +271,7 @@ def test_slopes_of_distances_that_are_0(function: Any) -> None:
 
 def test_data_that_are_no_array() -> None:
     """At once, and in the body of a job, where tensors have no numbers."""
-    with pytest.raises(ShapeError, match=r"tensor at test_defined_answers.py:\d+: lists beside each other have different lengths .*equally long"):
+    with pytest.raises(ShapeError, match=r"tensor at test_defined_answers.py:\d+: nested lists have different lengths .*equal length"):
         flow.tensor([[1, 2], [3]])
 
     job = declare(lambda x: flow.tensor([x, x]), tp.Numpy.Placeholder((2,)))

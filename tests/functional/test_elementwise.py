@@ -92,11 +92,11 @@ def test_casts(n: int) -> None:
     assert w.grad.dtype is float32 and not ones(2, requires_grad=True).long().requires_grad
     assert casting.finfo(float16).max == 65504 and casting.iinfo(uint8).max == 255 and casting.finfo(bfloat16).bits == 16
     for wrong in (lambda: casting.finfo(int64), lambda: casting.iinfo(float32)):
-        with pytest.raises(DtypeError, match="is not a type of"):
+        with pytest.raises(DtypeError, match=r"is not an? .* type; use"):
             wrong()
     with pytest.raises(DtypeError, match="element types"):
         x.to("float7")
-    with pytest.raises(DtypeError, match="type of floats"):
+    with pytest.raises(DtypeError, match="floating point type"):
         casting.set_default_dtype(int64)
 
 

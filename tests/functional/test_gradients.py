@@ -15,8 +15,8 @@ from jobflow.engine.placements import placement
 from jobflow.functional import custom_functions as autograd
 from jobflow.functional import gradients
 from jobflow.functional.creation import arange, full, ones, tensor, zeros
-from jobflow.functional.drawing import randn
 from jobflow.functional.nn_activations import relu
+from jobflow.functional.sampling import randn
 from jobflow.nn.parameter import Parameter
 from jobflow.optim import SGD
 
@@ -178,7 +178,7 @@ def test_grad_of_some_tensors(n: int) -> None:
         gradients.grad((x * 2).sum(), [other])
     with pytest.raises(JobError, match=r"input 0.*does not require"):
         gradients.grad((x * 2).sum(), [x.detach()])
-    with pytest.raises(ArgumentError, match="2 grad_outputs for 1"):
+    with pytest.raises(ArgumentError, match="2 grad_outputs are passed for 1"):
         gradients.grad((x * 2).sum(), [x], [None, None])
 
 
@@ -272,17 +272,17 @@ def test_requires_grad_is_set_by_pytorchs_rules() -> None:
     w = ones(2, requires_grad=True)
     y = w * 2
     for given in (True, False):
-        with pytest.raises(JobError, match=r"requires_grad at test_gradients.py:\d+: that of a computed tensor"):
+        with pytest.raises(JobError, match=r"requires_grad at test_gradients.py:\d+: requires_grad of a computed tensor"):
             y.requires_grad = given
     assert y.requires_grad and y.detach().requires_grad is False
     for wrong in ("yes", 1, None, 2.5):
-        with pytest.raises(DtypeError, match=r"test_gradients.py:\d+: it is True or False; got"):
+        with pytest.raises(DtypeError, match=r"test_gradients.py:\d+: the value must be True or False; got"):
             w.requires_grad = wrong
         with pytest.raises(DtypeError, match=r"Parameter at test_gradients.py:\d+: requires_grad is True or False; got"):
             Parameter(zeros(2), wrong)
     assert w.requires_grad is True
     numbers = arange(3)
-    with pytest.raises(DtypeError, match=r"test_gradients.py:\d+: only floating point tensors have gradients; this is int64\[3\]"):
+    with pytest.raises(DtypeError, match=r"test_gradients.py:\d+: only floating point tensors have gradients; got int64\[3\]"):
         numbers.requires_grad = True
     numbers.requires_grad = False
     w.requires_grad = np.bool_(False)
@@ -298,10 +298,10 @@ def test_a_gradient_that_does_not_fit_is_refused_where_it_is_assigned(n: int) ->
     here = placement("cpu", range(n))
     local, w = ones(2, 3, requires_grad=True), ones(2, 3, placement=here, sbp=S(0), requires_grad=True)
     wrong: list[tuple[Any, Any, type[Exception], str]] = [
-        (local, zeros(3, 2), ShapeError, r"float32\[3,2\] is not of the shape of the tensor float32\[2,3\]"),
-        (local, zeros(2, 3, dtype=float64), DtypeError, r"float64\[2,3\] is not of the element type .* cast it: grad.to\(jobflow.float32\)"),
-        (local, np.zeros((2, 3), np.float32), DtypeError, "is a tensor, or None; got a NumPy array"),
-        (local, 3.0, DtypeError, "is a tensor, or None; got"),
+        (local, zeros(3, 2), ShapeError, r"float32\[3,2\] does not have the shape of its tensor float32\[2,3\]"),
+        (local, zeros(2, 3, dtype=float64), DtypeError, r"float64\[2,3\] does not have the element type .* cast it: grad.to\(jobflow.float32\)"),
+        (local, np.zeros((2, 3), np.float32), DtypeError, "must be a tensor or None; got a NumPy array"),
+        (local, 3.0, DtypeError, "must be a tensor or None; got"),
         (local, local, JobError, "its own gradient"),
         (local, zeros(2, 3, placement=here, sbp=B), PlacementError, "the gradient is global, .* is local; use to_global or to_local"),
         (w, zeros(2, 3), PlacementError, "the gradient is local, .* is global"),

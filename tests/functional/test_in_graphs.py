@@ -13,7 +13,7 @@ import jobflow as flow
 from jobflow import nn
 from jobflow.core.layout import B, P, S
 from jobflow.engine.placements import placement
-from jobflow.functional import casting, comparing, creation, drawing, reductions
+from jobflow.functional import casting, comparing, creation, reductions, sampling
 
 X, Y = np.random.default_rng(2).uniform(0.5, 2, (4, 6)), np.random.default_rng(3).uniform(-1, 1, (4, 6))
 
@@ -90,7 +90,7 @@ def test_draws_differ_from_run_to_run() -> None:
     def program(rank: int) -> Any:
         here = placement("cpu", [0, 1])
         x = creation.tensor(X, placement=here, sbp=S(0))
-        graph = Called(lambda x, y: (drawing.randn_like(x), drawing.bernoulli(y / 3)))
+        graph = Called(lambda x, y: (sampling.randn_like(x), sampling.bernoulli(y / 3)))
         (a, b), (c, d) = ([each.numpy() for each in graph(x, x)] for _ in range(2))
         assert (a != c).any() and (b != d).any() and set(np.unique(b)) <= {0.0, 1.0}
         return a

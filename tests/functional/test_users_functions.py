@@ -199,8 +199,8 @@ def made(given: Any, keeps: bool = False) -> Any:
 @pytest.mark.parametrize(
     ("given", "facts"),
     [
-        (lambda dy: (dy, dy), ["2 gradients for 1 argument"]),
-        (lambda dy: (), ["0 gradients for 1 argument"]),
+        (lambda dy: (dy, dy), ["2 gradients are returned for 1 argument"]),
+        (lambda dy: (), ["0 gradients are returned for 1 argument"]),
         (lambda dy: 3.0, ["gradient 0", "float", "float64[4,3]"]),
         (lambda dy: dy[:2], ["gradient 0", "float64[2,3]", "float64[4,3]"]),
         (lambda dy: dy.to_global(placement=flow.placement("cpu", [0]), sbp=flow.sbp.broadcast), ["gradient 0", "local"]),
@@ -224,7 +224,7 @@ def test_a_gradient_for_what_is_no_tensor_is_an_error() -> None:
         def backward(ctx: Any, dy: Any) -> Any:
             return dy, dy
 
-    with pytest.raises(flow.ArgumentError, match=r"gradient 1 .*no tensor"):
+    with pytest.raises(flow.ArgumentError, match=r"gradient 1 .*not a tensor"):
         Scaled.apply(flow.tensor(X, requires_grad=True), 2.0).sum().backward()
 
 

@@ -15,10 +15,10 @@ from jobflow.eager.state import state
 from jobflow.engine.placements import placement, sbp
 from jobflow.functional.binary_functions import matmul
 from jobflow.functional.creation import tensor
-from jobflow.functional.drawing import randn
 from jobflow.functional.global_tensors import to_local
 from jobflow.functional.gradients import no_grad
 from jobflow.functional.reductions import mean
+from jobflow.functional.sampling import randn
 from jobflow.functional.tensor_class import Tensor
 from jobflow.nn.graph import Graph, GraphModule
 from jobflow.nn.modules.activation_layers import ReLU

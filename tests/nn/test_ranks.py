@@ -314,7 +314,7 @@ def test_small_gradients_stay() -> None:
 
     def program(rank: int) -> Any:
         q = _with_gradient(np.array([3.0, -4.0]), Layout(LINE, (P,)))
-        with pytest.raises(PlacementError, match="local and of global"):
+        with pytest.raises(PlacementError, match="local and global"):
             clip_grad_norm_([q, _with_gradient(np.ones(2), None)], 1.0)
         clip_grad_value_([q], 3.5)
         return q.grad.sbp, q.grad.numpy().tolist()

@@ -9,7 +9,7 @@ from jobflow.core.errors import DtypeError, JobError, JobflowError, user_line
 from jobflow.core.layout import B, Split
 from jobflow.core.types import DType
 from jobflow.functional.casting import named
-from jobflow.functional.global_tensors import asked_of_to, to_global, to_local
+from jobflow.functional.global_tensors import conversion_request, to_global, to_local
 from jobflow.functional.promotion import cast
 from jobflow.functional.tensor_class import Tensor
 
@@ -43,7 +43,7 @@ def target(what: str, arguments: Sequence[Any], options: dict[str, Any]) -> tupl
     if "placement" in options or "sbp" in options:
         raise JobError(f"{what} at {user_line()}: modules go to a placement by to_global(placement, sbp)")
     options.pop("copy", None)
-    asked = asked_of_to(arguments, options)
+    asked = conversion_request(arguments, options)
     dtype = named("to", asked["dtype"]) if "dtype" in asked else None
     if dtype is not None and not dtype.is_float:
         raise DtypeError(f"{what} at {user_line()}: modules have floating point parameters, not {dtype.name}")

@@ -1,0 +1,345 @@
+"""Tensors of random values, in any layout.
+
+An element is a function of the seed, the number of the draw and the element's index in the logical tensor.  A tensor has the same
+elements in every layout, and as a local tensor on one rank.  Global and local tensors use separate generators, so that ranks may draw
+different numbers of local tensors.
+"""
+
+from __future__ import annotations
+
+import secrets
+import zlib
+from typing import Any
+
+import numpy as np
+
+from jobflow.core.errors import ArgumentError, DtypeError, user_line
+from jobflow.core.layout import Layout
+from jobflow.core.types import DType, TensorType, float64, int64
+from jobflow.eager import crossing
+from jobflow.eager.convert import meeting
+from jobflow.eager.run import run, run_several, source
+from jobflow.eager.state import Generator as Counter
+from jobflow.eager.state import state
+from jobflow.functional.binary_functions import add, mul
+from jobflow.functional.creation import FactoryOptions, full_like, number, shape_of, whole
+from jobflow.functional.dispatch import method
+from jobflow.functional.promotion import as_float, cast
+from jobflow.functional.shapes import integer
+from jobflow.functional.typed import Tensor
+from jobflow.ops.compare import Less
+from jobflow.ops.random_tensors import RandomInt, RandomNormal, RandomUniform
+from jobflow.ops.runtime_assertions import RuntimeAssertion, weight_assertion
+from jobflow.ops.slices import Concat, Slice
+from jobflow.ops.sort import Sort
+
+__all__ = [
+    "Generator", "bernoulli", "default_generator", "get_rng_state", "initial_seed", "manual_seed", "multinomial", "normal", "rand", "rand_like",
+    "randint", "randint_like", "randn", "randn_like", "randperm", "seed", "set_rng_state",
+]  # fmt: skip
+
+#: the name of all draws, in place of the name of an operation
+DRAW = "draw"
+
+
+# -------------------------------------------------------------------- generators
+
+
+class Generator:
+    """A random generator with its own seed and count of draws."""
+
+    def __init__(self, device: Any = None) -> None:
+        self.device = device or "cpu"
+        self.core = Counter()
+
+    def manual_seed(self, seed: int) -> Generator:
+        """Set the seed, reset the count of draws, and return the generator.  Raises: ArgumentError unless `seed` is an integer."""
+        self.core.seed, self.core.draws = _checked_seed(seed), 0
+        return self
+
+    def seed(self) -> int:
+        """Set a seed from the operating system, the same on every rank, and return it; all ranks must call this."""
+        return self.manual_seed(new_seed()).core.seed
+
+    def initial_seed(self) -> int:
+        """Return the seed."""
+        return self.core.seed
+
+    def get_state(self) -> Tensor:
+        """Return seed and count of draws as an int64[2] tensor."""
+        return Tensor.new(TensorType((2,), int64), None, np.array([self.core.seed, self.core.draws]))
+
+    def set_state(self, state: Tensor) -> None:
+        """Restore a state returned by `get_state`.  Raises: ArgumentError unless `state` is an int64[2] tensor."""
+        self.core.seed, self.core.draws = _state_values(state, 2)
+
+
+class _Default(Generator):
+    """The generator of global tensors."""
+
+    def __init__(self) -> None:
+        self.device = "cpu"
+
+    @property
+    def core(self) -> Counter:  # type: ignore[override]
+        return state().global_generator
+
+
+default_generator = _Default()
+
+
+def new_seed() -> int:
+    """Return a seed from the operating system, the same on every rank."""
+    here = state()
+    with meeting(here, here.rank.comm, zlib.crc32(b"seed"), lambda: f"seed at {user_line()}"):
+        drawn: list[int] = here.rank.comm.exchange(secrets.randbits(62))
+    return drawn[0]
+
+
+def manual_seed(seed: int) -> None:
+    """Set the seed of local and global random tensors, and reset their counts of draws; all ranks must call this.
+
+    Raises: ArgumentError unless `seed` is an integer.
+    """
+    state().manual_seed(_checked_seed(seed))
+
+
+def _checked_seed(seed: int) -> int:
+    try:
+        return int(seed)
+    except (TypeError, ValueError):
+        raise ArgumentError(f"manual_seed at {user_line()}: seed must be an integer; got {seed!r}") from None
+
+
+def seed() -> int:
+    """Set a seed from the operating system for local and global random tensors, and return it; all ranks must call this."""
+    chosen = new_seed()
+    manual_seed(chosen)
+    return chosen
+
+
+def initial_seed() -> int:
+    """Return the seed of global random tensors."""
+    return state().global_generator.seed
+
+
+def get_rng_state() -> Tensor:
+    """Return seed and count of draws of the global and of the local generator, as an int64[4] tensor."""
+    here = state()
+    generators = (here.global_generator, here.local_generator)
+    return Tensor.new(TensorType((4,), int64), None, np.array([n for each in generators for n in (each.seed, each.draws)]))
+
+
+def set_rng_state(saved: Tensor) -> None:
+    """Restore a state returned by `get_rng_state`.  Raises: ArgumentError unless it is an int64[4] tensor."""
+    here = state()
+    values = _state_values(saved, 4)
+    (here.global_generator.seed, here.global_generator.draws), (here.local_generator.seed, here.local_generator.draws) = values[:2], values[2:]
+
+
+def _state_values(saved: Tensor, count: int) -> list[int]:
+    if saved.tensor_type != TensorType((count,), int64):
+        raise ArgumentError(f"set_state at {user_line()}: the state must be an int64[{count}] tensor; got {saved.tensor_type}")
+    return saved.tolist()
+
+
+def generator_of(generator: Any, layout: Layout | None) -> Counter:
+    """Return the counter of the requested generator, by default that of local or of global tensors."""
+    here = state()
+    if generator is not None:
+        return generator.core if hasattr(generator, "core") else generator
+    return here.local_generator if layout is None else here.global_generator
+
+
+def _sample(spec: FactoryOptions, shape: tuple[int, ...], generator: Any, make: Any, dtype: DType | None = None) -> Tensor:
+    """Return the output of the random operation `make(shape, dtype, key, seed)` for the next draw."""
+    layout = spec.random_layout(len(shape))
+    counter = generator_of(generator, layout)
+    return spec.finish(source(make(shape, dtype or spec.dtype, DRAW, counter.seed), layout, counter.next()))
+
+
+def _floats(spec: FactoryOptions) -> FactoryOptions:
+    if not spec.dtype.is_float:
+        raise DtypeError(f"{spec.what} at {user_line()}: the element type must be a floating point type; got dtype={spec.dtype.name}")
+    return spec
+
+
+def rand(*sizes: Any, generator: Any = None, **options: Any) -> Tensor:
+    """Return samples of the uniform distribution on [0, 1); keywords as in `zeros`, and `generator`.
+
+    Raises: DtypeError unless the element type is a floating point type; SbpError for a partial layout.
+    """
+    shape = shape_of("rand", sizes, options)
+    return _sample(_floats(FactoryOptions("rand", options)), shape, generator, RandomUniform)
+
+
+def randn(*sizes: Any, generator: Any = None, **options: Any) -> Tensor:
+    """Return samples of the normal distribution with mean 0 and standard deviation 1; arguments and errors as in `rand`."""
+    shape = shape_of("randn", sizes, options)
+    return _sample(_floats(FactoryOptions("randn", options)), shape, generator, RandomNormal)
+
+
+def rand_like(x: Tensor, *, generator: Any = None, **options: Any) -> Tensor:
+    """Return uniform samples with the shape, element type and layout of x; a partial layout becomes broadcast."""
+    return _sample(_floats(FactoryOptions("rand_like", options, x.dtype, x)), x.tensor_type.shape, generator, RandomUniform)
+
+
+def randn_like(x: Tensor, *, generator: Any = None, **options: Any) -> Tensor:
+    """Return normal samples with the shape, element type and layout of x; a partial layout becomes broadcast."""
+    return _sample(_floats(FactoryOptions("randn_like", options, x.dtype, x)), x.tensor_type.shape, generator, RandomNormal)
+
+
+def randint(low: int, high: Any = None, size: Any = None, *, generator: Any = None, **options: Any) -> Tensor:
+    """Return uniform integers of [low, high), int64 by default; randint(high, size) starts at 0.
+
+    Raises: ArgumentError if the interval is empty or exceeds the element type.
+    """
+    if size is None:
+        low, high, size = (0, low, high) if not isinstance(high, int) else (low, high, options.pop("shape", None))
+    elif high is None:
+        low, high = 0, low
+    return _integers(FactoryOptions("randint", options, int64), shape_of("randint", (size,), {}), low, high, generator)
+
+
+def randint_like(x: Tensor, low: int, high: int | None = None, *, generator: Any = None, **options: Any) -> Tensor:
+    """Return uniform integers of [low, high) with the shape, element type and layout of x; randint_like(x, high) starts at 0."""
+    low, high = (0, low) if high is None else (low, high)
+    return _integers(FactoryOptions("randint_like", options, x.dtype, x), x.tensor_type.shape, low, high, generator)
+
+
+def _integers(spec: FactoryOptions, shape: tuple[int, ...], low: int, high: int, generator: Any) -> Tensor:
+    low, high = integer(spec.what, low), integer(spec.what, high)
+    if low >= high:
+        raise ArgumentError(f"{spec.what} at {user_line()}: low={low} must be less than high={high}")
+    smallest, largest = spec.dtype.span
+    if low < smallest or high - 1 > largest:
+        raise ArgumentError(
+            f"{spec.what} at {user_line()}: [{low}, {high}) is out of range for {spec.dtype.name}, {smallest} to {largest}; pass a larger dtype"
+        )
+
+    def make(shape: tuple[int, ...], dtype: DType, key: str, seed: int) -> RandomInt:
+        return RandomInt(shape, dtype, key, seed, low=low, high=high)
+
+    return _sample(spec, shape, generator, make)
+
+
+def randperm(n: int, *, generator: Any = None, **options: Any) -> Tensor:
+    """Return a random permutation of the integers 0 to n - 1, int64 by default.
+
+    The permutation sorts random keys; every rank of a global tensor's placement computes all of it.  Raises: ArgumentError for negative n.
+    """
+    n = integer("randperm", n)
+    if n < 0:
+        raise ArgumentError(f"randperm at {user_line()}: n must be >= 0; got {n}")
+    spec = FactoryOptions("randperm", options, int64)
+    target = spec.random_layout(1)
+    counter = generator_of(generator, target)
+    keys = source(RandomUniform((int(n),), float64, DRAW, counter.seed), target and whole(target), counter.next())
+    order = cast(run_several(Sort(0), keys)[1], spec.dtype)
+    return spec.finish(order if target is None else crossing.change(state(), order, target))
+
+
+def uniform_like(x: Tensor, low: float, high: float, generator: Any = None) -> Tensor:
+    """Return uniform samples of [low, high) with the shape, element type and layout of x."""
+
+    if not low <= high:
+        raise ArgumentError(f"uniform at {user_line()}: the lower bound {low} must not exceed the upper bound {high}")
+
+    def make(shape: tuple[int, ...], dtype: DType, key: str, seed: int) -> RandomUniform:
+        return RandomUniform(shape, dtype, key, seed, low=float(low), high=float(high))
+
+    return _sample(_floats(FactoryOptions("uniform", {}, x.dtype, x)), x.tensor_type.shape, generator, make)
+
+
+def normal_like(x: Tensor, mean: float, std: float, generator: Any = None) -> Tensor:
+    """Return normal samples with the shape, element type and layout of x."""
+    return _sample(_floats(FactoryOptions("normal", {}, x.dtype, x)), x.tensor_type.shape, generator, _normal(mean, std))
+
+
+def _normal(mean: float, std: float) -> Any:
+    if not std >= 0:
+        raise ArgumentError(f"normal at {user_line()}: the deviation std={std} must not be negative")
+
+    def make(shape: tuple[int, ...], dtype: DType, key: str, seed: int) -> RandomNormal:
+        return RandomNormal(shape, dtype, key, seed, mean=float(mean), std=float(std))
+
+    return make
+
+
+def normal(mean: Any, std: Any = 1.0, *sizes: Any, generator: Any = None, **options: Any) -> Tensor:
+    """Return samples of the normal distribution with mean `mean` and standard deviation `std`.
+
+    Numbers need a shape; tensors give the mean or deviation of each element.
+    Raises: ArgumentError for a negative deviation, or for a size together with tensors.
+    """
+    if isinstance(mean, Tensor) or isinstance(std, Tensor):
+        if sizes or "size" in options:
+            raise ArgumentError(f"normal at {user_line()}: the tensors define the size; do not pass size")
+        return _of_each(mean, std, generator, options)
+    shape = shape_of("normal", sizes, options)
+    return _sample(_floats(FactoryOptions("normal", options)), shape, generator, _normal(number(mean, "normal"), number(std, "normal")))
+
+
+def _of_each(mean: Any, std: Any, generator: Any, options: dict[str, Any]) -> Tensor:
+    """Return normal samples whose mean or deviation is a tensor with one value per element."""
+    if isinstance(std, Tensor):
+        std = run(RuntimeAssertion("normal", "deviation", 0.0), std)
+    elif not std >= 0:
+        raise ArgumentError(f"normal at {user_line()}: the deviation std={std} must not be negative")
+    like = as_float(mean if not isinstance(std, Tensor) else std if not isinstance(mean, Tensor) else add(mean, std)).detach()
+    return add(mul(randn_like(like, generator=generator, **options), std), mean)
+
+
+def bernoulli(x: Tensor, p: float | None = None, *, generator: Any = None) -> Tensor:
+    """Return 1 with probability `p`, by default the element of x, else 0; in the element type of x.
+
+    Raises: ArgumentError for a probability outside [0, 1].
+    """
+    chances = as_float(x.detach()) if p is None else full_like(as_float(x.detach()), p)
+    drawn = rand_like(chances, generator=generator)
+    return cast(run(Less(), drawn, run(RuntimeAssertion("bernoulli", "probability", 0.0, 1.0), chances)), x.dtype)
+
+
+def multinomial(x: Tensor, num_samples: int, replacement: bool = False, *, generator: Any = None) -> Tensor:
+    """Return `num_samples` indices per row of weights, sampled in proportion to the weights; without replacement, each index at most once.
+
+    The descending order of the keys log(u) / weight, with uniform u, is a sample without replacement.  Samples with replacement are
+    independent.  Every rank of the placement samples the whole tensor.
+    Raises: ArgumentError for invalid weights or numbers of samples.
+    """
+    weights, num_samples = as_float(x.detach()), integer("multinomial", num_samples)
+    if weights.ndim not in (1, 2) or not num_samples > 0 or (not replacement and num_samples > weights.shape[-1]):
+        raise ArgumentError(
+            f"multinomial at {user_line()}: cannot draw {num_samples} samples of weights {x.tensor_type} with replacement={replacement}; pass one or "
+            f"two axes of weights and at least one sample, without replacement at most one per weight"
+        )
+    if x.layout is not None:
+        weights = crossing.change(state(), weights, whole(x.layout))
+    weights = run(weight_assertion("multinomial", 1 if replacement else num_samples), weights)
+    if not replacement:
+        return _in_order(weights, generator, num_samples)
+    columns = [_in_order(weights, generator, 1) for _ in range(num_samples)]
+    if len(columns) == 1:
+        return columns[0]
+    return run(Concat(columns[0].ndim - 1), *columns)
+
+
+def _in_order(weights: Tensor, generator: Any, count: int) -> Tensor:
+    """Return the indices of the `count` earliest arrivals of Poisson processes with the weights as rates."""
+    u = cast(rand_like(weights, dtype=float64, generator=generator), float64)
+    arrivals = -((1.0 - u).log()) / cast(weights, float64)
+    order = run_several(Sort(weights.ndim - 1), arrivals)[1]
+    window = Slice((0,) * weights.ndim, (*weights.tensor_type.shape[:-1], count), (1,) * weights.ndim)
+    return run(window, order)
+
+
+class RandomMethods:
+    """Methods of tensors that return random tensors."""
+
+    __slots__ = ()
+
+    bernoulli = method(bernoulli)
+    multinomial = method(multinomial)
+    rand_like = method(rand_like)
+    randint_like = method(randint_like)
+    randn_like = method(randn_like)
