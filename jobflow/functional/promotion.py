@@ -164,7 +164,7 @@ def fitting(number: Number, dtype: DType) -> Number:
         return dtype.number(number)
     low, high = dtype.span
     if number != number or abs(number) == math.inf or not low <= int(number) <= high:
-        raise DtypeError(f"{user_line()}: {number} is beyond {dtype.name}, {low} to {high}; cast the tensor to a larger type")
+        raise DtypeError(f"{user_line()}: {number} is out of range for {dtype.name}, {low} to {high}; cast the tensor to a larger type")
     return int(number)
 
 

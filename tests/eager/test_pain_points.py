@@ -192,7 +192,7 @@ MISTAKES: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
     ("a placement alone", lambda: flow.ones(3, placement=pair()), JobError, "ones at .*: a global tensor needs both placement= and sbp="),
     ("an sbp alone", lambda: flow.ones(3, sbp=B), JobError, "a global tensor needs both placement= and sbp="),
     ("partial random numbers", lambda: flow.randn(3, placement=pair(), sbp=SUM), SbpError, "random values cannot be partial"),
-    ("a device of one rank", lambda: ones().to("cpu:1"), PlacementError, "a global tensor is on a placement, not on 'cpu:1'"),
+    ("a device of one rank", lambda: ones().to("cpu:1"), PlacementError, "a global tensor cannot move to 'cpu:1'"),
     ("item() of many", lambda: ones().item(), ShapeError, r"item\(\) at .*: the tensor float32\[4,4\] has 16 elements, not one"),
     ("backward of many", lambda: ones(requires_grad=True).relu().backward(), JobError, "a tensor of 16 elements needs an explicit gradient"),
     (

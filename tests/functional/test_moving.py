@@ -159,7 +159,7 @@ def test_devices(rank: int, n: int, quiet: None) -> None:
     for wrong, error, reason in (
         (lambda: z.device, JobError, "a global tensor has no device; use its placement"),
         (lambda: x.placement, JobError, "only global tensors have 'placement'.*'device'"),
-        (lambda: z.to("cuda:1"), PlacementError, "a global tensor is on a placement"),
+        (lambda: z.to("cuda:1"), PlacementError, "a global tensor cannot move to"),
         (lambda: x.to("gpu"), DtypeError, "element types"),
         (lambda: ones(2, device="gpu"), PlacementError, "not a device"),
         (lambda: devices.device("cuda:x"), PlacementError, "not a device"),
@@ -192,10 +192,10 @@ def test_what_to_global_refuses(n: int) -> None:
     for wrong, error, reason in (
         (lambda: local.to_global(), JobError, "placement="),
         (lambda: local.to_global(placement=here), JobError, "both placement= and sbp="),
-        (lambda: local.to_global(placement=[0], sbp=B), JobError, "takes a jobflow.placement"),
+        (lambda: local.to_global(placement=[0], sbp=B), JobError, "must be a jobflow.placement"),
         (lambda: x.to_global(sbp=[B, B]), SbpError, "2 sbp"),
         (lambda: x.to_global(sbp=S(2)), SbpError, "axes 0 to 1"),
-        (lambda: local.to_local(), JobError, "local already"),
+        (lambda: local.to_local(), JobError, "already local"),
         (lambda: local.sbp, JobError, "only global tensors have 'sbp'"),
     ):
         with pytest.raises(error, match=reason):
