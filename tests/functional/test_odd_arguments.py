@@ -98,9 +98,9 @@ def test_no_positions_at_all(n: int) -> None:
 
 def test_numbers_that_integers_do_not_have() -> None:
     whole, mask = np.arange(3, dtype=np.int32), np.array([True, False, True])
-    refuses(lambda x, m: x.masked_fill(m, float("inf")), (whole, mask), DtypeError, "inf is beyond int32")
-    refuses(lambda x: x.scatter(0, x.long(), float("-inf")), (whole,), DtypeError, "-inf is beyond int32")
-    refuses(lambda x: x.index_fill(0, x.long(), float("nan")), (whole,), DtypeError, "nan is beyond int32")
+    refuses(lambda x, m: x.masked_fill(m, float("inf")), (whole, mask), DtypeError, "inf is out of range for int32")
+    refuses(lambda x: x.scatter(0, x.long(), float("-inf")), (whole,), DtypeError, "-inf is out of range for int32")
+    refuses(lambda x: x.index_fill(0, x.long(), float("nan")), (whole,), DtypeError, "nan is out of range for int32")
     gives(lambda x, m: x.masked_fill(m, 2.75), (whole, mask), np.array([2, 1, 2]), dtype=flow.int32)
     for number in (0.5, float("inf"), -1):  # whatever is not 0 is true
         gives(lambda m, number=number: m.masked_fill(~m, number), (mask,), np.ones(3, bool), dtype=flow.bool)
