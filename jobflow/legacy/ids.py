@@ -121,7 +121,7 @@ def sampled_classes(weight: Tensor, label: Tensor, num_sample: int, seed: int | 
     crowded = f"is none: on one device are more different labels than the {num_sample // where.size} classes drawn there; draw more"
     mapped = call(RuntimeAssertion("distributed_partial_fc_sample", "the place of a label", low=0, problem=crowded), mapped)
     aligned = len(where.mesh) == 1 or classes % where.size == 0
-    taken = call(sampling.GatherWhereTheyAre(), weight, drawn) if aligned else ix.gather(weight, drawn, 0)
+    taken = call(sampling.GatherLocalRows(), weight, drawn) if aligned else ix.gather(weight, drawn, 0)
     return sh.reshape(mapped, label.tensor_type.shape), drawn, taken
 
 

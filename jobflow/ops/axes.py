@@ -34,10 +34,10 @@ class Reshape(ViewOp):
         """
         left, right = ["1"] * x.ndim, ["1"] * len(self.shape)
         also = []
-        for letter, (ours, theirs) in zip(LETTERS, _runs(x.shape, self.shape), strict=False):
+        for axis, (ours, theirs) in zip(LETTERS, _runs(x.shape, self.shape), strict=False):
             a, b = ours[0], theirs[0]
             if len(ours) == len(theirs) == 1:
-                left[a] = right[b] = letter
+                left[a] = right[b] = axis
             else:
                 also.append(Signature((S(a),), (S(b),), divides=math.gcd(x.shape[a], self.shape[b])))
         return Rule(f"{''.join(left) or '1'}->{''.join(right)}", linear=((0,),), also=tuple(s for s in also if s.divides > 1))

@@ -76,21 +76,21 @@ def with_number(op: Comparison, dtype: DType, number: float) -> tuple[Comparison
     So uint8 is compared with 300, and int64 with 0.5, without a conversion: x < 0.5 is x <= 0.
     """
     number, (low, high) = plain(number), dtype.span
-    alike, smaller = isinstance(op, Equal | NotEqual), isinstance(op, Less | LessEqual)
+    alike, is_less = isinstance(op, Equal | NotEqual), isinstance(op, Less | LessEqual)
     if low <= number <= high:
         below = number if dtype.is_float else math.floor(number)
         if below == number:
             return op, below
-        return isinstance(op, NotEqual) if alike else (LessEqual() if smaller else Greater(), below)
+        return isinstance(op, NotEqual) if alike else (LessEqual() if is_less else Greater(), below)
     if dtype.is_float and abs(number) == math.inf:
         return op, number
     if alike or number != number:
         return isinstance(op, NotEqual)
     if not dtype.is_float:
-        return smaller == (number > high)
+        return is_less == (number > high)
     if number > high:  # only infinite elements are larger than the largest finite number
-        return LessEqual() if smaller else Greater(), high
-    return Less() if smaller else GreaterEqual(), low
+        return LessEqual() if is_less else Greater(), high
+    return Less() if is_less else GreaterEqual(), low
 
 
 class Logical(Comparison):

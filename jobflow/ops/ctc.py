@@ -223,8 +223,8 @@ class _Paths:
     def shares(self, alpha: Array, loss: Array) -> Array:
         """Return the share of all paths in each class at each frame: [frames, n, classes]."""
         xp = self.xp
-        result, positions = xp.zeros(self.x.shape), xp.arange(self.marks.shape[1])
-        ends = (positions == 2 * self.labels[:, None]) | (positions == 2 * self.labels[:, None] - 1)
+        result, states = xp.zeros(self.x.shape), xp.arange(self.marks.shape[1])
+        ends = (states == 2 * self.labels[:, None]) | (states == 2 * self.labels[:, None] - 1)
         beta, rows = xp.full(self.marks.shape, -xp.inf), xp.arange(len(self.marks))
         for t in range(len(alpha) - 1, -1, -1):
             after = beta + (self.scores[t + 1] if t + 1 < len(alpha) else 0.0)

@@ -23,7 +23,7 @@ def same_dtype(what: str, **operands: TensorType) -> None:
 
 
 def product_shape(a: TensorType, b: TensorType, transpose_a: bool, transpose_b: bool) -> tuple[int, int]:
-    """(m, n) of the product of the last two axes."""
+    """Return (m, n) of the product of the last two axes."""
     same_dtype("matmul", a=a, b=b)
     m, k = a.shape[-2:][::-1] if transpose_a else a.shape[-2:]
     k2, n = b.shape[-2:][::-1] if transpose_b else b.shape[-2:]
@@ -33,7 +33,7 @@ def product_shape(a: TensorType, b: TensorType, transpose_a: bool, transpose_b: 
 
 
 def turned(x: Array, transpose: bool) -> Array:
-    """x with its last two axes exchanged if asked for: a view."""
+    """Return x, or a view of x with its last two axes exchanged."""
     return x.swapaxes(-1, -2) if transpose else x
 
 
@@ -46,7 +46,7 @@ def _random(*shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
 
 
 class Product(Op):
-    """What the matrix products share: y = a b on the last two axes, each operand transposed there if asked for."""
+    """Base class of matrix products: y = a b on the last two axes, each operand optionally transposed."""
 
     precision = "half"
     transpose_a: bool = False
@@ -84,7 +84,7 @@ class MatMul(Product):
 
 
 class BatchMatMul(Product):
-    """y[...,m,n] = sum_k a[...,m,k] b[...,k,n], with equal leading axes; the last two are exchanged as in MatMul."""
+    """y[...,m,n] = sum_k a[...,m,k] b[...,k,n], with equal leading axes; transposed as in MatMul."""
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
         if a.shape[:-2] != b.shape[:-2]:
@@ -158,13 +158,13 @@ class RowsMatMul(Op):
 
 
 def matmul(a: Tensor, b: Tensor, *, transpose_a: bool = False, transpose_b: bool = False, name: str | None = None) -> Tensor:
-    """Matrix product of the last two axes: [m, k] by [k, n], or the same for equal leading axes, or [..., k] by one [k, n].
+    """Return the matrix product of the last two axes: [m, k] by [k, n], with equal leading axes, or [..., k] by one [k, n].
 
-    Raises ShapeError for other ranks, or if the operands disagree on an axis.
+    Raises ShapeError for other numbers of axes, or if the sizes of the operands do not match.
     """
     x, y = a.tensor_type, b.tensor_type
     if x.ndim < 2 or y.ndim < 2 or (x.ndim != y.ndim and y.ndim != 2):
-        raise ShapeError(f"matmul: a {x} and b {y}: both need two axes or more, and equally many unless b has two")
+        raise ShapeError(f"matmul: a {x} and b {y}: both need at least two axes, and equally many unless b has two")
     if x.ndim != y.ndim and transpose_a:
         raise ShapeError(f"matmul: transpose_a is not possible for a {x} and b {y}; transpose a before")
     if x.ndim != y.ndim:
@@ -176,7 +176,7 @@ def matmul(a: Tensor, b: Tensor, *, transpose_a: bool = False, transpose_b: bool
 
 
 class BiasAdd(Indexed):
-    """y = value + bias, the bias lying along `axis` of value."""
+    """y = value + bias, with the bias along `axis` of value."""
 
     precision = "follows"
     axis: int
@@ -186,7 +186,7 @@ class BiasAdd(Indexed):
     def infer(self, value: TensorType, bias: TensorType) -> TensorType:
         same_dtype("bias_add", value=value, bias=bias)
         if bias.shape != (value.shape[self.axis],):
-            raise ShapeError(f"bias_add: bias {bias} is not of the size {value.shape[self.axis]} that value {value} has on axis {self.axis}")
+            raise ShapeError(f"bias_add: bias {bias} must have the size {value.shape[self.axis]} of value {value} along axis {self.axis}")
         return value
 
     def rule(self, value: TensorType, bias: TensorType) -> Rule:
@@ -207,12 +207,12 @@ class BiasAdd(Indexed):
 
 
 def along(x: Array, axis: int, ndim: int) -> Array:
-    """A vector as a view that broadcasts along `axis` of an array of `ndim` axes."""
+    """Return a view of a vector that broadcasts along `axis` of an array of `ndim` axes."""
     return x[(slice(None), *[None] * (ndim - 1 - axis))]
 
 
 def bias_add(value: Tensor, bias: Tensor, axis: int = 1, *, name: str | None = None) -> Tensor:
-    """value + bias, the bias lying along `axis`."""
+    """Return value + bias, with the bias along `axis`."""
     result: Tensor = apply(BiasAdd(normal_axis("bias_add", axis, value.tensor_type.ndim)), value, bias, name=name)
     return result
 
@@ -245,7 +245,7 @@ class AxisSum(Indexed):
 
 
 def axis_sum(x: Tensor, axis: int, *, name: str | None = None) -> Tensor:
-    """x summed over all axes but `axis`."""
+    """Sum x over all axes but `axis`."""
     result: Tensor = apply(AxisSum(normal_axis("axis_sum", axis, x.tensor_type.ndim)), x, name=name)
     return result
 
@@ -258,13 +258,13 @@ class Spread(Op):
 
     def infer(self, x: TensorType) -> TensorType:
         if x.shape != (self.shape[self.axis],):
-            raise ShapeError(f"spread: {x} does not lie along axis {self.axis} of {list(self.shape)}")
+            raise ShapeError(f"spread: {x} must have the size of axis {self.axis} of {list(self.shape)}")
         return x.with_shape(self.shape)
 
     def rule(self, x: TensorType) -> Rule:
         letters = LETTERS[: len(self.shape)]
-        made = tuple(Signature((B,), (S(i),)) for i in range(len(self.shape)) if i != self.axis)
-        return Rule(f"{letters[self.axis]}->{letters}", linear=((0,),), also=made)
+        signatures = tuple(Signature((B,), (S(i),)) for i in range(len(self.shape)) if i != self.axis)
+        return Rule(f"{letters[self.axis]}->{letters}", linear=((0,),), also=signatures)
 
     def kernel(self, xp: Xp, x: Array, y: Array) -> None:
         y[...] = along(x, self.axis, y.ndim)
@@ -281,6 +281,6 @@ class Spread(Op):
 
 
 def spread(x: Tensor, shape: tuple[int, ...], axis: int, *, name: str | None = None) -> Tensor:
-    """The vector x along `axis` of a tensor of `shape`, repeated over the other axes."""
+    """Return the vector x along `axis` of a tensor of `shape`, repeated over the other axes."""
     result: Tensor = apply(Spread(shape, axis), x, name=name)
     return result

@@ -1,4 +1,4 @@
-"""Numbers as if stored in few bits: rounded to a multiple of a scale, and cut off."""
+"""Simulated quantization: values rounded to a multiple of a scale and clipped."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from jobflow.ops.pointwise import Elementwise, call, sample_data
 
 
 class FakeQuantize(Elementwise):
-    """y = (clip(round(x / scale + zero), low, high) - zero) scale, round to even; 0 where the scale is.
+    """y = (clip(round(x / scale + zero), low, high) - zero) scale, rounded half to even; 0 where the scale is 0.
 
-    The gradient of x is that of y, that of the others none.
+    The gradient of x is that of y; the other inputs get none.
     """
 
     low: int
@@ -38,5 +38,5 @@ class FakeQuantize(Elementwise):
 
 
 def fake_quantize(x: Tensor, scale: Tensor, zero: Tensor, low: int, high: int, *, name: str | None = None) -> Tensor:
-    """x rounded to multiples of the scale, as integers from low to high."""
+    """Round x to multiples of the scale, as integers from low to high."""
     return call(FakeQuantize(low, high), x, scale, zero, name=name)

@@ -1,7 +1,7 @@
-"""Random tensors: every element is a function of (seed, key, run counter, its index in the logical tensor).
+"""Random tensors: each element is a function of (seed, key, run counter, its index in the logical tensor).
 
-`key` is a stable name: that of the variable or of the op in the graph.  The ops take no input (first values of variables: run
-counter 0) or the run counter, an int64 tensor of one element, for new values at every run.
+`key` is a stable name of the variable or of the op in the graph.  Initial values of variables have no input and use run counter 0.  For new
+values in each run, the ops read the run counter, an int64 tensor of one element.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jobflow.ops.indexed import Indexed
 from jobflow.ops.op import LETTERS, Grads, Op, Sample, apply, placed, sample
 from jobflow.ops.source import Source
 
-#: times an element of a truncated normal is drawn again before it is clipped: one in 10^11 gets there
+#: number of times an element of a truncated normal is sampled again before it is clipped; about one in 10^11 is clipped
 REDRAWS = 8
 
 
@@ -39,7 +39,7 @@ def _stream(counter: Array) -> int:
 
 
 class RandomSource(Source):
-    """What the random sources share: a key, a seed, and which box of the logical tensor `shape` is."""
+    """Base class of random sources: a key, a seed, and the box of the logical tensor that `shape` is."""
 
     key: str
     seed: int = 0
@@ -68,13 +68,13 @@ class RandomSource(Source):
         y[...] = self.draw(philox.Drawn(self.stream(xp, counter, words), self.drawn_box())).reshape(self.shape)
 
     def drawn_box(self) -> Box:
-        """Which elements of the logical tensor these are."""
+        """Return the box of the logical tensor to sample."""
         return whole_box(self.shape) if self.box is None else self.box
 
     def stream(self, xp: Xp, counter: Sequence[Array], words: type[philox.Stream] = philox.Stream) -> philox.Stream:
         return words(xp, philox.key_of(self.seed, self.key), _stream(counter[0]) if counter else 0)
 
-    #: draw(drawn) -> these elements, flat
+    #: draw(drawn) -> the sampled elements, flat
     draw: ClassVar[Callable[..., Array]]
 
     @classmethod
@@ -103,7 +103,7 @@ class RandomUniform(RandomSource):
 
 
 def _normal(drawn: philox.Drawn, plane: int = 0) -> Array:
-    """N(0, 1) by the Box-Muller transform, in float64, from the words of this plane and the next."""
+    """Return samples of N(0, 1) in float64 by the Box-Muller transform, from the words of this plane and the next."""
     xp = drawn.stream.xp
     u, v = ((words + 0.5) for words in (drawn.bits(plane), drawn.bits(plane + 1)))
     u *= 2.0**-32
@@ -132,7 +132,7 @@ class RandomNormal(RandomSource):
 
 
 class TruncatedNormal(RandomSource):
-    """y ~ N(mean, std^2), drawn again from further planes while it is more than 2 std from the mean."""
+    """y ~ N(mean, std^2), sampled again from later planes while it is more than 2 std from the mean."""
 
     mean: float = 0.0
     std: float = 1.0
@@ -153,7 +153,7 @@ class TruncatedNormal(RandomSource):
 
 
 class RandomInt(RandomSource):
-    """y ~ the integers in [low, high), each as likely as 32 bits allow."""
+    """y ~ uniform integers in [low, high), up to the resolution of 32 bits."""
 
     low: int = 0
     high: int = 2
@@ -161,7 +161,7 @@ class RandomInt(RandomSource):
 
     def infer(self, *counter: TensorType) -> TensorType:
         if not 0 < self.high - self.low <= 1 << 32:
-            raise ArgumentError(f"{self.word()}: [{self.low}, {self.high}) has no integer, or more than 2**32")
+            raise ArgumentError(f"{self.word()}: [{self.low}, {self.high}) must contain 1 to 2**32 integers")
         return super().infer(*counter)
 
     def draw(self, drawn: philox.Drawn) -> Array:
@@ -174,7 +174,7 @@ class RandomInt(RandomSource):
 
 
 class DropoutMask(Indexed):
-    """mask = 1 / (1 - rate) where U > rate, else 0; of the type of x.  Inputs: x, whose values are not read, and the run counter."""
+    """mask = 1 / (1 - rate) where U > rate, else 0, in the type of x.  Inputs: x, of which only the type matters, and the run counter."""
 
     precision = "any"
     rate: float
@@ -198,7 +198,7 @@ class DropoutMask(Indexed):
 
     def index_space(self, *types: TensorType) -> IndexSpace:
         axes = tuple(range(types[0].ndim))
-        return IndexSpace(types[0].shape or (1,), (axes, (None,), axes))  # a number is a row of one element
+        return IndexSpace(types[0].shape or (1,), (axes, (None,), axes))  # a scalar is a row of one element
 
     def expression(self, x: TensorType, counter: TensorType) -> tuple[Expression, ...]:  # type: ignore[override]
         box = whole_box(x.shape) if self.box is None else self.box
@@ -211,7 +211,7 @@ class DropoutMask(Indexed):
         return (f.cast(f.where(keep, f.constant(1.0 / (1.0 - self.rate), x.dtype.arithmetic), 0.0), x.dtype),)
 
     def kernel(self, xp: Xp, x: Array, counter: Array, mask: Array) -> None:
-        """The same, four words at a time."""
+        """Compute the same mask, four words at a time."""
         box = whole_box(mask.shape) if self.box is None else self.box
         drawn = philox.Stream(xp, philox.key_of(self.seed, self.key), _stream(counter)).box_bits(box)
         keep = drawn >= xp.uint32(min(round(self.rate * 2.0**32), philox.MASK))
@@ -228,7 +228,7 @@ class DropoutMask(Indexed):
 
 
 def dropout(x: Tensor, rate: float, counter: Tensor, *, key: str, seed: int = 0, name: str | None = None) -> Tensor:
-    """x with every element set to zero with probability `rate`, and the others divided by 1 - rate."""
+    """Set each element of x to zero with probability `rate`, and divide the others by 1 - rate."""
     mask = apply(DropoutMask(rate, key, seed), x, counter)
     result: Tensor = multiply(x, mask, name=name)
     return result

@@ -1,6 +1,6 @@
 """Sums, extremes and other reductions over axes.
 
-A reduction over no axes at all, and over a piece without elements, gives the identity of the reduction.
+A reduction over no elements returns the identity of the reduction.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
 
 
 class Reduce(AxisReduction):
-    """y[kept axes] = the reduction of x over `axes`; these stay as axes of size 1 if `keepdims`."""
+    """y[remaining axes] = the reduction of x over `axes`; with `keepdims`, these stay as axes of size 1."""
 
     abstract = True
     axes: tuple[int, ...]
@@ -58,24 +58,24 @@ class Reduce(AxisReduction):
         check_dtypes(self.word(), self.kinds, x)
         if any(not 0 <= i < x.ndim for i in self.axes):
             raise ShapeError(f"{self.word()}: axes {list(self.axes)} are out of range for {x}")
-        kept = tuple(1 if i in self.axes else n for i, n in enumerate(x.shape) if self.keepdims or i not in self.axes)
-        return x.with_shape(kept)
+        shape = tuple(1 if i in self.axes else n for i, n in enumerate(x.shape) if self.keepdims or i not in self.axes)
+        return x.with_shape(shape)
 
     def words(self, x: TensorType, splittable: bool) -> str:
-        """The letters of x and y; reduced axes may be split if the pieces' results combine."""
+        """Return the letters of x and y; reduced axes may be split if the shards' results combine."""
         marks = [LETTERS[i] if splittable or i not in self.axes else LETTERS[i].upper() for i in range(x.ndim)]
-        kept = ["1" if i in self.axes else mark for i, mark in enumerate(marks) if self.keepdims or i not in self.axes]
-        return f"{''.join(marks)}->{''.join(kept)}"
+        remaining = ["1" if i in self.axes else mark for i, mark in enumerate(marks) if self.keepdims or i not in self.axes]
+        return f"{''.join(marks)}->{''.join(remaining)}"
 
     def rule(self, x: TensorType) -> Rule:
         return Rule(self.words(x, splittable=False))
 
     def without(self, y: Array) -> Array:
-        """y without the axes of size 1 that were reduced."""
+        """Return y without the reduced axes of size 1."""
         return y[(*(0 if i in self.axes else slice(None) for i in range(y.ndim)), ...)] if self.keepdims else y
 
     def expanded(self, x: Tensor, y: Tensor) -> Tensor:
-        """A tensor of y's shape with the reduced axes as axes of size 1."""
+        """Reshape a tensor of y's shape to one with the reduced axes as axes of size 1."""
         return reshape(y, tuple(1 if i in self.axes else n for i, n in enumerate(x.tensor_type.shape)))
 
     @classmethod
@@ -102,7 +102,7 @@ class ReduceSum(Reduce):
 
 
 class _ReduceExtreme(Reduce):
-    """The gradient is shared equally among the elements that reach the extreme."""
+    """A maximum or minimum; its gradient is divided equally among the elements equal to it."""
 
     abstract = True
     reduction: ClassVar[Reduction]
@@ -119,13 +119,13 @@ class _ReduceExtreme(Reduce):
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield from super().samples()
-        for low in (-3.0, 1.0):  # of one sign: the identity must not be among them
+        for low in (-3.0, 1.0):  # of one sign, so that the identity is not among them
             yield sample(cls((1,)), sample_data(5, 3, 2, low=low, high=low + 2.0))
         yield sample(cls((1,)), np.array([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]]), differentiable=(), note=" ties")
 
 
 class ReduceMax(_ReduceExtreme):
-    """y = the largest of x over `axes`"""
+    """y = the largest element of x over `axes`"""
 
     reduction = MAX
 
@@ -134,7 +134,7 @@ class ReduceMax(_ReduceExtreme):
 
 
 class ReduceMin(_ReduceExtreme):
-    """y = the smallest of x over `axes`"""
+    """y = the smallest element of x over `axes`"""
 
     reduction = MIN
 
@@ -143,7 +143,7 @@ class ReduceMin(_ReduceExtreme):
 
 
 class ReduceProd(Reduce):
-    """y = the product of x over `axes`; the gradient, the product of all others, is right where x is 0 too"""
+    """y = the product of x over `axes`; the gradient, the product of the other elements, is exact for zeros too"""
 
     def formula(self, f: Any, x: Any) -> Any:
         return f.row_product(x)
@@ -176,21 +176,21 @@ class _ReduceTruth(Reduce):
 
 
 class ReduceAny(_ReduceTruth):
-    """y = some x over `axes` is true"""
+    """y = True if any element of x over `axes` is true"""
 
     def formula(self, f: Any, x: Any) -> Any:
         return f.cast(f.row_max(f.cast(x, uint8)), bool_)
 
 
 class ReduceAll(_ReduceTruth):
-    """y = every x over `axes` is true"""
+    """y = True if all elements of x over `axes` are true"""
 
     def formula(self, f: Any, x: Any) -> Any:
         return f.cast(f.row_min(f.cast(x, uint8)), bool_)
 
 
 class ArgExtreme(Indexed):
-    """y = the int32 position along `axis` of the largest (smallest) element; of the first one if several are"""
+    """y = the int32 index along `axis` of the largest (smallest) element, the first one of equal elements"""
 
     axis: int
     largest: bool = True
@@ -205,7 +205,7 @@ class ArgExtreme(Indexed):
         return Rule(f"{''.join(marks)}->{''.join(m for m in marks if m.islower())}")
 
     def formula(self, f: Any, x: Any) -> Any:
-        """The first place that has it, or that has NaN, if a row has one."""
+        """Return the index of the first extreme, or of the first NaN of a row with one."""
         x = f.cast(x, uint8) if x.dtype is bool_ else x
         hit = f.equal(x, f.row_max(x) if self.largest else f.row_min(x))
         hit = f.logical_or(hit, f.isnan(x)) if x.dtype.is_float else hit
@@ -245,13 +245,13 @@ class SquareSum(AxisReduction):
         yield sample(cls(), sample_data(3, 3 * 4096 + 5), differentiable=(), note=" long")
 
 
-# What users call ----------------------------------------------------------------------------------------------------
+# Functions ----------------------------------------------------------------------------------------------------------
 
 Axes = Sequence[int] | int | None
 
 
 def _axes(what: str, x: Tensor, axes: Axes) -> tuple[int, ...]:
-    """The axes counted from the front and in order; all of them for None."""
+    """Return the axes counted from the front, in order; all axes for None."""
     if axes is None:
         return tuple(range(x.tensor_type.ndim))
     chosen = [axes] if isinstance(axes, int) else axes
@@ -265,16 +265,16 @@ def reduce_sum(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: st
 
 @rounded_once
 def reduce_mean(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Tensor:
-    """The sum times 1/count, where count is that of the logical tensor: so it is linear, and splits as a sum does."""
+    """Return the sum times 1/count with the count of the logical tensor, so that it is linear and splits like a sum."""
     count = math.prod(x.tensor_type.shape[i] for i in _axes("reduce_mean", x, axes))
     return scale(reduce_sum(x, axes, keepdims), 1.0 / count if count else math.nan, name=name)
 
 
 def check_filled(what: str, x: TensorType, axes: Sequence[int]) -> None:
-    """ShapeError if one of the axes has no elements: there is no largest and no smallest of none."""
+    """Raise ShapeError if one of the axes has no elements, because an empty axis has no extreme."""
     for axis in axes:
         if not x.shape[axis]:
-            raise ShapeError(f"{what} at {user_line()}: axis {axis} of {x} is empty, so there is no element to choose")
+            raise ShapeError(f"{what} at {user_line()}: axis {axis} of {x} is empty; pass a tensor with elements along this axis")
 
 
 def reduce_max(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Tensor:
@@ -304,24 +304,24 @@ def reduce_all(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: st
 
 @rounded_once
 def reduce_variance(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Tensor:
-    """The mean of the squared distances from the mean (biased)."""
+    """Return the mean of the squared distances from the mean (biased)."""
     distance = subtract(x, reduce_mean(x, axes, keepdims=True))
     return reduce_mean(square(distance), axes, keepdims, name=name)
 
 
 @rounded_once
 def reduce_std(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Tensor:
-    """The square root of the biased variance."""
+    """Return the square root of the biased variance."""
     return sqrt(reduce_variance(x, axes, keepdims), name=name)
 
 
 def argmax(x: Tensor, axis: int = -1, *, name: str | None = None) -> Tensor:
-    """The int32 position of the largest element along `axis`."""
+    """Return the int32 index of the largest element along `axis`."""
     return _position("argmax", x, axis, True, name)
 
 
 def argmin(x: Tensor, axis: int = -1, *, name: str | None = None) -> Tensor:
-    """The int32 position of the smallest element along `axis`."""
+    """Return the int32 index of the smallest element along `axis`."""
     return _position("argmin", x, axis, False, name)
 
 
@@ -332,19 +332,19 @@ def _position(what: str, x: Tensor, axis: int, largest: bool, name: str | None) 
 
 
 def square_sum(x: Tensor, *, name: str | None = None) -> Tensor:
-    """The sum of the squares of all elements, of shape ()."""
+    """Return the sum of the squares of all elements, of shape ()."""
     return call(SquareSum(), x, name=name)
 
 
 @rounded_once
 def logsumexp(x: Tensor, axes: Axes = None, keepdims: bool = False, *, name: str | None = None) -> Tensor:
-    """log(sum(exp(x))), computed so that exp does not overflow."""
+    """Return log(sum(exp(x))) without overflow of exp."""
     if not x.tensor_type.dtype.is_float:
         raise DtypeError(f"logsumexp: {x.tensor_type} is not of floating point numbers; cast it with cast(x, dtype)")
     chosen = _axes("logsumexp", x, axes)
     largest = detach(reduce_max(x, chosen, keepdims=True))
-    largest = where(isinf(largest), fill_like(largest, 0.0), largest)  # infinite ones are what they are without it
+    largest = where(isinf(largest), fill_like(largest, 0.0), largest)  # infinite results need no shift
     inside = log(reduce_sum(exp(subtract(x, largest)), chosen, keepdims=True))
     whole = add(inside, largest)
-    kept = tuple(n for i, n in enumerate(whole.tensor_type.shape) if keepdims or i not in chosen)
-    return reshape(whole, kept, name=name)
+    shape = tuple(n for i, n in enumerate(whole.tensor_type.shape) if keepdims or i not in chosen)
+    return reshape(whole, shape, name=name)

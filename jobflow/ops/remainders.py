@@ -1,10 +1,10 @@
-"""Quotients rounded to whole numbers, and what remains: exact also where an array module's own are not.
+"""Integer quotients and remainders that are exact on every array module.
 
-CuPy's `floor_divide` of floats is floor(x / y) and its `remainder` x - floor(x / y) y: for 1.0 and 0.1 they give 10 and about 0, and
-remainder(1, inf) is NaN.  Its `fmod` of integers computes in double, which is wrong beyond 2^53.  Here everything follows from `fmod`
-of floats and `remainder` of integers, which are exact; the results are those of NumPy.
+CuPy's `floor_divide` of floats is floor(x / y) and its `remainder` x - floor(x / y) y: for 1.0 and 0.1 they return 10 and about 0, and
+remainder(1, inf) is NaN.  Its `fmod` of integers computes in double precision, which is wrong beyond 2^53.  These functions use only `fmod` of
+floats and `remainder` of integers, which are exact.  Their results equal those of NumPy.
 
-These are formulas, of expressions or of arrays, by the functions `f` for them.
+The functions are formulas for expressions or arrays; `f` provides the operations.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from jobflow.core.types import dtype_of
 
 
 def floor_divide(f: Any, x: Any, y: Any) -> Any:
-    """floor(x / y)"""
+    """Return floor(x / y)."""
     if dtype_of(x.dtype).is_integer:
         return f.floor_divide(x, y)
     rest = f.fmod(x, y)
     whole = (x - rest) / y - f.cast(_other_sign(f, rest, y), x.dtype)
     below = f.floor(whole)
-    nearest = below + f.cast(whole - below > 0.5, x.dtype)  # the division may have rounded a whole number down
-    found = f.where(f.not_equal(whole, 0.0), nearest, f.copysign(f.constant(0.0, x.dtype), x / y))
-    return f.where(f.not_equal(y, 0.0), found, x / y)
+    nearest = below + f.cast(whole - below > 0.5, x.dtype)  # the division may have rounded an integer down
+    quotient = f.where(f.not_equal(whole, 0.0), nearest, f.copysign(f.constant(0.0, x.dtype), x / y))
+    return f.where(f.not_equal(y, 0.0), quotient, x / y)
 
 
 def truncate_divide(f: Any, x: Any, y: Any) -> Any:
-    """x / y without its fraction"""
+    """Return trunc(x / y)."""
     if not dtype_of(x.dtype).is_integer:
         return f.trunc(x / y)
     below = f.floor_divide(x, y)
@@ -35,7 +35,7 @@ def truncate_divide(f: Any, x: Any, y: Any) -> Any:
 
 
 def remainder(f: Any, x: Any, y: Any) -> Any:
-    """x - y floor(x / y), with the sign of y"""
+    """Return x - y floor(x / y), with the sign of y."""
     if dtype_of(x.dtype).is_integer:
         return f.remainder(x, y)
     rest = f.fmod(x, y)
@@ -43,7 +43,7 @@ def remainder(f: Any, x: Any, y: Any) -> Any:
 
 
 def fmod(f: Any, x: Any, y: Any) -> Any:
-    """x - y trunc(x / y), with the sign of x"""
+    """Return x - y trunc(x / y), with the sign of x."""
     if not dtype_of(x.dtype).is_integer:
         return f.fmod(x, y)
     rest = f.remainder(x, y)

@@ -1,7 +1,7 @@
-"""Functions composed of several ops, on numbers of two bytes: computed in float32 throughout, and rounded once.
+"""Compositions of ops on half precision tensors: computed in float32 and rounded once.
 
-An op alone does so by itself (`kernels/half.py`).  Between the ops of a function a sum of squares, say, would be rounded, and 300^2 is infinite in
-float16.
+A single op does this itself (`kernels/half.py`).  Between the ops of a function, intermediate results such as a sum of squares would be rounded,
+and 300^2 is infinite in float16.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Function = Callable[P, R]
 
 
 def rounding_once(cast: Callable[[Any, DType], Any]) -> Callable[[Function[P, R]], Function[P, R]]:
-    """The decorator that has a function run in float32 where its floating point tensors are all of one type of two bytes."""
+    """Return a decorator that runs a function in float32 if all its floating point tensors have the same half precision type."""
 
     def decorate(function: Function[P, R]) -> Function[P, R]:
         @wraps(function)
@@ -32,31 +32,31 @@ def rounding_once(cast: Callable[[Any, DType], Any]) -> Callable[[Function[P, R]
                 return cast(x, float32) if _dtype(x) is half else x
 
             wider: Any = function
-            made: R = _rounded(wider(*map(wide, args), **{name: wide(x) for name, x in named.items()}), cast, half)
-            return made
+            result: R = _rounded(wider(*map(wide, args), **{name: wide(x) for name, x in named.items()}), cast, half)
+            return result
 
         return call
 
     return decorate
 
 
-#: of functions of ops
+#: the decorator for functions of ops
 rounded_once = rounding_once(cast)
 
 
 def _dtype(x: Any) -> DType | None:
-    """The element type of a tensor of floats; None of anything else."""
-    found = getattr(x, "tensor_type", None)
-    return found.dtype if isinstance(found, TensorType) and found.dtype.is_float else None
+    """Return the element type of a floating point tensor; None for anything else."""
+    tensor_type = getattr(x, "tensor_type", None)
+    return tensor_type.dtype if isinstance(tensor_type, TensorType) and tensor_type.dtype.is_float else None
 
 
-def _half_of(*given: Any) -> DType | None:
-    dtypes = {dtype for x in given if (dtype := _dtype(x)) is not None}
+def _half_of(*arguments: Any) -> DType | None:
+    dtypes = {dtype for x in arguments if (dtype := _dtype(x)) is not None}
     return next(iter(dtypes)) if len(dtypes) == 1 and next(iter(dtypes)).is_half else None
 
 
-def _rounded(made: Any, cast: Callable[[Any, DType], Any], half: DType) -> Any:
-    if isinstance(made, tuple):
-        parts = [_rounded(each, cast, half) for each in made]
-        return type(made)(*parts) if hasattr(made, "_fields") else tuple(parts)
-    return cast(made, half) if _dtype(made) is float32 else made
+def _rounded(result: Any, cast: Callable[[Any, DType], Any], half: DType) -> Any:
+    if isinstance(result, tuple):
+        parts = [_rounded(each, cast, half) for each in result]
+        return type(result)(*parts) if hasattr(result, "_fields") else tuple(parts)
+    return cast(result, half) if _dtype(result) is float32 else result

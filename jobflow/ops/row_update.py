@@ -1,4 +1,4 @@
-"""The update of a table of which a step has read some rows: its gradient is rows and their numbers, and is never made whole."""
+"""The update of a table from the gradient of the rows that a step read, without a gradient of the whole table."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ T = TypeVar("T")
 
 
 class RowUpdate(Updated):
-    """What `op` makes of a table and its slots along the gradient g[k, b...] = the sum of rows[i..., b...] over all i with ids[i...] == k.
+    """The update `op` of a table and its slots with the gradient g[k, b...] = the sum of rows[i..., b...] over all i with ids[i...] == k.
 
-    Inputs: the table and its slots, rows, ids, and the scalars of `op`.  The new values are those of `op` in all rows: where the formula
-    changes rows without a gradient (decay, moving averages), it does so here; `lazy`: not here, where other rows stay as they are.
-    On a rank that has a part of the table, this begins with row `offset`.
+    Inputs: the table and its slots, rows, ids, and the scalars of `op`.  The new values equal those of `op` for all rows.  This includes rows without
+    a gradient, which decay and moving averages change; with `lazy` those rows keep their values.
+    On a rank with a part of the table, the part starts at row `offset`.
     """
 
     op: OptimizerUpdate
@@ -44,18 +44,18 @@ class RowUpdate(Updated):
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:
         (table, *_), rows, ids, scalars = self.split(types)
         if ids.shape != rows.shape[: ids.ndim] or not ids.dtype.is_integer:
-            raise ShapeError(f"rowupdate: {rows} are not one row for each of the numbers {ids}")
+            raise ShapeError(f"rowupdate: {rows} must be one row per index of {ids}")
         gradient = rows.with_shape((table.shape[0], *rows.shape[ids.ndim :]))
-        made: tuple[TensorType, ...] = self.op.infer(*types[: self.count], gradient, *scalars)
-        return made
+        updated: tuple[TensorType, ...] = self.op.infer(*types[: self.count], gradient, *scalars)
+        return updated
 
     def split(self, inputs: tuple[T, ...]) -> tuple[tuple[T, ...], T, T, tuple[T, ...]]:
-        """The table with its slots, rows, ids, and scalars."""
+        """Return the table with its slots, rows, ids, and scalars."""
         n = self.count
         return inputs[:n], inputs[n], inputs[n + 1], inputs[n + 2 :]
 
     def rule(self, *types: TensorType) -> Rule:
-        """Columns may be split alike; of a part of the table's rows every rank finds what belongs there."""
+        """Return a rule that splits columns alike, or the rows of the table, where every rank selects its own rows."""
         (table, *_), _, ids, scalars = self.split(types)
         columns, entries = LETTERS[: table.ndim - 1], LETTERS[-ids.ndim :].upper() if ids.ndim else ""
         tables = [f"N{columns}"] * self.count

@@ -1,4 +1,4 @@
-"""Some rows of a tensor, in the layout that the tensor has: microbatches of what lies on the ranks already."""
+"""A range of rows in the layout of the whole tensor: microbatches of data on the ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jobflow.ops.op import LETTERS, Sample, ViewOp, sample
 
 
 class Rows(ViewOp):
-    """y = x[start:stop], along axis 0, split as x is: ranks hand each other rows where their parts of x are not their parts of y."""
+    """y = x[start:stop] along axis 0, split like x; ranks exchange the rows of y that another rank has in x."""
 
     start: int
     stop: int

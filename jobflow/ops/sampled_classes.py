@@ -1,7 +1,7 @@
-"""Some of very many classes for one step: those of the labels, and others by chance (X. An et al., Partial FC, 2020).
+"""Sampling of classes for one step: those of the labels and random others (X. An et al., Partial FC, 2020).
 
-The classes are cut into as many parts as there are ranks, and from each part equally many are drawn, so that a rank which has the weights of
-its part needs no others.
+The classes are divided into as many parts as there are ranks.  Each part contributes equally many samples, so a rank needs only the weights of
+its own part.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _DRAWS = np.dtype(np.float64)
 class SampleClasses(Op):
     """mapped[n], sampled[count] of labels[n] and a run counter: sampled[mapped[i]] = labels[i].
 
-    Of each part of the classes sampled has all that are labels, in ascending order, and then others by chance.
-    A part with more labels than places leaves out its last ones, and their mapped label is -1.
+    For each part of the classes, sampled contains all labels in ascending order, followed by random other classes.
+    If a part has more labels than samples, its last labels are omitted and mapped to -1.
     """
 
     precision = "any"
@@ -36,7 +36,7 @@ class SampleClasses(Op):
     parts: int
     key: str
     seed: int = 0
-    #: which of the sampled ones this rank draws
+    #: the box of the sampled classes on this rank
     box: Box | None = None
 
     def infer(self, labels: TensorType, counter: TensorType) -> tuple[TensorType, TensorType]:
@@ -45,8 +45,8 @@ class SampleClasses(Op):
         least = self.classes // self.parts
         if self.count % self.parts or not 0 < self.count // self.parts <= least:
             raise ShapeError(
-                f"distributed_partial_fc_sample: {self.count} samples of {self.classes} classes on {self.parts} devices; their number must be a "
-                f"multiple of the devices, and at most {least} on each"
+                f"distributed_partial_fc_sample: {self.count} samples of {self.classes} classes on {self.parts} devices; the number of samples must "
+                f"be a multiple of the number of devices, and at most {least} per device"
             )
         return labels, labels.with_shape((self.count if self.box is None else self.box.shape[0],))
 
@@ -72,10 +72,10 @@ class SampleClasses(Op):
             chosen = xp.argsort(order, kind="stable")[:each]
             begin, end = max(start, first), min(stop, first + each)
             sampled[begin - start : end - start] = chosen[begin - first : end - first] + low
-            place = xp.full(high - low, -1 if start <= first < stop else 0, xp.int64)
-            place[chosen] = 0
-            place[chosen[begin - first : end - first]] = xp.arange(begin, end)
-            mapped[...] += xp.where(inside, place[own], 0).astype(mapped.dtype)
+            index = xp.full(high - low, -1 if start <= first < stop else 0, xp.int64)
+            index[chosen] = 0
+            index[chosen[begin - first : end - first]] = xp.arange(begin, end)
+            mapped[...] += xp.where(inside, index[own], 0).astype(mapped.dtype)
 
     def grad(self, *tensors: Tensor) -> Grads:
         return None, None
@@ -86,8 +86,8 @@ class SampleClasses(Op):
         yield sample(cls(8, 4, 1, "k"), np.array([0, 7, 1], np.int32), np.array([0]))
 
 
-class GatherWhereTheyAre(Gather):
-    """Gather along axis 0 of rows that lie on the rank which asks for them: the first of the numbers on the first rank, and so on."""
+class GatherLocalRows(Gather):
+    """Gather along axis 0 of rows on the rank that requests them: the first indices on the first rank, and so on."""
 
     axis: int = 0
 
@@ -96,15 +96,15 @@ class GatherWhereTheyAre(Gather):
         return Rule(f"N{rest},I->I{rest}", also=(Signature((S(0), S(0)), (S(0),)),))
 
     def grad(self, params: Tensor, ids: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return call(AddWhereTheyAre(params.tensor_type.shape[0]), dy, ids), None
+        return call(AddLocalRows(params.tensor_type.shape[0]), dy, ids), None
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
         yield sample(cls(), sample_data(1, 8, 3), np.arange(8))
 
 
-class AddWhereTheyAre(Op):
-    """y[size, ...]: rows added at their numbers; the adjoint of GatherWhereTheyAre"""
+class AddLocalRows(Op):
+    """y[size, ...]: rows added at their indices; the adjoint of GatherLocalRows"""
 
     size: int
     offset: int = 0
@@ -112,7 +112,7 @@ class AddWhereTheyAre(Op):
 
     def infer(self, rows: TensorType, ids: TensorType) -> TensorType:
         if ids.ndim != 1 or rows.shape[:1] != ids.shape:
-            raise ShapeError(f"addwheretheyare: rows {rows} and their numbers {ids} differ in length")
+            raise ShapeError(f"addlocalrows: rows {rows} and their indices {ids} differ in length")
         return rows.with_shape((self.size if self.local is None else self.local, *rows.shape[1:]))
 
     def rule(self, rows: TensorType, ids: TensorType) -> Rule:
@@ -127,7 +127,7 @@ class AddWhereTheyAre(Op):
         xp.add.at(y, ids.astype(xp.int64) - self.offset, rows)
 
     def grad(self, rows: Tensor, ids: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        return call(GatherWhereTheyAre(), dy, ids), None
+        return call(GatherLocalRows(), dy, ids), None
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -137,6 +137,6 @@ class AddWhereTheyAre(Op):
 def sample_classes(
     labels: Tensor, counter: Tensor, classes: int, count: int, parts: int, key: str, seed: int, *, name: str | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Labels by their places among the sampled classes, and these; see `SampleClasses`."""
+    """Return the index of each label among the sampled classes, and the sampled classes; see `SampleClasses`."""
     mapped, sampled = apply(SampleClasses(classes, count, parts, key, seed), labels, counter, name=name)
     return mapped, sampled

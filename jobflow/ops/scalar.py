@@ -1,4 +1,4 @@
-"""Elementwise ops of one tensor and at most one number that are linear, or constant in pieces."""
+"""Elementwise ops of one tensor and at most one number that are linear or piecewise constant."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jobflow.ops.pointwise import ANY, FLOATS, NUMBERS, Elementwise, Negate, Una
 
 
 class WithNumber(Elementwise):
-    """An op of one tensor and one number, which takes the tensor's element type."""
+    """An op of one tensor and one number, which is converted to the tensor's element type."""
 
     abstract = True
     number: float
@@ -70,7 +70,7 @@ class DivideBy(WithNumber):
 
 
 class Clip(Elementwise):
-    """y = x limited to [minimum, maximum]; None is no limit"""
+    """y = x limited to [minimum, maximum]; None is no bound"""
 
     precision = "any"
     minimum: float | None
@@ -92,7 +92,7 @@ class Clip(Elementwise):
 
 
 class Inside(Clip):
-    """Clip, whose gradient is 0 also where x is at a limit"""
+    """Clip with a gradient of 0 also where x equals a bound"""
 
     def gradient(self, f: Any, x: Any, y: Any, dy: Any) -> Any:
         return f.where(x > self.minimum, f.where(x < self.maximum, dy, 0.0), 0.0)
@@ -104,7 +104,7 @@ class Inside(Clip):
 
 
 def _number(value: float | None, x: Any) -> float | None:
-    """A limit as x's element type has it: of integers at most their own."""
+    """Return a bound in x's element type; bounds of integers are limited to the range of the type."""
     dtype = dtype_of(x.dtype)
     if value is None or not dtype.is_integer:
         return value
@@ -113,9 +113,9 @@ def _number(value: float | None, x: Any) -> float | None:
 
 
 class Cast(Elementwise):
-    """y = x as another element type, as NumPy casts on x86; linear where the result is a floating point number
+    """y = x in another element type, converted as NumPy does on x86; linear if the result is floating point
 
-    `through`: gradients go through it also where it makes integers; those of integers are float64.
+    `through`: gradients also pass a conversion to integers; gradients of integers are float64.
     """
 
     precision = "any"
@@ -148,7 +148,7 @@ class Cast(Elementwise):
 
 
 class FillLike(Elementwise):
-    """y[i] = value, in the shape of x; of a partial x too, for its values are not read"""
+    """y[i] = value, in the shape of x, which may be partial because its values are not read"""
 
     precision = "any"
     value: float
@@ -171,7 +171,7 @@ class FillLike(Elementwise):
 
 
 class Detach(Identity):
-    """y = x, and no gradient goes through"""
+    """y = x, without a gradient"""
 
     def grad(self, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
         return (None,)
@@ -182,7 +182,7 @@ class Detach(Identity):
 
 
 class InHalf(Identity):
-    """y = x, in half precision where the job's precision is mixed"""
+    """y = x, in half precision in a job with mixed precision"""
 
     precision = "half"
 
@@ -192,7 +192,7 @@ class InHalf(Identity):
 
 
 class _Steps(Unary):
-    """A function that is constant between its jumps: the gradient is zero."""
+    """A piecewise constant function; its gradient is zero."""
 
     precision = "any"
     abstract = True
@@ -224,7 +224,7 @@ class Ceil(_Steps):
 
 
 class RoundHalfEven(_Steps):
-    """y = the nearest integer, the even one of two"""
+    """y = the nearest integer, the even one of two equally near ones"""
 
     def formula(self, f: Any, x: Any) -> Any:
         return x if dtype_of(x.dtype).is_integer else f.rint(x)
@@ -236,7 +236,7 @@ class RoundHalfEven(_Steps):
 
 
 class Truncate(_Steps):
-    """y = x without its fraction"""
+    """y = the integer part of x"""
 
     ufunc = "trunc"
 
@@ -250,54 +250,54 @@ identity = unary_function(Identity)
 
 
 def detach(x: Tensor, *, name: str | None = None) -> Tensor:
-    """x, through which no gradient flows."""
+    """Return x without a gradient."""
     return call(Detach(), x, name=name)
 
 
 def scale(x: Tensor, factor: float, *, name: str | None = None) -> Tensor:
-    """factor * x"""
-    return call(Scale(fitting("scale", x, factor)), x, name=name)
+    """Return factor * x."""
+    return call(Scale(representable("scale", x, factor)), x, name=name)
 
 
 def shift(x: Tensor, amount: float, *, name: str | None = None) -> Tensor:
-    """x + amount; of integers the type may also have -amount instead"""
-    number = -fitting("shift", x, -amount) if amount < 0 else fitting("shift", x, amount)
+    """Return x + amount; for integers it suffices that the type represents -amount."""
+    number = -representable("shift", x, -amount) if amount < 0 else representable("shift", x, amount)
     return call(Shift(number), x, name=name)
 
 
 def clip(x: Tensor, minimum: float | None = None, maximum: float | None = None, *, name: str | None = None) -> Tensor:
-    """x limited to [minimum, maximum]; at least one is given."""
+    """Return x limited to [minimum, maximum], of which at least one is not None."""
     if minimum is None and maximum is None:
-        raise ConfigError(f"clip at {user_line()}: it needs a minimum, a maximum, or both")
+        raise ConfigError(f"clip at {user_line()}: there is no bound; pass a minimum, a maximum, or both")
     low, high = bounds("clip", x, minimum, maximum)
     return call(Clip(low, high), x, name=name)
 
 
 def bounds(what: str, x: Tensor, minimum: float | None, maximum: float | None) -> tuple[float | None, float | None]:
-    """Bounds as x's element type has them; of integers a minimum below all of them is their smallest, a maximum above their largest."""
+    """Return the bounds in x's element type; bounds of integers are limited to the range of the type."""
     smallest, largest = x.tensor_type.dtype.span
     if x.tensor_type.dtype.is_integer:
         minimum = smallest if minimum is not None and minimum < smallest else minimum
         maximum = largest if maximum is not None and maximum > largest else maximum
-    low, high = (None if bound is None else fitting(what, x, bound) for bound in (minimum, maximum))
+    low, high = (None if bound is None else representable(what, x, bound) for bound in (minimum, maximum))
     return low, high
 
 
 def fill_like(x: Tensor, value: float, *, dtype: DType | None = None, name: str | None = None) -> Tensor:
-    """A tensor of x's shape, and of its element type unless `dtype` says otherwise, filled with `value`."""
-    return call(FillLike(value if dtype else fitting("fill_like", x, value), dtype), x, name=name)
+    """Return a tensor of x's shape filled with `value`, of type `dtype` or of x's type."""
+    return call(FillLike(value if dtype else representable("fill_like", x, value), dtype), x, name=name)
 
 
 def cast(x: Tensor, dtype: DType, *, name: str | None = None) -> Tensor:
-    """x as another element type; x itself if it has it."""
+    """Convert x to another element type; return x itself if it has this type."""
     return x if x.tensor_type.dtype is dtype else call(Cast(dtype), x, name=name)
 
 
-def fitting(what: str, x: Tensor, number: float) -> float:
-    """The number as x's element type has it; DtypeError if it would lose its fraction, or is beyond the type."""
+def representable(what: str, x: Tensor, number: float) -> float:
+    """Return the number in x's element type; raise DtypeError if it has a fraction or is out of range."""
     try:
         return x.tensor_type.dtype.number(number)
     except ValueError as error:
         raise DtypeError(
-            f"{what} at {user_line()}: {error} but the tensor is {x.tensor_type}; cast it first, to a type that has the number"
+            f"{what} at {user_line()}: {error} but the tensor is {x.tensor_type}; cast it first to a type that represents the number"
         ) from None

@@ -1,6 +1,6 @@
-"""Running sums and products along an axis, and what their gradients need.
+"""Cumulative sums and products along an axis, and their gradients.
 
-With `reverse` they run from the end; with `exclusive` an element does not count itself, so that the first one is the empty sum or product.
+`reverse` scans from the end.  With `exclusive`, result i excludes element i, so the first result is the empty sum or product.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Scan(Op):
         return Rule(f"{word}->{word}", linear=self.linear)
 
     def turned(self, x: Array) -> Array:
-        """The axis first, in the direction of the scan."""
+        """Move the axis to the front, in the direction of the scan."""
         front = x.swapaxes(0, self.axis)
         return front[::-1] if self.reverse else front
 
     def operands(self, x: Array, y: Array) -> tuple[Array, Array]:
-        """Of equal length: what is accumulated, and where to."""
+        """Return the source of the accumulation and its target, of equal length."""
         x, y = self.turned(x), self.turned(y)
         return (x[:-1], y[1:]) if self.exclusive else (x, y)
 
@@ -58,7 +58,7 @@ class Scan(Op):
             target[...] = running(source, axis=0, dtype=self.running(y))
 
     def running(self, y: Array) -> np.dtype[Any]:
-        """The type of the running value: rounding of float32 would add up along the axis."""
+        """Return the type of the accumulator: float64 for float32, because rounding errors accumulate along the axis."""
         wide: np.dtype[Any] = np.dtype(np.float64) if y.dtype == np.float32 else y.dtype
         return wide
 
@@ -84,7 +84,7 @@ class CumSum(Scan):
 
 
 class CumProd(Scan):
-    """y[..., i, ...] = the product of x[..., k, ...] over k <= i along `axis`; the gradient is right where x is 0 too"""
+    """y[..., i, ...] = the product of x[..., k, ...] over k <= i along `axis`; the gradient is exact for zeros too"""
 
     ufunc = np.multiply
     of_nothing = 1
@@ -102,7 +102,7 @@ class CumProd(Scan):
 class CumProdTail(Op):
     """s[i] = the sum of dy[j] x[i+1] ... x[j] over j >= i along `axis`; of dy[j] x[i+1] ... x[j-1] over j > i if `exclusive`.
 
-    The gradient of CumProd without the product before i, which is common to all terms.
+    This is the gradient of CumProd without the product before i, a common factor of all terms.
     """
 
     axis: int
@@ -125,13 +125,13 @@ class CumProdTail(Op):
                 s[i] += x[i + 1] * s[i + 1]
 
     def grad(self, x: Tensor, dy: Tensor, s: Tensor, ds: Tensor) -> Grads:
-        """By s[i] = dy[i] + x[i+1] s[i+1]: what depends on s[i] runs the other way, r[i] = ds[i] + x[i] r[i-1]."""
+        """Differentiate s[i] = dy[i] + x[i+1] s[i+1] by the reverse recurrence r[i] = ds[i] + x[i] r[i-1]."""
         r = call(CumProdTail(self.axis, not self.reverse), self._moved(x, -1), ds)
         before = self._moved(r, 1)
         return multiply(before, s), before if self.exclusive else r
 
     def _moved(self, x: Tensor, by: int) -> Tensor:
-        """x moved by one along the axis, away from the scan's first element or towards it, with 0 where nothing comes."""
+        """Shift x by one along the axis, away from the scan's first element or towards it, and fill with 0."""
         n, ahead = x.tensor_type.shape[self.axis], (by > 0) != self.reverse
         if not n:
             return x
@@ -147,15 +147,15 @@ class CumProdTail(Op):
 
 
 def _along(axis: int, ndim: int) -> str:
-    """Letters of axes that may all be split but one."""
+    """Return letters of axes that may be split, except for `axis`."""
     return "".join(LETTERS[i].upper() if i == axis else LETTERS[i] for i in range(ndim))
 
 
 def cumsum(x: Tensor, axis: int, reverse: bool = False, exclusive: bool = False, *, name: str | None = None) -> Tensor:
-    """Running sums along `axis`."""
+    """Return cumulative sums along `axis`."""
     return call(CumSum(normal_axis("cumsum", axis, x.tensor_type.ndim), reverse, exclusive), x, name=name)
 
 
 def cumprod(x: Tensor, axis: int, reverse: bool = False, exclusive: bool = False, *, name: str | None = None) -> Tensor:
-    """Running products along `axis`."""
+    """Return cumulative products along `axis`."""
     return call(CumProd(normal_axis("cumprod", axis, x.tensor_type.ndim), reverse, exclusive), x, name=name)

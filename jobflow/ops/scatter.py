@@ -1,6 +1,6 @@
-"""Writing at places: the elements at given positions replaced, or added to.
+"""Scattered writes: replacement of elements at indices, or addition to them.
 
-A position outside the axis is not written, so a rank that holds a piece of the axis passes over the positions of others.
+Indices outside the axis write nothing, so a rank with a part of the axis ignores the indices of other ranks.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from jobflow.ops.scalar import fill_like
 
 
 class Scatter(Op):
-    """y = x, but y[..., ids[..., j, ...], ...] = v[..., j, ...] along `axis`; the other axes of all three agree.
+    """y = x, but y[..., ids[..., j, ...], ...] = v[..., j, ...] along `axis`; the other axes of all three are equal.
 
-    Of several elements for one place the last is written; the gradient of v is that of ids which name every place once at most.
+    If an index occurs several times, the last value is written.  The gradient of v assumes that no index repeats.
     """
 
     precision = "any"
@@ -48,11 +48,11 @@ class Scatter(Op):
             return
         at = ids.astype(xp.int64) - self.offset
         inside = (at >= 0) & (at < y.shape[self.axis])
-        # where several threads write one place, which value stays is chance: find the last position of each place, and gather
+        # concurrent writes to one element would leave a random value: find the last index of each element, and gather
         size = y.shape[self.axis]
         places = list(xp.indices(at.shape))
         order = places[self.axis]
-        places[self.axis] = xp.where(inside, at, size)  # one more place, for those that are not written
+        places[self.axis] = xp.where(inside, at, size)  # one more element, for ignored indices
         last = xp.full((*y.shape[: self.axis], size + 1, *y.shape[self.axis + 1 :]), -1, xp.int64)
         xp.maximum.at(last, tuple(places), order)
         last = last[(slice(None),) * self.axis + (slice(0, size),)]
@@ -81,22 +81,22 @@ def _check(what: str, axis: int, x: TensorType, ids: TensorType, v: TensorType) 
     if v.shape != ids.shape:
         raise ShapeError(f"{what}: the new values {v} and the indices {ids} differ in shape")
     if x.ndim != ids.ndim or any(m != n for i, (m, n) in enumerate(zip(x.shape, ids.shape, strict=True)) if i != axis):
-        raise ShapeError(f"{what}: {x} and the indices {ids} differ in another axis than {axis}")
+        raise ShapeError(f"{what}: {x} and the indices {ids} may differ in size along axis {axis} only")
 
 
 def scatter(x: Tensor, axis: int, ids: Tensor, v: Tensor, *, name: str | None = None) -> Tensor:
-    """x with the elements at the positions `ids` along `axis` replaced by v; positions out of range are passed over."""
+    """Return x with the elements at the indices `ids` along `axis` replaced by v; indices out of range are ignored."""
     return call(Scatter(normal_axis("scatter", axis, x.tensor_type.ndim)), x, ids, v, name=name)
 
 
 def scatter_add(x: Tensor, axis: int, ids: Tensor, v: Tensor, *, name: str | None = None) -> Tensor:
-    """x with v added at the positions `ids` along `axis`, as often as a position is named; positions out of range are passed over."""
+    """Return x with v added at the indices `ids` along `axis`, once per occurrence; indices out of range are ignored."""
     at = normal_axis("scatter_add", axis, x.tensor_type.ndim)
     _check("scatter_add", at, x.tensor_type, ids.tensor_type, v.tensor_type)
     return add(x, call(DimScatterAdd(at, x.tensor_type.shape[at]), v, ids), name=name)
 
 
 def index_add(x: Tensor, axis: int, ids: Tensor, v: Tensor, *, name: str | None = None) -> Tensor:
-    """x with the slices of v along `axis` added to those of x with the numbers `ids` (a vector)."""
+    """Return x with the slices of v along `axis` added to the slices of x at the indices `ids` (a vector)."""
     at = normal_axis("index_add", axis, x.tensor_type.ndim)
     return add(x, unsorted_segment_sum(v, ids, x.tensor_type.shape[at], at), name=name)

@@ -1,4 +1,4 @@
-"""Reading and writing slices of tensors that are split along the sliced axes."""
+"""Reads and writes of slices of tensors that are split along the sliced axes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jobflow.ops.slices import CopyInto, Edges, Slice, flip, window_of
 
 
 class Subscript(Slice):
-    """The same as Slice, but x may also be split along axes that are cut: a rank gives the elements it has, and zeros for the others."""
+    """A Slice of x that may also be split along sliced axes: a rank contributes its own elements, and zeros for the others."""
 
     def rule(self, x: TensorType) -> Rule:
         parts = tuple(Signature((S(i),), (P,)) for i, full in enumerate(self.full(x.shape)) if not full)
@@ -27,7 +27,7 @@ class Subscript(Slice):
         (x,), (y,) = inputs, outputs
         inside, outside = self.met(x, y)
         cut = any(x.shape[i] != x.whole[i] for i, full in enumerate(self.full(x.whole)) if not full)
-        return CopyInto(y.shape, inside, outside) if cut else inside  # a part of a sum is no view of x, also where it has all of it
+        return CopyInto(y.shape, inside, outside) if cut else inside  # the summand of a rank is no view of x, even if it contains all of x
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -38,7 +38,7 @@ class Subscript(Slice):
 
 
 class SliceUpdate(Op):
-    """y = x, but y[window] = v; of v only the part `part` on a rank that has less than the window."""
+    """y = x, but y[window] = v; only the slice `part` of v on a rank with less than the window."""
 
     precision = "any"
     in_place = OVER_FIRST
@@ -48,15 +48,17 @@ class SliceUpdate(Op):
     def infer(self, x: TensorType, v: TensorType) -> TensorType:
         if x.dtype is not v.dtype:
             raise DtypeError(f"slice_update: {x} and the new values {v} differ in element type; cast one of them with cast(x, dtype)")
-        needed, given = self.window.infer(x), v if self.part is None else self.part.infer(v)
-        if needed != given:
-            raise ShapeError(f"slice_update: the new values {given} do not fill the window {needed} of {x}")
+        needed, provided = self.window.infer(x), v if self.part is None else self.part.infer(v)
+        if needed != provided:
+            raise ShapeError(f"slice_update: the new values {provided} must have the type of the window {needed} of {x}")
         return x
 
     def rule(self, x: TensorType, v: TensorType) -> Rule:
-        """Axes that are not cut are split in x and v alike; of one that is cut every rank takes from a whole v what it needs.
+        """Return a rule that splits x and v alike along full axes.
 
-        To take it from a whole v along the other axes too would be wrong on a mesh of which another dimension splits both.
+        If x is split along a sliced axis, every rank selects its part of a whole v.
+
+        Selection from a whole v along full axes would be wrong if another mesh dimension splits both.
         """
         full = self.window.full(x.shape)
         word = "".join(LETTERS[i] if ok else LETTERS[i].upper() for i, ok in enumerate(full)) or "1"
@@ -69,12 +71,12 @@ class SliceUpdate(Op):
         inside, outside = self.window.met(x, v)
         return replace(self, window=inside, part=None if outside.takes_all(v.shape) else outside)
 
-    def given(self, v: Array) -> Array:
+    def new_values(self, v: Array) -> Array:
         return v if self.part is None else v[(*self.part.at, ...)]
 
     def kernel(self, xp: Xp, x: Array, v: Array, y: Array) -> None:
         y[...] = x
-        y[(*self.window.at, ...)] = self.given(v)
+        y[(*self.window.at, ...)] = self.new_values(v)
 
     def grad(self, x: Tensor, v: Tensor, y: Tensor, dy: Tensor) -> Grads:
         window = self.window
@@ -91,7 +93,7 @@ class SliceUpdate(Op):
 
 
 class SliceWrite(SliceUpdate):
-    """The same, written over x, which stays as it lies."""
+    """A SliceUpdate that overwrites x, whose layout is unchanged."""
 
     alias: ClassVar[Mapping[int, int]] = MappingProxyType({0: 0})
     pure = False
@@ -99,7 +101,7 @@ class SliceWrite(SliceUpdate):
 
 
 def subscript(x: Tensor, starts: Edges, stops: Edges, steps: Edges | None = None, *, name: str | None = None) -> Tensor:
-    """x[starts[0]:stops[0]:steps[0], ...] as Python slices; missing trailing axes are full.  See `Subscript` for its layouts."""
+    """Return x[starts[0]:stops[0]:steps[0], ...] as Python slices; missing trailing axes are full.  `Subscript` defines the layouts."""
     window, backwards = window_of(x.tensor_type.shape, starts, stops, steps)
     whole = window.takes_all(x.tensor_type.shape)
     y = x if whole else call(Subscript(window.starts, window.stops, window.steps), x, name=None if backwards else name)
@@ -107,6 +109,6 @@ def subscript(x: Tensor, starts: Edges, stops: Edges, steps: Edges | None = None
 
 
 def slice_update(x: Tensor, v: Tensor, starts: Edges, stops: Edges, steps: Edges | None = None, *, name: str | None = None) -> Tensor:
-    """x with x[starts[0]:stops[0]:steps[0], ...] = v; v has the shape of that window."""
+    """Return x with x[starts[0]:stops[0]:steps[0], ...] = v; v has the shape of that window."""
     window, backwards = window_of(x.tensor_type.shape, starts, stops, steps)
     return call(SliceUpdate(window), x, flip(v, backwards) if backwards else v, name=name)

@@ -1,4 +1,4 @@
-"""Windows on tensors and putting tensors together: slice, pad, flip, concat, stack, split."""
+"""Windows of tensors, and combinations of tensors: slice, pad, flip, concat, stack, split."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jobflow.ops.pointwise import call, sample_data
 
 
 def _marks(free: Sequence[bool]) -> str:
-    """A letter for every axis that may be split, its capital for every axis that stays whole."""
+    """Return a letter for each axis that may be split, and its capital for each axis that stays whole."""
     return "".join(LETTERS[i] if ok else LETTERS[i].upper() for i, ok in enumerate(free))
 
 
@@ -48,11 +48,11 @@ class Slice(ViewOp):
         return [(a, b, s) == (0, n, 1) for a, b, s, n in zip(self.starts, self.stops, self.steps, shape, strict=True)]
 
     def takes_all(self, shape: Sequence[int]) -> bool:
-        """Whether it is all of a tensor of this shape."""
+        """Return True if the window is a whole tensor of this shape."""
         return all(self.full(shape))
 
     def met(self, x: Box, y: Box) -> tuple[Slice, Slice]:
-        """The elements of the window that are in both boxes, of x and of the window: where they are in the one, and in the other."""
+        """Intersect the window with a box of x and a box of the window; return the slices of both boxes with these elements."""
         inside, outside = [], []
         for start, stop, step, (p, q), (u, v) in zip(self.starts, self.stops, self.steps, x.spans, y.spans, strict=True):
             first = max(u, -((start - p) // step))
@@ -82,7 +82,7 @@ class Slice(ViewOp):
 
 
 class CopyInto(Op):
-    """y = 0 of `shape`, but y[target] = x[source]: what a rank does that has pieces of what is sliced."""
+    """y = 0 of `shape`, but y[target] = x[source]: the op of a rank with a part of the sliced tensor."""
 
     shape: tuple[int, ...]
     source: Slice
@@ -119,7 +119,7 @@ class SliceGrad(Op):
         return dx
 
     def rule(self, dy: TensorType) -> Rule:
-        """Of a whole dy every rank may also make its own piece of dx."""
+        """Return a rule in which every rank may also compute its own shard of dx from a whole dy."""
         full = self.window.full(self.shape)
         return replace(_same(full), also=tuple(Signature((B,), (S(i),)) for i, ok in enumerate(full) if not ok))
 
@@ -137,7 +137,7 @@ class SliceGrad(Op):
         return (call(self.window, ddx),)
 
     def span(self, axis: int) -> tuple[int, int] | None:
-        """The window as (start, stop) along `axis`, if it is whole along the others."""
+        """Return the window as (start, stop) along `axis` if it is full along the other axes, else None."""
         window = self.window
         others = all(full for i, full in enumerate(window.full(self.shape)) if i != axis)
         return (window.starts[axis], window.stops[axis]) if others and window.steps[axis] == 1 else None
@@ -182,7 +182,7 @@ class Pad(Op):
 
 
 class Flip(Op):
-    """y = x backwards along `axes`."""
+    """y = x reversed along `axes`."""
 
     precision = "any"
     axes: tuple[int, ...]
@@ -210,7 +210,7 @@ class Flip(Op):
 
 
 class Concat(Op):
-    """y = the inputs one after the other along `axis`."""
+    """y = the inputs concatenated along `axis`."""
 
     precision = "any"
     axis: int
@@ -251,7 +251,7 @@ class Concat(Op):
 
 
 def same_memory(a: Array, b: Array) -> bool:
-    """True for two NumPy arrays of one shape that hold the same elements in the same places."""
+    """Return True if two NumPy arrays of one shape have the same address and strides."""
     return bool(a.strides == b.strides and a.__array_interface__["data"][0] == b.__array_interface__["data"][0])
 
 
@@ -259,7 +259,7 @@ Edges = Sequence[int | None]
 
 
 def window_of(shape: Sequence[int], starts: Edges, stops: Edges, steps: Edges | None) -> tuple[Slice, tuple[int, ...]]:
-    """The window [starts:stops:steps] as in Python, with positive steps, and the axes along which it is then to be turned."""
+    """Return the window [starts:stops:steps] of Python with positive steps, and the axes along which to flip it."""
     fill = (None,) * (len(shape) - len(starts))
     ranges = []
     for n, start, stop, step in zip(shape, (*starts, *fill), (*stops, *fill), (*(steps or (None,) * len(starts)), *fill), strict=True):
@@ -271,47 +271,47 @@ def window_of(shape: Sequence[int], starts: Edges, stops: Edges, steps: Edges | 
 
 
 def slice_(x: Tensor, starts: Edges, stops: Edges, steps: Edges | None = None, *, name: str | None = None) -> Tensor:
-    """x[starts[0]:stops[0]:steps[0], ...] as Python slices; missing trailing axes are full."""
+    """Return x[starts[0]:stops[0]:steps[0], ...] as Python slices; missing trailing axes are full."""
     window, backwards = window_of(x.tensor_type.shape, starts, stops, steps)
     y = x if all(window.full(x.tensor_type.shape)) else call(window, x, name=name if not backwards else None)
     return call(Flip(backwards), y, name=name) if backwards else y
 
 
 def pad(x: Tensor, pairs: Sequence[tuple[int, int]], value: float = 0.0, *, name: str | None = None) -> Tensor:
-    """x with pairs[i] = (before, after) elements of `value` added along axis i."""
+    """Return x with pairs[i] = (before, after) elements of `value` added along axis i."""
     return call(Pad(tuple((int(a), int(b)) for a, b in pairs), value), x, name=name)
 
 
 def flip(x: Tensor, axes: Sequence[int], *, name: str | None = None) -> Tensor:
-    """x backwards along the given axes."""
+    """Reverse x along the axes."""
     return call(Flip(tuple(sorted({normal_axis("flip", i, x.tensor_type.ndim) for i in axes}))), x, name=name)
 
 
 def concat(xs: Sequence[Tensor], axis: int = 0, *, name: str | None = None) -> Tensor:
-    """The tensors one after the other along `axis`; the tensor itself if it is alone."""
+    """Concatenate the tensors along `axis`; return a single tensor itself."""
     if not xs:
-        raise ShapeError("concat needs at least one tensor")
+        raise ShapeError("concat: there are no tensors; pass at least one")
     return xs[0] if len(xs) == 1 else call(Concat(normal_axis("concat", axis, xs[0].tensor_type.ndim)), *xs, name=name)
 
 
 def stack(xs: Sequence[Tensor], axis: int = 0, *, name: str | None = None) -> Tensor:
-    """The tensors side by side along a new axis `axis`."""
+    """Stack the tensors along a new axis `axis`."""
     if not xs:
-        raise ShapeError("stack needs at least one tensor")
+        raise ShapeError("stack: there are no tensors; pass at least one")
     return concat([expand_dims(x, axis) for x in xs], axis, name=name)
 
 
 def split(x: Tensor, sizes: Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
-    """Consecutive pieces of the given sizes along `axis`."""
+    """Split x into consecutive parts of the sizes `sizes` along `axis`."""
     at = normal_axis("split", axis, x.tensor_type.ndim)
     if sum(sizes) != x.tensor_type.shape[at]:
-        raise ShapeError(f"split: pieces of {list(sizes)} do not add up to axis {at} of {x.tensor_type}")
+        raise ShapeError(f"split: the sizes {list(sizes)} must add up to axis {at} of {x.tensor_type}")
     stops = np.cumsum(sizes).tolist()
     lead = (None,) * at
     return tuple(slice_(x, (*lead, stop - size), (*lead, stop)) for size, stop in zip(sizes, stops, strict=True))
 
 
 def unstack(x: Tensor, axis: int = 0) -> tuple[Tensor, ...]:
-    """The slices of x along `axis`, without that axis."""
+    """Return the slices of x along `axis`, without that axis."""
     at = normal_axis("unstack", axis, x.tensor_type.ndim)
     return tuple(squeeze(part, (at,)) for part in split(x, [1] * x.tensor_type.shape[at], at))

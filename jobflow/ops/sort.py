@@ -1,4 +1,4 @@
-"""Sorting along an axis: values and indices.  Equal values keep their order; NaN is larger than any number."""
+"""Sorts along an axis, with values and indices.  Sorts are stable; NaN is larger than any number."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jobflow.ops.pointwise import call, sample_data
 
 
 class Ordering(Op):
-    """values and their int64 positions along `axis`, in some order; the gradient goes back to these positions"""
+    """Ordered values and their int64 indices along `axis`; the gradient is scattered to these indices"""
 
     abstract = True
     precision = "any"
@@ -30,7 +30,7 @@ class Ordering(Op):
 
 
 class Sort(Ordering):
-    """values = x in ascending order along `axis` (in descending order), indices = where each value was"""
+    """values = x in ascending (or descending) order along `axis`, indices = the index of each value in x"""
 
     descending: bool = False
 
@@ -53,7 +53,7 @@ class Sort(Ordering):
 
 
 class TopK(Ordering):
-    """values = the k largest (smallest) elements along `axis`, the most extreme first, indices = where each was"""
+    """values = the k largest (smallest) elements along `axis`, the most extreme first, indices = their indices in x"""
 
     k: int
     largest: bool = True
@@ -80,20 +80,20 @@ class TopK(Ordering):
 
 
 def order(xp: Xp, x: Array, axis: int, descending: bool) -> Array:
-    """The positions along `axis` that put x in order; equal elements stay in theirs."""
+    """Return the indices along `axis` that sort x; the sort is stable."""
     if not descending:
         return xp.argsort(x, axis=axis, kind="stable")
-    backwards = xp.flip(xp.argsort(xp.flip(x, axis), axis=axis, kind="stable"), axis)  # turned twice: of equal elements the first is first
+    backwards = xp.flip(xp.argsort(xp.flip(x, axis), axis=axis, kind="stable"), axis)  # flipped twice, so that the sort is stable
     return x.shape[axis] - 1 - backwards
 
 
 def sort(x: Tensor, axis: int = -1, descending: bool = False, *, name: str | None = None) -> tuple[Tensor, Tensor]:
-    """The elements of x in order along `axis`, and where they were (int64)."""
+    """Return the elements of x in order along `axis`, and their int64 indices in x."""
     values, indices = apply(Sort(normal_axis("sort", axis, x.tensor_type.ndim), descending), x, name=name)
     return values, indices
 
 
 def topk(x: Tensor, k: int, axis: int = -1, largest: bool = True, *, name: str | None = None) -> tuple[Tensor, Tensor]:
-    """The k largest (smallest) elements along `axis` in order, and where they were (int64)."""
+    """Return the k largest (smallest) elements along `axis` in order, and their int64 indices in x."""
     values, indices = apply(TopK(normal_axis("topk", axis, x.tensor_type.ndim), k, largest), x, name=name)
     return values, indices

@@ -1,4 +1,4 @@
-"""Ops without inputs: arguments of a job, variables as they were before the run, constants, ranges."""
+"""Ops without inputs: arguments of a job, initial values of variables in a run, constants, ranges."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jobflow.ops.op import LETTERS, Op, Sample, apply, sample
 
 
 class Source(Op):
-    """y of `shape` and `dtype`, from attributes alone.  Any axis may be split; a rank makes only its box."""
+    """y of `shape` and `dtype`, from attributes alone.  Any axis may be split; a rank computes only its box."""
 
     shape: tuple[int, ...]
     dtype: DType
@@ -36,13 +36,13 @@ class Source(Op):
 
 
 class External(Source):
-    """A value that the executor puts in place: `key` says which; no kernel ever makes it."""
+    """A value that the executor provides under the name `key`; no kernel computes it."""
 
     key: str
     external: ClassVar[bool] = True
 
     def kernel(self, xp: Xp, y: Array) -> None:
-        raise PlanError(f"{self.word()} {self.key!r} is filled from outside and cannot be computed")
+        raise PlanError(f"{self.word()} {self.key!r} is provided by the executor and has no kernel")
 
     @classmethod
     def samples(cls) -> Iterator[Sample]:
@@ -50,12 +50,12 @@ class External(Source):
 
 
 class Input(External):
-    """An argument of the job, or of a microbatch; each rank takes a piece of its first axis, or all of it if `split` is False."""
+    """An argument of the job or of a microbatch; ranks take slices of its first axis, or all of it if `split` is False."""
 
     split: bool = True
-    #: in a microbatch: the argument whose rows these are, and which (first, behind last)
+    #: in a microbatch: the argument and its rows (first, after the last)
     part: tuple[str, int, int] | None = None
-    #: how it lies when it comes, per mesh dimension, if its ranks have it already
+    #: the layout of the argument per mesh dimension, if the ranks have it already
     sbp: tuple[Sbp, ...] | None = None
     unshown: ClassVar[frozenset[str]] = frozenset({"shape", "dtype", "part", "sbp"})
 
@@ -65,12 +65,12 @@ class Input(External):
         return self.key if self.part is None else self.part[0]
 
     def rows(self, start: int, stop: int) -> Input:
-        """These rows of the argument, for a microbatch."""
+        """Return the input for these rows of the argument, as part of a microbatch."""
         return replace(self, shape=(stop - start, *self.shape[1:]), key=f"{self.key}[{start}:{stop}]", part=(self.key, start, stop))
 
 
 class ReadVariable(External):
-    """The value a variable has at the beginning of the run."""
+    """The value of a variable at the beginning of the run."""
 
 
 class Constant(Source):
@@ -89,7 +89,7 @@ class Constant(Source):
 
 
 class Literal(Source):
-    """y = an array that the program has: `content` is its bytes, in the order of C and in base 64."""
+    """y = an array of the program; `content` is its bytes in C order and in base 64."""
 
     content: str
     unshown: ClassVar[frozenset[str]] = frozenset({"shape", "dtype", "content"})
@@ -116,7 +116,7 @@ class Literal(Source):
 
 
 class Arange(Source):
-    """y[i] = start + (offset + i) * delta; `offset` is where a rank's piece begins."""
+    """y[i] = start + (offset + i) * delta; `offset` is the first index of a rank's shard."""
 
     start: float | int = 0
     delta: float | int = 1
@@ -137,7 +137,10 @@ class Arange(Source):
 
 
 class Linspace(Source):
-    """Number offset + i of `steps` numbers from start to end at equal distances; counted from the nearer end, so that both are exact."""
+    """y[i] = element offset + i of `steps` equidistant values from start to end.
+
+    Values are computed from the nearer end, so that both ends are exact.
+    """
 
     start: float
     end: float
@@ -162,13 +165,13 @@ class Linspace(Source):
 
 
 def constant(value: float | bool, shape: tuple[int, ...], dtype: DType, *, name: str | None = None) -> Tensor:
-    """A tensor all of whose elements are `value`."""
+    """Return a tensor filled with `value`."""
     result: Tensor = apply(Constant(tuple(shape), dtype, value), name=name)
     return result
 
 
 def arange(start: int, limit: int, delta: int = 1, *, dtype: DType = int64, name: str | None = None) -> Tensor:
-    """The numbers start, start + delta, ... before limit."""
+    """Return start, start + delta, ... before limit."""
     count = max(0, -(-(limit - start) // delta))
     result: Tensor = apply(Arange((count,), dtype, start, delta), name=name)
     return result

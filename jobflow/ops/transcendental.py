@@ -12,7 +12,7 @@ from jobflow.core.types import Tensor, TensorType
 from jobflow.ops.op import Sample, sample
 from jobflow.ops.pointwise import FLOATS, NUMBERS, Binary, Unary, binary_function, call, sample_data, unary_function
 from jobflow.ops.runtime_assertions import check, exponent_assertion
-from jobflow.ops.scalar import WithNumber, fitting
+from jobflow.ops.scalar import WithNumber, representable
 
 
 class Square(Unary):
@@ -245,7 +245,7 @@ absolute = unary_function(Absolute)
 
 def scalar_power(x: Tensor, exponent: float, *, name: str | None = None) -> Tensor:
     """x ** exponent"""
-    return call(ScalarPower(fitting("scalar_power", x, exponent)), x, name=name)
+    return call(ScalarPower(representable("scalar_power", x, exponent)), x, name=name)
 
 
 def power(x: Tensor, y: Tensor, *, name: str | None = None) -> Tensor:

@@ -1,4 +1,7 @@
-"""Triangles of matrices: keep one side of a diagonal of the last two axes, fill the other.  Both are copies, so there is no formula."""
+"""Triangular parts of matrices: elements on one side of a diagonal of the last two axes, and a fill value on the other.
+
+The ops only copy, so they have no formula.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from jobflow.ops.pointwise import call, sample_data
 
 
 class Triangle(Op):
-    """y[..., i, j] = x[..., i, j] on one side of the diagonal j - i = `diagonal`, else fill; a rank's piece has a diagonal of its own"""
+    """y[..., i, j] = x[..., i, j] on one side of the diagonal j - i = `diagonal`, else fill; each shard has its own diagonal"""
 
     abstract = True
     precision = "any"
@@ -24,17 +27,17 @@ class Triangle(Op):
 
     def infer(self, x: TensorType) -> TensorType:
         if x.ndim < 2:
-            raise ShapeError(f"{self.word()}: {x} has no last two axes")
+            raise ShapeError(f"{self.word()}: {x} must have at least two axes")
         return x
 
     def rule(self, x: TensorType) -> Rule:
         return Rule(f"{LETTERS[: x.ndim]}->{LETTERS[: x.ndim]}", linear=((0,),) if self.fill == 0 and adds(x) else ())
 
-    #: kept(xp, x) -> where x is kept, of the last two axes
-    kept: ClassVar[Callable[..., Array]]
+    #: mask(xp, x) -> the elements of the last two axes that y copies from x
+    mask: ClassVar[Callable[..., Array]]
 
     def kernel(self, xp: Xp, x: Array, y: Array) -> None:
-        y[...] = xp.where(self.kept(xp, x), x, x.dtype.type(self.fill))
+        y[...] = xp.where(self.mask(xp, x), x, x.dtype.type(self.fill))
 
     def localize(self, inputs: tuple[Box, ...], outputs: tuple[Box, ...]) -> Op:
         box = inputs[0]
@@ -53,28 +56,28 @@ class Triangle(Op):
 class Tril(Triangle):
     """y[..., i, j] = x[..., i, j] where j - i <= diagonal, else fill"""
 
-    def kept(self, xp: Xp, x: Array) -> Array:
+    def mask(self, xp: Xp, x: Array) -> Array:
         return xp.tri(*x.shape[-2:], self.diagonal, dtype=bool)
 
 
 class Triu(Triangle):
     """y[..., i, j] = x[..., i, j] where j - i >= diagonal, else fill"""
 
-    def kept(self, xp: Xp, x: Array) -> Array:
+    def mask(self, xp: Xp, x: Array) -> Array:
         return ~xp.tri(*x.shape[-2:], self.diagonal - 1, dtype=bool)
 
 
 def _whole(what: str, diagonal: int) -> int:
     if not isinstance(diagonal, Integral):
-        raise ArgumentError(f"{what} at {user_line()}: diagonal is a whole number; got {diagonal!r}")
+        raise ArgumentError(f"{what} at {user_line()}: diagonal must be an int; got {diagonal!r}")
     return int(diagonal)
 
 
 def tril(x: Tensor, diagonal: int = 0, fill: float = 0.0, *, name: str | None = None) -> Tensor:
-    """x on and below a diagonal of the last two axes, `fill` above."""
+    """Return x on and below a diagonal of the last two axes, and `fill` above it."""
     return call(Tril(_whole("tril", diagonal), float(fill)), x, name=name)
 
 
 def triu(x: Tensor, diagonal: int = 0, fill: float = 0.0, *, name: str | None = None) -> Tensor:
-    """x on and above a diagonal of the last two axes, `fill` below."""
+    """Return x on and above a diagonal of the last two axes, and `fill` below it."""
     return call(Triu(_whole("triu", diagonal), float(fill)), x, name=name)

@@ -1,4 +1,4 @@
-"""The different elements of a vector, numbers for elements in the order in which they are first seen, and where elements are not 0."""
+"""Unique elements of a vector, ordinal codes of ids in order of first occurrence, and indices of nonzero elements."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from jobflow.ops.op import Grads, Op, Sample, apply, sample
 
 
 class UniqueWithCounts(Op):
-    """y = the different elements of x[n] in the order in which they are first seen, then zeros; y[idx[i]] = x[i]; how often each is; how many.
+    """y = the unique elements of x[n] in order of first occurrence, then zeros; idx with y[idx[i]] = x[i]; their counts; their number.
 
-    All are as long as x, but for the last, which is of shape (1,).
+    The number has shape (1,); all other outputs have the length of x.
     """
 
     precision = "any"
@@ -23,7 +23,7 @@ class UniqueWithCounts(Op):
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
         if x.ndim != 1 or not self.dtype.is_integer:
-            raise ShapeError(f"unique_with_counts: x {x} must be a vector, and the type of positions {self.dtype.name} one of integers")
+            raise ShapeError(f"unique_with_counts: x {x} must be a vector, and the type of indices {self.dtype.name} an integer type")
         return x, x.with_dtype(self.dtype), x.with_dtype(self.dtype), TensorType((1,), self.dtype)
 
     def rule(self, x: TensorType) -> Rule:
@@ -31,17 +31,17 @@ class UniqueWithCounts(Op):
 
     def kernel(self, xp: Xp, x: Array, *outputs: Array) -> None:
         y, idx, count, number = outputs
-        if not x.size:  # CuPy's refuses it
+        if not x.size:  # CuPy rejects an empty x
             number[...] = 0
             return
         values, first, inverse, counts = xp.unique(x, return_index=True, return_inverse=True, return_counts=True)
         order = xp.argsort(first)
-        place = xp.empty(x.shape, order.dtype)  # not as long as order: scripts/cupy_without_gpu computes no values, and CuPy indexes no empty array
-        place[order] = xp.arange(len(order))
+        rank = xp.empty(x.shape, order.dtype)  # of the length of x: scripts/cupy_without_gpu computes no values, and CuPy cannot index an empty array
+        rank[order] = xp.arange(len(order))
         for output in (y, count):
             output[...] = 0
         y[: len(order)], count[: len(order)] = values[order], counts[order]
-        idx[...] = place[inverse.reshape(-1)]
+        idx[...] = rank[inverse.reshape(-1)]
         number[...] = len(order)
 
     def grad(self, *tensors: Tensor) -> Grads:
@@ -55,14 +55,14 @@ class UniqueWithCounts(Op):
 
 
 class Argwhere(Op):
-    """y[size, axes] = where elements of x are not 0, in order, and -1 behind the last"""
+    """y[size, axes] = the indices of nonzero elements of x in order, followed by -1"""
 
     precision = "any"
     dtype: DType = int32
 
     def infer(self, x: TensorType) -> TensorType:
         if not x.ndim or not self.dtype.is_integer:
-            raise ShapeError(f"argwhere: {x} must have axes, and the type of positions {self.dtype.name} be one of integers")
+            raise ShapeError(f"argwhere: {x} must have axes, and the type of indices {self.dtype.name} must be an integer type")
         return TensorType((x.size, x.ndim), self.dtype)
 
     def rule(self, x: TensorType) -> Rule:
@@ -83,37 +83,37 @@ class Argwhere(Op):
 
 
 def _entered(table: Array, known: int, x: Array) -> tuple[Array, Array, int]:
-    """The numbers of ids, the table with those that are new, and how many are known then; the arrays are in the host's memory."""
+    """Return the codes of ids, the table with new ids added, and the new number of ids; the arrays are in host memory."""
     entries = table.reshape(-1, 2)
     values, first, inverse = np.unique(x, return_index=True, return_inverse=True)
     codes = np.zeros_like(values)
     for i in np.argsort(first):
-        place = int(values[i]) % len(entries)
+        slot = int(values[i]) % len(entries)
         for _ in range(len(entries)):
-            if entries[place, 1] == 0 or entries[place, 0] == values[i]:
+            if entries[slot, 1] == 0 or entries[slot, 0] == values[i]:
                 break
-            place = (place + 1) % len(entries)
-        if entries[place, 1] == 0:
+            slot = (slot + 1) % len(entries)
+        if entries[slot, 1] == 0:
             known += 1
-            entries[place] = values[i], known
-        elif entries[place, 0] != values[i]:
-            known += 1  # there is no place for it
-        codes[i] = entries[place, 1]
+            entries[slot] = values[i], known
+        elif entries[slot, 0] != values[i]:
+            known += 1  # the table is full
+        codes[i] = entries[slot, 1]
     return codes[inverse].reshape(x.shape), table, known
 
 
 class OrdinalCodes(Op):
-    """Numbers 1, 2, 3 ... of the ids in x, in the order in which they are first seen; of ids seen in earlier runs, those that they have.
+    """Codes 1, 2, 3 ... of the ids in x in order of first occurrence; ids of earlier runs retain their codes.
 
-    table[2 capacity] has ids and their numbers by turns: an id is at the first place from id mod capacity on that is its own or free, which is
-    where the number is 0.  size[1] is how many there are, more than the capacity if they do not all fit.  Gives numbers, table and size.
+    table[2 capacity] contains ids and codes alternately.  An id is stored at its own or the first free slot from slot id mod capacity on; a free
+    slot has the code 0.  size[1] is the number of ids, which exceeds the capacity if some did not fit.  Outputs: codes, table and size.
     """
 
     precision = "any"
 
     def infer(self, table: TensorType, size: TensorType, x: TensorType) -> tuple[TensorType, ...]:
         if not table.dtype.is_integer or size.dtype is not table.dtype or x.dtype is not table.dtype:
-            raise DtypeError(f"categorical_ordinal_encode: table {table}, size {size} and ids {x} must be of one type of integers")
+            raise DtypeError(f"categorical_ordinal_encode: table {table}, size {size} and ids {x} must have the same integer type")
         if table.ndim != 1 or table.size % 2 or not table.size or size.shape != (1,):
             raise ShapeError(f"categorical_ordinal_encode: table {table} must be [2 capacity], and size {size} [1]")
         return x, table, size
@@ -124,8 +124,8 @@ class OrdinalCodes(Op):
 
     def kernel(self, xp: Xp, table: Array, size: Array, x: Array, *outputs: Array) -> None:
         here = getattr(xp, "asnumpy", np.asarray)
-        for output, made in zip(outputs, _entered(here(table).copy(), int(size[0]), here(x)), strict=True):
-            output[...] = xp.asarray(made)
+        for output, result in zip(outputs, _entered(here(table).copy(), int(size[0]), here(x)), strict=True):
+            output[...] = xp.asarray(result)
 
     def grad(self, *tensors: Tensor) -> Grads:
         return None, None, None
@@ -138,12 +138,12 @@ class OrdinalCodes(Op):
 
 
 def unique_with_counts(x: Tensor, dtype: DType = int32, *, name: str | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The different elements of a vector, where each element of x is among them, how often each is, and how many there are."""
+    """Return the unique elements of a vector, the index of each element of x among them, their counts, and their number."""
     y, idx, count, number = apply(UniqueWithCounts(dtype), x, name=name)
     return y, idx, count, number
 
 
 def ordinal_codes(table: Tensor, size: Tensor, x: Tensor, *, name: str | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """The numbers of ids, and table and size as they are then."""
+    """Return the codes of ids, and the updated table and size."""
     codes, later, known = apply(OrdinalCodes(), table, size, x, name=name)
     return codes, later, known

@@ -1,4 +1,4 @@
-"""Updates: new values of variables, computed in place; and the learning rate.  Those of optimizers are in `optimizer_updates`."""
+"""Updates, which compute new values of variables in place, and the learning rate.  Optimizers are in `optimizer_updates`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ConstantRate:
 class Updated(Op):
     """An op whose first `count` inputs are variables and whose outputs are their new values, in the same order.
 
-    Inputs after them are tensors of the same shape (`like` of them) and then scalars, arrays of one element.
+    The next `like` inputs are tensors of the same shape; the remaining ones are scalars, arrays of one element.
     """
 
     pure: ClassVar[bool] = False
@@ -49,7 +49,7 @@ class Updated(Op):
     flat: ClassVar[bool] = True
     #: tensors among the inputs besides the variables
     like: ClassVar[int] = 1
-    #: which of the variables are arrays of one element, whatever the shape of the first
+    #: indices of variables that are arrays of one element, whatever the shape of the first variable
     single: ClassVar[frozenset[int]] = frozenset()
 
     @property
@@ -66,7 +66,7 @@ class Updated(Op):
                 raise DtypeError(f"{self.word()}: variable {first} and {other} differ in element type; cast one of them")
         for type, is_scalar in zip(types, one, strict=True):
             if is_scalar and type.shape != (1,):
-                raise ShapeError(f"{self.word()}: learning rate or step {type} is not of shape (1,)")
+                raise ShapeError(f"{self.word()}: learning rate or step {type} must have shape (1,)")
         return types[: self.count]
 
     def rule(self, *types: TensorType) -> Rule:
@@ -78,7 +78,7 @@ class Updated(Op):
         return [(number if one else element)(i, t.dtype) for i, (t, one) in enumerate(zip(types, self._scalars(types), strict=True))]
 
     def _scalars(self, types: Sequence[TensorType]) -> list[bool]:
-        """Which of the inputs are arrays of one element: those after the tensors, and the `single` ones."""
+        """Mark the inputs that are arrays of one element: those after the tensors, and the `single` ones."""
         single, tensors = self.single, self.count + self.like
         return [i in single or i >= tensors for i in range(len(types))]
 
@@ -97,7 +97,7 @@ class MovingAverage(Updated, Pointwise):
         return add(scale(a, self.momentum), scale(x, 1 - self.momentum))
 
     def grad(self, a: Tensor, x: Tensor, y: Tensor, dy: Tensor) -> Grads:
-        """None: what the average has seen is not trained by it."""
+        """Return no gradients, because the averaged values are not trained through the average."""
         return None, None
 
     @classmethod
@@ -138,7 +138,7 @@ class Increment(Updated, Pointwise):
 
 
 class NewValues(Op):
-    """What an update makes of variables, beside them: they stay as they are."""
+    """The new values of an update in separate memory; the variables do not change."""
 
     op: Op
 
@@ -160,7 +160,7 @@ class NewValues(Op):
 
 
 class LearningRate(Op):
-    """rate = schedule.rate(step): the learning rate of an int64 step, computed in float64, of the type of who reads it."""
+    """rate = schedule.rate(step): the learning rate of an int64 step, computed in float64 and converted to `dtype`."""
 
     schedule: Schedule
     dtype: DType = float32
@@ -177,7 +177,7 @@ class LearningRate(Op):
         rate[0] = self.schedule.rate(int(step[0]))
 
     def expression(self, *types: TensorType) -> tuple[Expression, ...] | None:
-        """None for schedules of users, which look at the number."""
+        """Return the formula of the schedule; None for schedules of users, which need the step as a Python number."""
         if not getattr(self.schedule, "by_formula", False):
             return None
         rate: Any = self.schedule.rate(cast(Any, language.cast(element(0, int64), float64)))
@@ -190,11 +190,11 @@ class LearningRate(Op):
 
 
 def learning_rate(schedule: Schedule, step: Tensor, dtype: DType = float32, *, name: str | None = None) -> Tensor:
-    """The learning rate at `step`, an int64 tensor of one element."""
+    """Return the learning rate at `step`, an int64 tensor of one element."""
     result: Tensor = apply(LearningRate(schedule, dtype), step, name=name)
     return result
 
 
 def rate_dtype(parameter: DType) -> DType:
-    """The type of the learning rate of a parameter of this type."""
+    """Return the type of the learning rate for a parameter of this type."""
     return float64 if parameter is float64 else float32

@@ -1,4 +1,4 @@
-"""Norms of vectors along axes, in ops that may be split along them."""
+"""Norms of vectors along axes, composed of ops that accept a split of these axes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from jobflow.ops.transcendental import absolute, scalar_power, sqrt, square
 
 @rounded_once
 def vector_norm(x: Tensor, order: float = 2.0, axes: Sequence[int] | int | None = None, keepdims: bool = False, *, name: str | None = None) -> Tensor:
-    """(sum |x|^order)^(1/order); the largest or smallest |x| for order inf or -inf, the number of elements that are not 0 for 0.
+    """Return (sum |x|^order)^(1/order); for order inf or -inf the largest or smallest |x|, for 0 the number of nonzero elements.
 
-    The gradient where the norm is 0 is 0.
+    The gradient of a zero norm is 0.
     """
     if math.isinf(order):
         return (reduce_max if order > 0 else reduce_min)(absolute(x), axes, keepdims, name=name)
     if order == 0:
-        zero, one = (fill_like(x, number) for number in (0.0, 1.0))  # made of x, so that its gradient is 0 and not missing
+        zero, one = (fill_like(x, number) for number in (0.0, 1.0))  # depends on x, so that its gradient is 0 instead of None
         return reduce_sum(where(equal(x, zero), zero, one), axes, keepdims, name=name)
     if order == 1:
         return reduce_sum(absolute(x), axes, keepdims, name=name)
@@ -33,7 +33,7 @@ def vector_norm(x: Tensor, order: float = 2.0, axes: Sequence[int] | int | None 
 
 
 def root(x: Tensor, order: float = 2.0, *, name: str | None = None) -> Tensor:
-    """x^(1/order), whose gradient at 0 is 0 instead of infinite: that of a distance from itself."""
+    """Return x^(1/order) with a gradient of 0 instead of infinity at 0, as needed for the distance of equal vectors."""
     zero, one = (constant(number, (), x.tensor_type.dtype) for number in (0.0, 1.0))
     nothing = equal(x, zero)
     safe = where(nothing, one, x)
@@ -41,7 +41,7 @@ def root(x: Tensor, order: float = 2.0, *, name: str | None = None) -> Tensor:
 
 
 def _powers(x: Tensor, order: float) -> Tensor:
-    """|x|^order, whose gradient at 0 is 0 also where that of the power is infinite."""
+    """Return |x|^order with a gradient of 0 at 0, even if that of the power is infinite."""
     if order >= 1:
         return scalar_power(absolute(x), order)
     zero = equal(x, fill_like(x, 0.0))

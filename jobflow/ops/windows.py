@@ -1,7 +1,7 @@
 """Sliding windows over spatial axes: sizes, padding, and the elements of each window.
 
-Along one axis, output position i and tap k read input position  i * stride + k * dilation - before,  where (before, after) is the
-padding.  Positions outside the input are not read at all, so no padded copy of the input is ever needed.
+Along one axis, output index i and tap k read input index  i * stride + k * dilation - before,  where (before, after) is the
+padding.  Indices outside the input are not read, so no padded copy of the input is needed.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ Pads = tuple[tuple[int, int], ...]
 
 
 def spread(kernel: int, dilation: int) -> int:
-    """How many input positions a window of `kernel` taps covers."""
+    """Return the number of input elements that a window of `kernel` taps spans."""
     return (kernel - 1) * dilation + 1 if kernel else 0
 
 
 def same_padding(size: int, kernel: int, stride: int = 1, dilation: int = 1, lower: bool = True) -> tuple[int, int]:
-    """(before, after) such that the output has ceil(size / stride) positions; the odd element goes before if `lower`, else after."""
+    """Return (before, after) for ceil(size / stride) outputs; an odd element of padding goes before if `lower`, else after."""
     total = max(0, (-(-size // stride) - 1) * stride + spread(kernel, dilation) - size)
     small, large = total // 2, total - total // 2
     return (large, small) if lower else (small, large)
 
 
 def axis_values(what: str, name: str, value: int | Sequence[int], ndim: int) -> tuple[int, ...]:
-    """One positive int per spatial axis, from one int for all of them or a sequence."""
+    """Return one positive int per spatial axis, from one int for all axes or from a sequence."""
     values = (int(value),) * ndim if isinstance(value, int | np.integer) else tuple(int(v) for v in value)
     if len(values) != ndim or any(v < 1 for v in values):
         raise ShapeError(f"{what}: {name} {value} must be one positive int, or one for each of the {ndim} spatial axes")
@@ -45,7 +45,7 @@ def explicit_padding(
     strides: Sequence[int],
     dilations: Sequence[int],
 ) -> Pads:
-    """(before, after) per spatial axis, from "same" (= "same_lower"), "same_upper", "valid" in any case, or pairs."""
+    """Return (before, after) per spatial axis, from "same" (= "same_lower"), "same_upper" or "valid" in any case, or from pairs."""
     if isinstance(padding, str):
         word = padding.lower()
         if word == "valid":
@@ -62,7 +62,7 @@ def explicit_padding(
 
 @dataclass(frozen=True)
 class Tap:
-    """One element of the window: its place in the kernel, and the input positions that it meets for which output positions."""
+    """One element of the window: its index in the kernel, and the input elements that it reads for outputs."""
 
     at: tuple[int, ...]
     source: tuple[slice, ...]
@@ -71,7 +71,7 @@ class Tap:
 
 @dataclass(frozen=True)
 class Window:
-    """A window of kernel[a] taps per spatial axis a; `ceil` keeps a last window that begins inside but ends outside."""
+    """A window of kernel[a] taps per spatial axis a; `ceil` includes a last window that begins inside but ends outside."""
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
@@ -80,7 +80,7 @@ class Window:
     ceil: bool = False
 
     def out_sizes(self, what: str, spatial: tuple[int, ...]) -> tuple[int, ...]:
-        """Sizes of the output's spatial axes; ShapeError if the window is larger than the padded input."""
+        """Return the sizes of the output's spatial axes; raise ShapeError if the window is larger than the padded input."""
         if not len(spatial) == len(self.kernel) == len(self.strides) == len(self.padding) == len(self.dilations):
             raise ShapeError(
                 f"{what}: kernel {self.kernel}, strides {self.strides}, padding {self.padding} and dilations {self.dilations} "
@@ -103,7 +103,7 @@ class Window:
         return count - 1 if (count - 1) * stride >= size + before else count
 
     def reach(self, a: int, k: int, size: int, out: int) -> tuple[slice, slice] | None:
-        """Tap k of axis a: the input positions that exist, and the output positions that read them; None if there are none."""
+        """Return the input slice that tap k of axis a reads, and the output slice of its readers; None outside the input."""
         stride, before = self.strides[a], self.padding[a][0]
         shift = k * self.dilations[a] - before
         first = max(0, -(shift // stride))
@@ -114,11 +114,11 @@ class Window:
         return slice(start, start + (stop - first - 1) * stride + 1, stride), slice(first, stop)
 
     def taps(self, spatial: Sequence[int], out: Sequence[int]) -> list[Tap]:
-        """The taps that meet any input at all, in row-major order of the window."""
+        """Return the taps that read any input, in row-major order of the window."""
         reaches = [[(k, self.reach(a, k, spatial[a], out[a])) for k in range(n)] for a, n in enumerate(self.kernel)]
-        found = []
+        taps = []
         for combination in itertools.product(*reaches):
             pairs = [pair for _, pair in combination if pair is not None]
             if len(pairs) == len(self.kernel):
-                found.append(Tap(tuple(k for k, _ in combination), tuple(s for s, _ in pairs), tuple(t for _, t in pairs)))
-        return found
+                taps.append(Tap(tuple(k for k, _ in combination), tuple(s for s, _ in pairs), tuple(t for _, t in pairs)))
+        return taps

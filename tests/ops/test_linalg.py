@@ -28,7 +28,7 @@ def zeros(*shape: int, dtype: str = "float32") -> np.ndarray:
         (zeros(64, 300), zeros(512, 10), {}, r"matmul: a float32\[64,300\] and b float32\[512,10\] disagree on the summed axis \(300 != 512\)"),
         (zeros(64, 300), zeros(300, 10), {"transpose_b": True}, r"\(300 != 10\)"),
         (zeros(2, 3, 4), zeros(5, 4, 2), {}, r"disagree on the leading axes \(\[2\] != \[5\]\)"),
-        (zeros(3, 4), zeros(2, 4, 2), {}, r"a float32\[3,4\] and b float32\[2,4,2\]: both need two axes"),
+        (zeros(3, 4), zeros(2, 4, 2), {}, r"a float32\[3,4\] and b float32\[2,4,2\]: both need at least two axes"),
         (zeros(4), zeros(4, 2), {}, r"a float32\[4\]"),
         (zeros(2, 4, 3), zeros(4, 2), {"transpose_a": True}, r"transpose_a is not possible for a float32\[2,4,3\]"),
     ],
@@ -53,7 +53,7 @@ def test_ranks(shapes: tuple[tuple[int, ...], tuple[int, ...]], transpose_b: boo
 
 
 def test_bias_of_the_wrong_size() -> None:
-    with scope.using(interpreter=laws.Immediate()), pytest.raises(ShapeError, match=r"bias float32\[3\] is not of the size 5"):
+    with scope.using(interpreter=laws.Immediate()), pytest.raises(ShapeError, match=r"bias float32\[3\] must have the size 5"):
         linalg.bias_add(laws.Result(zeros(2, 5)), laws.Result(zeros(3)))
 
 

@@ -145,5 +145,5 @@ def test_operands_that_do_not_fit() -> None:
         formula.SgdUpdate().infer(w, g, lr)
     with pytest.raises(DtypeError, match=r"float32\[4\] and float64\[4\] differ in element type"):
         formula.SgdUpdate().infer(w, type_of(np.zeros(4)), lr)
-    with pytest.raises(ShapeError, match=r"float32\[4\] is not of shape \(1,\)"):
+    with pytest.raises(ShapeError, match=r"float32\[4\] must have shape \(1,\)"):
         formula.SgdUpdate().infer(w, w, w)

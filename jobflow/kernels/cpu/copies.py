@@ -110,7 +110,7 @@ def copies_of_parts(op: Concat, device: Binder, inputs: Sequence[Array], outputs
 def copy_over_a_window(op: SliceUpdate, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     (x, v), (y,) = inputs, outputs
     old: list[Call] = [] if same_memory(x, y) else [(np.copyto, (y, x))]
-    return [*old, (np.copyto, (y[(*op.window.at, ...)], op.given(v)))]
+    return [*old, (np.copyto, (y[(*op.window.at, ...)], op.new_values(v)))]
 
 
 @implements(BroadcastTo)
@@ -121,7 +121,7 @@ def copy_along_axes(op: BroadcastTo, device: Binder, inputs: Sequence[Array], ou
 @implements(Triangle)
 def copy_and_fill_outside(op: Triangle, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     (x,), (y,) = inputs, outputs
-    return [(np.copyto, (y, x)), (np.copyto, (y, np.asarray(op.fill, x.dtype), "same_kind", ~op.kept(np, x)))]
+    return [(np.copyto, (y, x)), (np.copyto, (y, np.asarray(op.fill, x.dtype), "same_kind", ~op.mask(np, x)))]
 
 
 @implements(PadEdges)
