@@ -46,7 +46,7 @@ class CtcLoss(Op):
         n = x.shape[1:2]
         if x.ndim != 3 or targets.ndim != 2 or targets.shape[:1] != n or frames.shape != n or labels.shape != n:
             raise ShapeError(
-                f"ctc_loss: log_probs {x} are [frames, n, classes], beside targets {targets} [n, longest], input_lengths {frames} [n] and "
+                f"ctc_loss: log_probs {x} must be [frames, n, classes], targets {targets} [n, longest], input_lengths {frames} [n] and "
                 f"target_lengths {labels} [n]"
             )
         if not 0 <= self.blank < x.shape[2]:
@@ -126,7 +126,7 @@ class CtcGreedyDecoder(Op):
         if not lengths.dtype.is_integer:
             raise DtypeError(f"ctc_greedy_decoder: input_lengths {lengths} are not integers")
         if x.ndim != 3 or lengths.shape != x.shape[1:2]:
-            raise ShapeError(f"ctc_greedy_decoder: log_probs {x} are [frames, n, classes], beside input_lengths {lengths} [n]")
+            raise ShapeError(f"ctc_greedy_decoder: log_probs {x} must be [frames, n, classes], and input_lengths {lengths} [n]")
         frames, n, classes = x.shape
         if not classes:
             raise ShapeError(f"ctc_greedy_decoder: log_probs {x} [frames, n, classes] are of no class; the last one is the blank")

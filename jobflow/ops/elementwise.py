@@ -1,4 +1,4 @@
-"""The elementwise family: everything that works element by element, in one place."""
+"""All elementwise operations in one module."""
 
 from jobflow.ops.arithmetic import *
 from jobflow.ops.compare import *

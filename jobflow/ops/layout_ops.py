@@ -272,7 +272,7 @@ class PackPieces(ViewOp):
 
     def view(self, x: Array) -> Array:
         if not contiguous_pieces(self.axis, self.counts, x.shape):
-            raise ValueError("the pieces do not lie one after another")
+            raise ValueError("the pieces are not contiguous")
         flat = x.reshape((x.size,), copy=False)
         if x.size > 1 and flat.strides[0] != x.itemsize:
             raise ValueError("the elements of x have gaps between them")
@@ -329,7 +329,7 @@ class UnpackPieces(ViewOp):
 
     def view(self, x: Array) -> Array:
         if not contiguous_pieces(self.axis, self.counts, self.shape):
-            raise ValueError("the pieces do not lie one after another")
+            raise ValueError("the pieces are not contiguous")
         return x.reshape(self.shape, copy=False)
 
     def copies(self, x: Array, y: Array) -> Iterator[tuple[Array, Array]]:

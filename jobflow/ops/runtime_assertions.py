@@ -222,7 +222,7 @@ class WeightAssertion(RuntimeAssertion):
 
 
 def weight_assertion(what: str, count: int) -> WeightAssertion:
-    """Return the op that checks weights, from each row of which `count` indices are sampled."""
+    """Return the op that checks weights; `count` indices are sampled from each row."""
     return WeightAssertion(what, "weight", problem="is negative, infinite or no number", count=count)
 
 

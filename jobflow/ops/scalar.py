@@ -266,7 +266,7 @@ def shift(x: Tensor, amount: float, *, name: str | None = None) -> Tensor:
 
 
 def clip(x: Tensor, minimum: float | None = None, maximum: float | None = None, *, name: str | None = None) -> Tensor:
-    """Return x limited to [minimum, maximum], of which at least one is not None."""
+    """Return x limited to [minimum, maximum]; at least one bound is not None."""
     if minimum is None and maximum is None:
         raise ConfigError(f"clip at {user_line()}: there is no bound; pass a minimum, a maximum, or both")
     low, high = bounds("clip", x, minimum, maximum)

@@ -50,7 +50,7 @@ class ScalarPower(WithNumber):
 
 
 class Power(Binary):
-    """z = x^y; the gradient of y is 0 where x <= 0; the function refuses negative y of integers"""
+    """z = x^y; the gradient of y is 0 where x <= 0; the function rejects negative y of integers"""
 
     ufunc = "power"
     low = 0.3
@@ -230,7 +230,7 @@ class Erf(Unary):
 
 
 class Erfc(Unary):
-    """y = 1 - erf(x), exact where it is small"""
+    """y = 1 - erf(x), accurate where it is small"""
 
     low = -5.0
     high = 5.0
@@ -244,7 +244,7 @@ absolute = unary_function(Absolute)
 
 
 def scalar_power(x: Tensor, exponent: float, *, name: str | None = None) -> Tensor:
-    """x ** exponent"""
+    """Return x ** exponent."""
     return call(ScalarPower(representable("scalar_power", x, exponent)), x, name=name)
 
 
