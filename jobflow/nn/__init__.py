@@ -1,7 +1,7 @@
-"""flow.nn: functions of the job API, modules and graphs of tensors.
+"""flow.nn: functions of the job API, and modules and graphs of tensors.
 
-Everything is defined elsewhere; `__init__.pyi` is the table of contents.  Names that both have - functions in the body of a job,
-classes elsewhere - are classes here; `jobflow.nn.modules` says which.
+`__init__.pyi` lists the public names, which are defined in other modules. Names that denote both a job function and a class are classes here;
+`jobflow.nn.modules` lists them.
 """
 
 from jobflow.core.lazy_imports import attach as _attach

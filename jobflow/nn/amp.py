@@ -1,4 +1,4 @@
-"""flow.amp: loss scales for graphs of mixed precision."""
+"""flow.amp: loss scales for mixed precision in graphs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jobflow.graph.training import DynamicScale
 
 
 class GradScaler:
-    """A loss scale that grows by `growth_factor` after `growth_interval` finite steps in a row and shrinks by it after any other.
+    """A loss scale that is multiplied by `growth_factor` after `growth_interval` consecutive finite steps and divided by it after a non-finite one.
 
     Raises: ConfigError if `backoff_factor` is not 1 / `growth_factor`.
     """
@@ -24,7 +24,7 @@ class GradScaler:
 
 
 class StaticGradScaler:
-    """A loss scale that stays."""
+    """A constant loss scale."""
 
     dynamic: DynamicScale | None = None
 

@@ -1,4 +1,4 @@
-"""Initialisation of parameters in place.  Values depend on the seed, the number of the draw and the logical index, not on the layout."""
+"""In-place initialisation of parameters. Values depend on the seed, the number of the draw and the logical index, not on the layout."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def _check(what: str, tensor: Tensor) -> None:
         raise JobError(f"{what} at {user_line()}: a tensor cannot be filled while {running()} runs; do it before")
 
 
-def _made(what: str, tensor: Tensor, op: Op, counter: int | None = None) -> Tensor:
-    """The tensor, filled with what a source gives."""
+def _filled(what: str, tensor: Tensor, op: Op, counter: int | None = None) -> Tensor:
+    """Fill the tensor with the values of a source and return it."""
     _check(what, tensor)
     assign(state(), tensor, cast(source(op, tensor.layout, counter), tensor.dtype), what)
     return tensor
@@ -44,39 +44,39 @@ def _made(what: str, tensor: Tensor, op: Op, counter: int | None = None) -> Tens
 
 def _draw(what: str, tensor: Tensor, generator: Any, kind: Callable[..., Op], **numbers: float) -> Tensor:
     _check(what, tensor)
-    given, dtype = generator_of(generator, tensor.layout), float32 if tensor.dtype.is_half else tensor.dtype
-    op = kind(tuple(tensor.shape), dtype, DRAW, given.seed, **{word: float(number) for word, number in numbers.items()})
-    return _made(what, tensor, op, given.next())
+    inputs, dtype = generator_of(generator, tensor.layout), float32 if tensor.dtype.is_half else tensor.dtype
+    op = kind(tuple(tensor.shape), dtype, DRAW, inputs.seed, **{word: float(number) for word, number in numbers.items()})
+    return _filled(what, tensor, op, inputs.next())
 
 
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Any = None) -> Tensor:
-    """U[a, b)"""
+    """Fill with U[a, b)."""
     return _draw("init.uniform_", tensor, generator, RandomUniform, low=a, high=b)
 
 
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Tensor:
-    """N(mean, std^2)"""
+    """Fill with N(mean, std^2)."""
     return _draw("init.normal_", tensor, generator, RandomNormal, mean=mean, std=std)
 
 
 def constant_(tensor: Tensor, val: float) -> Tensor:
-    """One value everywhere."""
+    """Fill with one value."""
     value = number(val, "init.constant_")
-    return _made("init.constant_", tensor, Constant(tuple(tensor.shape), tensor.dtype, value if tensor.dtype.is_float else int(value)))
+    return _filled("init.constant_", tensor, Constant(tuple(tensor.shape), tensor.dtype, value if tensor.dtype.is_float else int(value)))
 
 
 def zeros_(tensor: Tensor) -> Tensor:
-    """Zeros."""
+    """Fill with zeros."""
     return constant_(tensor, 0.0)
 
 
 def ones_(tensor: Tensor) -> Tensor:
-    """Ones."""
+    """Fill with ones."""
     return constant_(tensor, 1.0)
 
 
 def _written(what: str, tensor: Tensor, array: Array) -> Tensor:
-    """The tensor, with the logical value `array`, which every rank has."""
+    """Copy the logical value `array`, which every rank has, into the tensor and return it."""
     array = np.ascontiguousarray(array, tensor.dtype.numpy)
     if tensor.layout is None:
         own(tensor, what)[...] = array
@@ -87,7 +87,7 @@ def _written(what: str, tensor: Tensor, array: Array) -> Tensor:
 
 
 def eye_(tensor: Tensor) -> Tensor:
-    """1 where row and column agree, else 0."""
+    """Fill a matrix with the identity: 1 where row and column are equal, else 0."""
     _check("init.eye_", tensor)
     if tensor.ndim != 2:
         raise ShapeError(f"init.eye_ at {user_line()}: {tensor.tensor_type} is not a matrix")
@@ -95,7 +95,7 @@ def eye_(tensor: Tensor) -> Tensor:
 
 
 def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
-    """Weights [out, in, *kernel] of a convolution that changes nothing, as far as there are channels."""
+    """Fill weights [out, in, *kernel] of a convolution so that it preserves its input, as far as the channels allow."""
     _check("init.dirac_", tensor)
     if not 3 <= tensor.ndim <= 5 or tensor.shape[0] % groups:
         raise ShapeError(f"init.dirac_ at {user_line()}: {tensor.tensor_type} is [out, in, *kernel] with out a multiple of groups={groups}")
@@ -107,11 +107,11 @@ def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
     return _written("init.dirac_", tensor, array)
 
 
-# -------------------------------------------------------------------- by the sizes of a layer
+# -------------------------------------------------------------------- scaled by fan
 
 
 def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
-    """How much wider values may be before an activation than 1 / sqrt(size); `param` is the slope of leaky_relu, 0.01 if None."""
+    """Return the factor on 1 / sqrt(size) that suits an activation; `param` is the slope of leaky_relu, 0.01 if None."""
     if not isinstance(nonlinearity, str):
         raise DtypeError(f"calculate_gain at {user_line()}: the nonlinearity is a name such as 'relu', not of type {type(nonlinearity).__name__}")
     if nonlinearity not in NONLINEARITIES:
@@ -120,7 +120,7 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
 
 
 def fans(what: str, tensor: Tensor) -> tuple[int, int]:
-    """How many inputs an output of a layer with weights [out, in, *kernel] sees, and how many outputs an input."""
+    """Return (fan_in, fan_out) of weights [out, in, *kernel]."""
     _check(what, tensor)
     if tensor.ndim < 2:
         raise ShapeError(f"{what} at {user_line()}: {tensor.tensor_type} must have at least the two axes [out, in, ...]")
@@ -128,13 +128,13 @@ def fans(what: str, tensor: Tensor) -> tuple[int, int]:
 
 
 def xavier_uniform_(tensor: Tensor, gain: float = 1.0, generator: Any = None) -> Tensor:
-    """U[-a, a), a = gain sqrt(6 / (inputs + outputs))  (Glorot and Bengio 2010)"""
+    """Fill with U[-a, a), a = gain sqrt(6 / (fan_in + fan_out))  (Glorot and Bengio 2010)."""
     bound = gain * math.sqrt(6.0 / sum(fans("init.xavier_uniform_", tensor)))
     return uniform_(tensor, -bound, bound, generator)
 
 
 def xavier_normal_(tensor: Tensor, gain: float = 1.0, generator: Any = None) -> Tensor:
-    """N(0, s^2), s = gain sqrt(2 / (inputs + outputs))"""
+    """Fill with N(0, s^2), s = gain sqrt(2 / (fan_in + fan_out))  (Glorot and Bengio 2010)."""
     return normal_(tensor, 0.0, gain * math.sqrt(2.0 / sum(fans("init.xavier_normal_", tensor))), generator)
 
 
@@ -146,26 +146,26 @@ def _kaiming_std(what: str, tensor: Tensor, a: float, mode: str, nonlinearity: s
 
 
 def kaiming_uniform_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu", generator: Any = None) -> Tensor:
-    """U[-b, b), b = gain sqrt(3 / fan) with the fan of `mode`  (He et al. 2015)"""
+    """Fill with U[-b, b), b = gain sqrt(3 / fan) for the fan of `mode`  (He et al. 2015)."""
     bound = math.sqrt(3.0) * _kaiming_std("init.kaiming_uniform_", tensor, a, mode, nonlinearity)
     return uniform_(tensor, -bound, bound, generator)
 
 
 def kaiming_normal_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu", generator: Any = None) -> Tensor:
-    """N(0, s^2), s = gain / sqrt(fan) with the fan of `mode`"""
+    """Fill with N(0, s^2), s = gain / sqrt(fan) for the fan of `mode`  (He et al. 2015)."""
     return normal_(tensor, 0.0, _kaiming_std("init.kaiming_normal_", tensor, a, mode, nonlinearity), generator)
 
 
-# -------------------------------------------------------------------- shapes of distributions
+# -------------------------------------------------------------------- other distributions
 
 
 def _normal_share(x: Array) -> Array:
-    """Phi(x) of the normal distribution."""
+    """Return Phi(x), the cumulative distribution function of the normal distribution."""
     return (erf(np, x * math.sqrt(0.5)) + 1.0) * 0.5
 
 
 def _normal_place(share: Array, low: float, high: float) -> Array:
-    """The x in [low, high] with Phi(x) = share, by halving the interval."""
+    """Return the x in [low, high] with Phi(x) = share, by bisection."""
     below, above = np.full_like(share, low), np.full_like(share, high)
     for _ in range(48):
         middle = (below + above) * 0.5
@@ -175,12 +175,12 @@ def _normal_place(share: Array, low: float, high: float) -> Array:
 
 
 def trunc_normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0, generator: Any = None) -> Tensor:
-    """N(mean, std^2) within [a, b]"""
+    """Fill with N(mean, std^2) truncated to [a, b]."""
     _check("init.trunc_normal_", tensor)
     if not a < b or std <= 0:
         raise ArgumentError(f"init.trunc_normal_ at {user_line()}: an interval [{a}, {b}] and std {std} are not positive")
-    given = generator_of(generator, tensor.layout)
-    u = source(RandomUniform(tuple(tensor.shape), float64, DRAW, given.seed), tensor.layout and unsummed(tensor.layout), given.next())
+    inputs = generator_of(generator, tensor.layout)
+    u = source(RandomUniform(tuple(tensor.shape), float64, DRAW, inputs.seed), tensor.layout and unsummed(tensor.layout), inputs.next())
     low, high = (min(max((bound - mean) / std, -9.0), 9.0) for bound in (a, b))
     first, last = _normal_share(np.array([low, high]))
     u.array[...] = np.clip(mean + std * _normal_place(first + (last - first) * u.array, low, high), a, b)
@@ -189,13 +189,16 @@ def trunc_normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float 
 
 
 def _values(tensor: Tensor, shape: tuple[int, ...], kind: type[RandomUniform] | type[RandomNormal], generator: Any) -> Array:
-    """Random numbers that every rank has, whole."""
-    given = generator_of(generator, tensor.layout)
-    return source(kind(shape, float64, DRAW, given.seed), None, given.next()).array
+    """Return random numbers of the whole logical tensor, equal on all ranks."""
+    inputs = generator_of(generator, tensor.layout)
+    return source(kind(shape, float64, DRAW, inputs.seed), None, inputs.next()).array
 
 
 def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: Any = None) -> Tensor:
-    """Rows, or columns if these are fewer, of length `gain` and at right angles, of the matrix [first axis, rest]; made whole on every rank."""
+    """Fill with a matrix [first axis, rest] whose rows, or columns if these are fewer, are orthogonal and have length `gain`.
+
+    The matrix is computed as a whole on every rank.
+    """
     _check("init.orthogonal_", tensor)
     if tensor.ndim < 2:
         raise ShapeError(f"init.orthogonal_ at {user_line()}: {tensor.tensor_type} must have at least two axes")
@@ -207,7 +210,7 @@ def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: Any = None) -> Ten
 
 
 def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01, generator: Any = None) -> Tensor:
-    """A matrix N(0, std^2) with that share of every column zero; made whole on every rank."""
+    """Fill a matrix with N(0, std^2), with a fraction `sparsity` of every column set to zero. It is computed as a whole on every rank."""
     _check("init.sparse_", tensor)
     if tensor.ndim != 2:
         raise ShapeError(f"init.sparse_ at {user_line()}: {tensor.tensor_type} is not a matrix")

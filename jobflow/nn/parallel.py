@@ -1,10 +1,8 @@
 """Data parallel training of local modules: every rank holds the whole module and a part of the batch.
 
-Gradients are averaged over all ranks while the backward pass runs.
-
-Parameters are grouped into buckets in the order in which their gradients arrive, last parameters first.  A bucket is averaged when
-the next gradient arrives: by then the other ranks have usually come as far, which keeps waiting short.  All ranks average the
-buckets in one order.  Each bucket carries a flag per parameter, so that a parameter which no rank used keeps its gradient.
+Gradients are averaged over all ranks during the backward pass. Parameters are grouped into buckets in the order in which their gradients arrive,
+last parameters first. A bucket is averaged when the next gradient arrives, because the other ranks have then usually computed theirs. All ranks
+average the buckets in the same order. Each bucket carries a flag per parameter, so a parameter that no rank used keeps its gradient.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ class _Bucket:
         self.missing = {id(p) for p in self.parameters}
 
     def _target(self, p: Tensor, at: int) -> Array:
-        """The array of the gradient of p, to be overwritten; with bucket views, the part of the bucket that begins at `at`."""
+        """Return the array for the gradient of p; with bucket views, the part of the bucket that begins at `at`."""
         if self.memory is not None:
             part = self.memory[at : at + p.tensor_type.size].reshape(p.tensor_type.shape)
             if p._gradient is None or not _same_memory(p._gradient.array, part):
@@ -72,7 +70,7 @@ def _gradient(p: Tensor) -> Array:
 
 
 class _Reducer:
-    """The buckets of a module, and the progress of the current backward pass."""
+    """The buckets of a module, and the state of the current backward pass."""
 
     def __init__(self, module: Module, bucket_size: int, as_view: bool) -> None:
         self.module = module
@@ -93,7 +91,7 @@ class _Reducer:
     # ---------------------------------------------------------------- which parameters
 
     def refresh(self, broadcast: bool = True) -> None:
-        """Watch new parameters, and rebuild the buckets if the trained parameters changed."""
+        """Attach to new parameters, and rebuild the buckets if the trained parameters changed."""
         parameters = list(self.module.parameters())
         key = [(id(p), p.tensor_type) for p in parameters if p._needs_gradient]
         new = [p for p in parameters if id(p) not in self.parameters]
@@ -122,7 +120,7 @@ class _Reducer:
     # ---------------------------------------------------------------- forward
 
     def before_forward(self, synchronize: bool) -> None:
-        """Decide whether the next backward pass averages; discard what a failed pass left."""
+        """Decide whether the next backward pass averages, and discard the state of a failed pass."""
         here = state()
         if here.building is not None and here.building.differentiates and here.grad_enabled:
             raise JobError(
@@ -138,7 +136,7 @@ class _Reducer:
             self.refresh()
 
     def after_forward(self, output: Any) -> None:
-        """Take part in the next reduction even if this rank's output depends on no parameter."""
+        """Join the next reduction even if this rank's output depends on no parameter."""
         here = state()
         if self.enabled and here.grad_enabled and here.building is None:
             tensors = list(_tensors(output))
@@ -148,7 +146,7 @@ class _Reducer:
     # ---------------------------------------------------------------- backward
 
     def _arrived(self, p: Tensor) -> None:
-        """Note the gradient of a parameter, and average the buckets that were complete before it."""
+        """Record the gradient of a parameter, and average the buckets that were complete before it."""
         self.used.add(id(p))
         if self.enabled:
             here = state()
@@ -195,7 +193,7 @@ class _Reducer:
 
 
 def _tensors(x: Any) -> Iterator[Tensor]:
-    """The tensors in nested containers."""
+    """Yield the tensors in nested containers."""
     if isinstance(x, Tensor):
         yield x
     elif isinstance(x, dict | list | tuple):
@@ -204,16 +202,16 @@ def _tensors(x: Any) -> Iterator[Tensor]:
 
 
 def _depends(outputs: Iterable[Tensor], parameters: dict[int, Any]) -> bool:
-    """True if the gradient of some output reaches a parameter; stops at the first one."""
-    seen: set[TapeNode] = set()
+    """Return True if the gradient of some output reaches a parameter."""
+    visited: set[TapeNode] = set()
     ahead = [edge_of(x) for x in outputs]
     while ahead:
         edge = ahead.pop()
         if isinstance(edge, TensorBase):
             if id(edge) in parameters:
                 return True
-        elif edge is not None and edge[0] not in seen:
-            seen.add(edge[0])
+        elif edge is not None and edge[0] not in visited:
+            visited.add(edge[0])
             ahead.extend(edge[0].edges)
     return False
 
@@ -221,10 +219,9 @@ def _depends(outputs: Iterable[Tensor], parameters: dict[int, Any]) -> bool:
 class DistributedDataParallel(Module):
     """A module whose gradients are averaged over all ranks; `bucket_size` parameters are reduced together.
 
-    Parameters and buffers take the values of rank 0, buffers again before every call in training.  A parameter that no rank
-    used keeps its gradient, None or not; one that only some ranks used gets the mean, to which the others contribute zeros.
-    Unused parameters are always found, so `find_unused_parameters` and `static_graph` change nothing.  With
-    `gradient_as_bucket_view`, the gradients of a bucket are views of one array.
+    Parameters and buffers take the values of rank 0, buffers again before every call in training. A parameter that no rank used keeps its gradient,
+    None or not. A parameter used by some ranks gets the mean, to which the others contribute zeros. Unused parameters are always detected, so
+    `find_unused_parameters` and `static_graph` have no effect. With `gradient_as_bucket_view` the gradients of a bucket are views of one array.
 
     Raises: JobError for a module with global tensors, whose layouts already make it parallel.
     """
@@ -255,7 +252,7 @@ class DistributedDataParallel(Module):
             self._attach(_Reducer(module, bucket_size, gradient_as_bucket_view), broadcast_parameters)
 
     def _attach(self, reducer: _Reducer, broadcast: bool) -> None:
-        """Attach to the module itself: a direct call of `module` is averaged too."""
+        """Attach to the module itself, so that direct calls of `module` are averaged too."""
         reducer.refresh(broadcast)
         if self._broadcast_buffers:
             _take_over(state(), self.module.buffers(), "the buffers of DistributedDataParallel")
@@ -268,7 +265,7 @@ class DistributedDataParallel(Module):
             _take_over(state(), self.module.buffers(), "buffers of a module")
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """The output of the module."""
+        """Call the module."""
         return self.module(*inputs, **named)
 
     @contextmanager

@@ -9,7 +9,7 @@ from jobflow.functional.tensor_class import Tensor
 
 
 class Parameter(Tensor):
-    """A tensor that a module which has it as an attribute counts among its parameters; it shares memory, and layout, with `data`."""
+    """A tensor that becomes a parameter of a module when it is assigned to an attribute; it shares memory and layout with `data`."""
 
     def __init__(self, data: Tensor, requires_grad: bool = True) -> None:
         if not isinstance(data, Tensor):

@@ -1,4 +1,4 @@
-"""nn.utils: gradient clipping, and parameters as one vector."""
+"""nn.utils: gradient clipping, and conversion between parameters and one vector."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from jobflow.nn.modules.state_dicts import take
 
 
 def parameters_to_vector(parameters: Iterable[Tensor]) -> Tensor:
-    """All elements one after another."""
+    """Concatenate all elements of the parameters."""
     return cat([reshape(p, (-1,)) for p in parameters], 0)
 
 
 def vector_to_parameters(vec: Tensor, parameters: Iterable[Tensor]) -> None:
-    """Parameters with the elements of a vector, one after another."""
-    given = list(parameters)
-    sizes = [p.tensor_type.size for p in given]
+    """Copy the elements of a vector into the parameters, in order."""
+    tensors = list(parameters)
+    sizes = [p.tensor_type.size for p in tensors]
     if vec.tensor_type.shape != (sum(sizes),):
         raise ShapeError(f"vector_to_parameters at {user_line()}: {vec.tensor_type} has not the {sum(sizes)} elements of the parameters")
     with gradients(False):
-        for p, part in zip(given, split(vec, sizes, 0), strict=True):
+        for p, part in zip(tensors, split(vec, sizes, 0), strict=True):
             take(state(), p, reshape(part, tuple(p.shape)))
 
 

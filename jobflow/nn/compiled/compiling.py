@@ -249,10 +249,10 @@ def in_place(module: Module, fullgraph: bool, disable: bool) -> None:
 
 def sharing(module: Module, where: SourceLine, fullgraph: bool) -> Module:
     """A module whose calls run as plans; parameters, buffers, submodules and all other attributes are those of `module`."""
-    made: Module = object.__new__(_sharing_class(cast(Any, type(module))))
-    object.__setattr__(made, "__dict__", vars(module))
-    object.__setattr__(made, "_plan", CompiledFunction(_Uncompiled(module), type(module).__name__, where, fullgraph))
-    return made
+    module_copy: Module = object.__new__(_sharing_class(cast(Any, type(module))))
+    object.__setattr__(module_copy, "__dict__", vars(module))
+    object.__setattr__(module_copy, "_plan", CompiledFunction(_Uncompiled(module), type(module).__name__, where, fullgraph))
+    return module_copy
 
 
 class _Uncompiled:

@@ -61,7 +61,7 @@ class Guards:
     def __init__(self) -> None:
         self.watched: dict[int, Watched] = {}
         #: objects that have been visited, kept alive so that ids stay unique
-        self.seen: dict[int, Any] = {}
+        self.visited: dict[int, Any] = {}
         #: names that code which ran reads, and True if it also reads names that are not written in it
         self.names: set[str] = set()
         self.dynamic = False
@@ -233,9 +233,9 @@ class Guards:
         waiting: list[tuple[Any, str, Watched | None, Any]] = [(value, path, holder, key)]
         while waiting:
             value, path, holder, key = waiting.pop()
-            if value is MISSING or isinstance(value, PLAIN) or id(value) in self.seen:
+            if value is MISSING or isinstance(value, PLAIN) or id(value) in self.visited:
                 continue
-            self.seen[id(value)] = value
+            self.visited[id(value)] = value
             waiting.extend(reversed(list(self._visit(value, path, holder, key))))
 
     def _visit(self, value: Any, path: str, holder: Watched | None, key: Any) -> Iterator[tuple[Any, str, Watched | None, Any]]:
@@ -307,7 +307,7 @@ class Guards:
 
     def _items(self, watched: Watched) -> Iterator[tuple[Any, str, Watched | None, Any]]:
         self.watched[id(watched.target) if watched.kind != "slots" else id(watched)] = watched
-        self.seen[id(watched.target)] = watched.target
+        self.visited[id(watched.target)] = watched.target
         self._count += len(watched.values) + len(watched.keys)
         if self._count > LARGEST:
             self._refuse(f"more than {LARGEST} Python values are reachable from it, last {watched.path}")
@@ -348,12 +348,12 @@ class Guards:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
             watched = Watched(cell, "cell", name)
             self.watched[id(cell)] = watched
-            self.seen[id(cell)] = cell
+            self.visited[id(cell)] = cell
             for value in watched.values:
                 self.descend(value, name, watched, 0)
         self.bodies.append((function, body_of(function), path))
-        for given in (function.__defaults__, function.__kwdefaults__):
-            self.descend(given, f"the defaults of {path}", None, path)
+        for defaults in (function.__defaults__, function.__kwdefaults__):
+            self.descend(defaults, f"the defaults of {path}", None, path)
 
     def _array(self, value: Any, path: str, holder: Watched | None, key: Any) -> None:
         if value.nbytes > LARGE_BYTES or value.dtype.hasobject:

@@ -87,11 +87,11 @@ def trace_outside(recorder: StepRecorder, outputs: Sequence[Tensor]) -> Outside 
     inside = set(late)
     cut = {value: None for node in late for value in node.inputs if value.node not in inside}
     cut.update({value: None for value in values if value.node not in inside})
-    given = [seed.traced for seed in seeds]
-    for value in given:
+    seed_values = [seed.traced for seed in seeds]
+    for value in seed_values:
         cut.pop(value, None)
         del recorder.tracer.inputs[value.node.op.key]
-    return Outside(chosen, given, leaves, values, late, list(cut))
+    return Outside(chosen, seed_values, leaves, values, late, list(cut))
 
 
 def _in_layout(recorder: StepRecorder, gradient: Tensor, x: Tensor) -> Tensor:
@@ -160,8 +160,8 @@ class LaterBackward:
                     f"{what}: a {x.tensor_type} tensor that the gradient of {self.name} needs was overwritten by an in-place operation after the "
                     f"call; call backward() first, or clone() the tensor"
                 )
-        found: list[Tensor | None] = [*self.run(self.saved, gradients)]
-        return found
+        results: list[Tensor | None] = [*self.run(self.saved, gradients)]
+        return results
 
 
 def attach(later: LaterBackward, outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:

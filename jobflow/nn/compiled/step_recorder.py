@@ -246,7 +246,7 @@ class StepRecorder(Building):
     def _unique(self, name: str) -> str:
         """A name that no tensor of the compiled function has."""
         if not self._used:
-            self._used.update(self.names.values(), self.kept, self.tensors)
+            self._used.update(self.names.values(), self.known_tensors, self.tensors)
         unique, number = name, 1
         while unique in self._used:
             number += 1

@@ -104,7 +104,7 @@ class Tracing:
         self.tracer = Tracer(name, together(here, self.metas), where, False, kind="graph")
         names = {id(x): name for name, x in memory.tensors.items()}
         self.gradient_outputs: list[Tensor] = []
-        self.recorder = StepRecorder(here, self.tracer, names, {}, kept=memory.tensors, observer=self.guards)
+        self.recorder = StepRecorder(here, self.tracer, names, {}, known_tensors=memory.tensors, observer=self.guards)
 
     def run(self) -> Trace:
         """Run the function once.  If it cannot be repeated, undo what it did and raise Untraceable."""
@@ -178,7 +178,7 @@ class Tracing:
         elif isinstance(x, dict):
             for each in x.values():
                 self._check_result(each)
-        elif not isinstance(x, (Tensor, *_PLAIN)) and id(x) not in self.guards.seen:
+        elif not isinstance(x, (Tensor, *_PLAIN)) and id(x) not in self.guards.visited:
             raise Untraceable(f"{self.tracer.name}: it returns a {type(x).__name__}; return tensors and plain values, in lists, tuples and dicts")
 
     def _position(self, x: Tensor) -> int | None:
@@ -194,7 +194,7 @@ class Tracing:
         if isinstance(value, Tensor) and value.traced is not None:
             outputs.setdefault(id(value), value)
             return watched, key, list(outputs).index(id(value)), None
-        if not isinstance(value, _PLAIN) and id(value) not in self.guards.seen:
+        if not isinstance(value, _PLAIN) and id(value) not in self.guards.visited:
             raise Untraceable(f"{self.tracer.name}: it sets {path} to a {type(value).__name__}, which a replay does not repeat")
         return watched, key, None, value
 
@@ -421,9 +421,9 @@ class BackwardPlan:
         values, self.metas = self.cut.program(tracer, recorder, first.outputs[self.count :], recorder.alone)
         program = replace(tracer.traced(), placement=union(tracing.here, tracer))
         graph = logical(program, values).graph
-        given = tuple([Tensor(value.tensor_type, None, None, traced=value) for value in values])
+        outputs = tuple([Tensor(value.tensor_type, None, None, traced=value) for value in values])
         tensors = {name: x for name, x in recorder.tensors.items() if name in graph.variables}
-        built = Built(name, graph, tuple(self.metas), Arguments((), {}), given, tensors, [], [], (), first.built.local)
+        built = Built(name, graph, tuple(self.metas), Arguments((), {}), outputs, tensors, [], [], (), first.built.local)
         return Replay(tracing.here, built, tracing.memory, {}, {})
 
 
@@ -451,7 +451,9 @@ def compiled(tracing: Tracing, trace: Trace) -> Replay:
     layouts += [x.layout for x in recorder.held.values()]
     local = all(layout is None for layout in layouts)
     cut = [Tensor(value.tensor_type, None, None, traced=value) for value in saved]
-    given = (*[recorder.known(x) for x in trace.outputs], *cut)
-    built = Built(tracing.tracer.name, graph, tracing.metas, Arguments((), {}), given, recorder.tensors, recorder.draws, recorder.numbers, (), local)
+    outputs = (*[recorder.known(x) for x in trace.outputs], *cut)
+    built = Built(
+        tracing.tracer.name, graph, tracing.metas, Arguments((), {}), outputs, recorder.tensors, recorder.draws, recorder.numbers, (), local
+    )
     created = {number: trace.outputs[number] for _, number in trace.gradients if number is not None}
     return Replay(here, built, tracing.memory, recorder.held, created)

@@ -1,9 +1,7 @@
-"""What `nn.Graph.build` records: tensors without numbers, each standing for a value of the program that is being traced.
+"""The tracing of `nn.Graph.build`: tensors without data that stand for values of the program.
 
-A traced tensor lies as it would if it were computed at once; how it lies in the end is decided when the whole program is known.
-
-A tensor with numbers that build meets - a parameter, a buffer, any other - becomes a variable of the program, in the memory of the
-tensor.  What build writes over such a tensor, it holds after the run.
+A traced tensor has the layout of an eager result; the final layout is chosen when the whole program is known. A tensor with data, such as a
+parameter or a buffer, becomes a variable of the program in the tensor's memory. It holds the values that `build` writes to it after the run.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from jobflow.strategies.data_parallel import zero as Zero
 
 @dataclass(frozen=True)
 class Draw:
-    """A number that the host draws for every run."""
+    """A random counter that the host feeds in every run."""
 
     key: str
     array: Array
@@ -44,9 +42,9 @@ class Draw:
 
 @dataclass
 class Building(Recording[Tensor]):
-    """One run of a graph's `build`."""
+    """The interpreter of one trace of a graph's `build`."""
 
-    #: what is running, in messages, and in short
+    #: name of the running function in messages, and a short form
     running: ClassVar[str] = "nn.Graph.build"
     short: ClassVar[str] = "build"
 
@@ -54,30 +52,30 @@ class Building(Recording[Tensor]):
     tracer: Tracer
     #: names of the tensors of the graph's modules, by id
     names: Mapping[int, str]
-    #: what was said about modules, by id
+    #: settings of modules by id
     settings: Mapping[int, GraphModule]
     zero: Zero | None = None
     #: True if the graph has an optimizer
     trains: bool = False
-    #: tensors that became variables in programs of the graph for other shapes, by name
-    kept: Mapping[str, Tensor] = field(default_factory=dict)
-    #: True if a strategy decides where what is recorded runs: tensors that a graph has laid count as lying where they did before
+    #: tensors that are variables of the graph's programs for other shapes, by name
+    known_tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    #: True if a strategy chooses the ranks; tensors that a graph has redistributed then count with their earlier layout
     spreads: bool = False
     #: tensors that became variables, by name
     tensors: dict[str, Tensor] = field(default_factory=dict)
     draws: list[Draw] = field(default_factory=list)
     losses: list[Value] = field(default_factory=list)
-    #: where backward was called
+    #: source line of the call of backward
     where: SourceLine | None = None
-    #: by id of a tensor: what stands for it now
+    #: tensor id -> its current stand-in
     _standing: dict[int, Tensor] = field(default_factory=dict)
-    #: by id of a tensor with elements, the name of its variable
+    #: id of a tensor with data -> name of its variable
     _variables: dict[int, str] = field(default_factory=dict)
     _modules: list[int] = field(default_factory=list)
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """Inside, everything is recorded here, gradients as well."""
+        """Trace all operations inside the block, including gradients."""
         before, self.here.building = self.here.building, self
         grad_enabled, self.here.grad_enabled = self.here.grad_enabled, True
         draws = [(generator, generator.draws) for generator in (self.here.global_generator, self.here.local_generator)]
@@ -86,43 +84,43 @@ class Building(Recording[Tensor]):
                 yield
         finally:
             self.here.building, self.here.grad_enabled = before, grad_enabled
-            for generator, count in draws:  # every run draws anew
+            for generator, count in draws:  # the counter advances in every run
                 generator.draws = count
 
     @property
     def alone(self) -> Layout:
-        """Where local tensors lie: on this rank."""
+        """The placement of local tensors: this rank."""
         return Layout(Placement("cpu", (self.here.rank.index,)), (B,))
 
     # ---------------------------------------------------------------- ops
 
     def _ran(self, op: Op, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         known = [self.known(x) for x in inputs]
-        found = prepared(self.here, op, known)
-        if not found.decomposed:
+        preparation = prepared(self.here, op, known)
+        if not preparation.decomposed:
             return super()._ran(op, known)
-        with scope.using(interpreter=Decomposing(self, found.placement)):
-            made: Any = op.decompose(*known)
-        return tuple(made)
+        with scope.using(interpreter=Decomposing(self, preparation.placement)):
+            outputs: Any = op.decompose(*known)
+        return tuple(outputs)
 
     def _applied(self, op: Op, known: Sequence[Tensor]) -> tuple[Sequence[Value], Sequence[Layout | None]]:
-        found = prepared(self.here, op, known)
-        return self._record(op, [x.traced for x in known], found.placement or self.alone.placement), found.layouts
+        preparation = prepared(self.here, op, known)
+        return self._record(op, [x.traced for x in known], preparation.placement or self.alone.placement), preparation.layouts
 
     def source(self, op: Op, layout: Layout | None, counter: int | None) -> Tensor:
-        """The output of an op without inputs, or of one that draws, for every run anew."""
-        given = () if counter is None else (self.draw(layout),)
-        (type,) = types_tuple(op.infer(*(x.tensor_type for x in given)))
-        (value,) = self._record(op, [x.traced for x in given], (layout or self.alone).placement)
-        made = Tensor(type, layout, None, traced=value)
-        return made if layout is None or layout.is_whole else self.change(made, layout, None)
+        """Return the output of an op without inputs or of a random op, evaluated anew in every run."""
+        inputs = () if counter is None else (self.draw(layout),)
+        (type,) = types_tuple(op.infer(*(x.tensor_type for x in inputs)))
+        (value,) = self._record(op, [x.traced for x in inputs], (layout or self.alone).placement)
+        result = Tensor(type, layout, None, traced=value)
+        return result if layout is None or layout.is_whole else self.change(result, layout, None)
 
     def draw_for(self, x: Tensor) -> tuple[str, int, Tensor]:
-        """Key, seed and counter of the next draw, for numbers beside x."""
+        """Return key, seed and counter of the next draw, for random numbers with the layout of x."""
         return "draw", self._generator(x.layout).seed, self.draw(x.layout)
 
     def draw(self, layout: Layout | None) -> Tensor:
-        """The number of the next draw, fed at every run."""
+        """Return the counter of the next draw, fed in every run."""
         lies = self.alone if layout is None else Layout(layout.placement, (B,) * len(layout.sbp))
         key, type = f"#draw{len(self.draws)}", TensorType((1,), int64)
         value = self.tracer.input(key, type, lies=lies)
@@ -133,7 +131,7 @@ class Building(Recording[Tensor]):
         return self.here.local_generator if layout is None else self.here.global_generator
 
     def change(self, x: Tensor, target: Layout, back: Sequence[Sbp] | None) -> Tensor:
-        """A global tensor in another layout, whose gradient is brought into `back` if that is given."""
+        """Redistribute a global tensor; its gradient is redistributed to `back` if that is passed."""
         x = self.known(x)
         if x.layout is None:
             raise JobError(f"to_global at {user_line()}: a local tensor in nn.Graph.build; make it global before the graph is called")
@@ -141,15 +139,15 @@ class Building(Recording[Tensor]):
         return self._outputs(self._record(op, [x.traced], target.placement), (target,), [x])[0]
 
     def leave(self, x: Tensor) -> Tensor:
-        """There is no way from here to the pieces."""
+        """Raise an error: `build` has no access to the local pieces of a global tensor."""
         raise JobError(
             f"to_local at {user_line()}: not in {self.running}; return the tensor {x.tensor_type} from {self.short}, and call to_local() on it"
         )
 
-    # ---------------------------------------------------------------- tensors with numbers
+    # ---------------------------------------------------------------- tensors with data
 
     def _read(self, x: Tensor) -> Tensor:
-        """A tensor with numbers, as a variable."""
+        """Return a tensor with data as a variable."""
         name = self.names.get(id(x)) or self._unused("parameter" if x._needs_gradient and x.is_leaf else "tensor")
         lies = self.lying(x) or self.alone
         trained = self.trains and x._needs_gradient and x.is_leaf
@@ -167,30 +165,30 @@ class Building(Recording[Tensor]):
             value = self.tracer.variable(stored)
             if stored.sbp != lies.sbp:
                 value = self._gathered(value, lies, stored.sbp, self.zero)
-        made = Tensor(x.tensor_type, self.lying(x), None, traced=value)
-        made._needs_gradient = x._needs_gradient and x.is_leaf
+        result = Tensor(x.tensor_type, self.lying(x), None, traced=value)
+        result._needs_gradient = x._needs_gradient and x.is_leaf
         self.tensors[name] = x
         self._variables[id(x)] = name
-        self._standing[id(x)] = made
-        return made
+        self._standing[id(x)] = result
+        return result
 
     def lying(self, x: Tensor) -> Layout | None:
-        """How a tensor lies, to whom builds the graph."""
+        """Return the layout of a tensor as the author of the graph defines it."""
         before = x.storage.before if self.spreads and x.storage is not None else None
         return before or x.layout
 
     def _unused(self, word: str) -> str:
-        return f"{word}{sum(name.startswith(word) for name in {*self.tensors, *self.kept})}"
+        return f"{word}{sum(name.startswith(word) for name in {*self.tensors, *self.known_tensors})}"
 
     def _gathered(self, value: Value, lies: Layout, stored: tuple[Sbp, ...], zero: Zero) -> Value:
-        """A variable of which each rank stores a part, as it is read."""
+        """Return a variable that is stored in shards, gathered for reading."""
         region = None
         if zero.stage > 2:
             region = self.tracer.new_region()
         with scope.using(region=region):
             op = ToLayout(tuple(None if isinstance(s, Partial) else s for s in lies.sbp), stored if zero.stage > 1 else None)
-            (made,) = self._record(op, [value], lies.placement)
-        return made
+            (gathered,) = self._record(op, [value], lies.placement)
+        return gathered
 
     def _write(self, x: Tensor, standing: Tensor, value: Tensor) -> None:
         if x.layout is not None and value.layout != x.layout:
@@ -201,40 +199,40 @@ class Building(Recording[Tensor]):
     # ---------------------------------------------------------------- training and modules
 
     def backward(self, loss: Tensor, gradient: Tensor | None = None) -> None:
-        """The optimizers are to minimise `loss`."""
+        """Record that the optimizers minimise `loss`."""
         what = f"backward at {user_line()}, in nn.Graph.build"
         if not self.trains:
             raise JobError(f"{what}: the graph has no optimizer; call self.add_optimizer(...) in __init__")
         if gradient is not None or loss.tensor_type.size != 1:
-            given = "" if gradient is None else " with a gradient of its own"
-            raise JobError(f"{what}: the loss must have one element; this one is {loss.tensor_type}{given}")
+            suffix = "" if gradient is None else " with a gradient of its own"
+            raise JobError(f"{what}: the loss must have one element; this one is {loss.tensor_type}{suffix}")
         if not loss._needs_gradient:
             raise JobError(f"{what}: this {loss.tensor_type} tensor depends on no parameter that requires gradients")
         self.losses.append(loss.traced)
         self.where = self.where or user_line()
 
     def called(self, module: Any, forward: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-        """A module's forward, as what was said about the module asks."""
-        said = self.settings.get(id(module))
-        if said is None or id(module) in self._modules:
+        """Call a module's forward with the graph's settings for that module."""
+        module_settings = self.settings.get(id(module))
+        if module_settings is None or id(module) in self._modules:
             return forward(*args, **options)
         changes: dict[str, Any] = {}
-        if said.stage_id is not None:
-            changes["stage"] = said.stage_id
-        if said.activation_checkpointing and scope.current().region is None:
+        if module_settings.stage_id is not None:
+            changes["stage"] = module_settings.stage_id
+        if module_settings.activation_checkpointing and scope.current().region is None:
             changes["region"] = self.tracer.new_region()
         self._modules.append(id(module))
         try:
             with scope.using(**changes):
-                if said.placement is not None:
-                    args = tuple(self._moved(x, said.placement.core) for x in args)
-                    options = {name: self._moved(x, said.placement.core) for name, x in options.items()}
+                if module_settings.placement is not None:
+                    args = tuple(self._moved(x, module_settings.placement.core) for x in args)
+                    options = {name: self._moved(x, module_settings.placement.core) for name, x in options.items()}
                 return forward(*args, **options)
         finally:
             self._modules.pop()
 
     def _moved(self, x: Any, placement: Placement) -> Any:
-        """A tensor on the placement of a stage, split there as it was, if that has as many mesh dimensions."""
+        """Return a tensor on the placement of a stage, with the same split if the number of mesh dimensions is equal."""
         if isinstance(x, list | tuple):
             return type(x)(self._moved(one, placement) for one in x)
         if not isinstance(x, Tensor) or x.layout is None or x.layout.placement == placement:
@@ -247,10 +245,10 @@ class Building(Recording[Tensor]):
 
 
 def _split(variable: Variable, zero: Zero) -> tuple[Sbp, ...]:
-    """How a variable is stored: also cut along the first mesh dimension whose ranks all hold it, if it has room."""
-    taken = {sbp.axis for sbp in variable.sbp if isinstance(sbp, Split)}
+    """Return the stored layout of a variable, also split along the first replicated mesh dimension if it is large enough."""
+    split_axes = {sbp.axis for sbp in variable.sbp if isinstance(sbp, Split)}
     for dimension, (sbp, n) in enumerate(zip(variable.sbp, variable.placement.mesh, strict=True)):
-        axis = zero.axis(variable, n, taken) if isinstance(sbp, Broadcast) else None
+        axis = zero.axis(variable, n, split_axes) if isinstance(sbp, Broadcast) else None
         if axis is not None:
             return (*variable.sbp[:dimension], S(axis), *variable.sbp[dimension + 1 :])
     return variable.sbp
@@ -258,7 +256,7 @@ def _split(variable: Variable, zero: Zero) -> tuple[Sbp, ...]:
 
 @dataclass(frozen=True)
 class Decomposing:
-    """The interpreter while an op that may not be split as it is asked stands aside for smaller ones."""
+    """The interpreter that replaces an op by its decomposition because its inputs' layouts do not allow the op itself."""
 
     building: Building
     placement: Placement | None

@@ -11,8 +11,8 @@
             loss.backward()
             return loss
 
-`build` runs at the first call, with tensors that have no numbers yet; this and every later call run what it recorded.  For inputs of
-other shapes it runs again, and the programs share parameters, optimizers and random numbers.  All ranks make and call the same graphs.
+`build` is traced at the first call, with tensors that have no data. This call and the later ones run the compiled program. Inputs of other shapes
+cause another trace; its program shares parameters, optimizers and random numbers. All ranks must create and call the same graphs.
 """
 
 from __future__ import annotations
@@ -48,28 +48,28 @@ from jobflow.nn.modules.module import Module
 from jobflow.optim.optimizer import Optimizer
 from jobflow.runtime.collection import collection_paused
 
-#: the name of the count of steps in state_dict
+#: key of the step counter in state_dict
 STEP = "System-Train-TrainStep"
-#: and of where the schedules are
+#: key of the schedules in state_dict
 RATES = "System-Train-LearningRate"
-#: another variable of training, whose name has that of the graph which saved it
+#: pattern of other training variables, whose names contain the name of the saving graph
 _OF_A_GRAPH = re.compile(r"(System-Train-[A-Za-z]+-)\w+_\d+(-\w+)?")
 _MISSING = "call super().__init__() first in __init__: a graph must exist before it is given modules"
 
 
 class Body(NamedTuple):
-    """One run of build."""
+    """One trace of `build`."""
 
     program: Traced
     building: Building
     steps: Steps
-    #: what it gave, with stand-ins for tensors
+    #: the result, with stand-ins for tensors
     returned: Any
     outputs: list[Any]
 
 
 def check_constants(name: str, whole: Body, part: Body) -> None:
-    """Raise JobError if `build` creates other tensors for a microbatch than for the whole batch: they would be constants of the program."""
+    """Raise JobError if `build` creates different tensors for a microbatch than for the whole batch: they would become constants."""
     created, expected = part.building.tensors, whole.building.tensors
     for key in {**expected, **created}:
         if expected.get(key) is created.get(key) or _same_values(expected.get(key), created.get(key)):
@@ -82,7 +82,7 @@ def check_constants(name: str, whole: Body, part: Body) -> None:
 
 
 def _same_values(a: Tensor | None, b: Tensor | None) -> bool:
-    """True if both tensors have the same type, layout and elements on this rank."""
+    """Return True if both tensors have the same type, layout and elements on this rank."""
     if a is None or b is None or (a.tensor_type, a.layout) != (b.tensor_type, b.layout):
         return False
     x, y = ((t if t.layout is None else t.to_local()).detach().numpy() for t in (a, b))
@@ -90,7 +90,7 @@ def _same_values(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 class Graph:
-    """See the module.  Subclasses define `build`; modules that are attributes become `ProxyModule`s."""
+    """A compiled program, described in the module's docstring. Subclasses define `build`; modules in attributes become `ProxyModule`s."""
 
     config: GraphConfig
     _modules: dict[str, Any]
@@ -104,27 +104,27 @@ class Graph:
         self._settings: dict[int, GraphModule] = {}
         self._added: list[Added] = []
         self._scaler: Scaler | None = None
-        #: the programs by the shapes of their inputs, the one that was used last, and what they have in common
+        #: programs by input shapes, the program used last, and their shared memory
         self._bounds: dict[Any, Bound] = {}
         self._bound: Bound | None = None
         self._memory = Memory()
         self._loaded: dict[str, Tensor] = {}
         self._loads_all = True
         self._verbosity: int | None = None
-        self._made_at = user_line()
+        self._created_at = user_line()
 
     def build(self, *args: Any) -> Any:
-        """The program: tensors in, tensors out."""
+        """Define the program, from tensors to tensors."""
         raise JobError(f"{self.name} at {user_line()}: a graph is a subclass of nn.Graph that defines build(self, ...)")
 
     def __reduce_ex__(self, protocol: object) -> Never:
-        """Graphs are neither copied nor pickled."""
+        """Raise an error: graphs can be neither copied nor pickled."""
         raise JobError(
             f"{self.name} at {user_line()}: a graph cannot be copied or pickled, its program belongs to this process; copy the modules, "
             f"make another graph of them, and load what state_dict() of this one gives"
         )
 
-    # ---------------------------------------------------------------- what it is made of
+    # ---------------------------------------------------------------- parts
 
     def __setattr__(self, name: str, value: Any) -> None:
         if "_modules" not in self.__dict__:
@@ -141,9 +141,9 @@ class Graph:
         raise JobAttributeError(f'{type(self).__name__} at {user_line()} has no attribute "{name}"{did_you_mean(name, self.__dict__)}')
 
     def add_optimizer(self, optim: Optimizer, *, lr_sch: Any = None, is_sparse: bool = False) -> None:
-        """Have `optim` step its parameters after every run, and `lr_sch` set its rates after that.
+        """Step the parameters of `optim` in every run, and then set its learning rates by `lr_sch`.
 
-        `is_sparse` changes nothing: tables of which few rows are read are updated by these rows anyway.
+        `is_sparse` has no effect: embedding tables always update only the rows that were read.
         """
         what = f"{self.name}.add_optimizer at {user_line()}"
         if self._bound is not None:
@@ -155,31 +155,31 @@ class Graph:
         self._added.append(Added(optim, lr_sch, user_line()))
 
     def set_grad_scaler(self, scaler: Scaler) -> None:
-        """Scale losses, and gradients back, by what `scaler` says."""
+        """Scale losses by `scaler`, and divide the gradients by the same factor."""
         if not hasattr(scaler, "dynamic"):
             raise JobError(f"{self.name}.set_grad_scaler at {user_line()}: amp.GradScaler or amp.StaticGradScaler is needed; got {scaler!r}")
         self._scaler = scaler
 
     @property
     def is_compiled(self) -> bool:
-        """Whether it has been called."""
+        """True after the first call."""
         return self._bound is not None
 
     # ---------------------------------------------------------------- running
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        given = Arguments(args, options)
+        arguments = Arguments(args, options)
         with scope.lock():
             bound = self._bound
-            tensors = [x for _, x in given.leaves()] if bound is None else bound.tensors(given)
+            tensors = [x for _, x in arguments.leaves()] if bound is None else bound.tensors(arguments)
             key = current_session().settings.kernels, tuple([x.tensor_type.shape for x in tensors])
             if bound is None or key != bound.key:
-                bound = self._bounds.pop(key, None) or self._compiled(given)
+                bound = self._bounds.pop(key, None) or self._compiled(arguments)
                 self._keep(key, bound)
             return bound(tensors)
 
     def _keep(self, key: tuple[Any, ...], bound: Bound) -> None:
-        """Have a program at hand; of too many, those used longest ago are dropped."""
+        """Cache a program; if there are too many, drop the least recently used ones."""
         self._bounds[key] = bound
         self._bound = bound
         most = current_session().settings.compiled_shapes
@@ -188,11 +188,11 @@ class Graph:
             notice(many_shapes(f"graph {self.name}", most))
 
     @collection_paused()
-    def _compiled(self, given: Arguments) -> Bound:
+    def _compiled(self, arguments: Arguments) -> Bound:
         here = state()
         if here.building is not None:
             raise JobError(f"{self.name} at {user_line()}: a graph inside the build of another; call its modules there")
-        built = self._built(here, given)
+        built = self._built(here, arguments)
         if self._loads_all:
             self._check_loaded(built)
         bound = self._bound = Bound(here, built, self._loaded, self._memory)
@@ -200,11 +200,11 @@ class Graph:
             print(repr(self) if self._verbosity == 0 else bound.text())
         return bound
 
-    def _built(self, here: EagerState, given: Arguments) -> Built:
-        metas = tuple(Meta(name, x.tensor_type, x.layout) for name, x in given.leaves())
+    def _built(self, here: EagerState, arguments: Arguments) -> Built:
+        metas = tuple(Meta(name, x.tensor_type, x.layout) for name, x in arguments.leaves())
         cut = self._microbatches(metas)
-        whole = None if cut is None else self._traced(here, metas, given, None, 0)
-        first, *others = [self._traced(here, metas, given, cut, size) for size in (cut.sizes if cut is not None else (0,))]
+        whole = None if cut is None else self._traced(here, metas, arguments, None, 0)
+        first, *others = [self._traced(here, metas, arguments, cut, size) for size in (cut.sizes if cut is not None else (0,))]
         if whole is not None:
             for body in (first, *others):
                 check_constants(self.name, whole, body)
@@ -215,18 +215,18 @@ class Graph:
         layouts = [*(meta.layout for meta in metas), *(x.layout for x in (*building.tensors.values(), *(x for _, x in leaves(first.returned, ""))))]
         local = all(layout is None for layout in layouts)
         schedules = self._schedules
-        return Built(self.name, graph, metas, given, first.returned, building.tensors, building.draws, steps.rates, schedules, local)
+        return Built(self.name, graph, metas, arguments, first.returned, building.tensors, building.draws, steps.rates, schedules, local)
 
-    def _traced(self, here: EagerState, metas: tuple[Meta, ...], given: Arguments, cut: Microbatches | None, size: int) -> Body:
-        """One run of build; for parts of the batch of `size` rows, if it is cut."""
+    def _traced(self, here: EagerState, metas: tuple[Meta, ...], arguments: Arguments, cut: Microbatches | None, size: int) -> Body:
+        """Trace `build`, for microbatches of `size` rows if the batch is divided."""
         config = self.config
-        tracer = Tracer(self.name, together(here, metas), self._made_at, bool(self._added), kind="graph")
-        kept = self._memory.tensors
-        names = {id(x): name for name, x in (*kept.items(), *self._tensors())}
-        building = Building(here, tracer, names, self._settings, config.zero, bool(self._added), kept, config.parallel is not None)
+        tracer = Tracer(self.name, together(here, metas), self._created_at, bool(self._added), kind="graph")
+        known = self._memory.tensors
+        names = {id(x): name for name, x in (*known.items(), *self._tensors())}
+        building = Building(here, tracer, names, self._settings, config.zero, bool(self._added), known, config.parallel is not None)
         with building.in_force(), nullcontext() if cut is None else explained(cut, size):
-            taken = filled(given, iter([_stand_in(tracer, building, meta, cut, size) for meta in metas]))
-            returned = self.build(*taken.args, **taken.options)
+            stand_ins = filled(arguments, iter([_stand_in(tracer, building, meta, cut, size) for meta in metas]))
+            returned = self.build(*stand_ins.args, **stand_ins.options)
             outputs = [building.known(x) for _, x in leaves(returned, f"what {self.name}.build returns")]
         steps = Steps(self._added, {id(x): name for name, x in building.tensors.items()}, self._scaler)
         program = replace(
@@ -241,7 +241,7 @@ class Graph:
         return Body(program, building, steps, returned, [x.traced for x in outputs])
 
     def _spread(self, here: EagerState, building: Building, metas: tuple[Meta, ...]) -> Distribution | None:
-        """How the program is parallel, if a strategy says."""
+        """Return the parallelism of the program by the configured strategy."""
         config = self.config
         if config.parallel is None:
             return None
@@ -252,12 +252,12 @@ class Graph:
             )
         tensors = building.tensors.items()
         lies = [*((meta.name, meta.layout) for meta in metas), *((name, building.lying(x)) for name, x in tensors)]
-        laid = {name: x.layout for name, x in tensors if x.layout is not None and x.layout != building.lying(x)}
+        redistributed = {name: x.layout for name, x in tensors if x.layout is not None and x.layout != building.lying(x)}
         what = f"{self.name} at {user_line()}"
-        return spread(config.parallel, what, config.asked["strategy"], here.rank.size, lies, laid)
+        return spread(config.parallel, what, config.lines["strategy"], here.rank.size, lies, redistributed)
 
     def _check_loaded(self, built: Built) -> None:
-        """CheckpointError for a tensor of the state that was loaded which the graph has no place for."""
+        """Raise CheckpointError for a loaded tensor that the graph does not have."""
         for name in self._loaded:
             if name not in built.graph.variables:
                 known = [variable for variable in built.graph.variables if variable not in built.tensors]
@@ -267,12 +267,12 @@ class Graph:
                 )
 
     def _microbatches(self, metas: tuple[Meta, ...]) -> Microbatches | None:
-        """Return how the inputs are cut, by the rule of `cut_batch`; None if they pass whole."""
+        """Return the division of the inputs by the rule of `cut_batch`; None without a division."""
         config = self.config
         k = config.steps if config.steps > 1 or config.parallel is None else config.parallel.microbatches or 1
         if k == 1 or not self._added:
             return None
-        where = config.asked["steps" if config.steps > 1 else "strategy"]
+        where = config.lines["steps" if config.steps > 1 else "strategy"]
         return replace(cut_batch(f"graph {self.name}", k, where, {meta.name: meta.type.shape for meta in metas}, exact=True), within=True)
 
     def _training(self, building: Building, steps: Steps) -> Training | None:
@@ -286,29 +286,30 @@ class Graph:
     # ---------------------------------------------------------------- saving
 
     def state_dict(self) -> dict[str, Any]:
-        """{attribute: the module's state_dict, "<parameter>-<slot>": what optimizers keep, "System-Train-TrainStep": how many steps}.
+        """Return the state of modules, optimizers and step counter.
 
-        With an `lr_sch`, also "System-Train-LearningRate": the state_dict of each.
+        The keys are: attribute -> the module's state_dict; "<parameter>-<slot>" -> optimizer state; "System-Train-TrainStep" -> number of
+        steps; with an `lr_sch` also "System-Train-LearningRate" -> the schedules' state_dicts.
         """
-        kept = self._loaded
+        variables = self._loaded
         if self._bound is not None:
             own = ((bound, name) for bound in self._bounds.values() for name in bound.built.graph.variables if name not in bound.built.tensors)
-            kept = {name: bound.variable(name) for bound, name in own}
-        found: dict[str, Any] = {name: module.state_dict() for name, module in self._modules.items()}
+            variables = {name: bound.variable(name) for bound, name in own}
+        states: dict[str, Any] = {name: module.state_dict() for name, module in self._modules.items()}
         rates = [schedule.state_dict() for schedule in self._schedules]
-        return found | {STEP if name == f"{STEP}-{self.name}" else name: x for name, x in kept.items()} | ({RATES: rates} if rates else {})
+        return states | {STEP if name == f"{STEP}-{self.name}" else name: x for name, x in variables.items()} | ({RATES: rates} if rates else {})
 
     @property
     def _schedules(self) -> list[Any]:
-        """Those of the learning rates."""
+        """The learning rate schedules."""
         return [one.schedule for one in self._added if one.schedule is not None]
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
-        """Take over what `state_dict` gave; before the first call only.
+        """Load the result of `state_dict`, before the first call only.
 
-        With strict=False, modules and tensors that only one of both has are left out.
-        Raises: JobError after the first call, CheckpointError for a state that does not fit; nothing is changed then.  Whether tensors of
-        the state have a place in the graph is known, and checked, at the first call.
+        With strict=False, modules and tensors that are missing on one side are ignored. Unknown tensors of the state are reported at the first call.
+
+        Raises: JobError after the first call; CheckpointError for a state that does not fit, without any change.
         """
         what = f"{self.name}.load_state_dict at {user_line()}"
         if self._bound is not None:
@@ -322,17 +323,17 @@ class Graph:
             raise CheckpointError(f'{what}: the graph has no module "{beyond[0]}"{did_you_mean(beyond[0], self._modules)}')
         rates = self._rates(what, state_dict, strict)
         both = [(module, state_dict[name]) for name, module in self._modules.items() if name in state_dict]
-        for module, given in both:
-            saving.compared(module, given, strict)
-        for module, given in both:
-            module.load_state_dict(given, strict)
-        for schedule, given in rates:
-            schedule.load_state_dict(given)
+        for module, entry in both:
+            saving.compared(module, entry, strict)
+        for module, entry in both:
+            module.load_state_dict(entry, strict)
+        for schedule, entry in rates:
+            schedule.load_state_dict(entry)
         self._loaded = {self._own_name(name): x for name, x in saved.items()}
         self._loads_all = strict
 
     def _rates(self, what: str, state_dict: Mapping[str, Any], strict: bool) -> list[tuple[Any, Mapping[str, Any]]]:
-        """The schedules, and where they go on: if the state does not say, after as many steps as it counts."""
+        """Return the schedules, resumed at the state's position, or else at its number of steps."""
         schedules, saved = self._schedules, state_dict.get(RATES)
         if saved is None:
             steps = state_dict.get(STEP)
@@ -346,11 +347,11 @@ class Graph:
         return list(zip(schedules, saved, strict=True)) if len(saved) == len(schedules) else []
 
     def _own_name(self, name: str) -> str:
-        """What a variable that some graph saved is called in this one."""
+        """Return the name in this graph of a variable that a graph saved."""
         named = _OF_A_GRAPH.fullmatch(name)
         return f"{STEP}-{self.name}" if name == STEP else f"{named[1]}{self.name}{named[2] or ''}" if named else name
 
-    # ---------------------------------------------------------------- looking at it
+    # ---------------------------------------------------------------- inspection
 
     def debug(
         self,
@@ -361,9 +362,9 @@ class Graph:
         only_user_py_stack: bool = True,
         op_repr_with_py_stack: bool = False,
     ) -> None:
-        """Print the graph when it is compiled: level 0 as repr does, from 1 on every step with layouts and lines; -1 not at all.
+        """Print the graph when it is compiled: level 0 its repr, from 1 on every instruction with layouts and source lines, -1 nothing.
 
-        `ranks` is a rank or a list of those that print, all if -1; None is rank 0.
+        `ranks` is a rank or a list of ranks that print, -1 for all, None for rank 0.
         """
         rank = state().rank.index
         chosen = [0] if ranks is None else [rank] if ranks == -1 else [ranks] if isinstance(ranks, int) else list(ranks)
@@ -385,7 +386,7 @@ class Graph:
         return "\n".join([*lines, ")"])
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Tensors that are attributes, of modules or of the graph, by name."""
+        """Return the tensors in attributes of modules and of the graph by name."""
         for attribute, module in self._modules.items():
             for named in (module.named_parameters(), module.named_buffers()):
                 for name, x in named:
@@ -396,11 +397,11 @@ class Graph:
 
 
 class JobAttributeError(JobError, AttributeError):
-    """A graph that is not ready to have attributes, or has no such one."""
+    """The error for a graph without such an attribute, or before `super().__init__()`."""
 
 
 def _stand_in(tracer: Tracer, building: Building, meta: Meta, cut: Microbatches | None, size: int) -> Tensor:
-    """What stands for an input; of the batch, the rows of one part."""
+    """Return the tensor without data for an input; for an input of the batch, with the rows of one microbatch."""
     type = meta.type
     if cut is not None and meta.name in cut.arguments:
         rows = size if len(cut.sizes) > 1 else type.shape[0] // cut.count
@@ -409,12 +410,12 @@ def _stand_in(tracer: Tracer, building: Building, meta: Meta, cut: Microbatches 
 
 
 def together(here: EagerState, metas: tuple[Meta, ...]) -> Placement:
-    """A placement to begin with: that of the first input that has one."""
+    """Return the initial placement: that of the first input with one."""
     return next((meta.layout.placement for meta in metas if meta.layout), Placement("cpu", (here.rank.index,)))
 
 
 def union(here: EagerState, tracer: Tracer) -> Placement:
-    """All ranks that the program uses."""
+    """Return the placement of all ranks that the program uses."""
     used = list(dict.fromkeys(node.placement for node in tracer.nodes))
     if len(used) == 1:
         return used[0]

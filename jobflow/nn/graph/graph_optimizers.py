@@ -1,4 +1,4 @@
-"""The optimizers of a graph, in the form that the compiler expects."""
+"""Optimizers of a graph in the form that the compiler expects."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from jobflow.legacy.optimizer.clipping import GroupNorm
 from jobflow.nn.amp import Scaler
 from jobflow.optim.optimizer import SLOT_NAMES, Group, Optimizer
 
-#: the slots of the formulas that have another name as variables
+#: slot of a formula -> name of its variable, where they differ
 NAMES = {slot: name.removesuffix("_buf") for slot, name in SLOT_NAMES.items()}
 
 
 @dataclass(frozen=True)
 class Added:
-    """An optimizer of a graph, the schedule that sets its rates, and where it was added."""
+    """An optimizer of a graph, its learning rate schedule, and the source line of `add_optimizer`."""
 
     optimizer: Optimizer
     schedule: Any
@@ -36,7 +36,7 @@ class Added:
 
 @dataclass(frozen=True)
 class Rate:
-    """The learning rate of a group, fed at every run."""
+    """The learning rate of a parameter group, fed in every run."""
 
     key: str
     array: Array
@@ -45,10 +45,10 @@ class Rate:
 
 @dataclass
 class Steps:
-    """All optimizers of a graph as one: each parameter steps as the group asks that it is in."""
+    """All optimizers of a graph as one; each parameter is updated by the rule of its group."""
 
     added: Sequence[Added]
-    #: names of variables by id of the parameter
+    #: variable name by id of the parameter
     names: Mapping[int, str]
     scaler: Scaler | None
     rates: list[Rate] = field(default_factory=list)
@@ -88,7 +88,7 @@ class Steps:
 
 
 def clipped(parameters: Sequence[Parameter], group: Group) -> Sequence[Parameter]:
-    """With the gradients clipped as the group asks for."""
+    """Return the updates with gradients clipped by the rule of the group."""
     most, kind = group.get("clip_grad_max_norm"), group.get("clip_grad_norm_type")
     if most is None:
         return parameters

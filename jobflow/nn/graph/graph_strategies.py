@@ -1,8 +1,7 @@
 """Strategies of graphs: `graph.config.strategy(flow.strategies.zero())`.
 
-`build` speaks of tensors that lie whole on some ranks, as its inputs and parameters do.  Before the strategy distributes the program, as
-it does that of a job, all of it that runs on those ranks is put on the grid that the strategy arranges them in; what comes from outside
-is brought there from where it lies.
+Inputs and parameters of `build` are replicated on some ranks. Before the strategy distributes the program, as for a job, the computation on
+these ranks is placed on the strategy's device grid. Values from other layouts are redistributed to the grid.
 """
 
 from __future__ import annotations
@@ -24,79 +23,79 @@ from jobflow.ops.source import Input, ReadVariable
 
 @dataclass(frozen=True)
 class Spread:
-    """A strategy for a program whose tensors lie on `given`."""
+    """A strategy for a program whose tensors have the placement `ranks`."""
 
     strategy: Strategy
-    given: Placement
-    #: how the variables lie that an earlier graph has laid, by name; they stay so
-    laid: Mapping[str, Layout]
+    ranks: Placement
+    #: layouts of variables that an earlier graph has redistributed, by name; they stay unchanged
+    redistributed: Mapping[str, Layout]
 
     def distribute(self, program: Traced, outputs: Sequence[Value]) -> tuple[Traced, Sequence[Value]]:
         return self.strategy.distribute(*_Arranging(self, program).run(outputs))
 
 
 class _Arranging:
-    """Puts what runs on the given ranks on the strategy's grid."""
+    """A graph rewrite that moves nodes on the program's ranks to the strategy's grid."""
 
     def __init__(self, spread: Spread, program: Traced) -> None:
-        self.given, self.grid = spread.given, spread.strategy.placement(spread.given)
-        laid = {
+        self.ranks, self.grid = spread.ranks, spread.strategy.placement(spread.ranks)
+        redistributed = {
             name: replace(program.variables[name], placement=lies.placement, sbp=lies.sbp)
-            for name, lies in spread.laid.items()
+            for name, lies in spread.redistributed.items()
             if name in program.variables
         }
-        variables = {name: laid.get(name) or self.arranged(variable) for name, variable in program.variables.items()}
-        self.program = replace(program, placement=self.grid, variables=variables, known={**program.known, **laid})
+        variables = {name: redistributed.get(name) or self.arranged(variable) for name, variable in program.variables.items()}
+        self.program = replace(program, placement=self.grid, variables=variables, known={**program.known, **redistributed})
         self.tracer = Tracer.onward(self.program)
-        #: the inputs, as they come
+        #: the inputs in their own layouts
         self.come: dict[str, Value] = {}
 
     def run(self, outputs: Sequence[Value]) -> tuple[Traced, Sequence[Value]]:
-        made, found = self.tracer.rewritten(self.program, outputs, self.take)
-        return replace(made, inputs={**made.inputs, **self.come}), found
+        program, results = self.tracer.rewritten(self.program, outputs, self.take)
+        return replace(program, inputs={**program.inputs, **self.come}), results
 
     def arranged(self, variable: Variable) -> Variable:
-        """A variable that lies whole on the given ranks, on the grid."""
-        if variable.placement != self.given or not all(isinstance(sbp, Broadcast) for sbp in variable.sbp):
+        """Return a variable that is replicated on the program's ranks as one on the grid."""
+        if variable.placement != self.ranks or not all(isinstance(sbp, Broadcast) for sbp in variable.sbp):
             return variable
         return replace(variable, placement=self.grid, sbp=(B,) * len(self.grid.mesh))
 
     def take(self, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value]:
-        """What stands for a node on the grid."""
+        """Return the node on the grid that replaces a node."""
         if isinstance(node.op, ReadVariable):
             return self.tracer.again(node, inputs, placement=self.program.variables[node.op.key].placement)
-        if node.placement != self.given:
+        if node.placement != self.ranks:
             return self.tracer.again(node, inputs)
         if isinstance(node.op, Input):
             (value,) = self.tracer.again(node, inputs)
             self.come[node.op.key] = value
             entered = Node(Identity(), node.inputs, made_by(node), f"{node.name}.entered", self.grid, node.origin)
             return self.tracer.again(entered, (value,))
-        if isinstance(node.op, ViewConversion | ToLayout | GradientLayout) and self.grid.mesh != self.given.mesh:
+        if isinstance(node.op, ViewConversion | ToLayout | GradientLayout) and self.grid.mesh != self.ranks.mesh:
             return self.tracer.again(node, inputs)
         return self.tracer.again(node, inputs, placement=self.grid)
 
 
 def spread(
-    strategy: Strategy, what: str, where: SourceLine, ranks: int, lies: Iterable[tuple[str, Layout | None]], laid: Mapping[str, Layout]
+    strategy: Strategy, what: str, where: SourceLine, ranks: int, lies: Iterable[tuple[str, Layout | None]], redistributed: Mapping[str, Layout]
 ) -> Spread:
-    """The strategy, as `where` asks for it, for the tensors `lies` of a graph.  JobError unless they lie on one placement."""
-    asked = f"{what}: the strategy that is asked for at {where}"
+    """Return the strategy, set at `where`, for the tensors `lies` of a graph; raise JobError unless they have one placement."""
+    described = f"{what}: the strategy set at {where}"
     if strategy.view == "mirrored":
         raise ConfigError(
-            f"{asked} is for jobs, whose body describes one rank; in a graph each tensor has its own layout: "
+            f"{described} is for jobs, whose body describes one rank; in a graph each tensor has its own layout: "
             f"use strategies.data_parallel(), or local tensors and nn.parallel.DistributedDataParallel"
         )
-    found: dict[Placement, str] = {}
+    placements: dict[Placement, str] = {}
     for name, layout in lies:
         if layout is None and ranks > 1:
-            raise JobError(f"{asked} distributes global tensors over ranks; {name} is local: convert it with to_global(placement=..., sbp=...)")
+            raise JobError(f"{described} distributes global tensors over ranks; {name} is local: convert it with to_global(placement=..., sbp=...)")
         if layout is not None:
-            found.setdefault(layout.placement, name)
-    if len(found) > 1:
-        (first, one), (second, other) = list(found.items())[:2]
+            placements.setdefault(layout.placement, name)
+    if len(placements) > 1:
+        (first, one), (second, other) = list(placements.items())[:2]
         raise JobError(
-            f"{asked} distributes tensors of one placement over its ranks; {one} is on {first} and {other} on {second}: move all to one with "
+            f"{described} distributes tensors of one placement over its ranks; {one} is on {first} and {other} on {second}: move all to one with "
             f"to_global, or omit the strategy and place the stages yourself"
         )
-    return Spread(strategy, next(iter(found), Placement("cpu", (0,))), laid)
+    return Spread(strategy, next(iter(placements), Placement("cpu", (0,))), redistributed)

@@ -1,4 +1,4 @@
-"""The settings of a graph (`config`) and of its modules (`GraphModule`), which are attributes of the graph through `ProxyModule`."""
+"""The settings of a graph (`config`) and of its modules (`GraphModule`), reached through the `ProxyModule`s of the graph."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from jobflow.graph.strategy import Strategy
 from jobflow.nn.modules.module import Module
 from jobflow.strategies.data_parallel import zero as Zero
 
-#: switches of graphs elsewhere that have nothing to switch here
+#: options of other systems' graphs without an effect here
 IGNORED = frozenset(ignored_options("nn.Graph"))
 
 
 class GraphConfig:
-    """How a graph is compiled: what `graph.config` is."""
+    """The compilation options of a graph, available as `graph.config`."""
 
     def __init__(self) -> None:
         self.half: DType | None = None
@@ -28,42 +28,42 @@ class GraphConfig:
         self.zero: Zero | None = None
         self.schedule: str | None = None
         self.parallel: Strategy | None = None
-        #: where the strategy was asked for, and the parts of the batch
-        self.asked: dict[str, SourceLine] = {}
+        #: source lines at which strategy and microbatches were configured
+        self.lines: dict[str, SourceLine] = {}
 
     def strategy(self, strategy: Strategy) -> None:
-        """Be parallel as a strategy of `flow.strategies` says: the inputs and parameters lie on its ranks, and build says nothing of it."""
+        """Parallelise by a strategy of `flow.strategies`, over the ranks of the inputs and parameters; `build` needs no change."""
         if not isinstance(strategy, Strategy):
             raise ConfigError(f"config.strategy at {user_line()}: a strategy such as strategies.data_parallel() is needed; got {strategy!r}")
-        self.parallel, self.asked["strategy"] = strategy, user_line()
+        self.parallel, self.lines["strategy"] = strategy, user_line()
 
     def enable_amp(self, mode: bool = True, *, dtype: DType = float16) -> None:
-        """Compute products and convolutions in half precision."""
+        """Compute matrix products and convolutions in half precision."""
         if dtype not in (float16, bfloat16):
             raise ConfigError(f"config.enable_amp at {user_line()}: dtype is float16 or bfloat16; got {dtype!r}")
         self.half = dtype if mode else None
 
     def set_gradient_accumulation_steps(self, value: int) -> None:
-        """Let the batch pass through the graph in so many parts, and average their gradients."""
+        """Divide the batch into this many microbatches, and average their gradients."""
         if type(value) is not int or value < 1:
             raise ConfigError(f"config.set_gradient_accumulation_steps at {user_line()}: a number of parts, at least 1, is needed; got {value!r}")
-        self.steps, self.asked["steps"] = value, user_line()
+        self.steps, self.lines["steps"] = value, user_line()
 
     def enable_zero(self, mode: bool = True, *, stage: int = 2, shard_min_size: int = 1024, shard_restore_level: int = 1) -> None:
-        """Have every rank keep a part of the parameters only, in stage 1, 2 or 3; those under `shard_min_size` elements stay whole.
+        """Shard optimizer state (stage 1), gradients (2) and parameters (3) over the ranks.
 
-        `shard_restore_level` has nothing to choose: a part is gathered where it is read.
+        Parameters with fewer than `shard_min_size` elements stay whole. `shard_restore_level` has no effect: a shard is gathered where it is read.
         """
         if stage not in (1, 2, 3):
             raise ConfigError(f"config.enable_zero at {user_line()}: stage is 1, 2 or 3; got {stage!r}")
         self.zero = Zero(stage, least=shard_min_size) if mode else None
 
     def set_zero_redundancy_optimizer_mode(self, mode: str = "distributed_split") -> None:
-        """The older name of `enable_zero`, stage 1 or 2."""
+        """Call `enable_zero` with stage 1 or 2; the name of older releases."""
         self.enable_zero(stage=1 if mode == "distributed_split" else 2)
 
     def set_pipeline_schedule(self, name: str) -> None:
-        """The order in which stages work on the parts of the batch."""
+        """Select the order in which pipeline stages process the microbatches."""
         if name not in SCHEDULES:
             near = did_you_mean_or(name, SCHEDULES, f"use {', '.join(SCHEDULES)}")
             raise ConfigError(f"config.set_pipeline_schedule at {user_line()}: there is no {name!r}{near}")
@@ -78,17 +78,17 @@ class GraphConfig:
 
     def __repr__(self) -> str:
         steps = self.steps if self.steps > 1 else None
-        said = _said(amp=self.half, gradient_accumulation_steps=steps, zero=self.zero, schedule=self.schedule, strategy=self.parallel)
-        return f"(CONFIG:{said or 'default'})"
+        described = _described(amp=self.half, gradient_accumulation_steps=steps, zero=self.zero, schedule=self.schedule, strategy=self.parallel)
+        return f"(CONFIG:{described or 'default'})"
 
 
-def _said(**settings: Any) -> str:
-    """What was set."""
+def _described(**settings: Any) -> str:
+    """Describe the configured options."""
     return ", ".join(f"{name}={value}" for name, value in settings.items() if value is not None)
 
 
 class GraphModule:
-    """What a graph is told about one of its modules."""
+    """The settings of one module of a graph."""
 
     _FIELDS = ("stage_id", "placement", "activation_checkpointing", "module")
 
@@ -99,7 +99,7 @@ class GraphModule:
         self.activation_checkpointing = False
 
     def set_stage(self, stage_id: int | None = None, placement: public_placement | None = None) -> None:
-        """The module is in this stage of a pipeline; its inputs are moved to `placement` if that is given."""
+        """Assign the module to a pipeline stage; its inputs are moved to `placement` if that is passed."""
         if placement is not None and not isinstance(placement, public_placement):
             raise ConfigError(f"set_stage at {user_line()}: placement= takes a jobflow.placement; got {placement!r}")
         if stage_id is not None and (type(stage_id) is not int or stage_id < 0):
@@ -113,14 +113,14 @@ class GraphModule:
 
     def __repr__(self) -> str:
         again = self.activation_checkpointing or None
-        return f"GraphModule({_said(stage_id=self.stage_id, placement=self.placement, activation_checkpointing=again)})"
+        return f"GraphModule({_described(stage_id=self.stage_id, placement=self.placement, activation_checkpointing=again)})"
 
 
 class ProxyModule:
-    """A module as its graph sees it.
+    """A module of a graph.
 
-    `to(nn.Module)` is the module itself; `to(nn.graph.GraphModule)` what the graph is told about it.  Submodules are proxies too;
-    all else is as in the module.
+    `to(nn.Module)` returns the module itself, `to(nn.graph.GraphModule)` its settings. Submodules are proxies too; other attributes are those of
+    the module.
     """
 
     _OWN = ("_module", "_settings")
@@ -130,7 +130,7 @@ class ProxyModule:
         self._settings = settings
 
     def to(self, kind: type) -> Any:
-        """The module, or what the graph is told about it."""
+        """Return the module, or its settings."""
         if kind is GraphModule:
             return self._settings.setdefault(id(self._module), GraphModule(self._module))
         if isinstance(kind, type) and isinstance(self._module, kind):
@@ -139,14 +139,14 @@ class ProxyModule:
 
     @property
     def config(self) -> GraphModule:
-        """The older name of `to(nn.graph.GraphModule)`."""
+        """The settings, by the name of older releases."""
         return self.to(GraphModule)
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         return self._module(*args, **options)
 
     def __getattr__(self, name: str) -> Any:
-        return self._seen(getattr(self._module, name))
+        return self._proxy(getattr(self._module, name))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self._OWN:
@@ -155,17 +155,17 @@ class ProxyModule:
             setattr(self._module, name, value)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._seen(self._module[index])
+        return self._proxy(self._module[index])
 
     def __iter__(self) -> Iterator[Any]:
-        return map(self._seen, self._module)
+        return map(self._proxy, self._module)
 
     def __len__(self) -> int:
         return len(self._module)
 
-    def _seen(self, x: Any) -> Any:
+    def _proxy(self, x: Any) -> Any:
         return ProxyModule(x, self._settings) if isinstance(x, Module) else x
 
     def __repr__(self) -> str:
-        said = self._settings.get(id(self._module))
-        return f"{self._module!r}{'' if said is None else f' {said!r}'}"
+        described = self._settings.get(id(self._module))
+        return f"{self._module!r}{'' if described is None else f' {described!r}'}"

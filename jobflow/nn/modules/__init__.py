@@ -1,4 +1,4 @@
-"""Modules of `jobflow.nn`; the functions beside them, of the job face, are in the folder above."""
+"""Modules of `jobflow.nn`; the functions of the job API are in the folder above."""
 
 from jobflow.functional.dispatch import of_tensors as _of_tensors
 from jobflow.legacy import convolution as _convolution
@@ -14,10 +14,10 @@ from jobflow.nn.modules.module import Module as Module
 from jobflow.nn.modules.norm_layers import *
 from jobflow.nn.modules.pool_layers import *
 
-#: in the body of a job, a class is the function that the job face has under its name
+#: class name -> job function that a call of the class means in the body of a job
 _OF_JOBS = {name: function for module in (_convolution, _losses, _normalization) for name, function in vars(module).items()}
 
-# what they are called with is checked as it is of functions
+# check the arguments as for functions
 for _name, _class in list(globals().items()):
     if isinstance(_class, type) and issubclass(_class, Module) and _class.forward is not Module.forward:
         setattr(_class, "forward", _of_tensors(_class.forward, _name))  # noqa: B010 - a class attribute to the type checker

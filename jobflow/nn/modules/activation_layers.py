@@ -1,4 +1,4 @@
-"""Activations as modules: the functions of `jobflow.functional.nn_activations`, with their options as attributes."""
+"""Activations as modules: the functions of `jobflow.functional.nn_activations` with their options as attributes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Sigmoid(OfOne, function=F.sigmoid): ...
 
 
 class Tanh(OfOne, function=F.tanh):
-    """tanh x"""
+    """The hyperbolic tangent, tanh x."""
 
 
 class Softsign(OfOne, function=F.softsign): ...
@@ -118,7 +118,7 @@ class Softmin(Softmax, function=F.softmin): ...
 
 
 class PReLU(Module):
-    """x where x > 0, else weight x, which is learnt: one weight, or one per channel"""
+    """x for x > 0, else weight * x, with one learned weight or one per channel."""
 
     def __init__(self, num_parameters: int = 1, init: float = 0.25, device: Any = None, dtype: Any = None) -> None:
         super().__init__()

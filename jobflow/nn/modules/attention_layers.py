@@ -1,4 +1,4 @@
-"""Attention with several heads, and the layers of transformer encoders."""
+"""Multi-head attention and the layers of transformer encoders."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["MultiheadAttention", "TransformerEncoder", "TransformerEncoderLayer"
 
 
 class MultiheadAttention(Module):
-    """Attention of `num_heads` heads, each over embed_dim / num_heads features, of which the outputs are joined and mapped once more.
+    """Attention with `num_heads` heads over embed_dim / num_heads features each, followed by a linear map of the joined outputs.
 
     Tensors are [length, batch, features], or [batch, length, features] with `batch_first`.
     """
@@ -61,7 +61,7 @@ class MultiheadAttention(Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Weights by xavier_uniform_, biases zero."""
+        """Initialise weights by xavier_uniform_ and biases by zeros."""
         for weight in (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
             if weight is not None:
                 init.xavier_uniform_(weight)
@@ -70,7 +70,7 @@ class MultiheadAttention(Module):
                 init.zeros_(bias)
 
     def _mapped(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-        """Queries, keys and values of all heads."""
+        """Return queries, keys and values of all heads."""
         if self.one_table and query is key and key is value:
             together = linear(query, self.in_proj_weight, self.in_proj_bias)
             return [F.thirds(together, i, 2) for i in range(3)]
@@ -82,15 +82,15 @@ class MultiheadAttention(Module):
         return [linear(x, weight, bias) for x, weight, bias in zip((query, key, value), weights, biases, strict=True)]
 
     def _batched(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-        """The three as [batch, length, features], the same tensor where two are."""
+        """Return the three as [batch, length, features]; equal arguments stay the same tensor."""
         if {x.ndim for x in (query, key, value)} not in ({2}, {3}):
             listed = f"query {query.tensor_type}, key {key.tensor_type} and value {value.tensor_type}"
             raise ShapeError(f"MultiheadAttention at {user_line()}: {listed} have 3 axes each, or 2 without a batch")
-        found: dict[int, Tensor] = {}
+        batched: dict[int, Tensor] = {}
         for x in (query, key, value):
-            if id(x) not in found:
-                found[id(x)] = unsqueeze(x, 0) if x.ndim == 2 else x if self.batch_first else F.turned(x)
-        return [found[id(x)] for x in (query, key, value)]
+            if id(x) not in batched:
+                batched[id(x)] = unsqueeze(x, 0) if x.ndim == 2 else x if self.batch_first else F.turned(x)
+        return [batched[id(x)] for x in (query, key, value)]
 
     def forward(
         self,
@@ -103,9 +103,11 @@ class MultiheadAttention(Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """(output, weights or None).  In masks True hides, numbers are added: `key_padding_mask` [batch, keys], `attn_mask` [queries, keys]
-        or [batch heads, queries, keys].  `is_causal`: query i sees the keys up to i, if no `attn_mask` says more.  The weights of a query
-        that sees no key are zero."""
+        """Return (output, weights or None).
+
+        `key_padding_mask` is [batch, keys], `attn_mask` [queries, keys] or [batch heads, queries, keys]. True masks a position; numbers are added
+        to the scores. With `is_causal` query i attends to keys up to i, unless `attn_mask` is passed. A query without keys has zero weights.
+        """
         if key_padding_mask is not None and query.ndim == 2:
             key_padding_mask = unsqueeze(key_padding_mask, 0)
         q, k, v = (F.split_heads(x, self.num_heads) for x in self._mapped(*self._batched(query, key, value)))
@@ -123,7 +125,10 @@ _ACTIVATIONS: dict[str, Callable[..., Tensor]] = {"relu": relu, "gelu": gelu}
 
 
 class TransformerEncoderLayer(Module):
-    """Attention of a sequence to itself, then two linear maps for each place; after each, or before with `norm_first`, a LayerNorm."""
+    """Self-attention, then two linear maps for each position, each with a residual connection.
+
+    A LayerNorm follows each part, or precedes it with `norm_first`.
+    """
 
     def __init__(
         self,
@@ -169,7 +174,7 @@ class TransformerEncoderLayer(Module):
 
 
 class TransformerEncoder(Module):
-    """`num_layers` copies of a layer, one after another, and `norm` at the end if given."""
+    """A sequence of `num_layers` copies of a layer, and then `norm` if it is passed."""
 
     def __init__(self, encoder_layer: Module, num_layers: int, norm: Module | None = None) -> None:
         super().__init__()

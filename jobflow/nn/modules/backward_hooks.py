@@ -19,25 +19,25 @@ Hook = Callable[..., Any]
 
 
 class HookedCall:
-    """A call of a module with hooks `before` (module, gradients of the outputs) and `after` (module, those of the inputs, of the outputs)."""
+    """A call of a module with backward hooks: `before`(module, grad_output) and `after`(module, grad_input, grad_output)."""
 
     def __init__(self, module: Module, before: Sequence[Hook], after: Sequence[Hook]) -> None:
         self.module = module
         self.before = before
         self.after = after
         self.inputs = self.outputs = 0
-        #: which of the positional arguments, and of the outputs, have gradients
+        #: indices of the positional arguments and of the outputs with gradients
         self.entered: list[int] = []
         self.left: list[int] = []
         self.of_outputs: tuple[Tensor | None, ...] | None = None
 
     def enter(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The positional arguments that forward gets."""
+        """Return the positional arguments for forward."""
         self.inputs, self.entered = len(inputs), _with_gradients(inputs)
         return tuple(self._passed(inputs, self.entered, self._to_inputs))
 
     def leave(self, output: Any) -> Any:
-        """What the module gives."""
+        """Return the outputs of the module."""
         several = isinstance(output, tuple | list)
         outputs: Sequence[Any] = output if several else [output]
         if not all(x is None or isinstance(x, Tensor) for x in outputs):
@@ -49,7 +49,7 @@ class HookedCall:
         return type(output)(passed) if several else passed[0]
 
     def _passed(self, tensors: Sequence[Any], chosen: Sequence[int], backward: Callable[..., Gradients]) -> list[Any]:
-        """The tensors, the chosen ones as others in the same memory, which one node made."""
+        """Return the tensors, with the selected ones replaced by outputs of one autograd node in the same memory."""
         passed = list(tensors)
         if chosen:
             for i in chosen:
@@ -57,34 +57,34 @@ class HookedCall:
             record(f"{self._name()}Hooks", [tensors[i] for i in chosen], [passed[i] for i in chosen], backward)
         return passed
 
-    def _from_outputs(self, kept: Sequence[Tensor], gradients: Gradients) -> Gradients:
-        found = _spread(gradients, self.left, self.outputs)
+    def _from_outputs(self, saved: Sequence[Tensor], gradients: Gradients) -> Gradients:
+        complete = _spread(gradients, self.left, self.outputs)
         for hook in self.before:
-            found = self._changed(found, self._called(hook, found), "full_backward_pre_hook")
-        self.of_outputs = found
+            complete = self._changed(complete, self._called(hook, complete), "full_backward_pre_hook")
+        self.of_outputs = complete
         if not self.entered:
             for hook in self.after:
-                self._changed((None,) * self.inputs, self._called(hook, (None,) * self.inputs, found), "full_backward_hook")
-        return [found[i] for i in self.left]
+                self._changed((None,) * self.inputs, self._called(hook, (None,) * self.inputs, complete), "full_backward_hook")
+        return [complete[i] for i in self.left]
 
-    def _to_inputs(self, kept: Sequence[Tensor], gradients: Gradients) -> Gradients:
-        if self.of_outputs is None:  # what comes past the outputs: a gradient of this module's gradients
+    def _to_inputs(self, saved: Sequence[Tensor], gradients: Gradients) -> Gradients:
+        if self.of_outputs is None:  # a second derivative that does not pass the outputs
             return gradients
-        found, given = _spread(gradients, self.entered, self.inputs), self.of_outputs
+        complete, grad_input = _spread(gradients, self.entered, self.inputs), self.of_outputs
         for hook in self.after:
-            found = self._changed(found, self._called(hook, found, given), "full_backward_hook")
+            complete = self._changed(complete, self._called(hook, complete, grad_input), "full_backward_hook")
         self.of_outputs = None
-        return [found[i] for i in self.entered]
+        return [complete[i] for i in self.entered]
 
     def _called(self, hook: Hook, *gradients: Any) -> Any:
         with scope.using(interpreter=None):
             return hook(self.module, *gradients)
 
-    def _changed(self, before: tuple[Tensor | None, ...], given: Any, kind: str) -> tuple[Tensor | None, ...]:
-        """The gradients after a hook, which may have returned others."""
-        if given is None:
+    def _changed(self, before: tuple[Tensor | None, ...], gradients: Any, kind: str) -> tuple[Tensor | None, ...]:
+        """Return the gradients after a hook, which may have replaced them."""
+        if gradients is None:
             return before
-        listed = tuple(given) if isinstance(given, tuple | list) else (given,)
+        listed = tuple(gradients) if isinstance(gradients, tuple | list) else (gradients,)
         what = f"what a {kind} of {self._name()} returns"
         if len(listed) != len(before):
             raise ArgumentError(f"backward at {user_line()}: {what} are {len(listed)} gradients in place of {len(before)}")
@@ -103,11 +103,11 @@ def _with_gradients(tensors: Sequence[Any]) -> list[int]:
 
 
 def _spread(gradients: Gradients, where: Sequence[int], count: int) -> tuple[Tensor | None, ...]:
-    """One per position, None for those without a gradient."""
-    found: list[Tensor | None] = [None] * count
+    """Return one gradient per position, None where there is none."""
+    by_position: list[Tensor | None] = [None] * count
     for i, gradient in zip(where, gradients, strict=True):
-        found[i] = gradient
-    return tuple(found)
+        by_position[i] = gradient
+    return tuple(by_position)
 
 
 def _described(output: Any) -> str:

@@ -1,7 +1,7 @@
 """Modules in the bodies of jobs: `model(x)` with tensors of the job.
 
-Inside `forward` the conventions are those of tensors - shapes `()`, bool, methods, indices - and what it returns are tensors of the job again.
-Parameters and buffers are variables of the session, called as in `state_dict()`, behind the namespaces of the call.
+Inside `forward` the conventions of tensors apply: shapes `()`, bool, methods, indices. Its results are tensors of the job again. Parameters and
+buffers are variables of the session, named as in `state_dict()` with the namespaces of the call as a prefix.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def called_in_body(body: JobBody, module: Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """What a module gives in the body of a job."""
+    """Call a module in the body of a job."""
     _check_hooks(module)
     now, word, recorder = scope.current(), type(module).__name__, recorder_of(body)
     body.modes[id(module)] = partial(mode_of, list(module.modules()))
@@ -29,15 +29,15 @@ def called_in_body(body: JobBody, module: Module, inputs: tuple[Any, ...], named
     before = recorder.module
     recorder.module = Called(word, now.namespace, names, {id(each): path for path, each in module.named_modules()})
 
-    def checked(*given: Any, **options: Any) -> Any:
-        stood = [(x, x.traced) for x in given if isinstance(x, Tensor)]
-        made = module(*given, **options)
+    def call(*arguments: Any, **options: Any) -> Any:
+        stood = [(x, x.traced) for x in arguments if isinstance(x, Tensor)]
+        outputs = module(*arguments, **options)
         if any(x.traced is not before for x, before in stood):
             raise JobError(f"{word} at {user_line()}: it writes over its argument, a tensor of the job, which cannot be; give it x.clone()")
-        return made
+        return outputs
 
     try:
-        return recorded(body, checked, inputs, named)
+        return recorded(body, call, inputs, named)
     finally:
         recorder.module = before
 
@@ -52,11 +52,11 @@ def _check_hooks(module: Module) -> None:
 
 
 def mode_of(modules: Sequence[Module]) -> tuple[Any, ...]:
-    """What a program that calls modules depends on, as far as their parts and their mode tell: see `Compiled.modes`."""
-    found: list[Any] = []
+    """Return the state of modules that a traced program depends on: their parts and modes. See `Compiled.modes`."""
+    state: list[Any] = []
     for each in modules:
         own = vars(each)
         parameters = own["_parameters"].values()
-        found += [own["training"], *map(id, parameters), *[x is not None and x._needs_gradient for x in parameters]]
-        found += [*map(id, own["_buffers"].values()), *map(id, own["_modules"].values())]
-    return tuple(found)
+        state += [own["training"], *map(id, parameters), *[x is not None and x._needs_gradient for x in parameters]]
+        state += [*map(id, own["_buffers"].values()), *map(id, own["_modules"].values())]
+    return tuple(state)

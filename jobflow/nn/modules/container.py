@@ -1,4 +1,4 @@
-"""Modules that hold others, or parameters, in an order or under keys."""
+"""Containers of modules or parameters, in order or by key."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["ModuleDict", "ModuleList", "ParameterDict", "ParameterList", "Sequen
 
 
 def _at(what: str, index: Any, size: int) -> int:
-    """A negative index counted from the end."""
+    """Return a negative index counted from the end as a non-negative one."""
     if not -size <= int(index) < size:
         raise IndexError(f"{what} at {user_line()}: index {index} is out of range for {size} parts")
     return int(index) % size
 
 
 class _Parts(Module):
-    """Modules, or parameters."""
+    """A container of modules or parameters."""
 
     _kind: ClassVar[str] = "_modules"
 
@@ -35,7 +35,7 @@ class _Parts(Module):
 
 
 class _Listed(_Parts):
-    """Parts numbered 0, 1, ..."""
+    """A container whose parts are named 0, 1, ..."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._parts.values())
@@ -50,7 +50,7 @@ class _Listed(_Parts):
 
 
 class _Keyed(_Parts):
-    """Parts under keys."""
+    """A container with parts by key."""
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._parts)
@@ -65,19 +65,19 @@ class _Keyed(_Parts):
         del self._parts[key]
 
     def keys(self) -> Iterable[str]:
-        """The keys."""
+        """Return the keys."""
         return self._parts.keys()
 
     def values(self) -> Iterable[Any]:
-        """The modules, or parameters."""
+        """Return the modules or parameters."""
         return self._parts.values()
 
     def items(self) -> Iterable[tuple[str, Any]]:
-        """Keys and modules, or parameters."""
+        """Return pairs of key and module or parameter."""
         return self._parts.items()
 
     def pop(self, key: str) -> Any:
-        """Take one out."""
+        """Remove and return the part with a key."""
         part = self[key]
         del self[key]
         return part
@@ -98,18 +98,18 @@ class _ListedModules(_Listed):
             self._modules[str(number)] = module
 
     def append(self, module: Module) -> Self:
-        """Put a module at the end."""
+        """Append a module."""
         self.add_module(str(len(self)), module)
         return self
 
     def extend(self, modules: Iterable[Module]) -> Self:
-        """Put modules at the end."""
+        """Append modules."""
         for module in modules:
             self.append(module)
         return self
 
     def insert(self, index: int, module: Module) -> Self:
-        """Put a module before another."""
+        """Insert a module before an index."""
         parts = list(self._modules.values())
         parts.insert(index, module)
         self._renumber([])
@@ -118,14 +118,14 @@ class _ListedModules(_Listed):
         return self
 
     def pop(self, index: int = -1) -> Any:
-        """Take a module out."""
+        """Remove and return the module at an index."""
         module = self[index]
         del self[index]
         return module
 
 
 class Sequential(_ListedModules):
-    """Modules, each of which gets what the one before gives: Sequential(a, b, c), or of an OrderedDict of names."""
+    """Modules applied in order, each to the output of the previous one: Sequential(a, b, c), or from an OrderedDict of names."""
 
     def __init__(self, *modules: Any) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class ModuleList(_ListedModules):
 
 
 class ModuleDict(_Keyed):
-    """Modules under keys."""
+    """A dict of modules."""
 
     def __init__(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]] | None = None) -> None:
         super().__init__()
@@ -167,12 +167,12 @@ class ModuleDict(_Keyed):
         self.add_module(key, module)
 
     def update(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]]) -> None:
-        """Put modules under their keys."""
+        """Set modules by key."""
         for key, module in modules.items() if isinstance(modules, Mapping) else modules:
             self[key] = module
 
     def clear(self) -> None:
-        """Take all out."""
+        """Remove all modules."""
         self._modules.clear()
 
 
@@ -185,7 +185,7 @@ def _parameter(what: str, value: Any) -> Parameter:
 
 
 class ParameterList(_Listed):
-    """A list of parameters; tensors become some."""
+    """A list of parameters; tensors are converted to parameters."""
 
     _kind = "_parameters"
 
@@ -197,12 +197,12 @@ class ParameterList(_Listed):
         self.register_parameter(str(_at("ParameterList", index, len(self))), _parameter("ParameterList", parameter))
 
     def append(self, parameter: Tensor) -> Self:
-        """Put a parameter at the end."""
+        """Append a parameter."""
         self.register_parameter(str(len(self)), _parameter("ParameterList", parameter))
         return self
 
     def extend(self, parameters: Iterable[Tensor]) -> Self:
-        """Put parameters at the end."""
+        """Append parameters."""
         for parameter in parameters:
             self.append(parameter)
         return self
@@ -212,7 +212,7 @@ class ParameterList(_Listed):
 
 
 class ParameterDict(_Keyed):
-    """Parameters under keys; tensors become some."""
+    """A dict of parameters; tensors are converted to parameters."""
 
     _kind = "_parameters"
 
@@ -224,7 +224,7 @@ class ParameterDict(_Keyed):
         self.register_parameter(key, _parameter("ParameterDict", parameter))
 
     def update(self, parameters: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> None:
-        """Put parameters under their keys."""
+        """Set parameters by key."""
         for key, parameter in parameters.items() if isinstance(parameters, Mapping) else parameters:
             self[key] = parameter
 

@@ -22,7 +22,7 @@ _MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "replicate", "
 
 
 class _Conv(WithOptions, shared=True):
-    """What convolutions share: weight and bias, and attributes of one number per spatial axis."""
+    """Base class of convolutions: weight and bias, and options with one number per spatial axis."""
 
     spatial: ClassVar[int]
     transposed: ClassVar[bool] = False
@@ -34,14 +34,14 @@ class _Conv(WithOptions, shared=True):
     padding: str | Sizes = 0
 
     def _make(self, bias: bool, device: Any, dtype: Any) -> None:
-        """Check the options, and make the parameters."""
+        """Check the options and create the parameters."""
         super().__post_init__()
         what, channels, groups = type(self).__name__, (self.in_channels, self.out_channels), self.groups
         one_of(what, "padding_mode", self.padding_mode, self.modes)
         if groups < 1 or any(n % groups for n in channels):
             raise ArgumentError(f"{what} at {user_line()}: in_channels {channels[0]} and out_channels {channels[1]} are multiples of groups={groups}")
-        given = {name: getattr(self, name, 0) for name in ("kernel_size", "stride", "padding", "dilation", "output_padding")}
-        each = {name: size if isinstance(size, str) else sizes(what, name, size, self.spatial) for name, size in given.items()}
+        passed = {name: getattr(self, name, 0) for name in ("kernel_size", "stride", "padding", "dilation", "output_padding")}
+        each = {name: size if isinstance(size, str) else sizes(what, name, size, self.spatial) for name, size in passed.items()}
         vars(self).update(each)
         first, second = channels if self.transposed else channels[::-1]
         self.weight = Parameter(empty(first, second // groups, *each["kernel_size"], device=device, dtype=dtype))
@@ -49,7 +49,7 @@ class _Conv(WithOptions, shared=True):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """U[-b, b) with b = 1 / sqrt(what an output sees)."""
+        """Initialise by U[-b, b) with b = 1 / sqrt(fan_in)."""
         init.kaiming_uniform_(self.weight, a=math.sqrt(5))
         if self.bias is not None:
             fan, _ = init.fans(type(self).__name__, self.weight)
@@ -75,12 +75,12 @@ class _Convolution(_Conv, shared=True):
 
     def __post_init__(self, bias: bool, device: Any, dtype: Any) -> None:
         self._make(bias, device, dtype)
-        self._around()  # errors belong here, not to the first call
+        self._around()  # report errors here rather than at the first call
 
     def _around(self) -> tuple[tuple[int, int], ...]:
-        """The padding before and after each spatial axis."""
-        made: Any = self  # whose options are one number per axis now
-        return F.pairs(type(self).__name__, made.padding, made.kernel_size, made.stride, made.dilation)
+        """Return the padding before and after each spatial axis."""
+        options: Any = self  # its options now have one number per axis
+        return F.pairs(type(self).__name__, options.padding, options.kernel_size, options.stride, options.dilation)
 
     def forward(self, input: Tensor) -> Tensor:
         padding = self.padding

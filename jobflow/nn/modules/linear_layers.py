@@ -1,4 +1,4 @@
-"""Linear maps, tables, dropout, and modules that change only shapes."""
+"""Linear maps, embeddings, dropout, and modules that change shapes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 
 
 class Identity(Module):
-    """What it gets; arguments are not looked at."""
+    """A module that returns its input; constructor arguments are ignored."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Identity(Module):
 
 
 class Linear(Module):
-    """y = x weight^T + bias; weight is [out_features, in_features]."""
+    """A linear map y = x weight^T + bias; weight is [out_features, in_features]."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, device: Any = None, dtype: Any = None) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Linear(Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """U[-b, b) with b = 1 / sqrt(in_features)."""
+        """Initialise by U[-b, b) with b = 1 / sqrt(in_features)."""
         init.kaiming_uniform_(self.weight, a=math.sqrt(5))
         if self.bias is not None:
             bound = 1 / math.sqrt(self.in_features) if self.in_features else 0.0
@@ -59,7 +59,7 @@ class Linear(Module):
 
 
 class Bilinear(Module):
-    """y = x1^T weight x2 + bias; weight is [out_features, in1_features, in2_features]."""
+    """A bilinear map y = x1^T weight x2 + bias; weight is [out_features, in1_features, in2_features]."""
 
     def __init__(self, in1_features: int, in2_features: int, out_features: int, bias: bool = True, device: Any = None, dtype: Any = None) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Bilinear(Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """U[-b, b) with b = 1 / sqrt(in1_features)."""
+        """Initialise by U[-b, b) with b = 1 / sqrt(in1_features)."""
         bound = 1 / math.sqrt(self.in1_features) if self.in1_features else 0.0
         init.uniform_(self.weight, -bound, bound)
         if self.bias is not None:
@@ -84,7 +84,7 @@ class Bilinear(Module):
 
 
 def _zero_row(table: Tensor, row: int) -> None:
-    """Zeros in one row, on the ranks that have it."""
+    """Set one row to zero, on the ranks that hold it."""
     first = 0
     if table.layout is not None:
         rank = state().rank.index
@@ -95,9 +95,9 @@ def _zero_row(table: Tensor, row: int) -> None:
 
 
 class Embedding(Module):
-    """A table of `num_embeddings` rows, looked up by number; the row `padding_idx` is zero at first and gets no gradient.
+    """A table of `num_embeddings` rows, looked up by index; the row `padding_idx` is initialised to zero and gets no gradient.
 
-    The rows may be split over ranks: each answers for those it has.
+    The rows may be split over ranks; each rank looks up the rows that it holds.
     """
 
     def __init__(
@@ -116,16 +116,16 @@ class Embedding(Module):
 
     @classmethod
     def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, padding_idx: int | None = None) -> Embedding:
-        """A table with these rows, which do not learn if `freeze`."""
+        """Return an embedding with these rows, which are not trained if `freeze`."""
         if embeddings.ndim != 2:
             raise ShapeError(f"Embedding.from_pretrained at {user_line()}: {embeddings.tensor_type} is not a table of rows")
         rows, width = embeddings.shape
-        made = cls(rows, width, padding_idx, _weight=embeddings)
-        made.weight._needs_gradient = not freeze
-        return made
+        result = cls(rows, width, padding_idx, _weight=embeddings)
+        result.weight._needs_gradient = not freeze
+        return result
 
     def reset_parameters(self) -> None:
-        """N(0, 1)."""
+        """Initialise by N(0, 1)."""
         init.normal_(self.weight)
         if self.padding_idx is not None:
             _zero_row(self.weight, self.padding_idx)
@@ -139,7 +139,7 @@ class Embedding(Module):
 
 
 class Dropout(WithOptions, function=F.dropout):
-    """In training every element is 0 with probability p, else divided by 1 - p; the same ones in every layout."""
+    """Dropout: in training each element is 0 with probability p, else divided by 1 - p. The mask is the same in every layout."""
 
     p: float = 0.5
     inplace: bool = False
@@ -166,14 +166,14 @@ class Dropout3d(Dropout, function=F.dropout3d): ...
 
 
 class Flatten(OfOne, function=flatten):
-    """The axes from `start_dim` to `end_dim`, both included, as one."""
+    """The axes from `start_dim` to `end_dim`, inclusive, merged into one."""
 
     start_dim: int = 1
     end_dim: int = -1
 
 
 class Unflatten(Module):
-    """Axis `dim` as several, of the sizes `unflattened_size`, one of which may be -1."""
+    """Axis `dim` split into axes of the sizes `unflattened_size`, one of which may be -1."""
 
     def __init__(self, dim: int, unflattened_size: Sequence[int]) -> None:
         super().__init__()
@@ -184,17 +184,17 @@ class Unflatten(Module):
             raise ShapeError(f"Unflatten at {user_line()}: dim {self.dim} is out of range for {input.tensor_type}")
         axis, shape = self.dim % input.ndim, tuple(input.shape)
         known = math.prod(n for n in self.unflattened_size if n != -1)
-        wanted = tuple(shape[axis] // max(known, 1) if n == -1 else n for n in self.unflattened_size)
-        if math.prod(wanted) != shape[axis]:
+        sizes = tuple(shape[axis] // max(known, 1) if n == -1 else n for n in self.unflattened_size)
+        if math.prod(sizes) != shape[axis]:
             raise ShapeError(f"Unflatten at {user_line()}: axis {axis} of {input.tensor_type} cannot be divided into {list(self.unflattened_size)}")
-        return reshape(input, (*shape[:axis], *wanted, *shape[axis + 1 :]))
+        return reshape(input, (*shape[:axis], *sizes, *shape[axis + 1 :]))
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, unflattened_size={self.unflattened_size}"
 
 
 class CosineSimilarity(WithOptions, function=F.cosine_similarity):
-    """The cosine of two tensors along `dim`; lengths are at least `eps`."""
+    """The cosine of the angle between two tensors along `dim`; norms are at least `eps`."""
 
     dim: int = 1
     eps: float = 1e-8

@@ -1,4 +1,4 @@
-"""Losses as modules: functions of `jobflow.functional`, with their options as attributes."""
+"""Losses as modules: functions of `jobflow.functional` with their options as attributes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = [
 
 
 class _Loss(WithOptions):
-    """function(*tensors, **options)"""
+    """A module that computes function(*tensors, **options)."""
 
-    #: options that are tensors, and move with the module
+    #: options that are tensors and move with the module
     tensors: ClassVar[tuple[str, ...]] = ()
     reductions: ClassVar[tuple[str, ...]] = ("mean", "sum", "none")
 

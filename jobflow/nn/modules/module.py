@@ -1,4 +1,4 @@
-"""Modules: parameters, buffers and other modules under names, and a `forward` that uses them."""
+"""Modules: named parameters, buffers and submodules, and a `forward` that uses them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _KINDS = ("_parameters", "_buffers", "_modules")
 
 
 class ModuleError(JobError, AttributeError):
-    """A module lacks what is asked of it, or is used before it is ready."""
+    """The error for a missing part of a module, or for its use before it is initialised."""
 
 
 class Module:
-    """What models are made of: subclass it, make parts in `__init__` after `super().__init__()`, and say in `forward` what they do.
+    """Base class of models: create parts in `__init__` after `super().__init__()`, and define the computation in `forward`.
 
-    Attributes that are parameters or modules are found by `parameters()`, `state_dict()`, `to_global()` ... under their names.
+    Parameters and modules in attributes are included in `parameters()`, `state_dict()`, `to_global()` ... by their names.
     """
 
     training: bool
@@ -41,7 +41,7 @@ class Module:
     _buffers: dict[str, Tensor | None]
     _modules: dict[str, Module | None]
 
-    #: the function that the job face has under the name of a class
+    #: the job function with the name of the class
     job_function: ClassVar[Callable[..., Any] | None] = None
 
     def __new__(cls, *inputs: Any, **named: Any) -> Any:
@@ -62,7 +62,7 @@ class Module:
         )
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """What calling the module does."""
+        """Compute the output of the module."""
         raise JobError(f"{type(self).__name__} at {user_line()}: the module has no forward method, which says what calling it does")
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
@@ -100,13 +100,13 @@ class Module:
         options: dict[str, Any] | None = None,
         disable: bool = False,
     ) -> None:
-        """Compile calls of this module from now on, as `flow.compile` does for a function; `disable` makes them eager again."""
+        """Compile the calls of this module, as `flow.compile` does for a function; `disable` makes them eager again."""
         from jobflow.nn.compiled.compiling import in_place
 
         in_place(self, fullgraph, disable)
 
     def _hooked_call(self, building: Any) -> HookedCall | None:
-        """This call, if gradients of it go through hooks."""
+        """Return the state of this call if gradients pass through backward hooks."""
         before, after = self.__dict__["_back_before"], self.__dict__["_back_after"]
         if not before and not after:
             return None
@@ -136,7 +136,7 @@ class Module:
             object.__setattr__(self, name, value)
 
     def _set_part(self, own: dict[str, Any], name: str, value: Tensor | None) -> None:
-        """A tensor or None: in the place of a part of that name, else an ordinary attribute."""
+        """Assign a tensor or None to a part with this name, or to an ordinary attribute if there is no such part."""
         kinds = [kind for kind in _KINDS if name in own.get(kind, ())]
         if not kinds:
             object.__setattr__(self, name, value)
@@ -147,7 +147,7 @@ class Module:
             own[kinds[0]][name] = value
 
     def _recorded(self, buffer: Tensor | None, value: Tensor | None, name: str) -> bool:
-        """Whether a program is traced that gives a buffer a value: the buffer stays, and holds the value after each run."""
+        """Return True if a trace assigns the buffer: the buffer object stays, and holds the value after each run."""
         building = building_now()
         if building is None or value is None or value.traced is None or buffer is None or buffer.traced is not None:
             return False
@@ -180,7 +180,7 @@ class Module:
         return sorted({*super().__dir__(), *(name for kind in _KINDS for name in vars(self).get(kind, ()))})
 
     def _place(self, kind: str, name: str) -> dict[str, Any]:
-        """Where parts of a kind are, with no other part of that name left."""
+        """Return the dict of parts of a kind, after parts of other kinds with that name are removed."""
         own = vars(self)
         if kind not in own:
             raise self._unready(f"gets {name!r}")
@@ -195,7 +195,7 @@ class Module:
         return own[kind]
 
     def _check_outside(self, name: str, tensor: Any) -> None:
-        """JobError in the body of a job, which runs whenever it is traced."""
+        """Raise JobError in the body of a job, which runs at every trace."""
         if tensor is not None and in_job():
             raise JobError(
                 f"{type(self).__name__} at {user_line()}: {name!r} would be made anew whenever the job is traced; create modules outside of the "
@@ -203,7 +203,7 @@ class Module:
             )
 
     def register_parameter(self, name: str, param: Parameter | None) -> None:
-        """A parameter, or None, under a name."""
+        """Register a parameter, or None, under a name."""
         place = self._place("_parameters", name)
         self._check_outside(name, param)
         if param is not None and not isinstance(param, Parameter):
@@ -213,7 +213,7 @@ class Module:
         place[name] = param
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
-        """A tensor that is state but no parameter; `state_dict` leaves out what is not `persistent`."""
+        """Register a tensor that is state but not a parameter; `state_dict` omits it unless it is `persistent`."""
         place = self._place("_buffers", name)
         self._check_outside(name, tensor)
         if tensor is not None and not isinstance(tensor, Tensor):
@@ -223,7 +223,7 @@ class Module:
         passing.discard(name) if persistent else passing.add(name)
 
     def add_module(self, name: str, module: Module | None) -> None:
-        """A module, or None, under a name."""
+        """Register a module, or None, under a name."""
         place = self._place("_modules", name)
         if module is not None and not isinstance(module, Module):
             raise DtypeError(f"{type(self).__name__}.{name} at {user_line()}: {type(module).__name__} is not an nn.Module")
@@ -231,22 +231,22 @@ class Module:
 
     register_module = add_module
 
-    # ---------------------------------------------------------------- what it is made of
+    # ---------------------------------------------------------------- parts
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
-        """Its own modules and their names, each once."""
-        seen = set()
+        """Yield names and direct submodules, each once."""
+        visited = set()
         for name, module in self._modules.items():
-            if module is not None and module not in seen:
-                seen.add(module)
+            if module is not None and module not in visited:
+                visited.add(module)
                 yield name, module
 
     def children(self) -> Iterator[Module]:
-        """Its own modules."""
+        """Yield direct submodules."""
         return (module for _, module in self.named_children())
 
     def named_modules(self, memo: set[Module] | None = None, prefix: str = "", remove_duplicate: bool = True) -> Iterator[tuple[str, Module]]:
-        """Itself and all modules inside, under their full names."""
+        """Yield full names and modules: this one and all submodules."""
         memo = set() if memo is None else memo
         if self in memo:
             return
@@ -258,75 +258,75 @@ class Module:
                 yield from module.named_modules(memo, f"{prefix}.{name}" if prefix else name, remove_duplicate)
 
     def modules(self) -> Iterator[Module]:
-        """Itself and all modules inside."""
+        """Yield this module and all submodules."""
         return (module for _, module in self.named_modules())
 
     def _named(self, kind: str, prefix: str, recurse: bool, once: bool) -> Named:
-        seen: set[int] = set()
+        visited: set[int] = set()
         for path, module in self.named_modules(prefix=prefix, remove_duplicate=once) if recurse else [(prefix, self)]:
             for name, part in getattr(module, kind).items():
-                if part is not None and not (once and id(part) in seen):
-                    seen.add(id(part))
+                if part is not None and not (once and id(part) in visited):
+                    visited.add(id(part))
                     yield f"{path}.{name}" if path else name, part
 
     def named_parameters(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Iterator[tuple[str, Parameter]]:
-        """Parameters under their full names, each once; without `recurse` only its own."""
+        """Yield full names and parameters, each once; without `recurse` only those of this module."""
         return self._named("_parameters", prefix, recurse, remove_duplicate)
 
     def parameters(self, recurse: bool = True) -> Iterator[Parameter]:
-        """Parameters, each once."""
+        """Yield parameters, each once."""
         return (part for _, part in self.named_parameters(recurse=recurse))
 
     def named_buffers(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Iterator[tuple[str, Tensor]]:
-        """Buffers under their full names, each once."""
+        """Yield full names and buffers, each once."""
         return self._named("_buffers", prefix, recurse, remove_duplicate)
 
     def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
-        """Buffers, each once."""
+        """Yield buffers, each once."""
         return (part for _, part in self.named_buffers(recurse=recurse))
 
     def get_submodule(self, target: str) -> Module:
-        """The module of a full name; itself for ""."""
-        found = self
+        """Return the module with a full name; this module for ""."""
+        part = self
         for name in filter(None, target.split(".")):
-            found = getattr(found, name)
-            if not isinstance(found, Module):
+            part = getattr(part, name)
+            if not isinstance(part, Module):
                 raise ModuleError(f"get_submodule at {user_line()}: {name!r} of {target!r} is not a module")
-        return found
+        return part
 
     def get_parameter(self, target: str) -> Parameter:
-        """The parameter of a full name."""
+        """Return the parameter with a full name."""
         path, _, name = target.rpartition(".")
-        found = getattr(self.get_submodule(path), name)
-        if not isinstance(found, Parameter):
+        parameter = getattr(self.get_submodule(path), name)
+        if not isinstance(parameter, Parameter):
             raise ModuleError(f"get_parameter at {user_line()}: {target!r} is not a parameter")
-        return found
+        return parameter
 
     # ---------------------------------------------------------------- modes
 
     def train(self, mode: bool = True) -> Self:
-        """Itself, and all inside, in training or not: dropout and batch statistics differ."""
+        """Set this module and all submodules to training or evaluation mode, which affects dropout and batch statistics. Return the module."""
         for module in self.modules():
             module.training = bool(mode)
         return self
 
     def eval(self) -> Self:
-        """train(False)"""
+        """Set evaluation mode: train(False)."""
         return self.train(False)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Whether backward gives the parameters gradients."""
+        """Set `requires_grad` of all parameters. Return the module."""
         for parameter in self.parameters():
             parameter.requires_grad_(requires_grad)
         return self
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, or set them to zero."""
+        """Remove the gradients, or set them to zero."""
         for parameter in self.parameters():
             zero_gradient(parameter, set_to_none)
 
     def apply(self, fn: Callable[[Module], None]) -> Self:
-        """Call `fn` with every module inside, and with itself last."""
+        """Call `fn` for every submodule, and for this module last. Return the module."""
         for module in self.children():
             module.apply(fn)
         fn(self)
@@ -335,26 +335,28 @@ class Module:
     # ---------------------------------------------------------------- hooks
 
     def register_forward_pre_hook(self, hook: Callable[[Module, tuple[Any, ...]], Any]) -> RemovableHandle:
-        """Call hook(module, inputs) before forward; what it returns, if not None, are the inputs."""
+        """Call hook(module, inputs) before forward; a result other than None replaces the inputs."""
         return _hung(vars(self)["_before"], hook)
 
     def register_forward_hook(self, hook: Callable[[Module, tuple[Any, ...], Any], Any]) -> RemovableHandle:
-        """Call hook(module, inputs, output) after forward; what it returns, if not None, is the output."""
+        """Call hook(module, inputs, output) after forward; a result other than None replaces the output."""
         return _hung(vars(self)["_after"], hook)
 
     def register_full_backward_pre_hook(self, hook: Callable[[Module, tuple[Any, ...]], Any]) -> RemovableHandle:
-        """Call hook(module, grad_output) when backward gets to the outputs; what it returns, if not None, are their gradients."""
+        """Call hook(module, grad_output) when backward reaches the outputs; a result other than None replaces their gradients."""
         return _hung(vars(self)["_back_before"], hook)
 
     def register_full_backward_hook(self, hook: Callable[[Module, tuple[Any, ...], tuple[Any, ...]], Any]) -> RemovableHandle:
-        """Call hook(module, grad_input, grad_output) when backward has gone through the module; what it returns, if not None, are the
-        gradients of the positional arguments.  None stands for what has no gradient; where no argument has one, for all."""
+        """Call hook(module, grad_input, grad_output) after backward through the module.
+
+        A result other than None replaces the gradients of the positional arguments. `grad_input` has None for an argument without a gradient.
+        """
         return _hung(vars(self)["_back_after"], hook)
 
     # ---------------------------------------------------------------- element types, devices, layouts
 
     def _apply(self, change: Callable[[str, Tensor], Tensor]) -> Self:
-        """Every parameter and buffer becomes what `change(name, tensor)` makes of it; they stay the same objects."""
+        """Replace the data of every parameter and buffer by `change(name, tensor)`; the objects stay the same."""
         with gradients(False):
             for name, part in (*self.named_parameters(), *self.named_buffers()):
                 moving.replace(part, change(name, part))
@@ -363,73 +365,77 @@ class Module:
         return self
 
     def to_global(self, placement: Any = None, sbp: Any = None) -> Self:
-        """Itself, its parameters and buffers lying on `placement` as `sbp`; global ones may keep one of the two.
+        """Redistribute parameters and buffers to `placement` with `sbp`, and return the module. Collective.
 
-        Local ones become copies of those of the first rank (broadcast), or are put together (split).  Every rank calls it.
+        Global tensors may keep one of the two. Local tensors become copies of those of the first rank (broadcast) or are concatenated (split).
         """
-        return self._apply(lambda name, x: moving.laid(f"{type(self).__name__}.to_global", name, x, placement, sbp))
+        return self._apply(lambda name, x: moving.redistributed(f"{type(self).__name__}.to_global", name, x, placement, sbp))
 
     def to_local(self) -> Self:
-        """Itself, with this rank's pieces of its parameters and buffers as local tensors."""
+        """Replace parameters and buffers by this rank's pieces as local tensors, and return the module."""
         return self._apply(moving.piece)
 
     def to_consistent(self, *arguments: Any, **named: Any) -> None:
-        """The name of to_global in old releases."""
+        """Call to_global; the name of older releases."""
         raise JobError(f"to_consistent at {user_line()}: use to_global")
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Itself on a device and, where it is of floats, in an element type: to("cpu"), to(flow.float64), to(tensor) ..."""
+        """Move to a device, and convert floats to an element type: to("cpu"), to(flow.float64), to(tensor) ... Return the module."""
         device, dtype = moving.target(f"{type(self).__name__}.to", args, kwargs)
         return self._apply(lambda _, x: moving.moved(x, device, dtype))
 
     def cpu(self) -> Self:
-        """Itself in the host's memory."""
+        """Move to the host's memory. Return the module."""
         return self.to("cpu")
 
     def cuda(self, device: Any = None) -> Self:
-        """Itself on this rank's GPU; on the host where there is none."""
+        """Move to this rank's GPU, or to the host without one. Return the module."""
         return self.to("cuda" if device is None else device)
 
     def _cast(self, dtype: DType) -> Self:
         return self._apply(lambda _, x: cast(x, dtype) if x.dtype.is_float else x)
 
     def half(self) -> Self:
-        """Floats as float16."""
+        """Convert floats to float16. Return the module."""
         return self._cast(float16)
 
     def bfloat16(self) -> Self:
-        """Floats as bfloat16."""
+        """Convert floats to bfloat16. Return the module."""
         return self._cast(bfloat16)
 
     def float(self) -> Self:
-        """Floats as float32."""
+        """Convert floats to float32. Return the module."""
         return self._cast(float32)
 
     def double(self) -> Self:
-        """Floats as float64."""
+        """Convert floats to float64. Return the module."""
         return self._cast(float64)
 
     # ---------------------------------------------------------------- saving
 
     def state_dict(self, destination: dict[str, Tensor] | None = None, prefix: str = "", keep_vars: bool = False) -> dict[str, Tensor]:
-        """Parameters and persistent buffers under their full names, in their memory; global ones are global. `keep_vars`: the very tensors."""
-        found = OrderedDict() if destination is None else destination
+        """Return parameters and persistent buffers by full name, as tensors in the same memory; global ones are global.
+
+        With `keep_vars` the values are the parameters and buffers themselves.
+        """
+        state = OrderedDict() if destination is None else destination
         for name, part in saving.named(self, prefix):
-            found[name] = part if keep_vars else saving.plain(part)
-        return found
+            state[name] = part if keep_vars else saving.plain(part)
+        return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> saving.Differences:
-        """Take over what `state_dict` of such a module gave; global tensors may lie in other layouts.  Every rank calls it.
+        """Copy the values of a `state_dict` into this module; global tensors may have other layouts. Collective.
 
-        Returns the names that are missing and those that are not known, which are errors if `strict`.
-        Raises: CheckpointError, which lists all that does not fit, or says that nothing does; nothing is changed then.
+        Returns missing and unexpected names, which are errors if `strict`.
+
+        Raises: CheckpointError with all mismatches, or if no name matches; nothing is changed then.
         """
         return saving.load(self, state_dict, strict)
 
     # ---------------------------------------------------------------- printing
 
     def extra_repr(self) -> str:
-        """What its repr says between the brackets."""
+        """Return the text between the brackets of the repr."""
         return ""
 
     def _get_name(self) -> str:

@@ -1,4 +1,4 @@
-"""Moving the tensors of a module to another device, element type or layout; they stay the same objects."""
+"""Moves of a module's tensors to another device, element type or layout; the tensor objects stay the same."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from jobflow.functional.promotion import cast
 from jobflow.functional.tensor_class import Tensor
 
 
-def replace(x: Tensor, made: Tensor) -> None:
-    """x is what `made` is, from now on; other tensors in its old memory are left alone."""
-    if made is x:
+def replace(x: Tensor, source: Tensor) -> None:
+    """Give x the data of `source`; other tensors in the old memory are unchanged."""
+    if source is x:
         return
-    x.tensor_type, x.layout, x.array, x._device = made.tensor_type, made.layout, made.array, made._device
-    x.storage, x.base, x.seen, x.strides = None, None, 0, made.strides
+    x.tensor_type, x.layout, x.array, x._device = source.tensor_type, source.layout, source.array, source._device
+    x.storage, x.base, x.seen, x.strides = None, None, 0, source.strides
 
 
-def laid(what: str, name: str, x: Tensor, placement: Any, sbp: Any) -> Tensor:
-    """A tensor on a placement in a layout; one without axes, which cannot be split, as copies."""
+def redistributed(what: str, name: str, x: Tensor, placement: Any, sbp: Any) -> Tensor:
+    """Redistribute a tensor; a tensor without axes, which cannot be split, is replicated."""
     if x.ndim == 0 and sbp is not None:
         each = list(sbp) if isinstance(sbp, list | tuple) else [sbp]
         sbp = [B if isinstance(one, Split) else one for one in each]
@@ -34,12 +34,12 @@ def laid(what: str, name: str, x: Tensor, placement: Any, sbp: Any) -> Tensor:
 
 
 def piece(name: str, x: Tensor) -> Tensor:
-    """This rank's piece, in memory of its own; local tensors as they are."""
+    """Return this rank's piece in separate memory; a local tensor as it is."""
     return x if x.layout is None else to_local(x, copy=True)
 
 
 def target(what: str, arguments: Sequence[Any], options: dict[str, Any]) -> tuple[Any, DType | None]:
-    """Device and element type, of floats, that arguments of `to` ask for; None for what they do not say."""
+    """Return the device and the float element type in arguments of `to`; None for one that is not passed."""
     if "placement" in options or "sbp" in options:
         raise JobError(f"{what} at {user_line()}: modules go to a placement by to_global(placement, sbp)")
     options.pop("copy", None)
@@ -51,6 +51,6 @@ def target(what: str, arguments: Sequence[Any], options: dict[str, Any]) -> tupl
 
 
 def moved(x: Tensor, device: Any, dtype: DType | None) -> Tensor:
-    """x on the device, and in the element type if it is of floats."""
-    made = x if device is None else x.to(device)
-    return made if dtype is None or not made.dtype.is_float else cast(made, dtype)
+    """Return x on the device, with the element type if it has floats."""
+    result = x if device is None else x.to(device)
+    return result if dtype is None or not result.dtype.is_float else cast(result, dtype)

@@ -21,7 +21,7 @@ __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "GroupNorm", "InstanceNo
 
 
 class _BatchStatistics(WithOptions, shared=True):
-    """What BatchNorm and InstanceNorm share: weight and bias, and running statistics."""
+    """Base class of BatchNorm and InstanceNorm: weight and bias, and running statistics."""
 
     ndims: ClassVar[tuple[int, ...]]
     num_features: int
@@ -43,8 +43,8 @@ class _BatchStatistics(WithOptions, shared=True):
 
     def _check(self, input: Tensor) -> None:
         if input.ndim not in self.ndims:
-            wanted = " or ".join(map(str, self.ndims))
-            raise ShapeError(f"{type(self).__name__} at {user_line()}: input {input.tensor_type} has {input.ndim} axes, not {wanted}")
+            axes = " or ".join(map(str, self.ndims))
+            raise ShapeError(f"{type(self).__name__} at {user_line()}: input {input.tensor_type} has {input.ndim} axes, not {axes}")
 
     def extra_repr(self) -> str:
         shown = f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}"
@@ -60,7 +60,7 @@ class _BatchNorm(_BatchStatistics):
         return F.batch_norm(input, mean, var, self.weight, self.bias, own, momentum, self.eps)
 
     def _count(self) -> float:
-        """Note one more batch; by how much the running statistics move."""
+        """Count one more batch, and return the weight of this batch in the running statistics."""
         if self.num_batches_tracked is None or not self.training:
             return self.momentum or 0.0
         if self.momentum is None and F.building():
@@ -72,9 +72,9 @@ class _BatchNorm(_BatchStatistics):
 
 
 class BatchNorm1d(_BatchNorm, ndims=(2, 3)):
-    """Each channel of [n, c] or [n, c, l] with mean 0 and variance 1 over the whole logical batch, times weight plus bias.
+    """Normalisation of each channel of [n, c] or [n, c, l] to mean 0 and variance 1 over the whole logical batch, times weight plus bias.
 
-    Not in training, with the running statistics, which move by `momentum` towards those of the batches; None: their mean.
+    In evaluation it uses running statistics, which `momentum` moves towards those of the batches in training; with None they are the mean.
     """
 
 
@@ -98,7 +98,7 @@ class _InstanceNorm(_BatchStatistics, shared=True):
 
 
 class InstanceNorm1d(_InstanceNorm, ndims=(3,)):
-    """Each channel of each sample of [n, c, l] with mean 0 and variance 1."""
+    """Normalisation of each channel of each sample of [n, c, l] to mean 0 and variance 1."""
 
 
 class InstanceNorm2d(_InstanceNorm, ndims=(4,)):
@@ -110,7 +110,7 @@ class InstanceNorm3d(_InstanceNorm, ndims=(5,)):
 
 
 class GroupNorm(Module):
-    """[n, c, ...] with mean 0 and variance 1 in each of `num_groups` groups of channels, times weight plus bias per channel."""
+    """Normalisation of [n, c, ...] to mean 0 and variance 1 in each of `num_groups` groups of channels, times weight plus bias per channel."""
 
     def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True, device: Any = None, dtype: Any = None) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class GroupNorm(Module):
 
 
 class LayerNorm(Module):
-    """The last axes, of `normalized_shape`, with mean 0 and variance 1, times weight plus bias."""
+    """Normalisation of the last axes, of shape `normalized_shape`, to mean 0 and variance 1, times weight plus bias."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class LayerNorm(Module):
 
 
 class RMSNorm(Module):
-    """The last axes, of `normalized_shape`, divided by the root of their mean square, times weight."""
+    """The last axes, of shape `normalized_shape`, divided by the root of their mean square, times weight."""
 
     def __init__(
         self,

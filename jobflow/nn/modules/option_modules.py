@@ -1,4 +1,4 @@
-"""Modules that hold what a function is called with beside tensors."""
+"""Modules with the options of a function as attributes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from jobflow.nn.modules.module import Module
 
 
 class WithSettings(Module):
-    """A module whose class has attributes that the line of the class sets: `class Conv2d(_Convolution, spatial=2)`.
+    """A module with class attributes set in the class statement: `class Conv2d(_Convolution, spatial=2)`.
 
-    A class with a `function` has its documentation, unless it has some of its own.
+    A class with a `function` and without a docstring has that of the function.
     """
 
     def __init_subclass__(cls, **settings: Any) -> None:
@@ -26,13 +26,13 @@ class WithSettings(Module):
 
 @dataclass_transform(eq_default=False, field_specifiers=(field,))
 class WithOptions(WithSettings):
-    """A module whose options are fields of the class: arguments of the constructor, and attributes.
+    """A module whose options are fields of the class: arguments of the constructor and attributes.
 
         class Softplus(OfOne, function=F.softplus):
             beta: float = 1.0
             threshold: float = 20.0
 
-    A class without settings is an ordinary one, unless it is `shared`: then classes derived from it have its options.
+    A class without settings is an ordinary class, unless it is `shared`; derived classes of a shared class have its options.
     """
 
     function: ClassVar[Callable[..., Tensor]]
@@ -47,7 +47,7 @@ class WithOptions(WithSettings):
         super().__init__()
 
     def _options(self) -> dict[str, Any]:
-        """What the function is called with."""
+        """Return the keyword arguments of the function."""
         return {name: getattr(self, name) for name in self._names}
 
     def extra_repr(self) -> str:
@@ -55,7 +55,7 @@ class WithOptions(WithSettings):
 
 
 class OfOne(WithOptions):
-    """function(input, **options)"""
+    """A module that computes function(input, **options)."""
 
     def forward(self, input: Tensor) -> Tensor:
         return type(self).function(input, **self._options())

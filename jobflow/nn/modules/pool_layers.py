@@ -1,4 +1,4 @@
-"""Pooling, borders, and images of other sizes, as modules."""
+"""Pooling, padding and image resizing as modules."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class _MaxPool(_Windows, shared=True):
 
 
 class MaxPool1d(_MaxPool, function=F.max_pool1d):
-    """The largest of each window of [n, c, l]."""
+    """The maximum of each window of [n, c, l]."""
 
 
 class MaxPool2d(_MaxPool, function=F.max_pool2d):
-    """The largest of each window of [n, c, h, w]."""
+    """The maximum of each window of [n, c, h, w]."""
 
 
 class MaxPool3d(_MaxPool, function=F.max_pool3d):
-    """The largest of each window of [n, c, d, h, w]."""
+    """The maximum of each window of [n, c, d, h, w]."""
 
 
 class AvgPool1d(_Windows, function=F.avg_pool1d):
@@ -54,7 +54,7 @@ class AvgPool1d(_Windows, function=F.avg_pool1d):
 
 
 class AvgPool2d(AvgPool1d, function=F.avg_pool2d):
-    """The mean of each window of [n, c, h, w]; `divisor_override` is what sums are divided by instead."""
+    """The mean of each window of [n, c, h, w]; `divisor_override` replaces the number of elements as the divisor."""
 
     divisor_override: int | None = None
 
@@ -68,31 +68,31 @@ class _Adaptive(OfOne, shared=True):
 
 
 class AdaptiveAvgPool1d(_Adaptive, function=F.adaptive_avg_pool1d):
-    """Means of windows that fill the last axis, `output_size` of them."""
+    """The means of `output_size` windows that cover the last axis."""
 
 
 class AdaptiveAvgPool2d(_Adaptive, function=F.adaptive_avg_pool2d):
-    """Means of windows that fill the image; None keeps an axis."""
+    """The means of windows that cover the image; None keeps the size of an axis."""
 
 
 class AdaptiveAvgPool3d(_Adaptive, function=F.adaptive_avg_pool3d):
-    """Means of windows that fill the volume; None keeps an axis."""
+    """The means of windows that cover the volume; None keeps the size of an axis."""
 
 
 class AdaptiveMaxPool1d(_Adaptive, function=F.adaptive_max_pool1d):
-    """The largest of windows that fill the last axis."""
+    """The maxima of windows that cover the last axis."""
 
 
 class AdaptiveMaxPool2d(_Adaptive, function=F.adaptive_max_pool2d):
-    """The largest of windows that fill the image."""
+    """The maxima of windows that cover the image."""
 
 
 class AdaptiveMaxPool3d(_Adaptive, function=F.adaptive_max_pool3d):
-    """The largest of windows that fill the volume."""
+    """The maxima of windows that cover the volume."""
 
 
 class Upsample(OfOne, function=shapes.interpolate):
-    """Images of another size, by `size` or `scale_factor`; see nn.functional.interpolate."""
+    """Images resized to `size` or by `scale_factor`; see nn.functional.interpolate."""
 
     size: Sizes | None = None
     scale_factor: float | Sequence[float] | None = None
@@ -101,27 +101,27 @@ class Upsample(OfOne, function=shapes.interpolate):
 
 
 class UpsamplingNearest2d(Upsample):
-    """Upsample by the nearest pixel."""
+    """Images resized by nearest-neighbour interpolation."""
 
     def __init__(self, size: Sizes | None = None, scale_factor: float | Sequence[float] | None = None) -> None:
         super().__init__(size, scale_factor, "nearest")
 
 
 class UpsamplingBilinear2d(Upsample):
-    """Upsample between pixels, the outermost of which keep their places."""
+    """Images resized by bilinear interpolation with aligned corners."""
 
     def __init__(self, size: Sizes | None = None, scale_factor: float | Sequence[float] | None = None) -> None:
         super().__init__(size, scale_factor, "bilinear", True)
 
 
 class PixelShuffle(OfOne, function=shapes.pixel_shuffle):
-    """[..., c r r, h, w] -> [..., c, h r, w r]"""
+    """A rearrangement of [..., c r r, h, w] to [..., c, h r, w r]."""
 
     upscale_factor: int
 
 
 class PixelUnshuffle(OfOne, function=shapes.pixel_unshuffle):
-    """[..., c, h r, w r] -> [..., c r r, h, w]"""
+    """A rearrangement of [..., c, h r, w r] to [..., c r r, h, w]."""
 
     downscale_factor: int
 
@@ -130,7 +130,7 @@ class PixelUnshuffle(OfOne, function=shapes.pixel_unshuffle):
 
 
 class _Border(WithSettings):
-    """Borders of the last axes: one number for all, or (before, after) for the last axis, then the one before it ..."""
+    """Padding of the last axes: one number for all, or (before, after) for the last axis, then the one before it ..."""
 
     spatial: ClassVar[int]
     mode: ClassVar[str] = "constant"
@@ -157,36 +157,36 @@ class _ConstantBorder(_Border):
 
 
 class ConstantPad1d(_ConstantBorder, spatial=1):
-    """Borders of one value."""
+    """Padding with one value."""
 
 
 class ConstantPad2d(_ConstantBorder, spatial=2):
-    """Borders of one value around images."""
+    """Padding of images with one value."""
 
 
 class ConstantPad3d(_ConstantBorder, spatial=3):
-    """Borders of one value around volumes."""
+    """Padding of volumes with one value."""
 
 
 class ZeroPad1d(_Border, spatial=1):
-    """Borders of zeros."""
+    """Padding with zeros."""
 
 
 class ZeroPad2d(_Border, spatial=2):
-    """Borders of zeros around images."""
+    """Padding of images with zeros."""
 
 
 class ReflectionPad1d(_Border, spatial=1, mode="reflect"):
-    """Borders mirrored at the edge, which is not repeated."""
+    """Padding by reflection at the edge, which is not repeated."""
 
 
 class ReflectionPad2d(_Border, spatial=2, mode="reflect"):
-    """Borders of images mirrored at the edge, which is not repeated."""
+    """Padding of images by reflection at the edge, which is not repeated."""
 
 
 class ReplicationPad1d(_Border, spatial=1, mode="replicate"):
-    """Borders that repeat the edge."""
+    """Padding by repetition of the edge."""
 
 
 class ReplicationPad2d(_Border, spatial=2, mode="replicate"):
-    """Borders of images that repeat the edge."""
+    """Padding of images by repetition of the edge."""

@@ -1,4 +1,4 @@
-"""state_dict and load_state_dict of modules."""
+"""The implementation of state_dict and load_state_dict of modules."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class _Keys(NamedTuple):
 
 
 class Differences(_Keys):
-    """Names that a state lacks, and names in it that the module has not."""
+    """Names that a state lacks, and names in it that the module lacks."""
 
     def __repr__(self) -> str:
         return super().__repr__() if self.missing_keys or self.unexpected_keys else "<All keys matched successfully>"
 
 
 def named(module: Module, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Parameters and persistent buffers of a module and those inside, under each of their names."""
+    """Yield the parameters and persistent buffers of a module and its submodules under each of their names."""
     own: dict[str, Any] = vars(module)
     for name, part in own["_parameters"].items():
         if part is not None:
@@ -47,42 +47,42 @@ def named(module: Module, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def plain(x: Tensor) -> Tensor:
-    """A tensor without gradients in the same memory."""
-    made = Tensor(x.tensor_type, x.layout, x.array)
-    made._device = x._device
-    x.shares(made)
-    return made
+    """Return a tensor without gradients in the same memory."""
+    result = Tensor(x.tensor_type, x.layout, x.array)
+    result._device = x._device
+    x.shares(result)
+    return result
 
 
-def load(module: Module, given: Mapping[str, Any], strict: bool) -> Differences:
-    """See Module.load_state_dict."""
-    found = compared(module, given, strict)
+def load(module: Module, saved_state: Mapping[str, Any], strict: bool) -> Differences:
+    """Load a state; see Module.load_state_dict."""
+    differences = compared(module, saved_state, strict)
     here = state()
     with gradients(False):
         for name, part in named(module):
-            if name in given:
-                take(here, part, given[name])
-    return found
+            if name in saved_state:
+                take(here, part, saved_state[name])
+    return differences
 
 
-def compared(module: Module, given: Mapping[str, Any], strict: bool) -> Differences:
-    """What differs between a module and a state; CheckpointError if it does not fit, or has nothing that the module has."""
-    if not isinstance(given, Mapping):
+def compared(module: Module, state: Mapping[str, Any], strict: bool) -> Differences:
+    """Return the differences between a module and a state; raise CheckpointError for a mismatch, or if no name matches."""
+    if not isinstance(state, Mapping):
         raise CheckpointError(
-            f"load_state_dict of {type(module).__name__} at {user_line()}: a state is what state_dict() gives, a dict; got {described(given)}"
+            f"load_state_dict of {type(module).__name__} at {user_line()}: a state is what state_dict() gives, a dict; got {described(state)}"
         )
     own = dict(named(module))
-    found = Differences([name for name in own if name not in given], [name for name in given if name not in own])
-    wrong = [text for name in own if name in given and (text := difference(name, own[name], given[name]))]
+    differences = Differences([name for name in own if name not in state], [name for name in state if name not in own])
+    wrong = [text for name in own if name in state and (text := difference(name, own[name], state[name]))]
     if strict:
-        wrong += [f"missing: {name}" for name in found.missing_keys]
-        wrong += [f"not known: {name}{did_you_mean(name, found.missing_keys)}" for name in found.unexpected_keys]
-    elif own and given and len(found.missing_keys) == len(own):
-        wrong.append(f"nothing in common: the module has {_some(found.missing_keys)}, the state {_some(found.unexpected_keys)}")
+        wrong += [f"missing: {name}" for name in differences.missing_keys]
+        wrong += [f"not known: {name}{did_you_mean(name, differences.missing_keys)}" for name in differences.unexpected_keys]
+    elif own and state and len(differences.missing_keys) == len(own):
+        wrong.append(f"nothing in common: the module has {_some(differences.missing_keys)}, the state {_some(differences.unexpected_keys)}")
     if wrong:
         listed = "".join(f"\n    {text}" for text in wrong)
         raise CheckpointError(f"load_state_dict of {type(module).__name__} at {user_line()}: the state does not fit:{listed}")
-    return found
+    return differences
 
 
 def _some(names: Sequence[str]) -> str:
@@ -90,7 +90,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def difference(name: str, x: Tensor, value: Any) -> str:
-    """Why a value cannot become that of x; "" if it can."""
+    """Return the reason why x cannot take a value; "" if it can."""
     if isinstance(value, np.ndarray):
         return "" if value.shape == x.tensor_type.shape else f"size: {name} is {x.tensor_type}, the state has {list(value.shape)}"
     if not isinstance(value, Tensor):
@@ -103,7 +103,7 @@ def difference(name: str, x: Tensor, value: Any) -> str:
 
 
 def take(here: EagerState, x: Tensor, value: Any) -> None:
-    """The numbers of `value` in the memory of x."""
+    """Copy `value` into the memory of x."""
     if isinstance(value, np.ndarray):
         value = from_numpy(value) if x.layout is None else cut("load_state_dict", np.asarray(value, order="C"), x.layout)
     value = cast(value, x.tensor_type.dtype)
