@@ -1,4 +1,4 @@
-"""What is bound for a CPU, run; and the same values in other orders of memory."""
+"""Execution of bound ops on a CPU, and arrays with equal values in other memory orders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jobflow.kernels.target import CPU
 
 
 class CpuDevice:
-    """The little of a device that bind asks for; scratch comes filled with NaN, or ones, since nothing may rely on its content."""
+    """The part of a device that `bind` uses; scratch memory is filled with NaN or ones, because its content is undefined."""
 
     tag = "cpu"
     xp = np
@@ -21,7 +21,7 @@ class CpuDevice:
 
 
 def run_bound(op: Any, *arrays: Any, output: Any, target: Any = CPU) -> Any:
-    """Run twice what bind prepared, so that a call that relies on the first run's state is seen."""
+    """Run the bound calls twice, to detect calls that depend on the state of the first run."""
     calls = registry.bind(op, target, CpuDevice(), arrays, (output,))
     for _ in range(2):
         output[...] = np.nan
@@ -31,12 +31,12 @@ def run_bound(op: Any, *arrays: Any, output: Any, target: Any = CPU) -> Any:
 
 
 def batch_innermost(array: Any) -> Any:
-    """The same values, stored with axis 0 innermost."""
+    """Return the same values with axis 0 innermost in memory."""
     return np.moveaxis(np.ascontiguousarray(np.moveaxis(array, 0, -1)), -1, 0)
 
 
 def spaced(array: Any) -> Any:
-    """The same values as a window on a larger array, so that no two axes are contiguous."""
+    """Return the same values as a window of a larger array, so that no two axes are contiguous."""
     big = np.zeros(tuple(2 * n + 1 for n in array.shape), array.dtype)
     view = big[tuple(slice(1, 2 * n + 1, 2) for n in array.shape)]
     view[...] = array

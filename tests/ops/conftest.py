@@ -1,4 +1,4 @@
-"""Ops that run where they are called."""
+"""An interpreter that runs ops immediately."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""The laws that every op keeps, as functions of one sample; each raises AssertionError where it is broken.
+"""The laws of every op, as functions of one sample; each raises AssertionError if the law is broken.
 
-kernel_fills        the kernel writes every element of outputs of the inferred type, and is a function of its inputs
-shards_agree        on every legal signature: kernels on the ranks' shards, put together, give what the whole gives
-grids_agree         the same on meshes of two dimensions, by pairs of signatures
-gradient_is_right   the op's gradient is the central difference; so is the gradient of that (second_gradient_is_right)
-expression_is_kernel what an op says that it computes is what its kernel does, to the last bit, also in half precision
-bind_agrees         the bound calls of every tier do what the kernel does, for any memory order, in float32 and float64
-overwriting_is_safe an output may be written over the inputs that the op names
-places_are_right    inputs put where the op says they lie in its output are the output
-view_is_right       a view op's view is the same numbers in the same memory
-op_is_a_value       pickling, hashing, comparing, printing
+kernel_fills        the kernel writes every element of outputs of the inferred type and depends only on its inputs
+shards_agree        for every legal signature, the gathered results of kernels on shards equal the whole result
+grids_agree         the same on meshes of two dimensions, with pairs of signatures
+gradient_is_right   the op's gradient equals the central difference, and so does the second gradient
+expression_is_kernel  the expression of an op equals its kernel to the last bit, also in half precision
+bind_agrees         the bound calls of every tier equal the kernel, for any memory order, in float32 and float64
+overwriting_is_safe  an output may overwrite the inputs that the op names
+places_are_right    inputs copied into their views of the output form the output
+view_is_right       the view of a view op has the same values and memory
+op_is_a_value       pickling, hashing, comparison and repr
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ for module in pkgutil.iter_modules(jobflow.ops.__path__):
 
 
 def concrete_ops() -> list[type[Op]]:
-    """Every op class of the families but those that only serve as a base, and those that the executor fills from outside."""
+    """Return all op classes of the families, except for base classes and those that the executor provides."""
     return [cls for cls in all_ops() if cls.__module__.startswith(("jobflow.ops.", "jobflow.kernels.cpu.")) and not getattr(cls, "external", False)]
 
 
 def generator(sample: Sample) -> np.random.Generator:
-    """Random numbers that depend on the sample alone."""
+    """Return a random generator that depends on the sample only."""
     return np.random.default_rng(zlib.crc32(str(sample).encode()))
 
 
-# Running ops at once ------------------------------------------------------------------------------------------------
+# Immediate execution ------------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
 class Result(TensorOperators):
-    """An array that is a tensor."""
+    """An array with the interface of a tensor."""
 
     array: Array
 
@@ -73,19 +73,19 @@ class Result(TensorOperators):
 
 
 class Immediate:
-    """An interpreter that runs every op where it is called."""
+    """An interpreter that runs every op immediately."""
 
     def apply(self, op: Op, inputs: Sequence[Result], name: str | None) -> tuple[Result, ...]:
         return tuple(map(Result, run(op, [x.array for x in inputs])))
 
 
 def empties(types: Sequence[TensorType], fill: float) -> list[Array]:
-    """Arrays of these types that hold `fill` everywhere (NaN in floats if it is 0)."""
+    """Return arrays of these types filled with `fill`, or with NaN for floats if `fill` is 0."""
     return [np.full(t.shape, np.nan if fill == 0 and t.dtype.is_float else fill, t.dtype.numpy) for t in types]
 
 
 def run(op: Op, arrays: Sequence[Array], fill: float = 0) -> list[Array]:
-    """The outputs of the kernel, written into arrays that held something else."""
+    """Return the outputs of the kernel, written into arrays with other content."""
     outputs = empties(types_tuple(op.infer(*map(type_of, arrays))), fill)
     op.kernel(np, *arrays, *outputs)
     return outputs
@@ -95,7 +95,7 @@ def run(op: Op, arrays: Sequence[Array], fill: float = 0) -> list[Array]:
 
 
 def kernel_fills(sample: Sample) -> None:
-    """What the outputs held before makes no difference; the inputs are left as they were."""
+    """Check that previous content of the outputs has no effect, and that the inputs do not change."""
     before = [a.copy() for a in sample.arrays]
     first, second = run(sample.op, sample.arrays), run(sample.op, sample.arrays, fill=1)
     for a, b in zip(first, second, strict=True):
@@ -110,27 +110,27 @@ def close(ours: Array, theirs: Array, tolerance: float, scale: float, what: str)
     if ours.dtype.kind != "f":
         assert np.array_equal(ours, theirs), f"{what}: {ours.tolist()} != {theirs.tolist()}"
         return
-    apart = ours != theirs  # equal infinities have no difference
-    worst = float(np.max(np.abs(ours[apart].astype(float) - theirs[apart]), initial=0.0))
+    different = ours != theirs  # equal infinities have no difference
+    worst = float(np.max(np.abs(ours[different].astype(float) - theirs[different]), initial=0.0))
     assert worst <= tolerance * scale, f"{what}: differs by {worst:.3g} (allowed {tolerance * scale:.3g})\n{ours}\n{theirs}"
 
 
 def magnitude(*arrays: Array) -> float:
-    """The largest finite number in the arrays, at least 1."""
+    """Return the largest absolute finite value in the arrays, at least 1."""
     floats = [np.abs(a[np.isfinite(a)]) for a in arrays if a.dtype.kind == "f"]
     return max([1.0, *(float(a.max(initial=0.0)) for a in floats)])
 
 
 MESHES = ((1,), (2,), (3,), (4,))
 GRIDS = ((2, 2), (3, 2))
-#: pairs of signatures that are tried on each grid; of more, some chosen by chance
+#: number of pairs of signatures per grid; of more pairs, a random selection
 PAIRS = 16
-#: along how many directions the elements of an input are moved
-WAYS = 3
+#: number of random directions per input
+DIRECTIONS = 3
 
 
 def shards_agree(sample: Sample) -> None:
-    """Every signature along one mesh dimension of 1 to 4 ranks."""
+    """Check every signature on meshes of one dimension with 1 to 4 ranks."""
     wholes = run(sample.op, sample.arrays)
     for mesh, signature in product(MESHES, signatures_of(sample)):
         if nests((signature,), mesh):
@@ -138,7 +138,7 @@ def shards_agree(sample: Sample) -> None:
 
 
 def grids_agree(sample: Sample) -> None:
-    """Every pair of signatures, one per dimension of a mesh of 2x2 and of 3x2 ranks."""
+    """Check pairs of signatures on the dimensions of 2x2 and 3x2 meshes."""
     random, wholes = generator(sample), run(sample.op, sample.arrays)
     for mesh in GRIDS:
         pairs = [pair for pair in product(signatures_of(sample), repeat=2) if nests(pair, mesh)]
@@ -154,12 +154,12 @@ def signatures_of(sample: Sample) -> tuple[Signature, ...]:
 
 
 def nests(signatures: Sequence[Signature], mesh: Sequence[int]) -> bool:
-    """Whether the signatures may be used on the dimensions of a mesh: dimensions that cut one way cut as one of all their ranks."""
+    """Return True if the signatures are legal on the dimensions of a mesh; equal signatures split over the product of their sizes."""
     return all(s.legal(int(np.prod([n for other, n in zip(signatures, mesh, strict=True) if other == s]))) for s in signatures)
 
 
 def check_shards(sample: Sample, mesh: tuple[int, ...], signatures: Sequence[Signature], wholes: Sequence[Array] = ()) -> None:
-    """What ranks compute of their parts is, gathered, what the op computes of the whole inputs: `wholes`, if that is known."""
+    """Check that the gathered results of all ranks equal the results of the whole inputs; `wholes` are these results, if known."""
     op, random = sample.op, generator(sample)
     what = f"{sample} on {'x'.join(map(str, mesh))} ranks by {' then '.join(map(str, signatures))}"
     placement = Placement("cpu", tuple(range(int(np.prod(mesh)))), mesh)
@@ -190,7 +190,7 @@ def check_shards(sample: Sample, mesh: tuple[int, ...], signatures: Sequence[Sig
 
 
 def scatter(array: Array, sbp: Sequence[Sbp], mesh: Sequence[int], random: np.random.Generator) -> list[Array]:
-    """The ranks' parts of an array, the last mesh dimension fastest; addends of partial ones are uneven and of either sign."""
+    """Return the ranks' shards of an array, last mesh dimension fastest; summands of partial tensors are uneven and of either sign."""
     if not sbp:
         return [array.copy()]
     first, n = sbp[0], mesh[0]
@@ -205,7 +205,7 @@ def scatter(array: Array, sbp: Sequence[Sbp], mesh: Sequence[int], random: np.ra
 
 
 def addends(array: Array, reduce: Reduction, n: int, random: np.random.Generator) -> list[Array]:
-    """n arrays whose reduction is `array`, none of them like it."""
+    """Return n arrays whose reduction is `array`, none of them similar to it."""
     assert array.dtype.kind != "b", "a bool tensor cannot be partial"
     noise = random.normal(size=(n, *array.shape)) * 3 if array.dtype.kind == "f" else random.integers(-5, 6, (n, *array.shape))
     if reduce is Reduction.SUM:
@@ -218,7 +218,7 @@ def addends(array: Array, reduce: Reduction, n: int, random: np.random.Generator
 
 
 def gather(shards: Sequence[Array], sbp: Sequence[Sbp], mesh: Sequence[int], shape: tuple[int, ...], tolerance: float, what: str) -> Array:
-    """The whole from the ranks' parts; copies that are said to be equal must be."""
+    """Assemble the whole from the ranks' shards; check that copies are equal."""
     if not sbp:
         (shard,) = shards
         assert shard.shape == shape, f"{what}: a shard has shape {shard.shape}, not {shape}"
@@ -247,7 +247,7 @@ def has_gradient(op: Op) -> bool:
 
 
 def chosen_inputs(sample: Sample) -> list[int]:
-    """Which inputs the gradient laws perturb; none for an op without a gradient."""
+    """Return the inputs that the gradient laws perturb; none for an op without a gradient."""
     floats = [i for i, a in enumerate(sample.arrays) if a.dtype.kind == "f"]
     chosen = floats if sample.differentiable is None else list(sample.differentiable)
     types = types_tuple(sample.op.infer(*map(type_of, sample.arrays)))
@@ -255,7 +255,7 @@ def chosen_inputs(sample: Sample) -> list[int]:
 
 
 def gradient_is_right(sample: Sample) -> None:
-    """sum_k c_k dy_k/dx_i by central differences, for random c, is what `grad` gives; None stands for zeros."""
+    """Check that `grad` returns sum_k c_k dy_k/dx_i by central differences, for random c; None stands for zeros."""
     chosen, random = chosen_inputs(sample), generator(sample)
     if not chosen:
         return
@@ -265,21 +265,21 @@ def gradient_is_right(sample: Sample) -> None:
         tensors = [Result(a.copy()) for a in [*sample.arrays, *outputs]]
         grads = sample.op.grad(*tensors, *(None if c is None else Result(c) for c in cotangents))
     assert len(grads) == len(sample.arrays), f"{sample}: {len(grads)} gradients for {len(sample.arrays)} inputs"
-    found = {i: None if grads[i] is None else grads[i].array for i in chosen}
-    check_differences(sample, "gradient", lambda arrays: run(sample.op, arrays), sample.arrays, found, cotangents)
+    gradients = {i: None if grads[i] is None else grads[i].array for i in chosen}
+    check_differences(sample, "gradient", lambda arrays: run(sample.op, arrays), sample.arrays, gradients, cotangents)
 
 
 def second_gradient_is_right(sample: Sample) -> None:
-    """The same for `grad` itself, as a function of the inputs and of the gradients of the outputs."""
+    """Check the gradient of `grad` itself, with respect to the inputs and the output gradients."""
     chosen, random = chosen_inputs(sample), generator(sample)
     if not chosen:
         return
     inputs = len(sample.arrays)
 
     def first(*tensors: Any) -> list[Any]:
-        made = apply(sample.op, *tensors[:inputs])
-        outputs, given = made if isinstance(made, tuple) else (made,), iter(tensors[inputs:])
-        grads = sample.op.grad(*tensors[:inputs], *outputs, *(next(given) if y.tensor_type.dtype.is_float else None for y in outputs))
+        results = apply(sample.op, *tensors[:inputs])
+        outputs, output_gradients = results if isinstance(results, tuple) else (results,), iter(tensors[inputs:])
+        grads = sample.op.grad(*tensors[:inputs], *outputs, *(next(output_gradients) if y.tensor_type.dtype.is_float else None for y in outputs))
         return [grads[i] for i in chosen if grads[i] is not None]
 
     def values(arrays: Sequence[Array]) -> list[Array]:
@@ -291,27 +291,28 @@ def second_gradient_is_right(sample: Sample) -> None:
     cotangents = [random.normal(size=gradient.shape).astype(gradient.dtype) for gradient in values(arrays)]
     with scope.using(interpreter=Immediate()):
         grads: Any = through(first, [Result(a) for a in arrays], [Result(c) for c in cotangents])
-    found = {i: None if grads[i] is None else grads[i].array for i in (*chosen, *range(inputs, len(arrays)))}
-    check_differences(sample, "second gradient", values, arrays, found, cotangents)
+    gradients = {i: None if grads[i] is None else grads[i].array for i in (*chosen, *range(inputs, len(arrays)))}
+    check_differences(sample, "second gradient", values, arrays, gradients, cotangents)
 
 
 Function = Callable[[Sequence[Array]], Sequence[Array]]
 
 
 def check_differences(
-    sample: Sample, what: str, function: Function, arrays: Sequence[Array], found: Mapping[int, Array | None], cotangents: Sequence[Array | None]
+    sample: Sample, what: str, function: Function, arrays: Sequence[Array], gradients: Mapping[int, Array | None], cotangents: Sequence[Array | None]
 ) -> None:
-    """By input: what was found is the gradient of the function's outputs, weighed by the cotangents; None stands for zeros.
+    """Check the gradients, by input, of the function's outputs weighted by the cotangents; None stands for zeros.
 
-    All elements move at once, along some directions.  Where that disagrees, as it also may beside a kink, each element is moved alone and named.
+    All elements are perturbed together, along some random directions.  If a direction differs, as it may near a kink, each element is perturbed alone
+    and named.
     """
     random, slope, allowed = generator(sample), partial(difference, function, arrays, cotangents, sample.step), sample.tolerance
-    for i, gradient in found.items():
+    for i, gradient in gradients.items():
         shape, ours = arrays[i].shape, np.zeros_like(arrays[i]) if gradient is None else gradient
         assert type_of(ours) == type_of(arrays[i]), f"{sample}: {what} {i} is {type_of(ours)}, the input {type_of(arrays[i])}"
-        ways = [random.uniform(0.5, 1.5, shape) * random.choice([-1.0, 1.0], shape) for _ in range(WAYS if ours.size > WAYS else 0)]
-        pairs = ((float(np.sum(ours * way)), slope(i, way)) for way in ways)
-        if ways and all(abs(mine - theirs) <= allowed * max(1.0, abs(theirs)) for mine, theirs in pairs):
+        directions = [random.uniform(0.5, 1.5, shape) * random.choice([-1.0, 1.0], shape) for _ in range(DIRECTIONS if ours.size > DIRECTIONS else 0)]
+        pairs = ((float(np.sum(ours * direction)), slope(i, direction)) for direction in directions)
+        if directions and all(abs(mine - theirs) <= allowed * max(1.0, abs(theirs)) for mine, theirs in pairs):
             continue
         for at, alone in zip(np.ndindex(shape), np.eye(ours.size).reshape(ours.size, *shape), strict=True):
             theirs = slope(i, alone)
@@ -319,18 +320,18 @@ def check_differences(
             assert near, f"{sample}: {what} of input {i} at {at} is {ours[at]}, by differences {theirs}"
 
 
-def difference(function: Function, arrays: Sequence[Array], cotangents: Sequence[Array | None], step: float, which: int, way: Array) -> float:
-    """The central difference of the weighed outputs along a direction of one input."""
+def difference(function: Function, arrays: Sequence[Array], cotangents: Sequence[Array | None], step: float, which: int, direction: Array) -> float:
+    """Return the central difference of the weighted outputs along a direction of one input."""
     ends = []
     for away in (step, -step):
         moved = [a.copy() for a in arrays]
-        moved[which] += (away * way).astype(moved[which].dtype)
+        moved[which] += (away * direction).astype(moved[which].dtype)
         ends.append(sum(float(np.sum(c.astype(float) * y)) for c, y in zip(cotangents, function(moved), strict=True) if c is not None))
     return (ends[0] - ends[1]) / (2 * step)
 
 
 class Bench:
-    """A device that `bind` may ask: the CPU, with scratch memory full of rubbish."""
+    """A device for `bind`: the CPU, with scratch memory full of arbitrary values."""
 
     tag = "cpu"
     xp = np
@@ -339,7 +340,7 @@ class Bench:
         return empties([TensorType(tuple(shape), dtype)], fill=0)[0]
 
 
-#: by tier, how arrays lie for which ops are bound, and of which types; loops are compiled for each of them
+#: by tier, the memory orders and element types of bound arrays; loops are compiled for each of them
 BOUND = {
     "numpy": (ORDERS, (float64, float32)),
     "llvm": (((plain, plain), (strided, plain)), (float32,)),
@@ -348,7 +349,7 @@ BOUND = {
 
 
 def bind_agrees(sample: Sample) -> None:
-    """The calls that each tier binds, run twice, give what the kernel gives."""
+    """Check that the calls bound by each tier, run twice, equal the kernel."""
     for tier, (orders, dtypes) in BOUND.items():
         with mock.patch.object(compiled_loops, "FEWEST", 1):
             bound_agrees(sample, target_of("cpu", tier), orders, dtypes)
@@ -363,7 +364,7 @@ def bound_agrees(sample: Sample, target: Target, orders: Sequence[Any], dtypes: 
             assert dtype is float32, f"{sample}: infer refuses its own sample"
             continue  # an attribute of the op names float64
         expected = run(sample.op, arrays)
-        others = orders[1 + k :: 2]  # all of them, in one type or the other
+        others = orders[1 + k :: 2]  # each order in one of the types
         for order in (orders[0], *others):
             check_bind(sample, target, arrays, types, expected, order)
 
@@ -373,7 +374,7 @@ def check_bind(sample: Sample, target: Target, arrays: Sequence[Array], types: S
     what = f"{sample} bound for {target} to {inner.__name__} {[str(type_of(a)) for a in arrays]} and {outer.__name__} outputs"
     inputs = [inner(a.copy()) for a in arrays]
     outputs = [inputs[sample.op.alias[i]] if i in sample.op.alias else outer(a) for i, a in enumerate(empties(types, fill=0))]
-    for a in inputs:  # what is there when calls are prepared is not what they compute with
+    for a in inputs:  # calls must not depend on the values at their preparation
         a[...] = 0
     calls = registry.bind(sample.op, target, Bench(), inputs, outputs)
     for _ in range(2):
@@ -389,7 +390,7 @@ def check_bind(sample: Sample, target: Target, arrays: Sequence[Array], types: S
 
 
 def overwriting_is_safe(sample: Sample) -> None:
-    """Written over an input that the op names, the outputs are the same, by the kernel and by the bound calls."""
+    """Check that kernel and bound calls return the same outputs if an output overwrites an input that the op names."""
     types = types_tuple(sample.op.infer(*map(type_of, sample.arrays)))
     expected = run(sample.op, sample.arrays)
     for index, sources in sample.op.in_place.items():
@@ -406,23 +407,23 @@ def overwriting_is_safe(sample: Sample) -> None:
 
 
 def places_are_right(sample: Sample) -> None:
-    """Inputs put into their places in the output are the output."""
+    """Check that inputs copied into their views of the output form the output."""
     (output, *others) = run(sample.op, sample.arrays)
     places = sample.op.places(np.zeros_like(output), *map(type_of, sample.arrays))
     assert len(places) == len(sample.arrays), f"{sample}: {len(places)} places for {len(sample.arrays)} inputs"
-    if others or not places or any(place is None for place in places):
+    if others or not places or any(view is None for view in places):
         return
     for order in (plain, innermost, strided):
         y = order(np.full_like(output, 77))
-        for place, a in zip(sample.op.places(y, *map(type_of, sample.arrays)), sample.arrays, strict=True):
-            if place is None:
-                return  # these strides do not allow it
-            place[...] = a
-        assert np.array_equal(y, output), f"{sample}: inputs put into their places in a {order.__name__} output are not the output"
+        for view, a in zip(sample.op.places(y, *map(type_of, sample.arrays)), sample.arrays, strict=True):
+            if view is None:
+                return  # these strides allow no view
+            view[...] = a
+        assert np.array_equal(y, output), f"{sample}: inputs copied into their views of a {order.__name__} output are not the output"
 
 
 def view_is_right(sample: Sample) -> None:
-    """Where a view op gives a view, it is of the input's memory and holds what the kernel writes."""
+    """Check that the view of a view op shares the input's memory and equals the output of the kernel."""
     if not isinstance(sample.op, ViewOp):
         return
     (expected,) = run(sample.op, sample.arrays)
@@ -431,35 +432,37 @@ def view_is_right(sample: Sample) -> None:
         try:
             view = sample.op.view(x, *sample.arrays[1:])
         except ValueError:
-            continue  # these strides do not allow it, or this case of the op does not
-        assert np.array_equal(view, expected), f"{sample}: the view of a {order.__name__} array holds other numbers than the kernel writes"
+            continue  # these strides, or this case of the op, allow no view
+        assert np.array_equal(view, expected), f"{sample}: the view of a {order.__name__} array has other values than the kernel writes"
         assert not view.size or np.shares_memory(view, x), f"{sample}: the view of a {order.__name__} array is a copy"
 
 
 def expression_is_kernel(sample: Sample) -> None:
-    """In the types of the sample, in float32 and in float16, in which the kernel computes in float32 and its results are rounded."""
+    """Check the types of the sample, float32, and float16, which the kernel computes in float32 and rounds."""
     for kind in ("", "float32", "float16"):
         with np.errstate(over="ignore"):
             arrays = [a.astype(kind) if kind and a.dtype.kind == "f" else a for a in sample.arrays]
         types = [type_of(a) for a in arrays]
-        found = sample.op.expression(*types)
-        if found is None:
+        expressions = sample.op.expression(*types)
+        if expressions is None:
             return
         outputs = empties(types_tuple(sample.op.infer(*types)), 0)
         with np.errstate(all="ignore"):
             half.run(sample.op, arrays, outputs)
-            values = evaluated(sample.op, found, arrays, outputs)
-        for made, value, x in zip(outputs, values, found, strict=True):
-            assert x.dtype is type_of(made).dtype, f"{sample}: the expression is of {x.dtype.name}, not {type_of(made).dtype.name}"
-            assert np.array_equal(value, made, equal_nan=made.dtype.kind == "f"), f"{sample} in {kind}: {found} gives\n{value}, the kernel\n{made}"
+            values = evaluated(sample.op, expressions, arrays, outputs)
+        for output, value, x in zip(outputs, values, expressions, strict=True):
+            assert x.dtype is type_of(output).dtype, f"{sample}: the expression is of {x.dtype.name}, not {type_of(output).dtype.name}"
+            assert np.array_equal(value, output, equal_nan=output.dtype.kind == "f"), (
+                f"{sample} in {kind}: {expressions} gives\n{value}, the kernel\n{output}"
+            )
 
 
-def evaluated(op: Op, found: Sequence[Expression], arrays: Sequence[Array], outputs: Sequence[Array]) -> list[Array]:
-    """The outputs as the expressions give them over the op's index space."""
+def evaluated(op: Op, expressions: Sequence[Expression], arrays: Sequence[Array], outputs: Sequence[Array]) -> list[Array]:
+    """Evaluate the expressions over the op's index space and return the outputs."""
     space = op.index_space(*map(type_of, arrays))
     if space is None:
-        return [np.broadcast_to(np.asarray(v, y.dtype), y.shape) for v, y in zip(evaluate(found, arrays, np), outputs, strict=True)]
-    values = evaluate(found, [space.read(k, a) for k, a in enumerate(arrays)], np, space.shape)
+        return [np.broadcast_to(np.asarray(v, y.dtype), y.shape) for v, y in zip(evaluate(expressions, arrays, np), outputs, strict=True)]
+    values = evaluate(expressions, [space.read(k, a) for k, a in enumerate(arrays)], np, space.shape)
     written = [np.empty_like(y) for y in outputs]
     for k, (value, y) in enumerate(zip(values, written, strict=True), len(arrays)):
         space.write(k, value, y, np)
@@ -490,7 +493,7 @@ LAWS = (
 
 
 def keep_laws(cls: type[Op]) -> None:
-    """Every law on every sample of an op class."""
+    """Check every law on every sample of an op class."""
     for sample in cls.samples():
         for law in LAWS:
             law(sample)

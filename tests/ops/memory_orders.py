@@ -1,4 +1,4 @@
-"""How the arrays of a law may lie in memory."""
+"""Memory orders of arrays in the laws."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def plain(a: Array) -> Array:
 
 
 def innermost(a: Array) -> Array:
-    """The first axis innermost in memory."""
+    """Return the array with the first axis innermost in memory."""
     return np.moveaxis(np.ascontiguousarray(np.moveaxis(a, 0, -1)), -1, 0) if a.ndim > 1 else a.copy()
 
 
 def strided(a: Array) -> Array:
-    """Every second element of a larger array along every axis."""
+    """Return every second element of a larger array along every axis."""
     large = np.full(tuple(2 * n + 1 for n in a.shape), 77).astype(a.dtype)
     window = large[(*(slice(1, None, 2) for _ in a.shape), ...)]
     window[...] = a

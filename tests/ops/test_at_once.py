@@ -1,4 +1,4 @@
-"""Bindings of eager operations give the same bits as a plan, whatever arrays their calls were prepared for."""
+"""Bound calls of eager operations compute the same bits as a plan, for any arrays they were prepared for."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_bits_are_those_of_a_plan(name: str, tier: str, monkeypatch: pytest.Monk
 
 
 def check(sample: Sample, target: Target) -> None:
-    """One binding, for arrays that have gaps and that have none, gives the bits of a plan for the tier that it has reached."""
+    """Check that one binding, for contiguous and strided arrays, computes the bits of a plan for the tier that it has reached."""
     types = types_tuple(sample.op.infer(*map(type_of, sample.arrays)))
     eager = eager_calls.eager_calls(sample.op, target, [type_of(a) for a in sample.arrays], types)
     for run, order in enumerate(ORDERS, 1):
@@ -54,7 +54,7 @@ def check(sample: Sample, target: Target) -> None:
             np.testing.assert_array_equal(ours, theirs, err_msg=f"{sample}, {order.__name__} arrays")
 
 
-def test_calls_are_prepared_once_unless_they_hold_arrays() -> None:
+def test_calls_are_prepared_once_unless_they_contain_arrays() -> None:
     bound: list[str] = []
 
     def as_arguments(device: Binder, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Call]:
@@ -76,7 +76,7 @@ def test_calls_are_prepared_once_unless_they_hold_arrays() -> None:
 
 @pytest.mark.parametrize("gradient", ["alone", "the parameter", "a shifted part of the parameter"])
 def test_an_update_may_share_memory_with_its_gradient(gradient: str) -> None:
-    """Prepared calls are not used where an operand that is written over shares memory with another."""
+    """Prepared calls are not used if an overwritten operand shares memory with another one."""
     op, rate = MomentumUpdate(0.9), np.array([0.5], np.float32)
     eager = eager_calls.eager_calls(
         op, TARGETS["llvm"], [TensorType((96,), float32)] * 3 + [TensorType((1,), float32)], [TensorType((96,), float32)] * 2
@@ -96,7 +96,7 @@ def test_an_update_may_share_memory_with_its_gradient(gradient: str) -> None:
 
 
 @pytest.mark.parametrize("order", ["unaligned", "read only", "reversed"])
-def test_operands_may_have_any_memory(order: str) -> None:
+def test_operands_may_have_any_memory_order(order: str) -> None:
     op, type = Exp(), TensorType((64, 64), float32)
     eager = eager_calls.eager_calls(op, TARGETS["llvm"], [type], [type])
     for run in range(eager_calls.COMPILED + 4):

@@ -1,4 +1,4 @@
-"""Products that subtract themselves from a matrix, or add themselves to one; weighted sums."""
+"""Matrix products that accumulate into a matrix by BLAS, and weighted sums."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Array = Any
 
 
 def whole(*shape: int) -> Array:
-    """Small whole numbers: their products are exact, whatever the order of summation."""
+    """Return small integers, whose products are exact in any order of summation."""
     return (np.arange(np.prod(shape)).reshape(shape) % 7 - 3.0).astype(np.float32)
 
 
@@ -30,7 +30,7 @@ def subtracted(a: Array, b: Array, rate: float) -> Array | None:
     return y
 
 
-def test_numpy_wheels_bring_a_library_that_passes_its_test() -> None:
+def test_the_blas_of_numpy_wheels_passes_its_test() -> None:
     if not blas.openblas_files():
         pytest.skip("this NumPy was not built with a bundled OpenBLAS")
     assert subtracted(whole(3, 4), whole(4, 5), 2.0) is not None
@@ -39,14 +39,14 @@ def test_numpy_wheels_bring_a_library_that_passes_its_test() -> None:
 @pytest.mark.skipif(not blas.openblas_files(), reason="this NumPy was not built with a bundled OpenBLAS")
 @pytest.mark.parametrize("first", [laws.plain, laws.innermost], ids=["rows", "columns"])
 @pytest.mark.parametrize("second", [laws.plain, laws.innermost], ids=["rows", "columns"])
-def test_operands_by_rows_and_by_columns(first: Any, second: Any) -> None:
+def test_operands_in_c_and_fortran_order(first: Any, second: Any) -> None:
     a, b = first(whole(6, 5)), second(whole(5, 4))
     ours = subtracted(a, b, 0.5)
     assert ours is not None
     assert np.array_equal(ours, whole(6, 4) - 0.5 * (a @ b))
 
 
-def test_the_rate_is_read_when_it_runs() -> None:
+def test_the_rate_is_read_at_run_time() -> None:
     a, b, y, rate = whole(2, 3), whole(3, 2), np.zeros((2, 2), np.float32), np.array([1.0], np.float32)
     call = blas.subtracting_product(a, b, y, rate)
     if call is None:
@@ -56,7 +56,7 @@ def test_the_rate_is_read_when_it_runs() -> None:
     assert np.array_equal(y, -4 * (a @ b))
 
 
-def test_what_blas_cannot_read_is_left_to_numpy() -> None:
+def test_numpy_computes_operands_that_blas_cannot_read() -> None:
     assert subtracted(laws.strided(whole(4, 3)), whole(3, 5), 1.0) is None
     assert blas.adding_product(whole(2, 3), whole(3, 2).astype(np.float64), whole(2, 2)) is None
     assert blas.adding_product(whole(2, 3), whole(3, 2), laws.strided(whole(2, 2))) is None
@@ -75,7 +75,7 @@ def test_descent_along_a_product(there: bool, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.skipif(not blas.openblas_files(), reason="this NumPy was not built with a bundled OpenBLAS")
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
-def test_weighted_sums_read_their_factors_when_they_run(kind: Any) -> None:
+def test_weighted_sums_read_their_factors_at_run_time(kind: Any) -> None:
     alpha, beta = np.array(0.0, kind), np.array(1.0, kind)
     x, y = np.arange(5, dtype=kind), np.ones(5, kind)
     call = blas.weighted_sum(alpha, x, beta, y)
@@ -85,7 +85,7 @@ def test_weighted_sums_read_their_factors_when_they_run(kind: Any) -> None:
     assert np.array_equal(y, 2 * np.arange(5) - 3)
 
 
-def test_weighted_sums_of_what_blas_does_not_take() -> None:
+def test_weighted_sums_of_operands_without_blas() -> None:
     one, x = np.array(1.0, np.float32), np.ones(6, np.float32)
     fixed = x.copy()
     fixed.flags.writeable = False
@@ -97,7 +97,7 @@ def test_weighted_sums_of_what_blas_does_not_take() -> None:
 
 @pytest.mark.parametrize("there", [True, False], ids=["with the library", "without"])
 @pytest.mark.parametrize("order", [laws.plain, laws.innermost, laws.strided], ids=["rows", "columns", "gaps"])
-def test_products_add_themselves_to_what_is_laid_down(there: bool, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_accumulate_into_the_output(there: bool, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if not there:
         monkeypatch.setattr(blas, "_gemm", lambda kind: None)
     a, b, bias, rest, y = whole(6, 5), whole(5, 4), whole(4), whole(6, 4), order(np.full((6, 4), np.nan, np.float32))

@@ -1,4 +1,4 @@
-"""Convolution against a reference that pads and looks at every window; bind against kernel for every memory order."""
+"""Convolution against a padded reference that visits every window, and bound calls against the kernel for every memory order."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _CASES = [
 
 
 def windows(op: Conv, x: Any, kernel: tuple[int, ...]) -> Any:
-    """[n, c, *out, *kernel]: what each window sees of zero-padded x."""
+    """Return the windows of the zero-padded x: [n, c, *out, *kernel]."""
     padded = np.pad(x, ((0, 0), (0, 0), *op.padding))
     axes = tuple(range(2, x.ndim))
     extent = tuple((k - 1) * d + 1 for k, d in zip(kernel, op.dilations, strict=True))
@@ -48,12 +48,12 @@ def windows(op: Conv, x: Any, kernel: tuple[int, ...]) -> Any:
 
 
 def reference(op: Conv, x: Any, w: Any) -> Any:
-    """Convolution by one einsum over windows, group by group."""
+    """Convolve by one einsum over windows per group."""
     o, c = w.shape[0] // op.groups, w.shape[1]
     parts = []
     for g in range(op.groups):
-        seen = windows(op, x[:, g * c : (g + 1) * c], w.shape[2:])
-        parts.append(np.tensordot(seen, w[g * o : (g + 1) * o], ((1, *range(x.ndim, seen.ndim)), tuple(range(1, w.ndim)))))
+        windows_of_group = windows(op, x[:, g * c : (g + 1) * c], w.shape[2:])
+        parts.append(np.tensordot(windows_of_group, w[g * o : (g + 1) * o], ((1, *range(x.ndim, windows_of_group.ndim)), tuple(range(1, w.ndim)))))
     return np.moveaxis(np.concatenate(parts, axis=-1), -1, 1)
 
 
@@ -73,7 +73,7 @@ def close(actual: Any, expected: Any, tolerance: float) -> None:
 
 
 @pytest.mark.parametrize("case", _CASES, ids=str)
-def test_kernel_is_the_sum_over_windows(case: Any) -> None:
+def test_kernel_equals_the_sum_over_windows(case: Any) -> None:
     strides, padding, dilations, groups, x_shape, w_shape = case
     op = Conv(strides, padding, dilations, groups)
     x, w = operands(x_shape, w_shape)
@@ -84,7 +84,7 @@ def test_kernel_is_the_sum_over_windows(case: Any) -> None:
 
 @pytest.mark.parametrize("case", _CASES, ids=str)
 def test_gradients_are_the_adjoints(case: Any) -> None:
-    """<dy, conv(x, w)> == <dx, x> == <dw, w> for the dx and dw that the gradient ops give."""
+    """<dy, conv(x, w)> == <dx, x> == <dw, w> for the dx and dw of the gradient ops."""
     strides, padding, dilations, groups, x_shape, w_shape = case
     op = Conv(strides, padding, dilations, groups)
     x, w = operands(x_shape, w_shape)
@@ -101,7 +101,7 @@ def test_gradients_are_the_adjoints(case: Any) -> None:
 
 
 def all_three(op: Conv, x: Any, w: Any) -> list[tuple[Any, tuple[Any, ...], Any]]:
-    """(op, inputs, an array like its output) for the convolution and its gradients."""
+    """Return (op, inputs, an array like its output) for the convolution and its gradients."""
     y = np.empty(op.infer(typed(x), typed(w)).shape, x.dtype)
     dy = np.random.default_rng(1).standard_normal(y.shape).astype(x.dtype)
     return [(op, (x, w), y), (op._input_gradient(x.shape[2:]), (dy, w), x), (op._weight_gradient(w.shape[2:]), (x, dy), w)]
@@ -167,7 +167,7 @@ def test_half_precision_is_summed_in_float32() -> None:
         exact = np.empty(output.shape)
         one.kernel(np, *(a.astype(np.float64) for a in inputs), exact)
         actual = run_bound(one, *inputs, output=np.empty(output.shape, np.float16))
-        close(actual.astype(np.float64), exact, 6e-4)  # one rounding to 11 bits; summed in half precision it would be several times that
+        close(actual.astype(np.float64), exact, 6e-4)  # one rounding to 11 bits; a sum in half precision would have several times this error
 
 
 def test_same_padding_puts_the_odd_element_before_or_after() -> None:
@@ -180,7 +180,7 @@ def test_same_padding_puts_the_odd_element_before_or_after() -> None:
     assert same_padding(6, 1, 3, 1, True) == (0, 0)
 
 
-def test_words_for_padding() -> None:
+def test_named_paddings() -> None:
     x, w = TensorType((2, 3, 8, 8), float32), TensorType((4, 3, 3, 2), float32)
     assert conv_op(x, w, padding="SAME").padding == ((1, 1), (1, 0)) == conv_op(x, w, padding="same_lower").padding
     assert conv_op(x, w, padding="Same_Upper").padding == ((1, 1), (0, 1))
@@ -191,23 +191,23 @@ def test_words_for_padding() -> None:
 def chosen(
     algorithm: Any, x: tuple[int, ...], w: tuple[int, ...], dtype: Any = float32, batch: int | None = None, target: Any = CPU, **options: int
 ) -> tuple[str, str]:
-    """Who computes a convolution of which a rank holds `batch` samples, and why Winograd's largest tiles do not."""
+    """Return the implementation of a convolution with `batch` samples per rank, and the reason against Winograd's largest tiles."""
     types = TensorType(x, dtype), TensorType(w, dtype)
     op = conv_op(*types, padding="same", algorithm=algorithm, **options)
     boxes = tuple(whole_box(shape) for shape in (x, w)), (whole_box(op.infer(*types).shape),)
     images = [np.empty((batch or shape[0], *shape[1:]), dtype.numpy) for shape in (x, boxes[1][0].whole)]
-    found = registry.choose(op.localize(*boxes), target, (images[0], np.empty(w, dtype.numpy)), (images[1],))
-    return found.implementation.name, dict(found.refused).get("Winograd, 4 outputs", "")
+    choice = registry.choose(op.localize(*boxes), target, (images[0], np.empty(w, dtype.numpy)), (images[1],))
+    return choice.implementation.name, dict(choice.refused).get("Winograd, 4 outputs", "")
 
 
-def test_a_compiled_loop_takes_what_gathering_would_cost_more() -> None:
+def test_a_compiled_loop_replaces_expensive_gathering() -> None:
     llvm = target_of("cpu", "llvm")
     assert chosen("auto", (16, 32, 32, 32), (32, 1, 3, 3), groups=32, target=llvm)[0] == "direct sums"
     assert chosen("auto", (8, 64, 28, 28), (256, 64, 1, 1), target=llvm)[0] == "im2col"
     assert chosen("auto", (32, 32, 14, 14), (64, 32, 5, 5), target=llvm)[0] == "Winograd, 3 outputs"
 
 
-def test_the_way_is_chosen_by_cost_and_error_from_logical_sizes() -> None:
+def test_the_algorithm_is_chosen_by_cost_and_error_from_logical_sizes() -> None:
     image, wide = (32, 32, 14, 14), (64, 32, 5, 5)
     assert chosen("auto", image, wide) == ("Winograd, 3 outputs", 'its error is 14 times that of PyTorch; the setting "winograd" allows it')
     assert chosen("winograd", image, wide) == ("Winograd, 4 outputs", "")
@@ -254,7 +254,7 @@ def test_element_types_must_be_floating_and_equal() -> None:
         op.infer(x.with_dtype(int32), w.with_dtype(int32))
 
 
-def test_gradient_ops_refuse_operands_that_no_convolution_gives() -> None:
+def test_gradient_ops_reject_operands_of_no_convolution() -> None:
     to_x = ConvGradInput((2, 2), ((1, 1), (1, 1)), (1, 1), 1, "direct", (9, 9))
     with pytest.raises(ShapeError, match=r"an image of \[9, 9\] gives \[5, 5\]"):
         to_x.infer(TensorType((2, 4, 4, 4), float32), TensorType((4, 3, 3, 3), float32))
@@ -266,7 +266,7 @@ def test_gradient_ops_refuse_operands_that_no_convolution_gives() -> None:
 
 
 class Recorder:
-    """An interpreter that only infers."""
+    """An interpreter that only infers types."""
 
     def __init__(self) -> None:
         self.ops: list[Any] = []

@@ -1,4 +1,4 @@
-"""Ops that can be written in smaller ones give the same in them, and what the smaller ones split along is kept."""
+"""Decompositions compute the same outputs as their ops, and preserve splits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WRITTEN = [cls for cls in laws.concrete_ops() if cls.decompose is not Op.decompo
 CASES = [sample for cls in WRITTEN for sample in cls.samples()]
 
 
-def test_the_ops_that_keep_an_axis_whole_are_written() -> None:
+def test_ops_with_a_whole_axis_have_decompositions() -> None:
     names = {cls.__name__ for cls in WRITTEN}
     assert {"Softmax", "LogSoftmax", "CausalSoftmax", "SparseSoftmaxCrossEntropy", "SoftmaxCrossEntropy", "LayerNorm", "L2Normalize"} <= names
     assert {"SoftmaxGrad", "LogSoftmaxGrad", "SoftmaxCrossEntropyGrad", "LayerNormGrad", "RowStatisticsGrad", "L2NormalizeGrad"} <= names
@@ -23,19 +23,19 @@ def test_the_ops_that_keep_an_axis_whole_are_written() -> None:
 
 def written(sample: Sample) -> list[Any]:
     with scope.using(interpreter=laws.Immediate()):
-        return [made.array for made in sample.op.decompose(*map(laws.Result, sample.arrays)) or ()]  # type: ignore[attr-defined]
+        return [output.array for output in sample.op.decompose(*map(laws.Result, sample.arrays)) or ()]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("sample", CASES, ids=str)
-def test_the_same_in_smaller_ops(sample: Sample) -> None:
+def test_decompositions_equal_their_ops(sample: Sample) -> None:
     expected = laws.run(sample.op, sample.arrays)
-    made = written(sample)
-    assert len(made) == len(expected)
-    for ours, theirs in zip(made, expected, strict=True):
+    outputs = written(sample)
+    assert len(outputs) == len(expected)
+    for ours, theirs in zip(outputs, expected, strict=True):
         laws.close(ours, theirs, 1e-12, laws.magnitude(theirs), str(sample))
 
 
-def test_rows_that_see_nothing_stay_zero() -> None:
+def test_fully_masked_rows_are_zero() -> None:
     blind = [s for s in CASES if "sees nothing" in str(s)]
     assert {type(s.op).__name__ for s in blind} == {"CausalSoftmax", "Softmax"}
     for sample in blind:

@@ -1,4 +1,4 @@
-"""What the laws cannot see: numbers against other formulas, errors, blocks, and the operators of tensors."""
+"""Elementwise ops beyond the laws: values against other formulas, errors, blocks, and the operators of tensors."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def tensor(*values: Any, dtype: Any = np.float64) -> laws.Result:
 
 
 def bound(op: Op, *inputs: Array) -> Array:
-    """The first output of the bound calls."""
+    """Return the first output of the bound calls."""
     return every_bound(op, *inputs)[0]
 
 
 def every_bound(op: Op, *inputs: Array) -> Any:
-    """The outputs of the bound calls."""
+    """Return the outputs of the bound calls."""
     outputs = laws.empties(types_tuple(op.infer(*map(laws.type_of, inputs))), fill=0)
     for function, arguments in registry.bind(op, CPU, laws.Bench(), inputs, outputs):
         function(*arguments)
@@ -199,7 +199,7 @@ def test_matrix_product() -> None:
     np.testing.assert_array_equal((laws.Result(a) @ laws.Result(b)).array, a @ b)
 
 
-def test_equality_is_of_elements_beside_tensors_and_numbers() -> None:
+def test_equality_is_elementwise_for_tensors_and_numbers_only() -> None:
     x, y = tensor(1.0, 2.0), tensor(1.0, 3.0)
     assert (x == y).array.tolist() == [True, False] and (x != y).array.tolist() == [False, True]
     assert (x == 2).array.tolist() == [False, True] and (x != 1.0).array.tolist() == [False, True]
@@ -208,16 +208,16 @@ def test_equality_is_of_elements_beside_tensors_and_numbers() -> None:
         assert (x == y) is False and (x != y) is True
 
 
-def test_truth_is_refused() -> None:
+def test_truth_value_of_a_tensor_raises() -> None:
     x, y = tensor(1.0), tensor(1.0)
     with pytest.raises(JobError, match="where"):
         bool(x > y)
 
 
 @pytest.mark.parametrize("other", ["1", None, np.ones(3), [1.0]])
-def test_strangers_are_refused(other: Any) -> None:
+def test_operands_of_other_types_raise(other: Any) -> None:
     for combine in (lambda: tensor(1.0) + other, lambda: other * tensor(1.0), lambda: tensor(1.0) < other):
-        with pytest.raises((TypeError, JobError)):  # a list times a tensor asks the tensor how often
+        with pytest.raises((TypeError, JobError)):  # a list times a tensor uses the tensor as a count
             combine()
 
 
@@ -262,16 +262,16 @@ def test_gradients_of_several_blocks(op: Op) -> None:
 
 
 def test_scratch_is_shared_by_blocks() -> None:
-    asked: list[tuple[int, ...]] = []
+    requested: list[tuple[int, ...]] = []
 
     class Counting(laws.Bench):
         def scratch(self, shape: tuple[int, ...], dtype: Any) -> Array:
-            asked.append(shape)
+            requested.append(shape)
             return super().scratch(shape, dtype)
 
     x = np.zeros((1000, 1000), np.float32)
     registry.bind(ew.Erf(), CPU, Counting(), [x], [np.empty_like(x)])
-    assert asked == [(1, 62500)]
+    assert requested == [(1, 62500)]
 
 
 def test_integers_and_numbers_beyond_their_type() -> None:

@@ -1,4 +1,4 @@
-"""Two-byte floats: ops compute in float32 and round once, whatever the op; and they keep the laws to the precision of the type."""
+"""Half precision: all ops compute in float32 and round once, and satisfy the laws to the precision of the type."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jobflow.ops.scalar import Cast
 from jobflow.ops.source import Constant
 
 HALVES = (float16, bfloat16)
-#: distance of 1 from the next larger number
+#: difference between 1 and the next larger value
 EPSILON = {float16: 2.0**-10, bfloat16: 2.0**-7}
 #: ops of every precision class and family
 NAMES = [
@@ -43,7 +43,7 @@ def single(array: np.ndarray) -> np.ndarray:
 
 
 def bound(op: Op, arrays: list[np.ndarray]) -> list[np.ndarray]:
-    """What the calls give; updates write over their inputs."""
+    """Return the results of the bound calls; updates overwrite their inputs."""
     outputs = laws.empties(types_tuple(op.infer(*map(type_of, arrays))), fill=1)
     outputs = [arrays[op.alias[i]] if i in op.alias else y for i, y in enumerate(outputs)]
     with np.errstate(all="ignore"):
@@ -53,7 +53,7 @@ def bound(op: Op, arrays: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def fits(sample: Sample, dtype: DType) -> bool:
-    """False for samples with an attribute that names another type."""
+    """Return False for samples with an attribute of another type."""
     try:
         sample.op.infer(*map(type_of, narrow(sample, dtype)))
     except DtypeError:
@@ -75,7 +75,7 @@ def test_computed_in_float32_and_rounded_once(sample: Sample, dtype: DType) -> N
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("sample", [s for s in SAMPLES if laws.has_gradient(s.op) and s.differentiable is None], ids=str)
-def test_gradients_are_those_of_float64_to_a_few_bits(sample: Sample, dtype: DType) -> None:
+def test_gradients_equal_float64_up_to_a_few_bits(sample: Sample, dtype: DType) -> None:
     arrays = narrow(sample, dtype)
     wide = [a.astype(np.float64) if half.is_half(a) else a for a in arrays]
     ours, theirs = (gradients(sample, each) for each in (arrays, wide))
@@ -87,7 +87,7 @@ def test_gradients_are_those_of_float64_to_a_few_bits(sample: Sample, dtype: DTy
 
 
 class Bound:
-    """An interpreter that runs every op as an executor binds it."""
+    """An interpreter that runs every op with the calls that an executor would bind."""
 
     def apply(self, op: Op, inputs: list[laws.Result], name: str | None) -> tuple[laws.Result, ...]:
         return tuple(map(laws.Result, bound(op, [x.array for x in inputs])))
@@ -103,13 +103,13 @@ def gradients(sample: Sample, arrays: list[np.ndarray]) -> list[np.ndarray | Non
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_long_sums_do_not_round_on_the_way(dtype: DType) -> None:
+def test_long_sums_are_rounded_once(dtype: DType) -> None:
     ones = np.ones((1, 5000), dtype.numpy)
     (product,) = bound(next(s.op for s in SAMPLES if type(s.op).__name__ == "MatMul" and not s.op.transpose_a), [ones, ones.T.copy()])
     assert abs(float(product[0, 0]) - 5000) <= 5000 * EPSILON[dtype], "sums of halves would stop at 2048 and 256"
 
 
-def test_an_update_of_halves_writes_over_its_variable() -> None:
+def test_half_precision_updates_overwrite_their_variable() -> None:
     w = np.array([1.0, 2.0], bfloat16.numpy)
     (new,) = bound(SgdUpdate(), [w, np.array([0.5, 0.5], bfloat16.numpy), np.array([1.0], np.float32)])
     assert new is w and w.tolist() == [0.5, 1.5]
@@ -125,13 +125,13 @@ def test_casts_round_to_the_nearest() -> None:
     assert back.dtype == np.float64
 
 
-def test_sources_give_halves() -> None:
+def test_sources_support_half_precision() -> None:
     y = np.zeros(3, bfloat16.numpy)
     half.run(Constant((3,), bfloat16, 0.1), (), (y,))
     assert y.astype(float).tolist() == [float(np.float32(0.1).astype(bfloat16.numpy))] * 3
 
 
-def test_the_type() -> None:
+def test_the_element_type() -> None:
     assert bfloat16.itemsize == 2 and bfloat16.is_float and bfloat16.is_half and not float32.is_half and not bfloat16.is_integer
     assert dtype_of(bfloat16.numpy) is bfloat16 and dtype_of("bfloat16") is bfloat16
     assert str(TensorType((2,), bfloat16)) == "bfloat16[2]" and bfloat16.arithmetic is float32 and float64.arithmetic is float64
@@ -139,7 +139,7 @@ def test_the_type() -> None:
     assert MAX.identity(bfloat16.numpy) == -np.inf and MIN.identity(float16.numpy) == np.inf
 
 
-def test_without_its_package_bfloat16_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_without_its_package_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ml_dtypes", None)
     with pytest.raises(DtypeError, match=r"bfloat16 needs the package ml_dtypes: pip install 'jobflow-sbp\[half\]', or use float16"):
         _ = DType("bfloat16").numpy

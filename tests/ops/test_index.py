@@ -1,4 +1,4 @@
-"""Looking things up: out of range, tables that are split, fast paths, errors."""
+"""Lookups: indices out of range, split tables, fast paths, errors."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def test_bound_lookup(ids: list[int], dtype: Any) -> None:
     np.testing.assert_array_equal(bound(index.Gather(0, offset=5), TABLE, ids_), laws.run(index.Gather(0, offset=5), [TABLE, ids_])[0])
 
 
-def test_a_split_table_gives_addends() -> None:
+def test_a_split_table_gives_partial_results() -> None:
     rule = index.Gather(0).rule(TensorType((50, 16), float32), TensorType((8,), int32))
     assert ((S(0), B), (P,)) in [(s.inputs, s.outputs) for s in rule.signatures()]
 
 
-def test_rows_are_summed_where_numbers_repeat() -> None:
+def test_rows_of_repeated_indices_are_summed() -> None:
     ids = np.random.default_rng(1).integers(-3, 55, 400)
     data = np.random.default_rng(2).normal(size=(400, 16))
     expected = np.zeros((50, 16))
@@ -67,7 +67,7 @@ def test_one_hot_rows() -> None:
     assert first.array.tolist() == [[0, 1], [1, 0]] and first.tensor_type.dtype is int32
 
 
-def test_lookups_along_an_axis_are_those_of_numpy() -> None:
+def test_lookups_along_an_axis_equal_numpy() -> None:
     x, ids = np.random.default_rng(3).normal(size=(4, 5, 6)), np.random.default_rng(4).integers(0, 5, (4, 2, 6))
     np.testing.assert_array_equal(index.dim_gather(laws.Result(x), laws.Result(ids), 1).array, np.take_along_axis(x, ids, 1))
     rows = np.random.default_rng(5).integers(0, 5, (4, 3))
@@ -75,7 +75,7 @@ def test_lookups_along_an_axis_are_those_of_numpy() -> None:
 
 
 @pytest.mark.parametrize("diagonal", [-2, 0, 1, 9])
-def test_triangles_are_those_of_numpy(diagonal: int) -> None:
+def test_triangles_equal_numpy(diagonal: int) -> None:
     x = np.random.default_rng(6).normal(size=(3, 5, 4))
     np.testing.assert_array_equal(index.tril(laws.Result(x), diagonal).array, np.tril(x, diagonal))
 

@@ -1,4 +1,4 @@
-"""Negative log-likelihood against its definition, and labels that are no classes."""
+"""Negative log-likelihood against its definition, and invalid labels."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def test_classes_on_any_axis() -> None:
         (np.zeros((2, 3)), np.array([0, 1, 2]), ShapeError, r"labels int64\[3\] should be \[2\]"),
     ],
 )
-def test_what_does_not_fit_is_refused(x: np.ndarray, labels: np.ndarray, error: type[Exception], words: str) -> None:
+def test_mismatched_arguments_raise(x: np.ndarray, labels: np.ndarray, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words), scope.using(interpreter=laws.Immediate()):
         negative_log_likelihood(laws.Result(x), laws.Result(labels), 1, -100)

@@ -1,4 +1,4 @@
-"""What matmul and bias_add say about operands that do not fit, and paths that small samples do not reach."""
+"""Errors of matmul and bias_add for mismatched operands, and paths for large or strided operands."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def zeros(*shape: int, dtype: str = "float32") -> np.ndarray:
         (zeros(2, 4, 3), zeros(4, 2), {"transpose_a": True}, r"transpose_a is not possible for a float32\[2,4,3\]"),
     ],
 )
-def test_operands_that_do_not_fit(a: np.ndarray, b: np.ndarray, options: dict[str, bool], message: str) -> None:
+def test_mismatched_operands_raise(a: np.ndarray, b: np.ndarray, options: dict[str, bool], message: str) -> None:
     with pytest.raises(ShapeError, match=message):
         matmul(a, b, **options)
 
 
-def test_element_types_that_differ() -> None:
+def test_different_element_types_raise() -> None:
     with pytest.raises(DtypeError, match=r"a float32\[2,3\] and b float64\[3,2\] differ in element type; cast"):
         matmul(zeros(2, 3), zeros(3, 2, dtype="float64"))
 
@@ -48,8 +48,8 @@ def test_element_types_that_differ() -> None:
 def test_ranks(shapes: tuple[tuple[int, ...], tuple[int, ...]], transpose_b: bool) -> None:
     random = np.random.default_rng(0)
     a, b = (random.standard_normal(shape) for shape in shapes)
-    given = np.ascontiguousarray(b.swapaxes(-1, -2)) if transpose_b else b
-    np.testing.assert_allclose(matmul(a, given, transpose_b=transpose_b), a @ b, rtol=1e-12)
+    operand = np.ascontiguousarray(b.swapaxes(-1, -2)) if transpose_b else b
+    np.testing.assert_allclose(matmul(a, operand, transpose_b=transpose_b), a @ b, rtol=1e-12)
 
 
 def test_bias_of_the_wrong_size() -> None:
@@ -63,7 +63,7 @@ def run_bound(op: object, inputs: list[np.ndarray], output: np.ndarray) -> np.nd
     return output
 
 
-def test_operands_no_blas_takes() -> None:
+def test_operands_without_blas() -> None:
     """Every second element of every second row, of operands and result, beyond the size of the short path."""
     random = np.random.default_rng(0)
     a, b = random.standard_normal((2, 120, 140))[:, ::2, ::2]

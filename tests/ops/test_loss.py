@@ -31,7 +31,7 @@ def bound(op: Op, inputs: list[Array], outputs: list[Array]) -> list[Array]:
 
 
 def test_large_logits() -> None:
-    """No overflow; a probability of zero counts as 1e-20."""
+    """Nothing overflows; a probability of zero counts as 1e-20."""
     value, prob = laws.run(loss.SparseSoftmaxCrossEntropy(), [LOGITS, np.array([2, 1])])
     rest = 4.0 - np.log(np.exp([3.0, 4.0, 5.0]).sum())
     np.testing.assert_allclose(value, [-np.log(1e-20), -rest], rtol=1e-12)
@@ -39,7 +39,7 @@ def test_large_logits() -> None:
 
 
 def test_a_margin_of_the_cosine_alone() -> None:
-    """It asks for no angle: that of a cosine of 1 has no slope, and one that rounding made larger has none."""
+    """No angle is computed: the angle of a cosine of 1 has no derivative, and rounded cosines above 1 have no angle."""
     cosines, ids, dy = np.array([[1 + 1e-7, 0.5], [0.25, 1.0]]), np.array([0, 1]), np.array([[2.0, 3.0], [4.0, 5.0]])
     y, _ = laws.run(loss.CombinedMargin(1.0, 0.0, 0.25), [cosines, ids])
     np.testing.assert_allclose(y, cosines - 0.25 * np.eye(2), rtol=1e-12)
@@ -58,7 +58,7 @@ def test_large_logits_of_sigmoid() -> None:
 
 @pytest.mark.parametrize("label", [-1, 3])
 @pytest.mark.parametrize("kind", [np.int8, np.int32, np.int64])
-def test_label_out_of_range(label: int, kind: type) -> None:
+def test_labels_out_of_range_raise(label: int, kind: type) -> None:
     labels, expected = np.array([0, label], kind), rf"label {label} at \[1\] is outside \[0, 3\)"
     for function in (loss.sparse_softmax_cross_entropy, loss.split_sparse_softmax_cross_entropy, loss.sparse_cross_entropy):
         with pytest.raises(ArgumentError, match=expected), scope.using(interpreter=laws.Immediate()):
@@ -66,8 +66,8 @@ def test_label_out_of_range(label: int, kind: type) -> None:
 
 
 @pytest.mark.parametrize("label", [-1, 3, 1000])
-def test_what_was_refused_does_no_harm(label: int) -> None:
-    """A rank goes on to where all meet."""
+def test_rejected_labels_do_not_stop_the_kernel(label: int) -> None:
+    """A rank continues until the ranks synchronize."""
     labels = np.array([0, label])
     for op in (loss.SparseSoftmaxCrossEntropy(), loss.SparseCrossEntropy()):
         laws.run(op, [abs(LOGITS), labels])
@@ -75,7 +75,7 @@ def test_what_was_refused_does_no_harm(label: int) -> None:
     bound(loss.SparseSoftmaxCrossEntropyGrad(), [LOGITS, labels, np.ones(2)], [np.empty((2, 3))])
 
 
-def test_labels_that_do_not_fit() -> None:
+def test_mismatched_labels_raise() -> None:
     with pytest.raises(ShapeError, match=r"labels int64\[3\] are not one per row of logits float64\[2,3\]; they should be \[2\]"):
         loss.SparseSoftmaxCrossEntropy().infer(type_of(LOGITS), type_of(np.array([0, 1, 2])))
     with pytest.raises(DtypeError, match=r"labels float64\[2\] are not integers; cast"):
@@ -100,14 +100,14 @@ def test_many_rows_in_blocks(kind: type) -> None:
 def test_causal_softmax_in_blocks(shape: tuple[int, ...], diagonal: int) -> None:
     x = np.random.default_rng(0).standard_normal(shape)
     (y,) = bound(CausalSoftmax(0.3, diagonal), [x], [np.full(shape, np.nan)])
-    seen = np.arange(shape[-1]) - np.arange(shape[-2])[:, None] <= diagonal
-    (expected,) = laws.run(Softmax(len(shape) - 1), [np.where(seen, 0.3 * x, -np.inf)])
+    visible = np.arange(shape[-1]) - np.arange(shape[-2])[:, None] <= diagonal
+    (expected,) = laws.run(Softmax(len(shape) - 1), [np.where(visible, 0.3 * x, -np.inf)])
     np.testing.assert_allclose(y, expected, rtol=1e-10)
-    assert not y[..., ~seen].any()
+    assert not y[..., ~visible].any()
 
 
 def test_split_classes_give_the_same() -> None:
-    """What the laws cannot see: the ops that exchange a maximum and a sum are together the plain loss, and so is their gradient."""
+    """The ops that exchange a maximum and a sum equal the plain loss and its gradient, which the laws cannot check."""
     random = np.random.default_rng(0)
     logits, labels, dloss = 5 * random.standard_normal((4, 9)), np.array([0, 8, 3, 3]), random.standard_normal(4)
     value, prob = laws.run(loss.SparseSoftmaxCrossEntropy(), [logits, labels])

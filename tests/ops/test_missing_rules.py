@@ -1,4 +1,4 @@
-"""The search for rules that are missing finds those that are taken away, and nothing where a rule says all."""
+"""The search for missing rules finds removed rules, and nothing if the rules are complete."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jobflow.ops.matmul import MatMul
 ROOT = Path(__file__).parents[2]
 
 
-def found(cls: Any) -> set[str]:
+def missing_signatures(cls: Any) -> set[str]:
     return {str(signature) for signature in missing(next(cls.samples()))}
 
 
@@ -29,15 +29,15 @@ def found(cls: Any) -> set[str]:
         ({"spec": "Mk,kn->Mn"}, "S(0) B -> S(0)"),
     ],
 )
-def test_a_rule_that_is_taken_away_is_missing(changes: dict[str, Any], signature: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removed_rule_is_missing(changes: dict[str, Any], signature: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = MatMul.rule
-    assert signature not in found(MatMul)
+    assert signature not in missing_signatures(MatMul)
     monkeypatch.setattr(MatMul, "rule", lambda self, *types: replace(right(self, *types), **changes))
-    assert found(MatMul) == {signature}
+    assert missing_signatures(MatMul) == {signature}
 
 
-def test_an_increasing_function_of_a_maximum_is_its_maximum() -> None:
-    assert found(Sigmoid) == {"P(max) -> P(max)", "P(min) -> P(min)"}
+def test_increasing_functions_of_partial_maxima_have_no_rule() -> None:
+    assert missing_signatures(Sigmoid) == {"P(max) -> P(max)", "P(min) -> P(min)"}
 
 
 @pytest.mark.full

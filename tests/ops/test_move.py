@@ -1,4 +1,4 @@
-"""Elements moved along axes, against NumPy; pooling to sizes, against its definition."""
+"""Rolls and paddings against NumPy, and pooling to sizes against its definition."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ X = np.arange(24.0).reshape(2, 3, 4)
 
 
 @pytest.mark.parametrize("mode", ["reflect", "edge", "wrap"])
-def test_beyond_the_edges(mode: Mode) -> None:
+def test_padding_by_edge_elements_equals_numpy(mode: Mode) -> None:
     with scope.using(interpreter=laws.Immediate()):
         np.testing.assert_array_equal(pad_edges(laws.Result(X), [(0, 0), (1, 2), (3, 0)], mode).array, np.pad(X, [(0, 0), (1, 2), (3, 0)], mode))
 
 
-def test_no_more_than_there_are() -> None:
+def test_padding_beyond_the_available_elements_raises() -> None:
     with scope.using(interpreter=laws.Immediate()):
         with pytest.raises(ShapeError, match=r"reflect: \(0, 4\) elements beyond axis 2 .* exceed the 3 available"):
             pad_edges(laws.Result(X), [(0, 0), (0, 0), (0, 4)], "reflect")
@@ -41,7 +41,7 @@ def test_pooling_to_sizes(n: int, m: int) -> None:
         np.testing.assert_allclose(adaptive_avg_pool(laws.Result(x), [m]).array, expected, rtol=1e-12)
 
 
-def test_largest_of_windows_that_divide() -> None:
+def test_maxima_of_windows_that_divide_the_image() -> None:
     with scope.using(interpreter=laws.Immediate()):
         np.testing.assert_array_equal(adaptive_max_pool(laws.Result(X), [2]).array, X[..., 1::2])
         with pytest.raises(ShapeError, match=r"\[3\] do not divide"):

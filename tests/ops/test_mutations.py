@@ -1,4 +1,4 @@
-"""The laws catch deliberate mistakes: each row plants one in an op, and some law must fail."""
+"""The laws detect deliberate mistakes: each row plants one in an op, and some law must fail."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Change = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Mistake:
-    """`change` gives the wrong method for the right one; at least one of `laws` must notice."""
+    """A mistake: `change` returns the wrong method from the right one; at least one of `laws` must fail."""
 
     op: str
     method: str
@@ -40,7 +40,7 @@ class Mistake:
 
 
 def rule(op: str, what: str, **changes: Any) -> Mistake:
-    """The rule with other fields; `spec` may be a function of the right one."""
+    """Return a mistake that changes fields of the rule; `spec` may be a function of the right one."""
 
     def change(right: Any) -> Any:
         def wrong(self: Op, *types: Any) -> Any:
@@ -53,7 +53,7 @@ def rule(op: str, what: str, **changes: Any) -> Mistake:
 
 
 def grad(op: str, what: str, wrong_of: Callable[..., Any]) -> Mistake:
-    """`wrong_of(right gradients, tensors)` instead of the right gradients."""
+    """Return a mistake with `wrong_of(right gradients, tensors)` instead of the right gradients."""
 
     def change(right: Any) -> Any:
         return lambda self, *tensors: wrong_of(list(right(self, *tensors)), tensors)
@@ -62,12 +62,12 @@ def grad(op: str, what: str, wrong_of: Callable[..., Any]) -> Mistake:
 
 
 def second(op: str, what: str, wrong_of: Callable[..., Any]) -> Mistake:
-    """The same for gradients that are right, but wrong to differentiate."""
+    """Return a mistake with right gradients whose own gradients are wrong."""
     return replace(grad(op, what, wrong_of), noticed_by=(laws.second_gradient_is_right,))
 
 
 def kernel(op: str, what: str, after: Callable[..., None], *noticed_by: Callable[[Any], None]) -> Mistake:
-    """`after(self, arrays)` is run after the kernel."""
+    """Return a mistake that runs `after(self, arrays)` after the kernel."""
 
     def change(right: Any) -> Any:
         def wrong(self: Op, xp: Any, *arrays: Any) -> None:
@@ -84,7 +84,7 @@ def localize(op: str, what: str, wrong: Callable[..., Op]) -> Mistake:
 
 
 def calls(op: str, what: str, wrong: Callable[[list[Any]], list[Any]]) -> Mistake:
-    """Other bound calls than the right ones."""
+    """Return a mistake with wrong bound calls."""
     return Mistake(op, "bind", lambda right: lambda *arguments: wrong(list(right(*arguments))), (laws.bind_agrees,), what)
 
 
@@ -104,7 +104,7 @@ def clear_input(self: Op, arrays: Any) -> None:
 
 
 MISTAKES = [
-    # rules: what may be split, what is linear, how parts combine
+    # rules: splits, linearity, reductions of partial results
     rule("Relu", "relu called linear", linear=((0,),)),
     rule("Sigmoid", "sigmoid called linear", linear=((0,),)),
     rule("Shift", "an added number called linear: it would be added n times", linear=((0,),)),
@@ -220,7 +220,7 @@ MISTAKES = [
     Mistake(
         "ReduceSum", "infer", lambda right: lambda self, x: right(self, x).with_shape((1, *right(self, x).shape)), laws.LAWS[:2], "an axis too many"
     ),
-    # what is done once
+    # steps at the preparation of calls
     calls("Relu", "the bound calls do nothing", lambda good: []),
     calls("Multiply", "an argument too many times", lambda good: good + good[-1:] + [(np.add, (good[-1][1][-1], 1, good[-1][1][-1]))]),
     calls("CumSum", "the first element not written", lambda good: good[1:]),
@@ -232,12 +232,12 @@ MISTAKES = [
 
 
 def replace_start(local: Any) -> Any:
-    """A box of the same size at the origin."""
+    """Return a box of the same size at the origin."""
     return None if local.box is None else replace(local.box, spans=tuple((0, b - a) for a, b in local.box.spans))
 
 
 def breaks_a_law(mistake: Mistake) -> bool:
-    """Whether a law fails on a sample; it may notice by its own assertion or by an error of the broken op."""
+    """Return True if a law fails on a sample, by its own assertion or by an error of the broken op."""
     for sample in OPS[mistake.op].samples():
         for law in mistake.noticed_by:
             try:
@@ -248,8 +248,8 @@ def breaks_a_law(mistake: Mistake) -> bool:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=str)
-def test_a_mistake_is_noticed(mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_breaks_a_law(mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not breaks_a_law(mistake), "the op breaks a law without the mistake"
-    owner: Any = registry if mistake.method == "bind" else OPS[mistake.op]  # who binds an op is found by its type
+    owner: Any = registry if mistake.method == "bind" else OPS[mistake.op]  # the registry selects implementations by type
     monkeypatch.setattr(owner, mistake.method, mistake.change(getattr(owner, mistake.method)))
     assert breaks_a_law(mistake), f"no law noticed {mistake}"

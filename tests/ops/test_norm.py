@@ -1,4 +1,4 @@
-"""Normalisations against their formulas, the gradient through batch statistics, and blocks that small samples do not reach."""
+"""Normalizations against their formulas, the gradient through batch statistics, and arrays of several blocks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Array = np.ndarray[Any, Any]
 
 
 def at_once(function: Callable[..., Any], *arrays: Array | None, **options: Any) -> Any:
-    """A function on tensors, run on arrays."""
+    """Run a function of tensors on arrays."""
     with scope.using(interpreter=laws.Immediate()):
         result = function(*(None if a is None else laws.Result(a) for a in arrays), **options)
         return tuple(r.array for r in result) if isinstance(result, tuple) else result.array
@@ -62,7 +62,7 @@ def test_batch_norm() -> None:
 
 
 def test_gradient_goes_through_the_batch_statistics() -> None:
-    """What the laws cannot see: BatchNormalize's gradient is that of the whole of batch_norm_train."""
+    """The gradient of BatchNormalize is that of the whole batch_norm_train, which the laws cannot check."""
     x, gamma, beta, dy = random(5, 3, 2), random(3), random(3, seed=1), random(5, 3, 2, seed=2)
 
     def loss(x: Array) -> float:
@@ -80,7 +80,7 @@ def test_gradient_goes_through_the_batch_statistics() -> None:
 
 
 def in_order(shape: tuple[int, ...], order: tuple[int, ...]) -> Array:
-    """An array of `shape` whose axes lie in memory in this order."""
+    """Return an array of `shape` whose axes have this order in memory."""
     return random(*(shape[i] for i in order)).transpose(np.argsort(order))
 
 
@@ -98,7 +98,7 @@ CHANNEL_OPS: list[tuple[Op, str]] = [
 @pytest.mark.parametrize("case", LARGE, ids=str)
 @pytest.mark.parametrize("op", CHANNEL_OPS, ids=lambda op: str(op[0]))
 def test_large_arrays_in_blocks(op: tuple[Op, str], case: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
-    """t is a tensor, c a vector per channel, p a positive one."""
+    """t is a tensor, c a vector per channel, p a positive vector."""
     (shape, order), (it, marks) = case, op
     inputs = [in_order(shape, order) + i if mark == "t" else random(shape[1], seed=i) for i, mark in enumerate(marks)]
     inputs = [abs(a) + 0.5 if mark == "p" else a for a, mark in zip(inputs, marks, strict=True)]
@@ -114,7 +114,7 @@ def test_layer_norm_in_blocks(rows: int) -> None:
 
 
 def check_bind(op: Op, inputs: list[Array], order: tuple[int, ...]) -> None:
-    """Bound calls, run twice, against the kernel."""
+    """Compare bound calls, run twice, with the kernel."""
     expected = laws.run(op, inputs)
     types = types_tuple(op.infer(*map(type_of, inputs)))
     outputs = [in_order(t.shape, order) if t.ndim == len(order) else np.full(t.shape, np.nan) for t in types]

@@ -1,4 +1,4 @@
-"""Pooling against a reference that visits every window; bind against kernel for every memory order."""
+"""Pooling against a reference that visits every window, and bound calls against the kernel for every memory order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CASES = [
 
 
 def window_spans(op: Any, out: tuple[int, ...], spatial: tuple[int, ...]) -> Any:
-    """Each output position with the slices of the image that its window sees."""
+    """Yield each output index with the slices of the image in its window."""
     for position in itertools.product(*(range(n) for n in out)):
         starts = [i * s - pad[0] for i, s, pad in zip(position, op.strides, op.padding, strict=True)]
         yield position, tuple(slice(max(0, a), min(n, a + k)) for a, k, n in zip(starts, op.ksize, spatial, strict=True))
@@ -56,7 +56,7 @@ def image(shape: tuple[int, ...], ties: bool) -> Any:
 
 
 @pytest.mark.parametrize("case", _CASES, ids=str)
-def test_pooling_is_the_reduction_of_what_lies_inside(case: Any) -> None:
+def test_pooling_ignores_padding(case: Any) -> None:
     *attributes, shape = case
     x = image(shape, ties=False)
     for op, reduce in ((MaxPool(*attributes), np.max), (AvgPool(*attributes), np.mean)):
@@ -67,7 +67,7 @@ def test_pooling_is_the_reduction_of_what_lies_inside(case: Any) -> None:
 
 @pytest.mark.parametrize("case", _CASES, ids=str)
 @pytest.mark.parametrize("ties", [False, True])
-def test_the_first_maximum_takes_the_whole_gradient(case: Any, ties: bool) -> None:
+def test_the_first_maximum_receives_the_whole_gradient(case: Any, ties: bool) -> None:
     *attributes, shape = case
     x = image(shape, ties)
     op = MaxPool(*attributes)
@@ -140,7 +140,7 @@ def test_integers_and_infinities() -> None:
     assert dx.sum() == y.size, "each window still has a first maximum"
 
 
-def test_an_infinite_gradient_stays_where_the_maximum_is() -> None:
+def test_an_infinite_gradient_reaches_the_maximum_only() -> None:
     x = batch_innermost(np.arange(64.0, dtype=np.float32).reshape(2, 2, 4, 4))
     attributes = ((2, 2), (2, 2), ((0, 0), (0, 0)))
     y = np.empty((2, 2, 2, 2), np.float32)
@@ -153,8 +153,8 @@ def test_an_infinite_gradient_stays_where_the_maximum_is() -> None:
 @pytest.mark.parametrize(
     "case", [_CASES[1], ((2, 2), (3, 2), ((0, 0), (0, 0)), False, (3, 2, 8, 5)), ((3,), (3,), ((0, 0),), False, (17, 2, 9))], ids=str
 )
-def test_the_compiled_gradient_of_maxima_is_the_kernel_s(case: Any) -> None:
-    """With ties, infinities and what is no number."""
+def test_the_compiled_gradient_of_maxima_equals_the_kernel(case: Any) -> None:
+    """With ties, infinities and NaN."""
     *attributes, shape = case
     rng, op = np.random.default_rng(3), MaxPoolGrad(*attributes)
     for dtype in (np.float32, np.float64):

@@ -1,4 +1,4 @@
-"""Known answers of the generator, independence of how a tensor is cut, and distributions."""
+"""Known answers of the generator, independence of the split of a tensor, and distributions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_known_answers(key: tuple[int, int], counter: tuple[int, ...], words: tu
 
 
 def test_scheme_is_fixed() -> None:
-    """Which bits an element gets must never change: checkpoints and curves depend on it."""
+    """The bits of an element must never change, because checkpoints and curves depend on them."""
     key = philox.key_of(1, "dense-weight")
     lane = 16 * (70 // 64) + (70 % 64) % 16
     words = philox.words(np, key, np.array([lane], np.uint64), 3, 0)
@@ -60,7 +60,7 @@ BOXES = [
 
 
 @pytest.mark.parametrize("spans", BOXES)
-def test_any_box_is_a_part_of_the_whole(spans: tuple[tuple[int, int], ...]) -> None:
+def test_any_box_equals_its_part_of_the_whole(spans: tuple[tuple[int, int], ...]) -> None:
     key, whole, box = philox.key_of(0, "x"), (7, 9, 150), Box(spans, (7, 9, 150))
     everything = philox.Stream(np, key, 5).box_bits(whole_box(whole)).reshape(whole)
     np.testing.assert_array_equal(philox.Stream(np, key, 5).box_bits(box), everything[box.slices].reshape(-1))
@@ -68,13 +68,13 @@ def test_any_box_is_a_part_of_the_whole(spans: tuple[tuple[int, int], ...]) -> N
 
 
 def test_blocks_join() -> None:
-    """A range longer than a block of counters is that of its parts."""
+    """A range longer than a block of counters equals its concatenated parts."""
     count = 4 * philox.BLOCK + 1000
     whole = philox.Stream(np, (1, 2), 0).bits(17, count)
     np.testing.assert_array_equal(whole[-500:], philox.Stream(np, (1, 2), 0).bits(17 + count - 500, 500))
 
 
-def test_the_loop_makes_the_same_words() -> None:
+def test_the_compiled_loop_makes_the_same_words() -> None:
     lanes = np.array([0, 1, 15, 70, 2**32 - 1, 2**32, 2**50 + 3] * 5, np.uint64)
     for key, run, plane in (((1, 2), 0, 0), ((0xFFFFFFFF, 0xED9E7AC1), 2**40 + 5, 17), ((0, 0xFFFFFFFF), 2**55, 1)):
         np.testing.assert_array_equal(CompiledStream(np, key, run).words(lanes, plane), philox.words(np, key, lanes, run, plane))
@@ -88,10 +88,10 @@ FIRST_VALUES: tuple[tuple[Any, dict[str, float]], ...] = (
 )
 
 
-def test_first_values_do_not_depend_on_the_tier() -> None:
+def test_initial_values_do_not_depend_on_the_tier() -> None:
     part = Box(((3, 53), (0, 90)), (60, 90))
     ops = (
-        *(kind((50, 90), float32, "w", box=box, **given) for kind, given in FIRST_VALUES for box in (None, part)),
+        *(kind((50, 90), float32, "w", box=box, **options) for kind, options in FIRST_VALUES for box in (None, part)),
         RandomNormal((50, 90), float32, "w", box=Box(((0, 50), (10, 100)), (50, 200))),
         TruncatedNormal((5000,), float64, "w"),
     )

@@ -1,4 +1,4 @@
-"""Reductions: composed functions, fast sums, errors, ties, empty pieces."""
+"""Reductions: composed functions, fast sums, errors, ties, empty shards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("at_once")
 
 @pytest.mark.parametrize("keepdims", [False, True])
 @pytest.mark.parametrize("axes", [None, 0, -1, (0, 2), (1,)])
-def test_functions_are_those_of_numpy(axes: Any, keepdims: bool) -> None:
+def test_functions_equal_numpy(axes: Any, keepdims: bool) -> None:
     pairs = [
         (reduce.reduce_sum, np.sum),
         (reduce.reduce_mean, np.mean),
@@ -38,19 +38,19 @@ def test_functions_are_those_of_numpy(axes: Any, keepdims: bool) -> None:
         np.testing.assert_allclose(ours(laws.Result(X), axes, keepdims).array, theirs(X, axis=axes, keepdims=keepdims), rtol=1e-12)
 
 
-def test_truth_over_axes() -> None:
+def test_any_and_all_over_axes() -> None:
     x = laws.Result(X > 0.5)
     assert np.array_equal(reduce.reduce_any(x, 1).array, (X > 0.5).any(1))
     assert np.array_equal(reduce.reduce_all(x, (0, 2), keepdims=True).array, (X > 0.5).all((0, 2), keepdims=True))
 
 
-def test_positions() -> None:
+def test_argmax_and_argmin() -> None:
     assert reduce.argmax(laws.Result(X)).tensor_type == TensorType((4, 3), int32)
     assert np.array_equal(reduce.argmax(laws.Result(X), 1).array, X.argmax(1))
     assert np.array_equal(reduce.argmin(laws.Result(X), 0).array, X.argmin(0))
 
 
-def test_no_axes_are_no_reduction() -> None:
+def test_reduction_over_no_axes_is_the_tensor_itself() -> None:
     x = laws.Result(X)
     assert reduce.reduce_sum(x, ()) is x and reduce.reduce_max(x, ()) is x
 
@@ -59,20 +59,20 @@ def test_logsumexp_does_not_overflow() -> None:
     assert reduce.logsumexp(laws.Result(np.array([1000.0, 1000.0]))).array == pytest.approx(1000 + np.log(2))
 
 
-def test_gradient_of_ties_is_shared() -> None:
+def test_gradient_of_ties_is_divided_equally() -> None:
     x = laws.Result(np.array([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]]))
     op = reduce.ReduceMax((1,))
     (dx,) = op.grad(x, reduce.reduce_max(x, 1), laws.Result(np.array([6.0, 6.0])))
     assert dx.array.tolist() == [[0, 3, 3], [2, 2, 2]]
 
 
-def test_pieces_of_a_maximum_combine_as_maxima() -> None:
+def test_partial_maxima_combine_by_maximum() -> None:
     signatures = reduce.ReduceMax((1,)).rule(TensorType((4, 3), float32)).signatures()
     assert [s.outputs for s in signatures if s.inputs == (S(1),)] == [(Partial(MAX),)]
 
 
 @pytest.mark.parametrize("op", [reduce.ReduceSum, reduce.ReduceMax, reduce.ReduceMin, reduce.ReduceProd])
-def test_an_empty_piece_gives_the_identity(op: Any) -> None:
+def test_an_empty_shard_gives_the_identity(op: Any) -> None:
     identity = {"ReduceSum": 0, "ReduceMax": -np.inf, "ReduceMin": np.inf, "ReduceProd": 1}[op.__name__]
     (y,) = laws.run(op((0,)), [np.empty((0, 3))])
     assert y.tolist() == [identity] * 3

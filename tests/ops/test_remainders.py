@@ -1,4 +1,4 @@
-"""Quotients and remainders from exact parts are those of NumPy, to the last bit and the sign of zero, also where CuPy's own are not."""
+"""Quotients and remainders equal those of NumPy to the last bit and the sign of zero, even without exact functions of the array module."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def test_floats(name: str, dtype: type) -> None:
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.int8, np.uint8])
 @pytest.mark.parametrize("name", NAMES)
 def test_integers(name: str, dtype: type) -> None:
-    """Beyond 2^53 too, which a way through double would miss."""
+    """Includes values beyond 2^53, which double precision cannot represent."""
     ends = np.iinfo(dtype)
     random = np.random.default_rng(0).integers(ends.min, ends.max, 200, dtype=dtype)
     x, y = pairs(np.concatenate([[ends.min, ends.max, ends.min + 1, ends.max - 1, 1, 2, 3], random]).astype(dtype), nonzero=True)
-    with np.errstate(over="ignore"):  # the least number by -1
+    with np.errstate(over="ignore"):  # the smallest integer divided by -1
         ours, theirs = getattr(remainders, name)(functions(np), x, y), getattr(np, name)(x, y)
     assert np.array_equal(ours, theirs)

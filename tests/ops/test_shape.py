@@ -1,4 +1,4 @@
-"""Shapes: which splits a reshape keeps, slices against Python's, composed functions, errors."""
+"""Shapes: the splits that a reshape preserves, slices against Python's, composed functions, errors."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def x() -> laws.Result:
         ((0, 3, 4), (12, 0), []),
     ],
 )
-def test_what_a_reshape_keeps_split(before: tuple[int, ...], after: tuple[int, ...], signatures: list[str]) -> None:
+def test_splits_that_a_reshape_preserves(before: tuple[int, ...], after: tuple[int, ...], signatures: list[str]) -> None:
     rule = sh.Reshape(after).rule(TensorType(before, float32))
-    found = rule.signatures()
-    assert [str(s) for s in found if isinstance(s.inputs[0], Split)] == signatures
-    assert {str(s) for s in found if not isinstance(s.inputs[0], Split)} == {"P -> P", "B -> B"}
+    declared = rule.signatures()
+    assert [str(s) for s in declared if isinstance(s.inputs[0], Split)] == signatures
+    assert {str(s) for s in declared if not isinstance(s.inputs[0], Split)} == {"P -> P", "B -> B"}
 
 
 def test_reshape_fills_in_one_size() -> None:
@@ -63,7 +63,7 @@ def test_reshape_fills_in_one_size() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_slices_are_those_of_python(at: Any) -> None:
+def test_slices_equal_python(at: Any) -> None:
     slices = at if isinstance(at, tuple) else (at,)
     ours = sh.slice_(x(), [s.start for s in slices], [s.stop for s in slices], [s.step for s in slices])
     np.testing.assert_array_equal(ours.array, X[at])
@@ -74,7 +74,7 @@ def test_a_full_slice_is_the_tensor_itself() -> None:
     assert sh.slice_(tensor, [0, None], [4, None]) is tensor
 
 
-def test_functions_are_those_of_numpy() -> None:
+def test_functions_equal_numpy() -> None:
     pairs = [
         (sh.transpose(x(), (2, 0, 1)), X.transpose(2, 0, 1)),
         (sh.transpose(x()), X.T),

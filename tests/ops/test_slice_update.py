@@ -1,4 +1,4 @@
-"""Windows on pieces: what each rank finds, against NumPy, for windows, steps and numbers of ranks of every kind."""
+"""Windows of split tensors against NumPy, for all kinds of windows, steps and numbers of ranks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_scattering() -> None:
         assert index_add(x, 1, laws.Result(np.array([2, 2])), v).array.tolist() == [[0, 0, 2, 0]] * 3
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_mismatched_arguments_raise() -> None:
     x = np.zeros((3, 4))
     with pytest.raises(ShapeError, match=r"float64\[2,1\].*float64\[2,4\]"):
         laws.run(SliceUpdate(Slice((0, 0), (2, 4), (1, 1))), [x, np.zeros((2, 1))])

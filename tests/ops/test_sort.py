@@ -1,4 +1,4 @@
-"""Orders and running products where the laws do not look: NaN, equal values, zeros, axes of no elements."""
+"""Sorts and cumulative products beyond the laws: NaN, equal values, zeros, empty axes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ordered(op: Sort | TopK, x: np.ndarray) -> tuple[list[object], list[object]]
     return values.tolist(), indices.tolist()
 
 
-def test_nan_is_larger_than_any_number() -> None:
+def test_nan_sorts_last() -> None:
     x = np.array([1.0, np.nan, np.inf, -1.0])
     assert ordered(Sort(0), x)[1] == [3, 0, 2, 1]
     assert ordered(Sort(0, descending=True), x)[1] == [1, 2, 0, 3]
@@ -38,8 +38,8 @@ def test_equal_values_keep_their_order(descending: bool) -> None:
     assert indices == ([0, 2, 4, 1, 3] if descending else [1, 3, 0, 2, 4])
 
 
-def test_a_few_of_many_are_those_of_a_sort() -> None:
-    """With NaN, infinities, zeros of both signs, equal values, and along any axis; 4 are taken one by one, 9 are not."""
+def test_top_k_of_many_equals_a_sort() -> None:
+    """With NaN, infinities, zeros of both signs, equal values, and along any axis; k = 4 selects one by one, k = 9 does not."""
     random = np.random.default_rng(0)
     for kind, (axis, k), largest in product(("float32", "float16", "int32", "uint8", "bool"), ((0, 4), (1, 4), (2, 4), (2, 9)), (True, False)):
         ends = {"f": [np.nan, np.inf, -np.inf], "i": [np.iinfo("int32").min, np.iinfo("int32").max], "u": [255.0]}
@@ -47,15 +47,15 @@ def test_a_few_of_many_are_those_of_a_sort() -> None:
         x[:, :, 3:6] = np.arange(3)
         op = TopK(axis, k, largest)
         for target in (CPU, target_of("cpu", "llvm")):
-            found = [np.empty(type.shape, type.dtype.numpy) for type in op.infer(type_of(x))]
-            chosen = registry.choose(op, target, [x], found)
+            outputs = [np.empty(type.shape, type.dtype.numpy) for type in op.infer(type_of(x))]
+            chosen = registry.choose(op, target, [x], outputs)
             assert chosen.implementation.name == "chosen and sorted"
-            for function, arguments in chosen.implementation.bind(op, CpuDevice(), [x], found):
+            for function, arguments in chosen.implementation.bind(op, CpuDevice(), [x], outputs):
                 function(*arguments)
-            assert [a.tobytes() for a in found] == [a.tobytes() for a in laws.run(op, [x])]
+            assert [a.tobytes() for a in outputs] == [a.tobytes() for a in laws.run(op, [x])]
 
 
-def test_too_many_are_refused() -> None:
+def test_too_large_k_raises() -> None:
     with pytest.raises(ShapeError, match=r"k=4.*3 elements"):
         laws.run(TopK(0, 4), [np.zeros(3)])
 

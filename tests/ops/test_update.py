@@ -1,4 +1,4 @@
-"""Updates against the formulas of the legacy face, in place, over many blocks."""
+"""Updates against the formulas of the legacy API, in place, over many blocks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def state(*shape: int) -> tuple[Array, Array, Array, Array]:
 
 
 def in_place(op: Op, inputs: list[Array]) -> list[Array]:
-    """The bound calls with every output lying over its input, as they run in a plan."""
+    """Run the bound calls with every output in the memory of its input, as in a plan."""
     arrays = [np.array(a) for a in inputs]
     outputs = [arrays[op.alias[k]] for k in range(len(op.alias))]
     for function, arguments in registry.bind(op, CPU, laws.Bench(), arrays, outputs):
@@ -93,16 +93,16 @@ def test_formulas_in_place(shape: tuple[int, ...], wd: float) -> None:
             np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12, err_msg=str(op))
 
 
-def test_formulas_are_made_in_place_as_far_as_nothing_is_overwritten_that_is_still_read() -> None:
-    """Elements change places, and what is still read is not written over: it goes through scratch."""
+def test_formulas_run_in_place_if_all_reads_precede_the_write() -> None:
+    """Elements change their positions; values that are read later go through scratch memory."""
 
-    def turned(f: Any, x: Any, y: Any, z: Any, kept: Any, factor: Any) -> tuple[Any, ...]:
-        return y, f.weighted_sum(factor, x * x, 0.5, y - x), x, kept
+    def turned(f: Any, x: Any, y: Any, z: Any, unchanged: Any, factor: Any) -> tuple[Any, ...]:
+        return y, f.weighted_sum(factor, x * x, 0.5, y - x), x, unchanged
 
     arrays = list(np.random.default_rng(1).standard_normal((4, 100_000)))
     expected = [a.copy() for a in turned(functions(np), *arrays, 2.0)]
-    given = [*(language.element(i, float64) for i in range(4)), language.number(4, float64)]
-    program = compiled(turned(language, *given), 4, 1, {k: (k,) for k in range(4)})
+    elements = [*(language.element(i, float64) for i in range(4)), language.number(4, float64)]
+    program = compiled(turned(language, *elements), 4, 1, {k: (k,) for k in range(4)})
     assert program is not None
     for function, arguments in block_calls(program, laws.Bench(), arrays, [np.array(2.0)], arrays):
         function(*arguments)
@@ -139,7 +139,7 @@ def test_counters_and_averages() -> None:
     assert in_place(update.Assign(), [np.zeros(2), np.array([3.0, 4.0])])[0].tolist() == [3, 4]
 
 
-def test_operands_that_do_not_fit() -> None:
+def test_mismatched_operands_raise() -> None:
     w, g, lr = (type_of(np.zeros(n, np.float32)) for n in (4, 5, 1))
     with pytest.raises(ShapeError, match=r"sgdupdate: variable float32\[4\] and float32\[5\] differ in shape"):
         formula.SgdUpdate().infer(w, g, lr)

@@ -14,32 +14,32 @@ from jobflow.kernels.target import CPU
 from jobflow.ops.conv import Conv
 
 
-def run(way: str, op: Any, *arrays: Any, output: Any) -> Any:
-    """By the implementation whose name begins so."""
-    (found,) = (one for one in registry.candidates(type(op), CPU) if one.name.startswith(way))
-    for function, arguments in found.bind(op, CpuDevice(), arrays, (output,)):
+def run(name: str, op: Any, *arrays: Any, output: Any) -> Any:
+    """Run the implementation whose name starts with `name`."""
+    (implementation,) = (one for one in registry.candidates(type(op), CPU) if one.name.startswith(name))
+    for function, arguments in implementation.bind(op, CpuDevice(), arrays, (output,)):
         function(*arguments)
     return output
 
 
 def all_three(op: Conv, x_shape: tuple[int, ...], w_shape: tuple[int, ...]) -> list[tuple[Any, tuple[Any, ...], Any]]:
-    """(op, inputs, expected output) for the convolution and its gradients, in float64 from the plain kernels."""
+    """Return (op, inputs, expected output) for the convolution and its gradients, in float64 by the plain kernels."""
     rng = np.random.default_rng(11)
     x, w = rng.standard_normal(x_shape), rng.standard_normal(w_shape)
     y = np.empty((x_shape[0], w_shape[0], *op.window(w_shape[2:]).out_sizes("conv", x_shape[2:])))
     dy = rng.standard_normal(y.shape)
-    found: list[tuple[Any, tuple[Any, ...], Any]] = [
+    cases: list[tuple[Any, tuple[Any, ...], Any]] = [
         (op, (x, w), y),
         (op._input_gradient(x_shape[2:]), (dy, w), np.empty_like(x)),
         (op._weight_gradient(w_shape[2:]), (x, dy), np.empty_like(w)),
     ]
-    for one, inputs, output in found:
+    for one, inputs, output in cases:
         one.kernel(np, *inputs, output)
-    return found
+    return cases
 
 
 @pytest.mark.parametrize(("m", "r"), [(2, 3), (4, 3), (2, 5), (3, 5), (4, 5)])
-def test_matrices_give_the_correlation(m: int, r: int) -> None:
+def test_winograd_matrices_give_the_correlation(m: int, r: int) -> None:
     at, g, bt = winograd.matrices(m, r)
     rng = np.random.default_rng(0)
     d, w = rng.standard_normal(m + r - 1), rng.standard_normal(r)
