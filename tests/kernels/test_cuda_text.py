@@ -102,14 +102,14 @@ def test_refusals_say_why() -> None:
     )
     assert (
         refuses([f.reinterpret(half, bfloat16)], [a.astype(np.float16)], [a.astype(bfloat16.numpy)])
-        == "the bits of float16 as bfloat16 are not taken"
+        == "a reinterpretation of float16 as bfloat16 cannot be printed as CUDA C"
     )
     assert refuses([f.row_sum(x)], [np.zeros((2, 1 << 17), np.float32)], [np.zeros((2, 1), np.float32)]) == (
         "2 rows of 131072 elements would leave most of a GPU idle"
     )
     step, next_step = f.number(1, float32), f.element(1, float32) + 1.0
     one = np.zeros(1, np.float32)
-    assert refuses([x * step, next_step], [a, one], [a, one]) == "output 1 is written where other threads read"
+    assert refuses([x * step, next_step], [a, one], [a, one]) == "output 1 shares memory with an input that other threads read"
     assert refuses([x * step], [np.zeros(999, np.float32), one], [np.zeros(999, np.float32)]) is None
     assert refuses([x, next_step], [np.zeros(999, np.float32), one], [np.zeros(999, np.float32), one.copy()]) == (
         "1 rows of 999 elements would leave most of a GPU idle"

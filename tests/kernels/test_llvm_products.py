@@ -99,14 +99,14 @@ def test_triangles() -> None:
 def test_what_no_loop_takes_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     a, y = np.ones((64, 64), "float32"), np.zeros((64, 64), "float32")
     cases = {
-        "elements of": (a.astype("int32"), a.astype("int32"), y.astype("int32")),
+        "the element types": (a.astype("int32"), a.astype("int32"), y.astype("int32")),
         "fewer than 4 rows": (a[:3], a, y[:3]),
         "multiply-adds": (a[:8, :8], a[:8, :8], y[:8, :8]),
-        "a result with strides": (a[:32], a[:, ::2], np.empty((64, 64), "float32")[::2, ::2]),
-        "neither by rows nor by columns": (a, np.ones((128, 128), "float32")[::2, ::2], y),
-        "run backwards": (a[::-1], a, y),
-        "lies where an operand is": (a, y, y),
-        "times two axes": (np.ones((65, 1, 1, 64, 64), "float32"), a, np.empty((65, 1, 1, 64, 64), "float32")),
+        "of the result are contiguous": (a[:32], a[:, ::2], np.empty((64, 64), "float32")[::2, ::2]),
+        "of a factor are contiguous": (a, np.ones((128, 128), "float32")[::2, ::2], y),
+        "a negative stride": (a[::-1], a, y),
+        "shares memory with an operand": (a, y, y),
+        "calls of two axes": (np.ones((65, 1, 1, 64, 64), "float32"), a, np.empty((65, 1, 1, 64, 64), "float32")),
     }
     for why, (left, right, result) in cases.items():
         assert why in str(product_loops.refuses(left, right, result))

@@ -35,4 +35,4 @@ def test_elements_that_are_apart_are_left_to_numpy() -> None:
     x = np.zeros((40, 40), np.float32)
     chosen = registry.choose(CumSum(0), target_of("cpu", "llvm"), [x], [x.copy()])
     assert chosen.implementation.name == "accumulate"
-    assert ("running values", "elements that follow each other lie apart; NumPy goes over many rows at once") in chosen.refused
+    assert ("running values", "elements along the axis are not contiguous; NumPy processes many rows at once") in chosen.refused

@@ -37,5 +37,5 @@ def test_sums_of_rows_have_the_bits_of_numpy(dtype: str) -> None:
             for function, arguments in chosen.implementation.bind(op, CpuDevice(), [data, ids], [y]):
                 function(*arguments)
             made.append(y)
-        assert chosen.implementation.name == "sums of rows in turn"
+        assert chosen.implementation.name == "sequential row sums"
         np.testing.assert_array_equal(*made, err_msg=str(op))

@@ -1,11 +1,11 @@
-"""Ways to compute operations on GPUs: the tier "nvrtc".
+"""The tier "nvrtc" of GPUs: implementations of operations by generated kernels and cuBLAS.
 
-    fused_kernels      whatever has an expression, and regions: printed as CUDA C and compiled by NVRTC when a program is bound
-    cublas_products    matrix products, written where they belong
-    pooling_kernels    pooling, one kernel for each operation
+    fused_kernels      operations with an expression, and regions, printed as CUDA C and compiled by NVRTC when a program is bound
+    cublas_products    matrix products, written directly to their output
+    pooling_kernels    pooling, one kernel per operation
 
-All else is left to CuPy.  The texts are compiled for several GPUs, and run on the host with CUDA's built-ins imitated, by the tests.  None of it
-has run on a GPU.
+CuPy computes all other operations.  The tests compile the texts for several GPUs, and run them on the host with emulated CUDA built-ins.  None of
+them has run on a GPU.
 """
 
 #: module of operations -> the modules of this package that register implementations of them

@@ -1,4 +1,4 @@
-"""Texts of kernels to functions of a GPU: compiled by NVRTC, once for each text and kind of GPU, and kept on disk."""
+"""Compilation of kernel texts by NVRTC, once per text and GPU architecture, with a cache on disk."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import numpy as np
 from jobflow.core.dataclass import dataclass
 from jobflow.kernels.object_cache import ObjectCache
 
-#: C++17 for hexadecimal numbers; nothing is contracted, flushed to zero or divided roughly
+#: C++17 for hexadecimal floats; no contraction, no flushing to zero, exact division and square root
 OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
-#: blocks for each multiprocessor; kernels go over what is left
+#: blocks per multiprocessor; kernels loop over the remaining elements
 BLOCKS = 8
 #: launches a function of a GPU: grid, block, arguments
 Launcher = Callable[[tuple[int, ...], tuple[int, ...], tuple[Any, ...]], None]
@@ -29,12 +29,12 @@ class LoadedText:
     loaded: Any
 
     def function(self, name: str) -> Launcher:
-        found: Launcher = self.loaded.get_function(name)
-        return found
+        launcher: Launcher = self.loaded.get_function(name)
+        return launcher
 
 
 class TextCompiler:
-    """For the GPU with this number."""
+    """A compiler of kernel texts for the GPU with this index."""
 
     def __init__(self, index: int, cache: ObjectCache | None = None) -> None:
         self._cupy = importlib.import_module("cupy")
@@ -48,22 +48,22 @@ class TextCompiler:
 
     def module(self, text: str) -> LoadedText:
         with self._lock:
-            found = self._modules.get(text)
-            if found is None:
+            module = self._modules.get(text)
+            if module is None:
                 loaded = importlib.import_module("cupy.cuda.function").Module()
                 loaded.load(self._binary(text))
-                self._modules[text] = found = LoadedText(loaded)
-        return found
+                self._modules[text] = module = LoadedText(loaded)
+        return module
 
     def _binary(self, text: str) -> bytes:
         version = importlib.import_module("cupy_backends.cuda.libs.nvrtc").getVersion()
         key = hashlib.sha256("\0".join([*map(str, version), self.architecture, *OPTIONS, text]).encode()).hexdigest()
-        kept = self.cache.read(key)
-        if kept is not None:
-            return kept
-        # not RawModule: that flushes small numbers to zero, whatever it is told
-        made, _ = self._nvrtc.compile_using_nvrtc(text, OPTIONS, self.architecture, "fused.cu")
-        binary = made if isinstance(made, bytes) else made.encode()
+        cached = self.cache.read(key)
+        if cached is not None:
+            return cached
+        # RawModule would flush subnormal numbers to zero, even with --ftz=false
+        compiled, _ = self._nvrtc.compile_using_nvrtc(text, OPTIONS, self.architecture, "fused.cu")
+        binary = compiled if isinstance(compiled, bytes) else compiled.encode()
         self.cache.write(key, binary)
         return binary
 
@@ -74,5 +74,5 @@ def compiler(index: int) -> TextCompiler:
 
 
 def whole_number(value: int, wide: bool) -> Any:
-    """An argument of a kernel, whose type is its size."""
+    """Convert an integer to a kernel argument of 64 or 32 bits."""
     return np.int64(value) if wide else np.int32(value)

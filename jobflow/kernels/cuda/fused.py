@@ -1,4 +1,4 @@
-"""Expressions and arrays of a GPU to launches of kernels."""
+"""Launches of generated kernels for expressions on arrays of a GPU."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from jobflow.kernels.loop_space import NON_CONTIGUOUS, OperandAccess, Space, str
 from jobflow.kernels.registry import at
 from jobflow.ops.op import Binder, Call
 
-#: a row that is longer, with few others beside it, leaves most of a GPU idle: libraries cut it in pieces
+#: longest row, and fewest rows, of a kernel; few long rows leave most of a GPU idle, and libraries split them
 LONGEST, FEW = 1 << 16, 64
 
 
 @lru_cache(4096)
 def _problem(outputs: tuple[Expression, ...]) -> str:
-    """Why there is no kernel of these outputs, whatever the arrays; "" if there is."""
+    """Return the reason no kernel computes these outputs for any arrays, or "" if one does."""
     order = facts(tuple(lowered(outputs, NATIVE)[0])).order
     return next(filter(None, map(refused_primitive, order)), "") or refused_columns(facts(outputs).order)
 
 
 def refuses(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> str | None:
-    """Why there is no kernel of these outputs for arrays that lie so; None if there is one."""
+    """Return the reason no kernel computes these outputs for arrays of these layouts, or None if one does."""
     known = facts(tuple(outputs))
     why = _problem(tuple(outputs)) or refused_operands(known, outputs, inputs, targets)
     if why:
@@ -44,9 +44,9 @@ def refuses(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Seq
         return None
     shape = loop_shape(known, inputs, targets)
     for k, (y, target) in enumerate(zip(outputs, targets, strict=True)):
-        # another thread may read there after this one has written
+        # another thread may read the memory after this one has written it
         if y not in known.per_column and any(inputs[i].shape != shape and np.may_share_memory(inputs[i], target) for i in known.types):
-            return f"output {k} is written where other threads read"
+            return f"output {k} shares memory with an input that other threads read"
     width = shape[-1] if shape else 1
     rows = int(np.prod(shape)) // max(width, 1)
     longest = LONGEST if known.rows else THREADS
@@ -56,9 +56,9 @@ def refuses(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Seq
 
 
 def bind(
-    device: Binder, index: int, outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array], kept: Sequence[Array]
+    device: Binder, index: int, outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array], arrays: Sequence[Array]
 ) -> list[Call]:
-    """The launches on GPU `index` that compute the outputs from arrays that lie so; `kept` are those whose memory it is."""
+    """Return the launches on GPU `index` that compute the outputs; `arrays` own the memory of the operands and stay alive."""
     if any(target.size == 0 for target in targets):
         return []
     ready = prepared(outputs, inputs, targets)
@@ -67,17 +67,17 @@ def bind(
 
     def launcher(name: str, threads: int, block: tuple[int, ...], arguments: tuple[Any, ...]) -> Call:
         blocks = min(max(-(-threads // THREADS), 1), here.blocks)
-        return KernelLaunch(module.function(name), kept), ((blocks,), block, arguments)
+        return KernelLaunch(module.function(name), arrays), ((blocks,), block, arguments)
 
     return launches(launcher, device.scratch, ready)
 
 
 @dataclass(frozen=True)
 class KernelLaunch:
-    """A kernel, and the arrays whose addresses it is given."""
+    """A kernel function and the arrays whose addresses are its arguments, which stay alive."""
 
     function: Launcher
-    kept: Sequence[Array]
+    arrays: Sequence[Array]
 
     def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
         self.function(grid, block, arguments)
@@ -85,7 +85,7 @@ class KernelLaunch:
 
 @dataclass(frozen=True)
 class PreparedKernel:
-    """Outputs, with index_operands in place of indices, and how a kernel goes over the operands."""
+    """Outputs with index operands in place of indices, and the form and operands of their kernel."""
 
     outputs: Sequence[Expression]
     form: KernelForm
@@ -94,7 +94,7 @@ class PreparedKernel:
 
 
 def prepared(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> PreparedKernel:
-    """The kernel's form for these arrays."""
+    """Return the prepared kernel for these arrays."""
     shape = loop_shape(facts(tuple(outputs)), inputs, targets)
     outputs, index_operands = with_index_operands(outputs, len(inputs), shape)
     known, read = facts(tuple(outputs)), [*inputs, *index_operands]
@@ -110,7 +110,10 @@ def prepared(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Se
 def launches(
     launcher: Callable[[str, int, tuple[int, ...], tuple[Any, ...]], Call], scratch: Callable[..., Array], ready: PreparedKernel
 ) -> list[Call]:
-    """The kernel, and the one that adds up columns; `launcher` makes calls: name, threads, block, arguments."""
+    """Return the launch of the kernel, and of the kernel that adds up columns.
+
+    `launcher` builds a call from name, threads, block and arguments.
+    """
     outputs, form, space = ready.outputs, ready.form, ready.space
     known = facts(tuple(outputs))
     rows = int(np.prod(space.sizes[:-1]))
@@ -121,7 +124,7 @@ def launches(
     def arguments(chosen: Sequence[int]) -> tuple[Any, ...]:
         words = [whole_number(n, form.wide) for n in (columns, *space.sizes[:-1])]
         for k in chosen:
-            words += [whole_number(n, form.wide or accesses[k].counted) for n in _apart(accesses[k], space.strides[k])]
+            words += [whole_number(n, form.wide or accesses[k].counted) for n in _element_strides(accesses[k], space.strides[k])]
             words += [whole_number(stride_of_table(ready.operands[k]) // accesses[k].dtype.itemsize, form.wide)] if accesses[k].table else []
         return (*(np.int64(address(ready.operands[k])) for k in chosen), *sums, *words)
 
@@ -132,20 +135,20 @@ def launches(
     calls = [launcher(NAME, (-(-rows // BLOCK) if sums else rows) * form.lanes, block, arguments(everything))]
     if known.per_column:
         inputs = len(form.loop.inputs)
-        numbers = [k for k, a in enumerate(form.loop.inputs) if a.inner == "number"]
-        chosen = [*numbers, *(inputs + k for k, x in enumerate(outputs) if x in known.per_column)]
+        scalars = [k for k, a in enumerate(form.loop.inputs) if a.inner == "number"]
+        chosen = [*scalars, *(inputs + k for k, x in enumerate(outputs) if x in known.per_column)]
         calls.append(launcher(f"{NAME}_columns", columns, (THREADS,), arguments(chosen)))
     return calls
 
 
-def _apart(access: OperandAccess, strides: Sequence[int]) -> list[int]:
-    """How many elements the elements of an operand are apart, along the axes that its kernel asks for."""
+def _element_strides(access: OperandAccess, strides: Sequence[int]) -> list[int]:
+    """Return the strides of an operand in elements, along the axes that are parameters of its kernel."""
     if access.inner == "number":
         return []
     size = 1 if access.counted else access.dtype.itemsize
     return [s // size for s in strides[:-1]] + ([strides[-1] // size] if access.inner in NON_CONTIGUOUS else [])
 
 
-def lying(arrays: Sequence[Array]) -> list[Array]:
-    """What NumPy can be asked about how arrays of a GPU lie in memory."""
+def placeholders(arrays: Sequence[Array]) -> list[Array]:
+    """Return NumPy placeholders with the shapes, strides and addresses of arrays of a GPU."""
     return [a if isinstance(a, np.ndarray) else at(TensorType(tuple(a.shape), dtype_of(a.dtype)), tuple(a.strides), int(a.data.ptr)) for a in arrays]

@@ -1,4 +1,4 @@
-"""Operations that have an expression, and regions of them, as kernels that are compiled for this GPU: the tier "nvrtc"."""
+"""The tier "nvrtc" of GPUs: operations that have an expression, and regions of them, as compiled kernels."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from jobflow.ops.op import Binder, Call, Op
 
 @dataclass(frozen=True)
 class FusedKernel:
-    """One launch; two where columns are summed."""
+    """An implementation by one launch, or two if columns are summed."""
 
     name: str = "nvrtc"
 
     def refuses(self, op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
-        found = expression_of(op, inputs)
-        if found is None:
+        expressions = expression_of(op, inputs)
+        if expressions is None:
             return "it has no expression"
-        seen = views_in_space(op, fused.lying(inputs), fused.lying(outputs))
-        return "a row of several axes does not lie in memory as one" if seen is None else fused.refuses(found, *seen)
+        views = views_in_space(op, fused.placeholders(inputs), fused.placeholders(outputs))
+        return "a row of several axes is not contiguous in memory" if views is None else fused.refuses(expressions, *views)
 
     def bind(self, op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-        found, seen = expression_of(op, inputs), views_in_space(op, fused.lying(inputs), fused.lying(outputs))
-        assert found is not None and seen is not None
+        expressions, views = expression_of(op, inputs), views_in_space(op, fused.placeholders(inputs), fused.placeholders(outputs))
+        assert expressions is not None and views is not None
         index = int(outputs[0].device.id)
-        return fused.bind(device, index, found, *seen, kept=(*inputs, *outputs))
+        return fused.bind(device, index, expressions, *views, arrays=(*inputs, *outputs))
 
 
 @dataclass(frozen=True)
 class EachAlone:
-    """The best implementation of each member of a region that is no kernel."""
+    """The best implementation of each member of a region that has no fused kernel."""
 
     name: str = "nvrtc"
 

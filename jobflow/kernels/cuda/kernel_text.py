@@ -2,11 +2,12 @@
 
     extern "C" __global__ void fused(pointers of inputs and outputs, sizes of the axes, strides in elements)
 
-Without rows, each thread takes one element after another, as many threads apart as there are.  With rows, LANES threads share a row: each
-goes over every LANES-th element, once for each level of `row_sum`, `row_product` and `row_max` and once more for the outputs, and what they have
-is put together by halves, in an order that only depends on the width of a row.  Sums of columns are made in blocks of 64 rows: the threads of a row
-go over 64 rows one after another, and leave the sums of that block in scratch memory, which a second kernel adds up in the order of the
-blocks.  There are no atomic additions: the same numbers give the same bits, however many threads there are.
+Without rows, each thread computes elements in a grid-stride loop.  With rows, LANES threads share a row.  Each thread reads every LANES-th element,
+once per level of `row_sum`, `row_product` and `row_max`, and once more for the outputs.  The partial results of a row are combined by halves, in an
+order that depends only on the width of the row.
+
+Sums of columns are computed in blocks of 64 rows.  The threads of a row iterate over the 64 rows and store the sums of the block in scratch memory.
+A second kernel adds the sums in the order of the blocks.  There are no atomic additions, so equal inputs give equal bits for any number of threads.
 
                  threads ->
     rows |  0 1 2 ... 15 0 1 2 ... 15 0 1 ..    LANES = 16: a thread reads every sixteenth element of its row
@@ -27,18 +28,18 @@ from jobflow.kernels.row_phases import Phase, combined, of_columns, phases, posi
 
 #: threads of a block
 THREADS = 256
-#: the kernel of a text; one that adds up columns is called fused_columns
+#: name of the kernel; the kernel that adds up columns is fused_columns
 NAME = "fused"
 
 
 @dataclass(frozen=True)
 class KernelForm:
-    """What of the operands a printed kernel depends on."""
+    """The properties of operands that the text of a kernel depends on."""
 
     loop: LoopForm
-    #: threads that share a row; 0 where there are no rows
+    #: threads that share a row; 0 without rows
     lanes: int
-    #: do sizes and distances need 64 bits?
+    #: True if sizes and strides need 64 bits
     wide: bool = False
 
     @property
@@ -47,9 +48,10 @@ class KernelForm:
 
 
 def lanes_of(width: int, columns: bool) -> int:
-    """How many threads share a row: the sixteen partial sums of the reference as long as each has few elements, else a warp, else a block.
+    """Return the number of threads that share a row.
 
-    It depends on the width only, so that a row has the same sums however many there are.
+    Short rows use the sixteen partial sums of the reference, longer ones a warp, and the longest a block.  The number depends only on the width, so
+    that the sums of a row do not depend on the number of rows.
     """
     if width <= 32 * LANES:
         return LANES
@@ -87,28 +89,28 @@ _TOGETHER = {"row_sum": "Sum", "row_product": "Product", "row_max": "Largest"}
 
 
 def print_kernel(outputs: Sequence[Expression], form: KernelForm, name: str = NAME) -> str:
-    """The text of the kernel, and of the one that adds up columns, for outputs whose functions are taken apart."""
+    """Print the kernel, and the kernel that adds up columns, for lowered outputs."""
     kernel = _Kernel(outputs, form, name)
     body = "\n\n".join(kernel.texts()) + "\n"
     return "\n\n".join([*functions_for(body), body])
 
 
 def functions_for(body: str) -> list[str]:
-    """The functions that a text calls, those first that others call."""
+    """Return the functions that a text calls, each after the functions that it calls itself."""
     parts = {"reduced": REDUCED, "Sum": SUM, "Product": PRODUCT, "Largest": LARGEST}
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
 
-    def look(text: str) -> None:
+    def collect(text: str) -> None:
         for function in (*FUNCTIONS, *parts):
-            if function not in found and re.search(rf"\b{function}\b[<({{]", text):
-                look_at = FUNCTIONS.get(function) or parts[function]
-                found[function] = ""  # those that it calls come before it
-                look(look_at.partition("\n")[2])
-                del found[function]
-                found[function] = look_at
+            if function not in result and re.search(rf"\b{function}\b[<({{]", text):
+                source = FUNCTIONS.get(function) or parts[function]
+                result[function] = ""  # reserves the name while its callees are collected first
+                collect(source.partition("\n")[2])
+                del result[function]
+                result[function] = source
 
-    look(body)
-    return list(found.values())
+    collect(body)
+    return list(result.values())
 
 
 class _Kernel:
@@ -117,8 +119,8 @@ class _Kernel:
         order = in_order(outputs)
         per_column = of_columns(order)
         self.operands = [*form.loop.inputs, *form.loop.outputs]
-        self.letters = [f"x{k}" for k in range(len(form.loop.inputs))] + [f"y{k}" for k in range(len(outputs))]
-        #: outputs that have a value at each element, one for a row, and one for each column
+        self.pointers = [f"x{k}" for k in range(len(form.loop.inputs))] + [f"y{k}" for k in range(len(outputs))]
+        #: outputs with a value per element, per column, and per row
         self.stores = [k for k, a in enumerate(form.loop.outputs) if a.inner != "splat" and outputs[k] not in per_column]
         self.column_stores = [k for k, x in enumerate(outputs) if x in per_column]
         self.row_stores = [k for k in range(len(outputs)) if k not in (*self.stores, *self.column_stores)]
@@ -126,7 +128,7 @@ class _Kernel:
         def splat(x: Expression) -> bool:
             return form.loop.inputs[position(x)].inner == "splat" and form.lanes > 0
 
-        # what would be dear to leave in memory on a GPU is cheap to compute again
+        # on a GPU, recomputing is cheaper than storing to scratch memory
         self.phases = phases(outputs, [outputs[k] for k in self.stores], splat, ())
         self.names: dict[Expression, str] = {}
         self.lines: list[str] = []
@@ -147,8 +149,8 @@ class _Kernel:
             self._once()
             self._columns()
             first = len(self.form.loop.inputs)
-            numbers = [k for k, a in enumerate(self.form.loop.inputs) if a.inner == "number"]
-            yield self._function(f"{self.name}_columns", [*numbers, *(first + k for k in self.column_stores)])
+            scalars = [k for k, a in enumerate(self.form.loop.inputs) if a.inner == "number"]
+            yield self._function(f"{self.name}_columns", [*scalars, *(first + k for k in self.column_stores)])
 
     def _function(self, name: str, operands: Sequence[int]) -> str:
         index = self.form.index
@@ -158,15 +160,15 @@ class _Kernel:
         words += [f"{index} columns", *(f"{index} n{axis}" for axis in range(self.form.loop.outer))]
         for k in operands:
             kind = "long long" if self.operands[k].counted else index
-            words += [f"{kind} {self.letters[k]}_{axis}" for axis in self._axes(self.operands[k])]
+            words += [f"{kind} {self.pointers[k]}_{axis}" for axis in self._axes(self.operands[k])]
         return "\n".join([f'extern "C" __global__ void __launch_bounds__({THREADS}) {name}(', f"    {', '.join(words)}) {{", *self.lines, "}"])
 
     def _parameter(self, k: int, read: bool) -> str:
-        access, letter = self.operands[k], self.letters[k]
-        return f"long long {letter}" if access.counted else f"{'const ' if read else ''}{stored_type(access.dtype)} *{letter}"
+        access, pointer = self.operands[k], self.pointers[k]
+        return f"long long {pointer}" if access.counted else f"{'const ' if read else ''}{stored_type(access.dtype)} *{pointer}"
 
     def _axes(self, access: OperandAccess) -> list[str]:
-        """The axes along which a kernel must be told how far elements are apart."""
+        """Return the axes whose strides are parameters of the kernel."""
         if access.inner == "number":
             return []
         return [*map(str, range(self.form.loop.outer)), *(["k"] if access.inner in NON_CONTIGUOUS else []), *(["t"] if access.table else [])]
@@ -198,13 +200,13 @@ class _Kernel:
         thread, threads = f"({index})blockIdx.x * {THREADS} + threadIdx.x", f"({index})gridDim.x * {THREADS}"
         self._open(f"for ({index} i = {thread}; i < count; i += {threads})")
         self._line(f"const {index} k = {'i % columns' if outer else 'i'};")
-        self._places("i / columns")
+        self._row_index("i / columns")
         (phase,) = self.phases.passes
         self._pass(phase, self.stores)
         self._close()
 
-    def _places(self, row: str) -> None:
-        """Which row, by its axes."""
+    def _row_index(self, row: str) -> None:
+        """Print the indices of a row along the outer axes."""
         outer = self.form.loop.outer
         if outer:
             self._line(f"{self.form.index} rest = {row};")
@@ -231,14 +233,14 @@ class _Kernel:
             self._line(f"const {index} at = block * {BLOCK} + step;")
         else:
             self._line(f"const {index} at = first + threadIdx.y;")
-        # all threads of a warp go on together, where there is no row as well
+        # threads without a row continue too, because a warp exchanges partial results
         self._line("const bool there = at < rows;")
         self._line(f"const {index} width = there ? columns : 0;")
-        self._places("there ? at : 0")
+        self._row_index("there ? at : 0")
         for number, phase in enumerate(self.phases.passes):
             self._row_pass(phase, self.stores if number == len(self.phases.passes) - 1 else [])
         for k in self.row_stores:
-            self._line(f"if (there && threadIdx.x == 0) {self._place(k + len(self.form.loop.inputs), '')} = {self._out(k)};")
+            self._line(f"if (there && threadIdx.x == 0) {self._element(k + len(self.form.loop.inputs), '')} = {self._out(k)};")
         if self.phases.columns:
             self._close()
         self._close()
@@ -266,7 +268,7 @@ class _Kernel:
             self._name(x, f"reduced<{value_type(x.dtype)}, {self.form.lanes}>({name}, {_TOGETHER[x.primitive]}{{}})")
 
     def _pass(self, phase: Phase, stores: Sequence[int]) -> None:
-        """What is computed at one element; all of it is read before any is written, for outputs may lie where inputs do."""
+        """Print the computation of one element; all reads come before the writes, because outputs may share memory with inputs."""
         if self.form.lanes == 0:
             for x in phase.row:
                 self._value(x)
@@ -277,15 +279,15 @@ class _Kernel:
                 self._value(x)
         for n, x in enumerate(self.phases.columns):
             if x in phase.columns:
-                place = f"sums{n}[block * columns + k]"
-                self._line(f"{place} = {place} + {self._text(x.arguments[0])};")
+                total = f"sums{n}[block * columns + k]"
+                self._line(f"{total} = {total} + {self._text(x.arguments[0])};")
         for k in stores:
-            self._line(f"{self._place(k + len(self.form.loop.inputs), 'k')} = {self._out(k)};")
+            self._line(f"{self._element(k + len(self.form.loop.inputs), 'k')} = {self._out(k)};")
 
     # -------------------------------------------------------------------------------------- sums of columns
 
     def _clear(self) -> None:
-        """Each thread goes on adding to the columns that it clears."""
+        """Print the zeroing of column sums; each thread clears the columns that it adds to."""
         self._open(f"if (block < blocks) for ({self.form.index} k = threadIdx.x; k < columns; k += {self.form.lanes})")
         for n, x in enumerate(self.phases.columns):
             self._line(f"sums{n}[block * columns + k] = {literal(-0.0, x.dtype)};")
@@ -312,33 +314,33 @@ class _Kernel:
         for k in self.column_stores:
             operand = k + len(self.form.loop.inputs)
             offset = self._offset(operand, "k", [])
-            self._line(f"{self.letters[operand]}[{offset}] = {self._out(k)};")
+            self._line(f"{self.pointers[operand]}[{offset}] = {self._out(k)};")
         self._close()
 
     # -------------------------------------------------------------------------------------- values
 
     def _offset(self, operand: int, along: str, outer: Sequence[int]) -> str:
-        letter, access = self.letters[operand], self.operands[operand]
-        terms = [f"i{axis} * {letter}_{axis}" for axis in outer]
+        pointer, access = self.pointers[operand], self.operands[operand]
+        terms = [f"i{axis} * {pointer}_{axis}" for axis in outer]
         if along and access.inner != "splat":
-            terms.append(f"{along} * {letter}_k" if access.inner in NON_CONTIGUOUS else along)
+            terms.append(f"{along} * {pointer}_k" if access.inner in NON_CONTIGUOUS else along)
         return " + ".join(terms) or "0"
 
     def _read(self, x: Expression, along: str) -> str:
-        """An element of an input or of a table, or where the first of them would lie and how far it is from there: a position."""
+        """Return the text of an element of an input or table, or of the address that is the value of an index operand."""
         operand = position(x)
         if x.primitive == "looked_up":
             offset = self._offset(operand, along, range(self.form.loop.outer))
-            letter = self.letters[operand]
-            return from_memory(f"{letter}[{offset} + {self._text(x.arguments[0])} * {letter}_t]", x.dtype)
+            pointer = self.pointers[operand]
+            return from_memory(f"{pointer}[{offset} + {self._text(x.arguments[0])} * {pointer}_t]", x.dtype)
         if self.operands[operand].counted:
             offset = re.sub(r"\b(i\d+|k) \*", r"(long long)\1 *", self._offset(operand, along, range(self.form.loop.outer)))
-            return f"{self.letters[operand]} + {offset}"
-        return from_memory(self._place(operand, along), x.dtype)
+            return f"{self.pointers[operand]} + {offset}"
+        return from_memory(self._element(operand, along), x.dtype)
 
-    def _place(self, operand: int, along: str) -> str:
-        """An element of an operand: at `along` the row, or what it has for the whole of it."""
-        return f"{self.letters[operand]}[{self._offset(operand, along, range(self.form.loop.outer))}]"
+    def _element(self, operand: int, along: str) -> str:
+        """Return the text of an operand's element at index `along` of the row, or of its value for the whole row."""
+        return f"{self.pointers[operand]}[{self._offset(operand, along, range(self.form.loop.outer))}]"
 
     def _out(self, k: int) -> str:
         return to_memory(self._text(self.outputs[k]), self.outputs[k].dtype)

@@ -1,7 +1,7 @@
-"""Pooling on GPUs: one kernel for each operation, a thread for each element of what is made.
+"""Pooling on GPUs: one kernel per operation, with one thread per output element.
 
-Gradients are gathered: the thread of an element of the image goes over the windows that contain it, so nothing is added by two threads.
-Sizes and strides are constants of the text.
+Gradients are gathered: the thread of an image element iterates over the windows that contain it, so no element has two writers.  Sizes and strides
+are constants of the text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from jobflow.core.dataclass import dataclass
 from jobflow.core.types import Array, DType, dtype_of
 from jobflow.kernels.cuda.compiled_text import compiler
-from jobflow.kernels.cuda.fused import KernelLaunch, lying
+from jobflow.kernels.cuda.fused import KernelLaunch, placeholders
 from jobflow.kernels.cuda.kernel_text import THREADS, functions_for
 from jobflow.kernels.cuda.primitives import from_memory, literal, stored_type, to_memory, value_type
 from jobflow.kernels.registry import register
@@ -27,21 +27,21 @@ NAME = "pooled"
 
 @dataclass(frozen=True)
 class PoolingKernel:
-    """A text made for the sizes of the arrays."""
+    """An implementation whose text is specialized to the sizes of the arrays."""
 
     name: str = "pooling"
 
     def refuses(self, op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
         if not dtype_of(outputs[0].dtype).is_float:
-            return f"elements are {outputs[0].dtype}"
-        return "there are no elements" if any(0 in a.shape for a in (*inputs, *outputs)) else None
+            return f"elements of type {outputs[0].dtype} are not floats"
+        return "an operand has no elements" if any(0 in a.shape for a in (*inputs, *outputs)) else None
 
     def bind(self, op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         arrays = [*inputs, *outputs]
         here = compiler(int(outputs[0].device.id))
-        function = here.module(print_pooling(op, lying(arrays))).function(NAME)
+        function = here.module(print_pooling(op, placeholders(arrays))).function(NAME)
         blocks = min(-(-int(outputs[0].size) // THREADS), here.blocks)
-        return [(KernelLaunch(function, arrays), ((blocks,), (THREADS,), addresses(lying(arrays))))]
+        return [(KernelLaunch(function, arrays), ((blocks,), (THREADS,), addresses(placeholders(arrays))))]
 
 
 def addresses(arrays: Sequence[Array]) -> tuple[object, ...]:
@@ -49,9 +49,9 @@ def addresses(arrays: Sequence[Array]) -> tuple[object, ...]:
 
 
 def print_pooling(op: Op, arrays: Sequence[Array], name: str = NAME) -> str:
-    """The kernel of an operation for arrays that lie so: inputs, then the output."""
+    """Print the kernel of an operation for arrays of these layouts: inputs, then the output."""
     text = _Pooling(op, arrays)
-    pointers = [f"{'const ' if k < len(arrays) - 1 else ''}{stored_type(text.dtype)} *{letter}" for k, letter in enumerate(text.letters)]
+    pointers = [f"{'const ' if k < len(arrays) - 1 else ''}{stored_type(text.dtype)} *{pointer}" for k, pointer in enumerate(text.names)]
     head = [f'extern "C" __global__ void __launch_bounds__({THREADS}) {name}(', f"    {', '.join(pointers)}) {{"]
     body = "\n".join([*head, *text.lines(), "}"]) + "\n"
     return "\n\n".join([*functions_for(body), body])
@@ -66,18 +66,18 @@ class _Pooling:
         self.value = value_type(self.dtype)
         self.axes = range(len(self.window.kernel))
         self.backward = isinstance(op, MaxPoolGrad | AvgPoolGrad)
-        self.letters = ["x", "y", "dy", "dx"] if isinstance(op, MaxPoolGrad) else ["dy", "dx"] if self.backward else ["x", "y"]
+        self.names = ["x", "y", "dy", "dx"] if isinstance(op, MaxPoolGrad) else ["dy", "dx"] if self.backward else ["x", "y"]
         image, pooled = (arrays[-1], arrays[-2]) if self.backward else (arrays[0], arrays[-1])
         self.image, self.pooled = tuple(image.shape[2:]), tuple(pooled.shape[2:])
 
     def lines(self) -> Iterator[str]:
-        made = self.arrays[-1].shape
+        shape = self.arrays[-1].shape
         at = "j" if self.backward else "i"
-        yield f"  for (long long place = blockIdx.x * {THREADS}LL + threadIdx.x; place < {math.prod(made)}LL; place += gridDim.x * {THREADS}LL) {{"
+        yield f"  for (long long place = blockIdx.x * {THREADS}LL + threadIdx.x; place < {math.prod(shape)}LL; place += gridDim.x * {THREADS}LL) {{"
         yield "    long long rest = place;"
         for axis in reversed(self.axes):
-            yield f"    const long long {at}{axis} = rest % {made[2 + axis]}; rest /= {made[2 + axis]};"
-        yield f"    const long long c = rest % {made[1]}, n = rest / {made[1]};"
+            yield f"    const long long {at}{axis} = rest % {shape[2 + axis]}; rest /= {shape[2 + axis]};"
+        yield f"    const long long c = rest % {shape[1]}, n = rest / {shape[1]};"
         start = literal(-math.inf if isinstance(self.op, MaxPool) else 0.0, self.dtype.arithmetic)
         yield f"    {self.value} value = {start};"
         if isinstance(self.op, AvgPool):
@@ -88,11 +88,11 @@ class _Pooling:
         yield from self._tap()
         yield from ("    }" for _ in self.axes)
         result = f"value / ({self.value})count" if isinstance(self.op, AvgPool) else "value"
-        yield f"    {self._place(len(self.arrays) - 1, at)} = {to_memory(result, self.dtype)};"
+        yield f"    {self._element(len(self.arrays) - 1, at)} = {to_memory(result, self.dtype)};"
         yield "  }"
 
     def _tap(self) -> Iterator[str]:
-        """What a tap of a window does for an element, both inside."""
+        """Print the computation of a window's tap for one element, both inside the image."""
         match self.op:
             case MaxPool():
                 yield f"      value = larger<{self.value}>(value, {self._read(0, 'j')});"
@@ -117,33 +117,33 @@ class _Pooling:
                 yield f"      if (first) value = value + {self._read(2, 'i')};"
 
     def _flat(self) -> str:
-        """The number of a tap, in the order of its axes."""
+        """Return the text of a tap's flat index, in the order of its axes."""
         text = "k0"
         for axis in self.axes[1:]:
             text = f"({text} * {self.window.kernel[axis]} + k{axis})"
         return text
 
     def _first(self, axis: int) -> str:
-        """Where a window begins."""
+        """Return the text of the first position of a window."""
         return f"(i{axis} * {self.window.strides[axis]}LL - {self.window.padding[axis][0]}LL)"
 
-    def _along_to_image(self, axis: int, tap: str, letter: str) -> str:
-        name = f"{letter}{axis}"
-        return f"const long long {name} = {self._first(axis)} + {tap}; if ({name} < 0 || {name} >= {self.image[axis]}) continue;"
+    def _along_to_image(self, axis: int, tap: str, prefix: str) -> str:
+        position = f"{prefix}{axis}"
+        return f"const long long {position} = {self._first(axis)} + {tap}; if ({position} < 0 || {position} >= {self.image[axis]}) continue;"
 
     def _along_to_window(self, axis: int) -> str:
         stride, before = self.window.strides[axis], self.window.padding[axis][0]
         inside = f"d{axis} < 0 || d{axis} % {stride} || d{axis} / {stride} >= {self.pooled[axis]}"
         return f"const long long d{axis} = j{axis} + {before} - k{axis}; if ({inside}) continue; const long long i{axis} = d{axis} / {stride};"
 
-    def _place(self, operand: int, at: str) -> str:
+    def _element(self, operand: int, at: str) -> str:
         size = self.dtype.itemsize
         steps = [stride // size for stride in self.arrays[operand].strides]
         terms = [f"n * {steps[0]}LL", f"c * {steps[1]}LL", *(f"{at}{axis} * {steps[2 + axis]}LL" for axis in self.axes)]
-        return f"{self.letters[operand]}[{' + '.join(terms)}]"
+        return f"{self.names[operand]}[{' + '.join(terms)}]"
 
     def _read(self, operand: int, at: str) -> str:
-        return from_memory(self._place(operand, at), self.dtype)
+        return from_memory(self._element(operand, at), self.dtype)
 
 
 for _op in (MaxPool, MaxPoolGrad, AvgPool, AvgPoolGrad):

@@ -1,7 +1,7 @@
-"""Primitives of the language as expressions of CUDA C.
+"""Primitives of the expression language as expressions of CUDA C.
 
-Numbers of two bytes are held as the float of the same value, and rounded where the language rounds.  Nothing is contracted (`--fmad=false`),
-and small numbers are not flushed to zero (`--ftz=false`): `fma` is a fused multiply-add, and nothing else is.
+Half-precision values are held as the float of the same value, and rounded where the language rounds.  Products and sums are not contracted
+(`--fmad=false`), so only `fma` is a fused multiply-add.  Subnormal numbers are not flushed to zero (`--ftz=false`).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _VALUE = {
     "float64": "double",
 }
 _STORED = {**_VALUE, "bool": "unsigned char", "float16": "unsigned short", "bfloat16": "unsigned short"}
-#: arithmetic that wraps around is done without a sign
+#: wrapping arithmetic uses unsigned types
 _UNSIGNED = {"int": "unsigned int", "long long": "unsigned long long"}
 
-#: functions of CUDA's mathematics with the names that `language` has, and those that have another
+#: CUDA math functions with the same name in `language`, and those with another name
 _SAME = (
     *("sqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "sinh", "cosh", "tanh", "erf", "erfc"),
     *("floor", "ceil", "rint", "trunc", "copysign", "fmod", "ldexp", "fma"),
@@ -46,7 +46,7 @@ _NAMED = {
     "arctanh": "atanh",
 }
 
-#: C functions that texts call, each with those that it calls itself
+#: C functions that texts call
 FUNCTIONS: dict[str, str] = {
     "from_half": """static __device__ float from_half(unsigned short bits) {
   float x;
@@ -88,17 +88,17 @@ FUNCTIONS: dict[str, str] = {
 
 
 def value_type(dtype: DType) -> str:
-    """The C type of a value."""
+    """Return the C type of a value."""
     return _VALUE[dtype.arithmetic.name]
 
 
 def stored_type(dtype: DType) -> str:
-    """The C type of an element in memory."""
+    """Return the C type of an element in memory."""
     return _STORED[dtype.name]
 
 
 def from_memory(text: str, dtype: DType) -> str:
-    """An element as it lies in memory to the value that is computed with."""
+    """Convert an element in memory to the value used in computations."""
     if dtype is bool_:
         return f"{text} != 0"
     if dtype.is_half:
@@ -107,21 +107,21 @@ def from_memory(text: str, dtype: DType) -> str:
 
 
 def to_memory(text: str, dtype: DType) -> str:
-    """The other way."""
+    """Convert a value to an element in memory."""
     if dtype.is_half:
         return f"{'to_half' if dtype is float16 else 'to_bfloat'}({text})"
     return text
 
 
 def literal(value: float, dtype: DType) -> str:
-    """A constant."""
+    """Return the text of a constant."""
     if dtype is bool_:
         return "true" if value else "false"
     if dtype.is_float:
         return _float_literal(float(dtype.numpy.type(value)), dtype.arithmetic)
     ending = "LL" if dtype.itemsize == 8 else ""
     whole = int(value)
-    if whole == -(1 << 8 * dtype.itemsize - 1) and dtype.itemsize >= 4:  # its size alone is no number of the type
+    if whole == -(1 << 8 * dtype.itemsize - 1) and dtype.itemsize >= 4:  # its magnitude does not fit the type
         return f"({whole + 1}{ending} - 1)"
     return f"{whole}{ending}" if whole >= 0 else f"({whole}{ending})"
 
@@ -142,7 +142,7 @@ Print: TypeAlias = Callable[[Expression, Sequence[str]], str]
 
 
 def function_name(name: str, dtype: DType) -> str:
-    """expf of float32, exp of float64."""
+    """Return the C name of a function for this type: expf for float32, exp for float64."""
     return f"{name}f" if dtype.arithmetic is float32 else name
 
 
@@ -179,7 +179,7 @@ def _negative(x: Expression, operands: Sequence[str]) -> str:
 
 
 def _template(name: str) -> Print:
-    """A function of FUNCTIONS whose operands are of one type."""
+    """Print a call of one of FUNCTIONS whose operands have one type."""
     return lambda x, operands: f"{name}<{value_type(x.dtype)}>({', '.join(operands)})"
 
 
@@ -225,7 +225,7 @@ def _cast(x: Expression, operands: Sequence[str]) -> str:
 
 
 def rounded(text: str, dtype: DType) -> str:
-    """A float with the value of the nearest number of two bytes, where that is the type."""
+    """Round a float to a half-precision type; for other types, return it unchanged."""
     return from_memory(to_memory(text, dtype), dtype) if dtype.is_half else text
 
 
@@ -255,22 +255,22 @@ PRINTED: dict[str, Print] = {
     "reinterpret": _reinterpret,
     "cast": _cast,
 }
-#: functions of the language that CUDA's mathematics has, and that therefore are not taken apart
+#: functions of the language that CUDA has, so that they are not decomposed
 NATIVE = frozenset(_NAMED) | {"power"}
 
 
-#: primitives that a kernel reads, counts or sums up, rather than computes
+#: primitives that are not computed per element: reads, indices and reductions
 ARGUMENT = frozenset({"element", "looked_up", "number", "constant", "columns", "index", *REDUCTIONS, COLUMNS})
-#: types whose numbers a float cannot hold
+#: types with values that a float cannot represent
 _WIDER = {"int32", "int64", "float64"}
 
 
 def refused_primitive(x: Expression) -> str:
-    """Why there is no CUDA C for this expression, its arguments aside; "" if there is."""
+    """Return the reason this primitive cannot be printed as CUDA C, apart from its arguments, or "" if it can."""
     if x.primitive in ("cast", "reinterpret"):
         before, after = x.arguments[0].dtype, x.dtype
         if x.primitive == "reinterpret" and (before.is_half or after.is_half):
-            return f"the bits of {before.name} as {after.name} are not taken"
+            return f"a reinterpretation of {before.name} as {after.name} cannot be printed as CUDA C"
         if after.is_half and before.name in _WIDER:
             return f"cast from {before.name} to {after.name} would be rounded twice"
-    return "" if x.primitive in PRINTED or x.primitive in ARGUMENT else f"{x.primitive} is not printed as CUDA C"
+    return "" if x.primitive in PRINTED or x.primitive in ARGUMENT else f"{x.primitive} cannot be printed as CUDA C"

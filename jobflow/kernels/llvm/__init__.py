@@ -1,11 +1,11 @@
 """Fused loops on CPUs: expressions printed as LLVM IR and compiled for this machine when a program is bound.
 
-    refuses(outputs, inputs, targets)   why there is no loop for these arrays, or None
-    cheap(outputs)                      is there so little to compute that copies cost more
-    bind(outputs, inputs, targets, scratch)      calls (function, (arguments,)) that compute them
-    compile_loop(outputs, form)         the loop itself: its function and what that needs
+    refuses(outputs, inputs, targets)   the reason no loop computes the outputs for these arrays, or None
+    cheap(outputs)                      True if copies would cost more than the computation
+    bind(outputs, inputs, targets, scratch)      the calls (function, (arguments,)) that compute the outputs
+    compile_loop(outputs, form)         the loop: its function and its scratch
 
-Needs llvmlite, the extra `jit`; nothing is imported before one of these is called.
+Requires llvmlite, the extra `jit`, which is imported by the first call of these functions.
 """
 
 from jobflow.kernels.llvm.loops import Loop, bind, cheap, compile_loop, refuses

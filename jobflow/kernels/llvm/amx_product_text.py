@@ -1,49 +1,49 @@
-"""Text of float32 products for processors that multiply bfloat16 matrices in registers of their own (Advanced Matrix Extensions, AMX).
+"""Text of float32 products for processors with matrix registers for bfloat16 (Advanced Matrix Extensions, AMX).
 
-A float32 is the sum of three bfloat16, exactly: x = x0 + x1 + x2, each of which has 8 of its 24 digits.  So
+A float32 is exactly the sum of three bfloat16, x = x0 + x1 + x2, with 8 of its 24 digits each.  So
 
-    a b = a0 b0 + (a0 b1 + a1 b0) + (a0 b2 + a1 b1 + a2 b0) + what is below 2^-23 |a| |b|
+    a b = a0 b0 + (a0 b1 + a1 b0) + (a0 b2 + a1 b1 + a2 b0) + terms below 2^-23 |a| |b|
 
-and each of the six is a product of bfloat16 matrices with float32 sums.  (G. Henry, P. Tang, A. Heinecke, Leveraging the bfloat16 artificial
-intelligence datatype for higher-precision computations, 2019.)  That errs less than float32 products do, since 32 terms are summed before
-they are added to the rest, and takes about half of the time (decision 0079).
+and each of the six terms is a product of bfloat16 matrices with float32 sums.  (G. Henry, P. Tang, A. Heinecke, Leveraging the bfloat16 artificial
+intelligence datatype for higher-precision computations, 2019.)  The error is smaller than that of float32 products, because 32 terms are summed
+before they are added to the rest.  The time is about half (decision 0079).
 
     for DEPTH of k, for COLUMNS of y:           a part of b, packed as [panel of 32 columns, step of 32 k, piece, half]
         for 32 rows of y:                       rows of a, packed as [step, piece, half]
             for each panel:                     a tile of y, 32 x 32, in four registers; 24 products of registers a step
 
-Factors that come from bfloat16 have one piece that is not zero, those from float16 two: then there are one and four products.
+Factors converted from bfloat16 have one nonzero piece, and those from float16 two.  The number of products is then one and four.
 
-A half is what one register holds: 16 rows (of a) or columns (of b) by 32 k, 1,024 bytes; its lines are of pairs of k, p and p + 16.  Sums of
-a part are rounded to float32 and added to y.  The unit takes numbers below 2^-126 for zero, so a part whose greatest number is not between
-2^-40 and 2^127, or not finite, is multiplied in vectors, and so is what packing would not pay for (`_pays`).
+A half fits one register: 16 rows (of a) or columns (of b) by 32 k, 1,024 bytes.  Its lines hold pairs of k, p and p + 16.  Sums of a part are
+rounded to float32 and added to y.  The unit flushes numbers below 2^-126 to zero.  A part is therefore multiplied in vectors if its largest
+magnitude is not finite or not between 2^-40 and 2^127.  Products for which packing does not pay use vectors too (`_pays`).
 """
 
 from __future__ import annotations
 
 from jobflow.kernels.llvm.machine_code import NAME
-from jobflow.kernels.llvm.product_text import FULL, LOWER, UPPER, WORDS, ProductForm, given, printed_module, product_functions, scale_of
+from jobflow.kernels.llvm.product_text import FULL, LOWER, UPPER, WORDS, ProductForm, load_words, printed_module, product_functions, scale_of
 from jobflow.kernels.llvm.vector_function import VectorFunction
 
-#: of k, summed before y is touched, and columns of y, whose part of b is on the stack: 6 bytes for each of both
+#: part of k that is summed before y is accessed, and columns of y whose part of b is on the stack, with 6 bytes per element
 DEPTH, COLUMNS = 128, 1024
-#: rows and columns of a tile, and k of a step; of one register
+#: rows and columns of a tile, and k of a step; rows or columns of one register
 SIDE, HALF = 32, 16
 #: bytes of a register, of a piece (two halves), of a step (three pieces)
 REGISTER, PIECE, STEP = 1024, 2048, 6144
-#: what is multiplied in a step, (piece of a, piece of b), the small ones first; from one to the next either stays
+#: pairs (piece of a, piece of b) multiplied in a step, small ones first; consecutive pairs share a piece
 ORDER = ((0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0))
-#: more pieces than there are: what the unit does not take
+#: a number of pieces that marks operands the unit cannot process
 UNFIT = 16
 #: bits of 2^127 and of 2^-40: a float32 as an integer
 TOO_LARGE, TOO_SMALL = (127 + 127) << 23, (127 - 40) << 23
-#: product of rows and columns, beside their sum, and share of the tiles that is filled, from which on packing pays
+#: smallest ratio of rows times columns to their sum, and smallest filled share of the tiles, for which packing pays
 REUSE, FILLED = 48, (2, 3)
 _INTEGERS = f"<{HALF} x i32>"
 
 
 def print_amx_product(form: ProductForm) -> str:
-    """The module with `loop` for products of this form, in tiles or in vectors."""
+    """Print the module with `loop` for products of this form, in tiles or in vectors."""
     tiles = [_tile(form, pieces, rows, columns) for pieces in (1, 2, 3) for rows in (1, 2) for columns in (1, 2)]
     own = [_choice(form), _driver(form), _pack(form, "rows"), _pack(form, "columns"), _block(form), _in_vectors(form), *tiles]
     # 16 lines of 64 bytes in each of eight registers
@@ -53,7 +53,7 @@ def print_amx_product(form: ProductForm) -> str:
 
 def _choice(form: ProductForm) -> VectorFunction:
     at = VectorFunction(form, f"void @{NAME}(ptr %args)")
-    given(at)
+    load_words(at)
     at.write(f"br i1 {_pays(at)}, label %tiles, label %vectors")
     for label in ("tiles", "vectors"):
         at.label(label)
@@ -63,7 +63,10 @@ def _choice(form: ProductForm) -> VectorFunction:
 
 
 def _pays(at: VectorFunction) -> str:
-    """Each packed number is used often enough, tiles are full enough, and what is packed lies together along one of its axes."""
+    """Return the condition under which packing pays.
+
+    Each packed element is reused often enough, tiles are full enough, and each factor is contiguous along one axis.
+    """
 
     def times(*factors: str | int) -> str:
         first, *others = factors
@@ -91,13 +94,13 @@ def _up(at: VectorFunction, count: str, to: int) -> str:
 
 
 def _driver(form: ProductForm) -> VectorFunction:
-    """The order of parts, panels and tiles, for matrices in two axes of pairs."""
+    """Print the loops over blocks, panels and tiles, for matrices with two batch axes."""
     at = VectorFunction(form, "internal void @tiles(ptr %args)")
     at.write(f"%columns = alloca [{COLUMNS * DEPTH * 6} x i8], align 64")
     at.write(f"%rows = alloca [{SIDE * DEPTH * 6} x i8], align 64")
     at.write(f"%pieces = alloca [{COLUMNS // SIDE} x i8]")
     at.effect("llvm.x86.ldtilecfg", "ptr @registers")
-    starts = given(at)
+    starts = load_words(at)
     scale = scale_of(at, form)
     deeper = {"a": at.value(f"mul i64 %a.along, {DEPTH}"), "b": at.value(f"mul i64 %b.down, {DEPTH}")}
     lower = {name: at.value(f"mul i64 %{name}.down, {SIDE}") for name in "ay"}
@@ -129,19 +132,19 @@ def _driver(form: ProductForm) -> VectorFunction:
 
 
 def _row_of_tiles(at: VectorFunction, form: ProductForm, next_panel: str, scale: str) -> None:
-    """Rows of a, packed, by all panels; what the unit does not take in vectors."""
+    """Print the products of packed rows of a with all panels; panels that do not fit the unit are multiplied in vectors."""
     rows = at.least(at.value("sub i64 %m, %i"), SIDE)
     pieces = at.value(f"call i8 @pack_rows(ptr %i.a, i64 %a.down, i64 %a.along, i64 {rows}, i64 %depth, ptr %rows)")
     begin, end = _of_triangle(at)
     off, count = at.value(f"mul i64 {begin}, {STEP}"), at.value(f"sub i64 {end}, {begin}")
     a, next_c = at.at("%rows", off), at.value(f"mul i64 %element.c, {SIDE}")
-    places: dict[str, tuple[str, str | int]] = {
+    pointers: dict[str, tuple[str, str | int]] = {
         "y": ("%i.y", SIDE * form.size),
         "c": ("%i.c", next_c),
         "from": ("%j.b", next_panel),
         "pieces": ("%pieces", 1),
     }
-    with at.repeated("q", "%width", SIDE, b=("%columns", "%size"), **places):
+    with at.repeated("q", "%width", SIDE, b=("%columns", "%size"), **pointers):
         columns = at.least(at.value("sub i64 %width, %q"), SIDE)
         sizes, added = f"i64 {rows}, i64 {columns}", "ptr %q.c, i64 %line.c"
         arguments = f"ptr {a}, ptr {at.at('%q.b', off)}, i64 {count}, ptr %q.y, i64 %y.down, {added}, {sizes}, {form.kind} {scale}"
@@ -163,8 +166,8 @@ def _row_of_tiles(at: VectorFunction, form: ProductForm, next_panel: str, scale:
 
 
 def _of_triangle(at: VectorFunction) -> tuple[str, str]:
-    """The steps from which to which these rows of a have numbers, at least one."""
-    row = at.value(f"sdiv i64 {at.value('sub i64 %i, %d')}, {SIDE}")  # the step in which they cross the diagonal
+    """Return the first and the end step in which these rows of a are not zero, at least one step."""
+    row = at.value(f"sdiv i64 {at.value('sub i64 %i, %d')}, {SIDE}")  # the step in which these rows cross the diagonal
     begin = at.most(at.least(row, at.value("sub i64 %steps, 1")), 0)
     end = at.most(at.least(at.value(f"add i64 {row}, 1"), "%steps"), 1)
     upper, lower = (at.value(f"icmp eq i64 %triangle, {kind}") for kind in (UPPER, LOWER))
@@ -172,24 +175,27 @@ def _of_triangle(at: VectorFunction) -> tuple[str, str]:
 
 
 def _tile(form: ProductForm, pieces: int, rows: int, columns: int) -> VectorFunction:
-    """Up to 32 x 32 of y, as halves, of so many pieces: registers 0 to 3 hold sums, 4 and 5 a piece of a, 6 and 7 one of b."""
+    """Print a tile of up to 32 x 32 of y, as halves, of this many pieces.
+
+    Registers 0 to 3 hold sums, 4 and 5 a piece of a, 6 and 7 a piece of b.
+    """
     name, sizes = f"pieces.tile_{pieces}_{rows}_{columns}", f"i64 %rows, i64 %columns, {form.kind} %scale"
     at = VectorFunction(form, f"internal void @{name}(ptr %a, ptr %b, i64 %steps, ptr %y, i64 %line, ptr %c, i64 %c.line, {sizes})")
     line = SIDE * form.size
     at.write(f"%sums = alloca [{SIDE * SIDE} x {form.kind}], align 64")
-    places = [(i, j) for i in range(rows) for j in range(columns)]
-    for i, j in places:
+    halves_of_tile = [(i, j) for i in range(rows) for j in range(columns)]
+    for i, j in halves_of_tile:
         at.effect("llvm.x86.tilezero", f"i8 {2 * i + j}")
     with at.repeated("s", "%steps", 1, a=("%a", STEP), b=("%b", STEP)):
-        held: tuple[int | None, int | None] = (None, None)
+        loaded: tuple[int | None, int | None] = (None, None)
         for pair in (pair for pair in ORDER if max(pair) < pieces):
-            for piece, before, first, halves, base in zip(pair, held, (4, 6), (rows, columns), "ab", strict=True):
+            for piece, before, first, halves, base in zip(pair, loaded, (4, 6), (rows, columns), "ab", strict=True):
                 for half in range(halves) if piece != before else ():
                     at.effect("llvm.x86.tileloadd64", f"i8 {first + half}", f"ptr {at.at(f'%s.{base}', piece * PIECE + half * REGISTER)}", "i64 64")
-            for i, j in places:
+            for i, j in halves_of_tile:
                 at.effect("llvm.x86.tdpbf16ps", f"i8 {2 * i + j}", f"i8 {4 + i}", f"i8 {6 + j}")
-            held = pair
-    for i, j in places:
+            loaded = pair
+    for i, j in halves_of_tile:
         at.effect("llvm.x86.tilestored64", f"i8 {2 * i + j}", f"ptr {at.at('%sums', i * HALF * line + j * 64)}", f"i64 {line}")
     masks = [at.first(at.value(f"sub i64 %columns, {j * HALF}")) for j in range(columns)]
     scale = at.everywhere("%scale")
@@ -208,10 +214,11 @@ def _tile(form: ProductForm, pieces: int, rows: int, columns: int) -> VectorFunc
 
 
 def _pack(form: ProductForm, what: str) -> VectorFunction:
-    """Rows of a, or columns of b, up to 32, as pieces, and how many are not zero, at least 1; beyond 3 if the greatest number is out of range.
+    """Print the packing of up to 32 rows of a, or columns of b, as pieces.
 
-    Of a, where k goes along, a line of a register has k = 0 to 15 of a row in the lower halves of its words and k = 16 to 31 in the upper
-    ones; of b, where k goes down, 16 columns of row k and those of row k + 16.
+    The function returns the number of nonzero pieces, at least 1, or more than 3 if the largest magnitude is out of range.  A line of a register has
+    pairs of elements in words.  For a, the lower halves are k = 0 to 15 of a row, and the upper ones k = 16 to 31.  For b, they are 16 columns
+    of row k and of row k + 16.
     """
     of_rows = what == "rows"
     at = VectorFunction(form, f"internal i8 @pack_{what}(ptr %x, i64 %down, i64 %along, i64 %count, i64 %depth, ptr %packed)")
@@ -246,7 +253,7 @@ def _pack(form: ProductForm, what: str) -> VectorFunction:
     large, small = at.value(f"icmp uge i32 {most}, {TOO_LARGE}"), at.value(f"icmp ult i32 {most}, {TOO_SMALL}")
     small = at.value(f"and i1 {small}, {at.value(f'icmp ne i32 {most}, 0')}")
     pieces = "3"
-    for fewer, last in ((2, 0xFF), (1, 0xFFFF)):  # of 24 digits 16 and 8 are left without these
+    for fewer, last in ((2, 0xFF), (1, 0xFFFF)):  # without these, 16 and 8 of 24 digits remain
         none = at.value(f"icmp eq i32 {at.value(f'and i32 {digits}, {last}')}, 0")
         pieces = at.value(f"select i1 {none}, i8 {fewer}, i8 {pieces}")
     unfit = at.value(f"or i1 {large}, {small}")
@@ -255,7 +262,7 @@ def _pack(form: ProductForm, what: str) -> VectorFunction:
 
 
 def _split(at: VectorFunction, low: str, high: str, to: str) -> None:
-    """Two vectors as three lines of bfloat16 pairs; the greatest number and the digits that any had so far."""
+    """Print the split of two vectors into three lines of bfloat16 pairs, and update the largest magnitude and the digits in use."""
     form = at.form
 
     def integers(value: str) -> str:
@@ -274,17 +281,17 @@ def _split(at: VectorFunction, low: str, high: str, to: str) -> None:
     rest = [low, high]
     for piece in range(3):
         rounded = [integers(value) for value in rest]
-        if piece < 2:  # to the nearest; what is left after two has no more than 8 digits
+        if piece < 2:  # rounds to nearest; after two pieces at most 8 digits remain
             rounded = [each("and", each("add", value, 0x8000), -0x10000) for value in rounded]
-            taken = [at.value(f"bitcast {_INTEGERS} {value} to {form.vector}") for value in rounded]
-            rest = [at.value(f"fsub {form.vector} {value}, {part}") for value, part in zip(rest, taken, strict=True)]
-        upper = rounded[1] if piece < 2 else each("and", rounded[1], -0x10000)  # of numbers near the smallest more digits are left
+            piece_values = [at.value(f"bitcast {_INTEGERS} {value} to {form.vector}") for value in rounded]
+            rest = [at.value(f"fsub {form.vector} {value}, {part}") for value, part in zip(rest, piece_values, strict=True)]
+        upper = rounded[1] if piece < 2 else each("and", rounded[1], -0x10000)  # subnormal numbers may have more digits left
         pairs = at.value(f"or {_INTEGERS} {each('lshr', rounded[0], 16)}, {upper}")
         at.write(f"store {_INTEGERS} {pairs}, ptr {at.at(to, piece * PIECE)}, align 64")
 
 
 def _block(form: ProductForm) -> VectorFunction:
-    """Rows and columns, up to 32, from where one or the other lie together, to 32 x 32 by rows, with zeros below and beside them."""
+    """Print a copy of up to 32 rows and columns, contiguous along either axis, to a row-major 32 x 32 block padded with zeros."""
     at = VectorFunction(form, "internal void @block(ptr %x, i64 %down, i64 %along, i64 %rows, i64 %columns, ptr %to)")
     line = SIDE * form.size
     with at.repeated("z", str(SIDE), 1, to=("%to", line)):
@@ -310,20 +317,20 @@ def _block(form: ProductForm) -> VectorFunction:
 
 
 def _in_vectors(form: ProductForm) -> VectorFunction:
-    """A part of the product as the other loop makes it: its sizes and places, and all else as in the block at %args."""
+    """Print the call of the vector loop for a part of the product; arguments other than sizes and addresses come from the block at %args."""
     at = VectorFunction(
         form,
         "internal void @in_vectors(ptr %args, ptr %part.a, ptr %part.b, ptr %part.y, ptr %part.c, i64 %c.line, i64 %rows, i64 %columns, i64 %depth)",
     )
     at.write(f"%part = alloca [{len(WORDS)} x i64]")
     own = {"m": "%rows", "n": "%columns", "k": "%depth", "c.down": "%c.line", "outer": "1", "inner": "1", "triangle": str(FULL)}
-    for place, name in enumerate(WORDS):
+    for index, name in enumerate(WORDS):
         if name in {"a", "b", "y", "c"}:
             value = f"ptr %part.{name}"
         else:
-            word = at.at("%args", place * 8)
+            word = at.at("%args", index * 8)
             value = f"i64 {own[name] if name in own else at.value(f'load i64, ptr {word}')}"
-        at.write(f"store {value}, ptr {at.at('%part', place * 8)}")
+        at.write(f"store {value}, ptr {at.at('%part', index * 8)}")
     at.write("call void @vectors(ptr %part)")
     at.write("ret void")
     return at

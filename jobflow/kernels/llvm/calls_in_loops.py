@@ -1,7 +1,7 @@
-"""What stands in calls of operations of every kind, as compiled loops: the tier "llvm" of CPUs.
+"""Compiled loops in place of calls that are common to many operations: the tier "llvm" of CPUs.
 
 products of matrices                                     `product_loops.py`
-copies between float32 and numbers of two bytes          before and after operations on these (`kernels/half.py`)
+copies between float32 and half precision                before and after half-precision operations (`kernels/half.py`)
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = ["about", "in_loops"]
 
 
 def in_loops(calls: Sequence[Call]) -> list[Call]:
-    """The calls, with loops in the place of what these take."""
-    return [made for call in calls for made in product_in_loops(call) or _copied(call) or [call]]
+    """Replace the calls that a compiled loop can run."""
+    return [replacement for call in calls for replacement in product_in_loops(call) or _copied(call) or [call]]
 
 
 def _copied(call: Call) -> list[Call]:

@@ -1,6 +1,6 @@
 """Convolutions as compiled loops that sum over the taps of a window in registers: the tier "llvm" of CPUs.
 
-What windows see is never gathered: each tap reads the padded image at a distance that is known when the loop is bound (`cpu/images.py`).
+Windows are not gathered: each tap reads the padded image at an offset that is computed when the loop is bound (`cpu/images.py`).
 """
 
 from __future__ import annotations
@@ -25,48 +25,48 @@ from jobflow.ops.conv import Conv, ConvGradInput, ConvGradWeight, ConvOp
 from jobflow.ops.op import Binder, Call
 from jobflow.ops.windows import Window
 
-#: elements of filters that do not stay in the first cache, and of images that stay in a core's own
+#: most elements of filters for the first-level cache, and of images for a core's own cache
 _FAR, _NEAR = 1 << 14, 1 << 16
-#: filters, or taps, of a tile
+#: most filters, or taps, of a tile
 _MOST = 8
 
 
-class _SameScratch:
-    """A device that gives each block of groups the scratch memory of those before."""
+class _ReusedScratch:
+    """A device that reuses its scratch arrays for each block of groups."""
 
     def __init__(self, device: Binder) -> None:
         self.device, self.xp = device, device.xp
-        self.taken: list[Array] = []
+        self.arrays: list[Array] = []
 
     def again(self) -> Binder:
-        self.left = iter([*self.taken])
+        self.remaining = iter([*self.arrays])
         return self
 
     def scratch(self, shape: tuple[int, ...], dtype: DType) -> Array:
         size = math.prod(shape)
-        found = next((a for a in self.left if a.size >= size), None)
-        if found is None:
-            found = self.device.scratch((size,), dtype)
-            self.taken.append(found)
-        return found[:size].reshape(shape)
+        memory = next((a for a in self.remaining if a.size >= size), None)
+        if memory is None:
+            memory = self.device.scratch((size,), dtype)
+            self.arrays.append(memory)
+        return memory[:size].reshape(shape)
 
 
 def _by_groups(prepare: Callable[[Any, Binder, Sequence[Array], Sequence[Array]], list[Call]]) -> Callable[..., list[Call]]:
-    """Some groups of channels at a time, so that what is staged of them is still near when it is read."""
+    """Split a convolution into blocks of channel groups, so that the staged image of a block is still in the cache when it is read."""
 
     @wraps(prepare)
     def in_blocks(op: ConvOp, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
         step = max(1, _NEAR * op.groups // max(a.size for a in (*inputs, *outputs)))
         if step >= op.groups:
             return prepare(op, device, inputs, outputs)
-        calls, same = list[Call](), _SameScratch(device)
-        filters = 2 if isinstance(op, ConvGradWeight) else 1  # which operand has them
+        calls, same = list[Call](), _ReusedScratch(device)
+        filters = 2 if isinstance(op, ConvGradWeight) else 1  # index of the filters among the operands
         for first in range(0, op.groups, step):
             count, parts = min(step, op.groups - first), list[Array]()
             for k, array in enumerate((*inputs, *outputs)):
                 each = array.shape[k != filters] // op.groups
-                taken = slice(first * each, (first + count) * each)
-                parts.append(array[taken] if k == filters else array[:, taken])
+                channels = slice(first * each, (first + count) * each)
+                parts.append(array[channels] if k == filters else array[:, channels])
             calls += prepare(replace(op, groups=count), same.again(), parts[:2], parts[2:])
         return calls
 
@@ -79,7 +79,7 @@ def _function(text: Any, tile: Tile) -> Function:
 
 
 def _tile(text: Any, filters: int, columns: int, dtype: Any) -> Tile:
-    """For so many filters, and numbers in a run or taps: as many sums at a time as the machine has registers for."""
+    """Return the largest tile of sums that fits the machine's registers, for this many filters and columns (elements of a run, or taps)."""
     wide = "+avx512f" in compiler().features.split(",")
     lanes, room = (64 if wide else 32) // dtype.itemsize, 24 if wide else 12
     real, size = "float" if dtype.itemsize == 4 else "double", dtype.itemsize
@@ -94,20 +94,20 @@ def _tile(text: Any, filters: int, columns: int, dtype: Any) -> Tile:
 
 
 def _steps(filters: int, taps: int, most_filters: int, most_taps: int) -> int:
-    """How long all tiles take, of which what is left over is done singly: each for its multiply-adds and what it loads."""
+    """Estimate the multiply-adds and loads of all tiles; remaining filters and taps are computed singly."""
     pairs = product(((most_filters, filters // most_filters), (1, filters % most_filters)), ((most_taps, taps // most_taps), (1, taps % most_taps)))
     return sum(m * n * (f * t + f + t) for (f, m), (t, n) in pairs)
 
 
 def _along(array: Array, first: int, at: Sequence[int]) -> int:
-    """The bytes to a place along the axes from the first on."""
+    """Return the offset in bytes of an index along the axes from `first` on."""
     return sum(n * array.strides[first + i] for i, n in enumerate(at))
 
 
 def _call(text: Any, groups: int, image: Array, w: Array, filter_axis: int, y: Array, taps: Sequence[tuple[int, int]]) -> Call:
-    """Of a staged image [b, c, *phases, *sizes, m], filters that follow each other along an axis of w, and y [b, o, *out, m].
+    """Prepare the call for a staged image [b, c, *phases, *sizes, m], filters along an axis of w, and y [b, o, *out, m].
 
-    `taps` are the distances in bytes, in the image and in w, of all taps of a group's channels.
+    `taps` are the offsets in bytes, in the image and in w, of all taps of a group's channels.
     """
     dims, filters, size = y.ndim - 3, y.shape[1] // groups, y.shape[-2] * y.shape[-1]
     starts = [(b, at) for b in range(y.shape[0]) for at in np.ndindex(*y.shape[2:-2])]
@@ -121,13 +121,13 @@ def _call(text: Any, groups: int, image: Array, w: Array, filter_axis: int, y: A
 
 
 def _taps(window: Window, staged: Array, w: Array, channels: int) -> list[tuple[int, int]]:
-    """Those of y and dw: each channel's taps read its phases."""
-    dims, found = len(window.kernel), []
+    """Return the offsets of the taps for y and dw, where each channel's taps read its phases."""
+    dims, offsets = len(window.kernel), []
     for c, tap in product(range(channels), np.ndindex(*window.kernel)):
-        places, phases = zip(*(divmod(k * d, s) for k, d, s in zip(tap, window.dilations, window.strides, strict=True)), strict=True)
-        at = c * staged.strides[1] + _along(staged, 2, phases) + _along(staged, 2 + dims, places)
-        found.append((at, c * w.strides[1] + _along(w, 2, tap)))
-    return found
+        positions_in_phase, phases = zip(*(divmod(k * d, s) for k, d, s in zip(tap, window.dilations, window.strides, strict=True)), strict=True)
+        at = c * staged.strides[1] + _along(staged, 2, phases) + _along(staged, 2 + dims, positions_in_phase)
+        offsets.append((at, c * w.strides[1] + _along(w, 2, tap)))
+    return offsets
 
 
 def _refused(op: ConvOp, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
@@ -151,20 +151,23 @@ def direct_sums(op: Conv, device: Binder, inputs: Sequence[Array], outputs: Sequ
 def direct_products(op: ConvGradWeight, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     (x, dy), (dw,) = inputs, outputs
     innermost, window = is_innermost(x), op.window(op.kernel_sizes)
-    given, before = load(device, dy, innermost)
+    gradient, before = load(device, dy, innermost)
     staged, calls = stage(device, PaddedPhases(window, x.shape[2:], dy.shape[2:]), image_view(x, innermost))
-    return [*before, *calls, _call(products, op.groups, staged, dw, 0, given, _taps(window, staged, dw, dw.shape[1]))]
+    return [*before, *calls, _call(products, op.groups, staged, dw, 0, gradient, _taps(window, staged, dw, dw.shape[1]))]
 
 
 @implements(ConvGradInput, tier="llvm", rank=10, refuses=_refused)
 @_by_groups
 def direct_sums_of_gradient(op: ConvGradInput, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    """Position i * stride + k * dilation of padded dx gets from dy[i] by tap k: phase by phase of dx, sums over the taps that reach it."""
+    """Compute dx phase by phase, as sums over the taps that reach a phase.
+
+    Position i * stride + k * dilation of padded dx receives the product of dy[i] and tap k.
+    """
     (dy, w), (dx,) = inputs, outputs
     innermost, window = is_innermost(dy), op.window(w.shape[2:])
     dims, image = len(window.kernel), image_view(dx, innermost)
     before: list[Call] = []
-    if w.size > _FAR and op.groups == 1:  # the taps of a channel of dx lie apart in w
+    if w.size > _FAR and op.groups == 1:  # the taps of a channel of dx are not contiguous in w
         near = device.scratch((w.shape[1], w.shape[0], *w.shape[2:]), dtype_of(w.dtype)).swapaxes(0, 1)
         before, w = [(np.copyto, (near, w))], near
     phases = PaddedPhases(window, dx.shape[2:], dy.shape[2:])
@@ -173,14 +176,14 @@ def direct_sums_of_gradient(op: ConvGradInput, device: Binder, inputs: Sequence[
     staged, calls = stage(device, PaddedPhases(around, dy.shape[2:], phases.sizes), image_view(dy, innermost))
     calls = [*before, *calls]
     parts = list(phases.parts())
-    if sum(image[:, :, *taken].size for _, taken, _ in parts) < dx.size:
+    if sum(image[:, :, *inside].size for _, inside, _ in parts) < dx.size:
         calls.append((dx.fill, (0,)))
-    for numbers, taken, places in parts:
-        part, taps = image[:, :, *taken], []
+    for phase_index, inside, elements in parts:
+        part, taps = image[:, :, *inside], []
         for o, tap in product(range(w.shape[0] // op.groups), np.ndindex(*window.kernel)):
             steps = [divmod(k * d, s) for k, d, s in zip(tap, window.dilations, window.strides, strict=True)]
-            if all(phase == number for (_, phase), number in zip(steps, numbers, strict=True)):
-                at = [place.start + n - step for place, n, (step, _) in zip(places, reach, steps, strict=True)]
+            if all(phase == number for (_, phase), number in zip(steps, phase_index, strict=True)):
+                at = [element.start + n - step for element, n, (step, _) in zip(elements, reach, steps, strict=True)]
                 taps.append((o * staged.strides[1] + _along(staged, 2 + dims, at), o * w.strides[0] + _along(w, 2, tap)))
         if not taps:
             calls.append((part.fill, (0,)))

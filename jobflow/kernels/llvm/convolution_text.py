@@ -1,12 +1,11 @@
-"""Convolutions as LLVM IR: sums over the taps of a window, tiles of them in registers, without gathering what windows see.
+"""Convolutions as LLVM IR: sums over the taps of a window, in tiles that stay in registers, without gathering windows.
 
     sums       y[o, x] = sum over taps j of  w[o, j] image[x + offset[j]]         for runs of x
     products   w[o, j] = sum over runs of x of  y[o, x] image[x + offset[j]]
 
-Where a tap reads is a table of distances in bytes, so one text serves every kernel size, stride, dilation and number of axes.  `filters`
-rows and `vectors` vectors of a run are summed at once; what is left over is done one filter, or one masked vector, at a time.  Each sum
-is taken in the order of the taps, with fused multiply-adds, so it has the same bits on every machine; products are summed in sixteen
-(eight) partial sums and a fixed tree.
+A table has the offsets of the taps in bytes.  One text therefore serves every kernel size, stride, dilation and number of axes.  A tile has `filters`
+rows and `columns` vectors of a run.  Remaining filters, and remaining masked vectors, are computed one at a time.  Each sum adds in the order of the
+taps, with fused multiply-adds, so it is bit-equal on every machine.  Products have sixteen (eight) partial sums, combined by a fixed tree.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.kernels.llvm.loop_text import ATTRIBUTES
 from jobflow.kernels.llvm.machine_code import NAME
 
-#: the words of the block of arguments: five pointers and sizes; tables hold two distances in bytes for each tap and each run
+#: the words of the argument block: five pointers, then sizes and strides; tables hold two offsets in bytes per tap and per run
 POINTERS = ("image", "w", "y", "taps", "runs")
 WORDS = (*POINTERS, "tap_count", "run_count", "groups", "filters", "size", "image_group", "w_group", "y_group", "w_filter", "y_filter")
 
@@ -27,7 +26,7 @@ Values = list[str]
 
 @dataclass(frozen=True)
 class Tile:
-    """What is kept in registers: `filters` times `columns` vectors of `lanes` numbers; columns are vectors of a run, or taps."""
+    """A tile of `filters` times `columns` vectors of `lanes` elements in registers; columns are vectors of a run, or taps."""
 
     filters: int
     columns: int
@@ -56,7 +55,7 @@ class _Code:
         self.lines.append(f"  {text}")
 
     def moved(self, pointer: str, *terms: str) -> str:
-        """A pointer some bytes further."""
+        """Advance a pointer by offsets in bytes."""
         for term in terms:
             pointer = self.value(f"getelementptr i8, ptr {pointer}, i64 {term}")
         return pointer
@@ -64,17 +63,20 @@ class _Code:
     def times(self, a: str, b: str | int) -> str:
         return self.value(f"mul i64 {a}, {b}")
 
-    def loop(self, start: str, stop: str, step: int, body: Callable[[str, Values], Values | None], carried: Sequence[str] = ()) -> Values:
-        """Counts from start to below stop; `body` gets the counter and what is carried, vectors that begin as given, and gives these anew."""
+    def loop(self, start: str, stop: str, step: int, body: Callable[[str, Values], Values | None], initial: Sequence[str] = ()) -> Values:
+        """Print a loop from `start` to below `stop`.
+
+        `body` receives the counter and the loop-carried vectors, whose initial values are `initial`, and returns their new values.
+        """
         self.count += 1
         name, vector = f"loop{self.count}", self.tile.vector
-        phis = [f"%{name}.c{k}" for k in range(len(carried))]
+        phis = [f"%{name}.c{k}" for k in range(len(initial))]
         self.lines += [f"  br label %{name}.before", f"{name}.before:", f"  br label %{name}", f"{name}:"]
         self.write(f"%{name}.i = phi i64 [{start}, %{name}.before], [%{name}.next, %{name}.again]")
         first = len(self.lines)
         self.write(f"%{name}.more = icmp slt i64 %{name}.i, {stop}")
         self.lines += [f"  br i1 %{name}.more, label %{name}.in, label %{name}.out", f"{name}.in:"]
-        made = body(f"%{name}.i", phis) or []
+        results = body(f"%{name}.i", phis) or []
         self.lines += [
             f"  br label %{name}.again",
             f"{name}.again:",
@@ -82,16 +84,18 @@ class _Code:
             f"  br label %{name}",
             f"{name}.out:",
         ]
-        heads = (f"  {phi} = phi {vector} [{old}, %{name}.before], [{new}, %{name}.again]" for phi, old, new in zip(phis, carried, made, strict=True))
+        heads = (
+            f"  {phi} = phi {vector} [{old}, %{name}.before], [{new}, %{name}.again]" for phi, old, new in zip(phis, initial, results, strict=True)
+        )
         self.lines[first:first] = list(heads)
         return phis
 
     def whole(self, count: str, step: int) -> str:
-        """The largest multiple of step up to count."""
+        """Return the largest multiple of `step` up to `count`."""
         return self.value(f"sub i64 {count}, {self.value(f'urem i64 {count}, {step}')}")
 
     def in_steps(self, count: str, step: int, body: Callable[[str, int], None]) -> None:
-        """body(first, step), and body(first, 1) for what is left."""
+        """Print a loop over body(first, step), and a loop over body(first, 1) for the remainder."""
 
         def each(width: int) -> Callable[[str, Values], None]:
             return lambda at, _: body(at, width)
@@ -102,11 +106,11 @@ class _Code:
             self.loop(whole, count, 1, each(1))
 
     def mask(self, at: str, size: str) -> str:
-        """Which lanes from `at` on are below size."""
+        """Return a mask of the lanes from `at` on that are below `size`."""
         lanes = self.tile.lanes
         left = self.splat(self.value(f"sub i64 {size}, {at}"), "i64")
-        numbers = ", ".join(f"i64 {k}" for k in range(lanes))
-        return self.value(f"icmp slt <{lanes} x i64> <{numbers}>, {left}")
+        indices = ", ".join(f"i64 {k}" for k in range(lanes))
+        return self.value(f"icmp slt <{lanes} x i64> <{indices}>, {left}")
 
     def splat(self, value: str, kind: str) -> str:
         lanes = self.tile.lanes
@@ -137,24 +141,24 @@ class _Code:
         return self.value(f"call {t.vector} {name}({t.vector} {a}, {t.vector} {b}, {t.vector} {c})")
 
     def total(self, vector: str) -> str:
-        """The sum of the lanes, by halves."""
+        """Sum the lanes by halves."""
         t, width = self.tile, self.tile.lanes
         while width > 1:
             width //= 2
-            places = ", ".join(f"i32 {k + width}" if k < width else "i32 poison" for k in range(t.lanes))
-            upper = self.value(f"shufflevector {t.vector} {vector}, {t.vector} poison, <{t.lanes} x i32> <{places}>")
+            lanes = ", ".join(f"i32 {k + width}" if k < width else "i32 poison" for k in range(t.lanes))
+            upper = self.value(f"shufflevector {t.vector} {vector}, {t.vector} poison, <{t.lanes} x i32> <{lanes}>")
             vector = self.value(f"fadd {t.vector} {vector}, {upper}")
         return self.value(f"extractelement {t.vector} {vector}, i32 0")
 
     def words(self) -> dict[str, str]:
-        found = {}
+        values = {}
         for k, word in enumerate(WORDS):
             address = self.value(f"getelementptr i64, ptr %args, i64 {k}")
-            found[word] = self.value(f"load {'ptr' if word in POINTERS else 'i64'}, ptr {address}")
-        return found
+            values[word] = self.value(f"load {'ptr' if word in POINTERS else 'i64'}, ptr {address}")
+        return values
 
     def pair(self, table: str, at: str) -> tuple[str, str]:
-        """Both distances of an entry."""
+        """Load both offsets of a table entry."""
         first = self.moved(table, self.times(at, 16))
         return self.value(f"load i64, ptr {first}"), self.value(f"load i64, ptr {self.moved(first, '8')}")
 
@@ -163,7 +167,7 @@ class _Code:
 
 
 def sums(tile: Tile) -> str:
-    """The function of y; `tile.columns` vectors of a run at a time."""
+    """Print the function that computes y, `tile.columns` vectors of a run at a time."""
     c = _Code(tile)
     a = c.words()
 
@@ -189,13 +193,13 @@ def sums(tile: Tile) -> str:
 
         def tap(j: str, totals: Values) -> Values:
             image_at, w_at = c.pair(a["taps"], j)
-            seen = c.moved(here, image_at)
-            vectors = [c.load(c.moved(seen, str(k * tile.lanes * tile.size)), mask) for k in range(columns)]
-            made = []
+            read = c.moved(here, image_at)
+            vectors = [c.load(c.moved(read, str(k * tile.lanes * tile.size)), mask) for k in range(columns)]
+            results = []
             for n, w in enumerate(ws):
                 weight = c.splat(c.value(f"load {tile.real}, ptr {c.moved(w, w_at)}"), tile.real)
-                made += [c.fused(weight, vector, totals[n * columns + k]) for k, vector in enumerate(vectors)]
-            return made
+                results += [c.fused(weight, vector, totals[n * columns + k]) for k, vector in enumerate(vectors)]
+            return results
 
         totals = c.loop("0", a["tap_count"], 1, tap, ["zeroinitializer"] * (len(ws) * columns))
         for n, y in enumerate(ys):
@@ -207,7 +211,10 @@ def sums(tile: Tile) -> str:
 
 
 def products(tile: Tile) -> str:
-    """The function of w; `tile.columns` taps at a time, all of them for some filters, whose rows of y stay near."""
+    """Print the function that computes w.
+
+    It computes `tile.columns` taps at a time, and all taps for a few filters, so that their rows of y stay in the cache.
+    """
     c = _Code(tile)
     a = c.words()
 
@@ -225,14 +232,14 @@ def products(tile: Tile) -> str:
 
         def run(number: str, totals: Values) -> Values:
             image_at, y_at = c.pair(a["runs"], number)
-            rows, seen = [c.moved(y, y_at) for y in ys], [c.moved(image, image_at) for image in images]
+            rows, read = [c.moved(y, y_at) for y in ys], [c.moved(image, image_at) for image in images]
 
             def point(mask: str) -> Callable[[str, Values], Values]:
                 def added(x: str, totals: Values) -> Values:
                     at = c.times(x, tile.size)
-                    kept = c.mask(x, a["size"]) if mask else ""
-                    given, vectors = ([c.load(c.moved(p, at), kept) for p in pointers] for pointers in (rows, seen))
-                    pairs = [(one, vector) for one in given for vector in vectors]
+                    lanes = c.mask(x, a["size"]) if mask else ""
+                    values, vectors = ([c.load(c.moved(p, at), lanes) for p in pointers] for pointers in (rows, read))
+                    pairs = [(one, vector) for one in values for vector in vectors]
                     return [c.fused(one, vector, total) for (one, vector), total in zip(pairs, totals, strict=True)]
 
                 return added
@@ -245,7 +252,7 @@ def products(tile: Tile) -> str:
         for n in range(len(ys)):
             for k in range(count):
                 c.write(f"store {tile.real} {c.total(totals[n * count + k])}, ptr {ws[k]}, align {tile.size}")
-            ws = [c.moved(place, a["w_filter"]) for place in ws]
+            ws = [c.moved(pointer, a["w_filter"]) for pointer in ws]
 
     c.loop("0", a["groups"], 1, lambda g, _: c.in_steps(a["filters"], tile.filters, lambda o, count: filters(g, o, count)))
     return c.text()

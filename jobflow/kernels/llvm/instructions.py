@@ -1,4 +1,4 @@
-"""Primitives of the language as LLVM instructions, for one number or for sixteen."""
+"""Primitives of the expression language as LLVM instructions, for one value or for sixteen lanes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _STORED = {**_REGISTER, "bool": "i8", "float16": "half", "bfloat16": "i16"}
 
 
 def register(dtype: DType, lanes: int = 1) -> str:
-    """LLVM's type of a value; one of two bytes is held as the float32 of the same value."""
+    """Return LLVM's type of a value; a half-precision value is held as the float32 of the same value."""
     return several(_REGISTER[dtype.arithmetic.name], lanes)
 
 
 def stored(dtype: DType, lanes: int = 1) -> str:
-    """LLVM's type of an element in memory."""
+    """Return LLVM's type of an element in memory."""
     return several(_STORED[dtype.name], lanes)
 
 
@@ -29,7 +29,7 @@ def several(element: str, lanes: int) -> str:
 
 
 def literal(value: float, dtype: DType, lanes: int = 1) -> str:
-    """A constant, in sixteen lanes if it is to be in them."""
+    """Return the text of a constant, broadcast to the lanes."""
     if dtype is bool_:
         one = "true" if value else "false"
     elif dtype.is_float:
@@ -41,7 +41,7 @@ def literal(value: float, dtype: DType, lanes: int = 1) -> str:
 
 
 class Lines:
-    """Text of a function, and what it calls; every value has a name of its own."""
+    """The text of a function and the declarations of its callees; every value has a unique name."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -55,19 +55,19 @@ class Lines:
         self.lines.append(f"{name}:")
 
     def value(self, instruction: str) -> str:
-        """The name of what an instruction gives."""
+        """Write an instruction; return the name of its result."""
         name = f"%v{self._count}"
         self._count += 1
         self.write(f"{name} = {instruction}")
         return name
 
     def call(self, function: str, result: str, *arguments: str) -> str:
-        """What an intrinsic gives; arguments are types with values."""
+        """Write a call of an intrinsic, whose arguments are types with values; return the name of its result."""
         self.declare(function, result, *arguments)
         return self.value(f"call {result} @{function}({', '.join(arguments)})")
 
     def effect(self, function: str, *arguments: str) -> None:
-        """Call an intrinsic that gives nothing."""
+        """Write a call of an intrinsic without a result."""
         self.declare(function, "void", *arguments)
         self.write(f"call void @{function}({', '.join(arguments)})")
 
@@ -77,12 +77,12 @@ class Lines:
 
 
 def _type_of(argument: str) -> str:
-    """The type in "<16 x float> %x", "ptr align 4 %x"."""
+    """Return the type of an argument such as "<16 x float> %x" or "ptr align 4 %x"."""
     return argument[: argument.index(">") + 1] if argument.startswith("<") else argument.split()[0]
 
 
 def suffix(dtype_or_text: str, lanes: int) -> str:
-    """How an intrinsic's name ends: .v16f32"""
+    """Return the type suffix of an intrinsic's name, such as .v16f32."""
     short = {"float": "f32", "double": "f64", "half": "f16"}.get(dtype_or_text, dtype_or_text)
     return f".{short}" if lanes == 1 else f".v{lanes}{short}"
 
@@ -93,7 +93,7 @@ _SIGNED = "i"
 
 
 def _kind(dtype: DType) -> str:
-    """f, s, u or b."""
+    """Return f, s, u or b."""
     return "f" if dtype.is_float else "b" if dtype is bool_ else "s" if dtype.numpy.kind == _SIGNED else "u"
 
 
@@ -114,7 +114,7 @@ def _intrinsic(name: str) -> Print:
 
 
 def _library(at: Lines, x: Expression, operands: Sequence[str], lanes: int) -> str:
-    """An intrinsic that becomes a call for each lane."""
+    """Print an intrinsic that LLVM expands to one library call per lane."""
     if x.attribute == "fmod":
         return at.value(f"frem {register(x.dtype, lanes)} {operands[0]}, {operands[1]}")
     return _intrinsic({"power": "pow"}.get(str(x.attribute), str(x.attribute)))(at, x, operands, lanes)
@@ -154,9 +154,9 @@ def _sign(at: Lines, x: Expression, operands: Sequence[str], lanes: int) -> str:
 
 
 def larger(at: Lines, dtype: DType, a: str, b: str, lanes: int, *, more: str = "ogt", never_nan: bool = False) -> str:
-    """The larger of two floats, the second of equal ones; NaN if one is, unless b never is."""
+    """Return the larger of two floats, or b if they are equal; NaN if one is, unless b never is."""
     kind, truth = register(dtype, lanes), several("i1", lanes)
-    if never_nan:  # the comparison of the constant with NaN fails, and a is taken
+    if never_nan:  # the comparison with a NaN in a fails, so a is selected
         chosen = at.value(f"fcmp {more} {kind} {b}, {a}")
         return at.value(f"select {truth} {chosen}, {kind} {b}, {kind} {a}")
     chosen = at.value(f"fcmp {more} {kind} {a}, {b}")
@@ -177,7 +177,7 @@ def _extreme(more: str, signed: str, unsigned: str) -> Print:
 
 
 def _finite(comparison: str) -> Print:
-    """A comparison of |x| with infinity."""
+    """Print a comparison of |x| with infinity."""
 
     def printed(at: Lines, x: Expression, operands: Sequence[str], lanes: int) -> str:
         (y,) = x.arguments
@@ -201,7 +201,7 @@ def _where(at: Lines, x: Expression, operands: Sequence[str], lanes: int) -> str
 
 
 def _weighted_sum(at: Lines, x: Expression, operands: Sequence[str], lanes: int) -> str:
-    """Without a fused multiply-add: the same bits as the reference, on every machine."""
+    """Print a weighted sum without fused multiply-adds, so that its bits equal the reference on every machine."""
     kind = register(x.dtype, lanes)
     first, second = (at.value(f"fmul {kind} {operands[k]}, {operands[k + 1]}") for k in (0, 2))
     return at.value(f"fadd {kind} {first}, {second}")
@@ -245,7 +245,10 @@ def _converted(at: Lines, value: str, source: DType, target: DType, lanes: int) 
 
 
 def _limited(at: Lines, value: str, source: DType, target: DType, lanes: int) -> str:
-    """A float as a whole number: those of one byte are the last of int32, and what does not fit, and NaN, is the lowest number."""
+    """Convert a float to an integer.
+
+    One-byte integers are truncated from int32.  NaN and values out of range become the smallest integer.
+    """
     wide = int32 if target.itemsize < int32.itemsize else target
     before, after, truth, (low, high) = register(source, lanes), register(wide, lanes), several("i1", lanes), wide.span
     least, beyond = literal(low, source, lanes), literal(high + 1, source, lanes)
@@ -256,7 +259,7 @@ def _limited(at: Lines, value: str, source: DType, target: DType, lanes: int) ->
 
 
 def rounded(at: Lines, value: str, dtype: DType, lanes: int) -> str:
-    """A float32 with the value of the nearest number of two bytes, to even where two are."""
+    """Round a float32 to a half-precision type, to nearest even, and return it as float32."""
     single = register(float32, lanes)
     if dtype is float16:
         half = several("half", lanes)
@@ -275,7 +278,7 @@ def rounded(at: Lines, value: str, dtype: DType, lanes: int) -> str:
 
 
 def from_memory(at: Lines, value: str, dtype: DType, lanes: int) -> str:
-    """An element as it was loaded to the value that is computed with."""
+    """Convert a loaded element to the value used in computations."""
     before = stored(dtype, lanes)
     if dtype is bool_:
         return at.value(f"icmp ne {before} {value}, {'0' if lanes == 1 else 'zeroinitializer'}")
@@ -289,7 +292,7 @@ def from_memory(at: Lines, value: str, dtype: DType, lanes: int) -> str:
 
 
 def to_memory(at: Lines, value: str, dtype: DType, lanes: int) -> str:
-    """The other way."""
+    """Convert a value to an element in memory."""
     after = stored(dtype, lanes)
     if dtype is bool_:
         return at.value(f"zext {several('i1', lanes)} {value} to {after}")
@@ -347,5 +350,5 @@ INSTRUCTIONS: dict[str, Print] = {
     "reinterpret": _reinterpret,
     "ldexp": _ldexp,
 }
-#: lanes of a vector: as many as partial sums of a row
+#: lanes of a vector, the number of partial sums of a row
 WIDTH = LANES

@@ -1,4 +1,4 @@
-"""Patterns and formats where matrices are multiplied by compiled loops: those of CPUs, but that no product is made faster column by column."""
+"""Patterns and formats of CPUs whose products are compiled loops: no product is faster in column-major order."""
 
 from __future__ import annotations
 

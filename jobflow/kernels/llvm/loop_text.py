@@ -1,12 +1,12 @@
-"""Expressions as the text of an LLVM function that runs over arrays.
+"""Expressions as the text of an LLVM function over arrays.
 
     void loop(int64_t *args)        args: pointers of inputs, outputs and scratch rows; sizes of the axes, innermost first;
                                     strides in bytes along the outer axes, operand by operand; inner strides of strided operands,
-                                    and those along the axes of tables that are looked up in
+                                    and strides along the lookup axes of tables
 
-Around the innermost axis there is one loop for each outer axis.  The innermost loop takes sixteen elements at a time; what is left at the
-end of a row is done with masked loads and stores, so results depend neither on the width of the machine's registers nor on what an
-optimiser finds to vectorise.  All loads of sixteen elements come before their stores: an output may be written over an input.
+There is one loop per outer axis, around the innermost loop, which processes sixteen elements per iteration.  Masked loads and stores process the
+remainder of a row.  Results therefore depend neither on the width of the machine's registers nor on an optimizer's vectorization.  All loads of
+sixteen elements come before their stores, so an output may share memory with an input.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from jobflow.kernels.row_phases import Phase, Phases, combined, compensated, of_
 _TRUTHS = several("i1", WIDTH)
 _IOTA = ", ".join(f"i64 {k}" for k in range(WIDTH))
 
-#: scratch rows of a sum of columns: what it has from this block of rows, from those before, and what was lost there to rounding
+#: scratch rows of a sum of columns: the sum of this block of rows, the sum of earlier blocks, and its rounding error
 COLUMN_ROWS = 3
 
 
 def print_loop(outputs: Sequence[Expression], form: LoopForm, dear: set[Expression]) -> Printed:
-    """The text of the loop of these outputs, whose functions are taken apart; its note names the element types of its scratch rows."""
+    """Print the loop of lowered outputs; its note names the element types of its scratch rows."""
     loop = _Loop(outputs, form, dear)
     loop.write()
     ending = [*sorted(loop.at.declared), "", ATTRIBUTES, *([WEIGHTS] if any("!prof" in line for line in loop.at.lines) else ())]
@@ -39,7 +39,7 @@ def print_loop(outputs: Sequence[Expression], form: LoopForm, dear: set[Expressi
     return Printed("\n".join(lines), " ".join(dtype.name for dtype in (*(x.dtype.arithmetic for x in loop.phases.scratch), *columns)))
 
 
-#: of a branch that is hardly ever taken
+#: weights of a branch that is rarely taken
 WEIGHTS = '!0 = !{!"branch_weights", i32 1, i32 2000}'
 ATTRIBUTES = 'attributes #0 = { nounwind "prefer-vector-width"="512" }'
 
@@ -48,7 +48,7 @@ class _Loop:
     def __init__(self, outputs: Sequence[Expression], form: LoopForm, dear: set[Expression]) -> None:
         self.at, self.outputs, self.form = Lines(), outputs, form
         per_column = of_columns(in_order(outputs))
-        #: outputs that have a value at each element, and for each column
+        #: outputs with a value per element, and per column
         self.stores = [k for k, a in enumerate(form.outputs) if a.inner != "splat" and outputs[k] not in per_column]
         self.column_stores = [k for k, x in enumerate(outputs) if x in per_column]
 
@@ -56,7 +56,7 @@ class _Loop:
             return form.inputs[position(x)].inner == "splat"
 
         self.phases: Phases = phases(outputs, [outputs[k] for k in self.stores], splat, dear)
-        #: names of what has one value at this place, and of the operands' addresses
+        #: names of values that are constant along a row, and of the operands' addresses
         self.single: dict[Expression, str] = {}
         self.inputs: list[str] = []
         self.targets: list[str] = []
@@ -65,7 +65,7 @@ class _Loop:
         self.lane_offsets: dict[str, str] = {}
         #: the scratch rows of sums of columns
         self.blocks: dict[Expression, tuple[str, ...]] = {}
-        #: the block of instructions that is written, and the last one of those for the rest of a row
+        #: the current block of instructions, and the last block for the remainder of a row
         self.here, self.rest_ended = "entry", ""
         self._rare = itertools.count()
 
@@ -82,7 +82,7 @@ class _Loop:
         self.size = next(words)
         sizes = [next(words) for _ in range(self.form.outer)]
         strides = [[next(words) for _ in sizes] if a.inner != "number" else [] for a in operands]
-        apart = [next(words) if a.inner == "strided" else "" for a in operands]
+        inner = [next(words) if a.inner == "strided" else "" for a in operands]
         self.table_strides = {k: next(words) for k, a in enumerate(operands) if a.table}
         self.full = at.value(f"and i64 {self.size}, -{WIDTH}")
         self.rest = at.value(f"sub i64 {self.size}, {self.full}")
@@ -93,38 +93,38 @@ class _Loop:
                 self._single(x)
         self._begin_columns()
         counters = self._open(sizes)
-        places = [self._place(p, s, counters) for p, s in zip(pointers, strides, strict=True)]
-        self.inputs, self.targets = places[: len(self.form.inputs)], places[len(self.form.inputs) :]
-        self.inner_strides = {place: stride for place, stride in zip(places, apart, strict=True) if stride}
-        self.lane_offsets = {place: self._lanes_apart(stride) for place, stride in self.inner_strides.items()}
+        addresses = [self._row_address(p, s, counters) for p, s in zip(pointers, strides, strict=True)]
+        self.inputs, self.targets = addresses[: len(self.form.inputs)], addresses[len(self.form.inputs) :]
+        self.inner_strides = {address: stride for address, stride in zip(addresses, inner, strict=True) if stride}
+        self.lane_offsets = {address: self._lanes_apart(stride) for address, stride in self.inner_strides.items()}
         for number, phase in enumerate(self.phases.passes):
             self._phase(phase, f"pass{number}", self.stores if number == len(self.phases.passes) - 1 else [])
-        for x, place, access in zip(self.outputs, self.targets, self.form.outputs, strict=True):
+        for x, address, access in zip(self.outputs, self.targets, self.form.outputs, strict=True):
             if access.inner == "splat" and x not in self.phases.per_column:
                 value = to_memory(at, self._one(x), x.dtype, 1)
-                at.write(f"store {stored(x.dtype)} {value}, ptr {place}, align {x.dtype.itemsize}")
+                at.write(f"store {stored(x.dtype)} {value}, ptr {address}, align {x.dtype.itemsize}")
         self._end_row_of_columns()
         self._close(counters)
-        self._end_columns(pointers[len(self.form.inputs) :], apart[len(self.form.inputs) :])
+        self._end_columns(pointers[len(self.form.inputs) :], inner[len(self.form.inputs) :])
         at.write("ret void")
 
     def _words(self) -> Iterator[str]:
-        """The arguments, one after the other; the caller knows which are pointers by their number."""
+        """Yield the arguments one after another; the first ones are pointers."""
         pointers = len(self.form.inputs) + len(self.form.outputs) + len(self.phases.scratch) + COLUMN_ROWS * len(self.phases.columns)
         for word in itertools.count():
             address = self.at.value(f"getelementptr i64, ptr %args, i64 {word}")
             yield self.at.value(f"load {'ptr' if word < pointers else 'i64'}, ptr {address}")
 
     def _open(self, sizes: Sequence[str]) -> list[str]:
-        """The heads of the loops over the outer axes; the names of their counters."""
+        """Print the heads of the loops over the outer axes; return the names of their counters."""
         before = self.here
         for axis, size in enumerate(sizes):
             self.at.write(f"br label %axis{axis}")
             self.at.label(f"axis{axis}")
             self.at.write(f"%i{axis} = phi i64 [0, %{before}], [%n{axis}, %end{axis}]")
             more = self.at.value(f"icmp slt i64 %i{axis}, {size}")
-            leave = f"end{axis - 1}" if axis else "exit"
-            self.at.write(f"br i1 {more}, label %in{axis}, label %{leave}")
+            exit_label = f"end{axis - 1}" if axis else "exit"
+            self.at.write(f"br i1 {more}, label %in{axis}, label %{exit_label}")
             self.at.label(f"in{axis}")
             before = f"in{axis}"
         self.here = before
@@ -141,8 +141,8 @@ class _Loop:
             self.at.label("exit")
             self.here = "exit"
 
-    def _place(self, pointer: str, strides: Sequence[str], counters: Sequence[str]) -> str:
-        """The address of an operand's first element of a row."""
+    def _row_address(self, pointer: str, strides: Sequence[str], counters: Sequence[str]) -> str:
+        """Return the address of an operand's first element in a row."""
         for counter, stride in zip(counters, strides, strict=False):
             offset = self.at.value(f"mul i64 {counter}, {stride}")
             pointer = self.at.value(f"getelementptr i8, ptr {pointer}, i64 {offset}")
@@ -169,7 +169,7 @@ class _Loop:
         at = self.at
         starts = [literal(start(x), x.dtype, WIDTH) for x in phase.reductions]
         kinds = [register(x.dtype, WIDTH) for x in phase.reductions]
-        before, first = self._head(name, len(kinds))  # what the sixteen lanes have so far
+        before, first = self._head(name, len(kinds))  # the partial results of the sixteen lanes
         known = self._elements(phase, f"%{name}.k", "", stores)
         for r, x in enumerate(phase.reductions):
             so_far = self._accumulated(x, f"%{name}.r{r}", known)
@@ -184,12 +184,15 @@ class _Loop:
             self.single[x] = self._by_halves(x, lanes)
 
     def _head(self, name: str, results: int = 0) -> tuple[str, int]:
-        """The head of a loop over a row, sixteen elements at a time: where it is entered from, and the line of its first result."""
+        """Print the head of a loop over a row in steps of sixteen elements.
+
+        Returns the preceding block and the line of the first result's phi instruction.
+        """
         at, before = self.at, self.here
         at.write(f"br label %{name}")
         at.label(name)
         first = len(at.lines) + 1
-        at.lines += [""] * (1 + results)  # known when the body is written
+        at.lines += [""] * (1 + results)  # filled in after the body
         more = at.value(f"icmp slt i64 %{name}.k, {self.full}")
         at.write(f"br i1 {more}, label %{name}.full, label %{name}.end")
         at.label(f"{name}.full")
@@ -197,13 +200,13 @@ class _Loop:
         return before, first
 
     def _again(self, name: str, before: str, first: int) -> None:
-        """The end of its body."""
+        """Print the end of the loop's body."""
         self.at.write(f"%{name}.next = add i64 %{name}.k, {WIDTH}")
         self.at.write(f"br label %{name}")
         self.at.lines[first - 1] = f"  %{name}.k = phi i64 [0, %{before}], [%{name}.next, %{self.here}]"
 
     def _rest_of_row(self, phase: Phase, name: str, stores: Sequence[int]) -> list[str]:
-        """The elements after the last whole sixteen, and the reductions with them."""
+        """Print the computation of the remaining elements of a row; return the reductions with them."""
         at = self.at
         self._open_rest(name)
         mask = self._mask()
@@ -218,14 +221,14 @@ class _Loop:
         return tails
 
     def _accumulated(self, x: Expression, so_far: str, known: dict[Expression, str]) -> str:
-        return self._together(x, so_far, self._wide(x.arguments[0], known))
+        return self._combined(x, so_far, self._wide(x.arguments[0], known))
 
-    def _together(self, x: Expression, a: str, b: str, lanes: int = WIDTH) -> str:
+    def _combined(self, x: Expression, a: str, b: str, lanes: int = WIDTH) -> str:
         both = combined(x)
         return INSTRUCTIONS[both.primitive](self.at, both, (a, b), lanes)
 
     def _by_halves(self, x: Expression, lanes: str) -> str:
-        """Sixteen partial results to one: the upper half onto the lower, four times."""
+        """Reduce sixteen partial results to one, by adding the upper half to the lower four times."""
         count = WIDTH
         while count > 1:
             kind, half = register(x.dtype, count), count // 2
@@ -235,27 +238,27 @@ class _Loop:
                 parts.append(self.at.value(f"shufflevector {kind} {lanes}, {kind} poison, <{half} x i32> <{picked}>"))
             if half == 1:
                 parts = [self.at.value(f"extractelement <1 x {register(x.dtype)}> {part}, i64 0") for part in parts]
-            lanes, count = self._together(x, parts[0], parts[1], half), half
+            lanes, count = self._combined(x, parts[0], parts[1], half), half
         return lanes
 
     # -------------------------------------------------------------------------------------- sums of columns
 
     def _begin_columns(self) -> None:
-        """Nothing was summed yet."""
+        """Initialize the sums of columns."""
         if not self.blocks:
             return
         self.count = self.at.value("alloca i64")
         self.at.write(f"store i64 0, ptr {self.count}")
 
         def empty(index: str, mask: str) -> None:
-            for x, places in self.blocks.items():
-                for place in places:
-                    self._store(OperandAccess(x.dtype, "dense"), place, index, mask, literal(-0.0, x.dtype, WIDTH))
+            for x, rows in self.blocks.items():
+                for row in rows:
+                    self._store(OperandAccess(x.dtype, "dense"), row, index, mask, literal(-0.0, x.dtype, WIDTH))
 
         self._sixteens("empty", empty)
 
     def _end_row_of_columns(self) -> None:
-        """After every 64th row, its block is added to those before, as `on_arrays.compensated` does."""
+        """Add each block of 64 rows to the totals, as in `on_arrays.compensated`."""
         if not self.blocks:
             return
         at = self.at
@@ -274,26 +277,26 @@ class _Loop:
         def added(index: str, mask: str) -> None:
             for x, (block, total, lost) in self.blocks.items():
                 kind = OperandAccess(x.dtype, "dense")
-                known = {element(n, x.dtype): self._load(kind, place, index, mask) for n, place in enumerate((total, block, lost))}
-                made = compensated(x)
-                for y in in_order(made):
+                known = {element(n, x.dtype): self._load(kind, row, index, mask) for n, row in enumerate((total, block, lost))}
+                results = compensated(x)
+                for y in in_order(results):
                     if y not in known and y.primitive != "constant":
                         known[y] = self._computed(y, known)
-                for y, place in zip(made, (total, lost), strict=True):
-                    self._store(kind, place, index, mask, known[y])
+                for y, row in zip(results, (total, lost), strict=True):
+                    self._store(kind, row, index, mask, known[y])
                 self._store(kind, block, index, mask, literal(-0.0, x.dtype, WIDTH))
 
         self._sixteens(name, added)
 
-    def _end_columns(self, pointers: Sequence[str], apart: Sequence[str]) -> None:
-        """The last block, which adds nothing where the one before was the last, and what is made of the sums."""
+    def _end_columns(self, pointers: Sequence[str], inner: Sequence[str]) -> None:
+        """Add the last block, which is zero if the number of rows is a multiple of 64, and compute the expressions of the sums."""
         if not self.blocks:
             return
         self._flush("last")
         for k in self.column_stores:
-            if apart[k]:
-                self.inner_strides[pointers[k]] = apart[k]
-                self.lane_offsets[pointers[k]] = self._lanes_apart(apart[k])
+            if inner[k]:
+                self.inner_strides[pointers[k]] = inner[k]
+                self.lane_offsets[pointers[k]] = self._lanes_apart(inner[k])
 
         def written(index: str, mask: str) -> None:
             known = {x: self._load(OperandAccess(x.dtype, "dense"), total, index, mask) for x, (_, total, _) in self.blocks.items()}
@@ -306,7 +309,7 @@ class _Loop:
         self._sixteens("columns", written)
 
     def _sixteens(self, name: str, body: Callable[[str, str], None]) -> None:
-        """A loop over a row; `body` is given the first index, and the mask of what is left at the end of the row."""
+        """Print a loop over a row; `body` receives the first index, and the mask of the remainder of the row."""
         before, first = self._head(name)
         body(f"%{name}.k", "")
         self._again(name, before, first)
@@ -333,7 +336,7 @@ class _Loop:
     # -------------------------------------------------------------------------------------- sixteen elements
 
     def _elements(self, phase: Phase, index: str, mask: str, stores: Sequence[int]) -> dict[Expression, str]:
-        """All that a pass computes for the elements from `index` on, and what it stores."""
+        """Print the computation of the elements from `index` on, and the stores of a pass."""
         known: dict[Expression, str] = {}
         rows = dict(zip(self.phases.scratch, self.scratch, strict=True))
         for x in phase.read:
@@ -354,7 +357,7 @@ class _Loop:
             self._store(OperandAccess(x.dtype.arithmetic, "dense"), rows[x], index, mask, known[x])
         for x in phase.columns:
             block, kind = self.blocks[x][0], OperandAccess(x.dtype, "dense")
-            self._store(kind, block, index, mask, self._together(x, self._load(kind, block, index, mask), self._wide(x.arguments[0], known)))
+            self._store(kind, block, index, mask, self._combined(x, self._load(kind, block, index, mask), self._wide(x.arguments[0], known)))
         for k in stores:
             self._store(self.form.outputs[k], self.targets[k], index, mask, self._wide(self.outputs[k], known))
         return known
@@ -363,28 +366,28 @@ class _Loop:
         return INSTRUCTIONS[x.primitive](self.at, x, [self._wide(y, known) for y in x.arguments], WIDTH)
 
     def _usual(self, phase: Phase, stores: Sequence[int]) -> set[Expression]:
-        """All of a pass but what is only needed where a condition of `rare_where` holds; loads are made in any case."""
-        wanted = {*phase.written, *(x.arguments[0] for x in (*phase.reductions, *phase.columns)), *(self.outputs[k] for k in stores)}
+        """Return the expressions of a pass that do not depend on a `rare_where` condition; loads are unconditional."""
+        targets = {*phase.written, *(x.arguments[0] for x in (*phase.reductions, *phase.columns)), *(self.outputs[k] for k in stores)}
         for x in reversed(phase.elements):
-            if x in wanted:
-                wanted.update(x.arguments if x.primitive != "rare_where" else (x.arguments[0], x.arguments[2]))
-        return wanted | {x for x in phase.elements if x.primitive in ("element", "looked_up")}
+            if x in targets:
+                targets.update(x.arguments if x.primitive != "rare_where" else (x.arguments[0], x.arguments[2]))
+        return targets | {x for x in phase.elements if x.primitive in ("element", "looked_up")}
 
     def _rarely(self, x: Expression, unusual: Sequence[Expression], known: dict[Expression, str]) -> str:
-        """A branch around what is only needed where the condition holds in one of the sixteen lanes."""
+        """Print a branch around expressions that are needed only if the condition holds in one of the sixteen lanes."""
         at, kind = self.at, register(x.dtype, WIDTH)
         condition, usual = self._wide(x.arguments[0], known), self._wide(x.arguments[2], known)
         some = at.call(f"llvm.vector.reduce.or.v{WIDTH}i1", "i1", f"{_TRUTHS} {condition}")
         name = f"rare{next(self._rare)}"
         at.write(f"br i1 {some}, label %{name}, label %{name}.end, !prof !0")
         at.label(name)
-        inside, wanted = dict(known), {x.arguments[1]}
+        inside, targets = dict(known), {x.arguments[1]}
         for y in reversed(unusual):
-            if y in wanted:
-                wanted.update(y.arguments)
+            if y in targets:
+                targets.update(y.arguments)
         before, self.here = self.here, name
         for y in unusual:
-            if y in wanted:
+            if y in targets:
                 inside[y] = self._rarely(y, unusual, inside) if y.primitive == "rare_where" else self._computed(y, inside)
         rare = INSTRUCTIONS["where"](at, x, [condition, self._wide(x.arguments[1], inside), usual], WIDTH)
         at.write(f"br label %{name}.end")
@@ -394,24 +397,24 @@ class _Loop:
         return value
 
     def _entry(self, x: Expression) -> str:
-        """Where a row of a table begins, for a place that is the same all along the row."""
+        """Return the address of a table entry whose index is constant along the row."""
         k = position(x)
         beyond = self.at.value(f"mul i64 {self._one(x.arguments[0])}, {self.table_strides[k]}")
         return self.at.value(f"getelementptr i8, ptr {self.inputs[k]}, i64 {beyond}")
 
     def _look_up(self, x: Expression, known: dict[Expression, str], index: str, mask: str) -> str:
         k = position(x)
-        access, place, (where,) = self.form.inputs[k], self.inputs[k], x.arguments
+        access, base, (where,) = self.form.inputs[k], self.inputs[k], x.arguments
         if access.inner == "dense" and where not in known:
             return self._load(access, self._entry(x), index, mask)
         wide = several("i64", WIDTH)
         beyond = self.at.value(f"mul {wide} {self._wide(where, known)}, {self._spread('i64', self.table_strides[k])}")
         if access.inner != "splat":
-            stride = self.inner_strides.get(place, str(-access.dtype.itemsize if access.inner == "reversed" else access.dtype.itemsize))
-            lanes = self.lane_offsets.get(place) or self._lanes_apart(stride)
+            stride = self.inner_strides.get(base, str(-access.dtype.itemsize if access.inner == "reversed" else access.dtype.itemsize))
+            lanes = self.lane_offsets.get(base) or self._lanes_apart(stride)
             first = self._spread("i64", self.at.value(f"mul i64 {index}, {stride}"))
             beyond = self.at.value(f"add {wide} {beyond}, {self.at.value(f'add {wide} {first}, {lanes}')}")
-        return self._gather(access.dtype, self.at.value(f"getelementptr i8, ptr {place}, {wide} {beyond}"), mask)
+        return self._gather(access.dtype, self.at.value(f"getelementptr i8, ptr {base}, {wide} {beyond}"), mask)
 
     def _gather(self, dtype: DType, addresses: str, mask: str) -> str:
         kind, chosen = stored(dtype, WIDTH), mask or "splat (i1 true)"
@@ -419,48 +422,48 @@ class _Loop:
         name = f"llvm.masked.gather{suffix(stored(dtype), WIDTH)}.v{WIDTH}p0"
         return from_memory(self.at, self.at.call(name, kind, pointers, f"{_TRUTHS} {chosen}", f"{kind} zeroinitializer"), dtype, WIDTH)
 
-    def _address(self, access: OperandAccess, place: str, index: str) -> str:
+    def _address(self, access: OperandAccess, base: str, index: str) -> str:
         if access.inner == "dense":
-            return self.at.value(f"getelementptr {stored(access.dtype)}, ptr {place}, i64 {index}")
-        if access.inner == "reversed":  # of the last of the sixteen, which is the first in memory
-            return self.at.value(f"getelementptr {stored(access.dtype)}, ptr {place}, i64 {self.at.value(f'sub i64 {1 - WIDTH}, {index}')}")
-        offset = self.at.value(f"mul i64 {index}, {self.inner_strides[place]}")
-        first = self.at.value(f"getelementptr i8, ptr {place}, i64 {offset}")
-        return self.at.value(f"getelementptr i8, ptr {first}, {several('i64', WIDTH)} {self.lane_offsets[place]}")
+            return self.at.value(f"getelementptr {stored(access.dtype)}, ptr {base}, i64 {index}")
+        if access.inner == "reversed":  # address of the last of the sixteen, which is the first in memory
+            return self.at.value(f"getelementptr {stored(access.dtype)}, ptr {base}, i64 {self.at.value(f'sub i64 {1 - WIDTH}, {index}')}")
+        offset = self.at.value(f"mul i64 {index}, {self.inner_strides[base]}")
+        first = self.at.value(f"getelementptr i8, ptr {base}, i64 {offset}")
+        return self.at.value(f"getelementptr i8, ptr {first}, {several('i64', WIDTH)} {self.lane_offsets[base]}")
 
-    def _load(self, access: OperandAccess, place: str, index: str, mask: str) -> str:
+    def _load(self, access: OperandAccess, base: str, index: str, mask: str) -> str:
         if access.counted:
-            beyond = self.at.value(f"mul i64 {index}, {self.inner_strides[place]}")
-            first = self.at.value(f"add i64 {self._load_one(access.dtype, place, True)}, {beyond}")
-            return self.at.value(f"add {several('i64', WIDTH)} {self._spread('i64', first)}, {self.lane_offsets[place]}")
-        at, kind, address = self.at, stored(access.dtype, WIDTH), self._address(access, place, index)
+            beyond = self.at.value(f"mul i64 {index}, {self.inner_strides[base]}")
+            first = self.at.value(f"add i64 {self._load_one(access.dtype, base, True)}, {beyond}")
+            return self.at.value(f"add {several('i64', WIDTH)} {self._spread('i64', first)}, {self.lane_offsets[base]}")
+        at, kind, address = self.at, stored(access.dtype, WIDTH), self._address(access, base, index)
         align, ending = access.dtype.itemsize, suffix(stored(access.dtype), WIDTH)
         if access.inner == "strided":
             return self._gather(access.dtype, address, mask)
-        mask = self._turned(access, "i1", mask)
+        mask = self._reversed(access, "i1", mask)
         if mask:
             value = at.call(f"llvm.masked.load{ending}.p0", kind, f"ptr align {align} {address}", f"{_TRUTHS} {mask}", f"{kind} zeroinitializer")
         else:
             value = at.value(f"load {kind}, ptr {address}, align {align}")
-        return from_memory(at, self._turned(access, stored(access.dtype), value), access.dtype, WIDTH)
+        return from_memory(at, self._reversed(access, stored(access.dtype), value), access.dtype, WIDTH)
 
-    def _store(self, access: OperandAccess, place: str, index: str, mask: str, value: str) -> None:
+    def _store(self, access: OperandAccess, base: str, index: str, mask: str, value: str) -> None:
         at, kind = self.at, stored(access.dtype, WIDTH)
-        value, address = to_memory(at, value, access.dtype, WIDTH), self._address(access, place, index)
+        value, address = to_memory(at, value, access.dtype, WIDTH), self._address(access, base, index)
         align, ending = access.dtype.itemsize, suffix(stored(access.dtype), WIDTH)
         if access.inner == "strided":
             chosen = mask or "splat (i1 true)"
             arguments = [f"{kind} {value}", f"{several('ptr', WIDTH)} align {align} {address}", f"{_TRUTHS} {chosen}"]
             at.effect(f"llvm.masked.scatter{ending}.v{WIDTH}p0", *arguments)
             return
-        value, mask = self._turned(access, stored(access.dtype), value), self._turned(access, "i1", mask)
+        value, mask = self._reversed(access, stored(access.dtype), value), self._reversed(access, "i1", mask)
         if mask:
             at.effect(f"llvm.masked.store{ending}.p0", f"{kind} {value}", f"ptr align {align} {address}", f"{_TRUTHS} {mask}")
         else:
             at.write(f"store {kind} {value}, ptr {address}, align {align}")
 
-    def _turned(self, access: OperandAccess, kind: str, value: str) -> str:
-        """Sixteen lanes as they lie in memory, or back again."""
+    def _reversed(self, access: OperandAccess, kind: str, value: str) -> str:
+        """Reverse sixteen lanes of a reversed operand between memory order and index order."""
         if access.inner != "reversed" or not value:
             return value
         backwards = ", ".join(f"i32 {k}" for k in reversed(range(WIDTH)))
@@ -469,13 +472,13 @@ class _Loop:
 
     # -------------------------------------------------------------------------------------- values
 
-    def _load_one(self, dtype: DType, place: str, counted: bool = False) -> str:
+    def _load_one(self, dtype: DType, address: str, counted: bool = False) -> str:
         if counted:
-            return self.at.value(f"ptrtoint ptr {place} to i64")
-        return from_memory(self.at, self.at.value(f"load {stored(dtype)}, ptr {place}, align {dtype.itemsize}"), dtype, 1)
+            return self.at.value(f"ptrtoint ptr {address} to i64")
+        return from_memory(self.at, self.at.value(f"load {stored(dtype)}, ptr {address}, align {dtype.itemsize}"), dtype, 1)
 
     def _single(self, x: Expression) -> None:
-        """Compute what has one value at this place."""
+        """Compute an expression that has one value per row or per loop."""
         if x.primitive == "columns":
             self.single[x] = self.at.value(f"sitofp i64 {self.size} to {register(float64)}")
         elif x.primitive != "constant":
@@ -485,7 +488,7 @@ class _Loop:
         return literal(x.attribute, x.dtype) if x.primitive == "constant" else self.single[x]  # type: ignore[arg-type]
 
     def _wide(self, x: Expression, known: dict[Expression, str]) -> str:
-        """A value in sixteen lanes."""
+        """Return a value in sixteen lanes."""
         if x in known:
             return known[x]
         if x.primitive == "constant":

@@ -1,4 +1,4 @@
-"""Expressions and arrays to calls of machine code."""
+"""Calls of compiled loops for expressions and arrays."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from jobflow.kernels.row_phases import COLUMNS, REDUCTIONS
 from jobflow.kernels.transposed_reduction import TransposedLoop, has_strided_columns, transposed_reduction
 from jobflow.ops.op import Call
 
-#: primitives that are read or counted, not computed
-_GIVEN = {"element", "looked_up", "number", "constant", "columns", "index"}
-_PRINTED = {*_GIVEN, *REDUCTIONS, COLUMNS, *INSTRUCTIONS, *DECOMPOSITIONS}
-#: operations for an element up to which a row is read for less than it is gathered
+#: primitives that are read, not computed
+_READ = {"element", "looked_up", "number", "constant", "columns", "index"}
+_PRINTED = {*_READ, *REDUCTIONS, COLUMNS, *INSTRUCTIONS, *DECOMPOSITIONS}
+#: most operations per element for which reading the operands dominates
 CHEAP = 4
-#: elements up to which a row has a scratch row beside it: tensors that are one row would be there twice
+#: longest row with scratch rows; longer ones would double the memory of tensors that are one row
 LONGEST = 1 << 16
-#: types whose numbers a number of two bytes is rounded from once
+#: types whose cast to half precision rounds once
 _TO_HALF = {"bool", "char", "int8", "uint8", "float16", "bfloat16", "float32"}
 
 
 @dataclass(frozen=True)
 class Loop:
-    """Outputs as machine code for operands of one form."""
+    """The machine code of outputs for operands of one form."""
 
     form: LoopForm
-    #: element types of the rows of scratch memory that it needs
+    #: element types of its rows of scratch memory
     scratch: tuple[DType, ...]
     function: Function
 
@@ -51,28 +51,28 @@ _lock = threading.Lock()
 
 
 def compile_loop(outputs: Sequence[Expression], form: LoopForm, keeps: bool = True) -> Loop:
-    """The loop of these outputs for operands of this form: printed and compiled once.
+    """Return the loop of these outputs for operands of this form, printed and compiled once.
 
-    keeps: that what is dear to compute twice lies in scratch rows
+    keeps: True to store results that are expensive to recompute in scratch rows
     """
     key = (tuple(outputs), form, keeps)
     with _lock:
-        found = _loops.get(key)
-    if found is None:
+        loop = _loops.get(key)
+    if loop is None:
         function, scratch = compiler().printed(f"{_described(outputs)}\n{form}\n{keeps}", lambda: _printed(outputs, form, keeps))
-        found = Loop(form, tuple(map(dtype_named, scratch.split())), function)
+        loop = Loop(form, tuple(map(dtype_named, scratch.split())), function)
         with _lock:
-            found = _loops.setdefault(key, found)
-    return found
+            loop = _loops.setdefault(key, loop)
+    return loop
 
 
 def _printed(outputs: Sequence[Expression], form: LoopForm, keeps: bool) -> Printed:
-    apart, dear = lowered(outputs, compiler().primitives)
-    return print_loop(apart, form, dear if keeps else set())
+    expanded, dear = lowered(outputs, compiler().primitives)
+    return print_loop(expanded, form, dear if keeps else set())
 
 
 def _described(outputs: Sequence[Expression]) -> str:
-    """All that outputs are made of, part by part: the same text for equal outputs, and for no others."""
+    """Describe all parts of the outputs; the text is equal for equal outputs only."""
     number = {x: n for n, x in enumerate(in_order(outputs))}
     parts = [f"{x.primitive} {x.dtype.name} {[number[y] for y in x.arguments]} {x.attribute!r}" for x in number]
     return "\n".join((*parts, str([number[x] for x in outputs])))
@@ -80,19 +80,19 @@ def _described(outputs: Sequence[Expression]) -> str:
 
 @lru_cache(4096)
 def _problem(outputs: tuple[Expression, ...]) -> str:
-    """Why there is no loop of these outputs, whatever the arrays; "" if there is."""
+    """Return the reason no loop computes these outputs for any arrays, or "" if one does."""
     order = facts(outputs).order
     for x in order:
         if x.primitive not in _PRINTED:
-            return f"{x.primitive} is not made of what a machine has"
+            return f"{x.primitive} has no decomposition into machine instructions"
         if x.primitive == "power" and x.dtype.is_integer and not _whole(x.arguments[1]):
-            return "power of integers whose exponent is not a constant from 0 on"
+            return "a power of integers needs a constant exponent of at least 0"
         if x.primitive == "cast":
             names = (x.arguments[0].dtype.name, x.dtype.name)
             if any(d.is_half for d in (x.arguments[0].dtype, x.dtype)) and not set(names) <= _TO_HALF:
                 return f"cast from {names[0]} to {names[1]} would be rounded twice"
         if x.primitive in DECOMPOSITIONS and not compiler().has_fma:
-            return f"{x.primitive} needs a machine with fused multiply-adds"
+            return f"{x.primitive} needs fused multiply-adds, which this machine lacks"
         if x.dtype.name == "float16" and not compiler().has_float16:
             return "this machine has no instructions for float16"
     return refused_columns(order)
@@ -103,40 +103,43 @@ def _whole(exponent: Expression) -> bool:
 
 
 def refuses(outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array]) -> str | None:
-    """Why there is no loop of these outputs for these arrays; None if there is one."""
+    """Return the reason no loop computes these outputs for these arrays, or None if one does."""
     known = facts(tuple(outputs))
     problem = _problem(tuple(outputs)) or refused_operands(known, outputs, inputs, targets) or _gathered_rows(known, outputs, inputs)
     if problem or not has_strided_columns(outputs, inputs, targets):
         return problem or None
     transposed = transposed_reduction(outputs, inputs, targets)
     if transposed is None:
-        return "it sums columns that are far apart in memory"
+        return "it sums columns that are not contiguous in memory"
     return refused_operands(facts(transposed.outputs), transposed.outputs, transposed.inputs, transposed.targets) or None
 
 
 def cheap(outputs: Sequence[Expression]) -> bool:
-    """Is there so little to compute that it costs less than to copy what does not lie as it should?"""
+    """True if the outputs cost less to compute than copies of their operands."""
     return flops_per_element(outputs) <= CHEAP
 
 
 def _gathered_rows(known: Facts, outputs: Sequence[Expression], inputs: Sequence[Array]) -> str:
-    """Rows whose elements lie apart are gathered from as many lines of the cache; NumPy goes over many rows at once."""
+    """Return the reason against a row reduction over strided rows, or "".
+
+    Each element of a strided row is read from another cache line; NumPy processes many rows at once.
+    """
     if not any(x.primitive in REDUCTIONS for x in known.order) or not cheap(outputs):
         return ""
     rows = [inputs[k] for k in known.elements if inputs[k].ndim > 1]
-    apart = any(a.shape[-1] > 1 and a.size > a.shape[-1] and a.strides[-1] != a.itemsize for a in rows)
-    return "rows whose elements are far apart in memory" if apart else ""
+    strided = any(a.shape[-1] > 1 and a.size > a.shape[-1] and a.strides[-1] != a.itemsize for a in rows)
+    return "the elements of rows are not contiguous in memory" if strided else ""
 
 
 def temporary(shape: tuple[int, ...], dtype: DType) -> Array:
-    """Memory for calls that run once."""
+    """Allocate memory for calls that run once."""
     return np.empty(shape, dtype.numpy)
 
 
 def bind(
     outputs: Sequence[Expression], inputs: Sequence[Array], targets: Sequence[Array], scratch: Callable[[tuple[int, ...], DType], Array] = temporary
 ) -> list[Call]:
-    """Return the calls that compute the outputs from these arrays into those; `refuses` says whether there are such.
+    """Return the calls that compute the outputs from these inputs into these targets; `refuses` must have returned None.
 
     The calls share rows of memory from `scratch`, so only one of them may run at a time.
     """
@@ -161,7 +164,7 @@ def _calls(
 
 
 def _arguments(form: LoopForm, space: Space, operands: Sequence[Array], scratch: Sequence[Array], first: int) -> Any:
-    """For the columns from `first` on."""
+    """Return the argument block for the columns from `first` on."""
     words = [address(a) + first * strides[-1] for a, strides in zip(operands, space.strides, strict=True)]
     words += [address(a) for a in scratch]
     words += [space.sizes[-1], *space.sizes[:-1]]

@@ -1,4 +1,4 @@
-"""LLVM IR to functions: one library of machine code per text, kept for as long as the process lives."""
+"""Compilation of LLVM IR to functions; each library of machine code lives as long as the process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jobflow.kernels.object_cache import ObjectCache
 
 #: the name of the function in every module
 NAME = "loop"
-#: how texts are compiled
+#: description of the compilation, a part of cache keys
 OPTIONS = "no passes, code generation at 3, for a process"
 
 
@@ -27,7 +27,7 @@ Function = Callable[[Any], None]
 
 @dataclass(frozen=True)
 class Printed:
-    """A text, and a line that whoever calls its function must know."""
+    """A text, and a note for the caller of its function."""
 
     text: str
     note: str = ""
@@ -35,7 +35,7 @@ class Printed:
 
 @cache
 def printers() -> str:
-    """A digest of the modules that have a part in what is printed: expressions, and how they become loops."""
+    """Return a digest of the modules that determine printed texts: expressions and their translation to loops."""
     digest = hashlib.blake2b(digest_size=16)
     here = Path(__file__).parent
     for folder in (here.parents[1] / "expressions", here.parent, here):
@@ -49,16 +49,16 @@ def _llvm() -> Any:
 
 
 def _features(llvm: Any) -> str:
-    """Those of this machine, without what its class has not."""
-    found = llvm.get_host_cpu_features()
+    """Return the features of this machine, without those that its class excludes."""
+    features = llvm.get_host_cpu_features()
     if own_class() == "avx2":
-        found |= {name: False for name in found if name.startswith(("avx512", "avx10", "evex512", "amx"))}
-    text: str = found.flatten()
+        features |= {name: False for name in features if name.startswith(("avx512", "avx10", "evex512", "amx"))}
+    text: str = features.flatten()
     return text
 
 
 class Compiler:
-    """For the CPU of this machine, or a lesser one that is named."""
+    """A compiler for the CPU of this machine, or for another named CPU."""
 
     def __init__(self, cache: ObjectCache | None = None, cpu: str = "", features: str = "") -> None:
         llvm = _llvm()
@@ -73,19 +73,19 @@ class Compiler:
         self._lock = threading.Lock()
         self._functions: dict[str, tuple[Function, str]] = {}
         self._libraries: list[Any] = []
-        self._numbers = itertools.count()
+        self._counter = itertools.count()
         self.versions = (optional("llvmlite", "kernels('llvm')").__version__, *llvm.llvm_version_info)
-        self._given, self._cache = cache, ObjectCache()
+        self._fixed_cache, self._cache = cache, ObjectCache()
 
     @property
     def cache(self) -> ObjectCache:
-        """What was compiled before: in the folder that was given, or in the one that is set now."""
+        """The cache of compiled code: the one passed to the constructor, or the one in the currently configured folder."""
         if self._cache.folder != (now := ObjectCache().folder):
             self._cache = ObjectCache(now)
-        return self._given or self._cache
+        return self._fixed_cache or self._cache
 
     def _has(self, feature: str) -> bool:
-        """Has the CPU this feature of x86?  All others that NumPy runs on have what is asked for here."""
+        """True if the CPU has this x86 feature; the other architectures that NumPy supports have equivalents of all features used here."""
         return not self.triple.startswith(("x86_64", "i686")) or f"+{feature}" in self.features.split(",")
 
     @property
@@ -94,12 +94,12 @@ class Compiler:
 
     @property
     def primitives(self) -> frozenset[str]:
-        """Functions of the language that this machine has an instruction for, and others have not."""
+        """The functions of the expression language for which this machine has an instruction, in contrast to others."""
         return frozenset({"ldexp"} if "+avx512f" in self.features.split(",") else ())
 
     @property
     def vector_bytes(self) -> int:
-        """The size of a vector register."""
+        """The size of a vector register in bytes."""
         if not self.triple.startswith(("x86_64", "i686")):
             return 16
         return 64 if self._has("avx512f") else 32 if self._has("avx2") else 16
@@ -109,33 +109,36 @@ class Compiler:
         return self._has("f16c")
 
     def function(self, text: str) -> Function:
-        """The machine code of a module's `loop`: of this process, else from the cache on disk, else compiled."""
-        return self._found(text, lambda: Printed(text))[0]
+        """Return the machine code of a module's `loop`, from this process, from the cache on disk, or newly compiled."""
+        return self._lookup(text, lambda: Printed(text))[0]
 
     def printed(self, source: str, text: Callable[[], Printed]) -> tuple[Function, str]:
-        """The same of a text that is printed only if need be, and its note; `source` is what this package prints it from."""
-        return self._found(f"{printers()} {source}", text)
+        """Return the machine code of a text and its note, printing the text only if necessary.
 
-    def _found(self, source: str, text: Callable[[], Printed]) -> tuple[Function, str]:
+        `source` describes the input from which this package prints the text.
+        """
+        return self._lookup(f"{printers()} {source}", text)
+
+    def _lookup(self, source: str, text: Callable[[], Printed]) -> tuple[Function, str]:
         with self._lock:
-            found = self._functions.get(source)
-            if found is None:
-                self._functions[source] = found = self._kept(source) or self._compiled(source, text())
-        return found
+            compiled = self._functions.get(source)
+            if compiled is None:
+                self._functions[source] = compiled = self._cached(source) or self._compiled(source, text())
+        return compiled
 
     def key(self, source: str) -> str:
-        """A name for the machine code of a text, or of what it is printed from: a digest of all that it depends on."""
+        """Return the cache key of a text or its source: a digest of everything the machine code depends on."""
         parts = [*map(str, self.versions), self.triple, self.cpu, self.features, OPTIONS, source]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
-    def _kept(self, source: str) -> tuple[Function, str] | None:
-        kept = self.cache.read(self.key(source))
-        if kept is None:
+    def _cached(self, source: str) -> tuple[Function, str] | None:
+        content = self.cache.read(self.key(source))
+        if content is None:
             return None
-        note, _, code = kept.partition(b"\n")
+        note, _, code = content.partition(b"\n")
         try:
             return self._linked(code), note.decode()
-        except (RuntimeError, UnicodeDecodeError):  # it is whole, and yet not what this LLVM takes
+        except (RuntimeError, UnicodeDecodeError):  # a complete file that this LLVM cannot load
             return None
 
     def _compiled(self, source: str, printed: Printed) -> tuple[Function, str]:
@@ -144,7 +147,7 @@ class Compiler:
         return self._linked(code), printed.note
 
     def object_code(self, text: str) -> bytes:
-        """Without passes over the text: it is vectorised already, they gain nothing and take as long again as what is here."""
+        """Compile a text without optimization passes: it is already vectorized, so passes would only double the time."""
         module = _llvm().parse_assembly(text)
         module.verify()
         code: bytes = self._machine.emit_object(module)
@@ -152,14 +155,14 @@ class Compiler:
 
     def _linked(self, code: bytes) -> Function:
         library = _llvm().JITLibraryBuilder().add_object_img(code).add_current_process().export_symbol(NAME)
-        library = library.link(self._linker, f"library{next(self._numbers)}")
-        self._libraries.append(library)  # the code is gone with it
+        library = library.link(self._linker, f"library{next(self._counter)}")
+        self._libraries.append(library)  # keeps the code alive
         function: Function = COMPILED(library[NAME])
         return function
 
 
 def compiler() -> Compiler:
-    """That of this process.  One for all threads: the machine code that one has made is gone with it."""
+    """Return the compiler of this process.  All threads share one, because its machine code is freed with it."""
     with _creation:
         return _compiler()
 

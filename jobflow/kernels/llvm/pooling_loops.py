@@ -1,4 +1,4 @@
-"""The gradient of max pooling as one compiled loop over the windows, where no two of them share a position: the tier "llvm" of CPUs."""
+"""The gradient of max pooling as one compiled loop over disjoint windows: the tier "llvm" of CPUs."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from jobflow.kernels.registry import implements
 from jobflow.ops.op import Binder, Call
 from jobflow.ops.pool import MaxPoolGrad
 
-#: taps of a window, each of which is an input and an output of the loop
+#: most taps of a window; each is an input and an output of the loop
 _MOST = 9
 
 
 def _refused(op: MaxPoolGrad, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
     x, y, _ = inputs
     if math.prod(op.ksize) > _MOST:
-        return f"windows of {math.prod(op.ksize)} positions; it takes {_MOST} at most"
+        return f"windows have {math.prod(op.ksize)} positions, more than {_MOST}"
     if any(s < k for s, k in zip(op.strides, op.ksize, strict=True)):
-        return f"windows of {op.ksize} with strides {op.strides} share positions"
+        return f"windows of {op.ksize} with strides {op.strides} overlap"
     if not is_innermost(x):
         return "images are not stored with the batch innermost"
     clipped = refused((*inputs, *outputs))
@@ -34,7 +34,7 @@ def _refused(op: MaxPoolGrad, inputs: Sequence[Array], outputs: Sequence[Array])
 
 @implements(MaxPoolGrad, tier="llvm", rank=10, refuses=_refused)
 def first_maxima_by_loop(op: MaxPoolGrad, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    """dx at each tap is dy if x is y there, and at no tap before."""
+    """Compute dx: at each tap dy, if x equals y there and at no earlier tap."""
     (x, y, dy, dx), before, after = planes(device, inputs, outputs[0])
     taps = [(slice(None), *tap.source) for tap in op.window.taps(x.shape[1:-1], y.shape[1:-1])]
     parts = [dx[tap] for tap in taps]
@@ -44,12 +44,12 @@ def first_maxima_by_loop(op: MaxPoolGrad, device: Binder, inputs: Sequence[Array
 
 
 def _first_maxima(taps: int, dtype: DType) -> list[Expression]:
-    """Of the elements that the taps read, the maximum, and its gradient."""
+    """Return the gradient of each tap's element: dy for the first element that equals the maximum, else 0."""
     y, dy = element(taps, dtype), element(taps + 1, dtype)
-    found, taken = list[Expression](), None
+    gradients, matched = list[Expression](), None
     for tap in range(taps):
         hit = equal(element(tap, dtype), y)
-        first = hit if taken is None else logical_and(hit, logical_not(taken))
-        found.append(where(first, dy, constant(0.0, dtype)))
-        taken = hit if taken is None else logical_or(taken, hit)
-    return found
+        first = hit if matched is None else logical_and(hit, logical_not(matched))
+        gradients.append(where(first, dy, constant(0.0, dtype)))
+        matched = hit if matched is None else logical_or(matched, hit)
+    return gradients

@@ -1,13 +1,13 @@
 """Products of matrices as compiled loops: the tier "llvm" of CPUs.
 
-Products stand among the calls of operations of every kind: layers, attention, convolutions by windows or by Winograd's transforms.  So
-what is prepared for the tier `numpy` is gone through, and each product that a loop takes becomes one (`product_in_loops`):
+Calls of products occur in many kinds of operations: layers, attention, convolutions by im2col or by Winograd's algorithm.  Therefore
+`product_in_loops` replaces products among the calls prepared for the tier `numpy`:
 
     (np.matmul, (a, b, y)), (a.dot, (b, y))    y = a b, on the last two axes
-    what `kernels/blas.py` prepared            y += a b, and y -= rate a b
+    calls prepared by `kernels/blas.py`        y += a b, and y -= rate a b
 
-A bias or another matrix that a product is added to is read where the product is written (`sum_in_loops`), and of a triangle, as weights of
-causal attention are, nothing is multiplied that is known to be zero, but for the rest of a tile (`triangle_in_loops`).
+A bias or another addend is read when the product is written (`sum_in_loops`).  Products with a triangle, such as the weights of causal attention,
+skip the zeros outside its tiles (`triangle_in_loops`).
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from jobflow.ops.matmul import turned
 from jobflow.ops.op import Binder, Call
 from jobflow.ops.slices import same_memory
 
-#: rows or columns below which BLAS multiplies a matrix with a vector, or nearly so
+#: fewest rows or columns; for fewer, BLAS is as fast as for a matrix-vector product
 FEWEST = 4
-#: multiply-adds; for fewer, compiling costs more than many runs save
+#: fewest multiply-adds; for fewer, compiling costs more than runs save
 SMALLEST = 1 << 12
-#: pairs of matrices, beyond those that one call goes through, for which there is a call of its own
+#: most calls of one product, each of which covers two batch axes
 MOST_CALLS = 64
 
 
-_THREADED = "BLAS uses several threads here, or does not say how many"
+_THREADED = "BLAS uses several threads, or their number is unknown"
 
 
 def about() -> str:
-    """Who multiplies matrices here, for listings."""
+    """Describe the implementation of matrix products on this machine, for listings."""
     if blas_threads.threads() != 1:
         return f"NumPy: {_THREADED}"
-    return "compiled loops, where they take them" + (", of float32 in AMX registers" if machine_class() == "amx" else "")
+    return "compiled loops, except for products that they do not support" + ("; float32 uses AMX registers" if machine_class() == "amx" else "")
 
 
 def product_in_loops(call: Call) -> list[Call]:
-    """The product that a call is; nothing if it is none, or none that a loop takes."""
+    """Return loops for a call that is a product; an empty list if it is none, or if no loop can compute it."""
     function, arguments = call
     if function in (np.matmul, np.dot) and len(arguments) == 3:
         return _product(*arguments)
@@ -65,36 +65,36 @@ def product_in_loops(call: Call) -> list[Call]:
 
 
 def refuses(a: Array, b: Array, y: Array) -> str | None:
-    """Why there is no loop for y = a b; None if there is one."""
+    """Return the reason no loop computes y = a b, or None if one does."""
     if {a.dtype, b.dtype, y.dtype} != {y.dtype} or y.dtype.name not in ("float32", "float64"):
-        return f"elements of {a.dtype}, {b.dtype} and {y.dtype}"
+        return f"the element types {a.dtype}, {b.dtype} and {y.dtype} are not all float32 or all float64"
     if min(a.ndim, b.ndim) < 2 or min(y.shape[-2:], default=0) < FEWEST or not (a.size and y.size):
-        return f"fewer than {FEWEST} rows or columns"
+        return f"the result has fewer than {FEWEST} rows or columns"
     if y.size * a.shape[-1] < SMALLEST:
-        return f"{y.size * a.shape[-1]} multiply-adds; a loop is compiled for {SMALLEST} and more"
+        return f"{y.size * a.shape[-1]} multiply-adds; loops are compiled for at least {SMALLEST}"
     if y.strides[-1] != y.itemsize and y.strides[-2] != y.itemsize:
-        return f"a result with strides {y.strides}"
+        return f"neither rows nor columns of the result are contiguous, with strides {y.strides}"
     if y.itemsize not in (b if y.strides[-1] == y.itemsize else a).strides[-2:]:
-        return "a factor that lies neither by rows nor by columns"
+        return "neither rows nor columns of a factor are contiguous"
     if math.prod(y.shape[:-4]) > MOST_CALLS:
-        return f"more than {MOST_CALLS} times two axes of matrices"
+        return f"the batch needs more than {MOST_CALLS} calls of two axes each"
     if not compiler().has_fma:
         return "this machine has no fused multiply-adds"
     if any(not x.flags.aligned or any(step % x.itemsize or step < 0 for step in x.strides) for x in (a, b, y)):
-        return "operands that are not aligned, or run backwards"
+        return "an operand is not aligned or has a negative stride"
     if np.may_share_memory(a, y) or np.may_share_memory(b, y):
-        return "the result lies where an operand is"
+        return "the result shares memory with an operand"
     return None if blas_threads.threads() == 1 else _THREADED
 
 
 def refuses_sum(op: ProductSum, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
-    """Why there is no loop that adds a product to something; None if there is one."""
+    """Return the reason no loop computes a product with addends, or None if one does."""
     (y,), (first, *_) = outputs, op.addends(inputs)
     along = -1 if y.strides[-1] == y.itemsize else -2
     if np.broadcast_to(first, y.shape).strides[along] != y.itemsize:
-        return f"what is added has strides {first.strides}, the result {y.strides}"
+        return f"the addend has strides {first.strides}, the result {y.strides}"
     if np.may_share_memory(first, y) and not same_memory(first, y):
-        return "what is added lies partly where the result does"
+        return "the addend partly shares memory with the result"
     return refuses(*factors(op, inputs), y)
 
 
@@ -105,14 +105,14 @@ def sum_in_loops(op: ProductSum, device: Binder, inputs: Sequence[Array], output
 
 
 def added(a: Array, b: Array, y: Array) -> list[Call]:
-    """y += a b, on the last two axes; nothing if there is no loop for it."""
+    """Return loops for y += a b on the last two axes, or an empty list."""
     return _product(a, b, y, y)
 
 
 def _refuses_triangle(op: LowerMatMul, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
     (a, b), (y,) = inputs, outputs
     if y.strides[-1] != y.itemsize:
-        return f"a result with strides {y.strides}"
+        return f"rows of the result are not contiguous, with strides {y.strides}"
     return refuses(turned(a, op.transpose_a), turned(b, op.transpose_b), y)
 
 
@@ -123,10 +123,10 @@ def triangle_in_loops(op: LowerMatMul, device: Binder, inputs: Sequence[Array], 
 
 
 def _product(a: Array, b: Array, y: Array, c: Array | None = None, by: Array | None = None, triangle: int = FULL) -> list[Call]:
-    """y = a b, or y = c + a b, or y = c - by a b; nothing if there is no loop for it."""
+    """Return loops for y = a b, y = c + a b, or y = c - by a b; an empty list if there is none."""
     if refuses(a, b, y) is not None:
         return []
-    if y.strides[-1] != y.itemsize:  # by columns: the same of what is turned
+    if y.strides[-1] != y.itemsize:  # column-major: compute the transpose
         a, b, y = b.swapaxes(-1, -2), a.swapaxes(-1, -2), y.swapaxes(-1, -2)
         c = None if c is None else c.swapaxes(-1, -2)
     a, b = (np.broadcast_to(x, (*y.shape[:-2], *x.shape[-2:])) for x in (a, b))
@@ -135,7 +135,7 @@ def _product(a: Array, b: Array, y: Array, c: Array | None = None, by: Array | N
 
 
 def _arguments(a: Array, b: Array, y: Array, c: Array | None, by: Array | None, triangle: int) -> object:
-    """For matrices in at most two axes of pairs."""
+    """Return the argument block for matrices with at most two batch axes."""
     matrices = [a, b, y] if c is None else [a, b, y, c]
     while matrices[2].ndim < 4:
         matrices = [x[None] for x in matrices]
@@ -151,9 +151,12 @@ def _arguments(a: Array, b: Array, y: Array, c: Array | None, by: Array | None, 
 
 
 def form_of(dtype: DType) -> ProductForm:
-    """For this machine: vectors as wide as it has, tiles that leave registers for what is multiplied, and rows that fill half of the second cache."""
+    """Return the form for this machine.
+
+    Vectors have its full width, tiles leave registers for the factors, and rows of a fill half of the second-level cache.
+    """
     width = compiler().vector_bytes
-    many = width in (16, 64)  # AArch64 and AVX-512 have 32 registers, and such processors a second cache of 1 MB and more
+    many = width in (16, 64)  # AArch64 and AVX-512 have 32 registers, and such processors a second-level cache of at least 1 MB
     return ProductForm(dtype, width // dtype.itemsize, (6, 4, 2, 1) if many else (4, 2, 1), 4 if many else 3, 576 if many else 264)
 
 

@@ -1,14 +1,14 @@
-"""Text of products of matrices, y[m,n] = (c +) scale a[m,k] b[k,n]: tiles of y that stay in registers over a panel of b that stays in the cache.
+"""Text of matrix products, y[m,n] = (c +) scale a[m,k] b[k,n]: tiles of y in registers, a panel of b in the cache.
 
-    for each pair of matrices; for some hundred rows of y, for DEPTH of k    a part of a, which stays in the second cache
-        for some columns, as many as PANEL vectors have:                     a panel of b, packed as [depth, columns], which stays in the first
-            for some rows, 6 where there are 32 registers:                   a tile: 6 x 4 vectors of sums
-                for k: one row of the panel, times a number of each row of a
+    for each pair of matrices; for some hundred rows of y, for DEPTH of k    a part of a, in the second-level cache
+        for the columns of PANEL vectors:                                    a panel of b, packed as [depth, columns], in the first-level cache
+            for a few rows, 6 with 32 registers:                             a tile: 6 x 4 vectors of sums
+                for k: one row of the panel, times one element of each row of a
 
-It is the order of K. Goto, R. van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).  Elements of a are read where they
-are, unless a is turned and long: then rows of a tile are packed side by side.  Every element of y is summed in the order of k, in pieces of
-DEPTH, whatever the sizes of m and n: a batch that is cut over ranks gives the same bits.  What is added, c, is y itself, another matrix or
-one row for all (a bias); it is read where a tile of y is written.  Of a triangle a, a tile sums what its rows have.
+The order follows K. Goto, R. van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).  Elements of a are read in place, unless a is
+transposed and long: then the rows of a tile are packed.  Every element of y is summed in the order of k, in blocks of DEPTH, for any m and n.
+A batch that is split over ranks therefore gives the same bits.  The addend c is y itself, another matrix, or one row for all rows (a bias).
+It is read when a tile of y is written.  For a triangle a, a tile sums over the nonzero part of its rows.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from jobflow.kernels.llvm.instructions import several
 from jobflow.kernels.llvm.machine_code import NAME
 from jobflow.kernels.llvm.vector_function import VectorFunction, Vectors
 
-#: of k, summed before y is touched; most rows of a beside one panel where a is packed, which is on the stack
+#: part of k that is summed before y is accessed; most rows of a packed a per panel, which is on the stack
 DEPTH, PACKED_ROWS = 256, 264
-#: tiles of rows that are packed side by side
-BESIDE = 8
-#: tiles of rows up to which a panel of b is read where it is, since packing costs as much
+#: tiles of rows that are packed at once
+TILES_AT_ONCE = 8
+#: most tiles of rows for which a panel of b is read in place, because packing costs as much
 UNPACKED_TILES = 2
-#: panels up to which a turned a is read where it is
+#: most panels for which a transposed a is read in place
 UNPACKED_PANELS = 2
-#: rows of b, and bytes of its columns, that are asked for before they are packed
+#: rows of b, and bytes of its columns, that are prefetched before packing
 ROWS_AHEAD, BYTES_AHEAD = 8, 128
-#: the words of the argument block: addresses (of c 0 if nothing is added), sizes, distances in bytes; the address of what is subtracted times, or 0
+#: the words of the argument block: addresses (c is 0 without an addend), sizes, strides in bytes; the address of a factor to subtract with, or 0
 WORDS = (
     *("a", "b", "y", "c", "m", "n", "k", "a.down", "a.along", "b.down", "b.along", "y.down", "c.down"),
     *("outer", "a.outer", "b.outer", "y.outer", "c.outer", "inner", "a.inner", "b.inner", "y.inner", "c.inner", "by", "triangle"),
 )
-#: of a: nothing is known to be zero; what is above the diagonal, so that row i ends with k = i; what is below, so that it begins with k = i
+#: zeros of a: none known; above the diagonal, so that row i ends with k = i; below the diagonal, so that row i begins with k = i
 FULL, LOWER, UPPER = range(3)
-#: more than there are rows
+#: more than the number of rows
 FAR = 1 << 60
 
 
 @dataclass(frozen=True)
 class ProductForm(Vectors):
-    """What the text depends on beside that: rows of tiles (falling, the last is 1), vectors of a tile, most rows of a beside one panel."""
+    """Vectors, and the shape of tiles: row counts of tiles (falling to 1), vectors per panel, and most rows of a per panel."""
 
     rows: tuple[int, ...]
     panel: int
@@ -51,12 +51,12 @@ class ProductForm(Vectors):
 
 
 def print_product(form: ProductForm) -> str:
-    """The module with `loop` for products of this form."""
+    """Print the module with `loop` for products of this form."""
     return printed_module(product_functions(form, NAME))
 
 
 def product_functions(form: ProductForm, name: str) -> list[VectorFunction]:
-    """The function of that name, which takes the address of an argument block, and what it calls."""
+    """Return the function of that name, which takes the address of an argument block, and its callees."""
     functions = [_driver(form, name), _turn(form)]
     for vectors, whole in _widths(form):
         functions += [_panel(form, vectors, whole), *(_tile(form, rows, vectors, whole) for rows in form.rows)]
@@ -69,7 +69,10 @@ def printed_module(functions: Sequence[VectorFunction]) -> str:
 
 
 def _widths(form: ProductForm) -> list[tuple[int, bool]]:
-    """Of panels, widest first: how many vectors, and whether the last one is whole; else it is masked, which costs where masks are no registers."""
+    """Return the widths of panels, widest first: the number of vectors, and True if the last one is whole.
+
+    Otherwise it is masked, which is slow without mask registers.
+    """
     return [(form.panel, True), *((vectors, False) for vectors in range(form.panel, 0, -1))]
 
 
@@ -78,7 +81,7 @@ def _named(vectors: int, whole: bool) -> str:
 
 
 def _tile(form: ProductForm, rows: int, vectors: int, whole: bool) -> VectorFunction:
-    """A tile of y: sums over the depth of one panel."""
+    """Print a tile of y: sums over the depth of one panel."""
     masks, name = {} if whole else {vectors - 1: "%mask"}, _named(vectors, whole)
     at = VectorFunction(
         form,
@@ -87,29 +90,29 @@ def _tile(form: ProductForm, rows: int, vectors: int, whole: bool) -> VectorFunc
     )
     starts, lines, addends = ["%a"], ["%y"], ["%c"]
     for _ in range(1, rows):
-        for given, step in ((starts, "%down"), (lines, "%line"), (addends, "%c.line")):
-            given.append(at.at(given[-1], step))
-    places = [(i, j) for i in range(rows) for j in range(vectors)]
+        for values, step in ((starts, "%down"), (lines, "%line"), (addends, "%c.line")):
+            values.append(at.at(values[-1], step))
+    vectors_of_tile = [(i, j) for i in range(rows) for j in range(vectors)]
     at.write(f"br i1 {at.value('icmp ne ptr %c, null')}, label %soon, label %sums")
     at.label("soon")
-    for i, j in places:
+    for i, j in vectors_of_tile:
         at.fetch(at.at(addends[i], j * form.aligned), writes=True)
     at.write("br label %sums")
     at.label("sums")
     with at.repeated("k", "%depth", 1, b=("%b", "%step"), off=("null", "%along")):
-        for i, j in places:
+        for i, j in vectors_of_tile:
             at.write(f"%old.{i}.{j} = phi {form.vector} [zeroinitializer, %sums], [%sum.{i}.{j}, %k.next]")
         off = at.value("ptrtoint ptr %k.off to i64")
-        given = [at.load(at.at("%k.b", j * form.aligned), masks.get(j, "")) for j in range(vectors)]
+        values = [at.load(at.at("%k.b", j * form.aligned), masks.get(j, "")) for j in range(vectors)]
         for i in range(rows):
             number = at.everywhere(at.value(f"load {form.kind}, ptr {at.at(starts[i], off)}, align {form.size}"))
             for j in range(vectors):
-                at.multiplied(number, given[j], f"%old.{i}.{j}", name=f"%sum.{i}.{j}")
+                at.multiplied(number, values[j], f"%old.{i}.{j}", name=f"%sum.{i}.{j}")
     scale = at.everywhere("%scale")
     at.write(f"br i1 {at.value('icmp ne ptr %c, null')}, label %added, label %alone")
     for label in ("added", "alone"):
         at.label(label)
-        for i, j in places:
+        for i, j in vectors_of_tile:
             mask, value = masks.get(j, ""), f"%sum.{i}.{j}"
             if label == "added":
                 value = at.multiplied(value, scale, at.load(at.at(addends[i], j * form.aligned), mask))
@@ -119,7 +122,7 @@ def _tile(form: ProductForm, rows: int, vectors: int, whole: bool) -> VectorFunc
 
 
 def _panel(form: ProductForm, vectors: int, whole: bool) -> VectorFunction:
-    """Some columns of y: packs a panel of b, which lies by rows or by columns, or reads it where it is, and makes tile by tile of rows."""
+    """Print the products of one panel of b, tile by tile of rows; the panel is packed, or read in place for few rows."""
     name = _named(vectors, whole)
     at = VectorFunction(
         form,
@@ -133,10 +136,10 @@ def _panel(form: ProductForm, vectors: int, whole: bool) -> VectorFunction:
     at.label("across")
     for j in range(vectors):
         columns = rest if j == vectors - 1 else lanes
-        start, place = at.at("%b", at.value(f"mul i64 %b.along, {j * lanes}")), at.at("%packed", j * form.aligned)
-        with at.repeated(f"t{j}", "%depth", lanes, b=(start, lanes * form.size), to=(place, lanes * step)):
-            seen = at.first(at.value(f"sub i64 %depth, %t{j}"))
-            at.write(f"call void @turn(ptr %t{j}.b, i64 %b.along, i64 {columns}, {form.mask} {seen}, ptr %t{j}.to, i64 {step})")
+        start, packed = at.at("%b", at.value(f"mul i64 %b.along, {j * lanes}")), at.at("%packed", j * form.aligned)
+        with at.repeated(f"t{j}", "%depth", lanes, b=(start, lanes * form.size), to=(packed, lanes * step)):
+            depth_mask = at.first(at.value(f"sub i64 %depth, %t{j}"))
+            at.write(f"call void @turn(ptr %t{j}.b, i64 %b.along, i64 {columns}, {form.mask} {depth_mask}, ptr %t{j}.to, i64 {step})")
     at.write("br label %ready")
     at.label("plain")
     at.write(f"br i1 {at.value(f'icmp sle i64 %m, {form.rows[0] * UNPACKED_TILES}')}, label %ready, label %pack")
@@ -150,16 +153,16 @@ def _panel(form: ProductForm, vectors: int, whole: bool) -> VectorFunction:
             at.store(value, at.at("%k.to", j * form.aligned))
     at.write("br label %ready")
     at.label("ready")
-    turned = f"%t{vectors - 1}.done"
-    panel = at.value(f"phi ptr [%packed, {turned}], [%b, %plain], [%packed, %k.done]")
-    steps = at.value(f"phi i64 [{step}, {turned}], [%b.down, %plain], [{step}, %k.done]")
+    transposed = f"%t{vectors - 1}.done"
+    panel = at.value(f"phi ptr [%packed, {transposed}], [%b, %plain], [%packed, %k.done]")
+    steps = at.value(f"phi i64 [{step}, {transposed}], [%b.down, %plain], [{step}, %k.done]")
     _rows(at, form, name, panel, steps, mask)
     at.write("ret void")
     return at
 
 
 def _rows(at: VectorFunction, form: ProductForm, width: str, panel: str, step: str, mask: str) -> None:
-    """All rows: as many tiles of the most rows as there are, and so on down to one row."""
+    """Print the loops over all rows: as many tiles with the most rows as fit, and so on down to one row."""
     last = at.value("sub i64 %depth, 1")
     at.write(f"br label %rows.{form.rows[0]}")
     kinds = {"a": "ptr", "y": "ptr", "c": "ptr", "left": "i64"}
@@ -190,12 +193,12 @@ def _rows(at: VectorFunction, form: ProductForm, width: str, panel: str, step: s
 
 
 def _turn(form: ProductForm) -> VectorFunction:
-    """Columns of b, each of which lies together, to rows of a panel: a square of vectors, transposed by halves."""
+    """Print the transposition of contiguous columns of b to rows of a panel: a square of vectors, transposed by halves."""
     at = VectorFunction(form, f"internal void @turn(ptr %b, i64 %along, i64 %columns, {form.mask} %mask, ptr %to, i64 %step)")
     lanes = form.lanes
     square = []
     for j in range(lanes):
-        there = at.value(f"icmp slt i64 {j}, %columns")  # beyond, the first column is read once more, and nobody stores what comes of it
+        there = at.value(f"icmp slt i64 {j}, %columns")  # beyond, the first column is read again, and its results are not stored
         column = at.at("%b", at.value(f"select i1 {there}, i64 {at.value(f'mul i64 %along, {j}')}, i64 0"))
         at.fetch(at.at(column, BYTES_AHEAD))
         square.append(at.load(column, "%mask"))
@@ -207,10 +210,10 @@ def _turn(form: ProductForm) -> VectorFunction:
                 square[i] = _shuffled(at, pair, [k if not k & half else lanes + (k & ~half) for k in range(lanes)])
                 square[i | half] = _shuffled(at, pair, [k | half if not k & half else lanes + k for k in range(lanes)])
         half //= 2
-    place = "%to"
+    target = "%to"
     for i, row in enumerate(square):
-        place = at.at(place, "%step") if i else place
-        at.store(row, place)
+        target = at.at(target, "%step") if i else target
+        at.store(row, target)
     at.write("ret void")
     return at
 
@@ -221,19 +224,19 @@ def _shuffled(at: VectorFunction, pair: tuple[str, str], order: Sequence[int]) -
 
 
 def _driver(form: ProductForm, name: str) -> VectorFunction:
-    """The order of parts, panels and tiles, for matrices in two axes of pairs."""
+    """Print the loops over blocks, panels and tiles, for matrices with two batch axes."""
     at = VectorFunction(form, f"void @{name}(ptr %args)")
     tile = form.rows[0]
     at.write(f"%packed = alloca [{DEPTH * form.panel * form.lanes} x {form.kind}], align 64")
     at.write(f"%rows.of.a = alloca [{DEPTH * PACKED_ROWS + form.lanes} x {form.kind}], align 64")
-    starts = given(at)
+    starts = load_words(at)
     scale = scale_of(at, form)
     packs = _packs(at, form)
     rows = _rows_at_a_time(at, tile, at.value(f"select i1 {packs}, i64 {PACKED_ROWS}, i64 {form.most}"))
     parts = {name: at.value(f"mul i64 %{name}.down, {rows}") for name in "ayc"}
     wide = form.panel * form.lanes
     beyond = ((UPPER, -FAR), (LOWER, FAR))
-    beside = at.value(f"select i1 {at.value('icmp ne i64 %c, 0')}, i64 {wide * form.size}, i64 0")
+    addend_step = at.value(f"select i1 {at.value('icmp ne i64 %c, 0')}, i64 {wide * form.size}, i64 0")
     with (
         at.repeated("o", "%outer", 1, **{name: (starts[name], f"%{name}.outer") for name in "abyc"}),
         at.repeated("e", "%inner", 1, **{name: (f"%o.{name}", f"%{name}.inner") for name in "abyc"}),
@@ -243,8 +246,8 @@ def _driver(form: ProductForm, name: str) -> VectorFunction:
         with at.repeated("d", "%k", DEPTH, a=("%i.a", at.value(f"mul i64 %a.along, {DEPTH}")), b=("%e.b", at.value(f"mul i64 %b.down, {DEPTH}"))):
             depth = at.least(at.value("sub i64 %k, %d"), DEPTH)
             first = at.value("icmp eq i64 %d, 0")
-            added = (("ptr", "%i.c", "%i.y"), ("i64", "%c.down", "%y.down"), ("i64", beside, wide * form.size))
-            row = at.value("sub i64 %i, %d")  # of a's diagonal, beside the first of this part
+            added = (("ptr", "%i.c", "%i.y"), ("i64", "%c.down", "%y.down"), ("i64", addend_step, wide * form.size))
+            row = at.value("sub i64 %i, %d")  # row of a's diagonal, relative to the first row of this block
             low, high = (at.value(f"select i1 {at.value(f'icmp eq i64 %triangle, {kind}')}, i64 {row}, i64 {x}") for kind, x in beyond)
             c, c_line, c_step = (at.value(f"select i1 {first}, {kind} {x}, {kind} {y}") for kind, x, y in added)
             plain, packed = at.value(f"mul i64 %a.down, {tile}"), at.value(f"mul i64 {depth}, {tile * form.size}")
@@ -270,25 +273,28 @@ def _driver(form: ProductForm, name: str) -> VectorFunction:
 
 
 def _rows_at_a_time(at: VectorFunction, tile: int, most: str) -> str:
-    """Whole tiles, at most so many rows and a tile, such that all parts have nearly as many: each packs the panels of b anew."""
+    """Return the number of rows per block.
+
+    Blocks have whole tiles, about `most` rows, and almost equal sizes, because each block packs the panels of b again.
+    """
 
     def parts(count: str, of: str | int) -> str:
-        """How many, the last of which may be smaller."""
+        """Return the number of parts, the last of which may be smaller."""
         last = at.value(f"add i64 {count}, {at.value(f'sub i64 {of}, 1')}")
         return at.value(f"udiv i64 {last}, {of}")
 
     return at.value(f"mul i64 {parts(parts('%m', parts('%m', most)), tile)}, {tile}")
 
 
-def given(at: VectorFunction) -> dict[str, str]:
-    """Reads the words of the block at %args, each to a value of its name; the addresses of a, b, y and c as pointers."""
-    for place, name in enumerate(WORDS):
-        at.write(f"%{name} = load i64, ptr {at.at('%args', place * 8)}")
+def load_words(at: VectorFunction) -> dict[str, str]:
+    """Load the words of the argument block to values of the same names; return the addresses of a, b, y and c as pointers."""
+    for index, name in enumerate(WORDS):
+        at.write(f"%{name} = load i64, ptr {at.at('%args', index * 8)}")
     return {name: at.value(f"inttoptr i64 %{name} to ptr") for name in "abyc"}
 
 
 def scale_of(at: VectorFunction, form: ProductForm) -> str:
-    """1, or minus the number that is given."""
+    """Return the scale: 1, or minus the value at the address `by`."""
     at.write(f"br i1 {at.value('icmp ne i64 %by, 0')}, label %given, label %start")
     at.label("given")
     rate = at.value(f"load {form.kind}, ptr {at.value('inttoptr i64 %by to ptr')}")
@@ -299,26 +305,26 @@ def scale_of(at: VectorFunction, form: ProductForm) -> str:
 
 
 def _packs(at: VectorFunction, form: ProductForm) -> str:
-    """Whether rows of a are packed: they lie across, and are read for many panels."""
+    """Return the condition for packing rows of a: a is column-major, and many panels read it."""
     across = at.value(f"icmp ne i64 %a.along, {form.size}")
-    beside = at.value(f"icmp eq i64 %a.down, {form.size}")
+    contiguous = at.value(f"icmp eq i64 %a.down, {form.size}")
     many = at.value(f"icmp sgt i64 %n, {form.panel * form.lanes * UNPACKED_PANELS}")
-    return at.value(f"and i1 {many}, {at.value(f'and i1 {across}, {beside}')}")
+    return at.value(f"and i1 {many}, {at.value(f'and i1 {across}, {contiguous}')}")
 
 
 def _pack_rows(at: VectorFunction, form: ProductForm, count: str, depth: str, packed: str) -> None:
-    """Rows of a as [tile, depth, rows of a tile]: some tiles side by side, since what lies in one line of memory belongs to several."""
+    """Print the packing of rows of a as [tile, depth, rows of a tile], several adjacent tiles at once, because they share cache lines."""
     tile = form.rows[0]
-    width = tile * BESIDE
+    width = tile * TILES_AT_ONCE
     whole = at.value(f"mul i64 {at.value(f'udiv i64 {count}, {width}')}, {width}")
     before = at.block
     at.write(f"br i1 {at.value(f'icmp eq i64 {whole}, 0')}, label %single, label %several")
     at.label("several")
     whole_tile = [] if tile.bit_count() == 1 else _masks(at, form, tile)
-    several_packed = at.value(f"mul i64 {packed}, {BESIDE}")
+    several_packed = at.value(f"mul i64 {packed}, {TILES_AT_ONCE}")
     with at.repeated("g", whole, width, a=("%d.a", width * form.size), to=("%rows.of.a", several_packed)):
         starts = ["%g.to"]
-        for _ in range(1, BESIDE):
+        for _ in range(1, TILES_AT_ONCE):
             starts.append(at.at(starts[-1], packed))
         with at.repeated("h", depth, 1, a=("%g.a", "%a.along"), off=("null", tile * form.size)):
             off = at.value("ptrtoint ptr %h.off to i64")
@@ -330,9 +336,9 @@ def _pack_rows(at: VectorFunction, form: ProductForm, count: str, depth: str, pa
     at.label("single")
     first = at.value(f"phi i64 [0, %{before}], [{whole}, %{after}]")
     left = at.value(f"sub i64 {count}, {first}")
-    place = at.at("%rows.of.a", at.value(f"mul i64 {at.value(f'udiv i64 {first}, {tile}')}, {packed}"))
+    target = at.at("%rows.of.a", at.value(f"mul i64 {at.value(f'udiv i64 {first}, {tile}')}, {packed}"))
     source = at.at("%d.a", at.value(f"mul i64 {first}, {form.size}"))
-    with at.repeated("p", left, tile, a=(source, tile * form.size), to=(place, packed)):
+    with at.repeated("p", left, tile, a=(source, tile * form.size), to=(target, packed)):
         masks = _masks(at, form, at.least(at.value(f"sub i64 {left}, %p"), tile))
         with at.repeated("q", depth, 1, a=("%p.a", "%a.along"), to=("%p.to", tile * form.size)):
             _pack_tile(at, form, "%q.a", "%q.to", masks)
@@ -341,12 +347,15 @@ def _pack_rows(at: VectorFunction, form: ProductForm, count: str, depth: str, pa
 
 
 def _masks(at: VectorFunction, form: ProductForm, rows: str | int) -> list[str]:
-    """Of the vectors that hold so many rows of a tile."""
+    """Return the masks of the vectors that hold this many rows of a tile."""
     return [at.first(at.value(f"sub i64 {rows}, {first}")) for first in range(0, form.rows[0], form.lanes)]
 
 
 def _pack_tile(at: VectorFunction, form: ProductForm, source: str, to: str, masks: Sequence[str]) -> None:
-    """Some rows of a, at one place of the depth; without masks all of a tile, which are a vector then: few processors store quickly under a mask."""
+    """Print the copy of some rows of a at one index of the depth.
+
+    Without masks, it copies all rows of a tile as one vector, because masked stores are slow on most processors.
+    """
     if not masks:
         rows = several(form.kind, form.rows[0])
         at.write(f"store {rows} {at.value(f'load {rows}, ptr {source}, align {form.size}')}, ptr {to}, align {form.size}")
@@ -355,7 +364,7 @@ def _pack_tile(at: VectorFunction, form: ProductForm, source: str, to: str, mask
 
 
 def _by_width(at: VectorFunction, form: ProductForm, width: str, arguments: str) -> None:
-    """The panel of as many vectors as these columns fill."""
+    """Print the choice of the panel with as many vectors as these columns fill."""
     for vectors, whole in _widths(form):
         name = _named(vectors, whole)
         least = vectors * form.lanes - 1 if whole else (vectors - 1) * form.lanes

@@ -1,13 +1,13 @@
-"""Random tensors as compiled loops over lane indices: the tier "llvm" of CPUs.  The bits are those of the tier "numpy".
+"""Random tensors as compiled loops over lane indices: the tier "llvm" of CPUs.  The bits equal those of the tier "numpy".
 
-A loop computes the elements of whole groups (`expressions/philox.py`): the words of a lane index, of one plane or of two, and what an
-operation makes of each of the four.
+A loop computes the elements of whole groups (`expressions/philox.py`).  It computes the words of a lane index in one or two planes, and an element
+from each of the four words:
 
     lane index -> four words of plane 0, four of plane 1 -> four elements of float32
 
-A normal number is computed in float64, as NumPy does, and rounded to float32; logarithm and cosine may err in another direction than those of
-NumPy and of the C library.  So with each element comes whether that could change its rounding, which it could for one in four million.  These,
-what a truncated normal draws again, and what is not a whole group are computed by the operation itself.
+A normal number is computed in float64, as in NumPy, and rounded to float32.  Logarithm and cosine may differ from those of NumPy and the C
+library.  Each element therefore has a flag, set if such a difference could change its rounding.  This is possible for one element in four
+million.  The operation itself computes the flagged elements, the rejected samples of a truncated normal, and incomplete groups.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from jobflow.kernels.whole_numbers import random_words
 from jobflow.ops.op import Binder, Call
 from jobflow.ops.random_tensors import RandomNormal, RandomSource, RandomUniform, TruncatedNormal
 
-#: elements; for fewer, compiling costs more than many runs save
+#: fewest elements; for fewer, compiling costs more than runs save
 FEWEST = 4096
-#: how far normal numbers of two libraries may be apart, of sqrt(-2 log(u)) std, and what rounding adds, of the result: more than twice what they err
-APART, ROUNDED = 2.0**-47, 2.0**-50
+#: bounds of the difference between two libraries: relative to sqrt(-2 log(u)) std, and relative to the result for rounding; twice the actual errors
+DIFFERENCE, ROUNDED = 2.0**-47, 2.0**-50
 
-#: of the words of each plane to the element, and whether the operation has to compute it
+#: words of each plane -> the element, and a flag that is set if the operation has to compute it
 Formula = Callable[..., tuple[Expression, ...]]
 
 
@@ -46,7 +46,7 @@ def _normal(std: Expression, mean: Expression, first: Expression, second: Expres
     radius = f.sqrt(-2.0 * f.log(u))
     z = radius * f.cos(2.0 * math.pi * v)
     y = z * std + mean
-    margin = radius * f.absolute(std) * APART + f.absolute(y) * ROUNDED
+    margin = radius * f.absolute(std) * DIFFERENCE + f.absolute(y) * ROUNDED
     doubtful = f.not_equal(f.cast(y - margin, float32), f.cast(y + margin, float32))
     if furthest < math.inf:
         doubtful = f.logical_or(doubtful, f.absolute(z) > furthest)
@@ -59,32 +59,32 @@ def _truncated(std: Expression, mean: Expression, first: Expression, second: Exp
 
 @cache
 def _outputs(formula: Formula | None, planes: int) -> tuple[Expression, ...]:
-    """Of the lane index; the stream, the two words of the key and the plane, and two numbers of the operation are the inputs.
+    """Return the expressions of the elements of a lane index, or of its four words without a formula.
 
-    Without a formula: the four words.
+    The inputs are the lane index, the stream, the two words of the key, the plane, and two parameters of the operation.
     """
     stream, first, second, plane = (f.number(k, int64) for k in range(1, 5))
     words = [random_words(f.element(0, int64), stream, (first, second), plane + k if k else plane) for k in range(planes)]
     if formula is None:
         return tuple(f.cast(word, int32) for word in words[0])
-    numbers = [f.number(k, float64) for k in (5, 6)]
-    made = [formula(*numbers, *pair) for pair in zip(words[0], words[-1], strict=True)]
-    return tuple(y for kind in zip(*made, strict=True) for y in kind)
+    parameters = [f.number(k, float64) for k in (5, 6)]
+    results = [formula(*parameters, *pair) for pair in zip(words[0], words[-1], strict=True)]
+    return tuple(y for kind in zip(*results, strict=True) for y in kind)
 
 
 class CompiledStream(philox.Stream):
-    """Words by the loop."""
+    """A random stream whose words are computed by the loop."""
 
     def words(self, lanes: Array, plane: int) -> Array:
-        numbers = [np.array(n, np.int64) for n in (self.stream, *self.key, plane)]
-        found = np.empty((4, lanes.shape[0]), np.uint32)
-        for call, arguments in llvm.bind(_outputs(None, 1), [lanes.view(np.int64), *numbers], list(found.view(np.int32))):
+        scalars = [np.array(n, np.int64) for n in (self.stream, *self.key, plane)]
+        words = np.empty((4, lanes.shape[0]), np.uint32)
+        for call, arguments in llvm.bind(_outputs(None, 1), [lanes.view(np.int64), *scalars], list(words.view(np.int32))):
             call(*arguments)
-        return found
+        return words
 
 
 def _refused(op: RandomSource, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
-    return None if outputs[0].size >= FEWEST else f"{outputs[0].size} elements; a loop is compiled for {FEWEST} and more"
+    return None if outputs[0].size >= FEWEST else f"{outputs[0].size} elements; loops are compiled for at least {FEWEST}"
 
 
 @implements(RandomSource, tier="llvm", refuses=_refused)
@@ -98,9 +98,9 @@ def compiled_random_words(op: RandomSource, device: Binder, inputs: Sequence[Arr
 def _refused_values(op: RandomSource, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
     (y,) = outputs
     if y.dtype != np.float32 or not y.flags.c_contiguous:
-        return "only dense float32 is drawn in one loop"
+        return "a loop samples dense float32 only"
     starts, _ = philox.runs(op.drawn_box())
-    return "a part that is not one stretch of the tensor" if starts.size != 1 else _refused(op, inputs, outputs)
+    return "the shard is not one contiguous range of the tensor" if starts.size != 1 else _refused(op, inputs, outputs)
 
 
 @implements(RandomUniform, tier="llvm", rank=1, refuses=_refused_values)
@@ -118,8 +118,8 @@ def compiled_truncated_normal(op: TruncatedNormal, device: Binder, inputs: Seque
     return _in_a_loop(op, _outputs(_truncated, 2), (op.std, op.mean), inputs, outputs[0])
 
 
-def _in_a_loop(op: RandomSource, made: Sequence[Expression], numbers: tuple[float, float], counter: Sequence[Array], y: Array) -> list[Call]:
-    """Whole groups by the loop, and then by the operation what that leaves."""
+def _in_a_loop(op: RandomSource, outputs: Sequence[Expression], parameters: tuple[float, float], counter: Sequence[Array], y: Array) -> list[Call]:
+    """Return the calls for whole groups by the loop, and for the remaining elements by the operation."""
     (start,), _ = philox.runs(op.drawn_box())
     flat, begin = y.reshape(-1), int(start)
     first, last = -(-begin // philox.GROUP), (begin + y.size) // philox.GROUP
@@ -127,10 +127,10 @@ def _in_a_loop(op: RandomSource, made: Sequence[Expression], numbers: tuple[floa
     left = np.ones(y.size, np.bool_)
     left[groups] = False
     stream = counter[0].reshape(()) if counter else np.array(0)
-    given = [stream, *map(np.array, (*philox.key_of(op.seed, op.key), 0)), *(np.array(n, np.float64) for n in numbers)]
+    scalars = [stream, *map(np.array, (*philox.key_of(op.seed, op.key), 0)), *(np.array(n, np.float64) for n in parameters)]
     lanes = np.arange(first * philox.LANES, last * philox.LANES).reshape(-1, philox.LANES)
-    parts = [part[groups].reshape(-1, 4, philox.LANES) for part in (flat, left)[: len(made) // 4]]
-    calls = llvm.bind(made, [lanes, *given], [part[:, word] for part in parts for word in range(4)])
+    parts = [part[groups].reshape(-1, 4, philox.LANES) for part in (flat, left)[: len(outputs) // 4]]
+    calls = llvm.bind(outputs, [lanes, *scalars], [part[:, word] for part in parts for word in range(4)])
 
     def rest() -> None:
         index = np.flatnonzero(left)

@@ -1,4 +1,4 @@
-"""Tensors backwards along their last axis as compiled loops: sixteen elements at a time, of which the last comes first."""
+"""Flips along the last axis as compiled loops, sixteen elements at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jobflow.ops.slices import Flip
 def _refused(op: Flip, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
     (x,), (y,) = inputs, outputs
     if x.ndim - 1 not in op.axes or x.size < FEWEST:
-        return f"rows stay as they are, or a tensor of fewer than {FEWEST} elements: NumPy copies them"
+        return f"rows are not reversed, or the tensor has fewer than {FEWEST} elements, which NumPy copies faster"
     return llvm.refuses((f.element(0, dtype_of(y.dtype)),), [op.turned(x)], [y])
 
 

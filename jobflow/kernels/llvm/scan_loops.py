@@ -1,7 +1,7 @@
 """Running sums and products along rows as compiled loops: the tier "llvm" of CPUs.
 
-Each element waits for the one before it, so LINES rows are gone over side by side.  The additions are those of NumPy's `accumulate`, in its
-order: results have the same bits.
+Each element depends on the one before it, so a loop processes LINES rows concurrently.  The additions have the order of NumPy's `accumulate`, so
+results are bit-equal.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from jobflow.kernels.registry import implements
 from jobflow.ops.op import Binder, Call
 from jobflow.ops.scan import CumSum, Scan
 
-#: rows that are gone over at once
+#: rows processed concurrently
 LINES = 8
 
 
 def _rows(op: Scan, x: Array, y: Array) -> list[Array] | None:
-    """What is accumulated, and where to, as [rows, elements of a row] in the direction of the scan; None where there are no such views."""
-    turned = [a.swapaxes(0, a.ndim - 1) for a in op.operands(x, y)]
+    """View source and target as [rows, elements of a row] in the direction of the scan, or return None if there are no such views."""
+    swapped = [a.swapaxes(0, a.ndim - 1) for a in op.operands(x, y)]
     try:
-        return [a.reshape(-1, a.shape[-1], copy=False) for a in turned]
+        return [a.reshape(-1, a.shape[-1], copy=False) for a in swapped]
     except ValueError:
         return None
 
@@ -34,10 +34,10 @@ def _rows(op: Scan, x: Array, y: Array) -> list[Array] | None:
 def _refused(op: Scan, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
     (x,), (y,) = inputs, outputs
     if y.size < FEWEST or y.shape[op.axis] < 2:
-        return f"{y.size} elements, {y.shape[op.axis]} along the axis; a loop is compiled for {FEWEST} and more"
+        return f"{y.size} elements, {y.shape[op.axis]} along the axis; loops are compiled for at least {FEWEST}"
     if any(abs(a.strides[op.axis]) != a.itemsize or not a.flags.aligned for a in (x, y)):
-        return "elements that follow each other lie apart; NumPy goes over many rows at once"
-    return None if _rows(op, x, y) is not None else "its rows are no matrix in memory"
+        return "elements along the axis are not contiguous; NumPy processes many rows at once"
+    return None if _rows(op, x, y) is not None else "its rows have no view as a matrix"
 
 
 @implements(Scan, tier="llvm", rank=10, refuses=_refused)
@@ -53,13 +53,13 @@ def running_values(op: Scan, device: Binder, inputs: Sequence[Array], outputs: S
 
 @lru_cache
 def _compiled(sums: bool, dtype: DType, running: DType) -> Function:
-    """void loop(addresses of x and y, rows, elements of a row, strides of both along rows and elements, in bytes)"""
+    """Compile void loop(addresses of x and y, rows, elements of a row, strides of both along rows and elements, in bytes)."""
     at, kind, wide = Lines(), stored(dtype), stored(running)
-    together = ("fadd" if sums else "fmul") if dtype.is_float else "add" if sums else "mul"
+    instruction = ("fadd" if sums else "fmul") if dtype.is_float else "add" if sums else "mul"
 
-    def beyond(place: str, count: str, stride: str) -> str:
+    def beyond(base: str, count: str, stride: str) -> str:
         offset = at.value(f"mul i64 {count}, {stride}")
-        return at.value(f"getelementptr i8, ptr {place}, i64 {offset}")
+        return at.value(f"getelementptr i8, ptr {base}, i64 {offset}")
 
     at.label("entry")
     x, y, rows, width, x_row, x_step, y_row, y_step = (at.value(f"load i64, ptr {beyond('%args', str(k), '8')}") for k in range(8))
@@ -68,20 +68,20 @@ def _compiled(sums: bool, dtype: DType, running: DType) -> Function:
     at.write("br label %rows")
     at.label("rows")
     at.write("%row = phi i64 [0, %entry], [%next.rows, %done]")
-    # the last row is written several times, by the same values
+    # lines beyond the last row write it again, with the same values
     lines = [at.call("llvm.smin.i64", "i64", f"i64 {at.value(f'add i64 %row, {k}')}", f"i64 {last}") for k in range(LINES)]
-    places = [(beyond(x, line, x_row), beyond(y, line, y_row)) for line in lines]
+    pairs = [(beyond(x, line, x_row), beyond(y, line, y_row)) for line in lines]
     at.write("br label %elements")
     at.label("elements")
     begin = len(at.lines)
     at.lines += [""] * (LINES + 1)
     now = []
-    for k, (source, target) in enumerate(places):
+    for k, (source, target) in enumerate(pairs):
         element = at.value(f"load {kind}, ptr {beyond(source, '%k', x_step)}")
         element = element if kind == wide else at.value(f"fpext {kind} {element} to {wide}")
-        now.append(at.value(f"{together} {wide} %so.far{k}, {element}"))
-        made = now[-1] if kind == wide else at.value(f"fptrunc {wide} {now[-1]} to {kind}")
-        at.write(f"store {kind} {made}, ptr {beyond(target, '%k', y_step)}")
+        now.append(at.value(f"{instruction} {wide} %so.far{k}, {element}"))
+        value = now[-1] if kind == wide else at.value(f"fptrunc {wide} {now[-1]} to {kind}")
+        at.write(f"store {kind} {value}, ptr {beyond(target, '%k', y_step)}")
     start = literal(-0.0 if sums else 1.0, running)
     at.lines[begin] = "  %k = phi i64 [0, %rows], [%next.k, %elements]"
     at.lines[begin + 1 : begin + 1 + LINES] = [f"  %so.far{k} = phi {wide} [{start}, %rows], [{now[k]}, %elements]" for k in range(LINES)]
@@ -94,7 +94,7 @@ def _compiled(sums: bool, dtype: DType, running: DType) -> Function:
 
 
 def _again(at: Lines, name: str, begin: str, end: str, step: int, size: str) -> None:
-    """The end of a loop's body."""
+    """Print the end of a loop's body."""
     at.write(f"%next.{name} = add i64 %{name.removesuffix('s')}, {step}")
     more = at.value(f"icmp slt i64 %next.{name}, {size}")
     at.write(f"br i1 {more}, label %{begin}, label %{end}")

@@ -1,6 +1,6 @@
-"""Sums of rows, or of elements, that have a number in common as a compiled loop: the tier "llvm" of CPUs.
+"""Segment sums of rows or elements as a compiled loop: the tier "llvm" of CPUs.
 
-Rows are added in the order in which they come, so sums are those of `kernels/cpu/segments.py` to the last bit.
+Rows are added in their order of occurrence, so sums are bit-equal to those of `kernels/cpu/segments.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ _IOTA = ", ".join(f"i64 {k}" for k in range(WIDTH))
 
 
 def _geometry(op: Op, data: Array, ids: Array, y: Array) -> tuple[int, ...]:
-    """How many numbers lie along the axis of the sums, and in those behind it; elements of a row, sums, the number of the first sum."""
+    """Return the sizes of a segment sum.
+
+    The first two count the ids along the axis of the sums and along all later axes.  Then follow the elements of a row, the number of sums, and the
+    id of the first sum.
+    """
     match op:
         case DimScatterAdd():
             return ids.shape[op.axis], math.prod(ids.shape[op.axis + 1 :]), 1, y.shape[op.axis], op.offset
@@ -32,22 +36,22 @@ def _geometry(op: Op, data: Array, ids: Array, y: Array) -> tuple[int, ...]:
             return ids.shape[op.batch], 1, math.prod(data.shape[ids.ndim :]), y.shape[op.batch], 0
         case UnsortedSegmentSum():
             return ids.size, 1, math.prod(data.shape[op.axis + ids.ndim :]), y.shape[op.axis], op.offset
-    raise AssertionError(f"{op} sums no rows")
+    raise AssertionError(f"{op} is not a segment sum")
 
 
 def _refused(op: Op, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
     (data, ids), (y,) = inputs, outputs
     if min(data.size, y.size) < FEWEST:
-        return f"{min(data.size, y.size)} elements; a loop is compiled for {FEWEST} and more"
+        return f"{min(data.size, y.size)} elements; loops are compiled for at least {FEWEST}"
     if isinstance(op, UnsortedSegmentSum) and math.prod(data.shape[: op.axis]) != 1:
-        return "there are axes before that of the segments"
+        return "the axis of the segments is not the first"
     if not all(a.flags.c_contiguous and a.flags.aligned for a in (ids, y)) or not data.flags.aligned or ids.itemsize < 4:
-        return "operands that are not aligned, or indices and sums with gaps in memory"
-    return None if _rows(op, data, ids) is not None else "rows whose elements or distances vary in memory"
+        return "operands are not aligned, or ids and sums are not contiguous"
+    return None if _rows(op, data, ids) is not None else "the data has no view as a matrix of contiguous rows"
 
 
 def _rows(op: Op, data: Array, ids: Array) -> Array | None:
-    """The data as a matrix with a row for each index; None if no strides give that, or the elements of a row are apart."""
+    """View the data as a matrix with a row per id, or return None if strides do not allow it or rows are not contiguous."""
     try:
         rows = data.reshape(ids.size, -1, copy=False)
     except ValueError:
@@ -56,7 +60,7 @@ def _rows(op: Op, data: Array, ids: Array) -> Array | None:
 
 
 @implements(UnsortedSegmentSum, DimScatterAdd, BatchSegmentSum, tier="llvm", rank=10, refuses=_refused)
-def sums_of_rows_in_turn(op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
+def sequential_row_sums(op: Op, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
     (data, ids), (y,) = inputs, outputs
     count, behind, width, size, first = _geometry(op, data, ids, y)
     function = _compiled(dtype_of(y.dtype), dtype_of(ids.dtype), width == 1)
@@ -67,10 +71,11 @@ def sums_of_rows_in_turn(op: Op, device: Binder, inputs: Sequence[Array], output
 
 
 @lru_cache
-def _compiled(dtype: DType, numbers: DType, single: bool) -> Function:
-    """void loop(addresses of rows, numbers and sums; how many rows; `_geometry`; bytes between rows); `single`: a row has one element
+def _compiled(dtype: DType, id_type: DType, single: bool) -> Function:
+    """Compile void loop(addresses of rows, ids and sums; number of rows; `_geometry`; bytes between rows).
 
-    Row i has number j along the axis of the sums, and lies at k behind it; before it, `base` sums are passed.
+    `single` is True for rows of one element.  Row i has id j along the axis of the sums, and index k along the later axes.  `base` counts the sums of
+    earlier axes.
     """
     at, kind = Lines(), stored(dtype)
     at.label("entry")
@@ -81,15 +86,15 @@ def _compiled(dtype: DType, numbers: DType, single: bool) -> Function:
     at.label("rows")
     for name in ("i", "j", "k", "base"):
         at.write(f"%{name} = phi i64 [0, %entry], [%{name}.next, %done]")
-    number = at.value(f"load {stored(numbers)}, ptr {at.value(f'getelementptr {stored(numbers)}, ptr {ids}, i64 %i')}")
-    number = number if numbers.itemsize == 8 else at.value(f"sext {stored(numbers)} {number} to i64")
-    place = at.value(f"sub i64 {number}, {first}")
-    at.write(f"br i1 {at.value(f'icmp ult i64 {place}, {size}')}, label %inside, label %done")
+    id_value = at.value(f"load {stored(id_type)}, ptr {at.value(f'getelementptr {stored(id_type)}, ptr {ids}, i64 %i')}")
+    id_value = id_value if id_type.itemsize == 8 else at.value(f"sext {stored(id_type)} {id_value} to i64")
+    index = at.value(f"sub i64 {id_value}, {first}")
+    at.write(f"br i1 {at.value(f'icmp ult i64 {index}, {size}')}, label %inside, label %done")
     at.label("inside")
-    before = at.value(f"mul i64 {at.value(f'add i64 %base, {place}')}, {behind}")
-    place = at.value(f"add i64 {before}, %k")
+    before = at.value(f"mul i64 {at.value(f'add i64 %base, {index}')}, {behind}")
+    index = at.value(f"add i64 {before}, %k")
     row = at.value(f"getelementptr i8, ptr {rows}, i64 {at.value(f'mul i64 %i, {step}')}")
-    target = at.value(f"getelementptr {kind}, ptr {sums}, i64 {at.value(f'mul i64 {place}, {width}')}")
+    target = at.value(f"getelementptr {kind}, ptr {sums}, i64 {at.value(f'mul i64 {index}, {width}')}")
     if single:
         _add_one(at, dtype, row, target)
     else:
@@ -111,13 +116,13 @@ def _compiled(dtype: DType, numbers: DType, single: bool) -> Function:
 
 def _add_one(at: Lines, dtype: DType, row: str, total: str) -> None:
     kind, align = stored(dtype), dtype.itemsize
-    values = [at.value(f"load {kind}, ptr {place}, align {align}") for place in (row, total)]
-    made = at.value(f"{'fadd' if dtype.is_float else 'add'} {kind} {values[1]}, {values[0]}")
-    at.write(f"store {kind} {made}, ptr {total}, align {align}")
+    values = [at.value(f"load {kind}, ptr {address}, align {align}") for address in (row, total)]
+    value = at.value(f"{'fadd' if dtype.is_float else 'add'} {kind} {values[1]}, {values[0]}")
+    at.write(f"store {kind} {value}, ptr {total}, align {align}")
 
 
 def _add_row(at: Lines, dtype: DType, row: str, total: str, width: str) -> None:
-    """The elements of a row to those of a sum, sixteen at a time."""
+    """Add the elements of a row to those of a sum, sixteen at a time."""
     full = at.value(f"and i64 {width}, -{WIDTH}")
     rest = at.value(f"sub i64 {width}, {full}")
     lanes = at.value(f"insertelement {_WIDE} poison, i64 {rest}, i64 0")
@@ -138,16 +143,16 @@ def _add_row(at: Lines, dtype: DType, row: str, total: str, width: str) -> None:
 
 
 def _add(at: Lines, dtype: DType, row: str, total: str, index: str, mask: str) -> None:
-    """Sixteen elements of a row, or those where the mask is set, to the sum."""
+    """Add sixteen elements of a row, or those selected by the mask, to the sum."""
     kind, align, ending = stored(dtype, WIDTH), dtype.itemsize, suffix(stored(dtype), WIDTH)
-    places = [at.value(f"getelementptr {stored(dtype)}, ptr {base}, i64 {index}") for base in (row, total)]
+    addresses = [at.value(f"getelementptr {stored(dtype)}, ptr {base}, i64 {index}") for base in (row, total)]
     if mask:
         name, chosen = f"llvm.masked.load{ending}.p0", f"{_TRUTHS} {mask}"
-        values = [at.call(name, kind, f"ptr align {align} {place}", chosen, f"{kind} zeroinitializer") for place in places]
+        values = [at.call(name, kind, f"ptr align {align} {address}", chosen, f"{kind} zeroinitializer") for address in addresses]
     else:
-        values = [at.value(f"load {kind}, ptr {place}, align {align}") for place in places]
-    made = at.value(f"{'fadd' if dtype.is_float else 'add'} {register(dtype, WIDTH)} {values[1]}, {values[0]}")
+        values = [at.value(f"load {kind}, ptr {address}, align {align}") for address in addresses]
+    value = at.value(f"{'fadd' if dtype.is_float else 'add'} {register(dtype, WIDTH)} {values[1]}, {values[0]}")
     if mask:
-        at.effect(f"llvm.masked.store{ending}.p0", f"{kind} {made}", f"ptr align {align} {places[1]}", chosen)
+        at.effect(f"llvm.masked.store{ending}.p0", f"{kind} {value}", f"ptr align {align} {addresses[1]}", chosen)
     else:
-        at.write(f"store {kind} {made}, ptr {places[1]}, align {align}")
+        at.write(f"store {kind} {value}, ptr {addresses[1]}, align {align}")

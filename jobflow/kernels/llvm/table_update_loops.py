@@ -1,4 +1,4 @@
-"""Updates of the rows that a step has read, with a compiled loop over all rows where the formula changes those without a gradient too."""
+"""Updates of the table rows that a step has read, with a compiled loop over all rows if the formula changes rows without a gradient."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def _pass_over_all(op: RowUpdate, inputs: Sequence[Array]) -> tuple[Expression, 
 
 
 def _refuses(op: RowUpdate, inputs: Sequence[Array], outputs: Sequence[Array]) -> str | None:
-    found, why = _pass_over_all(op, inputs), unsupported_reason(op, inputs, outputs)
-    if why is not None or found is None:
-        return why or "rows without a gradient stay as they are"
+    expressions, why = _pass_over_all(op, inputs), unsupported_reason(op, inputs, outputs)
+    if why is not None or expressions is None:
+        return why or "rows without a gradient do not change"
     scalars = [np.empty((), inputs[0].dtype) for _ in op.op.scalars(functions(np), 0.0, 0)]
-    return llvm.refuses(found, [*outputs, *scalars], outputs)
+    return llvm.refuses(expressions, [*outputs, *scalars], outputs)
 
 
 @implements(RowUpdate, tier="llvm", refuses=_refuses)
 def rows_that_were_read_and_a_loop_over_all(op: RowUpdate, device: Binder, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Call]:
-    found = _pass_over_all(op, inputs)
-    assert found is not None
-    return row_calls(op, device, inputs, outputs, lambda scalars: llvm.bind(found, [*outputs, *scalars], outputs, device.scratch))
+    expressions = _pass_over_all(op, inputs)
+    assert expressions is not None
+    return row_calls(op, device, inputs, outputs, lambda scalars: llvm.bind(expressions, [*outputs, *scalars], outputs, device.scratch))

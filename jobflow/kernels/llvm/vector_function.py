@@ -1,9 +1,11 @@
-"""A function over vectors of numbers, printed block by block: loops with addresses that go along, masks, loads and stores.
+"""A printer of functions over vectors, block by block: loops with advancing addresses, masks, loads and stores.
 
-at = VectorFunction(Vectors(float32, 16), "void @loop(ptr %x, i64 %size)")
-with at.repeated("k", "%size", 16, x=("%x", 64)):      for %k from 0 on, while it is below %size; %k.x goes on by 64 bytes
-    mask = at.first(at.value("sub i64 %size, %k"))     the lanes that are left
-    at.store(at.load("%k.x", mask), "%k.x", mask)
+    at = VectorFunction(Vectors(float32, 16), "void @loop(ptr %x, i64 %size)")
+    with at.repeated("k", "%size", 16, x=("%x", 64)):      for %k from 0 to below %size; %k.x advances by 64 bytes
+        mask = at.first(at.value("sub i64 %size, %k"))     the remaining lanes
+        at.store(at.load("%k.x", mask), "%k.x", mask)
+
+Methods that return a string return the name of an LLVM value.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from jobflow.kernels.llvm.instructions import Lines, register, several, suffix
 
 @dataclass(frozen=True)
 class Vectors:
-    """Element type, and elements of a vector."""
+    """The element type and the number of lanes of a vector."""
 
     dtype: DType
     lanes: int
@@ -45,7 +47,7 @@ class Vectors:
 
 
 class VectorFunction(Lines):
-    """Lines of one function, in blocks."""
+    """The lines of one function, in blocks."""
 
     def __init__(self, form: Vectors, head: str) -> None:
         super().__init__()
@@ -58,7 +60,10 @@ class VectorFunction(Lines):
 
     @contextmanager
     def repeated(self, name: str, stop: str, by: str | int, /, **carried: tuple[str, str | int]) -> Iterator[None]:
-        """For %name from 0 below `stop`, at least once; each %name.x is an address that begins at the first of x and goes on by the second."""
+        """Print a loop for %name from 0 to below `stop`, with at least one iteration.
+
+        Each %name.x is an address with a start and a step in bytes.
+        """
         before = self.block
         self.write(f"br label %{name}.in")
         self.label(f"{name}.in")
@@ -84,7 +89,7 @@ class VectorFunction(Lines):
         return self.value(f"select i1 {self.value(f'icmp sgt i64 {a}, {b}')}, i64 {a}, i64 {b}")
 
     def first(self, count: str) -> str:
-        """The mask of the first `count` lanes."""
+        """Return the mask of the first `count` lanes."""
         lanes = self.form.lanes
         wide = several("i64", lanes)
         one = self.value(f"insertelement {wide} poison, i64 {count}, i64 0")
@@ -96,27 +101,27 @@ class VectorFunction(Lines):
         one = self.value(f"insertelement {vector} poison, {self.form.kind} {number}, i64 0")
         return self.value(f"shufflevector {vector} {one}, {vector} poison, <{self.form.lanes} x i32> zeroinitializer")
 
-    def load(self, place: str, mask: str = "") -> str:
+    def load(self, address: str, mask: str = "") -> str:
         form = self.form
         if not mask:
-            return self.value(f"load {form.vector}, ptr {place}, align {form.size}")
+            return self.value(f"load {form.vector}, ptr {address}, align {form.size}")
         name = f"llvm.masked.load{suffix(form.kind, form.lanes)}.p0"
-        return self.call(name, form.vector, f"ptr align {form.size} {place}", f"{form.mask} {mask}", f"{form.vector} zeroinitializer")
+        return self.call(name, form.vector, f"ptr align {form.size} {address}", f"{form.mask} {mask}", f"{form.vector} zeroinitializer")
 
-    def store(self, value: str, place: str, mask: str = "") -> None:
+    def store(self, value: str, address: str, mask: str = "") -> None:
         form = self.form
         if not mask:
-            self.write(f"store {form.vector} {value}, ptr {place}, align {form.size}")
+            self.write(f"store {form.vector} {value}, ptr {address}, align {form.size}")
             return
         name = f"llvm.masked.store{suffix(form.kind, form.lanes)}.p0"
-        self.effect(name, f"{form.vector} {value}", f"ptr align {form.size} {place}", f"{form.mask} {mask}")
+        self.effect(name, f"{form.vector} {value}", f"ptr align {form.size} {address}", f"{form.mask} {mask}")
 
-    def fetch(self, place: str, writes: bool = False) -> None:
-        """Have a line of memory come nearer."""
-        self.effect("llvm.prefetch.p0", f"ptr {place}", f"i32 {int(writes)}", "i32 3", "i32 1")
+    def fetch(self, address: str, writes: bool = False) -> None:
+        """Prefetch a cache line."""
+        self.effect("llvm.prefetch.p0", f"ptr {address}", f"i32 {int(writes)}", "i32 3", "i32 1")
 
     def multiplied(self, a: str, b: str, c: str, name: str = "") -> str:
-        """a b + c, rounded once."""
+        """Return a b + c, rounded once."""
         form = self.form
         function, factors = f"llvm.fma{suffix(form.kind, form.lanes)}", [f"{form.vector} {x}" for x in (a, b, c)]
         if not name:

@@ -1,4 +1,4 @@
-"""Convolutions by array functions with Winograd's transforms as compiled loops: the tier "llvm" of CPUs."""
+"""Convolutions by array functions, with Winograd's transforms as compiled loops: the tier "llvm" of CPUs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from jobflow.kernels.llvm.machine_code import Function, Printed, compiler
 from jobflow.kernels.llvm.winograd_text import Rows, TransformForm, constants, print_transform
 from jobflow.ops.op import Call
 
-#: bytes of a block's values that stay in a core's own cache beside what is read and written
+#: bytes of a block's values that stay in a core's own cache, along with inputs and outputs
 NEAR = 5 << 18
 
 
 def transformed(transform: TileTransform) -> list[Call]:
-    """A call for each tile."""
+    """Return one call per tile."""
     down, along = (_exact(tuple(map(tuple, matrix.tolist()))) for matrix in (transform.down, transform.along))
     function = _compiled(dtype_of(transform.tiles[0][0].image.dtype), down, along)
     return [(function, (_arguments(transform, x, y),)) for x, y in transform.tiles]
@@ -38,7 +38,7 @@ def _arguments(transform: TileTransform, x: ImageTile, y: ImageTile) -> object:
     return argument_block([*starts, x.image.shape[0], x.image.shape[3], *words], (x.image, y.image))
 
 
-_exact = lru_cache(constants)  # each block of a convolution asks for the same
+_exact = lru_cache(constants)  # cached, because all blocks of a convolution have the same matrices
 
 
 @lru_cache

@@ -1,11 +1,11 @@
-"""Text of Winograd's transforms, y = D x A' for each small image x of some channels and samples, D and A being constants.
+"""Text of Winograd's transforms, y = D x A' for each small image x of some channels and samples, with constant D and A.
 
     for each channel; for as many samples as a vector holds
-        for each column of x:      its transform by D, to scratch memory in the first cache
+        for each column of x:      its transform by D, to scratch memory in the first-level cache
         for each row of that:      its transform by A, to y
 
-What lies beyond the edges of an image is read as zeros, and not written.  Of two rows of a matrix that differ in signs alone, as points p
-and -p give, sum and difference of what they have in common are taken: half of the multiplications.
+Elements outside an image are read as zeros, and not written.  Rows of a matrix for points p and -p differ only in signs.  Their results are the sum
+and the difference of shared products, which halves the multiplications.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from jobflow.kernels.llvm.machine_code import NAME
 from jobflow.kernels.llvm.vector_function import VectorFunction, Vectors
 
 Rows: TypeAlias = tuple[tuple[float, ...], ...]
-#: how far away a row or column lies, and whether it exists
+#: the offset of a row or column in bytes, and the condition that it is inside the image
 Line: TypeAlias = tuple[str, str]
-#: the words of the argument block: addresses of the first element, which may lie outside; distances in bytes; rows and columns that exist
+#: the words of the argument block: addresses of the first element, which may be outside the image; strides in bytes; rows and columns inside it
 WORDS = (
     *("x", "y", "channels", "samples"),
     *(f"{operand}.{what}" for operand in "xy" for what in ("channel", "row", "column", "top", "bottom", "left", "right")),
 )
-#: share of the largest number of a matrix below which one is rounding and stands for zero; relative difference of equal ones
+#: fraction of a matrix's largest magnitude below which a value is zero with rounding errors; relative difference of equal values
 NOTHING, EQUAL = 1e-12, 1e-9
 
 
 @dataclass(frozen=True)
 class TransformForm(Vectors):
-    """What the text depends on: the constants, too."""
+    """Vectors, and the constant matrices of a transform."""
 
     down: Rows
     along: Rows
 
 
 def print_transform(form: TransformForm) -> str:
-    """The module with `loop` for this pair of matrices."""
+    """Print the module with `loop` for this pair of matrices."""
     at = VectorFunction(form, f"void @{NAME}(ptr %args)")
-    seen, made = len(form.along[0]), len(form.down)
-    at.write(f"%scratch = alloca [{seen * made} x {form.vector}], align {form.aligned}")
+    width, height = len(form.along[0]), len(form.down)
+    at.write(f"%scratch = alloca [{width * height} x {form.vector}], align {form.aligned}")
     at.write(f"%outside = alloca {form.vector}, align {form.aligned}")
     at.write(f"%zeros = alloca {form.vector}, align {form.aligned}")
     at.write(f"store {form.vector} zeroinitializer, ptr %zeros, align {form.aligned}")
-    for place, name in enumerate(WORDS):
-        at.write(f"%{name} = load {'ptr' if place < 2 else 'i64'}, ptr {at.at('%args', place * 8)}")
+    for index, name in enumerate(WORDS):
+        at.write(f"%{name} = load {'ptr' if index < 2 else 'i64'}, ptr {at.at('%args', index * 8)}")
     rows = [(at.value(f"mul i64 %x.row, {k}"), _inside(at, k, "x.top", "x.bottom")) for k in range(len(form.down[0]))]
     columns = [(at.value(f"mul i64 %y.column, {k}"), _inside(at, k, "y.left", "y.right")) for k in range(len(form.along))]
     with (
@@ -57,7 +57,7 @@ def print_transform(form: TransformForm) -> str:
         left = at.value("sub i64 %samples, %n")
         mask = at.first(left)
         at.write(f"br i1 {at.value(f'icmp sge i64 {left}, {form.lanes}')}, label %whole, label %rest")
-        for name, chosen in (("whole", ""), ("rest", mask)):  # few processors store quickly under a mask
+        for name, chosen in (("whole", ""), ("rest", mask)):  # masked stores are slow on most processors
             at.label(name)
             _images(at, form, name, rows, columns, chosen)
             at.write("br label %made")
@@ -67,45 +67,45 @@ def print_transform(form: TransformForm) -> str:
 
 
 def _images(at: VectorFunction, form: TransformForm, name: str, rows: Sequence[Line], columns: Sequence[Line], mask: str) -> None:
-    """One vector of samples: the loops over columns and rows, with names of their own."""
-    seen, made, q, p = len(form.along[0]), len(form.down), f"{name}.q", f"{name}.p"
-    with at.repeated(q, str(seen), 1, x=("%n.x", "%x.column"), to=("%scratch", form.aligned)):
+    """Print the transform of one vector of samples: the loops over columns and rows, whose names start with `name`."""
+    width, height, q, p = len(form.along[0]), len(form.down), f"{name}.q", f"{name}.p"
+    with at.repeated(q, str(width), 1, x=("%n.x", "%x.column"), to=("%scratch", form.aligned)):
         exists = _inside(at, f"%{q}", "x.left", "x.right")
-        given = [at.load(_place(at, f"%{q}.x", row, exists, "%zeros"), mask) for row in rows]
-        for i, value in enumerate(_products(at, form, form.down, given)):
-            at.store(value, at.at(f"%{q}.to", i * seen * form.aligned))
-    with at.repeated(p, str(made), 1, y=("%n.y", "%y.row"), of=("%scratch", seen * form.aligned)):
+        vectors = [at.load(_address_or(at, f"%{q}.x", row, exists, "%zeros"), mask) for row in rows]
+        for i, value in enumerate(_products(at, form, form.down, vectors)):
+            at.store(value, at.at(f"%{q}.to", i * width * form.aligned))
+    with at.repeated(p, str(height), 1, y=("%n.y", "%y.row"), of=("%scratch", width * form.aligned)):
         exists = _inside(at, f"%{p}", "y.top", "y.bottom")
-        given = [at.load(at.at(f"%{p}.of", k * form.aligned)) for k in range(seen)]
-        for column, value in zip(columns, _products(at, form, form.along, given), strict=True):
-            at.store(value, _place(at, f"%{p}.y", column, exists, "%outside"), mask)
+        vectors = [at.load(at.at(f"%{p}.of", k * form.aligned)) for k in range(width)]
+        for column, value in zip(columns, _products(at, form, form.along, vectors), strict=True):
+            at.store(value, _address_or(at, f"%{p}.y", column, exists, "%outside"), mask)
 
 
 def _inside(at: VectorFunction, k: int | str, low: str, high: str) -> str:
-    """Whether a row or column exists."""
+    """Return the condition that a row or column is inside the image."""
     return at.value(f"and i1 {at.value(f'icmp sge i64 {k}, %{low}')}, {at.value(f'icmp slt i64 {k}, %{high}')}")
 
 
-def _place(at: VectorFunction, base: str, line: Line, exists: str, instead: str) -> str:
+def _address_or(at: VectorFunction, base: str, line: Line, exists: str, instead: str) -> str:
     distance, there = line
     return at.value(f"select i1 {at.value(f'and i1 {exists}, {there}')}, ptr {at.at(base, distance)}, ptr {instead}")
 
 
-def _products(at: VectorFunction, form: TransformForm, matrix: Rows, given: Sequence[str]) -> list[str]:
-    """The matrix times vectors."""
-    found: dict[int, str] = {}
+def _products(at: VectorFunction, form: TransformForm, matrix: Rows, vectors: Sequence[str]) -> list[str]:
+    """Return the product of the matrix and vectors."""
+    results: dict[int, str] = {}
     for i, other in _pairs(matrix):
         if other is None:
-            found[i] = _sum(at, form, list(zip(matrix[i], given, strict=True)))
+            results[i] = _sum(at, form, list(zip(matrix[i], vectors, strict=True)))
             continue
-        terms = list(zip(matrix[i], matrix[other], given, strict=True))
-        same, turned = (_sum(at, form, [(a, x) for a, b, x in terms if (a == b) is equal]) for equal in (True, False))
-        found[i], found[other] = (at.value(f"{how} {form.vector} {same}, {turned}") for how in ("fadd", "fsub"))
-    return [found[i] for i in range(len(matrix))]
+        terms = list(zip(matrix[i], matrix[other], vectors, strict=True))
+        same, opposite = (_sum(at, form, [(a, x) for a, b, x in terms if (a == b) is equal]) for equal in (True, False))
+        results[i], results[other] = (at.value(f"{how} {form.vector} {same}, {opposite}") for how in ("fadd", "fsub"))
+    return [results[i] for i in range(len(matrix))]
 
 
 def _pairs(matrix: Rows) -> Iterator[tuple[int, int | None]]:
-    """Each row with one that has the same numbers, some with the other sign, if there is such."""
+    """Yield each row with another row of the same magnitudes, some of opposite sign, or with None."""
     left = list(range(len(matrix)))
     while left:
         row = matrix[i := left.pop(0)]
@@ -126,7 +126,7 @@ def _sum(at: VectorFunction, form: TransformForm, terms: Sequence[tuple[float, s
 
 
 def constants(matrix: Sequence[Sequence[float]]) -> Rows:
-    """A matrix without what rounding left of zeros and of equal numbers."""
+    """Return a matrix without rounding errors in zeros and in equal values."""
     known = [0.0]
     least = NOTHING * max(abs(x) for row in matrix for x in row)
 
