@@ -184,10 +184,7 @@ class _Loop:
             self.single[x] = self._by_halves(x, lanes)
 
     def _head(self, name: str, results: int = 0) -> tuple[str, int]:
-        """Print the head of a loop over a row in steps of sixteen elements.
-
-        Returns the preceding block and the line of the first result's phi instruction.
-        """
+        """Print the head of a loop over sixteen elements at a time; return the preceding block and the line of the first phi instruction."""
         at, before = self.at, self.here
         at.write(f"br label %{name}")
         at.label(name)
