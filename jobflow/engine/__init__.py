@@ -1,1 +1,1 @@
-"""From a declared job to a call of it: the session, what is compiled, how ranks are commanded, and how results come back."""
+"""Jobs from declaration to call: the session, compiled jobs, options, and the delivery of results."""

@@ -1,4 +1,4 @@
-"""Comparison of the programs that a mirrored job records for devices whose arguments differ in length."""
+"""Comparison of the programs that a mirrored job traces for devices with arguments of different lengths."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jobflow.graph.ir import Physical
 
 
 def compare_devices(job: str, programs: Sequence[Physical]) -> None:
-    """JobError if devices whose arguments differ in length use other variables, give other results or exchange other tensors."""
+    """Raise JobError if devices with arguments of different lengths use different variables, results or exchanged tensors."""
     first = programs[0]
     for device, other in enumerate(programs):
         if other is first:
@@ -27,7 +27,7 @@ def compare_devices(job: str, programs: Sequence[Physical]) -> None:
 
 
 def _compared(program: Physical) -> dict[str, list[str]]:
-    """The properties of a program that must be the same on all devices."""
+    """Return the properties of a program that must be equal on all devices."""
     graph = program.graph
     sent = [f"{value.tensor_type} ({node.op.name}, {node.where})" for node in graph.nodes if isinstance(node.op, Reroute) for value in node.outputs]
     outputs = [f"{value.dtype}[{value.tensor_type.ndim} axes]" for value in graph.outputs]

@@ -1,10 +1,10 @@
 """Layout requests of job functions: `split(axis)`, `broadcast()`, `auto()`.
 
-The three are compared with `is`: there is one `broadcast()`, one `auto()`, and one `split(axis)` per axis.
+Programs compare them with `is`, so there is one object for `broadcast()`, one for `auto()`, and one per axis for `split(axis)`.
 
     split(axis)   each device holds a piece of the axis     S(axis)
     broadcast()   each device holds the whole               B
-    auto()        left to layout inference
+    auto()        chosen by layout inference
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jobflow.ops.op import Op, apply
 
 @dataclass(frozen=True, eq=False)
 class Distribute:
-    """A wish about one tensor; `axis` is None unless it is to be split."""
+    """A layout request for one tensor; `axis` is None unless the tensor is to be split."""
 
     kind: str
     axis: int | None = None
@@ -36,7 +36,7 @@ class Distribute:
 
     @property
     def sbp(self) -> Sbp | None:
-        """S(axis), B, or None where inference decides."""
+        """S(axis), B, or None for layout inference."""
         if self.axis is not None:
             return S(self.axis)
         return B if self is broadcast() else None
@@ -48,7 +48,7 @@ def _split(axis: int) -> Distribute:
 
 
 def split(axis: int) -> Distribute:
-    """Each device holds a balanced piece along `axis`."""
+    """Request balanced pieces along `axis`, one per device."""
     if type(axis) is not int:
         raise ArgumentError(f"distribute.split at {user_line()}: axis must be an int, not {axis!r}")
     return _split(axis)
@@ -56,13 +56,13 @@ def split(axis: int) -> Distribute:
 
 @cache
 def broadcast() -> Distribute:
-    """Each device holds the whole tensor."""
+    """Request the whole tensor on each device."""
     return Distribute("broadcast")
 
 
 @cache
 def auto() -> Distribute:
-    """The compiler decides."""
+    """Leave the layout to the compiler."""
     return Distribute("auto")
 
 
@@ -73,13 +73,13 @@ _SPELLING = re.compile(r"\s*(?:S\((-?\d+)\)|(B)|(P))\s*\Z")
 
 
 def assert_is_valid_distribute(distribute: object) -> None:
-    """AssertionError unless this is one of the three kinds."""
+    """Raise AssertionError unless this is one of the three kinds."""
     if not isinstance(distribute, Distribute):
         raise ArgumentError(f"{distribute!r} at {user_line()} is not a distribute; use distribute.split(axis), broadcast() or auto()")
 
 
 def read_sbp(text: str, what: str) -> Sbp:
-    """The S/B/P that is written "S(0)", "B" or "P"."""
+    """Parse the text "S(0)", "B" or "P"."""
     match = _SPELLING.match(text)
     if match is None:
         raise SbpError(f'{what} at {user_line()}: {text!r} is not an sbp; write "S(0)", "B" or "P"')
@@ -89,7 +89,7 @@ def read_sbp(text: str, what: str) -> Sbp:
 
 
 def current_placement(what: str) -> Placement:
-    """The placement in force; JobError outside a job."""
+    """Return the current placement; raise JobError outside of a job."""
     here = scope.current()
     placement = here.placement or getattr(here.interpreter, "placement", None)
     if not isinstance(placement, Placement):
@@ -98,7 +98,10 @@ def current_placement(what: str) -> Placement:
 
 
 def mesh_sbp(what: str, wish: Distribute | str | ParallelDistribution, type: TensorType, placement: Placement) -> tuple[Sbp, ...]:
-    """S/B/P per mesh dimension: one wish holds for all of them, a list has one for each; free ones are B.  Axes are checked."""
+    """Return S/B/P per mesh dimension from one request for all of them or a list with one for each.
+
+    Free dimensions are B. Axes are checked.
+    """
     each: list[Any] = list(wish) if isinstance(wish, list | tuple) else [wish]
     if len(each) == 1:
         each *= len(placement.mesh)
@@ -122,7 +125,7 @@ def _checked(what: str, wish: Distribute | str, type: TensorType) -> Sbp:
 
 
 def with_distribute(value: Tensor, distribute: Distribute) -> Tensor:
-    """A handle on the same tensor whose readers get it as `distribute` says, whatever was asked of this one."""
+    """Return another handle of the tensor whose readers receive it in this layout, whatever was requested of the first handle."""
     assert_is_valid_distribute(distribute)
     value = _before_hints(value)
     if distribute is auto() or is_local(value):
@@ -133,7 +136,7 @@ def with_distribute(value: Tensor, distribute: Distribute) -> Tensor:
 
 
 def _before_hints(value: Tensor) -> Tensor:
-    """The handle on the same tensor of which nothing was asked by `with_distribute`."""
+    """Return the handle of the tensor without requests by `with_distribute`."""
     body = scope.current().interpreter
     while isinstance(op := getattr(getattr(value, "node", None), "op", None), ToLayout) and op.requested_by == "with_distribute":
         value = body.handle(value.node.inputs[0])  # type: ignore[union-attr, attr-defined]
@@ -141,18 +144,18 @@ def _before_hints(value: Tensor) -> Tensor:
 
 
 def is_local(value: Tensor) -> bool:
-    """True for a value of the mirrored view: every rank has its own, and a wish about its layout means nothing."""
+    """Return True for a value of the mirrored view, which every rank holds separately; layout requests do not apply to it."""
     return bool(getattr(value, "local", False))
 
 
 def asked_of(value: Tensor) -> tuple[Sbp | None, ...]:
-    """What was asked of this handle with `with_distribute` or a cast, per mesh dimension; nothing if nothing was."""
+    """Return the layout requested of this handle by `with_distribute` or a cast, per mesh dimension; empty without a request."""
     op = getattr(getattr(value, "node", None), "op", None)
     return op.sbp if isinstance(op, ToLayout) else ()
 
 
 def distribute_of(value: Tensor) -> Distribute:
-    """The same as one distribute; `auto()` where mesh dimensions differ."""
+    """Return the request as one distribute; `auto()` if mesh dimensions differ."""
     asked = asked_of(value)
     if len(set(asked)) != 1:
         return auto()
@@ -165,7 +168,7 @@ def distribute_of(value: Tensor) -> Distribute:
 def parallel_cast(
     input: Tensor, name: str | None = None, distribute: Distribute | None = None, gradient_distribute: Distribute | None = None
 ) -> Tensor:
-    """y = x, held as `distribute` says; the gradient comes back as `gradient_distribute` says, or as it likes."""
+    """Return x in the layout `distribute`; the gradient is redistributed to `gradient_distribute`, or its layout is inferred."""
     return _cast("parallel_cast", input, name, distribute or auto(), gradient_distribute)
 
 
@@ -176,10 +179,10 @@ def hierarchical_parallel_cast(
     grad_parallel_distribution: ParallelDistribution | None = None,
     name: str | None = None,
 ) -> Tensor:
-    """y = x, held as listed, one entry ("S(0)", "B" or a distribute) per mesh dimension; on one mesh dimension an empty list leaves x as it is.
+    """Return x in the listed layout, with one entry ("S(0)", "B" or a distribute) per mesh dimension.
 
-    grad_mode "manual": the gradient comes back as `grad_parallel_distribution` lists; "restore", "identity", "auto" and None: it comes
-    back as suits the producer of x.
+    On one mesh dimension an empty list leaves x unchanged. With grad_mode "manual" the gradient is redistributed to `grad_parallel_distribution`.
+    With "restore", "identity", "auto" and None its layout suits the producer of x.
     """
     if grad_mode not in (None, "manual", "restore", "identity", "auto"):
         raise ArgumentError(f"hierarchical_parallel_cast at {user_line()}: grad_mode {grad_mode!r} is not manual, restore, identity or auto")
@@ -208,7 +211,7 @@ def _cast(
 
 
 def _free_if_empty(wish: Any) -> Any:
-    """`auto()` in the place of an empty list on a mesh of one dimension."""
+    """Replace an empty list by `auto()` on a mesh of one dimension."""
     empty = isinstance(wish, list | tuple) and not wish
     return auto() if empty and len(current_placement("hierarchical_parallel_cast").mesh) == 1 else wish
 
@@ -217,28 +220,28 @@ def _apply(op: Op, x: Tensor, name: str | None) -> Tensor:
     return apply(op, x, name=name)
 
 
-# Old spellings ------------------------------------------------------------------------------------------------------
+# Names of older releases ------------------------------------------------------------------------------------------------------
 
 
 def consistent_strategy() -> scope.consistent_view:
-    """The old spelling of `scope.consistent_view`."""
+    """Call `scope.consistent_view`; the name of older releases."""
     notice("distribute.consistent_strategy is the old name of scope.consistent_view")
     return scope.consistent_view()
 
 
 def mirrored_strategy() -> scope.mirrored_view:
-    """The old spelling of `scope.mirrored_view`."""
+    """Call `scope.mirrored_view`; the name of older releases."""
     notice("distribute.mirrored_strategy is the old name of scope.mirrored_view")
     return scope.mirrored_view()
 
 
 def consistent_strategy_enabled() -> bool:
-    """The old spelling of `scope.consistent_view_enabled`."""
+    """Call `scope.consistent_view_enabled`; the name of older releases."""
     notice("distribute.consistent_strategy_enabled is the old name of scope.consistent_view_enabled")
     return scope.consistent_view_enabled()
 
 
 def mirrored_strategy_enabled() -> bool:
-    """The old spelling of `scope.mirrored_view_enabled`."""
+    """Call `scope.mirrored_view_enabled`; the name of older releases."""
     notice("distribute.mirrored_strategy_enabled is the old name of scope.mirrored_view_enabled")
     return scope.mirrored_view_enabled()

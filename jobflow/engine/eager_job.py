@@ -1,4 +1,4 @@
-"""Eager jobs: the body runs at every call, and its tensors have numbers while it runs.
+"""Eager jobs: the body runs at every call, and its tensors have data meanwhile.
 
     flow.enable_eager_execution()
 
@@ -9,8 +9,8 @@
             y = y / flow.math.reduce_sum(y)
         return y
 
-Each call records what its body does.  Where the body asks for numbers, what it has recorded so far runs on the ranks and is forgotten; when it has
-ended, all of it runs, updates included.  Programs that record the same are compiled once, so the numbers are those of a job that is not eager.
+Each call traces its body. When the body reads a tensor's data, the trace so far runs on the ranks and its results are discarded. At the end of
+the body the whole trace runs, including updates. Equal traces are compiled once, so results equal those of a job that is not eager.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from jobflow.typing.signature import Bound
 
 
 class EagerBody(JobBody):
-    """The interpreter while the body of an eager job runs."""
+    """The interpreter of the body of an eager job."""
 
-    #: gives the numbers of a value
+    #: returns the data of a value
     look: Callable[[Value], Any]
-    #: the shape of what its feed has under a name
+    #: returns the shape of an array of the feed
     shape_of_call: Callable[[str], tuple[int, ...]]
 
     def shape_read(self, name: str) -> tuple[int, ...]:
@@ -62,7 +62,7 @@ class EagerBody(JobBody):
         return self.apply(Slice((0,) * len(stop), stop, (1,) * len(stop)), [padded], None)[0]
 
     def watch(self, value: Tensor, take: Callable[[Any], None], gradient: bool = False) -> None:
-        """Show `take` the value at once, or its gradient after the run."""
+        """Pass the value to `take` at once, or its gradient after the run."""
         if not gradient:
             take(self.look(value_of(value)))
             return
@@ -75,7 +75,7 @@ def _uneven(job: str, name: str) -> NoReturn:
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """Who is shown the gradient that is asked for as the so many-th in the body."""
+    """The callback of the n-th gradient that the body watches."""
 
     number: int
     take: Callable[[Any], None]
@@ -86,15 +86,15 @@ class Turn:
 
 @dataclass(frozen=True)
 class RecordedCall:
-    """What a call has recorded, in the place of the shapes of its arguments: equal to another if both do the same."""
+    """The trace of a call, used in place of argument shapes as a key; two traces are equal if their programs are."""
 
     traces: tuple[Trace, ...] = field(compare=False)
-    #: whether it is what the body has done so far
+    #: True for the trace up to a read of data
     looks: bool = False
 
     @cached_property
     def content(self) -> tuple[Any, ...]:
-        """What makes it equal to another."""
+        """The text that determines equality."""
         return tuple([_content(*trace) for trace in dict(zip(map(id, self.traces), self.traces, strict=True)).values()])
 
     def __hash__(self) -> int:
@@ -128,7 +128,7 @@ class EagerJob(Job):
     """A job whose body runs at every call."""
 
     ahead = False
-    #: the arguments of the call under way
+    #: the arguments of the current call
     bound: Sequence[Bound] | None = None
 
     def __init__(self, *declared: Any) -> None:
@@ -136,37 +136,39 @@ class EagerJob(Job):
         self.signature = replace(self.signature, exact=True)
 
     def __eq__(self, other: object) -> bool:
-        """Jobs of one name share their programs: one that is declared in a function is another at each call of that."""
+        """Compare by name: a job declared inside a function is a new object at each call of the function, but shares its programs."""
         return type(other) is EagerJob and other.name == self.name
 
     def __hash__(self) -> int:
         return hash(self.name)
 
     def compile(self, session: Session, shapes: Any, number: int) -> Compiled:
-        """For a call that has been recorded; where none is under way, for shapes of arguments."""
+        """Compile a traced call, or without one a trace for argument shapes."""
         return self.laid_out(session, shapes.traces, number) if isinstance(shapes, RecordedCall) else super().compile(session, shapes, number)
 
     def compiled(self, session: Session, bound: Sequence[Bound]) -> Compiled:
         call = copy.copy(self)
         call.bound = bound
         recorded = RecordedCall(call.traces(session, shapes_of(bound)))
-        found = session.compiled(self, recorded)
+        program_of_call = session.compiled(self, recorded)
         program, results = recorded.traces[0]
         turns = {watch.take.number: watch.take for watch in program.watches if isinstance(watch.take, Turn)}
-        watches = tuple([replace(watch, take=turns[watch.take.number]) if isinstance(watch.take, Turn) else watch for watch in found.watches])
-        return replace(found, results=results, watches=watches)
+        watches = tuple(
+            [replace(watch, take=turns[watch.take.number]) if isinstance(watch.take, Turn) else watch for watch in program_of_call.watches]
+        )
+        return replace(program_of_call, results=results, watches=watches)
 
     def body(self, session: Session, tracer: Tracer, **options: Any) -> EagerBody:
-        made = EagerBody(tracer, **options)
-        made.look = lambda value: self._look(session, made, value)
-        made.shape_of_call = lambda name: self._shape_of_call(session, made, name)
-        return made
+        body = EagerBody(tracer, **options)
+        body.look = lambda value: self._look(session, body, value)
+        body.shape_of_call = lambda name: self._shape_of_call(session, body, name)
+        return body
 
     def fitting(self, session: Session, compiled: Compiled, bound: Sequence[Bound], further: Sequence[Bound]) -> Compiled:
         return compiled
 
     def _shape_of_call(self, session: Session, body: EagerBody, name: str) -> tuple[int, ...]:
-        """That of what the body's feed gives under this name in the call under way."""
+        """Return the shape of an array of the body's feed in the current call."""
         ragged = body.feed.ragged[name]
         if self.bound is None:
             return ragged.type.shape
@@ -176,7 +178,7 @@ class EagerJob(Job):
         return shapes[0] if ragged.per_device else shapes
 
     def _look(self, session: Session, body: EagerBody, value: Value) -> Any:
-        """The numbers of a value of the body that runs."""
+        """Return the data of a value of the running body."""
         bound, what = self.bound, f"job {self.name} at {user_line()}: the numbers of {value.name}"
         if bound is None:
             raise JobError(f"{what} are known when the job is called")

@@ -1,4 +1,4 @@
-"""What a session expects of the jobs, the checkpoints under way and the tensors that it holds."""
+"""Protocols that a session expects of its jobs, unfinished checkpoints and tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Declared(Protocol):
-    """A job, as the session that holds it sees it."""
+    """A job from the view of its session."""
 
     @property
     def name(self) -> str: ...
@@ -21,7 +21,7 @@ class Declared(Protocol):
     def where(self) -> SourceLine: ...
     @property
     def ahead(self) -> bool:
-        """Whether it is compiled before it is called."""
+        """True if the job is compiled before its first call."""
         ...
 
     def declared_shapes(self, session: Session) -> Any: ...
@@ -31,9 +31,9 @@ class Declared(Protocol):
 
 
 class Unfinished(Protocol):
-    """Work behind the program's back that must be waited for; `wait` raises what went wrong, and takes it off the session.
+    """Background work; `wait` raises its errors and removes it from the session.
 
-    After `part` it asks no other rank, and knows what went wrong in this process.
+    After `part` it communicates with no other rank, and reports only errors of this process.
     """
 
     def wait(self) -> None: ...
@@ -41,22 +41,22 @@ class Unfinished(Protocol):
 
 
 class ProgramTensors(Protocol):
-    """Tensors of the program that are variables of the session too, with the same numbers."""
+    """Tensors of the program that share memory with variables of the session."""
 
     def tie(self, tensors: Mapping[str, Any]) -> None:
-        """Have new variables begin with the numbers of these tensors, which are one from then on."""
+        """Initialise new variables from these tensors, and bind them to the tensors."""
         ...
 
     def settle(self) -> None:
-        """Have variables take what the program has written to their tensors."""
+        """Copy values that the program has written to bound tensors into their variables."""
         ...
 
     def changed(self, names: Iterable[str]) -> None:
-        """These variables have taken new values."""
+        """Record that these variables have new values."""
         ...
 
     def part(self) -> None:
-        """The session ends: tensors keep their numbers."""
+        """Unbind the tensors at the end of the session; they keep their data."""
         ...
 
     def __contains__(self, name: str) -> bool: ...

@@ -1,6 +1,6 @@
-"""Options of older programs that have no effect here: accepted with a notice.
+"""Options of older programs without an effect here, accepted with a notice.
 
-Before the names stands what an option takes, and the value of a call without one, unless that is None.
+Each row begins with the accepted type and the value of a call without an argument, unless that is None.
 """
 
 IGNORED: dict[str, dict[str, str]] = {

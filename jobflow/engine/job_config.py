@@ -1,6 +1,6 @@
-"""The configuration of a job: options that are called, ``config.default_data_type(flow.float32)``, some of them in sections.
+"""The configuration of a job: options set by calls such as ``config.default_data_type(flow.float32)``, some of them in sections.
 
-What an option means, and what it takes, is a row of `OPTIONS`.
+The meaning and the accepted values of an option are a row of `OPTIONS`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jobflow.core.types import DType, float16
 from jobflow.engine.options import Names, Option, ignored_options, notice_ignored, unknown
 from jobflow.graph.strategy import Strategy
 
-#: where optimizers keep what they remember; both spread it over the ranks
+#: accepted modes of the sharding of optimizer state, with the same effect
 PLACEMENTS = ("non_distributed", "distributed_split")
 
 OPTIONS: dict[str, Option] = {
@@ -51,14 +51,14 @@ OPTIONS: dict[str, Option] = {
 
 
 class FunctionConfig:
-    """Options of a job, e.g. ``config.train.primary_lr(0.1)``; given to `global_function`, which takes a copy."""
+    """Options of a job, e.g. ``config.train.primary_lr(0.1)``; `global_function` takes a copy."""
 
     def __init__(self) -> None:
         #: values by full name, e.g. "train.primary_lr"
         self.options: dict[str, Any] = {}
-        #: the user's line that set each of them
+        #: source line that set each of them
         self.lines: dict[str, SourceLine] = {}
-        #: in how many parts the batch passes to give the numbers of the whole batch, as the trainer asks; None if it does not
+        #: number of parts of the batch whose results equal those of the whole batch, set by the trainer; None without
         self.microbatches: int | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -72,12 +72,12 @@ class FunctionConfig:
 
     @property
     def function_desc(self) -> Any:
-        """Reads options back: ``config.function_desc.enable_inplace``; None where an option was not set."""
+        """Access to option values: ``config.function_desc.enable_inplace``; None for an option that was not set."""
         return Names("function_config", OPTIONS, lambda full: self.options.get(OPTIONS[full].now or full))
 
     @property
     def trains(self) -> bool:
-        """True if an option of `train` was set: in the older spelling that makes the job a train job."""
+        """True if an option of `train` was set, which makes a job of older programs a train job."""
         return any(name.startswith("train.") for name in self.options)
 
     def set(self, name: str, value: Any) -> None:
@@ -95,31 +95,31 @@ class FunctionConfig:
 
     @property
     def half(self) -> DType | None:
-        """The element type in which products and convolutions are computed; None leaves them as they are."""
+        """The element type of products and convolutions; None without mixed precision."""
         chosen: DType | None = self.options.get("mixed_precision")
         return chosen or (float16 if self.options.get("enable_auto_mixed_precision") else None)
 
     @property
     def lazily(self) -> tuple[str, ...]:
-        """The variables of which a step updates the rows that it has read, and no others; JobError if they are not listed as they must be."""
+        """The variables of which a step updates only the rows that it read; JobError for a malformed list."""
         match self.options.get("indexed_slices_optimizer_conf", {"include_op_names": {"op_name": ()}}):
             case {"include_op_names": {"op_name": list(names) | tuple(names)}} if all(isinstance(name, str) for name in names):
                 return tuple(names)
         raise self._unsupported("indexed_slices_optimizer_conf", "is not of the form {'include_op_names': {'op_name': [names of variables]}}")
 
     def copy(self) -> FunctionConfig:
-        """A configuration that further calls on this one do not change."""
+        """Return a copy that later calls on this configuration do not change."""
         other = FunctionConfig()
         other.options, other.lines = dict(self.options), dict(self.lines)
         other.microbatches = self.microbatches
         return other
 
     def divide(self, count: int, where: SourceLine) -> None:
-        """Pass the batch in `count` parts that give the numbers of the whole batch; `where` is the line of the request."""
+        """Divide the batch into `count` parts whose results equal those of the whole batch; `where` is the line of the request."""
         self.microbatches, self.lines["train.num_gradient_accumulation_steps"] = count, where
 
     def check(self) -> None:
-        """JobError if an option asks for other numbers than jobflow would compute: it is better not to run than to run otherwise."""
+        """Raise JobError for an option whose numbers jobflow does not reproduce, because an error is better than other numbers."""
         steps = self.options.get("train.num_gradient_accumulation_steps", 1)
         if steps < 1:
             raise self._unsupported("train.num_gradient_accumulation_steps", "must be at least 1")
@@ -127,7 +127,7 @@ class FunctionConfig:
             raise self._unsupported("pipeline_schedule", f"is not a schedule of pipelines; use one of {', '.join(SCHEDULES)}")
         if "mixed_precision" in self.options and not self.options["mixed_precision"].is_half:
             raise self._unsupported("mixed_precision", "takes jobflow.float16 or jobflow.bfloat16")
-        _ = self.lazily  # which refuses what is not a list of names
+        _ = self.lazily  # raises an error for a malformed list
         primary = self.options.get("train.primary_lr")
         if self.options.get("train.secondary_lr", primary) != primary:
             raise self._unsupported("train.secondary_lr", "differs from train.primary_lr, which is not supported; give both the same value")

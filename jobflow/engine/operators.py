@@ -1,4 +1,4 @@
-"""Arithmetic operators of the tensors that the body of a job holds."""
+"""Arithmetic operators of the tensors of a job."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from jobflow.ops import matmul as linalg
 from jobflow.ops.arithmetic import TruncateDivide
 from jobflow.ops.pointwise import call
 
-#: What may stand beside a tensor in an expression.  A number takes the tensor's element type.
+#: Operands of a tensor. A number is converted to the tensor's element type.
 Operand: TypeAlias = "TensorOperators | float"
 
 _USE_OURS = "use jobflow's own functions, or return it from the job"
 
 
-#: what NumPy calls for an operator with an array or scalar on its left
+#: NumPy's functions for operators with an array or a scalar on the left
 _REFLECTED = {
     np.add: "__radd__",
     np.subtract: "__rsub__",
@@ -40,18 +40,17 @@ _REFLECTED = {
 
 
 class TensorOperators(Typed):
-    """Operators over `type`; a mixin without state.
+    """Operators of tensors; a mixin without state.
 
-    Comparisons compare elements where an interpreter is in force.  Elsewhere, and beside what is neither tensor nor number, `==` and
-    `!=` compare identity, so that values are keys of dictionaries.
-    Division by a number multiplies by its reciprocal, and division by zero (the number, or a number by zero elements) gives zeros,
-    as the legacy face has it; integers lose the fraction.
+    Comparisons are elementwise inside of a job or graph. Elsewhere, and with an operand that is neither tensor nor number, `==` and `!=` compare
+    identity, so values can be keys of dictionaries. Division by a number multiplies by its reciprocal. As in the legacy API, division by zero gives
+    zeros, and integer division drops the fraction.
     """
 
     __slots__ = ()
 
     def __bool__(self) -> bool:
-        """True, as of any object (`if bias:` asks whether there is one); JobError of what a comparison gives, whose elements are not known."""
+        """Return True, as for any object; raise JobError for the result of a comparison, whose elements are unknown."""
         if self.tensor_type.dtype not in (int8, bool_):
             return True
         raise JobError(
@@ -84,11 +83,11 @@ class TensorOperators(Typed):
         return str(self)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
-        """NumPy arrays and scalars on the left of an operator leave it to us; NumPy's functions cannot be called."""
+        """Let NumPy operands on the left of an operator defer to the tensor; NumPy's functions do not accept tensors."""
         left = inputs[0]
         if method == "__call__" and not options and len(inputs) == 2 and isinstance(left, np.ndarray | np.generic) and ufunc in _REFLECTED:
             answer = getattr(self, _REFLECTED[ufunc])(left)
-            return ufunc is np.not_equal if answer is NotImplemented else answer  # only of == and !=, which compare identity then
+            return ufunc is np.not_equal if answer is NotImplemented else answer  # only for == and !=, which then compare identity
         raise JobError(
             f"{user_line()}: np.{ufunc.__name__} cannot take a {self.tensor_type} tensor: it has no values while a job is traced; {_USE_OURS}, "
             f"such as flow.math.{ufunc.__name__}"
@@ -186,7 +185,7 @@ class TensorOperators(Typed):
 
 
 def quotient(x: Any, y: Any) -> Tensor:
-    """x / y of tensors, or of a tensor and a number: integers lose the fraction, and 0 is what a number is divided by, or divides, 0 to."""
+    """Return x / y; integers drop the fraction, and a division of or by the number zero gives zeros."""
     if _is_number(y) and (not y or x.tensor_type.dtype.is_float):
         return ew.scale(x, 1.0 / y if y else 0)
     if _is_number(x) and y.tensor_type.dtype.is_float:
@@ -196,7 +195,7 @@ def quotient(x: Any, y: Any) -> Tensor:
 
 
 def _no_operand(other: Any) -> Any:
-    """NotImplemented, except for arrays: beside a tensor they are a mistake that Python cannot explain."""
+    """Return NotImplemented; raise an error for arrays, because Python's own message would not explain the mistake."""
     if isinstance(other, np.ndarray):
         raise DtypeError(f"{user_line()}: a tensor beside a NumPy array {other.dtype}{list(other.shape)}; {NOT_A_TENSOR}")
     return NotImplemented
@@ -211,14 +210,14 @@ def _is_tensor(other: Any) -> TypeGuard[Tensor]:
 
 
 def _with(function: Any, x: Tensor, other: Any) -> Any:
-    """`function` of two tensors; a number becomes a tensor like `x`."""
+    """Apply `function` to two tensors; a number is converted to a tensor like `x`."""
     if _is_number(other):
         return function(x, ew.fill_like(x, other))
     return function(x, other) if _is_tensor(other) else _no_operand(other)
 
 
 def _compared(op: ew.Comparison, x: Tensor, other: Any) -> Any:
-    """The comparison, as the interpreter has truth: bool, or the integers of a face that knows no bool."""
+    """Return the comparison as the interpreter's truth type: bool, or int8 in the job API."""
     dtype: DType = getattr(scope.current().interpreter, "truth", bool_)
     if not _is_number(other):
         return ew.cast(call(op, x, other), dtype) if _is_tensor(other) else _no_operand(other)

@@ -1,7 +1,7 @@
-"""Options that are set by calling them: `flow.config` and `flow.env`, and their common base.
+"""Options that are set by calls: `flow.config` and `flow.env`, and their common base.
 
-An option is a row of a table: what it takes and, if it means something here, where its value is kept.  Those in `ignored_options` are
-accepted and say once that they are ignored; names that no release had are errors with a suggestion.
+An option is a row of a table: its accepted values and, if it has an effect, the field that stores it. The options in `ignored_options` are
+accepted with one notice. Unknown names are errors with a suggestion.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from jobflow.runtime.world.environment import default_client
 
 
 def devices_from_launcher() -> int | None:
-    """The number of devices that the environment asks for, if it does."""
+    """Return the number of devices in the environment; None without one."""
     return variables.number(os.environ, variables.DEVICES, 1) if os.environ.get(variables.DEVICES) else None
 
 
 def kernels_at_first() -> str:
-    """The setting of kernels where `flow.config.kernels` was not called; ConfigError where the environment says what there is not."""
+    """Return the default setting of kernels; raise ConfigError for an unknown one in the environment."""
     said = os.environ.get(variables.KERNELS, "").strip() or "auto"
     Option(choices=tuple(SETTINGS)).check(variables.KERNELS, said)
     check_kernels(said, f"{variables.KERNELS}={said}")
@@ -41,20 +41,20 @@ def kernels_at_first() -> str:
     return said
 
 
-#: how checkpoints are written: as jobflow does, or as directories of the legacy system
+#: formats of checkpoints: jobflow's, and directories of the legacy system
 CHECKPOINT_FORMATS = ("jobflow", "oneflow")
 
 
 def checkpoint_format_at_first() -> str:
-    """The setting where `flow.config.checkpoint_format` was not called."""
+    """Return the default checkpoint format."""
     said = os.environ.get(variables.CHECKPOINTS, "").strip() or CHECKPOINT_FORMATS[0]
     Option(choices=CHECKPOINT_FORMATS).check(variables.CHECKPOINTS, said)
     return said
 
 
-#: the value of a call without one, of an option that must be called with a value
+#: default of an option that requires a value
 NEEDED: Any = object()
-#: kinds of values, as messages call them
+#: names of types in messages
 _KINDS: dict[type, str] = {
     int: "an int",
     float: "a float",
@@ -71,7 +71,7 @@ _KINDS: dict[type, str] = {
 
 @dataclass(frozen=True)
 class Option:
-    """What an option takes: kinds of value (none: anything), choices, a least and a largest number; and the value of a call without one."""
+    """The accepted values of an option: types (none: any), choices, minimum and maximum; and the value of a call without an argument."""
 
     kinds: tuple[type, ...] = ()
     default: Any = NEEDED
@@ -79,13 +79,13 @@ class Option:
     choices: tuple[str, ...] = ()
     least: int | None = None
     most: int | None = None
-    #: stored under this name instead, with a notice that the spelling is old
+    #: current name of an old option, whose use prints a notice
     now: str = ""
-    #: whether it may be set after the first job has run
+    #: True if it may be set after the first job has run
     late: bool = False
 
     def check(self, what: str, value: Any) -> None:
-        """ConfigError unless it takes the value; a bool is not a number here, and a class not one of its instances."""
+        """Raise ConfigError unless the value is accepted; a bool is not a number here."""
         if value is NEEDED:
             raise ConfigError(f"{what}: call it with a value")
         is_kind = isinstance(value, self.kinds) and not isinstance(value, type) and (not isinstance(value, bool) or bool in self.kinds)
@@ -101,14 +101,14 @@ class Option:
 
 
 def ignored_options(owner: str) -> dict[str, Option]:
-    """The options of an owner that are accepted and mean nothing here."""
+    """Return the options of an owner that are accepted without an effect."""
     kinds = {"bool": (bool,), "int": (int,), "str": (str,), "any": ()}
     defaults = {"": None, "True": True, "False": False}
-    found: dict[str, Option] = {}
-    for taken, names in IGNORED[owner].items():
-        kind, _, default = taken.partition(" = ")
-        found |= dict.fromkeys(names.split(), Option(kinds[kind], defaults[default], ignored=True))
-    return found
+    options: dict[str, Option] = {}
+    for accepted, names in IGNORED[owner].items():
+        kind, _, default = accepted.partition(" = ")
+        options |= dict.fromkeys(names.split(), Option(kinds[kind], defaults[default], ignored=True))
+    return options
 
 
 def notice_ignored(owner: str, name: str) -> None:
@@ -116,24 +116,24 @@ def notice_ignored(owner: str, name: str) -> None:
 
 
 def unknown(owner: str, full: str, name: str, legal: Iterable[str]) -> ConfigError:
-    """The error for an option that no release had."""
+    """Return the error for an unknown option."""
     return ConfigError(f"{owner}.{full} at {user_line()}: there is no such option{did_you_mean(name, legal)}")
 
 
 class Names:
-    """A table of options as attributes, "a.b" as that of a section: an option is what `found` gives for its name."""
+    """A table of options as attributes; "a.b" is option b of section a, and `found` returns the attribute for a full name."""
 
-    def __init__(self, owner: str, table: Mapping[str, Option], found: Callable[[str], Any], section: str = "") -> None:
-        self._owner, self._table, self._found, self._section = owner, table, found, section
+    def __init__(self, owner: str, table: Mapping[str, Option], attribute: Callable[[str], Any], section: str = "") -> None:
+        self._owner, self._table, self._attribute, self._section = owner, table, attribute, section
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         full = self._section + name
         if full in self._table:
-            return self._found(full)
+            return self._attribute(full)
         if any(known.startswith(f"{full}.") for known in self._table):
-            return Names(self._owner, self._table, self._found, f"{full}.")
+            return Names(self._owner, self._table, self._attribute, f"{full}.")
         raise unknown(self._owner, full, name, {known.partition(".")[0] for known in dir(self)})
 
     def __dir__(self) -> list[str]:
@@ -142,63 +142,63 @@ class Names:
 
 
 def option(initial: Any, *kinds: type, **more: Any) -> Any:
-    """A field that an option sets, and its value before; a function makes that anew."""
+    """Declare a field that an option sets, with its default or a function that creates it."""
     start: dict[str, Any] = {"default_factory" if callable(initial) else "default": initial}
     return field(**start, metadata={"option": Option(kinds, **{"default": None, **more})})
 
 
 @dataclass
 class Settings:
-    """What `flow.config` was told; owned by the session, which sets `started` once the values are in use."""
+    """Values set by `flow.config`; owned by the session, which sets `started` when they are in use."""
 
-    #: None where nothing was said, and no JOBFLOW_DEVICES
+    #: None without a setting and JOBFLOW_DEVICES
     gpu_device_num: int | None = option(None, int, least=0)
     cpu_device_num: int | None = option(devices_from_launcher, int, least=1)
     machine_num: int = option(1, int, least=1)
     enable_legacy_model_io: bool = option(False, bool, default=True)
     enable_debug_mode: bool = option(False, bool, default=True)
-    #: how convolutions are computed
+    #: algorithm of convolutions
     conv_algorithm: str = option("auto", str, choices=("auto", "direct", "winograd"))
-    #: what computes operations, see `kernels.target`; what is compiled already is compiled anew
+    #: kernel tier, see `kernels.target`; a change recompiles existing programs at their next call
     kernels: str = option(kernels_at_first, str, choices=tuple(SETTINGS), late=True)
-    #: where what can be made again is kept, such as compiled loops; None: $JOBFLOW_CACHE, or jobflow in ~/.cache
+    #: cache directory of files that can be regenerated, such as compiled loops; None: $JOBFLOW_CACHE, or jobflow in ~/.cache
     cache_folder: str | None = option(None, str)
-    #: how `checkpoint.save` and `train.CheckPoint` write; all forms are read
+    #: format that `checkpoint.save` and `train.CheckPoint` write; all formats can be read
     checkpoint_format: str = option(checkpoint_format_at_first, str, choices=CHECKPOINT_FORMATS, late=True)
-    #: of all random numbers that have no seed of their own
+    #: seed of random operations without a separate seed
     seed: int | None = option(None, int, least=0)
-    #: whether variables that the ranks of a node hold whole are stored there once, each rank updating its part
+    #: True if replicated variables are stored once per node, and each rank updates its part
     share_variables: bool = option(True, bool, default=True)
-    #: for how many shapes of arguments one job, or one graph, stays compiled
+    #: number of argument shapes for which a job or graph stays compiled
     compiled_shapes: int = option(16, int, least=1)
-    #: options that mean nothing here
+    #: values of options without an effect
     ignored: dict[str, Any] = field(default_factory=dict)
     started: bool = False
-    #: whether the bodies of jobs run at every call
+    #: True if jobs are eager
     eager: bool = False
 
 
 @dataclass
 class EnvSettings:
-    """What `flow.env` was told; `started` once ranks know each other."""
+    """Values set by `flow.env`; `started` after the ranks are connected."""
 
-    #: "single": rank 0 runs the program; "multi": every rank does, which is the default where no mpiexec started them
+    #: "single": rank 0 runs the program; "multi": every rank does, the default unless mpiexec started them
     client: str = option(default_client, str, choices=("single", "multi"))
     ctrl_port: int | None = option(None, int, least=1)
     log_dir: str | None = option(None, str)
     machines: tuple[dict[str, Any], ...] = ()
-    #: options that mean nothing here
+    #: values of options without an effect
     ignored: dict[str, Any] = field(default_factory=dict)
     started: bool = False
 
 
 def _table(owner: str, settings: type) -> dict[str, Option]:
-    """The options of `flow.config` or `flow.env`."""
+    """Return the options of `flow.config` or `flow.env`."""
     return {one.name: one.metadata["option"] for one in fields(settings) if one.metadata} | ignored_options(owner)
 
 
 class _Setters(Names):
-    """``options.gpu_device_num(2)`` stores 2 and returns True, or False if it comes too late."""
+    """Base class of setters: ``options.gpu_device_num(2)`` stores 2 and returns True, or False after the start."""
 
     def __init__(self, owner: str, table: dict[str, Option], settings: Callable[[], Any]) -> None:
         super().__init__(owner, table, self._setter)
@@ -225,9 +225,9 @@ class _Setters(Names):
         if settings.started and not option.late:
             notice(f"{self._owner}.{full}({value!r}) at {user_line()} comes too late and has no effect: call it before the first job runs")
             return False
-        if full in ("gpu_device_num", "cpu_device_num") and value and (told := devices_from_launcher()) not in (None, value):
-            notice(f"{self._owner}.{full}({value!r}) at {user_line()}: there are {told} devices, since {variables.DEVICES}={told}")
-            value = told
+        if full in ("gpu_device_num", "cpu_device_num") and value and (configured := devices_from_launcher()) not in (None, value):
+            notice(f"{self._owner}.{full}({value!r}) at {user_line()}: there are {configured} devices, since {variables.DEVICES}={configured}")
+            value = configured
         if option.ignored:
             notice_ignored(self._owner, full)
             settings.ignored[full] = value
@@ -237,7 +237,7 @@ class _Setters(Names):
 
 
 def check_kernels(setting: str, what: str) -> None:
-    """ConfigError where what a setting of kernels needs is not installed."""
+    """Raise ConfigError if a setting of kernels needs packages that are not installed."""
     if setting == "llvm":
         try:
             optional("llvmlite", what)
@@ -252,14 +252,14 @@ class ConfigOptions(_Setters):
         super().__init__("config", _table("config", Settings), settings)
 
     def legacy_model_io_enabled(self) -> bool:
-        """What `enable_legacy_model_io` was set to."""
+        """Return the value set by `enable_legacy_model_io`."""
         return self._settings().enable_legacy_model_io
 
 
 class EnvOptions(_Setters):
     """`flow.env`: ``env.client("multi")``, ``env.machine([{"addr": "192.168.1.1"}])``, ``env.init()``.
 
-    `resource` gives the settings of `flow.config`; `start` starts the environment and is called by `init`.
+    `resource` returns the settings of `flow.config`; `start`, called by `init`, starts the environment.
     """
 
     def __init__(
@@ -270,7 +270,7 @@ class EnvOptions(_Setters):
         self._start = start
 
     def init(self) -> bool:
-        """Start the environment now rather than at its first use; False if it had been started."""
+        """Start the environment before its first use; return False if it has been started."""
         with scope.lock():
             settings = self._settings()
             if settings.started:
@@ -283,32 +283,32 @@ class EnvOptions(_Setters):
 
     @staticmethod
     def get_rank() -> int:
-        """The number of this process among those that run the program."""
+        """Return the rank of this process."""
         eager = scope.current().root.eager
         return variables.rank() if eager is None else int(eager.rank.index)
 
     @staticmethod
     def get_world_size() -> int:
-        """How many processes run the program."""
+        """Return the number of processes of the program."""
         return world_size()
 
     @staticmethod
     def get_local_rank() -> int:
-        """The number of this process on its machine."""
+        """Return the rank of this process on its machine."""
         return rendezvous.local_rank()
 
     @staticmethod
     def get_node_size() -> int:
-        """How many machines the processes run on."""
+        """Return the number of machines of the program."""
         return rendezvous.node_size()
 
     @staticmethod
     def all_device_placement(device_type: str) -> placement:
-        """All ranks there are."""
+        """Return the placement of all ranks."""
         return placement.all(device_type)
 
     def machine(self, *val: Any) -> bool:
-        """The machines of the job, the first of them the one whose program gives the orders; recorded, since mpiexec says where ranks are."""
+        """Record the machines of the job, the first of which runs the client; mpiexec alone determines where ranks run."""
         listed = val[0] if len(val) == 1 and isinstance(val[0], list | tuple) else val
         machines = tuple({"addr": entry} if isinstance(entry, str) else dict(entry) if isinstance(entry, dict) else {} for entry in listed)
         what = f"env.machine at {user_line()}"
@@ -326,10 +326,10 @@ class EnvOptions(_Setters):
         return True
 
     def init_bootstrap_confs(self, *val: Any, **kargs: Any) -> bool:
-        """Accepted: ranks find each other through mpiexec."""
+        """Accept the option without an effect: ranks connect through mpiexec."""
         notice("env.init_bootstrap_confs has no effect and is ignored")
         return not self._settings().started
 
     def current_resource(self) -> Settings:
-        """A copy of what `flow.config` was told."""
+        """Return a copy of the settings of `flow.config`."""
         return replace(self._resource())

@@ -23,16 +23,17 @@ from jobflow.runtime.device import cupy_device as cuda
 from jobflow.runtime.world.launched import launched
 
 TAGS = ("cpu", "cuda")
-#: tensors of more axes than this have no split
+#: largest number of axes of a tensor with a split
 MOST_AXES = 32
 
 
 class placement:
-    """Which ranks a global tensor lies on, in this order; nested lists arrange them as a mesh.
+    """The ranks of a global tensor, in order; nested lists arrange them as a mesh.
 
-    `type` is "cpu" or "cuda"; `ranks` numbers of processes: a list, nested lists, a range, an array or one number.  The older form
-    {machine: devices} is read too.
-    Raises: PlacementError for a rank named twice, a rank that does not exist, or anything that is no rank.
+    `type` is "cpu" or "cuda". `ranks` are process numbers: a list, nested lists, a range, an array or one number. The older form
+    {machine: devices} is accepted, too.
+
+    Raises: PlacementError for a repeated rank, a rank that does not exist, or an invalid value.
     """
 
     __slots__ = ("core",)
@@ -42,13 +43,13 @@ class placement:
         self, type: str = "", ranks: Any = None, hierarchy: Sequence[int] | None = None, *, device_type: str = "", device_ids: Any = None
     ) -> None:
         what = f"placement at {user_line()}"
-        tag, given = type or device_type, device_ids if ranks is None else ranks
+        tag, requested = type or device_type, device_ids if ranks is None else ranks
         if tag not in TAGS:
             raise PlacementError(f'{what}: unknown type {tag!r}; use "cpu" or "cuda"')
-        if isinstance(given, Mapping):
+        if isinstance(requested, Mapping):
             say("placement(type, {machine: devices}) is the old form; write placement(type, ranks=[...])")
-            given = _of_machines(given, what)
-        grid = _grid(given, what)
+            requested = _of_machines(requested, what)
+        grid = _grid(requested, what)
         if hierarchy:
             if math.prod(hierarchy) != grid.size:
                 raise PlacementError(f"{what}: {grid.size} ranks do not fill a hierarchy {tuple(hierarchy)}")
@@ -60,14 +61,14 @@ class placement:
 
     @classmethod
     def of(cls, core: Placement) -> placement:
-        """The public face of a placement."""
-        made = cls.__new__(cls)
-        made.core = core
-        return made
+        """Return the public form of an internal placement."""
+        result = cls.__new__(cls)
+        result.core = core
+        return result
 
     @staticmethod
     def all(type: str) -> placement:
-        """All ranks there are."""
+        """Return the placement of all ranks."""
         return placement(type, range(world_size()))
 
     def __repr__(self) -> str:
@@ -91,7 +92,7 @@ class placement:
 
     @property
     def ranks(self) -> np.ndarray[Any, Any]:
-        """The ranks, in the shape of the mesh."""
+        """The ranks as an array with the shape of the mesh."""
         return np.array(self.core.ranks).reshape(self.core.mesh)
 
     @property
@@ -101,14 +102,14 @@ class placement:
 
 
 def say(text: str) -> None:
-    """A notice to the user of all ranks, of which one gives it."""
+    """Print a notice once for all ranks."""
     started = launched()
     if started is None or started.rank == 0:
         notice(text)
 
 
 def on_host(what: str) -> None:
-    """Tensors are to lie on a GPU.  Where there is none they lie on the host, which is said; where there is one, PlacementError."""
+    """Use the host in place of a missing GPU, with a notice; raise PlacementError if there is a GPU."""
     if cuda.available():
         raise PlacementError(
             f'{what}: tensors and graphs cannot use the GPU of this machine yet, only jobs can; use "cpu", or put what shall run on the GPU in a '
@@ -118,7 +119,7 @@ def on_host(what: str) -> None:
 
 
 def world_size() -> int:
-    """How many ranks run this program."""
+    """Return the number of ranks of this program."""
     eager = scope.current().root.eager
     if eager is not None:
         return eager.rank.size
@@ -126,25 +127,25 @@ def world_size() -> int:
     return 1 if started is None else started.size
 
 
-def _of_machines(given: Mapping[int, Any], what: str) -> list[int]:
-    """{0: [0, 1]} as ranks; every machine has as many devices as the first that is named has ranks in this world."""
-    found: list[int] = []
-    each = max(world_size() // max(len(given), 1), 1)
-    for machine, devices in given.items():
+def _of_machines(machines: Mapping[int, Any], what: str) -> list[int]:
+    """Convert {0: [0, 1]} to ranks; all machines count as many devices as an equal division of the world gives."""
+    numbers: list[int] = []
+    each = max(world_size() // max(len(machines), 1), 1)
+    for machine, devices in machines.items():
         listed = [devices] if isinstance(devices, int) else list(devices)
         if not all(isinstance(device, int | np.integer) for device in (machine, *listed)):
             raise PlacementError(f"{what}: cannot read {{{machine!r}: {devices!r}}}; write ranks=[0, 1]")
-        found += [machine * each + int(device) for device in listed]
-    return found
+        numbers += [machine * each + int(device) for device in listed]
+    return numbers
 
 
-def _grid(given: Any, what: str) -> np.ndarray[Any, Any]:
+def _grid(ranks: Any, what: str) -> np.ndarray[Any, Any]:
     try:
-        grid = np.array(list(given) if isinstance(given, range) else given)
+        grid = np.array(list(ranks) if isinstance(ranks, range) else ranks)
     except ValueError:
-        raise PlacementError(f"{what}: the rows of a mesh are of equal length; got ranks={given!r}") from None
+        raise PlacementError(f"{what}: the rows of a mesh are of equal length; got ranks={ranks!r}") from None
     if grid.dtype.kind not in "iu" or not grid.size:
-        raise PlacementError(f"{what}: ranks are numbers of processes, for example [0, 1] or [[0, 1], [2, 3]]; got {given!r}")
+        raise PlacementError(f"{what}: ranks are numbers of processes, for example [0, 1] or [[0, 1], [2, 3]]; got {ranks!r}")
     return grid.reshape(1) if grid.ndim == 0 else grid
 
 
@@ -161,13 +162,13 @@ def _check(grid: np.ndarray[Any, Any], what: str) -> None:
 
 
 def _how_to_start(ranks: int) -> str:
-    """The commands that start this program with so many ranks."""
+    """Return commands that start this program with this many ranks."""
     script = Path(sys.argv[0]).name if sys.argv[0].endswith(".py") else "script.py"
     return f"Start {ranks} ranks: mpiexec -n {ranks} python {script}, or: jobflow launch --nproc_per_node {ranks} {script}"
 
 
 class sbp:
-    """How a tensor lies along a dimension of the mesh: `sbp.split(dim)`, `sbp.broadcast`, `sbp.partial_sum` (and _max, _min)."""
+    """The layouts of a tensor along a dimension of the mesh: `sbp.split(dim)`, `sbp.broadcast`, `sbp.partial_sum` (also _max, _min)."""
 
     sbp = Sbp
     broadcast = layout.B
@@ -177,19 +178,19 @@ class sbp:
 
     @staticmethod
     def split(dim: int | None = None, *, axis: int | None = None) -> Split:
-        """Each rank holds one balanced piece along `dim`; `axis` is its older name."""
+        """Return the layout with one balanced piece along `dim` per rank; `axis` is the older name of `dim`."""
         number = dim if axis is None else axis
         if type(number) is not int or not 0 <= number < MOST_AXES or (dim is not None and axis is not None):
             raise SbpError(f"sbp.split at {user_line()}: one axis of a tensor, counted from 0, is needed; got dim={dim!r}, axis={axis!r}")
         return layout.S(number)
 
 
-def sbp_tuple(given: Any, where: Placement, what: str, ndim: int | None = None) -> tuple[Sbp, ...]:
-    """One S/B/P per dimension of the mesh, from what programs write: one, or a list of them; SbpError otherwise."""
-    each = tuple(given) if isinstance(given, list | tuple) else (given,)
+def sbp_tuple(sbp: Any, where: Placement, what: str, ndim: int | None = None) -> tuple[Sbp, ...]:
+    """Return one S/B/P per dimension of the mesh, from a single one or a list; raise SbpError for anything else."""
+    each = tuple(sbp) if isinstance(sbp, list | tuple) else (sbp,)
     for one in each:
         if not isinstance(one, Split | Broadcast | Partial):
-            raise SbpError(f"{what}: sbp is made of sbp.split(dim), sbp.broadcast and sbp.partial_sum; got {given!r}")
+            raise SbpError(f"{what}: sbp is made of sbp.split(dim), sbp.broadcast and sbp.partial_sum; got {sbp!r}")
         if ndim is not None and isinstance(one, Split) and one.axis >= ndim:
             axes = f"the axes 0 to {ndim - 1}" if ndim else "no axes"
             raise SbpError(f"{what}: {one!r} of a tensor that has {axes}")

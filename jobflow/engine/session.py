@@ -1,9 +1,9 @@
 """The session: registered jobs, variables, settings, and the world of ranks.
 
-It starts at the first need: a job call, a checkpoint, a look at variables.  Then all registered jobs are traced in the order of
-their declaration, so that their variables exist and have their first values, and the ranks bind their plans.
+It starts on first use: a job call, a checkpoint, or access to variables. All registered jobs are then traced in the order of their declaration,
+so that their variables exist and are initialised, and the ranks bind their plans.
 
-Python threads may call jobs at once: what concerns the session runs with `scope.lock` held, one thread at a time.
+Python threads may call jobs concurrently: code of the session holds `scope.lock`, so it runs in one thread at a time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from jobflow.runtime.world.world import World
 from jobflow.typing.lazy import Lazy
 from jobflow.typing.signature import Bound
 
-#: In how many calls of a job clients compare their arguments.
+#: Number of calls of a job in which clients compare their arguments.
 CALLS_COMPARED = 3
 
 
@@ -54,20 +54,20 @@ class Session:
         self.jobs: dict[str, Declared] = {}
         self.variables: dict[str, Variable] = {}
         self.runs: dict[str, int] = {}
-        #: variables that have been set from outside of jobs, until a job looks for its own
+        #: variables set outside of jobs, until a job declares them
         self.loaded: set[str] = set()
         self.world: World | None = None
-        #: a checkpoint that is being written
+        #: the checkpoint being written
         self.unfinished: Unfinished | None = None
-        #: those of modules that jobs call, if any does
+        #: tensors of modules that jobs call, if any
         self.tensors: ProgramTensors | None = None
         self._compiled: dict[tuple[Declared, Any, Any], Compiled] = {}
-        #: by job, what its programs depend on beside the shapes of arguments: see `Compiled.modes`
+        #: job -> state that its programs depend on in addition to argument shapes; see `Compiled.modes`
         self._modes: dict[Declared, dict[int, Callable[[], Any]]] = {}
-        #: programs of jobs that others have taken the place of; given back when the next one is compiled, which all clients do together
+        #: programs of redefined jobs; released at the next compilation, which is collective
         self._replaced: list[tuple[Declared, Any, Any]] = []
         self._number = 0
-        #: how many calls of a job have been compared; `runs` go on where a checkpoint ended
+        #: number of compared calls by job; `runs`, in contrast, continues after a checkpoint
         self._compared: Counter[str] = Counter()
 
     @property
@@ -78,11 +78,11 @@ class Session:
 
     @property
     def device_tag(self) -> str:
-        """The kind of device the program asked for."""
+        """The configured kind of device."""
         return "gpu" if self.settings.gpu_device_num else "cpu"
 
     def target(self) -> Target:
-        """What programs are compiled for: the devices that there are, which are CPUs where a GPU was asked for and there is none."""
+        """The compilation target: the available devices, which are CPUs if a GPU is configured and missing."""
         if self.world is not None:
             tag = self.world.ranks[0].device.tag
         else:
@@ -91,7 +91,7 @@ class Session:
 
     @property
     def asked_devices(self) -> int | None:
-        """How many devices the program asked for, on all machines; None if it did not say."""
+        """The configured number of devices on all machines; None if it is not configured."""
         each = self.settings.gpu_device_num or self.settings.cpu_device_num
         return None if each is None else each * self.settings.machine_num
 
@@ -102,28 +102,28 @@ class Session:
 
     @property
     def here(self) -> tuple[int, ...] | None:
-        """The ranks whose parts of arguments this client cuts; None for all."""
+        """The ranks whose parts of arguments this client slices; None for all."""
         return tuple(rank.index for rank in self.world.ranks) if self.world is not None and self.world.multi else None
 
     def device_count(self) -> int:
-        """How many devices the world has, or will have."""
+        """Return the number of devices of the world, also before its start."""
         if self.world is not None:
             return self.world.size
         started = launched()
         return started.size if started is not None else self.asked_devices or 1
 
     def devices_per_machine(self) -> int:
-        """How many devices each machine has."""
+        """Return the number of devices of each machine."""
         return max(self.device_count() // self.settings.machine_num, 1)
 
     def default_placement(self) -> Placement:
-        """All devices."""
+        """Return the placement of all devices."""
         return first_ranks(self.device_tag, self.device_count())
 
     def place(self, tag: str, devices: Sequence[Any], hierarchy: tuple[int, ...] | None) -> Placement:
-        """The ranks that texts like "0:0-3" mean, or numbers of ranks; GPU ids must exist, CPU ids fold onto the ranks there are.
+        """Return the ranks of texts such as "0:0-3" or of rank numbers. GPU ids must exist; CPU ids are folded onto the existing ranks.
 
-        Lists of lists are rows of a mesh, as `hierarchy` is; a mesh that folds keeps its inner dimensions where it can.
+        Lists of lists are rows of a mesh, as in `hierarchy`. A folded mesh keeps its inner dimensions if possible.
         """
         here = f"placement({tag!r}, {list(devices)}{'' if hierarchy is None else f', {hierarchy}'}) at {user_line()}"
         asked, mesh = self._grid(devices, here)
@@ -136,11 +136,11 @@ class Session:
         return Placement("gpu" if tag == "cuda" else tag, ranks, mesh if len(ranks) == len(asked) else folded(mesh, len(ranks)))
 
     def _grid(self, devices: Sequence[Any], here: str) -> tuple[list[int], tuple[int, ...]]:
-        """The devices that are meant, one after another, and the mesh that nested lists make of them."""
+        """Return the listed devices in order, and the mesh of nested lists."""
         rows = [entry for entry in devices if isinstance(entry, list | tuple)]
         if not rows:
-            found = [rank for entry in devices for rank in self._ranks(entry, here)]
-            return found, (len(found),)
+            numbers = [rank for entry in devices for rank in self._ranks(entry, here)]
+            return numbers, (len(numbers),)
         if len(rows) < len(devices):
             raise PlacementError(f"{here}: lists and devices are mixed; write a mesh as lists of equal length")
         grids = [self._grid(row, here) for row in rows]
@@ -157,14 +157,14 @@ class Session:
         if match is None:
             shown = f'"{entry}"' if isinstance(entry, str) else repr(entry)
             raise PlacementError(f'{here}: cannot read {shown}; write "machine:device" or "machine:first-last", for example "0:0-3"')
-        found: list[int] = []
+        ranks: list[int] = []
         for part in match[2].split(","):
             first, _, last = part.partition("-")
-            found.extend(int(match[1]) * self.devices_per_machine() + device for device in range(int(first), int(last or first) + 1))
-        return found
+            ranks.extend(int(match[1]) * self.devices_per_machine() + device for device in range(int(first), int(last or first) + 1))
+        return ranks
 
     def _existing(self, tag: str, asked: Sequence[int], here: str) -> tuple[int, ...]:
-        """The ranks of the world that devices stand for."""
+        """Return the ranks of the world for device numbers."""
         size = self.device_count()
         beyond = [rank for rank in asked if rank >= size]
         if not beyond:
@@ -178,13 +178,13 @@ class Session:
     # ---------------------------------------------------------------- jobs
 
     def register(self, job: Declared) -> None:
-        """A job with the name of an earlier one takes its place, whose programs are given back."""
+        """Register a job; it replaces an earlier one with its name, whose programs are released."""
         with scope.lock():
             self.jobs[job.name] = job
             self._replaced = [key for key in self._compiled if (key[0].name == job.name and key[0] != job) or key in self._replaced]
 
     def start(self) -> World:
-        """Bring up the world; once."""
+        """Start the world, once, and return it."""
         with scope.lock():
             if self.world is None:
                 multi = environment().client == "multi"
@@ -193,7 +193,7 @@ class Session:
             return self.world
 
     def prepare_all(self) -> None:
-        """Trace, compile and bind every registered job that is not yet."""
+        """Trace, compile and bind every registered job that has not been prepared."""
         if not self.jobs and not self.settings.eager:
             raise JobError(f"at {user_line()}: there is no job yet; declare one with @global_function before variables are used")
         with scope.lock():
@@ -202,23 +202,23 @@ class Session:
                 self.compiled(job, job.declared_shapes(self))
 
     def compiled(self, job: Declared, shapes: Any) -> Compiled:
-        """The job for arguments of these shapes, bound on every rank."""
+        """Return the job compiled for arguments of these shapes and bound on every rank."""
         with scope.lock():
-            found = self._compiled.pop(self._key(job, shapes), None)
-            fresh = found is None
-            found = found or self._compile(job, shapes)
-            self._modes.setdefault(job, {}).update(found.modes)
-            self._compiled[self._key(job, shapes)] = found  # the last used is the last to be forgotten
+            program = self._compiled.pop(self._key(job, shapes), None)
+            fresh = program is None
+            program = program or self._compile(job, shapes)
+            self._modes.setdefault(job, {}).update(program.modes)
+            self._compiled[self._key(job, shapes)] = program  # keeps the order of use
             if fresh:
                 self._forget(job)
-            return found
+            return program
 
     def _key(self, job: Declared, shapes: Any) -> tuple[Declared, Any, Any]:
         return job, shapes, (self.settings.kernels, *[mode() for mode in self._modes.get(job, {}).values()])
 
     def _compile(self, job: Declared, shapes: Any) -> Compiled:
         world = self.start()
-        # in a context of its own, of which nothing is left wherever Ctrl-C ends it
+        # in a separate context, so an interruption leaves no state
         compiled = copy_context().run(job.compile, self, shapes, self._number)
         self._number += 1
         if world.multi:
@@ -231,7 +231,7 @@ class Session:
                 self.tensors.tie({name: x for name, x in compiled.tensors.items() if name in new})
         except BaseException:
             self.variables = {name: variable for name, variable in self.variables.items() if name not in new}
-            if world.ranks:  # under MPI, the job has ended
+            if world.ranks:  # the MPI job has ended
                 compiled.release(world, tuple(new))
             raise
         return compiled
@@ -242,7 +242,7 @@ class Session:
         compiled.bind(world, storage, self.target(), self.settings.cache_folder)
 
     def _compare_programs(self, world: World, job: Declared, compiled: Compiled) -> None:
-        """Raise JobError unless every client has traced the same program."""
+        """Raise JobError unless all clients have traced the same program."""
         lines = [f"kernels: {self.target()}", *"\n".join(map(physical_text, compiled.programs)).splitlines()]
         exchange = partial(ExchangeItems, about=f"the programs of job {job.name}")
         if difference := compare_programs(lines, range(world.size), lambda item: world.call(exchange(item))):
@@ -253,7 +253,7 @@ class Session:
             )
 
     def compare_arguments(self, job: Declared, arrays: Mapping[str, Sequence[Array | Lazy]]) -> None:
-        """ArgumentError unless every client passes the same arguments; looked at in the first calls only, because it costs a message."""
+        """Raise ArgumentError unless all clients pass the same arguments; only the first calls are compared, because a comparison costs a message."""
         world = self.world
         if world is None or not world.multi or self._compared[job.name] >= CALLS_COMPARED:
             return
@@ -268,10 +268,10 @@ class Session:
                 )
 
     def _forget(self, job: Declared) -> None:
-        """Give back the programs of replaced jobs, and of this name, if there are many, those used longest ago."""
+        """Release the programs of replaced jobs, and the least recently used programs of this job if there are too many."""
         assert self.world is not None
         mine = [key for key in self._compiled if key[0].name == job.name and key not in self._replaced]
-        most = self.settings.compiled_shapes * max(1 + 2 * len(self._compiled[key].sized) for key in mine)  # programs of a call
+        most = self.settings.compiled_shapes * max(1 + 2 * len(self._compiled[key].sized) for key in mine)  # programs per call
         if len(mine) > most:
             notice(many_shapes(f"job {job.name}", self.settings.compiled_shapes))
         for key in [*self._replaced, *mine[:-most]]:
@@ -281,18 +281,18 @@ class Session:
         self._replaced.clear()
 
     def call(self, job: Declared, args: tuple[Any, ...]) -> Any:
-        """Run a job; its result as the return annotation says."""
+        """Run a job and return its result by its return annotation."""
         return self.performed(job, args)()
 
     def performed(self, job: Declared, args: tuple[Any, ...]) -> Callable[[], Any]:
-        """Run a job; what gives its result, which calls functions of the program and so is called without the lock."""
+        """Run a job and return a function for its result, which calls user code and must therefore be called without the lock."""
         with scope.lock():
             if self.world is None:
                 self.prepare_all()
             return job.run(self, args)
 
     def run(self, compiled: Compiled, bound: Sequence[Bound], beside: Mapping[str, Any]) -> list[Any]:
-        """One step on all ranks; what it gives, as `Compiled.values` has it.  Called with the lock held since `compiled` was looked up."""
+        """Run one step on all ranks and return the values as `Compiled.values` does. The caller holds the lock since it looked up `compiled`."""
         with held():
             values = self.look(compiled, bound, beside)
             self.runs[compiled.name] = self.runs.get(compiled.name, 0) + 1
@@ -300,7 +300,7 @@ class Session:
         return values
 
     def look(self, compiled: Compiled, bound: Sequence[Bound], beside: Mapping[str, Any]) -> list[Any]:
-        """The same of a program that writes no variables, in the middle of a step."""
+        """Run a program that writes no variables, in the middle of a step."""
         assert self.world is not None
         arguments = compiled.arguments(bound, self.runs.get(compiled.name, 0))
         return compiled.with_beside(compiled.run(self.world, arguments, self.here), beside)
@@ -308,7 +308,7 @@ class Session:
     # ---------------------------------------------------------------- variables
 
     def read(self, names: Sequence[str]) -> dict[str, Array]:
-        """The current values of variables, whole."""
+        """Return the current values of variables as whole arrays."""
         with scope.lock():
             assert self.world is not None
             self.settle()
@@ -320,24 +320,24 @@ class Session:
         return values
 
     def write(self, values: Mapping[str, Array]) -> None:
-        """Set variables; shape and element type must be theirs (CheckpointError)."""
+        """Set variables; raise CheckpointError if a shape or an element type differs."""
         with scope.lock():
             self.settle()
             self.put(values)
             self.changed(values)
 
     def settle(self) -> None:
-        """Have variables take what the program has written to tensors that are variables; before they are read, written or used.  Collective."""
+        """Copy values that the program has written to bound tensors into their variables, before these are used. Collective."""
         if self.tensors is not None:
             self.tensors.settle()
 
     def changed(self, names: Iterable[str]) -> None:
-        """Have such tensors show what these variables have become."""
+        """Copy new values of these variables into bound tensors."""
         if self.tensors is not None:
             self.tensors.changed(names)
 
     def put(self, values: Mapping[str, Array]) -> None:
-        """`write`, without a look at tensors."""
+        """Set variables without an update of bound tensors."""
         assert self.world is not None
         each: list[dict[str, Array]] = [{} for _ in range(self.world.size)]
         for name, value in values.items():
@@ -353,26 +353,26 @@ class Session:
 
     @property
     def writes_files(self) -> bool:
-        """True in the one process that writes for all."""
+        """True in the one process that writes files for all."""
         assert self.world is not None
         return any(rank.index == 0 for rank in self.world.ranks)
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank has called this."""
         with scope.lock():
             assert self.world is not None
             self.world.call(Barrier())
 
     def finish(self) -> None:
-        """Wait for what is unfinished, and raise what went wrong with it; collective."""
+        """Wait for background work, and raise its errors. Collective."""
         with scope.lock():
             if self.unfinished is not None:
                 self.unfinished.wait()
 
     def close(self) -> None:
-        """Finish, and end the ranks.  Jobs and variables are gone with them.
+        """Finish, and end the ranks with their jobs and variables.
 
-        Who leaves by an exception, as one of several clients, waits for nobody: others may wait for it elsewhere, and would not hear of it.
+        After an exception a client among several does not wait for the others, which may wait for it elsewhere.
         """
         with scope.lock():
             try:
@@ -394,10 +394,10 @@ class Session:
                 self._replaced.clear()
 
 
-def many_shapes(what: str, kept: int) -> str:
-    """What is said when a program for an earlier shape is dropped."""
+def many_shapes(what: str, limit: int) -> str:
+    """Return the notice about a dropped program for an earlier shape."""
     return (
-        f"{what} has been called with more than {kept} shapes of arguments: programs for those used longest ago are dropped, "
+        f"{what} has been called with more than {limit} shapes of arguments: programs for those used longest ago are dropped, "
         f"and compiled again when they are needed; config.compiled_shapes(n) keeps n"
     )
 
@@ -407,7 +407,7 @@ def _print(value: Array | Lazy) -> str | memoryview:
 
 
 def digest(*parts: str | memoryview) -> str:
-    """A short text that differs if the content does."""
+    """Return a short hash of the content."""
     sha = hashlib.sha256()
     for part in parts:
         sha.update(part.encode() if isinstance(part, str) else part)
@@ -415,7 +415,7 @@ def digest(*parts: str | memoryview) -> str:
 
 
 def folded(mesh: tuple[int, ...], size: int) -> tuple[int, ...]:
-    """A mesh of as many dimensions for fewer ranks: inner dimensions stay while they divide what is left.
+    """Return a mesh with the same number of dimensions for fewer ranks; inner dimensions stay while they divide the remainder.
 
     folded((2, 2), 2) == (1, 2)        folded((2, 4), 2) == (2, 1)
     """
@@ -427,7 +427,7 @@ def folded(mesh: tuple[int, ...], size: int) -> tuple[int, ...]:
 
 
 def environment() -> EnvSettings:
-    """What the program said about its environment; it outlives sessions."""
+    """Return the settings of the environment, which outlive sessions."""
     root = scope.current().root
     with root.lock:
         if root.environment is None:
@@ -436,7 +436,7 @@ def environment() -> EnvSettings:
 
 
 def current_session() -> Session:
-    """The session of this program (or of this test)."""
+    """Return the session of this program or of this test."""
     root = scope.current().root
     with root.lock:
         if root.session is None:
@@ -445,7 +445,7 @@ def current_session() -> Session:
 
 
 def clear_default_session() -> None:
-    """Close the current session: jobs, variables and settings are forgotten."""
+    """Close the current session and discard its jobs, variables and settings."""
     _refuse_in_jobs("clear_default_session")
     root = scope.current().root
     with root.lock:
@@ -457,11 +457,11 @@ def clear_default_session() -> None:
 
 
 def sync_default_session() -> None:
-    """Wait for everything launched: calls of jobs return when they are done, so there is nothing to wait for."""
+    """Return at once: a call of a job returns when it is complete."""
 
 
 def started_session() -> Session:
-    """The current session, with all registered jobs prepared."""
+    """Return the current session with all registered jobs prepared."""
     _refuse_in_jobs("what needs all variables")
     with scope.lock():
         session = current_session()
@@ -470,7 +470,7 @@ def started_session() -> Session:
 
 
 def _refuse_in_jobs(what: str) -> None:
-    """JobError in the body of a job, which is traced while the session is being prepared."""
+    """Raise JobError in the body of a job, which is traced while the session is being prepared."""
     if scope.current().interpreter is not None:
         raise JobError(f"{what} was called at {user_line()} in the body of a job; call it outside, before or after the job")
 
@@ -483,6 +483,6 @@ def _begin() -> None:
     current_session().start()
 
 
-#: `flow.config` and `flow.env`: options of the session in force, and of its environment.
+#: `flow.config` and `flow.env`: options of the current session and of its environment.
 config = ConfigOptions(_settings)
 env = EnvOptions(environment, _settings, _begin)
