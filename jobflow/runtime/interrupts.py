@@ -28,7 +28,7 @@ TRACEBACK = "JOBFLOW_TRACEBACK"
 AGAIN = 0.01
 
 
-class _ReplacedHandler:
+class _SigintScope:
     """A context in which `_note` replaces the handler of SIGINT."""
 
     __slots__ = ("_previous",)
@@ -48,7 +48,7 @@ class _ReplacedHandler:
             _calls.signal(_SIGINT, self._previous)
 
 
-class held(_ReplacedHandler):
+class held(_SigintScope):
     """A context that delays the first SIGINT to its end, or to a second SIGINT."""
 
     __slots__ = ("_noted",)
@@ -70,7 +70,7 @@ class held(_ReplacedHandler):
             self._previous(*self._noted)
 
 
-class caught(_ReplacedHandler):
+class caught(_SigintScope):
     """A context that stores the exception of the SIGINT handler as `error`, calls `stop`, and raises the exception at its end."""
 
     __slots__ = ("_stop", "error")

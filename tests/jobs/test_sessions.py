@@ -79,7 +79,7 @@ class TestCheckPoint:
         steps = {name: flow.checkpoint.get(str(tmp_path / name))["System-Train-TrainStep-train_job"].numpy().tolist() for name in ("a", "a-2", "a-4")}
         assert steps == {"a": [1], "a-2": [2], "a-4": [3]} and list(flow.checkpoint.get(str(tmp_path / "a-5"))) == ["w"]
         assert (tmp_path / "a-3").read_text() == "kept" and len(list(tmp_path.iterdir())) == 5
-        notices = [line for line in capsys.readouterr().err.splitlines() if "exists already" in line]
+        notices = [line for line in capsys.readouterr().err.splitlines() if "already exists" in line]
         assert [Path(line.rpartition("is written to ")[2]).name for line in notices] == ["a-2", "a-4", "a-5"]
 
     def test_init_gives_first_values_again_only_in_the_old_way(self, on: Begin, capsys: pytest.CaptureFixture[str]) -> None:
