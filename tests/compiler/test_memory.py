@@ -18,7 +18,6 @@ from jobflow.compiler.rank import buffer_reuse, memory
 from jobflow.core.errors import PlanError
 from jobflow.core.layout import S
 from jobflow.core.types import TensorType, float64, int64
-from jobflow.engine import binding
 from jobflow.graph.ir import Graph
 from jobflow.kernels.target import CPU
 from jobflow.ops.activation import relu, tanh
@@ -33,6 +32,7 @@ from jobflow.ops.slices import slice_
 from jobflow.ops.softmax import causal_softmax
 from jobflow.plan.plan import ALIGNMENT, Compute, Plan
 from jobflow.plan.storage import RankMemory, place_variables
+from jobflow.program import program
 
 
 def plan_of(graph: Graph, rank: int = 0) -> Plan:
@@ -86,7 +86,7 @@ MODELS = {"deep": deep, "convolutional": convolutional, "attentive": attentive}
 @pytest.fixture
 def spoiling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans are bound to the executor that spoils freed memory."""
-    monkeypatch.setattr(binding, "Executor", SpoilingExecutor)
+    monkeypatch.setattr(program, "Executor", SpoilingExecutor)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
@@ -118,7 +118,7 @@ def test_random_programs_in_spoiled_memory(n: int, spoiling: None) -> None:
 
 def test_spoiling_shows_a_value_that_is_read_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check itself is checked: memory spoiled one instruction too early gives other numbers."""
-    monkeypatch.setattr(binding, "Executor", SpoilingExecutor)
+    monkeypatch.setattr(program, "Executor", SpoilingExecutor)
     monkeypatch.setattr("freed.deaths", lambda plan: [*deaths(plan)[1:], deaths(plan)[0]])
     graph = trace(deep)
     random = np.random.default_rng(3)
