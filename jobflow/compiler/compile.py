@@ -65,7 +65,7 @@ from jobflow.plan.storage import RankMemory, is_common
 def logical(program: Traced, outputs: Sequence[Value]) -> LogicalProgram:
     """Return the logical program: the graph of the whole job, independent of ranks."""
     if program.microbatches is None:
-        found = differentiate(*prepared(program, outputs))
+        batch = differentiate(*prepared(program, outputs))
     else:
         bodies = [(program, outputs)] if program.tail is None else [(program, outputs), program.tail]
         parts: list[Parts] = []
@@ -73,9 +73,9 @@ def logical(program: Traced, outputs: Sequence[Value]) -> LogicalProgram:
             compared = [
                 parts_of(body, program.whole, rows, program.microbatches) for body, rows in zip(bodies, program.microbatches.sizes, strict=True)
             ]
-            bodies, parts = [(body, made) for body, made, _ in compared], [own for *_, own in compared]
-        found = unroll([prepared(*body) for body in bodies], program.microbatches, parts)
-    return replace(found, graph=recompute(pipeline(update_rows(simplify(guard(found.graph)), program.lazily), program.schedule)))
+            bodies, parts = [(body, rewritten) for body, rewritten, _ in compared], [own for *_, own in compared]
+        batch = unroll([prepared(*body) for body in bodies], program.microbatches, parts)
+    return replace(batch, graph=recompute(pipeline(update_rows(simplify(guard(batch.graph)), program.lazily), program.schedule)))
 
 
 def prepared(program: Traced, outputs: Sequence[Value]) -> tuple[Traced, Sequence[Value]]:
@@ -103,7 +103,7 @@ def ordered_program(physical: Physical, memory: RankMemory, target: Target) -> O
     ordered = overlap(order(rank_program(physical, memory, target)))
     if target.fusion is None:
         return ordered
-    from jobflow.compiler.rank.regions import form_regions  # which most programs do without
+    from jobflow.compiler.rank.regions import form_regions  # imported at first use, because most targets do not fuse
 
     return form_regions(ordered)
 

@@ -131,12 +131,12 @@ class JobBody:
 
     def fed(self, name: str, type: TensorType) -> JobTensor:
         """An argument of this name that the job's feed gives."""
-        return self.handle(self.tracer.as_seen(self.tracer.input(name, type)))
+        return self.handle(self.tracer.in_current_view(self.tracer.input(name, type)))
 
     def fed_ragged(self, name: str, ragged: Ragged) -> JobTensor:
         """The same of one whose shape is that of the run."""
         type = ragged.type.with_shape(self.shape_read(name))
-        return self.handle(self.tracer.as_seen(self.tracer.input(name, type, local=ragged.per_device)))
+        return self.handle(self.tracer.in_current_view(self.tracer.input(name, type, local=ragged.per_device)))
 
     def rows_found(self, name: str, padded: JobTensor, axis: int) -> JobTensor:
         """Positions along an axis of a tensor which has -1 behind the last of them."""
@@ -146,7 +146,7 @@ class JobBody:
         """The positions as an argument that nobody passes: they are computed before the rest of the run, whose program is that for so many."""
         self.sized[name] = sized = Sized(padded.tensor_type, padded.local, padded.value, partial(trimmed, axis=axis), _MASK)
         type = sized.type.with_shape(self.read.get(name, sized.type.shape))
-        return self.handle(self.tracer.as_seen(self.tracer.input(name, type, local=sized.per_device)))
+        return self.handle(self.tracer.in_current_view(self.tracer.input(name, type, local=sized.per_device)))
 
     def computed(self, what: str, value: Value) -> str:
         """The name under which a run has the array of a value, or one of each device, before the rest of it: the host makes something of it."""

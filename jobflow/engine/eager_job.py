@@ -108,7 +108,7 @@ def _content(program: Any, results: Results) -> tuple[Any, ...]:
     numbers: dict[Value, int] = {}
     nodes = []
     for node in program.nodes:
-        nodes.append((node.op, node.name, node.placement, node.origin, tuple([numbers[value] for value in node.inputs]), len(node.outputs)))
+        nodes.append((node.op, node.name, node.placement, node.provenance, tuple([numbers[value] for value in node.inputs]), len(node.outputs)))
         numbers.update({value: len(numbers) + i for i, value in enumerate(node.outputs)})
     training = program.training
     return (

@@ -35,7 +35,7 @@ from jobflow.engine.session import Session
 from jobflow.graph.ir import Physical, Value
 from jobflow.graph.strategy import Strategy
 from jobflow.graph.traced import Traced
-from jobflow.graph.training import Microbatches, Optimizer, Training, ValidRange, Watch
+from jobflow.graph.training import ArgumentBounds, Microbatches, Optimizer, Training, Watch
 from jobflow.ops.arithmetic import Where
 from jobflow.ops.random_tensors import RandomSource
 from jobflow.ops.row_update import RowUpdate
@@ -64,7 +64,7 @@ class Version(NamedTuple):
     physical: Physical
     results: Results
     watches: tuple[Watch, ...]
-    limits: tuple[ValidRange, ...]
+    bounds: tuple[ArgumentBounds, ...]
     pieces: tuple[int, ...]
     program: Traced
 
@@ -196,7 +196,7 @@ class Job:
         fed = None if program.feed is None else Fed.of(program.feed, self.where, passes, parts, session.here, bool(program.sized))
         refused = next((version.program.refused for version in each.values() if version.program.refused), "")
         return Compiled(
-            *(self.name, self.where, number, tuple(programs), parts, first.limits, first.pieces),
+            *(self.name, self.where, number, tuple(programs), parts, first.bounds, first.pieces),
             *(first.results, first.watches, program.tensors, program.modes, fed, refused, program.sized),
         )
 
@@ -229,7 +229,7 @@ class Job:
         where, count = self.config.lines.get(ACCUMULATION, self.where), self.microbatch_count
         if len(rows) > 1:
             raise JobError(
-                f"job {self.name}: {count} microbatches, asked for at {where}: its readers have batches of different sizes, {sorted(rows)}"
+                f"job {self.name}: {count} microbatches, requested at {where}: its readers have batches of different sizes, {sorted(rows)}"
             )
         cut = Microbatches(count, count * rows.pop(), tuple(read), where)
         return replace(program, microbatches=cut, schedule=self._schedule), results
@@ -239,7 +239,7 @@ class Job:
         rows = sorted({type.shape[0] for type in read.values()})
         if rows != list(cut.sizes):
             raise JobError(
-                f"job {self.name}: {cut.count} microbatches, asked for at {cut.where}: those of its arguments have "
+                f"job {self.name}: {cut.count} microbatches, requested at {cut.where}: those of its arguments have "
                 f"{' or '.join(map(str, cut.sizes))} rows, and what it reads has {' or '.join(map(str, rows))}; read as many rows as a microbatch has"
             )
         return replace(cut, arguments=(*cut.arguments, *read))
@@ -291,7 +291,9 @@ class Job:
         with scope.using(interpreter=body, placement=placement, view=view, namespace=()):
             declared = zip(self.signature.placeholders(), shapes, strict=True)
             values = [
-                HostArgument(name, d.type, placement.size) if d.nested else body.handle(tracer.as_seen(self._argument(tracer, name, d, shape)))
+                HostArgument(name, d.type, placement.size)
+                if d.nested
+                else body.handle(tracer.in_current_view(self._argument(tracer, name, d, shape)))
                 for (name, d), shape in declared
             ]
             try:
@@ -325,11 +327,11 @@ class Job:
             where = self.config.lines.get(ACCUMULATION, self.where)
             raise JobError(
                 f"job {self.name}: {', '.join(body.sized)} is computed before the rest of a run, in each of its {self.microbatch_count} microbatches "
-                f"another, asked for at {where}; {' and '.join(dict.fromkeys(sized.instead for sized in body.sized.values()))}"
+                f"another, requested at {where}; {' and '.join(dict.fromkeys(sized.instead for sized in body.sized.values()))}"
             )
         if self.microbatch_count > 1 and body.feed is not None and (names := [*body.feed.ragged, *body.feed.results]):
             raise JobError(
-                f"job {self.name}: {', '.join(names)} has another shape in each of its {self.microbatch_count} microbatches, asked for at "
+                f"job {self.name}: {', '.join(names)} has another shape in each of its {self.microbatch_count} microbatches, requested at "
                 f"{self.config.lines.get(ACCUMULATION, self.where)}; give samples one shape, as image.Resize does"
             )
         return replace(program, **told, tensors=body.tensors, modes=body.modes, feed=body.feed, refused=body.refused, sized=dict(body.sized))
@@ -446,7 +448,7 @@ def _version(trace: Trace) -> Version:
             f"{program}: indexed_slices_optimizer_conf names {', '.join(whole)}, of which all rows are updated: the gradient is more than "
             f"sums of rows, something else reads it, or the optimizer's formula is not one of single elements"
         )
-    return Version(distribute(found.graph), results, found.watches, program.limits, found.pieces, program)
+    return Version(distribute(found.graph), results, found.watches, program.bounds, found.pieces, program)
 
 
 def returned_values(results: Results) -> list[Value]:

@@ -92,7 +92,7 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class Provenance:
     """Provenance of a node in the user's program; nodes added by passes inherit it from the nodes that they serve."""
 
     #: the user's line, for errors about the node
@@ -118,7 +118,7 @@ class Node:
     makes: InitVar[Sequence[Output]]
     name: str
     placement: Placement
-    origin: Origin = Origin()
+    provenance: Provenance = Provenance()
     outputs: tuple[Value, ...] = field(init=False)
 
     def __post_init__(self, makes: Sequence[Output]) -> None:
@@ -128,11 +128,11 @@ class Node:
     @property
     def where(self) -> SourceLine:
         """The user's line."""
-        return self.origin.where
+        return self.provenance.where
 
     @property
     def phase(self) -> Phase:
-        return self.origin.phase
+        return self.provenance.phase
 
     def __str__(self) -> str:
         outputs = ", ".join(f"{v}:{v.tensor_type}" for v in self.outputs)

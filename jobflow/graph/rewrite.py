@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from jobflow.core.layout import Placement
-from jobflow.graph.ir import Graph, Node, Origin, Output, Value
+from jobflow.graph.ir import Graph, Node, Output, Provenance, Value
 from jobflow.ops.op import Op
 
 #: A function from a node and the replacements of its inputs to the replacements of its outputs.
@@ -37,13 +37,13 @@ def changed(
     makes: Sequence[Output] | None = None,
     name: str | None = None,
     placement: Placement | None = None,
-    origin: Origin | None = None,
+    provenance: Provenance | None = None,
 ) -> Node:
-    """Return the node with other inputs and, if passed, another op, other outputs, another name, placement or origin.
+    """Return the node with other inputs and, if passed, another op, other outputs, another name, placement or provenance.
 
     Return the same node if nothing changes.
     """
-    same = op is None and makes is None and name is None and placement is None and origin is None
+    same = op is None and makes is None and name is None and placement is None and provenance is None
     if same and inputs == node.inputs:
         return node
     return Node(
@@ -52,7 +52,7 @@ def changed(
         made_by(node) if makes is None else makes,
         name or node.name,
         placement or node.placement,
-        origin or node.origin,
+        provenance or node.provenance,
     )
 
 

@@ -11,7 +11,7 @@ from jobflow.core.errors import NOWHERE, SourceLine
 from jobflow.core.layout import Placement
 from jobflow.core.types import DType
 from jobflow.graph.ir import Graph, Node, Value, Variable
-from jobflow.graph.training import Microbatches, Training, ValidRange, Watch
+from jobflow.graph.training import ArgumentBounds, Microbatches, Training, Watch
 
 if TYPE_CHECKING:
     from jobflow.graph.strategy import Distribution
@@ -40,7 +40,7 @@ class Traced:
     losses: tuple[Value, ...]
     watches: tuple[Watch, ...]
     #: the valid values of arguments
-    limits: tuple[ValidRange, ...]
+    bounds: tuple[ArgumentBounds, ...]
     #: mirrored view only: the length of the first axis of each rank's arguments, if the ranks' shapes differ
     rows: tuple[int, ...]
     #: the names in use, with the lines that use them, and the number of names per prefix

@@ -134,7 +134,7 @@ class Microbatches:
 
 
 @dataclass(frozen=True)
-class ValidRange:
+class ArgumentBounds:
     """The valid values of an argument, checked at run time."""
 
     argument: str

@@ -20,7 +20,7 @@ def graph_to_wire(graph: Graph) -> Wire:
             made_by(node),
             node.name,
             node.placement,
-            node.origin,
+            node.provenance,
         )
         for node in graph.nodes
     ]
@@ -42,8 +42,8 @@ def graph_from_wire(wire: Wire) -> Graph:
     name, placement, rows, inputs, outputs, variables, reads, updates, lengths = wire
     nodes: list[Node] = []
     values: list[Value] = []
-    for op, sources, specs, label, placed, origin in rows:
-        node = Node(op, tuple(values[i] for i in sources), specs, label, placed, origin)
+    for op, sources, specs, label, placed, provenance in rows:
+        node = Node(op, tuple(values[i] for i in sources), specs, label, placed, provenance)
         values.extend(node.outputs)
         nodes.append(node)
     return Graph(

@@ -216,7 +216,7 @@ def stage_of(what: str, x: Tensor, axes: int) -> st.Stage:
     The tensor is known before the job runs, or computed in an earlier phase of the run.
     """
     feed, body = feed_of(what), body_of(what)
-    value = body.tracer.as_seen(value_of(x))
+    value = body.tracer.in_current_view(value_of(x))
     source = value.node.inputs[0].node.op if isinstance(value.node.op, ToLocal) else value.node.op
     if isinstance(source, Input) and source.argument in feed.stages and axes == len(x.tensor_type.shape) - 1:
         return feed.stages[source.argument]
@@ -230,7 +230,7 @@ def stage_of(what: str, x: Tensor, axes: int) -> st.Stage:
 
 def fed_by(what: str, x: Tensor) -> st.Stage | None:
     """Return the stage of the reader whose rows a tensor holds, possibly cast; None for a tensor that is computed or passed."""
-    value = body_of(what).tracer.as_seen(value_of(x))
+    value = body_of(what).tracer.in_current_view(value_of(x))
     while isinstance(value.node.op, ToLocal | Identity | Cast):
         (value,) = value.node.inputs
     op = value.node.op

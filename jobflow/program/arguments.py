@@ -12,7 +12,7 @@ from jobflow.core.errors import JobflowError, user_line
 from jobflow.core.layout import Box, Layout
 from jobflow.core.types import Array
 from jobflow.graph.ir import Physical
-from jobflow.graph.training import ValidRange
+from jobflow.graph.training import ArgumentBounds
 from jobflow.ops.source import Input
 from jobflow.typing.lazy import Lazy
 
@@ -61,7 +61,7 @@ def _parts(physical: Physical, rank: int) -> tuple[ArgumentPart, ...]:
     return tuple(parts)
 
 
-def check_arguments(program: str, bounds: Iterable[ValidRange], arguments: Mapping[str, Any]) -> None:
+def check_arguments(program: str, bounds: Iterable[ArgumentBounds], arguments: Mapping[str, Any]) -> None:
     """Raise an error if an argument holds a value that its reader does not accept; parts of lazy arguments are checked when they are read."""
     for bound in bounds:
         if bound.argument not in arguments:
@@ -78,7 +78,7 @@ def check_arguments(program: str, bounds: Iterable[ValidRange], arguments: Mappi
             start += array.shape[0] if array.shape else 0
 
 
-def check_values(program: str, bound: ValidRange, array: Array, device: str = "", first: int = 0) -> None:
+def check_values(program: str, bound: ArgumentBounds, array: Array, device: str = "", first: int = 0) -> None:
     """Raise an error if an array, whose first row has this number, holds a value out of bounds."""
     check = bound.check
     if check.passes(array):

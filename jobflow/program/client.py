@@ -13,7 +13,7 @@ from jobflow.core.errors import JobflowError, SourceLine
 from jobflow.core.layout import Layout, Local
 from jobflow.core.types import Array, TensorType
 from jobflow.graph.ir import Graph, Physical, Variable
-from jobflow.graph.training import ValidRange
+from jobflow.graph.training import ArgumentBounds
 from jobflow.graph.wire import physical_to_wire
 from jobflow.kernels.target import CPU, Target
 from jobflow.program.arguments import ArgumentPart, check_values
@@ -39,7 +39,7 @@ class ClientProgram:
     #: per rank, its parts of the arguments
     parts: tuple[tuple[ArgumentPart, ...], ...]
     #: the values of arguments that their readers accept
-    bounds: tuple[ValidRange, ...]
+    bounds: tuple[ArgumentBounds, ...]
     #: per result, the number of outputs that are concatenated along axis 0; () for one each
     pieces: tuple[int, ...]
 

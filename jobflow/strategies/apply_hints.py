@@ -104,7 +104,7 @@ class _HintWriter:
 
     def rewrite(self, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value]:
         op, place = node.op, self.place(node)
-        origin = replace(node.origin, stage=self.stages.get(node, node.origin.stage))
+        provenance = replace(node.provenance, stage=self.stages.get(node, node.provenance.stage))
         if isinstance(op, ReadVariable):
             place = self.variables[op.key].placement
         elif isinstance(op, Input) and op.sbp is not None:  # its layout is fixed, whichever stage reads it
@@ -113,8 +113,8 @@ class _HintWriter:
             op = replace(op, split=op.split and self.cut(place)[self.outermost] != B)
         elif node.phase == "forward" and not op.alias and not isinstance(op, ViewConversion | ToLayout | GradientLayout):
             inputs = tuple(map(self.read, inputs))
-        inputs = tuple(self.received_by(value, place, origin.stage) for value in inputs)
-        outputs = self.tracer.again(node, inputs, op=op, placement=place, origin=origin)
+        inputs = tuple(self.received_by(value, place, provenance.stage) for value in inputs)
+        outputs = self.tracer.again(node, inputs, op=op, placement=place, provenance=provenance)
         return [self.redistributed(new, old) for new, old in zip(outputs, node.outputs, strict=True)]
 
     def received_by(self, value: Value, place: Placement, stage: int | None) -> Value:
@@ -132,7 +132,7 @@ class _HintWriter:
         back = self.requested(before, [hints.gradients for hints in self.hints])
         if (target is None and back is None) or value.node.op.external:
             return value
-        with scope.using(placement=value.node.placement, view="consistent", stage=value.node.origin.stage):
+        with scope.using(placement=value.node.placement, view="consistent", stage=value.node.provenance.stage):
             op = GradientLayout(back) if target is None and back is not None else ToLayout(target or (), back)
             (fresh,) = self.tracer.apply(op, (value,), None)
         assert isinstance(fresh, Value)
@@ -202,14 +202,14 @@ class _HintWriter:
     ) -> Value:
         """Redistribute the value once and share the result among its readers."""
         if key not in self.redistributed_reads:
-            with scope.using(placement=storage, view="consistent", stage=value.node.origin.stage, region=region):
+            with scope.using(placement=storage, view="consistent", stage=value.node.provenance.stage, region=region):
                 (self.redistributed_reads[key],) = self.tracer.apply(ToLayout(target, back), (value,), None)
         return self.redistributed_reads[key]
 
     @cached_property
     def first_region(self) -> int:
         """The first region number that the program does not use."""
-        return 1 + max((node.origin.region for node in self.program.nodes if node.origin.region is not None), default=0)
+        return 1 + max((node.provenance.region for node in self.program.nodes if node.provenance.region is not None), default=0)
 
 
 def collected(program: Traced, dimensions: Sequence[Strategy]) -> list[Hints]:

@@ -55,12 +55,12 @@ class pipeline(Strategy):
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:
-            raise ConfigError(f"strategies.pipeline at {user_line()}: there is no schedule {self.schedule!r}; use {', '.join(SCHEDULES)}")
+            raise ConfigError(f"strategies.pipeline at {user_line()}: unknown pipeline schedule {self.schedule!r}; use {', '.join(SCHEDULES)}")
         object.__setattr__(self, "cuts", (self.cuts,) if isinstance(self.cuts, str) else tuple(self.cuts))
 
     def hints(self, program: Traced, n: int, split: Mapping[str, AbstractSet[int]]) -> Hints:
         steps = _model(program)
-        named = sorted({node.origin.stage for node in steps if node.origin.stage is not None}) if not self.cuts else []
+        named = sorted({node.provenance.stage for node in steps if node.provenance.stage is not None}) if not self.cuts else []
         count = self.stages or max(n, len(named))
         if count % n:
             raise ConfigError(f"strategies.pipeline: {count} stages do not divide among {n} groups of ranks; make stages a multiple of {n}")
@@ -104,7 +104,7 @@ def _stages_by_name(program: Traced, steps: Sequence[Node], names: Sequence[int]
         )
     stages: dict[Node, int] = {}
     for node in steps:
-        stage = node.origin.stage
+        stage = node.provenance.stage
         stages[node] = names.index(stage) if stage is not None else max((stages.get(value.node, 0) for value in node.inputs), default=0)
     return stages
 

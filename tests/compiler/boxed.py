@@ -12,7 +12,7 @@ from jobflow.compiler.layouts.box import Reroute, box
 from jobflow.core.errors import NOWHERE, SourceLine
 from jobflow.core.layout import MAX, MIN, Layout, Partial, Sbp
 from jobflow.core.types import TensorType
-from jobflow.graph.ir import Graph, Node, Origin, Physical, Sharded, Value
+from jobflow.graph.ir import Graph, Node, Physical, Provenance, Sharded, Value
 from jobflow.ops.layout_ops import Copy
 from jobflow.ops.source import Input
 from jobflow.program.commands import Sent
@@ -28,7 +28,7 @@ def change(source: Layout, target: Layout, type: TensorType, number: int = 0, wh
     """x in `source`, read by a node, at a line of the program, that wants it in `target`."""
     read = Node(Input(type.shape, type.dtype, f"x{number}"), (), ((type, f"x{number}", False),), f"x{number}", source.placement)
     (x,) = read.outputs
-    copy = Node(Copy(), (x,), ((type, f"y{number}", False),), f"y{number}", target.placement, Origin(where))
+    copy = Node(Copy(), (x,), ((type, f"y{number}", False),), f"y{number}", target.placement, Provenance(where))
     graph = Graph("job", source.placement, (read, copy), (x,), copy.outputs)
     return x, copy, Sharded(graph, {x: source, copy.outputs[0]: target}, {read: (), copy: (target,)})
 

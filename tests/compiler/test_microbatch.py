@@ -75,7 +75,7 @@ def test_two_microbatches_as_text() -> None:
 
 def test_nodes_know_their_microbatch() -> None:
     graph = unrolled(linear, 5, 2)
-    found = {node.name: node.origin.microbatch for node in graph.nodes}
+    found = {node.name: node.provenance.microbatch for node in graph.nodes}
     assert found["x[0:3]"] == 0 and found["x[3:5]"] == 1
     assert found["matmul_0#0"] == 0 and found["matmul_0.matmul_1#1"] == 1 and found["w.gradient#1"] == 1
     assert found["w"] is found["scale_0"] is found["sgdupdate_0"] is None

@@ -93,7 +93,7 @@ def test_without_regions_and_without_training_nothing_changes() -> None:
 def test_copies_are_never_merged_with_what_they_repeat() -> None:
     graph = trace(chain(6, 3), train=True)
     assert text(simplify(graph)) == text(graph)
-    assert {node.origin.region for node in graph.nodes if node.name.startswith("again:")} == {~1, ~2}
+    assert {node.provenance.region for node in graph.nodes if node.name.startswith("again:")} == {~1, ~2}
     assert all(node.phase == "backward" for node in graph.nodes if node.name.startswith("again:"))
 
 

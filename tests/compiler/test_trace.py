@@ -113,7 +113,7 @@ def test_a_variable_has_one_shape() -> None:
         variable(tracer, "w", 2)
         return variable(tracer, "w", 3)
 
-    with pytest.raises(JobError, match=r'variable "w" is float32\[2\] in another place but float32\[3\] here; one name is one tensor'):
+    with pytest.raises(JobError, match=r'variable "w" is float32\[2\] elsewhere but float32\[3\] here; give it another name'):
         trace(body)
 
 

@@ -330,7 +330,7 @@ def test_devices_with_different_numbers_of_rows(on: On, loss: Any) -> None:
 
 def test_microbatches_of_one_row_on_one_of_unlike_devices(on: On) -> None:
     on(2)
-    with pytest.raises(JobError, match=r"the ranks' arguments differ in length \(\[3, 7\]\).*ask for fewer than 3"):
+    with pytest.raises(JobError, match=r"the ranks' arguments differ in length \(\[3, 7\]\).*request fewer than 3"):
         mirrored(3, [3, 7])
 
 
@@ -393,7 +393,7 @@ WRONG: dict[str, tuple[Callable[..., Any], int, list[tuple[int, ...]], str]] = {
         lambda x: train_step(x),
         5,
         [(3, 2)],
-        r"5 microbatches, asked for at test_microbatches\.py:\d+: the batch has 3 rows \(x\).*ask for at most 3",
+        r"5 microbatches, requested at test_microbatches\.py:\d+: the batch has 3 rows \(x\).*request at most 3",
     ),
     "arguments of different lengths": (
         lambda x, table: train_step(x),

@@ -56,7 +56,7 @@ def test_batch_norm_refuses_a_device_without_rows(fresh: None) -> None:
 def test_microbatches_refuse_devices_with_too_few_rows(lengths: tuple[int, ...], text: str, fresh: None) -> None:
     flow.config.cpu_device_num(len(lengths))
     job = train_job(MODELS["linear"](), "mean", microbatches=2)
-    with pytest.raises(JobError, match=rf"job train: 2 microbatches, asked for at mirrored.py:\d+: {re.escape(text)}"):
+    with pytest.raises(JobError, match=rf"job train: 2 microbatches, requested at mirrored.py:\d+: {re.escape(text)}"):
         job(*batch(lengths))
 
 

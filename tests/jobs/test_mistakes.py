@@ -119,7 +119,7 @@ def test_a_tensor_of_another_job(fresh: None) -> None:
         def second(x: tp.Numpy.Placeholder((4, 6))) -> tp.Numpy:
             return use(x)  # noqa: B023 - called in this turn of the loop
 
-        with pytest.raises(JobError, match=rf"at {HERE}: <tensor e float32\[4,6\]> was made while another job was traced; compute it here"):
+        with pytest.raises(JobError, match=rf"at {HERE}: <tensor e float32\[4,6\]> belongs to another job; compute it here"):
             second(X)
 
 

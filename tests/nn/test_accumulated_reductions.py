@@ -87,7 +87,7 @@ def test_every_reduction_gives_the_numbers_of_one_pass_or_is_refused(loss: str, 
     (lost, exact), (shown, combines) = LOSSES[loss], RESULTS[result]
     for formula, of_result, fine in ((lost, RESULTS["rows"][0], exact), (LOSSES["mean"][0], shown, combines)):
         if not fine:
-            with pytest.raises(JobError, match=rf"\w+ at test_accumulated_reductions\.py:\d+: .* the {count} microbatches asked for at"):
+            with pytest.raises(JobError, match=rf"\w+ at test_accumulated_reductions\.py:\d+: .* the {count} microbatches requested at"):
                 step(count, formula, of_result)
             continue
         for found, value in zip(step(count, formula, of_result), step(1, formula, of_result), strict=True):

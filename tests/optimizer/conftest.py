@@ -28,7 +28,7 @@ class Held(TensorOperators):
 
     array: np.ndarray[Any, Any]
     #: all lie in one place
-    node: ClassVar[Any] = SimpleNamespace(placement=Placement("cpu", (0,)), origin=SimpleNamespace(stage=None))
+    node: ClassVar[Any] = SimpleNamespace(placement=Placement("cpu", (0,)), provenance=SimpleNamespace(stage=None))
 
     @property
     def tensor_type(self) -> TensorType:  # type: ignore[override]

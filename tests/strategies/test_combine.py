@@ -69,7 +69,7 @@ def test_names(text: str, strategy: st.Strategy) -> None:
         (lambda: st.named("zero4"), "there is no strategy 'zero4'; did you mean"),
         (lambda: st.named("data=two"), "'data=two' is not understood"),
         (lambda: st.named("dtaa=2"), "did you mean"),
-        (lambda: st.pipeline(2, schedule="2f2b"), "there is no schedule '2f2b'; use 1f1b, gpipe, interleaved"),
+        (lambda: st.pipeline(2, schedule="2f2b"), "unknown pipeline schedule '2f2b'; use 1f1b, gpipe, interleaved"),
         (lambda: st.zero(4), "stage is 4; use 1, 2 or 3"),
         (lambda: st.combine(), "pass at least one strategy"),
         (lambda: st.combine(st.zero, st.tensor_parallel(2)), "is not a strategy; pass one such as data_parallel(2)"),  # type: ignore[arg-type]

@@ -104,7 +104,7 @@ def test_every_reduction_gives_the_numbers_of_one_device_or_is_refused(loss: str
     (devices, make), (lost, exact), (shown, combines) = STRATEGIES[strategy], LOSSES[loss], RESULTS[result]
     for formula, of_result, fine in ((lost, RESULTS["rows"][0], exact), (LOSSES["rows"][0], shown, combines)):
         if not fine:
-            with pytest.raises(JobError, match=rf"\w+ at test_microbatch_reductions\.py:\d+: .* the {count} microbatches asked for at"):
+            with pytest.raises(JobError, match=rf"\w+ at test_microbatch_reductions\.py:\d+: .* the {count} microbatches requested at"):
                 step(devices, make(count), formula, of_result)
             continue
         expected = step(1, flow.strategies.consistent(), formula, of_result)

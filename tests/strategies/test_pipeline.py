@@ -16,7 +16,7 @@ def stages(job: str) -> dict[str, int]:
     """The stage of every forward node that has one, by name."""
     (compiled,) = (compiled for compiled in current_session()._compiled.values() if compiled.name == job)
     nodes = compiled.programs[0].graph.nodes
-    return {node.name: node.origin.stage for node in nodes if node.origin.stage is not None and node.phase == "forward"}
+    return {node.name: node.provenance.stage for node in nodes if node.provenance.stage is not None and node.phase == "forward"}
 
 
 def ranks(*names: str) -> list[tuple[int, ...]]:
@@ -51,8 +51,8 @@ def test_groups_take_turns_when_stages_are_interleaved() -> None:
     assert sorted(set(stages("train_mlp").values())) == [0, 1, 2, 3]
     (compiled,) = current_session()._compiled.values()
     for node in compiled.programs[0].graph.nodes:
-        if node.origin.stage is not None and node.op.word() != "reroute":
-            assert node.placement.ranks == (node.origin.stage % 2,)
+        if node.provenance.stage is not None and node.op.word() != "reroute":
+            assert node.placement.ranks == (node.provenance.stage % 2,)
 
 
 def test_every_stage_has_a_mesh_of_its_own() -> None:

@@ -19,7 +19,7 @@ def cut_batch(
 
     `whose` is the job or graph, for messages; `devices` are the rows of each device of the mirrored view, if they differ.
     """
-    what = f"{whose}: {count} microbatches, asked for at {where}"
+    what = f"{whose}: {count} microbatches, requested at {where}"
     if devices and min(devices) < count:
         raise JobError(
             f"{what}: the devices have {list(devices)} rows, and each needs at least {count}; pass at least {count} rows to every device, or "
@@ -43,7 +43,7 @@ def cut_batch(
     if rows == 0:
         raise JobError(f"{what}: the batch has no rows ({', '.join(lengths)}); pass at least {count} rows")
     if count > rows:
-        raise JobError(f"{what}: the batch has {rows} rows ({', '.join(lengths)}), so {count - rows} of them would be empty; ask for at most {rows}")
+        raise JobError(f"{what}: the batch has {rows} rows ({', '.join(lengths)}), so {count - rows} of them would be empty; request at most {rows}")
     return Microbatches(count, rows, tuple(lengths), where)
 
 
@@ -51,15 +51,15 @@ def cut_batch(
 def explained(microbatches: Microbatches, rows: int) -> Iterator[None]:
     """Add the number of traced rows to errors of the body: to the message if shapes may be the cause, otherwise as a note."""
     batch = f"the {microbatches.rows} rows of the batch ({', '.join(microbatches.arguments)})"
-    told = (
+    explanation = (
         f"the body was traced for a microbatch of {rows} of {batch}, because {microbatches.count} microbatches "
-        f"are asked for at {microbatches.where}; a length that is the batch's must come from an argument, as {microbatches.arguments[0]}.shape[0]"
+        f"are requested at {microbatches.where}; a length that is the batch's must come from an argument, as {microbatches.arguments[0]}.shape[0]"
     )
     try:
         yield
     except (ShapeError, ArgumentError) as error:
-        error.args = (f"{error} ({told})",)
+        error.args = (f"{error} ({explanation})",)
         raise
     except Exception as error:
-        error.add_note(told)
+        error.add_note(explanation)
         raise

@@ -25,7 +25,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, PlanError
 from jobflow.core.layout import B, P, Split
 from jobflow.core.types import DType, Tensor, TensorType, bool_, float16, int64
-from jobflow.graph.ir import End, Graph, Node, Origin, Value, Variable, is_dynamic
+from jobflow.graph.ir import End, Graph, Node, Provenance, Value, Variable, is_dynamic
 from jobflow.graph.rewrite import Rewriter, made_by
 from jobflow.graph.strategy import Strategy
 from jobflow.graph.traced import Traced
@@ -39,7 +39,7 @@ from jobflow.ops.scalar import Cast, DivideBy, Scale
 from jobflow.ops.source import Constant, ReadVariable
 from jobflow.ops.update import Increment
 
-#: Gradients so far, by the value they belong to.
+#: Value -> the contributions to its gradient so far.
 Contributions = dict[Value, list[Value]]
 
 
@@ -61,9 +61,9 @@ class Weight:
 class Gradients:
     """The result of the backward pass."""
 
-    #: by the value they are the gradient of
+    #: value -> its gradient
     of: Mapping[Value, Value]
-    #: by the value they are: what each of its values is the gradient of
+    #: gradient -> the end whose gradient it is
     ends: Mapping[Value, End]
 
     def of_variables(self, tracer: Tracer) -> dict[str, Value]:
@@ -71,10 +71,10 @@ class Gradients:
         names = [name for name, variable in tracer.variables.items() if variable.trainable and tracer.reads[name] in self.of]
         return {name: self.of[tracer.reads[name]] for name in names}
 
-    def origin(self, node: Node) -> Origin:
+    def provenance(self, node: Node) -> Provenance:
         """Return the provenance of a node, with the ends that its outputs are gradients of."""
         ends = tuple([self.ends.get(value) for value in node.outputs])
-        return replace(node.origin, gradients=ends) if any(ends) else node.origin
+        return replace(node.provenance, gradients=ends) if any(ends) else node.provenance
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,9 @@ class LogicalProgram:
     """The graph of a job, and the interpretation of its outputs."""
 
     graph: Graph
-    #: who is shown the last outputs
+    #: the watches that receive the last outputs
     watches: tuple[Watch, ...]
-    #: per result and watch, of how many outputs it consists, one after another along axis 0
+    #: per result and watch, the number of its outputs, which are concatenated along axis 0
     pieces: tuple[int, ...]
 
 
@@ -96,7 +96,7 @@ def differentiate(program: Traced, outputs: Sequence[Value]) -> LogicalProgram:
         return LogicalProgram(tracer.graph((*outputs, *shown)), watches, (1,) * (len(outputs) + len(shown)))
     check_losses(program)
     weight = Weight(counted(program, training.losses[0]))
-    shows = any(watch.gradient for watch in tracer.watches) and not _ragged(tracer, training.losses[0])
+    shows = any(watch.gradient for watch in tracer.watches) and not _has_dynamic_rows(tracer, training.losses[0])
     raised = _on_all_ranks(training.losses[0], weight) if shows else raised_by(program.nodes, training, weight)
     weight = replace(weight, raised=max(raised, 1))
     gradients = backpropagate(tracer, training, weight)
@@ -137,15 +137,15 @@ class _Marking(Rewriter):
         return self.rebuilt()
 
     def take(self, node: Node, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
-        origin = self.gradients.origin(node)
-        if origin is node.origin and inputs == node.inputs:
+        provenance = self.gradients.provenance(node)
+        if provenance is node.provenance and inputs == node.inputs:
             return self.add(node)
-        return self.add(Node(node.op, inputs, made_by(node), node.name, node.placement, origin))
+        return self.add(Node(node.op, inputs, made_by(node), node.name, node.placement, provenance))
 
 
-#: a loss of so many elements, and no more, has slopes that float16 can take without help
+#: number of loss elements up to which float16 represents the gradients without a factor
 FEW = 1024
-#: ops between a loss and the mean that makes it
+#: ops between a loss and its mean
 _OF_MEANS = (Cast, DivideBy, Reshape, ReduceSum, Scale, Squeeze)
 
 
@@ -207,7 +207,7 @@ def _undivided(tracer: Tracer, value: Value, gradient: Value, weight: Weight) ->
     """Return the gradient of the sum of the losses' elements instead of their mean."""
     assert tracer.training is not None, "without training there are no gradients"
     loss = tracer.training.losses[0]
-    if not _ragged(tracer, loss):
+    if not _has_dynamic_rows(tracer, loss):
         with tracer.gradients_of(value.node):
             return recorded(ew.scale(gradient, _on_all_ranks(loss, weight) / weight.raised))
     with tracer.gradients_of(loss.node):
@@ -238,7 +238,7 @@ def backpropagate(tracer: Tracer, training: Training, weight: Weight) -> Gradien
     """Return the gradient of the losses with respect to every value between a trainable variable and the losses."""
     nodes = tuple(tracer.nodes)
     needed = reached_from(trained_variables(tracer), nodes)
-    found: Contributions = {}
+    contributions: Contributions = {}
     scale = training.optimizers[0].loss_scale
     scaling = Scaling.of(tracer, training.optimizers[0].dynamic_loss_scale)
     for loss in training.losses:
@@ -249,18 +249,18 @@ def backpropagate(tracer: Tracer, training: Training, weight: Weight) -> Gradien
         with tracer.gradients_of(loss.node):
             seed = _seed(tracer, loss, scale * weight.share * weight.raised, weight)
             seed = seed if scaling is None else recorded(scaling.scaled(seed))
-            found.setdefault(loss, []).append(recorded(ew.cast(seed, loss.dtype.of_gradient)))
+            contributions.setdefault(loss, []).append(recorded(ew.cast(seed, loss.dtype.of_gradient)))
     gradients: dict[Value, Value] = {}
     ends: dict[Value, End] = {}
     for node in reversed(nodes):
-        if not any(output in found for output in node.outputs):
+        if not any(output in contributions for output in node.outputs):
             continue
         with tracer.gradients_of(node):
             for output in node.outputs:
-                if output in found:
-                    gradients[output] = _marked(_total(found[output]), End(node.name, output.index, output=True), ends)
+                if output in contributions:
+                    gradients[output] = _marked(_total(contributions[output]), End(node.name, output.index, output=True), ends)
             if any(value in needed for value in node.inputs):
-                _add_gradients(node, gradients, needed, found, ends)
+                _add_gradients(node, gradients, needed, contributions, ends)
     return Gradients(gradients, ends)
 
 
@@ -285,12 +285,12 @@ def _seed(tracer: Tracer, loss: Value, scale: float, weight: Weight) -> Value:
     """
     dtype = loss.dtype.of_gradient.arithmetic
     wider = None if dtype is loss.dtype else dtype
-    if _ragged(tracer, loss):
+    if _has_dynamic_rows(tracer, loss):
         return recorded(ew.divide(ew.fill_like(loss, scale if weight.elements else 0.0, dtype=wider), apply(ToLocal((B,)), _counted(weight, dtype))))
     return recorded(ew.fill_like(loss, scale / max(_on_all_ranks(loss, weight), 1), dtype=wider))
 
 
-def _ragged(tracer: Tracer, loss: Value) -> bool:
+def _has_dynamic_rows(tracer: Tracer, loss: Value) -> bool:
     """Return True if the ranks' parts of the loss differ in length, so that the number of elements is unknown while compiling."""
     return loss.local and bool(tracer.rows)
 
@@ -314,7 +314,7 @@ def _total(contributions: list[Value]) -> Value:
     return added(contributions)
 
 
-def _add_gradients(node: Node, gradients: Mapping[Value, Value], needed: set[Value], found: Contributions, ends: dict[Value, End]) -> None:
+def _add_gradients(node: Node, gradients: Mapping[Value, Value], needed: set[Value], contributions: Contributions, ends: dict[Value, End]) -> None:
     inputs, outputs = operands(node, needed)
     results = node.op.grad(*inputs, *outputs, *(gradients.get(output) for output in node.outputs))
     for index, (value, gradient) in enumerate(zip(node.inputs, results, strict=True)):
@@ -322,7 +322,7 @@ def _add_gradients(node: Node, gradients: Mapping[Value, Value], needed: set[Val
             continue
         if not isinstance(gradient, Value) or gradient.tensor_type != value.tensor_type.with_dtype(value.dtype.of_gradient):
             raise PlanError(f"{node.op} at {node.where}: its gradient for {value.name} {value.tensor_type} is {gradient!r}")
-        found.setdefault(value, []).append(_marked(gradient, End(node.name, index), ends))
+        contributions.setdefault(value, []).append(_marked(gradient, End(node.name, index), ends))
 
 
 def _marked(gradient: Value, end: End, ends: dict[Value, End]) -> Value:
@@ -342,7 +342,7 @@ def _parameter(tracer: Tracer, name: str, gradient: Value, optimizer: Optimizer,
     total: Tensor = gradient
     with scope.using(placement=variable.placement):
         if any(isinstance(sbp, Split) for sbp in variable.sbp):
-            total = _in_layout_of(variable, total)  # each rank gets the part of the gradient that it will use
+            total = _in_layout_of(variable, total)  # each rank receives its part of the gradient
         if scale != 1:
             total = ew.scale(total, 1.0 / scale)
         if variable.l1:

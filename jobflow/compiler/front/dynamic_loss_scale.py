@@ -31,7 +31,7 @@ from jobflow.ops.shape import reshape
 from jobflow.ops.source import ReadVariable
 from jobflow.ops.update import Assign, Updated
 
-#: the variable that stops a job's steps, before the job's name
+#: prefix of the variable that stops a job's steps; the job's name follows
 NOT_FINITE = "System-Train-NotFinite"
 
 
@@ -62,7 +62,7 @@ class Scaling:
         """Divide the gradient by the scale and by the factor `raised`."""
         factor = ew.reciprocal(self.scale) if raised == 1 else ew.scale(ew.reciprocal(self.scale), 1 / raised)
         dtype = gradient.tensor_type.dtype
-        factor = ew.cast(reshape(factor, ()), dtype.arithmetic)  # which may be no number of two bytes
+        factor = ew.cast(reshape(factor, ()), dtype.arithmetic)  # the factor may exceed the range of half precision
         return ew.cast(ew.multiply(ew.cast(gradient, dtype.arithmetic), factor), dtype)
 
     def judge(self, gradients: Sequence[Tensor]) -> dict[str, Value]:
@@ -130,7 +130,7 @@ class _Guarding(Rewriter):
             return self.keep(node, inputs)
         assert isinstance(node.op, Updated), "others are not guarded"
         count = self._count(node)
-        return self.keep(node, (*inputs, count), op=GuardedUpdate(node.op), origin=replace(node.origin, phase="update"))
+        return self.keep(node, (*inputs, count), op=GuardedUpdate(node.op), provenance=replace(node.provenance, phase="update"))
 
     def _count(self, node: Node) -> Value:
         """Return the count in the view of the node."""
@@ -138,8 +138,8 @@ class _Guarding(Rewriter):
         if not node.outputs[0].local:
             return bad
         if node.placement not in self.local:
-            name, origin = f"{bad.name}:local", replace(node.origin, phase="update")
-            (self.local[node.placement],) = self.add(Node(ToLocal((B,)), (bad,), ((bad.tensor_type, name, True),), name, node.placement, origin))
+            name, provenance = f"{bad.name}:local", replace(node.provenance, phase="update")
+            (self.local[node.placement],) = self.add(Node(ToLocal((B,)), (bad,), ((bad.tensor_type, name, True),), name, node.placement, provenance))
         return self.local[node.placement]
 
     def _written(self, name: str, value: Value) -> Value:
@@ -148,13 +148,13 @@ class _Guarding(Rewriter):
         over = now.node.op.alias.get(now.index)
         if over is not None and now.node.inputs[over] is read:
             return now
-        if _is_stored(now):  # as it was before the run: another variable may be given this one's value
-            now = self._made(Copy(), (now,), f"{name}:before", now)
-        return self._made(GuardedUpdate(Assign()), (read, now, self.now[self.judge.inputs[-1]]), f"{name}:assign", read)
+        if _is_stored(now):  # copy the value before the run: two variables may be exchanged
+            now = self._added(Copy(), (now,), f"{name}:before", now)
+        return self._added(GuardedUpdate(Assign()), (read, now, self.now[self.judge.inputs[-1]]), f"{name}:assign", read)
 
-    def _made(self, op: Op, inputs: tuple[Value, ...], name: str, like: Value) -> Value:
-        origin = replace(like.node.origin, phase="update")
-        return self.add(Node(op, inputs, ((like.tensor_type, name, False),), name, like.node.placement, origin))[0]
+    def _added(self, op: Op, inputs: tuple[Value, ...], name: str, like: Value) -> Value:
+        provenance = replace(like.node.provenance, phase="update")
+        return self.add(Node(op, inputs, ((like.tensor_type, name, False),), name, like.node.placement, provenance))[0]
 
 
 def _is_stored(value: Value) -> bool:

@@ -15,7 +15,7 @@ from jobflow.ops.arithmetic import Add
 from jobflow.ops.op import Op, apply
 from jobflow.ops.slices import SliceGrad, concat
 
-#: (op, inputs) of what is added
+#: (op, inputs) of each term
 Terms = Sequence[tuple[Op, Sequence[Tensor]]]
 
 
@@ -24,7 +24,7 @@ def added(values: Sequence[Tensor]) -> Value:
     sums: dict[Placement, Value] = {}
     for value in map(recorded, values):
         node = value.node
-        with scope.using(placement=node.placement, stage=node.origin.stage):
+        with scope.using(placement=node.placement, stage=node.provenance.stage):
             sums[node.placement] = _sum(sums[node.placement], value) if node.placement in sums else value
     return reduce(_sum, sums.values())
 
@@ -44,8 +44,8 @@ def _sum(total: Value, value: Value) -> Value:
 
 def shorter_sum(terms: Terms) -> Tensor | None:
     """Return a cheaper equivalent of the sum of the results of these ops of one class; None if none exists."""
-    found = SHORTER.get(type(terms[0][0]))
-    return None if found is None else found(terms)
+    shorten = SHORTER.get(type(terms[0][0]))
+    return None if shorten is None else shorten(terms)
 
 
 def _windows_side_by_side(terms: Terms) -> Tensor | None:

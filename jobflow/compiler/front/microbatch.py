@@ -47,7 +47,7 @@ from jobflow.compiler.front.whole_batch import Part, Parts, Statistic, combined,
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError
 from jobflow.core.layout import B, Box, P, Partial, Placement, Split
-from jobflow.graph.ir import End, Node, Origin, Value
+from jobflow.graph.ir import End, Node, Provenance, Value
 from jobflow.graph.rewrite import walk
 from jobflow.graph.traced import Traced
 from jobflow.graph.training import Microbatches, Watch
@@ -71,23 +71,23 @@ class _Body:
 
     rows: int
     program: Traced
-    #: results, and then what watches show
+    #: results, then values of watches
     outputs: list[Value]
     watches: tuple[Watch, ...]
     backward: Gradients
     gradients: dict[str, Value]
-    #: by how much the gradients are larger than they are
+    #: the factor on the gradients
     raised: float
-    #: of nodes whose result depends on the position of the rows: how many elements per row the first axis of that has, on all ranks that share it
+    #: node whose result depends on row positions -> elements per row along its first axis, on all ranks that share it
     times: dict[Node, int | None] = field(default_factory=dict)
     #: values that differ from microbatch to microbatch
     varying: set[Value] = field(default_factory=set)
-    #: nodes that are copied for each, and their names
+    #: nodes that are copied for each microbatch, and their names
     copied: set[Node] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
-    #: what was made once, for all
+    #: values computed once for all microbatches
     shared: dict[Value, Value] = field(default_factory=dict)
-    #: how its values make up those of the batch; None if they do by the rule of num_gradient_accumulation_steps
+    #: how its values combine to those of the batch; None for the rule of num_gradient_accumulation_steps
     parts: Parts | None = None
 
 
@@ -102,26 +102,26 @@ def _bodies(traced: Sequence[Body], microbatches: Microbatches, parts: Sequence[
         weights = _weights(losses, elements, microbatches, _sharing(traced[0][0], losses[0], microbatches))
     raised = min(raised_by(program.nodes, training, weight) for (program, _), training, weight in zip(traced, trainings, weights, strict=True))
     weights = [replace(weight, raised=raised) for weight in weights]
-    found: list[_Body] = []
+    bodies: list[_Body] = []
     for (program, outputs), training, weight, rows in zip(traced, trainings, weights, microbatches.sizes, strict=True):
         tracer = Tracer.onward(program)
         backward = backpropagate(tracer, training, weight)
         watches, shown = watched(tracer, backward.of, weight)
-        found.append(_Body(rows, tracer.traced(), [*outputs, *shown], watches, backward, backward.of_variables(tracer), raised))
+        bodies.append(_Body(rows, tracer.traced(), [*outputs, *shown], watches, backward, backward.of_variables(tracer), raised))
     if parts:
-        for body, own in zip(found, parts, strict=True):
+        for body, own in zip(bodies, parts, strict=True):
             body.parts = own
             body.times = {node: _rows_of(body, node, microbatches) for node in body.program.nodes if node.op.by_position or node.name in own.placed}
-        return found
-    positioned = [[node for node in body.program.nodes if node.op.by_position] for body in found]
+        return bodies
+    positioned = [[node for node in body.program.nodes if node.op.by_position] for body in bodies]
     alike = len(set(map(len, positioned))) == 1
-    for body, nodes in zip(found, positioned, strict=True):
+    for body, nodes in zip(bodies, positioned, strict=True):
         for at, node in enumerate(nodes):
             others = [each[at].outputs[0] for each in positioned] if alike else node.outputs[:1]
             times = _times(others, microbatches.sizes if alike else [body.rows], _sharing(body.program, others[0], microbatches))
             certain = len(others) > 1 or times == 1 or not isinstance(node.op, Source)
             body.times[node] = times if certain else None
-    return found
+    return bodies
 
 
 def _rows_of(body: _Body, node: Node, microbatches: Microbatches) -> int | None:
@@ -174,7 +174,7 @@ def unroll(traced: Sequence[Body], microbatches: Microbatches, parts: Sequence[P
     if program.rows and microbatches.count == microbatches.rows:
         raise JobError(
             f"{program}: the ranks' arguments differ in length ({list(program.rows)}) and microbatches of one rank have one row each, in "
-            f"which a loss per row and the mean of a loss look alike; ask for fewer than {microbatches.rows}, not as at {microbatches.where}"
+            f"which a loss per row and the mean of a loss look alike; request fewer than {microbatches.rows} at {microbatches.where}"
         )
     return _Unrolling(microbatches, _bodies(traced, microbatches, parts)).run()
 
@@ -216,20 +216,20 @@ class _Unrolling:
         self.bodies = bodies
         self.of_size = {body.rows: body for body in bodies}
         trained = {name for optimizer in self.training.optimizers for name in optimizer.selects(list(bodies[0].gradients))}
-        #: variables that the body assigns, unless an optimizer does
+        #: variables that the body assigns, except those of optimizers
         self.written = [name for name in program.updates if name not in trained]
-        #: those that a microbatch passes on to the next
+        #: assigned variables that a microbatch passes to the next
         parts = bodies[0].parts
         self.assigned = [name for name in self.written if parts is None or isinstance(parts.updates[name], Statistic)]
-        #: what was computed of the whole batch, in the order of `Parts.gathered`, and what every microbatch is cut from
+        #: values of the whole batch, in the order of `Parts.gathered`, and the arguments cut into microbatches
         self.gathered: list[Value] = []
         self.cut: dict[tuple[int, str], Sequence[Value]] = {}
-        #: as the last microbatch left them
+        #: assigned variables after the last microbatch
         self.state: dict[str, Value] = {}
-        #: variables as they are before the run
+        #: variables before the run
         self.reads: dict[str, Value] = {}
         self.inputs: dict[str, Value] = {}
-        #: gradients so far, by where they were made
+        #: variable -> placement -> accumulated gradient
         self.totals: dict[str, dict[Placement, Value]] = {}
 
     def run(self) -> LogicalProgram:
@@ -244,7 +244,7 @@ class _Unrolling:
             parts = self.bodies[0].parts.updates
             self.state |= {name: self._update(name, parts[name], passes) for name in self.written if name not in self.assigned}
         tracer.inputs, tracer.reads, tracer.updates = self.inputs, self.reads, dict(self.state)
-        tracer.rows = ()  # those of the ranks' arguments are not those of their microbatches
+        tracer.rows = ()  # the lengths of arguments do not apply to microbatches
         first = self.bodies[0]
         update_variables(tracer, self.training, self._gradients(), first.raised)
         return LogicalProgram(tracer.graph([value for result in results for value in result]), first.watches, tuple(map(len, results)))
@@ -254,16 +254,18 @@ class _Unrolling:
 
         Nodes of a region are always copied, so that their outputs can be dropped and recomputed.
         """
-        again = {value for node in body.program.nodes if isinstance(node.op, ReadVariable) and node.op.key in self.assigned for value in node.outputs}
+        assigned = {
+            value for node in body.program.nodes if isinstance(node.op, ReadVariable) and node.op.key in self.assigned for value in node.outputs
+        }
         for node in body.program.nodes:
             if isinstance(node.op, ReadVariable):
                 continue
             if body.parts is not None and node.name in body.parts.gathered:
                 continue
-            varies = self._begins(body, node) or any(value in body.varying or value in again for value in node.inputs)
+            varies = self._begins(body, node) or any(value in body.varying or value in assigned for value in node.inputs)
             if varies:
                 body.varying.update(node.outputs)
-            repeated = node.origin.region is not None and not node.op.external
+            repeated = node.provenance.region is not None and not node.op.external
             if varies or repeated or any(value.node in body.copied for value in node.inputs):
                 body.copied.add(node)
                 body.names.add(node.name)
@@ -282,7 +284,7 @@ class _Unrolling:
         """Compute a value of the whole batch, before the first microbatch."""
         nodes = {body.rows: next(node for node in body.program.nodes if node.name == name) for body in self.bodies}
         each = [
-            self._before(self.of_size[stop - start], nodes[stop - start].inputs[0], number, start)
+            self._value_ahead(self.of_size[stop - start], nodes[stop - start].inputs[0], number, start)
             for number, (start, stop) in enumerate(self.microbatches.spans)
         ]
         with self.tracer.standing_for(nodes[self.bodies[0].rows]):
@@ -290,17 +292,17 @@ class _Unrolling:
         for body in self.bodies:
             body.shared[nodes[body.rows].outputs[0]] = total
 
-    def _before(self, body: _Body, target: Value, microbatch: int, start: int) -> Value:
+    def _value_ahead(self, body: _Body, target: Value, microbatch: int, start: int) -> Value:
         """Compute a value of a microbatch ahead of all microbatches."""
         needed = leading_to(target)
         now: dict[Value, Value] = {}
 
         def take(node: Node, inputs: tuple[Value, ...]) -> Sequence[Value]:
             if node not in body.copied or isinstance(node.op, Input):
-                return self._made(body, node, inputs, microbatch, start)
+                return self._outputs(body, node, inputs, microbatch, start)
             op = self._placed(body, node, microbatch, start) if node in body.times else node.op
-            origin = replace(node.origin, region=None)
-            return self.tracer.again(node, inputs, op=op, origin=origin, suffix=f"#{microbatch}.{target.name}")
+            provenance = replace(node.provenance, region=None)
+            return self.tracer.again(node, inputs, op=op, provenance=provenance, suffix=f"#{microbatch}.{target.name}")
 
         walk([node for node in body.program.nodes if node in needed], take, now)
         return now[target]
@@ -317,23 +319,23 @@ class _Unrolling:
     def _pass(self, microbatch: int, body: _Body, start: int) -> dict[Value, Value]:
         """Copy the body for the microbatch that begins with row `start`; return its values there."""
         now: dict[Value, Value] = {}
-        names: dict[Value, list[str]] = {}  # what lies on different placements adds up where it lies
+        names: dict[Value, list[str]] = {}  # terms on different placements are accumulated there
         for name, value in body.gradients.items():
             for part in addends(value):
                 names.setdefault(part, []).append(name)
 
         def take(node: Node, inputs: tuple[Value, ...]) -> Sequence[Value]:
-            made = self._made(body, node, inputs, microbatch, start)
-            for value, gradient in zip(node.outputs, made, strict=True):
+            outputs = self._outputs(body, node, inputs, microbatch, start)
+            for value, gradient in zip(node.outputs, outputs, strict=True):
                 for name in names.get(value, ()):
                     self._add(name, gradient, microbatch)
-            return made
+            return outputs
 
         walk(body.program.nodes, take, now)
         self.state.update({name: now[body.program.updates[name]] for name in self.assigned})
         return now
 
-    def _made(self, body: _Body, node: Node, inputs: tuple[Value, ...], microbatch: int, start: int) -> Sequence[Value]:
+    def _outputs(self, body: _Body, node: Node, inputs: tuple[Value, ...], microbatch: int, start: int) -> Sequence[Value]:
         """Return the outputs of a node of the body in a microbatch."""
         if isinstance(node.op, ReadVariable):
             return (self._read(node, node.op.key),)
@@ -351,7 +353,7 @@ class _Unrolling:
 
     def _share(self, body: _Body, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value]:
         if not isinstance(node.op, Input):
-            return self.tracer.again(node, inputs, origin=body.backward.origin(node))
+            return self.tracer.again(node, inputs, provenance=body.backward.provenance(node))
         if node.op.key not in self.inputs:
             (self.inputs[node.op.key],) = self.tracer.again(node, ())
         return (self.inputs[node.op.key],)
@@ -374,9 +376,9 @@ class _Unrolling:
             suffix = f"[{start}:{start + body.rows}]"
         elif op.by_position or node in body.times:
             op = self._placed(body, node, microbatch, start)
-        origin = body.backward.origin(node)
-        origin = replace(origin, microbatch=microbatch, gradients=tuple(self._end(body, end, suffix) for end in origin.gradients))
-        outputs = self.tracer.again(node, inputs, op=op, origin=origin, suffix=suffix)
+        provenance = body.backward.provenance(node)
+        provenance = replace(provenance, microbatch=microbatch, gradients=tuple(self._end(body, end, suffix) for end in provenance.gradients))
+        outputs = self.tracer.again(node, inputs, op=op, provenance=provenance, suffix=suffix)
         if isinstance(op, Input):
             (self.inputs[op.key],) = self.cut[microbatch, key] = outputs
         return outputs
@@ -388,9 +390,9 @@ class _Unrolling:
             rows = self.microbatches.count * length if equal else self.microbatches.rows
             (self.inputs[op.key],) = self.tracer.again(node, (), op=replace(op, shape=(rows, *op.shape[1:])))
         start = microbatch * length if equal else start
-        origin = replace(node.origin, microbatch=microbatch)
+        provenance = replace(node.provenance, microbatch=microbatch)
         end = start + length
-        return self.tracer.again(node, (self.inputs[op.key],), op=Rows(start, end), origin=origin, suffix=f"[{start}:{end}]")
+        return self.tracer.again(node, (self.inputs[op.key],), op=Rows(start, end), provenance=provenance, suffix=f"[{start}:{end}]")
 
     @staticmethod
     def _end(body: _Body, end: End | None, suffix: str) -> End | None:
@@ -405,10 +407,10 @@ class _Unrolling:
             return self._placed_along(body, node, start)
         length, *rest = node.outputs[0].shape
         times = body.times[node]
-        if times is None:  # these are not rows: as if those of all microbatches lay behind each other
+        if times is None:  # no rows: concatenate the values of all microbatches
             first, whole = microbatch * length, self.microbatches.count * length
         else:
-            shared = _sharing(body.program, node.outputs[0], self.microbatches) > 1  # each microbatch is cut over the ranks
+            shared = _sharing(body.program, node.outputs[0], self.microbatches) > 1  # each microbatch is divided among the ranks
             first, whole = start * times, length if shared else max(self.tracer.rows, default=self.microbatches.rows) * times
         op = node.op if body.parts is None else body.parts.placed[node.name][0]
         return op.localize((), (Box(((first, first + length), *((0, n) for n in rest)), (whole, *rest)),))
@@ -434,17 +436,17 @@ class _Unrolling:
             totals[here] = gradient
             return
         read = self.reads[name].node
-        origin = Origin(read.where, "backward", totals[here].node.origin.stage, microbatch)
+        provenance = Provenance(read.where, "backward", totals[here].node.provenance.stage, microbatch)
         label = f"{name}.gradient#{microbatch}" if here == read.placement else f"{name}.gradient#{microbatch}@{here}"
-        (totals[here],) = self.tracer.add(Add(), (totals[here], gradient), label, here, origin)
+        (totals[here],) = self.tracer.add(Add(), (totals[here], gradient), label, here, provenance)
 
     def _gradients(self) -> dict[str, Value]:
         """Return the gradients of variables, summed over all microbatches and placements."""
-        found: dict[str, Value] = {}
+        gradients: dict[str, Value] = {}
         for name in self.bodies[0].gradients:
             with self.tracer.gradients_of(self.reads[name].node):
-                found[name] = added(list(self.totals[name].values()))
-        return found
+                gradients[name] = added(list(self.totals[name].values()))
+        return gradients
 
     # ---------------------------------------------------------------- results
 
@@ -480,5 +482,5 @@ class _Unrolling:
             part = parts.watches[body.program.watches.index(watch)]
             if watch.gradient and not isinstance(part, Split):
                 part = B if isinstance(part, Partial) else P
-        apart = part == Split(0) and not body.outputs[at].local and not self.microbatches.within and len(set(each)) == len(each)
-        return each if apart else [combined(part, each)]
+        separate = part == Split(0) and not body.outputs[at].local and not self.microbatches.within and len(set(each)) == len(each)
+        return each if separate else [combined(part, each)]

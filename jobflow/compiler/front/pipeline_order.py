@@ -2,7 +2,7 @@
 
 The graph has every microbatch written out.  Stages are determined as follows.
 
-* If the program names stages (`Origin.stage`), these are used.  Stages follow each other by number, and a value moves only to later
+* If the program names stages (`Provenance.stage`), these are used.  Stages follow each other by number, and a value moves only to later
   stages.
 * Otherwise a stage is a placement, in order of first use, that shares no rank with another (among overlapping ones, the smallest).  If
   values return to a placement from a later one, that placement starts a further stage.
@@ -33,10 +33,10 @@ from jobflow.core.errors import ConfigError, PlacementError
 from jobflow.core.layout import Placement
 from jobflow.graph.ir import Graph, Node
 
-#: The order of the stages unless the job names another.
+#: The default schedule.
 USUAL = "1f1b"
 
-#: What makes nodes one stage.
+#: The label of a stage: its number or its placement.
 Label: TypeAlias = int | Placement
 
 
@@ -45,12 +45,12 @@ class Pipeline:
     """The pipeline of a graph: its stages, rows and simulated times."""
 
     form: Form
-    #: per group of ranks
+    #: one per group of ranks
     rows: tuple[Row, ...]
     simulation: Simulation
-    #: of the groups
+    #: one per group of ranks
     placements: tuple[Placement, ...]
-    #: of the nodes that belong to a microbatch
+    #: only for nodes of microbatches
     tasks: Mapping[Node, Task]
 
     def __str__(self) -> str:
@@ -59,16 +59,16 @@ class Pipeline:
 
 def pipeline(graph: Graph, schedule: str | None = None) -> Graph:
     """Order the graph by the named schedule.  Without a name, return a graph of a single stage unchanged."""
-    found = pipeline_of(graph, schedule or USUAL)
-    if found is None or (schedule is None and found.form.stages == 1):
+    result = pipeline_of(graph, schedule or USUAL)
+    if result is None or (schedule is None and result.form.stages == 1):
         return graph
-    return replace(graph, nodes=_sorted(graph.nodes, found))
+    return replace(graph, nodes=_sorted(graph.nodes, result))
 
 
 def pipeline_of(graph: Graph, schedule: str) -> Pipeline | None:
     """Return the pipeline of an unrolled graph, or None without microbatches.  Raise PlacementError if values return to an earlier stage."""
     if schedule not in SCHEDULES:
-        raise ConfigError(f'{graph.kind} {graph.name}: there is no schedule "{schedule}" of pipelines; use {", ".join(SCHEDULES)}')
+        raise ConfigError(f'{graph.kind} {graph.name}: unknown pipeline schedule "{schedule}"; use {", ".join(SCHEDULES)}')
     own = [node for node in graph.nodes if _direction(node) is not None]
     if not own:
         return None
@@ -78,19 +78,19 @@ def pipeline_of(graph: Graph, schedule: str) -> Pipeline | None:
     merged = _merged(placements)
     form = Form(
         tuple(groups.index(placements[stage]) for i, stage in enumerate(merged) if i == 0 or merged[i - 1] != stage),
-        1 + max(node.origin.microbatch or 0 for node in own),
+        1 + max(node.provenance.microbatch or 0 for node in own),
         any(_direction(node) == "backward" for node in own),
     )
-    numbers = {stage: i for i, stage in enumerate(dict.fromkeys(merged))}
+    indices = {stage: i for i, stage in enumerate(dict.fromkeys(merged))}
     rows = rows_of(form, schedule)
     simulation = simulate(rows, form.needs, lambda task: 2.0 if task.direction == "backward" else 1.0)
-    tasks = {node: Task(direction, numbers[merged[stages[node]]], node.origin.microbatch or 0) for node in own if (direction := _direction(node))}
+    tasks = {node: Task(direction, indices[merged[stages[node]]], node.provenance.microbatch or 0) for node in own if (direction := _direction(node))}
     return Pipeline(form, rows, simulation, tuple(groups), tasks)
 
 
 def _direction(node: Node) -> Pass | None:
     """Return the pass of a node's microbatch, forward or backward; None for a node outside of microbatches."""
-    if node.origin.microbatch is None or node.phase == "update":
+    if node.provenance.microbatch is None or node.phase == "update":
         return None
     return "backward" if node.phase == "backward" else "forward"
 
@@ -100,19 +100,19 @@ def _direction(node: Node) -> Pass | None:
 
 def _placements(nodes: Iterable[Node], stages: Mapping[Node, int]) -> list[Placement]:
     """Return the placement of each stage: the one of most of its nodes with inputs."""
-    found: list[Counter[Placement]] = [Counter() for _ in range(1 + max(stages.values()))]
+    counts: list[Counter[Placement]] = [Counter() for _ in range(1 + max(stages.values()))]
     for node in nodes:
-        found[stages[node]][node.placement] += 1 if node.inputs else 0
-    return [max(count, key=count.__getitem__) for count in found]
+        counts[stages[node]][node.placement] += 1 if node.inputs else 0
+    return [max(count, key=count.__getitem__) for count in counts]
 
 
 def _merged(placements: Sequence[Placement]) -> list[int]:
     """Return for each stage the first of the adjacent stages on the same ranks."""
-    found: list[int] = []
+    result: list[int] = []
     for stage, placement in enumerate(placements):
         same = stage > 0 and placement.ranks == placements[stage - 1].ranks
-        found.append(found[-1] if same else stage)
-    return found
+        result.append(result[-1] if same else stage)
+    return result
 
 
 @dataclass
@@ -122,86 +122,86 @@ class _Stages:
     graph: Graph
     nodes: Sequence[Node]
     labels: list[Label] = field(default_factory=list)
-    found: dict[Node, int] = field(default_factory=dict)
+    stages: dict[Node, int] = field(default_factory=dict)
 
     def run(self) -> dict[Node, int]:
         forward = [node for node in self.nodes if _direction(node) == "forward"]
-        self.hints = {node.origin.stage for node in self.nodes} - {None}
+        self.hints = {node.provenance.stage for node in self.nodes} - {None}
         self.labels = [*sorted(hint for hint in self.hints if hint is not None)]
-        self.own = frozenset() if self.hints else _apart(forward)
+        self.own = frozenset() if self.hints else _disjoint(forward)
         for node in forward:
-            self._go_on(node)
+            self._assign_forward(node)
         self._follow_readers(forward)
         for node in self.nodes:
             if _direction(node) == "backward":
-                self._go_back(node)
-        return self.found
+                self._assign_backward(node)
+        return self.stages
 
     def _label(self, node: Node) -> Label | None:
         if self.hints:
-            return node.origin.stage
+            return node.provenance.stage
         return node.placement if node.placement in self.own and node.inputs else None
 
-    def _go_on(self, node: Node) -> None:
+    def _assign_forward(self, node: Node) -> None:
         """Assign a forward node to the first stage with its label at or after the stages of its inputs; without a label, to the last of these."""
-        before = [self.found[value.node] for value in node.inputs if value.node in self.found]
+        before = [self.stages[value.node] for value in node.inputs if value.node in self.stages]
         low, label = max(before, default=0), self._label(node)
         if label is None:
             if before:
-                self.found[node] = low
+                self.stages[node] = low
             return
-        fitting = [i for i, other in enumerate(self.labels) if other == label and i >= low]
-        if self.hints and not fitting:
+        candidates = [i for i, other in enumerate(self.labels) if other == label and i >= low]
+        if self.hints and not candidates:
             raise self._cycle(node, low)
-        if not fitting:
+        if not candidates:
             self.labels.append(label)
-        self.found[node] = fitting[0] if fitting else len(self.labels) - 1
+        self.stages[node] = candidates[0] if candidates else len(self.labels) - 1
 
     def _cycle(self, node: Node, low: int) -> PlacementError:
-        value = next(value for value in node.inputs if self.found.get(value.node) == low)
-        maker, mine, others = value.node, node.origin.stage, self.labels[low]
+        value = next(value for value in node.inputs if self.stages.get(value.node) == low)
+        maker, mine, others = value.node, node.provenance.stage, self.labels[low]
         remedy = f"give the {node.op.word()} pipeline_stage_id_hint={others} or more"
         if self.graph.kind == "graph":
             remedy = f"call set_stage({others}) or a higher stage for the module of the {node.op.word()}"
         return PlacementError(
             f'{self.graph.kind} {self.graph.name}: {node.op.word()} at {node.where} (layer "{node.name}") is in stage {mine} of the pipeline '
-            f'but reads {value.name} of stage {others}, made at {maker.where} (layer "{maker.name}"): the stages form a cycle. '
-            f"A value goes from a stage to a later one: {remedy}, or number the stages in the order in which values pass through them"
+            f'but reads {value.name} of stage {others}, computed at {maker.where} (layer "{maker.name}"): the stages form a cycle. '
+            f"Values move only to later stages: {remedy}, or number the stages in the order in which values pass through them"
         )
 
     def _follow_readers(self, forward: Sequence[Node]) -> None:
         """Assign nodes without staged inputs to the first stage that reads them."""
         first: dict[Node, int] = {}
         for node in reversed(forward):
-            stage = self.found.setdefault(node, first.get(node, 0))
+            stage = self.stages.setdefault(node, first.get(node, 0))
             for value in node.inputs:
                 first[value.node] = min(stage, first.get(value.node, stage))
 
-    def _go_back(self, node: Node) -> None:
+    def _assign_backward(self, node: Node) -> None:
         """Assign a backward node to the last stage with its label up to the stages of its gradients; without a label, to the first of these."""
-        behind = [self.found[value.node] for value in node.inputs if _direction(value.node) == "backward"]
-        kept = [self.found[value.node] for value in node.inputs if _direction(value.node) == "forward"]
-        high = min(behind) if behind else max(kept, default=len(self.labels) - 1)
-        fitting = [i for i, other in enumerate(self.labels) if other == self._label(node) and i <= high]
-        self.found[node] = fitting[-1] if fitting else max(high, 0)
+        behind = [self.stages[value.node] for value in node.inputs if _direction(value.node) == "backward"]
+        stored = [self.stages[value.node] for value in node.inputs if _direction(value.node) == "forward"]
+        high = min(behind) if behind else max(stored, default=len(self.labels) - 1)
+        candidates = [i for i, other in enumerate(self.labels) if other == self._label(node) and i <= high]
+        self.stages[node] = candidates[-1] if candidates else max(high, 0)
 
 
-def _apart(forward: Iterable[Node]) -> frozenset[Placement]:
+def _disjoint(forward: Iterable[Node]) -> frozenset[Placement]:
     """Return the placements that are stages: no two share a rank."""
     used = list(dict.fromkeys(node.placement for node in forward if node.inputs))
-    found: list[Placement] = []
+    disjoint: list[Placement] = []
     for placement in sorted(used, key=lambda placement: placement.size):
-        if all(set(placement.ranks).isdisjoint(other.ranks) for other in found):
-            found.append(placement)
-    return frozenset(found)
+        if all(set(placement.ranks).isdisjoint(other.ranks) for other in disjoint):
+            disjoint.append(placement)
+    return frozenset(disjoint)
 
 
 # -------------------------------------------------------------------- order
 
 
-def _sorted(nodes: Sequence[Node], found: Pipeline) -> tuple[Node, ...]:
+def _sorted(nodes: Sequence[Node], pipeline: Pipeline) -> tuple[Node, ...]:
     """Sort the nodes by the times of their tasks; every node follows its inputs."""
-    keys = _keys(nodes, found)
+    keys = _keys(nodes, pipeline)
     waiting = {node: len({value.node for value in node.inputs}) for node in nodes}
     readers: dict[Node, list[Node]] = {node: [] for node in nodes}
     for node in nodes:
@@ -221,14 +221,14 @@ def _sorted(nodes: Sequence[Node], found: Pipeline) -> tuple[Node, ...]:
     return tuple(result)
 
 
-def _keys(nodes: Iterable[Node], found: Pipeline) -> dict[Node, tuple[float, int]]:
+def _keys(nodes: Iterable[Node], pipeline: Pipeline) -> dict[Node, tuple[float, int]]:
     """Return the sort key of each node: the begin of its task, then the distance to the end of the pipeline."""
     keys: dict[Node, tuple[float, int]] = {}
     for node in nodes:
-        task = found.tasks.get(node)
+        task = pipeline.tasks.get(node)
         if task is not None:
-            nearness = -task.stage if task.direction == "forward" else task.stage - 2 * found.form.stages
-            keys[node] = found.simulation.begin[task], nearness
+            nearness = -task.stage if task.direction == "forward" else task.stage - 2 * pipeline.form.stages
+            keys[node] = pipeline.simulation.begin[task], nearness
         elif node.phase == "update":
             keys[node] = math.inf, 0
         else:

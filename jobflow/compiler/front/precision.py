@@ -66,22 +66,22 @@ class _Halving:
     tracer: Tracer
     half: DType
     chosen: set[Node]
-    #: values that others than nodes see: they stay float32
+    #: values that are visible outside of the graph: they stay float32
     shown: set[Value]
     with_gradient: set[Value]
-    #: (value, element type, where) -> the cast value
+    #: (value, element type, scope) -> the cast value
     casts: dict[object, Value] = field(default_factory=dict)
-    #: what was cast to float32 because others see it, and what it was before
+    #: visible value after its cast to float32 -> the value before
     before: dict[Value, Value] = field(default_factory=dict)
 
     def stand_in(self, node: Node, inputs: tuple[Value, ...]) -> Sequence[Value]:
         """Record the node with its inputs cast to the element type of the computation."""
-        wanted = self._wanted(node, inputs)
-        fitted = tuple(self._cast(now, wanted) if was.dtype is float32 else now for was, now in zip(node.inputs, inputs, strict=True))
+        dtype = self._dtype(node, inputs)
+        fitted = tuple(self._cast(now, dtype) if was.dtype is float32 else now for was, now in zip(node.inputs, inputs, strict=True))
         outputs = self.tracer.again(node, fitted)
-        return tuple(self._as_seen(was, now) for was, now in zip(node.outputs, outputs, strict=True))
+        return tuple(self._as_shown(was, now) for was, now in zip(node.outputs, outputs, strict=True))
 
-    def _wanted(self, node: Node, inputs: tuple[Value, ...]) -> DType:
+    def _dtype(self, node: Node, inputs: tuple[Value, ...]) -> DType:
         if node in self.chosen:
             return self.half
         mine = [now for was, now in zip(node.inputs, inputs, strict=True) if was.dtype is float32]
@@ -93,7 +93,7 @@ class _Halving:
         if value.dtype is dtype:
             return value
         here = scope.current()
-        region = value.node.origin.region if here.region is None else here.region  # what is dropped is not kept in another form
+        region = value.node.provenance.region if here.region is None else here.region  # the cast of a dropped value is dropped too
         key = (value, dtype, here.placement, here.stage, region, here.view)
         if key not in self.casts:
             with scope.using(region=region):
@@ -102,11 +102,11 @@ class _Halving:
             self.casts[key] = made
         return self.casts[key]
 
-    def _as_seen(self, was: Value, now: Value) -> Value:
+    def _as_shown(self, was: Value, now: Value) -> Value:
         """Return an output, cast back to float32 if it is visible outside of the graph."""
         if was not in self.shown or now.dtype is was.dtype:
             return now
         single = self._cast(now, was.dtype)
-        if was not in self.with_gradient:  # readers in half precision need not go through the cast and back
+        if was not in self.with_gradient:  # readers in half precision skip both casts
             self.before[single] = now
         return single

@@ -1,6 +1,6 @@
 """Graph -> graph with rematerialization: regions are recomputed in the backward pass instead of storing their values.
 
-A region is the contents of one `checkpointing` scope (`Origin.region`), per microbatch.  Values of a region that the backward pass
+A region is the contents of one `checkpointing` scope (`Provenance.region`), per microbatch.  Values of a region that the backward pass
 reads are recomputed right before the first of these readers.  The computation starts from stored values: inputs of other regions,
 results of the job, and values outside of all regions.  Between the passes only the inputs of regions stay in memory, plus all values
 of one region at a time.  For a chain of n equal layers in regions of sqrt(n) layers, memory for about 2 sqrt(n) layers is needed, at
@@ -28,9 +28,9 @@ from jobflow.graph.ir import Graph, Node, Value
 from jobflow.graph.rewrite import Rewriter, made_by
 from jobflow.ops.source import ReadVariable
 
-#: What the names of repeated nodes and values begin with.
+#: Prefix of the names of recomputed nodes and values.
 AGAIN = "again:"
-#: A region of one microbatch, on one set of ranks: what it hands from a stage to the next is kept there and does not travel twice.
+#: A region of one microbatch on one set of ranks.  Values received from another stage are stored, so they are sent once.
 Key = tuple[int, int | None, Placement]
 
 
@@ -38,78 +38,78 @@ Key = tuple[int, int | None, Placement]
 class RecomputedRegion:
     """One region to recompute."""
 
-    #: forward nodes that may be repeated, in order, and the position of the last of them
+    #: forward nodes that may be recomputed, in order, and the position of the last
     nodes: list[Node] = field(default_factory=list)
     last: int = 0
-    #: what is read of it a second time, and by the node at which position
+    #: values read in the backward pass, with the position of the reader
     read: list[tuple[Value, int]] = field(default_factory=list)
-    #: True if it reads nothing but variables from outside
+    #: True if its only inputs are variables
     of_variables: bool = True
-    #: those of `nodes` that are repeated, and before which position
-    again: list[Node] = field(default_factory=list)
+    #: the recomputed nodes, and the position before which they run
+    repeated: list[Node] = field(default_factory=list)
     first: int = 0
 
-    def choose(self, kept: set[Value]) -> None:
+    def choose(self, stored: set[Value]) -> None:
         """Determine the nodes to repeat, and the position of the copies, if these values are stored."""
         own = set(self.nodes)
-        self.first = min((at for value, at in self.read if value not in kept), default=0)
+        self.first = min((at for value, at in self.read if value not in stored), default=0)
         needed: set[Node] = set()
-        stack = [value for value, _ in self.read if value not in kept]
+        stack = [value for value, _ in self.read if value not in stored]
         while stack:
             node = stack.pop().node
             if node not in needed:
                 needed.add(node)
-                stack.extend(value for value in node.inputs if value.node in own and value not in kept)
-        self.again = [node for node in self.nodes if node in needed]
+                stack.extend(value for value in node.inputs if value.node in own and value not in stored)
+        self.repeated = [node for node in self.nodes if node in needed]
 
 
 def recompute(graph: Graph) -> Graph:
     """Repeat the required nodes; return a graph without regions unchanged."""
-    regions, kept = _regions(graph)
+    regions, stored = _regions(graph)
     for region in regions:
         if not region.of_variables:
-            region.choose(kept)
-    home = {node: region for region in regions if region.of_variables for node in region.nodes}
+            region.choose(stored)
+    region_of = {node: region for region in regions if region.of_variables for node in region.nodes}
     for region in regions:
-        for value in (value for node in region.again for value in node.inputs):
-            if value.node in home:
-                home[value.node].read.append((value, region.first))
+        for value in (value for node in region.repeated for value in node.inputs):
+            if value.node in region_of:
+                region_of[value.node].read.append((value, region.first))
     for region in regions:
         if region.of_variables:
-            region.choose(kept)
+            region.choose(stored)
     return _repeated(graph, sorted(regions, key=lambda region: not region.of_variables))
 
 
 def _regions(graph: Graph) -> tuple[list[RecomputedRegion], set[Value]]:
     """Return every region, in program order, and the stored values."""
-    found: dict[Key, RecomputedRegion] = {}
-    home: dict[Node, RecomputedRegion] = {}
-    crossing: list[Value] = []
+    regions: dict[Key, RecomputedRegion] = {}
+    region_of: dict[Node, RecomputedRegion] = {}
+    inputs: list[Value] = []
     for at, node in enumerate(graph.nodes):
-        number = node.origin.region
+        number = node.provenance.region
         if node.phase != "forward" or number is None or number < 0 or node.op.external or node.op.alias:
             continue
-        region = home[node] = found.setdefault((number, node.origin.microbatch, node.placement), RecomputedRegion())
+        region = region_of[node] = regions.setdefault((number, node.provenance.microbatch, node.placement), RecomputedRegion())
         region.nodes.append(node)
         region.last = at
-        outside = [value for value in node.inputs if home.get(value.node) is not region]
+        outside = [value for value in node.inputs if region_of.get(value.node) is not region]
         region.of_variables &= all(isinstance(value.node.op, ReadVariable) for value in outside)
-        crossing += outside
-    kept = {value for value in crossing if value.node in home and not home[value.node].of_variables}
+        inputs += outside
+    stored = {value for value in inputs if value.node in region_of and not region_of[value.node].of_variables}
     for at, node in enumerate(graph.nodes):
         for value in node.inputs if node.phase != "forward" else ():
-            if value.node in home and at > home[value.node].last:
-                home[value.node].read.append((value, at))
-            elif value.node in home:
-                kept.add(value)
-    return list(found.values()), kept | {*graph.outputs, *graph.updates.values()}
+            if value.node in region_of and at > region_of[value.node].last:
+                region_of[value.node].read.append((value, at))
+            elif value.node in region_of:
+                stored.add(value)
+    return list(regions.values()), stored | {*graph.outputs, *graph.updates.values()}
 
 
 def _repeated(graph: Graph, regions: Iterable[RecomputedRegion]) -> Graph:
     starts: dict[int, list[Node]] = {}
     for region in regions:
-        if region.again:
-            starts.setdefault(region.first, []).extend(region.again)
+        if region.repeated:
+            starts.setdefault(region.first, []).extend(region.repeated)
     return _Repeating(graph, starts).run() if starts else graph
 
 
@@ -119,8 +119,8 @@ class _Repeating(Rewriter):
     def __init__(self, graph: Graph, starts: Mapping[int, Sequence[Node]]) -> None:
         super().__init__(graph)
         self.starts = starts
-        #: what nodes behind the forward pass read in the place of a value
-        self.again: dict[Value, Value] = {}
+        #: value -> its copy for nodes behind the forward pass
+        self.repeated: dict[Value, Value] = {}
 
     def run(self) -> Graph:
         for at, node in enumerate(self.graph.nodes):
@@ -133,11 +133,11 @@ class _Repeating(Rewriter):
         return self.keep(node, inputs if node.phase == "forward" else self._read(node))
 
     def _read(self, node: Node) -> tuple[Value, ...]:
-        return tuple(self.again[value] if value in self.again else self.now[value] for value in node.inputs)
+        return tuple(self.repeated[value] if value in self.repeated else self.now[value] for value in node.inputs)
 
     def _repeat(self, node: Node) -> None:
-        assert node.origin.region is not None, "nodes of a region have one"
-        origin = replace(node.origin, phase="backward", region=~node.origin.region)
+        assert node.provenance.region is not None, "nodes of a region have one"
+        provenance = replace(node.provenance, phase="backward", region=~node.provenance.region)
         makes = [(type, f"{AGAIN}{name}", local) for type, name, local in made_by(node)]
-        repeated = self.keep(node, self._read(node), makes=makes, name=f"{AGAIN}{node.name}", origin=origin)
-        self.again.update(zip(node.outputs, repeated, strict=True))
+        repeated = self.keep(node, self._read(node), makes=makes, name=f"{AGAIN}{node.name}", provenance=provenance)
+        self.repeated.update(zip(node.outputs, repeated, strict=True))

@@ -32,26 +32,26 @@ from jobflow.ops.row_update import RowUpdate
 from jobflow.ops.scalar import Cast, FillLike, Scale
 from jobflow.ops.slices import Concat
 
-#: a table is updated by rows if at most one of so many is read
+#: a table is updated by rows if at most one in this number of its rows is read
 SPARSE = 4
-#: elements of a table; a pass over the gradient of a smaller one costs less than sorting
+#: least number of elements: for smaller tables, a pass over the gradient costs less than sorting
 LEAST = 64 * 1024
 
-#: look-ups: the gradients of rows, and their numbers
+#: lookups: gradients of rows, with the indices of the rows
 Lookups = list[tuple[Value, Value]]
 
 
 def update_rows(graph: Graph, lazily: Collection[str] = ()) -> Graph:
     """Update tables by rows if few rows are read, or if `lazily` names the table."""
-    finding = _Updating(graph, {value.node for name, value in graph.updates.items() if name in lazily})
-    return drop_dead(finding.run()) if finding.found else graph
+    updater = _RowUpdater(graph, {value.node for name, value in graph.updates.items() if name in lazily})
+    return drop_dead(updater.run()) if updater.updates else graph
 
 
-class _Updating(Rewriter):
+class _RowUpdater(Rewriter):
     def __init__(self, graph: Graph, lazy: set[Node]) -> None:
         super().__init__(graph)
         self.readers, self.shown, self.lazy = consumers(graph), set(graph.outputs), lazy
-        self.found = {node for node in graph.nodes if isinstance(node.op, OptimizerUpdate) and self._is_sparse(node, node.op)}
+        self.updates = {node for node in graph.nodes if isinstance(node.op, OptimizerUpdate) and self._is_sparse(node, node.op)}
 
     def _is_sparse(self, node: Node, op: OptimizerUpdate) -> bool:
         """Return True if the gradient of an update consists of few rows, or of any number of rows for a lazy update."""
@@ -63,30 +63,30 @@ class _Updating(Rewriter):
         alike = len({each.inputs[1].tensor_type.dtype for each in sums}) == 1
         return alike and (lazy or SPARSE * read <= table.shape[0])
 
-    def _ragged(self, rows: Value) -> bool:
+    def _has_dynamic_rows(self, rows: Value) -> bool:
         """Return True if the number of rows differs among ranks, so that no logical tensor holds them."""
         return rows.local and bool(self.graph.rows)
 
-    def _sums(self, gradient: Value, reader: Node, ragged: bool) -> list[Node]:
+    def _sums(self, gradient: Value, reader: Node, dynamic: bool) -> list[Node]:
         """Return the row sums in a gradient; none if it has other terms or readers.  `ragged`: accept numbers of rows that differ among ranks."""
         node = gradient.node
         if self.readers[gradient] != [reader] or gradient in self.shown or node.placement != reader.placement:
             return []
         if isinstance(node.op, UnsortedSegmentSum):
             rows, ids = node.inputs
-            return [node] if node.op.axis == 0 and ids.tensor_type.ndim and (ragged or not self._ragged(rows)) else []
+            return [node] if node.op.axis == 0 and ids.tensor_type.ndim and (dynamic or not self._has_dynamic_rows(rows)) else []
         if isinstance(node.op, Add):
-            terms = [self._sums(value, node, ragged) for value in node.inputs]
+            terms = [self._sums(value, node, dynamic) for value in node.inputs]
             return [each for term in terms for each in term] if all(terms) and node.inputs[0].tensor_type == node.inputs[1].tensor_type else []
         addends = isinstance(node.op, ToGlobal) and all(sbp == P for sbp in node.op.sbp)
-        return self._sums(node.inputs[0], node, ragged) if addends or isinstance(node.op, Scale | ToLayout) else []
+        return self._sums(node.inputs[0], node, dynamic) if addends or isinstance(node.op, Scale | ToLayout) else []
 
     def take(self, node: Node, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
-        if node not in self.found:
+        if node not in self.updates:
             return self.keep(node, inputs)
         assert isinstance(node.op, OptimizerUpdate)
         n = node.op.count
-        if any(self._ragged(each.inputs[0]) for each in self._sums(node.inputs[n], node, node in self.lazy)):
+        if any(self._has_dynamic_rows(each.inputs[0]) for each in self._sums(node.inputs[n], node, node in self.lazy)):
             return self._where_read(node, inputs)
         rows, ids = self._together(self._lookups(node.inputs[n], node), node)
         return self.keep(node, (*inputs[:n], rows, ids, *inputs[n + 1 :]), op=RowUpdate(node.op, lazy=node in self.lazy))
@@ -98,22 +98,22 @@ class _Updating(Rewriter):
         if isinstance(op, UnsortedSegmentSum):
             rows, ids = node.inputs
             return [(self.now[rows], self.now[ids])]
-        found = [pair for value in node.inputs for pair in self._lookups(value, update)]
+        lookups = [pair for value in node.inputs for pair in self._lookups(value, update)]
         if isinstance(op, Scale):
-            return [(self._made(op, (rows,), update), ids) for rows, ids in found]
+            return [(self._added(op, (rows,), update), ids) for rows, ids in lookups]
         if isinstance(op, ToGlobal):
             whole = ToGlobal((S(0),) * len(op.sbp), node.placement.size)
-            return [(self._made(whole, (rows,), update), self._made(whole, (ids,), update)) for rows, ids in found]
-        return found
+            return [(self._added(whole, (rows,), update), self._added(whole, (ids,), update)) for rows, ids in lookups]
+        return lookups
 
     def _where_read(self, update: Node, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
         """Return a lazy update with a dense gradient; unread rows keep their values."""
         assert isinstance(update.op, OptimizerUpdate)
         table, n = inputs[0].tensor_type, update.op.count
-        made = self.keep(update, (*[self._made(Copy(), (value,), update) for value in inputs[:n]], *inputs[n:]))
-        read = self._made(Cast(bool_), (self._times_read(update.inputs[n], update),), update)
-        read = self._made(Reshape((table.shape[0], *[1] * (table.ndim - 1))), (read,), update)
-        return tuple([self._made(Where(), (read, new, old), update) for new, old in zip(made, inputs, strict=False)])
+        updated = self.keep(update, (*[self._added(Copy(), (value,), update) for value in inputs[:n]], *inputs[n:]))
+        read = self._added(Cast(bool_), (self._times_read(update.inputs[n], update),), update)
+        read = self._added(Reshape((table.shape[0], *[1] * (table.ndim - 1))), (read,), update)
+        return tuple([self._added(Where(), (read, new, old), update) for new, old in zip(updated, inputs, strict=False)])
 
     def _times_read(self, gradient: Value, update: Node) -> Value:
         """Return the number of reads of each row."""
@@ -121,24 +121,26 @@ class _Updating(Rewriter):
         op = node.op
         if isinstance(op, UnsortedSegmentSum):
             ids = self.now[node.inputs[1]]
-            return self._made(op, (self._made(FillLike(1.0, float32), (ids,), update), ids), update)
-        found = [self._times_read(value, update) for value in node.inputs]
-        return self._made(op, tuple(found), update) if isinstance(op, Add | ToGlobal) else found[0]
+            return self._added(op, (self._added(FillLike(1.0, float32), (ids,), update), ids), update)
+        counts = [self._times_read(value, update) for value in node.inputs]
+        return self._added(op, tuple(counts), update) if isinstance(op, Add | ToGlobal) else counts[0]
 
-    def _together(self, found: Lookups, update: Node) -> tuple[Value, Value]:
+    def _together(self, lookups: Lookups, update: Node) -> tuple[Value, Value]:
         """Concatenate several lookups of one table."""
-        if len(found) == 1:
-            return found[0]
+        if len(lookups) == 1:
+            return lookups[0]
         parts: list[list[Value]] = [[], []]
-        for rows, ids in found:
+        for rows, ids in lookups:
             count, row = ids.tensor_type.size, rows.tensor_type.shape[ids.tensor_type.ndim :]
-            parts[0].append(self._made(Reshape((count, *row)), (rows,), update))
-            parts[1].append(self._made(Reshape((count,)), (ids,), update))
-        rows, ids = (self._made(Concat(0), tuple(each), update) for each in parts)
+            parts[0].append(self._added(Reshape((count, *row)), (rows,), update))
+            parts[1].append(self._added(Reshape((count,)), (ids,), update))
+        rows, ids = (self._added(Concat(0), tuple(each), update) for each in parts)
         return rows, ids
 
-    def _made(self, op: Op, inputs: tuple[Value, ...], update: Node) -> Value:
+    def _added(self, op: Op, inputs: tuple[Value, ...], update: Node) -> Value:
         (type,) = types_tuple(op.infer(*(value.tensor_type for value in inputs)))
         name = f"{update.name}.{op.word()}_{len(self.nodes)}"
-        (value,) = self.add(Node(op, inputs, [(type, name, inputs[0].local and not isinstance(op, ToGlobal))], name, update.placement, update.origin))
+        (value,) = self.add(
+            Node(op, inputs, [(type, name, inputs[0].local and not isinstance(op, ToGlobal))], name, update.placement, update.provenance)
+        )
         return value

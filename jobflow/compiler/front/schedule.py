@@ -45,7 +45,7 @@ class Task:
 Row: TypeAlias = tuple[Task, ...]
 #: The time that a task takes, in any unit.
 Cost: TypeAlias = Callable[[Task], float]
-#: The tasks that must be done before a task may begin.
+#: The tasks that must precede a task.
 Needs: TypeAlias = Callable[[Task], Iterable[Task]]
 
 
@@ -141,7 +141,7 @@ def interleaved(form: Form) -> tuple[Row, ...]:
         own = range(group, form.stages, p)
         forward = [Task("forward", s, i) for round in rounds for s in own for i in round]
         backward = [Task("backward", s, i) for round in rounds for s in reversed(own) for i in round]
-        rows.append(_in_turn(forward, backward, _warm_up(form, group)))
+        rows.append(_alternating(forward, backward, _warm_up(form, group)))
     return tuple(rows)
 
 
@@ -163,7 +163,7 @@ def _rounds(microbatches: int, p: int) -> list[range]:
     return [range(first), *(range(start, start + p) for start in range(first, microbatches, p))]
 
 
-def _in_turn(forward: Sequence[Task], backward: Sequence[Task], warm_up: int) -> Row:
+def _alternating(forward: Sequence[Task], backward: Sequence[Task], warm_up: int) -> Row:
     row = list(forward[:warm_up])
     for i, task in enumerate(forward[warm_up:]):
         row += [task, backward[i]]
@@ -205,7 +205,7 @@ def rows_of(form: Form, name: str) -> tuple[Row, ...]:
     return rows
 
 
-# -------------------------------------------------------------------- looking at rows
+# -------------------------------------------------------------------- simulation and validation
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ def simulate(rows: Sequence[Row], needs: Needs, cost: Cost = unit) -> Simulation
                 moved = True
     stuck = [str(row[i]) for row, i in zip(rows, at, strict=True) if i < len(row)]
     if stuck:
-        raise PlanError(f"a schedule that cannot be followed: nobody can begin {' or '.join(stuck)}")
+        raise PlanError(f"the pipeline schedule deadlocks: no group can begin {' or '.join(stuck)}; correct the order of its rows")
     return Simulation(begin, end, len(rows))
 
 
@@ -267,13 +267,15 @@ def in_flight(row: Row) -> int:
 def validate(form: Form, rows: Sequence[Row], limit: Callable[[Form, int], int] = _all_of_them) -> None:
     """Raise PlanError unless each group does every task of its stages once, without a deadlock and within its limit."""
     for group, row in enumerate(rows):
-        wanted = Counter(task for task in form.tasks() if form.groups[task.stage] == group)
-        found = Counter(row)
-        for task in (*wanted, *found):
-            if found[task] != wanted[task]:
-                raise PlanError(f"a schedule has the {task} {found[task]} times for group {group}; its part is {wanted[task]}")
+        required = Counter(task for task in form.tasks() if form.groups[task.stage] == group)
+        counts = Counter(row)
+        for task in (*required, *counts):
+            if counts[task] != required[task]:
+                raise PlanError(
+                    f"the pipeline schedule contains the {task} {counts[task]} times for group {group}; it must contain it {required[task]} times"
+                )
         if form.trains and in_flight(row) > limit(form, group):
-            raise PlanError(f"a schedule has group {group} keep {in_flight(row)} activations; at most {limit(form, group)} are allowed")
+            raise PlanError(f"the pipeline schedule lets group {group} store {in_flight(row)} activations; it may store at most {limit(form, group)}")
     simulate(rows, form.needs)
 
 

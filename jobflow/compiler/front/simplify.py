@@ -20,22 +20,22 @@ class _Merging(Rewriter):
 
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph)
-        self.seen: dict[Any, tuple[Value, ...]] = {}
+        self.merged: dict[Any, tuple[Value, ...]] = {}
 
     def take(self, node: Node, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
         if not node.op.pure or node.op.alias or node.op.external:
             return self.keep(node, inputs)
         key = _key(node, inputs)
-        if key not in self.seen:
-            self.seen[key] = self.keep(node, inputs)
-        return self.seen[key]
+        if key not in self.merged:
+            self.merged[key] = self.keep(node, inputs)
+        return self.merged[key]
 
 
 def _key(node: Node, inputs: tuple[Value, ...]) -> Any:
-    # ops that are equal but print differently hold zeros of different sign
-    origin = node.origin
-    place = (node.placement, origin.stage, origin.microbatch, origin.region)
-    return node.op, repr(node.op), inputs, place, node.outputs[0].local, node.outputs[0].tensor_type
+    # equal ops with different repr contain zeros of different sign
+    provenance = node.provenance
+    attributes = (node.placement, provenance.stage, provenance.microbatch, provenance.region)
+    return node.op, repr(node.op), inputs, attributes, node.outputs[0].local, node.outputs[0].tensor_type
 
 
 def drop_dead(graph: Graph) -> Graph:

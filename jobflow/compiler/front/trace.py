@@ -19,10 +19,10 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import NOT_A_TENSOR, NOWHERE, DuplicateNameError, JobError, JobflowError, SourceLine, user_line
 from jobflow.core.layout import B, Layout, Placement, S
 from jobflow.core.types import Tensor, TensorType, int64
-from jobflow.graph.ir import Graph, Node, Origin, Phase, Value, Variable
+from jobflow.graph.ir import Graph, Node, Phase, Provenance, Value, Variable
 from jobflow.graph.rewrite import Take, walk
 from jobflow.graph.traced import Traced
-from jobflow.graph.training import Optimizer, Training, ValidRange, Watch
+from jobflow.graph.training import ArgumentBounds, Optimizer, Training, Watch
 from jobflow.ops.layout_ops import ToGlobal, ToLocal, ViewConversion
 from jobflow.ops.op import Op, ViewOp, types_tuple
 from jobflow.ops.runtime_assertions import RuntimeAssertion
@@ -32,9 +32,9 @@ from jobflow.ops.source import Constant, External, Input, ReadVariable
 RUN_COUNTER = "#run"
 
 
-def recorded(made: Tensor) -> Value:
+def recorded(tensor: Tensor) -> Value:
     """Return the value that an op returned under a tracer, typed as Value."""
-    return cast(Value, made)
+    return cast(Value, tensor)
 
 
 @dataclass
@@ -43,15 +43,15 @@ class Tracer:
 
     name: str
     placement: Placement
-    #: where the job is declared
+    #: the line of the job's declaration
     where: SourceLine = NOWHERE
     trainable: bool = False
-    #: who is recorded, for messages
+    #: the kind of program, for messages
     kind: Literal["job", "graph"] = "job"
     known: Mapping[str, Variable] = field(default_factory=dict)
     #: mirrored view only: the length of the first axis of each rank's arguments, if the ranks' shapes differ
     rows: tuple[int, ...] = ()
-    #: whether arguments are looked at before a run, so that what passes a check need not be checked in it
+    #: True if assertions about arguments are checked before a run instead of in it
     looks: bool = False
 
     nodes: list[Node] = field(default_factory=list)
@@ -60,14 +60,14 @@ class Tracer:
     reads: dict[str, Value] = field(default_factory=dict)
     updates: dict[str, Value] = field(default_factory=dict)
     losses: list[Value] = field(default_factory=list)
-    #: how many regions of the program are to be made again for the backward pass
+    #: number of regions to rematerialize for the backward pass
     regions: int = 0
     training: Training | None = None
     watches: list[Watch] = field(default_factory=list)
-    #: what arguments may hold
-    limits: list[ValidRange] = field(default_factory=list)
+    #: bounds on the elements of arguments
+    bounds: list[ArgumentBounds] = field(default_factory=list)
 
-    _made: set[Node] = field(default_factory=set)
+    _own_nodes: set[Node] = field(default_factory=set)
     _names: dict[str, SourceLine] = field(default_factory=dict)
     _counts: dict[str, int] = field(default_factory=dict)
     _phase: Phase = "forward"
@@ -82,14 +82,14 @@ class Tracer:
         where = self._where or user_line()
         here = scope.current()
         placement = here.placement or self.placement
-        if self._phase == "update" and inputs:  # what updates a variable runs where the variable is
+        if self._phase == "update" and inputs:  # an update runs on the placement of its variable
             placement = self._own(inputs[0], op.word(), where).node.placement
         label = self._label(op, name, where)
         values = tuple(self._own(value, label, where) for value in inputs)
         local = here.view == "mirrored"
         placement = self._in_mirrored_view(placement) if local else placement
         if self.looks and type(op) is RuntimeAssertion and (argument := _argument(values[0])) is not None:
-            self.limits.append(ValidRange(argument, op, where))
+            self.bounds.append(ArgumentBounds(argument, op, where))
             return values
         if isinstance(op, ViewConversion):
             op = self._parts(op, placement, where)
@@ -103,21 +103,21 @@ class Tracer:
         except JobflowError as error:
             raise type(error)(_located(str(error), op, label, where)) from None
         makes = [(type, label if len(types) == 1 else f"{label}.{i}", local) for i, type in enumerate(types)]
-        return self._add(Node(op, values, makes, label, placement, self._origin(where)))
+        return self._add(Node(op, values, makes, label, placement, self._provenance(where)))
 
-    def add(self, op: Op, inputs: tuple[Value, ...], name: str, placement: Placement, origin: Origin) -> tuple[Value, ...]:
+    def add(self, op: Op, inputs: tuple[Value, ...], name: str, placement: Placement, provenance: Provenance) -> tuple[Value, ...]:
         """Record an op under exactly this name, with an explicit provenance."""
         types = types_tuple(op.infer(*(value.tensor_type for value in inputs)))
-        return self._add(Node(op, inputs, [(type, name, False) for type in types], name, placement, origin))
+        return self._add(Node(op, inputs, [(type, name, False) for type in types], name, placement, provenance))
 
     def _add(self, node: Node) -> tuple[Value, ...]:
         self.nodes.append(node)
-        self._made.add(node)
+        self._own_nodes.add(node)
         return node.outputs
 
-    def _origin(self, where: SourceLine) -> Origin:
+    def _provenance(self, where: SourceLine) -> Provenance:
         here = scope.current()
-        return Origin(where, self._phase, here.stage, self._microbatch, here.region)
+        return Provenance(where, self._phase, here.stage, self._microbatch, here.region)
 
     @staticmethod
     def _is_local(op: Op, mirrored: bool) -> bool:
@@ -130,12 +130,10 @@ class Tracer:
         if not isinstance(value, Value):
             kind = "array" if isinstance(value, np.ndarray) else type(value).__name__
             typed = hasattr(value, "dtype") and hasattr(value, "shape")
-            given = f"{str(value.dtype).removeprefix('jobflow.')}{list(value.shape)} {kind}" if typed else repr(value)
-            raise JobError(f"{label} at {where}: {given} is not a tensor of this job; {NOT_A_TENSOR}")
-        if value.node not in self._made:
-            raise JobError(
-                f"{label} at {where}: {value!r} was made while another job was traced; compute it here, or share it through a variable or an argument"
-            )
+            description = f"{str(value.dtype).removeprefix('jobflow.')}{list(value.shape)} {kind}" if typed else repr(value)
+            raise JobError(f"{label} at {where}: {description} is not a tensor of this job; {NOT_A_TENSOR}")
+        if value.node not in self._own_nodes:
+            raise JobError(f"{label} at {where}: {value!r} belongs to another job; compute it here, or share it through a variable or an argument")
         return value
 
     def _cross(self, value: Value, local: bool, where: SourceLine) -> Value:
@@ -200,7 +198,7 @@ class Tracer:
         self._phase, self._where, self._prefix = "backward", node.where, f"{node.name}."
         view = "mirrored" if any(value.local for value in node.outputs) else "consistent"
         try:
-            with scope.using(interpreter=self, placement=node.placement, view=view, stage=node.origin.stage, region=None, namespace=()):
+            with scope.using(interpreter=self, placement=node.placement, view=view, stage=node.provenance.stage, region=None, namespace=()):
                 yield
         finally:
             self._phase, self._where, self._prefix = before
@@ -246,7 +244,7 @@ class Tracer:
             losses=list(program.losses),
             training=program.training,
             watches=list(program.watches),
-            _made=set(program.nodes),
+            _own_nodes=set(program.nodes),
             _names=dict(program.names),
             _counts=dict(program.counts),
         )
@@ -265,7 +263,7 @@ class Tracer:
         now: dict[Value, Value] = {}
         walk(program.nodes, take, now)
         training = program.training
-        made = replace(
+        result = replace(
             program,
             nodes=tuple(self.nodes),
             inputs={name: now[value] for name, value in program.inputs.items()},
@@ -277,7 +275,7 @@ class Tracer:
             names=dict(self._names),
             counts=dict(self._counts),
         )
-        return made, [now[value] for value in outputs]
+        return result, [now[value] for value in outputs]
 
     def again(
         self,
@@ -286,22 +284,22 @@ class Tracer:
         *,
         op: Op | None = None,
         placement: Placement | None = None,
-        origin: Origin | None = None,
+        provenance: Provenance | None = None,
         suffix: str = "",
     ) -> tuple[Value, ...]:
-        """Record a node again on other inputs, with `suffix` after its names; `op`, `placement` and `origin` replace the node's."""
+        """Record a node again on other inputs, with `suffix` after its names; `op`, `placement` and `provenance` replace the node's."""
         types = types_tuple((op or node.op).infer(*(value.tensor_type for value in inputs)))
         makes = [(type, value.name + suffix, value.local) for value, type in zip(node.outputs, types, strict=True)]
-        return self._add(Node(op or node.op, tuple(inputs), makes, node.name + suffix, placement or node.placement, origin or node.origin))
+        return self._add(Node(op or node.op, tuple(inputs), makes, node.name + suffix, placement or node.placement, provenance or node.provenance))
 
     @contextmanager
     def standing_for(self, node: Node, microbatch: int | None = None) -> Iterator[None]:
         """Record inside with the attributes of `node`; with those of another microbatch if passed."""
         before = (self._phase, self._where, self._microbatch)
         self._phase, self._where = node.phase, node.where
-        self._microbatch = node.origin.microbatch if microbatch is None else microbatch
+        self._microbatch = node.provenance.microbatch if microbatch is None else microbatch
         view = "mirrored" if any(value.local for value in node.outputs) else "consistent"
-        changes = {"placement": node.placement, "view": view, "stage": node.origin.stage, "region": node.origin.region, "namespace": ()}
+        changes = {"placement": node.placement, "view": view, "stage": node.provenance.stage, "region": node.provenance.region, "namespace": ()}
         try:
             with scope.using(interpreter=self, **changes):
                 yield
@@ -317,7 +315,7 @@ class Tracer:
         self.inputs[key] = value
         return value
 
-    def as_seen(self, value: Value) -> Value:
+    def in_current_view(self, value: Value) -> Value:
         """Return the value in the current view."""
         return self._cross(value, scope.current().view == "mirrored", self._where or self.where)
 
@@ -332,24 +330,24 @@ class Tracer:
             return self.input(RUN_COUNTER, TensorType((1,), int64), split=False)
         return self.inputs[RUN_COUNTER]
 
-    def variable(self, wanted: Variable) -> Value:
+    def variable(self, declared: Variable) -> Value:
         """Return the current value of a variable; declare it at the first use."""
-        known = self.known.get(wanted.name) or self.variables.get(wanted.name)
+        known = self.known.get(declared.name) or self.variables.get(declared.name)
         where = self._where or user_line()
-        if known is not None and known.type.shape != wanted.type.shape:
-            earlier = self.kind == "job" and wanted.name in self.known
+        if known is not None and known.type.shape != declared.type.shape:
+            earlier = self.kind == "job" and declared.name in self.known
             afresh = "; to forget the variables of earlier jobs, call clear_default_session() before the jobs are declared" if earlier else ""
             raise JobError(
-                f'{self.kind} {self.name} at {where}: variable "{wanted.name}" is {known.type} in another place but {wanted.type} here; '
-                f"one name is one tensor: give it another name, or the same shape{afresh}"
+                f'{self.kind} {self.name} at {where}: variable "{declared.name}" is {known.type} elsewhere but {declared.type} here; '
+                f"give it another name, or the same shape{afresh}"
             )
-        if wanted.name not in self.reads:
-            variable = known or wanted
-            self.variables[wanted.name] = wanted if known is None else _shared(known, wanted)
+        if declared.name not in self.reads:
+            variable = known or declared
+            self.variables[declared.name] = declared if known is None else _shared(known, declared)
             op = ReadVariable(variable.type.shape, variable.type.dtype, variable.name)
-            name = wanted.name if wanted.name not in self._names else self.unique_name(wanted.name)
-            (self.reads[wanted.name],) = self._record(op, (), name, variable.placement, where, local=False)
-        return self.reads[wanted.name]
+            name = declared.name if declared.name not in self._names else self.unique_name(declared.name)
+            (self.reads[declared.name],) = self._record(op, (), name, variable.placement, where, local=False)
+        return self.reads[declared.name]
 
     def slot(self, name: str, type: TensorType, initial: float, like: Variable | Placement | None) -> Value:
         """Declare a variable of an optimizer: stored like `like`, or whole on every rank of a placement, by default the job's."""
@@ -401,7 +399,7 @@ class Tracer:
             self.training,
             tuple(self.losses),
             tuple(self.watches),
-            tuple(dict.fromkeys(self.limits)),
+            tuple(dict.fromkeys(self.bounds)),
             self.rows,
             dict(self._names),
             dict(self._counts),
@@ -424,9 +422,9 @@ def _argument(value: Value) -> str | None:
     return value.node.op.argument if isinstance(value.node.op, Input) else None
 
 
-def _shared(known: Variable, wanted: Variable) -> Variable:
+def _shared(known: Variable, declared: Variable) -> Variable:
     """Return another job's variable for this job: the same storage, with this job's training options."""
-    return Variable(known.name, known.type, known.initializer, known.placement, known.sbp, wanted.trainable, wanted.l1, wanted.l2, known.group)
+    return Variable(known.name, known.type, known.initializer, known.placement, known.sbp, declared.trainable, declared.l1, declared.l2, known.group)
 
 
 def _located(message: str, op: Op, label: str, where: SourceLine) -> str:

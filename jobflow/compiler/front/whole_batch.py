@@ -58,7 +58,7 @@ class Mixed:
     node: Node
 
 
-#: how values of microbatches combine
+#: reduction -> the op that combines the values of microbatches
 _COMBINE: Mapping[Reduction, Op] = MappingProxyType({SUM: Add(), MAX: Maximum(), MIN: Minimum()})
 Part: TypeAlias = Sbp | Statistic | Mixed
 
@@ -73,20 +73,20 @@ class Parts:
     outputs: tuple[Part, ...]
     watches: tuple[Part, ...]
     updates: Mapping[str, Part]
-    #: how many elements the loss of the batch has
+    #: number of elements of the batch's loss
     elements: int
-    #: nodes that give a value of the whole batch, computed before the first microbatch from an input of this part
+    #: node of a value of the whole batch, computed before the first microbatch -> the part of its input
     gathered: Mapping[str, Part]
-    #: by name, the operations of the batch whose result depends on the position of the rows, and the part that a microbatch has
+    #: node whose result depends on row positions -> its operation for the batch, and the part of a microbatch
     placed: Mapping[str, tuple[Op, Part]]
 
 
 def parts_of(body: Body, whole: Body, rows: int, microbatches: Microbatches) -> tuple[Traced, Sequence[Value], Parts]:
     """Rewrite a body so that its losses add up to those of the batch.  Raise JobError if requested values cannot be combined."""
-    return _Parting(body, whole, rows, microbatches).run()
+    return _PartsRewriter(body, whole, rows, microbatches).run()
 
 
-class _Parting:
+class _PartsRewriter:
     """A parallel walk over the body for a microbatch and the one for the batch."""
 
     def __init__(self, body: Body, whole: Body, rows: int, microbatches: Microbatches) -> None:
@@ -114,7 +114,7 @@ class _Parting:
             if not isinstance(self.parts[value], Statistic):
                 self._check(value, f'variable "{name}"')
         whole = self.whole[0]
-        made = Parts(
+        parts = Parts(
             tuple([self.parts[value] for value in outputs]),
             tuple([self.parts[watch.value] for watch in program.watches]),
             {name: self.parts[value] for name, value in program.updates.items()},
@@ -122,7 +122,7 @@ class _Parting:
             self.gathered,
             self.placed,
         )
-        return program, outputs, made
+        return program, outputs, parts
 
     def _check_alike(self) -> None:
         (program, _), (whole, _) = self.body, self.whole
@@ -131,15 +131,15 @@ class _Parting:
         pairs = zip(program.nodes, whole.nodes, strict=False)
         node = next((a for a, b in pairs if type(a.op) is not type(b.op)), program.nodes[-1])
         raise JobError(
-            f"{node.op.word()} at {node.where}: the body does other things for a microbatch of {self.rows} rows than for the batch of "
-            f"{self.microbatches.rows}, so {self._asked} do not give the numbers of the batch; ask for fewer microbatches, or for none"
+            f"{node.op.word()} at {node.where}: the body has other operations for a microbatch of {self.rows} rows than for the batch of "
+            f"{self.microbatches.rows}, so {self._request} do not give the results of the batch; request fewer microbatches, or none"
         )
 
     @property
-    def _asked(self) -> str:
-        return f"the {self.microbatches.count} microbatches asked for at {self.microbatches.where}"
+    def _request(self) -> str:
+        return f"the {self.microbatches.count} microbatches requested at {self.microbatches.where}"
 
-    # ---------------------------------------------------------------- what is asked for
+    # ---------------------------------------------------------------- requested values
 
     def _losses(self, program: Traced) -> Traced:
         """Rewrite the losses as sums over microbatches."""
@@ -154,8 +154,8 @@ class _Parting:
                     loss = recorded(scale(loss, self.share))
                 self.parts[loss] = P
             losses.append(loss)
-        made = tracer.traced()
-        return replace(program, nodes=made.nodes, names=made.names, counts=made.counts, training=replace(training, losses=tuple(losses)))
+        traced = tracer.traced()
+        return replace(program, nodes=traced.nodes, names=traced.names, counts=traced.counts, training=replace(training, losses=tuple(losses)))
 
     def _check(self, value: Value, what: str, trains: bool = False) -> None:
         """Raise JobError unless the values of microbatches determine that of the batch."""
@@ -166,11 +166,11 @@ class _Parting:
         why = {
             Partial: "is an extreme of all rows",
             Statistic: "is a statistic of a microbatch",
-        }.get(type(part), "combines rows of the batch, and not as a sum does")
+        }.get(type(part), "combines rows of the batch, but is not a sum over them")
         instead = "a sum or a mean of a loss per row" if trains else "return the values per row"
         raise JobError(
-            f"{node.op.word()} at {node.where}: {what} of {self.tracer.kind} {self.tracer.name} {why}, so {self._asked} do not give the "
-            f"numbers of the batch; use one microbatch, or {instead} (microbatches divide the rows of {', '.join(self.microbatches.arguments)})"
+            f"{node.op.word()} at {node.where}: {what} of {self.tracer.kind} {self.tracer.name} {why}, so {self._request} do not give the "
+            f"results of the batch; use one microbatch, or {instead} (microbatches divide the rows of {', '.join(self.microbatches.arguments)})"
         )
 
     # ---------------------------------------------------------------- one node
@@ -188,11 +188,11 @@ class _Parting:
 
     def _mixed(self, node: Node, inputs: tuple[Value, ...], parts: Sequence[Part]) -> Sequence[Value] | None:
         """Return the outputs if some inputs have no value in the batch."""
-        found: Part | None = next((part for part in parts if isinstance(part, Mixed)), None)
-        if found is None and any(isinstance(part, Statistic) for part in parts):
+        undefined: Part | None = next((part for part in parts if isinstance(part, Mixed)), None)
+        if undefined is None and any(isinstance(part, Statistic) for part in parts):
             alone = all(isinstance(part, Statistic | Broadcast) for part in parts)
-            found = Statistic() if alone else Mixed(node)
-        return None if found is None else self._keep(node, inputs, node.op, [found] * len(node.outputs))
+            undefined = Statistic() if alone else Mixed(node)
+        return None if undefined is None else self._keep(node, inputs, node.op, [undefined] * len(node.outputs))
 
     def _ruled(self, node: Node, whole: Node, inputs: tuple[Value, ...], parts: Sequence[Part]) -> Sequence[Value]:
         """Return the outputs by the rule of the operation, which may need other inputs."""
@@ -200,41 +200,43 @@ class _Parting:
             return self._keep(node, inputs, node.op, list(parts))
         if isinstance(whole.op, Shift) and parts[0] == P and whole.inputs[0].dtype.is_float:
             return self._keep(node, inputs, Shift(whole.op.number * self.share), [P])
-        for wanted in _choices(whole, parts):
-            found = self._by(node, whole, parts, *wanted)
-            if found is not None:
-                return self._keep(node, self._shared(node, inputs, parts, wanted[0]), *found)
+        for signature in _choices(whole, parts):
+            choice = self._by(node, whole, parts, *signature)
+            if choice is not None:
+                return self._keep(node, self._shared(node, inputs, parts, signature[0]), *choice)
         free = [isinstance(part, Partial) and value not in self.trained for part, value in zip(parts, node.inputs, strict=True)]
         if any(free):
             inputs = tuple([self._gather(value) if own else value for value, own in zip(inputs, free, strict=True)])
             return self._ruled(node, whole, inputs, [self.parts[value] for value in inputs])
         return self._keep(node, inputs, node.op, [Mixed(node)] * len(node.outputs))
 
-    def _by(self, node: Node, whole: Node, parts: Sequence[Part], given: Sequence[Sbp], made: Sequence[Sbp]) -> tuple[Op, list[Part]] | None:
+    def _by(
+        self, node: Node, whole: Node, parts: Sequence[Part], input_parts: Sequence[Sbp], output_parts: Sequence[Sbp]
+    ) -> tuple[Op, list[Part]] | None:
         """Return the operation for a microbatch whose inputs and outputs have these parts; None if there is none."""
-        if all(isinstance(part, Broadcast) for part in (*given, *made)) and isinstance(whole.op, BroadcastTo):
-            made = [_made_axis(node.outputs[0].tensor_type, whole.outputs[0].tensor_type)]
-        inputs = [self._piece(part, value.tensor_type) for part, value in zip(given, whole.inputs, strict=True)]
-        outputs = [self._piece(part, value.tensor_type) for part, value in zip(made, whole.outputs, strict=True)]
-        if None in inputs or None in outputs or not self._anywhere(whole, given, made):
+        if all(isinstance(part, Broadcast) for part in (*input_parts, *output_parts)) and isinstance(whole.op, BroadcastTo):
+            output_parts = [_split_axis(node.outputs[0].tensor_type, whole.outputs[0].tensor_type)]
+        inputs = [self._piece(part, value.tensor_type) for part, value in zip(input_parts, whole.inputs, strict=True)]
+        outputs = [self._piece(part, value.tensor_type) for part, value in zip(output_parts, whole.outputs, strict=True)]
+        if None in inputs or None in outputs or not self._anywhere(whole, input_parts, output_parts):
             return None
         for op in (whole.op, node.op):
             if _infers(op, inputs) == tuple(outputs):
-                return op, list(made)
+                return op, list(output_parts)
         return None
 
-    def _anywhere(self, whole: Node, given: Sequence[Sbp], made: Sequence[Sbp]) -> bool:
+    def _anywhere(self, whole: Node, input_parts: Sequence[Sbp], output_parts: Sequence[Sbp]) -> bool:
         """Return True if the operation is the same for all microbatches of this size."""
         if whole.op.by_position or type(whole.op).localize is Op.localize or isinstance(whole.op, BroadcastTo):
             return True
-        found = set()
+        ops = set()
         for start in self.starts:
             boxes = [
                 tuple([self._box(part, value.tensor_type, start) for part, value in zip(parts, values, strict=True)])
-                for parts, values in ((given, whole.inputs), (made, whole.outputs))
+                for parts, values in ((input_parts, whole.inputs), (output_parts, whole.outputs))
             ]
-            found.add(whole.op.localize(*boxes))
-        return len(found) == 1
+            ops.add(whole.op.localize(*boxes))
+        return len(ops) == 1
 
     def _box(self, part: Sbp, type: TensorType, start: int) -> Box:
         spans = [(0, n) for n in type.shape]
@@ -250,7 +252,7 @@ class _Parting:
         length, rest = divmod(type.shape[part.axis] * self.rows, self.microbatches.rows)
         return None if rest else type.with_shape((*type.shape[: part.axis], length, *type.shape[part.axis + 1 :]))
 
-    # ---------------------------------------------------------------- what is recorded
+    # ---------------------------------------------------------------- recording
 
     def _source(self, node: Node, whole: Node) -> Sequence[Value]:
         """Record a node without inputs: rows of the batch, or the same value for all microbatches."""
@@ -261,7 +263,7 @@ class _Parting:
             if whole.op.by_position:
                 self.placed[node.name] = whole.op, B
             return self._keep(node, (), node.op if isinstance(node.op, ReadVariable) else whole.op, [B])
-        part = _made_axis(here, there)
+        part = _split_axis(here, there)
         if not isinstance(part, Split) or self._piece(part, there) != here or not isinstance(node.op, Source):
             return self._keep(node, (), node.op, [Mixed(node)])
         self.placed[node.name] = whole.op, part
@@ -274,21 +276,21 @@ class _Parting:
         self.parts.update(zip(values, parts, strict=True))
         return values
 
-    def _shared(self, node: Node, inputs: tuple[Value, ...], parts: Sequence[Part], wanted: Sequence[Sbp]) -> tuple[Value, ...]:
+    def _shared(self, node: Node, inputs: tuple[Value, ...], parts: Sequence[Part], targets: Sequence[Sbp]) -> tuple[Value, ...]:
         """Return the inputs; those without rows are scaled by the microbatch's share where the signature needs a sum over rows."""
-        found = list(inputs)
-        for i, (part, target) in enumerate(zip(parts, wanted, strict=True)):
+        result = list(inputs)
+        for i, (part, target) in enumerate(zip(parts, targets, strict=True)):
             if isinstance(part, Broadcast) and isinstance(target, Partial):
-                found[i] = recorded(scale(inputs[i], self.share))
-                self.parts[found[i]] = P
-        return tuple(found)
+                result[i] = recorded(scale(inputs[i], self.share))
+                self.parts[result[i]] = P
+        return tuple(result)
 
     def _gather(self, value: Value) -> Value:
         """Return the value of the whole batch in every microbatch."""
-        found = recorded(apply(Identity(), value))
-        self.parts[found] = B
-        self.gathered[found.node.name] = self.parts[value]
-        return found
+        gathered = recorded(apply(Identity(), value))
+        self.parts[gathered] = B
+        self.gathered[gathered.node.name] = self.parts[value]
+        return gathered
 
 
 def _choices(whole: Node, parts: Sequence[Part]) -> Sequence[tuple[Sequence[Sbp], Sequence[Sbp]]]:
@@ -308,7 +310,7 @@ def _choices(whole: Node, parts: Sequence[Part]) -> Sequence[tuple[Sequence[Sbp]
     return exact + scaled
 
 
-def _made_axis(here: TensorType, there: TensorType) -> Sbp:
+def _split_axis(here: TensorType, there: TensorType) -> Sbp:
     """Return a split along the only axis whose length differs from the batch's; B if no axis or several differ."""
     if here.ndim != there.ndim:
         return B
@@ -335,11 +337,11 @@ def combined(part: Part, each: Sequence[Value]) -> Value:
 
 def leading_to(value: Value) -> set[Node]:
     """Return the nodes that compute a value."""
-    found: set[Node] = set()
+    nodes: set[Node] = set()
     rest = [value.node]
     while rest:
         node = rest.pop()
-        if node not in found:
-            found.add(node)
+        if node not in nodes:
+            nodes.add(node)
             rest += [value.node for value in node.inputs]
-    return found
+    return nodes

@@ -14,7 +14,7 @@ from jobflow.compiler.layouts.paths import Hop, changed, direct, path, sent
 from jobflow.core.errors import SbpError
 from jobflow.core.layout import B, Layout, Local, Partial, Rule
 from jobflow.core.types import TensorType
-from jobflow.graph.ir import Node, Origin, Physical, Sharded, Value
+from jobflow.graph.ir import Node, Physical, Provenance, Sharded, Value
 from jobflow.graph.rewrite import Rewriter
 from jobflow.ops.op import Op, Types
 from jobflow.plan.plan import consecutive_offsets
@@ -68,10 +68,10 @@ class Reroute(Op):
         return f"{self.name}[{self.source} -> {self.target}]"
 
 
-def rerouted(value: Value, op: Reroute, origin: Origin) -> Node:
+def rerouted(value: Value, op: Reroute, provenance: Provenance) -> Node:
     """Return a node that redistributes the value."""
     name = f"{value.name}:{','.join(map(str, op.target.sbp))}"
-    return Node(op, (value,), ((value.tensor_type, name, False),), f"{value.name}:{op.target}", op.target.placement, origin)
+    return Node(op, (value,), ((value.tensor_type, name, False),), f"{value.name}:{op.target}", op.target.placement, provenance)
 
 
 def box(sharded: Sharded) -> Physical:
@@ -131,7 +131,7 @@ class _Boxing(Rewriter):
         if key not in self.rerouted:
             source = self.layouts[value]
             assert isinstance(source, Layout)
-            (output,) = self.add(rerouted(value, Reroute(source, hop.target, hop.name), node.origin))
+            (output,) = self.add(rerouted(value, Reroute(source, hop.target, hop.name), node.provenance))
             self.layouts[output] = hop.target
             self.rerouted[key] = output
         return self.rerouted[key]
@@ -143,7 +143,7 @@ def _repetition(hop: Hop, node: Node) -> object:
     A region's inputs are redistributed once per microbatch, and once more for rematerialization, because the value is not kept in between.
     A value moved from other ranks, as between pipeline stages, is kept on its new ranks.
     """
-    region, microbatch = node.origin.region, node.origin.microbatch
+    region, microbatch = node.provenance.region, node.provenance.microbatch
     if region is None or hop.name == "move":
         return None
     return microbatch if region >= 0 else (region, microbatch)

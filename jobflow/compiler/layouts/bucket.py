@@ -19,7 +19,7 @@ from typing import Any
 
 from jobflow.compiler.layouts.box import Reroute
 from jobflow.compiler.layouts.paths import changed
-from jobflow.graph.ir import Node, Origin, Physical
+from jobflow.graph.ir import Node, Physical, Provenance
 from jobflow.graph.rewrite import Rewriter, consumers, made_by
 
 #: Bytes of one bucket.
@@ -43,15 +43,15 @@ class _Bucketing(Rewriter):
         for node in body:
             group = siblings.get(node, [node])
             if node is group[0]:
-                self._merge(group, node.origin)
+                self._merge(group, node.provenance)
         for turn in _turns(self.late):
             for group in _groups(turn, _among):
-                self._merge(group, replace(group[0].origin, phase="update"))
+                self._merge(group, replace(group[0].provenance, phase="update"))
             self.walk(node for node in turn if not _is_all_reduce(node))
         layouts = {self.now[value]: layout for value, layout in self.layouts.items()}
         return Physical(self.rebuilt(), layouts)
 
-    def _merge(self, group: Sequence[Node], origin: Origin) -> None:
+    def _merge(self, group: Sequence[Node], provenance: Provenance) -> None:
         first, last = group[0], group[-1]
         if first is last:
             self.walk(group)
@@ -59,7 +59,7 @@ class _Bucketing(Rewriter):
         inputs = tuple(self.now[value] for node in group for value in node.inputs)
         name = f"{first.inputs[0].name}..{last.inputs[0].name}"
         makes = [output for node in group for output in made_by(node)]
-        outputs = self.add(Node(_joined(group), inputs, makes, name, first.placement, origin))
+        outputs = self.add(Node(_joined(group), inputs, makes, name, first.placement, provenance))
         self.now.update(zip((node.outputs[0] for node in group), outputs, strict=True))
 
 

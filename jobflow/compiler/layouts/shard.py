@@ -147,7 +147,7 @@ class Sharding(Rewriter):
     def case(self, node: Node) -> Case:
         """Return all inputs of the choice for a node."""
         operands = tuple(self._operand(value, node) for value in node.inputs)
-        pieces = tuple(self._piece(end, node.placement) for end in node.origin.gradients)
+        pieces = tuple(self._piece(end, node.placement) for end in node.provenance.gradients)
         return Case(node.op, operands, node.placement.mesh, pieces if any(pieces) else ())
 
     def _operand(self, value: Value, node: Node) -> Operand:
@@ -223,9 +223,9 @@ class _Recorder:
         values = tuple(value for value in inputs if isinstance(value, Value))
         types = types_tuple(op.infer(*(value.tensor_type for value in values)))
         label = f"{self.node.name}.{op.word()}_{len(self.added)}"
-        origin = replace(self.node.origin, gradients=())
+        provenance = replace(self.node.provenance, gradients=())
         makes = [(type, label if len(types) == 1 else f"{label}.{i}", False) for i, type in enumerate(types)]
-        fresh = Node(op, values, makes, label, self.node.placement, origin)
+        fresh = Node(op, values, makes, label, self.node.placement, provenance)
         self.added.add(fresh)
         decision = self.sharding.decide(fresh)
         if decision is None:

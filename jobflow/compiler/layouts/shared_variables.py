@@ -329,7 +329,7 @@ class _UpdateDivision(Rewriter):
         if not self._is_stored(value):
             return value
         copy = Node(
-            Copy(), (value,), ((value.tensor_type, f"{value.name}:before", False),), f"{value.name}:before", value.node.placement, node.origin
+            Copy(), (value,), ((value.tensor_type, f"{value.name}:before", False),), f"{value.name}:before", value.node.placement, node.provenance
         )
         return self._added(copy, self.layouts[value])
 
@@ -343,7 +343,7 @@ class _UpdateDivision(Rewriter):
         key = value, target
         if key not in self.redistributed:
             here = self._layout(value, self.layouts)
-            self.redistributed[key] = value if here == target else self._added(rerouted(value, Reroute(here, target, name), node.origin), target)
+            self.redistributed[key] = value if here == target else self._added(rerouted(value, Reroute(here, target, name), node.provenance), target)
         return self.redistributed[key]
 
     def _updated_pieces(self, node: Node, inputs: tuple[Value, ...], layout: Layout) -> list[Value]:
@@ -407,7 +407,7 @@ class _UpdateDivision(Rewriter):
         op = Reroute(*ends[0], route, ends if len(set(ends)) > 1 else ())
         makes = [(one.value.tensor_type, one.value.name, False) for one in sums]
         name = sums[0].x.name if len(sums) == 1 else f"{sums[0].x.name}..{sums[-1].x.name}"
-        outputs = self.add(Node(op, tuple(one.x for one in sums), makes, name, node.placement, node.origin))
+        outputs = self.add(Node(op, tuple(one.x for one in sums), makes, name, node.placement, node.provenance))
         self.layouts.update(zip(outputs, (one.target for one in sums), strict=True))
         return dict(zip((one.value for one in sums), outputs, strict=True))
 

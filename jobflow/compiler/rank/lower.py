@@ -51,7 +51,7 @@ class _Lowering:
         }
         for node in graph.nodes:
             self.build.name, self.build.where, self.build.phase = node.outputs[0].name, node.where, node.phase
-            self.build.microbatch = node.origin.microbatch
+            self.build.microbatch = node.provenance.microbatch
             if isinstance(node.op, Reroute):
                 self._reroute(node)
             elif isinstance(node.op, Rows):

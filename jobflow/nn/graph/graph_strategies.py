@@ -69,7 +69,7 @@ class _Arranging:
         if isinstance(node.op, Input):
             (value,) = self.tracer.again(node, inputs)
             self.come[node.op.key] = value
-            entered = Node(Identity(), node.inputs, made_by(node), f"{node.name}.entered", self.grid, node.origin)
+            entered = Node(Identity(), node.inputs, made_by(node), f"{node.name}.entered", self.grid, node.provenance)
             return self.tracer.again(entered, (value,))
         if isinstance(node.op, ViewConversion | ToLayout | GradientLayout) and self.grid.mesh != self.ranks.mesh:
             return self.tracer.again(node, inputs)
