@@ -17,7 +17,7 @@
     ├── FileError           what is given as a file is none that can be read (also OSError)
     ├── DivergedError       ranks that should do the same do different things (also RuntimeError)
     ├── RankError           a rank failed while running; carries its number and its message
-    └── AbortedError        this rank was told to stop because another one failed
+    └── AbortedError        this rank stopped because another one failed
 
 The second bases are the kinds of exception that programs written for the legacy system expect.
 """
@@ -72,7 +72,7 @@ class JobflowError(Exception):
     row: int | None = None
 
     @property
-    def told(self) -> str:
+    def printed(self) -> str:
         """The printed form: kind and message."""
         return f"{type(self).__name__}: {self}"
 

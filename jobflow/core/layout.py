@@ -47,8 +47,8 @@ class Reduction(enum.Enum):
             return -np.inf if self is Reduction.MAX else np.inf
         if kind.kind == "b":
             return self is Reduction.MIN
-        limits = np.iinfo(kind)
-        return limits.min if self is Reduction.MAX else limits.max
+        bounds = np.iinfo(kind)
+        return bounds.min if self is Reduction.MAX else bounds.max
 
 
 SUM, MAX, MIN = Reduction.SUM, Reduction.MAX, Reduction.MIN
@@ -439,12 +439,12 @@ def _signatures(rule: Rule) -> tuple[Signature, ...]:
 
 def _letter_signatures(inputs: list[str], outputs: list[str], reduce: Reduction) -> Iterator[Signature]:
     letters = dict.fromkeys(mark for word in [*inputs, *outputs] for mark in word if mark.islower())
-    for letter in letters:
-        if not any(letter in word for word in inputs) and inputs:
+    for axis in letters:
+        if not any(axis in word for word in inputs) and inputs:
             continue  # new axes of outputs are not split by letters
         yield Signature(
-            tuple(S(word.index(letter)) if letter in word else B for word in inputs),
-            tuple(S(word.index(letter)) if letter in word else Partial(reduce) for word in outputs),
+            tuple(S(word.index(axis)) if axis in word else B for word in inputs),
+            tuple(S(word.index(axis)) if axis in word else Partial(reduce) for word in outputs),
         )
 
 

@@ -28,20 +28,20 @@ def read(package: str, stub: Path) -> tuple[Homes, list[str]]:
 
     The stub has only statements `from a import b as c` and `from a import *`; the latter imports a's `__all__`.
     """
-    homes: Homes = {}
+    targets: Homes = {}
     public: list[str] | None = None
     for node in ast.parse(stub.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom) and node.module:
-            beside = node.module == package
+            in_package = node.module == package
             if node.names[0].name == "*":
                 source = stub.parents[package.count(".") + 1].joinpath(*node.module.split("."))
-                homes = {name: (node.module, name) for name in _listed(node.module, source)} | homes
+                targets = {name: (node.module, name) for name in _listed(node.module, source)} | targets
                 continue
             for alias in node.names:
-                homes[alias.asname or alias.name] = (f"{node.module}.{alias.name}", "") if beside else (node.module, alias.name)
+                targets[alias.asname or alias.name] = (f"{node.module}.{alias.name}", "") if in_package else (node.module, alias.name)
         elif isinstance(node, ast.Assign):
             public = ast.literal_eval(node.value)
-    return homes, list(homes) if public is None else public
+    return targets, list(targets) if public is None else public
 
 
 def _listed(module: str, source: Path) -> Collection[str]:
@@ -54,31 +54,31 @@ def _listed(module: str, source: Path) -> Collection[str]:
 
 
 def attach(
-    package: str, file: str, modules: Mapping[str, str] = MappingProxyType({}), made: Callable[[str, Any], Any] = lambda name, found: found
+    package: str, file: str, modules: Mapping[str, str] = MappingProxyType({}), convert: Callable[[str, Any], Any] = lambda name, value: value
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` of a package; `modules` are modules of other packages that may be imported from it.
 
-    `made` returns the value of a name in the package from the imported object.
+    `convert` returns the value of a name in the package from the imported object.
     """
-    homes, public = read(package, Path(file).with_suffix(".pyi"))
+    targets, public = read(package, Path(file).with_suffix(".pyi"))
     inside = Path(file).parent
 
     def find(name: str) -> Any:
-        if name not in homes:
+        if name not in targets:
             # the import system asks for a module before it imports it
-            hints = () if name.startswith("_") or inside.joinpath(f"{name}.py").exists() else homes
+            hints = () if name.startswith("_") or inside.joinpath(f"{name}.py").exists() else targets
             raise no_attribute(name, f"module {package!r} has no attribute {name!r}", hints)
-        home, attribute = homes[name]
-        found = importlib.import_module(home)
+        target, attribute = targets[name]
+        value = importlib.import_module(target)
         if attribute:
-            found = getattr(found, attribute) if hasattr(found, attribute) else importlib.import_module(f"{home}.{attribute}")
-        found = made(name, found)
-        setattr(sys.modules[package], name, found)
-        return found
+            value = getattr(value, attribute) if hasattr(value, attribute) else importlib.import_module(f"{target}.{attribute}")
+        value = convert(name, value)
+        setattr(sys.modules[package], name, value)
+        return value
 
-    _Aliases.names[package] = homes.keys()
-    _Aliases.modules |= {f"{package}.{name}": home for name, home in modules.items()}
-    return find, lambda: sorted({*homes, *public}), public
+    _Aliases.names[package] = targets.keys()
+    _Aliases.modules |= {f"{package}.{name}": target for name, target in modules.items()}
+    return find, lambda: sorted({*targets, *public}), public
 
 
 class _Aliases:
@@ -96,14 +96,14 @@ class _Aliases:
         """Return the spec of a module in an aliased package, or of a module named only in a stub."""
         package, _, name = fullname.rpartition(".")
         inside = sys.modules.get(package)
-        home = self.modules.get(fullname, "")
-        if not home and inside is not None and package.startswith("jobflow"):
+        real = self.modules.get(fullname, "")
+        if not real and inside is not None and package.startswith("jobflow"):
             if inside.__name__ != package:
-                home = f"{inside.__name__}.{name}"
+                real = f"{inside.__name__}.{name}"
             elif name in self.names.get(package, ()) and not _is_file(fullname, inside.__path__):
                 attribute = getattr(inside, name)
-                home = attribute.__name__ if isinstance(attribute, ModuleType) else ""
-        return ModuleSpec(fullname, cast(Any, self), loader_state=home) if home and importlib.util.find_spec(home) else None
+                real = attribute.__name__ if isinstance(attribute, ModuleType) else ""
+        return ModuleSpec(fullname, cast(Any, self), loader_state=real) if real and importlib.util.find_spec(real) else None
 
     def create_module(self, spec: ModuleSpec) -> None:
         """Return None: the import system creates an ordinary module."""

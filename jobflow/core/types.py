@@ -78,7 +78,7 @@ class DType:
     @cached_property
     def largest(self) -> float:
         """The largest finite number of a float type."""
-        return float(limits(self).max)
+        return float(float_info(self).max)
 
     @property
     def is_integer(self) -> bool:
@@ -125,7 +125,7 @@ def plain(number: float) -> float:
     return number.item() if isinstance(number, np.generic) else number
 
 
-def limits(dtype: DType) -> Any:
+def float_info(dtype: DType) -> Any:
     """Return NumPy's description of a float type: min, max, eps, tiny, bits."""
     tell = np.finfo if dtype.native is not None else _ml_dtypes(dtype.name).finfo
     return tell(dtype.numpy)

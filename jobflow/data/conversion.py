@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jobflow.core.errors import DataError
-from jobflow.core.types import Array, dtype_of, limits
+from jobflow.core.types import Array, dtype_of, float_info
 
 #: Describe the element at an index of the array, for messages.
 Place = Callable[[tuple[int, ...]], str]
@@ -140,11 +140,11 @@ def _span(dtype: np.dtype[Any]) -> tuple[Any, Any]:
         return int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
     if dtype.kind == "b":
         return 0, 1
-    largest = float((limits(dtype_of(dtype)) if dtype.name == _BFLOAT16 else np.finfo(dtype)).max)
+    largest = float((float_info(dtype_of(dtype)) if dtype.name == _BFLOAT16 else np.finfo(dtype)).max)
     return -largest, largest
 
 
 @lru_cache
 def exact_up_to(dtype: np.dtype[Any]) -> int:
     """Return the largest n for which a float type represents all integers from -n to n."""
-    return 2 ** (int((limits(dtype_of(dtype)) if dtype.name == _BFLOAT16 else np.finfo(dtype)).nmant) + 1)
+    return 2 ** (int((float_info(dtype_of(dtype)) if dtype.name == _BFLOAT16 else np.finfo(dtype)).nmant) + 1)

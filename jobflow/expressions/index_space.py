@@ -58,8 +58,8 @@ class IndexSpace:
     def wide(self, operand: int, x: Array) -> Array:
         """Return a view with every axis of the space, of size 1 where the operand has none; the axes of a row stay separate."""
         places = self.operands[operand]
-        present = x[(*(0 if place is None else slice(None) for place in places), ...)]  # the ellipsis makes the result a view, even of 0 axes
-        order = [place if place != LOOKED_UP else len(self.sizes) for place in places if place is not None]
+        present = x[(*(0 if axis is None else slice(None) for axis in places), ...)]  # the ellipsis makes the result a view, even of 0 axes
+        order = [axis if axis != LOOKED_UP else len(self.sizes) for axis in places if axis is not None]
         turned = present.transpose(sorted(range(len(order)), key=order.__getitem__))
         return turned[(*(slice(None) if i in order else None for i in range(len(self.sizes))), ...)]
 
@@ -70,10 +70,10 @@ class IndexSpace:
     def write(self, operand: int, value: Array, x: Array, xp: Xp) -> None:
         """Write the computed `value` of an operand, which broadcasts to the operand's view in the space, to its array `x`."""
         places = self.operands[operand]
-        order = [place for place in places if place is not None]
+        order = [axis for axis in places if axis is not None]
         sizes = [n if i in order else 1 for i, n in enumerate(self.sizes)]
         present = xp.broadcast_to(value, self.collapsed(sizes)).reshape(sizes)[tuple(slice(None) if i in order else 0 for i in range(len(sizes)))]
-        x[...] = present.transpose([sorted(order).index(place) for place in order]).reshape(x.shape)
+        x[...] = present.transpose([sorted(order).index(axis) for axis in order]).reshape(x.shape)
 
 
 def broadcasting(*types: TensorType) -> IndexSpace:
@@ -96,15 +96,15 @@ def space_of(spec: str, types: Sequence[TensorType], row: str = "", last: str = 
     row: letters of the axes that form the row;  last: letters of the last axes;  table: the letter of the lookup axis
     """
     words = spec.lower().replace("->", ",").split(",")
-    ends, apart = row or last, ("1", table)
-    pairs = [(letter, n) for word, type in zip(words, types, strict=True) for letter, n in zip(word, type.shape, strict=False)]
-    size = {letter: n for letter, n in pairs if letter not in apart}
-    letters = "".join(letter for letter in size if letter not in ends) + ends
+    ends, excluded = row or last, ("1", table)
+    pairs = [(name, n) for word, type in zip(words, types, strict=True) for name, n in zip(word, type.shape, strict=False)]
+    size = {name: n for name, n in pairs if name not in excluded}
+    letters = "".join(name for name in size if name not in ends) + ends
 
-    def place(letter: str) -> int | None:
-        return letters.index(letter) if letter not in apart else LOOKED_UP if letter == table else None
+    def axis_of(name: str) -> int | None:
+        return letters.index(name) if name not in excluded else LOOKED_UP if name == table else None
 
-    places = tuple(tuple(map(place, word[: type.ndim])) for word, type in zip(words, types, strict=True))
+    places = tuple(tuple(map(axis_of, word[: type.ndim])) for word, type in zip(words, types, strict=True))
     if not letters:  # scalars are rows of one element
         return IndexSpace((1,), places)
-    return IndexSpace(tuple(size[letter] for letter in letters), places, max(len(row), 1))
+    return IndexSpace(tuple(size[name] for name in letters), places, max(len(row), 1))

@@ -140,9 +140,9 @@ class Stream:
     def bits_at(self, index: Array, plane: int = 0) -> Array:
         """Return the random words of the elements at these flat indices (uint64[n])."""
         xp = self.xp
-        group, place = index // xp.uint64(GROUP), index % xp.uint64(GROUP)
-        drawn = self.words(group * xp.uint64(LANES) + place % xp.uint64(LANES), plane)
-        return drawn[(place // xp.uint64(LANES)).astype(xp.int64), xp.arange(index.shape[0])]
+        group, offset = index // xp.uint64(GROUP), index % xp.uint64(GROUP)
+        drawn = self.words(group * xp.uint64(LANES) + offset % xp.uint64(LANES), plane)
+        return drawn[(offset // xp.uint64(LANES)).astype(xp.int64), xp.arange(index.shape[0])]
 
     def box_bits(self, box: Box, plane: int = 0) -> Array:
         """Return the random words of a box's elements in C order, as a flat uint32 array."""

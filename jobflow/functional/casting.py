@@ -108,7 +108,7 @@ def finfo(dtype: Any = types.float32) -> Any:
     chosen = named("finfo", dtype)
     if not chosen.is_float:
         raise DtypeError(f"finfo at {user_line()}: {chosen.name} is not a floating point type; use iinfo")
-    return types.limits(chosen)
+    return types.float_info(chosen)
 
 
 def iinfo(dtype: Any) -> Any:

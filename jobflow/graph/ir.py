@@ -76,9 +76,9 @@ def _batch_axes(node: Node, inputs: Sequence[int | None]) -> Sequence[int | None
         return [0 if node.op.split and node.outputs[0].shape else None]
     if isinstance(node.op, ViewConversion | Identity):
         return inputs
-    asked = tuple(B if axis is None else S(axis) for axis in inputs)
+    layouts = tuple(B if axis is None else S(axis) for axis in inputs)
     signatures = node.op.rule(*(x.tensor_type for x in node.inputs)).signatures() if node.inputs else ()
-    outputs = next((each.outputs for each in signatures if each.inputs == asked), ())
+    outputs = next((each.outputs for each in signatures if each.inputs == layouts), ())
     return [sbp.axis if isinstance(sbp, Split) else None for sbp in outputs] or [None] * len(node.outputs)
 
 

@@ -24,7 +24,7 @@ from jobflow.ops.op import Op
 Take = Callable[[Node, tuple[Value, ...]], Sequence[Value]]
 
 
-def made_by(node: Node) -> tuple[Output, ...]:
+def outputs_of(node: Node) -> tuple[Output, ...]:
     """Return the outputs of a node."""
     return tuple([(value.tensor_type, value.name, value.local) for value in node.outputs])
 
@@ -49,7 +49,7 @@ def changed(
     return Node(
         op or node.op,
         inputs,
-        made_by(node) if makes is None else makes,
+        outputs_of(node) if makes is None else makes,
         name or node.name,
         placement or node.placement,
         provenance or node.provenance,

@@ -41,6 +41,6 @@ class Strategy(Distribution, Protocol):
         """The pipeline schedule by name; None without a pipeline."""
         ...
 
-    def placement(self, given: Placement) -> Placement:
+    def placement(self, ranks: Placement) -> Placement:
         """Return the device mesh of the job, built from its ranks."""
         ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jobflow.graph.ir import Graph, Node, Physical, Value
-from jobflow.graph.rewrite import made_by
+from jobflow.graph.rewrite import outputs_of
 
 Wire = tuple[Any, ...]
 
@@ -17,7 +17,7 @@ def graph_to_wire(graph: Graph) -> Wire:
         (
             node.op,
             tuple(number[v] for v in node.inputs),
-            made_by(node),
+            outputs_of(node),
             node.name,
             node.placement,
             node.provenance,

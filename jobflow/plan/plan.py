@@ -1,8 +1,8 @@
 """The program of one rank as plain data: it can be printed, pickled, compared and verified.
 
-A slot is a strided window on a buffer.  Buffers: ``arena`` (private to this rank, reused by live range), ``shared`` (the same, but visible to the
-other ranks of the node; collectives read it), and variables, which persist between runs: ``state/...`` (private to this rank) and ``common/...``
-(stored once for all ranks of the node).
+A slot is a strided window on a buffer.  ``arena`` is private to this rank, and its memory is reused by live range.  ``shared`` is the same, but
+visible to the other ranks of the node, and collectives read it.  Variables persist between runs, in ``state/...`` (private to this rank) or
+``common/...`` (stored once for all ranks of the node).
 """
 
 from __future__ import annotations
@@ -80,8 +80,10 @@ class Compute:
 class Collective:
     """A collective of all `ranks`.  Slots are contiguous; pieces are concatenated in rank order.
 
-    all_reduce: input and output have `sum(counts)` elements; all_gather: rank i sends counts[i]; reduce_scatter: rank i receives counts[i];
-    all_to_all: this rank sends counts[i] to rank i and receives receives[i] from it.
+    all_reduce      input and output have `sum(counts)` elements
+    all_gather      rank i sends counts[i]
+    reduce_scatter  rank i receives counts[i]
+    all_to_all      this rank sends counts[i] to rank i and receives receives[i] from it
     """
 
     kind: Kind

@@ -1,7 +1,7 @@
 """The storage of variables: buffers, slots, and memory shared by ranks.
 
-Variables that are declared together and share a group and an element type are contiguous in one buffer, each aligned, so that one update covers them
-all.  Variables that every rank of a node stores whole may be in memory common to the ranks: once, instead of one copy per rank.
+Variables of one group and element type, declared together, are contiguous in one buffer.  Each is aligned.  One update therefore covers
+them all.  Variables that every rank of a node stores whole may be in memory common to the ranks: once, instead of one copy per rank.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def is_common(buffer: str) -> bool:
     return buffer.startswith(COMMON)
 
 
-def apart(graph: Graph) -> frozenset[str]:
+def private_copies(graph: Graph) -> frozenset[str]:
     """Return the variables that are assigned a tensor of the mirrored view: each rank has its own copy, and the copies may differ."""
     ops = {name: _assigned(value).node.op for name, value in graph.updates.items()}
     return frozenset(name for name, op in ops.items() if isinstance(op, ToGlobal) and any(isinstance(sbp, Broadcast) for sbp in op.sbp))

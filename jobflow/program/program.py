@@ -22,7 +22,7 @@ from jobflow.kernels.target import Target
 from jobflow.ops.source import Input
 from jobflow.plan.plan import Plan, Slot
 from jobflow.plan.plan_checks import compare_plans, summary
-from jobflow.plan.storage import ARGUMENT, RankMemory, apart, is_common, place_variables
+from jobflow.plan.storage import ARGUMENT, RankMemory, is_common, place_variables, private_copies
 from jobflow.program.shared_buffers import IO_BUFFERS, ClientBuffers, io_buffers_of, planned_slots, slots_of
 from jobflow.runtime.collection import collection_paused
 from jobflow.runtime.concurrency import concurrently
@@ -82,7 +82,7 @@ class Program:
     def bind(self, rank: Rank) -> BoundProgram:
         """Allocate variables, plan the rank's part and prepare its calls.  Collective over the ranks of `rank.comm`."""
         state, graph = state_of(rank), self.physical.graph
-        separate = apart(graph)
+        separate = private_copies(graph)
         _check_separate(state, separate, graph)
         new = state.declare(graph.variables.values(), self.storage.share, separate)
         is_host = rank.device.tag == "cpu"  # others have a current device for each thread
@@ -133,7 +133,7 @@ class Program:
         """Return the memory that a rank would have for its variables and for arguments in shared I/O buffers."""
         graph = self.physical.graph
         sharing = tuple(range(ranks)) if self.storage.share else ()
-        slots, _ = place_variables(graph.variables.values(), rank, sharing=sharing, own=apart(graph))
+        slots, _ = place_variables(graph.variables.values(), rank, sharing=sharing, own=private_copies(graph))
         io_buffers = self.storage.io_buffers and io_buffers_of(self.physical) is not None
         feeds = planned_slots(self.physical, rank) if io_buffers else {}
         return RankMemory(rank, slots, feeds, copies=self.storage.copies, io_buffers=io_buffers)

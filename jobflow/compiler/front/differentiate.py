@@ -26,7 +26,7 @@ from jobflow.core.errors import JobError, PlanError
 from jobflow.core.layout import B, P, Split
 from jobflow.core.types import DType, Tensor, TensorType, bool_, float16, int64
 from jobflow.graph.ir import End, Graph, Node, Provenance, Value, Variable, is_dynamic
-from jobflow.graph.rewrite import Rewriter, made_by
+from jobflow.graph.rewrite import Rewriter, outputs_of
 from jobflow.graph.strategy import Strategy
 from jobflow.graph.traced import Traced
 from jobflow.graph.training import DynamicScale, Optimizer, Parameter, Training, Watch
@@ -108,9 +108,10 @@ def differentiate(program: Traced, outputs: Sequence[Value]) -> LogicalProgram:
 
 
 def counted(program: Traced, loss: Value) -> int:
-    """Return the number of terms in the mean of a loss: its elements, or the rows of a dynamic shape unless a strategy sets a view.
+    """Return the number of terms in the mean of a loss.
 
-    Return 0 on a device of the mirrored view without samples: its mean has no weight among the means of the devices.
+    The terms are its elements, or the rows of a dynamic shape unless a strategy sets a view.  Return 0 on a device of the mirrored view without
+    samples: its mean has no weight among the means of the devices.
     """
     if loss.local and is_without_rows(program.inputs.values(), program.rows):
         return 0
@@ -140,7 +141,7 @@ class _Marking(Rewriter):
         provenance = self.gradients.provenance(node)
         if provenance is node.provenance and inputs == node.inputs:
             return self.add(node)
-        return self.add(Node(node.op, inputs, made_by(node), node.name, node.placement, provenance))
+        return self.add(Node(node.op, inputs, outputs_of(node), node.name, node.placement, provenance))
 
 
 #: number of loss elements up to which float16 represents the gradients without a factor

@@ -22,7 +22,8 @@ the next microbatch.
 * In the mirrored view every rank cuts its own rows.  An argument that is one array for all ranks is cut into microbatches, and each
   of these over the ranks.  If ranks differ in length, dropout differs from that of the whole batch.
 
-Example, k = 2, y = x w with a loss per row: two nodes for each of x w and x' dy, dw = dw#0 + dw#1, w <- w - lr dw.
+Example, k = 2, y = x w with a loss per row.  The program has two nodes for each of x w and x' dy, then dw = dw#0 + dw#1 and
+w <- w - lr dw.
 """
 
 from __future__ import annotations

@@ -143,7 +143,10 @@ class _Stages:
         return node.placement if node.placement in self.own and node.inputs else None
 
     def _assign_forward(self, node: Node) -> None:
-        """Assign a forward node to the first stage with its label at or after the stages of its inputs; without a label, to the last of these."""
+        """Assign a forward node to the first stage with its label at or after the stages of its inputs.
+
+        A node without a label gets the last of these stages.
+        """
         before = [self.stages[value.node] for value in node.inputs if value.node in self.stages]
         low, label = max(before, default=0), self._label(node)
         if label is None:
@@ -178,7 +181,10 @@ class _Stages:
                 first[value.node] = min(stage, first.get(value.node, stage))
 
     def _assign_backward(self, node: Node) -> None:
-        """Assign a backward node to the last stage with its label up to the stages of its gradients; without a label, to the first of these."""
+        """Assign a backward node to the last stage with its label up to the stages of its gradients.
+
+        A node without a label gets the first of these stages.
+        """
         behind = [self.stages[value.node] for value in node.inputs if _direction(value.node) == "backward"]
         stored = [self.stages[value.node] for value in node.inputs if _direction(value.node) == "forward"]
         high = min(behind) if behind else max(stored, default=len(self.labels) - 1)

@@ -97,9 +97,9 @@ class _Halving:
         key = (value, dtype, here.placement, here.stage, region, here.view)
         if key not in self.casts:
             with scope.using(region=region):
-                made = cast(value, dtype)
-            assert isinstance(made, Value)
-            self.casts[key] = made
+                result = cast(value, dtype)
+            assert isinstance(result, Value)
+            self.casts[key] = result
         return self.casts[key]
 
     def _as_shown(self, was: Value, now: Value) -> Value:

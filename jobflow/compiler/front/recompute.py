@@ -3,8 +3,8 @@
 A region is the contents of one `checkpointing` scope (`Provenance.region`), per microbatch.  Values of a region that the backward pass
 reads are recomputed right before the first of these readers.  The computation starts from stored values: inputs of other regions,
 results of the job, and values outside of all regions.  Between the passes only the inputs of regions stay in memory, plus all values
-of one region at a time.  For a chain of n equal layers in regions of sqrt(n) layers, memory for about 2 sqrt(n) layers is needed, at
-the price of a second forward pass.
+of one region at a time.  A chain of n equal layers in regions of sqrt(n) layers needs memory for about 2 sqrt(n) layers, at the price of
+a second forward pass.
 
 A region that reads only variables (a parameter that is gathered at its use) stores no activations.  It is recomputed for the second
 computation of other regions too.
@@ -13,8 +13,8 @@ Random ops sample the same values the second time, because these are a function 
 not repeated, and their inputs in the forward pass (batch statistics, for moving averages) are stored.  Copies have the inverted number of
 the region, so that they are never confused with the original nodes.
 
-Example, one region {a, b} in  x -> a -> b -> loss:  a' = a(x), and b' = b(a') if the gradient of the loss or of b needs it.  Both
-precede the first of these gradients.
+Example, one region {a, b} in  x -> a -> b -> loss.  The copies are a' = a(x), and b' = b(a') if the gradient of the loss or of b needs it.
+Both precede the first of these gradients.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataclasses import field, replace
 from jobflow.core.dataclass import dataclass
 from jobflow.core.layout import Placement
 from jobflow.graph.ir import Graph, Node, Value
-from jobflow.graph.rewrite import Rewriter, made_by
+from jobflow.graph.rewrite import Rewriter, outputs_of
 from jobflow.ops.source import ReadVariable
 
 #: Prefix of the names of recomputed nodes and values.
@@ -138,6 +138,6 @@ class _Repeating(Rewriter):
     def _repeat(self, node: Node) -> None:
         assert node.provenance.region is not None, "nodes of a region have one"
         provenance = replace(node.provenance, phase="backward", region=~node.provenance.region)
-        makes = [(type, f"{AGAIN}{name}", local) for type, name, local in made_by(node)]
+        makes = [(type, f"{AGAIN}{name}", local) for type, name, local in outputs_of(node)]
         repeated = self.keep(node, self._read(node), makes=makes, name=f"{AGAIN}{node.name}", provenance=provenance)
         self.repeated.update(zip(node.outputs, repeated, strict=True))

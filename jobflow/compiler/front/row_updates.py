@@ -7,8 +7,8 @@ If only an optimizer's update reads it, the update takes the rows and their indi
 
 Operations in between (the loss scale, a layout, to_global) are applied to the rows.  Several lookups of one table are concatenated.
 Ranks then exchange the rows instead of tables.  The decision precedes the choice of layouts and depends on sizes of logical tensors, so
-it is the same on all ranks.  The gradient stays dense in four cases: it has other readers (clipping by a norm, a regularizer, a watch), it
-has other terms, the table is small, or many of its rows are read.
+it is the same on all ranks.  The gradient stays dense if it has other terms, or other readers such as a norm, a regularizer or a watch.
+It also stays dense if the table is small or many of its rows are read.
 
 A program may request that unread rows stay unchanged under any optimizer (`lazily` names such variables).  Sizes are ignored then.
 """

@@ -10,8 +10,9 @@ traced for a microbatch and for the batch.  For each node, the values of the mic
     Mixed         undefined: an operation is neither by row nor linear in sums over the batch
 
 Numbers inside an operation (the 1 / n of a mean) are those of the batch.  If a sum over rows is added to a value without rows, that
-value is scaled in every microbatch by the share of its rows.  A sum over rows that depends on no trained variable is computed for the
-whole batch before the first microbatch if an operation needs it: the number of valid labels, for example.
+value is scaled in every microbatch by the share of its rows.  An operation may need
+a sum over rows that depends on no trained variable, such as the number of valid labels.  It is computed for the whole batch, before
+the first microbatch.
 
 Example, rows x, variable w:  mean((x w)^2) + w^2  ->  x: S(0), x w: S(0), mean: P(sum), w^2: B times rows / batch, loss: P(sum)
 """

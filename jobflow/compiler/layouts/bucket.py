@@ -20,7 +20,7 @@ from typing import Any
 from jobflow.compiler.layouts.box import Reroute
 from jobflow.compiler.layouts.paths import changed
 from jobflow.graph.ir import Node, Physical, Provenance
-from jobflow.graph.rewrite import Rewriter, consumers, made_by
+from jobflow.graph.rewrite import Rewriter, consumers, outputs_of
 
 #: Bytes of one bucket.
 LIMIT = 4 << 20
@@ -58,7 +58,7 @@ class _Bucketing(Rewriter):
             return
         inputs = tuple(self.now[value] for node in group for value in node.inputs)
         name = f"{first.inputs[0].name}..{last.inputs[0].name}"
-        makes = [output for node in group for output in made_by(node)]
+        makes = [output for node in group for output in outputs_of(node)]
         outputs = self.add(Node(_joined(group), inputs, makes, name, first.placement, provenance))
         self.now.update(zip((node.outputs[0] for node in group), outputs, strict=True))
 

@@ -6,8 +6,8 @@ and im2col copy contiguous runs.  Flattening before a dense layer costs nothing:
 matrix, which a GEMM accepts.  Logical types do not change.  A kernel receives an array [n, c, h, w] with unusual strides.  With few
 samples, the vectors are too short to pay (`Formats.fewest_samples`).
 
-Policy for matrices: a matrix whose product is computed faster column by column (`Formats.columns`) is stored so, together
-with all matrices that elementwise ops connect to it.  Every op that touches any of them must accept both orders (`Formats.any_order`).
+Policy for matrices: a matrix whose product is computed faster column by column (`Formats.columns`) is stored so.
+All matrices that elementwise ops connect to it get the same order.  Every op that touches any of them must accept both orders (`Formats.any_order`).
 Example: activations of a dense layer on 100 samples, their gradients, and the results of bias and activation function.
 
 Values rematerialized for the backward pass (`recompute`) have the order of the originals.  Products in another order would round

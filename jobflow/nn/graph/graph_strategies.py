@@ -14,7 +14,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ConfigError, JobError, SourceLine
 from jobflow.core.layout import B, Broadcast, Layout, Placement
 from jobflow.graph.ir import Node, Value, Variable
-from jobflow.graph.rewrite import made_by
+from jobflow.graph.rewrite import outputs_of
 from jobflow.graph.strategy import Strategy
 from jobflow.graph.traced import Traced
 from jobflow.ops.layout_ops import GradientLayout, Identity, ToLayout, ViewConversion
@@ -69,7 +69,7 @@ class _Arranging:
         if isinstance(node.op, Input):
             (value,) = self.tracer.again(node, inputs)
             self.come[node.op.key] = value
-            entered = Node(Identity(), node.inputs, made_by(node), f"{node.name}.entered", self.grid, node.provenance)
+            entered = Node(Identity(), node.inputs, outputs_of(node), f"{node.name}.entered", self.grid, node.provenance)
             return self.tracer.again(entered, (value,))
         if isinstance(node.op, ViewConversion | ToLayout | GradientLayout) and self.grid.mesh != self.ranks.mesh:
             return self.tracer.again(node, inputs)
