@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         drop_output()
         return 141
     except JobflowError as error:
-        return _failed(error, f"{_of_cause(error)}{error.printed}", 2 if isinstance(error, ConfigError) else 1, shown)
+        return _failed(error, f"{_of_cause(error)}{error.told}", 2 if isinstance(error, ConfigError) else 1, shown)
     except ModuleNotFoundError as error:
         package = package_of(error.name or "")
         text = _of_users(error) if package is None else f"{package.name} is not installed: {package.command}"

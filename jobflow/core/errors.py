@@ -72,7 +72,7 @@ class JobflowError(Exception):
     row: int | None = None
 
     @property
-    def printed(self) -> str:
+    def told(self) -> str:
         """The printed form: kind and message."""
         return f"{type(self).__name__}: {self}"
 

@@ -33,7 +33,7 @@ class Interpreter(Protocol):
 class Placer(Protocol):
     """A registry of the available devices."""
 
-    def place_devices(self, tag: str, devices: Sequence[Any], hierarchy: tuple[int, ...] | None) -> Placement: ...
+    def place(self, tag: str, devices: Sequence[Any], hierarchy: tuple[int, ...] | None) -> Placement: ...
     def devices_per_machine(self) -> int: ...
 
 
@@ -141,11 +141,11 @@ def _with(scope: Scope, changes: dict[str, Any]) -> Scope:
 
 
 def enter(prepared: Scope) -> Token[Scope | None]:
-    """Make a prepared scope the current one until `restore`; faster than `using`."""
+    """Make a prepared scope the current one until `leave`; faster than `using`."""
     return _CURRENT.set(prepared)
 
 
-def restore(token: Token[Scope | None]) -> None:
+def leave(token: Token[Scope | None]) -> None:
     """Restore the scope before `enter`."""
     _CURRENT.reset(token)
 
@@ -202,7 +202,7 @@ class placement(_Entered):
         session: Placer | None = current().root.session
         if session is None:
             raise JobError(f"{self!r} at {user_line()}: there is no session that knows the devices")
-        return session.place_devices(self.tag, self.devices, self.hierarchy)
+        return session.place(self.tag, self.devices, self.hierarchy)
 
     def _changes(self) -> dict[str, Any]:
         return {"placement": self.resolve()}

@@ -281,5 +281,5 @@ def recorded(body: Any, function: Callable[..., Any], arguments: Sequence[Any], 
         recorder.record(recorder.name)
         return replaced(made, TensorBase, lambda x: x if x.traced is None and recorder.module is None else recorder.known(x).traced)
     finally:
-        scope.restore(token)
+        scope.leave(token)
         recorder.name, recorder._waiting = before, None

@@ -78,7 +78,7 @@ def composing(x: Tensor) -> Iterator[None]:
     try:
         yield
     finally:
-        scope.restore(token)
+        scope.leave(token)
 
 
 def real(what: str, name: str, given: Any) -> float:
@@ -122,7 +122,7 @@ def composed(function: Callable[P, Value]) -> Callable[P, Tensor]:
             raise with_line(error) from None
         finally:
             if token is not None:
-                scope.restore(token)
+                scope.leave(token)
         assert isinstance(made, Tensor)
         return made
 

@@ -54,7 +54,7 @@ Arrays = dict[str, Array]
 class OneDevice(Session):
     """A session in which every placement is the single device."""
 
-    def place_devices(self, tag: str, devices: Sequence[str], hierarchy: tuple[int, ...] | None) -> Placement:
+    def place(self, tag: str, devices: Sequence[str], hierarchy: tuple[int, ...] | None) -> Placement:
         return Placement("cpu", (0,), (1,) * len(hierarchy or (1,)))
 
 

@@ -78,7 +78,7 @@ class ConfigErrors(ConfigError):
         self.problems = list(problems)
 
     @property
-    def printed(self) -> str:
+    def told(self) -> str:
         return "\n".join(f"{ConfigError.__name__}: {problem}" for problem in self.problems)
 
     def __reduce__(self) -> tuple[type[ConfigErrors], tuple[list[Problem]]]:

@@ -51,10 +51,10 @@ def test_the_messages_of_the_page_are_those_of_the_program(lenet: str, capsys: p
     with pytest.raises(ConfigErrors) as raised:
         load(lenet)
     places = re.compile(r"(configs/)?lenet.yaml:\d+:\d+")
-    assert places.sub("FILE", raised.value.printed) == places.sub("FILE", text.strip())
+    assert places.sub("FILE", raised.value.told) == places.sub("FILE", text.strip())
     assert [problem.key for problem in raised.value.problems] == ["optimizer.lerning_rate", "strategy.devices"]
     assert main(["config", "check", lenet]) == 2
-    assert raised.value.printed in capsys.readouterr().err
+    assert raised.value.told in capsys.readouterr().err
 
 
 def test_every_value_is_shown_with_its_origin(lenet: str) -> None:

@@ -133,7 +133,7 @@ def test_errors_are_config_errors_that_travel_between_processes() -> None:
     error = ConfigErrors([Problem("a.yaml", 3, 5, "b", "b is wrong", "b: c, d"), Problem("--set b=1", 0, 0, "b", "and so is this")])
     again = pickle.loads(pickle.dumps(error))
     assert isinstance(again, ConfigError) and again.problems == error.problems and str(again) == str(error)
-    assert error.printed == "ConfigError: a.yaml:3:5: b is wrong\n    b: c, d\nConfigError: --set b=1: and so is this"
+    assert error.told == "ConfigError: a.yaml:3:5: b is wrong\n    b: c, d\nConfigError: --set b=1: and so is this"
 
 
 def test_a_configuration_does_not_change(tmp_path: Path) -> None:
