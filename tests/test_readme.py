@@ -49,3 +49,17 @@ def test_ci_runs_the_test_command() -> None:
     function = script[script.index("command_after()") : script.index("test_command=")]
     done = subprocess.run(["bash", "-c", f"{function}\ncommand_after test"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == command("test")
+
+
+def lines(*folders: str) -> int:
+    files = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
+
+
+def test_stated_numbers_of_lines_are_within_five_percent() -> None:
+    package, tests = (re.search(pattern, README) for pattern in (r"package has about ([\d,]+) lines", r"and the tests ([\d,]+)"))
+    core, paragraph = re.search(r"core has about ([\d,]+) lines: (.+?)\. It traces", README, re.DOTALL).groups()  # type: ignore[union-attr]
+    folders = re.findall(r"\((jobflow/\w+)\)", paragraph)
+    assert len(folders) > 5 and package is not None and tests is not None
+    for text, count in ((package[1], lines("jobflow")), (tests[1], lines("tests")), (core, lines(*folders))):
+        assert int(text.replace(",", "")) == pytest.approx(count, rel=0.05)
