@@ -157,7 +157,7 @@ def test_a_namespace_is_a_text() -> None:
 
 
 def test_a_placement_needs_a_session() -> None:
-    with scope.using(root=scope.Root()), pytest.raises(JobError, match="there is no session that knows the devices"):
+    with scope.using(root=scope.Root()), pytest.raises(JobError, match="no session provides the devices"):
         scope.placement("cpu", "0:0").resolve()
 
 

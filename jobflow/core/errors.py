@@ -1,22 +1,22 @@
 """The tree of exceptions, and the user's line that their messages name.
 
     JobflowError
-    ├── ShapeError          operands of an op do not fit together            (also ValueError, AssertionError)
-    │   └── AxisError       an axis, or a position, that a tensor does not have (also IndexError)
-    ├── DtypeError          an op does not take this kind of number          (also TypeError)
-    ├── SbpError            no signature, or no route, for a wanted layout   (also ValueError)
-    ├── PlacementError      a device that does not exist, ranks twice        (also ValueError)
-    ├── ConfigError         an option with an unknown name or a wrong value  (also ValueError, AssertionError, AttributeError)
-    ├── ArgumentError       a job was called with the wrong arguments        (also ValueError, AssertionError)
-    ├── JobError            a job is declared or used in a way it cannot be  (also AssertionError, NotImplementedError)
-    ├── DuplicateNameError  two things of one job have the same name              (also AssertionError)
-    ├── PlanError           a plan is inconsistent: a defect of jobflow or ranks that disagree
-    ├── CheckpointError     a checkpoint is missing, damaged or does not fit (also AssertionError, RuntimeError)
-    │   └── ReplacedError   it was replaced or removed while it was being read
-    ├── DataError           a data file is missing, damaged or of other form (also ValueError)
-    ├── FileError           what is given as a file is none that can be read (also OSError)
-    ├── DivergedError       ranks that should do the same do different things (also RuntimeError)
-    ├── RankError           a rank failed while running; carries its number and its message
+    ├── ShapeError          the shapes of operands do not match              (also ValueError, AssertionError)
+    │   └── AxisError       an axis or an index is out of range              (also IndexError)
+    ├── DtypeError          an op does not support the element type          (also TypeError)
+    ├── SbpError            no signature or route for a requested layout     (also ValueError)
+    ├── PlacementError      an unknown device, or a rank listed twice        (also ValueError)
+    ├── ConfigError         an unknown option, or an invalid value           (also ValueError, AssertionError, AttributeError)
+    ├── ArgumentError       invalid arguments in a call of a job             (also ValueError, AssertionError)
+    ├── JobError            invalid declaration or use of a job              (also AssertionError, NotImplementedError)
+    ├── DuplicateNameError  two objects of one job have the same name        (also AssertionError)
+    ├── PlanError           an inconsistent plan: a defect of jobflow, or ranks with different programs
+    ├── CheckpointError     a missing, damaged or incompatible checkpoint    (also AssertionError, RuntimeError)
+    │   └── ReplacedError   the checkpoint was replaced or removed during the read
+    ├── DataError           a missing, damaged or malformed data file        (also ValueError)
+    ├── FileError           an object that is not a readable file            (also OSError)
+    ├── DivergedError       ranks called different operations                (also RuntimeError)
+    ├── RankError           a failure on a rank, with its number and message
     └── AbortedError        this rank stopped because another one failed
 
 The second bases are the kinds of exception that programs written for the legacy system expect.

@@ -201,7 +201,7 @@ class placement(_Entered):
         """Return the placement of these devices in the current session."""
         session: Placer | None = current().root.session
         if session is None:
-            raise JobError(f"{self!r} at {user_line()}: there is no session that knows the devices")
+            raise JobError(f"{self!r} at {user_line()}: no session provides the devices; call it within a session")
         return session.place(self.tag, self.devices, self.hierarchy)
 
     def _changes(self) -> dict[str, Any]:

@@ -70,9 +70,9 @@ def _check_read(memory: _Memory, key: int, slot: Slot, name: str) -> None:
         return
     keys = memory.keys[memory.touching(start, stop)]
     if not keys:
-        raise PlanError(f"{name} reads {slot}, which nothing has written")
+        raise PlanError(f"{name} reads {slot}, which no instruction has written")
     if any(other != key for other in keys):
-        raise PlanError(f"{name} reads {slot}, over which another value has been written")
+        raise PlanError(f"{name} reads {slot}, but another value has overwritten it")
 
 
 def verify_order(plan: Plan) -> None:
@@ -105,20 +105,20 @@ def _verify_transfers(plan: Plan, sends: dict[int, Transfer]) -> None:
                 met = instruction.order
             case Transfer(peer, is_send, _, order):
                 if order in posted or order not in due or order <= last.get((peer, is_send), -1):
-                    raise wrong(instruction, f"is posted twice, is not one of this rank's, or is posted after a later one to or from rank {peer}")
+                    raise wrong(instruction, f"is posted twice, belongs to another rank, or is posted after a later one to or from rank {peer}")
                 if is_send and met > order:
-                    raise wrong(instruction, f"is posted after number {met} has been waited for")
+                    raise wrong(instruction, f"is posted after the wait for number {met}")
                 posted[order], last[peer, is_send] = instruction, order
             case Wait(_, is_send, slot, order):
                 if order not in posted or order in waited or posted[order].slot != slot:
-                    raise wrong(instruction, "is waited for before it is posted, twice, or elsewhere")
+                    raise wrong(instruction, "has a wait before its post, two waits, or a wait on another slot")
                 if is_send and any(met < number < order for number in meetings):
-                    raise wrong(instruction, f"is waited for while the rank has come to number {met} only")
+                    raise wrong(instruction, f"has a wait before earlier communication: the rank has reached only number {met}")
                 waited.add(order)
                 met = met if is_send else order
     for order, transfer in posted.items():
         if order not in waited:
-            raise wrong(transfer, "is never waited for")
+            raise wrong(transfer, "has no wait")
 
 
 def _verify_meetings(plan: Plan, sends: set[int]) -> None:
@@ -171,7 +171,7 @@ def verify_writes(plan: Plan) -> None:
     for instruction in plan.body:
         outputs = instruction.outputs if isinstance(instruction, Compute) else (instruction.output,) if isinstance(instruction, Collective) else ()
         if any(slot.buffer in stored for slot in outputs):
-            raise PlanError(f"job {plan.job}, rank {plan.rank}: {instruction.name} at {instruction.where} writes a variable in the body")
+            raise PlanError(f"job {plan.job}, rank {plan.rank}: {instruction.name} at {instruction.where} writes a variable in the body; only the epilogue may")
 
 
 def compare_plans(job: str, plans: Sequence[PlanSummary]) -> None:
@@ -210,7 +210,7 @@ def _compare_reads(job: str, plans: Sequence[PlanSummary], written: Mapping[str,
             memory = written.get(buffer, _Memory())
             others = [other for other in memory.keys[memory.touching(start, stop)] if other != rank]
             if others:
-                raise PlanError(f"job {job}: {name} on rank {rank} reads bytes of the buffer of {buffer} that rank {others[0]} writes at that time")
+                raise PlanError(f"job {job}: {name} on rank {rank} reads bytes of the buffer of {buffer} that rank {others[0]} writes at the same time")
 
 
 def compare_schedules(job: str, schedules: Sequence[Sequence[Announced]]) -> None:
@@ -220,4 +220,4 @@ def compare_schedules(job: str, schedules: Sequence[Sequence[Announced]]) -> Non
         for number in range(max(len(first), len(schedule))):
             a, b = (lines[number] if number < len(lines) else "nothing" for lines in (first, schedule))
             if a != b:
-                raise PlanError(f"job {job}: ranks 0 and {rank} disagree at communication {number}: {a} versus {b}")
+                raise PlanError(f"job {job}: the schedules of ranks 0 and {rank} differ at communication {number}: {a} and {b}")

@@ -55,18 +55,18 @@ class SpoilingExecutor(Executor):
     def __init__(self, plan: Plan, *given: Any) -> None:
         super().__init__(plan, *given)
         dead = {id(i): marks for i, marks in zip(plan.instructions, deaths(plan), strict=True)}
-        origin, calls = self.origin, [*self.body, *self.epilogue]
+        instructions, calls = self.call_instructions, [*self.body, *self.epilogue]
         mixed, spoiled = [], []
         for at, call in enumerate(calls):
-            mixed.append((origin[at], call))
-            if at + 1 == len(calls) or origin[at + 1] is not origin[at]:
-                for name, mark in dead[id(origin[at])].items():
+            mixed.append((instructions[at], call))
+            if at + 1 == len(calls) or instructions[at + 1] is not instructions[at]:
+                for name, mark in dead[id(instructions[at])].items():
                     where = np.flatnonzero(mark)
                     if where.size:
-                        mixed.append((origin[at], (np.put, (self.buffers[name], where, 255))))
+                        mixed.append((instructions[at], (np.put, (self.buffers[name], where, 255))))
                         spoiled.append(where.size)
         body = {id(i) for i in plan.body}
-        self.origin = [i for i, _ in mixed]
+        self.call_instructions = [i for i, _ in mixed]
         self.body = [call for i, call in mixed if id(i) in body]
         self.epilogue = [call for i, call in mixed if id(i) not in body]
         self.spoiled = sum(spoiled)

@@ -210,7 +210,7 @@ def test_a_life_that_ends_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
         return {root: [begin, min(end, begin + 1)] for root, (begin, end) in right(self).items()}
 
     monkeypatch.setattr(memory._Planning, "_lifetimes", short)
-    with pytest.raises(PlanError, match=r"reads (arena|shared)@\d+:.*over which another value has been written"):
+    with pytest.raises(PlanError, match=r"reads (arena|shared)@\d+:.*but another value has overwritten it"):
         plan_of(trace(deep, train=True))
 
 
@@ -221,7 +221,7 @@ def test_a_place_on_top_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
         return max([right(self, buffer, [root], lives) for root in roots], default=0)
 
     monkeypatch.setattr(memory._Planning, "_assign", flat)
-    with pytest.raises(PlanError, match="over which another value has been written"):
+    with pytest.raises(PlanError, match="but another value has overwritten it"):
         plan_of(trace(deep, train=True))
 
 
@@ -235,7 +235,7 @@ def test_a_step_before_its_input(monkeypatch: pytest.MonkeyPatch) -> None:
         return right(self)
 
     monkeypatch.setattr(memory._Planning, "run", swapped)
-    with pytest.raises(PlanError, match=r"which nothing has written|over which another value has been written"):
+    with pytest.raises(PlanError, match=r"which no instruction has written|but another value has overwritten it"):
         plan_of(trace(deep))
 
 
@@ -251,7 +251,7 @@ def test_a_value_written_over_before_its_last_reader(monkeypatch: pytest.MonkeyP
 
     plan_of(trace(body))
     monkeypatch.setattr(buffer_reuse, "_uses", forgetful)
-    with pytest.raises(PlanError, match=r"add_0 \(Add\(\)\) reads arena@\d+:float32\[4\], over which another value has been written"):
+    with pytest.raises(PlanError, match=r"add_0 \(Add\(\)\) reads arena@\d+:float32\[4\], but another value has overwritten it"):
         plan_of(trace(body))
 
 
@@ -268,5 +268,5 @@ def test_a_variable_read_after_it_was_written(monkeypatch: pytest.MonkeyPatch) -
         return tanh(w)
 
     monkeypatch.setattr(memory._Planning, "run", backwards)
-    with pytest.raises(PlanError, match=r"tanh_0 \(Tanh\(\)\) reads state/0:parameter@0:float32\[4\], over which another value has been written"):
+    with pytest.raises(PlanError, match=r"tanh_0 \(Tanh\(\)\) reads state/0:parameter@0:float32\[4\], but another value has overwritten it"):
         plan_of(trace(body))

@@ -322,7 +322,7 @@ def _add_gradients(node: Node, gradients: Mapping[Value, Value], needed: set[Val
         if gradient is None or value not in needed or not (value.dtype.is_float or lets_through(node, needed)):
             continue
         if not isinstance(gradient, Value) or gradient.tensor_type != value.tensor_type.with_dtype(value.dtype.of_gradient):
-            raise PlanError(f"{node.op} at {node.where}: its gradient for {value.name} {value.tensor_type} is {gradient!r}")
+            raise PlanError(f"{node.op} at {node.where}: its gradient for {value.name} {value.tensor_type} is {gradient!r}, of another type")
         contributions.setdefault(value, []).append(_marked(gradient, End(node.name, index), ends))
 
 
