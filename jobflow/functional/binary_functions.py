@@ -18,7 +18,7 @@ from jobflow.functional.promotion import (
     Operand,
     as_float,
     cast,
-    fitting,
+    convert_number,
     kind,
     operand,
     pair,
@@ -206,7 +206,7 @@ def _quotient(x: Any, other: Any) -> Tensor:
         a, b = pair("div", x, other)
         return run(_DIVIDE, as_float(a), as_float(b))
     x = as_float(x)
-    return run(DivideBy(fitting(other, x.tensor_type.dtype)), x)
+    return run(DivideBy(convert_number(other, x.tensor_type.dtype)), x)
 
 
 true_divide = divide = div

@@ -1,4 +1,4 @@
-"""Activations, element by element or along an axis."""
+"""Activation functions, element by element or along an axis."""
 
 from __future__ import annotations
 
@@ -36,48 +36,52 @@ _RELU, _SIGMOID, _TANH, _SILU = act.Relu(), act.Sigmoid(), act.Tanh(), act.Silu(
 _GELU, _GELU_TANH, _SOFTPLUS = act.Gelu(), act.GeluTanh(), act.Softplus()
 
 
-def or_over(function: Callable[P, Value]) -> Callable[P, Tensor]:
-    """A formula whose last parameter `inplace`, which it does not look at, has it written over its input."""
-    made, declared, word = formula(function), signature(function), f"{function.__name__}_"
-    place = list(declared.parameters).index("inplace")
+def with_inplace(function: Callable[P, Value]) -> Callable[P, Tensor]:
+    """Return the formula as a public function; its last parameter `inplace` overwrites the input with the result."""
+    out_of_place, declared, word = formula(function), signature(function), f"{function.__name__}_"
+    position = list(declared.parameters).index("inplace")
 
     @wraps(function)
     def call(*args: P.args, **named: P.kwargs) -> Any:
-        if not (args[place] if len(args) > place else named.get("inplace")):
-            return made(*args, **named)
+        if not (args[position] if len(args) > position else named.get("inplace")):
+            return out_of_place(*args, **named)
         others = declared.bind(*args, **named).arguments | {"inplace": False}
-        input, out_of_place = others.pop("input"), cast(Any, made)
+        input = others.pop("input")
         check_writable(input, word)
-        return written(input, word, out_of_place(copy_for_gradient(input), **others))
+        return written(input, word, cast(Any, out_of_place)(copy_for_gradient(input), **others))
 
     return call
 
 
 def relu(input: Tensor, inplace: bool = False) -> Tensor:
-    """max(x, 0)"""
+    """Return max(x, 0), element by element."""
     if inplace:
         return relu_(input)
     return run(_RELU, input)
 
 
 def sigmoid(input: Tensor) -> Tensor:
-    """1 / (1 + e^-x)"""
+    """Return 1 / (1 + e^-x), element by element."""
     return run(_SIGMOID, as_float(input))
 
 
 def tanh(input: Tensor) -> Tensor:
+    """Return the hyperbolic tangent of x, element by element."""
     return run(_TANH, as_float(input))
 
 
 def silu(input: Tensor, inplace: bool = False) -> Tensor:
-    """x sigmoid(x)"""
+    """Return x * sigmoid(x), element by element (Elfwing et al. 2017)."""
     if inplace:
         return silu_(input)
     return run(_SILU, input)
 
 
 def gelu(input: Tensor, approximate: str = "none") -> Tensor:
-    """x Phi(x) with the normal distribution Phi; `approximate="tanh"` for the formula by tanh."""
+    """Return x * Phi(x), where Phi is the normal distribution function (Hendrycks and Gimpel 2016).
+
+    `approximate="tanh"` selects the approximation with tanh.  Raises: ConfigError for another value than "none" and "tanh".
+    """
     if one_of("gelu", "approximate", approximate, ("none", "tanh")) == "tanh":
         return run(_GELU_TANH, input)
     return run_several(_GELU, input)[0]
@@ -85,39 +89,39 @@ def gelu(input: Tensor, approximate: str = "none") -> Tensor:
 
 @formula
 def quick_gelu(input: Tensor) -> Value:
-    """x sigmoid(1.702 x)"""
+    """Return x * sigmoid(1.702 * x), an approximation of GELU."""
     return act.swish(input, 1.702)
 
 
-@or_over
+@with_inplace
 def relu6(input: Tensor, inplace: bool = False) -> Value:
-    """x limited to [0, 6]"""
+    """Return x clipped to [0, 6]."""
     return act.relu6(input)
 
 
 def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
-    """x where x > 0, else negative_slope x"""
+    """Return x where x > 0, else negative_slope * x."""
     if inplace:
         return leaky_relu_(input, negative_slope)
     return run(act.LeakyRelu(real("leaky_relu", "negative_slope", negative_slope)), input)
 
 
 def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
-    """x where x > 0, else alpha (e^x - 1)"""
+    """Return x where x > 0, else alpha * (e^x - 1) (Clevert et al. 2015)."""
     if inplace:
         return elu_(input, alpha)
     return run(act.Elu(real("elu", "alpha", alpha)), input)
 
 
-@or_over
+@with_inplace
 def selu(input: Tensor, inplace: bool = False) -> Value:
-    """1.0507 elu(x, 1.67326): activations keep mean 0 and variance 1 (Klambauer et al. 2017)"""
+    """Return 1.0507 * elu(x, alpha=1.67326), which preserves mean 0 and variance 1 (Klambauer et al. 2017)."""
     return act.selu(input)
 
 
-@or_over
+@with_inplace
 def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Value:
-    """x where x > 0, else alpha (e^(x / alpha) - 1)"""
+    """Return x where x > 0, else alpha * (e^(x / alpha) - 1) (Barron 2017).  Raises: ArgumentError for alpha = 0."""
     if not alpha:
         raise ArgumentError(f"celu at {user_line()}: alpha must not be 0")
     return ew.scale(act.elu(ew.scale(input, 1.0 / alpha)), alpha)
@@ -125,7 +129,7 @@ def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Value:
 
 @formula
 def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Value:
-    """ln(1 + e^(beta x)) / beta; x itself where beta x > threshold"""
+    """Return ln(1 + e^(beta * x)) / beta; x itself where beta * x > threshold.  Raises: ArgumentError for beta = 0."""
     if not beta:
         raise ArgumentError(f"softplus at {user_line()}: beta must not be 0")
     x: Value = input
@@ -137,57 +141,57 @@ def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Value
 
 @formula
 def softsign(input: Tensor) -> Value:
-    """x / (1 + |x|)"""
+    """Return x / (1 + |x|)."""
     return act.softsign(input)
 
 
 @formula
 def logsigmoid(input: Tensor) -> Value:
-    """-ln(1 + e^-x)"""
+    """Return ln(sigmoid(x)) = -ln(1 + e^-x)."""
     return act.log_sigmoid(input)
 
 
-@or_over
+@with_inplace
 def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Value:
-    """x limited to [min_val, max_val]"""
+    """Return x clipped to [min_val, max_val].  Raises: ArgumentError if min_val > max_val."""
     if min_val > max_val:
         raise ArgumentError(f"hardtanh at {user_line()}: min_val {min_val} is above max_val {max_val}")
     return act.hard_tanh(input, min_val, max_val)
 
 
-@or_over
+@with_inplace
 def hardsigmoid(input: Tensor, inplace: bool = False) -> Value:
-    """x/6 + 1/2 limited to [0, 1]"""
+    """Return x / 6 + 1 / 2, clipped to [0, 1]."""
     return act.hard_sigmoid(input)
 
 
-@or_over
+@with_inplace
 def hardswish(input: Tensor, inplace: bool = False) -> Value:
-    """x/6 times x + 3 limited to [0, 6]"""
+    """Return x * relu6(x + 3) / 6 (Howard et al. 2019)."""
     return act.hard_swish(input)
 
 
-@or_over
+@with_inplace
 def mish(input: Tensor, inplace: bool = False) -> Value:
-    """x tanh(ln(1 + e^x))"""
+    """Return x * tanh(ln(1 + e^x)) (Misra 2019)."""
     return act.mish(input)
 
 
-@or_over
+@with_inplace
 def threshold(input: Tensor, threshold: float, value: float, inplace: bool = False) -> Value:
-    """x where x > threshold, else value"""
+    """Return x where x > threshold, else value."""
     return ew.where(ew.greater(input, ew.fill_like(input, threshold)), input, ew.fill_like(input, value))
 
 
 @formula
 def hardshrink(input: Tensor, lambd: float = 0.5) -> Value:
-    """x where |x| > lambd, else 0"""
+    """Return x where |x| > lambd, else 0."""
     return ew.where(ew.greater(ew.absolute(input), ew.fill_like(input, lambd)), input, ew.fill_like(input, 0.0))
 
 
 @formula
 def softshrink(input: Tensor, lambd: float = 0.5) -> Value:
-    """x brought nearer to 0 by lambd, and 0 within that"""
+    """Return x - lambd where x > lambd, x + lambd where x < -lambd, else 0.  Raises: ArgumentError for a negative lambd."""
     if not lambd >= 0:
         raise ArgumentError(f"softshrink at {user_line()}: lambd {lambd} must not be negative")
     return ew.subtract(input, ew.clip(input, -lambd, lambd))
@@ -195,20 +199,22 @@ def softshrink(input: Tensor, lambd: float = 0.5) -> Value:
 
 @formula
 def tanhshrink(input: Tensor) -> Value:
-    """x - tanh x"""
+    """Return x - tanh(x)."""
     return ew.subtract(input, act.tanh(input))
 
 
 @formula
 def prelu(input: Tensor, weight: Tensor) -> Value:
-    """x where x > 0, else weight x; one weight, or one per channel, axis 1"""
+    """Return x where x > 0, else weight * x; a single weight, or one per channel (axis 1) (He et al. 2015).
+
+    Raises: ShapeError for another shape of the weight.
+    """
     shape, count = input.tensor_type.shape, weight.tensor_type.size
     factor: Value = sh.reshape(weight, ()) if count == 1 else weight
     if count != 1:
         if len(shape) < 2 or weight.tensor_type.shape != (shape[1],):
             raise ShapeError(
-                f"prelu at {user_line()}: weight {weight.tensor_type} is neither one number nor one for each channel, axis 1 of input "
-                f"{input.tensor_type}"
+                f"prelu at {user_line()}: weight {weight.tensor_type} must have one element, or one per channel, axis 1 of input {input.tensor_type}"
             )
         factor = sh.reshape(weight, (count,) + (1,) * (len(shape) - 2))
     return act.prelu(input, factor)
@@ -216,11 +222,14 @@ def prelu(input: Tensor, weight: Tensor) -> Value:
 
 @formula
 def glu(input: Tensor, dim: int = -1) -> Value:
-    """a sigmoid(b), a and b being the halves of x along `dim`"""
+    """Return a * sigmoid(b), where a and b are the two halves of x along `dim` (Dauphin et al. 2016).
+
+    Raises: ShapeError for an axis of odd size.
+    """
     axis = axis_of("glu", dim, input.tensor_type.ndim)
     size = input.tensor_type.shape[axis] if input.tensor_type.ndim else 1
     if size % 2:
-        raise ShapeError(f"glu at {user_line()}: axis {dim} of input {input.tensor_type} cannot be divided into halves")
+        raise ShapeError(f"glu at {user_line()}: axis {dim} of input {input.tensor_type} must have an even size")
     first, second = sl.split(input, (size // 2, size // 2), axis)
     return ew.multiply(first, act.sigmoid(second))
 
@@ -233,17 +242,17 @@ def _softmax_axis(what: str, input: Tensor, dim: int | None) -> int:
 
 
 def softmax(input: Tensor, dim: int | None = None) -> Tensor:
-    """e^x / sum e^x along `dim`; None is axis 0 of tensors of 1 or 3 axes, else axis 1"""
+    """Return e^x / sum(e^x) along `dim`.  None selects axis 0 of tensors with 0, 1 or 3 axes, else axis 1, as in PyTorch."""
     return _along("softmax", Softmax, input, dim)
 
 
 def log_softmax(input: Tensor, dim: int | None = None) -> Tensor:
-    """Logarithm of the softmax along `dim`; None as in softmax."""
+    """Return the logarithm of the softmax along `dim`; None as in `softmax`."""
     return _along("log_softmax", LogSoftmax, input, dim)
 
 
 def _along(what: str, op: type[Softmax] | type[LogSoftmax], input: Tensor, dim: int | None) -> Tensor:
-    """An op of rows; a tensor without axes is a row of one element."""
+    """Apply an operation along an axis; a tensor without axes counts as a vector of one element."""
     axis = _softmax_axis(what, input, dim)
     if input.tensor_type.ndim:
         return run(op(axis), input)
@@ -252,7 +261,7 @@ def _along(what: str, op: type[Softmax] | type[LogSoftmax], input: Tensor, dim: 
 
 
 def softmin(input: Tensor, dim: int | None = None) -> Tensor:
-    """softmax of -x along `dim`"""
+    """Return the softmax of -x along `dim`; None as in `softmax`."""
     return softmax(run(Negate(), input), dim)
 
 
@@ -265,7 +274,7 @@ selu_ = form(selu)
 
 
 class ActivationMethods:
-    """Methods of tensors: activation."""
+    """Activation functions as methods of tensors."""
 
     __slots__ = ()
 

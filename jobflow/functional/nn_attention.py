@@ -1,7 +1,7 @@
-"""Attention: softmax(q k^T / sqrt(size) + mask) v.
+"""Attention: softmax(q k^T / sqrt(size) + mask) v (Vaswani et al. 2017).
 
-A query that sees no key, because masks hide all of them or add -inf to all, takes nothing: its weights and its answer are zero, and
-it gives no gradients.  That is so for every function and module, at once and in graphs, on any number of ranks.
+A query can have no visible key, because masks hide all keys or add -inf to all scores.  Then its weights, output and gradients are zero.
+This holds for every function and module, eager or in graphs, on any number of ranks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["scaled_dot_product_attention"]
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[int, ...]:
-    """The axes before the last two that the three have together."""
+    """Return the common leading axes of query, key and value; raise ShapeError or DtypeError for arguments that do not match."""
     q, k, v = query.tensor_type, key.tensor_type, value.tensor_type
     what = "scaled_dot_product_attention"
     try:
@@ -37,13 +37,12 @@ def _check(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tu
     except ValueError:
         lead = None
     if lead is None or min(q.ndim, k.ndim, v.ndim) < 2 or k.shape[-2] != v.shape[-2] or q.shape[-1] != k.shape[-1]:
-        raise ShapeError(f"{what} at {user_line()}: query {q} [..., l, e], key {k} [..., s, e] and value {v} [..., s, f] do not fit together")
+        raise ShapeError(f"{what} at {user_line()}: query {q} [..., l, e], key {k} [..., s, e] and value {v} [..., s, f] do not match")
     if mask is None:
         return lead
     if mask.tensor_type.dtype is not bool_ and mask.tensor_type.dtype is not q.dtype:
         raise DtypeError(
-            f"{what} at {user_line()}: attn_mask {mask.tensor_type} must be bool, True where a key is visible, or of the type of query "
-            f"{q}, which is added"
+            f"{what} at {user_line()}: attn_mask {mask.tensor_type} must be bool (True for visible keys), or have the type of query {q} to be added"
         )
     scores, shape = (*lead, q.shape[-2], k.shape[-2]), mask.tensor_type.shape
     missing = len(scores) - len(shape)
@@ -56,7 +55,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tu
 
 @composed
 def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Value:
-    """softmax(scale q k^T + mask) over [..., queries, keys]; a mask of truth values says which keys a query sees."""
+    """Return softmax(scale * q k^T + mask), [..., queries, keys]; a bool mask is True for visible keys."""
     scores = matmul(query, key, transpose_b=True)
     if causal and mask is None:
         return causal_softmax(scores, scale)
@@ -72,13 +71,13 @@ def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None, causal: b
 
 @composed
 def _repeated(x: Tensor, lead: tuple[int, ...]) -> Value:
-    """x with these axes before its last two."""
+    """Return x expanded to these leading axes; its last two axes stay."""
     return broadcast_to(x, (*lead, *x.tensor_type.shape[-2:]))
 
 
 @composed
-def answers(weights: Tensor, value: Tensor) -> Value:
-    """What the weights take of the values."""
+def weighted_values(weights: Tensor, value: Tensor) -> Value:
+    """Return the weighted sums of the values, weights @ value."""
     return matmul(weights, value)
 
 
@@ -93,16 +92,18 @@ def scaled_dot_product_attention(
     *,
     scale: float | None = None,
 ) -> Tensor:
-    """softmax(scale q k^T + mask) v, with `dropout_p` on the weights; scale is 1 / sqrt(the last size of q) if None.
+    """Return softmax(scale * q k^T + mask) v with dropout of probability `dropout_p` on the weights (Vaswani et al. 2017).
 
-    Axes before the last two broadcast.  A mask of truth values is True where a key is seen; another is added.  `is_causal`: query i
-    sees the keys up to i.  The answer to a query that sees no key is zero.
+    Shapes: query [..., l, e], key [..., s, e], value [..., s, f] -> [..., l, f]; leading axes broadcast.  `scale` defaults to 1 / sqrt(e).
+    A bool mask is True for visible keys; a mask of the query's type is added to the scores.  With `is_causal`, query i sees the keys up to i.
+    The output of a query without visible keys is zero.
+    Raises: ShapeError, DtypeError for arguments that do not match.
     """
     lead = _check(query, key, value, attn_mask)
     query, key, value = (_repeated(x, lead) for x in (query, key, value))
     factor = 1.0 / math.sqrt(query.tensor_type.shape[-1] or 1) if scale is None else scale
     weights = attention_weights(query, key, attn_mask, is_causal, factor)
-    return answers(dropout(weights, dropout_p), value)
+    return weighted_values(dropout(weights, dropout_p), value)
 
 
 # -------------------------------------------------------------------- heads
@@ -110,66 +111,64 @@ def scaled_dot_product_attention(
 
 @composed
 def split_heads(x: Tensor, heads: int) -> Value:
-    """[batch, length, heads size] -> [batch, heads, length, size]"""
+    """Return [batch, length, heads * size] as [batch, heads, length, size]."""
     n, length, width = x.tensor_type.shape
     return sh.transpose(sh.reshape(x, (n, length, heads, width // heads)), (0, 2, 1, 3))
 
 
 @composed
 def join_heads(x: Tensor) -> Value:
-    """The inverse of split_heads."""
+    """Return [batch, heads, length, size] as [batch, length, heads * size], the inverse of split_heads."""
     n, heads, length, size = x.tensor_type.shape
     return sh.reshape(sh.transpose(x, (0, 2, 1, 3)), (n, length, heads * size))
 
 
 @composed
-def turned(x: Tensor) -> Value:
-    """The first two axes exchanged."""
+def swap_first_axes(x: Tensor) -> Value:
+    """Return x with its first two axes swapped."""
     return sh.transpose(x, (1, 0, *range(2, x.tensor_type.ndim)))
 
 
 @composed
 def thirds(x: Tensor, which: int, axis: int) -> Value:
-    """One of the three parts of x along an axis."""
+    """Return one of three equal parts of x along an axis."""
     size = x.tensor_type.shape[axis] // 3
     front = (None,) * axis
     return sl.slice_(x, (*front, which * size), (*front, (which + 1) * size))
 
 
-def hiding(attention: Tensor | None, padding: Tensor | None, queries: Tensor, keys: Tensor) -> Tensor | None:
-    """Masks of attention modules as one to add or one that says what is seen, over [batch, heads, queries, keys]; None for none.
+def combined_mask(attention: Tensor | None, padding: Tensor | None, queries: Tensor, keys: Tensor) -> Tensor | None:
+    """Combine the masks of attention modules into a bool mask of visible keys, or a mask to add; None without masks.
 
-    In those masks True hides.  `attention` is [queries, keys] or [batch heads, queries, keys], `padding` [batch, keys], both bool or of
-    the type of the queries [batch, heads, queries, size].
+    The result broadcasts to [batch, heads, queries, keys].  In the arguments True hides a key.  `attention` is [queries, keys] or
+    [batch * heads, queries, keys], `padding` is [batch, keys].  Both are bool or have the type of the queries [batch, heads, queries, size].
     """
     batch, heads, count, _ = queries.tensor_type.shape
     length = keys.tensor_type.shape[2]
-    given = []
+    masks = []
     if attention is not None:
         _check_mask("attn_mask", attention, queries, (count, length), (batch * heads, count, length))
-        given.append(
+        masks.append(
             _reshaped(attention, (batch if attention.tensor_type.ndim == 3 else 1, heads if attention.tensor_type.ndim == 3 else 1, count, length))
         )
     if padding is not None:
         _check_mask("key_padding_mask", padding, queries, (batch, length))
-        given.append(_reshaped(padding, (batch, 1, 1, length)))
-    if not given:
+        masks.append(_reshaped(padding, (batch, 1, 1, length)))
+    if not masks:
         return None
-    if all(mask.tensor_type.dtype is bool_ for mask in given):
-        return _seen(given[0], given[1] if len(given) > 1 else None)
-    return _added(queries, *given)
+    if all(mask.tensor_type.dtype is bool_ for mask in masks):
+        return _visible(masks[0], masks[1] if len(masks) > 1 else None)
+    return _added(queries, *masks)
 
 
 def _check_mask(name: str, mask: Tensor, queries: Tensor, *legal: tuple[int, ...]) -> None:
     dtype = queries.tensor_type.dtype
     if mask.tensor_type.shape not in legal:
         raise ShapeError(
-            f"attention at {user_line()}: {name} {mask.tensor_type} is not of the shape {' or '.join(str(list(shape)) for shape in legal)}"
+            f"attention at {user_line()}: {name} {mask.tensor_type} must have the shape {' or '.join(str(list(shape)) for shape in legal)}"
         )
     if mask.tensor_type.dtype is not bool_ and mask.tensor_type.dtype is not dtype:
-        raise DtypeError(
-            f"attention at {user_line()}: {name} {mask.tensor_type} must be bool, True where a key is hidden, or {dtype.name}, which is added"
-        )
+        raise DtypeError(f"attention at {user_line()}: {name} {mask.tensor_type} must be bool (True for hidden keys), or {dtype.name} to be added")
 
 
 @composed
@@ -178,13 +177,13 @@ def _reshaped(mask: Tensor, shape: tuple[int, ...]) -> Value:
 
 
 @composed
-def _seen(hidden: Tensor, more: Tensor | None) -> Value:
+def _visible(hidden: Tensor, more: Tensor | None) -> Value:
     return ew.logical_not(hidden if more is None else ew.logical_or(hidden, more))
 
 
 @composed
 def _added(like: Tensor, first: Tensor, second: Tensor | None = None) -> Value:
-    """Masks as one to add to scores of the type of `like`: -inf where True hides."""
+    """Return the masks as one mask to add to scores of the type of `like`, with -inf for hidden keys."""
     parts: list[Value] = []
     for mask in (first, second):
         if mask is not None and mask.tensor_type.dtype is bool_:

@@ -1,4 +1,4 @@
-"""What the functions of `nn` share: composition of operations, random numbers, checks of arguments."""
+"""Helpers of the `nn` functions: composition of operations, random numbers, argument checks."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from jobflow.ops import reduce as rd
 from jobflow.ops.op import Op
 
 P = ParamSpec("P")
-#: what PyTorch adds to a norm before it divides
+#: added to a norm before a division, as in PyTorch
 EPSILON = 1e-6
-#: what losses of elements are made to
+#: reductions of elementwise losses
 REDUCTIONS = ("mean", "sum", "none")
-#: one number for all spatial axes, or one for each
+#: one number for all spatial axes, or one per axis
 Sizes = int | Sequence[int]
 
 
 class Composing:
-    """The interpreter, while a graph is built, of a function composed of ops' functions: each op is recorded as it would be alone."""
+    """The interpreter, during tracing, of a function composed of functions of operations; it records each operation separately."""
 
     takes_tensors = True
 
@@ -48,12 +48,12 @@ class Composing:
     def apply(self, op: Op, inputs: Sequence[Any], name: str | None = None) -> tuple[Tensor, ...]:
         with scope.using(interpreter=self.outer):
             where = self.placement
-            made = run(op, *inputs) if inputs else source(op, None if where is None else Layout(where, (B,) * len(where.mesh)))
-        return made if isinstance(made, tuple) else (made,)
+            outputs = run(op, *inputs) if inputs else source(op, None if where is None else Layout(where, (B,) * len(where.mesh)))
+        return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
 def _scope_for(x: Tensor) -> scope.Scope | None:
-    """The scope in which functions of ops may be called with tensors that lie where x does; None for the present one."""
+    """Return the scope for functions of operations on tensors with the placement of x; None for the current scope."""
     now = scope.current()
     if hasattr(now.interpreter, "takes_tensors"):
         return None
@@ -61,15 +61,15 @@ def _scope_for(x: Tensor) -> scope.Scope | None:
     placement = None if x.layout is None else x.layout.placement
     if now.interpreter is not None or here.building is not None:
         return replace(now, interpreter=Composing(now.interpreter, placement))
-    kept = here.composing.get((placement, here.grad_enabled))
-    if kept is None or kept[0] is not now:
-        kept = here.composing[placement, here.grad_enabled] = now, replace(now, interpreter=Running(here, placement, here.grad_enabled))
-    return kept[1]
+    cached = here.composing.get((placement, here.grad_enabled))
+    if cached is None or cached[0] is not now:
+        cached = here.composing[placement, here.grad_enabled] = now, replace(now, interpreter=Running(here, placement, here.grad_enabled))
+    return cached[1]
 
 
 @contextmanager
 def composing(x: Tensor) -> Iterator[None]:
-    """Inside, functions of `jobflow.ops` may be called with tensors that lie where x does."""
+    """Enter a scope in which functions of `jobflow.ops` accept tensors with the placement of x."""
     prepared = _scope_for(x)
     if prepared is None:
         yield
@@ -81,26 +81,26 @@ def composing(x: Tensor) -> Iterator[None]:
         scope.leave(token)
 
 
-def real(what: str, name: str, given: Any) -> float:
-    """A number among the arguments; ArgumentError for anything else."""
-    if not isinstance(given, int | float | np.number):
-        raise ArgumentError(f"{what} at {user_line()}: {name} is a number; got {given!r}")
-    return float(given)
+def real(what: str, name: str, value: Any) -> float:
+    """Return a number argument as a float; raise ArgumentError for anything else."""
+    if not isinstance(value, int | float | np.number):
+        raise ArgumentError(f"{what} at {user_line()}: {name} must be a number; got {value!r}")
+    return float(value)
 
 
-def whole(what: str, name: str, given: Any) -> int:
-    """An int among the arguments; ArgumentError for anything else."""
-    if not isinstance(given, int | np.integer):
-        raise ArgumentError(f"{what} at {user_line()}: {name} is an int; got {given!r}")
-    return int(given)
+def whole(what: str, name: str, value: Any) -> int:
+    """Return an integer argument as an int; raise ArgumentError for anything else."""
+    if not isinstance(value, int | np.integer):
+        raise ArgumentError(f"{what} at {user_line()}: {name} must be an int; got {value!r}")
+    return int(value)
 
 
-#: what an argument is held to that is annotated so
+#: annotation of a parameter -> the check of its arguments
 _CHECKS: dict[Any, Callable[[str, str, Any], object]] = {"float": real, "int": whole}
 
 
 def composed(function: Callable[P, Value]) -> Callable[P, Tensor]:
-    """A function that calls functions of `jobflow.ops`, as one that anybody may call; its first argument is a tensor."""
+    """Return a function of `jobflow.ops` functions as one for eager and traced tensors; its first argument is a tensor."""
 
     parameters = signature(function).parameters
     name = next(iter(parameters))
@@ -110,39 +110,39 @@ def composed(function: Callable[P, Value]) -> Callable[P, Tensor]:
     def call(*args: P.args, **kwargs: P.kwargs) -> Tensor:
         first = args[0] if args else kwargs.get(name)
         if not isinstance(first, Tensor):
-            raise JobError(f"{function.__name__} at {user_line()}: the first argument is a tensor, not {type(first).__name__}")
+            raise JobError(f"{function.__name__} at {user_line()}: the first argument must be a tensor; got {type(first).__name__}")
         for word, (i, check) in checks.items():
             if i < len(args) or word in kwargs:
                 check(function.__name__.strip("_"), word, args[i] if i < len(args) else kwargs[word])
         prepared = _scope_for(first)
         token = None if prepared is None else scope.enter(prepared)
         try:
-            made = function(*args, **kwargs)
+            result = function(*args, **kwargs)
         except JobflowError as error:
             raise with_line(error) from None
         finally:
             if token is not None:
                 scope.leave(token)
-        assert isinstance(made, Tensor)
-        return made
+        assert isinstance(result, Tensor)
+        return result
 
     return call
 
 
 def formula(function: Callable[P, Value]) -> Callable[P, Tensor]:
-    """A composed function of halves that are rounded once, at its end."""
+    """Return a composed function that computes two-byte floats in float32 and rounds once, at its end."""
     return rounded_once(composed(function))
 
 
 def one_type(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """A function that is called with all of its tensors in the type that they have together, if that is of floats."""
+    """Return the function with all tensor arguments cast to their common type, if that is a floating point type."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> Tensor:
-        given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-        if not given or all(x.tensor_type.dtype is given[0].tensor_type.dtype for x in given):
+        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        if not tensors or all(x.tensor_type.dtype is tensors[0].tensor_type.dtype for x in tensors):
             return function(*args, **kwargs)
-        dtype = promotion.result_type(*given)
+        dtype = promotion.result_type(*tensors)
         if not dtype.is_float:
             return function(*args, **kwargs)
 
@@ -150,14 +150,14 @@ def one_type(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
             return promotion.cast(x, dtype) if isinstance(x, Tensor) else x
 
         same: Any = function
-        made: Tensor = same(*map(fitted, args), **{name: fitted(x) for name, x in kwargs.items()})
-        return made
+        result: Tensor = same(*map(fitted, args), **{name: fitted(x) for name, x in kwargs.items()})
+        return result
 
     return call
 
 
 def draw_for(x: Tensor) -> tuple[str, int, Value]:
-    """Key, seed and counter of the next draw, for numbers beside x."""
+    """Return key, seed and counter of the next draw, for random values with the placement of x."""
     here = state()
     if here.building is not None:
         return here.building.draw_for(x)
@@ -168,51 +168,51 @@ def draw_for(x: Tensor) -> tuple[str, int, Value]:
     generator, where = here.global_generator, x.layout.placement
     number = np.array([generator.next()])
     layout = Layout(where, (B,) * len(where.mesh))
-    made = Tensor.new(type, layout, number if here.rank.index in where.ranks else empty(type))
-    made.origin = generator.draws
-    return "draw", generator.seed, made
+    counter = Tensor.new(type, layout, number if here.rank.index in where.ranks else empty(type))
+    counter.origin = generator.draws
+    return "draw", generator.seed, counter
 
 
-def assign(here: EagerState, x: Tensor, made: Tensor, what: str) -> None:
-    """The numbers of `made` are those of x from now on, as x lies; gradients know nothing of it."""
+def assign(here: EagerState, x: Tensor, value: Tensor, what: str) -> None:
+    """Overwrite x with the values of a tensor, in the layout of x, without recording a gradient."""
     if here.building is not None:
-        here.building.write(x, made)
+        here.building.write(x, value)
         return
-    array = made.array
-    if x.layout is not None and made.layout != x.layout:
-        array = convert(here, made, x.layout, "an assignment")
+    array = value.array
+    if x.layout is not None and value.layout != x.layout:
+        array = convert(here, value, x.layout, "an assignment")
     own(x, what)[...] = array
-    x.origin = made.origin
+    x.origin = value.origin
     x.wrote()
 
 
-def sizes(what: str, name: str, given: Any, count: int, least: float = -math.inf) -> tuple[int, ...]:
-    """One int per spatial axis, from one for all or one for each."""
-    found = tuple(given) if isinstance(given, Sequence | np.ndarray) else (given,) * count
-    if len(found) != count or not all(isinstance(n, int | np.integer) for n in found):
-        raise ShapeError(f"{what} at {user_line()}: {name} takes one int, or {count}; got {given!r}")
-    if min(found, default=least) < least:
-        raise ShapeError(f"{what} at {user_line()}: {name} {given!r} must be at least {least}")
-    return tuple(int(n) for n in found)
+def sizes(what: str, name: str, argument: Any, count: int, least: float = -math.inf) -> tuple[int, ...]:
+    """Return one int per spatial axis, from one int for all axes or one per axis; raise ShapeError for other values or values below `least`."""
+    result = tuple(argument) if isinstance(argument, Sequence | np.ndarray) else (argument,) * count
+    if len(result) != count or not all(isinstance(n, int | np.integer) for n in result):
+        raise ShapeError(f"{what} at {user_line()}: {name} must be one int, or {count}; got {argument!r}")
+    if min(result, default=least) < least:
+        raise ShapeError(f"{what} at {user_line()}: {name} {argument!r} must be at least {least}")
+    return tuple(int(n) for n in result)
 
 
-def shape_of_rows(what: str, given: Any) -> tuple[int, ...]:
-    """The `normalized_shape` of a norm, from one int or several."""
-    found = tuple(given) if isinstance(given, Sequence | np.ndarray) else (given,)
-    if not all(isinstance(n, int | np.integer) for n in found):
-        raise ShapeError(f"{what} at {user_line()}: normalized_shape takes one int, or several; got {given!r}")
-    return tuple(int(n) for n in found)
+def shape_of_rows(what: str, argument: Any) -> tuple[int, ...]:
+    """Return the `normalized_shape` of a norm as a tuple, from one int or several; raise ShapeError for other values."""
+    result = tuple(argument) if isinstance(argument, Sequence | np.ndarray) else (argument,)
+    if not all(isinstance(n, int | np.integer) for n in result):
+        raise ShapeError(f"{what} at {user_line()}: normalized_shape must be one int, or several; got {argument!r}")
+    return tuple(int(n) for n in result)
 
 
-def one_of(what: str, name: str, given: str, legal: Sequence[str]) -> str:
-    """ConfigError unless `given` is one of the words."""
-    if given not in legal:
-        raise ConfigError(f"{what} at {user_line()}: {name} {given!r} is not one of {', '.join(legal)}{did_you_mean(str(given), legal)}")
-    return given
+def one_of(what: str, name: str, value: str, legal: Sequence[str]) -> str:
+    """Return a text argument; raise ConfigError unless it is one of the `legal` texts."""
+    if value not in legal:
+        raise ConfigError(f"{what} at {user_line()}: {name} {value!r} is not one of {', '.join(legal)}{did_you_mean(str(value), legal)}")
+    return value
 
 
 def reduced(what: str, loss: Value, reduction: str) -> Value:
-    """The elements, their mean or their sum."""
+    """Return the losses of the elements, their mean or their sum."""
     one_of(what, "reduction", reduction, REDUCTIONS)
     if reduction == "none":
         return loss

@@ -1,4 +1,4 @@
-"""Losses of classes: labels are numbers of classes, or a probability of each.  The classes may be split."""
+"""Classification losses: labels are class indices, or probabilities of all classes.  The axis of classes may be split."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ def _axis(x: Tensor) -> int:
 def _check(what: str, x: Tensor, target: Tensor, weight: Tensor | None) -> None:
     t = x.tensor_type
     if not t.ndim:
-        raise ShapeError(f"{what} at {user_line()}: input {t} is [n, classes, ...] or [classes]")
+        raise ShapeError(f"{what} at {user_line()}: input {t} must be [n, classes, ...] or [classes]")
     axis = _axis(x)
     rows = (*t.shape[:axis], *t.shape[axis + 1 :])
     if target.tensor_type.dtype.is_float:
-        raise DtypeError(f"{what} at {user_line()}: target {target.tensor_type} is neither integers nor of the shape of input {t}")
+        raise DtypeError(f"{what} at {user_line()}: target {target.tensor_type} must be integers, or probabilities in the shape of input {t}")
     if target.tensor_type.shape != rows:
         raise ShapeError(
-            f"{what} at {user_line()}: target {target.tensor_type} should be {list(rows)}, the axes of input {t} without that of the classes"
+            f"{what} at {user_line()}: target {target.tensor_type} must be {list(rows)}, the shape of input {t} without the axis of classes"
         )
     _check_weight(what, x, weight)
 
 
 def _check_weight(what: str, x: Tensor, weight: Tensor | None) -> None:
     if weight is not None and weight.tensor_type.shape != (x.tensor_type.shape[_axis(x)],):
-        raise ShapeError(f"{what} at {user_line()}: weight {weight.tensor_type} must have one number for each class of input {x.tensor_type}")
+        raise ShapeError(f"{what} at {user_line()}: weight {weight.tensor_type} must have one element per class of input {x.tensor_type}")
 
 
 def _counted(target: Tensor, ignored: int) -> Value:
-    """Where a label is not `ignored`, a number that its type may not have."""
+    """Return True where a label differs from `ignored`, which the labels' type may be unable to represent."""
     labels = ew.cast(target, int64) if target.tensor_type.dtype.itemsize == 1 else target
     return ew.not_equal(labels, ew.fill_like(labels, ignored))
 
 
 def _label_weights(x: Tensor, target: Tensor, weight: Tensor | None, ignored: int) -> Value:
-    """Of every label, in the type of x; 0 for those that are ignored."""
+    """Return the weight of each label in the type of x; 0 for ignored labels."""
     counts = _counted(target, ignored)
     if weight is None:
         return ew.cast(counts, x.tensor_type.dtype)
-    taken = gather(weight, target, 0)  # 0 for a label that is no class
-    return ew.where(counts, taken, ew.fill_like(taken, 0.0))
+    weights = gather(weight, target, 0)  # 0 for a label that is not a class
+    return ew.where(counts, weights, ew.fill_like(weights, 0.0))
 
 
 def _likelihood(what: str, logs: Value, x: Tensor, target: Tensor, weight: Tensor | None, ignored: int, reduction: str, smoothing: float) -> Value:
@@ -71,21 +71,22 @@ def _likelihood(what: str, logs: Value, x: Tensor, target: Tensor, weight: Tenso
 
 
 def _by_class(each: Value, x: Tensor, weight: Tensor | None) -> Value:
-    """Numbers of the classes of x, times the weights of these."""
+    """Return values per class of x, multiplied by the class weights."""
     return each if weight is None else ew.multiply(each, sh.reshape(weight, (-1,) + (1,) * (x.tensor_type.ndim - 1 - _axis(x))))
 
 
 def _spread(logs: Value, x: Tensor, target: Tensor, weight: Tensor | None, ignored: int) -> Value:
-    """-sum over the classes of weight log p; 0 for labels that are ignored."""
+    """Return -sum over the classes of weight * log p; 0 for ignored labels."""
     total = ew.negate(rd.reduce_sum(_by_class(logs, x, weight), (_axis(x),)))
     return ew.where(_counted(target, ignored), total, ew.fill_like(total, 0.0))
 
 
 @formula
 def nll_loss(input: Tensor, target: Tensor, weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean") -> Value:
-    """-weight[t] x[n, t, ...] with log-probabilities x and numbers of classes t; 0 where t is `ignore_index`.
+    """Return the loss -weight[t] * x[n, t, ...] of log-probabilities x [n, classes, ...] and class indices t [n, ...].
 
-    "mean" is the sum divided by the sum of the weights.  Raises: ArgumentError for another t that is not a class.
+    The loss is 0 where t is `ignore_index`.  `reduction` "mean" divides the sum by the sum of the weights.
+    Raises: ArgumentError for another t that is not a class; ShapeError, DtypeError, ConfigError.
     """
     one_of("nll_loss", "reduction", reduction, ("mean", "sum", "none"))
     _check("nll_loss", input, target, weight)
@@ -101,21 +102,22 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Value:
-    """-weight[t] log softmax(x)[n, t, ...] with the classes on axis 1 of x: nll_loss of log_softmax.
+    """Return nll_loss(log_softmax(x), t): -weight[t] * log softmax(x)[n, t, ...] with the classes on axis 1 of x.
 
-    The target may also be a probability of each class, in the shape of x; "mean" is over the samples then.  `label_smoothing` moves
-    that share of a label to all classes alike.
+    The target may also be probabilities of all classes, in the shape of x; then "mean" divides by the number of samples.
+    `label_smoothing` distributes that share of each label evenly over all classes.
+    Raises: ArgumentError for a t that is neither a class nor `ignore_index`, or for a `label_smoothing` outside [0, 1]; ShapeError, DtypeError.
     """
     what = "cross_entropy"
     one_of(what, "reduction", reduction, ("mean", "sum", "none"))
     if not 0.0 <= label_smoothing <= 1.0:
-        raise ArgumentError(f"{what} at {user_line()}: label_smoothing {label_smoothing} is not in [0, 1]")
+        raise ArgumentError(f"{what} at {user_line()}: label_smoothing {label_smoothing} must be in [0, 1]")
     axis = _axis(input)
     if target.tensor_type.dtype.is_float and target.tensor_type.shape == input.tensor_type.shape:
         _check_weight(what, input, weight)
         if ignore_index >= 0:
             raise ArgumentError(
-                f"{what} at {user_line()}: ignore_index {ignore_index} is for numbers of classes; target {target.tensor_type} has probabilities"
+                f"{what} at {user_line()}: ignore_index {ignore_index} needs class indices, but target {target.tensor_type} has probabilities"
             )
         return _of_probabilities(input, target, weight, reduction=reduction, smoothing=label_smoothing)
     _check(what, input, target, weight)

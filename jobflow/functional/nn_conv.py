@@ -1,4 +1,4 @@
-"""Convolution, and its transpose, over 1 to 3 spatial axes."""
+"""Convolution and transposed convolution over 1 to 3 spatial axes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
 
 
 def batched(what: str, x: Tensor, spatial: int) -> Value:
-    """x with a batch axis."""
+    """Return x with a batch axis; raise ShapeError for another number of axes."""
     if x.tensor_type.ndim == spatial + 1:
         return sh.expand_dims(x, 0)
     if x.tensor_type.ndim != spatial + 2:
-        raise ShapeError(f"{what} at {user_line()}: input {x.tensor_type} is [n, channels, ...] or [channels, ...] with {spatial} spatial axes")
+        raise ShapeError(f"{what} at {user_line()}: input {x.tensor_type} must be [n, channels, ...] or [channels, ...] with {spatial} spatial axes")
     return x
 
 
@@ -30,10 +30,10 @@ def unbatched(y: Value, like: Tensor) -> Value:
 
 
 def check_channels(what: str, channels: int, whose: str, **vectors: Tensor | None) -> None:
-    """ShapeError unless the vectors that are given have a number for each channel."""
+    """Raise ShapeError unless the vectors that are not None have one element per channel."""
     for name, p in vectors.items():
         if p is not None and p.tensor_type.shape != (channels,):
-            raise ShapeError(f"{what} at {user_line()}: {name} {p.tensor_type} must have one number for each of the {channels} channels of {whose}")
+            raise ShapeError(f"{what} at {user_line()}: {name} {p.tensor_type} must have one element for each of the {channels} channels of {whose}")
 
 
 def _biased(what: str, y: Value, bias: Tensor | None) -> Value:
@@ -46,29 +46,29 @@ def _biased(what: str, y: Value, bias: Tensor | None) -> Value:
 def pairs(
     what: str, padding: str | Sizes, kernel: tuple[int, ...], strides: tuple[int, ...], dilations: tuple[int, ...]
 ) -> tuple[tuple[int, int], ...]:
-    """(before, after) per spatial axis; of "same" the odd one is after."""
+    """Return the padding (before, after) per spatial axis; an odd amount of "same" has its extra element after."""
     if not isinstance(padding, str):
         each = sizes(what, "padding", padding, len(kernel))
         if min(each, default=0) < 0:
-            raise ShapeError(f"{what} at {user_line()}: padding {padding} is negative")
+            raise ShapeError(f"{what} at {user_line()}: padding {padding} must not be negative")
         return tuple((n, n) for n in each)
     if padding == "valid":
         return ((0, 0),) * len(kernel)
     if padding != "same":
-        raise ShapeError(f'{what} at {user_line()}: padding {padding!r} is neither "same", "valid" nor numbers')
+        raise ShapeError(f'{what} at {user_line()}: padding {padding!r} must be "same", "valid" or numbers')
     if set(strides) != {1}:
         raise ShapeError(f'{what} at {user_line()}: padding="same" needs stride 1, not {list(strides)}')
     totals = [d * (k - 1) for k, d in zip(kernel, dilations, strict=True)]
     return tuple((total // 2, total - total // 2) for total in totals)
 
 
-def _given(
+def _parse_arguments(
     what: str, input: Tensor, weight: Tensor, stride: Sizes, dilation: Sizes, spatial: int, channels: str
 ) -> tuple[Value, tuple[int, ...], tuple[int, ...]]:
-    """The input with a batch axis, strides and dilations."""
+    """Return the input with a batch axis, the strides and the dilations."""
     x = batched(what, input, spatial)
     if weight.tensor_type.ndim != spatial + 2:
-        raise ShapeError(f"{what} at {user_line()}: weight {weight.tensor_type} is [{channels} / groups, *kernel] with {spatial} kernel sizes")
+        raise ShapeError(f"{what} at {user_line()}: weight {weight.tensor_type} must be [{channels} / groups, *kernel] with {spatial} kernel sizes")
     return x, sizes(what, "stride", stride, spatial, 1), sizes(what, "dilation", dilation, spatial, 1)
 
 
@@ -83,19 +83,22 @@ def _conv(
     groups: int = 1,
 ) -> Value:
     what = f"conv{spatial}d"
-    x, strides, dilations = _given(what, input, weight, stride, dilation, spatial, "out, in")
+    x, strides, dilations = _parse_arguments(what, input, weight, stride, dilation, spatial, "out, in")
     around = pairs(what, padding, weight.tensor_type.shape[2:], strides, dilations)
     y = cv.conv(x, weight, strides=strides, padding=around, dilations=dilations, groups=groups)
     return unbatched(_biased(what, y, bias), input)
 
 
-_CONV = """y[n,o,i] = sum over c, k of x[n,c, i stride + k dilation - padding] w[o,c,k], plus b[o].
+_CONV = """Return y[n, o, i] = sum over c, k of x[n, c, i * stride + k * dilation - padding] * w[o, c, k], plus b[o].
 
-    `padding` is a number, or "valid" (none) or "same" (the output is as long as the input).
+    Shapes: input [n, c, l] or [c, l], weight [o, c / groups, k], bias [o].  `padding` is a number, "valid" (none) or "same" (the output is as
+    long as the input, stride 1 only).  Raises: ShapeError for arguments that do not match.
     """
 conv1d = composed(variant(_conv, 1, "conv1d", _CONV))
-conv2d = composed(variant(_conv, 2, "conv2d", "conv1d for images [n, c, h, w] and weights [o, c / groups, kh, kw]."))
-conv3d = composed(variant(_conv, 3, "conv3d", "conv1d for volumes [n, c, d, h, w] and weights [o, c / groups, kd, kh, kw]."))
+conv2d = composed(variant(_conv, 2, "conv2d", "Return the convolution of images [n, c, h, w] with weights [o, c / groups, kh, kw]; see `conv1d`."))
+conv3d = composed(
+    variant(_conv, 3, "conv3d", "Return the convolution of volumes [n, c, d, h, w] with weights [o, c / groups, kd, kh, kw]; see `conv1d`.")
+)
 
 
 def _conv_transpose(
@@ -110,7 +113,7 @@ def _conv_transpose(
     dilation: Sizes = 1,
 ) -> Value:
     what = f"conv_transpose{spatial}d"
-    x, strides, dilations = _given(what, input, weight, stride, dilation, spatial, "in, out")
+    x, strides, dilations = _parse_arguments(what, input, weight, stride, dilation, spatial, "in, out")
     around, extra = sizes(what, "padding", padding, spatial), sizes(what, "output_padding", output_padding, spatial)
     if any(e >= max(s, d) for e, s, d in zip(extra, strides, dilations, strict=True)):
         raise ShapeError(
@@ -119,18 +122,32 @@ def _conv_transpose(
     shape = zip(x.tensor_type.shape[2:], weight.tensor_type.shape[2:], strides, around, extra, dilations, strict=True)
     out = tuple((n - 1) * s - 2 * p + d * (k - 1) + e + 1 for n, k, s, p, e, d in shape)
     if min(out) < 1:
-        raise ShapeError(f"{what} at {user_line()}: input {x.tensor_type} and weight {weight.tensor_type} give an output of {list(out)}")
-    further = [e // s for e, s in zip(extra, strides, strict=True)]  # an output so much longer is one of an input that goes on with zeros
-    if any(further):
-        x = sl.pad(x, [(0, 0), (0, 0), *((0, n) for n in further)])
+        raise ShapeError(
+            f"{what} at {user_line()}: input {x.tensor_type} and weight {weight.tensor_type} result in an output of shape {list(out)}; enlarge "
+            "the input"
+        )
+    appended = [e // s for e, s in zip(extra, strides, strict=True)]  # the same output as of an input with zeros appended
+    if any(appended):
+        x = sl.pad(x, [(0, 0), (0, 0), *((0, n) for n in appended)])
     y = cv.conv_transpose(x, weight, spatial=out, strides=strides, padding=tuple((p, p) for p in around), dilations=dilations, groups=groups)
     return unbatched(_biased(what, y, bias), input)
 
 
-_TRANSPOSE = """The transpose of conv1d: y[n,o,j] = sum of x[n,c,i] w[c,o,k] over i stride + k dilation - padding == j, plus b[o].
+_TRANSPOSE = """Return y[n, o, j] = sum of x[n, c, i] * w[c, o, k] over i * stride + k * dilation - padding == j, plus b[o].
 
-    An axis of n becomes (n - 1) stride - 2 padding + dilation (k - 1) + output_padding + 1.
+    This is the transpose of `conv1d` as a linear map.  Shapes: input [n, c, l] or [c, l], weight [c, o / groups, k], bias [o].  An axis of
+    size l becomes (l - 1) * stride - 2 * padding + dilation * (k - 1) + output_padding + 1.
+    Raises: ShapeError for arguments that do not match.
     """
 conv_transpose1d = composed(variant(_conv_transpose, 1, "conv_transpose1d", _TRANSPOSE))
-conv_transpose2d = composed(variant(_conv_transpose, 2, "conv_transpose2d", "conv_transpose1d for images."))
-conv_transpose3d = composed(variant(_conv_transpose, 3, "conv_transpose3d", "conv_transpose1d for volumes."))
+conv_transpose2d = composed(
+    variant(
+        _conv_transpose,
+        2,
+        "conv_transpose2d",
+        "Return the transposed convolution of images [n, c, h, w] with weights [c, o / groups, kh, kw]; see `conv_transpose1d`.",
+    )
+)
+conv_transpose3d = composed(
+    variant(_conv_transpose, 3, "conv_transpose3d", "Return the transposed convolution of volumes [n, c, d, h, w]; see `conv_transpose1d`.")
+)

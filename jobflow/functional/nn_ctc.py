@@ -1,4 +1,4 @@
-"""Connectionist temporal classification, with the conventions of PyTorch; `jobflow.legacy.loss_functions` has those of jobs."""
+"""Connectionist temporal classification with PyTorch's conventions; `jobflow.legacy.loss_functions` has those of jobs."""
 
 from __future__ import annotations
 
@@ -33,16 +33,17 @@ def ctc_loss(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> Value:
-    """Return the CTC loss of log-probabilities [frames, n, classes], or [frames, classes] of one sample.
+    """Return the CTC loss of log-probabilities [frames, n, classes], or [frames, classes] of one sample (Graves et al. 2006).
 
-    targets are [n, longest], or the labels of all samples one after another.  "mean" divides each loss by its number of labels, at least 1, and
-    averages over the samples.  `zero_infinity` replaces an infinite loss, of more labels than fit into the frames, by 0.
+    `targets` are [n, longest], or the concatenated labels of all samples.  "mean" divides each loss by its number of labels, at least 1,
+    and averages over the samples.  `zero_infinity` replaces infinite losses by 0; they occur if a sample has more labels than fit its frames.
+    Raises: ArgumentError for lengths or labels out of range; ShapeError, ConfigError.
     """
     one_of("ctc_loss", "reduction", reduction, REDUCTIONS)
     lengths, labels = _lengths("input_lengths", input_lengths), _lengths("target_lengths", target_lengths)
     one_sample = log_probs.tensor_type.ndim == 2
-    given = _as_batch(log_probs, targets, lengths, labels) if one_sample else (log_probs, targets, lengths, labels)
-    inputs = ctc_inputs(*given, blank)
+    batch = _as_batch(log_probs, targets, lengths, labels) if one_sample else (log_probs, targets, lengths, labels)
+    inputs = ctc_inputs(*batch, blank)
     loss = ctc.ctc_loss(*inputs, int(blank), bool(zero_infinity))
     if one_sample:
         loss = sh.reshape(loss, ())
@@ -52,14 +53,14 @@ def ctc_loss(
     return reduced("ctc_loss", loss, reduction)
 
 
-def _lengths(name: str, given: Tensor | Sequence[int]) -> Value:
-    """Return lengths as a tensor; ArgumentError for anything but a tensor or a sequence of integers."""
-    if isinstance(given, Tensor):
-        return given
-    if not isinstance(given, list | tuple) or not all(isinstance(n, int | np.integer) for n in given):
-        raise ArgumentError(f"ctc_loss at {user_line()}: {name} is {given!r}; pass a tensor, list or tuple of integers, one for each sample")
-    made: Value = apply(source.Literal.of(np.array(given, np.int64)))
-    return made
+def _lengths(name: str, lengths: Tensor | Sequence[int]) -> Value:
+    """Return lengths as a tensor; raise ArgumentError for anything but a tensor or a sequence of integers."""
+    if isinstance(lengths, Tensor):
+        return lengths
+    if not isinstance(lengths, list | tuple) or not all(isinstance(n, int | np.integer) for n in lengths):
+        raise ArgumentError(f"ctc_loss at {user_line()}: {name} is {lengths!r}; pass a tensor, list or tuple of integers, one for each sample")
+    tensor: Value = apply(source.Literal.of(np.array(lengths, np.int64)))
+    return tensor
 
 
 def _as_batch(log_probs: Value, targets: Value, lengths: Value, labels: Value) -> tuple[Value, Value, Value, Value]:
@@ -74,7 +75,7 @@ def _as_batch(log_probs: Value, targets: Value, lengths: Value, labels: Value) -
 
 
 def ctc_inputs(log_probs: Value, targets: Value, input_lengths: Value, target_lengths: Value, blank: int) -> tuple[Value, Value, Value, Value]:
-    """Return the inputs of the operation, with lengths and labels that are checked while it runs."""
+    """Return the inputs of the operation, with runtime assertions on lengths and labels."""
     if targets.tensor_type.ndim == 1 and log_probs.tensor_type.ndim == 3:
         targets = _padded(targets, target_lengths, log_probs.tensor_type.shape[1])
     try:
@@ -90,7 +91,7 @@ def ctc_inputs(log_probs: Value, targets: Value, input_lengths: Value, target_le
 
 
 def _padded(targets: Value, target_lengths: Value, count: int) -> Value:
-    """Return labels that follow one another as [count, longest]; row i begins after the labels of the rows before it."""
+    """Return concatenated labels as [count, longest]; row i begins after the labels of the rows before it."""
     total = targets.tensor_type.size
     ends = assert_bounds(call(CumSum(0), ew.cast(target_lengths, int64)), "ctc_loss", low=0, high=total, noun="sum of target lengths")
     first = ew.subtract(ends, ew.cast(target_lengths, int64))

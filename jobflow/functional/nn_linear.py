@@ -1,4 +1,4 @@
-"""Linear maps, look-up tables, dropout, and lengths of vectors."""
+"""Linear maps, embeddings, dropout, and norms and distances of vectors."""
 
 from __future__ import annotations
 
@@ -41,27 +41,31 @@ _PRODUCT, _PRODUCTS = MatMul(transpose_b=True), BroadcastMatMul(transpose_b=True
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """y[..., o] = sum over i of x[..., i] w[o, i], plus b[o]"""
+    """Return y[..., o] = sum over i of x[..., i] * w[o, i], plus b[o].
+
+    Raises: ShapeError unless the weight is [out, in] and the bias [out], where `in` is the size of the last axis of the input.
+    """
     x, w = input.tensor_type.shape, weight.tensor_type.shape
     if len(w) != 2 or not x or x[-1] != w[1]:
         raise ShapeError(
-            f"linear at {user_line()}: weight {weight.tensor_type} is [out, in], where in is the size of the last axis of input {input.tensor_type}"
+            f"linear at {user_line()}: weight {weight.tensor_type} must be [out, in], where in is the size of the last axis of input "
+            f"{input.tensor_type}"
         )
     rows = input if len(x) > 1 else run(ExpandDims(0), input)
     y: Tensor = run(_PRODUCT if len(x) < 3 else _PRODUCTS, rows, weight)
     if bias is not None:
         if bias.tensor_type.shape != w[:1]:
             raise ShapeError(
-                f"linear at {user_line()}: bias {bias.tensor_type} must have one number for each of the {w[0]} rows of weight {weight.tensor_type}"
+                f"linear at {user_line()}: bias {bias.tensor_type} must have one element for each of the {w[0]} rows of weight {weight.tensor_type}"
             )
-        y = run(BiasAdd(max(len(x), 2) - 1), y, beside(y, bias))
+        y = run(BiasAdd(max(len(x), 2) - 1), y, redistribute_bias(y, bias))
     if len(x) == 1:
         y = run(Squeeze((0,)), y)
     return y
 
 
-def beside(y: Tensor, bias: Tensor) -> Tensor:
-    """A bias of the last axis as a product lies, which is larger: split with it, and partial with it."""
+def redistribute_bias(y: Tensor, bias: Tensor) -> Tensor:
+    """Return a bias of the last axis redistributed to match its product y: split where y is split along it, partial where y is partial."""
     if y.layout is None or bias.layout is None or y.traced is not None:
         return bias
     last = S(y.ndim - 1)
@@ -71,12 +75,13 @@ def beside(y: Tensor, bias: Tensor) -> Tensor:
 
 @formula
 def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Value:
-    """y[..., o] = sum over i, j of x1[..., i] w[o, i, j] x2[..., j], plus b[o]"""
+    """Return y[..., o] = sum over i, j of x1[..., i] * w[o, i, j] * x2[..., j], plus b[o].
+
+    Raises: ShapeError unless the weight is [out, in1, in2] and the leading axes of the inputs are equal.
+    """
     x1, x2, w = input1.tensor_type, input2.tensor_type, weight.tensor_type
     if w.ndim != 3 or x1.shape[:-1] != x2.shape[:-1] or (x1.shape[-1], x2.shape[-1]) != w.shape[1:]:
-        raise ShapeError(
-            f"bilinear at {user_line()}: weight {w} is [out, in1, in2], the last sizes of input1 {x1} and input2 {x2}, whose others agree"
-        )
+        raise ShapeError(f"bilinear at {user_line()}: weight {w} must be [out, in1, in2] for input1 {x1} [..., in1] and input2 {x2} [..., in2]")
     out, first, second = w.shape
     rows = math.prod(x1.shape[:-1])
     maps = sh.reshape(sh.transpose(weight, (1, 0, 2)), (first, out * second))
@@ -88,9 +93,9 @@ def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None
 
 
 def _row_numbers(what: str, ids: Tensor, count: int) -> Tensor:
-    """The numbers, once they are known to be those of rows; ArgumentError for others."""
+    """Return the row indices with a runtime assertion that they are rows; raise DtypeError for indices that are not integers."""
     if not ids.tensor_type.dtype.is_integer:
-        raise DtypeError(f"{what} at {user_line()}: the numbers of rows {ids.tensor_type} are not integers")
+        raise DtypeError(f"{what} at {user_line()}: the indices {ids.tensor_type} must be integers")
     return run(row_assertion(what, count), ids)
 
 
@@ -104,16 +109,16 @@ def _looked_up(ids: Tensor, weight: Tensor, padding: int | None) -> Value:
 
 
 def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
-    """weight[input]: one row for each number; row `padding_idx` gets no gradient.  The rows may be split.
+    """Return weight[input], one row per index; row `padding_idx` has no gradient.  The rows of the weight may be split.
 
-    Raises: ArgumentError for a number that is no row.
+    Raises: ArgumentError for an index out of range, DtypeError for indices that are not integers.
     """
     if not weight.tensor_type.ndim:
-        raise ShapeError(f"embedding at {user_line()}: weight {weight.tensor_type} has no rows; it is [rows, size of a row]")
+        raise ShapeError(f"embedding at {user_line()}: weight {weight.tensor_type} must be [rows, size of a row]")
     count = weight.tensor_type.shape[0]
     input = _row_numbers("embedding", input, count)
     if padding_idx is not None and not -count <= whole("embedding", "padding_idx", padding_idx) < count:
-        raise ArgumentError(f"embedding at {user_line()}: padding_idx {padding_idx} is not one of the {count} rows")
+        raise ArgumentError(f"embedding at {user_line()}: padding_idx {padding_idx} is out of range for {count} rows")
     return _looked_up(input, weight, None if padding_idx is None else padding_idx % count)
 
 
@@ -123,14 +128,18 @@ def _ones_at(ids: Tensor, classes: int) -> Value:
 
 
 def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
-    """int64 rows with 1 at the numbers of `tensor`, else 0; -1 counts the classes: one more than the largest, which every rank looks for."""
+    """Return int64 rows with 1 at the indices in `tensor` and 0 elsewhere.
+
+    `num_classes` -1 stands for the largest index plus 1, for which all ranks must call this.
+    Raises: ArgumentError for an index outside [0, num_classes), or an empty tensor with `num_classes` -1; DtypeError.
+    """
     if whole("one_hot", "num_classes", num_classes) == -1:
         values = value_of(tensor, "one_hot without num_classes")
         if not values.size:
-            raise ArgumentError(f"one_hot at {user_line()}: the number of classes cannot be counted in an empty tensor; give num_classes")
+            raise ArgumentError(f"one_hot at {user_line()}: num_classes cannot be inferred from an empty tensor; pass num_classes")
         num_classes = int(np.max(values)) + 1
     elif num_classes < 1:
-        raise ArgumentError(f"one_hot at {user_line()}: num_classes is 1 or more, or -1 to count them; got {num_classes}")
+        raise ArgumentError(f"one_hot at {user_line()}: num_classes must be at least 1, or -1 to infer it; got {num_classes}")
     return _ones_at(_row_numbers("one_hot", tensor, num_classes), num_classes)
 
 
@@ -139,12 +148,12 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
 
 def _check_rate(what: str, p: float) -> None:
     if not 0.0 <= real(what, "p", p) <= 1.0:
-        raise ArgumentError(f"{what} at {user_line()}: p {p} is not a probability")
+        raise ArgumentError(f"{what} at {user_line()}: p must be in [0, 1]; got {p}")
 
 
 @composed
 def _dropped(x: Tensor, p: float, each: Value | None) -> Value:
-    """x times a mask of its type, or of the type of `each`, which broadcasts."""
+    """Return x times a dropout mask of its type, or of the type of `each`, which broadcasts."""
     if p == 1.0:
         return ew.scale(x, 0.0)
     key, seed, counter = draw_for(x)
@@ -153,9 +162,9 @@ def _dropped(x: Tensor, p: float, each: Value | None) -> Value:
 
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Every element is 0 with probability p, else divided by 1 - p; x itself if not training.
+    """Return x with each element set to 0 with probability p, and divided by 1 - p otherwise; x itself unless `training`.
 
-    Which ones does not depend on the layout, but on the seed and the number of the draw.
+    The mask depends on the seed and the number of the draw, not on the layout.  Raises: ArgumentError for p outside [0, 1].
     """
     _check_rate("dropout", p)
     if not training or p == 0.0:
@@ -175,37 +184,37 @@ def _dropout_channels(spatial: int, input: Tensor, p: float = 0.5, training: boo
     what = f"dropout{spatial}d"
     _check_rate(what, p)
     if input.tensor_type.ndim not in (spatial + 1, spatial + 2):
-        raise ShapeError(f"{what} at {user_line()}: input {input.tensor_type} is [n, c, ...] or [c, ...] with {spatial} spatial axes")
+        raise ShapeError(f"{what} at {user_line()}: input {input.tensor_type} must be [n, c, ...] or [c, ...] with {spatial} spatial axes")
     if not training or p == 0.0:
         return input
     y = _dropped(input, float(p), _one_of_channel(input, input.tensor_type.ndim - spatial - 1))
     return written(input, what, y) if inplace else y
 
 
-dropout1d = variant(_dropout_channels, 1, "dropout1d", "dropout of whole channels of [n, c, l]")
-dropout2d = variant(_dropout_channels, 2, "dropout2d", "dropout of whole channels of [n, c, h, w]")
-dropout3d = variant(_dropout_channels, 3, "dropout3d", "dropout of whole channels of [n, c, d, h, w]")
+dropout1d = variant(_dropout_channels, 1, "dropout1d", "Return x with whole channels of [n, c, l] dropped; see `dropout`.")
+dropout2d = variant(_dropout_channels, 2, "dropout2d", "Return x with whole channels of [n, c, h, w] dropped; see `dropout`.")
+dropout3d = variant(_dropout_channels, 3, "dropout3d", "Return x with whole channels of [n, c, d, h, w] dropped; see `dropout`.")
 
 
 # -------------------------------------------------------------------- lengths
 
 
 def length(x: Value, axes: tuple[int, ...], p: float, keepdims: bool) -> Value:
-    """The p-norm along an axis, or of each number where there is none, by ops' functions."""
+    """Return the p-norm along axes, or of each element without axes, by functions of operations."""
     if p == 2.0:
         return ew.sqrt(rd.reduce_sum(ew.square(x), axes, keepdims))
     if p == 1.0:
         return rd.reduce_sum(ew.absolute(x), axes, keepdims)
     if abs(p) == math.inf:
         return (rd.reduce_max if p > 0 else rd.reduce_min)(ew.absolute(x), axes, keepdims)
-    if p == 0.0:  # how many are not 0
+    if p == 0.0:  # the number of nonzero elements
         return rd.reduce_sum(ew.cast(ew.not_equal(x, ew.fill_like(x, 0.0)), x.tensor_type.dtype), axes, keepdims)
     return ew.scalar_power(rd.reduce_sum(ew.scalar_power(ew.absolute(x), p), axes, keepdims), 1.0 / p)
 
 
 @formula
 def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Value:
-    """x / max(|x|, eps), with the p-norm along `dim`"""
+    """Return x / max(|x|, eps), where |x| is the p-norm along `dim`."""
     axes = (axis_of("normalize", dim, input.tensor_type.ndim),) if input.tensor_type.ndim else ()
     if p == 2.0:
         square = rd.reduce_sum(ew.square(input), axes, True)
@@ -214,7 +223,7 @@ def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -
 
 
 def cosine(x1: Value, x2: Value, dim: int, eps: float) -> Value:
-    """The cosine along an axis of two tensors that broadcast, by ops' functions."""
+    """Return the cosine of two broadcast tensors along an axis, by functions of operations."""
     shape = broadcast_shapes("cosine_similarity", x1.tensor_type, x2.tensor_type)
     x1, x2 = (x if x.tensor_type.shape == shape else broadcast_to(x, shape) for x in (x1, x2))
     axes = (axis_of("cosine_similarity", dim, len(shape)),) if shape else ()
@@ -226,18 +235,18 @@ def cosine(x1: Value, x2: Value, dim: int, eps: float) -> Value:
 @one_type
 @formula
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Value:
-    """x1 . x2 / (max(|x1|, eps) max(|x2|, eps)) along `dim`"""
+    """Return x1 . x2 / (max(|x1|, eps) * max(|x2|, eps)) along `dim`."""
     return cosine(x1, x2, dim, eps)
 
 
 @one_type
 @formula
 def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Value:
-    """The p-norm of x1 - x2 + eps along the last axis"""
+    """Return the p-norm of x1 - x2 + eps along the last axis."""
     difference = ew.shift(ew.subtract(x1, x2), eps)
     return length(difference, last_axis(difference), float(p), keepdim)
 
 
 def last_axis(x: Value) -> tuple[int, ...]:
-    """The last axis of x, if it has one."""
+    """Return the last axis of x as a tuple; empty without axes."""
     return (x.tensor_type.ndim - 1,) if x.tensor_type.ndim else ()

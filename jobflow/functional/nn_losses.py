@@ -1,4 +1,4 @@
-"""Losses.  `reduction` is "mean" (over all elements, or as said), "sum" or "none"."""
+"""Loss functions.  `reduction` is "mean" (over all elements, unless stated otherwise), "sum" or "none"."""
 
 from __future__ import annotations
 
@@ -32,30 +32,32 @@ P = ParamSpec("P")
 
 
 def reducing(function: Callable[P, Value]) -> Callable[P, Tensor]:
-    """A function that gives the loss of each element, as one for tensors which reduces them as its argument `reduction` says."""
-    what, place = function.__name__, list(signature(function).parameters).index("reduction")
+    """Return the function of elementwise losses as a loss function that reduces them by its argument `reduction`."""
+    what, position = function.__name__, list(signature(function).parameters).index("reduction")
 
     @wraps(function)
     def call(*arguments: P.args, **named: P.kwargs) -> Value:
-        reduction: Any = arguments[place] if len(arguments) > place else named.get("reduction", "mean")
+        reduction: Any = arguments[position] if len(arguments) > position else named.get("reduction", "mean")
         return reduced(what, function(*arguments, **named), reduction)
 
     return formula(call)
 
 
 def one_shape(what: str, **operands: Tensor | None) -> None:
-    """ShapeError unless the tensors that are given have one shape: else each number would be compared with numbers of other samples."""
-    given = {name: x.tensor_type for name, x in operands.items() if x is not None}
-    if len({type.shape for type in given.values()}) > 1:
-        alike = len({math.prod(type.shape) for type in given.values()}) == 1
-        remedy = f"; reshape({next(iter(given))}.shape) makes them so" if alike else ""
-        raise ShapeError(f"{what} at {user_line()}: {' and '.join(f'{name} {type}' for name, type in given.items())} are not of one shape{remedy}")
+    """Raise ShapeError unless the tensors have equal shapes, because broadcasting would compare different samples."""
+    types = {name: x.tensor_type for name, x in operands.items() if x is not None}
+    if len({type.shape for type in types.values()}) > 1:
+        alike = len({math.prod(type.shape) for type in types.values()}) == 1
+        remedy = f"; use reshape({next(iter(types))}.shape)" if alike else ""
+        raise ShapeError(
+            f"{what} at {user_line()}: {' and '.join(f'{name} {type}' for name, type in types.items())} must have the same shape{remedy}"
+        )
 
 
 @one_type
 @reducing
 def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Value:
-    """(x - t)^2"""
+    """Return the squared error (x - t)^2.  Raises: ShapeError for different shapes."""
     one_shape("mse_loss", input=input, target=target)
     return ew.squared_difference(input, target)
 
@@ -63,7 +65,7 @@ def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Value:
 @one_type
 @reducing
 def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Value:
-    """|x - t|"""
+    """Return the absolute error |x - t|.  Raises: ShapeError for different shapes."""
     one_shape("l1_loss", input=input, target=target)
     return ew.absolute(ew.subtract(input, target))
 
@@ -71,7 +73,10 @@ def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Value:
 @one_type
 @reducing
 def smooth_l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", beta: float = 1.0) -> Value:
-    """d^2 / (2 beta) where d = |x - t| < beta, else d - beta / 2"""
+    """Return d^2 / (2 * beta) where d = |x - t| < beta, else d - beta / 2.
+
+    Raises: ArgumentError for a negative beta, ShapeError for different shapes.
+    """
     if beta < 0:
         raise ArgumentError(f"smooth_l1_loss at {user_line()}: beta {beta} must not be negative")
     one_shape("smooth_l1_loss", input=input, target=target)
@@ -83,7 +88,10 @@ def smooth_l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", beta:
 @one_type
 @reducing
 def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0) -> Value:
-    """d^2 / 2 where d = |x - t| < delta, else delta (d - delta / 2)"""
+    """Return d^2 / 2 where d = |x - t| < delta, else delta * (d - delta / 2).
+
+    Raises: ArgumentError unless delta > 0, ShapeError for different shapes.
+    """
     if delta <= 0:
         raise ArgumentError(f"huber_loss at {user_line()}: delta {delta} must be positive")
     one_shape("huber_loss", input=input, target=target)
@@ -96,7 +104,10 @@ def _weighted(loss: Value, weight: Tensor | None) -> Value:
 
 @reducing
 def binary_cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean") -> Value:
-    """-weight (t log x + (1 - t) log(1 - x)), x being probabilities; logarithms are at least -100"""
+    """Return -weight * (t * log x + (1 - t) * log(1 - x)) for probabilities x; logarithms are at least -100.
+
+    Raises: ShapeError for different shapes.
+    """
     one_shape("binary_cross_entropy", input=input, target=target)
     return _weighted(el.binary_cross_entropy(input, target), weight)
 
@@ -106,7 +117,10 @@ def binary_cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = 
 def binary_cross_entropy_with_logits(
     input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean", pos_weight: Tensor | None = None
 ) -> Value:
-    """weight ((1 - t) x + (1 + (pos_weight - 1) t) ln(1 + e^-x)), x being logits"""
+    """Return weight * ((1 - t) * x + (1 + (pos_weight - 1) * t) * ln(1 + e^-x)) for logits x.
+
+    Raises: ShapeError for different shapes.
+    """
     one_shape("binary_cross_entropy_with_logits", input=input, target=target)
     if pos_weight is None:
         return _weighted(el.sigmoid_cross_entropy(input, target), weight)
@@ -118,14 +132,17 @@ def binary_cross_entropy_with_logits(
 @one_type
 @formula
 def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", *, log_target: bool = False) -> Value:
-    """t (log t - x), 0 where t is; e^t (t - x) if the target is logarithms.  "batchmean" is the sum divided by the first size."""
+    """Return the Kullback-Leibler terms t * (log t - x) for log-probabilities x, 0 where t is 0; e^t * (t - x) if `log_target`.
+
+    `reduction` "batchmean" divides the sum by the size of the first axis.  Raises: ConfigError for an unknown reduction.
+    """
     one_of("kl_div", "reduction", reduction, (*REDUCTIONS, "batchmean"))
     if log_target:
         loss = ew.multiply(ew.exp(target), ew.subtract(target, input))
     else:
         zero, one = (constant(number, (), target.tensor_type.dtype) for number in (0.0, 1.0))
         something = ew.not_equal(target, zero)
-        logarithm = ew.log(ew.where(something, target, one))  # 1 where t is 0 keeps the gradient there finite
+        logarithm = ew.log(ew.where(something, target, one))  # log(1) where t is 0, for a finite gradient
         loss = ew.subtract(ew.where(something, ew.multiply(target, logarithm), zero), ew.multiply(target, input))
     if reduction == "batchmean":
         return ew.scale(rd.reduce_sum(loss), 1.0 / max(input.tensor_type.shape[0] if input.tensor_type.ndim else 1, 1))
@@ -133,28 +150,31 @@ def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", *, log_target
 
 
 def _hinge(x: Value) -> Value:
-    """max(0, x), whose gradient at 0 is that of x: two equal scores are drawn apart where the margin is 0."""
+    """Return max(0, x) with gradient 1 at 0, which separates equal scores if the margin is 0."""
     return ew.clip(x, 0.0, None)
 
 
 def _signs(target: Tensor, like: Value) -> Value:
-    """1 and -1 as numbers of the type of `like`: of truth values and unsigned integers, none is -1."""
+    """Return the targets 1 and -1 in the type of `like`; bool and unsigned targets have no -1."""
     return ew.cast(target, like.tensor_type.dtype)
 
 
 @reducing
 def soft_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Value:
-    """ln(1 + e^(-t x)), t being 1 or -1"""
+    """Return ln(1 + e^(-t * x)) for t = 1 or -1.  Raises: ShapeError for different shapes."""
     one_shape("soft_margin_loss", input=input, target=target)
     return act.softplus(ew.negate(ew.multiply(_signs(target, input), input)))
 
 
 @reducing
 def hinge_embedding_loss(input: Tensor, target: Tensor, margin: float = 1.0, reduction: str = "mean") -> Value:
-    """x where t is 1, max(0, margin - x) where t is -1; the sum of both elsewhere"""
+    """Return x where t is 1, max(0, margin - x) where t is -1, and the sum of both elsewhere.
+
+    Raises: ShapeError for different shapes.
+    """
     one_shape("hinge_embedding_loss", input=input, target=target)
     zero, sign = ew.fill_like(input, 0.0), _signs(target, input)
-    positive, negative = (ew.equal(sign, ew.fill_like(sign, wanted)) for wanted in (1.0, -1.0))
+    positive, negative = (ew.equal(sign, ew.fill_like(sign, label)) for label in (1.0, -1.0))
     near = ew.where(positive, zero, _hinge(ew.shift(ew.negate(input), margin)))
     return ew.add(ew.where(negative, zero, input), near)
 
@@ -162,7 +182,10 @@ def hinge_embedding_loss(input: Tensor, target: Tensor, margin: float = 1.0, red
 @one_type
 @reducing
 def margin_ranking_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean") -> Value:
-    """max(0, margin - t (x1 - x2)); of integers as numbers of the default element type, as in PyTorch"""
+    """Return max(0, margin - t * (x1 - x2)); integers are cast to the default element type, as in PyTorch.
+
+    Raises: ShapeError for different shapes.
+    """
     one_shape("margin_ranking_loss", input1=input1, input2=input2, target=target)
     product = ew.multiply(target, ew.subtract(input1, input2))
     if not product.tensor_type.dtype.is_float:
@@ -172,18 +195,20 @@ def margin_ranking_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: 
 
 @reducing
 def cosine_embedding_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean") -> Value:
-    """1 - c where t is 1, max(0, c - margin) where t is -1; c = the cosine along the last axis"""
+    """Return 1 - c where t is 1, max(0, c - margin) where t is -1, with the cosine c of x1 and x2 along the last axis.
+
+    Raises: ShapeError for inputs of different shapes, or unless the target has one element per pair of vectors.
+    """
     one_shape("cosine_embedding_loss", input1=input1, input2=input2)
     dtype = wider(input1.tensor_type.dtype, input2.tensor_type.dtype)
     similar = cosine(ew.cast(input1, dtype), ew.cast(input2, dtype), -1, 1e-8)
     if target.tensor_type.shape != similar.tensor_type.shape:
         raise ShapeError(
-            f"cosine_embedding_loss at {user_line()}: target {target.tensor_type} must have one number for each pair of vectors, "
-            f"{similar.tensor_type}"
+            f"cosine_embedding_loss at {user_line()}: target {target.tensor_type} must have one element per pair of vectors, {similar.tensor_type}"
         )
     zero = ew.fill_like(similar, 0.0)
     signs = _signs(target, similar)
-    positive, negative = (ew.equal(signs, ew.fill_like(signs, wanted)) for wanted in (1.0, -1.0))
+    positive, negative = (ew.equal(signs, ew.fill_like(signs, label)) for label in (1.0, -1.0))
     near = ew.where(positive, ew.shift(ew.negate(similar), 1.0), zero)
     far = ew.where(negative, _hinge(ew.shift(similar, -margin)), zero)
     return ew.add(near, far)
@@ -201,7 +226,10 @@ def triplet_margin_loss(
     swap: bool = False,
     reduction: str = "mean",
 ) -> Value:
-    """max(0, d(a, p) - d(a, n) + margin), d being the p-norm of the difference plus eps; with `swap`, d(p, n) if that is smaller than d(a, n)"""
+    """Return max(0, d(a, p) - d(a, n) + margin), where d is the p-norm of the difference plus eps along the last axis.
+
+    `swap` uses d(p, n) where it is smaller than d(a, n).  Raises: ArgumentError unless margin > 0, ShapeError for different shapes.
+    """
     if margin <= 0:
         raise ArgumentError(f"triplet_margin_loss at {user_line()}: margin {margin} must be positive")
     one_shape("triplet_margin_loss", anchor=anchor, positive=positive, negative=negative)
@@ -223,19 +251,20 @@ def _variance(input: Tensor, var: Tensor | float) -> Value:
     if v.shape == x.shape[:-1] and x.ndim:
         return sh.expand_dims(var, v.ndim)
     if v.shape not in (x.shape, (*x.shape[:-1], 1)):
-        raise ShapeError(f"gaussian_nll_loss at {user_line()}: var {v} is neither of the shape of input {x} nor one number for each of its rows")
+        raise ShapeError(f"gaussian_nll_loss at {user_line()}: var {v} must have the shape of input {x}, or one element per row")
     return var
 
 
 @one_type
 @reducing
 def gaussian_nll_loss(input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> Value:
-    """(log v + (x - t)^2 / v) / 2 with v = max(var, eps), whose lower bound has no gradient; plus log(2 pi) / 2 if `full`.
+    """Return (log v + (x - t)^2 / v) / 2 with v = max(var, eps), whose lower bound has no gradient; `full` adds log(2 pi) / 2.
 
-    `var` is of the shape of `input`, or without its last axis, or with one element there, or a number.
+    `var` is a number, or a tensor in the shape of `input`, without its last axis or with one element there.
+    Raises: ShapeError for another shape, ArgumentError for a negative variance.
     """
-    given = assert_bounds(_variance(input, var), "gaussian_nll_loss", low=0.0, nan=True, noun="variance")
-    bounded = ew.add(given, ew.detach(ew.subtract(ew.clip(given, eps, None), given)))
+    variance = assert_bounds(_variance(input, var), "gaussian_nll_loss", low=0.0, nan=True, noun="variance")
+    bounded = ew.add(variance, ew.detach(ew.subtract(ew.clip(variance, eps, None), variance)))
     loss = ew.scale(ew.add(ew.log(bounded), ew.divide(ew.squared_difference(input, target), bounded)), 0.5)
     return ew.shift(loss, 0.9189385332046727) if full else loss
 
@@ -243,7 +272,10 @@ def gaussian_nll_loss(input: Tensor, target: Tensor, var: Tensor | float, full: 
 @one_type
 @reducing
 def poisson_nll_loss(input: Tensor, target: Tensor, log_input: bool = True, full: bool = False, eps: float = 1e-8, reduction: str = "mean") -> Value:
-    """e^x - t x, or x - t log(x + eps) if not `log_input`; plus Stirling's t log t - t + log(2 pi t) / 2 where t > 1 if `full`"""
+    """Return e^x - t * x, or x - t * log(x + eps) unless `log_input`.
+
+    `full` adds Stirling's approximation t * log t - t + log(2 pi t) / 2 where t > 1.
+    """
     if log_input:
         loss = ew.subtract(ew.exp(input), ew.multiply(target, input))
     else:

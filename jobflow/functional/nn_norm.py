@@ -1,4 +1,4 @@
-"""Normalisation.  Statistics of a batch are those of the whole logical batch, however it is split."""
+"""Normalisation.  Batch statistics are those of the whole logical batch, independent of its layout."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _wide(p: Tensor | None, dtype: DType) -> Tensor | None:
 
 
 def update(op: Op, *inputs: Value) -> None:
-    """Write over a tensor of the program's, now or whenever the graph being built runs."""
+    """Overwrite a tensor with the result of an operation, now or in each run of the traced program."""
     here = state()
     if here.building is not None:
         here.building.update(op, inputs)
@@ -48,7 +48,7 @@ def update(op: Op, *inputs: Value) -> None:
 
 
 def building() -> bool:
-    """Whether a program is traced, where tensors have no numbers."""
+    """Return True while a program is traced, where tensors have no values."""
     return state().building is not None
 
 
@@ -67,23 +67,24 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """(x - mean) / sqrt(var + eps) * weight + bias per channel, axis 1.
+    """Return (x - mean) / sqrt(var + eps) * weight + bias per channel, axis 1 (Ioffe and Szegedy 2015).
 
-    In training mean and var are those of x; the running ones, if given, move towards them: by `momentum`, the variance being unbiased.
-    Otherwise they are the running ones.
+    In training, mean and var are the statistics of x, and the running statistics, if any, move towards them by `momentum`, with the unbiased
+    variance.  Otherwise the running statistics are used.
+    Raises: ShapeError for arguments that do not match or fewer than two values per channel in training; ArgumentError unless eps > 0.
     """
     t, what = input.tensor_type, "batch_norm"
     if t.ndim < 2:
-        raise ShapeError(f"{what} at {user_line()}: input {t} is [n, channels, ...]")
+        raise ShapeError(f"{what} at {user_line()}: input {t} must be [n, channels, ...]")
     channels = t.shape[1]
     check_channels(what, channels, f"input {t}", running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
     if training and not eps > 0:
         raise ArgumentError(f"{what} at {user_line()}: eps {eps} must be positive")
     if not training and (running_mean is None or running_var is None):
-        raise ShapeError(f"{what} at {user_line()}: without training=True it needs running_mean and running_var")
-    if t.dtype.is_half:  # statistics of such numbers may be beyond them
+        raise ShapeError(f"{what} at {user_line()}: running_mean and running_var are needed without training=True")
+    if t.dtype.is_half:  # their statistics may overflow
         wide = partial(_wide, dtype=t.dtype.arithmetic)
-        averages = (running_mean, running_var) if training else (wide(running_mean), wide(running_var))  # those in training are written over
+        averages = (running_mean, running_var) if training else (wide(running_mean), wide(running_var))  # training updates them in place
         return cast(batch_norm(cast(input, t.dtype.arithmetic), *averages, wide(weight), wide(bias), training, momentum, eps), t.dtype)
     momentum = real(what, "momentum", momentum)
     with composing(input):
@@ -103,16 +104,16 @@ def batch_norm(
 
 
 def _move(average: Tensor, value: Tensor, momentum: float) -> None:
-    """The average comes nearer to a value, which lies and is stored otherwise."""
+    """Move a running average towards a value; the value is converted to its element type and layout."""
     value = cast(value, average.tensor_type.dtype)
     if average.layout is not None:
         value = crossing.change(state(), value, average.layout)
     update(MovingAverage(1.0 - momentum), average, value)
 
 
-def _last_axes(what: str, x: Tensor, given: int | Sequence[int]) -> tuple[int, ...]:
-    """`normalized_shape`, which is that of the last axes of x."""
-    shape = shape_of_rows(what, given)
+def _last_axes(what: str, x: Tensor, normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
+    """Return `normalized_shape` as a tuple; raise ShapeError unless x ends with this shape."""
+    shape = shape_of_rows(what, normalized_shape)
     if not shape or x.tensor_type.shape[-len(shape) :] != shape:
         raise ShapeError(f"{what} at {user_line()}: normalized_shape {list(shape)} is not the end of the shape of input {x.tensor_type}")
     return shape
@@ -121,11 +122,11 @@ def _last_axes(what: str, x: Tensor, given: int | Sequence[int]) -> tuple[int, .
 def _normalised_rows(
     what: str, norm: Callable[..., Value], x: Tensor, normalized_shape: int | Sequence[int], eps: float, **parameters: Tensor | None
 ) -> Value:
-    """x in rows of normalized_shape, of which the parameters are; a tensor that is one row is normalised as the only one."""
+    """Return x normalised over its last axes, which have the shape of the parameters; a tensor without leading axes is a single row."""
     shape = _last_axes(what, x, normalized_shape)
     for name, p in parameters.items():
         if p is not None and p.tensor_type.shape != shape:
-            raise ShapeError(f"{what} at {user_line()}: {name} {p.tensor_type} is not of normalized_shape {list(shape)}")
+            raise ShapeError(f"{what} at {user_line()}: {name} {p.tensor_type} must have the shape normalized_shape {list(shape)}")
     begin = x.tensor_type.ndim - len(shape)
     if begin:
         return norm(x, *parameters.values(), begin, eps)
@@ -136,26 +137,35 @@ def _normalised_rows(
 def layer_norm(
     input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Value:
-    """(x - mean) / sqrt(var + eps) * weight + bias, over the last axes, which are `normalized_shape`."""
+    """Return (x - mean) / sqrt(var + eps) * weight + bias over the last axes, of shape `normalized_shape` (Ba et al. 2016).
+
+    Raises: ShapeError unless the input ends with this shape and the parameters have it.
+    """
     return _normalised_rows("layer_norm", nm.layer_norm, input, normalized_shape, eps, weight=weight, bias=bias)
 
 
 @formula
 def rms_norm(input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Value:
-    """x / sqrt(mean x^2 + eps) * weight, over the last axes; eps is that of the element type if None."""
+    """Return x / sqrt(mean(x^2) + eps) * weight over the last axes, of shape `normalized_shape` (Zhang and Sennrich 2019).
+
+    `eps` defaults to the machine epsilon of the element type.  Raises: ShapeError unless the input ends with this shape and the weight has it.
+    """
     return _normalised_rows(
         "rms_norm", nm.rms_norm, input, normalized_shape, _epsilon(input.tensor_type.dtype) if eps is None else eps, weight=weight
     )
 
 
 def _epsilon(dtype: Any) -> float:
-    """The distance from 1 to the next number."""
+    """Return the distance from 1 to the next larger number."""
     return {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10}.get(dtype.name, 2.0**-7)
 
 
 @formula
 def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Value:
-    """[n, c, ...] with mean 0 and variance 1 in each of `num_groups` groups of channels, times weight plus bias per channel."""
+    """Return [n, c, ...] with mean 0 and variance 1 in each of `num_groups` groups of channels, times weight plus bias per channel.
+
+    The source is Wu and He (2018).  Raises: ShapeError unless the channels divide into the groups and the parameters have one element per channel.
+    """
     t = input.tensor_type
     if t.ndim < 2 or num_groups < 1 or t.shape[1] % num_groups:
         raise ShapeError(f"group_norm at {user_line()}: the channels, axis 1 of input {t}, cannot be divided into {num_groups} equal groups")
@@ -173,13 +183,14 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """[n, c, ...] with mean 0 and variance 1 in each channel of each sample, times weight plus bias per channel.
+    """Return [n, c, ...] with mean 0 and variance 1 in each channel of each sample, times weight plus bias per channel.
 
-    Running statistics, if given, move towards the means over the samples; without `use_input_stats` they are used instead.
+    The source is Ulyanov et al. (2016).  Running statistics, if any, move towards the means over the samples; without `use_input_stats` they
+    replace the statistics of the input.  Raises: ShapeError unless each channel has several values.
     """
     t, what = input.tensor_type, "instance_norm"
     if t.ndim < 3 or t.size // max(t.shape[0] * t.shape[1], 1) == 1:
-        raise ShapeError(f"{what} at {user_line()}: input {t} is [n, channels, ...] with more than one value per channel")
+        raise ShapeError(f"{what} at {user_line()}: input {t} must be [n, channels, ...] with more than one value per channel")
     momentum = real(what, "momentum", momentum)
     if not use_input_stats:
         return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
@@ -187,7 +198,7 @@ def instance_norm(
         wide = partial(_wide, dtype=t.dtype.arithmetic)
         return cast(instance_norm(cast(input, t.dtype.arithmetic), running_mean, running_var, wide(weight), wide(bias), True, momentum, eps), t.dtype)
     if running_mean is not None and not t.size:
-        raise ShapeError(f"{what} at {user_line()}: input {t} is empty, so it has no statistics")
+        raise ShapeError(f"{what} at {user_line()}: input {t} is empty and has no statistics; pass at least one sample")
     with composing(input):
         check_channels(what, t.shape[1], str(t), weight=weight, bias=bias)
         y = gn.group_norm(input, t.shape[1], weight, bias, eps)

@@ -31,7 +31,7 @@ def _windows(
     strides = kernel if stride is None else sizes(what, "stride", stride, spatial, 1)
     around = sizes(what, "padding", padding, spatial)
     if any(2 * p > k or p < 0 for p, k in zip(around, kernel, strict=True)):
-        raise ShapeError(f"{what} at {user_line()}: padding {list(around)} is at most half of kernel_size {list(kernel)}")
+        raise ShapeError(f"{what} at {user_line()}: padding {list(around)} must be at least 0 and at most half of kernel_size {list(kernel)}")
     return kernel, strides, around
 
 
@@ -44,10 +44,13 @@ def _max_pool(spatial: int, input: Tensor, kernel_size: Sizes, stride: Sizes | N
     return unbatched(pl.max_pool(x, kernel, strides, [(p, p) for p in around], ceil_mode=ceil_mode), input)
 
 
-_MAX = "The largest of each window; `stride` is kernel_size if None; `ceil_mode` keeps a last window that begins inside."
+_MAX = (
+    "Return the largest element of each window of [n, c, l] or [c, l].\n\n    `stride` defaults to kernel_size; `ceil_mode` keeps a last window "
+    "that begins inside.  Raises: ShapeError for invalid sizes.\n    "
+)
 max_pool1d = composed(variant(_max_pool, 1, "max_pool1d", _MAX))
-max_pool2d = composed(variant(_max_pool, 2, "max_pool2d", "max_pool1d for images."))
-max_pool3d = composed(variant(_max_pool, 3, "max_pool3d", "max_pool1d for volumes."))
+max_pool2d = composed(variant(_max_pool, 2, "max_pool2d", "Return the largest element of each window of images [n, c, h, w]; see `max_pool1d`."))
+max_pool3d = composed(variant(_max_pool, 3, "max_pool3d", "Return the largest element of each window of volumes [n, c, d, h, w]; see `max_pool1d`."))
 
 
 def _avg_pool(
@@ -73,17 +76,17 @@ def _avg_pool(
 
 
 def _begun_inside(y: Value, x: Value, strides: Sequence[int], around: Sequence[int]) -> Value:
-    """Without last windows that begin in the padding after x."""
+    """Return y without last windows that begin in the padding after x."""
     counts = (min(m, -(-(n + p) // s)) for m, n, s, p in zip(y.tensor_type.shape[2:], x.tensor_type.shape[2:], strides, around, strict=True))
     return sl.slice_(y, (None, None, *(0 for _ in strides)), (None, None, *counts))
 
 
 def _summed(what: str, x: Value, kernel: Sequence[int], strides: Sequence[int], around: Sequence[int], ceil_mode: bool, divisor: int) -> Value:
-    """The sum of each window, divided by `divisor`: the mean where every window is whole, times its size."""
+    """Return the sum of each window divided by `divisor`, computed as the mean of padded windows times their size."""
     if not divisor:
         raise ShapeError(f"{what} at {user_line()}: divisor_override must not be 0")
-    further = [k if ceil_mode else 0 for k in kernel]
-    wide = sl.pad(x, [(0, 0), (0, 0), *((p, p + more) for p, more in zip(around, further, strict=True))])
+    extra = [k if ceil_mode else 0 for k in kernel]
+    wide = sl.pad(x, [(0, 0), (0, 0), *((p, p + more) for p, more in zip(around, extra, strict=True))])
     y = pl.avg_pool(wide, kernel, strides, [(0, 0)] * len(kernel))
     size = 1
     for k in kernel:
@@ -98,27 +101,30 @@ def _summed(what: str, x: Value, kernel: Sequence[int], strides: Sequence[int], 
 def avg_pool1d(
     input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, ceil_mode: bool = False, count_include_pad: bool = True
 ) -> Value:
-    """The mean of each window, in which zeros of the padding count unless `count_include_pad=False`."""
+    """Return the mean of each window of [n, c, l] or [c, l]; zeros of the padding count unless `count_include_pad=False`.
+
+    `stride` defaults to kernel_size.  `ceil_mode` keeps a last window that begins inside.  Raises: ShapeError for invalid sizes.
+    """
     return _avg_pool(1, input, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
 
-_AVERAGE = "avg_pool1d for images; `divisor_override` is what the sums are divided by instead."
+_AVERAGE = "Return the mean of each window of images [n, c, h, w], see `avg_pool1d`; `divisor_override` replaces the number of elements."
 avg_pool2d = composed(variant(_avg_pool, 2, "avg_pool2d", _AVERAGE))
-avg_pool3d = composed(variant(_avg_pool, 3, "avg_pool3d", "avg_pool2d for volumes."))
+avg_pool3d = composed(variant(_avg_pool, 3, "avg_pool3d", "Return the mean of each window of volumes [n, c, d, h, w]; see `avg_pool2d`."))
 
 
-#: sizes of an output; None for an axis that stays as it is
+#: sizes of an output; None for an unchanged axis
 Outputs = int | Sequence[int | None] | None
 
 
-def _outputs(what: str, x: Value, given: Outputs) -> tuple[int, ...]:
+def _outputs(what: str, x: Value, output_size: Outputs) -> tuple[int, ...]:
     spatial = x.tensor_type.shape[2:]
     if 0 in spatial:
         raise ShapeError(f"{what} at {user_line()}: only the batch axis of input {x.tensor_type} may be empty")
-    asked = tuple(given) if isinstance(given, Sequence) else (given,) * len(spatial)
-    if 0 in asked:
-        raise ShapeError(f"{what} at {user_line()}: output_size {given!r} of an axis must be at least 1: no window gives nothing")
-    return sizes(what, "output_size", [n if size is None else size for n, size in zip_longest(spatial, asked)][: len(asked)], len(spatial), 0)
+    requested = tuple(output_size) if isinstance(output_size, Sequence) else (output_size,) * len(spatial)
+    if 0 in requested:
+        raise ShapeError(f"{what} at {user_line()}: output_size {output_size!r} must be at least 1 along each axis")
+    return sizes(what, "output_size", [n if size is None else size for n, size in zip_longest(spatial, requested)][: len(requested)], len(spatial), 0)
 
 
 def _adaptive_avg(spatial: int, input: Tensor, output_size: Outputs) -> Value:
@@ -128,10 +134,10 @@ def _adaptive_avg(spatial: int, input: Tensor, output_size: Outputs) -> Value:
 
 def _adaptive_max(spatial: int, input: Tensor, output_size: Outputs) -> Value:
     x = batched(f"adaptive_max_pool{spatial}d", input, spatial)
-    wanted = _outputs(f"adaptive_max_pool{spatial}d", x, output_size)
-    if all(m and not n % m for n, m in zip(x.tensor_type.shape[2:], wanted, strict=True)):
-        return unbatched(ap.adaptive_max_pool(x, wanted), input)
-    for axis, m in enumerate(wanted, 2):
+    target = _outputs(f"adaptive_max_pool{spatial}d", x, output_size)
+    if all(m and not n % m for n, m in zip(x.tensor_type.shape[2:], target, strict=True)):
+        return unbatched(ap.adaptive_max_pool(x, target), input)
+    for axis, m in enumerate(target, 2):
         x = _largest_of_windows(x, axis, ap.windows(x.tensor_type.shape[axis], m))
     return unbatched(x, input)
 
@@ -141,12 +147,20 @@ def _largest_of_windows(x: Value, axis: int, windows: Sequence[tuple[int, int]])
     return sl.concat([rd.reduce_max(sl.slice_(x, (*front, a), (*front, b)), (axis,), True) for a, b in windows], axis)
 
 
-_MEANS = "`output_size` means along the last axis; the i-th of m is that of elements floor(i n / m) up to ceil((i + 1) n / m)."
+_MEANS = "Return m = `output_size` means along the last axis of size n; mean i covers the elements from floor(i n / m) to ceil((i + 1) n / m)."
 adaptive_avg_pool1d = rounded_once(composed(variant(_adaptive_avg, 1, "adaptive_avg_pool1d", _MEANS)))
-adaptive_avg_pool2d = rounded_once(composed(variant(_adaptive_avg, 2, "adaptive_avg_pool2d", "adaptive_avg_pool1d for images.")))
-adaptive_avg_pool3d = rounded_once(composed(variant(_adaptive_avg, 3, "adaptive_avg_pool3d", "adaptive_avg_pool1d for volumes.")))
+adaptive_avg_pool2d = rounded_once(
+    composed(variant(_adaptive_avg, 2, "adaptive_avg_pool2d", "Return `output_size` means of images [n, c, h, w]; see `adaptive_avg_pool1d`."))
+)
+adaptive_avg_pool3d = rounded_once(
+    composed(variant(_adaptive_avg, 3, "adaptive_avg_pool3d", "Return `output_size` means of volumes [n, c, d, h, w]; see `adaptive_avg_pool1d`."))
+)
 
-_LARGEST = "adaptive_avg_pool1d with the largest element in place of the mean."
+_LARGEST = "Return `output_size` maxima along the last axis, over the windows of `adaptive_avg_pool1d`."
 adaptive_max_pool1d = composed(variant(_adaptive_max, 1, "adaptive_max_pool1d", _LARGEST))
-adaptive_max_pool2d = composed(variant(_adaptive_max, 2, "adaptive_max_pool2d", "adaptive_max_pool1d for images."))
-adaptive_max_pool3d = composed(variant(_adaptive_max, 3, "adaptive_max_pool3d", "adaptive_max_pool1d for volumes."))
+adaptive_max_pool2d = composed(
+    variant(_adaptive_max, 2, "adaptive_max_pool2d", "Return `output_size` maxima of images [n, c, h, w]; see `adaptive_max_pool1d`.")
+)
+adaptive_max_pool3d = composed(
+    variant(_adaptive_max, 3, "adaptive_max_pool3d", "Return `output_size` maxima of volumes [n, c, d, h, w]; see `adaptive_max_pool1d`.")
+)

@@ -1,4 +1,4 @@
-"""Borders, and images made larger or smaller."""
+"""Padding, pixel shuffling and interpolation."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def _part(x: Value, axis: int, start: int, stop: int) -> Value:
 
 
 def _cropped(x: Value, axis: int, before: int, after: int) -> Value:
-    """x without what negative borders take away."""
+    """Return x without the elements that negative padding removes."""
     return _part(x, axis, max(-before, 0), x.tensor_type.shape[axis] - max(-after, 0)) if min(before, after) < 0 else x
 
 
 def _border(x: Value, axis: int, count: int, mode: str, first: bool) -> list[Value]:
-    """What comes before (`first`) or after x along an axis, where nothing is made up."""
+    """Return the border before (`first`) or after x along an axis, for modes other than "constant"."""
     n = x.tensor_type.shape[axis]
     if count <= 0:
         return []
@@ -46,32 +46,33 @@ def _border(x: Value, axis: int, count: int, mode: str, first: bool) -> list[Val
     return [sh.tile(edge, [count if i == axis else 1 for i in range(x.tensor_type.ndim)])]
 
 
-def _factors(given: Any, count: int) -> list[float]:
-    """One factor per spatial axis, from one for all or one for each."""
-    factors = [real("interpolate", "scale_factor", f) for f in (given if isinstance(given, list | tuple) else (given,) * count)]
+def _factors(scale_factor: Any, count: int) -> list[float]:
+    """Return one factor per spatial axis, from one number for all axes or one per axis."""
+    factors = [real("interpolate", "scale_factor", f) for f in (scale_factor if isinstance(scale_factor, list | tuple) else (scale_factor,) * count)]
     if len(factors) != count or not all(0 < f < math.inf for f in factors):
-        raise ShapeError(f"interpolate at {user_line()}: scale_factor takes one positive number, or {count}; got {given!r}")
+        raise ShapeError(f"interpolate at {user_line()}: scale_factor must be one positive number, or {count}; got {scale_factor!r}")
     return factors
 
 
 @composed
 def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Value:
-    """x with borders: `pad` is before and after the last axis, then before and after the one before it, and so on.
+    """Return x with a border: `pad` lists the widths before and after the last axis, then of the axis before it, and so on.
 
-    The border is `value`, or by `mode`: "reflect" (mirrored, without the edge), "replicate" (the edge), "circular".  What is negative
-    takes away.
+    The border consists of `value`, or by `mode` of the mirrored elements without the edge ("reflect"), the edge ("replicate"), or the
+    opposite end ("circular").  Negative widths remove elements.
+    Raises: ShapeError for widths that do not fit an axis, ConfigError for an unknown mode.
     """
     t, what = input.tensor_type, "pad"
     one_of("pad", "mode", mode, _MODES)
     if not isinstance(pad, Sequence) or len(pad) % 2 or len(pad) > 2 * t.ndim:
-        raise ShapeError(f"{what} at {user_line()}: {pad!r} are not pairs (before, after) for at most the {t.ndim} axes of input {t}")
+        raise ShapeError(f"{what} at {user_line()}: pad must consist of pairs (before, after) for at most {t.ndim} axes of input {t}; got {pad!r}")
     widths = [integer("pad", width) for width in pad]
     pairs = {t.ndim - 1 - i: (widths[2 * i], widths[2 * i + 1]) for i in range(len(widths) // 2)}
     for axis, (before, after) in pairs.items():
         left = t.shape[axis] + min(before, 0) + min(after, 0)
         most = {"reflect": t.shape[axis] - 1, "circular": left}.get(mode, math.inf)
         if max(before, after) > most or left < 0 or (mode != "constant" and not t.shape[axis]):
-            raise ShapeError(f'{what} at {user_line()}: ({before}, {after}) with mode "{mode}" does not go with axis {axis} of input {t}')
+            raise ShapeError(f'{what} at {user_line()}: pad ({before}, {after}) with mode "{mode}" does not fit axis {axis} of input {t}')
     x: Value = input
     for axis, (before, after) in pairs.items():
         if mode != "constant":
@@ -86,7 +87,7 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
 
 def _bordered(x: Value, axis: int, before: int, after: int, mode: str) -> Value:
     inside = _cropped(x, axis, before, after)
-    edges = inside if mode == "circular" else x  # what goes round goes round what is left
+    edges = inside if mode == "circular" else x  # a circular border repeats the cropped elements
     parts = [*_border(edges, axis, before, mode, True), inside, *_border(edges, axis, after, mode, False)]
     return sl.concat(parts, axis) if len(parts) > 1 else parts[0]
 
@@ -96,12 +97,15 @@ def _bordered(x: Value, axis: int, before: int, after: int, mode: str) -> Value:
 
 @composed
 def pixel_shuffle(input: Tensor, upscale_factor: int) -> Value:
-    """[..., c r r, h, w] -> [..., c, h r, w r]: channels become pixels."""
+    """Return [..., c * r * r, h, w] as [..., c, h * r, w * r] with r = upscale_factor: channels become pixels (Shi et al. 2016).
+
+    Raises: ShapeError unless r * r divides the channels.
+    """
     *lead, channels, h, w = _image("pixel_shuffle", input)
     r = upscale_factor
     if r < 1 or channels % (r * r):
         raise ShapeError(
-            f"pixel_shuffle at {user_line()}: {channels} channels of input {input.tensor_type} are no multiple of the square of upscale_factor {r}"
+            f"pixel_shuffle at {user_line()}: {channels} channels of input {input.tensor_type} must be a multiple of the square of upscale_factor {r}"
         )
     rows, n = math.prod(lead), channels // (r * r)
     x = sh.transpose(sh.reshape(input, (rows, n, r, r, h, w)), (0, 1, 4, 2, 5, 3))
@@ -110,11 +114,14 @@ def pixel_shuffle(input: Tensor, upscale_factor: int) -> Value:
 
 @composed
 def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Value:
-    """[..., c, h r, w r] -> [..., c r r, h, w]: pixels become channels."""
+    """Return [..., c, h * r, w * r] as [..., c * r * r, h, w] with r = downscale_factor: pixels become channels.
+
+    Raises: ShapeError unless r divides the height and the width.
+    """
     *lead, channels, h, w = _image("pixel_unshuffle", input)
     r = downscale_factor
     if r < 1 or h % r or w % r:
-        raise ShapeError(f"pixel_unshuffle at {user_line()}: the image of input {input.tensor_type} is not a multiple of downscale_factor {r}")
+        raise ShapeError(f"pixel_unshuffle at {user_line()}: height and width of input {input.tensor_type} must be multiples of downscale_factor {r}")
     rows = math.prod(lead)
     x = sh.transpose(sh.reshape(input, (rows, channels, h // r, r, w // r, r)), (0, 1, 3, 5, 2, 4))
     return sh.reshape(x, (*lead, channels * r * r, h // r, w // r))
@@ -122,12 +129,12 @@ def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Value:
 
 def _image(what: str, x: Tensor) -> tuple[int, ...]:
     if x.tensor_type.ndim < 3:
-        raise ShapeError(f"{what} at {user_line()}: input {x.tensor_type} is [..., channels, h, w]")
+        raise ShapeError(f"{what} at {user_line()}: input {x.tensor_type} must be [..., channels, h, w]")
     return x.tensor_type.shape
 
 
-def _places(out: int, start: float, step: float) -> Value:
-    """start + step i for i < out, in float64."""
+def _coordinates(out: int, start: float, step: float) -> Value:
+    """Return start + step * i for i < out, in float64."""
     return ew.shift(ew.scale(ew.cast(arange(0, out), float64), step), start)
 
 
@@ -137,17 +144,17 @@ def _nearest(x: Value, axis: int, out: int, ratio: float) -> Value:
         shape, r = x.tensor_type.shape, out // n
         wide = sh.broadcast_to(sh.expand_dims(x, axis + 1), (*shape[: axis + 1], r, *shape[axis + 1 :]))
         return sh.reshape(wide, (*shape[:axis], out, *shape[axis + 1 :]))
-    at = ew.clip(ew.floor(_places(out, 0.0, ratio)), 0.0, n - 1.0)
+    at = ew.clip(ew.floor(_coordinates(out, 0.0, ratio)), 0.0, n - 1.0)
     return gather(x, ew.cast(at, int64), axis)
 
 
 def _linear(x: Value, axis: int, out: int, ratio: float, corners: bool) -> Value:
-    """Between the neighbours of each place."""
+    """Interpolate linearly between the two neighbours of each output position."""
     n = x.tensor_type.shape[axis]
     if corners:
-        at = _places(out, 0.0, (n - 1) / (out - 1) if out > 1 else 0.0)
+        at = _coordinates(out, 0.0, (n - 1) / (out - 1) if out > 1 else 0.0)
     else:
-        at = ew.clip(_places(out, 0.5 * ratio - 0.5, ratio), 0.0, None)
+        at = ew.clip(_coordinates(out, 0.5 * ratio - 0.5, ratio), 0.0, None)
     low = ew.clip(ew.floor(at), 0.0, n - 1.0)
     high = ew.clip(ew.shift(low, 1.0), 0.0, n - 1.0)
     share = sh.reshape(ew.cast(ew.subtract(at, low), x.tensor_type.dtype), (out,) + (1,) * (x.tensor_type.ndim - axis - 1))
@@ -167,32 +174,33 @@ def interpolate(
     align_corners: bool | None = None,
     recompute_scale_factor: bool | None = None,
 ) -> Value:
-    """Images [n, c, *spatial] of another size, given by `size` or `scale_factor`.
+    """Return images [n, c, *spatial] resized to `size`, or by `scale_factor`.
 
-    `mode` is "nearest", or "linear", "bilinear", "trilinear" for 1, 2, 3 spatial axes; with `align_corners` the outermost pixels keep their places.
+    `mode` is "nearest", or "linear", "bilinear", "trilinear" for 1, 2, 3 spatial axes.  `align_corners` keeps the positions of the corner pixels.
+    Raises: ShapeError for other sizes or modes of other dimensions, DtypeError for linear modes of integers other than uint8.
     """
     t, what = input.tensor_type, "interpolate"
     spatial = t.ndim - 2
     one_of("interpolate", "mode", mode, ("nearest", *_LINEAR))
     if spatial < 1 or _LINEAR.get(mode, spatial) != spatial:
-        raise ShapeError(f'{what} at {user_line()}: mode "{mode}" does not go with input {t}, [n, c, ...]')
+        raise ShapeError(f'{what} at {user_line()}: mode "{mode}" does not match the spatial axes of input {t}, [n, c, *spatial]')
     if 0 in t.shape[2:]:
-        raise ShapeError(f"{what} at {user_line()}: the images of input {t} are empty")
+        raise ShapeError(f"{what} at {user_line()}: the images of input {t} must not be empty")
     if (size is None) == (scale_factor is None):
-        raise ShapeError(f"{what} at {user_line()}: one of size and scale_factor is needed; got size={size!r}, scale_factor={scale_factor!r}")
+        raise ShapeError(f"{what} at {user_line()}: pass either size or scale_factor; got size={size!r}, scale_factor={scale_factor!r}")
     if size is not None:
-        wanted: tuple[int, ...] = sizes("interpolate", "size", size, spatial, 1)
-        ratios = [n / m for n, m in zip(t.shape[2:], wanted, strict=True)]
+        target: tuple[int, ...] = sizes("interpolate", "size", size, spatial, 1)
+        ratios = [n / m for n, m in zip(t.shape[2:], target, strict=True)]
     else:
         factors = _factors(scale_factor, spatial)
-        wanted = tuple(math.floor(min(n * f, 2**31)) for n, f in zip(t.shape[2:], factors, strict=True))
-        ratios = [n / m if recompute_scale_factor else 1.0 / f for n, m, f in zip(t.shape[2:], wanted, factors, strict=True)]
-    if min(wanted) < 1 or max(wanted) >= 2**31:
-        raise ShapeError(f"{what} at {user_line()}: the image would be of size {list(wanted)}")
+        target = tuple(math.floor(min(n * f, 2**31)) for n, f in zip(t.shape[2:], factors, strict=True))
+        ratios = [n / m if recompute_scale_factor else 1.0 / f for n, m, f in zip(t.shape[2:], target, factors, strict=True)]
+    if min(target) < 1 or max(target) >= 2**31:
+        raise ShapeError(f"{what} at {user_line()}: the image would be of size {list(target)}")
     if mode != "nearest" and not t.dtype.is_float and t.dtype is not uint8:
-        raise DtypeError(f'{what} at {user_line()}: mode "{mode}" gives fractions; cast input {t} to floats')
+        raise DtypeError(f'{what} at {user_line()}: mode "{mode}" computes fractions; cast input {t} to floats')
     x: Value = input if mode == "nearest" or t.dtype.is_float else ew.cast(input, float32)
-    for axis, (out, ratio) in enumerate(zip(wanted, ratios, strict=True), 2):
+    for axis, (out, ratio) in enumerate(zip(target, ratios, strict=True), 2):
         if mode == "nearest":
             x = _nearest(x, axis, out, ratio)
         else:

@@ -2,9 +2,9 @@
 
     bool < uint8, int8 < int32 < int64 < float16, bfloat16 < float32 < float64
 
-The largest type wins, and where neither of two has the numbers of the other (uint8 and int8, float16 and bfloat16) the smallest that has
-those of both: int32, float32.  A number of Python, or a tensor without axes, changes the type of a tensor with axes only where it is of
-another kind (bool, integer, float): int64[3] + 0.5 is float32, float16[3] + 0.5 is float16.
+The largest type wins.  If neither of two types contains the other (uint8 and int8, float16 and bfloat16), the smallest type that
+contains both wins: int32, float32.  Python numbers, and tensors without axes, change the type of a tensor with axes only if their kind
+(bool, integer, float) is higher: int64[3] + 0.5 is float32, float16[3] + 0.5 is float16.
 """
 
 from __future__ import annotations
@@ -28,39 +28,39 @@ from jobflow.ops.source import Constant
 P = ParamSpec("P")
 R = TypeVar("R")
 Number: TypeAlias = bool | int | float
-#: What may stand beside a tensor; arrays beside local tensors only.
+#: The other operand of a tensor; arrays only for local tensors.
 Operand: TypeAlias = "Tensor | Number | np.generic | np.ndarray[Any, Any]"
 
-#: how many numbers a rank keeps as tensors
-KEPT = 1024
+#: the number of constants that a rank caches as tensors
+MAX_CONSTANTS = 1024
 
 _ORDER = {dtype: i for i, dtype in enumerate((bool_, uint8, int8, int32, int64, float16, bfloat16, float32, float64))} | {char: 2}
-#: types neither of which has the numbers of the other, and the smallest that has those of both
+#: pairs of types, neither of which contains the other -> the smallest type that contains both
 _BOTH = {frozenset(pair): dtype for *pair, dtype in ((uint8, int8, int32), (uint8, char, int32), (float16, bfloat16, float32))}
 
 
 def kind(dtype: DType) -> int:
-    """0 of truth values, 1 of integers, 2 of floats."""
+    """Return the kind of a type: 0 for bool, 1 for integers, 2 for floats."""
     return 2 if dtype.is_float else 0 if dtype is bool_ else 1
 
 
 def number_kind(number: Number) -> int:
-    """The same of a Python number."""
+    """Return the kind of a Python number: 0 for bool, 1 for int, 2 for float."""
     return 0 if isinstance(number, bool) else 1 if isinstance(number, int) else 2
 
 
 def number_dtype(number: Number) -> DType:
-    """The type of a number that stands alone."""
+    """Return the element type of a Python number without a tensor operand."""
     return (bool_, int64, state().default_dtype)[number_kind(number)]
 
 
 def wider(a: DType, b: DType) -> DType:
-    """The smallest type that has the numbers of both."""
+    """Return the smallest type that contains the values of both."""
     return _BOTH.get(frozenset((a, b))) or (a if _ORDER[a] >= _ORDER[b] else b)
 
 
 def result_type(*operands: Operand) -> DType:
-    """The type that these have together."""
+    """Return the common element type of operands.  Raises: ArgumentError without operands."""
     if not operands:
         raise ArgumentError(f"result_type at {user_line()}: no argument has a type")
     known = [_judged(operand) for operand in operands]
@@ -68,14 +68,14 @@ def result_type(*operands: Operand) -> DType:
     chosen = [(weight, dtype) for weight, dtype in known if kind(dtype) == highest]
     heaviest = max(weight for weight, _ in chosen)
     dtypes = [dtype for weight, dtype in chosen if weight == heaviest]
-    found = dtypes[0]
+    common = dtypes[0]
     for dtype in dtypes[1:]:
-        found = wider(found, dtype)
-    return found
+        common = wider(common, dtype)
+    return common
 
 
 def _judged(operand: Any) -> tuple[int, DType]:
-    """How much an operand has to say (2: a tensor with axes, 1: one without, 0: a number), and its type."""
+    """Return the priority of an operand (2: a tensor with axes, 1: one without, 0: a number) and its type."""
     if isinstance(operand, Tensor):
         return (2 if operand.tensor_type.shape else 1), operand.tensor_type.dtype
     if isinstance(operand, np.ndarray):
@@ -84,7 +84,7 @@ def _judged(operand: Any) -> tuple[int, DType]:
 
 
 def cast(x: Tensor, dtype: DType) -> Tensor:
-    """x as this type; x itself if it has it."""
+    """Return x as this type; x itself if it already has it."""
     return x if x.tensor_type.dtype is dtype else run(Cast(dtype), x)
 
 
@@ -97,19 +97,19 @@ def rounded_once(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def as_float(x: Tensor) -> Tensor:
-    """x as floats of the default type if it is not of floats."""
+    """Return x as floats of the default type, unless it has a floating point type."""
     return x if x.tensor_type.dtype.is_float else cast(x, state().default_dtype)
 
 
 def is_operand(other: Any) -> bool:
-    """Whether an operator takes it."""
+    """Return True if operators accept the object as an operand."""
     return isinstance(other, Tensor | int | float | np.generic | np.ndarray)
 
 
-def operand(what: str, beside: Tensor, other: Any) -> Tensor | Number:
-    """What stands beside a tensor, as a tensor or a Python number.
+def operand(what: str, tensor: Tensor, other: Any) -> Tensor | Number:
+    """Return the other operand of a tensor as a tensor or a Python number.
 
-    Raises: PlacementError for an array beside a global tensor, JobError for one beside a traced tensor, DtypeError for what is not a number.
+    Raises: PlacementError for an array with a global tensor, JobError for an array with a traced tensor, DtypeError for other objects.
     """
     if isinstance(other, Tensor | int | float):
         return other
@@ -117,47 +117,49 @@ def operand(what: str, beside: Tensor, other: Any) -> Tensor | Number:
         return other.item()
     if not isinstance(other, np.ndarray):
         raise DtypeError(f"{what} at {user_line()}: the other operand must be a tensor or a number; got {other!r} of type {type(other).__name__}")
-    if beside.layout is None and beside.traced is not None:
+    if tensor.layout is None and tensor.traced is not None:
         raise JobError(
-            f"{what} at {user_line()}: a NumPy array of shape {list(other.shape)} beside the tensor {beside.tensor_type} of {running()}; "
-            f"give {building_now().short} the array as an argument"
+            f"{what} at {user_line()}: a NumPy array of shape {list(other.shape)} cannot be combined with a tensor {tensor.tensor_type} of "
+            f"{running()}; pass the array to {building_now().short} as an argument"
         )
-    if beside.layout is not None:
+    if tensor.layout is not None:
         raise PlacementError(
-            f"{what} at {user_line()}: a NumPy array of shape {list(other.shape)} beside a global tensor {beside.tensor_type}; "
-            f"make a tensor of it: jobflow.tensor(array, placement=..., sbp=...)"
+            f"{what} at {user_line()}: a NumPy array of shape {list(other.shape)} cannot be combined with a global tensor {tensor.tensor_type}; "
+            f"convert it: jobflow.tensor(array, placement=..., sbp=...)"
         )
     check_numbers(what, other)
     try:
         return Tensor.new(type_of(other), None, other)
     except KeyError:
-        raise DtypeError(f"{what} at {user_line()}: a NumPy array of {other.dtype} does not have one of jobflow's element types; cast it") from None
+        raise DtypeError(f"{what} at {user_line()}: the NumPy type {other.dtype} is not one of jobflow's element types; cast the array") from None
 
 
 def check_numbers(what: str, data: Any) -> None:
-    """ArgumentError for an array with masked elements."""
+    """Raise ArgumentError for an array with masked elements."""
     if hides_elements(data):
-        raise ArgumentError(f"{what} at {user_line()}: the array has masked elements, which a tensor cannot have; pass array.filled(number)")
+        raise ArgumentError(f"{what} at {user_line()}: a tensor cannot have masked elements; pass array.filled(number)")
 
 
 def constant(like: Tensor, number: Number, dtype: DType) -> Tensor:
-    """The number as a tensor without axes, where `like` lies; nobody writes over it, for it is kept."""
+    """Return the number as a tensor without axes on the placement of `like`; it is cached and must not be overwritten."""
     layout = like.layout
     where = None if layout is None else layout if layout.is_whole else Layout(layout.placement, (B,) * len(layout.sbp))
-    value = fitting(number, dtype)
+    value = convert_number(number, dtype)
     here = state()
-    if here.building is not None or value != value or (value == 0 and math.copysign(1.0, value) < 0):  # -0.0 is equal to 0.0, NaN to nothing
+    if (
+        here.building is not None or value != value or (value == 0 and math.copysign(1.0, value) < 0)
+    ):  # as keys, -0.0 equals 0.0 and NaN equals nothing
         return source(Constant((), dtype, value), where)
-    found: Tensor | None = here.constants.get((dtype, where, value))
-    if found is None:
-        if len(here.constants) >= KEPT:
+    cached: Tensor | None = here.constants.get((dtype, where, value))
+    if cached is None:
+        if len(here.constants) >= MAX_CONSTANTS:
             here.constants.clear()
-        found = here.constants[dtype, where, value] = source(Constant((), dtype, value), where)
-    return found
+        cached = here.constants[dtype, where, value] = source(Constant((), dtype, value), where)
+    return cached
 
 
-def fitting(number: Number, dtype: DType) -> Number:
-    """The number as this type has it; DtypeError if it does not."""
+def convert_number(number: Number, dtype: DType) -> Number:
+    """Return the number as a value of this type; raise DtypeError if it is out of range."""
     if dtype is bool_:
         return bool(number)
     if dtype.is_float:
@@ -169,16 +171,16 @@ def fitting(number: Number, dtype: DType) -> Number:
 
 
 def with_number(x: Tensor, number: Number) -> tuple[Tensor, Number]:
-    """Both in the type that they have together."""
+    """Return a tensor and a number in their common type."""
     dtype = x.tensor_type.dtype
     if number_kind(number) > kind(dtype):
         dtype = number_dtype(number)
         x = cast(x, dtype)
-    return x, fitting(number, dtype)
+    return x, convert_number(number, dtype)
 
 
 def pair(what: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
-    """Two operands, at least one of them a tensor, as tensors of one type."""
+    """Return two operands as tensors of their common type; raise DtypeError unless at least one is a tensor."""
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         if x.tensor_type.dtype is y.tensor_type.dtype:
             return x, y
@@ -191,12 +193,12 @@ def pair(what: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
     if isinstance(other, Tensor):
         return pair(what, tensor, other) if tensor is x else pair(what, other, tensor)
     tensor, number = with_number(tensor, other)
-    made = constant(tensor, number, tensor.tensor_type.dtype)
-    return (tensor, made) if isinstance(x, Tensor) else (made, tensor)
+    converted = constant(tensor, number, tensor.tensor_type.dtype)
+    return (tensor, converted) if isinstance(x, Tensor) else (converted, tensor)
 
 
 def together(what: str, *tensors: Tensor) -> Sequence[Tensor]:
-    """Tensors as one type."""
+    """Return the tensors in their common type."""
     first = tensors[0].tensor_type.dtype
     if all(x.tensor_type.dtype is first for x in tensors):
         return tensors

@@ -1,4 +1,4 @@
-"""Sums, means, extremes and other reductions: over all axes, over `dim`, or over several; `keepdim` keeps them as axes of size 1."""
+"""Reductions over all axes, one axis or several axes `dim`; `keepdim` keeps the reduced axes with size 1."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ Dim: TypeAlias = int | Sequence[int] | None
 
 
 class Extreme(NamedTuple):
-    """The extremes along an axis, and where they are."""
+    """The extremes along an axis and their indices."""
 
     values: Tensor
     indices: Tensor
 
 
 def axis_of(what: str, x: Tensor, dim: int) -> int:
-    """The axis counted from the front; ShapeError if there is none.  A tensor without axes has axis 0 and -1."""
+    """Return `dim` as a nonnegative axis; raise ShapeError if x lacks it.  A tensor without axes accepts 0 and -1."""
     ndim = x.tensor_type.ndim or 1
     if not isinstance(dim, int | np.integer) or not -ndim <= dim < ndim:
         raise ShapeError(f"{what} at {user_line()}: dim={dim!r} is not an axis of {x.tensor_type}, whose axes are -{ndim} to {ndim - 1}")
@@ -56,23 +56,23 @@ def axis_of(what: str, x: Tensor, dim: int) -> int:
 
 
 def axes_of(what: str, x: Tensor, dim: Dim) -> tuple[int, ...]:
-    """The axes in order; all of them for None, and for none."""
+    """Return the axes in ascending order; None and an empty sequence select all axes."""
     if dim is None or (isinstance(dim, Sequence) and not len(dim)):
         return tuple(range(x.tensor_type.ndim))
-    found = [axis_of(what, x, each) for each in (dim if isinstance(dim, Sequence) else [dim])]
-    if len(set(found)) != len(found):
+    axes = [axis_of(what, x, each) for each in (dim if isinstance(dim, Sequence) else [dim])]
+    if len(set(axes)) != len(axes):
         raise ShapeError(f"{what} at {user_line()}: dim={dim} names an axis of {x.tensor_type} twice")
-    return tuple(sorted(found)) if x.tensor_type.ndim else ()
+    return tuple(sorted(axes)) if x.tensor_type.ndim else ()
 
 
 def _counted(x: Tensor) -> Tensor:
-    """Integers and truth values as int64: so they are summed."""
+    """Return integers and bool as int64, the element type of their sums."""
     return x if x.tensor_type.dtype.is_float else cast(x, int64)
 
 
 def _floats(what: str, x: Tensor) -> Tensor:
     if not x.tensor_type.dtype.is_float:
-        raise DtypeError(f"{what} at {user_line()}: {x.tensor_type} is not floating point; use x.float()")
+        raise DtypeError(f"{what} at {user_line()}: the tensor must have a floating point type; got {x.tensor_type}; use x.float()")
     return x
 
 
@@ -81,7 +81,7 @@ def _reduced(op: type[Any], x: Tensor, axes: tuple[int, ...], keepdim: bool) -> 
 
 
 def _largest(what: str, op: type[Any], x: Tensor, dim: Dim, keepdim: bool) -> Tensor:
-    """An extreme; of truth values by way of 0 and 1."""
+    """Return the extreme over axes; bool tensors are computed as 0 and 1."""
     axes = axes_of(what, x, dim)
     check_filled(what, x.tensor_type, axes)
     return cast(_reduced(op, cast(x, uint8), axes, keepdim), bool_) if x.tensor_type.dtype is bool_ else _reduced(op, x, axes, keepdim)
@@ -91,12 +91,12 @@ def _largest(what: str, op: type[Any], x: Tensor, dim: Dim, keepdim: bool) -> Te
 
 
 def sum(x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: DType | None = None) -> Tensor:
-    """The sum; of integers and truth values int64."""
+    """Return the sum over `dim`; the sum of integers or bool is int64."""
     return _reduced(ReduceSum, cast(x, dtype) if dtype else _counted(x), axes_of("sum", x, dim), keepdim)
 
 
 def mean(x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: DType | None = None) -> Tensor:
-    """The sum divided by the number of elements of the logical tensor."""
+    """Return the mean over `dim` of the logical tensor.  Raises: DtypeError unless x is a floating point tensor."""
     return _mean(_floats("mean", cast(x, dtype) if dtype else x), dim, keepdim)
 
 
@@ -109,29 +109,29 @@ def _mean(x: Tensor, dim: Dim, keepdim: bool) -> Tensor:
 
 
 def nansum(x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: DType | None = None) -> Tensor:
-    """The sum of what is not NaN."""
+    """Return the sum over `dim` of the elements other than NaN."""
     if x.tensor_type.dtype.is_float:
         x = run(Where(), run(Equal(), x, x), x, constant(x, 0, x.tensor_type.dtype))
     return sum(x, dim, keepdim, dtype=dtype)
 
 
 def count_nonzero(x: Tensor, dim: Dim = None) -> Tensor:
-    """How many elements are not 0 (int64)."""
+    """Return the number of nonzero elements over `dim`, int64."""
     return sum(truth(x), dim)
 
 
 def prod(x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: DType | None = None) -> Tensor:
-    """The product; of integers and truth values int64."""
+    """Return the product over `dim`; the product of integers or bool is int64."""
     return _reduced(ReduceProd, cast(x, dtype) if dtype else _counted(x), axes_of("prod", x, dim), keepdim)
 
 
 def cumsum(x: Tensor, dim: int, *, dtype: DType | None = None) -> Tensor:
-    """Running sums along an axis."""
+    """Return the cumulative sums along axis `dim`."""
     return _scanned("cumsum", CumSum, x, dim, dtype)
 
 
 def cumprod(x: Tensor, dim: int, *, dtype: DType | None = None) -> Tensor:
-    """Running products along an axis."""
+    """Return the cumulative products along axis `dim`."""
     return _scanned("cumprod", CumProd, x, dim, dtype)
 
 
@@ -145,22 +145,28 @@ def _scanned(what: str, op: type[Any], x: Tensor, dim: int, dtype: DType | None)
 
 
 def amax(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """The largest elements; the gradient is shared among equal ones."""
+    """Return the largest elements over `dim`; equal elements share the gradient.  Raises: ShapeError for an empty axis."""
     return _largest("amax", ReduceMax, x, dim, keepdim)
 
 
 def amin(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """The smallest elements; the gradient is shared among equal ones."""
+    """Return the smallest elements over `dim`; equal elements share the gradient.  Raises: ShapeError for an empty axis."""
     return _largest("amin", ReduceMin, x, dim, keepdim)
 
 
 def max(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
-    """The largest element; along an axis (values, indices); with another tensor the larger of both, element by element."""
+    """Return the largest element; with an axis (values, indices); with another tensor the elementwise maximum.
+
+    Raises: ShapeError for an empty tensor or axis.
+    """
     return arithmetic.maximum(x, dim) if isinstance(dim, Tensor) else _extreme("max", x, dim, keepdim, largest=True)
 
 
 def min(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
-    """The smallest element; along an axis (values, indices); with another tensor the smaller of both, element by element."""
+    """Return the smallest element; with an axis (values, indices); with another tensor the elementwise minimum.
+
+    Raises: ShapeError for an empty tensor or axis.
+    """
     return arithmetic.minimum(x, dim) if isinstance(dim, Tensor) else _extreme("min", x, dim, keepdim, largest=False)
 
 
@@ -180,12 +186,18 @@ def _extreme(what: str, x: Tensor, dim: int | None, keepdim: bool, largest: bool
 
 
 def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """Where the largest element is (int64), along an axis, or in the tensor as one row; the first of equal ones."""
+    """Return the int64 index of the largest element along an axis, or in the flattened tensor; the first of equal elements.
+
+    Raises: ShapeError for an empty tensor or axis.
+    """
     return _position("argmax", x, dim, keepdim, largest=True)
 
 
 def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """Where the smallest element is (int64)."""
+    """Return the int64 index of the smallest element along an axis, or in the flattened tensor; the first of equal elements.
+
+    Raises: ShapeError for an empty tensor or axis.
+    """
     return _position("argmin", x, dim, keepdim, largest=False)
 
 
@@ -201,15 +213,18 @@ def _position(what: str, x: Tensor, dim: int | None, keepdim: bool, largest: boo
 
 
 def median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
-    """The middle element in order, the lower of two, or NaN where there is one; along an axis (values, indices)."""
+    """Return the median, the lower of two middle elements; with an axis (values, indices).  NaN if an element is NaN.
+
+    Raises: ShapeError for an empty tensor or axis.
+    """
     row = x if dim is not None and x.tensor_type.ndim else run(Reshape((x.tensor_type.size,)), x)
     axis = 0 if dim is None else axis_of("median", x, dim)
     check_filled("median", row.tensor_type, (axis,))
     values, indices = run_several(Sort(axis), row)
     middle, last = (_at(axis, i, values, indices) for i in ((row.tensor_type.shape[axis] - 1) // 2, row.tensor_type.shape[axis] - 1))
-    if x.tensor_type.dtype.is_float:  # NaN comes last in order
+    if x.tensor_type.dtype.is_float:  # NaN is sorted to the end
         missing = run(NotEqual(), last[0], last[0])
-        middle = [run(Where(), missing, end, found) for end, found in zip(last, middle, strict=True)]
+        middle = [run(Where(), missing, end, element) for end, element in zip(last, middle, strict=True)]
     if dim is None:
         return run(Squeeze((0,)), middle[0])
     gone = () if keepdim and x.tensor_type.ndim else (axis,)
@@ -217,7 +232,7 @@ def median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
 
 
 def _at(axis: int, position: int, *tensors: Tensor) -> list[Tensor]:
-    """What is at this position along an axis, which stays."""
+    """Return the slices of the tensors at one position of an axis, which stays with size 1."""
     shape = tensors[0].tensor_type.shape
     first = tuple(position if i == axis else 0 for i in range(len(shape)))
     behind = tuple(position + 1 if i == axis else n for i, n in enumerate(shape))
@@ -228,17 +243,17 @@ def _at(axis: int, position: int, *tensors: Tensor) -> list[Tensor]:
 
 
 def _axes_of_truth(what: str, x: Tensor, dim: Dim) -> tuple[int, ...]:
-    """The axes in order; all of them for None.  No axes are no axes here, unlike in sums: each element is an answer."""
+    """Return the axes in ascending order; None selects all axes, an empty sequence none, unlike in sums."""
     return () if isinstance(dim, Sequence) and not len(dim) else axes_of(what, x, dim)
 
 
 def all(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """Whether every element is true, or not 0."""
+    """Return True where all elements over `dim` are nonzero."""
     return _reduced(ReduceAll, truth(x), _axes_of_truth("all", x, dim), keepdim)
 
 
 def any(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """Whether some element is true, or not 0."""
+    """Return True where at least one element over `dim` is nonzero."""
     return _reduced(ReduceAny, truth(x), _axes_of_truth("any", x, dim), keepdim)
 
 
@@ -247,7 +262,10 @@ def any(x: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
 
 @rounded_once
 def var(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: int | None = None) -> Tensor:
-    """The sum of the squared distances from the mean, divided by the number of elements less 1 if `unbiased`."""
+    """Return the variance over `dim`: the sum of squared distances from the mean, divided by n - 1 if `unbiased`, else by n.
+
+    `correction` replaces the 1.  Raises: DtypeError unless x is a floating point tensor.
+    """
     if isinstance(dim, bool):
         dim, unbiased = None, dim
     x = _floats("var", x)
@@ -261,7 +279,7 @@ def var(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False
 
 @rounded_once
 def std(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: int | None = None) -> Tensor:
-    """The square root of the variance.  The gradient where it is 0 is 0."""
+    """Return the square root of the variance, see `var`; its gradient at 0 is 0."""
     return _deviation(var(x, dim, unbiased, keepdim, correction=correction))
 
 
@@ -272,19 +290,19 @@ def _deviation(variance: Tensor) -> Value:
 
 @rounded_once
 def var_mean(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """The variance, and the mean."""
+    """Return the variance and the mean over `dim`, see `var`."""
     return var(x, dim, unbiased, keepdim), mean(x, None if isinstance(dim, bool) else dim, keepdim)
 
 
 @rounded_once
 def std_mean(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """The deviation, and the mean."""
+    """Return the standard deviation and the mean over `dim`, see `std`."""
     return std(x, dim, unbiased, keepdim), mean(x, None if isinstance(dim, bool) else dim, keepdim)
 
 
 @rounded_once
 def logsumexp(x: Tensor, dim: Dim, keepdim: bool = False) -> Tensor:
-    """log(sum(exp(x))), computed so that exp does not overflow."""
+    """Return log(sum(exp(x))) over `dim`, computed without overflow of exp."""
     x = as_float(x)
     axes = axes_of("logsumexp", x, dim)
     if not axes:
@@ -297,12 +315,16 @@ def logsumexp(x: Tensor, dim: Dim, keepdim: bool = False) -> Tensor:
         largest,
     )
     total = run(ReduceSum(axes, True), run(Exp(), run(Subtract(), x, finite)))
-    made: Tensor = run(Add(), run(Log(), total), finite)
-    return made if keepdim else run(Squeeze(axes), made)
+    result: Tensor = run(Add(), run(Log(), total), finite)
+    return result if keepdim else run(Squeeze(axes), result)
 
 
 def norm(x: Tensor, p: float | str | None = "fro", dim: Dim = None, keepdim: bool = False, *, dtype: DType | None = None) -> Tensor:
-    """(sum |x|^p)^(1/p); "fro" is 2, inf the largest |x|, -inf the smallest, 0 the number of elements that are not 0."""
+    """Return the vector norm (sum |x|^p)^(1/p) over `dim`.
+
+    "fro" is p = 2, inf the largest |x|, -inf the smallest, and 0 the number of nonzero elements.
+    Raises: ArgumentError for another text, DtypeError unless x is a floating point tensor.
+    """
     x = cast(x, dtype) if dtype else _floats("norm", x)
     axes = axes_of("norm", x, dim)
     p = 2 if p in (None, "fro") else float("inf") if p == "inf" else p
@@ -319,7 +341,7 @@ def _norm(x: Tensor, p: float, axes: tuple[int, ...], keepdim: bool) -> Value:
 
 
 class ReductionMethods:
-    """Methods of tensors: reduction."""
+    """Reductions as methods of tensors."""
 
     __slots__ = ()
 

@@ -176,8 +176,8 @@ MISTAKES: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
     ("an axis that is not there", lambda: ones(flow.sbp.split(2)), SbpError, r"split\(dim=2\) of a tensor that has the axes 0 to 1"),
     ("the same in to_global", lambda: ones().to_global(sbp=flow.sbp.split(2)), SbpError, r"split\(dim=2\) of a tensor that has the axes 0 to 1"),
     ("a negative axis", lambda: flow.sbp.split(-1), SbpError, "one axis of a tensor, counted from 0, is needed; got dim=-1"),
-    ("an array", lambda: ones() + np.ones((4, 4)), PlacementError, r"add at .*: a NumPy array of shape \[4, 4\] beside a global tensor"),
-    ("an array first", lambda: np.ones((4, 4), np.float32) * ones(), PlacementError, r"a NumPy array of shape \[4, 4\] beside a global tensor"),
+    ("an array", lambda: ones() + np.ones((4, 4)), PlacementError, r"add at .*: a NumPy array of shape \[4, 4\] cannot be combined with a global tensor"),
+    ("an array first", lambda: np.ones((4, 4), np.float32) * ones(), PlacementError, r"a NumPy array of shape \[4, 4\] cannot be combined with a global tensor"),
     ("a local tensor", lambda: ones() + flow.ones(4, 4), PlacementError, "add at .*: local and global tensors together .* with to_global"),
     ("a local number", lambda: ones() + flow.tensor(1.0), PlacementError, r"local and global tensors together .*float32\[\] local"),
     (

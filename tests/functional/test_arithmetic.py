@@ -163,8 +163,8 @@ def test_what_does_not_go_together(n: int) -> None:
     here = placement("cpu", range(n))
     x, local = ones(4, 6, placement=here, sbp=S(0)), ones(4, 6)
     for wrong, error, reason in (
-        (lambda: x + np.ones((4, 6)), PlacementError, "NumPy array of shape .4, 6. beside a global tensor"),
-        (lambda: np.ones((4, 6)) + x, PlacementError, "NumPy array of shape .4, 6. beside a global tensor"),
+        (lambda: x + np.ones((4, 6)), PlacementError, "NumPy array of shape .4, 6. cannot be combined with a global tensor"),
+        (lambda: np.ones((4, 6)) + x, PlacementError, "NumPy array of shape .4, 6. cannot be combined with a global tensor"),
         (lambda: x + local, PlacementError, "local and global tensors together"),
         (lambda: x * ones(()), PlacementError, "local and global tensors together"),
         (lambda: x + ones(4, 6, placement=placement("cpu", [[*range(n)]]), sbp=[B, S(0)]), PlacementError, "different placements"),

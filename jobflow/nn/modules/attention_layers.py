@@ -89,7 +89,7 @@ class MultiheadAttention(Module):
         batched: dict[int, Tensor] = {}
         for x in (query, key, value):
             if id(x) not in batched:
-                batched[id(x)] = unsqueeze(x, 0) if x.ndim == 2 else x if self.batch_first else F.turned(x)
+                batched[id(x)] = unsqueeze(x, 0) if x.ndim == 2 else x if self.batch_first else F.swap_first_axes(x)
         return [batched[id(x)] for x in (query, key, value)]
 
     def forward(
@@ -111,14 +111,14 @@ class MultiheadAttention(Module):
         if key_padding_mask is not None and query.ndim == 2:
             key_padding_mask = unsqueeze(key_padding_mask, 0)
         q, k, v = (F.split_heads(x, self.num_heads) for x in self._mapped(*self._batched(query, key, value)))
-        mask = F.hiding(attn_mask, key_padding_mask, q, k)
+        mask = F.combined_mask(attn_mask, key_padding_mask, q, k)
         weights = F.attention_weights(q, k, mask, is_causal and attn_mask is None, 1.0 / math.sqrt(self.head_dim))
         weights = dropout(weights, self.dropout, self.training)
-        output = self.out_proj(F.join_heads(F.answers(weights, v)))
+        output = self.out_proj(F.join_heads(F.weighted_values(weights, v)))
         shown = None if not need_weights else mean(weights, 1) if average_attn_weights else weights
         if query.ndim == 2:
             return squeeze(output, 0), None if shown is None else squeeze(shown, 0)
-        return output if self.batch_first else F.turned(output), shown
+        return output if self.batch_first else F.swap_first_axes(output), shown
 
 
 _ACTIVATIONS: dict[str, Callable[..., Tensor]] = {"relu": relu, "gelu": gelu}
