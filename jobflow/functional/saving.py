@@ -1,7 +1,7 @@
-"""flow.save and flow.load: any structure of dicts, lists, tuples, numbers, text and tensors, as a checkpoint directory.
+"""flow.save and flow.load: structures of dicts, lists, tuples, numbers, text and tensors, as a checkpoint directory.
 
-The structure is a JSON tree in the manifest, tensors lie in safetensors files under their paths in it ("model.linear.weight"); nothing
-is pickled, so that a file from elsewhere can do no harm.
+The manifest stores the structure as a JSON tree.  Safetensors files store the tensors under their paths in the tree, such as
+"model.linear.weight".  Nothing is pickled, so untrusted files cannot execute code.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ Path = str | os.PathLike[str]
 
 
 def save(obj: Any, path: Path, global_dst_rank: int | None = None) -> None:
-    """Write a structure to the directory `path`; a checkpoint that was there is replaced in one step.
+    """Write a structure to the directory `path`; an existing checkpoint is replaced atomically.
 
-    With `global_dst_rank`, all ranks call it and that one writes, global tensors whole.  Without, every rank that calls it writes for
-    itself, and there must be no global tensor.
-    Raises: CheckpointError, on all ranks, if writing fails; JobError; ArgumentError for what cannot be saved.
+    With `global_dst_rank`, all ranks must call this, and that rank writes, with global tensors whole.  Without it, every calling rank
+    writes, and global tensors are refused.
+    Raises: CheckpointError, on all ranks, if writing fails; JobError for a global tensor without `global_dst_rank`; ArgumentError for
+    objects that cannot be saved.
     """
     what = f"save at {user_line()}"
     here, where, alone = state(), path_of(path), global_dst_rank is None
@@ -58,44 +59,44 @@ def save(obj: Any, path: Path, global_dst_rank: int | None = None) -> None:
 
 
 def load(path: Path, global_src_rank: int | None = None, map_location: Any = None) -> Any:
-    """What `save` wrote.
+    """Return the structure that `save` wrote to the directory `path`.
 
-    With `global_src_rank`, all ranks call it and that one reads; tensors are global then, on that rank.  Without, every rank reads,
-    and tensors are local.  `map_location`, a placement, moves global tensors there, as copies on all its ranks.
-    Raises: CheckpointError, on all ranks, if something is missing or damaged.
+    With `global_src_rank`, all ranks must call this; that rank reads, and the tensors are global, on that rank.  Without it, every rank
+    reads, and the tensors are local.  `map_location`, a placement, moves global tensors there, broadcast.
+    Raises: CheckpointError, on all ranks, if data are missing or damaged.
     """
     what = f"load at {user_line()}"
     if map_location is not None and not isinstance(map_location, public_placement | str):
-        raise ArgumentError(f"{what}: map_location is a placement, or the name of a device; got {map_location!r}")
-    here, place = state(), path_of(path)
+        raise ArgumentError(f"{what}: map_location must be a placement, or the name of a device; got {map_location!r}")
+    here, location = state(), path_of(path)
     if global_src_rank is None:
         try:
-            found = store.load(place)
-            arrays = {name: found[name] for name in found}
+            checkpoint = store.load(location)
+            arrays = {name: checkpoint[name] for name in checkpoint}
         except (CheckpointError, FileError) as error:
             raise type(error)(f"{error} ({what})") from None
-        return decoded(_tree_of(found, what), lambda name: Tensor.new(type_of(arrays[name]), None, arrays[name]))
+        return decoded(_tree_of(checkpoint, what), lambda name: Tensor.new(type_of(arrays[name]), None, arrays[name]))
     _check_rank(here, what, global_src_rank)
-    return _from_one(here, place, what, global_src_rank, map_location)
+    return _from_one(here, location, what, global_src_rank, map_location)
 
 
 def _from_one(here: EagerState, path: AnyPath, what: str, source: int, where: Any) -> Any:
-    """One rank reads and says what there is; the tensors are global."""
+    """Read on one rank and send the structure to the others; the tensors are global."""
     arrays: dict[str, Array] = {}
-    letter: tuple[Any, Any, CheckpointError | None] = (None, None, None)
+    message: tuple[Any, Any, CheckpointError | None] = (None, None, None)
     if here.rank.index == source:
         try:
-            found = store.load(path)
-            arrays = {name: found[name] for name in found}
-            letter = _tree_of(found, what), {name: type_of(array) for name, array in arrays.items()}, None
+            checkpoint = store.load(path)
+            arrays = {name: checkpoint[name] for name in checkpoint}
+            message = _tree_of(checkpoint, what), {name: type_of(array) for name, array in arrays.items()}, None
         except CheckpointError as error:
-            letter = None, None, error
+            message = None, None, error
         except OSError as error:
-            letter = None, None, CheckpointError(f"{what}: {error}")
-    tree, types, failure = letter
+            message = None, None, CheckpointError(f"{what}: {error}")
+    tree, types, failure = message
     if here.rank.size > 1:
         with meeting(here, here.rank.comm, zlib.crc32(f"load {source}".encode()), lambda: f"{what}, read by rank {source}"):
-            tree, types, failure = here.rank.comm.exchange(letter)[source]
+            tree, types, failure = here.rank.comm.exchange(message)[source]
     if failure is not None:
         raise failure
     there = Layout(Placement("cpu", (source,)), (B,))
@@ -110,19 +111,19 @@ def _from_one(here: EagerState, path: AnyPath, what: str, source: int, where: An
 
 def _check_rank(here: EagerState, what: str, rank: int) -> None:
     if not 0 <= rank < here.rank.size:
-        raise ArgumentError(f"{what}: there is no rank {rank}; there are the ranks 0 to {here.rank.size - 1}")
+        raise ArgumentError(f"{what}: rank {rank} does not exist; the ranks are 0 to {here.rank.size - 1}")
 
 
-def _tree_of(found: store.Checkpoint, what: str) -> Any:
-    if "object" not in found.extra:
+def _tree_of(checkpoint: store.Checkpoint, what: str) -> Any:
+    if "object" not in checkpoint.extra:
         raise CheckpointError(
-            f"{what}: {found.path} is a checkpoint of job variables, not of a structure; load it with train.CheckPoint or checkpoint.get"
+            f"{what}: {checkpoint.path} is a checkpoint of job variables, not of a structure; load it with train.CheckPoint or checkpoint.get"
         )
-    return found.extra["object"]
+    return checkpoint.extra["object"]
 
 
 class Tree:
-    """Turns a structure into a JSON tree, and collects the arrays it refers to."""
+    """Encoder of a structure as a JSON tree; it collects the arrays that the tree refers to."""
 
     def __init__(self, what: str, arrays: dict[str, Array], here: EagerState | None = None, rank: int = 0) -> None:
         self.what = what
@@ -131,7 +132,7 @@ class Tree:
         self.rank = rank
 
     def encoded(self, item: Any, path: str = "") -> Any:
-        """The tree of `item`, which lies at `path`."""
+        """Return the tree of `item` at `path` of the structure."""
         if item is None or isinstance(item, bool | str) or type(item) is int:
             return item
         if isinstance(item, np.ndarray | np.generic):
@@ -149,8 +150,8 @@ class Tree:
             kind = "size" if isinstance(item, Size) else "list" if isinstance(item, list) else "tuple"
             return {kind: [self.encoded(value, _below(path, i)) for i, value in enumerate(item)]}
         raise ArgumentError(
-            f"{self.what}: a {type(item).__name__} at {path or 'the top'} cannot be saved; dicts, lists, tuples, text, numbers, arrays and "
-            f"tensors can: save the state_dict() of a module rather than the module"
+            f"{self.what}: a {type(item).__name__} at {path or 'the top'} cannot be saved; pass dicts, lists, tuples, text, numbers, arrays and "
+            f"tensors, and the state_dict() of a module instead of the module"
         )
 
     def _array(self, x: Tensor, path: str) -> Array:
@@ -158,7 +159,7 @@ class Tree:
             return values.value_of(x, "save")
         if self.here is None:
             raise JobError(
-                f"{self.what}: the tensor {path} is global ({x.layout}); say which rank writes it: save(..., global_dst_rank=0), on all ranks"
+                f"{self.what}: the tensor {path} is global ({x.layout}); name the rank that writes it: save(..., global_dst_rank=0), on all ranks"
             )
         return convert(self.here, x, Layout(Placement("cpu", (self.rank,)), (B,)), "save")
 
@@ -176,7 +177,7 @@ def _below(path: str, key: Any) -> str:
 
 
 def decoded(tree: Any, tensor: Any) -> Any:
-    """The structure of a tree; `tensor(name)` gives its tensors."""
+    """Return the structure of a tree; `tensor(name)` returns its tensors."""
     if not isinstance(tree, dict):
         return tree
     if "tensor" in tree:
@@ -201,4 +202,4 @@ def decoded(tree: Any, tensor: Any) -> Any:
             return tuple(decoded(entry, tensor) for entry in value)
         case "size":
             return Size(value)
-    raise CheckpointError(f"a checkpoint of a later release: it holds {kind!r}, which this one does not know")
+    raise CheckpointError(f"load at {user_line()}: the checkpoint has an entry of unknown kind {kind!r}; use the release that wrote it")

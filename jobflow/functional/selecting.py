@@ -1,4 +1,4 @@
-"""Selecting, moving, replacing and adding up elements by index or by mask."""
+"""Functions that select, replace, scatter and move elements by index or by mask."""
 
 from __future__ import annotations
 
@@ -38,18 +38,21 @@ __all__ = [
 
 
 def select(x: Tensor, dim: int, index: int) -> Tensor:
-    """The slice of x at one position of axis `dim`; a view."""
+    """Return the slice of x at one index of axis `dim`, without that axis, as a view."""
     axis = axis_of("select", dim, x.ndim)
     return x[(*(slice(None),) * axis, integer("select", index))]
 
 
 def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
-    """The slices of x along axis `dim` at the positions of a vector."""
+    """Return the slices of x along axis `dim` at the indices of a vector.
+
+    Raises: ShapeError unless the indices are a vector, AxisError for an index out of range.
+    """
     axis = axis_of("index_select", dim, x.ndim)
     if index.ndim > 1 or (not x.ndim and index.tensor_type.size != 1):
         raise ShapeError(
-            f"index_select at {user_line()}: the positions are a vector, or one number for x without axes, not {index.tensor_type} for "
-            f"{x.tensor_type}"
+            f"index_select at {user_line()}: the indices must be a vector, or one number for x without axes; got {index.tensor_type} "
+            f"for {x.tensor_type}"
         )
     if not x.ndim:
         return reshape(index_select(reshape(x, 1), 0, index), ())
@@ -57,40 +60,43 @@ def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
-    """The elements of x, as one row, at these positions; in the shape of `index`."""
+    """Return the elements of the flattened x at the indices, in the shape of `index`.  Raises: AxisError for an index out of range."""
     return run(Gather(0), flatten(x), checked_indices(index, x.tensor_type.size, "take"))
 
 
 def _first(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """The leading part of x that has this shape."""
+    """Return the leading part of x of this shape."""
     if tuple(x.shape) == tuple(shape):
         return x
     return run(Slice((0,) * x.ndim, tuple(shape), (1,) * x.ndim), x)
 
 
 def _names_none(index: Tensor) -> bool:
-    """Whether positions are none at all; such need not have the axes of what they are positions in, nor be integers."""
+    """Return True for an empty index, whose shape and type are not checked."""
     return bool(index.ndim) and not index.tensor_type.size
 
 
 def _checked_axis(what: str, x: Tensor, dim: int, index: Tensor, src: Tensor | None = None) -> int:
-    """The axis; ShapeError unless the positions have as many axes as x, and are nowhere longer than it along another axis."""
+    """Return the axis; raise ShapeError unless the indices have as many axes as x, none longer than that of x except `dim`."""
     axis = axis_of(what, dim, x.ndim)
-    beside = [x.shape] if src is None else [x.shape, src.shape]
-    fits = all(len(shape) == index.ndim for shape in beside) and not any(
-        n > m for shape in beside for i, (n, m) in enumerate(zip(index.shape, shape, strict=True)) if i != axis or shape is not beside[0]
+    bounds = [x.shape] if src is None else [x.shape, src.shape]
+    fits = all(len(shape) == index.ndim for shape in bounds) and not any(
+        n > m for shape in bounds for i, (n, m) in enumerate(zip(index.shape, shape, strict=True)) if i != axis or shape is not bounds[0]
     )
     if not fits:
         raise ShapeError(
-            f"{what} at {user_line()}: positions {index.tensor_type} for "
-            f"{x.tensor_type}{'' if src is None else f' and new values {src.tensor_type}'} along axis {axis}; "
-            f"they need as many axes, none longer but axis {axis} than that of {'x' if src is None else 'both'}"
+            f"{what} at {user_line()}: index {index.tensor_type} does not match "
+            f"{x.tensor_type}{'' if src is None else f' and src {src.tensor_type}'} along axis {axis}; "
+            f"it needs as many axes, and except axis {axis} none longer than in {'x' if src is None else 'both'}"
         )
     return axis
 
 
 def gather(x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Tensor:
-    """y[i, j, ...] = x[i, index[i, j, ...], ...] for dim = 1, and so for any axis."""
+    """Return y[i, j, ...] = x[i, index[i, j, ...], ...] for dim = 1, and likewise for any axis.
+
+    Raises: ShapeError unless `index` has as many axes as x, none longer than that of x except `dim`; AxisError for an index out of range.
+    """
     if _names_none(index):
         axis_of("gather", dim, x.ndim)
         return reshape(take(x, cast(flatten(index), int64)), index.shape)
@@ -102,19 +108,22 @@ def gather(x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Ten
 
 
 def scatter(x: Tensor, dim: int, index: Tensor, src: Any = None, *, value: Any = None, reduce: str | None = None) -> Tensor:
-    """x but y[i, index[i, j, ...], ...] = src[i, j, ...] for dim = 1; `src` is a tensor or a number; reduce="add" adds it instead."""
+    """Return a copy of x with y[i, index[i, j, ...], ...] = src[i, j, ...] for dim = 1; reduce="add" adds instead.
+
+    `src` is a tensor or a number.  Raises: ShapeError, AxisError as in `gather`; ArgumentError without `src`; JobError for another `reduce`.
+    """
     new = value if src is None else src
     if new is None:
-        raise ArgumentError(f"scatter at {user_line()}: neither src, a tensor or a number, nor value is given")
+        raise ArgumentError(f"scatter at {user_line()}: src or value is missing; pass a tensor or a number")
     if reduce == "add":
         return scatter_add(x, dim, index, new if isinstance(new, Tensor) else _constant(x, index.shape, new))
     if reduce is not None:
-        raise JobError(f'scatter at {user_line()}: reduce is None or "add", not {reduce!r}')
+        raise JobError(f'scatter at {user_line()}: reduce must be None or "add"; got {reduce!r}')
     return _scattered("scatter", x, dim, index, new)
 
 
 def _row(x: Tensor) -> Tensor:
-    """A tensor without axes as one of one element; others as they are."""
+    """Return a tensor without axes as a vector of one element; other tensors unchanged."""
     return x if x.ndim else reshape(x, 1)
 
 
@@ -126,30 +135,33 @@ def _scattered(what: str, x: Tensor, dim: int, index: Tensor, new: Any, add: boo
     if _names_none(index):
         axis_of(what, dim, x.ndim)
         return clone(x)
-    given = new if isinstance(new, Tensor) else _constant(x, index.shape, new)
-    given = given if given.ndim or not index.ndim else expand(given, index.shape)
-    if not (x.ndim and index.ndim and given.ndim):
-        return reshape(_scattered(what, _row(x), dim, _row(index), _row(given), add), x.shape)
-    axis = _checked_axis(what, x, dim, index, given)
-    if result_type(x, given) is not x.dtype:
-        raise DtypeError(f"{what} at {user_line()}: {x.tensor_type} cannot hold the values of {given.tensor_type}; cast one of them")
-    given = cast(_first(given, index.shape), x.dtype)
+    src = new if isinstance(new, Tensor) else _constant(x, index.shape, new)
+    src = src if src.ndim or not index.ndim else expand(src, index.shape)
+    if not (x.ndim and index.ndim and src.ndim):
+        return reshape(_scattered(what, _row(x), dim, _row(index), _row(src), add), x.shape)
+    axis = _checked_axis(what, x, dim, index, src)
+    if result_type(x, src) is not x.dtype:
+        raise DtypeError(f"{what} at {user_line()}: {x.tensor_type} cannot hold the values of {src.tensor_type}; cast one of them")
+    src = cast(_first(src, index.shape), x.dtype)
     at = checked_indices(index, x.shape[axis], what)
     part = tuple(x.shape[i] if i == axis else n for i, n in enumerate(index.shape))
     table = _first(x, part)
-    y: Tensor = run(Add(), table, run(DimScatterAdd(axis, part[axis]), given, at)) if add else run(Scatter(axis), table, at, given)
+    y: Tensor = run(Add(), table, run(DimScatterAdd(axis, part[axis]), src, at)) if add else run(Scatter(axis), table, at, src)
     if table is not x:
         y = run(SliceUpdate(Slice((0,) * x.ndim, part, (1,) * x.ndim)), x, y)
     return y
 
 
 def scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
-    """x with src[i, j, ...] added to x[i, index[i, j, ...], ...] for dim = 1, as often as a place is named."""
+    """Return x with src[i, j, ...] added to x[i, index[i, j, ...], ...] for dim = 1; repeated indices accumulate."""
     return _scattered("scatter_add", x, dim, index, src, add=True)
 
 
 def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
-    """x with alpha times the slices of `source` along axis `dim` added at the positions of a vector."""
+    """Return x with alpha times the slices of `source` added along axis `dim` at the indices of a vector.
+
+    Raises: ShapeError unless `source` has one slice per index, DtypeError for a fractional alpha with integers.
+    """
     axis = axis_of("index_add", dim, x.ndim)
     if not x.ndim:
         return reshape(index_add(_row(x), 0, _row(index), _row(source), alpha=alpha), ())
@@ -161,20 +173,18 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: floa
         )
     at = checked_indices(index, x.shape[axis], "index_add")
     if not x.dtype.is_float and isinstance(alpha, float) and alpha != int(alpha):
-        raise DtypeError(
-            f"index_add at {user_line()}: alpha {alpha} makes numbers that {x.tensor_type} cannot hold; cast x to a type of floats first"
-        )
+        raise DtypeError(f"index_add at {user_line()}: alpha {alpha} needs a floating point type; cast x {x.tensor_type} first")
     scaled = source if alpha == 1 else source * alpha
     return run(Add(), x, run(UnsortedSegmentSum(axis, x.shape[axis]), cast(scaled, x.dtype), at))
 
 
 def index_fill(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
-    """x with a number at the positions of a vector along axis `dim`."""
+    """Return x with a number at the indices of a vector along axis `dim`."""
     axis = axis_of("index_fill", dim, x.ndim)
     if not x.ndim:
         return reshape(index_fill(_row(x), 0, index, value), ())
     none = source(Constant((x.shape[axis],), int8, 0), whole(x))
-    named = _scattered("index_fill", none, 0, reshape(index, index.tensor_type.size), 1)  # once, however often it is named
+    named = _scattered("index_fill", none, 0, reshape(index, index.tensor_type.size), 1)  # repeated indices count once
     return filled(x, cast(reshape(named, tuple(n if i == axis else 1 for i, n in enumerate(x.shape))), bool_), value)
 
 
@@ -182,16 +192,19 @@ def index_fill(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
 
 
 def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
-    """x with a number, or a tensor without axes, where the mask holds."""
+    """Return x with a number, or a tensor without axes, where the mask is True.  Raises: ShapeError for a value with axes."""
     if isinstance(value, Tensor) and value.ndim:
         raise ShapeError(
-            f"masked_fill at {user_line()}: the value is a number or a tensor without axes, not {value.tensor_type}; use where(mask, value, x)"
+            f"masked_fill at {user_line()}: the value must be a number or a tensor without axes; got {value.tensor_type}; use where(mask, value, x)"
         )
     return filled(x, mask, value)
 
 
 def masked_select(x: Tensor, mask: Tensor) -> Tensor:
-    """The elements where the mask holds, as one row; both broadcast.  Every rank there is calls it; not in nn.Graph.build."""
+    """Return the elements where the mask is True, as a vector; x and the mask broadcast.
+
+    All ranks must call this.  Raises: JobError during tracing, because the number of elements is unknown.
+    """
     shape = common_shape("masked_select", x.shape, mask.shape)
     x, mask = (tensor if tuple(tensor.shape) == shape else expand(tensor, shape) for tensor in (x, mask))
     check_mask(mask, x, 0, "masked_select")
@@ -199,7 +212,10 @@ def masked_select(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def nonzero(x: Tensor, as_tuple: bool = False) -> Any:
-    """The positions of elements that are not zero, one per row, or one vector per axis.  Every rank there is calls it; not in nn.Graph.build."""
+    """Return the indices of the nonzero elements, one per row, or one vector per axis with `as_tuple`.
+
+    All ranks must call this.  Raises: JobError during tracing, because the number of elements is unknown.
+    """
     return _nonzero_indices(x, "nonzero", as_tuple)
 
 
@@ -214,12 +230,12 @@ def _nonzero_indices(x: Tensor, what: str, as_tuple: bool = False) -> Any:
 
 
 def argwhere(x: Tensor) -> Tensor:
-    """The positions of elements that are not zero, one per row."""
+    """Return the indices of the nonzero elements, one per row; see `nonzero`."""
     return _nonzero_indices(x, "argwhere")
 
 
 def where(condition: Tensor, input: Any = None, other: Any = None) -> Any:
-    """`input` where the condition is true, or not 0, else `other`; with the condition alone, the positions where it is (`nonzero`)."""
+    """Return `input` where the condition is nonzero, else `other`; with the condition alone, `nonzero(condition, as_tuple=True)`."""
     if input is None and other is None:
         return nonzero(condition, as_tuple=True)
     return comparing.where(condition, input, other)
@@ -229,10 +245,13 @@ def where(condition: Tensor, input: Any = None, other: Any = None) -> Any:
 
 
 def roll(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Tensor:
-    """x with what leaves an axis at its end coming in at its start; without `dims`, of all elements as one row."""
+    """Return x with its elements shifted along the axes `dims`; elements that leave at the end reenter at the start.
+
+    Without `dims`, the flattened tensor is shifted.  Raises: ShapeError for different numbers of shifts and dims.
+    """
     if dims is None:
         return reshape(roll(flatten(x), shifts, 0), x.shape)
-    each, axes = ([given] if isinstance(given, int) else list(given) for given in (shifts, dims))
+    each, axes = ([argument] if isinstance(argument, int) else list(argument) for argument in (shifts, dims))
     if len(each) != len(axes):
         raise ShapeError(f"roll at {user_line()}: {len(each)} shifts for {len(axes)} dims")
     by = [0] * x.ndim
@@ -244,21 +263,24 @@ def roll(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | Non
 
 
 def triu(x: Tensor, diagonal: int = 0) -> Tensor:
-    """x on and above a diagonal of its last two axes, zeros below."""
+    """Return the upper triangle of x over its last two axes: elements on and above a diagonal, and zeros below it."""
     return run(Triu(diagonal), x)
 
 
 def tril(x: Tensor, diagonal: int = 0) -> Tensor:
-    """x on and below a diagonal of its last two axes, zeros above."""
+    """Return the lower triangle of x over its last two axes: elements on and below a diagonal, and zeros above it."""
     return run(Tril(diagonal), x)
 
 
 def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """The elements with position(dim2) - position(dim1) = offset, along a new last axis."""
+    """Return the elements with index(dim2) - index(dim1) = offset, along a new last axis.
+
+    Raises: ShapeError unless `dim1` and `dim2` are different axes.
+    """
     offset = integer("diagonal", offset)
     a, b = axis_of("diagonal", dim1, x.ndim), axis_of("diagonal", dim2, x.ndim)
     if a == b or x.ndim < 2:
-        raise ShapeError(f"diagonal at {user_line()}: needs two different axes of {x.tensor_type}; got dim1={dim1}, dim2={dim2}")
+        raise ShapeError(f"diagonal at {user_line()}: dim1 and dim2 must be two different axes of {x.tensor_type}; got {dim1} and {dim2}")
     turned = permute(x, [i for i in range(x.ndim) if i not in (a, b)] + [a, b])
     *lead, rows, columns = turned.shape
     count = max(0, min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns))
@@ -270,14 +292,14 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor
 
 
 def diag(x: Tensor, diagonal: int = 0) -> Tensor:
-    """Of a matrix, a diagonal; of a vector, the matrix with it as that diagonal."""
+    """Return a diagonal of a matrix, or the matrix with a vector as that diagonal.  Raises: ShapeError for other numbers of axes."""
     diagonal = integer("diag", diagonal)
     if x.ndim == 2:
         return _diagonal(x, diagonal)
     if x.ndim != 1:
-        raise ShapeError(f"diag at {user_line()}: takes a vector or a matrix, not {x.tensor_type}")
+        raise ShapeError(f"diag at {user_line()}: x must be a vector or a matrix; got {x.tensor_type}")
     if abs(diagonal) >= 2**31:
-        raise ShapeError(f"diag at {user_line()}: diagonal {diagonal} makes a matrix of more rows than can be")
+        raise ShapeError(f"diag at {user_line()}: diagonal {diagonal} exceeds the largest number of rows, 2**31 - 1")
     count, n = x.tensor_type.size, x.tensor_type.size + abs(diagonal)
     empty = source(Constant((n * n,), x.dtype, 0), whole(x))
     if not count:
@@ -299,7 +321,7 @@ triu_ = form(triu)
 
 
 class SelectionMethods:
-    """Methods of tensors: selection."""
+    """Methods of tensors that select and replace elements."""
 
     __slots__ = ()
 

@@ -1,6 +1,6 @@
-"""Shapes: the same elements in other axes or another order, and elements repeated.
+"""Shapes: functions that rearrange or repeat elements.
 
-What can be a view is one: it shares memory, and writing into it is writing into what it is a view of.
+Results are views where possible: they share memory with the input, and writing into a view changes the input.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ __all__ = [
 ]  # fmt: skip
 
 
-def sizes(given: Sequence[Any]) -> tuple[int, ...]:
-    """The numbers of f(2, 3), f((2, 3)), f([2, 3]) and f(Size)."""
-    if len(given) == 1 and isinstance(given[0], Sequence):
-        given = given[0]
-    return tuple(integer("a size", n) for n in given)
+def sizes(arguments: Sequence[Any]) -> tuple[int, ...]:
+    """Return the sizes passed as f(2, 3), f((2, 3)), f([2, 3]) or f(Size)."""
+    if len(arguments) == 1 and isinstance(arguments[0], Sequence):
+        arguments = arguments[0]
+    return tuple(integer("a size", n) for n in arguments)
 
 
 def integer(what: str, value: Any) -> int:
-    """An int, also one of NumPy or a tensor of one; DtypeError for any other number, which would lose its fraction."""
+    """Return an int from an integer of Python or NumPy, or a tensor of one integer; raise DtypeError for other values."""
     if isinstance(value, Tensor) and value.traced is not None:
         raise JobError(
-            f"{what} at {user_line()}: the number in the tensor {value.tensor_type} is not known while {running()} runs; "
-            "give an int, or take the elements with index_select or gather"
+            f"{what} at {user_line()}: the value of the tensor {value.tensor_type} is not known while {running()} runs; "
+            "pass an int, or select elements with index_select or gather"
         )
     try:
         return operator.index(value)
@@ -50,16 +50,16 @@ def integer(what: str, value: Any) -> int:
 
 
 def axis_of(what: str, dim: int, ndim: int) -> int:
-    """A dim counted from the front; a tensor without axes has 0 and -1.  AxisError for one that is not there."""
+    """Return `dim` as a nonnegative axis; raise AxisError if it is out of range.  A tensor without axes accepts 0 and -1."""
     dim = dim if type(dim) is int else integer(f"{what}(dim=...)", dim)
     room = max(ndim, 1)
     if not -room <= dim < room:
-        raise AxisError(f"{what} at {user_line()}: dim {dim} is not among the dims {-room} to {room - 1} of a tensor of {ndim} axes")
+        raise AxisError(f"{what} at {user_line()}: dim {dim} is out of range, {-room} to {room - 1}, for a tensor with {ndim} axes")
     return dim % room
 
 
 def _filled(what: str, x: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape with what is left over for -1; ShapeError if the elements do not fill it."""
+    """Return the shape with -1 replaced by the remaining size; raise ShapeError if the number of elements differs."""
     known = math.prod(n for n in shape if n != -1)
     if shape.count(-1) == 1 and known and x.tensor_type.size % known == 0:
         return tuple(x.tensor_type.size // known if n == -1 else n for n in shape)
@@ -69,18 +69,24 @@ def _filled(what: str, x: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def reshape(x: Tensor, *shape: Any) -> Tensor:
-    """The elements of x in another shape; one size may be -1.  A view where that is possible."""
+    """Return the elements of x in another shape; one size may be -1.  The result is a view where possible.
+
+    Raises: ShapeError if the number of elements differs.
+    """
     return run(Reshape(_filled("reshape", x, sizes(shape))), x)
 
 
 def view(x: Tensor, *size: Any) -> Tensor:
-    """As reshape, but never a copy of a local tensor: ShapeError if it cannot be a view.  With one element type: x of that type, cast."""
+    """Return a view of a local x in another shape, see `reshape`; with an element type, x cast to that type.
+
+    Raises: ShapeError if the layout in memory allows no view, or if the number of elements differs.
+    """
     if len(size) == 1 and isinstance(size[0], DType):
         return cast(x, size[0])
     op = Reshape(_filled("view", x, sizes(size)))
     if x.layout is None and x.traced is None and not _viewable(x, op):
         raise ShapeError(
-            f"view at {user_line()}: {x.tensor_type} cannot be viewed as {list(op.shape)}, because its elements are in another order in memory "
+            f"view at {user_line()}: {x.tensor_type} cannot be viewed as {list(op.shape)}, because its elements are not contiguous in memory "
             f"(it is a transposed or sliced view itself); use reshape, or contiguous() first"
         )
     return run(op, x)
@@ -95,17 +101,20 @@ def _viewable(x: Tensor, op: Reshape) -> bool:
 
 
 def view_as(x: Tensor, other: Tensor) -> Tensor:
-    """x as a view of the shape of another tensor."""
+    """Return x as a view in the shape of `other`; see `view`."""
     return view(x, other.shape)
 
 
 def reshape_as(x: Tensor, other: Tensor) -> Tensor:
-    """x in the shape of another tensor."""
+    """Return x in the shape of `other`; see `reshape`."""
     return reshape(x, other.shape)
 
 
 def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
-    """The axes from `start_dim` to `end_dim`, both included, as one."""
+    """Return x with the axes from `start_dim` to `end_dim`, both included, merged into one.
+
+    Raises: ShapeError if `start_dim` comes after `end_dim`.
+    """
     first, last = axis_of("flatten", start_dim, x.ndim), axis_of("flatten", end_dim, x.ndim)
     if first > last:
         raise ShapeError(f"flatten at {user_line()}: start_dim {start_dim} comes after end_dim {end_dim} of {x.tensor_type}")
@@ -113,33 +122,33 @@ def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 
 
 def unflatten(x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
-    """Axis `dim` as several, of these sizes; one may be -1."""
+    """Return x with axis `dim` split into axes of these sizes; one may be -1.  Raises: ShapeError unless their product is the axis."""
     at = axis_of("unflatten", dim, x.ndim)
     if not x.ndim:
         raise ShapeError(f"unflatten at {user_line()}: {x.tensor_type} has no axis to unflatten")
-    given = tuple(int(n) for n in sizes)
-    if -1 in given:
-        known = math.prod(n for n in given if n != -1)
-        given = tuple(x.shape[at] // max(known, 1) if n == -1 else n for n in given)
-    if math.prod(given) != x.shape[at]:
-        raise ShapeError(f"unflatten at {user_line()}: the sizes {list(sizes)} do not make axis {at} of {x.tensor_type}")
-    return reshape(x, (*x.shape[:at], *given, *x.shape[at + 1 :]))
+    new_sizes = tuple(int(n) for n in sizes)
+    if -1 in new_sizes:
+        known = math.prod(n for n in new_sizes if n != -1)
+        new_sizes = tuple(x.shape[at] // max(known, 1) if n == -1 else n for n in new_sizes)
+    if math.prod(new_sizes) != x.shape[at]:
+        raise ShapeError(f"unflatten at {user_line()}: the product of sizes {list(sizes)} is not the size of axis {at} of {x.tensor_type}")
+    return reshape(x, (*x.shape[:at], *new_sizes, *x.shape[at + 1 :]))
 
 
 def squeeze(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
-    """x without its axes of size 1; without those named by `dim` that are of size 1."""
+    """Return x without its axes of size 1, or only without those named by `dim`."""
     named = range(x.ndim) if dim is None else [axis_of("squeeze", d, x.ndim) for d in ([dim] if isinstance(dim, int) else dim)]
     gone = tuple(sorted({axis for axis in named if axis < x.ndim and x.shape[axis] == 1}))
     return run(Squeeze(gone), x)
 
 
 def unsqueeze(x: Tensor, dim: int) -> Tensor:
-    """x with an axis of size 1 that is axis `dim` of the result."""
+    """Return x with a new axis of size 1 as axis `dim` of the result."""
     return run(ExpandDims(axis_of("unsqueeze", dim, x.ndim + 1)), x)
 
 
 def transpose(x: Tensor, dim0: int, dim1: int) -> Tensor:
-    """x with two axes exchanged."""
+    """Return x with two axes swapped."""
     order = list(range(max(x.ndim, 1)))
     a, b = axis_of("transpose", dim0, x.ndim), axis_of("transpose", dim1, x.ndim)
     order[a], order[b] = order[b], order[a]
@@ -150,33 +159,38 @@ swapaxes = swapdims = transpose
 
 
 def permute(x: Tensor, *dims: Any) -> Tensor:
-    """x with its axes in this order."""
+    """Return x with its axes in the order `dims`.  Raises: ShapeError unless `dims` is a permutation of the axes."""
     order = tuple(axis_of("permute", d, x.ndim) for d in sizes(dims))
     if sorted(order) != list(range(x.ndim)):
-        raise ShapeError(f"permute at {user_line()}: {list(order)} is not an order of the {x.ndim} axes of {x.tensor_type}")
+        raise ShapeError(f"permute at {user_line()}: dims {list(order)} is not a permutation of the {x.ndim} axes of {x.tensor_type}")
     return run(Transpose(order), x)
 
 
 def t(x: Tensor) -> Tensor:
-    """A matrix with rows and columns exchanged; x itself with fewer axes than two."""
+    """Return the transpose of a matrix; a vector or scalar unchanged.  Raises: ShapeError for more than two axes."""
     if x.ndim > 2:
-        raise ShapeError(f"t at {user_line()}: takes a matrix, not {x.tensor_type}; use transpose(dim0, dim1)")
+        raise ShapeError(f"t at {user_line()}: x must have at most two axes; got {x.tensor_type}; use transpose(dim0, dim1)")
     return permute(x, range(x.ndim)[::-1])
 
 
 def _turned(x: Tensor) -> Tensor:
-    """x with its axes in reverse order."""
+    """The tensor with its axes in reverse order."""
     return permute(x, range(x.ndim)[::-1])
 
 
 def _turned_matrices(x: Tensor) -> Tensor:
-    """x with its last two axes exchanged."""
+    """The tensor with its last two axes swapped."""
     return transpose(x, -2, -1)
 
 
 def movedim(x: Tensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
-    """x with the axes `source` at the places `destination`; the others keep their order."""
-    here, there = ([axis_of("movedim", d, x.ndim) for d in (given if isinstance(given, Sequence) else [given])] for given in (source, destination))
+    """Return x with the axes `source` moved to the positions `destination`; the other axes keep their order.
+
+    Raises: ShapeError unless both name the same number of different axes.
+    """
+    here, there = (
+        [axis_of("movedim", d, x.ndim) for d in (argument if isinstance(argument, Sequence) else [argument])] for argument in (source, destination)
+    )
     if len(here) != len(there) or len(set(here)) != len(here) or len(set(there)) != len(there):
         raise ShapeError(f"movedim at {user_line()}: source {source} and destination {destination} must name the same number of different axes")
     if not x.ndim:
@@ -191,66 +205,72 @@ moveaxis = movedim
 
 
 def flip(x: Tensor, *dims: Any) -> Tensor:
-    """x backwards along these axes."""
+    """Return x reversed along these axes."""
     axes = tuple(sorted({axis_of("flip", d, x.ndim) for d in sizes(dims)}))
     return run(Flip(axes), x) if x.ndim else run(Identity(), x)
 
 
 def expand(x: Tensor, *size: Any) -> Tensor:
-    """x repeated along its axes of size 1, and along new leading ones; -1 leaves an axis as it is."""
-    wanted = sizes(size)
-    lead = len(wanted) - x.ndim
-    filled = tuple(x.shape[i - lead] if n == -1 and i >= lead else n for i, n in enumerate(wanted))
+    """Return x repeated along its axes of size 1 and along new leading axes; -1 keeps the size of an axis.
+
+    Raises: ShapeError if another axis would change.
+    """
+    target = sizes(size)
+    lead = len(target) - x.ndim
+    filled = tuple(x.shape[i - lead] if n == -1 and i >= lead else n for i, n in enumerate(target))
     if lead < 0 or any(n < 0 for n in filled) or any(n not in (1, m) for n, m in zip(x.shape, filled[lead:], strict=True)):
-        raise ShapeError(f"expand at {user_line()}: {x.tensor_type} does not expand to {list(wanted)}; only axes of size 1 are repeated")
+        raise ShapeError(f"expand at {user_line()}: {x.tensor_type} does not expand to {list(target)}; only axes of size 1 are repeated")
     return run(BroadcastTo(filled), x)
 
 
 def expand_as(x: Tensor, other: Tensor) -> Tensor:
-    """x repeated to the shape of another tensor."""
+    """Return x expanded to the shape of `other`; see `expand`."""
     return expand(x, other.shape)
 
 
 def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """x repeated to a shape."""
+    """Return x expanded to a shape; see `expand`."""
     return expand(x, shape)
 
 
 def broadcast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors repeated to the shape that they have together."""
+    """Return the tensors expanded to their common shape.  Raises: ShapeError if they do not broadcast together, ArgumentError without tensors."""
     if not tensors:
-        raise ArgumentError(f"broadcast_tensors at {user_line()}: no tensors")
+        raise ArgumentError(f"broadcast_tensors at {user_line()}: at least one tensor is needed")
     shape = common_shape("broadcast_tensors", *(x.shape for x in tensors))
     return tuple(expand(x, shape) for x in tensors)
 
 
 def common_shape(what: str, *shapes: Sequence[int]) -> tuple[int, ...]:
-    """The shape that shapes broadcast to; ShapeError with all of them if there is none."""
+    """Return the shape to which the shapes broadcast; raise ShapeError if there is none."""
     ndim = max(map(len, shapes))
     columns = zip(*((1,) * (ndim - len(shape)) + tuple(shape) for shape in shapes), strict=True)
-    found = [({*column} - {1}) or {1} for column in columns]
-    if any(len(column) > 1 for column in found):
+    column_sizes = [({*column} - {1}) or {1} for column in columns]
+    if any(len(column) > 1 for column in column_sizes):
         raise ShapeError(f"{what} at {user_line()}: {' and '.join(str(list(shape)) for shape in shapes)} do not broadcast together")
-    return tuple(column.pop() for column in found)
+    return tuple(column.pop() for column in column_sizes)
 
 
 def repeat(x: Tensor, *repeats: Any) -> Tensor:
-    """x beside itself repeats[i] times along axis i; leading counts beyond the axes of x make new axes."""
+    """Return x concatenated repeats[i] times along axis i; additional leading counts add leading axes.
+
+    Raises: ShapeError for a negative count, or fewer counts than axes.
+    """
     times = sizes(repeats)
     if len(times) < x.ndim or any(n < 0 for n in times):
-        raise ShapeError(f"repeat at {user_line()}: {list(times)} must give one count for each axis of {x.tensor_type}")
+        raise ShapeError(f"repeat at {user_line()}: {list(times)} must have one count >= 0 for each axis of {x.tensor_type}")
     between, repeated, whole = tiled_shapes((1,) * (len(times) - x.ndim) + tuple(x.shape), times)
     return run(Reshape(whole), run(BroadcastTo(repeated), run(Reshape(between), x)))
 
 
 def tile(x: Tensor, *dims: Any) -> Tensor:
-    """As repeat; missing leading counts are 1."""
+    """Return x concatenated dims[i] times along axis i, see `repeat`; missing leading counts are 1."""
     times = sizes(dims)
     return repeat(x, (1,) * (x.ndim - len(times)) + times)
 
 
 def repeat_interleave(x: Tensor, repeats: int, dim: int | None = None) -> Tensor:
-    """Every element, or slice along `dim`, `repeats` times in a row."""
+    """Return x with every element, or slice along `dim`, repeated `repeats` times in a row."""
     if dim is None:
         return repeat_interleave(flatten(x), repeats, 0)
     at = axis_of("repeat_interleave", dim, x.ndim)
@@ -259,22 +279,22 @@ def repeat_interleave(x: Tensor, repeats: int, dim: int | None = None) -> Tensor
 
 
 def size(x: Tensor, dim: int | None = None) -> Size | int:
-    """The logical shape, or the length of one axis."""
+    """Return the logical shape, or the size of axis `dim`."""
     return x.shape if dim is None else x.shape[axis_of("size", dim, x.ndim)]
 
 
 def dim(x: Tensor) -> int:
-    """Number of axes."""
+    """Return the number of axes."""
     return x.ndim
 
 
 def numel(x: Tensor) -> int:
-    """Number of elements of the logical tensor."""
+    """Return the number of elements of the logical tensor."""
     return x.tensor_type.size
 
 
 class ShapeMethods:
-    """Methods of tensors: shapes."""
+    """Methods of tensors for shapes."""
 
     __slots__ = ()
 

@@ -28,33 +28,36 @@ __all__ = [
 
 
 class Ordered(NamedTuple):
-    """Elements in order, and where they were."""
+    """Sorted elements and their original indices."""
 
     values: Tensor
     indices: Tensor
 
 
 def sort(x: Tensor, dim: int = -1, descending: bool = False, stable: bool = True) -> Ordered:
-    """The elements in order along axis `dim`, and their positions (int64); of equal elements the first comes first."""
+    """Return the elements sorted along axis `dim`, and their int64 indices.
+
+    The sort is always stable, and NaN comes last.
+    """
     if not x.ndim:
         return Ordered(*(y.reshape(()) for y in sort(reshape(x, 1), 0, descending)))
     return Ordered(*run_several(Sort(axis_of("sort", dim, x.ndim), bool(descending)), x))
 
 
 def argsort(x: Tensor, dim: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
-    """The positions (int64) that put the elements in order along axis `dim`."""
+    """Return the int64 indices that sort the elements along axis `dim`."""
     return sort(x, dim, descending).indices
 
 
 def topk(x: Tensor, k: int, dim: int | None = None, largest: bool = True, sorted: bool = True) -> Ordered:
-    """The k largest (smallest) elements along axis `dim`, the last if none is named, in order, and their positions (int64)."""
+    """Return the k largest or smallest elements along axis `dim`, by default the last, in order, and their int64 indices."""
     axis = axis_of("topk", -1 if dim is None else dim, x.ndim)
-    made = Ordered(*run_several(TopK(axis, integer("topk", k), bool(largest)), x if x.ndim else reshape(x, 1)))
-    return made if x.ndim or k != 1 else Ordered(*(y.reshape(()) for y in made))
+    result = Ordered(*run_several(TopK(axis, integer("topk", k), bool(largest)), x if x.ndim else reshape(x, 1)))
+    return result if x.ndim or k != 1 else Ordered(*(y.reshape(()) for y in result))
 
 
 def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Ordered:
-    """The k-th smallest element along axis `dim`, counted from 1, and its position."""
+    """Return the k-th smallest element along axis `dim`, counted from 1, and its int64 index.  Raises: ShapeError for a k out of range."""
     axis = axis_of("kthvalue", dim, x.ndim)
     if not x.ndim:
         return Ordered(*(y.reshape(()) for y in kthvalue(reshape(x, 1), k)))
@@ -65,43 +68,49 @@ def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Ordered
 
 
 def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None) -> Any:
-    """The different elements, or slices along axis `dim`, in order; with them, where each element went, and how often each occurs.
+    """Return the distinct elements, or slices along axis `dim`, in ascending order.
 
-    Every rank there is calls it; not in nn.Graph.build.
+    `return_inverse` adds the index of each input element in the result, and `return_counts` the number of occurrences.  All ranks must call
+    this.  Raises: JobError during tracing, because the number of elements is unknown.
     """
     if x.traced is not None:
-        raise JobError(f"unique at {user_line()}: the number of different elements is not known while {running()} runs")
+        raise JobError(f"unique at {user_line()}: the number of distinct elements is not known while {running()} runs; call unique outside")
     axis = None if dim is None else axis_of("unique", dim, x.ndim)
     values, inverse, counts = np.unique(value_of(x, "unique"), return_inverse=True, return_counts=True, axis=axis)
     inverse = inverse.reshape(x.shape if axis is None else -1)
     parts = [values, *([inverse.astype(np.int64)] if return_inverse else []), *([counts.astype(np.int64)] if return_counts else [])]
-    made = tuple(listed(x, part) for part in parts)
-    return made if len(made) > 1 else made[0]
+    results = tuple(listed(x, part) for part in parts)
+    return results if len(results) > 1 else results[0]
 
 
 def searchsorted(sorted_sequence: Tensor, values: Tensor, right: bool = False) -> Tensor:
-    """Where values would go into a sorted vector, before equal elements or after them (`right`).  Every rank there is calls it."""
+    """Return the int64 indices at which `values` would be inserted into a sorted vector.
+
+    They are before equal elements, or after them with `right`.  All ranks must call this.  Raises: ShapeError unless `sorted_sequence` is
+    a vector.
+    """
     if sorted_sequence.ndim != 1:
-        raise ShapeError(f"searchsorted at {user_line()}: takes a sorted vector, not {sorted_sequence.tensor_type}")
-    rows, wanted = (value_of(x, "searchsorted") for x in (sorted_sequence, values))
-    return listed(values, np.asarray(np.searchsorted(rows, wanted, "right" if right else "left"), np.int64))
+        raise ShapeError(f"searchsorted at {user_line()}: sorted_sequence must be a vector; got {sorted_sequence.tensor_type}")
+    rows, targets = (value_of(x, "searchsorted") for x in (sorted_sequence, values))
+    return listed(values, np.asarray(np.searchsorted(rows, targets, "right" if right else "left"), np.int64))
 
 
 # --------------------------------------------------------------------------- einsum
 
 
 def einsum(equation: str, *operands: Any) -> Tensor:
-    """Sums of products over named axes, as "bij,bjk->bik"; "..." stands for leading axes that broadcast.
+    """Return sums of products over named axes, such as "bij,bjk->bik"; "..." stands for leading axes that broadcast.
 
-    Operands are multiplied from the left, two at a time, as one batched product of matrices each: axes that both have and that are
-    still needed are batches, axes that both have and nobody needs are summed over.  As in PyTorch, a sum over an axis of one operand
-    widens integers to int64, as `sum` does; products keep the type of their operands.
+    Operands are multiplied from the left, two at a time, as one batched matrix product each.  Common axes that later terms need are batch
+    axes; other common axes are summed.  As in PyTorch, a sum over an axis of one operand widens integers to int64, like `sum`, and products
+    keep the type of their operands.
+    Raises: ShapeError for an equation that does not match the operands, DtypeError unless it is a text.
     """
     if not isinstance(equation, str):
-        raise DtypeError(f"einsum at {user_line()}: the equation is a text such as 'ij,jk->ik', not of type {type(equation).__name__}")
-    given = list(operands[0]) if len(operands) == 1 and isinstance(operands[0], list | tuple) else list(operands)
-    words, result = _parsed(equation, given)
-    xs = list(together("einsum", *given))
+        raise DtypeError(f"einsum at {user_line()}: equation must be a text such as 'ij,jk->ik'; got {type(equation).__name__}")
+    listed = list(operands[0]) if len(operands) == 1 and isinstance(operands[0], list | tuple) else list(operands)
+    words, result = _parsed(equation, listed)
+    xs = list(together("einsum", *listed))
     terms = [_single(x, word, result + "".join(words[:i] + words[i + 1 :])) for i, (x, word) in enumerate(zip(xs, words, strict=True))]
     y, word = terms[0]
     for i, (other, mark) in enumerate(terms[1:], start=1):
@@ -111,12 +120,12 @@ def einsum(equation: str, *operands: Any) -> Tensor:
 
 
 def _parsed(equation: str, operands: Sequence[Tensor]) -> tuple[list[str], str]:
-    """The letters of the operands and of the result; dots have become letters of their own."""
+    """Return the axis letters of the operands and of the result; dots are replaced by unique letters."""
     what = f"einsum {equation!r} at {user_line()}"
     left, arrow, right = equation.replace(" ", "").partition("->")
     words = left.split(",")
     if len(words) != len(operands):
-        raise ShapeError(f"{what}: {len(words)} words for {len(operands)} tensors")
+        raise ShapeError(f"{what}: the equation has {len(words)} words for {len(operands)} tensors")
     extra = [x.ndim - len(word.replace("...", "")) if "..." in word else 0 for word, x in zip(words, operands, strict=True)]
     dots = "".join(chr(ord("\u0391") + i) for i in range(max([0, *extra])))
     if not arrow:
@@ -128,7 +137,7 @@ def _parsed(equation: str, operands: Sequence[Tensor]) -> tuple[list[str], str]:
         if len(word) != x.ndim:
             raise ShapeError(f"{what}: the word {word!r} names {len(word)} axes, but the tensor is {x.tensor_type}")
     if len(set(result)) != len(result) or not set(result) <= set("".join(words)):
-        raise ShapeError(f"{what}: the result {result!r} needs different letters that operands have")
+        raise ShapeError(f"{what}: the result {result!r} must have distinct letters of the operands")
     sizes: dict[str, int] = {}
     for word, x in zip(words, operands, strict=True):
         for c, n in zip(word, x.shape, strict=True):
@@ -139,12 +148,12 @@ def _parsed(equation: str, operands: Sequence[Tensor]) -> tuple[list[str], str]:
 
 
 def _single(x: Tensor, word: str, needed: str) -> tuple[Tensor, str]:
-    """A tensor with its diagonals taken and axes that nobody needs summed over."""
+    """Return a tensor with the diagonals of repeated letters, summed over letters that are not needed."""
     for c in [c for c in dict.fromkeys(word) if word.count(c) > 1]:
         while word.count(c) > 1:
             first, second = word.index(c), word.rindex(c)
             x = diagonal(x, 0, first, second)
-            word = "".join(letter for i, letter in enumerate(word) if i not in (first, second)) + c
+            word = "".join(character for i, character in enumerate(word) if i not in (first, second)) + c
     gone = tuple(i for i, c in enumerate(word) if c not in needed)
     if gone:
         x = sum(x, gone)
@@ -152,7 +161,7 @@ def _single(x: Tensor, word: str, needed: str) -> tuple[Tensor, str]:
 
 
 def _product(x: Tensor, a: str, y: Tensor, b: str, needed: str) -> tuple[Tensor, str]:
-    """Two tensors as one batched product of matrices."""
+    """Multiply two tensors as one batched matrix product."""
     x, y = together("einsum", _widened(x, a, y, b), _widened(y, b, x, a))
     size = dict(zip(a + b, (*x.shape, *y.shape), strict=True))
     batch = [c for c in a if c in b and c in needed]
@@ -170,13 +179,13 @@ def _product(x: Tensor, a: str, y: Tensor, b: str, needed: str) -> tuple[Tensor,
 
 
 def _widened(x: Tensor, word: str, other: Tensor, letters: str) -> Tensor:
-    """x with its axes of one element as long as those of the other tensor."""
+    """Return x with its axes of size 1 expanded to those of the other tensor."""
     shape = tuple(max(n, other.shape[letters.index(c)]) if c in letters else n for c, n in zip(word, x.shape, strict=True))
     return x if shape == tuple(x.shape) else expand(x, shape)
 
 
 class SortingMethods:
-    """Methods of tensors: sorting."""
+    """Methods of tensors for sorting."""
 
     __slots__ = ()
 

@@ -50,11 +50,11 @@ class Tensor(
     ValueMethods,
     TensorBase,
 ):
-    """A tensor; functions such as `flow.tensor`, `flow.randn` and `to_global` make tensors."""
+    """A tensor; create tensors with functions such as `flow.tensor`, `flow.randn` and `to_global`."""
 
     __slots__ = ()
 
-    #: a tensor is a key by its identity
+    #: tensors are keys by identity
     __hash__ = object.__hash__
 
     if TYPE_CHECKING:

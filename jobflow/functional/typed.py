@@ -1,6 +1,6 @@
-"""The class of tensors for the modules that define methods: with all methods for type checkers, and their base class when they run.
+"""The class of tensors for modules that define methods: with all methods for type checkers, and its base class at runtime.
 
-`jobflow.functional.tensor_class` composes the class of the methods, so that these modules cannot import it. `Tensor.new` makes tensors.
+`jobflow.functional.tensor_class` composes the class from the methods, so these modules cannot import it.  `Tensor.new` creates tensors.
 """
 
 from typing import TYPE_CHECKING

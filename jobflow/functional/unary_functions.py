@@ -1,4 +1,5 @@
-"""Functions of one tensor, element by element: powers, exponentials, angles, rounding, limits.  Where they make floats, integers become float32."""
+"""Elementwise functions of one tensor: powers, exponentials, angles, rounding, bounds.  Functions with floating point results cast integers to "
+"float32."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ Function = Callable[[Tensor], Tensor]
 
 
 def _of_floats(name: str, op: Op, doc: str) -> Function:
-    """A function of floats, also as a method and in place."""
+    """Return a function with floating point results."""
 
     def function(x: Tensor) -> Tensor:
         return run(op, as_float(x))
@@ -41,7 +42,7 @@ def _of_floats(name: str, op: Op, doc: str) -> Function:
 
 
 def _of_numbers(name: str, op: Op, doc: str, *, whole: bool = False) -> Function:
-    """A function of numbers of any kind; `whole`: integers are what they are."""
+    """Return a function of any element type; with `whole`, it returns integers unchanged."""
 
     def function(x: Tensor) -> Tensor:
         if whole and not x.tensor_type.dtype.is_float:
@@ -57,68 +58,68 @@ def _known(name: str, function: Function, doc: str) -> Function:
     return function
 
 
-exp = _of_floats("exp", functions.Exp(), "e^x")
-expm1 = _of_floats("expm1", functions.Expm1(), "e^x - 1, exact near 0")
-log = _of_floats("log", functions.Log(), "ln x")
-log1p = _of_floats("log1p", functions.Log1p(), "ln(1 + x), exact near 0")
-sqrt = _of_floats("sqrt", functions.Sqrt(), "x^(1/2)")
-rsqrt = _of_floats("rsqrt", functions.Rsqrt(), "x^(-1/2)")
-reciprocal = _of_floats("reciprocal", functions.Reciprocal(), "1 / x")
-sin = _of_floats("sin", functions.Sin(), "sin x")
-cos = _of_floats("cos", functions.Cos(), "cos x")
-tan = _of_floats("tan", functions.Tan(), "tan x")
-asin = arcsin = _of_floats("asin", functions.Asin(), "the angle whose sine is x")
-acos = arccos = _of_floats("acos", functions.Acos(), "the angle whose cosine is x")
-atan = arctan = _of_floats("atan", functions.Atan(), "the angle whose tangent is x")
-sinh = _of_floats("sinh", functions.Sinh(), "sinh x")
-cosh = _of_floats("cosh", functions.Cosh(), "cosh x")
-asinh = arcsinh = _of_floats("asinh", functions.Asinh(), "the x of which this is the sinh")
-acosh = arccosh = _of_floats("acosh", functions.Acosh(), "the x of which this is the cosh")
-atanh = arctanh = _of_floats("atanh", functions.Atanh(), "the x of which this is the tanh")
-erf = _of_floats("erf", functions.Erf(), "the error function")
-erfc = _of_floats("erfc", functions.Erfc(), "1 - erf(x), exact far out")
-abs = absolute = _of_numbers("abs", functions.Absolute(), "|x|; its gradient at 0 is 0")
-square = _of_numbers("square", functions.Square(), "x^2")
-sign = sgn = _of_numbers("sign", scalar.Sign(), "-1, 0 or 1")
-floor = _of_numbers("floor", scalar.Floor(), "the largest integer not above x", whole=True)
-ceil = _of_numbers("ceil", scalar.Ceil(), "the smallest integer not below x", whole=True)
-trunc = fix = _of_numbers("trunc", scalar.Truncate(), "x without its fraction", whole=True)
+exp = _of_floats("exp", functions.Exp(), "Return e^x, element by element.")
+expm1 = _of_floats("expm1", functions.Expm1(), "Return e^x - 1, accurate near 0.")
+log = _of_floats("log", functions.Log(), "Return the natural logarithm of x; NaN for negative x.")
+log1p = _of_floats("log1p", functions.Log1p(), "Return ln(1 + x), accurate near 0.")
+sqrt = _of_floats("sqrt", functions.Sqrt(), "Return the square root of x; NaN for negative x.")
+rsqrt = _of_floats("rsqrt", functions.Rsqrt(), "Return 1 / sqrt(x), element by element.")
+reciprocal = _of_floats("reciprocal", functions.Reciprocal(), "Return 1 / x, element by element.")
+sin = _of_floats("sin", functions.Sin(), "Return the sine of x in radians.")
+cos = _of_floats("cos", functions.Cos(), "Return the cosine of x in radians.")
+tan = _of_floats("tan", functions.Tan(), "Return the tangent of x in radians.")
+asin = arcsin = _of_floats("asin", functions.Asin(), "Return the inverse sine of x in radians; NaN outside [-1, 1].")
+acos = arccos = _of_floats("acos", functions.Acos(), "Return the inverse cosine of x in radians; NaN outside [-1, 1].")
+atan = arctan = _of_floats("atan", functions.Atan(), "Return the inverse tangent of x in radians.")
+sinh = _of_floats("sinh", functions.Sinh(), "Return the hyperbolic sine of x.")
+cosh = _of_floats("cosh", functions.Cosh(), "Return the hyperbolic cosine of x.")
+asinh = arcsinh = _of_floats("asinh", functions.Asinh(), "Return the inverse hyperbolic sine of x.")
+acosh = arccosh = _of_floats("acosh", functions.Acosh(), "Return the inverse hyperbolic cosine of x; NaN for x < 1.")
+atanh = arctanh = _of_floats("atanh", functions.Atanh(), "Return the inverse hyperbolic tangent of x; NaN outside [-1, 1].")
+erf = _of_floats("erf", functions.Erf(), "Return the error function of x.")
+erfc = _of_floats("erfc", functions.Erfc(), "Return 1 - erf(x), accurate for large x.")
+abs = absolute = _of_numbers("abs", functions.Absolute(), "Return |x|; the gradient at 0 is 0.")
+square = _of_numbers("square", functions.Square(), "Return x^2, element by element.")
+sign = sgn = _of_numbers("sign", scalar.Sign(), "Return the sign of x: -1, 0 or 1; NaN for NaN.")
+floor = _of_numbers("floor", scalar.Floor(), "Return x rounded down to an integer.", whole=True)
+ceil = _of_numbers("ceil", scalar.Ceil(), "Return x rounded up to an integer.", whole=True)
+trunc = fix = _of_numbers("trunc", scalar.Truncate(), "Return x rounded towards 0 to an integer.", whole=True)
 
 
 @rounded_once
 def log2(x: Tensor) -> Tensor:
-    """The logarithm to the base 2"""
+    """Return the logarithm to base 2, element by element."""
     return run(Scale(1 / math.log(2)), log(x))
 
 
 @rounded_once
 def log10(x: Tensor) -> Tensor:
-    """The logarithm to the base 10"""
+    """Return the logarithm to base 10, element by element."""
     return run(Scale(1 / math.log(10)), log(x))
 
 
 def exp2(x: Tensor) -> Tensor:
-    """2^x"""
+    """Return 2^x, element by element."""
     return arithmetic.pow(2.0, x)
 
 
 @rounded_once
 def round(x: Tensor, *, decimals: int = 0) -> Tensor:
-    """The nearest integer, the even one of two; with `decimals` so many places behind the point."""
+    """Return x rounded to `decimals` decimal places; ties are rounded to even."""
     if not x.tensor_type.dtype.is_float:
         return x
-    made: Tensor = run(scalar.RoundHalfEven(), arithmetic.mul(x, 10.0**decimals) if decimals else x)
-    return arithmetic.div(made, 10.0**decimals) if decimals else made
+    rounded: Tensor = run(scalar.RoundHalfEven(), arithmetic.mul(x, 10.0**decimals) if decimals else x)
+    return arithmetic.div(rounded, 10.0**decimals) if decimals else rounded
 
 
 @rounded_once
 def frac(x: Tensor) -> Tensor:
-    """x without its integer part"""
+    """Return the fractional part of x, with the sign of x."""
     return arithmetic.sub(x, trunc(x))
 
 
 def atan2(x: Any, other: Any) -> Tensor:
-    """The angle of the point (other, x)"""
+    """Return the angle of the point (other, x) in radians, in [-pi, pi]."""
     a, b = pair("atan2", x, other)
     return run(functions.Atan2(), as_float(a), as_float(b))
 
@@ -126,38 +127,41 @@ def atan2(x: Any, other: Any) -> Tensor:
 arctan2 = atan2
 
 
-# -------------------------------------------------------------------- limits
+# -------------------------------------------------------------------- bounds
 
 
 def clamp(x: Tensor, min: Any = None, max: Any = None) -> Tensor:
-    """x limited to [min, max], numbers or tensors; one of them may be left out."""
+    """Return x limited to [min, max]; the bounds are numbers or tensors, and one of them may be None.
+
+    Raises: ArgumentError without bounds, DtypeError for a bound that is neither a number nor a tensor.
+    """
     if min is None and max is None:
-        raise ArgumentError(f"clamp at {user_line()}: it needs min, max, or both")
+        raise ArgumentError(f"clamp at {user_line()}: min or max is needed")
     if isinstance(min, Tensor) or isinstance(max, Tensor):
         x = x if min is None else arithmetic.maximum(x, min)
         return x if max is None else arithmetic.minimum(x, max)
-    limits = [None if bound is None else _number(bound) for bound in (min, max)]
-    x = cast(x, result_type(x, *(bound for bound in limits if bound is not None)))
-    return run(Clip(*scalar.bounds("clamp", x, *limits)), x)
+    bounds = [None if bound is None else _number(bound) for bound in (min, max)]
+    x = cast(x, result_type(x, *(bound for bound in bounds if bound is not None)))
+    return run(Clip(*scalar.bounds("clamp", x, *bounds)), x)
 
 
 clip = clamp
 
 
 def _number(value: Any) -> Number:
-    found: Number = value.item() if hasattr(value, "item") else value
-    if not isinstance(found, int | float):
-        raise DtypeError(f"clamp at {user_line()}: a bound is a number or a tensor; got {value!r} of type {type(value).__name__}")
-    return found
+    number: Number = value.item() if hasattr(value, "item") else value
+    if not isinstance(number, int | float):
+        raise DtypeError(f"clamp at {user_line()}: a bound must be a number or a tensor; got {value!r} of type {type(value).__name__}")
+    return number
 
 
 def clamp_min(x: Tensor, min: Any) -> Tensor:
-    """x, or `min` where that is larger"""
+    """Return the larger of x and `min`, element by element."""
     return clamp(x, min=min)
 
 
 def clamp_max(x: Tensor, max: Any) -> Tensor:
-    """x, or `max` where that is smaller"""
+    """Return the smaller of x and `max`, element by element."""
     return clamp(x, max=max)
 
 
@@ -168,7 +172,7 @@ def logit(x: Tensor, eps: float | None = None) -> Tensor:
 
 
 def nan_to_num(x: Tensor, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
-    """x with numbers in the place of NaN and of infinities, which become the largest numbers of the type."""
+    """Return x with NaN replaced by `nan`, and infinities by `posinf` and `neginf`, by default the largest finite numbers."""
     if not x.tensor_type.dtype.is_float:
         return x
     largest = x.tensor_type.dtype.largest
@@ -177,23 +181,23 @@ def nan_to_num(x: Tensor, nan: float = 0.0, posinf: float | None = None, neginf:
     return where(eq(x, math.inf), high, where(eq(x, -math.inf), low, x))
 
 
-# -------------------------------------------------------------------- what kind of number
+# -------------------------------------------------------------------- classification
 
 
 def isnan(x: Tensor) -> Tensor:
-    """Whether an element is not a number"""
+    """Return True where an element is NaN."""
     return run(NotEqual(), x, x)
 
 
 def isinf(x: Tensor) -> Tensor:
-    """Whether an element is infinite"""
+    """Return True where an element is infinite."""
     if not x.tensor_type.dtype.is_float:
         return _nowhere(x, 0)
     return run(Equal(), abs(x), constant(x, math.inf, x.tensor_type.dtype))
 
 
 def isfinite(x: Tensor) -> Tensor:
-    """Whether an element is a number and not infinite"""
+    """Return True where an element is neither NaN nor infinite."""
     if not x.tensor_type.dtype.is_float:
         return _nowhere(x, 1)
     return run(Less(), abs(x), constant(x, math.inf, x.tensor_type.dtype))
@@ -204,7 +208,7 @@ def _nowhere(x: Tensor, value: int) -> Tensor:
 
 
 class ElementwiseMethods:
-    """Methods of tensors: elementwise functions."""
+    """Elementwise functions as methods of tensors."""
 
     __slots__ = ()
 

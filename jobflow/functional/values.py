@@ -1,4 +1,4 @@
-"""Values of tensors as NumPy arrays, Python numbers or text.  For a global tensor, all ranks call and all get the logical value."""
+"""Values of tensors as NumPy arrays, Python numbers or text.  For a global tensor, all ranks must call, and receive the logical value."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jobflow.functional.devices import device_of
 from jobflow.functional.dispatch import method
 from jobflow.functional.typed import Tensor
 
-#: tensors of more elements are printed without their middle
+#: tensors of more elements are printed abbreviated
 WHOLE = 1000
 EDGE = 3
 WIDTH = 80
@@ -24,29 +24,32 @@ DIGITS = 4
 
 
 def value_of(x: Tensor, what: str) -> Array:
-    """The numbers of x, whole; of a global tensor on every rank, all of which call it."""
+    """Return the logical value of x as an array; for a global tensor, all ranks must call this."""
     if x.traced is not None or (building_now() is not None and building_now().differentiates):
-        raise JobError(f"{what} at {user_line()}: a tensor has no numbers while {running()} runs; return it from {state().building.short}")
+        raise JobError(f"{what} at {user_line()}: a tensor has no values while {running()} runs; return it from {state().building.short}")
     if x.layout is None:
         return lasting_array(x)
     return gathered(state(), x, what)
 
 
 def numpy(x: Tensor) -> Array:
-    """A NumPy array with the logical value; only that of a local tensor without gradient shares its memory."""
-    made = value_of(x, "numpy()")
-    shared = made is x.array and (x.layout is not None or (x._needs_gradient and state().grad_enabled))
-    return np.array(made) if shared else made
+    """Return the logical value as a NumPy array; it shares the memory of a local tensor that requires no gradient, else it is a copy.
+
+    Raises: JobError during tracing.
+    """
+    array = value_of(x, "numpy()")
+    shared = array is x.array and (x.layout is not None or (x._needs_gradient and state().grad_enabled))
+    return np.array(array) if shared else array
 
 
 def as_array(x: Tensor, dtype: Any = None, copy: bool | None = None) -> Array:
-    """For NumPy's own functions."""
-    made = value_of(x, "a NumPy array")
-    return np.array(made, dtype) if copy else np.asarray(made, dtype)
+    """Return the logical value for NumPy's own functions."""
+    array = value_of(x, "a NumPy array")
+    return np.array(array, dtype) if copy else np.asarray(array, dtype)
 
 
 def item(x: Tensor) -> Any:
-    """The only element as a Python number."""
+    """Return the only element as a Python number.  Raises: ShapeError unless there is exactly one, JobError during tracing."""
     return _only(x, "item()")
 
 
@@ -57,60 +60,60 @@ def _only(x: Tensor, what: str) -> Any:
 
 
 def tolist(x: Tensor) -> Any:
-    """Nested lists of Python numbers."""
+    """Return the elements as nested lists of Python numbers.  Raises: JobError during tracing."""
     return value_of(x, "tolist()").tolist()
 
 
 def as_float(x: Tensor) -> float:
-    """The only element."""
+    """Return the only element as a float."""
     return float(_only(x, "float()"))
 
 
 def as_int(x: Tensor) -> int:
-    """The only element, without its fraction."""
+    """Return the only element as an int, without its fraction."""
     return int(_only(x, "int()"))
 
 
 def as_index(x: Tensor) -> int:
-    """The only element, of integers: for range() and lists."""
+    """Return the only element of an integer tensor, for range() and list indices; raise DtypeError for floats."""
     if x.dtype.is_float:
-        raise DtypeError(f"an index at {user_line()}: the tensor {x.tensor_type} is not of integers")
+        raise DtypeError(f"an index at {user_line()}: the tensor must be of integers; got {x.tensor_type}; use x.long()")
     return int(_only(x, "an index"))
 
 
 def as_bool(x: Tensor) -> bool:
-    """Whether the only element is not 0."""
+    """Return True if the only element is nonzero."""
     if x.traced is not None:
         raise JobError(f"if at {user_line()}: the truth value of a tensor is not known while {running()} runs; use where(condition, x, y)")
     if x.tensor_type.size != 1:
         raise ShapeError(
-            f"bool() at {user_line()}: the truth value of the {x.tensor_type.size} elements of {x.tensor_type} is not one; use all() or any()"
+            f"bool() at {user_line()}: the truth value of {x.tensor_type} with {x.tensor_type.size} elements is ambiguous; use all() or any()"
         )
     return bool(_only(x, "bool()"))
 
 
 def length(x: Tensor) -> int:
-    """The length of the first axis."""
+    """Return the size of the first axis; raise ShapeError for a tensor without axes."""
     if not x.ndim:
         raise ShapeError(f"len() at {user_line()}: the tensor {x.tensor_type} has no axes")
     return x.shape[0]
 
 
 def elements(x: Tensor) -> Iterator[Tensor]:
-    """The tensors along the first axis."""
+    """Iterate over the slices along the first axis."""
     return (x[i] for i in range(length(x)))
 
 
 def contains(x: Tensor, value: Any) -> bool:
-    """Whether an element equals the value."""
+    """Return True if an element equals the value."""
     return bool((x == value).any())
 
 
-# -------------------------------------------------------------------- what is printed
+# -------------------------------------------------------------------- text
 
 
 def shown(x: Tensor) -> str:
-    """The values, where they lie, and what they are."""
+    """Return the text of a tensor: values, layout or device, element type and gradient function."""
     parts = []
     if x.traced is not None:
         parts += ["...", f"size={tuple(x.shape)}"]
@@ -129,7 +132,7 @@ def shown(x: Tensor) -> str:
 
 
 def broken(start: str, parts: list[str]) -> str:
-    """The parts one after another, in lines that are not too long."""
+    """Join the parts with commas, and break lines that would exceed WIDTH."""
     text = start + parts[0]
     for part in parts[1:]:
         column = len(text) - text.rfind("\n") - 1
@@ -138,7 +141,7 @@ def broken(start: str, parts: list[str]) -> str:
 
 
 def written(array: Array, indent: int) -> str:
-    """The elements, with as many digits as they need; without the middle if there are many."""
+    """Return the text of the elements, with as many digits as needed; many elements are abbreviated."""
     return np.array2string(
         array,
         separator=", ",
@@ -151,7 +154,7 @@ def written(array: Array, indent: int) -> str:
 
 
 def _formatter(array: Array) -> Any:
-    """A function from an element to its text; all of one width."""
+    """Return a function from an element to its text; all texts have the same width."""
     if array.dtype.kind == "b":
         wide = 4 if array.all() else 5
         return lambda value: f"{bool(value)!s:>{wide if array.ndim else 0}}"
@@ -165,7 +168,7 @@ def _formatter(array: Array) -> Any:
 
 
 def _visible(array: Array) -> Array:
-    """The elements that are printed, flat."""
+    """Return the elements that are printed, as a vector."""
     if array.size > WHOLE:
         for axis in range(array.ndim):
             if array.shape[axis] > 2 * EDGE:
@@ -174,7 +177,7 @@ def _visible(array: Array) -> Array:
 
 
 def _spelling(values: Array) -> str:
-    """Whole numbers end with a point; others have four digits behind it, with an exponent if their sizes are far apart."""
+    """Return the number format: "whole" numbers with a point, "f" with four decimals, "e" with an exponent for a wide range."""
     sizes = np.abs(values[np.isfinite(values) & (values != 0)])
     if not sizes.size:
         return "whole"
@@ -191,18 +194,18 @@ def _text(value: float, spelling: str) -> str:
 
 
 def formatted(x: Tensor, spec: str) -> str:
-    """A single element takes a format of numbers."""
+    """Format a single element by a number format, and other tensors as text."""
     if not x.ndim and x.traced is None:
         return format(item(x), spec)
     if spec and spec[-1] in "bcdeEfFgGnoxX%":
         raise ShapeError(
-            f"format at {user_line()}: the tensor {x.tensor_type} has more than one number for {spec!r}; format x.mean(), or each of x.tolist()"
+            f"format at {user_line()}: the format {spec!r} needs a single element; got {x.tensor_type}; format x.mean(), or each of x.tolist()"
         )
     return format(shown(x), spec)
 
 
 class ValueMethods:
-    """Methods of tensors: values and text."""
+    """Methods of tensors for values and text."""
 
     __slots__ = ()
 

@@ -176,8 +176,18 @@ MISTAKES: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
     ("an axis that is not there", lambda: ones(flow.sbp.split(2)), SbpError, r"split\(dim=2\) of a tensor that has the axes 0 to 1"),
     ("the same in to_global", lambda: ones().to_global(sbp=flow.sbp.split(2)), SbpError, r"split\(dim=2\) of a tensor that has the axes 0 to 1"),
     ("a negative axis", lambda: flow.sbp.split(-1), SbpError, "one axis of a tensor, counted from 0, is needed; got dim=-1"),
-    ("an array", lambda: ones() + np.ones((4, 4)), PlacementError, r"add at .*: a NumPy array of shape \[4, 4\] cannot be combined with a global tensor"),
-    ("an array first", lambda: np.ones((4, 4), np.float32) * ones(), PlacementError, r"a NumPy array of shape \[4, 4\] cannot be combined with a global tensor"),
+    (
+        "an array",
+        lambda: ones() + np.ones((4, 4)),
+        PlacementError,
+        r"add at .*: a NumPy array of shape \[4, 4\] cannot be combined with a global tensor",
+    ),
+    (
+        "an array first",
+        lambda: np.ones((4, 4), np.float32) * ones(),
+        PlacementError,
+        r"a NumPy array of shape \[4, 4\] cannot be combined with a global tensor",
+    ),
     ("a local tensor", lambda: ones() + flow.ones(4, 4), PlacementError, "add at .*: local and global tensors together .* with to_global"),
     ("a local number", lambda: ones() + flow.tensor(1.0), PlacementError, r"local and global tensors together .*float32\[\] local"),
     (
@@ -201,7 +211,7 @@ MISTAKES: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
         JobError,
         r"input0 was expected as float32\[4,4\] cpu\[0-1\]:S\(0\) and is float32\[4,4\] cpu\[0-1\]:S\(1\)",
     ),
-    ("numbers in build", lambda: Returning(lambda x: x.numpy())(ones()), JobError, r"a tensor has no numbers while nn\.Graph\.build runs"),
+    ("numbers in build", lambda: Returning(lambda x: x.numpy())(ones()), JobError, r"a tensor has no values while nn\.Graph\.build runs"),
     ("if in build", lambda: Returning(lambda x: x if x.sum() > 0 else None)(ones()), JobError, "the truth value of a tensor is not known while"),
     ("no tensor from build", lambda: Returning(lambda x: 3)(ones()), JobError, r"what Returning_0\.build returns is 3"),
     (
@@ -210,8 +220,8 @@ MISTAKES: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
         JobError,
         "a local tensor in nn.Graph.build",
     ),
-    ("saving without a rank", lambda: flow.save({"w": ones()}, "nowhere"), JobError, "the tensor w is global .*; say which rank writes it"),
-    ("saving by an unknown rank", lambda: flow.save({"w": ones()}, "nowhere", global_dst_rank=7), ArgumentError, "there is no rank 7"),
+    ("saving without a rank", lambda: flow.save({"w": ones()}, "nowhere"), JobError, "the tensor w is global .*; name the rank that writes it"),
+    ("saving by an unknown rank", lambda: flow.save({"w": ones()}, "nowhere", global_dst_rank=7), ArgumentError, "rank 7 does not exist"),
     (
         "a local state",
         lambda: loaded(nn.Linear(2, 2).to_global(pair(), B), nn.Linear(2, 2).state_dict()),

@@ -77,8 +77,8 @@ def test_what_needs_numbers_says_so() -> None:
     here = placement("cpu", [0, 1])
     x = creation.tensor(X, placement=here, sbp=S(0))
     for function, reason in (
-        (lambda x, y: x.numpy(), "no numbers while nn.Graph.build runs"),
-        (lambda x, y: x.sum().item(), "no numbers while nn.Graph.build runs"),
+        (lambda x, y: x.numpy(), "no values while nn.Graph.build runs"),
+        (lambda x, y: x.sum().item(), "no values while nn.Graph.build runs"),
         (lambda x, y: x if x.sum() > 0 else y, "the truth value of a tensor"),
         (lambda x, y: x + np.ones((4, 6)), "NumPy array of shape"),
     ):

@@ -182,7 +182,7 @@ def test_what_does_not_fit() -> None:
         (lambda: tensor(X, placement=placement("cpu", [0]), sbp=B)[tensor([1])], PlacementError, "local"),
         (lambda: x.gather(0, tensor([[4]])), AxisError, "position 4"),
         (lambda: x.gather(0, tensor([1])), ShapeError, "as many axes"),
-        (lambda: x.index_select(0, tensor([[1]])), ShapeError, "the positions are a vector"),
+        (lambda: x.index_select(0, tensor([[1]])), ShapeError, "the indices must be a vector"),
         (lambda: x.masked_fill(x > 0, tensor(X)), ShapeError, "use where"),
         (lambda: x.roll([1, 2], 0), ShapeError, "2 shifts for 1 dims"),
         (lambda: x.diagonal(0, 1, 1), ShapeError, "two different axes"),

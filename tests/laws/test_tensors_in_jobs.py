@@ -107,7 +107,7 @@ OUTSIDE = flow.tensor(1.0)
         ("unique", lambda x: flow.unique(x), "is not known while"),
         ("scatter_add_", lambda x: flow.scatter_add_(x, 0, flow.argmax(x, 0, True), x), "cannot be overwritten"),
         ("relu", lambda x: F.relu(x, inplace=True), "cannot be overwritten"),
-        ("allclose", lambda x: flow.allclose(x, x), "no numbers while the body of a job runs"),
+        ("allclose", lambda x: flow.allclose(x, x), "no values while the body of a job runs"),
         ("to_global", lambda x: flow.to_global(x, flow.placement("cpu", [0]), flow.sbp.broadcast), "flow.parallel_cast"),
         ("where", lambda x: flow.functional.where(x > 0, OUTSIDE, x), "with numbers, none of this job"),
         ("linear", lambda x: F.linear(x, np.ones((3, 3), np.float32)), "the array to the job"),

@@ -267,9 +267,9 @@ def test_other_metas_are_refused_with_what_was_expected() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda x: x.numpy(), "no numbers while nn.Graph.build runs"),
+        (lambda x: x.numpy(), "no values while nn.Graph.build runs"),
         (lambda x: x if (x > 0).all() else -x, "not known while nn.Graph.build runs"),
-        (lambda x: f"{x.sum().item()}", "no numbers while nn.Graph.build runs"),
+        (lambda x: f"{x.sum().item()}", "no values while nn.Graph.build runs"),
         (lambda x: 3, "tensors and None"),
         (lambda x: x.to_local(), "call to_local"),
         (lambda x: x.sum().backward(), "add_optimizer"),

@@ -33,7 +33,7 @@ WRONG: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "memory of an array": (lambda self, x: x * flow.from_numpy(np.ones(6, np.float32)), "create it in forward with flow.tensor"),
     "a parameter of another module": (lambda self, x: OTHER(x), "reads a parameter float32[6,6] that is not its parameter"),
     "a new module": (lambda self, x: nn.Linear(6, 6)(x), "while the body of a job runs"),
-    "a number": (lambda self, x: x if x.sum().item() > 0 else -x, "has no numbers while the body of a job runs"),
+    "a number": (lambda self, x: x if x.sum().item() > 0 else -x, "has no values while the body of a job runs"),
     "truth": (lambda self, x: x if x.sum() > 0 else -x, "is not known while the body of a job runs"),
     "a piece": (lambda self, x: x.to_local(), "to_local"),
     "its argument": (lambda self, x: x.add_(1), "writes over its argument"),
