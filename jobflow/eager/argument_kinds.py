@@ -1,4 +1,4 @@
-"""What arguments that are no tensors may be, as the annotations of functions say: a whole number, a sequence of numbers, a text, an element type.
+"""Kinds of arguments other than tensors, read from annotations: whole numbers, sequences of numbers, texts, element types.
 
 kind_of("int | Sequence[int] | None").fits([1, 2])      True
 kind_of("int | Sequence[int] | None").words             "a whole number, a sequence of whole numbers or None"
@@ -20,7 +20,7 @@ from jobflow.core.types import DType, dtype_of
 
 @dataclass(frozen=True)
 class Kind:
-    """Which values a parameter takes, and what they are called in an error."""
+    """The values that a parameter accepts, and their description in errors."""
 
     fits: Callable[[Any], bool]
     words: str
@@ -39,14 +39,14 @@ def _real(value: Any) -> bool:
 
 
 def _element_type(value: Any) -> bool:
-    """Also as NumPy spells it, to which None is float64."""
+    """Return True for an element type, also one of NumPy; but None, which NumPy reads as float64, is not accepted."""
     try:
         return isinstance(value, DType) or (value is not None and not isinstance(value, np.generic) and dtype_of(value) is not None)
     except (KeyError, TypeError, ValueError):
         return False
 
 
-#: kinds by annotation; a flag may be left open, and be given as a number, as in Python
+#: kinds by annotation; a flag may also be None or an integer, as in Python
 _KINDS = {
     "None": Kind(lambda value: value is None, "None"),
     "bool": Kind(lambda value: value is None or isinstance(value, bool | np.bool_ | Integral), "True or False"),
@@ -55,7 +55,7 @@ _KINDS = {
     "str": Kind(lambda value: isinstance(value, str), "a text"),
     "DType": Kind(_element_type, "an element type such as jobflow.float32"),
 }
-#: what further names stand for
+#: annotations by their aliases
 _ALIASES = {
     "Sizes": "int | Sequence[int]",
     "Axes": "int | Sequence[int] | None",
@@ -66,7 +66,7 @@ _ALIASES = {
 
 @cache
 def kind_of(annotation: str) -> Kind | None:
-    """The kind that an annotation says; None where it says something else, of which nothing is known here."""
+    """Return the kind of an annotation; None for annotations that are not checked."""
     each = [_one(part.strip()) for part in _alternatives(_ALIASES.get(annotation, annotation))]
     known = [kind for kind in each if kind is not None]
     if len(known) < len(each):
@@ -96,7 +96,7 @@ def _one(text: str) -> Kind | None:
 
 
 def _alternatives(annotation: str) -> Iterator[str]:
-    """The parts between the bars that stand outside of brackets."""
+    """Split the annotation at bars outside of brackets."""
     depth, part = 0, ""
     for letter in annotation:
         depth += (letter == "[") - (letter == "]")

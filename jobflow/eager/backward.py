@@ -1,7 +1,7 @@
-"""The backward pass: gradients from a tensor back to its leaves.
+"""The backward pass: propagation of gradients from tensors to their leaves.
 
-Nodes are gone through newest first.  Where several readers of a tensor gave gradients, they are added as they lie; when a leaf has
-heard from all of them, the sum is brought into the leaf's layout and added to `grad`, in the memory of an existing one.
+Nodes are processed newest first.  Gradients of several readers of a tensor are added in their layouts.  After the last reader of a leaf,
+the sum is redistributed to the layout of the leaf, and added to `grad` in place.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def backward(
     only: Sequence[TensorBase] | None = None,
     into: Sequence[TensorBase] | None = None,
 ) -> Any:
-    """Add the gradients of `roots` to the leaves, or to `into` alone; with `only`, return those of these tensors instead.
+    """Add the gradients of `roots` to the leaves, or to `into` alone; with `only`, return the gradients of these tensors instead.
 
-    `keep` lets the graph be gone through again, `create` records the gradients too.
+    `keep` allows another pass over the graph, `create` records the gradients, too.
     """
     here = state()
     pass_on = Running(here, None, create) if here.building is None else here.building.backward_pass(create)
@@ -60,7 +60,8 @@ def backward(
 def _seed(root: TensorBase, gradient: TensorBase | None) -> TensorBase:
     if not root._needs_gradient:
         raise JobError(
-            f"{_here()}: this {root.tensor_type} tensor does not require gradients: none of its inputs does, or it was computed under no_grad"
+            f"{_here()}: this {root.tensor_type} tensor does not require gradients; call requires_grad_() on an input, and compute it outside "
+            "no_grad()"
         )
     if gradient is None:
         if root.tensor_type.size != 1:
@@ -69,11 +70,15 @@ def _seed(root: TensorBase, gradient: TensorBase | None) -> TensorBase:
         _running().placement = None if root.layout is None else root.layout.placement
         return apply(Constant(root.tensor_type.shape, root.tensor_type.dtype, 1.0))
     if not isinstance(gradient, TensorBase):
-        raise ArgumentError(f"{_here()}: the gradient of a {root.tensor_type} tensor is a tensor, or None for 1.0, not {type(gradient).__name__}")
+        raise ArgumentError(
+            f"{_here()}: the gradient of a {root.tensor_type} tensor must be a tensor, or None for 1.0; got {type(gradient).__name__}"
+        )
     if (gradient.layout and gradient.layout.placement) != (root.layout and root.layout.placement):
-        raise PlacementError(f"{_here()}: the gradient {_described(gradient)} does not lie where the tensor {_described(root)} does; use to_global")
+        raise PlacementError(
+            f"{_here()}: the gradient {_described(gradient)} has another placement than the tensor {_described(root)}; use to_global"
+        )
     if gradient.tensor_type != root.tensor_type:
-        raise ShapeError(f"{_here()}: the gradient {gradient.tensor_type} has another type than the tensor, {root.tensor_type}")
+        raise ShapeError(f"{_here()}: the gradient {gradient.tensor_type} has another type than the tensor {root.tensor_type}; cast or reshape it")
     return gradient
 
 
@@ -82,12 +87,12 @@ def _here() -> str:
 
 
 def _running() -> Any:
-    """The interpreter of the backward pass: `Running`, or that of a recording."""
+    """Return the interpreter of the backward pass: `Running`, or that of a traced program."""
     return scope.current().interpreter
 
 
 class Sweep(Generic[T]):
-    """One pass; holds the gradients that are on their way."""
+    """One backward pass, with its pending gradients."""
 
     def __init__(self, here: EagerState, keep: bool, only: Sequence[T] | None) -> None:
         self.here = here
@@ -95,15 +100,15 @@ class Sweep(Generic[T]):
         self.asked = () if only is None else only
         self.only = None if only is None else {_place(x) for x in only}
         self.found: dict[Any, T] = {}
-        #: per node that has been reached, the gradients of its outputs so far
+        #: per reached node, the gradients of its outputs so far
         self.waiting: dict[TapeNode, list[T | None]] = {}
         self.queue: list[tuple[int, TapeNode]] = []
-        #: per leaf, how many may still give it a gradient, and what has come so far
+        #: per leaf, the number of pending readers, and the sum so far
         self.readers: dict[Any, int] = {}
         self.sums: dict[Any, Any] = {}
-        #: leaves whose sum is in memory that nobody else has
+        #: leaves whose sum is in memory that no other tensor uses
         self.own: set[Any] = set()
-        #: edges whose gradient is zero by the formula of an op, which computes none
+        #: edges whose gradient is zero by formula and not computed
         self.zero: list[Edge] = []
 
     def run(self, roots: Sequence[T], seeds: Sequence[T]) -> list[T | None]:
@@ -114,7 +119,7 @@ class Sweep(Generic[T]):
         while self.queue:
             _, node = heapq.heappop(self.queue)
             self.through(node, self.waiting.pop(node))
-        for x in list(self.sums):  # some reader had nothing to give
+        for x in list(self.sums):  # some readers had no gradient
             self.leaf(x)
         if self.zero:
             self.fill_zeros()
@@ -126,7 +131,7 @@ class Sweep(Generic[T]):
         ]
 
     def count(self, edges: Sequence[Edge]) -> None:
-        """How many edges lead to each leaf."""
+        """Count the edges that lead to each leaf."""
         seen: set[TapeNode] = set()
         ahead = list(edges)
         while ahead:
@@ -138,7 +143,7 @@ class Sweep(Generic[T]):
                 ahead.extend(edge[0].edges)
 
     def pass_on(self, edge: Edge, gradient: T | None, own: bool = False) -> None:
-        """A gradient, or that there is none, arrives at an output of a node or at a leaf; `own`: made for it alone."""
+        """Add a gradient, or None, to an output of a node or to a leaf; `own`: no other tensor uses its memory."""
         if isinstance(edge, TensorBase):
             self.readers[edge] -= 1
             if gradient is not None:
@@ -157,7 +162,7 @@ class Sweep(Generic[T]):
             self.waiting[node][index] = gradient if so_far is None else _sum(so_far, gradient)
 
     def through(self, node: TapeNode, gradients: list[T | None]) -> None:
-        """From the outputs of a node to its inputs."""
+        """Propagate gradients from the outputs of a node to its inputs."""
         if node.hooks or node.retained or self.only is not None:
             for index, gradient in enumerate(gradients):
                 if gradient is not None:
@@ -178,7 +183,7 @@ class Sweep(Generic[T]):
             self.pass_on(edge, result, alone)
 
     def fill_zeros(self) -> None:
-        """Give zeros to tensors whose only gradients are zero by formula; what a user's function leaves at None stays None."""
+        """Set zero gradients of tensors whose only gradients are zero by formula; a None of a user's function stays None."""
         places = set()
         for edge in _behind(self.zero):
             if not isinstance(edge, TensorBase):
@@ -195,11 +200,11 @@ class Sweep(Generic[T]):
                 self.found[_place(x)] = self.zeros(x)
 
     def zeros(self, x: Any) -> T:
-        """Zeros in the layout of x."""
+        """Return zeros in the layout of x."""
         return zeros(x)
 
     def results(self, node: TapeNode, backward: Callable[..., Gradients], gradients: list[T | None]) -> Gradients:
-        """The gradients of a node's inputs; where anomalies are looked for, an error of theirs says where the node was made."""
+        """Return the gradients of a node's inputs; with anomaly detection, errors name the line of the forward operation."""
         if not anomalies.enabled:
             return backward(node.kept(_running().records), gradients)
         try:
@@ -216,7 +221,7 @@ class Sweep(Generic[T]):
         return found
 
     def shown(self, node: TapeNode, index: int, gradient: T) -> T:
-        """The gradient after the hooks of the tensor, kept if it asked for that."""
+        """Return the gradient after the hooks of the tensor, and store it if `retain_grad` or `only` requests it."""
         gradient = self.hooked(node.hooks.get(index), gradient)
         key = id(node), index
         if self.only is not None and key in self.only:
@@ -236,7 +241,7 @@ class Sweep(Generic[T]):
         return gradient
 
     def leaf(self, x: Any) -> None:
-        """The gradient of a leaf is complete."""
+        """Process the complete gradient of a leaf."""
         gradient = self.hooked(x.hooks, self.sums.pop(x))
         del self.readers[x]
         if self.only is None:
@@ -245,13 +250,13 @@ class Sweep(Generic[T]):
             self.found[id(x)] = gradient
 
     def accumulate(self, x: T, gradient: T, own: bool = False) -> None:
-        """Add to x._gradient: in the memory of a leaf's gradient unless the sum is recorded, else in a new tensor, as in PyTorch."""
+        """Add to x._gradient in place, or in a new tensor if the sum is recorded or x is not a leaf, as in PyTorch."""
         known = x._gradient
         target = x if known is None else known
         if target.layout is not None and gradient.layout != target.layout:
             before, gradient = gradient, laid(self.here, gradient, target)
             own = own or not np.may_share_memory(gradient.array, before.array)
-        with scope.lock():  # several threads may go back to one leaf
+        with scope.lock():  # several threads may reach the same leaf
             known = x._gradient
             if known is None:
                 x._gradient = gradient if own or _running().records else _copied(gradient)
@@ -262,11 +267,11 @@ class Sweep(Generic[T]):
 
 
 def like(gradient: TensorBase, given: Any, what: str) -> Any:
-    """What a hook gives in place of a gradient, which is as that was."""
+    """Return the replacement that a hook returned; raise an error unless its type matches the gradient."""
     if not isinstance(given, TensorBase):
-        raise ArgumentError(f"{_here()}: {what} is a tensor {gradient.tensor_type}, or None to leave it so; it is {type(given).__name__}")
+        raise ArgumentError(f"{_here()}: {what} must be a tensor {gradient.tensor_type}, or None for no change; got {type(given).__name__}")
     if given.tensor_type != gradient.tensor_type or (given.layout is None) != (gradient.layout is None):
-        raise ShapeError(f"{_here()}: {what} is {_described(given)} in place of {_described(gradient)}")
+        raise ShapeError(f"{_here()}: {what} must be like {_described(gradient)}; got {_described(given)}")
     return given
 
 
@@ -275,26 +280,26 @@ def _described(x: TensorBase | None) -> str:
 
 
 def _made_at(node: TapeNode) -> str:
-    return "a line from before anomalies were looked for" if node.line is None else str(node.line)
+    return "an unknown line, recorded without anomaly detection" if node.line is None else str(node.line)
 
 
 def _has_nan(here: EagerState, x: TensorBase) -> bool:
-    """Whether NaN is in a gradient; all ranks that have some of it give one answer."""
+    """Return True if a gradient has NaN, with the same answer on all ranks with a piece of it."""
     found = bool(np.isnan(x.array.astype(np.float64) if x.array.dtype.kind == "V" else x.array).any())
     if x.layout is None or x.layout.placement.size == 1:
         return found
     flag = np.array([found], np.int32)
     where = [replace(x.layout, sbp=(sbp,) * len(x.layout.sbp)) for sbp in (Partial(MAX), B)]
-    return bool(convert_array(here, flag, type_of(flag), where[0], where[1], "looking for NaN").any())
+    return bool(convert_array(here, flag, type_of(flag), where[0], where[1], "NaN detection").any())
 
 
 def zeros(x: TensorBase) -> Any:
-    """Zeros that lie as x does."""
+    """Return zeros with the type and layout of x."""
     return TensorBase.new(x.tensor_type, x.layout, np.zeros(x.array.shape, x.tensor_type.dtype.numpy))
 
 
 def _behind(edges: Sequence[Edge]) -> Iterator[tuple[TapeNode, int] | TensorBase]:
-    """These edges, and all that gradients pass on their way to the leaves; leaves once."""
+    """Iterate over these edges and all edges between them and the leaves, each once."""
     seen: set[Any] = set()
     ahead = list(edges)
     while ahead:
@@ -337,20 +342,20 @@ def _retains(x: TensorBase) -> bool:
 
 
 def laid(here: EagerState, gradient: T, like: Any) -> T:
-    """The gradient as the tensor lies."""
+    """Return the gradient in the layout of `like`."""
     assert like.layout is not None
     return relaid(here, gradient, like.layout)
 
 
 def relaid(here: EagerState, gradient: T, layout: Layout) -> T:
-    """A gradient in another layout, recorded where gradients are."""
+    """Return a gradient in another layout; the redistribution is recorded while gradients are recorded."""
     if gradient.layout == layout:
         return gradient
     assert gradient.layout is not None
     if here.building is not None:
         return here.building.change(gradient, layout, None)
     one = gradient.layout.placement is layout.placement and layout.placement.size == 1
-    array = gradient.array if one else convert(here, gradient, layout, "a gradient")  # on one rank all layouts are the same
+    array = gradient.array if one else convert(here, gradient, layout, "a gradient")  # on one rank all layouts are equal
     made = TensorBase.new(gradient.tensor_type, layout, array)
     if gradient._needs_gradient and here.grad_enabled:
         record("to_global", (gradient,), (made,), Relaid(here, unsummed(gradient.layout)))
@@ -359,7 +364,7 @@ def relaid(here: EagerState, gradient: T, layout: Layout) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Relaid:
-    """The gradient of a change of layout: first as the result lay, if that is asked for, then as what was changed lay."""
+    """The gradient of a redistribution: first to the requested layout, if any, then to the layout of the source."""
 
     here: EagerState
     source: Layout
@@ -374,5 +379,5 @@ class Relaid:
 
 
 def unsummed(layout: Any) -> Any:
-    """The layout with B for P: how the gradient of a partial tensor travels on."""
+    """Return the layout with B in place of P: the gradient layout of a partial tensor."""
     return replace(layout, sbp=tuple(B if isinstance(sbp, Partial) else sbp for sbp in layout.sbp))

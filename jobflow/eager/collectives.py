@@ -1,6 +1,6 @@
-"""Collectives on local tensors of all ranks, written as changes of layout.
+"""Collectives on local tensors of all ranks, expressed as changes of layout.
 
-Every rank's tensor is its piece of a global one; what the others have is that one in another layout.
+The tensor of each rank is its piece of a global tensor; the result of the collective is the piece in another layout.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ REDUCTIONS = {"sum": SUM, "max": MAX, "min": MIN}
 
 
 def everywhere(here: EagerState, sbp: Sbp) -> Layout:
-    """On all ranks."""
+    """Return a layout on all ranks."""
     return Layout(Placement("cpu", tuple(range(here.rank.size))), (sbp,))
 
 
 def on(rank: int) -> Layout:
-    """On one rank."""
+    """Return a layout on one rank."""
     return Layout(Placement("cpu", (rank,)), (B,))
 
 
 def reduced(here: EagerState, array: Array, reduce: Reduction, what: str, origin: int = 0) -> Array:
-    """The sum (or max, min) of all ranks' arrays, on all of them; DivergedError if their `origin` differs."""
+    """Return the sum (or max, min) of the arrays of all ranks, on all ranks; raise DivergedError if `origin` differs."""
     layouts = everywhere(here, Partial(reduce)), everywhere(here, B)
     return convert_array(here, np.asarray(array, order="C"), type_of(array), *layouts, what, origin)
 
 
 def scattered(here: EagerState, array: Array, reduce: Reduction, what: str) -> Array:
-    """This rank's part, along axis 0, of the sum of all ranks' arrays."""
+    """Return this rank's part, along axis 0, of the sum (or max, min) of the arrays of all ranks."""
     return convert_array(here, np.asarray(array, order="C"), type_of(array), everywhere(here, Partial(reduce)), everywhere(here, S(0)), what)
 
 
 def stacked(here: EagerState, array: Array, what: str) -> Array:
-    """All ranks' arrays, which are of one type, one after another along axis 0."""
+    """Return the arrays of all ranks concatenated along axis 0; they have the same type."""
     return convert_array(here, np.asarray(array, order="C"), _times(array, here.rank.size), everywhere(here, S(0)), everywhere(here, B), what)
 
 
 def swapped(here: EagerState, array: Array, what: str) -> Array:
-    """Part i of this rank's array, along axis 0, goes to rank i, from which part `rank` of its array comes."""
+    """Send part i of this rank's array, along axis 0, to rank i; return the parts received from all ranks."""
     n, piece = here.rank.size, type_of(array)
     if array.shape[0] % n:
-        raise ArgumentError(f"{what} at {user_line()}: {array.shape[0]} rows are not {n} equal parts, one for each rank")
+        raise ArgumentError(f"{what} at {user_line()}: {array.shape[0]} rows do not divide into {n} equal parts, one per rank")
     rows = piece.with_shape((n, n, array.shape[0] // n, *array.shape[1:]))  # axis 0: from, axis 1: to
     parts = np.asarray(array, order="C").reshape(1, *rows.shape[1:])
     made = convert_array(here, parts, rows, everywhere(here, S(0)), everywhere(here, S(1)), what)
@@ -54,12 +54,12 @@ def swapped(here: EagerState, array: Array, what: str) -> Array:
 
 
 def spread(here: EagerState, array: Array, source: int, what: str) -> Array:
-    """The array of rank `source`, on all ranks; the others' are of the same type."""
+    """Return the array of rank `source` on all ranks; their arrays have the same type."""
     return convert_array(here, np.asarray(array, order="C"), type_of(array), on(source), everywhere(here, B), what)
 
 
 def carried(here: EagerState, array: Array | None, type: TensorType, source: int, target: int, what: str) -> Array:
-    """The array of rank `source` on rank `target`; both call it."""
+    """Return the array of rank `source` on rank `target`; both ranks must call this."""
     given = np.asarray(array, order="C") if array is not None else np.empty((0,) * type.ndim, type.dtype.numpy)
     return convert_array(here, given, type, on(source), on(target), what)
 

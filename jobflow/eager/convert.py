@@ -1,8 +1,7 @@
-"""A change of layout, run immediately: a plan that contains only boxing.
+"""Eager redistribution: changes of layout as plans that contain only communication and copies.
 
-The ranks of both placements take part, as a group with a communicator of its own; others need not know.  A plan is made and bound
-once for a type and two layouts, and kept for the group.  Before ranks exchange anything they make sure that they are about to do
-the same (`Communicator.agree`).
+The ranks of both placements participate, as a group with its own communicator.  A plan is compiled and bound once per type and pair of
+layouts, and cached for the group.  Before ranks communicate, they compare digests of the operation (`Communicator.agree`).
 """
 
 from __future__ import annotations
@@ -34,24 +33,24 @@ from jobflow.runtime.executor import Executor
 from jobflow.runtime.variable_buffers import window
 from jobflow.runtime.world.world import Rank
 
-#: how many changes of layout a group of ranks keeps prepared
+#: the number of prepared changes of layout per group of ranks
 KEPT = 128
-#: what their programs are called
+#: the name of their programs
 CONVERSION = "convert"
 
 
 def empty(type: TensorType) -> Array:
-    """What a rank outside the placement holds."""
+    """Return the empty piece of a rank outside the placement."""
     return np.empty((0,) * type.ndim, type.dtype.numpy)
 
 
 @dataclass
 class Conversion:
-    """A change of layout as one rank of the group performs it."""
+    """A change of layout on one rank of the group."""
 
     run: Callable[[Array], Array | None]
     communicates: bool
-    #: whether this rank has a piece of the result
+    #: True if this rank has a piece of the result
     takes: bool
 
     def __call__(self, array: Array, type: TensorType) -> Array:
@@ -61,10 +60,10 @@ class Conversion:
 
 @dataclass(frozen=True)
 class Planned:
-    """A change in steps, bound to memory of its own."""
+    """A change of layout as a plan with its own memory."""
 
     executor: Executor
-    #: whether this rank has a piece of the source
+    #: True if this rank has a piece of the source
     gives: bool
 
     def __call__(self, array: Array) -> Array | None:
@@ -74,9 +73,9 @@ class Planned:
 
 @dataclass(frozen=True)
 class Part:
-    """A piece that is a part of another, or all of it: a copy of that part."""
+    """A change of layout whose result is a part of the source piece, or all of it: a copy."""
 
-    #: the part, in the bytes of the other
+    #: the part, in bytes of the source
     slot: Slot
 
     def __call__(self, array: Array) -> Array:
@@ -84,19 +83,22 @@ class Part:
 
 
 def convert(here: EagerState, x: TensorBase, target: Layout, what: str) -> Array:
-    """This rank's piece of a global tensor in another layout; every rank of both placements calls it.  `what` it is for, in messages."""
+    """Return this rank's piece of a global tensor in another layout; all ranks of both placements must call this.
+
+    `what` names the operation in messages.
+    """
     assert x.layout is not None
     return convert_array(here, x.array, x.tensor_type, x.layout, target, what, x.origin)
 
 
 def convert_array(here: EagerState, array: Array, type: TensorType, source: Layout, target: Layout, what: str, origin: int = 0) -> Array:
-    """The same for a piece."""
+    """Return this rank's piece, `array`, in another layout; see `convert`."""
     if source == target:
         return array
     ranks = tuple(sorted({*source.placement.ranks, *target.placement.ranks}))
     if here.rank.index not in ranks:
         return empty(type)
-    with scope.lock():  # a change that was bound before uses the same memory again
+    with scope.lock():  # a bound change reuses its memory
         return _converted(here, array, type, source, target, ranks, what, origin)
 
 
@@ -113,14 +115,14 @@ def _converted(
         del kept[key]
     elif len(kept) >= KEPT:
         kept.pop(next(iter(kept)))
-    kept[key] = found = found or bound(here, comm, ranks, type, source, target)  # the last used is the last to be forgotten
+    kept[key] = found = found or bound(here, comm, ranks, type, source, target)  # least recently used first
     return found(array, type)
 
 
 def agree(here: EagerState, comm: Communicator, digest: int, what: Callable[[], str]) -> None:
-    """Make sure that all ranks of a communicator are about to do the same; DivergedError, on all of them, if they are not.
+    """Compare the next operation of all ranks of a communicator; raise DivergedError, on all of them, if it differs.
 
-    Called with the lock held, which is kept until what they agree on is done.
+    The caller holds the lock until that operation is done.
     """
     here.rank.check_process()
     try:
@@ -131,50 +133,50 @@ def agree(here: EagerState, comm: Communicator, digest: int, what: Callable[[], 
 
 
 def in_thread(caller: str) -> str:
-    """Where a call comes from that another Python thread than the rank's own makes, for messages."""
+    """Return the suffix of a message for a call from another Python thread than the rank's main thread."""
     return f" in Python thread {caller!r}" if caller else ""
 
 
 @contextmanager
 def meeting(here: EagerState, comm: Communicator, digest: int, what: Callable[[], str]) -> Iterator[None]:
-    """Inside, the ranks do what they agree on here, and no other Python thread does anything with them."""
+    """Compare the next operation of all ranks, and exclude other Python threads inside the `with` block."""
     with scope.lock():
         agree(here, comm, digest, what)
         yield
 
 
 def _digest(here: EagerState, type: TensorType, source: Layout, target: Layout, origin: int) -> int:
-    """A number for the change, for what the tensor was computed from, and for all that was done on its ranks before."""
+    """Return a digest of the change, of the provenance of the tensor, and of the earlier operations on its ranks."""
     before = here.trail(source.placement).number if source.placement.ranks == target.placement.ranks else 0
     return mixed(before, origin, zlib.crc32(f"{type} {source} {target}".encode()))
 
 
 def _described(here: EagerState, what: str, type: TensorType, source: Layout, target: Layout, origin: int) -> Callable[[], str]:
     def text() -> str:
-        # two tensors alike in all else are told apart by a number
+        # the number distinguishes tensors that are otherwise alike
         return f"{what} of {type} #{origin % 10_000:04} {source} -> {target} at {user_line()}{done(here, source.placement)}"
 
     return text
 
 
 def done(here: EagerState, placement: Placement) -> str:
-    """What was done last on these ranks, for messages."""
+    """Return the last operations on these ranks, for messages."""
     last = here.trail(placement).last
     return "".join(["\n    after", *(f"\n      {text}" for text in last)]) if last else ""
 
 
 def bound(here: EagerState, comm: Communicator, ranks: tuple[int, ...], type: TensorType, source: Layout, target: Layout) -> Conversion:
-    """The plan of a change, bound to memory; collective over the group."""
+    """Return the plan of a change, bound to memory; a collective operation of the group."""
     index, group = ranks.index(here.rank.index), RankGroup((source.placement, target.placement))
     at = [group.layout(source), group.layout(target)]
     ready = Program(physical(type, *at), StorageChoice(copies=True), CPU).bind(Rank(index, len(ranks), here.device, comm))
     gives, takes = (index in layout.placement.ranks for layout in at)
-    # what some ranks do in steps is nothing, or a part, for others: without a schedule nobody waits for anybody
+    # without a schedule no rank waits for another, so each may use a copy of a part instead of the plan
     return Conversion(_part(ready.plan) or Planned(ready.executor, gives), bool(ready.plan.schedule), takes)
 
 
 def _part(plan: Plan) -> Part | None:
-    """The change, if it only looks at what there is."""
+    """Return the conversion as a copy of a part, if no data move between ranks."""
     if plan.schedule or plan.body or not plan.feeds or not plan.fetches:
         return None
     (feed,), ((_, slot),) = plan.feeds, plan.fetches
@@ -182,7 +184,7 @@ def _part(plan: Plan) -> Part | None:
 
 
 def physical(type: TensorType, source: Layout, target: Layout) -> Physical:
-    """A program that takes x in one layout and gives it in the other."""
+    """Return a program that converts x from one layout to the other."""
     nodes = [Node(Input(type.shape, type.dtype, "x"), (), ((type, "x", False),), "x", source.placement)]
     first = here = nodes[0].outputs[0]
     layouts: dict[Value, Layout | Local] = {here: source}
@@ -196,7 +198,7 @@ def physical(type: TensorType, source: Layout, target: Layout) -> Physical:
 
 
 def gathered(here: EagerState, x: TensorBase, what: str) -> Array:
-    """The logical value, on every rank there is; all of them call it."""
+    """Return the logical value on every rank; all ranks must call this."""
     with scope.lock():
         return _gathered(here, x, what)
 
@@ -209,5 +211,5 @@ def _gathered(here: EagerState, x: TensorBase, what: str) -> Array:
         if here.rank.size > 1:
             same = x.tensor_type, x.layout, x.layout
             agree(here, here.rank.comm, _digest(here, *same, x.origin), _described(here, what, *same, x.origin))
-        return x.array.copy()  # written to on one rank, copies would no longer be equal
+        return x.array.copy()  # a write on one rank must not reach the shared copies
     return convert_array(here, x.array, x.tensor_type, x.layout, everywhere, what, x.origin)

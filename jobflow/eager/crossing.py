@@ -1,9 +1,9 @@
 """Conversions between local and global tensors, and between layouts of a global tensor; all have gradients.
 
-The gradient of a global tensor in another layout comes back in the layout it had.  A local tensor that became part of a global one
-gets the gradient of its part: its piece where it is split; the whole on every rank where it is an addend; where it is a copy, the
-first rank, whose numbers count, gets it, and the others zeros.  A piece that became local gives its gradient back as that piece,
-and copies add up.
+The gradient of a redistributed tensor returns in the layout of the source.  The gradient of a local tensor that became a piece of a global
+tensor depends on the sbp.  Where it is split, it is the piece; where it is an addend, the whole gradient on every rank.  Where it is a
+copy, the first rank, whose values count, receives the gradient and the others zeros.  A piece that became local returns its gradient as
+that piece, and gradients of copies are summed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from jobflow.ops.layout_ops import dual
 from jobflow.ops.op import Op, apply
 from jobflow.ops.scalar import Scale
 
-#: the most axes that NumPy's arrays have
+#: the maximal number of axes of NumPy arrays
 AXES = 64
 
 
@@ -39,7 +39,7 @@ T = TypeVar("T", bound=TensorBase)
 
 
 def change(here: EagerState, x: T, target: Layout, back: Sequence[Sbp] | None = None) -> T:
-    """A global tensor in another layout; its gradient is brought into `back` first, on the new placement, if that is given."""
+    """Return a global tensor in another layout; its gradient is first redistributed to `back` on the new placement, if set."""
     if x.traced is not None or here.building is not None:
         return recorder(here, "to_global").change(x, target, back)
     check_current(x)
@@ -57,7 +57,7 @@ def change(here: EagerState, x: T, target: Layout, back: Sequence[Sbp] | None = 
 
 
 def as_read(here: EagerState, op: Op, x: T) -> T:
-    """x in the layout in which `op` reads it: brought there once where several ops read it so."""
+    """Return x in the layout in which `op` reads it, so that several operations share one redistribution."""
     if x.traced is not None or x.layout is None:
         return x
     wanted = prepared(here, op, (x,)).wanted
@@ -65,7 +65,7 @@ def as_read(here: EagerState, op: Op, x: T) -> T:
 
 
 def enter(here: EagerState, x: T, target: Layout, *, check: bool = True, copy: bool = False) -> T:
-    """The global tensor whose pieces are the ranks' local ones."""
+    """Return the global tensor whose pieces are the local tensors of the ranks."""
     with scope.lock():
         return _entered(here, x, target, check, copy)
 
@@ -89,7 +89,7 @@ def _entered(here: EagerState, x: T, target: Layout, check: bool, copy: bool) ->
 
 
 def logical_type(here: EagerState, x: TensorBase, target: Layout) -> TensorType:
-    """What the ranks' tensors make together; ShapeError, on all of them, if they do not fit."""
+    """Return the type of the global tensor of all ranks' pieces; raise ShapeError, on all ranks, if they do not fit together."""
     ranks = target.placement.ranks
     what = f"to_global at {user_line()}"
     if here.rank.size > 1:
@@ -103,8 +103,7 @@ def logical_type(here: EagerState, x: TensorBase, target: Layout) -> TensorType:
     for rank, type in given.items():
         if type.ndim != first.ndim or type.dtype is not first.dtype:
             raise ShapeError(
-                f"{what}: rank {ranks[0]} has {first} and rank {rank} has {type}; the parts of a tensor "
-                f"must have one dtype and the same number of axes"
+                f"{what}: rank {ranks[0]} has {first} and rank {rank} has {type}; the parts of a tensor must have the same dtype and number of axes"
             )
     shape = list(first.shape)
     for axis in range(first.ndim):
@@ -115,14 +114,14 @@ def logical_type(here: EagerState, x: TensorBase, target: Layout) -> TensorType:
         wanted = target.box(shape, rank).shape
         if type.shape != wanted:
             raise ShapeError(
-                f"{what}: as {', '.join(map(repr, target.sbp))} the ranks' tensors make {first.dtype.name}{shape}, of which rank {rank} "
-                f"holds {list(wanted)}, but it has {list(type.shape)}; parts must be balanced, those of the first ranks one longer"
+                f"{what}: with {', '.join(map(repr, target.sbp))} the local tensors form {first.dtype.name}{shape}, of which rank {rank} "
+                f"holds {list(wanted)}, but it has {list(type.shape)}; balance the parts, with the longer ones on the first ranks"
             )
     return first.with_shape(tuple(shape))
 
 
 def _types(here: EagerState, type: TensorType) -> list[TensorType]:
-    """Every rank's type, of which the others are told in a row of numbers: element type, number of axes, sizes."""
+    """Return the types of all ranks, exchanged as rows of integers: element type, number of axes, sizes."""
     row = np.zeros((1, 2 + AXES), np.int64)
     row[0, : 2 + type.ndim] = DTYPES.index(type.dtype), type.ndim, *type.shape
     rows = stacked(here, row, "the types of local tensors for to_global").tolist()
@@ -130,7 +129,7 @@ def _types(here: EagerState, type: TensorType) -> list[TensorType]:
 
 
 def _assumed_type(x: TensorBase, target: Layout) -> TensorType:
-    """The type if all ranks have tensors like this one."""
+    """Return the type of the global tensor if all pieces have this type."""
     shape = list(x.tensor_type.shape)
     for sbp, n in zip(target.sbp, target.placement.mesh, strict=True):
         if isinstance(sbp, Split):
@@ -139,7 +138,7 @@ def _assumed_type(x: TensorBase, target: Layout) -> TensorType:
 
 
 def _first_copy(here: EagerState, array: np.ndarray, type: TensorType, target: Layout) -> np.ndarray:
-    """Of what should be copies, the numbers of the first: along every B the others are overwritten."""
+    """Return the values of the first copy: along every B, the other ranks' values are overwritten."""
     for dimension, sbp in enumerate(target.sbp):
         if not isinstance(sbp, Broadcast):
             continue
@@ -162,7 +161,7 @@ class _EnterGradient:
         assert gradient is not None
         piece = leave(self.here, relaid(self.here, gradient, unsummed(self.layout)))
         rank, placement = self.here.rank.index, self.layout.placement
-        if rank not in placement.ranks:  # zeros, but made of the piece: gradients of gradients are taken on all ranks alike
+        if rank not in placement.ranks:  # zeros computed from the piece, so that all ranks record the same second gradients
             zeros: TensorBase = apply(BroadcastTo(self.local.shape), apply(SumTo(()), piece))
             return (zeros,)
         first = all(i == 0 for sbp, i in zip(self.layout.sbp, placement.coordinates(rank), strict=True) if isinstance(sbp, Broadcast))
@@ -171,7 +170,7 @@ class _EnterGradient:
 
 
 def leave(here: EagerState, x: T, *, copy: bool = False) -> T:
-    """This rank's piece of a global tensor, as a local tensor."""
+    """Return this rank's piece of a global tensor as a local tensor."""
     check_current(x)
     piece = x.array.copy() if copy else x.array
     output = TensorBase.new(x.tensor_type.with_shape(tuple(piece.shape)), None, piece)

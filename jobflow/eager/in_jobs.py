@@ -1,8 +1,8 @@
-"""Functions of tensors and modules in the body of a job: what they do to tensors of the job is recorded there, with the conventions of tensors.
+"""Functions of tensors and modules in the body of a job: their operations are recorded there, with the conventions of tensors.
 
-A tensor of the job goes in as a tensor without numbers, `Tensor(type, None, None, traced=handle)`, and comes out as one of the job again.
-Recording needs no rank: the state that functions ask for belongs to the body, so that it is the same on the only rank that traces a job.
-Parameters and buffers of a module that is called are variables of the session; nothing else that has numbers can be met.
+A tensor of the job is passed in as a traced tensor without values, `Tensor(type, None, None, traced=handle)`, and returned as a tensor of
+the job.  Tracing needs no rank: the state of the functions belongs to the body, so that it is the same on the only rank that traces a
+job.  Parameters and buffers of a called module become variables of the session; other tensors with values are refused.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ from jobflow.ops.source import Constant
 from jobflow.runtime.device.numpy_device import CpuDevice
 from jobflow.runtime.world.solo import SoloWorld
 
-#: what a job has where tensors have layouts of their own
+#: advice for calls that set layouts in the body of a job
 LAYOUTS = "in the body of a job use flow.parallel_cast, x.with_distribute or flow.scope.placement"
-#: what is wrong with other tensors there
-NOT_OF_THE_JOB = "with numbers, none of this job; give the job its array as an argument, or make it a variable (get_variable)"
+#: the problem with eager tensors in the body of a job
+NOT_OF_THE_JOB = "with values, not of this job; pass its array to the job as an argument, or use a variable (get_variable)"
 
 
-#: what a tensor has in the place of the job's, until its op is recorded
+#: the traced value of a tensor until its operation is recorded
 _WAITING = object()
 
 
 @dataclass(frozen=True)
 class Called:
-    """A module that is called in the body of a job: its class, the namespaces of the call, and names by id."""
+    """A module call in the body of a job: its class, the namespaces of the call, and names by id."""
 
     word: str
     namespace: tuple[str, ...]
-    #: of its parameters and buffers
+    #: names of its parameters and buffers
     names: Mapping[int, str]
-    #: of the modules inside of it
+    #: names of its submodules
     paths: Mapping[int, str]
 
 
 class Recorder(Recording[TensorBase]):
-    """What stands in the place of a graph that is built (`EagerState.building`), while functions of tensors and modules run in the body of a job.
+    """The recorder of functions of tensors and modules in the body of a job; it replaces a graph in `EagerState.building`.
 
-    It is the interpreter too: functions of ops, which get these tensors there, are recorded as well.
+    It is also the interpreter, so that functions of operations on these tensors are recorded, too.
     """
 
     running, short, lays = "the body of a job", "the job", False
@@ -70,16 +70,16 @@ class Recorder(Recording[TensorBase]):
         self.here = EagerState(SoloWorld(CpuDevice()).ranks[0])
         self.here.default_dtype = body.default_dtype
         self.here.local_generator.seed = body.seed
-        #: that of the last op of the function that runs
+        #: the name of the last operation of the running function
         self.name: str | None = None
-        #: the module that is called, if one is
+        #: the called module, if any
         self.module: Called | None = None
         self._standing: dict[int, TensorBase] = {}
         self._waiting: tuple[Op, list[Any], tuple[TensorBase, ...]] | None = None
         self._entered: tuple[scope.Scope, scope.Scope] | None = None
 
     def scope(self) -> scope.Scope:
-        """That of a function which runs here: the body's, with the state of its recording."""
+        """Return the scope for a function: the scope of the body, with the state of this recorder."""
         now = scope.current()
         if self._entered is None or self._entered[0] is not now:
             self._entered = now, replace(now, interpreter=self, root=replace(now.root, eager=self.here))
@@ -90,7 +90,7 @@ class Recorder(Recording[TensorBase]):
     # ---------------------------------------------------------------- ops
 
     def apply(self, op: Op, inputs: Sequence[Any], name: str | None = None) -> tuple[TensorBase, ...]:
-        """The outputs of an op that a function of ops calls."""
+        """Record an operation called by a function of operations, and return its outputs."""
         if self.module is None:
             self.name = self.name or name
         return self.run(op, inputs) if inputs else (self.source(op, None, None),)
@@ -106,7 +106,7 @@ class Recorder(Recording[TensorBase]):
         return [self._handle(x, op) for x in made], (None,) * len(made)
 
     def _handle(self, x: TensorBase, op: Op) -> Any:
-        """The tensor of the job that x stands for."""
+        """Return the tensor of the job that x represents."""
         if x.traced is None and self.module is None:
             raise JobError(f"{op.word()} at {user_line()}: a tensor {x.tensor_type} {NOT_OF_THE_JOB}")
         return self.known(x).traced
@@ -117,21 +117,21 @@ class Recorder(Recording[TensorBase]):
         return super().known(x)
 
     def _recorded(self, op: Op, inputs: list[Any]) -> tuple[TensorBase, ...]:
-        """At once; or, where the last op has a name, when the next one comes, or the function has ended."""
+        """Record an operation: at once, or if a name is set, before the next operation or at the end of the function."""
         if self.name is None:
             return tuple([TensorBase.new(each.tensor_type, None, None, each) for each in self.body.apply(op, inputs, None)])
         self.record(None)
         try:
             types = types_tuple(op.infer(*(x.tensor_type for x in inputs)))
         except JobflowError:
-            self.body.apply(op, inputs, self.name)  # whose error names the op and the line
+            self.body.apply(op, inputs, self.name)  # its error names the operation and the line
             raise
         made = tuple(TensorBase.new(type, None, None, _WAITING) for type in types)
         self._waiting = op, inputs, made
         return made
 
     def record(self, name: str | None) -> None:
-        """Record the op that waits, if one does."""
+        """Record the deferred operation, if any."""
         if self._waiting is not None:
             (op, inputs, outputs), self._waiting = self._waiting, None
             for x, made in zip(outputs, self.body.apply(op, inputs, name), strict=True):
@@ -141,8 +141,8 @@ class Recorder(Recording[TensorBase]):
         if layout is not None and self.module is None:
             raise JobError(f"{op.word()} at {user_line()}: placement= and sbp= are for global tensors; {LAYOUTS}")
         if counter is not None:
-            drawing: Any = op  # ops that draw have a key
-            op = replace(drawing, key=self._draw())
+            random: Any = op  # random operations have a key
+            op = replace(random, key=self._draw())
         (made,) = self._recorded(op, [] if counter is None else [self.body.run_counter()])
         return made
 
@@ -151,11 +151,11 @@ class Recorder(Recording[TensorBase]):
         return self._draw(), self.body.seed, TensorBase.new(counter.tensor_type, None, None, counter)
 
     def _draw(self) -> str:
-        """The name of a draw, in the place of an op's; no other draw of the job has it."""
+        """Return a name for a draw, unique within the job."""
         return self.body.unique_name("draw")
 
     def called(self, module: Any, forward: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-        """A module's forward: names of ops begin with the module's own."""
+        """Run a module's forward with the module's name as namespace of its operations."""
         path = "" if self.module is None else self.module.paths.get(id(module), "")
         if self.module is None or not path:
             return forward(*args, **options)
@@ -175,28 +175,29 @@ class Recorder(Recording[TensorBase]):
         return self._standing[id(x)]
 
     def _named(self, x: TensorBase) -> str:
-        """The name of the variable that a tensor is.  JobError if it has none, or the variable is something else."""
+        """Return the name of the variable for a tensor; raise JobError if it has none, or if the name is in use."""
         session = current_session()
         tensors = SessionTensors.of(session)
         tied = tensors.name_of(x)
         if tied is not None:
             return tied
-        assert self.module is not None, "others have been refused"
+        assert self.module is not None, "tensors outside of modules are refused earlier"
         name = self.module.names.get(id(x))
         if name is None:
             is_parameter = x._needs_gradient and x.is_leaf
-            remedy = "make it one (register_buffer), create it in forward with flow.tensor, or pass its array to the job"
+            remedy = "register it (register_buffer), create it in forward with flow.tensor, or pass its array to the job"
             if is_parameter:
                 remedy = "assign it, or its module, to an attribute in __init__"
             raise JobError(
                 f"{user_line()}: {self.module.word}, called in job {self.body.name}, reads a {'parameter' if is_parameter else 'tensor'} "
-                f"{x.tensor_type} that is not its parameter or buffer, so the job would not see its values change; {remedy}"
+                f"{x.tensor_type} that is not its parameter or buffer, so the job would miss changes of its values; {remedy}"
             )
         if name in session.variables or name in self.body.variables:
             whose = "another module" if name in self.body.tensors or name in tensors else "get_variable or a layer"
             raise JobError(
-                f'{user_line()}: {self.module.word} has a "{name}", but job {self.body.name} has a variable of that name already, made by {whose}; '
-                f'call this module in a namespace of its own: with flow.scope.namespace("..."): y = model(x)'
+                f'{user_line()}: {self.module.word} has a "{name}", but job {self.body.name} already has a variable of that name, created by '
+                f"{whose}; "
+                f'call this module in a separate namespace: with flow.scope.namespace("..."): y = model(x)'
             )
         return name
 
@@ -226,32 +227,28 @@ class Recorder(Recording[TensorBase]):
             )
         super().write(x, made)
 
-    # ---------------------------------------------------------------- what jobs do not have
+    # ---------------------------------------------------------------- unsupported in jobs
 
     def change(self, x: TensorBase, target: Layout, back: Sequence[Sbp] | None) -> TensorBase:
-        """In modules, which may have been written for global tensors, recorded; the tensors of jobs have other words for it."""
+        """Record a redistribution inside modules; raise JobError elsewhere, because tensors of jobs have other functions for it."""
         if self.module is not None:
             with scope.using(placement=target.placement):
                 return self.run(ToLayout(target.sbp, None if back is None else tuple(back)), [x])[0]
-        raise JobError(
-            f"to_global at {user_line()}: the tensor {x.tensor_type} belongs to a job, whose layouts are chosen after its body has run; {LAYOUTS}"
-        )
+        raise JobError(f"to_global at {user_line()}: the tensor {x.tensor_type} belongs to a job, whose layouts are chosen after tracing; {LAYOUTS}")
 
     def leave(self, x: TensorBase) -> TensorBase:
-        """There are no pieces yet."""
-        raise JobError(
-            f"to_local at {user_line()}: the tensor {x.tensor_type} belongs to a job, and has no local part before the job runs; {LAYOUTS}"
-        )
+        """Raise JobError: tensors of a job have no pieces during tracing."""
+        raise JobError(f"to_local at {user_line()}: the tensor {x.tensor_type} belongs to a job and has no local piece during tracing; {LAYOUTS}")
 
     def backward(self, loss: TensorBase, gradient: TensorBase | None = None) -> None:
-        """A job's optimizer says what gradients are for."""
+        """Raise JobError: a job's optimizer computes the gradients."""
         raise JobError(f"backward at {user_line()}: {loss.tensor_type} is a tensor of a job; call an optimizer's minimize instead")
 
     def update(self, op: Op, inputs: Sequence[TensorBase]) -> None:
         if self.module is None:
-            raise JobError(f"{op.word()} at {user_line()}: it overwrites tensors, and those of a job cannot be overwritten")
+            raise JobError(f"{op.word()} at {user_line()}: the tensors of a job cannot be overwritten; use the form that returns a new tensor")
         own = any(is_local(self.known(x).traced) for x in inputs)
-        with nullcontext() if own else scope.using(view="consistent"):  # variables alone give the same on all devices
+        with nullcontext() if own else scope.using(view="consistent"):  # an update of variables alone has the same result on all devices
             super().update(op, inputs)
 
 
@@ -259,19 +256,19 @@ class Recorder(Recording[TensorBase]):
 
 
 def is_body(interpreter: Any) -> bool:
-    """True for the body of a job."""
+    """Return True for the body of a job."""
     return isinstance(interpreter, JobBody)
 
 
 def recorder_of(body: JobBody) -> Recorder:
-    """The one that records in this body."""
+    """Return the recorder of this body."""
     if body.records is None:
         body.records = Recorder(body)
     return body.records
 
 
 def recorded(body: Any, function: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any], name: str | None = None) -> Any:
-    """What the function makes of tensors of the job whose body runs, as such tensors; `name` is that of its last op."""
+    """Record a function of tensors of the job in its body, and return its results; `name` names its last operation."""
     recorder = recorder_of(body)
     given, options = replaced((tuple(arguments), dict(named)), TensorOperators, lambda x: TensorBase.new(x.tensor_type, None, None, x))
     before, recorder.name = recorder.name, name

@@ -1,8 +1,8 @@
-"""In-place writes and gradients: new nodes for overwritten tensors, views, and the errors for overwritten values.
+"""In-place writes and gradients: new nodes for updated tensors and their views, and the errors for lost values.
 
-After x = x.add_(y) the tensor x stands for the sum: its node is that of the sum, and what was recorded of it before is about what it
-held before.  A view stands for a part of its base.  Writing through a view therefore gives its base a new node too, "the base with
-that part replaced"; and a view whose memory was written over since it was made is made anew from its base before it is read.
+After x = x.add_(y), the node of x is the node of the sum; earlier nodes still refer to the old value.  A view represents a part of its base.
+A write through a view also gives its base a new node, "the base with that part replaced".  A view whose memory was written to since its
+creation is derived again from its base before it is read.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from jobflow.ops.slices import Slice
 
 
 def may_write(here: EagerState, x: TensorBase, what: str) -> None:
-    """JobError for a leaf that requires gradients, or a view of one, while gradients are recorded."""
+    """Raise JobError for a leaf that requires gradients, or a view of such a leaf, while gradients are recorded."""
     if not here.grad_enabled:
         return
-    root, leaf = x, x._needs_gradient and x.is_leaf  # a view may have been made a leaf, of a tensor that is none
+    root, leaf = x, x._needs_gradient and x.is_leaf  # a view may be a leaf although its base is not
     while root.base is not None:
         root = root.base[0]
     if leaf or (root._needs_gradient and root.is_leaf):
         whose = f"a leaf {x.tensor_type}" if leaf else f"a view of a leaf {root.tensor_type}"
         raise JobError(
-            f"{what} at {user_line()}: {whose} that requires gradients would be written over, and its gradient lost; "
-            f"do it inside no_grad(), or make a new tensor"
+            f"{what} at {user_line()}: {whose} that requires gradients cannot be overwritten, because its gradient would be lost; "
+            f"overwrite it inside no_grad(), or compute a new tensor"
         )
 
 
@@ -64,7 +64,7 @@ def zero_gradient(x: TensorBase, set_to_none: bool) -> None:
 
 
 def written(here: EagerState, x: TensorBase, value: TensorBase, what: str) -> None:
-    """The memory of x has been written over: note it, and that x and what it is a view of are made of `value` now."""
+    """Register a write of `value` to the memory of x: update the nodes of x and of its bases."""
     chain = [x]
     while chain[-1].base is not None:
         follow(chain[-1])
@@ -91,7 +91,7 @@ def passed_on(kept: Sequence[TensorBase], gradients: Gradients) -> Gradients:
 
 @dataclass(frozen=True, slots=True)
 class _PartGradient:
-    """Of a base of which the part that `op` looks at was replaced: the gradients of the base before, and of the part."""
+    """The gradients of a base and of the part that replaced the view `op` of it."""
 
     op: ViewOp
 
@@ -100,5 +100,5 @@ class _PartGradient:
         assert gradient is not None
         part = apply(self.op, gradient)
         if not isinstance(self.op, Slice):
-            return None, part  # all of it was replaced
+            return None, part  # the whole base was replaced
         return apply(SliceUpdate(Slice(self.op.starts, self.op.stops, self.op.steps)), gradient, fill_like(part, 0.0)), part

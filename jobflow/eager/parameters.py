@@ -1,4 +1,4 @@
-"""The parameters of a function: which of them are tensors, and what others may be, as its annotations say."""
+"""The parameters of a function: its tensor parameters, and the kinds of others, read from annotations."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from jobflow.eager.argument_kinds import Kind, kind_of
 
 
 class Roles:
-    """Which parameters of a function are tensors, and which are sequences of them.
+    """The tensor parameters of a function, and its parameters for sequences of tensors.
 
-    Found out when the function is called first: for all functions together it takes longer than importing them, and more memory.
+    Computed at the first call of the function: for all functions together this takes more time and memory than importing them.
     """
 
     def __init__(self, what: str, function: Callable[..., Any]) -> None:
@@ -30,7 +30,7 @@ class Roles:
 
     @cached_property
     def by_name(self) -> dict[str, str]:
-        """ "tensor", "optional", "tensors", "operand" (a tensor or a number), or "" """
+        """Roles by name: "tensor", "optional", "tensors", "operand" (a tensor or a number), or ""."""
         return {each.name: _role(each.annotation) for each in self.signature.parameters.values()}
 
     @cached_property
@@ -40,30 +40,29 @@ class Roles:
 
     @cached_property
     def places(self) -> list[str]:
-        """The parameters that take arguments by position."""
+        """The parameters that accept positional arguments."""
         given = self.signature.parameters.values()
         return [each.name for each in given if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
 
     @cached_property
     def rest(self) -> str:
-        """The parameter that takes all further ones."""
+        """The parameter *args, or ""."""
         return next((each.name for each in self.signature.parameters.values() if each.kind is each.VAR_POSITIONAL), "")
 
     @cached_property
     def open_ended(self) -> bool:
-        """Whether it takes any keyword."""
+        """True if the function has a parameter **kwargs."""
         return any(each.kind is each.VAR_KEYWORD for each in self.signature.parameters.values())
 
     @cached_property
     def keywords(self) -> frozenset[str]:
-        """The parameters that can be given by name."""
+        """The parameters that can be passed by name."""
         return frozenset(each.name for each in self.signature.parameters.values() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY))
 
     def renamed(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The same arguments by our names of parameters, where PyTorch's or NumPy's are given that this function has not.
+        """Return the arguments with PyTorch's and NumPy's parameter names replaced by jobflow's.
 
-        `input` is the first tensor, `axis` and `keepdims` are `dim` and `keepdim`, and what takes all further arguments, one by one or as a
-        sequence, may be given as a sequence by its name.
+        `input` is the first tensor; `axis` and `keepdims` are `dim` and `keepdim`.  The parameter *args may be passed by its name, as a sequence.
         """
         ours = {(name if name in self.keywords else self._ours(name)): value for name, value in named.items()}
         if len(ours) < len(named):
@@ -84,23 +83,23 @@ class Roles:
 
     @cached_property
     def must(self) -> dict[str, bool]:
-        """Where nothing but tensors can be."""
+        """True by name for parameters that accept only tensors."""
         return {name: role not in ("", "operand") for name, role in self.by_name.items()}
 
     @cached_property
     def by_place(self) -> tuple[bool, ...]:
-        """The same, by position."""
+        """True by position for parameters that accept only tensors."""
         return tuple(self.must[name] for name in self.places)
 
     @cached_property
     def kinds(self) -> dict[str, Kind]:
-        """What those that are no tensors may be, where the annotations say it."""
+        """The kinds of parameters other than tensors, where annotations define them."""
         given = [each for each in self.signature.parameters.values() if each.kind is not each.VAR_POSITIONAL]
-        found = {each.name: kind_of("str | None" if each.name == "name" else str(each.annotation)) for each in given}  # any name may be left to us
+        found = {each.name: kind_of("str | None" if each.name == "name" else str(each.annotation)) for each in given}  # every name may be None
         return {name: kind for name, kind in found.items() if kind is not None}
 
     def check_kinds(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """ArgumentError for what is not of the kind that its parameter takes."""
+        """Raise ArgumentError for an argument that is not of the kind of its parameter."""
         kinds = self.kinds
         for name, given in (*zip(self.places, arguments, strict=False), *named.items()):
             if name in kinds and not kinds[name].fits(given):
@@ -109,24 +108,24 @@ class Roles:
 
     @cached_property
     def name(self) -> tuple[int, str | None]:
-        """Where the parameter `name` is, behind all others if there is none, and its default."""
+        """The position of the parameter `name`, after all others if there is none, and its default."""
         parameters = self.signature.parameters
         return (self.places.index("name"), parameters["name"].default) if "name" in parameters else (len(parameters), None)
 
     @cached_property
     def least(self) -> int:
-        """How many arguments it needs."""
+        """The number of required arguments."""
         return sum(each.default is each.empty for each in self.signature.parameters.values())
 
     def bind(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """TypeError where Python would not call the function with these."""
+        """Raise TypeError if Python could not call the function with these arguments."""
         try:
             self.signature.bind(*arguments, **named)
         except TypeError as error:
             raise TypeError(f"{self.what}() {error}") from None
 
     def given(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-        """(name, value) of every argument; a sequence, where no tensor must be, as its elements."""
+        """Iterate over (name, value) of every argument; sequences that may hold tensors are split into elements."""
         names = (*self.places, *[self.rest] * (len(arguments) - len(self.places)))
         for name, value in (*zip(names, arguments, strict=False), *named.items()):
             if isinstance(value, list | tuple) and self.by_name.get(name, "") in ("", "tensors"):
@@ -135,7 +134,7 @@ class Roles:
                 yield name, value
 
     def wrong(self, name: str, value: Any, numbers: bool) -> bool:
-        """Whether this argument, which is not a tensor, cannot be what it is; `numbers`: nor an operand that is not a number."""
+        """Return True if a non-tensor argument is not allowed for its parameter; `numbers` also rejects operands other than numbers."""
         word, _, element = name.partition("[")
         role = self.by_name.get(word, "")
         if element:
@@ -152,10 +151,10 @@ class Roles:
         return "a sequence of tensors" if self.by_name.get(name) == "tensors" else "a tensor"
 
 
-#: names of parameters that PyTorch takes too: NumPy's, and its own of a few functions
+#: parameter name of NumPy or PyTorch -> jobflow's
 _OTHER_NAMES = {"axis": "dim", "keepdims": "keepdim", "size": "shape", "split_size": "split_size_or_sections"}
 
-#: what the annotation of a parameter says of its arguments
+#: annotation -> role of the parameter
 _ROLES = {
     "Tensor": "tensor",
     "Tensor | None": "optional",
@@ -169,7 +168,7 @@ _ROLES = {
 
 
 def tensors_of(function: Callable[..., Any]) -> int:
-    """How many parameters of a function are tensors, sequences of them, or operands."""
+    """Return the number of parameters that are tensors, sequences of tensors, or operands."""
     plain = inspect.unwrap(function, stop=lambda each: hasattr(each, "__signature__"))
     if hasattr(plain, "__signature__"):
         return sum(map(bool, Roles("", plain).by_name.values()))
@@ -186,7 +185,7 @@ def _array(x: Any) -> str:
 
 
 def described(x: Any) -> str:
-    """What was given, in few words."""
+    """Return a short description of an argument."""
     if isinstance(x, np.ndarray):
         return _array(x)
     text = repr(x)

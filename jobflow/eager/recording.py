@@ -1,11 +1,11 @@
-"""What functions of tensors do while a program is traced: they record.
+"""Recording of functions of tensors while a program is traced.
 
-`state().building` is a recording while `nn.Graph.build` runs, and while a function of tensors or a module runs in the body of a job.  Functions
-of tensors end in `run`, `source`, `update` or `change` here instead of computing.  A traced tensor stands for a value of the program; a tensor
-with numbers that is met - a parameter, a buffer - becomes a variable of the program.
+`state().building` is a recorder while `nn.Graph.build` runs, and while a function of tensors or a module runs in the body of a job.
+Functions of tensors then end in `run`, `source`, `update` or `change` of the recorder, instead of computing.  A traced tensor represents
+a value of the program.  A tensor with values, such as a parameter or a buffer, becomes a variable of the program.
 
-What is a view if it runs at once is one here: what is written through it is written over its base, and it is made anew from its base before it
-is read if that was written over since.
+Views of eager tensors are views here, too: a write through a view updates its base.  A view whose base was written to since its creation is
+derived again from its base before it is read.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ T = TypeVar("T", bound=TensorBase)
 
 
 def lying(x: TensorBase) -> Array:
-    """An array with the shape and strides that x has if it is computed at once; its memory is not there."""
+    """Return an array with the shape and strides that x would have if computed eagerly; its elements must not be read."""
     if x.traced is None and x.layout is None:
         return x.array
     return unread(x.tensor_type, contiguous_strides(x.tensor_type.shape, x.tensor_type.dtype.itemsize) if x.strides is None else x.strides)
 
 
 def view_strides(op: Op, x: TensorBase) -> tuple[int, ...] | None:
-    """The strides of what an op gives that only looks at x differently; None if it does not.  The same on all ranks."""
+    """Return the strides of the output of an operation that is a view, the same on all ranks; None if it is not a view."""
     if not isinstance(op, ViewOp):
         return lying(x).strides if isinstance(op, Detach) else None
     try:
@@ -52,27 +52,27 @@ def view_strides(op: Op, x: TensorBase) -> tuple[int, ...] | None:
 
 
 class Recording(ABC, Generic[T]):
-    """See the module."""
+    """Base class of the recorders of `nn.Graph.build`, of compiled functions and of jobs."""
 
-    #: what is running, in messages, and in short
+    #: the name of the tracing in messages, and a short form
     running: ClassVar[str]
     short: ClassVar[str]
-    #: whether traced tensors lie somewhere, as global ones do
+    #: True if traced tensors have layouts
     lays: ClassVar[bool] = True
-    #: True if gradients are computed while the function is traced, so that `backward`, clipping and optimizer steps are recorded too
+    #: True if gradients are computed during tracing, so that `backward`, clipping and optimizer steps are recorded, too
     differentiates: ClassVar[bool] = False
 
     here: EagerState
     tracer: Tracer
-    #: True if gradients are asked for
+    #: True if gradients are needed
     trains: bool = True
-    #: by id of a tensor with numbers: what stands for it now
+    #: by id of a tensor with values: its current traced value
     _standing: dict[int, T]
 
     # ---------------------------------------------------------------- ops
 
     def run(self, op: Op, inputs: Sequence[T]) -> tuple[T, ...]:
-        """The outputs of an op."""
+        """Record an operation, and return its outputs."""
         outputs = self._ran(op, inputs)
         strides = view_strides(op, inputs[0]) if len(inputs) == 1 else None
         if strides is not None:
@@ -87,7 +87,7 @@ class Recording(ABC, Generic[T]):
 
     @abstractmethod
     def _applied(self, op: Op, known: Sequence[T]) -> tuple[Sequence[Any], Sequence[Layout | None]]:
-        """Record an op; the values that it gives, and how tensors that stand for them lie."""
+        """Record an operation; return its values and the layouts of the tensors for them."""
 
     def _record(self, op: Op, values: Sequence[Any], placement: Placement | None) -> tuple[Any, ...]:
         with scope.using(placement=placement, interpreter=self.tracer):
@@ -103,31 +103,31 @@ class Recording(ABC, Generic[T]):
         return made
 
     def update(self, op: Op, inputs: Sequence[T]) -> None:
-        """An op that writes over some of its inputs."""
+        """Record an operation that overwrites some of its inputs."""
         values, _ = self._applied(op, [self.known(x) for x in inputs])
         for output, index in op.alias.items():
             self.write(inputs[index], TensorBase.new(values[output].tensor_type, inputs[index].layout, None, traced=values[output]))
 
     @abstractmethod
     def source(self, op: Op, layout: Layout | None, counter: int | None) -> T:
-        """The output of an op without inputs, or of one that draws, for every run anew."""
+        """Record an operation without inputs, or one that draws anew in every run, and return its output."""
 
     @abstractmethod
     def draw_for(self, x: T) -> tuple[str, int, T]:
-        """Key, seed and counter of the next draw, for numbers beside x."""
+        """Return key, seed and counter of the next draw, for random values with the placement of x."""
 
     @abstractmethod
     def change(self, x: T, target: Layout, back: Sequence[Any] | None) -> T:
-        """A tensor in another layout, whose gradient is brought into `back` if that is given."""
+        """Record a redistribution; its gradient is first redistributed to `back`, if set."""
 
     @abstractmethod
     def leave(self, x: T) -> T:
-        """This rank's piece: an error, for there are none yet."""
+        """Raise JobError: traced tensors have no pieces yet."""
 
-    # ---------------------------------------------------------------- tensors with numbers, and views
+    # ---------------------------------------------------------------- tensors with values, and views
 
     def known(self, x: T) -> T:
-        """What stands for a tensor here."""
+        """Return the traced tensor that represents x in this program."""
         if x.traced is not None:
             if x.base is not None and x.seen != x.version:
                 self._look_again(x)
@@ -136,7 +136,7 @@ class Recording(ABC, Generic[T]):
         return self._read(x) if found is None else found
 
     def _look_again(self, view: T) -> None:
-        """What it is a view of was written over since it was made."""
+        """Derive a view again from its base, which was written to since its creation."""
         assert view.base is not None
         base, op = view.base
         view.seen = view.version
@@ -150,12 +150,12 @@ class Recording(ABC, Generic[T]):
 
     @abstractmethod
     def _read(self, x: T) -> T:
-        """A tensor with numbers, as a variable."""
+        """Register a tensor with values as a variable, and return the traced tensor for it."""
 
     def write(self, x: T, made: T) -> None:
-        """x holds `made` from now on, and so does what it is a view of; a tensor with numbers does so after the run.
+        """Assign `made` to x and update the bases of x; tensors with values change after the run.
 
-        Raises: JobError if the gradient of what x was made of would be lost.
+        Raises: JobError if the gradient of the old value of x would be lost.
         """
         chain = [x]
         while (looked := chain[-1].base) is not None:
@@ -164,9 +164,9 @@ class Recording(ABC, Generic[T]):
         for tensor in chain:
             if hidden and self.trains and tensor.traced is not None and self.known(tensor)._needs_gradient:
                 raise JobError(
-                    f"{user_line()}: a tensor {tensor.tensor_type} that requires gradients would be written over where none are "
-                    f"recorded (no_grad, detach "
-                    f"or data), and its gradient lost in {self.running}; write over a clone() of it, or where gradients are recorded"
+                    f"{user_line()}: a tensor {tensor.tensor_type} that requires gradients cannot be overwritten in {self.running} where no "
+                    f"gradients are recorded (no_grad, detach or data), because its gradient would be lost; overwrite a clone() of it, or "
+                    f"overwrite it where gradients are recorded"
                 )
             hidden = hidden or (tensor.base is not None and isinstance(tensor.base[1], Detach))
         value = self.known(made)
@@ -184,7 +184,7 @@ class Recording(ABC, Generic[T]):
             self._write(x, self.known(x), value)
 
     def _around(self, view: T, base: T) -> T:
-        """`base`, with the part that `view` looks at as it is there."""
+        """Return `base` with the part that `view` shows replaced by the value of `view`."""
         assert view.base is not None
         op = view.base[1]
         if isinstance(op, Slice):
@@ -198,14 +198,14 @@ class Recording(ABC, Generic[T]):
 
     @abstractmethod
     def _write(self, x: T, standing: T, value: T) -> None:
-        """Have a tensor with numbers hold `value`, in place of what stands for it now."""
+        """Assign `value` to a tensor with values, in place of its current traced value."""
 
     # ---------------------------------------------------------------- training and modules
 
     @abstractmethod
     def backward(self, loss: T, gradient: T | None = None) -> None:
-        """`loss.backward()` was called."""
+        """Record a call of `loss.backward()`."""
 
     @abstractmethod
     def called(self, module: Any, forward: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-        """A module's forward, with what is said about the module."""
+        """Run a module's forward with the settings of the module."""

@@ -1,10 +1,10 @@
-"""Running one operation immediately, with layouts, boxing and gradients.
+"""Eager execution of one operation, with layouts, redistribution and gradients.
 
-    run(op, *tensors)   infer -> choose a signature -> convert inputs -> compute -> note it for backward
+    run(op, *tensors)   infer -> choose a signature -> redistribute inputs -> compute -> record for backward
 
-What does not depend on numbers - types, signature, the op on this rank's pieces - is prepared once for an op with inputs of these
-types and layouts.  Layouts are those that `compiler.choose` gives a node of a job, with the present ones as all it knows.
-While `nn.Graph.build` runs, ops are recorded in the graph instead.
+The parts that do not depend on values (types, signature, the operation on this rank's pieces) are prepared once per operation, input types
+and layouts.  `compiler.choose` selects the layouts as for a node of a job, from the current layouts alone.  While `nn.Graph.build` runs,
+operations are recorded in the graph instead.
 """
 
 from __future__ import annotations
@@ -40,41 +40,41 @@ from jobflow.runtime.buffer_pool import POOL
 from jobflow.runtime.failed_assertions import FailedAssertion, located, raise_first
 
 T = TypeVar("T", bound=TensorBase)
-#: how many ops on types and layouts a rank keeps prepared
+#: the number of prepared operations per rank
 KEPT = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What is known of an op on inputs of some types and layouts before it runs."""
+    """The preparation of an operation for inputs of some types and layouts."""
 
-    #: the op on what this rank holds; None on a rank outside the placement
+    #: the operation on this rank's pieces; None on a rank outside the placement
     op: Op | None
     types: tuple[TensorType, ...]
-    #: this rank's pieces
+    #: types of this rank's pieces of the outputs
     pieces: tuple[TensorType, ...]
-    #: per input, how it is read; None: as it lies
+    #: per input, the layout in which it is read; None for its current layout
     wanted: tuple[Layout | None, ...]
     layouts: tuple[Layout | None, ...]
-    #: on which ranks it runs; None for local tensors
+    #: the placement; None for local tensors
     placement: Placement | None = None
-    #: what it does, and a number for that, for ranks to compare
+    #: a description and its digest, which ranks compare
     text: str = ""
     digest: int = 0
-    #: it stands aside for smaller ops, which may be split where it may not
+    #: True if its decomposition runs instead, whose operations accept more splits
     decomposed: bool = False
-    #: some input is not read as it lies
+    #: True if some input is redistributed
     moves: bool = False
     #: computes `op`; None on a rank outside the placement
     calls: EagerCalls | None = None
     #: return uninitialised arrays for this rank's pieces
     allocators: tuple[Callable[[], Array], ...] = ()
-    #: its gradient, by which inputs require one
+    #: gradient programs by the inputs that require gradients
     gradients: dict[tuple[bool, ...], Derivative | None] = field(default_factory=dict, compare=False)
 
 
 def run(op: Op, *inputs: T) -> T:
-    """The output of `op`; those of an op that has several are what `run_several` gives."""
+    """Return the output of `op`; for several outputs use `run_several`."""
     now = scope.current()
     here: EagerState = now.root.eager or state()
     if now.interpreter is not None and not isinstance(now.interpreter, Running):
@@ -85,20 +85,20 @@ def run(op: Op, *inputs: T) -> T:
 
 
 def run_several(op: Op, *inputs: T) -> tuple[T, ...]:
-    """The outputs of an op that has more than one."""
+    """Return the outputs of an operation that has several."""
     made: Any = run(op, *inputs)
     return made
 
 
 def recorder(here: EagerState, what: str) -> Any:
-    """The graph that is being built; JobError in the body of a job function, whose tensors are others."""
+    """Return the current recorder; raise JobError in the body of a job function, whose tensors are of another class."""
     if here.building is None:
-        raise JobError(f"{what} at {user_line()}: a global or local tensor in the body of a job function; pass arrays to the job as arguments")
+        raise JobError(f"{what} at {user_line()}: eager tensors cannot be used in the body of a job function; pass arrays to the job as arguments")
     return here.building
 
 
 def perform(here: EagerState, op: Op, inputs: Sequence[TensorBase], records: bool) -> tuple[TensorBase, ...]:
-    """The outputs of an op, noted for backward if gradients may be asked for."""
+    """Run an operation, record it for backward if requested, and return the outputs."""
     found = prepared(here, op, inputs)
     if found.decomposed:
         with scope.using(interpreter=Running(here, found.placement, records)):
@@ -110,7 +110,7 @@ def perform(here: EagerState, op: Op, inputs: Sequence[TensorBase], records: boo
         for output in outputs:
             output._device = device
     if records:
-        if outputs[0].storage is not None:  # a view: others have none yet
+        if outputs[0].storage is not None:  # only views have a storage here
             outputs[0].base, outputs[0].seen = (inputs[0], op), inputs[0].version
         if any(x._needs_gradient if x.base is None else follow(x) for x in inputs):
             record_op(op, found.placement, found.gradients, inputs, outputs)
@@ -118,7 +118,7 @@ def perform(here: EagerState, op: Op, inputs: Sequence[TensorBase], records: boo
 
 
 def _moves(found: Prepared, x: TensorBase) -> bool:
-    """Whether a view of a global tensor lies elsewhere than the tensor, on some ranks: the same on all of them."""
+    """Return True if a view of a global tensor needs other elements than its base on some rank; all ranks return the same."""
     before, after = x.layout, found.layouts[0]
     assert before is not None and after is not None
     summed = any(isinstance(b, Partial) and not isinstance(a, Partial) for a, b in zip(before.sbp, after.sbp, strict=True))
@@ -129,7 +129,7 @@ def prepared(here: EagerState, op: Op, inputs: Sequence[TensorBase]) -> Prepared
     key = (op, *[part for x in inputs for part in (x.tensor_type.shape, x.tensor_type.dtype, x.layout)])
     found: Prepared | None = here.prepared.get(key)
     if found is None:
-        if len(here.prepared) >= KEPT:  # ops with ever new numbers as attributes
+        if len(here.prepared) >= KEPT:  # operations with ever new numbers as attributes
             here.prepared.clear()
         try:
             found = here.prepared[key] = prepare(here, op, inputs)
@@ -139,7 +139,7 @@ def prepared(here: EagerState, op: Op, inputs: Sequence[TensorBase]) -> Prepared
 
 
 def with_line(error: JobflowError, op: Op | None = None) -> JobflowError:
-    """The same, with the user's line behind the op's word; an error without that word is given the op's, if there is one."""
+    """Return the error with the user's line after the operation's word; an error without that word receives the word of `op`."""
     word, colon, rest = str(error).partition(":")
     if colon and " " not in word:
         return type(error)(f"{word} at {user_line()}:{rest}")
@@ -147,7 +147,7 @@ def with_line(error: JobflowError, op: Op | None = None) -> JobflowError:
 
 
 def prepare(here: EagerState, op: Op, inputs: Sequence[TensorBase]) -> Prepared:
-    """Decide how an op runs."""
+    """Choose the layouts and kernels of an operation."""
     types = types_tuple(op.infer(*(x.tensor_type for x in inputs)))
     placement = common_placement(op, inputs)
     if placement is None:
@@ -166,7 +166,7 @@ def prepare(here: EagerState, op: Op, inputs: Sequence[TensorBase]) -> Prepared:
     text = f"{op} of {_listed(inputs)}"
     digest = zlib.crc32(f"{op!r} of {_listed(inputs)}".encode())
     if choice.unmet is not None:
-        raise SbpError(f"{op.word()}: no signature takes {', '.join(map(str, layouts))}")
+        raise SbpError(f"{op.word()}: no signature accepts {', '.join(map(str, layouts))}; redistribute the inputs with to_global")
     if choice.stuck and type(op).decompose is not Op.decompose:
         return Prepared(op, types, types, (), (), placement, text, digest, decomposed=True)
     reads = tuple(Layout(placement, choice.input(i)) for i in range(len(inputs)))
@@ -184,17 +184,17 @@ def prepare(here: EagerState, op: Op, inputs: Sequence[TensorBase]) -> Prepared:
 
 
 def target() -> Target:
-    """The target of operations that run eagerly: compiled loops where the program's kernels are these, else array functions."""
+    """Return the target of eager operations: compiled loops if the program uses those kernels, else array functions."""
     chosen = target_of("cpu", current_session().settings.kernels)
     return chosen if chosen.tier == "llvm" else CPU
 
 
 def common_placement(op: Op, inputs: Sequence[TensorBase]) -> Placement | None:
-    """Where the inputs lie; None if they are local.  PlacementError if that is not one place."""
+    """Return the placement of the inputs, None for local tensors; raise PlacementError if placements differ."""
     first = inputs[0].layout
     for x in inputs[1:]:
         if (x.layout is None) != (first is None):
-            raise PlacementError(f"{op.word()}: local and global tensors together ({_listed(inputs)}); convert the local one with to_global")
+            raise PlacementError(f"{op.word()}: local and global tensors together ({_listed(inputs)}); convert the local tensor with to_global")
         if x.layout is not None and first is not None and x.layout.placement != first.placement:
             raise PlacementError(
                 f"{op.word()}: tensors on different placements ({_listed(inputs)}); move them to one placement with to_global(placement=...)"
@@ -207,7 +207,7 @@ def _listed(inputs: Sequence[TensorBase]) -> str:
 
 
 def execute(here: EagerState, found: Prepared, op: Op, inputs: Sequence[TensorBase]) -> tuple[TensorBase, ...]:
-    """Convert the inputs, and compute this rank's pieces of the outputs."""
+    """Redistribute the inputs, and compute this rank's pieces of the outputs."""
     if found.placement is None:
         return _pieces(here, found, inputs, isinstance(op, ViewOp), True)
     for x in inputs:
@@ -228,7 +228,7 @@ def execute(here: EagerState, found: Prepared, op: Op, inputs: Sequence[TensorBa
 
 
 def _pieces(here: EagerState, found: Prepared, inputs: Sequence[TensorBase], looks: bool, shares: bool) -> tuple[TensorBase, ...]:
-    """This rank's pieces of the outputs, of which the one of an op that `looks` is no copy, and `shares` the memory of the input."""
+    """Return this rank's pieces of the outputs; with `looks` a view if possible, which `shares` the storage of the input."""
     if found.moves:
         arrays = [x.array if want is None else convert(here, x, want, "an input") for x, want in zip(inputs, found.wanted, strict=True)]
     else:
@@ -258,7 +258,7 @@ def _pieces(here: EagerState, found: Prepared, inputs: Sequence[TensorBase], loo
 
 
 def checked(here: EagerState, found: Prepared, op: RuntimeAssertion, arrays: Sequence[Array]) -> list[Array]:
-    """What passes a check; what any rank refuses is an error on all of them, for which they meet if they hold different elements."""
+    """Run a runtime assertion; ranks with different elements exchange failures, so that all of them raise the first one."""
     refused: FailedAssertion | None = None
     made: list[Array] = []
     try:
@@ -276,7 +276,7 @@ def checked(here: EagerState, found: Prepared, op: RuntimeAssertion, arrays: Seq
 
 
 def seen(op: ViewOp, arrays: Sequence[Array]) -> Array | None:
-    """The view, if strides allow one."""
+    """Return the view, or None if strides cannot express it."""
     try:
         return op.view(*arrays)
     except ValueError:
@@ -284,14 +284,17 @@ def seen(op: ViewOp, arrays: Sequence[Array]) -> Array | None:
 
 
 def compute(here: EagerState, op: Op, arrays: Sequence[Array], types: Sequence[TensorType]) -> list[Array]:
-    """Run an op's calls on this rank; the arrays it makes."""
+    """Run an operation's kernels on this rank, and return the new arrays."""
     outputs = [POOL.allocator(type)() for type in types]
     EagerCalls(op, partial(registry.bind, op, CPU)).run(here.own.device, arrays, outputs)
     return outputs
 
 
 def update(here: EagerState, op: Op, inputs: Sequence[TensorBase], what: str) -> None:
-    """Run an op that overwrites some of its inputs (`alias`), which have the layouts of its rule, for the caller `what`; record nothing."""
+    """Run an operation that overwrites some of its inputs (`alias`), without recording it; `what` names the caller.
+
+    The inputs have the layouts of the operation's rule.
+    """
     if here.building is not None:
         here.building.update(op, inputs)
         return
@@ -324,9 +327,9 @@ def _update(here: EagerState, op: Op, inputs: Sequence[TensorBase], what: str) -
     found.calls.run(here.own.device, arrays, outputs)  # type: ignore[union-attr]
     for i in written if found.moves else ():
         want, x = found.wanted[i], inputs[i]
-        if want is not None:  # the op must see the whole of what lies in pieces: each rank keeps its own of the result
+        if want is not None:  # the operation reads the whole tensor; each rank stores its piece of the result
             if not want.is_whole or x.layout is None or x.layout.is_partial:
-                raise PlanError(f"{op.word()}: the tensor that it writes over lies {x.layout} but is read {want}")
+                raise PlanError(f"{op.word()}: the overwritten tensor has layout {x.layout} but is read as {want}")
             own(x, what)[...] = arrays[i][x.layout.box(x.tensor_type.shape, here.rank.index).slices]
 
 
@@ -334,7 +337,7 @@ def _update(here: EagerState, op: Op, inputs: Sequence[TensorBase], what: str) -
 
 
 def source(op: Op, layout: Layout | None, counter: int | None = None) -> Any:
-    """The output of an op without inputs, or of one that draws (`counter`), as a local or a global tensor."""
+    """Return the output of an operation without inputs, or of one that draws (`counter`), as a local or a global tensor."""
     now = scope.current()
     here: EagerState = now.root.eager or state()
     if here.building is not None:
@@ -363,7 +366,7 @@ def _source_piece(here: EagerState, op: Op, type: TensorType, layout: Layout, ar
 
 
 def addend(array: Array, layout: Layout, rank: int) -> Array:
-    """What this rank holds of a tensor that is `array` here: where it is partial, the first rank has it and the others what changes nothing."""
+    """Return this rank's piece of a partial tensor with the value `array`: the first rank has the value, others the identity of the reduction."""
     at = layout.placement.coordinates(rank)
     for sbp, where in zip(layout.sbp, at, strict=True):
         if isinstance(sbp, Partial) and where > 0:
@@ -375,7 +378,7 @@ def addend(array: Array, layout: Layout, rank: int) -> Array:
 
 
 class Running:
-    """The interpreter while Python calls ops on tensors: a gradient, the smaller ops that one stands aside for, or a function of jobs."""
+    """The interpreter while Python code calls operations on tensors: a gradient, a decomposition, or a function of jobs."""
 
     takes_tensors = True
 

@@ -1,8 +1,8 @@
-"""Tensors that are variables of a session: those of modules which jobs call.  Tensor and variable have the same numbers.
+"""Bindings of tensors to variables of a session, for modules that jobs call.  A tensor and its variable have the same values.
 
-Where the memory of the variable can be looked at as one array - it lies on hosts, and this process has all of it, or the tensor is global and
-shows this rank's piece - the tensor lies in it.  Elsewhere (on a GPU; in pieces on threads) the numbers are fetched when the tensor is asked for
-them.  What the program writes to the tensor goes to the variable before that is used the next time.
+If the memory of the variable can be shown as one array, the tensor shares it.  That needs host memory, and a variable that is whole in
+this process, or a global tensor that shows this rank's piece.  Otherwise (on a GPU; in pieces on threads) the values are fetched when the
+tensor is read.  Writes of the program to the tensor reach the variable before its next use.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ from jobflow.runtime.world.world import World
 
 @dataclass(frozen=True, eq=False)
 class Tie:
-    """A tensor, the variable that it is, and where both lie; None on a rank that has no part of it."""
+    """A binding of a tensor to a variable, with their common storage; None on a rank without a piece."""
 
     variable: Variable
     tensor: TensorBase
     home: Home | None
-    #: of the tensor
+    #: type and layout of the tensor when it was bound
     type: TensorType
     layout: Layout | None
 
     @property
     def moved(self) -> bool:
-        """Whether the program may have given the tensor other numbers than the variable has."""
+        """True if the program may have assigned other values to the tensor than the variable has."""
         return self.home is not None and has_array(self.tensor) and self.tensor.array is not self.home.array
 
     def changed(self, where: str) -> str:
-        """How the tensor differs from what it was `where` it was tied; "" if it does not."""
+        """Describe how the tensor's type or layout changed since it was bound; "" if it did not."""
         before, now = (f"{type} {layout or 'local'}" for type, layout in ((self.type, self.layout), (self.tensor.tensor_type, self.tensor.layout)))
         return "" if before == now else f"{self.variable.name} was {before} {where} and is {now} now"
 
     def bring_home(self) -> None:
-        """The tensor, whose numbers the variable has taken, lies where that does again."""
+        """Store the tensor in the memory of the variable again, after the variable received its values."""
         assert self.home is not None
         self.home.come_back()
         lives(self.tensor, self.home)
 
 
 def relay(here: EagerState, x: TensorBase, lies: Layout, what: str) -> bool:
-    """Whether a global tensor lay otherwise than it does from now on, as the variable that it becomes."""
+    """Redistribute a global tensor in place to the layout of its variable; return True if the layout changed."""
     if x.layout is None or x.layout == lies:
         return False
     before = x.layout if x.storage is None else x.storage.before or x.layout
@@ -70,7 +70,7 @@ def relay(here: EagerState, x: TensorBase, lies: Layout, what: str) -> bool:
 
 
 class SessionTensors:
-    """Those of one session."""
+    """The bindings of one session."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -79,22 +79,22 @@ class SessionTensors:
 
     @classmethod
     def of(cls, session: Session) -> SessionTensors:
-        """Those of a session, which has them from now on."""
+        """Return the bindings of a session, created at the first call."""
         if not isinstance(session.tensors, SessionTensors):
             session.tensors = cls(session)
         return session.tensors
 
     def name_of(self, x: TensorBase) -> str | None:
-        """The name of the variable that a tensor is, if it is one."""
+        """Return the name of the variable that a tensor is bound to, or None."""
         return self._names.get(id(x))
 
     def __contains__(self, name: str) -> bool:
         return name in self.ties
 
-    # ---------------------------------------------------------------- becoming one
+    # ---------------------------------------------------------------- binding
 
     def tie(self, tensors: Mapping[str, TensorBase]) -> None:
-        """Have new variables begin with the numbers of these tensors, which are one from then on."""
+        """Initialise new variables with the values of these tensors, and bind them."""
         variables = self.session.variables
         for name, x in tensors.items():
             self._check(variables[name], x)
@@ -105,20 +105,21 @@ class SessionTensors:
         self._meet(len(local) < len(tensors))
 
     def _check(self, variable: Variable, x: TensorBase) -> None:
-        """JobError for a local tensor of one of several clients that cannot show the variable."""
+        """Raise JobError for a local tensor of one of several clients that cannot show its variable."""
         world = self._world
         if not world.multi or x.layout is not None:
             return
         outside = set(range(world.size)) - set(variable.placement.ranks)
         if not variable.layout.is_whole or outside:
-            lies = f"on {variable.placement} only" if outside else f"in pieces, {variable.layout}"
+            stored = f"on {variable.placement} only" if outside else f"in pieces, {variable.layout}"
             raise JobError(
-                f"variable {variable.name!r} at {user_line()}: the module has it as a local tensor, whole on every rank, but it is stored {lies}; "
-                f"call to_global(placement, sbp.broadcast) on the module before the job, so that its tensors can lie as the variables do"
+                f"variable {variable.name!r} at {user_line()}: the module has a local tensor, whole on every rank, but the variable is stored "
+                f"{stored}; "
+                f"call to_global(placement, sbp.broadcast) on the module before the job, so that its tensors can have the layouts of the variables"
             )
 
     def _of_first(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        """The numbers of the first of several clients, if theirs differ."""
+        """Return the values of the first of several clients, if they differ."""
         if not self.session.multi or len(set(self._exchanged(_digests(arrays), "parameters"))) == 1:
             return arrays
         given = dict(arrays) if self._world.ranks[0].index == 0 else None
@@ -134,14 +135,14 @@ class SessionTensors:
         self._names[id(x)] = variable.name
 
     def _relaid(self, variable: Variable, x: TensorBase) -> None:
-        """Give the variable the numbers of a global tensor, which lies as the variable does from now on."""
+        """Redistribute a global tensor to the layout of its variable, and assign its values to the variable."""
         here = state()
         relay(here, x, Layout(variable.placement, variable.sbp), f"variable {variable.name}")
         if here.rank.index in variable.placement.ranks:
             self._state(here.rank.index).write(variable.name, x.array)
 
     def _home(self, variable: Variable, x: TensorBase) -> Home | None:
-        """Where a tensor can look at its variable."""
+        """Return the storage of a variable for its tensor; None without a piece on this rank."""
         world, name, lies = self._world, variable.name, variable.placement.ranks
         if world.multi:
             rank = world.ranks[0].index
@@ -160,16 +161,16 @@ class SessionTensors:
     def _whole(self, name: str) -> Array:
         return self.session.read([name])[name]
 
-    # ---------------------------------------------------------------- staying one
+    # ---------------------------------------------------------------- synchronisation
 
     def settle(self) -> None:
-        """Have variables take what the program has written to their tensors."""
+        """Copy values that the program wrote to tensors into their variables."""
         moved = [tie for tie in self.ties.values() if tie.moved]
         if not moved:
             return
         for changed in filter(None, (tie.changed("when a job was compiled for it") for tie in moved)):
             raise JobError(
-                f"{user_line()}: the parameter or buffer {changed}; change modules before jobs call them, or start again with clear_default_session()"
+                f"{user_line()}: the parameter or buffer {changed}; change modules before jobs call them, or restart with clear_default_session()"
             )
         whole = {tie.variable.name: tie.tensor.array for tie in moved if tie.layout is None or not self.session.multi}
         self._check_alike([tie.variable.name for tie in moved], whole)
@@ -183,21 +184,21 @@ class SessionTensors:
         self._meet(len(whole) < len(moved))
 
     def _check_alike(self, names: Sequence[str], whole: Mapping[str, Array]) -> None:
-        """JobError, on all clients, unless they have written the same to their local tensors."""
+        """Raise JobError, on all clients, unless they wrote the same values to their local tensors."""
         if not self.session.multi:
             return
-        told = self._exchanged((tuple(names), _digests(whole)), "what was written to parameters")
+        told = self._exchanged((tuple(names), _digests(whole)), "writes to parameters")
         for rank, (theirs, digests) in enumerate(told):
             other = next((name for name in {**dict.fromkeys(theirs), **dict.fromkeys(told[0][0])} if (name in theirs) != (name in told[0][0])), None)
             other = other or next((name for name, mine in dict(told[0][1]).items() if dict(digests)[name] != mine), None)
             if other is not None:
                 raise JobError(
-                    f"{user_line()}: ranks 0 and {rank} have written different numbers to {other}, which is one variable of a job: write the same on "
-                    f"every rank (the same seed, the same gradients), or make the module global with to_global"
+                    f"{user_line()}: ranks 0 and {rank} wrote different values to {other}, which is one variable of a job; write the same values on "
+                    f"every rank (the same seed, the same gradients), or convert the module with to_global"
                 )
 
     def changed(self, names: Iterable[str]) -> None:
-        """These variables have taken new values."""
+        """Invalidate the tensors of variables that have new values."""
         for name in names:
             tie = self.ties.get(name)
             if tie is not None and tie.home is not None:
@@ -206,7 +207,7 @@ class SessionTensors:
                     tie.home.forget()
 
     def part(self) -> None:
-        """The session ends: tensors keep their numbers, in memory of their own."""
+        """Move all tensors to their own memory at the end of the session; they keep their values."""
         for tie in self.ties.values():
             if isinstance(tie.home, FarHome):
                 tie.home.bring()
@@ -221,7 +222,7 @@ class SessionTensors:
         return self.session.world
 
     def _state(self, rank: int) -> State:
-        """The variables of a rank of this process."""
+        """Return the variables of a rank of this process."""
         return state_of(next(each for each in self._world.ranks if each.index == rank))
 
     def _exchanged(self, item: Any, about: str) -> list[Any]:

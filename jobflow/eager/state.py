@@ -1,6 +1,6 @@
 """The state that all tensors of a rank share: the rank, random generators, gradient mode, and caches.
 
-It lives in the scope's root, so that ranks which are threads each have their own.
+The scope's root holds the state, so that ranks that are threads have separate states.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from jobflow.runtime.world import launched as launch
 from jobflow.runtime.world.solo import SoloWorld
 from jobflow.runtime.world.world import Rank, World
 
-#: how many of the last ops a message about ranks that diverged names
+#: the number of last operations in a message about diverged ranks
 REMEMBERED = 5
 _MASK = (1 << 61) - 1
 _FACTOR = 1_000_003
-#: of Python threads that draw from one generator, no two get the same number
-_drawing = threading.Lock()
+#: gives Python threads that share a generator different numbers
+_draw_lock = threading.Lock()
 
 
 @dataclass
 class Generator:
-    """Counts draws: a random tensor is a function of the seed, the number of its draw, and the index of the element."""
+    """A counter of draws: a random tensor is a function of the seed, the number of its draw, and the index of the element."""
 
     seed: int = 0
     draws: int = 0
 
     def next(self) -> int:
-        """The number of the next draw."""
-        with _drawing:
+        """Return the number of the next draw."""
+        with _draw_lock:
             self.draws += 1
             return self.draws - 1
 
 
 @dataclass
 class Trail:
-    """What has been done on a placement, as one number, and the last of it in words: ranks that diverged find out by it."""
+    """A digest of all operations on a placement, and a description of the last ones, to detect and explain diverged ranks."""
 
     number: int = 0
     last: deque[str] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
@@ -60,7 +60,7 @@ class Trail:
 
 
 def mixed(*numbers: int) -> int:
-    """One number for several, in their order."""
+    """Combine several numbers, in order, into one digest."""
     found = 0
     for number in numbers:
         found = (found * _FACTOR + number) & _MASK
@@ -68,45 +68,48 @@ def mixed(*numbers: int) -> int:
 
 
 class Own(threading.local):
-    """What every Python thread of a rank has for itself."""
+    """The state of one Python thread of a rank."""
 
     def __init__(self) -> None:
-        #: its scratch memory is that of one op at a time
+        #: one per thread, because its scratch memory serves one operation at a time
         self.device: Device = CpuDevice()
         self.grad_enabled = True
-        #: the mode of gradients before each `with` block that changed it
+        #: the gradient mode before each active `with` block that changed it
         self.modes: list[bool] = []
-        #: what is to be done when the backward pass that runs has come to its end
+        #: calls at the end of the current backward pass
         self.after_backward: list[Callable[[], None]] = []
-        #: the graph that `nn.Graph.build` is building, if it runs
+        #: the recorder of the program being traced, if any
         self.building: Any = None
 
 
 class EagerState:
-    """See the module.  What is called with `scope.lock` held may be shared by threads; the rest is `own`, or is only added to."""
+    """The eager state of a rank.
+
+    Threads may share what is used with `scope.lock` held.  The rest is `own`, or only grows.
+    """
 
     def __init__(self, rank: Rank) -> None:
-        self.rank = rank  # until the session ends whose world it is of
+        self.rank = rank  # until the session of its world ends
         self.own = Own()
-        #: of graphs and changes of layout, which run with the lock held
+        #: device of graphs and changes of layout, which run with the lock held
         self.device: Device = CpuDevice()
-        #: of tensors made of Python's floats
+        #: element type of tensors created from Python floats
         self.default_dtype = float32
-        #: by class, the number of the last graph
+        #: number of the last graph, by class
         self.graphs: dict[str, int] = {}
-        #: draws of local tensors differ in number between ranks, those of global ones do not; until a seed is set, local ones
-        #: differ in value too
+        #: ranks may draw different numbers of local tensors, but draw global tensors together; without a seed, local draws also
+        #: differ in value
         self.local_generator = Generator(rank.index)
         self.global_generator = Generator()
-        #: numbers as tensors: see functional/promotion.py
+        #: cached constants: see functional/promotion.py
         self.constants: dict[Any, Any] = {}
-        #: prepared ops: see run.py
+        #: prepared operations: see run.py
         self.prepared: dict[Any, Any] = {}
         #: prepared changes of layout, by group of ranks: see convert.py
         self.conversions: dict[tuple[int, ...], Any] = {}
-        #: how many local tensors have become global
+        #: the number of local tensors converted to global ones
         self.entered = 0
-        #: scopes in which functions of ops may be called, by placement: see functional/nn_base.py
+        #: scopes for functions of operations, by placement: see functional/nn_base.py
         self.composing: dict[Any, Any] = {}
         self._trails: dict[tuple[int, ...], Trail] = {}
 
@@ -116,7 +119,7 @@ class EagerState:
         return _rank()
 
     def part(self, world: World) -> None:
-        """The world ends: nothing stays that was prepared for its ranks, and the next need starts another."""
+        """Release everything prepared for the ranks of a world that ends; the next use starts another world."""
         if any(rank is self.rank for rank in world.ranks):
             del self.rank
             for prepared in (self.prepared, self.conversions, self.composing, self._trails):
@@ -146,7 +149,7 @@ class EagerState:
         return found
 
     def forget(self, ranks: Sequence[int]) -> None:
-        """These ranks have parted, and have been told: what each did before is not compared any more, so that they can go on."""
+        """Reset the divergence check of these ranks after a DivergedError."""
         for placed, trail in self._trails.items():
             if set(placed) <= set(ranks):
                 trail.number = 0
@@ -160,7 +163,7 @@ class EagerState:
 
 
 def state() -> EagerState:
-    """That of this rank; the ranks of a launched program meet at the first need."""
+    """Return the state of this rank; the ranks of a launched program connect at the first call."""
     root = scope.current().root
     if root.eager is None:
         with root.lock:
@@ -169,7 +172,7 @@ def state() -> EagerState:
 
 
 def _rank() -> Rank:
-    """This process as a rank: of the launched program, or alone."""
+    """Return this process as a rank: of the launched program, or alone."""
     if launch.launched() is None:
         return SoloWorld(CpuDevice()).ranks[0]
     session = current_session()
@@ -178,26 +181,26 @@ def _rank() -> Rank:
     world = session.start()
     if not world.multi:
         raise JobError(
-            f"tensors at {user_line()}: this program has started as single client, where only rank 0 runs it; "
-            f'call flow.env.client("multi") before the first job, so that every rank does'
+            f"tensors at {user_line()}: this program started as single client, where only rank 0 runs it; "
+            f'call flow.env.client("multi") before the first job'
         )
     return world.ranks[0]
 
 
 def building_now() -> Any:
-    """The graph that `nn.Graph.build` is building on this rank; None if there is none."""
+    """Return the recorder of the program being traced on this rank, or None."""
     here = scope.current().root.eager
     return None if here is None else here.building
 
 
 def running() -> str:
-    """What runs while tensors have no numbers: nn.Graph.build, or the body of a job."""
+    """Return the name of the tracing in progress: nn.Graph.build, or the body of a job."""
     return building_now().running
 
 
 @contextmanager
 def gradients(enabled: bool) -> Iterator[None]:
-    """Record for `backward`, or do not, inside."""
+    """Enable or disable the recording of operations for backward inside the `with` block."""
     here = state()
     before, here.grad_enabled = here.grad_enabled, enabled
     try:

@@ -1,4 +1,4 @@
-"""What graphs and modules take and give: tensors in nested lists, tuples and dicts."""
+"""Structures of the arguments and results of graphs and modules: tensors in nested lists, tuples and dicts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jobflow.eager.tensor import TensorBase
 
 
 def leaves(x: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """The tensors in x, each with a name for it.  JobError for anything that is not a tensor."""
+    """Iterate over the tensors in x, each with a name; raise JobError for other objects."""
     if isinstance(x, TensorBase):
         yield name, x
     elif isinstance(x, list | tuple):
@@ -24,12 +24,12 @@ def leaves(x: Any, name: str) -> Iterator[tuple[str, Any]]:
     elif x is not None:
         what = f"nn.Graph at {user_line()}: {name} is"
         if isinstance(x, np.ndarray):
-            raise JobError(f"{what} a NumPy array {x.dtype}{list(x.shape)}, not a tensor; make a tensor of it: flow.tensor(x)")
+            raise JobError(f"{what} a NumPy array {x.dtype}{list(x.shape)}, not a tensor; convert it: flow.tensor(x)")
         raise JobError(f"{what} {x!r}; build takes and returns tensors and None, in lists, tuples and dicts")
 
 
 def form(x: Any) -> Any:
-    """x with True for every tensor; comparable."""
+    """Return the structure of x with True for every tensor, as a comparable object."""
     if isinstance(x, list | tuple):
         return type(x).__name__, tuple(map(form, x))
     if isinstance(x, dict):
@@ -38,12 +38,12 @@ def form(x: Any) -> Any:
 
 
 def filled(x: Any, tensors: Iterator[Any]) -> Any:
-    """x with other tensors in the places of its own, in order."""
+    """Return x with its tensors replaced, in order."""
     return replaced(x, TensorBase, lambda _: next(tensors))
 
 
 def replaced(x: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """x with every object of a kind changed."""
+    """Return x with `change` applied to every object of a class."""
     if isinstance(x, kind):
         return change(x)
     if isinstance(x, tuple) and hasattr(x, "_fields"):

@@ -1,8 +1,8 @@
 """The tape: one node per recorded operation, with the values that its gradient needs.
 
-A node keeps (type, layout, array, storage, version) of the tensors that its gradient may read.  Reading one whose memory has been
-written over since is an error; not reading it is none, so that `relu_` after a convolution is fine.  Where gradients are recorded
-too, the kept tensors stand where these were in the graph.
+A node saves (type, layout, array, storage, version) of the tensors that its gradient may read.  Reading a tensor whose memory was written to
+since raises an error; an unread tensor does not, so `relu_` after a convolution is allowed.  If gradients are recorded, too, the saved
+tensors have the position of the originals in the graph.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jobflow.eager.tensor import Storage, TensorBase
 from jobflow.ops.derivative import Derivative, derivative
 from jobflow.ops.op import Op
 
-#: per input: the node and the number of its output, or the leaf, that the gradient goes to; None if to nobody
+#: destination of the gradient of an input: (node, index of its output), a leaf, or None
 Edge: TypeAlias = Any
 Gradients = Sequence[Any]
 Hook = Callable[[Any], Any]
@@ -40,7 +40,7 @@ class ReadyCallback:
 
 
 class Anomalies(threading.local):
-    """Whether the nodes that a Python thread records remember the user's line, and whether NaN in gradients is an error that names it."""
+    """The anomaly detection of a Python thread: nodes record the user's line, and NaN in gradients is an error that names it."""
 
     enabled = False
     check_nan = True
@@ -50,7 +50,7 @@ anomalies = Anomalies()
 
 
 class TapeNode:
-    """One recorded step.  `backward(saved tensors, gradients of the outputs)` gives the gradients of the inputs."""
+    """A recorded operation; `backward(saved tensors, gradients of the outputs)` returns the gradients of the inputs."""
 
     __slots__ = ("__weakref__", "backward", "edges", "hooks", "line", "name", "number", "outputs", "retained", "saved")
 
@@ -63,19 +63,19 @@ class TapeNode:
         self.backward: Callable[..., Gradients] | None = backward
         self.number = next(_numbers)
         self.saved: tuple[Any, ...] = tuple([None if x is None else (x.tensor_type, x.layout, x.array, x.memory, x.memory.version) for x in saved])
-        #: by output
+        #: hooks by output
         self.hooks: dict[int, dict[int, Hook]] = {}
         self.retained: dict[int, weakref.ref[TensorBase]] = {}
-        #: where the user's program made the step, while anomalies are looked for
+        #: the user's line, with anomaly detection
         self.line: SourceLine | None = user_line() if anomalies.enabled else None
 
     def __repr__(self) -> str:
         return f"<{self.name}Backward>"
 
     def kept(self, linked: bool = False) -> list[TensorBase | None]:
-        """The saved tensors as they were; those written over since complain when they are read.
+        """Return the saved tensors; those written to since raise an error when they are read.
 
-        `linked`: gradients of what is made of them find their way, if they are the inputs and the outputs.
+        `linked` gives saved inputs and outputs their position in the graph, for gradients of gradients.
         """
         found = [None if saved is None else self.restored(*saved) for saved in self.saved]
         ends: list[Edge] = [*self.edges, *((self, i) for i in range(self.outputs))]
@@ -88,17 +88,17 @@ class TapeNode:
         return TensorBase.new(type, layout, value) if storage.version == version else _Kept(self.name, type, layout, value, storage, version)
 
     def retaining(self, index: int) -> Any:
-        """Return the tensor of an output that keeps its gradient (`retain_grad`)."""
+        """Return the tensor of an output whose gradient is retained (`retain_grad`), or None."""
         reference = self.retained.get(index)
         return None if reference is None else reference()
 
     def drop(self) -> None:
-        """Forget what was kept: it is gone through once."""
+        """Release the saved values after a backward pass."""
         self.backward, self.saved = None, ()
 
 
 def _at(x: TensorBase, end: Edge) -> TensorBase:
-    """A saved tensor where it stands in the graph of gradients."""
+    """Return a saved tensor with the position `end` in the graph of gradients."""
     if isinstance(end, TensorBase):
         return end
     if end is not None and x.tensor_type.dtype.is_float:
@@ -113,7 +113,7 @@ def storage_changed(saved: tuple[Any, ...]) -> bool:
 
 
 class _Kept(TensorBase):
-    """A tensor that is not any more what it was."""
+    """A saved tensor whose memory was written to since."""
 
     def __init__(self, reader: str, type: Any, layout: Any, array: Array, storage: Any, version: int) -> None:
         super().__init__(type, layout, None)
@@ -129,7 +129,7 @@ class _Kept(TensorBase):
 
 
 def edge_of(x: TensorBase) -> Edge:
-    """Where the gradient of x goes."""
+    """Return the destination of the gradient of x: the output of a node, a leaf, or None."""
     if x.base is not None:
         follow(x)
     if x.node is not None:
@@ -138,7 +138,7 @@ def edge_of(x: TensorBase) -> Edge:
 
 
 def follow(view: TensorBase) -> bool:
-    """Whether a view requires gradients; if its memory was written over since it was made, it is made of its base anew."""
+    """Return True if a view requires gradients; a view whose memory was written to is derived again from its base first."""
     assert view.base is not None
     base, op = view.base
     if base.base is not None:
@@ -154,7 +154,7 @@ def follow(view: TensorBase) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class OpGradient:
-    """The gradient of an op that ran; without a program, that of all inputs."""
+    """The gradient of an executed operation; without a program, for all inputs."""
 
     op: Op
     placement: Placement | None
@@ -170,21 +170,21 @@ class OpGradient:
         return program(interpreter, (*kept, *gradients))
 
     def own(self, inputs: int) -> tuple[bool, ...]:
-        """Per input, whether its gradient is made for it alone."""
+        """Return, per input, True if no other tensor uses the memory of its gradient."""
         return (False,) * inputs if self.program is None else self.program.own
 
 
 def record(
     name: str, inputs: Sequence[TensorBase], outputs: Sequence[TensorBase], backward: Callable[..., Gradients], saved: Sequence[TensorBase] = ()
 ) -> None:
-    """Note how the outputs were made; those of floats require gradients from now on."""
+    """Record the outputs of a computation; floating point outputs require gradients from now on."""
     note(TapeNode(name, tuple(map(edge_of, inputs)), len(outputs), backward, saved), outputs)
 
 
 def record_op(
     op: Op, placement: Placement | None, known: dict[tuple[bool, ...], Derivative | None], inputs: Sequence[TensorBase], outputs: Sequence[TensorBase]
 ) -> None:
-    """The same for an op.  `known` are its gradients on such inputs, by which of them are asked for."""
+    """Record an operation; `known` caches its gradient programs by the inputs that need gradients."""
     edges = tuple([edge_of(x) for x in inputs])
     program = gradient_program(op, known, inputs, outputs, edges)
     note(TapeNode(op.word(), edges, len(outputs), OpGradient(op, placement, program), read_by(program, inputs, outputs)), outputs)
@@ -193,7 +193,10 @@ def record_op(
 def gradient_program(
     op: Op, known: dict[tuple[bool, ...], Derivative | None], inputs: Sequence[TensorBase], outputs: Sequence[TensorBase], edges: Sequence[Edge]
 ) -> Derivative | None:
-    """The program for the gradients of the inputs that have an edge; None for an op of several outputs, which may lack gradients."""
+    """Return the program for the gradients of the inputs that have an edge.
+
+    None for an operation with several outputs, which may lack gradients.
+    """
     if len(outputs) > 1:
         return None
     wanted = tuple([edge is not None for edge in edges])
@@ -212,12 +215,12 @@ def read_by(program: Derivative | None, inputs: Sequence[TensorBase], outputs: S
 def _program(op: Op, types: tuple[TensorType, ...], wanted: tuple[bool, ...]) -> Derivative | None:
     try:
         return derivative(op, types, (True,), wanted)
-    except JobError:  # it has no gradient: an error only if one is asked for
+    except JobError:  # it has no gradient, which is an error only if one is needed
         return None
 
 
 def note(node: TapeNode, outputs: Sequence[TensorBase | None]) -> None:
-    """The outputs of floats were made by this node; None stands for one without a gradient."""
+    """Set this node as the source of the floating point outputs; None stands for an output without a gradient."""
     for index, output in enumerate(outputs):
         if output is not None and output.tensor_type.dtype.is_float:
             stand_at(output, node, index)

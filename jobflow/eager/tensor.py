@@ -1,7 +1,7 @@
 """The data of tensors: an array, or a value of a program that is being traced.
 
-A local tensor belongs to one rank. A global tensor has a logical value, stored on the ranks of its placement as its sbp says. Each
-rank holds its piece as `array`; ranks outside the placement hold an empty one. Traced tensors have `traced` instead of an array.
+A local tensor belongs to one rank.  A global tensor has a logical value, stored on the ranks of its placement according to its sbp.  Each
+rank stores its piece as `array`; ranks outside the placement store an empty one.  Traced tensors have `traced` instead of an array.
 
 `jobflow.functional.tensor_class` adds the methods.
 """
@@ -32,11 +32,11 @@ class Size(tuple[int, ...]):
         return f"jobflow.Size({list(self)})"
 
     def index(self, value: Any, start: SupportsIndex = 0, stop: SupportsIndex = sys.maxsize) -> int:
-        """Position of the first size that equals `value`."""
+        """Return the position of the first size that equals `value`."""
         return super().index(value, start, stop)
 
     def numel(self) -> int:
-        """Number of elements."""
+        """Return the number of elements."""
         product = 1
         for n in self:
             product *= n
@@ -46,16 +46,16 @@ class Size(tuple[int, ...]):
 class Home:
     """The memory that a program assigned to tensors.
 
-    Memory that several ranks share (`ranks`; none for memory of this rank) is written by programs alone. Tensors show it read-only.
-    Before a tensor is written to, all tensors of the memory move to a copy of this rank (`leave`). The next run of the program takes over
-    their elements, and they move back (`come_back`).
+    Only programs write to memory that several ranks share (`ranks`; empty for memory of this rank).  Tensors show it read-only.  Before a write
+    to a tensor, all tensors of the memory move to a copy of this rank (`leave`).  The next run of the program reads their elements, and they
+    move back (`come_back`).
     """
 
     __slots__ = ("array", "buffer", "copies", "copy", "offset", "ranks", "tensors", "transient")
 
     def __init__(self, array: Array, buffer: Array, offset: int, ranks: tuple[int, ...] = (), copies: bool = False, transient: bool = False) -> None:
         self.array = array if not ranks else _read_only(array)
-        #: the flat bytes that it is a part of, and where it begins in them
+        #: the flat bytes that contain it, and its offset in them
         self.buffer = buffer
         self.offset = offset
         self.ranks = ranks
@@ -63,7 +63,7 @@ class Home:
         self.copies = copies
         #: True if the next run of the program overwrites it with a new tensor
         self.transient = transient
-        #: this rank's own numbers, while it has some
+        #: this rank's copy of the elements, after a write
         self.copy: Array | None = None
         self.tensors: WeakValueDictionary[int, TensorBase] = WeakValueDictionary()
 
@@ -86,7 +86,7 @@ class Home:
             x.array = np.ndarray(x.array.shape, x.array.dtype, bytes_, offset, x.array.strides)
 
     def _looking(self, at: Array) -> Iterator[tuple[TensorBase, int]]:
-        """The tensors with elements in this memory, and their offsets in it."""
+        """Iterate over the tensors with elements in this memory, and their offsets in it."""
         for x in list(self.tensors.values()):
             offset = x.array.ctypes.data - at.ctypes.data
             if 0 <= offset < max(at.nbytes, 1):
@@ -96,7 +96,7 @@ class Home:
 class FarHome(Home):
     """Remote memory, such as that of a GPU, or pieces on threads: `fetch` returns its elements.
 
-    `array` holds the elements of the last fetch. When they are out of date, tensors have no array until one is read.
+    `array` holds the elements of the last fetch.  When they are out of date, tensors have no array until one is read.
     """
 
     __slots__ = ("away", "fetch", "fetched")
@@ -105,7 +105,7 @@ class FarHome(Home):
         super().__init__(_read_only(array), array.reshape(-1).view(np.uint8), 0, copies=True)
         self.fetch = fetch
         self.fetched = array
-        #: by id of a tensor, what it looked at; None while `array` holds the numbers of now
+        #: array by id of a tensor; None while `array` holds the current elements
         self.away: dict[int, Array] | None = None
 
     def forget(self) -> None:
@@ -133,14 +133,14 @@ def _read_only(array: Array) -> Array:
 
 
 class Storage:
-    """The memory that views share: a count of writes, and the place that a program assigned to it."""
+    """The memory that views share: a count of writes, and the memory that a program assigned to it."""
 
     __slots__ = ("before", "home", "version")
 
     def __init__(self) -> None:
         self.version = 0
         self.home: Home | None = None
-        #: how the tensor lay before a graph stored it otherwise
+        #: the layout of the tensor before a graph stored it in another one
         self.before: Layout | None = None
 
 
@@ -172,7 +172,7 @@ class TensorBase:
     #: NumPy arrays on the left leave the operation to the tensor
     __array_priority__ = 1000
 
-    #: the class of tensors that operations make, with all methods
+    #: the class of the results of operations, with all methods
     new: ClassVar[Any]
 
     def __init__(self, type: TensorType, layout: Layout | None, array: Array, traced: Any = None) -> None:
@@ -181,28 +181,28 @@ class TensorBase:
         #: `array`; unset while the storage is remote and was written to since it was fetched
         self._array = array
         self.traced = traced
-        #: what programs see, and set, as `requires_grad` and `grad` (`jobflow.functional.gradients`)
+        #: the values of `requires_grad` and `grad` (`jobflow.functional.gradients`)
         self._needs_gradient = False
         self._gradient: Any = None
-        #: what made it, if gradients are recorded, and which of its outputs it is
+        #: the recorded operation that computed it, and the index of its output
         self.node: TapeNode | None = None
         self.index = 0
         self.hooks: dict[int, Callable[[Any], Any]] | None = None
         self._retains = False
         self.storage: Storage | None = None
-        #: what it is a view of, and how; `seen` is the version of the memory that its node is about
+        #: the base of a view and the view operation; `seen` is the version of the memory that its node refers to
         self.base: tuple[Any, Any] | None = None
         self.seen = 0
-        #: of a view of a global or traced tensor: its strides if what it looks at lay in the memory of one rank
+        #: symbolic strides of a view of a global or traced tensor, as if its base were in the memory of one rank
         self.strides: tuple[int, ...] | None = None
-        #: of a view of a global tensor that has memory of its own, because elements had to move: whose view it is, and the version that it shows
+        #: storage and version of the base, for a part of a global tensor that is a copy because elements moved between ranks
         self._apart: tuple[Storage, int] | None = None
-        #: of a local tensor; None is the host
+        #: device of a local tensor; None is the host
         self._device: Any = None
-        #: of a global tensor: a number for what it was computed from, the same on all ranks; 0 if that was not followed
+        #: provenance of a global tensor: a digest of its computation, the same on all ranks; 0 if unknown
         self.origin = 0
 
-    # ---------------------------------------------------------------- what it is
+    # ---------------------------------------------------------------- properties
 
     @property
     def array(self) -> Array:
@@ -257,7 +257,7 @@ class TensorBase:
 
     def _global(self, what: str) -> Layout:
         if self.layout is None:
-            raise JobError(f"{user_line()}: only global tensors have '{what}'; this one is local, see its 'device', or use to_global")
+            raise JobError(f"{what} at {user_line()}: only global tensors have '{what}'; use 'device' of a local tensor, or to_global")
         return self.layout
 
     @property
@@ -333,11 +333,11 @@ def shows(x: TensorBase, view: TensorBase) -> None:
 
 
 def check_current(x: TensorBase) -> None:
-    """Raise JobError for a part in memory of its own whose tensor was written to since."""
+    """Raise JobError for a copied part of a global tensor that was written to since."""
     if x._apart is not None and x._apart[0].version != x._apart[1]:
         raise JobError(
-            f"{user_line()}: {x.tensor_type} is a part of a global tensor whose elements had to move to make it; the tensor was written to since, "
-            f"so the part is out of date: take it again, or clone() it before if the old numbers are meant"
+            f"{user_line()}: {x.tensor_type} is a copied part of a global tensor, because its elements moved between ranks; the tensor was written "
+            f"to since, so the part is out of date; select it again, or clone() it before the write to use the old values"
         )
 
 
@@ -345,15 +345,15 @@ def check_memory(x: TensorBase, what: str) -> None:
     """Raise JobError if the memory of x cannot be overwritten: a copy of a part, a read-only array, or elements that share memory."""
     if x._apart is not None:
         raise JobError(
-            f"{what} at {user_line()}: {x.tensor_type} is a part of a global tensor whose elements had to move to make it, so what is written to it "
-            f"would be lost; assign to the tensor itself, x[...] = value, or bring that to another layout first (to_global)"
+            f"{what} at {user_line()}: {x.tensor_type} is a copied part of a global tensor, because its elements moved between ranks; a write to it "
+            f"would be lost; assign to the tensor itself, x[...] = value, or redistribute it first (to_global)"
         )
     if x.traced is not None:
         return
     if not x.array.flags.writeable and (x.storage is None or x.storage.home is None):
-        raise JobError(f"{what} at {user_line()}: {x.tensor_type} has the memory of a NumPy array that is read only; clone() it first")
+        raise JobError(f"{what} at {user_line()}: {x.tensor_type} has the memory of a read-only NumPy array; clone() it first")
     if not x.array.flags.forc and _overlaps_itself(x.array):
-        raise JobError(f"{what} at {user_line()}: several elements of the tensor {x.tensor_type} share one place in memory; clone() it first")
+        raise JobError(f"{what} at {user_line()}: several elements of the tensor {x.tensor_type} share memory; clone() it first")
 
 
 def _overlaps_itself(array: Array) -> bool:

@@ -239,7 +239,7 @@ MISTAKES: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
         "pieces 2 + 3",
         lambda: flow.ones(2 + me(), 2).to_global(pair(), S0),
         ShapeError,
-        r"rank 0 holds \[3, 2\], but it has \[2, 2\]; parts must be balanced",
+        r"rank 0 holds \[3, 2\], but it has \[2, 2\]; balance the parts",
     ),
     ("pieces 4 + 2", lambda: flow.ones(4 - 2 * me(), 2).to_global(pair(), S0), ShapeError, r"rank 0 holds \[3, 2\], but it has \[4, 2\]"),
     ("copies of two shapes", lambda: flow.ones(2 + me(), 2).to_global(pair(), B), ShapeError, r"rank 1 holds \[2, 2\], but it has \[3, 2\]"),
@@ -247,7 +247,7 @@ MISTAKES: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
         "pieces of two types",
         lambda: flow.ones(2, dtype=(flow.float32, flow.int32)[me()]).to_global(pair(), S0),
         ShapeError,
-        r"rank 0 has float32\[2\] and rank 1 has int32\[2\]; the parts of a tensor must have one dtype",
+        r"rank 0 has float32\[2\] and rank 1 has int32\[2\]; the parts of a tensor must have the same dtype",
     ),
     (
         "pieces of two ranks",

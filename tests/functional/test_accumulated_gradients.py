@@ -102,7 +102,7 @@ def overlapping(shape: tuple[int, ...] = (3,), strides: tuple[int, ...] = (0,)) 
     return flow.from_numpy(np.lib.stride_tricks.as_strided(np.ones(8, np.float32), shape, strides))
 
 
-READ_ONLY, SHARED = "has the memory of a NumPy array that is read only", "share one place in memory"
+READ_ONLY, SHARED = "has the memory of a read-only NumPy array", "share memory"
 
 
 def with_gradient(gradient: Any) -> Any:

@@ -95,7 +95,7 @@ def test_numbers_of_python_and_of_numpy(n: int) -> None:
         (lambda: bool(x), ShapeError, "all.. or any"),
         (lambda: float(x), ShapeError, "not one"),
         (lambda: len(one), ShapeError, "no axes"),
-        (lambda: range(one), DtypeError, "not of integers"),
+        (lambda: range(one), DtypeError, "must be of integers"),
     ):
         with pytest.raises(error, match=reason):
             wrong()

@@ -126,7 +126,7 @@ def test_truth_along_no_axes_is_each_elements() -> None:
 
 
 def test_what_is_missing_or_of_another_kind_is_told() -> None:
-    refuses(lambda x: x.scatter(0, x.long()), (X,), ArgumentError, "scatter at test_odd_arguments.py", "neither src")
+    refuses(lambda x: x.scatter(0, x.long()), (X,), ArgumentError, "scatter at test_odd_arguments.py", "src or value is missing")
     refuses(lambda x: x.movedim(0.5, 0), (X,), DtypeError, "movedim", "0.5", "test_odd_arguments.py")
     refuses(lambda x: F.embedding(x.long(), x.sum()), (X,), ShapeError, "embedding at test_odd_arguments.py", "float32[] must be [rows")
 

@@ -190,9 +190,9 @@ def test_nothing_or_all_is_dropped() -> None:
     assert F.dropout(x, 0.0) is x and F.dropout(x, 0.5, training=False) is x and nn.Dropout(0.5).eval()(x) is x
     assert not F.dropout(x, 1.0).numpy().any()
     assert F.dropout(x, 0.5, inplace=True) is x and (x.numpy() != 1).all()
-    with pytest.raises(ArgumentError, match="probability"):
+    with pytest.raises(ArgumentError, match="must be in"):
         F.dropout(x, 1.5)
-    with pytest.raises(ArgumentError, match="probability"):
+    with pytest.raises(ArgumentError, match="must be in"):
         nn.Dropout(-0.1)
 
 
@@ -220,7 +220,7 @@ def test_numbers_that_are_no_rows() -> None:
     for wrong in (5, -1):
         with pytest.raises(ArgumentError, match=rf"row {wrong} at \[1\] is outside \[0, 5\)"):
             table(tensor([0, wrong]))
-    with pytest.raises(DtypeError, match="not integers"):
+    with pytest.raises(DtypeError, match="must be integers"):
         table(ones(2))
     with pytest.raises(ArgumentError, match="padding_idx"):
         nn.Embedding(5, 2, padding_idx=5)

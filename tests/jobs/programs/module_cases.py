@@ -339,7 +339,7 @@ def a_strategy_splits_parameters() -> dict[str, Any]:
     job = train_job(model, config)
     if "MODULE_CLIENTS" in os.environ:
         wrong = error_of(job, X, Y)
-        assert "local tensor, whole on every rank, but it is stored in pieces" in wrong and "to_global" in wrong, wrong
+        assert "local tensor, whole on every rank, but the variable is stored in pieces" in wrong and "to_global" in wrong, wrong
         flow.clear_default_session()
         model.to_global(flow.placement("cpu", [0, 1]), flow.sbp.broadcast)
         job = train_job(model, config)

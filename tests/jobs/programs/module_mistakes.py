@@ -29,7 +29,7 @@ class Wrong(nn.Module):
 
 
 WRONG: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
-    "a plain tensor": (lambda self, x: x * self.plain, "is not its parameter or buffer, so the job would not see its values change; make it one"),
+    "a plain tensor": (lambda self, x: x * self.plain, "is not its parameter or buffer, so the job would miss changes of its values; register it"),
     "memory of an array": (lambda self, x: x * flow.from_numpy(np.ones(6, np.float32)), "create it in forward with flow.tensor"),
     "a parameter of another module": (lambda self, x: OTHER(x), "reads a parameter float32[6,6] that is not its parameter"),
     "a new module": (lambda self, x: nn.Linear(6, 6)(x), "while the body of a job runs"),
