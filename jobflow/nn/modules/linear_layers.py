@@ -147,7 +147,7 @@ class Dropout(WithOptions, function=F.dropout):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0.0 <= self.p <= 1.0:
-            raise ArgumentError(f"{type(self).__name__} at {user_line()}: p {self.p} is not a probability")
+            raise ArgumentError(f"{type(self).__name__} at {user_line()}: p must be in [0, 1]; got {self.p}")
 
     def forward(self, input: Tensor) -> Tensor:
         return type(self).function(input, self.p, self.training, self.inplace)
