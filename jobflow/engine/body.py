@@ -8,10 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
-
-import numpy as np
 
 import jobflow.core.scope as scope
 from jobflow.compiler.front.differentiate import is_without_rows
@@ -19,16 +16,12 @@ from jobflow.compiler.front.trace import Tracer
 from jobflow.core.errors import JobError, ShapeError, SourceLine, user_line
 from jobflow.core.layout import Placement
 from jobflow.core.types import DType, Tensor, TensorType, float32, int8
-from jobflow.engine.data_feed import Ragged, Sized
-from jobflow.engine.job_tensor import Found, JobTensor, TimeSteps, every_step, value_of
-from jobflow.engine.returned import trimmed
+from jobflow.engine.job_tensor import JobTensor, TimeSteps, every_step, value_of
 from jobflow.graph.ir import Value, Variable
 from jobflow.graph.training import Optimizer
 from jobflow.ops.op import Op
 from jobflow.ops.scalar import fill_like, scale
 
-#: what a job can do that must not find positions first
-_MASK = "return it, or compute with where(condition, x, y)"
 #: an op and its inputs -> what it is to take in their place
 Replacing = Callable[[Op, Sequence[Tensor]], Sequence[Tensor]]
 
@@ -53,10 +46,6 @@ class JobBody:
         self.modes: dict[int, Callable[[], Any]] = {}
         #: what gives the arguments that nobody passes: see `DataFeed`
         self.feed: Any = None
-        #: by name, what a run computes before the rest of it
-        self.sized: dict[str, Sized] = {}
-        #: by name the shapes of what the feed has read, or a run has computed, where they are other than the largest
-        self.read: Mapping[str, tuple[int, ...]] = {}
         #: the shapes by name of value where arguments are as large as declared, for the program to see; None where they are so large
         self.declared: Mapping[str, tuple[int, ...]] | None = {}
         #: why arguments that are as large as declared are too large
@@ -129,43 +118,6 @@ class JobBody:
         """A number that no region of the job has."""
         return self.tracer.new_region()
 
-    def fed(self, name: str, type: TensorType) -> JobTensor:
-        """An argument of this name that the job's feed gives."""
-        return self.handle(self.tracer.in_current_view(self.tracer.input(name, type)))
-
-    def fed_ragged(self, name: str, ragged: Ragged) -> JobTensor:
-        """The same of one whose shape is that of the run."""
-        type = ragged.type.with_shape(self.shape_read(name))
-        return self.handle(self.tracer.in_current_view(self.tracer.input(name, type, local=ragged.per_device)))
-
-    def rows_found(self, name: str, padded: JobTensor, axis: int) -> JobTensor:
-        """Positions along an axis of a tensor which has -1 behind the last of them."""
-        return Found(padded, axis, partial(self.fed_sized, name, padded, axis), self.read.get(name, padded.tensor_type.shape))
-
-    def fed_sized(self, name: str, padded: JobTensor, axis: int) -> JobTensor:
-        """The positions as an argument that nobody passes: they are computed before the rest of the run, whose program is that for so many."""
-        self.sized[name] = sized = Sized(padded.tensor_type, padded.local, padded.value, partial(trimmed, axis=axis), _MASK)
-        type = sized.type.with_shape(self.read.get(name, sized.type.shape))
-        return self.handle(self.tracer.in_current_view(self.tracer.input(name, type, local=sized.per_device)))
-
-    def computed(self, what: str, value: Value) -> str:
-        """The name under which a run has the array of a value, or one of each device, before the rest of it: the host makes something of it."""
-        if known := next((name for name, sized in self.sized.items() if sized.value is value and sized.made is np.asarray), None):
-            return known
-        name = self.unique_name(what)
-        self.sized[name] = Sized(
-            value.tensor_type, value.local, value, np.asarray, "compute it in a job of its own, whose result is passed to this one"
-        )
-        return name
-
-    def now(self, value: Value) -> Any:
-        """The array of a value, or those of the devices, if it is known while the body runs; else None."""
-        return None
-
-    def shape_read(self, name: str) -> tuple[int, ...]:
-        """That of what the feed gives under this name in the runs for which the body is traced."""
-        return self.read.get(name, self.feed.ragged[name].type.shape)
-
     def refuse(self, message: str) -> None:
         """ShapeError: arguments are too large; when they are called with, if it is the largest of them for which the body is traced."""
         if self.declared is not None:
@@ -219,9 +171,5 @@ class JobBody:
 
     def watch(self, value: Tensor, take: Callable[[Any], None], gradient: bool = False) -> None:
         """Show `take` the value after every run; or its gradient, if it has one."""
-        if isinstance(value, Found):
-            axis = value.axis
-            self.tracer.watch(value.padded.value, lambda array: take(trimmed(array, axis)), gradient)
-            return
         for each in every_step(value):
             self.tracer.watch(value_of(each), take, gradient)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
 from typing import Any
 
 import numpy as np
 
 from jobflow.compiler.front.trace import RUN_COUNTER
 from jobflow.core.dataclass import dataclass
-from jobflow.core.errors import JobError, ShapeError, user_line
-from jobflow.engine.data_feed import Fed, Sized
+from jobflow.core.errors import ShapeError, user_line
+from jobflow.engine.data_feed import Fed
 from jobflow.graph.training import Watch
 from jobflow.program.arguments import check_arguments
 from jobflow.program.client import ClientProgram
@@ -29,29 +28,29 @@ class Compiled(ClientProgram):
     #: `tensors` and `modes` of its tracer
     tensors: Mapping[str, Any]
     modes: Mapping[int, Callable[[], Any]]
-    #: the arguments that nobody passes, if there are any
-    fed: Fed | None = None
+    #: the feed of arguments that no caller passes
+    fed: Fed | None
     #: the reason why it cannot run
-    refused: str = ""
-    #: by name, the arguments that a run computes before the rest of it, in the order in which it does
-    sized: Mapping[str, Sized] = field(default_factory=dict)
+    refused: str
 
-    def read(self, run: int, given: Sequence[Bound], after: str | None = None) -> tuple[list[Bound], dict[str, Any]]:
-        """The arguments that nobody passes of a run in which these are, and what no tensor of the job holds of its results.
+    @property
+    def programs_per_call(self) -> int:
+        """Return the largest number of programs that a call uses."""
+        return 1
 
-        Of those that are made of what the run computes, see `sized`, the ones that are made once it has computed `after`.
-        """
+    def read(self, run: int, bound: Sequence[Bound], phase: str | None = None) -> tuple[list[Bound], dict[str, Any]]:
+        """Read the arguments that no caller passes, and the results that no tensor of the job holds; `phase` as in `DataFeed.arrays`."""
         if self.fed is None:
             return [], {}
-        found, beside = self.fed.bound(run, given, after)
-        self.check(found)
-        return found, beside
+        extra, host_results = self.fed.bound(run, bound, phase)
+        self.check(extra)
+        return extra, host_results
 
-    def with_beside(self, values: Sequence[Any], beside: Mapping[str, Any]) -> list[Any]:
-        """All results and what is watched, from those that are tensors of the job and the others."""
+    def with_host_results(self, values: Sequence[Any], host_results: Mapping[str, Any]) -> list[Any]:
+        """Return all results and watched values, from those that are tensors of the job and the others."""
         rest = iter(values)
-        found = [leaf.take(beside[leaf.name]) if isinstance(leaf, HostResult) else next(rest) for leaf in self.results.leaves]
-        return [*found, *rest]
+        results = [leaf.take(host_results[leaf.name]) if isinstance(leaf, HostResult) else next(rest) for leaf in self.results.leaves]
+        return [*results, *rest]
 
     def check(self, bound: Sequence[Bound]) -> None:
         """Raise an error if an argument holds a value that its reader does not accept."""
@@ -62,10 +61,7 @@ class Compiled(ClientProgram):
 
     def arguments(self, bound: Sequence[Bound], run: int) -> dict[str, Any]:
         """Return the arguments of run number `run` by name."""
-        arguments = {name: value for name, _, value in bound} | {RUN_COUNTER: np.array([run])}
-        if absent := [name for name in self.sized if name not in arguments]:
-            raise JobError(f"job {self.name} ({self.where}): {absent[0]} is computed before the rest of a run, which only a call of the job does")
-        return arguments
+        return {name: value for name, _, value in bound} | {RUN_COUNTER: np.array([run])}
 
     def close(self) -> None:
         """Read no further ahead."""

@@ -16,7 +16,7 @@ the body the whole trace runs, including updates. Equal traces are compiled once
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property, partial
 from typing import Any, NoReturn
@@ -26,38 +26,39 @@ from jobflow.compiler.front.trace import Tracer
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, user_line
 from jobflow.core.types import Tensor
-from jobflow.engine.body import JobBody
 from jobflow.engine.compiled import Compiled
-from jobflow.engine.job import ACCUMULATION, Job, Trace, read_for, shapes_of
-from jobflow.engine.job_tensor import Found, JobTensor, value_of
+from jobflow.engine.data_feed import DynamicArgument
+from jobflow.engine.job import ACCUMULATION, Trace, read_feed, shapes_of
+from jobflow.engine.job_tensor import DynamicRows, JobTensor, value_of
 from jobflow.engine.returned import trimmed
 from jobflow.engine.session import Session
+from jobflow.engine.staged_job import StagedBody, StagedJob, StagedProgram
 from jobflow.graph.ir import Value
 from jobflow.ops.slices import Slice
 from jobflow.typing.results import HostResult, Results
 from jobflow.typing.signature import Bound
 
 
-class EagerBody(JobBody):
+class EagerBody(StagedBody):
     """The interpreter of the body of an eager job."""
 
-    #: returns the data of a value
+    #: returns the array of a value
     look: Callable[[Value], Any]
-    #: returns the shape of an array of the feed
+    #: returns the shape of a dynamic argument in this call
     shape_of_call: Callable[[str], tuple[int, ...]]
 
-    def shape_read(self, name: str) -> tuple[int, ...]:
+    def dynamic_shape(self, name: str, argument: DynamicArgument) -> tuple[int, ...]:
         return self.shape_of_call(name)
 
     def now(self, value: Value) -> Any:
         return self.look(value)
 
-    def rows_found(self, name: str, padded: JobTensor, axis: int) -> JobTensor:
-        """The positions, as many as there are now."""
-        found = trimmed(self.look(padded.value), axis)
-        counts = {each.shape[axis] for each in (found if isinstance(found, list) else [found])}
+    def dynamic_rows(self, name: str, padded: JobTensor, axis: int) -> JobTensor:
+        """Return the rows of this call."""
+        rows = trimmed(self.look(padded.value), axis)
+        counts = {each.shape[axis] for each in (rows if isinstance(rows, list) else [rows])}
         if len(counts) > 1:
-            return Found(padded, axis, partial(_uneven, self.name, padded.name), padded.tensor_type.shape)
+            return DynamicRows(padded, axis, partial(_uneven, self.name, padded.name), padded.tensor_type.shape)
         stop = tuple([counts.pop() if i == axis else n for i, n in enumerate(padded.tensor_type.shape)])
         return self.apply(Slice((0,) * len(stop), stop, (1,) * len(stop)), [padded], None)[0]
 
@@ -124,7 +125,7 @@ def _content(program: Any, results: Results) -> tuple[Any, ...]:
     )
 
 
-class EagerJob(Job):
+class EagerJob(StagedJob):
     """A job whose body runs at every call."""
 
     ahead = False
@@ -144,7 +145,7 @@ class EagerJob(Job):
 
     def compile(self, session: Session, shapes: Any, number: int) -> Compiled:
         """Compile a traced call, or without one a trace for argument shapes."""
-        return self.laid_out(session, shapes.traces, number) if isinstance(shapes, RecordedCall) else super().compile(session, shapes, number)
+        return self.compile_traces(session, shapes.traces, number) if isinstance(shapes, RecordedCall) else super().compile(session, shapes, number)
 
     def compiled(self, session: Session, bound: Sequence[Bound]) -> Compiled:
         call = copy.copy(self)
@@ -158,24 +159,24 @@ class EagerJob(Job):
         )
         return replace(program_of_call, results=results, watches=watches)
 
-    def body(self, session: Session, tracer: Tracer, **options: Any) -> EagerBody:
-        body = EagerBody(tracer, **options)
+    def body(self, session: Session, tracer: Tracer, shapes: Sequence[Any], options: Mapping[str, Any]) -> EagerBody:
+        body = EagerBody(tracer, {}, **options)
         body.look = lambda value: self._look(session, body, value)
         body.shape_of_call = lambda name: self._shape_of_call(session, body, name)
         return body
 
-    def fitting(self, session: Session, compiled: Compiled, bound: Sequence[Bound], further: Sequence[Bound]) -> Compiled:
+    def specialize(self, session: Session, compiled: StagedProgram, bound: Sequence[Bound], extra: Sequence[Bound]) -> StagedProgram:
         return compiled
 
     def _shape_of_call(self, session: Session, body: EagerBody, name: str) -> tuple[int, ...]:
-        """Return the shape of an array of the body's feed in the current call."""
-        ragged = body.feed.ragged[name]
+        """Return the shape of an argument from the body's feed in this call."""
+        dynamic = body.feed.dynamic[name]
         if self.bound is None:
-            return ragged.type.shape
+            return dynamic.type.shape
         shapes = body.feed.shapes(name, session.runs.get(self.name, 0), {key: value for key, _, value in self.bound})
-        if ragged.per_device and len(set(shapes)) > 1:
+        if dynamic.per_device and len(set(shapes)) > 1:
             _uneven(self.name, name)
-        return shapes[0] if ragged.per_device else shapes
+        return shapes[0] if dynamic.per_device else shapes
 
     def _look(self, session: Session, body: EagerBody, value: Value) -> Any:
         """Return the data of a value of the running body."""
@@ -191,5 +192,5 @@ class EagerJob(Job):
         with scope.using(interpreter=None):
             compiled = session.compiled(self, RecordedCall((trace,) * session.device_count(), looks=True))
             compiled.check(bound)
-            further, beside = read_for(session, compiled, bound)
-            return session.look(compiled, [*bound, *further], beside)[0]
+            extra, host_results = read_feed(session, compiled, bound)
+            return session.run_phase(compiled, [*bound, *extra], host_results)[0]

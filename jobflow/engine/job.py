@@ -11,35 +11,32 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jobflow.core.scope as scope
 from jobflow.compiler.compile import distribute, logical
 from jobflow.compiler.front.batch_cut import cut_batch, explained
-from jobflow.compiler.front.differentiate import reached_from, trained_variables
 from jobflow.compiler.front.trace import Tracer
-from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, SourceLine
 from jobflow.core.layout import Placement
 from jobflow.core.notices import notice
 from jobflow.core.types import TensorType, float32
 from jobflow.engine.body import JobBody, Replacing
 from jobflow.engine.compiled import Compiled
-from jobflow.engine.data_feed import Fed, Ragged
+from jobflow.engine.data_feed import Fed
 from jobflow.engine.device_programs import compare_devices
 from jobflow.engine.job_config import FunctionConfig
-from jobflow.engine.job_tensor import Found, packed, value_of
+from jobflow.engine.job_tensor import dynamic_axis, packed, value_of
 from jobflow.engine.returned import deliver
 from jobflow.engine.session import Session
 from jobflow.graph.ir import Physical, Value
 from jobflow.graph.strategy import Strategy
 from jobflow.graph.traced import Traced
-from jobflow.graph.training import ArgumentBounds, Microbatches, Optimizer, Training, Watch
+from jobflow.graph.training import ArgumentBounds, Microbatches, Optimizer, Watch
 from jobflow.ops.arithmetic import Where
 from jobflow.ops.random_tensors import RandomSource
 from jobflow.ops.row_update import RowUpdate
-from jobflow.program.arguments import argument_parts
+from jobflow.program.arguments import ArgumentPart, argument_parts
 from jobflow.runtime.collection import collection_paused
 from jobflow.typing.annotations import Declared
 from jobflow.typing.lazy import is_lazy, whole
@@ -50,10 +47,10 @@ from jobflow.typing.signature import Bound, JobSignature
 OptimizerOf = Callable[[FunctionConfig], Optimizer]
 #: The shapes of one call: per array its shape, or a tuple of shapes, one per rank.
 Shapes = tuple[tuple[Any, ...], ...]
-#: by name, no shapes of what is read
-NOTHING: Mapping[str, Any] = MappingProxyType({})
-#: What a body recorded, and the nesting of what it returned.
+#: the recorded program, and its results with their nesting
 Trace = tuple[Traced, Results]
+#: per rank, its parts of the arguments
+Parts = tuple[tuple[ArgumentPart, ...], ...]
 #: the option that says how many microbatches a run has
 ACCUMULATION = "train.num_gradient_accumulation_steps"
 
@@ -67,25 +64,6 @@ class Version(NamedTuple):
     bounds: tuple[ArgumentBounds, ...]
     pieces: tuple[int, ...]
     program: Traced
-
-
-@dataclass(frozen=True)
-class Before:
-    """In the place of shapes: what a job with these does to compute an argument of the rest of the run."""
-
-    name: str
-    shapes: Shapes
-
-    def of(self, trace: Trace) -> Trace:
-        """It, of what the body has recorded; it writes nothing."""
-        program, _ = trace
-        names = list(program.sized)
-        known = {name: program.sized[name] for name in names[: names.index(self.name)]}
-        unknown = program.sized.keys() - known.keys()
-        unknown |= {made for made, of in program.feed.made_of.items() if unknown & {*of}} if program.feed is not None else set()
-        inputs = {name: value for name, value in program.inputs.items() if name not in unknown}
-        rest = replace(program, inputs=inputs, updates={}, training=None, losses=(), watches=(), sized=known)
-        return rest, Results("value", (program.sized[self.name].value,), ("numpy",), 0)
 
 
 class Job:
@@ -153,38 +131,34 @@ class Job:
         return tuple((declared.type.shape,) * ranks if declared.per_device else declared.type.shape for _, declared in self.signature.placeholders())
 
     @collection_paused()
-    def compile(self, session: Session, shapes: Shapes | Before, number: int) -> Compiled:
-        """Trace the body and lay it out; once for all ranks, or once per rank where their shapes differ."""
-        if isinstance(shapes, Before):
-            traces = self.traces(session, shapes.shapes)
-            parts = {id(trace): shapes.of(trace) for trace in traces}
-            return self.laid_out(session, [parts[id(trace)] for trace in traces], number)
-        return self.laid_out(session, self.traces(session, shapes), number)
+    def compile(self, session: Session, shapes: Any, number: int) -> Compiled:
+        """Trace the body and choose layouts; once for all ranks, or once per rank where their shapes differ."""
+        return self.compile_traces(session, self.traces(session, shapes), number)
+
+    @property
+    def per_device(self) -> list[bool]:
+        """Per input, True if every device has an array of its own."""
+        return [declared.per_device for _, declared in self.signature.placeholders()]
 
     def traces(self, session: Session, shapes: Shapes) -> tuple[Trace, ...]:
-        """Per rank what the body records for the shapes of its arguments; the same object where they are the same."""
-        placement = self.placement(session)
-        declared = [d for _, d in self.signature.placeholders()]
-        shapes, read = shapes[: len(declared)], shapes[len(declared) :]
-        per_device = [shape for d, shape in zip(declared, shapes, strict=True) if d.per_device] + [shape for _, each, shape in read if each]
-        ragged = [shape for shape in per_device if len(set(shape)) > 1]
-        rows = tuple(own[0] for own in ragged[0]) if ragged else ()
-        largest = tuple(d.type.shape for d in declared)
+        """Return per rank the trace for the shapes of its arguments; the same object for equal shapes."""
+        placement, per_device = self.placement(session), self.per_device
+        uneven = [shape for own, shape in zip(per_device, shapes, strict=True) if own and len(set(shape)) > 1]
+        rows = tuple(own[0] for own in uneven[0]) if uneven else ()
         if self.ahead and self.microbatch_count == 1 and shapes != self.declared_shapes(session) and self._shown(session) is None:
-            self.trace(session, placement, largest)
+            self.trace(session, placement, [declared.type.shape for _, declared in self.signature.placeholders()])
         each: dict[Any, Trace] = {}
-        found: list[Trace] = []
+        traces: list[Trace] = []
         for index in range(session.device_count()):
             position = placement.ranks.index(index) if index in placement.ranks else 0
-            own = tuple(shape[position] if d.per_device else shape for d, shape in zip(declared, shapes, strict=True))
-            mine = tuple((name, shape[position] if split else shape) for name, split, shape in read)
-            if (own, mine) not in each:
-                each[own, mine] = self._traced(session, placement, own, rows, dict(mine)) if mine else self.trace(session, placement, own, rows)
-            found.append(each[own, mine])
-        return tuple(found)
+            own = tuple(shape[position] if split else shape for split, shape in zip(per_device, shapes, strict=True))
+            if own not in each:
+                each[own] = self.trace(session, placement, own, rows)
+            traces.append(each[own])
+        return tuple(traces)
 
-    def laid_out(self, session: Session, traces: Sequence[Trace], number: int) -> Compiled:
-        """What the ranks run of what the body recorded for each of them."""
+    def compile_traces(self, session: Session, traces: Sequence[Trace], number: int) -> Compiled:
+        """Return the program of the ranks from the trace for each of them."""
         each = {id(trace): _version(trace) for trace in {id(trace): trace for trace in traces}.values()}
         programs = [each[id(trace)].physical for trace in traces]
         compare_devices(f"{self.name} at {self.where}", programs)
@@ -193,12 +167,16 @@ class Job:
         program = first.program
         cut = program.microbatches
         passes = 1 if cut is None else cut.count
-        fed = None if program.feed is None else Fed.of(program.feed, self.where, passes, parts, session.here, bool(program.sized))
+        fed = None if program.feed is None else Fed.of(program.feed, self.where, passes, self.parts_fed(program, parts), session.here)
         refused = next((version.program.refused for version in each.values() if version.program.refused), "")
         return Compiled(
             *(self.name, self.where, number, tuple(programs), parts, first.bounds, first.pieces),
-            *(first.results, first.watches, program.tensors, program.modes, fed, refused, program.sized),
+            *(first.results, first.watches, program.tensors, program.modes, fed, refused),
         )
+
+    def parts_fed(self, program: Traced, parts: Parts) -> Parts | None:
+        """Return the parts of arguments that decide which rows the feed reads; None for all rows."""
+        return parts
 
     @property
     def microbatch_count(self) -> int:
@@ -277,24 +255,22 @@ class Job:
         batch = None if whole is None else (whole[0], returned_values(whole[1]))
         return replace(program, microbatches=cut, schedule=schedule, tail=tail, whole=batch), results
 
-    def _traced(
-        self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...], read: Mapping[str, Any] = NOTHING
-    ) -> Trace:
+    def _traced(self, session: Session, placement: Placement, shapes: Sequence[tuple[int, ...]], rows: tuple[int, ...]) -> Trace:
         settings, view = session.settings, self.view
         tracer = Tracer(self.name, placement, self.where, self.trainable, known=session.variables, rows=rows, looks=True)
         dtype = self.config.options.get("default_data_type") or float32
-        body = self.body(session, tracer, seed=settings.seed or 0, conv_algorithm=settings.conv_algorithm, default_dtype=dtype, config=self.config)
-        given = zip(self.signature.placeholders(), shapes, strict=True)
-        largest = self.ahead and not read and all(shape == d.type.shape for (_, d), shape in given if d.per_device)
-        body.read, body.replacing = read, self.replacing_of and self.replacing_of(body)
+        options = {"seed": settings.seed or 0, "conv_algorithm": settings.conv_algorithm, "default_dtype": dtype, "config": self.config}
+        body = self.body(session, tracer, shapes, options)
+        arguments = [(name, declared, shape) for (name, declared), shape in zip(self.signature.placeholders(), shapes, strict=False)]
+        largest = self.ahead and all(shape == d.type.shape for _, d, shape in arguments if d.per_device)
+        body.replacing = self.replacing_of and self.replacing_of(body)
         body.declared = None if largest else self._shown(session) or {}
         with scope.using(interpreter=body, placement=placement, view=view, namespace=()):
-            declared = zip(self.signature.placeholders(), shapes, strict=True)
             values = [
                 HostArgument(name, d.type, placement.size)
                 if d.nested
                 else body.handle(tracer.in_current_view(self._argument(tracer, name, d, shape)))
-                for (name, d), shape in declared
+                for name, d, shape in arguments
             ]
             try:
                 returned = self.function(*self.signature.arguments(values))
@@ -302,11 +278,9 @@ class Job:
                 error.add_note(f"while job {self.name} ({self.where}) was traced")
                 raise
             results = self.signature.results(returned)
-            found = tuple(leaf.axis if isinstance(leaf, Found) and not leaf.read else None for leaf in results.leaves)
-            results = replace(results, leaves=tuple(map(packed, results.leaves)), found=found)
+            dynamic_axes = tuple(map(dynamic_axis, results.leaves))
+            results = replace(results, leaves=tuple(map(packed, results.leaves)), dynamic_axes=dynamic_axes)
             self._train(tracer)
-            if tracer.training is not None and body.feed is not None:
-                _trains_what_it_can(body, tracer.training)
         if largest:
             self._declared = weakref.ref(session), {value.name: value.shape for node in tracer.nodes for value in node.outputs}
         return self.recorded(body, returned_values(results)), results
@@ -315,26 +289,15 @@ class Job:
         """The shapes that the program sees, by name of value: those for the largest arguments; None before the body was traced for these."""
         return self._declared[1] if self._declared is not None and self._declared[0]() is session else None
 
-    def body(self, session: Session, tracer: Tracer, **options: Any) -> JobBody:
-        """The interpreter of its body."""
+    def body(self, session: Session, tracer: Tracer, shapes: Sequence[Any], options: Mapping[str, Any]) -> JobBody:
+        """Return the interpreter of the body for inputs of these shapes."""
         return JobBody(tracer, **options)
 
     def recorded(self, body: JobBody, outputs: Sequence[Value]) -> Traced:
-        """What a body has recorded, of which these are to be the outputs."""
+        """Return the program that a body has recorded, with these outputs."""
         program = body.tracer.traced(outputs)
-        told: dict[str, Any] = {"half": self.config.half, "strategy": self.strategy, "lazily": self.config.lazily}
-        if body.sized and self.microbatch_count > 1:
-            where = self.config.lines.get(ACCUMULATION, self.where)
-            raise JobError(
-                f"job {self.name}: {', '.join(body.sized)} is computed before the rest of a run, in each of its {self.microbatch_count} microbatches "
-                f"another, requested at {where}; {' and '.join(dict.fromkeys(sized.instead for sized in body.sized.values()))}"
-            )
-        if self.microbatch_count > 1 and body.feed is not None and (names := [*body.feed.ragged, *body.feed.results]):
-            raise JobError(
-                f"job {self.name}: {', '.join(names)} has another shape in each of its {self.microbatch_count} microbatches, requested at "
-                f"{self.config.lines.get(ACCUMULATION, self.where)}; give samples one shape, as image.Resize does"
-            )
-        return replace(program, **told, tensors=body.tensors, modes=body.modes, feed=body.feed, refused=body.refused, sized=dict(body.sized))
+        options: dict[str, Any] = {"half": self.config.half, "strategy": self.strategy, "lazily": self.config.lazily}
+        return replace(program, **options, tensors=body.tensors, modes=body.modes, feed=body.feed, refused=body.refused)
 
     @staticmethod
     def _argument(tracer: Tracer, name: str, declared: Declared, shape: tuple[int, ...]) -> Value:
@@ -354,85 +317,39 @@ class Job:
     # ---------------------------------------------------------------- running
 
     def run(self, session: Session, args: tuple[Any, ...]) -> Callable[[], Any]:
-        """One call with arguments from the program; what then shows what is watched, and gives the result."""
+        """Run with the user's arguments; return a function that passes watched values to their callbacks and returns the result."""
         bound = self.signature.bind(args, self.placement(session).size)
         if not session.multi and any(is_lazy(value) for _, _, value in bound):
             bound = [(name, declared, whole(value)) for name, declared, value in bound]
         compiled = self.compiled(session, bound)
         compiled.check(bound)
         session.compare_arguments(self, {name: _arrays(declared, value) for name, declared, value in bound})
-        further, beside = read_for(session, compiled, bound)
-        compiled = self.fitting(session, compiled, bound, further)
-        while ahead := [name for name in compiled.sized if name not in {name for name, _, _ in further}]:
-            further.append(self._before(session, compiled, bound, further, ahead[0]))
-            compiled = self.fitting(session, compiled, bound, further)
-            compiled.check(further)
-            made, results = read_for(session, compiled, [*bound, *further], ahead[0])
-            further, beside = further + made, beside | results
-            compiled = self.fitting(session, compiled, bound, further)
-        return partial(_given, compiled, session.run(compiled, [*bound, *further], beside))
+        return partial(_delivered, *self.run_program(session, compiled, bound))
 
-    def _before(self, session: Session, compiled: Compiled, bound: Sequence[Bound], further: Sequence[Bound], name: str) -> Bound:
-        """An argument that the run computes before the rest of it."""
-        part = session.compiled(self, Before(name, (*shapes_of(bound), *_read(compiled, further))))
-        (found,) = session.look(part, [*bound, *further], {})
-        sized = compiled.sized[name]
-        return name, Declared(sized.type, sized.per_device, self.where), sized.of(found)
-
-    def fitting(self, session: Session, compiled: Compiled, bound: Sequence[Bound], further: Sequence[Bound]) -> Compiled:
-        """The job for a call with these arguments and what the feed has read, whose shapes may be known now only."""
-        ragged, read = _ragged(compiled), _read(compiled, further)
-        if all(set(shape if split else (shape,)) == {ragged[name].type.shape} for name, split, shape in read):
-            return compiled
-        return session.compiled(self, (*shapes_of(bound), *read))
+    def run_program(self, session: Session, compiled: Compiled, bound: Sequence[Bound]) -> tuple[Compiled, list[Any]]:
+        """Run once; return the last program that has run, and its values."""
+        extra, host_results = read_feed(session, compiled, bound)
+        return compiled, session.run(compiled, [*bound, *extra], host_results)
 
     def compiled(self, session: Session, bound: Sequence[Bound]) -> Compiled:
-        """The job for a call with these arguments."""
+        """Return the program for a call with these arguments."""
         return session.compiled(self, shapes_of(bound))
 
 
-def _trains_what_it_can(body: JobBody, training: Training) -> None:
-    """JobError if a gradient would have to go through what the host makes of tensors of the job."""
-    nodes = body.tracer.nodes
-    trained = reached_from(trained_variables(body.tracer), nodes)
-    for name, made_of in body.feed.made_of.items():
-        sources = [body.sized[each].value for each in made_of]
-        if name in body.tracer.inputs and (reached := [value.name for value in sources if value in trained]):
-            onward = reached_from({body.tracer.inputs[name]}, nodes)
-            if any(loss in onward for loss in training.losses):
-                raise JobError(
-                    f"{body.tracer.kind} {body.name} at {training.where}: the loss depends by {name} on {', '.join(reached)}, which trainable "
-                    f"variables are part of, and what the host does has no gradient; give them trainable=False, or make {reached[0]} of integers"
-                )
-            trained |= onward
+def read_feed(session: Session, compiled: Compiled, bound: Sequence[Bound], phase: str | None = None) -> tuple[list[Bound], dict[str, Any]]:
+    """Return the arguments that no caller passes of a run with these arguments, and its results that no tensor of the job holds.
 
-
-def _ragged(compiled: Compiled) -> dict[str, Ragged]:
-    """The arguments that nobody passes and whose shapes are those of the run."""
-    return {**(compiled.fed.feed.ragged if compiled.fed is not None else {}), **compiled.sized}
-
-
-def _read(compiled: Compiled, further: Sequence[Bound]) -> list[tuple[str, bool, Any]]:
-    """Their shapes in a run with these arguments, or one for each device."""
-    ragged = _ragged(compiled)
-    return [
-        (name, ragged[name].per_device, tuple([x.shape for x in value]) if declared.per_device else value.shape)
-        for name, declared, value in further
-        if name in ragged
-    ]
-
-
-def read_for(session: Session, compiled: Compiled, bound: Sequence[Bound], after: str | None = None) -> tuple[list[Bound], dict[str, Any]]:
-    """The arguments that nobody passes of the run with these, and what no tensor of the job holds of its results; see `Compiled.read`."""
+    With `phase`, only those that need the result of this phase and of none after it.
+    """
     session.settle()
     counter = None if compiled.fed is None else compiled.fed.feed.counter
     if compiled.fed is not None and counter in session.loaded:
         session.loaded.discard(counter)
         session.runs[compiled.name] = int(session.read([counter])[counter].item()) // compiled.fed.passes
-    return compiled.read(session.runs.get(compiled.name, 0), bound, after)
+    return compiled.read(session.runs.get(compiled.name, 0), bound, phase)
 
 
-def _given(compiled: Compiled, values: list[Any]) -> Any:
+def _delivered(compiled: Compiled, values: list[Any]) -> Any:
     returned = len(compiled.results.leaves)
     compiled.show_watched(values[returned:])
     return deliver(compiled.results, values[:returned])

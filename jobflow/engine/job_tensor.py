@@ -208,25 +208,25 @@ class TimeSteps(JobTensor):
         self.each = tuple(each)
 
 
-class Found(JobTensor):
-    """Positions, as many along `axis` as a run finds; `padded` has -1 behind the last, and is what a run gives where nothing reads them.
+class DynamicRows(JobTensor):
+    """Rows along `axis` of a tensor `padded` with -1, which the run returns if nothing reads the rows; their number differs between runs.
 
-    What reads them gets what `sized` makes, a tensor with so many rows as there are in the run: see `JobBody.sized`.
+    Readers get the tensor that `phase` returns, with as many rows as the run has: an argument from an earlier phase of it.
     """
 
-    __slots__ = ("_made", "_sized", "axis", "padded")
+    __slots__ = ("_argument", "_phase", "axis", "padded")
 
-    def __init__(self, padded: JobTensor, axis: int, sized: Callable[[], JobTensor], shape: tuple[int, ...]) -> None:
-        self.padded, self.axis, self._sized = padded, axis, sized
+    def __init__(self, padded: JobTensor, axis: int, phase: Callable[[], JobTensor], shape: tuple[int, ...]) -> None:
+        self.padded, self.axis, self._phase = padded, axis, phase
         self.tensor_type = padded.tensor_type.with_shape(shape)
         self._declared = None if shape == padded.tensor_type.shape else padded.tensor_type.shape
-        self._made: JobTensor | None = None
+        self._argument: JobTensor | None = None
 
     @property
     def value(self) -> Value:  # type: ignore[override]
-        """The tensor that is read."""
-        self._made = self._made or self._sized()
-        return self._made.value
+        """Return the tensor for readers."""
+        self._argument = self._argument or self._phase()
+        return self._argument.value
 
     @property
     def node(self) -> Node:
@@ -238,8 +238,8 @@ class Found(JobTensor):
 
     @property
     def read(self) -> bool:
-        """Whether anything has read it so far."""
-        return self._made is not None
+        """Return True if anything has read it so far."""
+        return self._argument is not None
 
     @property
     def is_dynamic(self) -> bool:
@@ -266,7 +266,12 @@ def every_step(tensor: Any) -> tuple[Any, ...]:
 
 
 def packed(tensor: Any) -> Any:
-    """What a run gives of it: time steps behind each other along axis 0, and positions with what is behind the last."""
-    if isinstance(tensor, Found) and not tensor.read:
+    """Return the tensor that a run returns for a result: time steps along axis 0, and rows that nothing reads with their padding."""
+    if dynamic_axis(tensor) is not None:
         return tensor.padded
     return concat(list(tensor.each)) if isinstance(tensor, TimeSteps) else tensor
+
+
+def dynamic_axis(tensor: Any) -> int | None:
+    """Return the axis along which a result has padding, or None."""
+    return tensor.axis if isinstance(tensor, DynamicRows) and not tensor.read else None

@@ -140,7 +140,7 @@ def arrays(value: Delivered) -> list[Array]:
 
 
 def trimmed(value: Delivered, axis: int | None) -> Delivered:
-    """Of positions that a run found those before the first -1 along an axis; anything else as it is."""
+    """Return the rows before the first -1 along an axis; a value without such an axis unchanged."""
     if axis is None:
         return value
     if isinstance(value, list):
@@ -151,8 +151,8 @@ def trimmed(value: Delivered, axis: int | None) -> Delivered:
 
 def deliver(results: Results, values: Sequence[Delivered]) -> Any:
     """The result of a call from its returned tensors."""
-    found = results.found or (None,) * len(results.kinds)
-    leaves = [_leaf(kind, trimmed(value, axis)) for kind, value, axis in zip(results.kinds, values, found, strict=True)]
+    axes = results.dynamic_axes or (None,) * len(results.kinds)
+    leaves = [_leaf(kind, trimmed(value, axis)) for kind, value, axis in zip(results.kinds, values, axes, strict=True)]
     built = results.build(leaves)
     match results.mode:
         case "callback":

@@ -271,7 +271,7 @@ class Session:
         """Release the programs of replaced jobs, and the least recently used programs of this job if there are too many."""
         assert self.world is not None
         mine = [key for key in self._compiled if key[0].name == job.name and key not in self._replaced]
-        most = self.settings.compiled_shapes * max(1 + 2 * len(self._compiled[key].sized) for key in mine)  # programs per call
+        most = self.settings.compiled_shapes * max(self._compiled[key].programs_per_call for key in mine)
         if len(mine) > most:
             notice(many_shapes(f"job {job.name}", self.settings.compiled_shapes))
         for key in [*self._replaced, *mine[:-most]]:
@@ -291,19 +291,19 @@ class Session:
                 self.prepare_all()
             return job.run(self, args)
 
-    def run(self, compiled: Compiled, bound: Sequence[Bound], beside: Mapping[str, Any]) -> list[Any]:
-        """Run one step on all ranks and return the values as `Compiled.values` does. The caller holds the lock since it looked up `compiled`."""
+    def run(self, compiled: Compiled, bound: Sequence[Bound], host_results: Mapping[str, Any]) -> list[Any]:
+        """Run one step on all ranks; return its results and watched values.  The lock is held since `compiled` was looked up."""
         with held():
-            values = self.look(compiled, bound, beside)
+            values = self.run_phase(compiled, bound, host_results)
             self.runs[compiled.name] = self.runs.get(compiled.name, 0) + 1
             self.changed(compiled.graph.updates)
         return values
 
-    def look(self, compiled: Compiled, bound: Sequence[Bound], beside: Mapping[str, Any]) -> list[Any]:
+    def run_phase(self, compiled: Compiled, bound: Sequence[Bound], host_results: Mapping[str, Any]) -> list[Any]:
         """Run a program that writes no variables, in the middle of a step."""
         assert self.world is not None
         arguments = compiled.arguments(bound, self.runs.get(compiled.name, 0))
-        return compiled.with_beside(compiled.run(self.world, arguments, self.here), beside)
+        return compiled.with_host_results(compiled.run(self.world, arguments, self.here), host_results)
 
     # ---------------------------------------------------------------- variables
 

@@ -71,7 +71,7 @@ class Traced:
     #: in a job: the sources of arguments that the body reads from files
     feed: Any = None
     #: the arguments that an earlier phase of the run computes, by name
-    sized: Mapping[str, Any] = field(default_factory=dict)
+    phases: Mapping[str, Any] = field(default_factory=dict)
     #: the reason why the program cannot run with arguments as large as declared
     refused: str = ""
 

@@ -3,7 +3,7 @@
     flip = flow.random.CoinFlip(8)              a function of the number of the run
     images = flow.image.flip(images, flip)      a host stage, evaluated before the run
 
-They depend only on arguments, constants and the run counter. `JobBody.computed` handles tensors that depend on variables or readers.
+They depend only on arguments, constants and the run counter. `StagedBody.host_phase` handles tensors that depend on variables or readers.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import JobError, ShapeError
 from jobflow.core.types import Array, TensorType
 from jobflow.data.ahead import Pending, Pool, Reading
-from jobflow.engine.data_feed import DataFeed, Ragged, Span
+from jobflow.engine.data_feed import DataFeed, DynamicArgument, Span
 from jobflow.host_pipeline.host_values import HostValue, MicrobatchRows
 from jobflow.host_pipeline.sample_sources import Drawn, Source
 from jobflow.host_pipeline.stages import Stage
@@ -130,7 +130,7 @@ class Constants(KnownRows):
 
 
 @dataclass(frozen=True, eq=False)
-class RaggedRows(Ragged):
+class DynamicRowsOfStage(DynamicArgument):
     """An argument with a dynamic shape, made from the rows of a stage: from all rows, or from those of each device."""
 
     stage: Stage
@@ -153,30 +153,30 @@ class JobBatches(DataFeed):
         #: by name, the stage that makes a row; and of `HostResult`s those and how many rows there are
         self.stages: dict[str, Stage] = {}
         self.results: dict[str, tuple[Stage, int]] = {}
-        self.ragged: dict[str, RaggedRows] = {}
-        self.made_of: dict[str, list[str]] = {}
+        self.dynamic: dict[str, DynamicRowsOfStage] = {}
+        self.phases: dict[str, list[str]] = {}
         #: by what comes before it, what is read, and the run of the next
         self._readings: dict[str | None, tuple[Reading[dict[str, Any]], int]] = {}
 
     def __repr__(self) -> str:
         """Describe the arrays; feeds with equal descriptions supply equal arrays."""
-        return f"JobBatches({self.types}, {self.stages}, {self.results}, {self.ragged})"
+        return f"JobBatches({self.types}, {self.stages}, {self.results}, {self.dynamic})"
 
     @property
     def names(self) -> frozenset[str]:
         """The names of the arrays that are tensors of the job."""
-        return frozenset((*self.types, *self.ragged))
+        return frozenset((*self.types, *self.dynamic))
 
     def add(self, name: str, type: TensorType, stage: Stage) -> None:
         """Add an array whose rows the stage produces."""
         self.types[name], self.stages[name] = type, stage
 
-    def arrays(self, run: int, passes: int, rows: Mapping[str, Span], arguments: Mapping[str, Any], after: str | None) -> dict[str, Any]:
+    def arrays(self, run: int, passes: int, rows: Mapping[str, Span], arguments: Mapping[str, Any], phase: str | None) -> dict[str, Any]:
         requests = {name: (self.stages[name], span) for name, span in rows.items()}
-        whole = {**self.results, **{name: (ragged.stage, ragged.rows) for name, ragged in self.ragged.items()}}
-        requests |= {name: (stage, (0, count)) for name, (stage, count) in whole.items() if self.after(name) == after}
+        whole = {**self.results, **{name: (dynamic.stage, dynamic.rows) for name, dynamic in self.dynamic.items()}}
+        requests |= {name: (stage, (0, count)) for name, (stage, count) in whole.items() if self.phase_of(name) == phase}
         self._arguments = arguments
-        reading, ready = self._readings.pop(after, (None, run))
+        reading, ready = self._readings.pop(phase, (None, run))
         if reading is None or run != ready:
             if reading is not None:
                 reading.close()
@@ -189,7 +189,7 @@ class JobBatches(DataFeed):
         except BaseException:
             reading.close()
             raise
-        self._readings[after] = reading, run + 1
+        self._readings[phase] = reading, run + 1
         return arrays
 
     def _plan(self, run: int, passes: int, requests: Mapping[str, tuple[Stage, Span]], pool: Pool) -> Iterator[Pending[dict[str, Any]]]:
@@ -223,14 +223,14 @@ class JobBatches(DataFeed):
                 for name, (stage, (start, stop)) in mine.items():
                     if start <= row < stop:
                         arrays[name][row - start] = stage.value(place, values)
-        return arrays | {name: ragged.of(arrays[name]) for name, ragged in self.ragged.items() if name in arrays}
+        return arrays | {name: dynamic.of(arrays[name]) for name, dynamic in self.dynamic.items() if name in arrays}
 
     def shapes(self, name: str, run: int, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
         alone = JobBatches()
-        alone.ragged[name] = self.ragged[name]
+        alone.dynamic[name] = self.dynamic[name]
         result = alone.arrays(run, 1, {}, arguments, None)[name]
         alone.close()
-        return tuple([each.shape for each in result]) if self.ragged[name].per_device else result.shape
+        return tuple([each.shape for each in result]) if self.dynamic[name].per_device else result.shape
 
     def close(self) -> None:
         for reading, _ in self._readings.values():

@@ -20,12 +20,12 @@ import jobflow.core.scope as scope
 from jobflow.core.dataclass import dataclass
 from jobflow.core.errors import ArgumentError, DuplicateNameError, JobError, ShapeError, user_line
 from jobflow.core.types import Array, DType, Tensor, TensorType, record, tensor_buffer, uint8
-from jobflow.engine.body import JobBody
 from jobflow.engine.job_tensor import value_of
+from jobflow.engine.staged_job import StagedBody
 from jobflow.expressions import philox
 from jobflow.host_pipeline import stages as st
 from jobflow.host_pipeline.host_values import HostValue
-from jobflow.host_pipeline.job_batches import Constants, JobBatches, OfTensor, RaggedRows, instances, known_rows
+from jobflow.host_pipeline.job_batches import Constants, DynamicRowsOfStage, JobBatches, OfTensor, instances, known_rows
 from jobflow.ops.layout_ops import Identity, ToLocal
 from jobflow.ops.scalar import Cast
 from jobflow.ops.source import Input
@@ -83,10 +83,10 @@ class OnHost:
         return replace(self, source=stage, **changed)
 
 
-def body_of(what: str) -> JobBody:
+def body_of(what: str) -> StagedBody:
     """Return the body of the job in which `what` is called; raise JobError outside of a job."""
     body = scope.current().interpreter
-    if not isinstance(body, JobBody):
+    if not isinstance(body, StagedBody):
         raise JobError(f"{what} at {user_line()} was called outside a job; call it in the body of a function decorated with global_function")
     return body
 
@@ -125,12 +125,12 @@ def feed_of(what: str) -> JobBatches:
 
 
 def _label(what: str, name: str | None, stage: st.Stage) -> str:
-    feed, made_of = feed_of(what), frozenset[str]().union(*(known.arguments for known in known_rows(stage)))
+    feed, arguments = feed_of(what), frozenset[str]().union(*(known.arguments for known in known_rows(stage)))
     label = body_of(what).unique_name(what) if name is None else scope.current().full_name(name)
     if label in feed.names or label in feed.results:
         raise DuplicateNameError(f'{what} at {user_line()}: another decoder of this job has the name "{label}"')
-    if computed := [each for each in body_of(what).sized if each in made_of]:
-        feed.made_of[label] = computed
+    if phases := [each for each in body_of(what).phases if each in arguments]:
+        feed.phases[label] = phases
     return label
 
 
@@ -141,7 +141,7 @@ def as_tensor(what: str, stage: st.Stage, rows: int, shape: Sequence[int], dtype
     return body_of(what).fed(label, type)
 
 
-def as_ragged(
+def as_dynamic(
     what: str,
     stage: st.Stage,
     rows: int,
@@ -154,9 +154,9 @@ def as_ragged(
     In the mirrored view each device has its own tensor, from its own rows.
     """
     label = _label(what, name, stage)
-    ragged = RaggedRows(type, scope.current().view == "mirrored", stage, rows, devices_of_view(), combine)
-    feed_of(what).ragged[label] = ragged
-    return body_of(what).fed_ragged(label, ragged)
+    argument = DynamicRowsOfStage(type, scope.current().view == "mirrored", stage, rows, devices_of_view(), combine)
+    feed_of(what).dynamic[label] = argument
+    return body_of(what).dynamic_input(label, argument)
 
 
 def as_padded(what: str, stage: st.Stage, rows: int, most: Sequence[int], units: Sequence[int], dtype: DType, name: str | None) -> Any:
@@ -166,7 +166,7 @@ def as_padded(what: str, stage: st.Stage, rows: int, most: Sequence[int], units:
     """
     raised = tuple([-(-n // unit) * unit for n, unit in zip(most, units, strict=True)])
     each = TensorType((rows // devices_of_view(), *raised), dtype)
-    return as_ragged(what, st.Inside(stage, tuple(most), dtype), rows, partial(_padded, units=tuple(units)), each, name)
+    return as_dynamic(what, st.Inside(stage, tuple(most), dtype), rows, partial(_padded, units=tuple(units)), each, name)
 
 
 def _padded(rows: list[Array], units: tuple[int, ...]) -> Array:
@@ -220,12 +220,12 @@ def stage_of(what: str, x: Tensor, axes: int) -> st.Stage:
     source = value.node.inputs[0].node.op if isinstance(value.node.op, ToLocal) else value.node.op
     if isinstance(source, Input) and source.argument in feed.stages and axes == len(x.tensor_type.shape) - 1:
         return feed.stages[source.argument]
-    tensor = HostValue(value, feed.names | body.sized.keys())
+    tensor = HostValue(value, feed.names | body.phases.keys())
     count = math.prod(value.shape[: len(value.shape) - axes]) * (value.node.placement.size if value.local else 1)
     if tensor.known:
         return OfTensor(tensor, axes, count)
     constant = body.now(value)
-    return OfTensor(body.computed(what, value), axes, count) if constant is None else Constants(tuple(instances(constant, axes)))
+    return OfTensor(body.host_phase(what, value), axes, count) if constant is None else Constants(tuple(instances(constant, axes)))
 
 
 def fed_by(what: str, x: Tensor) -> st.Stage | None:

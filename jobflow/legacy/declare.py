@@ -16,9 +16,9 @@ from jobflow.core.errors import ArgumentError, JobError, user_line
 from jobflow.core.notices import notice
 from jobflow.engine.body import JobBody, Replacing
 from jobflow.engine.eager_job import EagerJob
-from jobflow.engine.job import Job
 from jobflow.engine.job_config import FunctionConfig
 from jobflow.engine.session import current_session
+from jobflow.engine.staged_job import StagedJob
 from jobflow.legacy.optimizer.from_options import optimizer_of
 from jobflow.strategies import zero
 
@@ -52,7 +52,7 @@ def global_function(type: str | FunctionConfig = "predict", function_config: Fun
         if hasattr(function, "job"):
             raise JobError(f"global_function at {where}: {function.__name__} is a job already; decorate it once")
         session = current_session()
-        job = (EagerJob if session.settings.eager else Job)(function, trainable, config, where, optimizer_of, _replacing(config))
+        job = (EagerJob if session.settings.eager else StagedJob)(function, trainable, config, where, optimizer_of, _replacing(config))
         session.register(job)
 
         @functools.wraps(function)

@@ -76,7 +76,7 @@ def _found(what: str, x: Tensor, dtype: DType | None, name: str | None, axis: in
     places = _places(what, x, dtype, None if axis else name)
     made: Any = sh.transpose(places, (1, 0), name=name) if axis else places
     job = current_job(what)
-    return job.rows_found(job.unique_name(f"{what}_rows"), made, axis)
+    return job.dynamic_rows(job.unique_name(f"{what}_rows"), made, axis)
 
 
 def _places(what: str, x: Tensor, dtype: DType | None, name: str | None) -> Tensor:
@@ -95,7 +95,7 @@ def sync_dynamic_resize(inputs: Tensor, size: Tensor, name: str | None = None) -
     last = ew.cast(sh.reshape(assert_bounds(size, what, low=0, high=rows, noun="size"), (1,)), int64)
     numbers = source.arange(0, rows, dtype=int64)
     early = sh.reshape(ew.where(ew.less(numbers, last), numbers, ew.fill_like(numbers, -1)), (rows, 1))
-    found = job.rows_found(job.unique_name(f"{what}_rows"), early, 0)
+    found = job.dynamic_rows(job.unique_name(f"{what}_rows"), early, 0)
     return ix.gather(inputs, sh.reshape(found, (found.tensor_type.shape[0],)), 0, name=name)
 
 

@@ -67,7 +67,7 @@ def export(
 
 def _model(onnx: Any, job: Job, session: Session, folder: str, anything: bool) -> Any:
     program, results = job.traces(session, job.declared_shapes(session))[0]
-    if program.sized:
+    if program.phases:
         raise JobError(
             f"onnx.export at {user_line()}: job {job.name} ({job.where}) computes with as many rows as a run finds, or with what the host makes "
             f"of its tensors; shapes are fixed there, and nothing comes from outside"

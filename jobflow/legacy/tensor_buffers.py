@@ -21,7 +21,7 @@ from jobflow.core.errors import ArgumentError, DtypeError, ShapeError, user_line
 from jobflow.core.types import Array, DType, Tensor, TensorType, float32
 from jobflow.host_pipeline import stages as st
 from jobflow.host_pipeline.job_batches import Constants, OfList
-from jobflow.host_pipeline.outputs import OnHost, as_ragged, as_result, as_tensor, body_of, devices_of_view, on_host
+from jobflow.host_pipeline.outputs import OnHost, as_dynamic, as_result, as_tensor, body_of, devices_of_view, on_host
 from jobflow.legacy import arrays
 from jobflow.legacy.job_dispatch import all_of, of_kinds
 from jobflow.legacy.operands import counts, fitting, positive_shape
@@ -123,7 +123,7 @@ def _each(what: str, x: OnHost, shape: Sequence[int], dtype: DType, ahead: tuple
     """A tensor of each row of a device, of the shape that the row has, `shape` at most, behind the axes `ahead`."""
     stage, label = st.Within(x.pixels(), tuple(shape), dtype), name or body_of(what).unique_name(what)
     type, count = TensorType((*ahead, *shape), dtype), x.rows // devices_of_view()
-    return [as_ragged(what, stage, x.rows, partial(_row, i, ahead), type, f"{label}_{i}") for i in range(count)]
+    return [as_dynamic(what, stage, x.rows, partial(_row, i, ahead), type, f"{label}_{i}") for i in range(count)]
 
 
 def _row(index: int, ahead: tuple[int, ...], rows: Sequence[Array]) -> Array:

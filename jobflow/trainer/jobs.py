@@ -32,6 +32,7 @@ from jobflow.engine.job import Job
 from jobflow.engine.job_config import FunctionConfig
 from jobflow.engine.options import EnvSettings
 from jobflow.engine.session import Session
+from jobflow.engine.staged_job import StagedJob
 from jobflow.legacy.optimizer.from_options import optimizer_of
 from jobflow.legacy.optimizer.job_optimizers import Minimizer
 from jobflow.ops import elementwise as ew
@@ -211,13 +212,13 @@ class Jobs:
         )
         strategy, config = self.config.strategy, FunctionConfig()
         if plain:
-            return Job(function, name == TRAIN, config, self.network.where, optimizer_of)
+            return StagedJob(function, name == TRAIN, config, self.network.where, optimizer_of)
         config.strategy(mirrored() if own else mesh(data=strategy.data, tensor=strategy.tensor, pipeline=strategy.pipeline, zero=strategy.zero))
         if name == TRAIN and self.microbatches(rows) > 1:
             config.divide(self.microbatches(rows), key_line(self.loaded, f"strategy.{'microbatches' if strategy.microbatches else 'accumulation'}"))
         if strategy.precision != "float32":
             config.mixed_precision({"float16": float16, "bfloat16": bfloat16}[strategy.precision])
-        return Job(function, name == TRAIN, config, self.network.where, optimizer_of)
+        return StagedJob(function, name == TRAIN, config, self.network.where, optimizer_of)
 
     def _train(self, batch: dict[str, Any]) -> dict[str, Any]:
         outputs = self._outputs(batch)

@@ -88,7 +88,7 @@ class Results:
     kinds: tuple[Kind, ...]
     structure: Any
     #: per leaf, the axis whose length depends on the data; None without one
-    found: tuple[int | None, ...] = ()
+    dynamic_axes: tuple[int | None, ...] = ()
 
     def build(self, arrays: Sequence[Any]) -> Any:
         """Return the nested result with one object per leaf: an array, a list of arrays, or a substitute."""

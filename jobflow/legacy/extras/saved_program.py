@@ -46,7 +46,7 @@ def of_job(job: Job, session: Session, outputs: Names) -> dict[str, Any]:
     does = {
         "reads its batches from files": program.feed,
         "assigns variables": program.updates,
-        "computes with as many rows as a run finds, or with what the host makes of its tensors": program.sized,
+        "computes with as many rows as a run finds, or with what the host makes of its tensors": program.phases,
     }
     for word in (word for word, found in does.items() if found):
         raise JobError(f"{what} {word}; save one that computes from arguments alone, in tensors of fixed shapes")
