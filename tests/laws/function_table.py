@@ -1,7 +1,7 @@
-"""The table of functions of numbers: names in each API, the NumPy function that is right, and the domain of the arguments.
+"""The table of functions of numbers: names in each API, the reference function of NumPy, and the domain of the arguments.
 
-A new elementwise function or reduction needs one row here. The drivers are in `test_op_laws` (bits, types and errors for odd arguments) and in
-`test_function_table` (numbers in every API, and in every layout with gradients).
+A new elementwise function or reduction needs one row here. The drivers are in `test_op_laws` (bits, types and errors for unusual arguments) and in
+`test_function_table` (values in every API, and in every layout with gradients).
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ UNARY = (
 
 
 def pair(reference: Callable[..., Any], names: str, jobs: str = "", low: float = -3) -> Row:
-    """A function of two tensors, the second far from zero."""
+    """Return the row of a function of two tensors, the second one far from zero."""
     return Row(reference, ((low, 3), (0.5, 2)), tuple(names.split()), tuple(jobs.split()))
 
 
@@ -123,7 +123,7 @@ BINARY = (
     pair(lambda x, y: (x - y) ** 2, "", "squared_difference"),
 )
 
-#: of one tensor and axes; tensors take `dim` and `keepdim`, jobs `axis` and `keepdims`
+#: functions of one tensor and axes; tensors accept `dim` and `keepdim`, jobs `axis` and `keepdims`
 REDUCTIONS = (
     row(np.sum, 0.5, 2, "sum", "reduce_sum"),
     row(np.mean, 0.5, 2, "mean", "reduce_mean"),
@@ -138,5 +138,5 @@ REDUCTIONS = (
 
 
 def references(rows: tuple[Row, ...]) -> dict[str, Callable[..., Any]]:
-    """Tensor name -> its reference."""
+    """Return a mapping from tensor names to references."""
     return {name: row.reference for row in rows for name in row.names}

@@ -1,6 +1,6 @@
-"""What the laws of layers and losses run on, as data: what is done to good inputs, and what no layer can take.
+"""Data for the laws of layers and losses: changes of valid inputs, and invalid arguments.
 
-The good inputs and the layers are those of the cases that are compared with references (`nn_cases`).
+The valid inputs and the layers are those of the reference cases (`nn_cases`).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ Array = np.ndarray[Any, Any]
 
 
 def floats(arrays: Sequence[Array], dtype: Any, which: slice = slice(None)) -> list[Array]:
-    """The same, those of floats in another type."""
+    """Return the same arrays, with floats in another type."""
     chosen = range(len(arrays))[which]
     return [a.astype(dtype) if i in chosen and a.dtype.kind == "f" else a for i, a in enumerate(arrays)]
 
 
 def first(change: Callable[[Array], Array]) -> Callable[[Sequence[Array]], list[Array]]:
-    """The first input is changed."""
+    """Return a change of the first input."""
     return lambda arrays: [change(arrays[0]) if arrays[0].ndim else arrays[0], *arrays[1:]]
 
 
@@ -31,7 +31,7 @@ def last(change: Callable[[Array], Array]) -> Callable[[Sequence[Array]], list[A
 
 
 def rows(n: int) -> Callable[[Sequence[Array]], list[Array]]:
-    """So many rows of all that has as many as the first has."""
+    """Return a change to n rows of all inputs with as many rows as the first one."""
     return lambda arrays: [a[:n] if a.ndim and a.shape[0] == arrays[0].shape[0] else a for a in arrays]
 
 
@@ -45,7 +45,7 @@ def holding(*values: float) -> Callable[[Array], Array]:
     return change
 
 
-#: what is done to good inputs of float64: from name to the inputs that come of it
+#: label -> change of valid float64 inputs
 CHANGES: Mapping[str, Callable[[Sequence[Array]], list[Array]]] = {
     "as it is": list,
     "float32": lambda arrays: floats(arrays, np.float32),
@@ -69,14 +69,14 @@ CHANGES: Mapping[str, Callable[[Sequence[Array]], list[Array]]] = {
     "two axes more": first(lambda a: a[None, None]),
     "not finite": first(holding(math.nan, math.inf, -math.inf)),
     "the last not finite": last(holding(math.nan, math.inf, -math.inf)),
-    **({} if PLAIN else {"large": first(holding(1e300, -1e300, 1e-310))}),  # the sum of what cancels depends on the order
+    **({} if PLAIN else {"large": first(holding(1e300, -1e300, 1e-310))}),  # sums of cancelling values depend on the order
     "labels beyond": last(lambda a: a + 100 if a.dtype.kind == "i" else a),
     "labels below": last(lambda a: np.minimum(a, -7) if a.dtype.kind == "i" else a),
 }  # fmt: skip
 
 _IMAGES, _KERNEL, _TABLE = (2, 4, 5, 5), (6, 4, 3, 3), (5, 4)
 
-#: what cannot be: function, shapes of its tensors, and options, each of which is refused alone
+#: invalid arguments: function, shapes of its tensors, and options, each of which raises an error
 REFUSED: Sequence[tuple[str, tuple[tuple[int, ...], ...], Sequence[Mapping[str, Any]]]] = (
     (
         "conv2d",

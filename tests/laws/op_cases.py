@@ -1,6 +1,6 @@
-"""What the laws of ops run on, as data: names that users type, and arguments that nobody chose.
+"""Data for the laws of ops: names of functions, and unusual arguments.
 
-Each name has the function of NumPy that says what is right, if NumPy has it; it is computed in float64 from what the tensor holds.
+A name has its reference function of NumPy, if one exists, which computes in float64 from the tensor's values.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Array = np.ndarray[Any, Any]
 NAN, INF = math.nan, math.inf
 RANDOM = np.random.default_rng(5)
 
-#: of one tensor, element by element
+#: elementwise functions of one tensor
 UNARY: Mapping[str, Callable[[Array], Array] | None] = function_table.references(function_table.UNARY) | {
     "positive": np.array, "softplus": None, "softsign": None, "silu": None, "mish": None, "gelu": None,
     "selu": None, "celu": None, "hardtanh": None, "elu": None, "relu6": None, "hardsigmoid": None, "hardswish": None, "hardshrink": None,
@@ -26,7 +26,7 @@ UNARY: Mapping[str, Callable[[Array], Array] | None] = function_table.references
     "nan_to_num": None, "clone": np.array, "detach": np.array, "zeros_like": np.zeros_like, "ones_like": np.ones_like,
 }  # fmt: skip
 
-#: of two tensors that broadcast
+#: functions of two tensors with broadcasting
 BINARY: Mapping[str, Callable[[Array, Array], Array] | None] = function_table.references(function_table.BINARY) | {
     "eq": np.equal, "ne": np.not_equal, "gt": np.greater, "ge": np.greater_equal, "lt": np.less, "le": np.less_equal, "greater": np.greater,
     "less": np.less, "greater_equal": np.greater_equal, "less_equal": np.less_equal, "not_equal": np.not_equal, "logical_and": np.logical_and,
@@ -34,7 +34,7 @@ BINARY: Mapping[str, Callable[[Array, Array], Array] | None] = function_table.re
     "bitwise_xor": np.bitwise_xor, "matmul": np.matmul, "dot": None, "mm": None, "mv": None, "bmm": None, "outer": None,
 }  # fmt: skip
 
-#: of one tensor and axes: names, and options to call them with
+#: functions of one tensor and axes
 REDUCTIONS: Mapping[str, Callable[..., Any] | None] = function_table.references(function_table.REDUCTIONS) | {
     "all": np.all, "any": np.any, "argmax": np.argmax, "argmin": np.argmin, "std": None, "var": None, "norm": None, "logsumexp": None,
     "nansum": np.nansum, "median": None, "count_nonzero": np.count_nonzero, "softmax": None, "log_softmax": None, "cumsum": None,
@@ -42,7 +42,7 @@ REDUCTIONS: Mapping[str, Callable[..., Any] | None] = function_table.references(
 }  # fmt: skip
 AXES: Sequence[Mapping[str, Any]] = ({}, {"dim": 0}, {"dim": -1}, {"dim": 7})
 
-#: what else is called with a tensor and numbers: name, or one door of it, and arguments
+#: other functions of a tensor and numbers: name, optionally with its API, and arguments
 SHAPED: Sequence[tuple[str, tuple[Any, ...]]] = (
     ("reshape", ((-1,),)), ("reshape", ((3, -1),)), ("reshape", ((7, 2),)), ("flatten", ()), ("flatten", (1,)), ("squeeze", ()), ("squeeze", (0,)),
     ("unsqueeze", (0,)), ("unsqueeze", (9,)), ("transpose", (0, 1)), ("transpose", (0, 5)), ("permute", ((1, 0),)), ("flip", ((0,),)),
@@ -61,21 +61,21 @@ FLOATS = RANDOM.uniform(-2, 2, (2, 3))
 INTEGERS = np.array([[3, -2, 1], [5, 4, -7]])
 
 
-def limits(dtype: Any) -> Array:
+def extremes(dtype: Any) -> Array:
     can = np.iinfo(dtype)
     return np.array([can.min, can.min + 1, 0, 1, can.max - 1, can.max], dtype)
 
 
-#: name, array, and how the tensor lies in memory
+#: label, array, and memory order of the tensor
 ARGUMENTS: Sequence[tuple[str, Array, str]] = (
     ("float32", FLOATS.astype(np.float32), ""),
     ("float64", FLOATS, ""),
     ("float16", FLOATS.astype(np.float16), ""),
     ("int64", INTEGERS, ""),
-    ("int8 limits", limits(np.int8), ""),
-    ("uint8 limits", limits(np.uint8), ""),
-    ("int32 limits", limits(np.int32), ""),
-    ("int64 limits", limits(np.int64), ""),
+    ("int8 extremes", extremes(np.int8), ""),
+    ("uint8 extremes", extremes(np.uint8), ""),
+    ("int32 extremes", extremes(np.int32), ""),
+    ("int64 extremes", extremes(np.int64), ""),
     ("bool", FLOATS > 0, ""),
     ("0-d", np.array(1.5, np.float32), ""),
     ("0-d integer", np.array(3), ""),
@@ -84,21 +84,21 @@ ARGUMENTS: Sequence[tuple[str, Array, str]] = (
     ("empty vector", np.zeros(0, np.float32), ""),
     ("empty integers", np.zeros((2, 0), np.int64), ""),
     ("not finite", np.array([[NAN, INF, -INF], [0.0, -0.0, 1.0]], np.float32), ""),
-    # the sum of what cancels depends on the order
+    # sums of cancelling values depend on the order
     *([] if PLAIN else [("large", np.array([[3e38, -3e38, 1e-40], [1e20, -1e20, 88.8]], np.float32), "")]),
     ("transposed", FLOATS.astype(np.float32), "transposed"),
     ("stepped", FLOATS.astype(np.float32), "stepped"),
     ("backwards", FLOATS.astype(np.float32), "backwards"),
 )
 
-#: pairs of the above, and others that only go together
+#: pairs of these arrays, and other pairs
 PAIRS: Sequence[tuple[str, Array, Array]] = (
     ("float32", FLOATS.astype(np.float32), FLOATS[::-1].astype(np.float32)),
     ("float16", FLOATS.astype(np.float16), FLOATS[::-1].astype(np.float16)),
     ("int64", INTEGERS, np.array([[2, 3, -4], [-5, 1, 3]])),
-    ("int8 limits", limits(np.int8), limits(np.int8)[::-1].copy()),
-    ("uint8 and int8", limits(np.uint8), limits(np.int8)),
-    ("int64 limits", limits(np.int64), limits(np.int64)[::-1].copy()),
+    ("int8 extremes", extremes(np.int8), extremes(np.int8)[::-1].copy()),
+    ("uint8 and int8", extremes(np.uint8), extremes(np.int8)),
+    ("int64 extremes", extremes(np.int64), extremes(np.int64)[::-1].copy()),
     ("int64 and float32", INTEGERS, FLOATS.astype(np.float32)),
     ("float32 and float64", FLOATS.astype(np.float32), FLOATS[::-1].copy()),
     ("bool", FLOATS > 0, FLOATS < 1),
@@ -116,7 +116,7 @@ PAIRS: Sequence[tuple[str, Array, Array]] = (
     ("batches", RANDOM.uniform(-1, 1, (2, 2, 3)), RANDOM.uniform(-1, 1, (2, 3, 2))),
 )
 
-#: what methods that write over their tensor are called with behind it, where it is not nothing, or a tensor of the pair
+#: further arguments of in-place methods that take other arguments than none or the tensor of a pair
 BEHIND: Mapping[str, Sequence[tuple[Any, ...]]] = {
     "clamp_": ((-1, 1), (0.5, None), (1, -1)), "clip_": ((-1, 1),), "clamp_min_": ((0.5,), (1,)), "clamp_max_": ((0.5,), (1,)),
     "add_": ((1,), (0.5,), (300,)), "sub_": ((1,), (0.5,)), "mul_": ((2,), (0.5,), (True,)), "div_": ((2,), (0,)), "floor_divide_": ((2,), (0,)),

@@ -1,4 +1,4 @@
-"""The ways of running a function that users have - at once, in a graph, in a job - and how it ends there."""
+"""The ways to run a function - eagerly, in a graph, in a job - and the outcome of each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 Function = Callable[..., Any]
 
 
-#: tensors are computed in the tier `numpy`; where graphs run the plain kernels they round otherwise, and add up in another order
+#: tensors use the tier `numpy`; graphs with the plain kernels have other rounding and another order of sums
 PLAIN = os.environ.get("JOBFLOW_KERNELS") == "reference"
 _ROUNDING = {2: 2e-3, 4: 1e-6, 8: 1e-14}
 
@@ -36,7 +36,7 @@ def alike(a: Array, b: Array, rounding: float = 0.0) -> bool:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a call ended: with arrays, or with an error."""
+    """The outcome of a call: arrays or an error."""
 
     values: tuple[Array, ...] = ()
     error: Exception | None = None
@@ -47,28 +47,28 @@ class Ended:
         return ", ".join(f"{a.dtype}{list(a.shape)} {a.tolist()}" for a in self.values)
 
     def same(self, other: Ended, rounding: float = 0.0) -> bool:
-        """Alike to the last bit, or but for rounding in float32; or both errors."""
+        """Return True for equal bits, for values equal up to `rounding`, or for two errors."""
         if self.error is not None or other.error is not None:
             return self.error is not None and other.error is not None
         return len(self.values) == len(other.values) and all(alike(a, b, rounding) for a, b in zip(self.values, other.values, strict=True))
 
 
 def proper(error: Exception, file: str) -> bool:
-    """Whether an error is one of jobflow's that names a line of the file; or Python's own, about the arguments of a call that stands there."""
+    """Return True for an error of jobflow that names a line of the file, or Python's own error about the arguments of a call."""
     if isinstance(error, JobflowError):
         return re.search(rf"{re.escape(file)}:\d+", str(error)) is not None
     of_a_call = r"missing \d+ required|takes .* arguments? but|unexpected keyword argument|multiple values for argument"
     return isinstance(error, TypeError) and re.search(of_a_call, str(error)) is not None
 
 
-def flat(made: Any) -> Iterator[Array]:
-    if isinstance(made, tuple | list):
-        for part in made:
+def flat(result: Any) -> Iterator[Array]:
+    if isinstance(result, tuple | list):
+        for part in result:
             yield from flat(part)
-    elif isinstance(made, flow.Tensor):
-        yield made.detach().numpy()
+    elif isinstance(result, flow.Tensor):
+        yield result.detach().numpy()
     else:
-        yield np.asarray(made)
+        yield np.asarray(result)
 
 
 def ended(run: Callable[[], Any]) -> Ended:
@@ -98,10 +98,10 @@ def in_graph(function: Function, tensors: Sequence[Any]) -> Ended:
 
 
 def in_job(function: Function, arrays: Sequence[Array], devices: int = 1, results: int = 1, kernels: str = "") -> Ended:
-    """Run a job in a session of its own; the function returns a tuple if there are several results."""
+    """Run a job in its own session; the function returns a tuple if there are several results."""
 
-    def body(*given: Any) -> Any:
-        return function(*given)
+    def body(*arguments: Any) -> Any:
+        return function(*arguments)
 
     one, two, three = lambda a: body(a), lambda a, b: body(a, b), lambda a, b, c: body(a, b, c)
     job = (one, two, three)[len(arrays) - 1]

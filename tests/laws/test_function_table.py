@@ -1,4 +1,4 @@
-"""Functions of the table against NumPy: at once, in a graph and in a job, and on global tensors of every layout with their gradients."""
+"""Functions of the table against NumPy: eagerly, in a graph and in a job, and on global tensors of every layout with their gradients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import jobflow as flow
 UNIFORM = np.random.default_rng(11).uniform(0, 1, (2, 4, 6))
 CUBE = np.random.default_rng(12).uniform(0, 1, (2, 3, 4))
 TABLES = {"unary": UNARY, "binary": BINARY}
-#: relative and absolute, in float64
+#: relative and absolute tolerance, in float64
 TOLERANCE = 1e-12
 
 
@@ -38,7 +38,7 @@ def check(labels: Sequence[str], values: Sequence[Any], references: Sequence[Any
 
 
 def of_tensors(rows: Sequence[Row]) -> tuple[list[str], Callable[..., list[Any]], list[Any]]:
-    """Labels of all tensor names, a function that calls all of them on numbers between 0 and 1, and the references."""
+    """Return labels of all tensor names, a function that calls all of them on values between 0 and 1, and the references."""
     entries = [(name, row) for row in rows for name in row.names]
     uniform = UNIFORM[: len(rows[0].domain)]
     references = [row.reference(*row.arguments(uniform)) for _, row in entries]

@@ -1,6 +1,6 @@
-"""Laws of methods that write over their tensor: x.add_(y) leaves in x what x.add(y) gives, at once and in a graph.
+"""Laws of in-place methods: x.add_(y) stores x.add(y) in x, eagerly and in a graph.
 
-What does not fit is refused, and x as it was.
+Invalid arguments raise an error and leave x unchanged.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ FORMS = sorted(
 )
 
 
-def fits(before: Array, made: Array) -> bool:
+def fits(before: Array, result: Array) -> bool:
     wider = {"b": 0, "i": 1, "u": 1, "f": 2}
-    return before.shape == made.shape and wider[made.dtype.kind] <= wider[before.dtype.kind]
+    return before.shape == result.shape and wider[result.dtype.kind] <= wider[before.dtype.kind]
 
 
 def wrong(name: str, arrays: list[Array], more: tuple[Any, ...], stepped: bool) -> list[str]:
-    """What is not as the law has it, for one call."""
+    """Return the violations of the laws by one call."""
 
     def tensors() -> list[Any]:
         first, *others = arrays
@@ -39,33 +39,33 @@ def wrong(name: str, arrays: list[Array], more: tuple[Any, ...], stepped: bool) 
 
     function = getattr(flow.Tensor, name[:-1], None) or getattr(flow.nn.functional, name[:-1])
     plain = at_once(lambda x, *y: function(x, *y, *more), tensors())
-    found = []
+    violations = []
     for way in (at_once, in_graph):
-        given = tensors()
+        operands = tensors()
 
         def over(x: Any, *y: Any, way: Callable[..., Ended] = way) -> Any:
             x = x if way is at_once else x.clone()
             result = getattr(x, name)(*y, *more)
             return result, x
 
-        end = way(over, given)
+        end = way(over, operands)
         if plain.error is None and fits(arrays[0], plain.values[0]):
             value = plain.values[0].astype(arrays[0].dtype)
             if not end.same(Ended((value, value))):
-                found.append(f"{way.__name__}: {end}\n      but plain: {plain}")
+                violations.append(f"{way.__name__}: {end}\n      but plain: {plain}")
         elif end.error is None or not proper(end.error, HERE):
-            found.append(f"{way.__name__}: {end} in place of an error; plain: {plain}")
-        elif not np.array_equal(given[0].numpy(), arrays[0], equal_nan=arrays[0].dtype.kind == "f"):
-            found.append(f"{way.__name__}: refused, but x is {given[0].numpy()}")
-    return found
+            violations.append(f"{way.__name__}: {end} in place of an error; plain: {plain}")
+        elif not np.array_equal(operands[0].numpy(), arrays[0], equal_nan=arrays[0].dtype.kind == "f"):
+            violations.append(f"{way.__name__}: refused, but x is {operands[0].numpy()}")
+    return violations
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_forms_in_place_leave_what_the_plain_ones_give(name: str) -> None:
+def test_in_place_methods_store_the_plain_results(name: str) -> None:
     calls: list[tuple[str, list[Array], tuple[Any, ...], bool]] = []
     if name[:-1] in BINARY:
         calls += [(label, [a, b], (), label == "float32") for label, a, b in PAIRS]
     if name in BEHIND or name[:-1] in UNARY:
         calls += [(label, [a], more, bool(lies)) for label, a, lies in ARGUMENTS for more in BEHIND.get(name, ((),))]
-    found = [f"{label} {more}: {text}" for label, arrays, more, stepped in calls for text in wrong(name, arrays, more, stepped)]
-    assert calls and not found, "\n".join(found)
+    violations = [f"{label} {more}: {text}" for label, arrays, more, stepped in calls for text in wrong(name, arrays, more, stepped)]
+    assert calls and not violations, "\n".join(violations)

@@ -1,7 +1,7 @@
-"""Laws of layers and losses - functions of `flow.nn.functional` and modules - whatever their inputs are.
+"""Laws of layers and losses - functions of `flow.nn.functional` and modules - for any inputs.
 
-At once, in a graph and on ranks they give the same, bits, type and shape, or refuse the same, with the user's line; what has no rows gives
-what has no rows; a row alone gives what it gives among others; how tensors lie in memory does not matter.
+Eager calls, graphs and ranks return the same bits, types and shapes, or raise the same errors with the user's line.  Inputs without rows give
+results without rows.  A row alone gives its result among others.  The memory order of tensors has no effect.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from running import Array, Ended, at_once, in_graph, proper
 import jobflow as flow
 
 HERE = Path(__file__).name
-#: files whose lines call what is tested
+#: files whose lines call the tested functions
 CALLERS = (HERE, "nn_cases.py")
-#: what graphs refuse on purpose: why
+#: layers that graphs reject, with the reason
 NOT_IN_GRAPHS = {"batch_norm2d_mean": "the mean of all batches counts them"}
 
 
-def made(case: Case, **options: Any) -> Any:
-    """The case's layer with its parameters, in float64."""
+def built(case: Case, **options: Any) -> Any:
+    """Create the case's layer with its parameters, in float64."""
     flow.manual_seed(0)
     called = case.make(flow.nn, flow.nn.functional)
     module = getattr(called, "module", called)
@@ -39,59 +39,59 @@ def made(case: Case, **options: Any) -> Any:
 
 
 def run(case: Case, way: Any, inputs: list[Any], **options: Any) -> Ended:
-    layer = made(case, **options)
+    layer = built(case, **options)
     return way(lambda *tensors: layer(*tensors), inputs)
 
 
-def told(end: Ended) -> bool:
+def is_located(end: Ended) -> bool:
     return end.error is None or any(proper(end.error, caller) for caller in CALLERS)
 
 
 def changed(case: Case) -> dict[str, list[Array]]:
-    """Inputs that come of the case's, by what was done to them; the same ones once."""
-    found: dict[str, list[Array]] = {}
-    seen = set()
+    """Return the changed inputs of the case by label, without duplicates."""
+    by_label: dict[str, list[Array]] = {}
+    keys = set()
     arrays = case.arrays()
     for label, change in CHANGES.items():
         inputs = change(arrays)
         key = tuple((a.dtype, a.shape, a.tobytes()) for a in inputs)
-        if key not in seen:
-            found[label] = inputs
-        seen.add(key)
-    return found
+        if key not in keys:
+            by_label[label] = inputs
+        keys.add(key)
+    return by_label
 
 
 def layer(case: Case) -> str:
-    """What the case is a case of: a class of modules, or a function."""
+    """Return the name of the class of modules, or of the function, of the case."""
     called = case.make(flow.nn, flow.nn.functional)
     module = getattr(called, "module", called)
     return type(module).__name__ if isinstance(module, flow.nn.Module) else case.name
 
 
-#: the first case of each layer is enough for every day
+#: the first case of each layer; the others need --full
 DAILY = {layer(case): case.name for case in reversed(CASES)}
-#: of these, what is enough for laws that take long
+#: the cases for slow laws
 FEW = list(DAILY.values())[::4]
 EVERY = [pytest.param(case, id=case.name, marks=[] if case.name in DAILY.values() else pytest.mark.full) for case in CASES]
 
 
 @pytest.mark.parametrize("case", EVERY)
-def test_layers_in_graphs_are_those_at_once(case: Case, pytestconfig: pytest.Config) -> None:
-    """As they are, and after every second change, the others for the next layer; with --full after all."""
+def test_layers_in_graphs_equal_eager_layers(case: Case, pytestconfig: pytest.Config) -> None:
+    """Unchanged, and after every second change, alternating between layers; with --full after all changes."""
     wrong, turn = [], 0 if pytestconfig.getoption("--full") else 1 + CASES.index(case) % 2
     changes = [(label, arrays) for i, (label, arrays) in enumerate(changed(case).items()) if not turn or not i or i % 2 == turn - 1]
     for label, arrays in changes:
         first = run(case, at_once, [flow.tensor(a) for a in arrays])
         graph = run(case, in_graph, [flow.tensor(a) for a in arrays])
-        wrong += [f"{label} {way}: {end}" for way, end in (("at once", first), ("graph", graph)) if not told(end)]
+        wrong += [f"{label} {way}: {end}" for way, end in (("at once", first), ("graph", graph)) if not is_located(end)]
         single = any(value.dtype == np.float32 for value in first.values)
         if case.name not in NOT_IN_GRAPHS and not first.same(graph, 1e-5 if single else 1e-10):
             wrong.append(f"{label}: {first}\n      graph: {graph}")
     assert not wrong, "\n".join(wrong)
 
 
-def lying(array: Array, how: str) -> Any:
-    """A tensor of the numbers that lies otherwise in memory."""
+def reordered(array: Array, how: str) -> Any:
+    """Return a tensor of the values with another memory order."""
     if how == "transposed":
         return flow.tensor(np.ascontiguousarray(array.T)).permute(*reversed(range(array.ndim)))
     if how == "stepped":
@@ -100,19 +100,19 @@ def lying(array: Array, how: str) -> Any:
 
 
 @pytest.mark.parametrize("case", EVERY)
-def test_how_inputs_lie_does_not_matter(case: Case) -> None:
+def test_memory_order_of_inputs_has_no_effect(case: Case) -> None:
     wrong = []
     arrays = case.arrays()
     first = run(case, at_once, [flow.tensor(a) for a in arrays])
     assert first.error is None
     for how in ("transposed", "stepped", "a part"):
         if all(a.ndim for a in arrays):
-            end = run(case, at_once, [lying(a, how) for a in arrays])
+            end = run(case, at_once, [reordered(a, how) for a in arrays])
             wrong += [] if first.same(end, 1e-12) else [f"{how}: {end}\n      but first: {first}"]
     assert not wrong, "\n".join(wrong)
 
 
-#: cases whose first axis is none of rows that are for themselves, or that have something for each of the rows in another input
+#: cases without independent rows along the first axis, or with a value per row in another input
 MEET = {
     *(
         "Softmax24",
@@ -143,8 +143,8 @@ OF_ROWS = [
 
 
 @pytest.mark.parametrize("case", OF_ROWS)
-def test_rows_are_for_themselves(case: Case) -> None:
-    """No rows give no rows, and a row what it gives among others."""
+def test_rows_are_independent(case: Case) -> None:
+    """No rows give no rows, and a row alone gives its result among others."""
     arrays = case.arrays()
     whole = run(case, at_once, [flow.tensor(a) for a in arrays])
     assert whole.error is None and all(len(a) == len(arrays[0]) for a in whole.values)
@@ -155,11 +155,11 @@ def test_rows_are_for_themselves(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name, marks=[] if case.name in FEW else pytest.mark.full) for case in CASES])
-def test_gradients_have_the_shapes_of_what_they_are_of(case: Case) -> None:
+def test_gradients_have_the_shapes_of_their_tensors(case: Case) -> None:
     wrong = []
     for label, arrays in changed(case).items():
         tensors = [flow.tensor(a, requires_grad=a.dtype.kind == "f") for a in arrays]
-        layer = made(case)
+        layer = built(case)
         end = at_once(lambda *x, layer=layer: layer(*x), tensors)
         if end.error is not None or all(a.dtype.kind != "f" for a in arrays):
             continue
@@ -173,27 +173,27 @@ def test_gradients_have_the_shapes_of_what_they_are_of(case: Case) -> None:
 
         end = at_once(backward, tensors)
         shapes = [t.grad.shape for t in tensors if t.grad is not None]
-        if not told(end) or shapes != [t.shape for t in tensors if t.grad is not None]:
+        if not is_located(end) or shapes != [t.shape for t in tensors if t.grad is not None]:
             wrong.append(f"{label}: {end}")
     assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize(("name", "shapes", "options"), REFUSED, ids=lambda part: part if isinstance(part, str) else "")
-def test_what_cannot_be_is_refused(name: str, shapes: Any, options: Any) -> None:
+def test_invalid_arguments_raise(name: str, shapes: Any, options: Any) -> None:
     random = np.random.default_rng(0)
     arrays = [random.uniform(0.1, 0.9, shape) for shape in shapes]
     wrong = []
-    for given in options:
+    for arguments in options:
         for way in (at_once, in_graph):
-            end = way(lambda *x, o=given: getattr(flow.nn.functional, name)(*x, **o), [flow.tensor(a) for a in arrays])
+            end = way(lambda *x, o=arguments: getattr(flow.nn.functional, name)(*x, **o), [flow.tensor(a) for a in arrays])
             if end.error is None or not proper(end.error, HERE):
-                wrong.append(f"{given} {way.__name__}: {end}")
+                wrong.append(f"{arguments} {way.__name__}: {end}")
     assert not wrong, "\n".join(wrong)
 
 
-#: what is done to the inputs of layers that lie on ranks
+#: changes of the inputs of layers on ranks
 SPREAD = ("as it is", "float32", "no rows", "one row", "not finite", "0-d", "labels beyond")
-#: modules; those that graphs refuse aside
+#: modules, except for those that graphs reject
 MODULES = [case for case in CASES if layer(case) != case.name and case.name not in NOT_IN_GRAPHS]
 
 
@@ -206,7 +206,7 @@ ON_RANKS = [
 
 
 @pytest.mark.parametrize(("case", "n"), ON_RANKS)
-def test_modules_on_ranks_give_what_one_gives(case: Case, n: int) -> None:
+def test_modules_on_ranks_equal_local_modules(case: Case, n: int) -> None:
     def program(rank: int) -> list[str]:
         where = flow.placement("cpu", list(range(n)))
         wrong = []
@@ -218,7 +218,7 @@ def test_modules_on_ranks_give_what_one_gives(case: Case, n: int) -> None:
                 for way in (at_once, in_graph):
                     spread = [flow.tensor(a, placement=where, sbp=how if a.ndim else flow.sbp.broadcast) for a in arrays]
                     end = run(case, way, spread, placement=where, sbp=flow.sbp.broadcast)
-                    if not told(end) or not local.same(end, 1e-5 if label == "float32" else 1e-10):
+                    if not is_located(end) or not local.same(end, 1e-5 if label == "float32" else 1e-10):
                         wrong.append(f"{label} {how} {way.__name__}: {end}\n      but local: {local}")
         return wrong
 

@@ -1,7 +1,7 @@
-"""Laws of every function, through what users type: `flow.x`, `flow.nn.functional.x`, `flow.math.x` and methods, at once, in graphs and in jobs.
+"""Laws of every function, by all its names: `flow.x`, `flow.nn.functional.x`, `flow.math.x` and methods, eagerly, in graphs and in jobs.
 
-Whatever the arguments: every door and every way gives the same, bits, type and shape; what NumPy knows is what NumPy gives; and what
-cannot be is an error of jobflow's that names the user's line.
+For any arguments, all names and ways return the same bits, types and shapes.  They equal NumPy's function, if there is one.  Invalid arguments
+raise an error of jobflow that names the user's line.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ import jobflow as flow
 
 HERE = Path(__file__).name
 F = flow.nn.functional
-#: functions of jobs that are others on purpose: why
-OTHERS_IN_JOBS = {
-    "leaky_relu": "the slope below 0 is 0.2 unless said",
-    "argmax": "along the last axis unless said",
+#: functions with another meaning in jobs, with the reason
+DIFFERENT_TRACED = {
+    "leaky_relu": "the default slope below 0 is 0.2",
+    "argmax": "the default axis is the last one",
     "divide": "integers give integers",
 }
-#: functions whose results have another type in jobs, on purpose: int8 for truth values, int32 for positions
+#: functions with another result type in jobs: int8 for truth values, int32 for indices
 TYPES_OF_JOBS = {"eq", "ne", "gt", "ge", "lt", "le", "equal", "not_equal", "greater", "greater_equal", "less", "less_equal", "logical_and"}
 #: graphs run these in compiled loops
 OVER_ROWS = ("softmax", "log_softmax")
-#: what has as many elements as the numbers say is an error in a graph
+#: functions whose result size depends on values, which is an error in a graph
 UNKNOWN_SIZES = {"unique"}
 
 
 def doors(name: str) -> Iterator[tuple[str, Function]]:
-    """Where a function of tensors is found: in each of the faces, or in the one that is named."""
-    face, _, word = name.rpartition(".")
-    if face:
-        yield name, getattr(flow if face == "flow" else F, word)
+    """Yield the public names of a function of tensors: those of all APIs, or the one with an API in its name."""
+    module, _, word = name.rpartition(".")
+    if module:
+        yield name, getattr(flow if module == "flow" else F, word)
         return
     if hasattr(flow, name):
         yield f"flow.{name}", getattr(flow, name)
@@ -60,8 +60,8 @@ def tensor_of(array: Array, lies: str = "", **options: Any) -> Any:
 
 
 def agree(name: str, function: Callable[[Function], Function], arrays: list[Array], lies: str = "") -> list[str]:
-    """What is wrong: a way that differs from the first, or an error that does not say where."""
-    found: list[str] = []
+    """Return the differences between the ways to call a function, and errors without a line."""
+    differences: list[str] = []
     first: Ended | None = None
     for number, (door, public) in enumerate(doors(name)):
         call = function(public)
@@ -69,25 +69,25 @@ def agree(name: str, function: Callable[[Function], Function], arrays: list[Arra
             end = run(call, [tensor_of(a, lies) for a in arrays])
             if way == "graph" and name in UNKNOWN_SIZES:
                 if end.error is None or not proper(end.error, HERE):
-                    found.append(f"{door} {way}: {end}")
+                    differences.append(f"{door} {way}: {end}")
                 continue
             if end.error is not None and not proper(end.error, HERE):
-                found.append(f"{door} {way}: {end}")
+                differences.append(f"{door} {way}: {end}")
             first = first or end
-            rounding = 1e-6 if lies or (way == "graph" and name in OVER_ROWS) else 0.0  # sums run through memory in its order, exp is that of loops
+            rounding = 1e-6 if lies or (way == "graph" and name in OVER_ROWS) else 0.0  # sums follow the memory order, and loops have their own exp
             if not first.same(end, rounding):
-                found.append(f"{door} {way}: {end}\n      but first: {first}")
-    return found
+                differences.append(f"{door} {way}: {end}\n      but first: {first}")
+    return differences
 
 
 def right(name: str, expected: Any, arrays: list[Array], **options: Any) -> list[str]:
-    """What differs from NumPy, of values."""
+    """Return the differences of values from NumPy."""
     _, public = next(doors(name))
     end = at_once(lambda *tensors: public(*tensors, **options), [tensor_of(a) for a in arrays])
     if end.error is not None or expected is None:
         return []
-    made = end.values[0]
-    wide = [(a.astype(made.dtype) if a.dtype.kind in "iub" else a).astype(np.float64) if made.dtype.kind == "f" else a for a in arrays]
+    result = end.values[0]
+    wide = [(a.astype(result.dtype) if a.dtype.kind in "iub" else a).astype(np.float64) if result.dtype.kind == "f" else a for a in arrays]
     axis = {"axis": options["dim"]} if "dim" in options else {}
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
@@ -95,13 +95,13 @@ def right(name: str, expected: Any, arrays: list[Array], **options: Any) -> list
             value = np.asarray(expected(*wide, **axis))
         except (ValueError, TypeError) as error:
             return [f"{name}: NumPy says {error}; ours {end}"]
-        value = value.astype(made.dtype) if made.dtype.kind == "f" else value
-    tolerance = {2: 2e-3, 4: 2e-6, 8: 1e-12}[made.dtype.itemsize] if made.dtype.kind == "f" else 0
-    same = made.shape == value.shape and np.allclose(
-        made.astype(np.float64), value.astype(np.float64), rtol=tolerance, atol=tolerance, equal_nan=True
+        value = value.astype(result.dtype) if result.dtype.kind == "f" else value
+    tolerance = {2: 2e-3, 4: 2e-6, 8: 1e-12}[result.dtype.itemsize] if result.dtype.kind == "f" else 0
+    same = result.shape == value.shape and np.allclose(
+        result.astype(np.float64), value.astype(np.float64), rtol=tolerance, atol=tolerance, equal_nan=True
     )
-    if made.dtype.kind in "iu" and value.dtype.kind in "iu":
-        same = made.shape == value.shape and bool((made.astype(value.dtype) == value).all())
+    if result.dtype.kind in "iu" and value.dtype.kind in "iu":
+        same = result.shape == value.shape and bool((result.astype(value.dtype) == value).all())
     return [] if same else [f"{name}: {end}\n      NumPy: {value.dtype}{list(value.shape)} {value.tolist()}"]
 
 
@@ -129,12 +129,12 @@ def test_functions_of_axes(name: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-IN_JOBS_TOO = [n for n in (*UNARY, *BINARY, *REDUCTIONS) if any(hasattr(where, n) for where in (flow.math, flow.nn)) and n not in OTHERS_IN_JOBS]
+TRACED = [n for n in (*UNARY, *BINARY, *REDUCTIONS) if any(hasattr(where, n) for where in (flow.math, flow.nn)) and n not in DIFFERENT_TRACED]
 
 
-@pytest.mark.parametrize("name", IN_JOBS_TOO)
-def test_jobs_give_what_tensors_give(name: str) -> None:
-    """Where the job's function takes the arguments at all."""
+@pytest.mark.parametrize("name", TRACED)
+def test_functions_of_jobs_equal_those_of_tensors(name: str) -> None:
+    """For arguments that the job's function accepts."""
     wrong = []
     for label, *arrays in [(label, a) for label, a, lies in ARGUMENTS if not lies] if name not in BINARY else PAIRS:
         if any(not a.ndim or not a.size for a in arrays):
@@ -148,7 +148,7 @@ def test_jobs_give_what_tensors_give(name: str) -> None:
             if end.error is not None and not proper(end.error, HERE):
                 wrong.append(f"{label} {where.__name__}: {end}")
             if expected.error is not None and end.error is None and "floating point" in str(expected.error):
-                continue  # integers are taken there
+                continue  # the job's function accepts integers
             if name in TYPES_OF_JOBS and expected.error is None and end.error is None:
                 expected = Ended(tuple(a.astype(b.dtype) for a, b in zip(expected.values, end.values, strict=True)))
             if end.error is None and not expected.same(end, 2e-3 if "float16" in label else 1e-6):
@@ -157,16 +157,16 @@ def test_jobs_give_what_tensors_give(name: str) -> None:
 
 
 @pytest.mark.parametrize("case", SHAPED, ids=str)
-def test_functions_of_numbers(case: Any) -> None:
-    name, given = case
+def test_functions_of_a_tensor_and_numbers(case: Any) -> None:
+    name, options = case
     wrong = []
     for label, array, lies in ARGUMENTS:
-        wrong += [f"{label}: {text}" for text in agree(name, lambda public: lambda x: public(x, *given), [array], lies)]
+        wrong += [f"{label}: {text}" for text in agree(name, lambda public: lambda x: public(x, *options), [array], lies)]
     assert not wrong, "\n".join(wrong)
 
 
 def on(n: int, name: str, pairs: Any) -> list[str]:
-    """What of global tensors in each layout is not what local ones give, or not the same error on all ranks."""
+    """Return the differences of global tensors in each layout from local ones, and of errors between ranks."""
 
     def program(rank: int) -> list[str]:
         where = flow.placement("cpu", list(range(n)))
@@ -197,7 +197,7 @@ ON_RANKS = [
 
 
 @pytest.mark.parametrize(("name", "n"), ON_RANKS)
-def test_ranks_give_what_one_gives(name: str, n: int) -> None:
+def test_functions_of_global_tensors_equal_local_ones(name: str, n: int) -> None:
     if name in BINARY:
         pairs = [(label, {}, [a, b]) for label, a, b in PAIRS if a.shape == b.shape or name == "matmul"]
     else:

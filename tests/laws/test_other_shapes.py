@@ -1,4 +1,4 @@
-"""Jobs and graphs called with other shapes than before are compiled again, on the same variables; so many programs are kept, and no more."""
+"""Jobs and graphs called with other shapes are compiled again, on the same variables, up to a maximum number of programs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Training(flow.nn.Graph):
 
 
 def trained(n: int, as_graph: bool) -> tuple[list[float], list[Any]]:
-    """The losses, and what the state is in the end."""
+    """Return the losses and the final state."""
     where = flow.placement("cpu", list(range(n))) if n else None
     whole, split = ({"placement": where, "sbp": how} if n else {} for how in (flow.sbp.broadcast, flow.sbp.split(0)))
     net = Net(whole)
@@ -70,7 +70,7 @@ def trained(n: int, as_graph: bool) -> tuple[list[float], list[Any]]:
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, pytest.param(3, marks=pytest.mark.full)])
-def test_a_graph_trains_on_short_batches_as_modules_do(n: int) -> None:
+def test_a_graph_trains_on_short_batches_like_modules(n: int) -> None:
     """n = 0: local tensors."""
 
     def program(rank: int) -> None:
@@ -92,7 +92,7 @@ class Doubled(flow.nn.Graph):
         return x + x
 
 
-def test_so_many_programs_are_kept(fresh: None, capfd: pytest.CaptureFixture[str]) -> None:
+def test_least_recently_used_programs_are_dropped(fresh: None, capfd: pytest.CaptureFixture[str]) -> None:
     flow.config.compiled_shapes(3)
     graph = Doubled()
 
@@ -102,12 +102,12 @@ def test_so_many_programs_are_kept(fresh: None, capfd: pytest.CaptureFixture[str
 
     assert [call(rows) for rows in (1, 2, 3, 1, 2, 3, 1)] == [1, 2, 3, 3, 3, 3, 3]
     assert capfd.readouterr().err == ""
-    assert [call(rows) for rows in (4, 1, 4, 3, 2, 5)] == [4, 4, 4, 4, 5, 6]  # 2 was the one used longest ago
-    said = capfd.readouterr().err
-    assert said.count("\n") == 1 and all(fact in said for fact in ("Doubled_0", "more than 3 shapes", "compiled_shapes"))
+    assert [call(rows) for rows in (4, 1, 4, 3, 2, 5)] == [4, 4, 4, 4, 5, 6]  # 2 was the least recently used
+    notices = capfd.readouterr().err
+    assert notices.count("\n") == 1 and all(fact in notices for fact in ("Doubled_0", "more than 3 shapes", "compiled_shapes"))
 
 
-def test_other_types_are_refused_as_before() -> None:
+def test_other_types_raise() -> None:
     graph = Doubled()
     graph(flow.ones(2, 2))
     with pytest.raises(flow.errors.JobError, match=r"test_other_shapes.py:\d+.*input0 was expected as float32\[2,2\].*is int64\[2,2\]"):
@@ -118,7 +118,7 @@ def test_other_types_are_refused_as_before() -> None:
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_short_parts_of_devices_are_compiled_for(fresh: None, capfd: pytest.CaptureFixture[str], devices: int) -> None:
+def test_short_parts_of_devices_are_compiled(fresh: None, capfd: pytest.CaptureFixture[str], devices: int) -> None:
     """The last short batch, where the legacy interface allows one: a list with a part for each device."""
     flow.config.cpu_device_num(devices)
     flow.config.compiled_shapes(2)
@@ -130,13 +130,13 @@ def test_short_parts_of_devices_are_compiled_for(fresh: None, capfd: pytest.Capt
         return x + x
 
     def call(rows: int) -> int:
-        given = [RANDOM.standard_normal((rows, 3)).astype(np.float32) for _ in range(devices)]
-        for part, result in zip(given, doubled(given), strict=True):
+        parts = [RANDOM.standard_normal((rows, 3)).astype(np.float32) for _ in range(devices)]
+        for part, result in zip(parts, doubled(parts), strict=True):
             np.testing.assert_array_equal(result, 2 * part)
         return len(built)
 
     assert [call(rows) for rows in (4, 1, 4, 1, 4)] == [1, 2, 2, 2, 2]
     assert "shapes" not in capfd.readouterr().err
     assert [call(rows) for rows in (2, 4, 1)] == [3, 3, 4]
-    said = capfd.readouterr().err
-    assert said.count("shapes of arguments") == 1 and "doubled" in said and "more than 2" in said
+    notices = capfd.readouterr().err
+    assert notices.count("shapes of arguments") == 1 and "doubled" in notices and "more than 2" in notices

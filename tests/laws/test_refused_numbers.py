@@ -1,4 +1,4 @@
-"""Numbers that an op cannot take - positions, labels, rows - are refused where they lie: the same error on all ranks, and a step that never was."""
+"""Runtime assertions of indices, labels and rows name the rejected element.  All ranks raise the same error, and the step has no effect."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RANDOM = np.random.default_rng(0)
 X = RANDOM.standard_normal((ROWS, 6)).astype(np.float32)
 Y = RANDOM.integers(0, CLASSES, ROWS).astype(np.int32)
 NOTHING = np.zeros(ROWS, np.int32)
-WRONG = np.array([0] * (ROWS - 2) + [9, 0], np.int32)  # of row 6, which the last rank holds
+WRONG = np.array([0] * (ROWS - 2) + [9, 0], np.int32)  # the wrong label is in row 6, on the last rank
 
 F = flow.nn.functional
 
@@ -50,7 +50,7 @@ def declare(steps: int, view: str) -> Callable[..., Any]:
 
 
 def holder_of_row_6(ranks: int, steps: int) -> int:
-    """The rank that has row 6, for each of the microbatches of a step is cut over all ranks."""
+    """Return the rank with row 6; each microbatch of a step is split over all ranks."""
     rows = ROWS // steps
     return 6 % rows // (rows // max(ranks, 1))
 
@@ -60,11 +60,11 @@ def variables() -> dict[str, Any]:
 
 
 def losses(devices: int, steps: int, view: str, refused: bool) -> list[Any]:
-    """Of four steps; between the second and the third one that is refused."""
+    """Return the losses of four steps; a rejected step is run between the second and the third one."""
     flow.clear_default_session()
     flow.config.cpu_device_num(devices)
     train = declare(steps, view)
-    found = [train(X, Y, NOTHING) for _ in range(2)]
+    results = [train(X, Y, NOTHING) for _ in range(2)]
     if refused:
         before = variables()
         label = Y[6] + 9
@@ -76,23 +76,23 @@ def losses(devices: int, steps: int, view: str, refused: bool) -> list[Any]:
         assert before.keys() == after.keys() and len(before) > 8
         for name, value in before.items():
             np.testing.assert_array_equal(after[name], value, err_msg=name)
-    return found + [train(X, Y, NOTHING) for _ in range(2)]
+    return results + [train(X, Y, NOTHING) for _ in range(2)]
 
 
 @pytest.mark.parametrize("view", ["consistent", "mirrored"])
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize("devices", [1, 2, pytest.param(4, marks=pytest.mark.full)])
-def test_a_step_of_a_job_that_is_refused_never_was(fresh: None, devices: int, steps: int, view: str) -> None:
+def test_a_rejected_step_of_a_job_has_no_effect(fresh: None, devices: int, steps: int, view: str) -> None:
     np.testing.assert_array_equal(losses(devices, steps, view, True), losses(devices, steps, view, False))
 
 
-def test_arguments_are_refused_before_anything_runs(fresh: None) -> None:
+def test_arguments_are_rejected_before_the_run(fresh: None) -> None:
     @flow.global_function()
     def looked_up(table: tp.Numpy.Placeholder((5, 2)), ids: tp.Numpy.Placeholder((2, 2), dtype=flow.int32)) -> tp.Numpy:
         return flow.gather(table, ids) + flow.gather(table, ids + 1)
 
     table = np.arange(10, dtype=np.float32).reshape(5, 2)
-    np.testing.assert_array_equal(looked_up(table, np.array([[0, 3], [4, 7]]))[1], [table[4], [0, 0]])  # as the legacy interface has it
+    np.testing.assert_array_equal(looked_up(table, np.array([[0, 3], [4, 7]]))[1], [table[4], [0, 0]])  # as in the legacy interface
     with pytest.raises(ValueError, match=r'"ids" holds -2 at \[1, 0\]; gather at test_refused_numbers.py:\d+'):
         looked_up(table, np.array([[0, 3], [-2, 1]]))
 
@@ -104,7 +104,7 @@ def test_arguments_are_refused_before_anything_runs(fresh: None) -> None:
         in_the_body(table, np.array([[1, 0], [1, 1]]))
 
 
-# ----------------------------------------------------------------- tensors at once, and in graphs
+# ----------------------------------------------------------------- eager tensors and graphs
 
 
 def layouts(n: int) -> list[Any]:
@@ -117,12 +117,12 @@ class Plain(flow.nn.Graph):
         super().__init__()
         self.function = [function]
 
-    def build(self, *given: Any) -> Any:
-        return self.function[0](*given)
+    def build(self, *arguments: Any) -> Any:
+        return self.function[0](*arguments)
 
 
 def lookups() -> list[tuple[Callable[..., Any], Any, Any, type[Exception], str]]:
-    """(function of a table and ids, legal ids, ids of which one is wrong, the error, what it names)."""
+    """Return rows (function of a table and ids, legal ids, ids with a wrong one, the error, a pattern of its message)."""
     right, wrong = np.array([0, -5, 4]), np.array([0, 2, 5])
     rows, no_rows = np.array([0, 3, 4]), np.array([0, 2, -1])
     return [
@@ -168,13 +168,13 @@ def lookups() -> list[tuple[Callable[..., Any], Any, Any, type[Exception], str]]
 @pytest.mark.parametrize("way", ["at once", "graph"])
 @pytest.mark.parametrize("n", [0, 1, 2, pytest.param(3, marks=pytest.mark.full)])
 @pytest.mark.parametrize("case", range(len(lookups())))
-def test_lookups_refuse_what_is_not_there(case: int, n: int, way: str) -> None:
-    """n = 0: local tensors.  Every rank raises the same, and goes on."""
+def test_lookups_reject_indices_out_of_range(case: int, n: int, way: str) -> None:
+    """n = 0: local tensors.  Every rank raises the same error and continues."""
     function, right, wrong, error, words = lookups()[case]
     table = np.arange(80, dtype=np.float32).reshape(5, 4, 4)
 
     def program(rank: int) -> list[Any]:
-        found = []
+        results = []
         for options in layouts(n) if n else [{}]:
             t, good, bad = (flow.tensor(array, **options) for array in (table, right, wrong))
             called = function if way == "at once" else Plain(function)
@@ -184,11 +184,11 @@ def test_lookups_refuse_what_is_not_there(case: int, n: int, way: str) -> None:
             assert re.search(r"at test_refused_numbers.py:\d+: ", str(caught.value))
             again = called(t, good).numpy()
             np.testing.assert_array_equal(first, again)
-            found += [str(caught.value), first.tolist()]
-        return found
+            results += [str(caught.value), first.tolist()]
+        return results
 
     ranks = on_ranks(max(n, 1), program)
-    assert all(found == ranks[0] for found in ranks)
+    assert all(results == ranks[0] for results in ranks)
 
 
 class Net(flow.nn.Module):
@@ -220,7 +220,7 @@ class Training(flow.nn.Graph):
 
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize("n", [0, 1, 2, pytest.param(4, marks=pytest.mark.full)])
-def test_a_step_of_a_graph_that_is_refused_never_was(n: int, steps: int) -> None:
+def test_a_rejected_step_of_a_graph_has_no_effect(n: int, steps: int) -> None:
     ids, labels = RANDOM.integers(0, 5, ROWS), RANDOM.integers(0, 6, ROWS)
 
     def program(rank: int, refused: bool) -> list[Any]:
@@ -229,7 +229,7 @@ def test_a_step_of_a_graph_that_is_refused_never_was(n: int, steps: int) -> None
         graph = Training(net, steps)
         good, wrong = (flow.tensor(array, **split) for array in (ids, np.where(np.arange(ROWS) == 6, 5, ids)))
         target = flow.tensor(labels, **split)
-        found = [graph(good, target).numpy().tolist() for _ in range(2)]
+        results = [graph(good, target).numpy().tolist() for _ in range(2)]
         if refused:
             before = {name: x.numpy().copy() for name, x in net.state_dict().items()}
             with pytest.raises(ValueError, match=r"embedding at test_refused_numbers.py:\d+: row 5 at \[6\]") as caught:
@@ -237,17 +237,17 @@ def test_a_step_of_a_graph_that_is_refused_never_was(n: int, steps: int) -> None
             assert (f"rank {holder_of_row_6(n, steps)}" in str(caught.value)) == (n > 1)
             for name, x in net.state_dict().items():
                 np.testing.assert_array_equal(x.numpy(), before[name], err_msg=name)
-        return found + [graph(good, target).numpy().tolist() for _ in range(2)]
+        return results + [graph(good, target).numpy().tolist() for _ in range(2)]
 
     count = max(n, 1)
     assert on_ranks(count, program, True) == on_ranks(count, program, False)
 
 
-def test_the_ranks_of_mpiexec_raise_the_same_and_go_on(tmp_path: Path) -> None:
+def test_the_ranks_of_mpiexec_raise_the_same_error_and_continue(tmp_path: Path) -> None:
     program = Path(__file__).parent / "programs" / "refused.py"
     for client in ("single", "multi"):
         done = run(program, client, tmp_path, ranks=2, limit=300)
         assert done.code == 0, done.err
-        said = sorted(path.read_text() for path in tmp_path.glob(f"{client}*"))
-        assert len(said) == (1 if client == "single" else 2) and len(set(said)) == 1
-        assert re.search(r"label 12 at \[7\] .*rank 1", said[0]) and "same losses" in said[0], said[0]
+        messages = sorted(path.read_text() for path in tmp_path.glob(f"{client}*"))
+        assert len(messages) == (1 if client == "single" else 2) and len(set(messages)) == 1
+        assert re.search(r"label 12 at \[7\] .*rank 1", messages[0]) and "same losses" in messages[0], messages[0]

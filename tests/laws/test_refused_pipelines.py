@@ -1,4 +1,4 @@
-"""A step of a pipeline of two stages that one of its microbatches ends: variables, counters and statistics are as before, on both stages."""
+"""A rejected microbatch of a pipeline with two stages leaves variables, counters and statistics unchanged on both stages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def with_wrong(array: Any, row: int, value: int) -> Any:
     return changed
 
 
-#: input that is wrong, its row, its value, and what the error names: the first stage reads ids, the second labels
+#: the wrong input, its row, its value, and a pattern of the error; the first stage reads ids, the second labels
 WRONG = [
     ("ids", 0, -9, r"gather at test_refused_pipelines.py:\d+: index -9 at \[0.* \(on rank 0\)"),
     ("ids", 7, -9, r"gather at test_refused_pipelines.py:\d+: index -9 at \[.* \(on rank 0\)"),
@@ -58,29 +58,29 @@ def declare(schedule: str) -> Callable[..., Any]:
 
 
 def losses(schedule: str, wrong: tuple[str, int, int, str] | None) -> list[Any]:
-    """Of four steps, and variables at the end; between the second and the third one that is refused."""
+    """Return the losses of four steps and the final variables; a rejected step is run between the second and the third one."""
     flow.clear_default_session()
     flow.config.cpu_device_num(2)
     train, nothing = declare(schedule), np.zeros(ROWS, np.int32)
-    found = [train(IDS, LABELS, nothing) for _ in range(2)]
+    results = [train(IDS, LABELS, nothing) for _ in range(2)]
     if wrong is not None:
         before = {name: np.array(value.numpy()) for name, value in flow.get_all_variables().items()}
         what, row, value, words = wrong
-        given = {"ids": IDS, "labels": LABELS}
-        given[what] = with_wrong(given[what], row, value)
+        batch = {"ids": IDS, "labels": LABELS}
+        batch[what] = with_wrong(batch[what], row, value)
         with pytest.raises(ValueError, match=words):
-            train(given["ids"], given["labels"], nothing)
+            train(batch["ids"], batch["labels"], nothing)
         after = flow.get_all_variables()
         assert before.keys() == after.keys() and len(before) > 12
         for name, array in before.items():
             np.testing.assert_array_equal(after[name].numpy(), array, err_msg=name)
-    found += [train(IDS, LABELS, nothing) for _ in range(2)]
-    return found + [value.numpy() for _, value in sorted(flow.get_all_variables().items())]
+    results += [train(IDS, LABELS, nothing) for _ in range(2)]
+    return results + [value.numpy() for _, value in sorted(flow.get_all_variables().items())]
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: f"{wrong[0]} of row {wrong[1]}")
 @pytest.mark.parametrize("schedule", ["1f1b", pytest.param("gpipe", marks=pytest.mark.full)])
-def test_a_step_of_a_pipeline_that_is_refused_never_was(fresh: None, schedule: str, wrong: Any) -> None:
+def test_a_rejected_step_of_a_pipeline_has_no_effect(fresh: None, schedule: str, wrong: Any) -> None:
     for left, right in zip(losses(schedule, wrong), losses(schedule, None), strict=True):
         np.testing.assert_array_equal(left, right)
 
@@ -126,7 +126,7 @@ class Training(flow.nn.Graph):
 
 
 def trained(rank: int, wrong: tuple[str, int, int] | None) -> list[Any]:
-    """Losses of four steps and what the modules hold; between the second and the third step one that is refused."""
+    """Return the losses of four steps and the modules' state; a rejected step is run between the second and the third one."""
     places = [flow.placement("cpu", [i]) for i in range(2)]
     graph = Training(places)
 
@@ -141,23 +141,23 @@ def trained(rank: int, wrong: tuple[str, int, int] | None) -> list[Any]:
     def loss() -> Any:
         return step(IDS, LABELS).to_global(placement=flow.placement("cpu", [0, 1])).numpy().tolist()
 
-    found = [loss(), loss()]
+    results = [loss(), loss()]
     if wrong is not None:
         before = held()
         what, row, value = wrong
-        given = {"ids": IDS, "labels": LABELS}
-        given[what] = with_wrong(given[what], row, value)
+        batch = {"ids": IDS, "labels": LABELS}
+        batch[what] = with_wrong(batch[what], row, value)
         words = (
             rf"{'embedding' if what == 'ids' else 'cross_entropy'} at test_refused_pipelines.py:\d+: .*{value} at .*rank {int(what == 'labels')}\)"
         )
         with pytest.raises(ValueError, match=words):
-            step(given["ids"], given["labels"])
+            step(batch["ids"], batch["labels"])
         assert held() == before
-    return [*found, loss(), loss(), held()]
+    return [*results, loss(), loss(), held()]
 
 
 @pytest.mark.parametrize(
     "wrong", [("ids", 0, 9), ("ids", 7, -9), ("labels", 1, 7), ("labels", 6, 7)], ids=lambda wrong: f"{wrong[0]} of row {wrong[1]}"
 )
-def test_a_step_of_a_graph_of_stages_that_is_refused_never_was(wrong: Any) -> None:
+def test_a_rejected_step_of_a_pipelined_graph_has_no_effect(wrong: Any) -> None:
     assert on_ranks(2, trained, wrong) == on_ranks(2, trained, None)

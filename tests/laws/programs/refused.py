@@ -1,4 +1,4 @@
-"""refused.py single|multi DIRECTORY: ranks catch the error of a step that is refused, and go on; what they saw, in a file each."""
+"""refused.py single|multi DIRECTORY: ranks catch the error of a rejected step and continue; each writes its observations to a file."""
 
 import sys
 from pathlib import Path
@@ -32,21 +32,21 @@ def declare(name):
 one, other = declare("one"), declare("other")
 add = np.array([0], np.int32)
 y[7] = 2
-found = []
+results = []
 for job in (one, other):
     losses = [job(x, y, add)]
     if job is other:
         try:
             job(x, np.where(np.arange(ROWS) == 7, 12, 0).astype(np.int32) + 0 * y, add)
-            said = "nothing was refused"
+            messages = "nothing was refused"
         except ValueError as error:
-            said = str(error)
+            messages = str(error)
         try:
             job(x, y, np.array([10], np.int32))
-            said += "\nnothing was refused"
+            messages += "\nnothing was refused"
         except ValueError as error:
-            said += f"\n{error}"
-    found.append(np.array([*losses, job(x, y, add)]))
-same = np.array_equal(found[0], found[1])
+            messages += f"\n{error}"
+    results.append(np.array([*losses, job(x, y, add)]))
+same = np.array_equal(results[0], results[1])
 me = "" if client == "single" else flow.env.get_rank()
-(Path(directory) / f"{client}{me}").write_text(f"{said}\n{'same losses' if same else found}\n")
+(Path(directory) / f"{client}{me}").write_text(f"{messages}\n{'same losses' if same else results}\n")

@@ -1,6 +1,6 @@
-"""Functions of tensors in the body of a job: what they give there is what they give at once, or an error that names the user's line.
+"""Functions of tensors in the body of a job: they return their eager results, or raise an error that names the user's line.
 
-One job computes all functions of one argument; what is written over, or has as many elements as its numbers say, is an error.
+One job computes all functions of one argument.  In-place functions, and results whose size depends on values, raise an error.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Named = tuple[str, Callable[..., Any]]
 
 
 def public(name: str) -> Callable[..., Any] | None:
-    """A function of tensors; not those that are the job face's in a job."""
-    face, _, word = name.rpartition(".")
-    return getattr(F, word, None) or (None if face else getattr(flow.functional, word, None))
+    """Return a function of tensors, except for those that belong to the job API in a job."""
+    module, _, word = name.rpartition(".")
+    return getattr(F, word, None) or (None if module else getattr(flow.functional, word, None))
 
 
 def of_one() -> Iterator[Named]:
@@ -34,40 +34,40 @@ def of_one() -> Iterator[Named]:
     for name in REDUCTIONS:
         yield name, public(name)
         yield f"{name}(dim=0)", lambda x, name=name: public(name)(x, dim=0)
-    for name, given in SHAPED:
-        yield f"{name}{given}", lambda x, name=name, given=given: public(name)(x, *given)
+    for name, options in SHAPED:
+        yield f"{name}{options}", lambda x, name=name, options=options: public(name)(x, *options)
 
 
 def both_ways(calls: Sequence[Named], arrays: Sequence[Array], refused: bool = True) -> list[str]:
-    """What a job makes of the arrays otherwise than tensors do at once; `refused`: also of calls that are errors, whatever the numbers."""
+    """Return the differences between a job and eager calls; `refused`: include calls that raise errors for any values."""
     tensors = [flow.tensor(a) for a in arrays]
-    wanted = {name: at_once(call, tensors) for name, call in calls}
+    expected = {name: at_once(call, tensors) for name, call in calls}
     if not refused:
-        calls = [(name, call) for name, call in calls if wanted[name].error is None]
+        calls = [(name, call) for name, call in calls if expected[name].error is None]
     failed: dict[str, Exception] = {}
     sizes: list[tuple[str, int]] = []
 
-    def compute(*given: Any) -> list[Any]:
-        made: list[Any] = []
+    def compute(*traced: Any) -> list[Any]:
+        outputs: list[Any] = []
         for name, call in calls:
             try:
-                parts = call(*given)
+                parts = call(*traced)
             except Exception as error:  # noqa: BLE001 - whatever it is, the law looks at it
                 failed[name] = error
                 continue
             several = list(parts) if isinstance(parts, tuple | list) else [parts]
             sizes.append((name, len(several)))
-            made += several
-        return made
+            outputs += several
+        return outputs
 
     kinds = {name: tp.Numpy.Placeholder(a.shape, dtype=x.dtype) for name, a, x in zip("ab", arrays, tensors, strict=False)}
     job = (lambda a: compute(a)) if len(arrays) == 1 else (lambda a, b: compute(a, b))
     job.__name__, job.__annotations__ = "job", {**kinds, "return": list[tp.Numpy]}
     results = iter(flow.global_function()(job)(*arrays))
-    found = {name: Ended(tuple(part for _ in range(size) for part in flat(next(results)))) for name, size in sizes}
-    wrong = [f"{name}: {found[name]}\n      but at once: {wanted[name]}" for name in found if not wanted[name].same(found[name], 1e-6)]
+    outcomes = {name: Ended(tuple(part for _ in range(size) for part in flat(next(results)))) for name, size in sizes}
+    wrong = [f"{name}: {outcomes[name]}\n      but at once: {expected[name]}" for name in outcomes if not expected[name].same(outcomes[name], 1e-6)]
     wrong += [f"{name}: {error}" for name, error in failed.items() if not proper(error, HERE)]
-    return wrong + [f"{name} fails: {failed[name]}" for name in failed if wanted[name].error is None and not name.startswith("unique")]
+    return wrong + [f"{name} fails: {failed[name]}" for name in failed if expected[name].error is None and not name.startswith("unique")]
 
 
 @pytest.mark.parametrize("label", ["float32", "float16", "int64", "bool", "one element", "not finite"])
@@ -84,20 +84,20 @@ def test_functions_of_two_tensors(label: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_what_is_made_of_nothing() -> None:
+def test_functions_that_create_tensors() -> None:
     @flow.global_function()
     def job(x: tp.Numpy.Placeholder((3,))) -> tuple[(tp.Numpy,) * 6]:  # type: ignore[misc]
         return flow.functional.add(flow.arange(3), x), flow.full((2,), 7), flow.eye(2), flow.linspace(0, 1, 3), flow.rand(4), flow.randn(4)
 
     x = np.ones(3, np.float32)
     first, second = job(x), job(x)
-    for made, again, expected in zip(first[:4], second, ([1, 2, 3], [7, 7], np.eye(2), [0, 0.5, 1]), strict=False):
-        np.testing.assert_array_equal(made, expected)
+    for result, again, expected in zip(first[:4], second, ([1, 2, 3], [7, 7], np.eye(2), [0, 0.5, 1]), strict=False):
+        np.testing.assert_array_equal(result, expected)
         np.testing.assert_array_equal(again, expected)
-    assert (first[4] != second[4]).all() and (first[5] != second[5]).all() and (first[4] != first[5]).all(), "drawn anew at every run"
+    assert (first[4] != second[4]).all() and (first[5] != second[5]).all() and (first[4] != first[5]).all(), "sampled again at every run"
 
 
-#: a tensor of numbers that no body of a job has made
+#: a tensor from outside the body of a job
 OUTSIDE = flow.tensor(1.0)
 
 
@@ -115,7 +115,7 @@ OUTSIDE = flow.tensor(1.0)
         ("randn", lambda x: flow.randn(2, placement=flow.placement("cpu", [0]), sbp=flow.sbp.broadcast), "placement= and sbp="),
     ],
 )
-def test_what_jobs_do_not_have(name: str, call: Callable[[Any], Any], facts: str) -> None:
+def test_functions_that_jobs_do_not_support_raise(name: str, call: Callable[[Any], Any], facts: str) -> None:
     @flow.global_function()
     def job(x: tp.Numpy.Placeholder((2, 3))) -> tp.Numpy:
         return call(x)
@@ -125,8 +125,8 @@ def test_what_jobs_do_not_have(name: str, call: Callable[[Any], Any], facts: str
     assert facts in str(caught.value) and f"{HERE}:" in str(caught.value), f"{name}: {caught.value}"
 
 
-def test_gradients_go_through_them() -> None:
-    """Functions of tensors train what those of jobs declare; under no_grad they do not."""
+def test_gradients_flow_through_functions_of_tensors() -> None:
+    """Functions of tensors train variables of jobs; under no_grad they do not."""
     x = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
 
     def trained(detached: bool) -> Any:
@@ -173,15 +173,15 @@ SHARED: Sequence[Callable[[Any, Any], Any]] = (
 )
 
 
-def test_names_of_both_faces_are_decided_by_their_arguments() -> None:
-    """A list is a permutation, an int an axis; what a keyword says holds in a job as at once."""
+def test_arguments_select_the_api_of_shared_names() -> None:
+    """A list is a permutation, an int an axis; keywords have the same meaning in a job and in eager mode."""
     x, ids = np.arange(6, dtype=np.float32).reshape(2, 3), np.array([1, 0], np.int32)
 
     @flow.global_function()
     def job(x: tp.Numpy.Placeholder((2, 3)), ids: tp.Numpy.Placeholder((2,), dtype=flow.int32)) -> list[tp.Numpy]:
         return [call(x, ids) for call in SHARED]
 
-    for call, made in zip(SHARED, job(x, ids), strict=True):
+    for call, result in zip(SHARED, job(x, ids), strict=True):
         expected = call(flow.tensor(x), flow.tensor(ids)).numpy()
-        assert made.dtype == expected.dtype
-        np.testing.assert_array_equal(made, expected)
+        assert result.dtype == expected.dtype
+        np.testing.assert_array_equal(result, expected)
