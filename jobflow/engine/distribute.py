@@ -156,8 +156,8 @@ def asked_of(value: Tensor) -> tuple[Sbp | None, ...]:
 
 def distribute_of(value: Tensor) -> Distribute:
     """Return the request as one distribute; `auto()` if mesh dimensions differ."""
-    asked = asked_of(value)
-    if len(set(asked)) != 1:
+    requests = asked_of(value)
+    if len(set(requests)) != 1:
         return auto()
     wish = asked[0]
     if isinstance(wish, Split):
