@@ -159,7 +159,7 @@ def distribute_of(value: Tensor) -> Distribute:
     requests = asked_of(value)
     if len(set(requests)) != 1:
         return auto()
-    wish = asked[0]
+    wish = requests[0]
     if isinstance(wish, Split):
         return split(wish.axis)
     return broadcast() if wish is B else auto()
